@@ -10,9 +10,9 @@ import numpy as np
 from rich.text import Text
 
 from runner.cli.characters import Canvas
-from runner.experiment.readable_numbers import WIDTH, readable
+from runner.experiment.readable_numbers import WIDTH, readable, seconds
 from runner.runs.live import Live, thin
-from runner.sweep.report.number_format import seconds
+from runner.sweep.jobs.ledger import DEFAULTS
 from runner.tasks.metric_names import is_rate
 
 #: bright, and the band behind it
@@ -160,12 +160,13 @@ def _job_rows(rows: Sequence[Row], goal: str, width: int, *, plain: bool) -> lis
 
 def _cells(goal: str, row: Row) -> tuple[str, ...]:
     live = row.live
+    name = row.name or DEFAULTS
     if live is None or not live.names:
-        return str(row.number), row.name, row.state, "", "", ""
+        return str(row.number), name, row.state, "", "", ""
     of = f"/{live.num_steps:,}" if live.num_steps else ""
     value, best = live.last(goal), live.best(goal)
     values = (readable(found) if found is not None else "" for found in (value, best[0] if best else None))
-    return str(row.number), row.name, row.state, f"{live.step:,}{of}", *values
+    return str(row.number), name, row.state, f"{live.step:,}{of}", *values
 
 
 def _spark(run: Live, metric: str, width: int, *, plain: bool) -> Text:
@@ -193,7 +194,6 @@ def _together(runs: Sequence[Live], goal: str, width: int, height: int, *, plain
 
 
 def _kinds(run: Live) -> dict[str, list[str]]:
-    """The metrics by what they measure: loss, accuracy, ...; the training's rate and the machine's speed last."""
     kinds: dict[str, list[str]] = {}
     for name in run.names:
         split, _, kind = name.partition("/")

@@ -1,31 +1,32 @@
-"""Tells a person what a sweep will run, in which slots, and at its end where everything lies and what to type next.
+"""Prints what a sweep will run and in which slots, and at its end where the results are and how to continue.
 
-Called by sweep.py. The table of jobs that run is progress_table.py; the report's, report/text.py.
+Called by sweep.py. The live table is in progress_table.py, the table at the end in report/text.py.
 """
 
 from __future__ import annotations
 
 import shlex
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from omegaconf import DictConfig
 
-from runner.config.identity import as_read
-from runner.config.validate import without_password
+from runner.config.identity import as_read, key_of
+from runner.config.validate import HIDDEN, without_password
 from runner.device import Hardware
 from runner.device.benchmark import cache
 from runner.device.benchmark.text import comparison
 from runner.experiment.provenance import TRIES
-from runner.experiment.terminal import short
-from runner.sweep.jobs.ledger import Sweep
+from runner.experiment.terminal import row, short
+from runner.sweep.jobs.ledger import DEFAULTS, Sweep
 from runner.sweep.jobs.prepare import Prepared
 from runner.sweep.mlflow_parent import acks
 from runner.sweep.progress_table import Table
 from runner.tracking import stores
 
-MOST_LINES = 24
+MAX_LINES = 24
 
 
 def kind(objectives: Sequence[Mapping[str, str]]) -> str:
@@ -43,83 +44,91 @@ def plan(
     search: Sequence[tuple[str, str]],
     hardware: Hardware | None = None,
 ) -> None:
-    """What a person reads before the first job starts.
+    """Print the slots and the jobs before the first one starts, and the skipped ones with the reason.
 
-    Of a grid, the jobs, and the skipped ones with the reason. search: what a search says of itself; empty for a grid.
-    hardware: that the jobs run on; None where this process does not see it.
+    search: the lines of a search, by label; empty for a grid. hardware: of the jobs (None: this process does not see it).
     """
     to_run = [found.job for found in prepared if found.missing is None]
     skipped = [found for found in prepared if found.missing is not None]
     done = sum(job.is_done for job in sweep.jobs.values()) - len(skipped)
-    table.say(f"sweep:  {short(sweep.folder)}")
-    table.say(f"slots:  {slots}")
+    table.say(row("sweep", short(sweep.folder)))
+    table.say(row("slots", slots))
     if hardware is not None and (line := measured(prepared, hardware)):
         table.say(line)
     if search:
         counts_before = Counter(job.state for job in sweep.jobs.values())
         before = [f"{count} {state}" for state, count in counts_before.items()]
         for heading, text in [*search, *([("before", ", ".join(before))] if before else [])]:
-            table.say(f"{heading + ':':<8}{text}")
+            table.say(row(heading, text))
         return
     counts = [f"{len(to_run)} to run", *([f"{len(skipped)} skipped"] if skipped else [])]
     counts += [f"{done} done before"] if done else []
-    table.say(f"jobs:   {', '.join(counts)}")
-    for job in to_run[:MOST_LINES]:
-        again = " (goes on)" if sweep.folder_of(job).exists() else ""
-        table.say(f"  {job.folder_name:<4} {job.name}{again}")
-    if len(to_run) > MOST_LINES:
-        table.say(f"  ... and {len(to_run) - MOST_LINES} more")
+    table.say(row("jobs", ", ".join(counts)))
+    for job in to_run[:MAX_LINES]:
+        again = " (resumed)" if sweep.folder_of(job).exists() else ""
+        table.say(f"  {job.folder_name:<6} {job.name or DEFAULTS}{again}")
+    if len(to_run) > MAX_LINES:
+        table.say(f"  ... and {len(to_run) - MAX_LINES} more")
     described = {found.job.number for found in prepared}
     if left := sum(not job.is_done and job.number not in described for job in sweep.jobs.values()):
         began = shlex.join(map(without_password, sweep.overrides))
-        table.say(f"left:   not at their end, and of other words: {left} of the sweep's jobs; it began with {began}")
+        jobs = "1 unfinished job is" if left == 1 else f"{left} unfinished jobs are"
+        table.say(f"note: {jobs} not covered by these overrides; the sweep was started with {began}")
     reasons: dict[str, list[str]] = {}
     for found in skipped:
         assert found.missing is not None
         reasons.setdefault(f"{found.missing.asked}: {found.missing.problem}", []).append(found.job.name)
     for reason, names in reasons.items():
-        table.say(f"skipped, {reason}")
+        table.say(row("skipped", reason))
         for name in names:
-            table.say(f"  {name}")
+            table.say(f"  {name or DEFAULTS}")
 
 
 def measured(prepared: Sequence[Prepared], hardware: Hardware) -> str:
-    """How the kinds of devices that the jobs take compare; "" for one kind, and where `devices --bench` never ran."""
+    """Compare the kinds of devices that the jobs use; "" for one kind, or if `devices --bench` never ran."""
     line = comparison(cache.read(hardware), {name for found in prepared for name in found.devices})
-    return f"measured: {line}" if line else ""
+    return row("speed", line) if line else ""
 
 
 def to_resume(folder: str) -> str:
-    """The word that goes on with a folder's sweep, as it can be typed: a shell reads it first, and then Hydra."""
+    """Return the override that resumes the sweep in a directory, quoted for the shell and for Hydra."""
     return shlex.quote("sweep.resume=" + as_read(folder, '"'))
 
 
+def resume_command(folder: str, *more: str) -> str:
+    """Return the whole command that resumes a sweep: this one's arguments without passwords, and sweep.resume."""
+    replaced = ("sweep.resume", "sweep.retry", *map(key_of, more))
+    words = [
+        without_password(word).replace(HIDDEN, ":PASSWORD@") for word in sys.argv[1:] if key_of(word) not in replaced
+    ]
+    return " ".join(["python -m runner", *map(shlex.quote, words), to_resume(folder), *more])
+
+
 def where(table: Table, sweep: Sweep) -> None:
-    """Print where the sweep's files are."""
-    table.say(f"folder  {short(sweep.folder)}")
-    table.say(f"report  {short(sweep.folder)}/report.html")
+    """Print where the sweep's report is."""
+    table.say(row("report", f"{short(sweep.folder)}/report.html"))
 
 
 def what_next(table: Table, sweep: Sweep, config: DictConfig) -> None:
-    """Print what MLflow has of the sweep, why it lacks the rest, and what to type next."""
+    """Print what MLflow has of the sweep, why it lacks the rest, and the command that continues the sweep."""
     states = [job.state for job in sweep.jobs.values()]
     folder = short(sweep.folder)
-    again = to_resume(folder)
     if config.tracking.enabled:
-        uri = str(config.tracking.uri)
-        found = acks(sweep)
+        uri, found = str(config.tracking.uri), acks(sweep)
         left = [ack for ack in found if not ack.is_complete]
-        where = without_password(uri)
+        shown, named = without_password(uri), stores.words_for(uri)
         if left:
-            reason = next((f" ({ack.error})" for ack in left if ack.error), "")
-            where = f"{len(left)} of {len(found)} runs are not complete in {where}{reason}"
-        verb = f"sync {shlex.quote(folder)}" if left else "ui"
-        table.say(f"MLflow  {where}: {f'python -m runner {verb} {stores.words_for(uri)}'.rstrip()}")
-    if Path(folder).is_relative_to(TRIES):  # a try is not gone on with
+            reason = next((f": {ack.error}" for ack in left if ack.error), "")
+            table.say(row("mlflow", f"{shown}  ({len(left)} of {len(found)} runs are incomplete{reason})"))
+            table.say(row("sync", f"python -m runner sync {shlex.quote(folder)} {named}".rstrip()))
+        else:
+            table.say(row("mlflow", f"{shown}  (view: {f'python -m runner ui {named}'.rstrip()})"))
+    if Path(folder).is_relative_to(TRIES):  # a try is not resumed
         return
     if any(state in ("planned", "running", "interrupted") for state in states):
-        table.say(f"next    the same line with {again}")
+        table.say(row("resume", resume_command(folder)))
     elif any(state in ("failed", "killed") for state in states):
-        table.say(f"next    the same line with {again} sweep.retry=true, once it is mended")
+        table.say(row("retry", resume_command(folder, "sweep.retry=true")))
     elif sweep.objectives:
-        table.say(f"more    the same line with {again} and a higher hydra.sweeper.n_trials")
+        num_trials = f"hydra.sweeper.n_trials={2 * len(states)}"
+        table.say(row("more", resume_command(folder, num_trials)))

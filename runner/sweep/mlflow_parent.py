@@ -163,7 +163,7 @@ class _Waiting:
         if now > self._says_at and (left := [ack for ack in acks(self._sweep) if not ack.is_complete]):
             self._says_at = now + REMIND_SECONDS
             whole = f"{len(left)} of {len(acks(self._sweep))} runs"
-            self._say(f"MLflow  {whole} are not complete there yet; Ctrl-C stops the wait, and `sync` sends the rest")
+            self._say(f"mlflow   {whole} are not complete there yet; Ctrl-C stops the wait, and `sync` sends the rest")
         return True
 
 

@@ -1,14 +1,14 @@
-"""Shows a sweep's jobs while they run: a live table with a row for each, or lines in a pipe. Called by scheduler.py.
+"""Shows a sweep's jobs while they run: a live table, or lines in a pipe. Called by scheduler.py.
 
-What stands in a row: _picture() and _progress(). The report's rows are made in report/tables.py. It keeps a Watch for
-each job, and the last word of those that have ended.
+The table at the end is in report/tables.py.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,26 +18,22 @@ from rich.live import Live
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from runner.experiment.readable_numbers import readable
-from runner.experiment.terminal import Terminal
-from runner.sweep.jobs.ledger import Job, Sweep
-from runner.tasks.metric_names import is_rate
+from runner.experiment.readable_numbers import readable, seconds
+from runner.experiment.terminal import Terminal, labeled
+from runner.sweep.jobs.ledger import DEFAULTS, ENDS, Job, Sweep
+from runner.tasks.metric_names import is_rising
 from runner.tracking.journal_records import FILE, Points, scan
 
-MOST_ROWS = 20  # of jobs that have ended; the others are counted
+MAX_ROWS = 20  # of jobs that have ended
+MAX_ERROR = 40  # characters
+BAR = 8  # characters of a job's bar
+LEAST_SHARE = 0.02  # of a job, for an estimate of its time
 SECONDS_BETWEEN_FRAMES = 0.5
-STYLES = {
-    "finished": "green",
-    "failed": "red",
-    "killed": "red",
-    "pruned": "yellow",
-    "running": "bold",
-    "skipped": "dim",
-}
+COLORS = {"finished": "green", "failed": "red", "killed": "red", "pruned": "yellow"}
 
 
 class Watch:
-    """Follows in a job's journal how far it has got, and its last values; reads only what was added since the last look."""
+    """Follows a job's progress and last values in its journal; reads only what was added since the last look."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
@@ -46,8 +42,12 @@ class Watch:
         self.num_steps = 0  # 0: not known yet
         self.values: dict[str, float] = {}
 
+    @property
+    def share(self) -> float | None:
+        """Steps taken, 0 to 1; None before it is known how many there are."""
+        return min(1.0, self.step / self.num_steps) if self.num_steps else None
+
     def look(self) -> None:
-        """Takes in what has been written; milliseconds."""
         with suppress(FileNotFoundError, ValueError):  # not there yet, or begun anew
             for record in scan(self._path, self._offset):
                 self._offset = record.end
@@ -66,10 +66,10 @@ class Table:
         self.console = console or Terminal()
         self._live: Live | None = None
         self._watches: dict[tuple[int, str], Watch] = {}
-        self._results: dict[int, str] = {}
-        self._said: set[int] = set()
+        self._began: dict[int, float] = {}
+        self._took: dict[int, float] = {}  # seconds of the jobs that have ended, the last one at the end
+        self._metrics: dict[int, Mapping[str, float]] = {}  # of those jobs
         self._drawn = 0.0
-        self._total = 0
 
     def __enter__(self) -> Table:
         if self.console.is_terminal:
@@ -87,50 +87,98 @@ class Table:
             self._live = None
 
     def say(self, text: str) -> None:
-        self.console.print(text, markup=False)
+        self.console.print(labeled(text))
 
     def show(self, sweep: Sweep) -> None:
-        """Draws the jobs as they are now, at most twice a second; in a pipe, a line for each job that began."""
-        self._total = len(sweep.jobs)
-        if self._live is None:
-            for job in sweep.jobs.values():
-                if job.state == "running" and job.number not in self._said:
-                    self._said.add(job.number)
-                    self.say(f"job {job.number} began on {job.device}: {job.name}")
-            return
-        if time.monotonic() - self._drawn < SECONDS_BETWEEN_FRAMES:
-            return
-        self._drawn = time.monotonic()
-        self._live.update(self._picture(sweep), refresh=True)
+        """Draw the jobs, at most twice a second; in a pipe, print a line for each job that has started."""
+        now = time.monotonic()
+        for job in sweep.jobs.values():
+            if job.state == "planned":  # again, when its group was split
+                self._began.pop(job.number, None)
+            elif job.state == "running" and job.number not in self._began:
+                self._began[job.number] = now
+                if self._live is None:
+                    self.say(f"job {job.number} started on {job.device}: {job.name or DEFAULTS}")
+        if self._live is not None and now - self._drawn >= SECONDS_BETWEEN_FRAMES:
+            self._drawn = now
+            self._live.update(self._picture(sweep), refresh=True)
 
     def ended(self, job: Job, summary: Mapping[str, Any]) -> None:
-        """A job's end; in a pipe it is a line."""
-        best = summary.get("best") or {}
-        value = f"{best['metric']} {readable(best['value'])}" if best.get("value") is not None else ""
-        self._results[job.number] = value
+        """Take how a job ended; in a pipe, print it."""
+        self._took.pop(job.number, None)
+        self._took[job.number] = time.monotonic() - self._began.get(job.number, time.monotonic())
+        best = summary.get("best") or {"value": None}
+        known = {} if best["value"] is None else {str(best["metric"]): float(best["value"])}
+        self._metrics[job.number] = {**(summary.get("metrics") or {}), **known}
         if self._live is None:
-            what = f": {job.error}" if job.error else ""
-            self.say(f"job {job.number} {job.state}{what}  {value}".rstrip())
+            error = f": {job.error}" if job.error else ""
+            value = "".join(f"  {name} {readable(value)}" for name, value in known.items())
+            self.say(f"job {job.number} {job.state}{error}{value}")
 
     def _picture(self, sweep: Sweep) -> Group:
+        running = [job for job in sweep.jobs.values() if job.state == "running"]
+        for job in running:
+            watch = self._watches.setdefault((job.number, job.folder_name), Watch(sweep.folder_of(job)))
+            watch.look()
+            self._metrics[job.number] = watch.values
+        metric, best = self._best(sweep)
         table = RichTable(box=None, pad_edge=False, header_style="bold")
-        for heading in ("job", "", "device", "progress", "last"):
-            table.add_column(heading, no_wrap=True, overflow="ellipsis", ratio=2 if heading == "last" else None)
-        ended = [job for job in sweep.jobs.values() if job.is_done and job.state != "skipped"]
-        for job in [*ended[-MOST_ROWS:], *(job for job in sweep.jobs.values() if job.state == "running")]:
-            progress, last = self._progress(sweep, job)
-            style = STYLES.get(job.state, "")
-            table.add_row(str(job.number), job.name, job.device or "", Text(progress, style=style), last)
+        for heading in ("#", "overrides", "device", "progress", metric, "elapsed"):
+            is_number = heading in ("#", metric, "elapsed")
+            table.add_column(Text(heading), no_wrap=heading != "overrides", justify="right" if is_number else "left")
+        ended = [job for number in reversed(self._took) if (job := sweep.jobs[number]).is_done]
+        num_rows = max(1, min(MAX_ROWS, self.console.height - 4 - len(running)))
+        for job in (*running, *ended[:num_rows]):
+            name = Text(job.name or DEFAULTS, no_wrap=True, overflow="ellipsis")
+            value = self._metrics[job.number].get(metric)
+            took = self._took.get(job.number, 0.0) if job.is_done else time.monotonic() - self._began[job.number]
+            cells = (name, job.device or "", self._progress(sweep, job), "" if value is None else readable(value))
+            table.add_row(str(job.number), *cells, _rounded(took), style="bold" if job.number == best else "")
         counts = Counter(job.state for job in sweep.jobs.values())
-        line = ", ".join(f"{count} {state}" for state, count in counts.items())
-        return Group(table, Text(f"{len(sweep.jobs)} jobs: {line}", style="dim"))
+        num_done = sum(counts[state] for state in ENDS) - counts["skipped"]
+        total = "" if sweep.objectives else f"/{len(sweep.jobs) - counts['skipped']}"
+        others = [f"{counts[state]} {state}" for state in ("failed", "killed", "pruned", "skipped") if counts[state]]
+        eta = self._seconds_left(sweep, running)
+        line = [f"{num_done}{total} done", *others, *([] if eta is None else [f"ETA {_rounded(eta)}"])]
+        return Group(table, Text(" · ".join(line), style="dim"))
 
-    def _progress(self, sweep: Sweep, job: Job) -> tuple[str, str]:
+    def _best(self, sweep: Sweep) -> tuple[str, int | None]:
+        names = {name: None for values in self._metrics.values() for name in values}
+        usual = next((name for name in ("val/loss", "train/loss") if name in names), "val/loss")
+        metric = sweep.objectives[0]["metric"] if sweep.objectives else usual
+        is_max = sweep.objectives[0]["direction"] == "maximize" if sweep.objectives else is_rising(metric)
+        values = {number: values[metric] for number, values in self._metrics.items() if metric in values}
+        values = {number: value for number, value in values.items() if math.isfinite(value)}
+        return metric, (max if is_max else min)(values, key=values.__getitem__, default=None)
+
+    def _progress(self, sweep: Sweep, job: Job) -> Text:
         if job.is_done:
-            return job.state, job.error or self._results.get(job.number, "")
-        watch = self._watches.setdefault((job.number, job.folder_name), Watch(sweep.folder_of(job)))
-        watch.look()
-        share = f"{100 * watch.step / watch.num_steps:.0f} %" if watch.num_steps else "starting"
-        names = sorted(watch.values, key=lambda name: not name.startswith("val/"))
-        shown = [name for name in names if name.startswith(("val/", "train/")) and not is_rate(name)][:2]
-        return share, "  ".join(f"{name} {readable(watch.values[name])}" for name in shown)
+            words = f"{job.state}: {job.error}" if job.error else job.state
+            return Text(words if len(words) <= MAX_ERROR else f"{words[: MAX_ERROR - 1]}…", COLORS.get(job.state, ""))
+        share = self._watches[job.number, job.folder_name].share
+        if share is None:
+            return Text("starting", "dim")
+        halves = round(2 * BAR * share)
+        bar = "━" * (halves // 2) + "╸" * (halves % 2)
+        return Text.assemble((bar, "green"), " " * (BAR - len(bar)), f" {share:>4.0%}")
+
+    def _seconds_left(self, sweep: Sweep, running: Sequence[Job]) -> float | None:
+        if sweep.objectives or not running:
+            return None
+        num_waiting = sum(job.state in ("planned", "interrupted") for job in sweep.jobs.values())
+        left, wholes = 0.0, list(self._took.values())
+        usual = sum(wholes) / len(wholes) if wholes else None
+        for job in running:
+            share = self._watches[job.number, job.folder_name].share or 0.0
+            passed = time.monotonic() - self._began[job.number]
+            if share < LEAST_SHARE and usual is None:
+                return None
+            whole = passed / share if share >= LEAST_SHARE else max(usual or 0.0, passed)
+            left, wholes = left + whole - passed, [*wholes, whole]
+        return (left + num_waiting * sum(wholes) / len(wholes)) / len(running)
+
+
+def _rounded(duration: float) -> str:
+    if duration < 90:
+        return f"{duration:.0f} s"
+    return f"{duration / 60:.0f} min" if duration < 5400 else seconds(duration)

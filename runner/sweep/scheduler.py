@@ -123,7 +123,7 @@ class Books:
             self.waiting += alone
             reason = said[alone[0].job.number]["error"]
             which = f"{alone[0].job.name}{', ...' if len(alone) > 1 else ''}"
-            self.table.say(f"batch:  {len(alone)} jobs are trained one by one: {reason} ({which})")
+            self.table.say(f"batch    {len(alone)} jobs are trained one by one: {reason} ({which})")
         return [job for job in prepared.jobs if job.number not in {member.job.number for member in alone}]
 
     def note_end(self, job: Job, summary: dict[str, Any]) -> None:
@@ -182,7 +182,6 @@ def conduct(
 
 
 def _start(source: Source, places: JobLauncher, books: Books) -> None:
-    """Fills the free places. A job whose device is busy waits, and those behind it may go first."""
     while True:
         for prepared in list(books.waiting):
             assigned = Assignment(name=prepared.job.name, **books.assigned, **prepared.assigned)

@@ -100,12 +100,12 @@ class Hands:
                 reason = (
                     "of a search each one's values come of those before, and a launcher of other machines starts each"
                 )
-                self.say(f"batch:  jobs are trained one by one, whatever sweep.batch={batch} says: {reason}")
+                self.say(f"batch    jobs are trained one by one, whatever sweep.batch={batch} says: {reason}")
             return list(prepared)
         found = in_groups(prepared, batch=batch, num_slots=self.num_groups)
         if batch != "off":
             for words in in_words(found):
-                self.say(f"batch:  {words}")
+                self.say(f"batch    {words}")
         return found
 
     def prepare(self, job: Job) -> Prepared:

@@ -59,9 +59,9 @@ def assert_near(one, other):
 def test_each_job_is_the_run_that_it_is_alone(own_folder, sweep, warm):
     rates = "optimizer.lr=1e-3,3e-3"
     said = sweep(own_folder, *SMALL, "seed=0,1", rates, name="together")
-    assert "batch:  4 jobs differ in numbers alone: trained together, in one group" in said
+    assert "batch    4 jobs differ in numbers alone: trained together, in one group" in said
     alone = sweep(own_folder, *SMALL, "seed=0,1", rates, "sweep.batch=off", *QUIET, name="alone")
-    assert "batch:" not in alone
+    assert "batch  " not in alone
     jobs = ledger.read(own_folder / "together").jobs.values()
     assert [job.state for job in jobs] == ["finished"] * 4
     found = [own_folder / "together" / job.folder_name for job in jobs]
@@ -70,7 +70,7 @@ def test_each_job_is_the_run_that_it_is_alone(own_folder, sweep, warm):
         log = (folder / "console.log").read_text()
         assert re.search(r"of 4 jobs compute together", log)
         assert "by the sweep\n" in log and "not reached" not in log  # what it sends, it tells of itself
-        assert (folder / "runner.log").read_text().count("epoch 2/2") == 1
+        assert (folder / "runner.log").read_text().count("epoch    2/2") == 1
         assert (folder / ".hydra/overrides.yaml").read_text().count("seed=") == 1
     summaries = [read_summary(folder) for folder in found]
     best = min(summaries, key=lambda each: each["best"]["value"])
@@ -90,7 +90,7 @@ def test_what_can_not_be_trained_together_is_trained_one_by_one(own_folder, swee
     """And which: there may be others in the same sweep."""
     said = sweep(own_folder, "model=gru", "data=mnist1d", SEEDS, "train.num_steps=2", "device=cpu", *QUIET)
     reason = "torch can't take aten::gru.input for several models at once"
-    assert f"batch:  4 jobs are trained one by one: {reason} (seed=0, ...)" in said
+    assert f"batch    4 jobs are trained one by one: {reason} (seed=0, ...)" in said
     assert [job.state for job in ledger.read(own_folder / "swept").jobs.values()] == ["finished"] * 4
     report = json.loads((own_folder / "swept" / "report.json").read_text())
     assert [job["state"] for job in report["jobs"]] == ["finished"] * 4
@@ -100,10 +100,10 @@ def test_jobs_that_are_compiled_are_trained_together(own_folder, sweep):
     # batches of one size
     words = (*SMALL, SEEDS, "train.compile=true", "train.batch_size=100", "data.limit=250", *QUIET)
     said = sweep(own_folder, *words)
-    assert "batch:  4 jobs differ in numbers alone: trained together, in one group" in said
+    assert "batch    4 jobs differ in numbers alone: trained together, in one group" in said
     assert [job.state for job in ledger.read(own_folder / "swept").jobs.values()] == ["finished"] * 4
     log = (own_folder / "swept/3/console.log").read_text()
-    assert re.search(r"batch: .*; compile: forward and backward are one function; made in [\d.]+ s", log)
+    assert re.search(r"batch   .*; compile: forward and backward are one function; made in [\d.]+ s", log)
     sweep(own_folder, *words, "train.compile=false", name="written")
     assert_near(own_folder / "swept/3", own_folder / "written/3")
 
@@ -112,7 +112,7 @@ def test_folds_are_trained_together_though_they_differ_by_a_row(own_folder, swee
     """27 rows in 4 folds: three of 7 rows, one of 6."""
     words = (*SMALL, "data=iris", "data.limit=30", "data.fold=0/4,1/4,2/4,3/4", "task.plots=false")
     said = sweep(own_folder, *words, name="together")
-    assert "batch:  4 jobs differ in numbers alone: trained together, in one group" in said
+    assert "batch    4 jobs differ in numbers alone: trained together, in one group" in said
     assert "are trained one by one" not in said
     sweep(own_folder, *words, "sweep.batch=off", *QUIET, name="alone")
     jobs = ledger.read(own_folder / "together").jobs.values()

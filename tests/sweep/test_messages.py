@@ -1,4 +1,4 @@
-"""What a sweep says before its first job about devices that were measured."""
+"""What a sweep prints before its first job, and at its end."""
 
 import shlex
 from types import SimpleNamespace
@@ -19,7 +19,7 @@ from runner.tracking.ack import Ack, write_ack
 from runner.tracking.journal import Journal
 from runner.tracking.journal_records import FILE
 
-LINE = "measured: cuda:0 42.0 TFLOP/s fp32, cpu 0.100 (420 times)"
+LINE = "speed    cuda:0 42.0 TFLOP/s fp32, cpu 0.100 (420 times)"
 
 
 @pytest.fixture(autouse=True)
@@ -41,21 +41,20 @@ def said(tmp_path, *devices, hardware=MACHINE, search=()):
 
 
 def test_kinds_of_devices_that_were_measured_are_compared_below_the_slots(tmp_path):
-    assert said(tmp_path, "cuda:0", "cpu")[1:3] == ["slots:  cuda:0, cpu", "jobs:   2 to run"]
+    assert said(tmp_path, "cuda:0", "cpu")[1:3] == ["slots    cuda:0, cpu", "jobs     2 to run"]
     cache.keep(facts(), MACHINE)
-    assert said(tmp_path, "cuda:0", "cpu")[1:4] == ["slots:  cuda:0, cpu", LINE, "jobs:   2 to run"]
+    assert said(tmp_path, "cuda:0", "cpu")[1:4] == ["slots    cuda:0, cpu", LINE, "jobs     2 to run"]
     assert LINE in said(tmp_path, "cuda:0", "cpu", search=[("search", "TPE")])
 
 
 def test_one_kind_or_a_machine_elsewhere_is_not_compared(tmp_path):
     cache.keep(facts(), MACHINE)
     for lines in (said(tmp_path, "cpu", "cpu"), said(tmp_path), said(tmp_path, "cuda:0", "cpu", hardware=None)):
-        assert not any("measured" in line for line in lines)
+        assert not any("TFLOP/s" in line for line in lines)
 
 
 @pytest.mark.parametrize(("state", "is_told"), [("interrupted", True), ("planned", True), ("finished", False)])
 def test_jobs_that_the_words_of_a_resumed_sweep_do_not_describe_are_told(tmp_path, state, is_told):
-    """They stay as they are, and "the same line" at the end would not go on with them either."""
     made, lines = Folder(tmp_path, ("train.num_epochs=9", "name=a b", "seed=1,2")), []
     for epochs, each in ((9, "finished"), (9, state), (5, "planned")):
         made.job((f"train.num_epochs={epochs}",), each)
@@ -63,24 +62,36 @@ def test_jobs_that_the_words_of_a_resumed_sweep_do_not_describe_are_told(tmp_pat
     prepared = [SimpleNamespace(job=sweep.jobs[2], missing=None, devices=("cpu",))]
     messages.plan(SimpleNamespace(say=lines.append), sweep, prepared, slots="cpu", search=())
     words = "train.num_epochs=9 'name=a b' seed=1,2"
-    told = f"left:   not at their end, and of other words: 1 of the sweep's jobs; it began with {words}"
+    told = f"note: 1 unfinished job is not covered by these overrides; the sweep was started with {words}"
     assert (told in lines) == is_told
 
 
 @pytest.mark.parametrize(
     ("state", "next_line"),
     [
-        ("planned", "next    the same line with 'sweep.resume=my sweep'"),
-        ("failed", "next    the same line with 'sweep.resume=my sweep' sweep.retry=true, once it is mended"),
-        ("finished", "more    the same line with 'sweep.resume=my sweep' and a higher hydra.sweeper.n_trials"),
+        ("planned", "resume   {} 'sweep.resume=my sweep'"),
+        ("failed", "retry    {} 'sweep.resume=my sweep' sweep.retry=true"),
+        ("finished", "more     {} 'sweep.resume=my sweep' hydra.sweeper.n_trials=2"),
     ],
 )
-def test_a_folder_with_a_blank_is_whole_in_what_is_to_be_typed(own_folder, state, next_line):
+def test_resume_command_is_complete(own_folder, monkeypatch, state, next_line):
+    argv = [
+        "runner",
+        "-cn",
+        "mine",
+        "-m",
+        "seed=1,2",
+        "name=a b",
+        "tracking.uri=http://me:secret@there",
+        "sweep.resume=last",
+    ]
+    monkeypatch.setattr("sys.argv", argv)
+    command = "python -m runner -cn mine -m seed=1,2 'name=a b' tracking.uri=http://me:PASSWORD@there"
     lines, jobs = [], {"0": SimpleNamespace(state=state)}
     found = SimpleNamespace(folder=own_folder / "my sweep", jobs=jobs, objectives=("val/loss",))
     off = SimpleNamespace(tracking=SimpleNamespace(enabled=False))
     messages.what_next(SimpleNamespace(say=lines.append), found, off)
-    assert lines[-1] == next_line
+    assert lines[-1] == next_line.format(command)
 
 
 def test_a_try_is_not_gone_on_with(own_folder):
@@ -95,15 +106,15 @@ def test_a_try_is_not_gone_on_with(own_folder):
 @pytest.mark.parametrize(
     ("has_all", "line"),
     [
-        (True, "MLflow  http://there: python -m runner ui tracking.uri=http://there"),
+        (True, "mlflow   http://there  (view: python -m runner ui tracking.uri=http://there)"),
         (
             False,
-            "MLflow  2 of 3 runs are not complete in http://there (it is full): python -m runner sync 'a b' tracking.uri=http://there",
+            "mlflow   http://there  (2 of 3 runs are incomplete: it is full)\n"
+            "sync     python -m runner sync 'a b' tracking.uri=http://there",
         ),
     ],
 )
 def test_what_a_store_has_not_got_is_told_at_the_end(own_folder, has_all, line):
-    """A sweep whose server was away said where it is to be seen, and nothing is there."""
     made, lines = Folder(own_folder / "a b", ("seed=range(3)",)), []
     for number in range(3):
         made.job((f"seed={number}",), "planned" if number == 2 else "finished")
@@ -121,7 +132,7 @@ def test_what_a_store_has_not_got_is_told_at_the_end(own_folder, has_all, line):
         )
     on = OmegaConf.create({"tracking": {"enabled": True, "uri": "http://there"}})
     messages.what_next(SimpleNamespace(say=lines.append), sweep, on)
-    assert line in lines
+    assert line in "\n".join(lines)
 
 
 @pytest.mark.parametrize("folder", ["multirun/2026-11-25/10-00-00", "/my runs/a", "übung, 1", 'it\'s (a) & "b"', "a,b"])
@@ -135,4 +146,4 @@ def test_a_sweep_over_two_kinds_of_devices_says_it(own_folder, warm, monkeypatch
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as the sweep below has it
     run_simulated("cuda:0", keep_facts)
     out, _ = sweep_of(warm, own_folder, "device=cuda:0,cpu")
-    assert f"slots:  cuda:0, cpu\n{LINE}\n" in out
+    assert f"slots    cuda:0, cpu\n{LINE}\n" in out

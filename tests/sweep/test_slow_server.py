@@ -51,14 +51,16 @@ def test_signal_ends_the_wait_for_mlflow(own_folder, server, warm, what, code):
             line = process.stdout.readline()
             assert line, said
             said += line
-        assert "report  swept/report.html\n" in said and "over seeds" in said
+        assert "report   swept/report.html\n" in said and "over seeds" in said
         began = time.monotonic()
         uploader = [child for child in psutil.Process(process.pid).children() if "runner.tracking" in child.cmdline()]
         process.send_signal(what)
         rest = process.communicate()[0]
         assert time.monotonic() - began < 10
         assert process.returncode == code
-        assert re.search(r"MLflow  \d of 4 runs are not complete in http://.*: python -m runner sync swept", rest), rest
+        assert re.search(
+            r"mlflow   http://\S+  \(\d of 4 runs are incomplete.*\)\nsync     python -m runner sync swept", rest
+        ), rest
         wait_for(lambda: not any(map(psutil.Process.is_running, uploader)))
         proxy.choose = always("pass")
         assert cli.main(["sync", "swept", f"tracking.uri={proxy.uri}"]) == 0

@@ -21,6 +21,7 @@ from runner.tracking.journal import is_held
 
 FILE = "ledger.jsonl"  # in a sweep's folder
 LOCK = "ledger.lock"
+DEFAULTS = "(defaults)"  # shown as the name of a job without overrides
 #: how a job may end for good; `planned`, `running` and `interrupted` (the sweep was stopped) wait for their turn
 ENDS = ("finished", "failed", "killed", "pruned", "skipped")
 
@@ -129,7 +130,6 @@ def _noted(job: Job) -> dict[str, Any]:
 
 
 def _instead(folder: Path) -> str:
-    """The nearest folders that hold a sweep, of those beside it and below multirun/."""
     there = [*folder.parent.glob(f"*/{FILE}"), *Path("multirun").glob(f"**/{FILE}")]
     hits = nearest(str(folder), {str(file.parent) for file in there} - {str(folder)})
     return " or ".join(shlex.quote(hit) for hit in hits) or "multirun/DATE/TIME"

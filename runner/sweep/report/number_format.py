@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from runner.experiment.readable_numbers import readable
+from runner.experiment.readable_numbers import seconds as seconds
 from runner.sweep.report.device_gains import Gain
 from runner.sweep.report.report import Report
 from runner.sweep.report.seeds import Mean
@@ -26,16 +27,6 @@ def speed(per_second: float | None) -> str:
     if per_second is None:
         return ""
     return f"{per_second:,.0f}" if per_second >= 10 or per_second == 0 else f"{per_second:.2g}"
-
-
-def seconds(duration: float | None) -> str:
-    """8.41 s, 85 s, 12 min 5 s, 3 h 12 min."""
-    if duration is None:
-        return ""
-    if duration < 120:
-        return f"{duration:.2f} s" if duration < 10 else f"{duration:.0f} s"
-    minutes, rest = divmod(round(duration), 60)
-    return f"{minutes} min {rest} s" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def factor(number: float | None) -> str:

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from runner.sweep.jobs.ledger import DEFAULTS
 from runner.sweep.report import number_format, tables
 from runner.sweep.report.report import Report
 from runner.sweep.report.results import Result
@@ -44,6 +45,8 @@ def show(report: Report, console: Console) -> None:
 
 def _jobs(report: Report, width: int) -> Table:
     columns = _texts(tables.jobs(report))
+    if "name" in columns:
+        columns["name"] = [name or DEFAULTS for name in columns["name"]]
     if "device" in report.keys:
         columns.pop("device", None)  # the names tell it already
     tests = [title for title in columns if title.startswith("test/")]
@@ -59,7 +62,6 @@ def _jobs(report: Report, width: int) -> Table:
 
 
 def _fit(columns: dict[str, list[str]], name: str, may_leave: Sequence[str], width: int) -> dict[str, list[str]]:
-    """The columns without those that leave for the column `name`, so that the rest fit the width."""
     left = dict(columns)
     wanted = min(NAME, max(map(len, columns.get(name, ())), default=0))
     for title in may_leave:
@@ -71,7 +73,6 @@ def _fit(columns: dict[str, list[str]], name: str, may_leave: Sequence[str], wid
 
 
 def _filled(columns: dict[str, list[str]], *, bold: int | None = None) -> Table:
-    """Words to the left, numbers to the right; only words may take several lines. bold: the number of a row."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in columns:
         is_word = title in tables.WORDS

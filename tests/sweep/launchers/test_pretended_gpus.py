@@ -28,7 +28,7 @@ def most_at_once(found):
 @pytest.mark.slow
 def test_each_job_gets_its_gpu_and_sees_no_other(own_folder, warm):
     out, found = sweep(warm, own_folder, "device=cuda:0,cuda:1,cpu", "seed=1,2")
-    assert "slots:  cuda:0, cuda:1, cpu" in out
+    assert "slots    cuda:0, cuda:1, cpu" in out
     assert [job.state for job in found.jobs.values()] == ["finished"] * 6
     assert [job.device for job in found.jobs.values()] == ["cuda:0", "cuda:0", "cuda:1", "cuda:1", "cpu", "cpu"]
     assert visible(found) == {0: "0", 1: "0", 2: "1", 3: "1", 4: "", 5: ""}
@@ -60,7 +60,7 @@ def test_jobs_that_may_choose_spread_over_the_gpus_of_those_that_the_sweep_sees(
 @pytest.mark.slow
 def test_on_a_mac_the_gpu_is_a_slot_beside_the_cpu(own_folder, warm):
     out, found = sweep(warm, own_folder, "device=mps,cpu,auto,cuda", device="mps")
-    assert "slots:  mps, cpu" in out
+    assert "slots    mps, cpu" in out
     assert [(job.state, job.device) for job in found.jobs.values()] == [
         ("finished", "mps"),
         ("finished", "cpu"),

@@ -118,7 +118,7 @@ def test_the_same_sweep_on_two_nodes(cluster, tmp_path):
         told = summary(tmp_path, number)
         assert told["status"] == "finished"
         assert told["run_id"], "it is not in MLflow"
-        assert "status  finished" in (tmp_path / f"swept/{number}/console.log").read_text()
+        assert "finished in" in (tmp_path / f"swept/{number}/console.log").read_text()
     assert {file.name for file in (tmp_path / "swept").glob("*.html")} == {"report.html"}
     assert (tmp_path / "mlflow.db").is_file()
     assert not (tmp_path / "swept/.ray").exists()
@@ -171,7 +171,7 @@ def test_a_sweep_that_is_killed_takes_its_jobs_along_and_goes_on_where_they_stoo
     words += ("train.checkpoint_every_steps=50", "train.max_seconds=60")
     both = [tmp_path / f"swept/{number}" for number in (0, 1)]
     process = start(tmp_path, *on(address), *words, **RAY)
-    read_until(process, " began on", 2)
+    read_until(process, " started on", 2)
     wait_for(lambda: all((job / "checkpoints/last.pt").exists() for job in both))
     process.kill()
     finish(process)
@@ -180,7 +180,7 @@ def test_a_sweep_that_is_killed_takes_its_jobs_along_and_goes_on_where_they_stoo
     stood = [summary(tmp_path, number)["num_steps"] for number in (0, 1)]
 
     process = start(tmp_path, *on(address), *words, "sweep.resume=swept", **RAY)
-    text = read_until(process, " began on", 2)
+    text = read_until(process, " started on", 2)
     wait_for(lambda: all((job / "console.log").read_text().count("folder: ") == 2 for job in both))
     interrupt(process)
     code, rest = finish(process)
@@ -225,7 +225,7 @@ def test_a_machine_that_shares_no_files_gets_the_job_and_what_it_has_and_sends_i
     assert (job / "checkpoints/last.pt").is_file()
     said = (job / "console.log").read_text()
     assert said.count("device: cpu (as asked)") == 2, said
-    assert said.count("status  finished") == 2
+    assert said.count("finished in") == 2
     sent = json.loads((job / "journal/ack.json").read_text())
     assert told["run_id"] == sent["run_id"], "nobody sent its journal when it was home"
 

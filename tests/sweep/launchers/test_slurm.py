@@ -78,7 +78,7 @@ def test_a_local_sweep_with_a_death_in_it(empty_store, tmp_path):
 @slow
 def test_ctrl_c_lets_local_jobs_save_their_state_and_the_same_line_goes_on(tmp_path):
     process = start(tmp_path, LOCAL, *LONG, "seed=1,2")
-    read_until(process, " began on", 2)
+    read_until(process, " started on", 2)
     wait_for(lambda: all((tmp_path / f"swept/{number}/checkpoints/last.pt").exists() for number in (0, 1)))
     interrupt(process)
     code, text = finish(process)
@@ -92,7 +92,7 @@ def test_ctrl_c_lets_local_jobs_save_their_state_and_the_same_line_goes_on(tmp_p
 def test_a_job_whose_time_is_over_saves_its_state_and_is_started_again(tmp_path):
     """Slurm says so with SIGUSR2; submitit's local executor starts such a job again in the same process."""
     process = start(tmp_path, LOCAL, *LONG)
-    read_until(process, " began on")
+    read_until(process, " started on")
     log = tmp_path / "swept/.submitit"
     wait_for(lambda: (tmp_path / "swept/0/checkpoints/last.pt").exists())
     (job,) = [one for one in jobs_in(tmp_path) if one.name().startswith("submitit.core._")]
@@ -116,7 +116,7 @@ def test_a_sweep_in_slurms_queue(empty_store, tmp_path):
     code, text = sweep(home, SLURM, *words, "hydra.launcher.partition=short", PATH=path)
     found = states(home)
     assert code == 1, text
-    assert "slots:  Slurm's queue, by submitit" in text
+    assert "slots    Slurm's queue, by submitit" in text
     for device in ("cpu", "auto"):
         assert found[f"device={device} model.how=fine"] == ("finished", device, None), text
         state, _, error = found[f"device={device} model.how=SIGKILL"]
@@ -134,7 +134,7 @@ def test_a_sweep_that_is_stopped_cancels_its_jobs_in_the_queue(tmp_path):
     """Its jobs start as on a cluster: nothing of them is forked."""
     home, slurm = person(tmp_path / "home"), tmp_path / "slurm"
     process = start(home, SLURM, *LONG, "seed=1,2", PATH=simulated_slurm.install(slurm), **{DOOR: ""})
-    read_until(process, " began on", 2)
+    read_until(process, " started on", 2)
     wait_for(lambda: all((home / f"swept/{number}/checkpoints/last.pt").exists() for number in (0, 1)))
     os.kill(process.pid, signal.SIGTERM)
     code, text = finish(process)

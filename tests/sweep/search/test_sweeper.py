@@ -87,13 +87,13 @@ def test_trials_run_in_two_slots_and_the_poor_ones_are_pruned(own_folder, capfd)
     assert search(*words) == 0
     assert agrees("found") == list(range(9))
     said = capfd.readouterr().out
-    plan = said[: said.index("job 0 began")]
+    plan = said[: said.index("job 0 started")]
     for text in (
-        "slots:  cpu, cpu (2)",
-        "search: tpe, 9 trials, seed 0",
-        "goal:   minimize val/loss",
-        "pruner: median, after 2 epochs, once 2 trials have run to their end",
-        "space:  model.hidden_sizes  [16], [32]",
+        "slots    cpu, cpu (2)",
+        "search   tpe, 9 trials, seed 0",
+        "goal     minimize val/loss",
+        "pruner   median, after 2 epochs, once 2 trials have run to their end",
+        "space    model.hidden_sizes  [16], [32]",
         "optimizer.lr        1e-06 to 0.1, logarithmic",
     ):
         assert text in plan
