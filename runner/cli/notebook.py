@@ -29,7 +29,10 @@ class Result(dict[str, Any]):
 
     @property
     def history(self) -> pandas.DataFrame:
-        """Every point, from the journal: a row a step, a column a metric, NaN where a metric has no value at a step."""
+        """Every point of the journal: a row per step, a column per metric, NaN if a metric has no value at a step.
+
+        A learning rate has a value only at the steps where it changes, so `history["train/lr"].ffill()` fills in the others.
+        """
         from runner.runs.history import table  # numpy: not on the way to --help
         from runner.tracking.journal_reader import read_series
 

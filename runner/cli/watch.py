@@ -118,7 +118,6 @@ def watch(wanted: str, *, once: bool = False) -> dict[str, Any]:
 
 
 def _follow(target: OfRun | OfSweep, terminal: Terminal) -> bool:
-    """Draws while there is news; whether it has come to its end, and was not left."""
     plain, drawn, read = not _shows_braille(terminal), None, 0.0
     with _keys() as pressed, terminal.screen(hide_cursor=True) as screen:
         while True:
@@ -161,7 +160,6 @@ def _keys() -> Iterator[Callable[[float], str]]:
 
 @contextmanager
 def _one_by_one() -> Iterator[Callable[[float], str]]:
-    """The keyboard without waiting for a line's end, and without showing what is typed."""
     if not sys.stdin.isatty():
 
         def nothing(seconds: float) -> str:
@@ -206,7 +204,6 @@ def _shows_braille(terminal: Terminal) -> bool:
 
 
 def _values(run: Live, names: list[str]) -> dict[str, Any]:
-    """For programs: how far it is, and of each metric the last value, the best one and a thinned curve."""
     last = max(2, run.step)
     metrics = {}
     for name in names:

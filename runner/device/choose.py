@@ -129,7 +129,7 @@ def _auto(hardware: Hardware) -> Choice:
     kind = "mps" if hardware.system == "darwin" else "cuda"
     why = why_not(kind, hardware)
     reasons = unusable or ([f"no {kind}: {why.cause}"] if why else [])
-    return Choice("cpu", "; ".join(["auto: no accelerator here", *reasons]))
+    return Choice("cpu", "; ".join(["auto: no GPU found", *reasons]))
 
 
 def _all(hardware: Hardware) -> Choice:
@@ -137,7 +137,7 @@ def _all(hardware: Hardware) -> Choice:
     if len(accelerators) > 1:
         return Choice(accelerators[0], f"all: the first of {', '.join(accelerators)}")
     device = accelerators[0] if accelerators else "cpu"
-    return Choice(device, "all: the only accelerator" if accelerators else "all: no accelerator here")
+    return Choice(device, "all: the only accelerator" if accelerators else "all: no GPU found")
 
 
 def _most_free(hardware: Hardware) -> tuple[str, str]:

@@ -1,62 +1,71 @@
-"""Shows a run to a person: a bar or lines, an epoch's values, the table at the end; the same in runner.log.
+"""Shows a run in the terminal: a bar and a line per epoch, the results at the end; the same text goes to runner.log.
 
-For session.py; a window of steps comes in the background thread. It keeps the last values and the speed, for the next frame.
+Used by session.py. Windows and epochs arrive in the background thread.
 """
 
 from __future__ import annotations
 
 import logging
 import shlex
-import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.style import Style
 from rich.table import Column, Table
+from rich.text import Text
 
 from runner.config.settings import Settings
 from runner.config.validate import without_password
 from runner.data.balance import balance
 from runner.device.backends import about_precision
 from runner.device.capabilities import slow_layers
+from runner.errors import harmless
 from runner.experiment.claim import CONSOLE, LOG
-from runner.experiment.readable_numbers import readable
-from runner.experiment.terminal import Terminal, short
+from runner.experiment.readable_numbers import readable, seconds
+from runner.experiment.terminal import Terminal, labeled, row, short
 from runner.experiment.time_spent import in_words
 from runner.tasks.metric_names import is_rate
 from runner.tracking import stores
+from runner.tracking.ack import read_ack
 from runner.training.metric_buffer import Window
 from runner.training.parts import Parts
 
 log = logging.getLogger("runner")
 FORMAT = "[%(asctime)s][%(name)s][%(levelname)s] - %(message)s"  # Hydra's
 
-#: the bar is drawn by whoever brings news, at most this often: a drawing thread of its own would take the lock from training
+#: the bar is drawn when values arrive, at most this often: a drawing thread would compete with training for the lock
 SECONDS_BETWEEN_FRAMES = 0.25
-SECONDS_BETWEEN_LINES = 2.0
+SECONDS_BETWEEN_LINES = 2.0  # in a pipe
+MAX_EPOCH_LINES = 20  # that stay in a terminal
+MAX_HINTS = 3
+COLORS = {"finished": "green", "pruned": "yellow", "killed": "yellow", "failed": "red"}
+#: texts for the `ending` of a training
+ENDINGS = {"max_seconds": " (train.max_seconds)", "patience": " (early stopping)"}
 
 
 class Screen:
-    """The terminal of one run: a bar where there is one, plain lines where there is none."""
+    """The terminal of one run: a bar and lines that stay, or only lines in a pipe."""
 
     def __init__(self, console: Console | None = None, *, log: logging.Logger = log) -> None:
         self.console, self._log = console or Terminal(), log
         self._bar: Progress | None = None
-        self._num_epochs = 0
-        self._epoch = 0
-        self._drawn = 0.0
-        self._values: dict[str, float] = {}
-        self._lock = threading.Lock()  # the background thread adds to them while the epoch's end shows them
+        self._num_epochs = self._num_steps = 0
+        self._epoch = self._epoch_step = self._train_step = self._line_step = 0
+        self._drawn = self._line_time = 0.0
+        self._train: dict[str, float] = {}  # of the last window
+        self._values: dict[str, float] = {}  # of the last epoch
+        self._held: Text | None = None  # the last epoch's line, while it is not printed
         self._speed = 0.0
 
     @classmethod
     @contextmanager
     def into(cls, folder: Path) -> Iterator[Screen]:
-        """Of one of several runs in a process: everything goes to its folder's console.log and runner.log."""
+        """Yield the screen of one of several runs in a process, which writes to its directory's console.log and runner.log."""
         handler = logging.FileHandler(folder / LOG)
         handler.setFormatter(logging.Formatter(FORMAT))
         own = logging.Logger("runner", logging.INFO)
@@ -64,14 +73,14 @@ class Screen:
         with (folder / CONSOLE).open("a", buffering=1, encoding="utf-8") as file, closing(handler):
             yield cls(Terminal(file=file), log=own)
 
-    def say(self, text: str) -> None:
-        """One line, on the screen and in the log."""
-        self._log.info(text)
-        self.console.print(text, markup=False)
+    def say(self, text: str, *, in_log: str | None = None) -> None:
+        """Print one line and log it, or log `in_log` instead."""
+        self._log.info(in_log or text)
+        self.console.print(labeled(text))
 
     @contextmanager
     def with_warnings(self) -> Iterator[None]:
-        """While it lasts, what is warned of goes to the screen too: whoever reads data or builds a model has no other way."""
+        """Show logged warnings on the screen too."""
         handler = _OnTheScreen(self.console)
         log.addHandler(handler)
         try:
@@ -81,48 +90,56 @@ class Screen:
 
     @contextmanager
     def training(self, *, num_steps: int, num_epochs: int) -> Iterator[None]:
-        """Shows the progress of a training while it lasts."""
-        self._num_epochs = num_epochs
-        if not self.console.is_terminal:
-            yield
-            return
+        """Show the progress of a training while the context is open."""
+        self._num_epochs, self._num_steps = num_epochs, num_steps
         columns = (
             TextColumn("{task.description}"),
             BarColumn(bar_width=20),
             MofNCompleteColumn(),
             TextColumn("{task.fields[news]}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
+            TimeElapsedColumn(),
+            TextColumn("ETA"),
             TimeRemainingColumn(compact=True),
         )
-        with Progress(*columns, console=self.console, auto_refresh=False, transient=True, expand=True) as self._bar:
-            self._bar.add_task(f"epoch 1/{num_epochs}", total=num_steps, news="")
-            yield
-        self._bar = None
+        with ExitStack() as opened:
+            if self.console.is_terminal:
+                bar = Progress(*columns, console=self.console, auto_refresh=False, transient=True, expand=True)
+                self._bar = opened.enter_context(bar)
+                bar.add_task(f"epoch 1/{num_epochs}", total=num_steps, news="")
+            try:
+                yield
+            finally:
+                self._print_epoch()
+                self._bar = None
 
     def window(self, window: Window) -> None:
-        """News from the device; called by the background thread."""
+        """Take the values of a window. Called in the background thread."""
         self._speed = window.num_steps / max(window.seconds, 1e-9)
-        with self._lock:
-            self._values.update(zip(window.names, map(float, window.values[-1]), strict=True))
-        if self._bar is not None and time.monotonic() - self._drawn > SECONDS_BETWEEN_FRAMES:
-            self._draw(int(window.steps[-1]))
+        self._train = dict(zip(window.names, map(float, window.values[-1]), strict=True))
+        self._train_step = int(window.steps[-1])
+        self._draw(self._train_step)
 
-    def epoch(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
-        """The values at an epoch's end."""
-        self._epoch = epoch
-        with self._lock:
-            self._values.update(values)
-        text = f"epoch {epoch}/{self._num_epochs}  step {step}  {self._shown()}"
+    def epoch(self, epoch: int, step: int, values: Mapping[str, float], *, is_best: bool) -> None:
+        """Show an epoch's values: its last training point and what was measured at its end. Called in the background thread.
+
+        A training value that is older than the epoch is not shown (metrics.every may be larger than an epoch).
+        """
+        train = self._train if self._train_step > self._epoch_step else {}
+        self._values, self._epoch, self._epoch_step = dict(values), epoch, step
+        number, most = f"{epoch:>{len(str(self._num_epochs))}}/{self._num_epochs}", f"{self._num_steps:,}"
+        text = row("epoch", f"{number}  step {step:>{len(most)},}  {_in_words({**train, **values})}")
         self._log.info(text)
-        is_last = epoch == self._num_epochs
-        if self._bar is not None:
-            if time.monotonic() - self._drawn > SECONDS_BETWEEN_FRAMES or is_last:
-                self._draw(step)
-        elif time.monotonic() - self._drawn > SECONDS_BETWEEN_LINES or is_last:
-            self._drawn = time.monotonic()
-            self.console.print(text, markup=False)
+        self._held = Text.assemble(labeled(text), ("  *", "bold green") if is_best else "")
+        is_due = step - self._line_step >= self._num_steps / MAX_EPOCH_LINES
+        if self._bar is None:
+            is_due = time.monotonic() - self._line_time > SECONDS_BETWEEN_LINES
+        if is_due:
+            self._line_step, self._line_time = step, time.monotonic()
+            self._print_epoch()
+        self._draw(step)
 
-    def result(self, summary: Mapping[str, Any], *, folder: str, next_lines: Mapping[str, str]) -> None:
-        """The table at the end: values by split, then where everything lies and what to type next."""
+    def result(self, summary: Mapping[str, Any], *, folder: Path, rows: Mapping[str, str | Text]) -> None:
+        """Print the results: the values by split, how the run ended, and the commands to continue. Advice comes last."""
         splits: dict[str, dict[str, float]] = {}
         for name, value in summary["metrics"].items():
             split, _, metric = name.partition("/")
@@ -130,38 +147,51 @@ class Screen:
                 splits.setdefault(metric, {})[split] = value
         table = Table(box=None, pad_edge=False, header_style="bold")
         table.add_column("")
-        columns = [split for split in ("train", "val", "test") if any(split in row for row in splits.values())]
+        columns = [split for split in ("train", "val", "test") if any(split in values for values in splits.values())]
         for split in columns:
             table.add_column(split, justify="right")
-        for metric, row in splits.items():
-            table.add_row(metric, *(readable(row[split]) if split in row else "" for split in columns))
+        for metric, values in splits.items():
+            table.add_row(metric, *(readable(values[split]) if split in values else "" for split in columns))
         if columns:
+            self.console.print()
             self.console.print(table)
-        for name, text in {**_facts(summary), "folder": folder, **next_lines}.items():
-            self.console.print(f"{name:<8}{text}", markup=False)
+            self.console.print()
+        self.console.print(_headline(summary))
+        for name, text in {**_facts(summary, folder), **rows}.items():
+            self.console.print(Text.assemble((row(name, ""), "bold"), text))
+        self.hints([*summary["hints"], *([advice["words"]] if (advice := summary.get("advice")) else [])])
+
+    def hints(self, hints: Sequence[str]) -> None:
+        """Print the first hints, and log all of them."""
+        for number, hint in enumerate(hints):
+            self._log.info(f"hint: {hint}")
+            if number < MAX_HINTS:
+                self.console.print(Text.assemble(("hint:", "cyan"), f" {hint}"))
 
     def end_now(self, text: str) -> None:
-        """The last word of a process that ends at once: the cursor that the bar hid is there again."""
+        """Print the last line of a process that ends at once, and show the cursor that the bar has hidden."""
         self.console.show_cursor()
         self.say(text)
 
-    def _shown(self) -> str:
-        with self._lock:
-            return "  ".join(f"{name} {readable(value)}" for name, value in self._values.items())
+    def _print_epoch(self) -> None:
+        line, self._held = self._held, None
+        if line is not None:
+            self.console.print(line)
 
     def _draw(self, step: int) -> None:
-        assert self._bar is not None
+        bar = self._bar  # training() may end meanwhile
+        if bar is None or time.monotonic() - self._drawn < SECONDS_BETWEEN_FRAMES:
+            return
         self._drawn = time.monotonic()
-        news = f"{self._speed:,.0f} steps/s  {self._shown()}"
+        news = f"{self._speed:,.0f} steps/s  {_in_words({**self._train, **self._values})}"
         epoch = min(self._epoch + 1, self._num_epochs)
-        self._bar.update(
-            self._bar.task_ids[0], completed=step, description=f"epoch {epoch}/{self._num_epochs}", news=news
-        )
-        self._bar.refresh()
+        name = f"epoch {epoch}/{self._num_epochs}"
+        bar.update(bar.task_ids[0], completed=step, description=name, news=news)
+        bar.refresh()
 
 
 class _OnTheScreen(logging.Handler):
-    """Of warnings alone: errors are told as the run's status, and those with a traceback beside it."""
+    """Shows warnings only: an error is the run's status, and one with a traceback is shown elsewhere."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(logging.WARNING)
@@ -169,60 +199,93 @@ class _OnTheScreen(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.levelno == logging.WARNING and not record.exc_info:
-            self._console.print(f"note:   {record.getMessage()}", markup=False)
+            self._console.print(Text.assemble(("warning:", "yellow"), f" {record.getMessage()}"))
 
 
-def _facts(summary: Mapping[str, Any]) -> dict[str, str]:
-    best, seconds = summary["best"], summary["seconds"]
-    rows = {"status": summary["status"] + (f": {summary['error']}" if summary["error"] else "")}
-    if summary["ending"] in ("max_seconds", "patience"):
-        rows["status"] += f" ({summary['ending']})"
+def _in_words(values: Mapping[str, float]) -> str:
+    return "  ".join(f"{name} {readable(value)}" for name, value in values.items())
+
+
+def _headline(summary: Mapping[str, Any]) -> Text:
+    status, total, num_steps = summary["status"], summary["seconds"]["total"], summary["num_steps"]
+    is_good = status in ("finished", "pruned")
+    took = f"{total:.1f} s" if total < 100 else seconds(total)
+    text = f"{'stopped' if status == 'killed' else status} {'in' if status == 'finished' else 'after'} {took}"
+    steps = f"   {num_steps:,} steps, {summary['steps_per_second']:,.0f} steps/s" if num_steps else ""
+    error = f"   {summary['error']}" if summary["error"] else ""
+    return Text.assemble(
+        (f"{'✓' if is_good else '✗'} {text}", f"bold {COLORS[status]}"),
+        ENDINGS.get(summary["ending"], ""),
+        error or steps,
+    )
+
+
+def _facts(summary: Mapping[str, Any], folder: Path) -> dict[str, str]:
+    best, rows = summary["best"], {}
     if best["value"] is not None:
-        rows["best"] = f"{best['metric']} {readable(best['value'])} at step {best['step']}"
-    if summary["num_steps"]:
-        rows["speed"] = (
-            f"{summary['num_steps']:,} steps in {seconds['train']:.2f} s: {summary['steps_per_second']:,.0f} steps/s, "
-            f"{summary['samples_per_second']:,.0f} samples/s"
-        )
+        rows["best"] = f"{best['metric']} {readable(best['value'])} (step {best['step']:,})"
+        if (weights := folder / "checkpoints" / "best.pt").is_file():
+            rows["best"] += f"  {short(weights)}"
     if summary.get("time"):
-        rows["time"] = in_words(summary["time"], summary["step"])
-    if summary.get("advice"):
-        rows["faster"] = summary["advice"]["words"]
+        rows["time"] = in_words(summary["time"])
     return rows
 
 
-def parts_in_words(settings: Settings, parts: Parts) -> list[str]:
-    """What was built, in lines for a person: data, model, and what it starts from."""
+def describe_parts(settings: Settings, parts: Parts) -> Iterator[tuple[str, str]]:
+    """Yield what was built as lines for the screen, each with its longer form for the log, which has the reasons too."""
     sizes = ", ".join(f"{count:,} {name}" for name, count in parts.splits.sizes.items())
-    lines = [f"data:   {parts.source.name}, rows: {sizes}; {parts.residency}"]
-    lines += [f"data:   {note}" for note in filter(None, (*parts.source.notes, balance(parts.source)))]
+    data = row("data", f"{parts.source.name}: {sizes} examples")
+    at = "" if parts.device.type == "cpu" else ", in device memory"
+    yield f"{data}{at if parts.residency.startswith('on the device') else ', streamed'}", f"{data}; {parts.residency}"
+    for note in filter(None, (*parts.source.notes, balance(parts.source))):
+        yield (row("data", note),) * 2
     precision = settings.train.precision
-    words = (settings.model, f"{parts.num_parameters:,} parameters", precision, parts.layout, parts.threads)
-    lines.append(f"model:  {', '.join(word for word in words if word)}")
-    notes = (*slow_layers(parts.model, parts.device), about_precision(parts.device, precision))
-    lines += [f"model:  {note}" for note in notes if note]
+    model = row("model", f"{settings.model}: {parts.num_parameters:,} parameters, {precision}")
+    details = [words for words in (parts.layout, parts.threads) if words]
+    yield ", ".join([model, *(words.partition(" (")[0] for words in details)]), ", ".join([model, *details])
+    for note in filter(None, (*slow_layers(parts.model, parts.device), about_precision(parts.device, precision))):
+        yield (row("model", note),) * 2
     if parts.weights:
-        lines.append(f"starts: {parts.weights}")
-    return lines
+        yield (row("starts", parts.weights),) * 2
 
 
-def what_next(settings: Settings, summary: Mapping[str, Any], folder: Path, *, publishes: bool) -> dict[str, str]:
-    """Where the run is to be seen, and the commands that go on from it, by their headings. publishes: False where its sweep
-    sends its journal, and says in the end what has become of that."""
-    rows, command_folder = {}, shlex.quote(short(folder))
-    tracking = settings.tracking
+def last_rows(
+    settings: Settings, summary: Mapping[str, Any], folder: Path, *, publishes: bool
+) -> dict[str, str | Text]:
+    """Return where the run is in MLflow and the commands that continue it, by label.
+
+    publishes: False if the run's sweep sends its journal and reports that at its end.
+    """
+    rows: dict[str, str | Text] = {}
+    run, tracking = shlex.quote(short(folder)), settings.tracking
     if tracking.enabled and not publishes:
-        rows["MLflow"] = f"sent to {without_password(tracking.uri)} by the sweep"
+        rows["mlflow"] = f"sent to {without_password(tracking.uri)} by the sweep"
     elif tracking.enabled:
-        uri = without_password(tracking.uri)
-        rows["MLflow"] = f"run {summary['run_id']} in {uri}" if summary["run_id"] else f"not reached: {uri}"
         pending = summary["tracker"]["points_pending"] or summary["tracker"].get("files_pending")
-        words = f"sync {command_folder}" if pending or not summary["run_id"] else "ui"
-        rows["next"] = f"python -m runner {words} {stores.words_for(tracking.uri)}".rstrip()
-    if summary["status"] == "killed" or summary["ending"] in ("max_seconds", "disk_full"):
-        rows["next"] = f"python -m runner resume {command_folder}"
+        is_complete = bool(summary["run_id"]) and not pending
+        rows["mlflow"] = _in_mlflow(summary, folder, tracking.uri, is_complete=is_complete)
+        if not is_complete:
+            rows["sync"] = f"python -m runner sync {run} {stores.words_for(tracking.uri)}".rstrip()
+    has_checkpoint = any((folder / "checkpoints").glob("last*.pt"))
     if summary["ending"] == "not_finite":
-        rows["next"] = f"python -m runner explain {command_folder}"
+        rows["explain"] = f"python -m runner explain {run}"
+    elif (
+        summary["status"] == "killed"
+        or summary["ending"] in ("max_seconds", "disk_full")
+        or (summary["status"] == "failed" and has_checkpoint)
+    ):
+        rows["resume"] = f"python -m runner resume {run}"
     if (folder / "rerun.yaml").exists():
-        rows["again"] = f"python -m runner -cd {command_folder} -cn rerun seed=1"
+        rows["rerun"] = f"python -m runner -cd {run} -cn rerun"
     return rows
+
+
+def _in_mlflow(summary: Mapping[str, Any], folder: Path, uri: str, *, is_complete: bool) -> str | Text:
+    where = without_password(uri)
+    if not is_complete:
+        return f"{where}  (incomplete)" if summary["run_id"] else f"not reached: {where}"
+    experiment = read_ack(folder).experiment_id
+    if uri.startswith("http") and where == uri and experiment:
+        url = harmless(f"{where.rstrip('/')}/#/experiments/{experiment}/runs/{summary['run_id']}")
+        return Text(url, Style(link=url))
+    return f"{where}  (view: {f'python -m runner ui {stores.words_for(uri)}'.rstrip()})"

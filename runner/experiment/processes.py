@@ -150,13 +150,12 @@ def run_in_several(
         shown = summary.get("error")
         summary = _of_a_death(folder, summary, outcome)
         if summary["error"] != shown:
-            Screen().say(f"status  {summary['status']}: {summary['error']}")
+            Screen().say(f"✗ {summary['status']}   {summary['error']}")
         write_summary(folder, summary)
     return summary
 
 
 def _of_a_death(folder: Path, summary: dict[str, Any], outcome: Outcome) -> dict[str, Any]:
-    """What is to be said of a run one of whose processes died; `summary`: what the first one left, if it could."""
     words = messages.first_failure(folder, of=outcome.attempt)
     has_more = words is not None and words.text != messages.LOST
     error = words.text if has_more and words is not None else outcome.failure or "its processes left no word"

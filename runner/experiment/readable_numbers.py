@@ -1,4 +1,4 @@
-"""Writes a number in at most 10 characters, as a person reads it: on the screen, in a sweep's table and in its report."""
+"""Formats numbers in at most 10 characters, and durations: on the screen, in a sweep's table and in its report."""
 
 from __future__ import annotations
 
@@ -19,3 +19,13 @@ def readable(value: float) -> str:
     if 0.99995 <= size < 1:
         return f"{math.copysign(math.floor(size * 1e7) / 1e7, value):.7g}"
     return f"{value:.4f}"
+
+
+def seconds(duration: float | None) -> str:
+    """8.41 s, 85 s, 12 min 5 s, 3 h 12 min."""
+    if duration is None:
+        return ""
+    if duration < 120:
+        return f"{duration:.2f} s" if duration < 10 else f"{duration:.0f} s"
+    minutes, rest = divmod(round(duration), 60)
+    return f"{minutes} min {rest} s" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"

@@ -1,7 +1,7 @@
 """What is open while a run lasts: console, journal, publisher, signals. All are closed here, however the run ends.
 
-Lives in the process that tracks, talks and writes: the only one of a run, or the first of several. fit() tells it what is
-measured; its window(), values(), shown() and settle() are called in the background thread.
+Lives in the process that tracks, prints and writes: the only one of a run, or rank 0. fit() reports to it; its window(),
+values(), shown(), epoch() and settle() are called in the background thread.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import shlex
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -29,14 +29,14 @@ from runner.device.benchmark import cache
 from runner.distributed.group import Ranks
 from runner.experiment import hints, time_spent
 from runner.experiment import summary as summaries
-from runner.experiment.console import Screen, parts_in_words, what_next
+from runner.experiment.console import Screen, describe_parts, last_rows
 from runner.experiment.figures import illustrate
 from runner.experiment.given import Checked, Given
 from runner.experiment.reporter import Reporter
 from runner.experiment.run_record import Record, example_rows, log_model, log_start, restore, summarise
 from runner.experiment.shown import show
 from runner.experiment.summary import write_summary
-from runner.experiment.terminal import short
+from runner.experiment.terminal import row, short
 from runner.models.card import write_card
 from runner.tracking.journal import Journal
 from runner.tracking.journal_reader import Series, read_series
@@ -46,6 +46,7 @@ from runner.tracking.publisher import LOG, Publisher
 from runner.tracking.store_uri import shown
 from runner.training.failure import fail
 from runner.training.hook_values import Shown
+from runner.training.metric_buffer import Window
 from runner.training.observer import Trial
 from runner.training.parts import Parts
 from runner.training.profile import FOLDER as TRACES
@@ -68,7 +69,6 @@ class Session:
         self.summary: dict[str, Any] = {}
         self.trial: Trial | None = given.trial
         self.screen = given.screen or Screen()
-        self.say, self.epoch, self.progress = self.screen.say, self.screen.epoch, self.screen.training
         self._machine, self._given = machine, given
         self._clock = Clock(since_import=given.owns_process)
         self._rerun = rerun_text(cfg)  # before the data fills in the facts
@@ -89,10 +89,14 @@ class Session:
     def open(
         cls, cfg: DictConfig, folder: Path, *, settings: Settings, machine: Checked, given: Given
     ) -> Iterator[Session]:
-        """Begins to talk and to publish; at the end says what came of the run, and leaves it in summary.json."""
+        """Start printing and uploading; at the end, print the results and write summary.json."""
         session = cls(cfg, folder, settings=settings, machine=machine, given=given)
         folder.mkdir(parents=True, exist_ok=True)
-        session.say(f"device: {machine.choice.device} ({machine.choice.reason})")
+        device, reason = machine.choice.device, machine.choice.reason
+        first, _, rest = reason.partition("; ")
+        is_usual = rest.endswith(("no NVIDIA GPU either", "no NVIDIA GPU shows"))
+        full = row("device", f"{device} ({reason})")
+        session.screen.say(row("device", f"{device} ({first})") if is_usual else full, in_log=full)
         forget_graph(folder / GRAPH)  # of an earlier part, or of somebody else
         with session._publishing() as session._publisher, session.screen.with_warnings():
             with loading():
@@ -121,22 +125,40 @@ class Session:
         grace, end_now = self.settings.train.grace_seconds, self._end_now if given.owns_process else None
         self.stop = self._open.enter_context(listening(grace_seconds=grace, end_now=end_now))
         log_start(self._journal, cfg, parts, record, folder=folder, machine=self._machine, given=given)
-        for line in parts_in_words(self.settings, parts):
-            self.say(line)
+        for line, in_log in describe_parts(self.settings, parts):
+            self.screen.say(line, in_log=in_log)
         if not self.settings.train.check:
-            self.say(f"folder: {short(folder)}")
+            self.say(row("run", short(folder)))
         rows = parts.train.batch_size * self.settings.train.accumulate_steps
         self._reporter = Reporter(
             record, journal=self._journal, publisher=self._publisher, screen=self.screen, batch_rows=rows
         )
-        self.window, self.values = self._reporter.window, self._reporter.values
-        self.settle, self.means = self._reporter.settle, self._reporter.means
         self._clock.lap("setup")
         if self.settings.train.check:
             self.say(f"check:  data, model, optimizer ({self._clock.seconds['setup']:.2f} s)")
 
+    def say(self, text: str) -> None:
+        self.screen.say(text)
+
+    def epoch(self, epoch: int, step: int, values: Mapping[str, float], *, is_best: bool) -> None:
+        self.screen.epoch(epoch, step, values, is_best=is_best)
+
+    def progress(self, *, num_steps: int, num_epochs: int) -> AbstractContextManager[None]:
+        return self.screen.training(num_steps=num_steps, num_epochs=num_epochs)
+
+    def window(self, window: Window) -> None:
+        self._reporter.window(window)
+
+    def values(self, values: Mapping[str, float], *, step: int, time_ms: int) -> None:
+        self._reporter.values(values, step=step, time_ms=time_ms)
+
+    def settle(self) -> None:
+        self._reporter.settle()
+
+    def means(self) -> dict[str, float]:
+        return self._reporter.means()
+
     def shown(self, shown: Shown, *, step: int, time_ms: int) -> None:
-        """Images and tables of hooks."""
         show(shown, self.folder, self._journal, step=step, time_ms=time_ms)
         if self._publisher is not None:
             self._publisher.wake()
@@ -145,7 +167,7 @@ class Session:
         """The model, the pictures and the status: the last of the journal. shows: whether there are a model and pictures."""
         self._result = result
         for finding in result.findings:
-            self.say(f"guard: {finding}")
+            self.say(row("guard", str(finding)))
         if result.status != "failed":  # else another one may be gone, and nobody waits for it
             ranks.leave()
         self.summary["num_processes"] = ranks.num
@@ -210,7 +232,6 @@ class Session:
             self.say(f"check:  pictures: {', '.join(path.name for path in drawn)} ({self._clock.since():.2f} s)")
 
     def _sum_up(self) -> None:
-        """summary.json is there even if nobody waits for the tracker; then it is waited for."""
         self.summary = self._summarise() | self.summary | {"exit_code": self.stop.exit_code}
         with self._failing():
             write_summary(self.folder, self.summary)
@@ -229,12 +250,11 @@ class Session:
         self.summary |= {"status": self._result.status, "error": self._result.error}
         if self.settings.train.check:  # nothing stays of it
             if self._result.status != "finished":
-                self.say(f"status  {self._result.status}: {self._result.error or self._result.ending}")
+                self.say(f"✗ {self._result.status}   {self._result.error or self._result.ending}")
+            self.screen.hints(self.summary["hints"])
         else:
-            next_lines = what_next(self.settings, self.summary, self.folder, publishes=self._publishes)
-            self.screen.result(self.summary, folder=short(self.folder), next_lines=next_lines)
-        for hint in self.summary["hints"]:
-            self.say(f"hint:   {hint}")
+            rows = last_rows(self.settings, self.summary, self.folder, publishes=self._publishes)
+            self.screen.result(self.summary, folder=self.folder, rows=rows)
 
     def _summarise(self) -> dict[str, Any]:
         summary = summarise(self.settings, self._parts, self._record, self._result, self._machine.choice)
@@ -271,7 +291,6 @@ class Session:
                 fail(self._result, error)
 
     def _last_words(self, publisher: Publisher, *, within: float) -> dict[str, Any]:
-        """Waits for MLflow to have everything, but no longer than it answers, and than there is time (s)."""
         pending = publisher.ack().points_pending
         if pending > MANY_POINTS:
             self.say(f"tracking: {pending:,} points are on their way; Ctrl-C leaves that to the background")
@@ -301,7 +320,7 @@ class Session:
             self._result.status, self._result.error = "killed", why
             write_summary(self.folder, self._summarise() | {"exit_code": stop.exit_code})
             self.screen.end_now(f"ended at once: {why}; what its last checkpoint and its journal hold is kept")
-            self.say(f"next    python -m runner resume {shlex.quote(short(self.folder))}")
+            self.say(row("resume", f"python -m runner resume {shlex.quote(short(self.folder))}"))
         for child in multiprocessing.active_children():  # that read data
             child.kill()
         os._exit(stop.exit_code)

@@ -1,8 +1,9 @@
-"""Prints for a person, with control characters in texts spelled out; falls silent once nobody reads any more (`| head`)."""
+"""Prints text for the terminal: control characters are spelled out, and a closed pipe (`| head`) is ignored."""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,26 +11,47 @@ from typing import IO
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.text import Text
 
 from runner.errors import harmless
 
+#: for an output that is not Unicode
+ASCII = str.maketrans({"✓": "+", "✗": "x", "·": "-", "…": "~", "━": "-", "╸": "-", "±": "+-"})
+LABEL = re.compile(r"[a-z]{1,7}(?= {2,}\S)")
+
 
 class Terminal(Console):
-    """Where a person reads. When they have closed it (`... | head`, a lost connection), the work goes on in silence."""
+    """The terminal of the user. When it is closed (`... | head`, a lost connection), the work continues silently."""
 
     def __init__(self, *, soft_wrap: bool = True, file: IO[str] | None = None) -> None:
-        """file: None for stdout."""
+        """Open stdout (file=None) or a file."""
         super().__init__(highlight=False, soft_wrap=soft_wrap, file=file)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Texts are shown, and command nothing: the moves and colours are rich's own, which stand apart from them."""
+        """Spell out control characters in texts, and replace characters that the output can't encode."""
+        is_unicode = self.encoding.startswith("utf")
         for text, style, control in super().render(renderable, options):
-            yield Segment(text if control else harmless(text), style, control)
+            shown = text if control else harmless(text)
+            if not is_unicode and not control:
+                shown = shown.translate(ASCII).encode(self.encoding, "backslashreplace").decode(self.encoding)
+            yield Segment(shown, style, control)
 
     def on_broken_pipe(self) -> None:
-        """Rich's own ends the process."""
         self.quiet = True
         leave_unread()
+
+
+def row(label: str, text: str) -> str:
+    """A line with a label."""
+    return f"{label:<8} {text}"
+
+
+def labeled(text: str) -> Text:
+    """A text whose label, if it has one (see row()), is bold."""
+    shown = Text(text)
+    if (label := LABEL.match(text)) is not None and text[8:9] == " ":
+        shown.stylize("bold", 0, label.end())
+    return shown
 
 
 def say(text: str) -> None:

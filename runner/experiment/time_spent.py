@@ -86,13 +86,12 @@ def _trained(
     return Trained(parts, settings, result, costs, {name: value for name, value in spent.items() if value})
 
 
-def in_words(time: Mapping[str, float], step: Mapping[str, Any] | None) -> str:
-    """One line: the training's greatest shares, what came before and after it, and how much of the device was used."""
-    training = {name: seconds for name, seconds in time.items() if name not in AROUND}
-    total, trained = sum(time.values()), sum(training.values())
-    around = _shares({"training": trained, **{name: time[name] for name in AROUND if name in time}}, total)
-    words = f"{total:.1f} s: {around}; training: {_shares(training, trained)}"
-    return words + (rates_in_words(step) if step else "")
+def in_words(time: Mapping[str, float]) -> str:
+    """Return the shares of the whole run in one line, in the order of a run."""
+    total, around = sum(time.values()), {name: time.get(name, 0.0) for name in AROUND}
+    parts = {"startup": around["start-up"], "training": total - sum(around.values())}
+    parts |= {"plots and model logging": around["finish"], "tracking": around["tracker"], "other": around["other"]}
+    return ", ".join(f"{name} {value / total:.0%}" for name, value in parts.items() if value >= LEAST_SHOWN * total)
 
 
 def rates_in_words(step: Mapping[str, Any]) -> str:
@@ -101,12 +100,6 @@ def rates_in_words(step: Mapping[str, Any]) -> str:
         return ""
     words = f"; {_flops(step['flops_per_second'])}FLOP/s"
     return words + (f", {step['of_device']:.1%} of this device's {step['precision']}" if step["of_device"] else "")
-
-
-def _shares(seconds: Mapping[str, float], total: float) -> str:
-    """The greatest first; of nothing, nothing."""
-    shares = sorted(((value / total, name) for name, value in seconds.items()), reverse=True) if total else []
-    return ", ".join(f"{name} {share:.0%}" for share, name in shares if share >= LEAST_SHOWN) or "nothing"
 
 
 def _flops(count: float) -> str:
@@ -160,7 +153,6 @@ def _of_steps(
 
 
 def _copy_seconds(parts: Parts, steps: StepTimes, speeds: MeasuredDevice | None, accumulate_steps: int) -> float:
-    """Of the batches that come over one by one, at the speed that was measured."""
     if speeds is None or steps.kept is None or parts.train.indexed() is not None:
         return 0.0
     rows, count = steps.kept

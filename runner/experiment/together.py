@@ -111,7 +111,7 @@ def run_together(jobs: Sequence[Job]) -> dict[int, dict[str, Any]]:
         size = check_alike(each, is_asked=jobs[0].cfg.sweep.batch != "auto")
         for one in members.values():
             one.session.begin(one.job.cfg, one.parts, num_together=size.num_together)
-            one.session.say(f"batch:  {size.words}")
+            one.session.say(f"batch    {size.words}")
         first = next(iter(members.values()))
         results = fit_together(each, size.num_together, stop=stop, say=first.session.say, compiled=size.compiled)
         best = _best(results)
@@ -125,7 +125,6 @@ def run_together(jobs: Sequence[Job]) -> dict[int, dict[str, Any]]:
 
 
 def _room_for_files(wanted: int) -> int:
-    """How many of so many runs may have their files open in this process; it asks the system for more of them where it may."""
     try:
         import resource  # not on Windows
     except ImportError:
@@ -258,7 +257,6 @@ def _of_one_size(members: Mapping[int, _Open]) -> dict[int, _Open]:
 
 
 def _best(results: Sequence[Result]) -> Result | None:
-    """The one whose pictures and model are made: they take longer than the training of a small model."""
     finished = [result for result in results if result.status == "finished" and result.best.value is not None]
     mode = min if finished and finished[0].best.mode == "min" else max
     return mode(finished, key=lambda result: result.best.value or 0.0, default=None)

@@ -224,7 +224,10 @@ class Training:
         self.keep("last")
 
     def validate(self) -> Mapping[str, float]:
-        """Measures the validation split, has the hooks look, and tells of it."""
+        """Evaluate the validation split, call the hooks and report the epoch's values. Waits for the device.
+
+        The metric buffer is pulled here, so that the training values next to the validation values are the epoch's own.
+        """
         parts = self.parts
         if self.checklist is not None and self.timed is not None:
             is_alike = not (self.settings.train.compile or self.settings.train.cuda_graph)
@@ -239,14 +242,17 @@ class Training:
             measured = self.values = self.measure("val")
             # the device has been waited for: spoilt weights are not the best, and none of them is kept as measured
             check_unread(self.buffer.state(), step=self.progress.step)
+            self.buffer.pull(is_end=False)
         values = self.values = {**measured, **self.call_hooks("epoch")}
         if values and parts.best.metric not in values:
             self._miss(values)
         if parts.falls_by_metric and values:
             parts.schedule.step(values[parts.best.metric])  # type: ignore[union-attr,arg-type]
         if self.checklist is None:
-            with self.beside("validation"):
-                self.observer.epoch(self.progress.epoch + 1, self.progress.step, measured)
+            progress, best = self.progress, self.progress.best
+            is_best = best.metric in values and best.improves(values[best.metric])
+            show = partial(self.observer.epoch, progress.epoch + 1, progress.step, measured, is_best=is_best)
+            self.background.do(show)  # after the window
         return values
 
     def measure(self, split: str) -> Mapping[str, float]:
@@ -280,7 +286,6 @@ class Training:
         return self.ranks.broadcast_object(shown.numbers) if parts.hooks else {}
 
     def _miss(self, values: Mapping[str, float]) -> None:
-        """Raises: RunnerError where something goes by the metric that was not measured."""
         fault = missing_metric(self.parts.best.metric, values)
         if self.parts.limits.patience is not None or self.parts.falls_by_metric:  # it would never stop early, or fall
             raise RunnerError(fault)
@@ -361,7 +366,6 @@ class Training:
         result.num_samples = self._num_samples()
 
     def _tell_times(self) -> None:
-        """Where the time of this part of the run went."""
         result, place = self.result, self.place
         clock = self.clock if place is None else place.clock
         seconds = self._step_seconds if place is None else place.step_seconds
@@ -374,7 +378,6 @@ class Training:
         result.times["validation"] = self.evaluation.times
 
     def _num_samples(self) -> int:
-        """That the steps so far have learnt from."""
         batches, accumulate_steps = self.parts.train, self.settings.train.accumulate_steps
         epochs, steps = divmod(self.progress.step, -(-batches.num_batches // accumulate_steps))
         return epochs * batches.num_rows + steps * batches.batch_size * accumulate_steps

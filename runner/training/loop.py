@@ -126,7 +126,6 @@ def _is_out_of_patience(progress: Progress, limits: Limits) -> bool:
 
 
 def _judge(values: Mapping[str, float], progress: Progress, keep: Callable[[str], None]) -> None:
-    """Keeps the weights when they are the best so far."""
     best = progress.best
     if best.metric not in values:
         return

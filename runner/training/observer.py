@@ -21,7 +21,7 @@ class Trial(Protocol):
 
 
 class Observer(Protocol):
-    """Takes what is measured and said. window(), values(), shown() and settle() are called in the background thread."""
+    """Receives values and messages. window(), values(), shown(), epoch() and settle() are called in the background thread."""
 
     @property
     def trial(self) -> Trial | None:
@@ -48,8 +48,8 @@ class Observer(Protocol):
         """The means over the training's rows since the last call."""
         ...
 
-    def epoch(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
-        """The values at an epoch's end, for who looks on."""
+    def epoch(self, epoch: int, step: int, values: Mapping[str, float], *, is_best: bool) -> None:
+        """Show an epoch's values, after the window of its last step. is_best: whether they are the best so far."""
         ...
 
     def progress(self, *, num_steps: int, num_epochs: int) -> AbstractContextManager[None]:
@@ -81,7 +81,7 @@ class SilentObserver:
     def means(self) -> dict[str, float]:
         return {}
 
-    def epoch(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
+    def epoch(self, epoch: int, step: int, values: Mapping[str, float], *, is_best: bool) -> None:
         pass
 
     def progress(self, *, num_steps: int, num_epochs: int) -> AbstractContextManager[None]:

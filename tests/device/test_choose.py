@@ -51,7 +51,7 @@ INTEL = Hardware(torch_version="2.13.0+xpu", xpu_built=True, xpu=(Gpu("Arc"), Gp
 @pytest.mark.parametrize(
     ("value", "machine", "device", "reason"),
     [
-        ("auto", LAPTOP, "cpu", "no accelerator here; no cuda: torch 2.13.0+cpu is a CPU-only build"),
+        ("auto", LAPTOP, "cpu", "no GPU found; no cuda: torch 2.13.0+cpu is a CPU-only build"),
         ("auto", ONE, "cuda:0", "the only GPU, 70.0 of 80.0 GiB free"),
         ("auto", EIGHT, "cuda:4", "the most free memory, 79.5 of 80.0 GiB"),
         ("auto", FULL, "cuda:0", "nearly full"),

@@ -100,7 +100,7 @@ def test_an_operation_between_its_parts_is_named(found):
 def test_what_was_stopped_goes_on_to_the_bit_and_is_evaluated(found):
     assert found["resumed"]["codes"] == [0, 0]
     assert found["resumed"]["losses"] == found["acme"]["losses"]
-    assert "device: acme:0" in found["resumed"]["said"]
+    assert "device   acme:0" in found["resumed"]["said"]
 
 
 def test_auto_takes_it_and_devices_lists_it(found):

@@ -52,7 +52,7 @@ def test_conf_says_the_same_as_the_code():
 def test_a_run_starts_from_another_one_and_keeps_what_is_frozen(own_folder, capsys):
     assert run("first") == 0
     assert run("second", "model.weights=first", "model.freeze=hidden") == 0
-    assert "starts: 4 of the model's 4 tensors come from first" in capsys.readouterr().out
+    assert "starts   4 of the model's 4 tensors come from first" in capsys.readouterr().out
     first, second = weights("first"), weights("second")
     assert torch.equal(first["hidden.0.weight"], second["hidden.0.weight"])
     assert not torch.equal(first["output.weight"], second["output.weight"])

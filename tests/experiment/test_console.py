@@ -1,8 +1,9 @@
-"""What a run's end says of numbers that no table is made for."""
+"""What a run shows in a terminal and in a pipe."""
 
 import io
 import logging
-import threading
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,10 +11,22 @@ import pytest
 import torch
 from rich.console import Console
 
+from runner import cli
 from runner.device.capabilities import slow_layers
-from runner.experiment.console import Screen, parts_in_words
+from runner.experiment import console
+from runner.experiment.console import Screen, describe_parts, last_rows
+from runner.experiment.readable_numbers import readable
+from runner.experiment.terminal import Terminal
 from runner.models.recurrent import Recurrent
+from runner.tracking.ack import Ack, write_ack
+from runner.tracking.journal import read_points
 from runner.training.metric_buffer import Window
+
+SUMMARY = {
+    "metrics": {"train/loss": 0.5}, "best": {"metric": "val/loss", "value": 0.0654, "step": 1120}, "error": None,
+    "status": "finished", "ending": "finished", "num_steps": 1200, "steps_per_second": 104.2, "hints": [],
+    "seconds": {"total": 5.71}, "run_id": "abc", "tracker": {"points_pending": 0},
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -21,7 +34,16 @@ def screen():
     return Screen(Console(file=io.StringIO(), width=80))
 
 
-def test_warnings_are_shown_while_a_run_lasts_and_errors_are_its_status(screen):
+def shown(screen, summary, rows=None):
+    screen.result(summary, folder=Path("run"), rows=rows or {})
+    return screen.console.file.getvalue()
+
+
+def window(step, value):
+    return Window(("train/loss",), np.array([step]), np.full((1, 1), value, np.float32), np.array([0]), 1.0, 1, {})
+
+
+def test_warnings_are_shown_while_a_run_lasts(screen):
     log = logging.getLogger("runner")
     with screen.with_warnings():
         log.warning("column %r: 1 row", "[city]")
@@ -29,29 +51,143 @@ def test_warnings_are_shown_while_a_run_lasts_and_errors_are_its_status(screen):
         log.error("the run failed")
         log.info("written")
     log.warning("after it")
-    assert screen.console.file.getvalue() == "note:   column '[city]': 1 row\n"
+    assert screen.console.file.getvalue() == "warning: column '[city]': 1 row\n"
 
 
-def test_extreme_numbers_fit_into_the_table_and_its_lines(screen):
+def test_extreme_numbers_fit_into_the_table(screen):
     metrics = {"train/loss": 16417543687602438144.0, "val/loss": 62847922176.0, "test/loss": float("nan")}
     metrics |= {"val/accuracy": 0.99999, "test/accuracy": 1e-12}
-    best = {"metric": "val/loss", "value": 84960673792.0, "step": 7}
-    seconds = {"train": 1.0}
-    summary = {"metrics": metrics, "best": best, "seconds": seconds, "status": "finished", "error": None, "ending": ""}
-    screen.result({**summary, "num_steps": 0}, folder="run", next_lines={})
-    lines = screen.console.file.getvalue().splitlines()
-    assert [line.split() for line in lines[:3]] == [
+    lines = shown(screen, SUMMARY | {"metrics": metrics}).splitlines()
+    assert [line.split() for line in lines[1:4]] == [
         ["train", "val", "test"],
         ["loss", "1.642e+19", "6.285e+10", "nan"],
         ["accuracy", "0.99999", "1.000e-12"],
     ]
-    assert "best    val/loss 8.496e+10 at step 7" in lines
-    screen.epoch(1, 7, {"val/loss": 62847922176.0, "val/accuracy": 0.99999})
-    assert "val/loss 6.285e+10  val/accuracy 0.99999" in screen.console.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({}, "✓ finished in 5.7 s   1,200 steps, 104 steps/s"),
+        ({"ending": "patience"}, "✓ finished in 5.7 s (early stopping)   1,200 steps, 104 steps/s"),
+        ({"status": "killed", "error": "SIGTERM", "seconds": {"total": 725.0}}, "✗ stopped after 12 min 5 s   SIGTERM"),
+        ({"status": "failed", "error": "ValueError: x"}, "✗ failed after 5.7 s   ValueError: x"),
+    ],
+)
+def test_end_of_a_run_has_one_headline(screen, changes, line):
+    said = shown(screen, SUMMARY | changes)
+    assert line in said.splitlines() and "best     val/loss 0.0654 (step 1,120)\n" in said
+
+
+def test_hints_come_last_and_are_three(screen):
+    said = shown(screen, SUMMARY | {"hints": list("abcd"), "advice": {"words": "e"}}, {"mlflow": "there"})
+    assert said.splitlines()[-4:] == ["mlflow   there", "hint: a", "hint: b", "hint: c"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "rows"),
+    [
+        ({}, {}),
+        ({"status": "killed"}, {"resume": "python -m runner resume 'my run'"}),
+        ({"ending": "max_seconds"}, {"resume": "python -m runner resume 'my run'"}),
+        ({"status": "failed", "ending": "not_finite"}, {"explain": "python -m runner explain 'my run'"}),
+        ({"status": "failed", "ending": ""}, {"resume": "python -m runner resume 'my run'"}),
+    ],
+)
+def test_last_rows_name_the_command_that_continues(own_folder, changes, rows):
+    folder = own_folder / "my run"
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "checkpoints/last.pt").touch()
+    off = SimpleNamespace(tracking=SimpleNamespace(enabled=False))
+    assert last_rows(off, SUMMARY | changes, folder, publishes=True) == rows
+
+
+@pytest.mark.parametrize(
+    ("uri", "changes", "text", "link"),
+    [
+        ("sqlite:///mlflow.db", {}, "sqlite:///mlflow.db  (view: python -m runner ui)", None),
+        ("http://there:5000/", {}, "http://there:5000/#/experiments/7/runs/abc", "http://there:5000/#/experiments/7/runs/abc"),
+        ("http://me:secret@there", {}, "http://me:***@there  (view: python -m runner ui tracking.uri=http://me:PASSWORD@there)", None),
+        ("http://there", {"run_id": None}, "not reached: http://there", None),
+    ],
+)  # fmt: skip
+def test_mlflow_row_links_to_the_run(own_folder, uri, changes, text, link):
+    folder = own_folder / "run"
+    folder.mkdir()
+    write_ack(folder, Ack(experiment_id="7", run_id="abc"))
+    on = SimpleNamespace(tracking=SimpleNamespace(enabled=True, uri=uri))
+    rows = last_rows(on, SUMMARY | changes, folder, publishes=True)
+    found = rows["mlflow"]
+    assert rows.get("sync") == ("python -m runner sync run tracking.uri=http://there" if changes else None)
+    assert str(found) == text and getattr(getattr(found, "style", None), "link", None) == link
+
+
+@pytest.mark.parametrize("num_epochs", [7, 20, 61])
+def test_epoch_lines_stay_in_a_terminal(num_epochs):
+    screen = Screen(Console(file=io.StringIO(), width=120, force_terminal=True, no_color=True))
+    with screen.training(num_steps=3 * num_epochs, num_epochs=num_epochs):
+        for epoch in range(1, num_epochs + 1):
+            screen.epoch(epoch, 3 * epoch, {"val/loss": 1.0}, is_best=epoch == 1)
+        lines = re.findall(r"step +(\d+).*?(\*)?", screen.console.file.getvalue())
+        assert len(lines) <= 20
+    said = screen.console.file.getvalue()
+    assert len(re.findall(r"step +\d+ ", said)) <= 21 and f"step {3 * num_epochs}  val/loss 1.0000" in said
+
+
+def test_pipe_gets_the_first_and_last_epoch_line(screen, monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr(console.time, "monotonic", lambda: clock[0])
+    with screen.training(num_steps=5, num_epochs=5):
+        for epoch in range(1, 6):
+            if epoch < 5:  # no point in the last epoch: metrics.every is larger
+                screen.window(window(epoch, 1 / epoch))
+            screen.epoch(epoch, epoch, {"val/loss": 2.0}, is_best=epoch == 5)
+            clock[0] += 0.9
+    assert screen.console.file.getvalue().splitlines() == [
+        "epoch    1/5  step 1  train/loss 1.0000  val/loss 2.0000",
+        "epoch    4/5  step 4  train/loss 0.2500  val/loss 2.0000",
+        "epoch    5/5  step 5  val/loss 2.0000  *",
+    ]
+
+
+@pytest.mark.parametrize("words", ["", "train.evaluate_every_steps=4", "metrics.every=4", "data.val_fraction=0"])
+def test_epoch_line_shows_the_epochs_own_points(own_folder, words):
+    own = [
+        "data=digits",
+        "data.limit=300",
+        "model=linear",
+        "train.batch_size=50",
+        "optimizer.lr=0.1",
+        "train.num_epochs=4",
+    ]
+    assert (
+        cli.main(
+            [*own, "device=cpu", "tracking.enabled=false", "task.plots=false", "hydra.run.dir=run", *words.split()]
+        )
+        == 0
+    )
+    points = {name: dict(map(tuple, rows)) for name, rows in read_points(own_folder / "run").items()}
+    lines = re.findall(r"epoch .*  step +(\d+)  (.*)", Path("run/runner.log").read_text())
+    before = 0
+    for step, values in lines:
+        losses = {at: value for at, value in points["train/loss"].items() if before < at <= int(step)}
+        assert dict(re.findall(r"(\S+/loss) (\S+)", values)).get("train/loss") == (
+            readable(losses[max(losses)]) if losses else None
+        )
+        before = int(step)
+    assert before in (20, 24) and len(lines) == (5 if "evaluate" in words else 4)
+
+
+def test_terminal_without_unicode_gets_ascii():
+    file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    screen = Screen(Terminal(file=file))
+    screen.say("✓ done · übung")
+    file.flush()
+    assert file.buffer.getvalue() == b"+ done - \\xfcbung\n"
 
 
 @pytest.mark.parametrize(("device", "model", "notes"), [("mps", "gru", 1), ("mps", "lstm", 0), ("cpu", "gru", 0)])
-def test_what_has_no_kernel_on_a_mac_is_told_at_the_start(device, model, notes):
+def test_layers_slow_on_a_mac_are_reported(device, model, notes):
     words = slow_layers(Recurrent((3, 7), 2, cell=model), torch.device(device))
     assert len(words) == notes and all("8 times slower" in word for word in words)
     splits = SimpleNamespace(sizes={"train": 3})
@@ -61,25 +197,6 @@ def test_what_has_no_kernel_on_a_mac_is_told_at_the_start(device, model, notes):
         model=Recurrent((3, 7), 2, cell=model), device=torch.device(device),
     )  # fmt: skip
     settings = SimpleNamespace(train=SimpleNamespace(precision="fp32"), model="lstm")
-    assert [line for line in parts_in_words(settings, parts) if "slower" in line] == [
-        f"model:  {word}" for word in words
+    assert [line for line, _ in describe_parts(settings, parts) if "slower" in line] == [
+        f"model    {word}" for word in words
     ]
-
-
-def test_a_window_that_comes_while_an_epochs_end_is_written_waits_for_it(screen, monkeypatch):
-    """It adds names, and both are of one dictionary: a run once failed of that, on a busy machine."""
-    late = Window(("train/late",), np.array([1]), np.ones((1, 1), np.float32), np.array([0]), 1.0, 1, {})
-    threads = []
-
-    def readable(value):
-        if not threads:
-            threads.append(threading.Thread(target=screen.window, args=(late,)))
-            threads[0].start()
-            threads[0].join(0.2)
-        return str(value)
-
-    monkeypatch.setattr("runner.experiment.console.readable", readable)
-    screen.epoch(1, 1, {"val/loss": 1.0, "val/accuracy": 2.0})
-    threads[0].join()
-    screen.epoch(2, 2, {})
-    assert "train/late 1.0" in screen._shown()

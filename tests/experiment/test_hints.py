@@ -111,7 +111,7 @@ def hints(own_folder, monkeypatch):
         assert cli.main([*WORDS, *quiet, f"train.num_steps={num_steps}", *words.split()]) == 0
         found = json.loads(Path("run/summary.json").read_text())["hints"]
         log = Path("run/runner.log").read_text()
-        assert all(f"hint:   {hint}" in log for hint in found) and log.count("hint:   ") == len(found)
+        assert all(f"hint: {hint}" in log for hint in found) and log.count("hint: ") == len(found)
         return found
 
     return of
@@ -244,4 +244,4 @@ def test_a_run_that_goes_on_is_judged_as_a_whole(hints, capsys):
     assert cli.main(["resume", "run", "train.num_steps=60"]) == 0
     (found,) = json.loads(Path("run/summary.json").read_text())["hints"]
     assert "never got a gradient other than 0 in 60 steps" in found
-    assert capsys.readouterr().out.splitlines()[-1] == f"hint:   {found}"
+    assert capsys.readouterr().out.splitlines()[-1] == f"hint: {found}"

@@ -407,7 +407,7 @@ def test_one_that_ends_early_is_named(mine, capfd):
 
 def test_one_that_goes_on_beyond_its_length_is_told_on_the_screen(mine, capfd):
     trained("run", "data=long", "train.batch_size=8")
-    told = "note:   Long goes on beyond its length (7 batches): what comes then is left out of each epoch; write def __len__"
+    told = "warning: Long goes on beyond its length (7 batches): what comes then is left out of each epoch; write def __len__"
     assert capfd.readouterr().out.count(told) == 1
 
 
@@ -428,5 +428,5 @@ def test_the_plan_of_one_of_several_processes_takes_its_share(mine, capfd):
 
 def test_its_classes_and_rows_are_told(mine, capfd):
     trained("run", "data=weighted", "model=mlp", "model.hidden_sizes=[4]")
-    said = capfd.readouterr().out
-    assert "rows: 50 train, 60 val; streamed (your DataLoader, batches of 8;" in said
+    said = capfd.readouterr().out + Path("run/runner.log").read_text()
+    assert "weighted: 50 train, 60 val examples; streamed (your DataLoader, batches of 8;" in said

@@ -118,7 +118,7 @@ def test_each_part_is_told_and_nothing_is_left(here, capsys):
     ]
     assert "all 40 take" in lines[4] and lines[-1].startswith("check: everything works (")
     assert "store sqlite:///here.db: it can be written" in lines[-2]
-    assert not any(line.startswith(("folder", "next", "again", "MLflow")) for line in lines)
+    assert not any(line.startswith(("run", "resume", "rerun", "mlflow")) for line in lines)
     assert left(here) == before
 
 
@@ -172,7 +172,7 @@ def test_a_model_without_a_graph_works_as_its_pickle_does(here, capsys):
 def test_pictures_that_can_not_be_drawn_are_a_fault(here, capsys, monkeypatch):
     monkeypatch.setattr("runner.experiment.plots.confusion.draw", lambda results, path: 1 / 0)
     assert cli.main([*NET, "tracking.enabled=false"]) == 1
-    assert "status  failed: plots: confusion.png left out: ZeroDivisionError" in capsys.readouterr().out
+    assert "✗ failed   plots: confusion.png left out: ZeroDivisionError" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

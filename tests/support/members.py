@@ -31,6 +31,7 @@ class Listener(SilentObserver):
     def __init__(self):
         self.points = {}
         self.told = []  # the steps of points, as they came
+        self.epochs = []  # steps, and whether their training loss was known
         self.speeds = []  # of windows, in steps a second
 
     def window(self, window):
@@ -40,6 +41,9 @@ class Listener(SilentObserver):
             self.points |= {(name, step): float(value) for name, value in zip(window.names, row, strict=True)}
         for name, noted in window.notes.items():
             self.points |= {(name, step): value for step, value in noted}
+
+    def epoch(self, epoch, step, values, *, is_best):
+        self.epochs.append((step, ("train/loss", step) in self.points))
 
     def values(self, values, *, step, time_ms):
         self.points |= {(name, step): value for name, value in values.items()}

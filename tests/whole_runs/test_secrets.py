@@ -154,7 +154,7 @@ def test_what_the_environment_brings_into_the_stores_uri(own_folder, capfd, ende
     monkeypatch.setenv("TOKEN", SECRET)
     words = [*SMALL, f"tracking.uri='{FROM_THE_ENVIRONMENT}'", "tracking.grace_seconds=0", "tracking.log_model=false"]
     assert cli.main(words) == 0
-    assert "next    python -m runner sync run\n" in capfd.readouterr().out  # it finds the store by itself
+    assert "sync     python -m runner sync run\n" in capfd.readouterr().out  # it finds the store by itself
     assert files_with(SECRET, own_folder) == []
     for name in ("summary", "journal/ack"):
         assert "http://<oc.env:TOKEN>@127.0.0.1:9/<oc.env:TOKEN>" in Path(f"run/{name}.json").read_text()

@@ -63,7 +63,7 @@ def undisturbed(warm, tmp_path_factory):
     folder = tmp_path_factory.mktemp("undisturbed")
     write_model(folder)
     told, _ = warm.command(folder, *WORDS, *UNTRACKED, "hydra.run.dir=run").communicate()
-    assert "status  finished" in told, told
+    assert "finished in" in told, told
     return read_series(folder / "run")
 
 
@@ -207,6 +207,6 @@ def test_under_torchrun_the_first_process_speaks(start, person, undisturbed):
     told, _ = process.communicate(timeout=LONGEST)
     assert process.returncode == 0, told
     (folder,) = (person / "outputs").glob("*/*")
-    assert told.count("status  finished") == 1 and told.count("folder: ") == 1
+    assert told.count("finished in") == 1 and told.count("run      ") == 1
     assert summary(folder)["num_processes"] == 2 and not (folder / "ranks").exists()
     assert_same_curves(undisturbed, read_series(folder))

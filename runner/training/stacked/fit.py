@@ -102,8 +102,6 @@ class _OneWord:
 
 
 class _Place:
-    """A member among others: its rows of the metric buffer that they share, and its steps. See fit.Place."""
-
     def __init__(self, member: Member, number: int, stop: Stop) -> None:
         self.member, self.number = member, number
         # by a metric each one's rate falls when its own values say so
@@ -179,8 +177,6 @@ class _Place:
 
 
 class _Together:
-    """Members that stand at the same step, until the last of them ends."""
-
     def __init__(
         self,
         places: list[_Place],
@@ -202,7 +198,7 @@ class _Together:
         known = max(place.training.progress.num_together for place in places)  # of a part before: the same bits again
         self._num_together, self._compiled = known or num_together, compiled
         if self._num_together != num_together:
-            say(f"batch:  {known} of {len(places)} jobs compute together, as before: so they come to the same bits")
+            say(f"batch    {known} of {len(places)} jobs compute together, as before, for bitwise identical results")
         self._buffer: MetricBuffer
         self._step: StackedStep
         self._columns: list[_Place] = []
@@ -230,7 +226,6 @@ class _Together:
             self._background.close()
 
     def _go_on(self, place: _Place, run: Generator[None, None, Result]) -> bool:
-        """Until it waits for its next steps; False where it has ended."""
         with place.world():
             try:
                 next(run)
@@ -240,7 +235,6 @@ class _Together:
         return True
 
     def _bring_on(self, places: list[_Place]) -> list[_Place]:
-        """Takes the next steps, once all wait for the same; returns those that may go on."""
         if not places:
             return []
         first = min(place.at for place in places)
@@ -256,7 +250,6 @@ class _Together:
         return due
 
     def _form(self, places: list[_Place]) -> None:
-        """Makes the stack and the metric buffer of these."""
         states = [place.state() for place in places]
         for place in places:
             place.joins(self)
@@ -321,7 +314,6 @@ class _Together:
             place.step_seconds, place.clock = place.step_seconds + seconds, self._clock
 
     def _take_clocked(self) -> int:
-        """One step, which is clocked; returns the next that is."""
         clock = self._clock
         assert clock is not None
         clock.begin()
@@ -387,7 +379,6 @@ class _Together:
         place.training.background.put(partial(_deliver, place, window))
 
     def _window(self, window: Window) -> None:
-        """Gives each member its part of what came over, in the thread that brought it."""
         for column, place in enumerate(self._columns):
             values, notes = window.values[..., column], _of_number(window.notes, place.number)
             own = Window(window.names, window.steps, values, window.times_ms, window.seconds, window.num_steps, notes)

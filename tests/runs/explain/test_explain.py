@@ -66,7 +66,7 @@ def test_a_spike_is_told_by_its_rows(here, index):
 
 def test_a_failed_run_names_the_command_and_its_folder_stays_as_it_is(here, capsys):
     assert cli.main([*LOG, "hydra.run.dir=run"]) == 1
-    assert "next    python -m runner explain run\n" in capsys.readouterr().out
+    assert "explain  python -m runner explain run\n" in capsys.readouterr().out
     before = {path: path.stat().st_mtime_ns for path in Path("run").rglob("*")}
     assert cli.main(["explain", "run"]) == 0
     lines = capsys.readouterr().out.splitlines()

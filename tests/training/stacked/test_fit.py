@@ -105,7 +105,13 @@ def test_each_comes_to_what_it_comes_to_alone(tmp_path, name):
     together = trained_together(tmp_path / "together", words, each)
     weights, points = largest_difference(alone, together)
     assert weights <= 1e-5 and points <= 1e-5
-    assert [run.result.pulls for run in together] == [run.result.pulls for run in alone]
+    for one, other in zip(alone, together, strict=True):  # the last steps' own copy is not counted
+        assert 0 <= one.result.pulls - other.result.pulls <= 1
+    for run in (*alone, *together):
+        assert [at for at, is_known in run.heard.epochs if is_known] == [
+            run.result.num_steps // 2,
+            run.result.num_steps,
+        ]
 
 
 @pytest.mark.parametrize("num_together", [1, 3])
@@ -274,7 +280,9 @@ def test_who_computed_together_before_does_so_again_and_that_is_said(tmp_path, c
     for num_together, epochs in ((1, 1), (3, 2)):
         assert "compute together" not in capsys.readouterr().out
         trained_together(tmp_path, [*MLP, f"train.num_epochs={epochs}"], SEEDS, num_together)
-    assert "batch:  1 of 3 jobs compute together, as before: so they come to the same bits\n" in capsys.readouterr().out
+    assert (
+        "batch    1 of 3 jobs compute together, as before, for bitwise identical results\n" in capsys.readouterr().out
+    )
 
 
 def test_a_member_goes_on_alone(tmp_path):
