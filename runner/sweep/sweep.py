@@ -127,7 +127,7 @@ def run_sweep(plan: Plan, context: Any, config: DictConfig) -> Sweep:
         words = {job.number: ledger.kept(job.overrides) for job in sweep.jobs.values()}
         to_run = _jobs_to_run(plan, sweep, retry=config.sweep.retry, grace_seconds=config.sweep.grace_seconds)
         if len(to_run) >= MANY:
-            table.say(f"jobs:   composing and checking {len(to_run):,}")
+            table.say(f"jobs     composing and checking {len(to_run):,}")
         composer = Composer(context.config_loader, config)
         prepared = [Prepared(job, _composed(job, composer)) for job in to_run]
         new = [job for job in to_run if job.number not in before]

@@ -198,5 +198,5 @@ def test_what_goes_on_is_noted_in_the_runs_log_and_no_traceback_is_shown(own_fol
     capfd.readouterr()
     (own_folder / "run" / "runner.log").unlink()
     assert cli.main(["resume", "run", "train.max_seconds=null"]) == 0
-    assert "device: cpu" in (own_folder / "run" / "runner.log").read_text()
+    assert "device   cpu" in (own_folder / "run" / "runner.log").read_text()
     assert "Traceback" not in capfd.readouterr().err

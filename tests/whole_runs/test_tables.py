@@ -124,11 +124,11 @@ def test_what_was_chosen_without_a_word_is_told_on_the_screen(own_folder, capsys
     rows = "".join(f"key {index},{index % 7},{'rare' if index % 50 == 0 else 'usual'}\n" for index in range(200))
     Path("odd.csv").write_text("id,x,y\n" + rows)
     runner.run([*SMALL, "data.path=odd.csv", "train.num_steps=1"], folder="run")
-    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("data:")]
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("data  ")]
     assert told[1:] == [
-        "data:   target y (the last column): 2 classes, they are texts",
-        "data:   left out, since nearly all their texts differ: id",
-        "data:   uneven classes: usual 196, rare 4 rows; always usual is right in 98.0% of them",
+        "data     target y (the last column): 2 classes, they are texts",
+        "data     left out, since nearly all their texts differ: id",
+        "data     uneven classes: usual 196, rare 4 rows; always usual is right in 98.0% of them",
     ]
     assert all(line in Path("run/runner.log").read_text() for line in told)
 

@@ -135,7 +135,7 @@ def combinations(
     whole = [(*overrides, *row) for overrides in jobs for row in rows]
     each = list(dict.fromkeys(whole))
     if len(each) < len(whole):
-        say(f"jobs:   {len(whole) - len(each):,} of {len(whole):,} are equal to others, and equal jobs run once")
+        say(f"jobs     {len(whole) - len(each):,} of {len(whole):,} are equal to others, and equal jobs run once")
     return [(overrides, name_of(overrides, swept)) for overrides in each]
 
 

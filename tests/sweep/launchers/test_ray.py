@@ -181,7 +181,7 @@ def test_a_sweep_that_is_killed_takes_its_jobs_along_and_goes_on_where_they_stoo
 
     process = start(tmp_path, *on(address), *words, "sweep.resume=swept", **RAY)
     text = read_until(process, " started on", 2)
-    wait_for(lambda: all((job / "console.log").read_text().count("folder: ") == 2 for job in both))
+    wait_for(lambda: all((job / "console.log").read_text().count("run      ") == 2 for job in both))
     interrupt(process)
     code, rest = finish(process)
     assert code == 130, text + rest
@@ -224,7 +224,7 @@ def test_a_machine_that_shares_no_files_gets_the_job_and_what_it_has_and_sends_i
     assert told["status"] == "finished"
     assert (job / "checkpoints/last.pt").is_file()
     said = (job / "console.log").read_text()
-    assert said.count("device: cpu (as asked)") == 2, said
+    assert said.count("device   cpu (as asked)") == 2, said
     assert said.count("finished in") == 2
     sent = json.loads((job / "journal/ack.json").read_text())
     assert told["run_id"] == sent["run_id"], "nobody sent its journal when it was home"

@@ -100,7 +100,7 @@ def test_a_job_whose_time_is_over_saves_its_state_and_is_started_again(tmp_path)
     psutil.wait_procs([job], timeout=LONGEST)
     stood = summary(tmp_path, 0)["num_steps"]
     assert stood > 0
-    wait_for(lambda: any(path.read_text().count("folder: ") == 2 for path in log.glob("*/*_log.out")))
+    wait_for(lambda: any(path.read_text().count("run      ") == 2 for path in log.glob("*/*_log.out")))
     interrupt(process)
     code, text = finish(process)
     assert code == 130, text
