@@ -141,6 +141,7 @@ def _random_forward(run: Ended) -> str | None:
         return (
             f"forward() makes a layer with weights {shape}, new at each step and never trained; make it in __init__()"
         )
+    first, second = first.detach(), second.detach()
     apart = float((first - second).abs().max())
     if not apart > EXACT * float(first.abs().max()):
         return None
@@ -351,14 +352,14 @@ LOOKS = (
 def _outputs(run: Ended) -> Tensor | None:
     """The outputs for a few rows in eval mode, with their graph; None for tasks and models that are not looked at."""
     task, model = run.parts.task, run.parts.model
-    is_known = isinstance(task, Classification | Language | Regression)
-    if not is_known or run.parts.shards is not None or run.rows is None:
+    if not isinstance(task, Classification | Language | Regression) or run.parts.shards is not None or run.rows is None:
         return None
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
         with torch.enable_grad(), run.parts.precision.autocast():
-            return task.outputs(model, (run.rows, run.rows))  # of which it takes the inputs alone
+            outputs: Tensor = task.outputs(model, (run.rows, run.rows))  # only the inputs are used
+            return outputs
     finally:
         for module, mode in modes.items():
             module.training = mode

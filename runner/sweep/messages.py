@@ -98,9 +98,7 @@ def to_resume(folder: str) -> str:
 def resume_command(folder: str, *more: str) -> str:
     """Return the whole command that resumes a sweep: this one's arguments without passwords, and sweep.resume."""
     replaced = ("sweep.resume", "sweep.retry", *map(key_of, more))
-    words = [
-        without_password(word).replace(HIDDEN, ":PASSWORD@") for word in sys.argv[1:] if key_of(word) not in replaced
-    ]
+    words = [HIDDEN.sub("PASSWORD", without_password(word)) for word in sys.argv[1:] if key_of(word) not in replaced]
     return " ".join(["python -m runner", *map(shlex.quote, words), to_resume(folder), *more])
 
 
