@@ -134,7 +134,6 @@ _OVERRIDE = re.compile(r"('?[+~]*[\w.@/]+=|--[\w-]+ )(?!\w*[A-Z]{2,}\b)(?!.*\.\.
 
 
 def _typed(fix: str) -> list[str]:
-    """The overrides that a fix consists of; none if there is other text in it."""
     parts = fix.removesuffix(", say").split(" or ")
     return parts if all(_OVERRIDE.fullmatch(part) for part in parts) else []
 
@@ -193,7 +192,6 @@ def _spellings(value: str) -> set[str]:
 
 
 def _secrets() -> Iterator[tuple[str, str]]:
-    """What `SECRETS` names, each with the text that replaces it."""
     for entry in os.environ.get(SECRETS, "").split(","):
         is_value = entry.startswith("=")
         value = unquote(entry[1:]) if is_value else os.environ.get(entry, "")

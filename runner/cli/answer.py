@@ -63,7 +63,6 @@ def give(facts: Any) -> None:
 
 
 def _masked(facts: Any) -> Any:
-    """Without passwords in its texts; its keys and numbers are what they are, whatever a password is."""
     if isinstance(facts, Mapping):
         return {key: _masked(value) for key, value in facts.items()}
     if isinstance(facts, list | tuple):

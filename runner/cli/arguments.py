@@ -198,7 +198,6 @@ def _joined(words: Sequence[str]) -> tuple[list[str], list[Fault]]:
 
 
 def _is_cut(asked: str, following: str) -> bool:
-    """Whether a space cuts off the value: `model= mlp`."""
     return asked[-1] == "=" and re.match(r"[^-+~]", following) is not None and not {"="} & set(following)
 
 
@@ -292,7 +291,6 @@ def _value_faults(name: str, value: str) -> list[Fault]:
 
 
 def _not_settings(overrides: Sequence[str]) -> list[Fault]:
-    """Return an error for each argument without a `=`; two in a row may be a key and its value."""
     faults = []
     known = compose.known_keys() if not all(map(_is_setting, overrides)) else []
     left = list(overrides)

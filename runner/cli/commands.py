@@ -393,7 +393,6 @@ def _after_training(verb: str, words: list[str]) -> int:
 
 
 def _become(command: list[str], environment: dict[str, str]) -> NoReturn:
-    """This process goes on as another program: signals and the exit code are that one's."""
     os.execve(command[0], command, environment)
 
 

@@ -138,7 +138,6 @@ def one(word: str, uri: str = stores.USUAL, *, verb: str = "compare") -> Configu
 
 
 def _read(word: str, uri: str, verb: str = "compare") -> tuple[list[Result], tuple[Goal, ...], int]:
-    """The jobs that a word names, what they are judged by, and at how many numbers of seeds a winner was to be named."""
     place, chosen = _place_and_jobs(word)
     folder = sweep_folder(place)
     objectives: tuple[dict[str, str], ...] = ()
@@ -168,7 +167,6 @@ def is_of_a_store(word: str) -> bool:
 
 
 def _place_and_jobs(word: str) -> tuple[str, str]:
-    """Of SWEEP:KEY=VALUE,... what is before the colon, and what is behind it; a folder may have one in its name."""
     place, _, chosen = word.partition(":") if not os.path.exists(word) else (word, "", "")  # noqa: PTH110  # likewise
     return place, chosen
 
@@ -202,7 +200,6 @@ def _chosen(results: list[Result], chosen: str, asked: str) -> list[Result]:
 
 
 def _has(result: Result, keys: Mapping[str, str]) -> bool:
-    """Whether these are its values; a number however it is written: Hydra makes 0.001 of 1e-3."""
     return all(key in result.keys and _is_same(result.keys[key], value) for key, value in keys.items())
 
 
@@ -214,7 +211,6 @@ def _is_same(one: str, other: str) -> bool:
 
 
 def _pairs(chosen: str) -> list[str]:
-    """Each KEY=VALUE of a list of them: a comma in brackets or quotes, or with no key behind it, is a value's."""
     found, begin, depth = [], 0, 0
     for token in TOKEN.finditer(chosen):
         if token[0] == "," and depth == 0:
@@ -225,7 +221,6 @@ def _pairs(chosen: str) -> list[str]:
 
 
 def _metrics(a: Configuration, b: Configuration, metric: str | None) -> list[Goal]:
-    """What both are judged by, and then what is measured on their test splits."""
     if metric is not None:
         return [goal_of(metric, (*a.goals, *b.goals))]
     tests = [name for name in _metric_names(a) if name.startswith("test/") and name in _metric_names(b)]

@@ -89,7 +89,6 @@ def suggestions(verb: str | None, typed: list[str], verbs: list[str], here: Path
 
 
 def _split(line: str, verbs: list[str]) -> tuple[str | None, list[str], str]:
-    """The command, the words behind it, and the line as it is without the command."""
     words = line.split(" ")[1:]
     if len(words) > 1 and words[0] in verbs:
         return words[0], words[1:], " ".join(["runner", *words[1:]])

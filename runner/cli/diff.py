@@ -68,7 +68,6 @@ def _names(count: int) -> list[str]:
 
 
 def _table(title: str, rows: Sequence[Difference], names: Sequence[str]) -> Table:
-    """A row for each difference and a column for each run; for many runs the other way round."""
     if len(names) <= MOST_BESIDE:
         return _filled((title, *names), ((each.what, *each.values) for each in rows))
     columns = zip(*(each.values for each in rows), strict=True)
@@ -91,7 +90,6 @@ def _curves(found: Diff) -> Table:
 
 
 def _of_several(found: Diff, names: Sequence[str]) -> Table:
-    """A row for each run: where it parts from the first, and the last values of what is judged."""
     metrics = [name for name in found.runs[0].values if name.startswith(("val/", "test/")) or name == "train/loss"]
     rows = []
     for number, (name, run) in enumerate(zip(names, found.runs, strict=True)):

@@ -39,7 +39,6 @@ class Result(dict[str, Any]):
         return table(read_series(self.folder))
 
     def _repr_png_(self) -> bytes | None:
-        """For IPython; None where nothing was drawn."""
         picture = self.folder / "plots" / "loss.png"
         return picture.read_bytes() if picture.is_file() else None
 
@@ -88,7 +87,6 @@ def note_loaded() -> None:
 
 
 def _own_modules() -> dict[str, int]:
-    """Those whose file lies below the current folder, and is no installed one's."""
     here, own = os.path.join(Path.cwd(), ""), {}  # noqa: PTH118  # of thousands of modules few are asked for more than this
     # in a home that is the current folder
     pythons = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))

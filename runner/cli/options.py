@@ -203,7 +203,6 @@ def _is_of(word: str, beginning: str) -> bool:
 
 
 def _unknown(verb: str, flag: str, value: str, meant: list[str]) -> Fault:
-    """value: that was given to it, where one was."""
     takes = VERBS[verb]
     ways = [f"{hit} {shlex.quote(value or takes.flags[hit])}" if hit in takes.flags else hit for hit in meant]
     problem = f"{verb} has no such flag; it has {', '.join([*takes.flags, *takes.switches, FLAG])}"

@@ -71,7 +71,6 @@ def _runs(folders: list[Path]) -> list[Path]:
 
 
 def _while_it_runs(run: Path, uri: str, its_own: str | None) -> str:
-    """What is said of a run whose process still writes its journal: that alone sends it, if it does."""
     if its_own == store_uri.shown(uri):
         return "still running, and sent by its own process"
     later = f"sync {shlex.quote(str(run))} {shlex.quote(f'tracking.uri={without_password(uri)}')} when it has ended"

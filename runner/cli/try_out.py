@@ -89,7 +89,6 @@ def try_out(words: Sequence[str], *, budget: float | None, against: str, metric:
 def _found(
     own: Side, other: Side, settings: list[str], folder: Path, *, is_new: bool, is_over: bool = False
 ) -> Decision:
-    """Measures and decides; where there is nothing new, the other side's seeds alone, to begin with. is_over: the time for it."""
     seeds = _seeds(other)
     size = next((size for size in tries.LOOKS[1:] if size > len(other.values)), tries.LOOKS[-1])
     sides = [own, other] if is_new else [other]
@@ -160,7 +159,6 @@ def _refused(cfg: DictConfig, folder: Path) -> str:
 
 
 def _merged(before: Sequence[str], words: Sequence[str]) -> list[str]:
-    """The words of a configuration with others: a file that is chosen anew takes the values of the one before with it."""
     new = {key_of(word) for word in words}
     files = tuple(f"{key}." for key in new if "." not in key)
     left = [word for word in before if key_of(word) not in new and not key_of(word).startswith(files)]

@@ -108,8 +108,6 @@ def _help_made_when_shown() -> Iterator[None]:
 
 
 class _Once:
-    """Hydra composes everything to see what hydra.mode says, and the same once more for the run: 0.15 s that this saves."""
-
     def __init__(self, *, completes: bool) -> None:
         """completes: for a shell, where a person's code is not imported, and nothing printed."""
         self.kept: tuple[str | None, list[str], DictConfig | Exception] | None = None  # or why it can't be composed
@@ -269,7 +267,6 @@ def _name(words: list[str]) -> str:
 
 
 def _split_off(words: list[str], *flags: str) -> tuple[list[str], str | None]:
-    """Split off a flag: the rest of the arguments, and its last value."""
     rest, value, given = [], None, iter(words)
     for word in given:
         name, equals, text = word.partition("=")

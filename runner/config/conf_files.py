@@ -103,7 +103,6 @@ def _fault(error: WrongFile, text: str, key: str, value: Any, kind: str | None, 
 
 
 def _misplaced(error: WrongFile) -> Fault:
-    """A file at a place where no key is: its group's own name, or as another file says, /group@place: name."""
     group, _, name = error.name.rpartition("/")
     if error.package == group.replace("/", "."):
         return _without_package(error.file, error.name, error.package)

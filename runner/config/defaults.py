@@ -94,7 +94,6 @@ def _answer(group: str, choice: str, chosen: Mapping[str, Any]) -> tuple[str, di
 
 
 def _named(group: str, choice: str) -> dict[str, Any]:
-    """Data without a name is called as its file, see compose.name_data()."""
     return {"data.name": choice} if group == "data" else {}
 
 

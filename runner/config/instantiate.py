@@ -69,7 +69,6 @@ def build(node: dict[str, Any], *, key: str = "", own_code: bool = True) -> Any:
 
 
 def _not_built(node: dict[str, Any], key: str, cause: BaseException) -> Fault:
-    """What a constructor raised. Other arguments help only where the error is about those."""
     if node["_target_"] == PREPARED:  # what the data needs around it, which nobody wrote
         node = node["model"]
     where = own_line(cause)

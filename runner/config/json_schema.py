@@ -93,7 +93,6 @@ def make(*own: Path) -> Json:
 
 
 def _of_group(group: str, files: Sequence[Option], takes: Takes, chosen: Mapping[str, str], told: Told) -> Json:
-    """Its targets, what stands below its key, and what its files hold. chosen: targets by the file that `defaults` name."""
     shared, parts = f"shared.{group}", {}
     if group in SHARED:  # a target may have an argument of the same name, and then it is that
         parts[shared] = of_dataclass(SHARED[group], told, f"{group}.") | {"additionalProperties": True}
@@ -190,7 +189,6 @@ def _target_of(option: Option, files: Sequence[Option]) -> str:
 
 
 def _defaults(options: Sequence[Option]) -> Json:
-    """Offers the files of each group; others may be the person's."""
     offered: Json = {}
     parts: Json = {}
     for group in sorted({option.group for option in options} - {""}):
@@ -201,7 +199,6 @@ def _defaults(options: Sequence[Option]) -> Json:
 
 
 def _node(targets: Iterable[str], chosen: Mapping[str, str], shared: Json, doc: str) -> Json:
-    """What stands below a group's key: its target says the rest. chosen: targets by the file of `defaults`."""
     names = [*targets]
     target = {"anyOf": [{"enum": names}, {"type": "string", "pattern": f"{ANOTHER}|{LATER}"}]}
     rules = [{"if": _has("_target_", {"const": name}), "then": _ref(name)} for name in names]
@@ -217,7 +214,6 @@ def _node(targets: Iterable[str], chosen: Mapping[str, str], shared: Json, doc: 
 
 
 def _of_a_file(node: str, takes: Takes) -> Json:
-    """A group's file: where it builds on no other one, it has all that its target needs."""
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     rules: list[Json] = [{}]
     for path, arguments in takes.items():
@@ -227,7 +223,6 @@ def _of_a_file(node: str, takes: Takes) -> Json:
 
 
 def _where_chosen(group: str, option: str, path: str) -> Json:
-    """Where the defaults of a whole configuration choose a file of a group, that file's target says the arguments."""
     item = {
         "type": "object",
         "minProperties": 1,

@@ -56,7 +56,6 @@ def of_dataclass(schema: type, told: Told, prefix: str = "", beside: Json | None
 
 
 def _of_argument(argument: inspect.Parameter, doc: str, value: Any) -> Json:
-    """doc, value: its comment in conf/, and the value there."""
     kind, default = _of_type(argument.annotation), argument.default
     words = _words(doc) if kind is not None and "string" in kind.get("type", ()) else []
     for each in (default, value) if words else ():
@@ -67,7 +66,6 @@ def _of_argument(argument: inspect.Parameter, doc: str, value: Any) -> Json:
 
 
 def _words(doc: str) -> list[Any]:
-    """The options that a comment lists, `mean (of the rows) | refuse: what that does`; none where one is no single word."""
     parts = [part.partition(":")[0].strip() for part in re.sub(r"\([^)]*\)", "", doc).split(" | ")]
     is_list = len(parts) > 1 and all(re.fullmatch(r"[a-z][a-z0-9_]*", part) for part in parts)
     return [yaml.safe_load(part) for part in parts] if is_list else []

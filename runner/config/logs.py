@@ -47,7 +47,6 @@ def files(hydra: DictConfig) -> dict[str, Path]:
 
 
 def _plain(node: Any, key: Any) -> Any:
-    """A value by now: a ${...} that only a running job can follow stays as it is written."""
     try:
         value = node[key]
     except OmegaConfBaseException:
@@ -99,7 +98,6 @@ def _logger_faults(key: str, logger: Any, made: dict[str, dict[str, Any]]) -> It
 
 
 def _refusal(kind: str, name: str, settings: Any, made: dict[str, dict[str, Any]]) -> str:
-    """Makes a part of a log, with a file of it nowhere, and notes it; why that can't be, or nothing."""
     from hydra._internal.logging_config import HydraDictConfigurator  # Hydra holds a log to rules of its own, too
 
     made[kind][name] = None  # its own fault is enough for those that name it

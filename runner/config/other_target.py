@@ -47,7 +47,6 @@ def with_arguments(load: Callable[[list[str]], DictConfig], overrides: list[str]
 
 
 def _is_taken(load: Callable[[list[str]], DictConfig], key: str, overrides: Sequence[str]) -> bool:
-    """Whether a key is an argument that its group's target takes."""
     group, _, name = key.partition(".")
     if group not in validate.BUILT or not name:
         return False

@@ -282,7 +282,6 @@ def suggestions(key: str, values: list[str], cfg: DictConfig, compose: Compose) 
 
 
 def _with_option(group: str, values: list[str], cfg: DictConfig, compose: Compose) -> str | None:
-    """GROUP=OPTION, with the option that was certainly meant; where no value was typed, with the present one."""
     options = _options(group, compose)
     meant = (
         [_option(group, value, options) for value in values] if any(values) else [cfg.hydra.runtime.choices.get(group)]
@@ -291,7 +290,6 @@ def _with_option(group: str, values: list[str], cfg: DictConfig, compose: Compos
 
 
 def _option(group: str, value: str, options: list[str]) -> str | None:
-    """The option that was certainly meant: names that differ in a digit, such as mnist and mnist1d, are of different things."""
     ours = other_names.value_for(group, value)
     if ours.partition(" ")[0] in options:
         return ours
@@ -300,7 +298,6 @@ def _option(group: str, value: str, options: list[str]) -> str | None:
 
 
 def _options_with(text: str, group: str, compose: Compose) -> list[str]:
-    """The options whose file has the key of an override."""
     first = _bare_key(text).split(".")[1]
     options = []
     for option in sorted(_options(group, compose)):
@@ -321,7 +318,6 @@ def _in_quotes(key: str, value: str) -> str:
 
 
 def _no_hydra_key(text: str, error: Exception, accepted: list[str], cfg: DictConfig, compose: Compose) -> Fault:
-    """A setting of Hydra's own, of its launcher or of its sweeper; those of a search need hydra/sweeper=optuna."""
     try:
         compose([*accepted, "hydra/sweeper=optuna", text])
     except Exception:

@@ -176,7 +176,6 @@ def _mapped(node: Any, change: Callable[[str], str]) -> Any:
 
 
 def _walk(node: Any, written: Any, real: Any) -> Any:
-    """`real` with its texts as they are while nobody reads the environment. written: the same with its ${...}."""
 
     def below(key: Any, child: Any) -> Any:
         text = written[key] if type(written) is type(real) else written  # else a reference to all of it
@@ -202,7 +201,6 @@ def _child(node: Any, key: Any) -> Any:
 
 @contextmanager
 def _unread_environment() -> Iterator[None]:
-    """${oc.env:NAME} gives its name, where there is one; where the store is has no secret but its password."""
 
     def itself(name: str, *default: Any) -> Any:
         is_open = name not in os.environ or name in OPEN

@@ -188,7 +188,6 @@ def _target_faults(path: str, target: str) -> list[Fault]:
 
 
 def _values(node: Any, path: str) -> Iterator[tuple[str, str, Any]]:
-    """Each value with the path of its group and its key; ${...} are followed as far as they lead somewhere by now."""
     is_dict = OmegaConf.is_dict(node)
     for key in list(node) if is_dict else range(len(node)):
         inner, child = f"{path}.{key}" if is_dict else f"{path}[{key}]", node._get_node(key)

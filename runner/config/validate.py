@@ -119,7 +119,6 @@ def _as(schema: type, name: str, value: Any) -> Any:
 
 @functools.cache
 def _typed(schema: type) -> Any:
-    """Takes one value after another: 5 ms to make, fifteen for each check of a sweep's jobs."""
     return OmegaConf.structured(schema)
 
 
@@ -195,7 +194,6 @@ def _fits(cfg: DictConfig, key: str, text: str) -> bool:
 
 
 def _example(cfg: DictConfig, key: str) -> str | None:
-    """Return a valid value as it is typed: the present one, or the schema's example."""
     present = value(cfg, key)
     if isinstance(present, bool | int | float | str):
         return str(present).lower() if isinstance(present, bool) else str(present)

@@ -93,7 +93,6 @@ def array_inputs(path: str, *, inputs: str = "x", float_inputs: bool = True) -> 
 
 
 def _finished(source: Source, given: Mapping[str, Any], reader: dict[str, Any], augment: Any) -> Source:
-    """With its own splits and all that stands between the rows and the model."""
     inputs, targets = source.rows
     are_images = inputs.dtype == torch.uint8 and inputs.dim() == IMAGE_DIMS
     rows = (_as_embeddings_take(inputs), targets)
@@ -153,7 +152,6 @@ def _part(
 
 
 def _from_table(table: Any, path: str, settings: dict[str, Any]) -> Source:
-    """The last column is what the others tell of."""
     asked = f"data.path={path}"
     if table.ndim != 2 or table.shape[1] < 2:
         problem = f"its array is {table.shape}; without data.targets_path the targets are the last column of a table"

@@ -108,7 +108,6 @@ def _safetensors(file: Path, key: str, stack: ExitStack) -> Opened:
 
 
 def _shape(stream: IO[bytes]) -> tuple[int, ...]:
-    """From an array's header: nothing of the array itself is read."""
     version = np.lib.format.read_magic(stream)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     return tuple(read(stream)[0])
@@ -123,7 +122,6 @@ def _check_beginning(stream: BinaryIO, ending: str) -> None:
 
 @contextmanager
 def _explained(file: Path, key: str) -> Iterator[None]:
-    """Broken files raise zipfile's errors, zlib's, NumPy's and safetensors' own: all of them become the person's."""
     try:
         yield
     except RunnerError:

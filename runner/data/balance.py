@@ -31,7 +31,6 @@ def balance(source: Source) -> str:
 
 
 def _listed(counts: Tensor, source: Source) -> str:
-    """The most frequent and the rarest of them."""
     order = counts.argsort(descending=True, stable=True).tolist()
     half = MOST_NAMED // 2
     shown = order if len(order) <= MOST_NAMED else [*order[:half], None, *order[-half:]]

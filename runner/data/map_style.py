@@ -98,7 +98,6 @@ def labels_of(dataset: Any) -> Tensor | None:
 
 
 def _whole(dataset: Any) -> Any:
-    """What a Subset is a part of, a person's own or a split; any other is itself."""
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
     return dataset

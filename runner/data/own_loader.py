@@ -134,7 +134,6 @@ class OwnLoader(IterableDataset[Any]):
             set_epoch(epoch)
 
     def _own(self, name: str, kind: Any) -> list[Any]:
-        """What the loader, its samplers and its dataset have by that name, each once."""
         found = self.found
         by_index = (found.sampler, found.batch_sampler) if isinstance(found, DataLoader) else ()
         inner = getattr(by_index[1], "sampler", None) if by_index else None

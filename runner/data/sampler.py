@@ -44,7 +44,6 @@ def class_counts(asked: Asked | None, labels: Tensor, source: Source) -> list[in
 
 
 def _sizes_and_shares(asked: Asked, labels: Tensor, source: Source) -> tuple[Tensor, Tensor]:
-    """(C,) each: rows of a class, and how often it is drawn beside the others."""
     classes = source.classes or tuple(map(str, range(int(source.labels.max()) + 1)))  # type: ignore[union-attr]
     sizes = torch.bincount(labels, minlength=len(classes))
     shares = torch.tensor(_weights(asked, classes, source.name), dtype=torch.float64) * (sizes > 0)
@@ -76,7 +75,6 @@ def _weights(asked: Asked, classes: Sequence[str], name: str) -> list[float]:
 
 
 def _called(each: Any, classes: Sequence[str]) -> str:
-    """A class as the data calls it: a configuration reads true as a truth value."""
     names = (str(each), str(each).lower()) if isinstance(each, bool) else (str(each),)
     return next((name for name in names if name in classes), names[-1])
 

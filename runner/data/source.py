@@ -133,7 +133,6 @@ def facts_of(inputs: Tensor, targets: Tensor, *, num_classes: int | None) -> dic
 
 
 def _served(rows: OwnLoader, *, name: str, asked: str) -> Source:
-    """By its first batch, which is read for it."""
     served = Served(rows, batch_size=1, device=torch.device("cpu"), seed=0)
     with rows.looked_at():
         first = next(iter(served.epoch(0)))
@@ -181,7 +180,6 @@ def _given(found: Any, split: str, train: Source, asked: str) -> Any:
 
 
 def _has_integers(dataset: Any, asked: str) -> bool:
-    """Whether its inputs are tokens or bytes, by its row 0."""
     if isinstance(dataset, OwnLoader):
         return dataset.has_integers
     parts = tensors(batch_of(dataset, [dataset[0]], asked=asked))
@@ -189,7 +187,6 @@ def _has_integers(dataset: Any, asked: str) -> bool:
 
 
 def _beside_a_dataset(found: Sequence[Any], split: str, train: Source, read: Callable[..., Source]) -> Any:
-    """(inputs, targets) of a split whose training split is a Dataset: that numbers its classes itself, so numbers stay."""
     inputs, targets = found
     # of its sizes the targets' alone: rows that its collate_fn pads have no width of their own
     like = replace(train, facts={key: train.facts[key] for key in ("out_features",) if key in train.facts})
@@ -210,7 +207,6 @@ def _beside_a_dataset(found: Sequence[Any], split: str, train: Source, read: Cal
 
 
 def _numbered_otherwise(given: Source, split: str, train: Source, asked: str) -> Fault | None:
-    """What to write where a class of a split has another number than in the training split."""
     ours, theirs = train.classes, given.classes
     has_none = not ours or given.facts.get("num_classes", len(ours)) is None
     if has_none or _are_numbers(ours) or (theirs and theirs == ours[: len(theirs)]):
@@ -226,12 +222,10 @@ def _numbered_otherwise(given: Source, split: str, train: Source, asked: str) ->
 
 
 def _are_numbers(classes: Sequence[str]) -> bool:
-    """Whether these are the numbers of classes and no names."""
     return tuple(classes) == tuple(map(str, range(len(classes))))
 
 
 def _checked(source: Source, asked: str) -> Source:
-    """A Source that a person made: what the splits rely on."""
     if isinstance(source.rows, DataLoader | IterableDataset):
         return replace(source, rows=OwnLoader(source.rows, asked=asked))
     if isinstance(source.rows, Dataset):

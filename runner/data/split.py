@@ -211,7 +211,6 @@ def fingerprint(source: Source) -> str:
 
 
 def _blocks(tensor: Tensor) -> list[Tensor]:
-    """The bytes to read of a tensor, whole or in blocks."""
     if tensor.numel() == 0:
         return []
     flat = tensor.contiguous().reshape(-1).view(torch.uint8)
@@ -236,7 +235,6 @@ def _empty_splits(total: int, cut: dict[str, float], counts: dict[str, int]) -> 
 
 
 def _not_cut(limit: int | None, fold: tuple[int, int] | None) -> list[Fault]:
-    """Of a person's own loader."""
     problem, fix = "a DataLoader of your own is served as it gives its rows", "tensors or a map-style Dataset"
     asked = {"data.limit": limit, "data.fold": None if fold is None else f"{fold[0]}/{fold[1]}"}
     return [

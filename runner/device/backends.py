@@ -228,7 +228,6 @@ def set_generator_states(states: Mapping[str, Any], device: torch.device, *other
 
 
 def _named(device: torch.device, *others: torch.device) -> Iterator[tuple[str, torch.device]]:
-    """Devices by the names of their generators' states: in a checkpoint of a run that goes on elsewhere, by their order."""
     yield "device", device
     yield from ((f"device {number}", other) for number, other in enumerate(others, 2))
 
@@ -299,7 +298,6 @@ def free_memory_bytes(device: torch.device, *, memory_fraction: float | None = N
 
 
 def _told(ask: Callable[[torch.device], Any], device: torch.device) -> Any:
-    """What an accelerator's allocator answers; None where it has registered none with torch."""
     try:
         return ask(device)
     except (RuntimeError, NotImplementedError, AttributeError):
@@ -307,6 +305,5 @@ def _told(ask: Callable[[torch.device], Any], device: torch.device) -> Any:
 
 
 def _module_with(device: torch.device, name: str) -> Any:
-    """torch's module of a kind of device (torch.cuda), where it has the function; None for the CPU's, and elsewhere."""
     module = None if device.type == "cpu" else getattr(torch, device.type, None)
     return module if hasattr(module, name) else None

@@ -259,7 +259,6 @@ def _mps_gpu() -> Gpu | None:
 
 
 def _nvidia_smi(query: str) -> list[list[str]]:
-    """Rows of a query; none where the program is missing, fails or hangs."""
     command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS_FOR_NVIDIA_SMI, check=True)

@@ -85,7 +85,6 @@ def left_in_groups(mount: Path, own: Path) -> list[tuple[int, str]]:
 
 
 def _left_in(group: Path) -> int | None:
-    """None: there is no such group, or it has no limit."""
     for most, now, cached in FILES:
         try:
             limit, taken = int((group / most).read_text()), int((group / now).read_text())
@@ -113,7 +112,6 @@ def keep_what_is_freed() -> None:
 
 
 def _sizes() -> dict[str, int]:
-    """Of this process by Linux's names, in bytes; {} elsewhere."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:

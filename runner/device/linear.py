@@ -78,7 +78,6 @@ class Linear(nn.Linear):
         return self
 
     def _takes(self, input: Tensor) -> bool:
-        """The cheapest question first: a small layer pays 0.5 us for all of this."""
         if type(input) not in PLAIN or input.numel() * self.out_features < LEAST or not _is_plain(input):
             return False
         weight, bias = self.weight, self.bias
@@ -90,13 +89,11 @@ class Linear(nn.Linear):
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether it is torch's own kind of tensor, dense, of float32, on the CPU."""
     is_float32 = type(tensor) in PLAIN and tensor.dtype == torch.float32
     return is_float32 and tensor.is_cpu and tensor.layout == torch.strided and not tensor.is_nested
 
 
 def _is_transformed(*tensors: Tensor) -> bool:
-    """Whether torch.func or forward-mode differentiation is at work on them: oneDNN's products have no rules for those."""
     return torch_private.transforms_are_active() or any(unpack_dual(each).tangent is not None for each in tensors)
 
 

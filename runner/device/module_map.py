@@ -57,8 +57,6 @@ def spread(
 
 @dataclass(frozen=True)
 class _Enter:
-    """A module's inputs, on its device."""
-
     device: torch.device
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -67,8 +65,6 @@ class _Enter:
 
 @dataclass(frozen=True)
 class _Leave:
-    """What a module gives, on the device of the module around it."""
-
     device: torch.device
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
@@ -78,7 +74,6 @@ class _Leave:
 def _where(
     model: nn.Module, device: torch.device, devices: Mapping[str, str], *, prefix: str
 ) -> dict[str, torch.device]:
-    """The device of each module, by its path in the model."""
     paths = [path for path, _ in model.named_modules()]
     known = [path.removeprefix(prefix) for path in paths if path and path != prefix.rstrip(".")]
     faults = []
@@ -119,7 +114,6 @@ def _around(path: str) -> str:
 
 
 def _all_around(path: str) -> list[str]:
-    """Of blocks.3.norm: blocks.3, blocks and the model itself."""
     found = []
     while path:
         path = _around(path)

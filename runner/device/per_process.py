@@ -75,7 +75,6 @@ def backend_of(device: str) -> str:
 
 
 def _asked(policy: tuple[str, ...], kind: str) -> str:
-    """The preference that led to a device of this kind."""
     return next((item for item in policy if item in ("auto", "all") or item.partition(":")[0] == kind), policy[0])
 
 

@@ -140,7 +140,6 @@ def _index(index: int, machine: Hardware) -> Why:
 
 
 def _architecture(gpu: Gpu, machine: Hardware) -> Why | None:
-    """Kernels run on the same major version from their minor up; intermediate code (compute_) on anything newer."""
     if gpu.capability is None or not machine.arch_list or machine.hip_build is not None:
         return None
     major, minor = gpu.capability

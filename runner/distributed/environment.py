@@ -63,7 +63,6 @@ def rank_here(environ: Mapping[str, str], *, first_host: Callable[[str], str] | 
 
 
 def _first_host(nodes: str) -> str:
-    """Asks Slurm, which alone knows how it writes several hosts in one word; "" where it gives no answer."""
     try:
         done = subprocess.run(
             ["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, timeout=30, check=True
@@ -74,7 +73,6 @@ def _first_host(nodes: str) -> str:
 
 
 def _tasks_of(text: str, node: int) -> int:
-    """The processes on a machine, of a text such as 4(x2),3: four on each of two machines, three on the next."""
     counts: list[int] = []
     for part in text.split(","):
         count, _, times = part.partition("(x")

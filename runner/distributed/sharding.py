@@ -137,12 +137,10 @@ def blocks(model: nn.Module, *, at_least: int) -> Iterator[nn.Module]:
 
 
 def _uses(model: nn.Module) -> Counter[nn.Parameter]:
-    """How many modules have a parameter as theirs."""
     return Counter(parameter for module in model.modules() for parameter in module.parameters(recurse=False))
 
 
 def _part(value: Any, like: Any) -> Any:
-    """The own part of `value`, where it has the shape of `like`, which is in parts, or of the own part already."""
     if not isinstance(like, DTensor) or not isinstance(value, Tensor):
         return value
     mesh, placements = like.device_mesh, like.placements

@@ -97,7 +97,6 @@ def best(run: Trained) -> Advice | None:
 
 
 def _read(run: Trained) -> Advice | None:
-    """More readers, or none at all."""
     rows, waited = run.parts.splits.train, run.spent.get("data", 0.0)
     if waited < LEAST * run.seconds:
         return None
@@ -129,7 +128,6 @@ def _read(run: Trained) -> Advice | None:
 
 
 def _python(run: Trained) -> Advice | None:
-    """What a person's own function does beside torch's kernels, or the device that it waits for."""
     own, launch = run.costs.own, run.spent.get("launch", 0.0)
     reads = [found for found in run.result.findings if found.kind == "host read" and found.line]
     if reads and run.parts.device.type != "cpu":
@@ -145,7 +143,6 @@ def _python(run: Trained) -> Advice | None:
 
 
 def _compile(run: Trained) -> Advice | None:
-    """A step without the host's calls."""
     train, parts, launch = run.settings.train, run.parts, run.spent.get("launch", 0.0)
     has_python = run.costs.own is not None and run.costs.own.share >= MUCH_PYTHON
     if train.compile or train.cuda_graph or has_python or isinstance(parts.optimizer, Turns) or run.result.findings:
@@ -164,7 +161,6 @@ def _compile(run: Trained) -> Advice | None:
 
 
 def _batch(run: Trained) -> Advice | None:
-    """Fewer steps for the same rows."""
     train, num_rows = run.settings.train, run.parts.train.num_rows
     rows = train.batch_size
     larger = min(USUAL_BATCH, 2 ** int(math.log2(max(1, num_rows // 8))))
@@ -177,7 +173,6 @@ def _batch(run: Trained) -> Advice | None:
 
 
 def _validate(run: Trained) -> Advice | None:
-    """Measuring less often."""
     spent, times = run.spent.get("validation", 0.0), run.result.times.get("validation", 0)
     limits, train = run.parts.limits, run.settings.train
     apart = math.ceil(spent / max(ENOUGH * (run.seconds - spent), 1e-9))
@@ -191,7 +186,6 @@ def _validate(run: Trained) -> Advice | None:
 
 
 def _save(run: Trained) -> Advice | None:
-    """Saving less often."""
     spent, times = run.spent.get("checkpoints", 0.0), run.result.times
     asked = [
         ("train.checkpoint_every_steps", run.parts.limits.save_every_steps),
@@ -210,7 +204,6 @@ def _save(run: Trained) -> Advice | None:
 
 
 def _threads(run: Trained) -> Advice | None:
-    """More of the CPU."""
     if run.costs.with_threads is None:
         return None
     most, of_now = run.costs.with_threads
@@ -219,7 +212,6 @@ def _threads(run: Trained) -> Advice | None:
 
 
 def _share_on_cpu(rows: Any) -> float:
-    """Which part of the reading of a row this process computes: some are read."""
     began, computing = time.perf_counter(), time.thread_time()
     count = min(READ_ROWS, len(rows))
     for index in range(count):

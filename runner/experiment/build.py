@@ -390,7 +390,6 @@ def compiles_alone(device: torch.device, *, is_compiled: bool, is_captured: bool
 
 
 def _start(model: nn.Module, shared: dict[str, Any], *, goes_on: bool) -> str:
-    """Puts the weights in that the model is to start from, and freezes what is to stay; says what it starts from."""
     path, words = shared.get("weights"), ""
     if path is not None and (not goes_on or exists(Path(str(path)))):
         words = load_weights(model, str(path), strict=shared.get("strict", True))
@@ -424,7 +423,6 @@ def _counted(cfg: DictConfig, source: Source, splits: Splits) -> dict[str, Any]:
 
 
 def _for_output(around: Preprocessing, output: Any) -> Preprocessing:
-    """The same, knowing which output of a model that gives several is the answer (`task.output`)."""
     after = around.after
     if not _is_scaled(after) or not isinstance(output, int | str):
         return around

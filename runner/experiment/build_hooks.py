@@ -58,7 +58,6 @@ def hook_faults(cfg: DictConfig) -> list[Fault]:
 
 
 def _nodes(cfg: DictConfig) -> list[tuple[dict[str, Any], tuple[Any, ...]]]:
-    """Each as build() takes it, and when it is called."""
     try:
         written: Any = OmegaConf.to_container(cfg.train.hooks, resolve=True)
     except (OmegaConfBaseException, AttributeError, ValueError):

@@ -123,7 +123,6 @@ def rehearsed(cfg: DictConfig, *, mode: str = "min") -> list[Fault]:
 
 
 def _rehearsed_optimizers(cfg: DictConfig) -> tuple[list[Fault], Callable[[], Optimizer]]:
-    """What is wrong with one optimizer, and what makes it with its groups; Adam where it can't be tried."""
     with _standing_in(cfg) as unknown, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -147,7 +146,6 @@ def _rehearsed_optimizers(cfg: DictConfig) -> tuple[list[Fault], Callable[[], Op
 
 
 def _all(makers: Mapping[str, Callable[[], Optimizer]], count: int = 0) -> Optimizer:
-    """The optimizers that take turns as one, or the only one. count: its number of groups (0: as configured)."""
     each = {name: make() for name, make in makers.items()}
     one = _unwrapped(Turns)(each, dict.fromkeys(each, 1)) if len(each) > 1 else next(iter(each.values()))
     del one.param_groups[count or len(one.param_groups) :]
@@ -157,7 +155,6 @@ def _all(makers: Mapping[str, Callable[[], Optimizer]], count: int = 0) -> Optim
 
 
 def _equal_rates(node: _Node, optimizer: Optimizer) -> Fault | None:
-    """An error for a schedule that gives the same rate to groups with different rates. Tried on a copy of the groups."""
     rates = [float(group["lr"]) for group in optimizer.param_groups]
     if len(set(rates)) == 1:
         return None
@@ -209,7 +206,6 @@ def turn_faults(cfg: DictConfig) -> list[Fault]:
 
 
 def _of_turn(fault: Fault, cfg: DictConfig, name: str) -> Fault:
-    """By the keys that a person wrote: a setting may stand in the turn, or be that of all."""
     for key in cfg.optimizer.turns[name]:
         before, here = re.compile(rf"optimizer\.{key}\b"), f"optimizer.turns.{name}.{key}"
         fault = replace(fault, asked=before.sub(here, fault.asked), fix=before.sub(here, fault.fix))
@@ -255,8 +251,6 @@ def _some(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class _Node:
-    """What is called, and with which settings."""
-
     key: str
     target: str
     make: Callable[..., Any]
@@ -295,7 +289,6 @@ def _defaults(make: Any) -> dict[str, Any]:
 
 
 def _of_conf(key: str, target: str) -> dict[str, Any]:
-    """The settings of the file in conf/ with this target; of what the data tells, none."""
     for file in sorted((CONF / key).glob("*.yaml")):
         node: Any = OmegaConf.to_container(OmegaConf.load(file))
         if node.get("_target_") == target:
@@ -398,7 +391,6 @@ def _rehearsed_optimizer(node: _Node, given: Mapping[str, Any] | None = None, *,
 
 
 def _unwrapped(kind: type[Optimizer]) -> Any:
-    """Without torch's wrappers around these two, which import torch._dynamo: it takes seconds, and a run imports it later."""
     bare = {name: inspect.unwrap(getattr(kind, name)) for name in ("add_param_group", "step")}
     return type(kind.__name__, (kind,), bare)
 

@@ -105,7 +105,6 @@ def _dropout_faults(cfg: DictConfig) -> list[Fault]:
 
 
 def _augment_faults(cfg: DictConfig) -> list[Fault]:
-    """What is wrong with data.augment, whatever the images are; a function of the person's own may take another form of it."""
     asked = validate.value(cfg, "data.augment")
     if asked is None or validate.value(cfg, "data._target_") not in PARTS:
         return []

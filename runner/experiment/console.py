@@ -191,8 +191,6 @@ class Screen:
 
 
 class _OnTheScreen(logging.Handler):
-    """Shows warnings only: an error is the run's status, and one with a traceback is shown elsewhere."""
-
     def __init__(self, console: Console) -> None:
         super().__init__(logging.WARNING)
         self._console = console

@@ -66,7 +66,6 @@ def illustrate(
 
 
 def _whole(parts: Parts, folder: Path) -> Parts:
-    """The parts with a model that this process has alone: what the others have of it they have taken with them."""
     if parts.shards is None:
         return parts
     with torch.random.fork_rng(devices=[]):
@@ -76,7 +75,6 @@ def _whole(parts: Parts, folder: Path) -> Parts:
 
 
 def _draw_predictions(parts: Parts, task: Predicting, plots: Path, of: str, say: Say) -> list[Path]:
-    """Of the test split, or the validation split where there is none."""
     split, batches = ("test", parts.test) if parts.test is not None else ("val", parts.val)
     wanted = getattr(task, "plots", PLOTS.get(task.kind, ()))
     if batches is None or not wanted:
@@ -99,7 +97,6 @@ def _draw_predictions(parts: Parts, task: Predicting, plots: Path, of: str, say:
 
 
 def _write_sample(parts: Parts, plots: Path) -> list[Path]:
-    """A text that the best weights write, to look at."""
     num_tokens = getattr(parts.task, "sample_tokens", 0)
     if parts.source.reader is None or not num_tokens:
         return []

@@ -103,7 +103,6 @@ def find(run: Ended) -> list[str]:
 
 
 def _wrong_outputs(run: Ended) -> str | None:
-    """Probabilities where the loss takes logits, a softmax over the wrong dimension, or a ReLU as the last layer."""
     task = run.parts.task
     if not isinstance(task, Classification | Language) or (outputs := _outputs(run)) is None:
         return None
@@ -132,7 +131,6 @@ def _wrong_outputs(run: Ended) -> str | None:
 
 
 def _random_forward(run: Ended) -> str | None:
-    """A layer that is made in forward(), or random numbers in eval mode."""
     if (first := _outputs(run)) is None or (second := _outputs(run)) is None:
         return None
     known = set(map(id, run.parts.model.parameters()))
@@ -150,7 +148,6 @@ def _random_forward(run: Ended) -> str | None:
 
 
 def _worse_than_constant(run: Ended) -> str | None:
-    """A loss above that of always predicting the same."""
     task, facts = run.parts.task, run.parts.card.facts
     losses = _values(run, "train/loss")[1]
     if len(losses) < ENOUGH_STEPS:
@@ -178,7 +175,6 @@ def _worse_than_constant(run: Ended) -> str | None:
 
 
 def _vanished_rate(run: Ended) -> str | None:
-    """A schedule written for epochs, which advances at each step."""
     schedule, steps = run.parts.schedule, -(-run.parts.train.num_batches // run.settings.train.accumulate_steps)
     rates = [float(group["lr"]) / (_rate(run) or 1.0) for group in run.parts.optimizer.param_groups[:1]]
     if not isinstance(schedule, StepLR | MultiStepLR | ExponentialLR) or not rates[0] < TINY_RATE:
@@ -248,7 +244,6 @@ def _causes(run: Ended, names: Sequence[str]) -> list[str]:
 
 
 def _far_off(run: Ended) -> str | None:
-    """A regression whose targets lie far from where a model begins, and that has come no nearer than their mean does."""
     task = run.parts.task
     if not isinstance(task, Regression) or task.spreads is not None or run.result.num_steps < MANY_STEPS:
         return None
@@ -366,7 +361,6 @@ def _outputs(run: Ended) -> Tensor | None:
 
 
 def _leaves(outputs: Tensor) -> list[Tensor]:
-    """The tensors with gradients that the outputs depend on."""
     nodes: list[Any] = [outputs.grad_fn] if outputs.grad_fn is not None else []
     seen, found = set(nodes), []
     while nodes:
@@ -385,13 +379,11 @@ def _rate(run: Ended) -> float:
 
 
 def _values(run: Ended, name: str) -> tuple[Any, Any]:
-    """(N,) each: the steps and the values of a metric."""
     steps, _, values = run.series.get(name, (np.zeros(0), np.zeros(0), np.zeros(0)))
     return steps, values
 
 
 def _last_operation(outputs: Tensor) -> str:
-    """As autograd calls it, without Backward0; empty where nothing of it is known."""
     node: Any = outputs.grad_fn
     while node is not None and _name(node) in PASSING:
         node = next((before for before, _ in node.next_functions if before is not None), None)

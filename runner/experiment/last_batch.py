@@ -46,7 +46,6 @@ def check_last_batch(model: nn.Module, task: Task, batches: Batches, device: tor
 
 
 def _all_have_two(rows: int, size: int, num_ranks: int) -> bool:
-    """Whether each process has two rows or more of each batch: the last one is the smallest."""
     return (rows % size or size) >= 2 * num_ranks
 
 

@@ -117,7 +117,6 @@ def _how(rank: int, code: int) -> str:
 
 @contextmanager
 def _environment(more: Mapping[str, str]) -> Iterator[None]:
-    """torch's launcher hands on this process's variables and takes no others; they are as before, afterwards."""
     before = dict(os.environ)
     paths = [str(PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])]
     if sys.platform == "darwin":  # gloo looks for the machine's name, which a Mac's network often does not know

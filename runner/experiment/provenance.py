@@ -118,7 +118,6 @@ def environment() -> str:
 
 
 def _named(item: metadata.Distribution) -> tuple[str, str]:
-    """Its name and version by the first lines of its file: parsing 150 whole files takes 0.1 s before the first step."""
     head = (item.read_text("METADATA") or item.read_text("PKG-INFO") or "").partition("\n\n")[0].splitlines()
     fields = dict(line.split(": ", 1) for line in reversed(head) if line.startswith(("Name: ", "Version: ")))
     if len(fields) == 2:

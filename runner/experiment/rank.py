@@ -72,7 +72,6 @@ def _train(folder: Path, place: RankInfo, given: messages.Handover) -> int:
 
 
 def _let_the_first_go_first(folder: Path) -> None:
-    """The launcher asks how a process ended, and it is to see the one that began it; it ends this one then."""
     words = messages.first_failure(folder)
     if words is not None and words.text == messages.LOST:
         time.sleep(SECONDS_BEHIND)

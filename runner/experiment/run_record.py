@@ -252,7 +252,6 @@ def _note(cfg: DictConfig, parts: Parts, choice: Choice, folder: Path, *, change
 
 
 def _own_files() -> list[str]:
-    """The files below the current folder that this process has imported, of a person's own; git may know none of them."""
     here = f"{str(Path.cwd()).rstrip(os.sep)}{os.sep}"
     files = {str(getattr(module, "__file__", None)) for module in list(sys.modules.values())}
     below = {file for file in files if file.startswith(here) and call_site.is_own(file)}

@@ -283,7 +283,6 @@ class Session:
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
-        """A disk that takes nothing more is the run's error, and no reason to leave out what comes after."""
         try:
             yield
         except OSError as error:

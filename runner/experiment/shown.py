@@ -38,7 +38,6 @@ def show(shown: Shown, folder: Path, journal: Journal, *, step: int, time_ms: in
 
 
 def _write_image(folder: Path, name: str, image: Image.Image, *, step: int, time_ms: int) -> list[Path]:
-    """The picture, and a small one for the charts; their names are those that MLflow's own log_image() gives."""
     folder.mkdir(parents=True, exist_ok=True)
     begin = f"{name.replace('/', '~')}+step+{step}+"
     before = next((file for file in sorted(folder.glob("*.png")) if file.name.startswith(begin)), None)

@@ -165,7 +165,6 @@ def _prepared(job: Job, hardware: Any, rows: CommonRows) -> _Open:
 
 
 def _may_have_room_alone(error: RunnerError, device: torch.device) -> bool:
-    """Whether what can't lie on a GPU that several groups share might, where one run has it to itself."""
     is_shared = device.type != "cpu" and host_memory.is_shared()
     return is_shared and any(fault.asked == "data.residency=device" for fault in error.faults)
 
@@ -211,7 +210,6 @@ class CommonRows:
 
 
 def _read_by(cfg: DictConfig) -> Any:
-    """All that decides which rows are read; None where somebody else's function reads them, which may draw."""
     shared, node = validate.shared_data_settings(cfg), resolved(cfg, "data")
     is_ours = all(str(inner["_target_"]).startswith("runner.data.") for _, inner in targets(node, "data"))
     return (shared["name"], node) if is_ours else None
@@ -222,7 +220,6 @@ def _innermost(batches: Any) -> Any:
 
 
 def _is_worth_it(parts: Parts, chosen: Mapping[str, Tensor]) -> bool:
-    """Whether the whole set is to lie on the device, in the place of the runs' own parts of it. On a CPU it does anyway."""
     if parts.device.type == "cpu":
         return True
     free, size = free_bytes(parts.device), _num_bytes(parts.source)

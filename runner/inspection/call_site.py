@@ -114,7 +114,6 @@ class Lines:
 
 
 def _is_in_product(stack: Sequence[FrameType]) -> bool:
-    """Of oneDNN's, which has a node of its own: in the forward pass of any such function gradients are off."""
     return any(frame.f_code is linear.OneDNNProduct.forward.__code__ for frame in stack)
 
 

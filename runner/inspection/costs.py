@@ -182,7 +182,6 @@ def flops_of(op: Any, args: Any, kwargs: Any, result: Any) -> int:
 
 
 def _recurrent(rows: int, weights: Iterable[Tensor]) -> int:
-    """Of a recurrent layer: each row of each step meets each weight once. rows: of all steps."""
     return 2 * rows * sum(weight.numel() for weight in weights if weight.dim() == 2)
 
 
@@ -200,12 +199,10 @@ FLOPS: dict[str, Callable[[Any], int]] = {
 
 
 def _is_backward() -> bool:
-    """Whether the autograd engine is at work, also between its nodes."""
     return bool(torch_private.current_graph_task() != -1)
 
 
 def _num_bytes(tensor: Tensor) -> int:
-    """That a kernel reads or writes of it: repeated rows count once."""
     if tensor.layout is not torch.strided:
         return 0
     count = 1

@@ -134,7 +134,6 @@ class Slow:
         pass
 
     def _on_mps(self, done: Operation) -> None:
-        """What a Mac's GPU leaves to the CPU, or gets wrong."""
         if not has_mps_kernel(done.op.name().removeprefix("aten::")):
             what = f"{done.name} has no kernel for MPS: it is computed on the CPU, with copies both ways"
             self._find("no kernel", what, "another operation, or device=cpu")
@@ -143,7 +142,6 @@ class Slow:
             self._find(*fault)
 
     def _copy(self, done: Operation) -> None:
-        """A copy between host and device that goes on beside the host, in a person's own code."""
         source, target = (done.args[1], done.args[0]) if done.name == "copy_" else (done.args[0], done.outputs[0])
         is_beside = done.kwargs.get("non_blocking") or (done.name == "copy_" and any(done.args[2:]))
         if not is_beside or source.device.type == target.device.type or not call_site.is_persons():

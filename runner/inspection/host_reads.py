@@ -204,8 +204,6 @@ class _Host:
 
 
 class _Calls(TorchFunctionMode):
-    """Sees torch's functions and Tensor's methods as Python calls them."""
-
     def __init__(self, reads: HostReads) -> None:
         super().__init__()
         self.reads = reads
@@ -266,7 +264,6 @@ class _Calls(TorchFunctionMode):
             reads.wait(f"{owner}.{name}(number), a copy to the device")
 
     def _move(self, args: Sequence[Any], kwargs: Mapping[str, Any], host: _Host) -> None:
-        """`.to(...)` where the CPU plays the device: "cpu" names the host; a torch.device or a tensor, the device."""
         reads, tensor = self.reads, args[0]
         target = kwargs.get("device", kwargs.get("other", args[1] if len(args) > 1 else None))
         if not isinstance(target, str | torch.device | Tensor):
@@ -282,8 +279,6 @@ class _Calls(TorchFunctionMode):
 
 
 class _Kernels(TorchDispatchMode):
-    """Sees the kernels that the calls end in, also those that C++ starts by itself."""
-
     def __init__(self, reads: HostReads) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._reads = reads
@@ -358,7 +353,6 @@ class _Kernels(TorchDispatchMode):
 
 
 def _watch_synchronize(reads: HostReads, stack: ExitStack) -> None:
-    """`torch.cuda.synchronize()` and its like are plain functions: they are wrapped until the stack closes."""
     thread = threading.get_ident()
     owners = [(getattr(torch, name, None), f"torch.{name}.synchronize()") for name in _WAITING_MODULES]
     owners += [(getattr(torch.cuda, name), f"torch.cuda.{name}.synchronize()") for name in ("Stream", "Event")]

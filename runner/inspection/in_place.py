@@ -24,8 +24,6 @@ class Change:
 
 
 class _Changes:
-    """Observes which memory each operation makes and changes."""
-
     def __init__(self) -> None:
         self.found: list[Change] = []
         self._lines = call_site.Lines()

@@ -83,8 +83,6 @@ class Size(NamedTuple):
 
 
 class _Given(NamedTuple):
-    """A tensor among an operation's arguments."""
-
     argument: str
     place: int | None  # in a list of them
     tensor: Tensor
@@ -92,8 +90,6 @@ class _Given(NamedTuple):
 
 
 class _Done(NamedTuple):
-    """An operation, once it is done."""
-
     name: str
     phase: str
     line: str
@@ -246,7 +242,6 @@ class _Mode(TorchDispatchMode):
 
 
 def _arguments(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[_Given]:
-    """The tensors, by the names of the operation's schema."""
     for place, argument in enumerate(op._schema.arguments):
         value = args[place] if place < len(args) else kwargs.get(argument.name)
         is_written = argument.alias_info is not None and argument.alias_info.is_write

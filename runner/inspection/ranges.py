@@ -59,5 +59,4 @@ def is_finite(tensor: Tensor) -> bool:
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """In a type that can be compared on each device: of 8 bits there are few operations."""
     return tensor.detach() if tensor.dtype.itemsize >= 4 else tensor.detach().float()

@@ -143,7 +143,6 @@ def _tensors_of(module: nn.Module, path: str, seen: set[int], *, kind: str) -> I
 
 
 def _inside(value: Any, path: str, depth: int = 0) -> Iterator[tuple[str, Tensor]]:
-    """Tensors in dicts, lists, tuples, dataclasses and a person's own objects."""
     if isinstance(value, Tensor):
         yield path, value
     elif depth < MOST_DEPTH and not isinstance(value, nn.Module | type):

@@ -138,7 +138,6 @@ def attend_by_steps(
 
 
 def _safe_softmax(scores: Tensor) -> Tensor:
-    """As torch's attention has it: a row whose mask hides every position has weights of 0, which are NaN by softmax()."""
     hidden = (scores == float("-inf")).all(-1, keepdim=True)
     return scores.masked_fill(hidden, 0.0).softmax(-1).masked_fill(hidden, 0.0)
 

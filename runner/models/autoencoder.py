@@ -115,7 +115,6 @@ def _convolutional(
 
 
 def _initialise(model: Autoencoder) -> None:
-    """A code and an output come from no activation: LeCun-normal there, Kaiming-normal elsewhere."""
     for part in (model.encoder, model.decoder):
         layers = [module for module in part if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d)]
         for layer in layers:

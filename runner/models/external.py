@@ -223,13 +223,11 @@ class Logits(nn.Module):
 
 
 def _moved_to_the_end(texts: Tensor, is_there: Tensor) -> Tensor:  # (B, T) each
-    """The same rows, with what filled them up at their end before their text."""
     lengths = is_there.sum(1, keepdim=True)
     return texts.gather(1, (torch.arange(texts.shape[1], device=texts.device) + lengths) % texts.shape[1])
 
 
 def _take_each_token(model: nn.Module, *, is_new: bool) -> None:
-    """Where no token fills texts up, none is taken for one that does. After made_anywhere: the sizes go by the old number."""
     if _is_decoder(model):  # answers at the last token that is none; encoders may fill rows up themselves
         config: Any = model.config
         config.get_text_config().pad_token_id = -1
@@ -239,7 +237,6 @@ def _take_each_token(model: nn.Module, *, is_new: bool) -> None:
 
 
 def _is_decoder(model: nn.Module) -> bool:
-    """Whether a text's tokens look at those before them alone; GPT-2 is one without saying is_decoder."""
     config: Any = model.config
     if getattr(config, "is_encoder_decoder", False):
         return False
@@ -267,7 +264,6 @@ def _settings(
     vocab_size: int | None,
     pretrained: str | None,
 ) -> Any:
-    """The library's configuration, with what the data knows."""
     kind = config.pop("model_type", None)
     if head != "causal_lm":
         config["num_labels"] = out_features
@@ -310,7 +306,6 @@ def _check_keys(settings: Any, asked: Mapping[str, Any]) -> None:
 
 
 def _make_room_for_positions(settings: Any, asked: Mapping[str, Any], shape: Sequence[int]) -> None:
-    """For a full row of kinds that number its places from pad_token_id + 1 on; what the person asked for stays."""
     if settings.model_type in NUMBERED_FROM_PADDING and "max_position_embeddings" not in asked:
         needed = shape[0] + (settings.pad_token_id or 0) + 1
         settings.max_position_embeddings = max(settings.max_position_embeddings, needed)
@@ -327,7 +322,6 @@ def _known(library: Any, kind: Any) -> str:
 
 
 def _library(name: str, *, asked: str) -> Any:
-    """Imported when a model of it is built: transformers takes seconds."""
     try:
         return importlib.import_module(name)
     except ImportError as error:

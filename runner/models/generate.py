@@ -86,7 +86,6 @@ def sample(
 
 
 def _drawn(logits: Tensor, draw: Tensor, top_k: int | None) -> Tensor:
-    """(B,) int64: where the distribution function passes the draw, (B, 1) in [0, 1). torch.multinomial reads the device."""
     if top_k is not None and top_k < logits.shape[-1]:
         least = logits.topk(top_k).values[:, -1:]
         logits = logits.masked_fill(logits < least, -torch.inf)
@@ -97,7 +96,6 @@ def _drawn(logits: Tensor, draw: Tensor, top_k: int | None) -> Tensor:
 
 
 def _context_length(model: nn.Module) -> int | None:
-    """The model's own, or that of a model inside it."""
     found = (getattr(module, "context_length", None) for module in model.modules())
     return next((length for length in found if isinstance(length, int)), None)
 

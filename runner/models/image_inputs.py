@@ -43,6 +43,5 @@ class ImageInputs(nn.Module):
 
 
 def _follow(layer: ImageInputs, _: object) -> None:
-    """What was loaded may be of other images."""
     layer.shift.copy_(-layer.mean / layer.std)
     layer.scale.copy_(torch.stack([1 / layer.std, 1 / (255 * layer.std)]))

@@ -96,7 +96,6 @@ class Recurrent(nn.Module):
         return output
 
     def _run(self, steps: Tensor, is_there: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The states of all steps, (B, L, D * H), D directions, and those at each direction's end, (B, D * H)."""
         if isinstance(self.layers, _BothWays):
             states: Tensor = self.layers(steps, is_there)
             size = self.layers.hidden_size
@@ -107,7 +106,6 @@ class Recurrent(nn.Module):
         return states, torch.cat(last[-num_directions:].unbind(0), -1)
 
     def _of_text(self, states: Tensor, is_there: Tensor) -> Tensor:  # (B, L, D * H), (B, L) -> (B, D * H)
-        """Of the steps before the padding."""
         lengths = is_there.sum(1, keepdim=True).clamp(min=1)
         if self.pooling == "mean":
             return (states * is_there[..., None]).sum(1) / lengths
@@ -122,7 +120,6 @@ class Recurrent(nn.Module):
         return is_deep and self.training and steps.device.type == "mps"
 
     def _one_by_one(self, layers: nn.GRU | nn.LSTM, steps: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """An LSTM's layers, each by itself, and the dropout between them."""
         num_directions = 2 if layers.bidirectional else 1
         weights: list[Tensor] = list(layers.parameters())
         each = len(weights) // layers.num_layers
@@ -173,7 +170,6 @@ def _in_order(steps: Tensor, places: Tensor) -> Tensor:  # (B, L, C), (B, L, 1)
 
 
 def _initialise(layers: nn.GRU | nn.LSTM) -> None:
-    """Gate by gate: a stack of gates is no matrix of its own."""
     for name, values in layers.named_parameters():
         if "weight_hh" in name:
             for gate in values.data.split(layers.hidden_size):

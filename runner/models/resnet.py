@@ -103,7 +103,6 @@ class Bottleneck(nn.Module):
 
 
 def _convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> tuple[nn.Module, ...]:
-    """Without a bias, which the norm brings."""
     return nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False), nn.BatchNorm2d(outputs)
 
 

@@ -49,7 +49,6 @@ class Scaled(nn.Module):
 
 
 def _tensors(outputs: Any) -> dict[int | str | None, Tensor]:
-    """What can be taken out of it; a NamedTuple's by place and by name."""
     found: dict[Any, Any] = {}
     if isinstance(outputs, Mapping):
         found = dict(outputs)
@@ -61,7 +60,6 @@ def _tensors(outputs: Any) -> dict[int | str | None, Tensor]:
 
 
 def _with(outputs: Any, name: Any, part: Tensor) -> Any:
-    """The same outputs with one of them changed; what the model gave stays as it is."""
     if isinstance(outputs, list | tuple):
         fields = getattr(outputs, "_fields", ())
         place = fields.index(name) if name in fields else name

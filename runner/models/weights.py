@@ -105,7 +105,6 @@ def _from_torch(file: Path) -> Any:
 
 
 def _unwrapped(found: dict[str, Tensor], own: set[str]) -> dict[str, Tensor]:
-    """The names without the prefixes that keep them from fitting; what another run's data put around its model stays away."""
     better = True
     while better:
         better = False
@@ -119,7 +118,6 @@ def _unwrapped(found: dict[str, Tensor], own: set[str]) -> dict[str, Tensor]:
 
 
 def _amiss(own: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
-    """In words: what differs in shape, what the model has and the file not, and the other way round."""
     shapes = [
         f"{name} ({'x'.join(map(str, found[name].shape))} in the file, {'x'.join(map(str, value.shape))} in the model)"
         for name, value in own.items()

@@ -89,7 +89,6 @@ def _own(module: nn.Module) -> list[Tensor]:
 
 
 def _holder(model: nn.Module, path: str) -> tuple[str, str, Any]:
-    """Of model.body.layers[0].weight: the class of model.body, "layers", and what that is."""
     words = path.partition("[")[0].split(".")[1:]
     while len(words) > 1 and isinstance(child := model._modules.get(words[0]), nn.Module):
         model, words = child, words[1:]

@@ -52,7 +52,6 @@ def largest(peak_bytes: Callable[[int], int], usable_bytes: int, *, start: int, 
 
 
 def _through(known: dict[int, int], usable_bytes: int) -> int:
-    """Where the line through the two largest sizes that are known meets the limit."""
     if len(known) < 2:
         return 0
     (less, few), (more, many) = sorted(known.items())[-2:]

@@ -156,7 +156,6 @@ def check(cfg: DictConfig, hardware: Hardware | None = None) -> Target:
 def _answer(
     child: Child, job: Job, target: Target, *, seconds: float = SECONDS_TO_SEARCH
 ) -> tuple[dict[str, Any], str]:
-    """Asks a child, and waits for what it found."""
     child.tell(request(job.cfg, target, seconds=seconds))
     import matplotlib.figure  # noqa: F401  # for the picture, while the other process works
 
@@ -183,7 +182,6 @@ def _whole(found: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _write(found: list[dict[str, Any]], folder: Path) -> list[Path]:
-    """plan.json and, where there is something to draw, plan.png."""
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / "plan.json"]
     files[0].write_text(json.dumps(_whole(found), indent=2) + "\n")

@@ -24,7 +24,6 @@ class Model:
 def _nvidia(
     gib: float, gb_per_s: float, capability: tuple[int, int], *, fp32: float, half: float, tf32: float = 0.0
 ) -> Model:
-    """fp32, half, tf32: TFLOP/s; half is that of fp16, and of bf16 from compute capability 8.0 on."""
     flops = {"fp32": fp32, "fp16": half}
     if capability >= (8, 0):
         flops |= {"bf16": half, "tf32": tf32}

@@ -207,7 +207,6 @@ class Trial:
         return map_tensors(batch, lambda tensor: _resized(tensor, size, batch_size, self.device))
 
     def _ahead(self, group: Sequence[Any]) -> list[Any]:
-        """What a streaming loader copies to a GPU while the step computes: as much as this batch came with."""
         if self.device.type != "cuda" or self.parts.train.device_bytes:
             return []
         sizes = [tensor.untyped_storage().nbytes() for tensor in _all(group[:1])]
@@ -289,7 +288,6 @@ def build(
 
 
 def _rows_of_one(batches: Batches, num_processes: int) -> int:
-    """Of a batch, one process's rows: the configuration's sizes are one's already (report.request)."""
     return -(-batches.batch_size // num_processes) if _has_its_own_size(batches) else batches.batch_size
 
 
@@ -364,7 +362,6 @@ def _counting(turns: Counter[str]) -> Callable[[str], None]:
 
 
 def _without_numbers(cfg: DictConfig, parts: Parts) -> Parts:
-    """On the CPU nothing has to move, so nothing became simulated by itself."""
     parts.model._apply(lambda tensor: simulated(tensor, parts.device))
     if parts.average is None:
         return parts
@@ -373,7 +370,6 @@ def _without_numbers(cfg: DictConfig, parts: Parts) -> Parts:
 
 @contextmanager
 def _phases(all_costs: Sequence[Costs], parts: Parts) -> Iterator[None]:
-    """Tells the costs what goes on: forward, backward, optimizer; in a recurrent layer or not; which memory is a gradient's."""
 
     def begins(phase: str, part: str) -> None:
         for costs in all_costs:
@@ -416,14 +412,12 @@ def _courses(all_costs: Sequence[Costs]) -> list[Course]:
 
 
 def _keep_the_higher(all_costs: Sequence[Costs], before: Sequence[Course]) -> None:
-    """Of what was counted last and before, for each device that with the higher peak."""
     for each, (peak, timeline) in zip(all_costs, before, strict=True):
         if peak.num_bytes > each.peak.num_bytes:
             each.peak, each.timeline = peak, timeline
 
 
 def _go_on(parts: Parts, number: int) -> None:
-    """After a step, from 0: the run may have fewer than are taken here, and its schedule refuse what comes after them."""
     if parts.schedule is not None and not parts.falls_by_metric and number < parts.limits.num_steps:
         parts.schedule.step()
 
@@ -434,7 +428,6 @@ def _own_state(costs: Costs, parts: Parts) -> None:
 
 
 def _resized(shape: Tensor, rows: int, wanted: int, device: torch.device) -> Tensor:
-    """A batch's tensor of so many rows, from the shape of one."""
     whole = shape.shape if not shape.dim() or shape.shape[0] != rows else (wanted, *shape.shape[1:])
     return simulated(torch.empty(whole, dtype=shape.dtype, device="meta"), device)
 

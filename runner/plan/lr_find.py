@@ -140,7 +140,6 @@ def suggest_is_over(losses: Any) -> bool:
 
 
 def _groups(batches: Batches, size: int) -> Iterator[tuple[Any, ...]]:
-    """The batches of each step, epoch after epoch without end."""
     for epoch in count():
         iterator = iter(batches.epoch(epoch))
         while group := tuple(islice(iterator, size)):

@@ -89,7 +89,6 @@ def num_bytes(text: Any) -> int:
 
 
 def _choice(policy: tuple[str, ...], hardware: Hardware) -> tuple[Choice, Hardware]:
-    """The first that is named, whether this machine has it or not; auto and all are what they are here."""
     first = policy[0]
     if first in ("auto", "all", "cpu"):
         return choose(first, hardware), hardware

@@ -76,7 +76,6 @@ def num_processes(cfg: DictConfig, target: Target) -> int:
 
 
 def _shares_evaluation(cfg: DictConfig, num: int) -> bool:
-    """Whether each of several processes evaluates its rows of a batch; metrics over a whole split want all of them."""
     return num > 1 and not asked_metrics(cfg.task)
 
 
@@ -206,7 +205,6 @@ def _evaluation_too_big(memory: dict[str, Any], usable: int, size: int, *, is_ow
 
 
 def _taken(memory: dict[str, Any], of: str = "peak_bytes") -> dict[str, int]:
-    """The highest memory: of the run's device, and of others that modules lie on, by what is said of them; 0 for none."""
     others = memory.get("elsewhere", {})
     return {"": memory[of] or 0, **{f" on {at}": other[of] or 0 for at, other in others.items()}}
 

@@ -114,7 +114,6 @@ def _step(plan: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _placement(plan: dict[str, Any]) -> list[tuple[str, str]]:
-    """How many lie where, and those by name that lie elsewhere."""
     device = plan["device"] if plan["device"] != "mps" else "mps:0"
     kinds: dict[str, Counter[str]] = {}
     for item in plan["placement"]:

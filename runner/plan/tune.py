@@ -146,7 +146,6 @@ def _said(found: dict[str, Any]) -> str:
 
 
 def _tell(row: Row) -> None:
-    """A line of the table, once it is known."""
     name = in_words(row.settings).rstrip("=")
     figures = "" if row.ratio is None else f"{row.ratio:.2f} times as long, "
     by = "" if row.difference is None else f"; losses differ by {row.difference:.1e}"

@@ -94,7 +94,6 @@ class Candidate:
                 yield taken
 
     def _first_steps(self) -> list[float]:
-        """The seconds of each, where several are taken at once their share."""
         times: list[float] = []
         calls, end = 0, time.perf_counter() + FIRST_SECONDS
         while calls < FIRST_CALLS or len(times) < FIRST or (len(times) < NUM_LOSSES and time.perf_counter() < end):
@@ -149,13 +148,11 @@ class Comparison:
         return is_clear or self._by_chance(self.num_turns) > BY_CHANCE
 
     def _by_chance(self, num: int) -> float:
-        """How often no more than these turns were against the challenger of `num`, were both as fast (a sign test)."""
         num_against = sum(ratio >= 1 for ratio in self.ratios)
         return sum(math.comb(num, against) for against in range(num_against + 1)) * 0.5**num
 
 
 def _keep_at_its_end(schedule: LRScheduler, num_steps: int) -> None:
-    """Its last rates stay from there on: one that knows its length (OneCycleLR) refuses a step beyond it."""
     step, left = schedule.step, iter(range(num_steps))
 
     def take(epoch: int | None = None) -> None:

@@ -115,7 +115,6 @@ class Search:
         return Candidate(with_settings(self.cfg, settings), self.device, read=self.data)
 
     def _try(self, each: dict[str, Any]) -> str:
-        """What came of it, in words."""
         if time.monotonic() > self._end:
             return self._add(Row(each, f"not tried: {self.seconds:.0f} s were over (--seconds)"))
         settings = {**self.settings, **each}
@@ -165,7 +164,6 @@ class Search:
         return candidate.setup_seconds - self.usual.setup_seconds if is_compiled else 0.0
 
     def _gains(self, found: Comparison, ahead: float, holders: float) -> bool:
-        """Whether all of the run's steps, with what comes before them, take less time than the holder's."""
         own = found.step_seconds * self.num_steps
         return ahead + own < holders + own / found.ratio
 

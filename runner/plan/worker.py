@@ -111,7 +111,6 @@ def look(cfg: Any, device: torch.device, request: dict[str, Any]) -> dict[str, A
 
 
 def _is_own(rows: Any) -> bool:
-    """Whether a person's DataLoader makes the batches, of a size of its own."""
     return isinstance(rows, OwnLoader) and rows.is_loader
 
 
@@ -123,7 +122,6 @@ def _try(device: torch.device) -> None:
 
 
 def _memory(trial: Trial, steps: Sequence[int], evaluations: Sequence[int] | None) -> dict[str, Any]:
-    """steps, evaluations: the highest memory of each, by device."""
     costs, peak = trial.costs, trial.costs.peak
     evaluated: Sequence[int | None] = evaluations or [None] * len(steps)
     return {
@@ -187,7 +185,6 @@ def _step(trial: Trial) -> dict[str, Any]:
 
 
 def _placement(names: Names, trial: Trial) -> list[dict[str, Any]]:
-    """Where each parameter, buffer, plain attribute and batch field lies."""
     names.look_again()
     return [
         {
@@ -215,7 +212,6 @@ def _recomputed(trial: Trial, usable_bytes: int) -> str | None:
 
 
 def _largest(trial: Trial, request: dict[str, Any], *, deadline: float) -> dict[str, int | None]:
-    """By precision, its own first; None where there was no time to find out."""
     own = trial.cfg.train.precision
     order = [own, *(name for name in request["precisions"] if name != own)]
     found: dict[str, int | None] = {}
@@ -240,7 +236,6 @@ def _largest(trial: Trial, request: dict[str, Any], *, deadline: float) -> dict[
 
 
 def _largest_evaluated(trial: Trial, request: dict[str, Any], *, deadline: float) -> int | None:
-    """None where there was no time to find out."""
     usable_bytes, start = request["usable_bytes"], trial.rows_evaluated
     try:
         return batch_size.largest(trial.evaluation_bytes, usable_bytes, start=start, deadline=deadline)

@@ -55,7 +55,6 @@ def check_run(cfg: DictConfig, folder: Path, *, given: Given) -> dict[str, Any]:
 
 
 def _export(folder: Path) -> None:
-    """The model of model.json with the best weights, which all that is done with a run begins with, and its files."""
     began = time.perf_counter()
     trained = open_run((folder, BEST), device="cpu", precision="fp32")
     say(f"check:  model: loaded again from its run ({time.perf_counter() - began:.2f} s)")
@@ -100,7 +99,6 @@ def _pickled(trained: Trained) -> int:
 
 
 def _reached(uri: str) -> str:
-    """Whether a run could be tracked there, in words; nothing is made or asked of it."""
     path = sqlite_path(uri)
     if path is not None:
         is_free = os.access(path if path.exists() else path.parent, os.W_OK)

@@ -125,7 +125,6 @@ def as_values(found: Diff) -> dict[str, Any]:
 
 
 def _spelled(original: Original, *, as_stored: bool) -> dict[str, Points]:
-    """Its points; as_stored: by the names that MLflow has for them."""
     names = Names(original.series)  # in the order of the journal
     return {
         names.key(name) if as_stored else name: points for name, points in original.series.items() if len(points[0])

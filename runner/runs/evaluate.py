@@ -66,7 +66,6 @@ def evaluate(wanted: str, overrides: list[str], *, tracked: bool) -> dict[str, A
 
 
 def _leave_steps(cfg: DictConfig) -> None:
-    """Takes out how its steps were taken, and on which devices: nothing is trained, and the model lies on one device."""
     with open_dict(cfg):
         cfg.train.compile = cfg.train.cuda_graph = False
         cfg.placement.map = None

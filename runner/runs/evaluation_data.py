@@ -131,7 +131,6 @@ def in_order(batches: Iterator[Any], order: Tensor | None, device: torch.device,
 
 
 def _found(node: dict[str, Any], card: Card | None) -> Any:
-    """What the data's function returns; one that can be told what an earlier run read is told."""
     if card is None or card.reader is None:
         return build(node, key="data")
     if "like" not in inspect.signature(locate(str(node["_target_"]))).parameters:

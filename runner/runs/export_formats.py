@@ -161,7 +161,6 @@ def _needing(package: str, extra: str) -> Iterator[None]:
 
 
 def _why(error: Exception) -> str:
-    """The operation, the line of the model's code and the reason, of what an exporter raised."""
     inner: BaseException = error
     while inner.__cause__ is not None:
         inner = inner.__cause__
@@ -179,7 +178,6 @@ def _why(error: Exception) -> str:
 
 
 def _where(error: BaseException) -> str:
-    """The last line of the model's own code that the error passed through."""
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)

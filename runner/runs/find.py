@@ -118,7 +118,6 @@ def _homes(folder: Path) -> list[Path]:
 
 
 def _folders() -> list[Path]:
-    """A run's folder has a journal; what a run hands to its processes, in ranks/, has none."""
     found = [path.parent for root in ROOTS for path in Path(root).glob("*/**/rerun.yaml")]
     return [folder for folder in found if (folder / JOURNAL).is_file()]
 
@@ -146,7 +145,6 @@ def _by_id(wanted: str, verb: str) -> Path:
 
 
 def _instead(wanted: str, verb: str) -> str:
-    """What to write for a name that is no run's: the nearest that is one, of those beside it and below outputs/ and multirun/."""
     path, known = Path(wanted), newest_first()
     beside: list[Path] = []
     with suppress(OSError, ValueError):  # a name that is too long or has a zero in it, a folder that may not be read

@@ -53,7 +53,6 @@ def numbers(file: Path, *, width: int | None) -> Iterator[Any]:
 
 
 def _table(file: Path) -> TableFile:
-    """The first line of a CSV is a row where all of it is numbers."""
     table = TableFile(file, f"--input {file}")
     if table.is_csv and all(re.match(NUMBER, name) for name in csv.header(file, form=table.form, asked=table.asked)):
         return TableFile(file, table.asked, Form(header=False))

@@ -182,7 +182,6 @@ def _with_weights(model: nn.Module, weights: dict[str, Any], file: Path) -> nn.M
 
 
 def _precision_of(folder: Path) -> str:
-    """How the run computed."""
     try:
         return str(OmegaConf.select(OmegaConf.load(folder / "rerun.yaml"), "train.precision") or "fp32")
     except Exception as error:  # YAML's and OmegaConf's own

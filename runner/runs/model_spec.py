@@ -67,7 +67,6 @@ def _described(names: list[str], tree: Any) -> list[dict[str, Any]]:
 
 
 def _named(columns: Columns) -> list[dict[str, Any]]:
-    """Of a table that is asked for by its columns: what each of them holds."""
     return [{"name": column.name, "shape": ["rows"], "dtype": column.kind} for column in columns.columns]
 
 

@@ -112,7 +112,6 @@ def _arrow(file: Path, target: Path) -> Iterator[Write]:
 
 @contextmanager
 def _npz(file: Path, target: Path) -> Iterator[Write]:
-    """NumPy has no form that grows: all of it is kept until the end."""
     kept: dict[str, list[Any]] = {}
 
     def write(columns: Mapping[str, Any]) -> None:
@@ -128,7 +127,6 @@ def _npz(file: Path, target: Path) -> Iterator[Write]:
 
 
 def _in_arrow(values: Any, file: Path) -> Any:
-    """With the type that it has. A Feather file takes one dictionary a column, and batches may have others: texts there."""
     import pyarrow
 
     if isinstance(values, np.ndarray):

@@ -142,7 +142,6 @@ class Kept:
 
 
 def _unlike(answers: Columns, names: Sequence[str]) -> list[str]:
-    """The names, with input_ before one that an answer has; once more where that is a name, too."""
     taken, found = {*answers, *names}, []
     for name in names:
         unique = name

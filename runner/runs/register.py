@@ -101,13 +101,11 @@ def _model_of(client: MlflowClient, folder: Path, ack: Ack) -> str:
 
 
 def _best_step(folder: Path) -> int | None:
-    """That the best weights are of (None: the folder has them no more)."""
     file = folder / BEST
     return int(checkpoint.load(file).get("step") or 0) if file.is_file() else None
 
 
 def _logged(client: MlflowClient, ack: Ack, step: int | None) -> str:
-    """The newest of the run's models there, of that step: a run that was made longer and killed has logged older weights."""
     from mlflow.entities import LoggedModelStatus
 
     found = mlflow_model.models_of(client, str(ack.run_id), str(ack.experiment_id))
@@ -138,7 +136,6 @@ def _event(folder: Path, trained: Trained) -> dict[str, Any]:
 
 
 def _version(client: MlflowClient, name: str, model_id: str, run_id: str, *, again: bool) -> tuple[str, bool]:
-    """The version's number, and whether it is new."""
     from mlflow.exceptions import MlflowException
 
     quote = '"' if "'" in name else "'"

@@ -88,7 +88,6 @@ def _check_port(port: int) -> None:
 
 
 def _answers(process: subprocess.Popen[bytes], port: int, got: list[signal.Signals]) -> bool:
-    """Waits until it accepts connections; False when it ended, or somebody wants it to."""
     until = time.monotonic() + SECONDS_TO_START
     while time.monotonic() < until and process.poll() is None and not got:
         with suppress(OSError), socket.create_connection((HOST, port), 1.0):
@@ -114,7 +113,6 @@ def _say(about: dict[str, Any], port: int, *, has_columns: bool) -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends the server and the processes that it started; those that don't listen, by force."""
     for number in (signal.SIGTERM, getattr(signal, "SIGKILL", signal.SIGTERM)):
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, number) if hasattr(os, "killpg") else process.send_signal(number)
@@ -128,7 +126,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _is_there(process: subprocess.Popen[bytes]) -> bool:
-    """Whether any process of the server's session is left."""
     if process.poll() is None:
         return True
     try:

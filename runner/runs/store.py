@@ -51,5 +51,4 @@ def as_default(uri: str) -> Iterator[None]:
 
 
 def _whole(uri: str) -> str:
-    """MLflow keeps stores by their URI, whatever the current folder."""
     return store_uri.shown(uri) if store_uri.sqlite_path(uri) else uri

@@ -148,8 +148,6 @@ class Parent:
 
 
 class _Waiting:
-    """Asked about once a second: says how many runs MLflow lacks, and ends the wait after a signal."""
-
     def __init__(self, sweep: Sweep, stop: Stop, say: Callable[[str], None]) -> None:
         self._sweep, self._stop, self._say = sweep, stop, say
         now = time.monotonic()

@@ -184,7 +184,6 @@ def _full_disk_told(sweep: Sweep) -> Iterator[None]:
 
 
 def _sweep_of(plan: Plan, config: DictConfig) -> tuple[Sweep, bool]:
-    """The sweep to go on with, or a new one; its folder is Hydra's from here on."""
     planned = Path(config.hydra.sweep.dir).absolute()
     wanted = config.sweep.resume
     if wanted is None:
@@ -246,7 +245,6 @@ def _lacked_room(summary: Mapping[str, Any]) -> bool:
 
 
 def _listed(plan: Plan, sweep: Sweep) -> list[tuple[Job, tuple[str, ...]]]:
-    """Each job of the plan, and of sweep.until, that the sweep has or gets now, with its overrides."""
     known: dict[tuple[str, ...], list[Job]] = {}
     for job in sweep.jobs.values():
         known.setdefault(_known_by(job.overrides), []).append(job)
@@ -261,7 +259,6 @@ def _listed(plan: Plan, sweep: Sweep) -> list[tuple[Job, tuple[str, ...]]]:
 
 
 def _known_by(overrides: Words) -> Words:
-    """What makes a job the one that it was: where its points go does not."""
     return without(OF_THE_STORE, ledger.kept(overrides))
 
 
@@ -289,7 +286,6 @@ def _free_name(sweep: Sweep, job: Job) -> str:
 
 
 def _wait_for_its_end(folder: Path, *, seconds: float) -> None:
-    """A job outlives a killed sweep by its grace at the most; until then it saves its state."""
     deadline = time.monotonic() + seconds
     while is_being_written(folder) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -344,7 +340,6 @@ def _check(prepared: list[Prepared], launcher: Any, *, strict: bool) -> Hardware
 
 
 def _enlist(prepared: list[Prepared], hands: Hands) -> list[Prepared]:
-    """Notes the jobs in the ledger, the skipped ones with their reason; returns those that are to run."""
     for found in prepared:
         job = found.job
         job.state, job.error = "planned", None
@@ -357,7 +352,6 @@ def _enlist(prepared: list[Prepared], hands: Hands) -> list[Prepared]:
 
 
 def _end(sweep: Sweep, parent: Parent, stop: Stop, table: Table) -> None:
-    """Write and print the report, then end the sweep's own run: nothing that MLflow does keeps the table back."""
     parent.tell_summaries(sweep)
     report = build.write(sweep.folder)
     table.close()

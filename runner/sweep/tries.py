@@ -74,7 +74,6 @@ def look(
 
 
 def _judged(ours: Values, theirs: Values, mode: str) -> tuple[str, str]:
-    """The verdict on values of the same seeds, and the reason; "" where more seeds may tell."""
     n = len(ours)
     gains = [(ours[seed] - theirs[seed]) * (1 if mode == "max" else -1) for seed in ours]
     if n < LOOKS[0]:

@@ -80,7 +80,6 @@ def _last(look: Callable[[bool], Decision | list[int]]) -> Decision:
 
 
 def _jobs(sides: Sequence[Side], seeds: Sequence[int], owners: list[Side]) -> list[Words]:
-    """The jobs of a round; their sides are added to `owners`."""
     found = []
     for side in sides:
         new = side.jobs(seeds)
@@ -90,7 +89,6 @@ def _jobs(sides: Sequence[Side], seeds: Sequence[int], owners: list[Side]) -> li
 
 
 def _num_told(sides: Sequence[Side]) -> int:
-    """Of how many seeds it is known what came of them."""
     return sum(len(side.values) + len(side.lost) for side in sides)
 
 

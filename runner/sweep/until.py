@@ -81,8 +81,6 @@ def until_decided(hands: Hands, jobs: Sequence[tuple[Words, str]]) -> Rounds:
 
 
 class _Looks:
-    """What a sweep's looks at its results ask for."""
-
     def __init__(self, hands: Hands, found: list[Words]) -> None:
         self._hands, self._configurations = hands, found
         self._apart = {word.partition("=")[0] for other in found for word in set(other) ^ {*found[0]}} | {"seed"}
@@ -116,12 +114,10 @@ class _Looks:
         return [] if wanted is None else self._add(wanted)
 
     def _leave_out_skipped(self) -> None:
-        """A configuration whose device is missing gets no more seeds than it was asked for, and nobody waits for them."""
         skipped = {without(SEED, job.overrides) for job in self._hands.sweep.jobs.values() if job.state == "skipped"}
         self._configurations = [words for words in self._configurations if words not in skipped]
 
     def _seeds_tried(self) -> int:
-        """Of the configuration that has fewest, whether its jobs have finished or not."""
         tried = [0] * len(self._configurations)
         for job in self._hands.sweep.jobs.values():
             if (words := without(SEED, job.overrides)) in self._configurations:
@@ -129,7 +125,6 @@ class _Looks:
         return min(tried)
 
     def _add(self, wanted: int) -> list[Prepared]:
-        """Jobs of new seeds, the same ones for each configuration, until each has so many."""
         taken = {each.seed for each in read_results(self._hands.sweep)}
         first = max(taken, default=-1) + 1
         new = range(first, first + wanted - self._seeds_tried())

@@ -113,7 +113,6 @@ class Classification(nn.Module):
 
 
 def _kind(asked: str, num_classes: int | None, *, is_multilabel: bool) -> str:
-    """multiclass or multilabel, by what the data says of itself."""
     kind = one_of(asked, KINDS, key="task.kind")
     if kind == "auto" and is_multilabel:
         return "multilabel"
@@ -132,7 +131,6 @@ def _kind(asked: str, num_classes: int | None, *, is_multilabel: bool) -> str:
 
 
 def _weights(asked: Any, counts: Sequence[int] | None, num_classes: int, *, kind: str) -> Tensor | None:
-    """(C,) float32."""
     if asked is None:
         return None
     example = "task.class_weights=[1.0,2.0], one for each class"

@@ -50,7 +50,6 @@ def _callable(function: Any) -> Callable[[nn.Module, Any], Any]:
 
 
 def _checked(found: Any, function: Any) -> dict[str, Tensor]:
-    """The loss first. Looks at types and shapes alone, which are the host's."""
     name = getattr(function, "__name__", None) or getattr(getattr(function, "func", None), "__name__", "")
     asked = f"task.function={name or type(function).__name__}"
     if isinstance(found, Tensor):

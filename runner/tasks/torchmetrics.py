@@ -132,7 +132,6 @@ class OverPresent(nn.Module):
 
 
 def _module(name: str) -> Any:
-    """1.7 s the first time, in a process of its own: with transformers installed it imports that, too."""
     try:
         return importlib.import_module(f"torchmetrics.{name}")
     except ModuleNotFoundError as error:

@@ -60,7 +60,6 @@ def main() -> int:
 
 
 def _first_line(fd: int) -> bytes:
-    """Whom to publish for, once that is known; nothing where the line closes before. What follows stays in the pipe."""
     line = b""
     while not line.endswith(b"\n"):
         if not (byte := os.read(fd, 1)):
@@ -105,7 +104,6 @@ def _what_is_wrong(uri: str) -> str | None:
 
 
 def _open_sqlite(uri: str) -> None:
-    """Opens a store in sqlite; a new one is created first, which takes 2 s."""
     ended = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # nothing may leave an incomplete store
     try:
         with loading():  # alembic imports 60 migrations
@@ -117,7 +115,6 @@ def _open_sqlite(uri: str) -> None:
 
 
 def _write_masked(uri: str) -> None:
-    """Whatever is written from here on, by MLflow too, goes to the log without the password."""
     mask = store_uri.masker(uri)
     sys.stdout, sys.stderr = _Masked(sys.stdout, mask), _Masked(sys.stderr, mask)
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")

@@ -54,7 +54,6 @@ def end_untold(process: subprocess.Popen[bytes]) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """One thread and no device: the cores and the memory on the GPU are the training's."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"} | {
         "PYTHONPATH": python_path(own=False),
         "OMP_NUM_THREADS": "1",

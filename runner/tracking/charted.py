@@ -39,7 +39,6 @@ def more(values: NDArray[np.float64], is_sent: NDArray[np.bool_], *, most: int) 
 
 
 def _weights(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """How far each lies from the middle of its two neighbours, 1 at the most; the least and the greatest of all count most."""
     finite = np.where(np.isfinite(values), values, 0.0)
     beside = np.concatenate([finite[1:2], (finite[:-2] + finite[2:]) / 2, finite[-2:-1]])
     far = np.abs(finite - beside)

@@ -47,8 +47,6 @@ class _Timed(io.RawIOBase):
 
 
 class _Response(http.client.HTTPResponse):
-    """Its time begins when the request is out: an upload takes as long as it moves."""
-
     def __init__(self, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
         super().__init__(sock, *args, **kwargs)
         seconds: float | None = getattr(_limits, "seconds", None)
@@ -58,13 +56,10 @@ class _Response(http.client.HTTPResponse):
 
 @functools.cache
 def _timed(connection: type) -> type:
-    """The class of a pool's connections (plain, TLS, through a proxy), with our answers."""
     return type(connection.__name__, (connection,), {"response_class": _Response, "is_timed": True})
 
 
 class _Adapter(request_utils.TCPKeepAliveHTTPAdapter):
-    """MLflow's own, whose answers have as long altogether as their first byte has."""
-
     def get_connection_with_tls_context(self, *args: Any, **kwargs: Any) -> Any:
         pool = super().get_connection_with_tls_context(*args, **kwargs)
         if not getattr(pool.ConnectionCls, "is_timed", False):

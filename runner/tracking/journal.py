@@ -163,7 +163,6 @@ class Journal:
         return kind(error.errno, text, str(self.path))
 
     def _settle(self, folder: Path, say: Callable[[str], None]) -> int:
-        """Says what is damaged and sets a torn tail aside. Returns where the next record goes."""
         found = survey(self.path)
         if found.is_foreign:
             raise RunnerError(Fault(f"journal {self.path}", "this file is no journal of a run", "another run folder"))

@@ -82,7 +82,6 @@ def survey(path: Path) -> Survey:
 
 
 def _frame_at(file: BinaryIO, offset: int) -> Frame | None:
-    """None where no whole record begins."""
     file.seek(offset)
     head = file.read(HEADER.size)
     if len(head) < HEADER.size:
@@ -98,7 +97,6 @@ def _frame_at(file: BinaryIO, offset: int) -> Frame | None:
 
 
 def _behind_damage(file: BinaryIO, offset: int) -> Frame | None:
-    """The next whole record behind what is none at `offset`; None at a torn or unfinished tail."""
     position = offset + 1
     while True:
         file.seek(position)

@@ -71,7 +71,6 @@ def read_events(folder: Path) -> list[dict[str, Any]]:
 
 
 def _in_order(parts: Sequence[tuple[NDArray[np.int64], Series]]) -> Series:
-    """The rows of one name, which came with others beside it, or with none, by the numbers of their blocks."""
     if len(parts) == 1:
         steps, times_ms, values = parts[0][1]
         return steps, times_ms, values.copy()  # a column in one piece: the rest of the table is let go

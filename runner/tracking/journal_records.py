@@ -122,7 +122,6 @@ def begins_record(path: Path, offset: int) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def _names(text: bytes) -> tuple[str, ...]:
-    """A run has a handful of rows' kinds, and a block for each window: reading the names anew was a third of reading it."""
     return tuple(json.loads(text))
 
 

@@ -133,7 +133,6 @@ def _check_step(step: int | None, event: Event, *, what: str) -> None:
 
 
 def _reader(folder: Path, event: Event) -> Reader | None:
-    """What reads inputs of the run's kind: plain values, of which nothing is built here. None in an earlier version's event."""
     return run_files.read_json(own_file(folder, event["card"]))["reader"] if "card" in event else None
 
 
@@ -260,8 +259,6 @@ def _store(client: MlflowClient, run_id: str, experiment_id: str, path: Path, sh
 
 @dataclass(frozen=True)
 class _Shown:
-    """What MLflow's page of models shows of one."""
-
     name: str
     step: int
     tags: dict[str, str]

@@ -209,5 +209,4 @@ def follow(rounds: Rounds, line: Line, *, has_owner: Callable[[], bool] = lambda
 
 
 def _rank(run: PublishedRun) -> int:
-    """Finished runs first and completely, then those that are running, then the files of finished ones."""
     return 1 if not run.is_gone else 2 if run.has_only_files else 0

@@ -152,7 +152,6 @@ class PublishedRun:
         return Went.QUIET if sent else Went.FAILED
 
     def _finished(self, uploader: Uploader, *, sent: bool) -> Went:
-        """Its process is over; a run that another one goes on with by now is none that died."""
         if uploader.ack.ended or not is_being_written(self.folder):
             sent &= uploader.abandon()
         elif time.monotonic() - self._gone_at < LINGERING_SECONDS:

@@ -214,7 +214,6 @@ class Publisher:
         self._close_pipe()
 
     def _say_goodbye(self, grace_seconds: float | None) -> None:
-        """A word and the closing of the pipe: a data worker that was forked may hold the other copy of it open."""
         if not self._has_left:
             self._has_left = True
             self._tell(pipe.bye(grace_seconds))
@@ -248,7 +247,6 @@ class Publisher:
 
 
 def _error_in(folder: Path) -> str | None:
-    """Like read_ack(folder).error, without counting the points of its journal."""
     try:
         error = run_files.read_json(folder / ACK)["error"]
     except (OSError, ValueError, KeyError, TypeError):

@@ -42,7 +42,6 @@ def build_of(folder: Path) -> Build | None:
 
 
 def _signed(folder: Path) -> Any:
-    """The recipe in a folder that this person has made and nobody changed; None where there is none."""
     if not origin.is_own(folder):
         return None
     try:

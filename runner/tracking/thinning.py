@@ -115,7 +115,6 @@ def with_more(state: Mapping[str, Any], more: Chosen) -> dict[str, Any]:
 
 
 def _expecting(name: str, series: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
-    """How long the stretches of a metric may be from here on, and how many points go before they grow."""
     share = max(0, int(SPENT * (state["most"] - series["sent"])))
     changes = {"limit": series["sent"] + share, "base": series["seen"], "scale": 0, "stretch": 1}
     if series["num"] and state["most"] - series["sent"] >= 2 * OF_A_STRETCH:
@@ -132,7 +131,6 @@ def _expecting(name: str, series: Mapping[str, Any], state: Mapping[str, Any]) -
 
 
 def _width(series: Mapping[str, Any]) -> int:
-    """How long the stretch is that begins now."""
     stretch: int = series["stretch"]
     return max(1, min(stretch, (series["seen"] - series["base"]) // series["scale"])) if series["scale"] else stretch
 
@@ -140,7 +138,6 @@ def _width(series: Mapping[str, Any]) -> int:
 def _of_series(
     series: dict[str, Any], steps: NDArray[Any], times_ms: NDArray[Any], values: NDArray[Any], *, most: int
 ) -> list[tuple[int, int, int, float]]:
-    """Those of one metric's rows that go now, with their places among these; one of an earlier record has -1."""
     found: list[tuple[int, int, int, float]] = []
     at = 0
     while at < len(steps):
@@ -181,7 +178,6 @@ def _of_series(
 
 
 def _marked(part: NDArray[Any], begin: int) -> list[int]:
-    """The places of a stretch's least, greatest and last value, and of its first NaN where there are others, too."""
     is_nan = np.isnan(part)
     if is_nan.all():
         return [begin, begin, begin + len(part) - 1]
@@ -191,7 +187,6 @@ def _marked(part: NDArray[Any], begin: int) -> list[int]:
 
 
 def _extremes(before: list[list[Any]], now: list[list[Any]]) -> list[list[Any]]:
-    """Least, greatest, last and, if any, the first NaN of a stretch, with what has come of it now."""
     if not before:
         return now
     least = now[0] if now[0][2] < before[0][2] or math.isnan(before[0][2]) > math.isnan(now[0][2]) else before[0]
@@ -201,6 +196,5 @@ def _extremes(before: list[list[Any]], now: list[list[Any]]) -> list[list[Any]]:
 
 
 def _by_step(points: Sequence[list[Any]]) -> list[list[Any]]:
-    """Each once, in the order of the steps."""
     once = {(point[0], point[1], repr(point[2])): point for point in points}
     return sorted(once.values(), key=lambda point: point[:2])

@@ -223,7 +223,6 @@ class Uploader:
             yield record
 
     def _begin_behind_damage(self, client: MlflowClient) -> None:
-        """Where a journal's first record is lost, that of the run's going on says which run it is, too."""
         first = next(scan(self._journal), None)
         if first is not None and first.kind != "start":
             later = next((record for record in scan(self._journal) if record.kind == "start"), None)
@@ -281,7 +280,6 @@ class Uploader:
         )
 
     def _send_with_params(self, client: MlflowClient, metrics: Sequence[Any]) -> int:
-        """Sends the first points in the calls that the params need anyway; returns how many."""
         sent = 0
         while self._joins_params and sent < len(metrics) and (event := self._params()) is not None:
             params = mlflow_events.entities("params", event["params"])
@@ -299,7 +297,6 @@ class Uploader:
         return sent
 
     def _end_points(self, client: MlflowClient, *, is_over: bool) -> None:
-        """What waits of the chosen points, and all of them as a file, where the store got a part."""
         if self.ack.thinning:
             chosen, state = thinning.close(self.ack.thinning, is_over=is_over)
             if is_over:
@@ -422,7 +419,6 @@ class Uploader:
             self._system_metrics = SystemMetrics(client, self._run_id(), self._machine, start_ms=start_ms, most=most)
 
     def _parent_of(self, event: Mapping[str, Any]) -> str | None:
-        """The id of the run that this one belongs to, where the next record names it and this process knows it."""
         records = itertools.islice(scan(self._journal, int(event["record"])), 1, 2) if "record" in event else ()
         uids = [str(dict(record.data)["uid"]) for record in records if record.kind == "parent"]  # type: ignore[arg-type]
         self._parent = next((uid for uid in uids if uid in self._known.run_ids), None)
@@ -441,7 +437,6 @@ class Uploader:
             self._progress.warn(f"the {kind.removesuffix('s')} {entity.key} was refused: {why}")
 
     def _send_lone(self, client: MlflowClient, event: dict[str, Any]) -> bool:
-        """Sends what may fail by itself. False: the store won't take it now. What can't be had is left out with a warning."""
         run_id = self._run_id()
         try:
             if event["kind"] == "model":

@@ -62,7 +62,6 @@ class TimedSteps:
 
 
 def _in_words(seconds: float) -> str:
-    """As far as a person plans by it."""
     for unit, length in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:.1f} {unit}"

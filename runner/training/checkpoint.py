@@ -314,8 +314,6 @@ class CheckpointWriter:
 
 
 class _Hashing(io.RawIOBase):
-    """What torch.save writes to: passes it on, and hashes it on the way."""
-
     def __init__(self, file: BinaryIO) -> None:
         self._file, self.digest = file, hashlib.sha256()
         self.error: OSError | None = None
@@ -338,7 +336,6 @@ def _raise(error: Exception) -> NoReturn:
 
 
 def _also_as(other: Path, path: Path) -> None:
-    """Gives a file a second name, in place of what had it; `path` is there all the time, where the disk has links."""
     linked = other.with_suffix(".linking")
     linked.unlink(missing_ok=True)
     try:

@@ -111,7 +111,6 @@ def evaluate(
 
 
 def _counted(item: Any) -> tuple[Any, int, int]:
-    """A batch, its rows that count, and those of all processes."""
     if isinstance(item, Share):
         return item.batch, item.rows.num, item.rows.of
     rows = num_rows(item)
@@ -119,7 +118,6 @@ def _counted(item: Any) -> tuple[Any, int, int]:
 
 
 def _computed(metrics: Mapping[str, Any], labels: Sequence[str]) -> dict[str, Any]:
-    """Each number that the metrics came to, on the device, by its name."""
     found: dict[str, Any] = {}
     for name, metric in metrics.items():
         found |= named_values(name, metric.compute(), labels=labels)
@@ -186,7 +184,6 @@ class Evaluation:
         return None if getattr(self._parts.task, "metrics", None) else Shard(self._ranks.rank, self._ranks.num)
 
     def _while_not_asked(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Stop.while_not_asked(), such that all processes leave, or none."""
         if self._ranks.num == 1:
             yield from self._stop.while_not_asked(batches)
             return
@@ -198,6 +195,5 @@ class Evaluation:
             raise StoppedError
 
     def _is_stopping(self, *, together: bool) -> bool:
-        """Whether this process was asked to end; together: whether any was."""
         is_asked = self._stop.signal is not None
         return bool(self._ranks.all_reduce_max([float(is_asked)])[0]) if together else is_asked

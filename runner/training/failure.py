@@ -84,7 +84,6 @@ def words_of(error: BaseException) -> str:
 
 
 def _in_place(error: BaseException, stack: Sequence[FrameType]) -> str:
-    """The line of the model that is to blame; "" where the forward pass can't be repeated, or doesn't show it."""
     for frame in stack:  # of train_step.make_step()
         if frame.f_code.co_name != "forward_backward" or torch.distributed.is_initialized():
             continue
@@ -101,7 +100,6 @@ def _in_place(error: BaseException, stack: Sequence[FrameType]) -> str:
 
 
 def _fix(error: BaseException, stack: Sequence[FrameType]) -> str:
-    """For errors of torch that don't say what to do."""
     text = str(error)
     if moves_itself(error):
         return f"write: {NO_MOVES}"

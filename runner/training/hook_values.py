@@ -76,7 +76,6 @@ def _number(value: Any) -> float | None:
 
 
 def _rows(value: Any) -> list[dict[str, Any]] | None:
-    """Of a DataFrame, a mapping of columns, or of single values, which is one row, or a sequence of rows that are mappings."""
     if hasattr(value, "to_dict") and hasattr(value, "columns"):
         value = value.to_dict("list")
     if isinstance(value, Mapping):
@@ -102,7 +101,6 @@ def _rows(value: Any) -> list[dict[str, Any]] | None:
 
 
 def _is_column(value: Any) -> bool:
-    """Whether it has several values: a text and a tensor of no dimension have one."""
     is_single = isinstance(value, str | bytes | Mapping) or getattr(value, "ndim", 1) == 0
     return isinstance(value, Iterable) and not is_single
 
@@ -114,7 +112,6 @@ def _check_columns(names: Container[str]) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON holds; it knows no NaN and no infinity, and browsers read none."""
     if isinstance(value, Tensor | np.ndarray | np.generic):
         value = value.tolist()
     if isinstance(value, list):
@@ -176,7 +173,6 @@ def _drawn(figure: Any) -> Image.Image:
 
 
 def _grid(images: NDArray[Any]) -> NDArray[Any]:
-    """(N, C, H, W) as one (C, ...), about as wide as high, a pixel between them."""
     num, channels, height, width = images.shape
     columns = max(1, math.ceil(math.sqrt(num)))
     rows = math.ceil(num / columns)

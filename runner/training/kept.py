@@ -68,7 +68,6 @@ def read(folder: Path) -> list[dict[str, Any]]:
 
 
 def _worth(entry: dict[str, Any], keeping: Keeping) -> tuple[float, int]:
-    """What is least is deleted first; of equal ones the earlier."""
     if keeping.metric is None:
         return 0.0, entry["step"]
     value = float(entry["metrics"].get(keeping.metric, math.nan))

@@ -106,13 +106,11 @@ def result_of(training: Generator[None, None, T]) -> T:
 
 
 def _is_over(progress: Progress, limits: Limits) -> bool:
-    """Whether all is trained, and measured too: a run may have been stopped between the two."""
     all_trained = progress.step >= limits.num_steps or progress.epoch >= limits.num_epochs
     return all_trained and progress.measured == progress.step
 
 
 def _take_up(progress: Progress, steps_per_epoch: int, limits: Limits) -> int:
-    """Sets the epoch to go on with and returns its first step. An epoch that `num_steps` broke off may go on, too."""
     if progress.step >= limits.num_steps:  # there is nothing to train
         return steps_per_epoch
     progress.epoch, steps = divmod(progress.step, steps_per_epoch)

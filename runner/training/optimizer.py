@@ -277,7 +277,6 @@ class Turns(Optimizer):
         self._share()
 
     def _share(self) -> None:
-        """Has each see its groups and its state in those of all."""
         groups = iter(self.param_groups)
         for one in self.each.values():
             one.state, one.param_groups = self.state, [next(groups) for _ in one.param_groups]

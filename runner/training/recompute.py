@@ -93,7 +93,6 @@ def _as_before(module: nn.Module, before: Sequence[Any], device: torch.device) -
 
 
 def _generators(device: torch.device) -> list[tuple[Callable[[], Any], Callable[[Any], None]]]:
-    """What reads and what sets each generator that a forward pass may draw from; all of it on the host."""
     found: list[Any] = [
         (random.getstate, random.setstate),
         (np.random.get_state, np.random.set_state),
@@ -106,7 +105,6 @@ def _generators(device: torch.device) -> list[tuple[Callable[[], Any], Callable[
 
 
 def _statistics(module: nn.Module) -> list[tuple[dict[str, Tensor | None], str, Tensor]]:
-    """Of norms in training: the dictionaries that hold them, and by which name."""
     norms = [each for each in module.modules() if each.training and getattr(each, "running_mean", None) is not None]
     return [
         (each._buffers, name, value) for each in norms for name, value in each._buffers.items() if value is not None

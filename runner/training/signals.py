@@ -100,7 +100,6 @@ def heard() -> Iterator[list[signal.Signals]]:
 
 @contextmanager
 def _handled(handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
-    """SIGNALS, but for those that nohup ignores, are the handler's while it lasts; in the main thread, which alone may."""
     is_main = threading.current_thread() is threading.main_thread()
     numbers = [number for number in SIGNALS if number == signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN]
     before = {number: signal.signal(number, handler) for number in numbers} if is_main else {}
@@ -113,7 +112,6 @@ def _handled(handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
 
 @contextmanager
 def _watching(stop: Stop, grace_seconds: float, end_now: Callable[[Stop, str], Any]) -> Iterator[None]:
-    """A thread that hears of a signal from C, where the handler itself waits for the main thread's next bytecode."""
     reader, writer = socket.socketpair()
     writer.setblocking(False)
     before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)

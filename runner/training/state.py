@@ -198,7 +198,6 @@ def _check_losses(state: Mapping[str, Any]) -> None:
 
 
 def _check_experiment(before: Any, now: Mapping[str, Any]) -> None:
-    """Of the keys that both have: another version of the runner may have more of them, with defaults of their own."""
     if not isinstance(before, dict):
         return
     others = [key for key in changes(before, now) if key in before and key in now and not may_change(key)]
@@ -278,7 +277,6 @@ def _different(one: Any, other: Any, key: str = "") -> str:
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """To the bit, and where NaN is NaN."""
     one, other = one.detach().cpu(), other.detach().cpu()
     if one.shape != other.shape or one.dtype != other.dtype:
         return False

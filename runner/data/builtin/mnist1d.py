@@ -89,7 +89,6 @@ def make_signals(classes: Tensor, draw: torch.Generator) -> Tensor:  # (N,) int6
 
 
 def _templates() -> Tensor:  # (10, 12) float64
-    """Each with a spread of 1/6; it starts and ends at 0."""
     shapes = torch.tensor(TEMPLATES, dtype=torch.float64)
     shapes = (shapes - shapes.mean(1, keepdim=True)) / shapes.std(1, keepdim=True, correction=0)
     return (shapes - shapes[:, :1]) / 6
@@ -104,13 +103,11 @@ def _stretched(shapes: Tensor, padding: Tensor) -> tuple[Tensor, Tensor]:  # (N,
 
 
 def _sampled(signals: Tensor, places: Tensor) -> Tensor:  # (N, L), (N, K) -> (N, K)
-    """The signals at places between their points, on straight lines."""
     left = places.floor().clamp(max=signals.shape[1] - 2).long()
     return torch.lerp(signals.gather(1, left), signals.gather(1, left + 1), places - left)
 
 
 def _blurred(signals: Tensor) -> Tensor:  # (N, L) -> (N, L)
-    """A Gaussian blur over 4 spreads to each side; what lies beyond the ends is mirrored, the outermost point too."""
     reach = round(4 * BLUR)
     weights = torch.exp(-0.5 * (torch.arange(-reach, reach + 1, dtype=torch.float64) / BLUR) ** 2)
     mirrored = torch.cat([signals[:, :reach].flip(1), signals, signals[:, -reach:].flip(1)], 1)

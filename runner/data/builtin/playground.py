@@ -74,7 +74,6 @@ Points = tuple[Tensor, Tensor]  # (N, 2) float64, (N,) int64
 
 
 def _circle(num_rows: int, noise: float, uniform: Uniform, draw: torch.Generator) -> Points:
-    """A disk inside a ring; with noise a point's class is that of a place nearby."""
     inside = num_rows // 2
     outside = num_rows - inside
     radii = torch.cat([uniform(inside, 0, RADIUS / 2), uniform(outside, 0.7 * RADIUS, RADIUS)])
@@ -85,7 +84,6 @@ def _circle(num_rows: int, noise: float, uniform: Uniform, draw: torch.Generator
 
 
 def _xor(num_rows: int, noise: float, uniform: Uniform, draw: torch.Generator) -> Points:
-    """Four squares with a gap of 0.6 between them; with noise a point's class is that of a place nearby."""
     points = _square(num_rows, uniform)
     points = points + torch.where(points > 0, 0.3, -0.3)
     judged = points + noise * _square(num_rows, uniform)
@@ -93,7 +91,6 @@ def _xor(num_rows: int, noise: float, uniform: Uniform, draw: torch.Generator) -
 
 
 def _gauss(num_rows: int, noise: float, uniform: Uniform, draw: torch.Generator) -> Points:
-    """Two normal clouds at (2, 2) and (-2, -2) whose variance grows from 0.5 to 4 with the noise."""
     targets = (torch.arange(num_rows) < num_rows // 2).long()
     spread = math.sqrt(0.5 + noise / 0.5 * 3.5)
     points = spread * torch.randn(num_rows, 2, generator=draw, dtype=torch.float64)
@@ -101,7 +98,6 @@ def _gauss(num_rows: int, noise: float, uniform: Uniform, draw: torch.Generator)
 
 
 def _spiral(num_rows: int, noise: float, uniform: Uniform, draw: torch.Generator) -> Points:
-    """Two arms of 1.75 turns, evenly filled; each point is off by up to the noise in each direction."""
     targets = (torch.arange(num_rows) < num_rows // 2).long()
     arms = []
     for count, start in ((num_rows // 2, 0.0), (num_rows - num_rows // 2, math.pi)):
@@ -120,7 +116,6 @@ def _rings(num_rows: int, noise: float, uniform: Uniform, draw: torch.Generator)
 
 
 def _square(num_rows: int, uniform: Uniform) -> Tensor:
-    """(N, 2) from -5 to 5 each."""
     return torch.stack([uniform(num_rows, -RADIUS, RADIUS), uniform(num_rows, -RADIUS, RADIUS)], 1)
 
 

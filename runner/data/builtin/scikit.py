@@ -110,7 +110,6 @@ def scikit(which: str) -> Source:
 
 
 def _numbers(file: str, *, skip: bool = False) -> np.ndarray:
-    """(N, columns) float64."""
     path = shipped(file)
     with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as stream:
         lines = stream.read().splitlines()[int(skip) :]

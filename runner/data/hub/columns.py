@@ -91,7 +91,6 @@ def _found_target(forms: dict[str, str], *, taken: Sequence[str]) -> str | None:
 
 
 def _found_inputs(forms: dict[str, str], kind: str) -> list[str]:
-    """The only image, or the only text, or all numbers; numbers that count the rows are none."""
     useful = {name: form for name, form in forms.items() if name.lower() not in NUMBERING}
     images = [name for name, form in useful.items() if form == IMAGE]
     texts = [name for name, form in useful.items() if form == TEXT]

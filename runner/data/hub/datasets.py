@@ -135,7 +135,6 @@ def _tokens(picked: Chosen, tokenizer: str, context_length: int, known: Mapping[
 
 
 def _centred(reading: Reading, train: Any, width: int, known: Mapping[str, Any]) -> tuple[Reading, tuple[str, ...]]:
-    """With what is taken off numbers whose digits float32 has no room for, and what is said of it; an earlier run's as it was."""
     if known:
         return replace(reading, offsets=tuple(known.get("offsets", ()))), ()
     found = offsets_in(train, reading, width=width)
@@ -146,7 +145,6 @@ def _centred(reading: Reading, train: Any, width: int, known: Mapping[str, Any])
 
 
 def _on_length(reading: Reading) -> tuple[str, ...]:
-    """What to write where texts are longer than rows."""
     cut = "" if reading.tokens is None else reading.tokens.what_was_cut()
     return (f"{cut}; a larger data.context_length takes more of them",) if cut else ()
 
@@ -200,7 +198,6 @@ def _named(numbers: Any, names: tuple[str, ...], *, asked: str, called: str) -> 
 
 
 def _rows(table: Any, reading: Reading, targets: Tensor | None, *, once: bool) -> tuple[Any, str]:
-    """A split's rows, and their fingerprint, which is the same wherever they lie."""
     if once:
         inputs = all_inputs(table, reading)
         return reading.batch(inputs, targets), fingerprint_of_all(inputs, targets)
@@ -221,7 +218,6 @@ def _facts(shape: list[int], targets: Tensor | None, classes: tuple[str, ...], r
 
 
 def _reader(reading: Reading, classes: Sequence[str]) -> dict[str, Any]:
-    """The node of what reads such inputs, and what `like` needs."""
     picked = reading.chosen
     node: dict[str, Any] = {
         "_target_": READER,

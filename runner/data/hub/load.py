@@ -168,7 +168,6 @@ def _chosen(asked: dict[str, str], there: list[str], set_asked: str) -> dict[str
 
 
 def _encoded(table: Any, datasets: Any) -> Any:
-    """With its images as bytes or paths: they are decoded where all our images are."""
     for name, feature in (table.features or {}).items():
         if isinstance(feature, datasets.Image):
             table = table.cast_column(name, datasets.Image(decode=False))
@@ -186,7 +185,6 @@ def _asked(path: str, subset: str | None, data_files: Files | None, data_dir: st
 
 @contextmanager
 def _quiet(datasets: Any) -> Iterator[None]:
-    """No progress bars, which also leave a thread; the library's own setting is as before afterwards."""
     was_quiet = datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
     try:

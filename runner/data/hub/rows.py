@@ -184,7 +184,6 @@ def _texts(part: Any, columns: Sequence[str]) -> list[str]:
 
 
 def _numbers(column: Any, name: str, asked: str) -> Any:
-    """(B, F) floats, F numbers in each list; what is missing becomes NaN, which to_floats tells."""
     import pyarrow.compute as compute
 
     values, count = column.combine_chunks(), len(column)

@@ -152,7 +152,6 @@ def automatic_workers(rows: Any, num_processes: int = 1, *, is_training: bool = 
 
 
 def _residency(rows: Any, asked: str, *, device: torch.device, free_bytes: int | None) -> tuple[bool, str]:
-    """Whether the rows go to the device whole, and why."""
     if asked not in ("auto", "device", "stream"):
         choices = "data.residency=auto, data.residency=device or data.residency=stream"
         raise RunnerError(Fault(f"data.residency={asked}", "data lies on the device or is streamed to it", choices))
@@ -187,7 +186,6 @@ def _residency(rows: Any, asked: str, *, device: torch.device, free_bytes: int |
 
 
 def _too_large(rows: Any, device: torch.device) -> str:
-    """Why one of the tensors can't lie on the device whole, however much memory it has; "" where each can."""
     limit = TOO_LARGE_BYTES.get(device.type)
     largest = max((tensor.numel() * legal_dtype(tensor.dtype, device).itemsize for tensor in tensors(rows)), default=0)
     if limit is None or largest < limit:

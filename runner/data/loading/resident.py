@@ -87,7 +87,6 @@ class Resident:
             yield from in_batches(map_tensors(self._rows, gather), self.batch_size)
 
     def _shares(self, shard: Shard, order: Tensor | None, first_batch: int) -> Iterator[Share]:
-        """One process's rows of each batch."""
         parts = shard.of_batches(self.num_rows, self.batch_size, first_batch=first_batch)
         for index, rows in enumerate(parts, start=first_batch):
             start = index * self.batch_size
@@ -187,7 +186,6 @@ def sent(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def _gather(order: Tensor | None, start: int, stop: int) -> Callable[[Tensor], Tensor]:
-    """What copies the rows from start to stop of the order; without one, of the rows themselves."""
     if order is None:
         return lambda tensor: tensor[start:stop].clone()
     chosen = order[start:stop]

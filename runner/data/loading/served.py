@@ -112,7 +112,6 @@ class Served:
         return type(self._rows.dataset).__name__
 
     def _begun(self, turn: int, known: Mapping[str, Any] | None = None) -> Iterator[Any]:
-        """The loader's batches from its beginning, or from where it told that it stood."""
         self._turn = turn
         with self._drawing(turn):
             self._rows.begin(turn)
@@ -123,7 +122,6 @@ class Served:
             return self._filled(iter(self._loader))
 
     def _filled(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """The loader's batches; those that its processes end with come last, put together to whole ones."""
         size = self._rows.filled_to
         if size is None:
             return batches
@@ -146,7 +144,6 @@ class Served:
 
     @contextmanager
     def _drawing(self, epoch: int | None = None) -> Iterator[None]:
-        """While it lasts, Python's, NumPy's and torch's generators are this loader's own. epoch: it begins."""
         before = backends.generator_states(CPU)
         if epoch is None:
             backends.set_generator_states(self._generators, CPU)
@@ -173,7 +170,6 @@ def _joined_at_the_end(batches: Iterator[Any], size: int) -> Iterator[Any]:
 
 
 def _joined(batches: list[Any], size: int) -> Iterator[Any]:
-    """The same rows in batches of `size`; as they are, where they are no tensors of the same shapes."""
     parts = [tensors(batch) for batch in batches]
     if len(batches) < 2 or any(len(own) != len(leaves(batch)) for own, batch in zip(parts, batches, strict=True)):
         yield from batches

@@ -118,7 +118,6 @@ class Streamed:
             yield mixed(self._seed, BATCH, number, index, *others), places.tolist()
 
     def _places(self, number: int, first_batch: int, shard: Shard | None) -> Iterator[Tensor]:
-        """Which rows make up each batch, or a process's share of it, (B,) int64."""
         order = None if self._orders is None else self._orders.of(number)
         for start in range(first_batch * self.batch_size, self.num_rows, self.batch_size):
             stop = min(start + self.batch_size, self.num_rows)

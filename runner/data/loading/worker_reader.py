@@ -71,8 +71,6 @@ class _Plan:
 
 
 class _FromTensors(Dataset[Any]):
-    """Whole batches of tensors in memory."""
-
     def __init__(self, rows: Any) -> None:
         self._rows = rows
 
@@ -85,8 +83,6 @@ class _FromTensors(Dataset[Any]):
 
 
 class _FromDataset(Dataset[Any]):
-    """Whole batches of a person's Dataset. What its rows draw at random depends on the batch alone."""
-
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
 
@@ -124,7 +120,6 @@ def _shared(batch: Any) -> Any:
 
 @contextmanager
 def _drawing_from(seed: int) -> Iterator[None]:
-    """Python's, NumPy's and torch's random numbers, seeded for the block; 80 us, and the run's own are as before."""
     before = random.getstate(), np.random.get_state(), torch.get_rng_state()
     random.seed(seed)
     np.random.seed(seed % 2**32)

@@ -165,7 +165,6 @@ def _inputs(
 
 
 def _nothing_left(targets: Sequence[str], left_out: Sequence[Tally], file: TableFile) -> Fault:
-    """Say why no input column is left, and how to use one of those that were left out."""
     problem = f"no input column is left next to {', '.join(targets)}"
     if not left_out:
         return Fault(file.asked, f"{problem}: the table has no other column", "data.target=... another column")
@@ -196,7 +195,6 @@ def _kind(tally: Tally, file: TableFile) -> str:
 
 
 def _on_the_header(names: Sequence[str], file: TableFile) -> list[str]:
-    """What to write where the first line looks like a row."""
     numbers = [name for name in names if re.match(NUMBER, name)]
     if not file.is_csv or not file.form.header or len(numbers) * 2 <= len(names):
         return []
@@ -204,14 +202,12 @@ def _on_the_header(names: Sequence[str], file: TableFile) -> list[str]:
 
 
 def _on_the_form(tally: Tally, what: str) -> list[str]:
-    """What to write for a column of texts that can be told as dates or numbers."""
     fix = suggested(itertools.islice(tally.texts, MOST_LOOKED_AT))
     first = next(iter(tally.texts), "")
     return [f"column {tally.name} ({first}) is {what}; {fix}"] if fix else []
 
 
 def _on_its_digits(tally: Tally) -> str:
-    """What to write where float32 has no room for the digits of a target."""
     offset = tally.offset()
     step = float(np.spacing(np.float32(offset)))
     return (
@@ -244,7 +240,6 @@ def _check(missing: str, max_categories: int) -> None:
 
 
 def _texts(names: str | Sequence[str] | None) -> list[str]:
-    """Names as texts: a configuration reads 2024 as a number. One alone is a list of one."""
     if names is None:
         return []
     return list(dict.fromkeys(map(str, [names] if isinstance(names, str | int | float) else names)))

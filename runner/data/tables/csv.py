@@ -94,7 +94,6 @@ def line(file: Path, row: int, *, form: Form, asked: str = "") -> int:
 
 
 def _unreadable(file: Path, form: Form, width: int, error: Exception, asked: str) -> Fault:
-    """pyarrow tells no line: the file is read once more, slowly, up to what is wrong."""
     try:
         with _text(file, asked) as stream:
             reader = csv.reader(stream, delimiter=separator(file, form, asked=asked))

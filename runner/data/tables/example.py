@@ -54,7 +54,6 @@ def _value(column: Column, floats: Any) -> Any:
 
 
 def _date(days: float, hours: float | None) -> str:
-    """The days alone are too coarse in float32: steps of minutes."""
     if hours is None:
         return str((BEGIN + dt.timedelta(round(days))).date())
     return (BEGIN + dt.timedelta(round(days - hours / 24), hours=hours)).isoformat(" ")

@@ -257,7 +257,6 @@ def scan(
 
 
 def _marks(found: Sequence[tuple[Place, int, Any]]) -> str:
-    """Suggest data.missing_values if the bad values are a few marks without digits, such as "-"."""
     marks = list(dict.fromkeys(str(value) for _, _, value in found))
     if len(marks) > 3 or any(len(mark) > 12 or re.search(r"[\d']", mark) for mark in marks):
         return ""

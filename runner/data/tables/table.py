@@ -113,7 +113,6 @@ def table(
 
 
 def _rows(files: Sequence[TableFile], found: Table, asked: str | bool, key: str, *, complete: bool) -> tuple[Any, str]:
-    """(inputs, targets) in memory, or MappedRows; and which of them and why."""
     target_floats = 2 if found.target.classes else len(found.target.names)  # a class is one int64
     row_bytes = 4 * (found.columns.num_floats + target_floats)
     known = found.num_rows
@@ -132,7 +131,6 @@ def _rows(files: Sequence[TableFile], found: Table, asked: str | bool, key: str,
 
 
 def _place(files: Sequence[TableFile], targets: Sequence[str], row: int, *, complete: bool) -> str:
-    """Where a row of the Source stands: the files are read again up to it."""
     for tidied, place, _ in tidied_batches(files, targets, targets if complete else ()):
         num_rows = len(next(iter(tidied.values())))
         if row < num_rows:
@@ -171,5 +169,4 @@ def _labels(rows: Any, found: Table) -> Tensor | None:
 
 
 def _node(like: Mapping[str, Any] | TableReader) -> dict[str, Any]:
-    """A reader's node; build() has made the reader itself of one that stood in a configuration."""
     return reader_node(like.columns, like.target, like.form) if isinstance(like, TableReader) else dict(like)

@@ -118,7 +118,6 @@ def _guess(tallies: Sequence[Tally]) -> tuple[str, str]:
 
 
 def _order(text: str) -> tuple[bool, float, str]:
-    """Numbers by size, then texts."""
     try:
         return False, float(text), text
     except ValueError:

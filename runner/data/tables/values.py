@@ -124,7 +124,6 @@ def to_floats(array: Any, *, asked: str, called: str) -> Tensor:
 
 
 def _rows_of(values: Any, asked: str, called: str) -> Any:
-    """(N, ...), with something in it."""
     if isinstance(values, Tensor):
         values = values.detach().cpu()
         values = values.float() if values.dtype == torch.bfloat16 else values  # NumPy has no such type
@@ -144,7 +143,6 @@ def _rows_of(values: Any, asked: str, called: str) -> Any:
 
 
 def _one_column(array: Any, asked: str, called: str) -> Any:
-    """(N,) of integers or texts."""
     if array.size != len(array):
         problem = f"{called} have the shape {array.shape}, and a class is one value a row"
         raise RunnerError(Fault(asked, problem, f"targets.argmax(1) where a 1 marks the class, or {REGRESSION}"))

@@ -93,7 +93,6 @@ def _factor(draw: Tensor, most: float) -> Tensor:
 
 
 def _from(draw: Tensor, length: int, most: int) -> Tensor:
-    """(B, length) int64: the place that each pixel comes from, which may lie outside."""
     shift = (draw * (2 * most + 1)).long() - most
     return torch.arange(length, device=draw.device) + shift[:, None]
 
@@ -103,7 +102,6 @@ def _within(places: Tensor, length: int) -> Tensor:
 
 
 def _square(draw: Tensor, length: int, side: int) -> Tensor:
-    """(B, length): whether the pixel lies in the square."""
     start = (draw * length).long()[:, None] - side // 2
     places = torch.arange(length, device=draw.device)
     return (places >= start) & (places < start + side)

@@ -72,7 +72,6 @@ def checked_size(size: Any) -> tuple[int, int] | None:
 
 @contextmanager
 def _opened(encoded: Encoded) -> Iterator[Image]:
-    """The image, and PIL's many errors on damaged files as one."""
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError:
@@ -88,7 +87,6 @@ def _opened(encoded: Encoded) -> Iterator[Image]:
 
 
 def _in_mode(image: Image, mode: str) -> Image:
-    """RGB or L."""
     from PIL import Image
 
     if image.mode == "F":

@@ -110,7 +110,6 @@ def _by_class(folder: Path, names: Sequence[str], path: str, *, is_train: bool) 
 
 
 def _single(only: Path, found: Mapping[str, Found], path: str) -> Fault:
-    """Of a folder with one class; the folders below it may be the ones that are meant."""
     meant = only
     while len(inner := _folders(meant, path)) == 1:
         meant = inner[0]

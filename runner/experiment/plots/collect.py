@@ -79,8 +79,6 @@ def collect(
 
 
 class _Worst:
-    """The rows that the model is furthest off at, so far; on the device."""
-
     def __init__(self, most: int) -> None:
         self._most = most
         self._badness: Tensor | None = None
@@ -100,7 +98,6 @@ def _joined(old: tuple[Tensor, ...] | None, new: tuple[Tensor, ...]) -> tuple[Te
 def _spread(
     model: nn.Module, task: Predicting, batches: Iterable[Any], autocast: Autocast, split_rows: int, most_rows: int
 ) -> Iterator[tuple[Tensor, Tensor, Any]]:
-    """What _predict() gives of every so many-th row of the split, such that they are most_rows and MOST_NUMBERS at most."""
     step, offset, is_known = max(1, math.ceil(split_rows / most_rows)), 0, False  # offset: of the next row in its batch
     for batch in batches:
         rows = num_rows(batch)
@@ -130,7 +127,6 @@ def _predict(model: nn.Module, task: Predicting, batch: Any, autocast: Autocast)
 
 
 def _badness(kind: str, predictions: Tensor, targets: Tensor) -> Tensor:  # (B,)
-    """What the right class lacks to 1; of numbers how far they are off."""
     if kind == "multiclass" and predictions.dim() == 2:
         return 1 - predictions.gather(1, targets[:, None])[:, 0]
     apart = (predictions - targets).flatten(1).abs()
@@ -145,7 +141,6 @@ def _plane(
     train: Iterable[Any] | None,
     autocast: Autocast,
 ) -> Plane | None:
-    """What the model says on a grid around the points."""
     if task.kind not in ("multiclass", "regression") or targets.dim() > 2:
         return None
     trained = _some(train, task) if train is not None else None

@@ -60,7 +60,6 @@ def _name(axes: Any, names: list[str], *, step: int) -> None:
 
 
 def _number(axes: Any, matrix: NDArray[np.int64], shares: NDArray[np.float64]) -> None:
-    """The count, and its share of the row in percent where there is room."""
     count = len(matrix)
     for row, column in zip(*np.nonzero(matrix), strict=True):
         share = shares[row, column]
@@ -73,7 +72,6 @@ def _number(axes: Any, matrix: NDArray[np.int64], shares: NDArray[np.float64]) -
 def _list(
     figure: Any, matrix: NDArray[np.int64], shares: NDArray[np.float64], names: list[str], *, left: float, height: float
 ) -> None:
-    """The pairs that are taken for each other most often."""
     wrong = matrix.copy()
     np.fill_diagonal(wrong, 0)
     order = np.argsort(-wrong, axis=None, kind="stable")[:NUM_LISTED]

@@ -40,7 +40,6 @@ def draw_curves(
 
 
 def _stems(kinds: Iterable[str]) -> dict[str, str]:
-    """The name of each one's picture: its own, where no other picture of the run has it."""
     taken = {time_bar.STEM, *(name for names in PLOTS.values() for name in names)}
     stems: dict[str, str] = {}
     for kind in sorted(kinds, key=lambda kind: ("/" in kind or kind in taken, kind)):  # whose name is free comes first
@@ -97,7 +96,6 @@ def _draw(kind: str, splits: Mapping[str, Series], path: Path, *, title: str, ma
 
 
 def _smooth(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """A centred mean over a 25th of the run; what isn't finite stays out."""
     finite = np.isfinite(values)
     half = max(3, len(values) // 25) // 2
     means: NDArray[np.float64] = _around(np.where(finite, values, 0.0), half) / np.maximum(_around(finite, half), 1)

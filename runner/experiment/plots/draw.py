@@ -35,7 +35,6 @@ def draw_results(
 
 
 def _drawing(name: str) -> Draw:
-    """The function that draws it; each returns whether there was anything to draw."""
     return {
         "confusion": confusion.draw,
         "roc": roc.draw,

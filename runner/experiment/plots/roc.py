@@ -85,7 +85,6 @@ def _heading(results: Results, is_one: bool) -> str:
 
 
 def _questions(results: Results) -> list[tuple[str, NDArray[np.float32], NDArray[np.bool_]]]:
-    """By name, the scores and what is so; a question without both answers in the split has no curve."""
     if results.predictions.ndim != 2 or not 1 <= results.predictions.shape[1] <= MOST_CLASSES:
         return []
     count = results.predictions.shape[1]
@@ -100,7 +99,6 @@ def _questions(results: Results) -> list[tuple[str, NDArray[np.float32], NDArray
 
 
 def _thin(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """More points than pixels say nothing; the ends stay."""
     if len(x) <= MOST_POINTS:
         return x, y
     kept = np.unique(np.linspace(0, len(x) - 1, MOST_POINTS).astype(np.int64))

@@ -84,7 +84,6 @@ def as_images(inputs: NDArray[Any], beside: NDArray[Any] | None = None) -> NDArr
 
 
 def _whole(figure: Any) -> Any:
-    """One panel in inches over the whole figure: a panel for each image costs 30 ms each."""
     width, height = figure.get_size_inches()
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set_axis_off()
@@ -93,7 +92,6 @@ def _whole(figure: Any) -> Any:
 
 
 def _show(axes: Any, image: NDArray[np.float64], left: float, top: float, *, side: float) -> None:
-    """In a square; a long image keeps its shape."""
     tall, wide = image.shape[:2]
     width, height = side * min(1, wide / tall), side * min(1, tall / wide)
     x, y = left + (side - width) / 2, top - (side + height) / 2
@@ -102,7 +100,6 @@ def _show(axes: Any, image: NDArray[np.float64], left: float, top: float, *, sid
 
 
 def _lines(axes: Any, true: NDArray[Any], made: NDArray[Any], left: float, top: float) -> None:
-    """Two signals on one scale, each in its square."""
     low, high = min(true.min(), made.min()), max(true.max(), made.max())
     x = left + np.linspace(0, 1.06, len(true))
     for values, below, color in ((true, 1.06, style.INK), (made, 2.2, style.BLUE)):
@@ -110,7 +107,6 @@ def _lines(axes: Any, true: NDArray[Any], made: NDArray[Any], left: float, top: 
 
 
 def _said(results: Results, shown: Shown, number: int) -> tuple[str, bool]:
-    """What stands above an image, and whether the model was right."""
     said, true = shown.predictions[number], shown.targets[number]
     if results.kind == "multiclass":
         names = style.names_of(results.classes, len(said))

@@ -57,7 +57,6 @@ def draw_time(spent: Mapping[str, float], folder: Path, *, title: str, num_runs:
 
 
 def _bar(axes: Any, row: int, spent: Mapping[str, float]) -> dict[str, Any]:
-    """Its pieces, those that can be seen by name."""
     total, begin, pieces = sum(spent.values()), 0.0, {}
     for name, seconds in spent.items():
         share, color = seconds / total, COLORS.get(name) or AROUND[name]

@@ -88,7 +88,6 @@ def _efficient(
     is_causal: bool,
     scale: float | None,
 ) -> Tensor:
-    """The memory-efficient kernel; what it keeps for the way back depends on whether there is one."""
     needs_grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
     bias = _as_bias(mask, query, key)
     kernel = aten._scaled_dot_product_efficient_attention
@@ -96,7 +95,6 @@ def _efficient(
 
 
 def _cast(kind: str, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tuple[Any, ...]:
-    """As autocast does for the real one."""
     if not torch.is_autocast_enabled(kind):
         return query, key, value, mask
     dtype = torch.get_autocast_dtype(kind)
@@ -115,7 +113,6 @@ def _as_bias(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
 
 
 def _is_even(query: Tensor, key: Tensor, value: Tensor, *, enable_gqa: bool) -> bool:
-    """Whether nothing is to be repeated, and rows lie in one piece: what the CPU's kernel takes."""
     batches = {tensor.shape[0] for tensor in (query, key, value)}
     heads = {tensor.shape[1] for tensor in (query, key, value)}
     in_one_piece = all(tensor.stride(-1) == 1 for tensor in (query, key, value))

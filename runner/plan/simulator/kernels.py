@@ -100,7 +100,6 @@ def _lengths(given: Any) -> Sequence[int]:
 
 
 def _cast(*tensors: Tensor | None) -> list[Any]:
-    """As autocast does for the real ones."""
     if not torch.is_autocast_enabled("cuda"):
         return list(tensors)
     dtype = torch.get_autocast_dtype("cuda")

@@ -19,7 +19,6 @@ KEPT = {0: 1, 1: 1, 2: 6, 3: 5}
 
 
 def _rnn_layer(tensor: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """oneDNN's recurrent layer, with the workspace that torch's rule for meta leaves out; tensor: (T, B, I)."""
     weights, (state, cell), rest = args[:4], args[4:6], args[6:]
     steps, rows, width = tensor.shape
     fixed, each = _workspace(steps, width, weights[1].shape, state.shape[-1], tensor.dtype, (rest[0], *rest[2:]))
@@ -36,7 +35,6 @@ def _rnn_layer(tensor: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor, Tens
 def _workspace(
     steps: int, width: int, size: torch.Size, hidden: int, dtype: torch.dtype, rest: tuple[Any, ...]
 ) -> tuple[int, int]:
-    """Its bytes, and those for each row: a straight line through what oneDNN takes for one row and for two."""
     found = []
     for rows in (1, 2):
         given = [torch.zeros(steps, rows, width, dtype=dtype), torch.zeros(size[0], width, dtype=dtype)]
@@ -69,7 +67,6 @@ def _cudnn_rnn(
     sizes: Sequence[int],
     *_: Any,
 ) -> tuple[Tensor, ...]:
-    """sizes: of the steps, where the batch is packed."""
     ways, given = 2 if both_ways else 1, tensor.shape[:-1]
     output = tensor.new_empty((*given, (projected or hidden) * ways))
     if batch_first and not sizes:

@@ -56,8 +56,6 @@ def run(func: Any, *args: Any, **kwargs: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Result:
-    """A tensor of meta that an operation made anew."""
-
     shape: torch.Size
     stride: tuple[int, ...]
     dtype: torch.dtype
@@ -84,7 +82,6 @@ _told: dict[Any, _Result] = {}
 
 
 def _asked(func: Any, args: Any, kwargs: Any) -> Any:
-    """Equal for what has the same result; None where that can't be told, or where it changes what it is given."""
     if not _is_pure(func):
         return None
     try:
@@ -112,7 +109,6 @@ def _named(value: Any) -> Hashable:
 
 
 def _by_zeros(func: Any, args: Any, kwargs: Any) -> Any:
-    """Computes on zeros of the host, and keeps the results' shapes."""
     num_bytes = 0
 
     def zeros(leaf: Any) -> Any:
@@ -195,7 +191,6 @@ def _pack_padded(tensor: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Te
 def _grouped_mm(
     one: Tensor, other: Tensor, offsets: Tensor | None = None, bias: Tensor | None = None, dtype: Any = None
 ) -> Tensor:
-    """One product for each group. torch's rule for meta knows bfloat16 alone; the kernels take float32, too."""
     shape: tuple[int, ...] = (one.shape[-2], other.shape[-1])
     if one.dim() == other.dim():
         shape = (one.shape[0] if offsets is None else len(offsets), *shape)

@@ -133,7 +133,6 @@ class SimulatedTensor(Tensor):
         return np.asarray(self.numpy(), dtype=dtype)
 
     def _values(self) -> Tensor:
-        """The numbers; where there are none, zeros that take the room of one."""
         if self.backing.is_cpu:
             return self.backing
         return torch.zeros((), dtype=self.dtype).expand(self.shape)
@@ -235,7 +234,6 @@ def _compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
-    """tree_map(), which takes ten times as long for what an operation is usually given."""
     kind = type(tree)
     if kind is tuple or kind is list:
         return kind([_mapped(part, change) for part in tree])
@@ -279,12 +277,10 @@ def _is_for_device(device: torch.device | None) -> bool:
 
 
 def _is_engines(device: torch.device) -> bool:
-    """In backward C++ makes zeros and the like on the device that it was told."""
     return device.type == "meta" and (pretence.running_backward > 0 or pretence.num_transforms > 0)
 
 
 def _is_big(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether it makes a new tensor of the host, and a big one."""
     if not args or not isinstance(args[0], list | tuple) or not all(type(size) is int for size in args[0]):
         return False
     if not func._schema.returns or tensor_leaves(args):

@@ -323,7 +323,6 @@ def _let_go_of_graphs(module: torch.nn.Module) -> None:
 
 
 def _with_modes(run: Callable[[Any], None], modes: Iterable[Callable[[], Any]]) -> Callable[[Any], None]:
-    """Modes belong to a thread, so each new one enters them too."""
 
     def run_thread(thread: threading.Thread) -> None:
         with contextlib.ExitStack() as stack:
@@ -335,7 +334,6 @@ def _with_modes(run: Callable[[Any], None], modes: Iterable[Callable[[], Any]]) 
 
 
 def _onto_device(load: Callable[..., Any]) -> Callable[..., Any]:
-    """A checkpoint's tensors are the CPU's here (SimulatedTensor.__reduce_ex__); map_location brings them over."""
 
     def load_onto(file: Any, map_location: Any = None, **kwargs: Any) -> Any:
         if not isinstance(map_location, str | torch.device) or torch.device(map_location).type == "cpu":

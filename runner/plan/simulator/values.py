@@ -155,13 +155,11 @@ for _kind, _base in ((Real, float), (Whole, int)):
 
 
 def _caller_has_range() -> bool:
-    """range(n) can't be watched: a function that has one is taken to go by its numbers."""
     frame = call_site.person(list(call_site.frames()))
     return frame is not None and "range" in frame.f_code.co_names
 
 
 def _is_torchs_own() -> bool:
-    """Whether torch's own code asks: its checks, its optimizers."""
     for frame in call_site.frames():
         file = frame.f_code.co_filename
         inside = file.removeprefix(_TORCH)

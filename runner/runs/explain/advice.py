@@ -140,7 +140,6 @@ def _overflow(case: Case) -> str:
 
 
 def _is_overflow(origin: Record, base: Seen) -> bool:
-    """Whether a power is surely one of something too large: 0 has an infinite one, too, and which power it is may be unknown."""
     is_infinite = origin.output.range.num_inf > 0 and not origin.output.range.num_nan
     return is_infinite and all(map(_is_finite, origin.inputs)) and base.range.size**4 > torch.finfo(base.dtype).max
 
@@ -150,6 +149,5 @@ def _is_finite(one: Seen) -> bool:
 
 
 def _holds_zero(one: Seen) -> bool:
-    """Whether 0 is at the end of its values, or may be among them."""
     least, greatest = one.range.least, one.range.greatest
     return least is not None and greatest is not None and least <= 0 <= greatest

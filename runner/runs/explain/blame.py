@@ -82,8 +82,6 @@ class _EnoughError(Exception):
 
 
 class _Trial:
-    """Steps over parts of a batch, that leave nothing behind."""
-
     def __init__(self, moment: Moment, generators: Mapping[str, Any], *, goes_back: bool) -> None:
         parts = self._parts = moment.parts
         self._task = parts.task

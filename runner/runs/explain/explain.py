@@ -63,7 +63,6 @@ def explain(wanted: str, overrides: list[str], *, step: int | None) -> dict[str,
 
 
 def _notes(asked: Wanted, device: str, moment: Moment, *, was_compiled: bool) -> list[str]:
-    """Why the replay may have other bits than the run had."""
     summary, found = read_summary(asked.folder), []
     if (num := summary.get("num_processes") or 1) > 1:
         found.append(f"{num} processes trained it, and one replays it: sums are rounded otherwise")
@@ -80,7 +79,6 @@ def _notes(asked: Wanted, device: str, moment: Moment, *, was_compiled: bool) ->
 
 
 def _replayed(asked: Wanted, cfg: DictConfig, device: torch.device) -> tuple[Start, Moment, Look]:
-    """The step that was asked for, watched; of a failure the one that began it, which may be an earlier one."""
     start, until = start_before(asked.folder, asked.step - asked.every + 1), asked.step
     _say_how_long(asked, start)
     for _ in range(MOST_REPLAYS):
@@ -104,7 +102,6 @@ def _replayed(asked: Wanted, cfg: DictConfig, device: torch.device) -> tuple[Sta
 
 
 def _say_how_long(asked: Wanted, start: Start) -> None:
-    """Where that is worth a word: as it took the run, and some more for what is looked at after each step."""
     rate = read_summary(asked.folder).get("steps_per_second") or math.inf
     if (seconds := (asked.step - start.step) / rate) > WORTH_A_WORD:
         say(f"replay  {asked.step - start.step:,} steps, some {seconds:,.0f} s at least")

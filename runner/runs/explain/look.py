@@ -91,7 +91,6 @@ def _keeping(norms: dict[str, Tensor], name: str) -> Callable[[Tensor], None]:
 
 
 def _by_module(norms: Mapping[str, float]) -> dict[str, float]:
-    """The norm over each module's own parameters, the largest first."""
     squares: dict[str, float] = {}
     for name, norm in norms.items():
         module = name.rpartition(".")[0]

@@ -57,7 +57,6 @@ def how_to_get(name: str, run_id: str, uri: str) -> str:
 
 
 def _copy(run_id: str, folder: Path, uri: str) -> tuple[Run, dict[str, Points]]:
-    """Its files into the folder; what the store tells of it, and its points."""
     client = mlflow_store.open_store(uri)
     run = client.get_run(run_id)
     names = {item.path for item in client.list_artifacts(run_id)}

@@ -121,7 +121,6 @@ def _shown(values: Mapping[str, Any], key: str) -> str:
 
 
 def _row(what: str, values: Sequence[str | None], *, key: Callable[[str], str] = str) -> Difference | None:
-    """None where all that is known of it is the same."""
     known = {key(value) for value in values if value is not None}
     return Difference(what, tuple(UNKNOWN if value is None else value for value in values)) if len(known) > 1 else None
 
@@ -147,7 +146,6 @@ def _code(makings: Sequence[Making]) -> Iterator[Difference | None]:
 
 
 def _changed_lines(diff: str) -> dict[str, list[str]]:
-    """Of each file in a git diff the lines that were taken out and put in; of one without lines its head."""
     found: dict[str, list[str]] = {}
     for part in re.split(r"^diff --git ", diff, flags=re.MULTILINE)[1:]:
         head, *lines = part.splitlines()

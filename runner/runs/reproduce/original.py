@@ -67,7 +67,6 @@ def _in_folder(folder: Path, *, asked: str) -> Original:
 
 
 def _status(folder: Path) -> str:
-    """A run that left no summary was killed, unless it is running."""
     if is_being_written(folder):
         return "running"
     return str(read_summary(folder).get("status", "killed"))

@@ -70,7 +70,6 @@ def repeat(
 
 
 def _series(folder: Path, *, spelled: bool) -> dict[str, Points]:
-    """What the run in `folder` measured; spelled: its metrics' names as MLflow has them."""
     from runner.tracking.journal_reader import read_series
     from runner.tracking.mlflow_names import Names
 
@@ -80,6 +79,5 @@ def _series(folder: Path, *, spelled: bool) -> dict[str, Points]:
 
 
 def _ends_elsewhere(original: Original, cfg: DictConfig, summary: dict[str, Any], changed: list[str]) -> bool:
-    """Whether the two may have another number of steps and be the same run."""
     is_short = not original.is_whole or summary["status"] != "finished" or cfg.train.max_seconds is not None
     return is_short or any(key.startswith(OF_LENGTH) for key in changed)

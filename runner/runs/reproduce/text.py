@@ -129,5 +129,4 @@ def _jsonable(value: Any) -> Any:
 
 
 def _printable(text: str) -> str:
-    """A store may hold anything, also what moves a terminal's cursor."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)

@@ -221,7 +221,6 @@ class Composer:
 
 
 def _is_number(override: Any) -> bool:
-    """Whether it gives a key that is there a number."""
     from hydra.core.override_parser.types import OverrideType
 
     value = override.value()
@@ -229,7 +228,6 @@ def _is_number(override: Any) -> bool:
 
 
 def _with_numbers(config: DictConfig, parsed: Sequence[Any]) -> DictConfig:
-    """A copy of another job's configuration as this one's, whose overrides differ in numbers."""
     from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
 
     ConfigLoaderImpl._apply_overrides_to_config([each for each in parsed if _is_number(each)], config)

@@ -161,7 +161,6 @@ def _told(error: BaseException) -> str:
 
 
 def _given(assigned: Assignment) -> Given:
-    """What the job's run knows of its sweep."""
     from runner.device import Choice
     from runner.experiment.given import Given, Membership
     from runner.sweep.search.pruning import StudyTrial

@@ -59,7 +59,6 @@ def in_groups(
 
 
 def _size(count: int, batch: str | int, num_slots: int) -> int:
-    """Of the groups of so many jobs."""
     if isinstance(batch, int):
         return batch
     if count < FEWEST:
@@ -69,7 +68,6 @@ def _size(count: int, batch: str | int, num_slots: int) -> int:
 
 
 def _why_alone(job: Prepared) -> str:
-    """What in a job's settings has it train for itself; "" where others may go with it: the rest is found out where it runs."""
     train, placement = job.config.train, job.config.placement
     reasons = {
         "train.cuda_graph=true": train.cuda_graph,
@@ -83,7 +81,6 @@ def _why_alone(job: Prepared) -> str:
 
 
 def _key(job: Prepared) -> Hashable:
-    """Equal for jobs that differ in nothing but what each may have of its own."""
     values = flat(job.config)
     return (job.devices, job.policy, tuple(sorted((key, _kind(key, value)) for key, value in values.items())))
 
@@ -104,7 +101,6 @@ def _kind(key: str, value: Any) -> str:
 
 
 def _form(value: Any) -> str:
-    """What it is but for its numbers."""
     if isinstance(value, Mapping):  # optimizer.groups has some
         return f"{{{', '.join(f'{name}: {_form(each)}' for name, each in value.items())}}}"
     if isinstance(value, list | tuple):

@@ -141,7 +141,6 @@ class Slots(Launcher):
         return choice.device
 
     def _share_memory(self, config: DictConfig, place: Slot) -> None:
-        """Jobs that share a GPU get equal parts of its memory, where the person says nothing else."""
         if place.kind == "cuda" and self._slots["cuda"] > 1 and config.backends.cuda.memory_fraction is None:
             config.backends.cuda.memory_fraction = 1 / self._slots["cuda"]
 

@@ -176,7 +176,6 @@ class ProcessPool:
         return found
 
     def _lost(self) -> list[Ended]:
-        """The warm process is gone: how its jobs end nobody will tell, so they are ended."""
         lost = list(self._pids)
         for number in lost:
             self.signal(number, signal.SIGKILL, whole_group=True)
@@ -201,7 +200,6 @@ class ProcessPool:
 
 
 def _hang_up(process: subprocess.Popen[bytes]) -> None:
-    """Closes the pipe of requests: there will be no more."""
     if process.stdin is not None:
         with suppress(BrokenPipeError):
             process.stdin.close()

@@ -198,7 +198,6 @@ class RayCluster(Launcher):
         return pack(stay.folder) if is_away else b""
 
     def _look(self, seconds: float = 0.0) -> None:
-        """Takes in what Ray has brought: jobs that arrived or ended. Waits for the first, at most so long."""
         if seconds == 0.0 and time.monotonic() - self._looked_at < SECONDS_BETWEEN_LOOKS:
             return
         open_ = [stay.arrived if stay.arrival is None else stay.ended for stay in self._stays.values()]
@@ -229,7 +228,6 @@ class RayCluster(Launcher):
             self._say(f"waiting: others use the cluster; {what} is needed for {stay.job_name}")
 
     def _say(self, text: str) -> None:
-        """Once; the sweep's table stays below it."""
         if text not in self._said:
             self._said.add(text)
             print(text, flush=True)

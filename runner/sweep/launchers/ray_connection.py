@@ -152,7 +152,6 @@ def _no_answer(where: str, error: Exception) -> Fault:
 
 
 def _line_of(error: Exception) -> str:
-    """Ray's messages are pages with the cause in some line of it."""
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
     causes = ("The actor is dead", "The node", "Worker exit", "The actor died")
     told = [line for cause in causes for line in lines if line.startswith(cause)]

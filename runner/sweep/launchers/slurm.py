@@ -133,14 +133,12 @@ class Scheduled:
         return ""
 
     def _refused(self, said: str) -> Fault:
-        """said: by sbatch."""
         params = self._launcher.params
         asked = [f"hydra.launcher.{name}={params[name]}" for name in OFTEN_WRONG if params.get(name) is not None]
         fix = "a partition that sinfo names, an account that `sacctmgr show assoc` names, GPUs that a node there has"
         return Fault(" ".join(asked) or "hydra/launcher=slurm", said, f"{fix}; with sweep.resume=last the jobs go on")
 
     def _is_done(self, number: int) -> bool:
-        """Whether the job has ended and its files are here to see."""
         if number not in self._done_at:
             every = 2.0 if self._is_stopping else SECONDS_BETWEEN_LOOKS
             asks = not self.is_here and time.monotonic() - self._asked_at > every
@@ -261,7 +259,6 @@ class Submitted:
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Of what is started within."""
     with ExitStack() as stack:
         for name in variables:
             stack.enter_context(restored(name))
@@ -280,7 +277,6 @@ def _ctrl_c_is_ours() -> Iterator[None]:
 
 
 def _signal_here(pid: int, what: signal.Signals) -> None:
-    """To submitit's own process, which hands it on to the job's; SIGKILL to all of them."""
     with suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
         for one in [process, *(process.children(recursive=True) if what == signal.SIGKILL else [])]:

@@ -74,7 +74,6 @@ def folder_for_now() -> Iterator[Path]:
 
 
 def _fork_for_each(requests: int, events: int, lifeline: int) -> None:
-    """One process a request, until the pipe of requests closes; tells who started and who ended, and how."""
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
@@ -106,7 +105,6 @@ def _fork_for_each(requests: int, events: int, lifeline: int) -> None:
 
 
 def _ended(running: dict[int, int]) -> list[tuple[int, int, int]]:
-    """(number, pid, exit code or minus the signal) of each child that ended; what it left running in its group is ended."""
     found = []
     while running:
         info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -174,7 +172,6 @@ def _wake_up(number: int, frame: FrameType | None) -> None:
 
 
 def _read(fd: int) -> Request | None:
-    """The next request; None when nobody will ask any more."""
     head = _read_exactly(fd, LENGTH.size)
     if head is None:
         return None

@@ -223,7 +223,6 @@ def _curve(result: Result, name: str, color: str, *, is_best: bool, is_behind: b
 
 
 def _band(group: Seeds, shown: Sequence[Result], name: str, colors: dict[int, str]) -> list[dict[str, Any]]:
-    """The quartiles as an area and the median as a line, at the steps of the longest; where one has ended it is left out."""
     results = [each for each in shown if each.job in group.jobs]
     if len(results) < LEAST_OF_A_BAND:
         return []
@@ -261,7 +260,6 @@ def _band(group: Seeds, shown: Sequence[Result], name: str, colors: dict[int, st
 
 
 def _dots(results: Sequence[Result], x: str, y: str, **look: Any) -> dict[str, Any]:
-    """A point for each job, at its values of two metrics, or at its number and one."""
     return {
         "x": [result.job if x == "job" else result.value(x) for result in results],
         "y": [result.value(y) for result in results],
@@ -275,7 +273,6 @@ def _dots(results: Sequence[Result], x: str, y: str, **look: Any) -> dict[str, A
 
 
 def _front(report: Report) -> Figure:
-    """Two goals against each other; those that none beats are joined."""
     one, other = (goal.metric for goal in report.goals[:2])
     finished = [each for each in report.results if each.state == "finished"]
     front = sorted((each for each in finished if each.job in report.front), key=lambda each: each.value(one) or 0.0)
@@ -294,7 +291,6 @@ def _told(result: Result) -> str:
 
 
 def _value_axis(name: str, values: np.ndarray[Any, Any]) -> dict[str, Any]:
-    """A loss over more than a decade is read on a log axis."""
     values = values[np.isfinite(values)]
     spread = values.max() / values.min() if len(values) and values.min() > 0 else 1.0
     title = {"title_text": plain(name)}
@@ -304,7 +300,6 @@ def _value_axis(name: str, values: np.ndarray[Any, Any]) -> dict[str, Any]:
 
 
 def _axis(values: Sequence[Any], *, few: int = FEW) -> tuple[list[float], list[tuple[float, str]]]:
-    """Where each value lies, from 0 to 1, and what is written beside the axis: words evenly, numbers by their size."""
     numbers = {value: number for value in values if (number := _number(value)) is not None}
     if len(numbers) == len(set(values)) and len(set(numbers.values())) > few:
         low, high = min(numbers.values()), max(numbers.values())

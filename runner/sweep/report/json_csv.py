@@ -71,7 +71,6 @@ def _is_number(text: str) -> bool:
 
 
 def _line(result: Result, report: Report, metrics: list[str]) -> dict[str, Any]:
-    """None becomes an empty cell."""
     best = result.best
     head = {"job": result.job, "name": result.name, "state": result.state, "device": result.device}
     keys = {key: result.keys.get(key) for key in report.keys if key not in head}

@@ -89,7 +89,6 @@ def equal_but_for(key: str, results: Sequence[Result]) -> dict[str, list[Result]
 
 
 def _alike(results: Sequence[Result], rest: Callable[[Keys], Keys]) -> dict[str, list[Result]]:
-    """Those that came to an end by the rest of their keys, named by what sets the groups apart; each by number."""
     groups: dict[str, list[Result]] = {}
     bare = [replace(result, keys=rest(result.keys)) for result in results]
     apart = differing_keys(bare)

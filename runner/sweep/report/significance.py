@@ -141,7 +141,6 @@ def _told(
     alpha: float,
     more: int | None,
 ) -> Difference:
-    """interval: None where a value is infinite."""
     low, high = interval or (None, None)
     is_decided = p <= alpha and (interval is None or (low is not None and high is not None and not low <= 0 <= high))
     if interval is None and mean:
@@ -189,7 +188,6 @@ def _sign_flip(differences: NDArray[np.float64]) -> float:
 
 
 def _by_all_signs(differences: NDArray[np.float64]) -> float:
-    """0.5 ms of 16 pairs."""
     ordered = differences[np.abs(differences).argsort()]
     *others, largest = ordered * np.copysign(1.0, ordered[-1])
     beside = float(np.abs(others).sum())
@@ -201,7 +199,6 @@ def _by_all_signs(differences: NDArray[np.float64]) -> float:
 
 
 def _in_steps(sizes: NDArray[np.float64]) -> NDArray[np.int64]:
-    """The sizes as whole numbers: as they are where they are multiples of one (rows that were told right), which may tie."""
     multiples = sizes / sizes[sizes > 0].min()
     whole: NDArray[np.float64] = np.rint(multiples)
     if not (whole.sum() <= STEPS and np.allclose(multiples, whole, rtol=ROUNDING, atol=0)):
@@ -211,7 +208,6 @@ def _in_steps(sizes: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def _permutation(a: NDArray[np.float64], b: NDArray[np.float64], alpha: float) -> float:
-    """Of drawn orders p is 2 / (draws + 1) at the least: there are enough of them for alpha. 0.4 s of 100,000."""
     from scipy.stats import permutation_test
 
     draw, num = np.random.default_rng(0), _num_orders(alpha)
@@ -224,7 +220,6 @@ def _num_orders(alpha: float) -> int:
 
 
 def _more(mean: float, deviation: float, n: int, alpha: float, *, least: int) -> int | None:
-    """Seeds beside these n that a difference as large as the one seen takes (a t-test's number, and no less than `least`)."""
     if math.isnan(deviation):
         return max(1, least - n)
     if not mean:

@@ -47,7 +47,6 @@ def read_stored(run_id: str, *, uri: str) -> tuple[list[Result], int | None]:
 
 
 def _as_sent(value: float) -> float:
-    """A store that SQL keeps has the largest float for infinity (mlflow/store/tracking/sqlalchemy_store.py, 3.17)."""
     return math.copysign(math.inf, value) if abs(value) >= sys.float_info.max else value
 
 
@@ -63,7 +62,6 @@ def _jobs(client: MlflowClient, run_id: str) -> list[Run]:
 
 
 def _apart(runs: list[Run]) -> list[str]:
-    """The parameters that set the runs apart, but for what the data or the command has said."""
     names = dict.fromkeys(name for run in runs for name in run.data.params)
     others = (*NOT_CHOSEN, "name", "tracking.")
     return [

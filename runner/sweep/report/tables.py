@@ -77,7 +77,6 @@ def seeds(report: Report) -> Columns:
 
 
 def _beside(found: Comparison) -> str:
-    """What another group is beside the best one."""
     if found.difference.is_decided:
         return "worse" if found.verdict == "better" else "better"
     return "undecided" + (f": ~{found.difference.more_seeds} {found.unit}" if found.difference.more_seeds else "")

@@ -77,7 +77,6 @@ class Asking:
         return any(trial.state == TrialState.WAITING for trial in self.trials())
 
     def _queue_unseen(self, seen: set[tuple[Any, ...]]) -> bool:
-        """Makes the first combination that no job has had, in the order of the words, the next trial; False: there is none."""
         found = next((each for each in product(*(values or [] for values in self._values)) if each not in seen), None)
         if found is not None:
             self._study.enqueue_trial(dict(zip(self._space.dimensions, found, strict=True)))
@@ -114,7 +113,6 @@ def open_study(
 
 
 def _refuse_other_choices(folder: Path, space: Space, trials: Sequence[FrozenTrial]) -> None:
-    """Ends of an interval may move when a study goes on; a dimension's kind and its choices may not."""
     from optuna.distributions import CategoricalDistribution, check_distribution_compatibility
 
     now = {key: distribution(dimension) for key, dimension in space.dimensions.items()}

@@ -138,7 +138,6 @@ def _missing_packages(settings: Settings) -> list[Fault]:
 
 
 def _num_epochs(config: DictConfig, space: Space) -> int | None:
-    """The longest trial's epochs; None when only the data will tell."""
     if config.train.num_steps is not None or config.train.evaluate_every_steps is not None:
         return None
     if {"train.num_steps", "train.num_epochs"} & set(space.dimensions):
@@ -149,7 +148,6 @@ def _num_epochs(config: DictConfig, space: Space) -> int | None:
 def _lines(
     settings: Settings, space: Space, goals: Goals, pruning: Pruning | None, why: str
 ) -> Sequence[tuple[str, str]]:
-    """What a person reads before the first trial."""
     trials = f"{settings.n_trials} trials"
     combinations = [listed(dimension) for dimension in space.dimensions.values()]
     if settings.sampler == "grid":

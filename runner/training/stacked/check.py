@@ -83,7 +83,6 @@ def _to_compare(members: Sequence[Member]) -> list[int]:
 
 
 def _check_parts(member: Member) -> None:
-    """What needs no step to be known."""
     parts, train = member.parts, member.settings.train
     for reason, holds in {
         "optimizer.turns has several optimizers": isinstance(parts.optimizer, Turns),
@@ -166,7 +165,6 @@ def _compare(member: Member, batch: Any, together: Sequence[Tensor], *, whole: i
 
 
 def _apart(alone: Sequence[Tensor], other: Sequence[Tensor]) -> list[float]:
-    """How far the loss and each gradient lie from a run's own, relative to their size; inf of what is no number."""
     largest = max(float(each.norm()) for each in alone[1:] or alone)
     found = []
     for own, theirs in zip(alone, other, strict=True):
@@ -179,7 +177,6 @@ def _apart(alone: Sequence[Tensor], other: Sequence[Tensor]) -> list[float]:
 
 
 def _nudged(member: Member, batch: Any) -> list[Tensor]:
-    """What one comes to alone with weights that lie next to its own; its buffers have moved on."""
     weights, draw = [value.detach() for value in member.parts.model.parameters()], torch.Generator().manual_seed(0)
     before = [weight.clone() for weight in weights]
     for weight in weights:

@@ -151,7 +151,6 @@ class Function:
 
 
 def _filled(tensor: Tensor, size: int) -> Tensor:
-    """With copies of its last member, in the same layout."""
     whole = tensor.new_empty_strided((size, *tensor.shape[1:]), tensor.stride())
     whole[: len(tensor)] = tensor
     whole[len(tensor) :] = tensor[-1:]
@@ -163,7 +162,6 @@ def _look(tensor: Tensor) -> Any:
 
 
 def _are_same(graph: Any, other: Any) -> bool:
-    """Whether they do the same, and with the same tensors of their own."""
     own, others = (
         [getattr(each, node.target) for node in each.graph.find_nodes(op="get_attr")] for each in (graph, other)
     )

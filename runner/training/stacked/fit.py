@@ -365,7 +365,6 @@ class _Together:
             self._tell_end(place)
 
     def _tell_end(self, place: _Place) -> None:
-        """Its last steps, fewer than make a point but for one that ends here, are one."""
         state = self.state_of(place)
         place.ended_at = place.step
         rows = state["rows"].detach().to("cpu", copy=True)

@@ -187,7 +187,6 @@ class MembersFunctions(TorchFunctionMode):
         is_causal: bool = False,
         **more: Any,
     ) -> Tensor:
-        """more: scale and enable_gqa."""
         if more.get("enable_gqa"):
             groups = query.size(-3) // key.size(-3)
             key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
@@ -220,14 +219,12 @@ class OneMembersFunctions(TorchFunctionMode):
 
 
 def _asked(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Tensor, Any, bool]:
-    """Of a dropout: its values, its rate (0 while nothing is trained), and whether it writes into them."""
     named = dict(zip(("input", "p", "training", "inplace"), args, strict=False)) | dict(kwargs)
     trains = named["train"] if "train" in named else named.get("training", True)
     return named["input"], named.get("p", 0.5) if trains else 0.0, bool(named.get("inplace"))
 
 
 def _smoothed(*args: Any, label_smoothing: Tensor, **kwargs: Any) -> Tensor:
-    """Cross-entropy whose labels each member smooths by its own number: it lies between that of none and that of all."""
     loss: Callable[..., Tensor] = F.cross_entropy
     none, all_of_it = (loss(*args, label_smoothing=most, **kwargs) for most in (0.0, 1.0))
     return (1 - label_smoothing) * none + label_smoothing * all_of_it

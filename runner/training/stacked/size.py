@@ -131,7 +131,6 @@ def _synchronize(step: StackedStep) -> None:
 
 
 def _seconds(step: StackedStep, batches: Sequence[Any], states: Sequence[Tensor]) -> float:
-    """Time forward and backward of the first piece; return the minimum of several."""
     least = float("inf")
     for _ in range(REPEATS):
         began = time.perf_counter()
@@ -145,7 +144,6 @@ def _seconds(step: StackedStep, batches: Sequence[Any], states: Sequence[Tensor]
 
 
 def _saved_bytes(compute: Callable[[], object]) -> int:
-    """That the forward pass keeps for the backward pass, each piece of memory once."""
     seen: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:

@@ -103,7 +103,6 @@ class Weights:
 
 
 def _stacked(each: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Their tensors by name in one each, which theirs are views of from now on."""
     found = {}
     for name in dict.fromkeys(name for named in each for name in named):
         tensors = [named[name] for named in each if name in named]
@@ -118,7 +117,6 @@ def _stacked(each: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def _as_laid_out(tensors: Sequence[Tensor]) -> Tensor:
-    """A stack whose parts have the very strides of the tensors (channels last, say): a kernel is chosen by them."""
     first = tensors[0]
     extent = 1 + sum((size - 1) * stride for size, stride in zip(first.shape, first.stride(), strict=True))
     if extent != first.numel():  # with gaps, or one number for several
@@ -154,7 +152,6 @@ def _as_number(value: Any) -> float | None:
 
 
 def _attributes(whole: Whole, path: str) -> dict[str, Any]:
-    """What a module has of its own, or the task, which need be none; nothing where there is no such module."""
     try:
         found = whole.task if path == TASK else whole.get_submodule(path)
     except AttributeError:

@@ -133,7 +133,6 @@ class StackedStep:
         return each[0] if len(each) == 1 else {name: torch.cat([some[name] for some in each]) for name in each[0]}
 
     def _hand_out(self, weights: Weights, members: slice) -> None:
-        """Gives each member its part of the gradients."""
         for name, own in self._own.items():
             gradient, weights.parameters[name].grad = weights.parameters[name].grad, None
             if gradient is not None:
@@ -190,7 +189,6 @@ class StackedStep:
         return values
 
     def _shares(self, batches: Sequence[Any], members: slice) -> Sequence[Any]:
-        """What part of the step each batch is, of some members: by its rows, or (m,) by what each one's task says that counts."""
         tasks: list[Any] = [whole.task for whole in self.stack.wholes[members]]
         if len(batches) == 1:
             return [1.0]
@@ -249,7 +247,6 @@ class StackedStep:
 def _accumulated(
     batches: Sequence[Any], shares: Sequence[Any], forward_backward: Callable[[Any, Any], Mapping[str, Tensor]]
 ) -> Mapping[str, Tensor]:
-    """Forward and backward of a group of batches, each of which is such a part of the step; the values' means."""
     if len(batches) == 1:
         return forward_backward(batches[0], None)
     means: dict[str, Tensor] = {}
@@ -261,7 +258,6 @@ def _accumulated(
 
 
 def _backward(values: Mapping[str, Tensor], share: Any) -> Mapping[str, Tensor]:
-    """share: what part of the step it is, None for all of it."""
     loss = next(iter(values.values()))
     (loss if share is None else loss * share).sum().backward()
     return {name: value.detach() for name, value in values.items()}
@@ -270,7 +266,6 @@ def _backward(values: Mapping[str, Tensor], share: Any) -> Mapping[str, Tensor]:
 def _keep_gradients(
     found: tuple[Mapping[str, Tensor], Sequence[Tensor | None]], weights: Weights, share: Any
 ) -> Mapping[str, Tensor]:
-    """The same of what a compiled function has found."""
     values, gradients = found
     trained = [parameter for parameter in weights.parameters.values() if parameter.requires_grad]
     for parameter, gradient in zip(trained, gradients, strict=True):
@@ -290,7 +285,6 @@ def _keep_gradients(
 
 @contextmanager
 def _drawing_from(generator: torch.Generator, device: torch.device) -> Iterator[None]:
-    """While it lasts, whatever draws on the device draws from this generator's state."""
     own: Any = torch if device.type == "cpu" else torch.get_device_module(device)
     own.set_rng_state(generator.get_state())
     try:

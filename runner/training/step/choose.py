@@ -119,7 +119,6 @@ def choose_steps(
 def _repeater(
     parts: Parts, settings: Settings, compiling: Compiling, *, say: Callable[[str], None]
 ) -> Callable[[Steps], Repeater] | None:
-    """What takes several steps at once; None where each is a call from the host."""
     train, device = settings.train, parts.device
     compiled = partial(Repeated, say=say, options=compiling.options)
     if train.cuda_graph:
@@ -130,7 +129,6 @@ def _repeater(
 
 
 def _of_several(parts: Parts, settings: Settings, *, num: int) -> SharedGradients | ShardedGradients | None:
-    """What several processes take a step with; None for one alone."""
     if num == 1:
         return None
     if parts.shards is not None:
@@ -149,6 +147,5 @@ def how_to_compile(parts: Parts, *, is_alone: bool) -> Compiling:
 
 
 def _usual_rows(batches: Batches) -> int | None:
-    """Of all batches but a smaller last one, where it is one of many; None where all are to be compiled."""
     is_rare = batches.num_rows % batches.batch_size != 0 and batches.num_batches >= FEW_BATCHES
     return batches.batch_size if is_rare else None

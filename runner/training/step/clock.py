@@ -59,8 +59,6 @@ class StepTimes:
 
 @dataclass
 class _Clocked:
-    """Words of the epochs (a step, or several that are taken at once) that were clocked."""
-
     num_words: int = 0
     num_steps: int = 0
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))

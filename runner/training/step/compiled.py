@@ -104,8 +104,6 @@ def make_compiled(
 
 
 class _Whole:
-    """The whole step as one function."""
-
     def __init__(
         self,
         make: Callable[..., Step],
@@ -198,8 +196,6 @@ class Repeated:
 
 
 class _Function:
-    """A step as a compiled function: what its first calls show, and how it is run."""
-
     def __init__(self, steps: Steps, sizes: Sizes, compile_graph: Callable[..., Callable[..., Any]]) -> None:
         self.calls, self.seconds, self.of_host = 0, 0.0, ""
         self._num, self._made, self._compile_graph = 1, 0, compile_graph
@@ -231,7 +227,6 @@ class _Function:
         self.seconds = max(1e-6, (time.perf_counter() - began) / num)
 
     def _make(self, graph: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
-        """torch.compile's backend."""
         self._made += 1
         if graph.graph.output_node().args[0]:  # what torch writes to an attribute after the call
             self.of_host = "an attribute is another tensor after each step"

@@ -87,7 +87,6 @@ def look(parts: Parts, times: StepTimes, *, accumulate_steps: int, within: float
 
 
 def _look(parts: Parts, some: Any, rows: int, *, a_step: float, num_steps: int, ends: float) -> StepCosts:
-    """In the order of what is worth most: where time ends, the rest is left out."""
     take = _copied(parts)
     few, whole, many = (partial(take, _of_rows(some, count)) for count in (FEW_ROWS, rows, max(rows, MANY_ROWS)))
     of_few, found = _seconds(few, ends=0.0), StepCosts()
@@ -126,7 +125,6 @@ def _launch(few: Callable[[], None], many: Callable[[], None], rows: int, *, wei
 
 
 def _copied(parts: Parts) -> Callable[[Any], None]:
-    """Forward and backward of a batch, by copies of task and model."""
     task, model = copied((parts.task, parts.model))
 
     def take(batch: Any) -> None:
@@ -143,7 +141,6 @@ def _copied(parts: Parts) -> Callable[[Any], None]:
 
 
 def _first_rows(parts: Parts) -> tuple[Any, int] | None:
-    """Of a set that lies on the device."""
     if parts.train.indexed() is None:
         return None
     batch = next(iter(parts.train.epoch(0)))
@@ -151,7 +148,6 @@ def _first_rows(parts: Parts) -> tuple[Any, int] | None:
 
 
 def _of_rows(some: Any, rows: int) -> Any:
-    """A batch of so many rows, the same again and again."""
     here = num_rows(some)
 
     def repeated(tensor: torch.Tensor) -> torch.Tensor:
@@ -163,7 +159,6 @@ def _of_rows(some: Any, rows: int) -> Any:
 
 
 def _seconds(take: Callable[[], None], *, ends: float) -> float:
-    """Of a call, the quickest of several while there is time; of one at least: others may want the CPU, too."""
     taken: list[float] = []
     while not taken or (len(taken) <= MOST_REPEATS and time.perf_counter() + taken[0] < ends):
         began = time.perf_counter()
@@ -202,7 +197,6 @@ def _is_busy(cpus: int) -> bool:
 
 
 def _own_python(take: Callable[[], None], a_step: float, *, ends: float) -> OwnPython | None:
-    """By the quickest of some calls that are profiled; one that took far longer than a step was disturbed, and says nothing."""
     quickest: tuple[float, Any] = (math.inf, None)
     for _ in range(MOST_PROFILED):
         profile = cProfile.Profile()
@@ -238,7 +232,6 @@ def _of_persons(total: float, calls: Any) -> OwnPython | None:
 
 
 def _stands_in(inner: Any, place: Any, *, among: Iterable[Any]) -> bool:
-    """Whether it is the function, or a comprehension or lambda written in it, which a profile has as a function of its own."""
     if inner == place or inner[0] != place[0] or not inner[2].startswith("<"):
         return bool(inner == place)
     lines = [line for file, line, name in among if file == place[0] and line <= inner[1] and not name.startswith("<")]

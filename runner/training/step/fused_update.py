@@ -180,8 +180,6 @@ class FixedUpdate:
 
 @dataclass(frozen=True)
 class _Kernel:
-    """What one parameter group hands to its fused kernel."""
-
     group: dict[str, Any]
     parameters: list[Tensor]
     others: list[Tensor]  # of the group, without a state: they never had a gradient
@@ -214,7 +212,6 @@ class _Kernel:
         kernel.formula(kernel, numbers, [parameter.grad for parameter in kernel.parameters])
 
     def _of_gradients(self) -> _Kernel:
-        """The same without the parameters that have no gradient in this step."""
         takes_part = [parameter.grad is not None for parameter in self.parameters]
         if all(takes_part):
             return self
@@ -225,7 +222,6 @@ class _Kernel:
 def _fused_adam(
     op: Callable[..., None], kernel: _Kernel, rate: float | Tensor, grads: Any, scaled: Scaled | None
 ) -> None:
-    """What torch.optim.Adam and AdamW do with fused=True, which take their betas as numbers."""
     group, states = kernel.group, kernel.states
     counts = states["step"] if kernel.counts is None else [kernel.counts]
     # a list: one tensor torch would take for a Python number, and read it (2.13)
@@ -250,7 +246,6 @@ def _fused_adam(
 
 
 def _fused_sgd(kernel: _Kernel, rate: float | Tensor, grads: Any, scaled: Scaled | None) -> None:
-    """What torch.optim.SGD does with fused=True, from its second step on."""
     group = kernel.group
     fused_sgd_(
         kernel.parameters,
@@ -347,7 +342,6 @@ KERNELS: dict[type[Optimizer], tuple[Callable[..., None], Callable[..., None], t
 
 
 def _kernels(optimizer: Optimizer) -> list[_Kernel]:
-    """One for each group; [] where the optimizer has to take its steps itself. After its first step."""
     if type(optimizer) not in KERNELS or _is_listened_to(optimizer):
         return []
     made = []
@@ -382,7 +376,6 @@ def _common_count(states: Mapping[str, Sequence[Tensor]]) -> int | None:
 
 
 def _has(optimizer: Optimizer, parameter: Tensor, names: Sequence[str]) -> bool:
-    """Whether a parameter has its state; where there is none to have, whether it may get a gradient."""
     state = optimizer.state.get(parameter, {})  # asking by [] would make one
     if not names:
         return parameter.requires_grad
@@ -401,7 +394,6 @@ def _is_listened_to(optimizer: Optimizer) -> bool:
 
 
 def _is_plain(optimizer: Optimizer, group: Mapping[str, Any], parameters: Sequence[Tensor]) -> bool:
-    """Whether one kernel takes all of a group, with settings that are numbers."""
     is_other_adam = type(optimizer) is Adam and group.get("decoupled_weight_decay")
     has_kernel = group.get("fused") or group.get("muon")
     odd = is_other_adam or group.get("amsgrad") or group.get("differentiable") or not has_kernel

@@ -145,7 +145,6 @@ class OnDevice:
             yield from self._instead.steps(epoch, first_step=at)
 
     def _take(self, sizes: Sizes, room: int) -> int:
-        """Takes one of the next `room` steps, which are of these sizes, or several, and returns how many."""
         if self._update is None and (self._progress.step or self._optimizer.state) and self._buffer.writes_on_device():
             self._fix_update()
         is_rare = self._usual_rows is not None and sizes[-1] != self._usual_rows
@@ -198,14 +197,12 @@ class OnDevice:
         self._buffer.write_on_device([self._step(self._data.batches(gathered, sizes))])
 
     def _gather(self, sizes: Sizes, num: int, *, out: Any = None) -> Any:
-        """The rows of the next `num` steps."""
         rows = sum(sizes) * num
         gathered = self._data.gather(self._places[:rows] + self._place, out=out)
         self._place.add_(rows)
         return gathered
 
     def _batches(self, sizes: Sizes, num: int) -> list[list[Any]]:
-        """Those of the next `num` steps: gathered together, where that is the same to who reads them."""
         is_aligned = all(self._data.is_aligned(size) for size in sizes)
         at_once = num if is_aligned and self._data.most_at_once(sum(sizes)) >= num else 1
         steps = []
@@ -246,7 +243,6 @@ class OnDevice:
 
     @contextmanager
     def _rounded_rates(self) -> Iterator[None]:
-        """The optimizer's own steps have the repeated ones' rates, float32 on a GPU: a run that goes on has no such step."""
         groups = self._optimizer.param_groups if self._device.type != "cpu" else []
         rates = [group["lr"] for group in groups]
         for group in groups:

@@ -169,7 +169,6 @@ def take_turns(optimizer: Turns, steps: Mapping[str, Step], *, average: Averaged
 def _shares(
     batches: Sequence[Any], num_counted: Callable[[Any], Tensor] | None
 ) -> Iterator[tuple[Any, float | Tensor]]:
-    """Each batch, and what part of the step it is: by its rows, or by what counts in it, () on its device."""
     if num_counted is None:
         rows = [num_rows(batch) for batch in batches]
         for batch, count in zip(batches, rows, strict=True):
