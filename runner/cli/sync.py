@@ -51,7 +51,6 @@ def replay(folders: list[Path], *, uri: str | None) -> list[dict[str, Any]]:
 
 
 def _runs(folders: list[Path]) -> list[Path]:
-    """The folders of all journals. Raises: RunnerError for each folder that has none."""
     faults, runs = [], []
     for folder in folders or [Path(place) for place in PLACES if Path(place).is_dir()]:
         found = find_journals(folder)
@@ -98,9 +97,12 @@ def _send(run: Path, uri: str, *, its_own: str | None) -> dict[str, Any]:
     note_tracker(run, run_id=after.run_id, tracking_uri=after.uri or without_password(uri), tracker=after.counts)
     if after.run_id and origin.is_own(run):
         origin.sign(run, after.uri)  # from now on that is where it lies
-    sent = after.points_written - (before.points_written if before.run_id == after.run_id else 0)
+    sent = after.points_written
+    if before.run_id == after.run_id:
+        sent += after.points_restored - before.points_restored - before.points_written
     if sent:
         say(f"{run}: {sent:,} points sent, run {after.run_id}")
-    if not after.is_complete:
+    is_complete = after.is_complete and not after.error  # an error when the store was compared with the journal
+    if not is_complete:
         say(f"{run}: {after.points_pending:,} points are left{': ' + after.error if after.error else ''}")
-    return {"run_id": after.run_id, "points_sent": sent, **after.counts, "is_complete": after.is_complete}
+    return {"run_id": after.run_id, "points_sent": sent, **after.counts, "is_complete": is_complete}

@@ -11,7 +11,7 @@ from typing import Any
 
 from runner.config import run_files
 from runner.tracking.journal_records import FILE as JOURNAL
-from runner.tracking.journal_records import count_points
+from runner.tracking.journal_records import count_points, scan
 
 FILE = "journal/ack.json"  # in a run's folder
 
@@ -24,7 +24,10 @@ class Ack:
     points_written: int = 0
     points_pending: int = 0  # in the journal and not in the store; counted by read_ack, not kept
     points_left_out: int = 0  # what tracking.points has left to the journal
-    points_rejected: int = 0  # refused for good; they stand in journal/rejected.jsonl
+    points_rejected: int = 0  # refused for good; journal/rejected.jsonl has them
+    points_restored: int = 0  # sent again because the store had lost them
+    #: by MLflow's name of a metric: how many different points were sent, and step and time of the last one
+    last_points: dict[str, list[int]] = field(default_factory=dict)
     uri: str = ""  # of the store, without a password; a relative sqlite path made absolute
     uid: str = ""  # of the journal's run
     run_id: str | None = None
@@ -69,6 +72,13 @@ def read_ack(folder: Path) -> Ack:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         ack = Ack()
     return dataclasses.replace(ack, points_pending=count_points(folder / JOURNAL, ack.offset))
+
+
+def end_time_ms(folder: Path, ack: Ack, end_ms: int) -> int:
+    """Return `end_ms`, or the time of the run's start or last point if that is later: a clock may go backward."""
+    first = next(scan(folder / JOURNAL), None)
+    start_ms = first.data.get("start_ms") or 0 if first is not None and isinstance(first.data, dict) else 0
+    return max([end_ms, start_ms, *(time_ms for _, _, time_ms in ack.last_points.values())])
 
 
 def write_ack(folder: Path, ack: Ack) -> None:

@@ -77,9 +77,11 @@ def scan(path: Path, offset: int = 0) -> Iterator[Record]:
             yield Record(frame.offset, frame.end, fields.pop("kind"), fields)
 
 
-def scan_events(path: Path) -> Iterator[dict[str, Any]]:
-    """Every event as its fields and its `kind`; points are passed over, undecoded."""
+def scan_events(path: Path, *, end: int | None = None) -> Iterator[dict[str, Any]]:
+    """Yield the fields and the `kind` of each event before `end` (None: of all); no point is decoded."""
     for frame in journal_frames.frames(path):
+        if end is not None and frame.offset >= end:
+            return
         if frame.kind == EVENT:
             fields: dict[str, Any] = dict(json.loads(frame.payload))
             yield {"kind": fields.pop("kind"), **fields}

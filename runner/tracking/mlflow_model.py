@@ -69,6 +69,12 @@ def publish_model(
     MLflow's own log_model is not used: it reads the whole history of every metric on the way.
     Raises: LeftOutError when the model can't be made; what MLflow raises when it can't be stored now.
     """
+    from mlflow.entities import LoggedModelStatus
+
+    record = str(event.get("record", 0))
+    earlier = [each for each in models_of(client, run_id, experiment_id) if each.tags.get(RECORD_TAG) == record]
+    if any(each.status == LoggedModelStatus.READY for each in earlier):  # sent again: its weights may be gone by now
+        return
     with tempfile.TemporaryDirectory() as place:
         try:
             with BUILDING:
@@ -83,7 +89,7 @@ def publish_model(
             raise
         except Exception as error:
             raise LeftOutError(f"{type(error).__name__}: {error}") from error
-        _store(client, run_id, experiment_id, path, shown)
+        _store(client, run_id, experiment_id, path, shown, earlier=earlier)
     if not event.get("kept"):
         forget_graph(folder / GRAPH)
 
@@ -225,18 +231,17 @@ def is_best(model: LoggedModel) -> bool:
     return model.tags.get(WEIGHTS_TAG, BEST) == BEST
 
 
-def _store(client: MlflowClient, run_id: str, experiment_id: str, path: Path, shown: _Shown) -> None:
-    """Stores the saved model once: an earlier attempt's entry is filled, a finished one is left alone.
+def _store(
+    client: MlflowClient, run_id: str, experiment_id: str, path: Path, shown: _Shown, *, earlier: list[LoggedModel]
+) -> None:
+    """Store the saved model once: the entry of an earlier attempt is filled.
 
     Ready comes last: an entry that is not may lack anything, and every call before it may be sent again.
     """
     from mlflow.entities import LoggedModelOutput, LoggedModelStatus, Metric
     from mlflow.models import Model
 
-    record, output_ids = shown.tags[RECORD_TAG], set[str]()
-    earlier = [found for found in models_of(client, run_id, experiment_id) if found.tags.get(RECORD_TAG) == record]
-    if any(found.status == LoggedModelStatus.READY for found in earlier):
-        return
+    output_ids = set[str]()
     if earlier:
         entry = earlier[0]
         outputs = client.get_run(run_id).outputs

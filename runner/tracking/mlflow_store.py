@@ -24,7 +24,7 @@ from runner.tracking.mlflow_names import MOST_NAME, MOST_TAG, cut, valid_names
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Experiment
+    from mlflow.entities import Experiment, Run
     from mlflow.exceptions import MlflowException
 
 UID_TAG = "runner.uid"
@@ -227,8 +227,8 @@ def find_parent(client: MlflowClient, experiment: str, *, uid: str) -> str:
     raise ParentMissingError(f"the run that it belongs to has not arrived in {experiment}")
 
 
-def check_run(client: MlflowClient, run_id: str) -> None:
-    """Asks for the run. Raises: RunGoneError, RunDeletedError, or what keeps the store from answering."""
+def check_run(client: MlflowClient, run_id: str) -> Run:
+    """Return the run, in two requests. Raises: RunGoneError, RunDeletedError, or what keeps the store from answering."""
     from mlflow.exceptions import MlflowException, RestException
 
     try:
@@ -238,9 +238,14 @@ def check_run(client: MlflowClient, run_id: str) -> None:
         if error.error_code == "RESOURCE_DOES_NOT_EXIST" and from_store:  # a proxy's 404 says nothing about the run
             raise RunGoneError(f"the store has no run {run_id} any more") from error
         raise
+    number = run.info.experiment_id
+    if (experiment := client.get_experiment(number)).lifecycle_stage != "active":
+        fix = f"mlflow experiments restore --experiment-id {number}, then python -m runner sync"
+        raise RunDeletedError(f"the experiment {experiment.name} was deleted in MLflow; to continue: {fix}")
     if run.info.lifecycle_stage != "active":
-        mend = f"mlflow runs restore --run-id {run_id}, then python -m runner sync"
-        raise RunDeletedError(f"run {run_id} was deleted in MLflow; to go on: {mend}")
+        fix = f"mlflow runs restore --run-id {run_id}, then python -m runner sync"
+        raise RunDeletedError(f"run {run_id} was deleted in MLflow; to continue: {fix}")
+    return run
 
 
 def is_older(error: MlflowException) -> bool:

@@ -40,10 +40,11 @@ class Progress:
         self.ack = dataclasses.replace(self.ack, **changes)
         write_ack(self._folder, self.ack)
 
-    def begin_again(self) -> None:
-        """The store has nothing of this run any more."""
+    def begin_again(self, *, is_same_run: bool = False) -> None:
+        """Forget what the store acknowledged: it has lost the run, or points of the same run."""
         (self._folder / REJECTED).unlink(missing_ok=True)
-        self.ack = Ack(uri=self.ack.uri)
+        kept = ("run_id", "experiment_id", "uid", "points_restored") if is_same_run else ()
+        self.ack = Ack(uri=self.ack.uri, **{name: getattr(self.ack, name) for name in kept})
         self.note()
 
     def warn(self, text: str) -> None:

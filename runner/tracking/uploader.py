@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from runner.tracking import charted, history, mlflow_events, mlflow_store, thinning
-from runner.tracking.ack import Ack
+from runner.tracking import charted, history, mlflow_events, mlflow_store, store_check, thinning
+from runner.tracking.ack import Ack, end_time_ms
 from runner.tracking.damage import describe_gap
 from runner.tracking.journal_frames import Gap
 from runner.tracking.journal_reader import read_series
@@ -29,6 +29,7 @@ from runner.tracking.upload_log import Progress
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import Run
 
 MOST_POINTS = 1000  # in one call, MLflow takes no more
 MOST_NAMED = 100  # params or tags in one call
@@ -81,6 +82,9 @@ class Uploader:
         #: step and time of the chosen points that this process has sent; None where others went before
         self._sent: dict[str, list[tuple[int, int]]] | None = {} if not self.ack.offset else None
         self._names: Names | None = None  # of the metrics up to the acknowledged record, once they are asked for
+        self._replay_end = 0  # where the records end that the store had acknowledged before it lost points
+        #: step and time of the points that the store still has, by metric; None unless points are sent again
+        self._stored: dict[str, set[tuple[int, int]]] | None = None
         #: what is known of the records that are being sent, by the values of each call: of params it are fewer the next time
         self._answers: dict[tuple[Any, ...], Answers] = {}
         self._failed: list[dict[str, Any]] = []  # of those that are postponed, what this process could not send
@@ -110,7 +114,7 @@ class Uploader:
         except mlflow_store.RunGoneError as error:
             log.warning("%s: it gets the whole journal again", error)
             self._progress.begin_again()
-            self._sent = {}
+            self._sent, self._stored = {}, None
             self._answers.clear()  # they are of the run that is gone
             self._failed.clear()
             return False
@@ -157,7 +161,8 @@ class Uploader:
         try:
             self._stop_measuring()
             self._end_points(self._open(), is_over=False)
-            mlflow_events.abandon(self._open(), self.ack.run_id, last_ms=int(self._journal.stat().st_mtime * 1000))
+            last_ms = end_time_ms(self._folder, self.ack, int(self._journal.stat().st_mtime * 1000))
+            mlflow_events.abandon(self._open(), self.ack.run_id, last_ms=last_ms)
         except Exception as error:
             self._progress.fail(error)
             return False
@@ -170,6 +175,8 @@ class Uploader:
 
     def _send(self, *, postponed: bool, most: int | None) -> Iterator[None]:
         client = self._open()
+        if self._journal.stat().st_size < self.ack.offset:
+            self._send_again("its journal was cut")
         if self.ack.run_id is None:
             self._begin_behind_damage(client)
         size = lambda record: thinning.size(self.ack.thinning, record)  # noqa: E731
@@ -182,6 +189,9 @@ class Uploader:
             yield
             if (most := most and most - 1) == 0:
                 return
+        if self._stored is not None and self.ack.offset >= self._replay_end:
+            self._restore(client, mlflow_store.check_run(client, self._run_id()))
+            self._stored = None
         if self._has_due_params():
             self._send_params(client)
             yield
@@ -233,10 +243,33 @@ class Uploader:
         if self._client is None:
             client = mlflow_store.open_store(self._uri)
             if self.ack.run_id is not None:
-                mlflow_store.check_run(client, self.ack.run_id)
+                run = mlflow_store.check_run(client, self.ack.run_id)
                 self._known.run_ids[self.ack.uid] = self.ack.run_id
+                if store_check.has_lost_points(client, run, self.ack):
+                    self._send_again("the store has lost points of it")
+                else:
+                    self._restore(client, run)
             self._client = client
         return self._client
+
+    def _send_again(self, reason: str) -> None:
+        log.warning("%s: %s: what is missing there is sent again", self._folder, reason)
+        self._replay_end, self._stored, self._sent, self._names = self.ack.offset, {}, {}, None
+        self._progress.begin_again(is_same_run=True)
+        self._failed.clear()
+
+    def _restore(self, client: MlflowClient, run: Run) -> None:
+        if without := store_check.restore(client, run, self.ack, folder=self._folder):
+            self._progress.warn(f"the store has all points of {', '.join(without)}, and its lists can't show the last")
+
+    def _lost(self, client: MlflowClient, metrics: list[Any]) -> list[Any]:
+        """Those that the store does not have: it takes seconds for each 1,000 that it finds in a long history."""
+        if self._stored is None:
+            return metrics
+        for key in {metric.key for metric in metrics} - self._stored.keys():
+            history = client.get_metric_history(self._run_id(), key)
+            self._stored[key] = {(point.step, point.timestamp) for point in history}
+        return [metric for metric in metrics if (metric.step, metric.timestamp) not in self._stored[metric.key]]
 
     def _run_id(self) -> str:
         if self.ack.run_id is None:
@@ -268,15 +301,19 @@ class Uploader:
                 self._sent.setdefault(name, []).append((step, time_ms))
 
     def _note_points(self, client: MlflowClient, metrics: list[Any], state: dict[str, Any], *, offset: int) -> None:
-        sent = self._send_with_params(client, metrics)
-        refused = self._send_values(client, "metrics", metrics[sent:], most=MOST_POINTS)
+        lost = self._lost(client, metrics)
+        sent = self._send_with_params(client, lost)
+        refused = self._send_values(client, "metrics", lost[sent:], most=MOST_POINTS)
         self._progress.reject("point", refused)
+        num_restored = len(lost) - len(refused) if offset <= self._replay_end else 0
         self._progress.note(
             offset=offset,
             thinning=state,
             points_written=self.ack.points_written + len(metrics) - len(refused),
             points_left_out=state.get("left_out", self.ack.points_left_out),
             points_rejected=self.ack.points_rejected + len(refused),
+            points_restored=self.ack.points_restored + num_restored,
+            last_points=_with_last(self.ack.last_points, metrics, {id(metric) for metric, _ in refused}),
         )
 
     def _send_with_params(self, client: MlflowClient, metrics: Sequence[Any]) -> int:
@@ -372,6 +409,7 @@ class Uploader:
             self._stop_measuring()
             self._end_points(client, is_over=event["status"] == "FINISHED")
             self._send_params(client)
+            event["end_ms"] = end_time_ms(self._folder, self.ack, event["end_ms"])
             mlflow_events.end(client, self._run_id(), event, had_died=self.ack.died)
             done = {"ended": True, "died": False}
         else:
@@ -397,6 +435,8 @@ class Uploader:
                 raise
             self._known.run_ids[event["uid"]] = run_id
             self._progress.note(run_id=run_id, experiment_id=experiment_id, uid=event["uid"])
+        if self.ack.thinning:  # as after a kill: only the journal decides what is chosen
+            self._send_chosen(client, *thinning.close(self.ack.thinning, is_over=False), offset=self.ack.offset)
         self._progress.note(ended=False, died=False, thinning=thinning.begin(self.ack.thinning, event.get("points")))
         self._joins_params = is_new
         params = event.get("params") or {}
@@ -406,7 +446,7 @@ class Uploader:
         if not is_new:
             self._parent = None
             mlflow_events.resume(client, self._run_id())
-            self._send_named(client, "tags", event.get("tags") or {})
+            self._send_named(client, "tags", {mlflow_store.UID_TAG: event["uid"], **(event.get("tags") or {})})
             self._send_named(client, "params", params)
         is_measured = self._machine is not None and event.get("system_metrics")
         # not the event's own: of a run that goes on that is when it went on, and its samples would begin at 0 once more
@@ -466,3 +506,13 @@ class Uploader:
         if self._system_metrics is not None:
             self._system_metrics.close()
             self._system_metrics = None
+
+
+def _with_last(before: dict[str, list[int]], metrics: list[Any], refused: set[int]) -> dict[str, list[int]]:
+    """Count, for Ack.last_points. MLflow merges points of the same step, time and value."""
+    found = {key: list(entry) for key, entry in before.items()}
+    once = {(each.key, each.step, each.timestamp, repr(each.value)) for each in metrics if id(each) not in refused}
+    for key, step, time_ms, _ in once:
+        num_points, *last = found.get(key, (0, step, time_ms))
+        found[key] = [num_points + 1, *max(last, [step, time_ms])]
+    return found

@@ -18,7 +18,7 @@ TESTS = Path(__file__).parents[1]
 sys.path[:0] = [str(TESTS / "support"), str(TESTS / "whole_runs")]
 
 COMMON = [
-    *("device=cpu", "tracking.enabled=false", "tracking.log_model=false"),
+    *("device=cpu", "tracking.enabled=false", "tracking.log_model=false", "tracking.points=all"),
     *("train.checkpoint_every_steps=7", "metrics.pull_every=10", "metrics.every=2", "train.batch_size=16"),
 ]
 MLP = ["model=mlp", "model.hidden_sizes=[32]", "data=digits", "train.num_epochs=8"]

@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from fault_proxy import Server
 
 from runner.tracking import mlflow_store
 from runner.tracking.journal import Journal
@@ -32,6 +33,19 @@ def uri(empty_store, tmp_path):
     path.parent.mkdir()
     shutil.copy(empty_store, path)
     return f"sqlite:///{path}"
+
+
+@pytest.fixture(params=["sqlite", "server"])
+def any_store(request, uri, tmp_path, empty_store, warm):
+    """A store of either kind."""
+    if request.param == "sqlite":
+        yield uri
+        return
+    shutil.copy(empty_store, tmp_path / "mlflow.db")
+    server = Server(tmp_path, warm.program)
+    server.start()
+    yield server.uri
+    server.kill()
 
 
 @pytest.fixture

@@ -1,12 +1,10 @@
 import json
-import shutil
 import subprocess
 import sys
 from types import ModuleType
 
 import pytest
 import torch
-from fault_proxy import Server
 from torch import nn
 
 from runner.data.tables.encoder import Column, Columns
@@ -306,10 +304,13 @@ def fail(node):
 )
 def test_a_model_that_can_not_be_made_is_a_warning(spoil, said, folder, publish, journal, write, uri, client):
     publish(mlp, torch.rand(4, 1, 8, 8))
-    write_ack(folder, Ack())
     spoil(folder)
-    uploader = Uploader(folder, uri, build=lambda node: mlp())
-    assert uploader.attempt() and uploader.ack.is_complete
+    for is_stored in (True, False):
+        write_ack(folder, Ack())
+        uploader = Uploader(folder, uri, build=lambda node: mlp())
+        assert uploader.attempt() and uploader.ack.is_complete and (uploader.ack.warnings == ()) is is_stored
+        for model in mlflow_model.models_of(client, uploader.ack.run_id, uploader.ack.experiment_id):
+            client.delete_logged_model(model.model_id)
     assert said in uploader.ack.warnings[0] and client.get_run(uploader.ack.run_id).info.status == "FINISHED"
 
 
@@ -423,19 +424,6 @@ def test_another_checkpoint_that_was_kept_is_another_model_and_not_the_runs(publ
     found = mlflow_model.models_of(client, uploader.ack.run_id, uploader.ack.experiment_id)
     steps = {output.model_id: output.step for output in client.get_run(uploader.ack.run_id).outputs.model_outputs}
     assert sorted((steps[model.model_id], mlflow_model.is_best(model)) for model in found) == [(1, False), (2, True)]
-
-
-@pytest.fixture(params=["sqlite", "server"])
-def any_store(request, uri, tmp_path, empty_store, warm):
-    """A store of either kind."""
-    if request.param == "sqlite":
-        yield uri
-        return
-    shutil.copy(empty_store, tmp_path / "mlflow.db")
-    server = Server(tmp_path, warm.program)
-    server.start()
-    yield server.uri
-    server.kill()
 
 
 def test_the_models_of_an_experiment_are_ranked_by_a_metric_and_found_by_a_param(

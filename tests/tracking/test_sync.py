@@ -1,12 +1,16 @@
+import os
 import time
+from pathlib import Path
 
 import pytest
 from filelock import FileLock
 
+from runner.errors import DeletedError
 from runner.tracking import mlflow_store
 from runner.tracking.ack import read_ack
 from runner.tracking.journal import Journal
 from runner.tracking.sync import LOCK, find_journals, sync
+from runner.tracking.uploader import Uploader
 
 
 def test_what_is_missing_is_sent_once(folder, write, uri, client):
@@ -58,7 +62,7 @@ def test_a_store_that_lost_the_run_gets_it_again(folder, write, uri, client):
     first = sync(folder, uri)
     client.delete_run(first.run_id)
     deleted = sync(folder, uri, grace_seconds=0)
-    assert "was deleted in MLflow; to go on: mlflow runs restore" in deleted.error
+    assert "was deleted in MLflow; to continue: mlflow runs restore" in deleted.error
     client._tracking_client.store._hard_delete_run(first.run_id)  # what `mlflow gc` does
     second = sync(folder, uri)
     assert second.is_complete and second.run_id != first.run_id
@@ -70,9 +74,46 @@ def test_the_environment_is_as_before(folder, write, uri, monkeypatch):
     with Journal(folder) as journal:
         write.start(journal)
     sync(folder, uri)
-    import os
-
     assert "MLFLOW_HTTP_REQUEST_MAX_RETRIES" not in os.environ and mlflow_store.SETTINGS
+
+
+def test_settings_without_a_home_name_one(monkeypatch):
+    def refuse(uid):
+        raise KeyError(uid)
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", refuse)
+    with mlflow_store.settings():
+        assert Path.home().is_dir()
+    assert "HOME" not in os.environ
+
+
+def test_journal_cut_while_it_is_sent_ends_in_the_store(folder, write, uri, client):
+    uploader = Uploader(folder, uri)
+    with Journal(folder) as journal:
+        write.start(journal)
+        end = journal.path.stat().st_size
+        write.rows(journal, 1, 100)
+        assert uploader.attempt()
+        os.truncate(journal.path, end)
+        with pytest.raises(DeletedError):
+            write.rows(journal, 101, 1)
+        write.end(journal, "FAILED")
+    assert uploader.attempt() and uploader.ack.is_complete
+    assert client.get_run(uploader.ack.run_id).info.status == "FAILED"
+    assert len(write.history(client, uploader.ack.run_id, "train/loss")) == 100
+
+
+@pytest.mark.parametrize("has_end", [True, False])
+def test_run_never_ends_before_its_last_point(folder, write, uri, client, has_end):
+    future = 4_000_000_000_000
+    with Journal(folder) as journal:
+        write.start(journal, start_ms=future)
+        journal.points(("a",), [1], [future + 5], [[1.0]])
+        if has_end:
+            write.end(journal)
+    info = client.get_run(sync(folder, uri).run_id).info
+    assert (info.start_time, info.end_time) == (future, future + 5)
 
 
 def test_journals_are_found_at_and_below_a_folder(tmp_path):
