@@ -134,7 +134,7 @@ _OVERRIDE = re.compile(r"('?[+~]*[\w.@/]+=|--[\w-]+ )(?!\w*[A-Z]{2,}\b)(?!.*\.\.
 
 
 def _typed(fix: str) -> list[str]:
-    parts = fix.removesuffix(", say").split(" or ")
+    parts = fix.split(" or ")
     return parts if all(_OVERRIDE.fullmatch(part) for part in parts) else []
 
 

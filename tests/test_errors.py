@@ -110,7 +110,6 @@ def test_path_that_is_no_local_file_is_refused(path, is_written, fix):
     ("fix", "suggestions"),
     [
         ("device=cuda or 'device=[cuda:1,cpu]'", ["device=cuda", "'device=[cuda:1,cpu]'"]),
-        ("seed=0, say", ["seed=0"]),
         ("--format onnx or --format pt2", ["--format onnx", "--format pt2"]),
         ("data.path=FILE", []),
         ("seed=... or seed=1", []),

@@ -92,7 +92,7 @@ def _fault(error: WrongFile, text: str, key: str, value: Any, kind: str | None, 
     asked = f"{as_yaml(inside, value)} in {place}"
     if kind is not None:
         example = validate.EXAMPLES.get(kind.split("|")[0].strip(), "...")
-        return Fault(asked, validate.wrong_type(key, _shown(value), kind).problem, f"{as_yaml(inside, example)}, say")
+        return Fault(asked, validate.wrong_type(key, _shown(value), kind).problem, f"{as_yaml(inside, example)}")
     if key.startswith("hydra."):
         return Fault(asked, f"Hydra has no setting {key}", "one of those that --cfg hydra prints")
     leaf = key.rpartition(".")[2]
@@ -110,7 +110,7 @@ def _misplaced(error: WrongFile) -> Fault:
     line = next((number for number, text in enumerate(lines, start=1) if f"{group}@{error.package}" in text), None)
     asked = f"{group}@{error.package}: {name} in {_shown_path(error.parent_file, error.parent)}"
     asked += f", line {line}" if line else ""
-    return Fault(asked, f"there is no key {error.key}: {OWN}", f"{group}@model: {name}, say")
+    return Fault(asked, f"there is no key {error.key}: {OWN}", f"{group}@model: {name}")
 
 
 def _without_package(file: Path | None, name: str, package: str) -> Fault:

@@ -86,7 +86,7 @@ def _log_faults(key: str, log: Any) -> Iterator[Fault]:
 
 def _logger_faults(key: str, logger: Any, made: dict[str, dict[str, Any]]) -> Iterator[Fault]:
     if not isinstance(logger, dict):
-        yield Fault(f"{key}={_shown(logger)}", "it is a group of keys", f"{key}.level=INFO, say")
+        yield Fault(f"{key}={_shown(logger)}", "it is a group of keys", f"{key}.level=INFO")
         return
     for kind in ("handlers", "filters"):
         given, known = logger.get(kind) or [], list(made[kind])

@@ -77,7 +77,7 @@ def hydra_faults(hydra: DictConfig) -> list[Fault]:
             found += _target_faults(path, name)
         elif is_log and (key in ("()", "class", ".", "queue", "listener") and not LOGS.fullmatch(name)):
             problem = "a log's classes are those of Python's logging, colorlog and rich"
-            found.append(Fault(asked, problem, f"{path}.class=logging.StreamHandler, say"))
+            found.append(Fault(asked, problem, f"{path}.class=logging.StreamHandler"))
         elif is_log and (key == "stream" or name.startswith("ext://")) and name not in STREAMS:
             found.append(Fault(asked, "a log is written to a file or to a stream", f"{path}.{key}={STREAMS[0]}"))
         elif is_log and key == "level" and not _is_level(value):

@@ -301,7 +301,7 @@ def _bad_value(key: str, value: Any, rule: Any) -> Iterator[Fault]:
     elif "check" in rule and not rule["check"](value):
         shown = str(value) if len(str(value)) <= 200 else f"{str(value)[:200]}..."
         suggestions = (f"{key}={rule['example']}",)
-        yield Fault(f"{key}={shown}", f"{key} must be {rule['valid']}", f"{suggestions[0]}, say", suggestions)
+        yield Fault(f"{key}={shown}", f"{key} must be {rule['valid']}", f"{suggestions[0]}", suggestions)
 
 
 def kind_of(key: str) -> str | None:
@@ -328,7 +328,7 @@ def wrong_type(key: str, value: str, kind: str) -> Fault:
         words.get(part.strip(), "null" if part.strip() == "None" else "a group of keys") for part in kind.split("|")
     ]
     example = EXAMPLES.get(kind.split("|")[0].strip())
-    fix = f"{key}={example}, say" if example else f"{key}.KEY=VALUE for the keys below it (--cfg job lists them)"
+    fix = f"{key}={example}" if example else f"{key}.KEY=VALUE for the keys below it (--cfg job lists them)"
     suggestions = (f"{key}={example}",) if example else ()
     return Fault(f"{key}={value}", f"{key} is {' or '.join(parts)}, and {value!r} is not", fix, suggestions)
 

@@ -58,9 +58,7 @@ class OwnLoader(IterableDataset[Any]):
         kind = type(self.dataset).__name__
         problem = f"{kind} has no length, and an epoch ends after as many rows as it has"
         fix = f"def __len__(self) in {kind}: the rows of an epoch; of one without an end, as many as you like"
-        return Fault(
-            asked, problem, f"train.num_steps=1000, say, which are one epoch then; or {fix}" if or_steps else fix
-        )
+        return Fault(asked, problem, f"train.num_steps=1000, which is one epoch then; or {fix}" if or_steps else fix)
 
     @property
     def is_loader(self) -> bool:

@@ -108,7 +108,7 @@ def measured(cfg: DictConfig, card: Card, *, other: bool) -> Measured:
         rows, how = {name: part for name, part in found.items() if part is not None}, "the run's own splits"
         if not rows:
             problem = "it trained on all of its data: there is no val or test split"
-            raise RunnerError(Fault("evaluate", problem, "other data: evaluate RUN data.path=..., say"))
+            raise RunnerError(Fault("evaluate", problem, "other data: evaluate RUN data.path=..."))
     return Measured(source, rows, not other, how, fingerprint(source), order)
 
 

@@ -55,7 +55,7 @@ def locate(wanted: str, *, verb: str) -> Path:
         check_folder(folder)  # walks through it, and / may be named, too
     if (folder / "ledger.jsonl").is_file():
         again = f"the words of the sweep with {shlex.quote(f'sweep.resume={folder}')}"
-        fix = again if verb == "resume" else f"{verb} {shlex.quote(str(folder / '0'))}, say"
+        fix = again if verb == "resume" else f"{verb} {shlex.quote(str(folder / '0'))}"
         raise RunnerError(Fault(f"{verb} {wanted}", "that is a sweep's folder, with many runs in it", fix))
     if not (folder / "rerun.yaml").is_file():
         problem = f"{folder} holds no run: it has no rerun.yaml"

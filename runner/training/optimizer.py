@@ -176,7 +176,7 @@ def freeze(model: nn.Module, patterns: Sequence[str], *, prefix: str = "") -> No
                 named[name].requires_grad_(False)
     if patterns and not any(parameter.requires_grad for parameter in named.values()):
         asked = f"model.freeze=[{','.join(patterns)}]"
-        raise RunnerError(Fault(asked, "it leaves nothing to train", "patterns that leave the last layer out, say"))
+        raise RunnerError(Fault(asked, "it leaves nothing to train", "patterns that leave the last layer out"))
     for module in model.modules():
         own = list(module.parameters(recurse=False))
         is_frozen = bool(patterns and own) and not any(parameter.requires_grad for parameter in own)

@@ -44,7 +44,7 @@ MISTAKES = [
     (f"predict {RUN} --input train.csv --output ./train.csv", "that is the input"),
     (f"predict {RUN} --input train.csv --output out.cvs", "--output out.csv"),
     (f"predict {RUN} --input train.csv --output no/out.csv", "mkdir -p no"),
-    (f"predict {RUN} --input train.csv --output /proc/out.csv", "write: --output out.csv, say"),
+    (f"predict {RUN} --input train.csv --output /proc/out.csv", "write: --output out.csv"),
     (f"predict {RUN} --input my_rows.py --output out.csv", "brought no reader"),
     (f"predict {RUN} {FILES} device=cud", "device=cuda"),
     (f"predict {RUN} {FILES} 'device=['", "can't be read"),

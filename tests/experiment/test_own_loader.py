@@ -374,7 +374,7 @@ def test_two_processes_share_each_batch(mine):
     [
         (
             ["data=endless"],
-            ["data=endless", "Endless has no length", "train.num_steps=1000, say", "def __len__(self) in Endless"],
+            ["data=endless", "Endless has no length", "train.num_steps=1000", "def __len__(self) in Endless"],
         ),
         (["data=endless_beside"], ["data=endless_beside, val", "Endless has no length", "write: def __len__(self)"]),
         (["data=nothing", "train.num_steps=3"], ["Nothing gives no rows"]),

@@ -39,7 +39,7 @@ def test_where_no_run_is_none_is_said_to_be_the_last(own_folder):
 
 @pytest.mark.parametrize(
     ("verb", "write"),
-    [("resume", "the words of the sweep with 'sweep.resume=my sweep'"), ("evaluate", "evaluate 'my sweep/0', say")],
+    [("resume", "the words of the sweep with 'sweep.resume=my sweep'"), ("evaluate", "evaluate 'my sweep/0'")],
 )
 def test_a_sweep_is_many_runs(own_folder, verb, write):
     (own_folder / "my sweep").mkdir()

@@ -84,7 +84,7 @@ def written(strengths: Mapping[str, Any]) -> str:
     pairs = [
         f"{name}:{str(value).lower() if isinstance(value, bool) else f'{value:g}'}" for name, value in strengths.items()
     ]
-    return f"data.augment={{{','.join(pairs)}}}" if pairs else "data.augment=[flip,crop], say"
+    return f"data.augment={{{','.join(pairs)}}}" if pairs else "data.augment=[flip,crop]"
 
 
 def _pairs(asked: Any) -> dict[Any, Any]:

@@ -92,7 +92,7 @@ def parsed_params(parser: Any, params: Mapping[str, Any]) -> list[Any]:
             (override,) = parser.parse_overrides([f"{key}={'null' if value is None else value}"])
         except HydraException as error:
             problem = " ".join(first_line(error).split())
-            faults.append(Fault(asked, problem, f"{PARAMS}: {{{key}: 'interval(0.001,0.1)'}}, say"))
+            faults.append(Fault(asked, problem, f"{PARAMS}: {{{key}: 'interval(0.001,0.1)'}}"))
             continue
         if is_of_the_sweep(override):
             faults.append(Fault(asked, f"{key} says how the sweep is run, and is no part of a job", f"{key}={value}"))

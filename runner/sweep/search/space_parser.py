@@ -48,7 +48,7 @@ def read_space(words: Sequence[str], config_loader: Any, *, more: Mapping[str, A
         dimensions[key] = dimension
     if not dimensions and not faults:
         problem = "no word has several values, so there is nothing to search for"
-        faults.append(Fault(" ".join(words) or "no words", problem, "'optimizer.lr=tag(log,interval(1e-4,1e-1))', say"))
+        faults.append(Fault(" ".join(words) or "no words", problem, "'optimizer.lr=tag(log,interval(1e-4,1e-1))'"))
     refuse(faults)
     return Space(tuple(fixed), dimensions)
 

@@ -114,7 +114,7 @@ def _sampler_faults(settings: Settings, space: Space, goals: Goals) -> list[Faul
     dimensions = space.dimensions
     if settings.sampler == "grid":
         endless = [key for key, dimension in dimensions.items() if listed(dimension) is None]
-        fix = f"{KEY}.sampler=random or tpe, or {{}}=0.001,0.01,0.1, say"
+        fix = f"{KEY}.sampler=random or tpe, or {{}}=0.001,0.01,0.1"
         return [Fault(asked, f"{key} is an interval, and a grid needs values", fix.format(key)) for key in endless]
     if settings.sampler != "cmaes":
         return []
