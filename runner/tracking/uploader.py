@@ -155,7 +155,7 @@ class Uploader:
             system_metrics.sample(sends=sends)
 
     def abandon(self) -> bool:
-        """Says in MLflow that the run's process is gone, if it left no end. False when MLflow does not answer."""
+        """Mark the run as KILLED if its process left no end. Returns False when the store did not take everything."""
         if self.ack.run_id is None or self.ack.ended or self.ack.died:
             return True
         try:
@@ -163,11 +163,14 @@ class Uploader:
             self._end_points(self._open(), is_over=False)
             last_ms = end_time_ms(self._folder, self.ack, int(self._journal.stat().st_mtime * 1000))
             mlflow_events.abandon(self._open(), self.ack.run_id, last_ms=last_ms)
+            self._progress.note(died=True, error=self.ack.error if self.ack.postponed else None)
+            for event in self._untried():  # history.parquet
+                if self._send_lone(self._open(), event):
+                    self._replace(event)
         except Exception as error:
             self._progress.fail(error)
             return False
-        self._progress.note(died=True, error=self.ack.error if self.ack.postponed else None)
-        return True
+        return not self._failed
 
     def leave(self) -> None:
         """Another process goes on with the run: it isn't measured from here any more."""
