@@ -330,7 +330,8 @@ class Uploader:
             except Exception as error:
                 if not mlflow_store.is_refusal(error):
                     raise
-                self._send_params(client)  # the calls for each kind find out what is refused
+                self._joins_params = False  # the calls for each kind find out what is refused, the next attempt's too
+                self._send_params(client)
                 break
             self._replace(event, *([{**event, "params": {each.key: each.value for each in later}}] if later else []))
             sent += len(points)
