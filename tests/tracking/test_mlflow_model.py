@@ -407,7 +407,7 @@ def test_whichever_call_a_kill_comes_to_there_is_one_model_with_its_metrics_once
         kill.setattr(type(client), call, killed)
         with pytest.raises(KeyboardInterrupt):
             publish(mlp, torch.rand(4, 1, 8, 8), **SHOWN)
-    assert not read_ack(folder).ended
+    assert not read_ack(folder).is_complete
     again = Uploader(folder, uri, build=lambda node: mlp())
     assert again.attempt(postponed=True) and again.ack.is_complete and again.ack.warnings == ()
     check_shown(client, again.ack)
