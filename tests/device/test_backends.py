@@ -114,7 +114,7 @@ def test_a_run_says_it_keeps_it_and_exports_it(own_folder, capsys):
     words = ["device=cpu", "tracking.enabled=false", "train.num_epochs=1", "data.limit=300", "model=cnn"]
     for name, more in (("mine", []), ("plain", ["backends.cpu.channels_last=false"])):
         assert cli.main([*words, *more, f"hydra.run.dir={name}"]) == 0
-        assert ("channels last (auto: it has 2-d convolutions)" in capsys.readouterr().out) is (name == "mine")
+        assert ("channels last" in capsys.readouterr().out) is (name == "mine")
     weights = {
         name: torch.load(own_folder / name / "checkpoints/best.pt", weights_only=True)["model"]
         for name in ("mine", "plain")

@@ -109,8 +109,8 @@ def test_the_same_sweep_on_two_nodes(cluster, tmp_path):
     code, text = sweep(tmp_path, *on(address), *words, **RAY)
     assert code == 0, text
     assert "2 nodes, 2 CPUs, 1 GPU" in text
-    assert "skipped, device=cuda:7 on Ray: Ray chooses which GPU a job gets" in text
-    assert "skipped, device=mps on Ray: Ray knows CPUs and NVIDIA GPUs alone" in text
+    assert "skipped  device=cuda:7 on Ray: Ray chooses which GPU a job gets" in text
+    assert "skipped  device=mps on Ray: Ray knows CPUs and NVIDIA GPUs alone" in text
     found = states(tmp_path)
     assert sorted(state for state, _, _ in found.values()) == ["finished"] * 2 + ["skipped"] * 4
     assert {device for state, device, _ in found.values() if state == "finished"} == {"cpu at one", "cpu at two"}

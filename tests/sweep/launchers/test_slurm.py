@@ -67,7 +67,7 @@ def test_a_local_sweep_with_a_death_in_it(empty_store, tmp_path):
     assert found["device=cpu model.how=fine"] == ("finished", "cpu", None), text
     assert found["device=cpu model.how=SIGKILL"] == ("failed", "cpu", "its process ended, and it left no summary")
     assert [state for state, _, _ in found.values()].count("skipped") == 2
-    assert "skipped, device=mps: " in text
+    assert "skipped  device=mps: " in text
     assert summary(tmp_path, 0)["run_id"], "it is not in MLflow"
     for number in range(2):  # submitit's own logs, by the name that all jobs' output has
         log = tmp_path / f"swept/{number}/console.log"
