@@ -142,17 +142,17 @@ def test_a_changed_param_is_refused_and_no_other_is_held_back(folder, journal, w
 
 
 class Picky:
-    """A client whose store can't stand some points."""
+    """A client whose store refuses some points (name, step) and params."""
 
     def __init__(self, client, *, poison):
         self._client, self.poison = client, poison
 
-    def log_batch(self, run_id, metrics=(), **others):
+    def log_batch(self, run_id, metrics=(), params=(), **others):
         from mlflow.exceptions import MlflowException
 
-        if any((metric.key, metric.step) in self.poison for metric in metrics):
+        if self.poison & {*((metric.key, metric.step) for metric in metrics), *(param.key for param in params)}:
             raise MlflowException.invalid_parameter_value("no such point here")
-        self._client.log_batch(run_id, metrics=metrics, **others)
+        self._client.log_batch(run_id, metrics=metrics, params=params, **others)
 
     def __getattr__(self, name):
         return getattr(self._client, name)
@@ -217,7 +217,7 @@ def test_params_whose_second_call_breaks_off_all_arrive(folder, journal, write, 
                 raise ConnectionError("cut")
             super().log_batch(run_id, params=params, **others)
 
-    breaking = Breaking(client, poison=())
+    breaking = Breaking(client, poison=set())
     monkeypatch.setattr(mlflow_store, "open_store", lambda uri: breaking)
     params = {f"p{n}": str(n) for n in range(250)}
     write.start(journal, params=params)
@@ -225,6 +225,17 @@ def test_params_whose_second_call_breaks_off_all_arrive(folder, journal, write, 
     uploader = Uploader(folder, uri)
     assert not uploader.attempt() and uploader.attempt() and uploader.ack.is_complete
     assert client.get_run(uploader.ack.run_id).data.params == params
+
+
+def test_refused_param_after_a_kill_is_set_aside(folder, journal, write, client, uri, monkeypatch):
+    monkeypatch.setattr(mlflow_store, "open_store", lambda uri: Picky(client, poison={"p1"}))
+    write.start(journal, params={"p1": "1", "p2": "2"})
+    write.rows(journal, 1, 10)
+    write.end(journal)
+    assert Uploader(folder, uri).attempt(most=1)  # the params still wait for points
+    uploader = Uploader(folder, uri)
+    assert uploader.attempt() and uploader.ack.is_complete, uploader.ack
+    assert client.get_run(uploader.ack.run_id).data.params == {"p2": "2"} and len(uploader.ack.warnings) == 1
 
 
 def test_a_store_that_was_made_anew_gets_everything_again(folder, journal, write, upload, uri, empty_store):
@@ -472,7 +483,7 @@ def test_a_param_that_a_run_goes_on_with_another_value_of_costs_no_refused_batch
             sent.extend(param.key for param in params)
             self._client.log_batch(run_id, params=params, **others)
 
-    monkeypatch.setattr(mlflow_store, "open_store", lambda uri: Counting(client, poison=()))
+    monkeypatch.setattr(mlflow_store, "open_store", lambda uri: Counting(client, poison=set()))
     write.start(journal, uid="u1", params={f"p{n}": n for n in range(50)})
     write.start(journal, uid="u1", params={f"p{n}": n if n != 7 else "other" for n in range(51)})
     uploader = Uploader(folder, uri)
