@@ -152,7 +152,7 @@ cli/test_notebook.py::test_the_cells_of_a_notebook experiment/test_own_loader.py
 tracking/test_deadline.py::test_files_take_as_long_as_they_move
 device/benchmark/test_show.py::test_the_whole_of_it_on_this_machine
 experiment/test_together.py::test_one_whose_end_fails_fails_alone sweep/report/test_page_in_a_browser.py::test_a_search_is_drawn
-plan/test_models.py::test_each_would_run_and_reads_nothing plan/test_command.py::test_a_model_on_two_devices
+plan/test_models.py::test_each_would_run_and_reads_nothing
 plan/test_tune.py::test_what_wins_stays_and_the_next_is_tried_on_top_of_it
 cli/test_dispatch.py::test_a_key_that_a_sweeps_other_options_have_not_is_told_by_its_name
 plan/test_command.py::test_one_of_several_processes

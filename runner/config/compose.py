@@ -31,6 +31,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from runner.config import logs, other_target, schema, secrets, trust, untrusted, validate
 from runner.config.defaults import CONF as CONF
+from runner.config.identity import REMOVED
 from runner.config.run_files import MAX_ALIASED_VALUES, yaml_refusal
 from runner.errors import Fault, RunnerError, harmless, refuse
 
@@ -310,13 +311,23 @@ def name_data(cfg: DictConfig, hydra: DictConfig | None = None) -> None:
 
 
 class CheckedFiles(FileConfigSource):
-    """Hydra's reader of files, without those whose aliases would never be written out."""
+    """Hydra's reader of files; refuses endless aliases, and drops the null values of removed keys from a run's rerun.yaml."""
 
     def load_config(self, config_path: str) -> ConfigResult:
         file = Path(self.path, self._normalize_file_name(config_path))
         if why := yaml_refusal(file, max_values=MAX_ALIASED_VALUES):
             raise RunnerError(Fault(str(file), why, f"the values in {file.name} instead of aliases"))
-        return super().load_config(config_path)
+        found = super().load_config(config_path)
+        for key in REMOVED if file.stem == trust.RERUN else ():
+            section, _, name = key.rpartition(".")
+            node = OmegaConf.select(found.config, section) if OmegaConf.is_dict(found.config) else None
+            if not isinstance(node, DictConfig) or name not in node:
+                continue
+            if node[name] is not None:
+                problem = f"{key} was removed: a model is on one device"
+                raise RunnerError(Fault(f"{key} in {file}", problem, f"{name}: null in that file"))
+            del node[name]
+        return found
 
 
 class OwnConf(SearchPathPlugin):

@@ -41,8 +41,10 @@ MAY_CHANGE = (
     "plan.",
     "sweep.",
 )
-#: what is no answer of a person's: what the data says of itself, and how the command was run
-NOT_CHOSEN = ("defaults", "facts.", "hydra.", "plan.", "sweep.")
+#: keys that earlier versions wrote to rerun.yaml
+REMOVED = ("placement.map",)
+#: keys that describe the data or the command, and keys without a meaning now
+NOT_CHOSEN = ("defaults", "facts.", "hydra.", "plan.", "sweep.", *REMOVED)
 
 
 def flat(cfg: DictConfig) -> dict[str, Any]:

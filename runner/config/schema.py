@@ -72,10 +72,6 @@ def _fraction(*, one: bool = False) -> Any:
     return _value("0 or more and less than 1", lambda value: 0 <= value < 1, 0.1, minimum=0, exclusiveMaximum=1)
 
 
-def _mapping(valid: str) -> Any:
-    return _value(valid, lambda value: value is None or isinstance(value, Mapping), "null", type=["object", "null"])
-
-
 def _one_or_more(kind: dict[str, Any]) -> dict[str, Any]:
     return {"anyOf": [kind, {"type": "array", "items": kind, "minItems": 1}]}
 
@@ -226,7 +222,6 @@ class Placement:
     init: str = _one_of("host", "device")
     guard: str = _one_of("first_step", "always", "off")
     strategy: str = _one_of("ddp", "fsdp")
-    map: Any = _mapping("devices by module path, {encoder: cuda:0}")
     unused_parameters: bool = MISSING
 
 

@@ -7,7 +7,7 @@ import platform
 import random
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -200,36 +200,29 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def generator_states(device: torch.device, *others: torch.device) -> dict[str, Any]:
-    """Where every generator stands, as tensors and plain values; waits for nothing. others: that modules lie on, too."""
+def generator_states(device: torch.device) -> dict[str, Any]:
+    """Returns the state of every generator, as tensors and plain values; does not wait for the device."""
     kind, keys, *rest = np.random.get_state(legacy=True)
     states = {
         "python": random.getstate(),
         "numpy": [str(kind), torch.from_numpy(np.asarray(keys, dtype=np.int64)), *(float(value) for value in rest)],
         "cpu": torch.get_rng_state(),
     }
-    for key, at in _named(device, *others):
-        if (module := _module_with(at, "get_rng_state")) is not None:
-            states[key] = module.get_rng_state() if at.type == "mps" else module.get_rng_state(at)
+    if (module := _module_with(device, "get_rng_state")) is not None:
+        states["device"] = module.get_rng_state() if device.type == "mps" else module.get_rng_state(device)
     return states
 
 
-def set_generator_states(states: Mapping[str, Any], device: torch.device, *others: torch.device) -> None:
-    """Puts every generator back to where it stood; that of a device of another kind stays as it was seeded."""
+def set_generator_states(states: Mapping[str, Any], device: torch.device) -> None:
+    """Restores every generator; that of another kind of device keeps its seed."""
     version, inner, gauss = states["python"]
     random.setstate((version, tuple(inner), gauss))
     kind, keys, position, has_gauss, cached = states["numpy"]
     np.random.set_state((kind, keys.numpy().astype(np.uint32), int(position), int(has_gauss), cached))
     torch.set_rng_state(states["cpu"])
-    for key, at in _named(device, *others):
-        if key in states and (module := _module_with(at, "set_rng_state")) is not None:
-            given = (states[key],) if at.type == "mps" else (states[key], at)
-            module.set_rng_state(*given)
-
-
-def _named(device: torch.device, *others: torch.device) -> Iterator[tuple[str, torch.device]]:
-    yield "device", device
-    yield from ((f"device {number}", other) for number, other in enumerate(others, 2))
+    if "device" in states and (module := _module_with(device, "set_rng_state")) is not None:
+        state = states["device"]
+        module.set_rng_state(*((state,) if device.type == "mps" else (state, device)))
 
 
 def peak_memory(device: torch.device) -> tuple[int, str]:

@@ -42,18 +42,15 @@ def move(tree: T, device: torch.device, *, non_blocking: bool = False) -> T:
     return map_tensors(tree, carry)
 
 
-def place(module: nn.Module, device: torch.device, *, recurse: bool = True) -> nn.Module:
-    """The same module with parameters and buffers on `device`, 64-bit floats narrowed where the device has none.
-
-    recurse: with all modules below it, or its own tensors alone.
-    """
+def place(module: nn.Module, device: torch.device) -> nn.Module:
+    """Moves parameters and buffers to `device`, with 64-bit floats narrowed if the device has none; returns the same module."""
     if not supports_float64(device):
-        module._apply(lambda tensor: tensor.to(legal_dtype(tensor.dtype, device)), recurse)  # as Module.to() does
+        module._apply(lambda tensor: tensor.to(legal_dtype(tensor.dtype, device)))  # as Module.to() does
     if device.type == "mps":
-        for layer in module.modules() if recurse else [module]:
+        for layer in module.modules():
             if isinstance(layer, nn.LayerNorm) and _needing_gradient not in layer._forward_pre_hooks.values():
                 layer.register_forward_pre_hook(_needing_gradient)
-    return module.to(device) if recurse else module._apply(lambda tensor: tensor.to(device), recurse)
+    return module.to(device)
 
 
 def copied(tree: T) -> T:

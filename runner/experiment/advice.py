@@ -148,7 +148,7 @@ def _compile(run: Trained) -> Advice | None:
     if train.compile or train.cuda_graph or has_python or isinstance(parts.optimizer, Turns) or run.result.findings:
         return None
     is_watched = run.settings.placement.guard == "always"
-    if train.recompute or parts.elsewhere or parts.shards is not None or is_watched:  # both are refused beside these
+    if train.recompute or parts.shards is not None or is_watched:  # neither works with these
         return None
     if parts.device.type == "cuda" and parts.train.indexed() is not None:
         if train.on_oom == "split" or run.result.num_processes > 1:  # so is a graph, and compiled in part it saves less

@@ -32,8 +32,7 @@ from runner.data.source import Preprocessing, Source, as_source
 from runner.data.split import Splits, split
 from runner.data.tables.statistics import SCALED
 from runner.device import backends
-from runner.device.host_memory import keep_what_is_freed, size_in_words
-from runner.device.module_map import spread
+from runner.device.host_memory import keep_what_is_freed
 from runner.device.placement import place
 from runner.errors import Fault, RunnerError, refuse
 from runner.experiment.best_metric import best_of
@@ -168,17 +167,13 @@ def prepare_training(
     if cfg.train.recompute:
         recompute(model, _patterns(cfg.train.recompute), device=device, prefix=prefix)
     decay, mean, shards, layout = cfg.train.ema_decay, None, None, ""
-    lies: dict[torch.device, int] = {}  # where, and how many bytes, if on several devices
     if divide is not None:
         check_last_batch(model, task, loaders["train"], device, num_ranks)
         mean = copy.deepcopy(model) if decay else None
         shards = divide([each for each in (model, mean) if each is not None])
         layout = shards.words
     else:
-        if cfg.placement.map:
-            lies = spread(model, device, cfg.placement.map, prefix=prefix)
-        else:
-            model = place(model, device)
+        model = place(model, device)
         settings = cfg.backends.get(device.type, {})
         layout = backends.lay_out(model, device=device, precision=cfg.train.precision, settings=settings)
         if cfg.placement.strategy == "fsdp":
@@ -218,8 +213,7 @@ def prepare_training(
         test=loaders.get("test"),
         model=model,
         weights=weights,
-        elsewhere=tuple(at for at in lies if at != device),
-        layout=", ".join(filter(None, (layout, _by_device(lies)))),
+        layout=layout,
         task=task,
         card=_card(cfg, inner, source, around),
         optimizer=optimizer,
@@ -239,11 +233,6 @@ def prepare_training(
         hooks=hooks_of(cfg),
         shards=shards,
     )
-
-
-def _by_device(lies: Mapping[torch.device, int]) -> str:
-    sizes = ", ".join(f"{at} {size_in_words(num_bytes)}" for at, num_bytes in lies.items())
-    return f"weights on {sizes}: the devices take turns, which gives room and no speed" if len(lies) > 1 else ""
 
 
 def _needs_validation(

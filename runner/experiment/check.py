@@ -18,7 +18,7 @@ from runner.config.instantiate import faults as target_faults
 from runner.config.nodes import SHARED, split_settings
 from runner.config.schema import PRECISIONS
 from runner.data.vision.augment_settings import strengths_of
-from runner.device import Choice, Hardware, check_precision, choose, parse, probe, resolve
+from runner.device import Choice, Hardware, check_precision, choose, probe
 from runner.errors import Fault, RunnerError, path_faults
 from runner.experiment.best_metric import best_of, metric_faults
 from runner.experiment.build_hooks import hook_faults
@@ -26,7 +26,6 @@ from runner.experiment.build_optimizer import rehearsed, turn_faults
 from runner.experiment.given import Checked
 from runner.models.checks import probability
 
-ONE_DEVICE = "a module lies on one device: cpu, mps, or one with its number"
 #: what an optimizer and its schedule are made of: a rehearsal of one that is told to be wrong says nothing new
 REHEARSED = re.compile(r"(^|\W)(optimizer|scheduler|facts|early_stopping|~?train(?![.\w])|train.num_steps)(\W|$)")
 
@@ -67,7 +66,6 @@ def check(cfg: DictConfig, hardware: Hardware | None, *, choice: Choice | None =
         + turn_faults(cfg)
         + metric_faults(cfg)
         + _not_together(cfg, choice)
-        + _module_map_faults(cfg, hardware, choice)
         + _dropout_faults(cfg)
     )
     if not any(REHEARSED.search(fault.asked) for fault in found):
@@ -171,39 +169,4 @@ def _not_captured(cfg: DictConfig, choice: Choice | None) -> list[Fault]:
     if validate.value(cfg, "train.compile") is True and validate.value(cfg, "train.precision") == "fp16":
         problem = "a compiled update knows no scale of gradients"
         found.append(Fault(f"{asked} train.compile=true train.precision=fp16", problem, "train.precision=bf16"))
-    return found
-
-
-def _module_map_faults(cfg: DictConfig, hardware: Hardware | None, choice: Choice | None) -> list[Fault]:
-    """Of placement.map: devices that are none, or not here, and what does not go with several. The paths only the model knows."""
-    devices = validate.value(cfg, "placement.map")
-    if not OmegaConf.is_dict(devices):
-        return []
-    found, kinds = [], {choice.device.partition(":")[0]} if choice is not None else set()
-    for path, value in devices.items():
-        device = str(value)
-        asked = f"placement.map={{{path}: {device}}}"
-        kinds.add(device.partition(":")[0])
-        try:
-            parse(device)
-            if ":" not in device and device not in ("cpu", "mps"):
-                found.append(Fault(asked, ONE_DEVICE, f"{path}: {device if device != 'auto' else 'cuda'}:0"))
-            elif hardware is not None:
-                resolve((device,), hardware)
-        except RunnerError as error:
-            found += [Fault(asked, each.problem, each.fix.replace("device=", f"{path}: ")) for each in error.faults]
-    if devices:
-        asked, problem = "placement.map", "its steps go from device to device"
-        for setting, value, fix in (
-            ("train.compile", True, "train.compile=false"),
-            ("train.cuda_graph", True, "train.cuda_graph=false"),
-            ("placement.strategy", "fsdp", "placement.strategy=ddp and train.num_processes=1"),
-        ):
-            if validate.value(cfg, setting) == value:
-                words = "true" if value is True else value
-                found.append(Fault(f"{asked} with {setting}={words}", problem, f"{fix}, or placement.map=null"))
-        precision = validate.value(cfg, "train.precision")
-        if len(kinds) > 1 and precision in ("bf16", "fp16"):
-            problem = f"{precision} is of one kind of device, and these are {' and '.join(sorted(kinds))}"
-            found.append(Fault(f"{asked} with train.precision={precision}", problem, "train.precision=fp32"))
     return found

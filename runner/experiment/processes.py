@@ -58,9 +58,6 @@ def devices_here(cfg: DictConfig, checked: Checked, place: RankInfo | None, *, g
         found = choice if is_given else device_of_process(_policy(cfg), place.local_rank, place.local_num, hardware)
         _refuse(cfg, place.num, has_trial=has_trial)
         return (found,)
-    if is_given and (others := {str(device) for device in (cfg.placement.map or {}).values()} - {"cpu", choice.device}):
-        problem = f"a sweep gives each of its jobs one device, and this one is to have {', '.join(sorted(others))} too"
-        raise RunnerError(Fault("placement.map in a sweep", problem, "this run outside of a sweep"))
     if is_given and choice.device != "cpu":
         policy, count = _policy(cfg), cfg.train.num_processes
         if policy == ("all",) or (count != "auto" and count > 1):
@@ -173,9 +170,6 @@ def _refuse(cfg: DictConfig, num: int, *, has_trial: bool) -> None:
         return
     asked, one = f"train.num_processes={num}", "train.num_processes=1"
     found = []
-    if cfg.placement.map:
-        problem = "each process would place a whole model on the same devices"
-        found.append(Fault(f"placement.map with {asked}", problem, f"{one}, or placement.map=null"))
     if cfg.train.on_oom == "split":
         problem = "processes that wait for each other can't each repeat a step in parts"
         fix = f"train.on_oom=fail and a smaller batch, or {one}"

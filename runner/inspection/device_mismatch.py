@@ -32,11 +32,8 @@ class PlacementError(RuntimeError):
 class Meetings:
     """Remembers where each tensor of a step was made, so that a meeting of two devices can be told in a person's words."""
 
-    def __init__(
-        self, device: torch.device, names: Names, lines: call_site.Lines, *, others: Sequence[torch.device] = ()
-    ) -> None:
-        """others: the devices that modules of the run lie on beside its own."""
-        self._device, self._others, self._names, self._lines = device, others, names, lines
+    def __init__(self, device: torch.device, names: Names, lines: call_site.Lines) -> None:
+        self._device, self._names, self._lines = device, names, lines
         self._origins: dict[int, tuple[str, str]] = {}  # by storage: what made it, and the line
 
     def after(self, done: Operation) -> None:
@@ -79,12 +76,8 @@ class Meetings:
         placed = [tensor for tensor in involved if tensor.dim() or tensor.device.type != "cpu"]
         if what in CROSSING or len({tensor.device for tensor in placed}) < 2:
             return None
-        strays = [tensor for tensor in placed if tensor.device not in (self._device, *self._others)]
-        are_parts = not strays  # modules on two devices, and an operation between them
-        strays = strays or [tensor for tensor in placed if tensor.device != self._device]
-        homes = [tensor for tensor in placed if tensor.device == self._device] or [
-            tensor for tensor in placed if tensor.device in self._others
-        ]
+        strays = [tensor for tensor in placed if tensor.device != self._device]
+        homes = [tensor for tensor in placed if tensor.device == self._device]
         self._names.look_again()
         named = [tensor for tensor in strays if self._names.get(tensor)]
         stray = max(named or strays[:1], key=Tensor.numel)
@@ -94,8 +87,6 @@ class Meetings:
         text = f"{self._describe(stray, name)} meets {self._describe(other, self._name(other))} in {what}"
         path = name.path if name else ""
         write = mend(name, device=self._device, needs_grad=stray.requires_grad)
-        if are_parts:
-            write = f"the whole of {module or 'the module with this line'} on one device in placement.map, or .to({other.device}) here"
         return Finding(CERTAIN, "mixed devices", text, line, module, write, path)
 
     def _name(self, tensor: Tensor) -> Name | None:

@@ -62,11 +62,9 @@ class Guard:
         model: nn.Module,
         task: Any,
         optimizer: Optimizer | None = None,
-        others: Sequence[torch.device] = (),
     ) -> None:
-        """others: the devices that modules lie on beside `device`."""
         self.findings: list[Finding] = []
-        self._device, self._when, self._others = device, when, others
+        self._device, self._when = device, when
         self._model, self._task, self._optimizer = model, task, optimizer
 
     def on(self, call: Callable[..., Result], *, of_groups: bool = False) -> Callable[..., Result]:
@@ -97,7 +95,7 @@ class Guard:
         if self._optimizer is not None:
             names.optimizer(self._optimizer)
         slow = Slow(self._device, lines)
-        observers = (Meetings(self._device, names, lines, others=self._others), slow)
+        observers = (Meetings(self._device, names, lines), slow)
         reads = HostReads(self._device, observers=observers)
         try:
             with reads:

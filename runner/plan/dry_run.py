@@ -50,10 +50,6 @@ CUBLAS_BYTES = 8 * 4096 * 2**10
 MOST_TURNS = 256  # that a line may go by values in a step: `while tensor > 1` would never end
 
 
-#: the highest memory, and all of it in its order
-Course = tuple[Moment, list[Moment]]
-
-
 @dataclass
 class Trial:
     """A run on a device without numbers. findings: what was seen so far."""
@@ -67,7 +63,6 @@ class Trial:
     meetings: Meetings
     slow: Slow
     costs: Costs
-    elsewhere: tuple[Costs, ...]  # of the other devices that modules lie on
     findings: list[Finding]
     reads: list[HostRead]
     #: where the run goes one way or another by values that only the device has, and how often in this step
@@ -92,41 +87,26 @@ class Trial:
             average=parts.average,
         )
 
-    @property
-    def all_costs(self) -> tuple[Costs, ...]:
-        return (self.costs, *self.elsewhere)
-
-    @property
-    def highest(self) -> list[int]:
-        """The highest memory, by device, of what was counted last."""
-        return [costs.peak.num_bytes for costs in self.all_costs]
-
-    def forget_work(self) -> None:
-        for costs in self.all_costs:
-            costs.forget_work()
-
     def take_steps(self, num: int = NUM_STEPS) -> None:
-        """So many steps, two at least, fully watched; `costs` holds the last one's work, and the highest memory of all but
-        the first."""
+        """Takes `num` steps, at least two, with all checks; `costs` has the last one's work, and the peak of all but the first."""
         step, costs = self.step(), self.costs
         ahead = self._ahead(self.group)
         costs.belongs(_all(ahead), "batch")
-        before: list[list[Course]] = []  # of the steps from the second to the last but one
+        peaks: list[tuple[Moment, list[Moment]]] = []  # from the second step to the last but one, with the timelines
         for number in range(num):
             if number == 1:
                 for part, num_bytes in _exchange(self.parts, self.num_processes, in_parts=self.in_parts).items():
                     costs.hold(part, num_bytes)
             if number > 1:
-                before.append(_courses(self.all_costs))
-            self.forget_work()
+                peaks.append((costs.peak, list(costs.timeline)))
+            costs.forget_work()
             self._count_anew()
-            with self._watching(self.meetings, self.slow, *self.all_costs):
+            with self._watching(self.meetings, self.slow, costs):
                 self.buffer.write(step(self.group))
                 _go_on(self.parts, number)
-            for each in self.all_costs:
-                _own_state(each, self.parts)
-        for courses in before:
-            _keep_the_higher(self.all_costs, courses)
+            _own_state(costs, self.parts)
+        for peak, timeline in peaks:
+            _keep_higher(costs, peak, timeline)
 
     def evaluate_once(self) -> None:
         """One batch as it is evaluated."""
@@ -151,19 +131,20 @@ class Trial:
         splits = (self.parts.val, self.parts.test)
         return max((min(_rows_of_one(each, num), each.num_rows) for each in splits if each is not None), default=0)
 
-    def count_evaluation(self) -> list[int] | None:
-        """The highest memory of an evaluation, by device; where it is above the step's, it is the peak. The work that was
-        counted is gone. After let_go(). None: there is no evaluation, or the model takes no batches of that size."""
+    def count_evaluation(self) -> int | None:
+        """Returns the peak memory of an evaluation, in bytes; if it is above the step's, `costs` keeps it. Call it after let_go().
+
+        None: there is no evaluation, or the model takes no batches of that size. It discards the work counted so far.
+        """
         if not self.rows_evaluated:
             return None
-        before, found = _courses(self.all_costs), None
+        costs, found = self.costs, None
+        peak, timeline = costs.peak, list(costs.timeline)
         try:
-            self.evaluation_bytes(self.rows_evaluated)
-            found = self.highest
-        except Exception:  # what is wrong with it has been found with the step's own batch
-            for costs in self.all_costs:
-                costs.peak = Moment(costs.phase, {})
-        _keep_the_higher(self.all_costs, before)
+            found = self.evaluation_bytes(self.rows_evaluated)
+        except Exception:  # the step's own batch has shown the error
+            costs.peak = Moment(costs.phase, {})
+        _keep_higher(costs, peak, timeline)
         return found
 
     def let_go(self) -> None:
@@ -172,35 +153,34 @@ class Trial:
         self.names.forget()
 
     def peak_bytes(self, batch_size: int, *, precision: str) -> int:
-        """The highest memory of a step with batches of another size, on the device that takes most."""
+        """Returns the peak memory of a step with batches of another size, in bytes."""
         self._count_anew()
         group = tuple(self._of_size(batch, batch_size) for batch in self.group)
         step = self.step(precision=precision)
-        with HostReads(self.device, observers=self.all_costs), _phases(self.all_costs, self.parts):
+        with HostReads(self.device, observers=(self.costs,)), _phases(self.costs, self.parts):
             ahead = self._ahead(group)
             self.costs.belongs(_all((*group, *ahead)), "batch")
-            self.forget_work()
+            self.costs.forget_work()
             step(group)
-        return max(self.highest)
+        return self.costs.peak.num_bytes
 
     def evaluation_bytes(self, batch_size: int) -> int:
-        """The highest memory of an evaluation with batches of this size, likewise."""
+        """Returns the peak memory of an evaluation with batches of this size, in bytes."""
         parts = self.parts
         self._count_anew()
         batch = self._of_size(self.group[0], batch_size)
         parts.kept_model.eval()
         try:
-            with HostReads(self.device, observers=self.all_costs), _phases(self.all_costs, parts):
-                for costs in self.all_costs:
-                    costs.phase = "evaluation"
+            with HostReads(self.device, observers=(self.costs,)), _phases(self.costs, parts):
+                self.costs.phase = "evaluation"
                 ahead = self._ahead((batch,))
                 self.costs.belongs(_all((batch, *ahead)), "batch")
-                self.forget_work()
+                self.costs.forget_work()
                 with torch.no_grad(), parts.precision.autocast():
                     parts.task(parts.kept_model, batch)
         finally:
             parts.kept_model.train()
-        return max(self.highest)
+        return self.costs.peak.num_bytes
 
     def _of_size(self, batch: Any, batch_size: int) -> Any:
         size = max(1, num_rows(self.group[0]))
@@ -216,7 +196,7 @@ class Trial:
     def _watching(self, *observers: Observer) -> Iterator[None]:
         reads = HostReads(self.device, observers=observers)
         try:
-            with reads, _phases(self.all_costs, self.parts):
+            with reads, _phases(self.costs, self.parts):
                 yield
         finally:
             self.reads += reads.found
@@ -235,9 +215,8 @@ def build(
     num_processes: of which this is one. in_parts: whether each has a part of every weight, or all of them.
     """
     names, lines = Names(), call_site.Lines()
-    others = _other_devices(cfg, device)
-    meetings, slow = Meetings(device, names, lines, others=others), Slow(device, lines)
-    costs, *elsewhere = (Costs(at, speeds=speeds, tf32=cfg.train.precision == "tf32") for at in (device, *others))
+    meetings, slow = Meetings(device, names, lines), Slow(device, lines)
+    costs = Costs(device, speeds=speeds, tf32=cfg.train.precision == "tf32")
     findings: list[Finding] = []
     turns: Counter[str] = Counter()
     pretence.forgives = _forgiving(meetings, findings, lines)
@@ -259,12 +238,11 @@ def build(
     for batch in group:
         names.batch(batch)
     costs.hold("data set", sum(each.device_bytes for each in (parts.train, parts.val, parts.test) if each is not None))
-    for each in (costs, *elsewhere):
-        if device.type == "cuda":
-            each.hold("libraries", CUBLAS_BYTES * 2 * (2 if cfg.train.cuda_graph else 1))
-        each.belongs((*parts.model.parameters(), *parts.model.buffers()), "weights")
-        if parts.average is not None:
-            each.belongs((*parts.average.model.parameters(), *parts.average.model.buffers()), "average")
+    if device.type == "cuda":
+        costs.hold("libraries", CUBLAS_BYTES * 2 * (2 if cfg.train.cuda_graph else 1))
+    costs.belongs((*parts.model.parameters(), *parts.model.buffers()), "weights")
+    if parts.average is not None:
+        costs.belongs((*parts.average.model.parameters(), *parts.average.model.buffers()), "average")
     costs.belongs(_all(group), "batch")
     buffer = MetricBuffer(device, lambda window: None, background=Background(), pull_every=cfg.metrics.pull_every)
     parts.model.train()
@@ -278,7 +256,6 @@ def build(
         meetings,
         slow,
         costs,
-        tuple(elsewhere),
         findings,
         [],
         turns,
@@ -295,14 +272,6 @@ def _has_its_own_size(batches: Batches) -> bool:
     return isinstance(batches, Served) and batches.is_loader
 
 
-def _other_devices(cfg: DictConfig, device: torch.device) -> list[torch.device]:
-    """That placement.map names beside the run's own. Raises: NotSimulated for one of another kind."""
-    found = [at for at in dict.fromkeys(torch.device(at) for at in (cfg.placement.map or {}).values()) if at != device]
-    if any(at.type != device.type for at in found):
-        raise NotSimulated("placement.map has devices of two kinds, and one kind is simulated at a time")
-    return found
-
-
 def _exchange(parts: Parts, num: int, *, in_parts: bool) -> dict[str, int]:
     """What one of several processes has beside what one alone would have, by part, in bytes; once it has taken a step."""
     if num == 1:
@@ -317,9 +286,9 @@ def _exchange(parts: Parts, num: int, *, in_parts: bool) -> dict[str, int]:
     average = sum(each.nbytes for each in parts.average.model.parameters()) if parts.average else 0
     states = [value for state in parts.optimizer.state.values() for value in state.values()]
     optimizer = sum(value.nbytes for value in states if isinstance(value, Tensor) and value.dim())
-    elsewhere = {"weights": weights, "average": average, "optimizer": optimizer}
+    others = {"weights": weights, "average": average, "optimizer": optimizer}
     # a block is gathered while the one before it is computed with; gradients are counted whole, as they are before they leave
-    return {"gathered": rest + 2 * max(sizes, default=0), **{name: -(n - n // num) for name, n in elsewhere.items()}}
+    return {"gathered": rest + 2 * max(sizes, default=0), **{name: -(n - n // num) for name, n in others.items()}}
 
 
 def of_error(error: BaseException) -> Finding:
@@ -369,36 +338,27 @@ def _without_numbers(cfg: DictConfig, parts: Parts) -> Parts:
 
 
 @contextmanager
-def _phases(all_costs: Sequence[Costs], parts: Parts) -> Iterator[None]:
+def _phases(costs: Costs, parts: Parts) -> Iterator[None]:
 
-    def begins(phase: str, part: str) -> None:
-        for costs in all_costs:
-            costs.phase, costs.part = phase, part
+    def begin(phase: str, part: str) -> None:
+        costs.phase, costs.part = phase, part
 
-    def owns(found: Tensor) -> None:
-        for costs in all_costs:
-            costs.belongs([found.grad], "gradients")
+    def set_recurrent(is_recurrent: bool) -> Callable[..., None]:
+        return lambda *_: setattr(costs, "is_recurrent", is_recurrent)
 
-    def recurrent(is_recurrent: bool) -> Callable[..., None]:
-        def tell(*_: object) -> None:
-            for costs in all_costs:
-                costs.is_recurrent = is_recurrent
-
-        return tell
-
-    hooks = [register_optimizer_step_pre_hook(lambda *_: begins("optimizer", "optimizer"))]
+    hooks = [register_optimizer_step_pre_hook(lambda *_: begin("optimizer", "optimizer"))]
     for module in parts.model.modules():
         if isinstance(module, nn.RNNBase):
             hooks += [
-                module.register_forward_pre_hook(recurrent(True)),
-                module.register_forward_hook(recurrent(False), always_call=True),
+                module.register_forward_pre_hook(set_recurrent(True)),
+                module.register_forward_hook(set_recurrent(False), always_call=True),
             ]
     hooks += [
-        parameter.register_post_accumulate_grad_hook(owns)
+        parameter.register_post_accumulate_grad_hook(lambda found: costs.belongs([found.grad], "gradients"))
         for parameter in parts.model.parameters()
         if parameter.requires_grad
     ]
-    begins("forward", "activations")
+    begin("forward", "activations")
     try:
         yield
     finally:
@@ -406,15 +366,9 @@ def _phases(all_costs: Sequence[Costs], parts: Parts) -> Iterator[None]:
             hook.remove()
 
 
-def _courses(all_costs: Sequence[Costs]) -> list[Course]:
-    """The memory's, by device, as it was counted last."""
-    return [(each.peak, list(each.timeline)) for each in all_costs]
-
-
-def _keep_the_higher(all_costs: Sequence[Costs], before: Sequence[Course]) -> None:
-    for each, (peak, timeline) in zip(all_costs, before, strict=True):
-        if peak.num_bytes > each.peak.num_bytes:
-            each.peak, each.timeline = peak, timeline
+def _keep_higher(costs: Costs, peak: Moment, timeline: list[Moment]) -> None:
+    if peak.num_bytes > costs.peak.num_bytes:
+        costs.peak, costs.timeline = peak, timeline
 
 
 def _go_on(parts: Parts, number: int) -> None:

@@ -41,9 +41,6 @@ def find(cfg: DictConfig, hardware: Hardware) -> Target:
     """Raises: RunnerError for a device= or plan.* that is none."""
     policy = parse(OmegaConf.select(cfg, "device"))
     choice, here = _choice(policy, hardware)
-    for value in (OmegaConf.select(cfg, "placement.map") or {}).values():
-        if str(value).startswith("cuda:"):
-            _, here = _choice(parse(str(value)), here)
     kind = choice.device.partition(":")[0]
     gpu = here.devices()[choice.device]
     named = cfg.plan.device_name

@@ -100,14 +100,14 @@ def report(
     fits = None
     if memory is not None and answer["is_whole"]:
         memory["usable_bytes"] = usable
-        fits = None if usable is None else max(_taken(memory).values()) <= usable
+        fits = None if usable is None else memory["peak_bytes"] <= usable
         memory["fits_on"] = device_catalogue.fits(memory["peak_bytes"], kind=kind, share=USABLE)
         if fits is False:
-            if max(_taken(memory, "step_bytes").values()) > (usable or 0):
+            if memory["step_bytes"] > (usable or 0):
                 own = step["batch_size"] if step and "train" in loaders else None
                 more = {"recompute": answer.get("recompute"), "own_batch_size": own}
                 findings.append(_too_big(memory, usable or 0, cfg, sizes, num, **more))
-            if max(_taken(memory, "evaluation_bytes").values()) > (usable or 0):
+            if (memory["evaluation_bytes"] or 0) > (usable or 0):
                 is_own = bool({"val", "test"} & set(loaders))
                 findings.append(_evaluation_too_big(memory, usable or 0, evaluated, is_own=is_own))
     if step is not None:
@@ -188,25 +188,17 @@ def _too_big(
         writes.append("data.residency=stream")
     if num_processes > 1 and cfg.placement.strategy == "ddp":
         writes.append("placement.strategy=fsdp")
-    taken = _taken(memory, "step_bytes")
-    where = max(taken, key=lambda at: taken[at])
-    what = f"a step takes {size_in_words(taken[where])}{where}, and {size_in_words(usable)} are there to be used"
+    what = f"a step takes {size_in_words(memory['step_bytes'])}, and {size_in_words(usable)} are there to be used"
     return Finding(ESTIMATE, "memory", what, write=" or ".join(writes) or "a smaller model, or another device")
 
 
 def _evaluation_too_big(memory: dict[str, Any], usable: int, size: int, *, is_own: bool) -> Finding:
     """size: of the largest batch with which it would fit; 0 where none does, or there was no time to find out. is_own:
     whether it is that of a person's DataLoader."""
-    taken = _taken(memory, "evaluation_bytes")
-    where = max(taken, key=lambda at: taken[at])
-    what = f"an evaluation takes {size_in_words(taken[where])}{where}, and {size_in_words(usable)} are there to be used"
+    taken = size_in_words(memory["evaluation_bytes"])
+    what = f"an evaluation takes {taken}, and {size_in_words(usable)} are there to be used"
     name, where = ("batch_size", " in your DataLoader") if is_own else ("train.eval_batch_size", "")
     return Finding(ESTIMATE, "memory", what, write=f"{name}={size}{where}" if size else f"a smaller {name}{where}")
-
-
-def _taken(memory: dict[str, Any], of: str = "peak_bytes") -> dict[str, int]:
-    others = memory.get("elsewhere", {})
-    return {"": memory[of] or 0, **{f" on {at}": other[of] or 0 for at, other in others.items()}}
 
 
 def _time(step: dict[str, Any], target: Target) -> dict[str, Any]:

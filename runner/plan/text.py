@@ -71,8 +71,6 @@ def _memory(plan: dict[str, Any]) -> list[tuple[str, str]]:
         ("memory", f"{size_in_words(memory['peak_bytes'])} at most{share}, in {memory['peak_phase']}"),
         ("", _named(memory["parts"])),
     ]
-    for device, each in memory.get("elsewhere", {}).items():
-        found.append(("", f"{size_in_words(each['peak_bytes'])} at most on {device}: {_named(each['parts'])}"))
     if plan["fits"] is None and memory.get("fits_on"):
         found.append(("fits on", ", ".join(memory["fits_on"][:4])))
     sizes = plan["largest_batch_size"]

@@ -133,8 +133,8 @@ def _compile(cfg: DictConfig, parts: Parts, plan: dict[str, Any]) -> Option:
     name = "train.compile"
     if cfg.train.compile:
         return Option(name, ({name: False},))
-    if cfg.train.recompute or cfg.placement.map or cfg.placement.guard == "always":
-        return Option(name, why_not="it does not go with train.recompute, placement.map or placement.guard=always")
+    if cfg.train.recompute or cfg.placement.guard == "always":
+        return Option(name, why_not="it does not go with train.recompute or placement.guard=always")
     if _has_dropout(parts.model):
         return Option(name, why_not="compiled, dropout draws other numbers")
     if (step := plan.get("step")) and (forward := step["flops_by_phase"].get("forward")):

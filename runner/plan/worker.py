@@ -10,8 +10,6 @@ import json
 import sys
 import time
 import warnings
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
@@ -82,15 +80,15 @@ def look(cfg: Any, device: torch.device, request: dict[str, Any]) -> dict[str, A
     found = merged([*trial.findings, *trial.slow.findings, *findings])
     unknown = unknown or trial.unknown
     is_whole = not findings and not unknown
-    placement, step, steps = _placement(trial.names, trial), _step(trial), trial.highest
+    placement, step, step_bytes = _placement(trial.names, trial), _step(trial), trial.costs.peak.num_bytes
     trial.let_go()
-    evaluations = trial.count_evaluation() if is_whole and not request["is_brief"] else None
+    evaluation_bytes = trial.count_evaluation() if is_whole and not request["is_brief"] else None
     answer: dict[str, Any] = {
         "findings": [asdict(finding) for finding in found],
         "unknown": unknown,
         "is_whole": is_whole,
         "placement": placement,
-        "memory": _memory(trial, steps, evaluations),
+        "memory": _memory(trial, step_bytes, evaluation_bytes),
         "step": step,
         "host_reads": [asdict(read) for read in dict.fromkeys(trial.reads)],
         "unfollowed": list(dict.fromkeys(read.line for read in trial.reads if read.what in UNFOLLOWED)),
@@ -102,10 +100,10 @@ def look(cfg: Any, device: torch.device, request: dict[str, Any]) -> dict[str, A
     if not findings and request["usable_bytes"] is not None:
         # where the data took long to read, there is still half of the time to search
         deadline = max(began, time.monotonic() - request["seconds"] / 2) + request["seconds"]
-        if max(evaluations or [0]) > request["usable_bytes"]:
+        if (evaluation_bytes or 0) > request["usable_bytes"]:
             answer["largest_eval_batch_size"] = _largest_evaluated(trial, request, deadline=deadline)
         answer["largest_batch_size"] = _largest(trial, request, deadline=deadline)
-        if answer["memory"]["step_bytes"] > request["usable_bytes"]:
+        if step_bytes > request["usable_bytes"]:
             answer["recompute"] = _recomputed(trial, request["usable_bytes"])
     return answer
 
@@ -121,26 +119,16 @@ def _try(device: torch.device) -> None:
     loss.backward()
 
 
-def _memory(trial: Trial, steps: Sequence[int], evaluations: Sequence[int] | None) -> dict[str, Any]:
-    costs, peak = trial.costs, trial.costs.peak
-    evaluated: Sequence[int | None] = evaluations or [None] * len(steps)
+def _memory(trial: Trial, step_bytes: int, evaluation_bytes: int | None) -> dict[str, Any]:
+    peak = trial.costs.peak
     return {
         "peak_bytes": peak.num_bytes,
         "peak_phase": peak.phase,
-        "step_bytes": steps[0],
-        "evaluation_bytes": evaluated[0],
+        "step_bytes": step_bytes,
+        "evaluation_bytes": evaluation_bytes,
         "parts": _sorted(peak.parts),
-        "elsewhere": {
-            str(other.device): {
-                "peak_bytes": other.peak.num_bytes,
-                "step_bytes": step,
-                "evaluation_bytes": evaluation,
-                "parts": _sorted(other.peak.parts),
-            }
-            for other, step, evaluation in zip(trial.elsewhere, steps[1:], evaluated[1:], strict=True)
-        },
         "timeline": [
-            {"phase": moment.phase, "parts": moment.parts} for moment in _thinned(costs.timeline, MOST_MOMENTS)
+            {"phase": moment.phase, "parts": moment.parts} for moment in _thinned(trial.costs.timeline, MOST_MOMENTS)
         ],
     }
 
@@ -158,29 +146,21 @@ def _thinned(moments: list[Moment], most: int) -> list[Moment]:
 
 
 def _step(trial: Trial) -> dict[str, Any]:
-    flops = Counter[str]()
-    for costs in trial.all_costs:
-        flops.update(costs.flops)
-
-    def total(name: str) -> Any:  # the devices take turns
-        return sum(getattr(costs, name) for costs in trial.all_costs)
-
-    moved = 0
+    costs, moved = trial.costs, 0
     if not trial.parts.train.device_bytes and trial.device.type != "cpu":
         moved = sum(tensor.numel() * tensor.element_size() for batch in trial.group for tensor in tensors(batch))
-    touched = total("touched_bytes")
     return {
         "batch_size": trial.parts.train.batch_size,
-        "flops": flops.total(),
-        "flops_by_phase": dict(flops),
-        "recurrent_flops": total("recurrent_flops"),
-        "num_kernels": total("num_kernels"),
-        "touched_bytes": touched,
-        "arithmetic_intensity": flops.total() / touched if touched else 0.0,
+        "flops": costs.flops.total(),
+        "flops_by_phase": dict(costs.flops),
+        "recurrent_flops": costs.recurrent_flops,
+        "num_kernels": costs.num_kernels,
+        "touched_bytes": costs.touched_bytes,
+        "arithmetic_intensity": costs.flops.total() / costs.touched_bytes if costs.touched_bytes else 0.0,
         "bytes_moved_to_device": moved,
-        "compute_seconds": total("compute_seconds"),
-        "memory_seconds": total("memory_seconds"),
-        "roofline_seconds": total("roofline_seconds"),
+        "compute_seconds": costs.compute_seconds,
+        "memory_seconds": costs.memory_seconds,
+        "roofline_seconds": costs.roofline_seconds,
     }
 
 

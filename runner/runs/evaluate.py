@@ -68,7 +68,6 @@ def evaluate(wanted: str, overrides: list[str], *, tracked: bool) -> dict[str, A
 def _leave_steps(cfg: DictConfig) -> None:
     with open_dict(cfg):
         cfg.train.compile = cfg.train.cuda_graph = False
-        cfg.placement.map = None
 
 
 def _values(trained: Trained, found: Measured, cfg: DictConfig) -> dict[str, float]:

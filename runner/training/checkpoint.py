@@ -13,7 +13,7 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -68,15 +68,15 @@ def snapshot(state: Any, into: Any = None, *, pinned: bool = False) -> Any:
 
 @dataclass(frozen=True)
 class Kept:
-    """A snapshot, and what says that all of it has come over."""
+    """A snapshot, and the event after its copies to the host."""
 
     state: dict[str, Any]
-    copied: tuple[torch.Event, ...] = ()
+    copied: torch.Event | None = None
 
     def whole(self) -> dict[str, Any]:
-        """Waits for the copies, asleep."""
-        for event in self.copied:
-            event.synchronize()
+        """Returns the state; waits until it is on the host."""
+        if self.copied is not None:
+            self.copied.synchronize()
         return self.state
 
 
@@ -186,13 +186,13 @@ class CheckpointWriter:
         background: Background,
         *,
         writes: bool = True,
-        devices: Sequence[torch.device] = (),
+        device: torch.device | None = None,
         keeping: Keeping | None = None,
         check: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
         """writes: False for a process whose checkpoints another one writes; it keeps the newest in memory alone.
 
-        devices: that the tensors come from. keeping: which stay beside the newest (None: none). check: raises for a state
+        device: where the tensors are (None: the CPU). keeping: which other checkpoints stay (None: none). check: raises for a state
         that is not to be gone on with, in the background, where it is on the host; no file is made of it then.
         """
         self._folder, self._background, self._writes, self._keeping = folder, background, writes, keeping
@@ -201,7 +201,7 @@ class CheckpointWriter:
         self._waiting: dict[str, tuple[int, Kept, Mapping[str, Any] | None]] = {}
         self._free: dict[str, dict[str, Any]] = {}  # a snapshot whose memory may be used again
         self._newest: dict[str, Kept] = {}
-        self._devices = [device for device in devices if device.type != "cpu"]
+        self._device = device if device is not None and device.type != "cpu" else None
         self._pins: bool | None = None  # not known before the first
         self.notes: list[str] = []
 
@@ -255,17 +255,14 @@ class CheckpointWriter:
 
     def _taken(self, state: dict[str, Any], into: dict[str, Any] | None) -> Kept:
         if self._pins is None:
-            streamed = bool(self._devices) and all(streams.side_stream(device) for device in self._devices)
+            streamed = self._device is not None and bool(streams.side_stream(self._device))
             self._pins = streamed and num_bytes(state) * PINNED_AT_ONCE < memory_left()[0]
         taken = snapshot(state, into, pinned=self._pins)
-        if not self._pins:
+        if not self._pins or self._device is None:
             return Kept(taken)
-        copied = []
-        for device in self._devices:
-            event = streams.event(device)
-            event.record(streams.current(device))
-            copied.append(event)
-        return Kept(taken, tuple(copied))
+        copied = streams.event(self._device)
+        copied.record(streams.current(self._device))
+        return Kept(taken, copied)
 
     def _write(self, name: str, turn: int) -> None:
         """In the background. An overtaken one is left out, and not written as the newer one.

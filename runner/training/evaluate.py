@@ -149,7 +149,7 @@ class Evaluation:
         loader = parts.val if split == "val" else parts.test
         if loader is None:
             return {}
-        began, generators = time.perf_counter(), backends.generator_states(parts.device, *parts.elsewhere)
+        began, generators = time.perf_counter(), backends.generator_states(parts.device)
         try:
             shared = self._share()
             found = evaluate(
@@ -162,7 +162,7 @@ class Evaluation:
                 total=self._ranks.total if shared else None,
             )
         except StoppedError:
-            backends.set_generator_states(generators, parts.device, *parts.elsewhere)
+            backends.set_generator_states(generators, parts.device)
             raise
         finally:
             if parts.shards is not None:

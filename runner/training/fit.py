@@ -118,7 +118,6 @@ class Training:
             model=parts.model,
             task=parts.task,
             optimizer=parts.optimizer,
-            others=parts.elsewhere,
         )
         self.evaluation = Evaluation(parts, self.guard, stop=stop, ranks=ranks)
         is_check = settings.train.check

@@ -51,8 +51,7 @@ class Hooks:
         if not due:
             return Shown()
         began, parts = time.perf_counter(), self._parts
-        devices = (parts.device, *parts.elsewhere)
-        generators, model = backends.generator_states(*devices), parts.kept_model
+        generators, model = backends.generator_states(parts.device), parts.kept_model
         splits = {"val": parts.val, "test": parts.test}
         modes = {module: module.training for module in model.modules()}
         gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
@@ -81,7 +80,7 @@ class Hooks:
                 module.training = training
             for parameter, gradient in gradients:
                 parameter.grad = gradient
-            backends.set_generator_states(generators, *devices)
+            backends.set_generator_states(generators, parts.device)
             self.seconds += time.perf_counter() - began
         return found
 

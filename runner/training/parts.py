@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Parts:
-    """What the loop works with. Everything lies on `device`, but for modules that placement.map has elsewhere."""
+    """What the loop works with. Everything is on `device`."""
 
     device: torch.device
     source: Source
@@ -49,7 +49,6 @@ class Parts:
     best: Best
     hooks: tuple[Hook, ...] = ()
     shards: Shards | None = None  # of a model that lies in parts, one with each of several processes
-    elsewhere: tuple[torch.device, ...] = ()  # the other devices that modules lie on
     threads: str = ""  # that compute on the CPU, in words, where the work decides it
 
     @property

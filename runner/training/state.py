@@ -52,14 +52,13 @@ class Checkpoints:
         keep: train.keep_checkpoints, which of the measured steps have one that stays.
         """
         self._parts, self._ranks, self._experiment = parts, ranks, experiment
-        devices = (parts.device, *parts.elsewhere)
         best = parts.best
         self._keeps_measured, self._file = keep is not None, folder / "checkpoints" / "last.pt"
         self._keeper = CheckpointWriter(
             folder / "checkpoints",
             background,
             writes=ranks.is_first,
-            devices=devices,
+            device=parts.device,
             keeping=Keeping.of(keep, metric=best.metric, mode=best.mode) if keep else None,
             check=_check_losses,
         )
@@ -167,7 +166,7 @@ def _load_model(parts: Parts, model: nn.Module, state: dict[str, Any]) -> None:
 def full_state(parts: Parts, progress: Progress, buffer: Rows, ranks: Ranks) -> dict[str, Any]:
     """Everything that a run goes on from; all of its processes take part, and the first one has it whole."""
     best = progress.best
-    generators = ranks.gather(backends.generator_states(parts.device, *parts.elsewhere))
+    generators = ranks.gather(backends.generator_states(parts.device))
     return {
         "format": 3,
         "step": progress.step,
@@ -287,6 +286,6 @@ def _draw_on(state: dict[str, Any], parts: Parts, ranks: Ranks) -> None:
     """The generators where this process's stood; one that was not there before begins with numbers of its own."""
     generators = [state["generators"], *state.get("generators_of_others", [])]
     if ranks.rank < len(generators):
-        backends.set_generator_states(generators[ranks.rank], parts.device, *parts.elsewhere)
+        backends.set_generator_states(generators[ranks.rank], parts.device)
     else:
         backends.seed_everything(mixed(torch.initial_seed(), state["step"]))

@@ -99,11 +99,6 @@ MISTAKES = [
     ("device=[]", "device=auto"),
     ("device=cuda:97", "device=cpu"),
     ("train.precision=tf32 device=cpu", "train.precision=fp32"),
-    ("placement.map={output:cuda} device=cpu", "output: cuda:0"),
-    ("placement.map={output:cudda:1} device=cpu", "output: cuda"),
-    ("placement.map=output", "placement.map=null"),
-    ("placement.map={output:cpu} train.compile=true", "train.compile=false, or placement.map=null"),
-    ("model=mlp placement.map={ouput:cpu} device=cpu", "write: output"),
     # targets
     ("model._target_=my_models.Nett", "my_models.Net"),
     ("model=mlp model._target_=my_models.Broken", "my_models.py:7"),

@@ -31,7 +31,6 @@ WRONG = [
     ("experiment", "data: {val_fraction: 1.5}", "1.5"),
     ("experiment", "data: {residency: gpu}", "gpu"),
     ("experiment", "placement: {guard: sometimes}", "sometimes"),
-    ("experiment", "placement: {map: cuda}", "cuda"),
     ("experiment", "backends: {cuda: {memory_fraction: 2}}", "maximum of 1"),
     ("experiment", "backends: {cpu: {num_thread: 2}}", "num_thread"),
     ("experiment", "sweep: {batch: 0}", "0 is not valid"),

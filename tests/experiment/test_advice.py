@@ -50,7 +50,6 @@ def trained(spent=None, *, device="cpu", batch_size=128, rows=None, costs=None, 
         train=batches,
         optimizer=None,
         limits=limits or Limits(10, 1000),
-        elsewhere=more.get("elsewhere", ()),
         shards=more.get("shards"),
     )
     result = Result(best=None, findings=more.get("findings", []), times=more.get("times", {}))
@@ -131,7 +130,6 @@ def test_readers_and_what_they_can_not_do(monkeypatch):
             for device in ("cpu", "cuda")
             for refused in (
                 {"recompute": ["blocks.*"]},
-                {"elsewhere": (torch.device("cuda:1"),)},
                 {"shards": object()},
                 {"guard": "always"},
             )

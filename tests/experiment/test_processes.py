@@ -58,8 +58,6 @@ REFUSED = [
     (["device=all", "train.on_oom=split"], {}, "can't each repeat a step in parts"),
     (["device=all", "train.cuda_graph=true"], {}, "a captured step"),
     (["device=all"], {"has_trial": True}, "hydra.sweeper.pruner=none"),
-    (["device=all", "placement.map={output: cuda:1}"], {}, "place a whole model on the same devices"),
-    (["device=cuda:0", "placement.map={output: cuda:1}"], {"is_given": True}, "is to have cuda:1 too"),
     (["device=all", "train.on_oom=split"], {"place": SECOND}, "can't each repeat a step in parts"),
 ]
 

@@ -59,25 +59,6 @@ def test_what_does_not_fit_is_told_with_what_would(own_folder, capsys):
     assert at_it["memory"]["peak_bytes"] > 0.95 * at_it["memory"]["usable_bytes"]
 
 
-def test_a_model_on_two_devices(own_folder, capsys):
-    """Each holds the weights, gradients and optimizer state of its modules; the one that takes most has to have room."""
-    words = (*LARGE, "device=cuda:0", "plan.device_memory=256MiB")
-    _, whole, _ = plan(capsys, *words)
-    code, found, _ = plan(capsys, *words, "placement.map={hidden: cuda:1}")
-    assert (code, whole["memory"]["elsewhere"], list(found["memory"]["elsewhere"])) == (0, {}, ["cuda:1"])
-    parts, there = found["memory"]["parts"], found["memory"]["elsewhere"]["cuda:1"]["parts"]
-    for part in ("weights", "optimizer"):
-        assert parts[part] + there[part] == whole["memory"]["parts"][part]
-        assert there[part] > 50 * parts[part], "two large layers there, a small one here"
-    assert found["step"]["flops"] == whole["step"]["flops"]
-    assert {"cuda:0", "cuda:1"} == {item["device"] for item in found["placement"] if item["kind"] == "parameter"}
-    code, found, _ = plan(
-        capsys, *words, "plan.device_memory=128MiB", "data.residency=stream", "placement.map={hidden: cuda:1}"
-    )
-    assert (code, found["fits"], found["memory"]["peak_bytes"] < found["memory"]["usable_bytes"]) == (1, False, True)
-    assert " on cuda:1, and 115 MiB are there" in found["findings"][0]["what"]
-
-
 def test_one_of_several_processes(own_folder, capsys):
     """It takes its rows of a batch; with fsdp a part of what is not activations, and whole blocks while they are used."""
     words = (*LARGE, "device=cuda:0", "plan.device_name=A100-80GB", "train.batch_size=8192")

@@ -153,7 +153,6 @@ def called(tmp_path):
     """Calls some functions as hooks, and returns what came, what was said, and the model."""
     parts = types.SimpleNamespace(
         device=torch.device("cpu"),
-        elsewhere=(),
         kept_model=Net(),
         val=types.SimpleNamespace(epoch=lambda _: [1, 2]),
         test=None,

@@ -33,7 +33,6 @@ def parts():
         schedule=None,
         precision=precision("fp32", device=CPU),
         shards=None,
-        elsewhere=(),
         limits=SimpleNamespace(num_steps=100),
         falls_by_metric=False,
     )

@@ -12,6 +12,7 @@ import seeded
 import torch
 
 from runner import cli
+from runner.config import origin
 from runner.runs import find
 from runner.tracking.journal import read_points
 from runner.tracking.journal_reader import read_events
@@ -80,6 +81,28 @@ def test_last_is_the_newest_and_a_longer_run_goes_on(own_folder, capfd):
     assert (summary["status"], summary["num_steps"]) == ("finished", 36)
     assert cli.main([*WORDS, QUIET, "train.num_epochs=3", "scheduler=constant", "hydra.run.dir=outputs/b/run"]) == 0
     assert_same(Path("outputs/a/run"), Path("outputs/b/run"))
+
+
+def test_removed_keys_of_an_old_run_are_ignored(own_folder, capfd):
+    words = ["data=iris", "model=mlp", "device=cpu", "train.num_epochs=1", "task.plots=false", QUIET]
+    assert cli.main([*words, "hydra.run.dir=run"]) == 0
+    file, rerun = Path("run/rerun.yaml"), ["-cd", "run", "-cn", "rerun"]
+    commands = [
+        ["evaluate", "run"],
+        ["reproduce", "run", QUIET],
+        [*rerun, QUIET],
+        ["resume", "run", "train.num_epochs=2"],
+    ]
+    text = file.read_text()
+    for command in commands:
+        file.write_text(text.replace("placement:\n", "placement:\n  map: null\n"))
+        origin.sign(file.parent, "")
+        assert cli.main(command) == 0, command
+    assert file.read_text() == text.replace("num_epochs: 1\n", "num_epochs: 2\n")
+    file.write_text(text.replace("placement:\n", "placement:\n  map: {output: cpu}\n"))
+    for command in commands:
+        capfd.readouterr()
+        assert cli.main(command) == 2 and "placement.map was removed" in capfd.readouterr().err, command
 
 
 @pytest.mark.parametrize("name", ["outputs/flat", "outputs/2026-01-01/12-00-00", "multirun/a/b/3"])

@@ -95,7 +95,7 @@ class _Trial:
             raise _EnoughError
         parts = self._parts
         buffers = [buffer.clone() for buffer in parts.model.buffers()]
-        backends.set_generator_states(self._generators, parts.device, *parts.elsewhere)
+        backends.set_generator_states(self._generators, parts.device)
         try:
             with torch.set_grad_enabled(self._goes_back), parts.precision.autocast():
                 loss = next(iter(self._task(parts.model, batch).values()))

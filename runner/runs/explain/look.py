@@ -39,7 +39,7 @@ def look(moment: Moment) -> Look:
     assert take is not None
     model, names, norms = parts.model, _names(moment), dict[str, Tensor]()
     before = snapshot(model.state_dict())
-    generators = backends.generator_states(parts.device, *parts.elsewhere)
+    generators = backends.generator_states(parts.device)
     sound = [weight for weight in (*model.parameters(), *model.buffers()) if is_finite(weight)]
     hooks = [
         parameter.register_post_accumulate_grad_hook(_keeping(norms, name))

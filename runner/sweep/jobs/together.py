@@ -68,11 +68,10 @@ def _size(count: int, batch: str | int, num_slots: int) -> int:
 
 
 def _why_alone(job: Prepared) -> str:
-    train, placement = job.config.train, job.config.placement
+    train = job.config.train
     reasons = {
         "train.cuda_graph=true": train.cuda_graph,
         "train.precision=fp16 scales each loss by itself": train.precision == "fp16",
-        "placement.map": placement.map,
         "train.max_seconds is the time of each": train.max_seconds is not None,
         "several processes": train.num_processes not in (1, "auto"),
         "their devices are not seen from here": job.assigned or not job.devices,

@@ -87,7 +87,6 @@ def _check_parts(member: Member) -> None:
     for reason, holds in {
         "optimizer.turns has several optimizers": isinstance(parts.optimizer, Turns),
         "several processes": parts.shards is not None,
-        "placement.map": bool(parts.elsewhere),
         "train.precision=fp16 scales each loss by itself": parts.precision.scaler is not None,
         "train.recompute takes each model's forward pass twice": bool(train.recompute),
         "train.cuda_graph=true": train.cuda_graph,

@@ -33,7 +33,6 @@ def test_the_row_is_named_whether_the_loss_shows_it_or_not(task, loss):
         task=task,
         optimizer=None,
         device=CPU,
-        elsewhere=(),
         precision=SimpleNamespace(autocast=nullcontext),
     )
     moment = SimpleNamespace(parts=parts, reached=SimpleNamespace(batches=[rows]))

@@ -32,20 +32,6 @@ class Lost(nn.Module):
         return self.line(x.flatten(1)) + torch.ones(10)
 """
 
-#: on two devices: what the list leaves on the second meets what lies on the first
-BETWEEN = """from torch import nn
-
-class Between(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(64, 64), nn.Linear(64, 64)])
-        self.output = nn.Linear(64, 10)
-
-    def forward(self, x):
-        first = self.layers[0](x.flatten(1))
-        return self.output(self.layers[1](first) + first)
-"""
-
 
 def losses(folder: str) -> list[float]:
     return read_series(Path(folder))["train/loss"][2].tolist()
@@ -62,8 +48,6 @@ def main() -> None:
         "acme": ["device=acme"],
         "second": ["device=acme:1", "data.residency=stream"],
         "auto": ["device=auto", "train.num_epochs=1"],
-        "spread": ["device=acme", "placement.map={output: 'acme:1'}"],
-        "across": ["device=cpu", "placement.map={hidden: acme:0}"],
     }.items():
         with contextlib.redirect_stdout(io.StringIO()) as said:
             summary = run([*WORDS, *more], folder=name)
@@ -73,26 +57,21 @@ def main() -> None:
         found[name] |= {"losses": losses(name), "said": said.getvalue()}
         found[name]["streams"] = [str(side) for side in sides if side is not None]
         sides.clear()
-    run([*WORDS, "device=acme", "placement.map={output: acme:1}", "train.max_seconds=0.000001"], folder="parts")
+    run([*WORDS, "device=acme", "train.max_seconds=0.000001"], folder="parts")
     with contextlib.redirect_stdout(io.StringIO()) as said:
         codes = [cli.main(words) for words in (["resume", "parts", "train.max_seconds=null"], ["evaluate", "acme"])]
     found["resumed"] = {"codes": codes, "losses": losses("parts"), "said": said.getvalue()}
     Path("own.py").write_text(LOST)
-    Path("apart.py").write_text(BETWEEN)
     Path("conf/model").mkdir(parents=True)
     Path("conf/model/lost.yaml").write_text("_target_: own.Lost\n")
-    Path("conf/model/between.yaml").write_text("_target_: apart.Between\n")
     for name, words in {
         "lost": ["device=acme", "model=lost"],
-        "between": ["device=acme", "model=between", "placement.map={layers.1: acme:1}"],
-        "no_such": ["device=acme", "placement.map={ouput: acme:1, hidden: 'acme:9'}"],
-        "no_path": ["device=acme", "placement.map={ouput: acme:1}"],
         "half": ["device=acme", "train.precision=bf16"],
         "typo": ["device=acne"],
         "number": ["device=acme:7"],
     }.items():
         try:
-            plain = [word for word in WORDS if name not in ("lost", "between") or not word.startswith("model")]
+            plain = [word for word in WORDS if name != "lost" or not word.startswith("model")]
             found[name] = run([*plain, *words], folder=name)["error"]
         except RunnerError as error:
             found[name] = str(error)
