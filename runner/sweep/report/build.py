@@ -1,6 +1,6 @@
 """Makes a sweep's report from its folder, and writes report.json, report.csv and report.html there: at the sweep's end, and for `report`.
 
-The order is that of the modules here: results, ranking, seeds, comparisons, device gains, report, then its files.
+The order is that of the modules here: results, ranking, seeds, comparisons, report, then its files.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from runner.config.validate import without_password
 from runner.sweep.jobs import ledger
 from runner.sweep.report import json_csv, page
 from runner.sweep.report.comparisons import against_best, num_looks
-from runner.sweep.report.device_gains import find_gains, over_devices
 from runner.sweep.report.importance import read_importance
 from runner.sweep.report.ranking import best_first, find_front, find_goals
 from runner.sweep.report.report import Report
@@ -30,7 +29,7 @@ def read_report(folder: Path) -> Report:
     sweep = ledger.read(folder)
     results = read_results(sweep)
     goals = find_goals(sweep.objectives, results)
-    devices, seeds = over_devices(results, folder), over_seeds(results, goals)
+    seeds = over_seeds(results, goals)
     groups = configurations(results)
     comparisons = against_best(groups, goals[0], num_looks=num_looks(sweep.max_seeds)) if seeds and goals else []
     return Report(
@@ -44,8 +43,6 @@ def read_report(folder: Path) -> Report:
         tuple(sorted(find_front(results, goals))),
         seeds,
         comparisons,
-        devices,
-        find_gains(devices),
         read_importance(folder) if sweep.objectives else {},
     )
 

@@ -34,8 +34,6 @@ def as_json(report: Report) -> str:
         "seeds": [dataclasses.asdict(group) for group in report.seeds],
         "comparisons": [as_values(each) for each in report.comparisons],
         "winner": report.winner,
-        "devices": [dataclasses.asdict(group) for group in report.devices],
-        "gains": [dataclasses.asdict(gain) for gain in report.gains],
         "importance": report.importance,
         "failures": [_cause(result) for result in report.failures],
         "skipped": [_cause(result) for result in report.skipped],

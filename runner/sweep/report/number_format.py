@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from runner.experiment.readable_numbers import readable
 from runner.experiment.readable_numbers import seconds as seconds
-from runner.sweep.report.device_gains import Gain
 from runner.sweep.report.report import Report
 from runner.sweep.report.seeds import Mean
 
@@ -27,23 +26,6 @@ def speed(per_second: float | None) -> str:
     if per_second is None:
         return ""
     return f"{per_second:,.0f}" if per_second >= 10 or per_second == 0 else f"{per_second:.2g}"
-
-
-def factor(number: float | None) -> str:
-    return "" if number is None else f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
-
-
-def difference(number: float | None) -> str:
-    """Between two curves; "0" only when they are equal to the bit."""
-    return "" if number is None else "0" if number == 0 else f"{number:.1e}"
-
-
-def gain(found: Gain) -> str:
-    """One sentence: what a device gains over another."""
-    pairs = "1 pair" if found.num_pairs == 1 else f"median of {found.num_pairs} pairs"
-    if found.speed_up >= 1:
-        return f"{found.device} is {factor(found.speed_up)} times faster than {found.reference} ({pairs})"
-    return f"{found.device} is {factor(1 / found.speed_up)} times slower than {found.reference} ({pairs})"
 
 
 def counts(report: Report) -> str:

@@ -115,15 +115,6 @@ def _best_card(report: Report) -> Card:
 
 def _other_cards(report: Report) -> list[Card]:
     cards = []
-    for gain in report.gains[:3]:
-        factor = gain.speed_up if gain.speed_up >= 1 else 1 / gain.speed_up
-        what = f"{gain.device}, times {'faster' if gain.speed_up >= 1 else 'slower'} than {gain.reference}"
-        pairs = "1 pair" if gain.num_pairs == 1 else f"median of {gain.num_pairs} pairs"
-        apart = ""
-        if gain.difference is not None:
-            largest = number_format.difference(gain.difference)
-            apart = f"; loss curves {'equal to the bit' if largest == '0' else f'differ by at most {largest}'}"
-        cards.append(Card(what, f"{number_format.factor(factor)}×", pairs + apart))
     if report.seeds and report.goals:
         best, goal = report.comparisons[0].a if report.comparisons else "", report.goals[0].metric
         group = next((each for each in report.seeds if each.name == best), report.seeds[0])

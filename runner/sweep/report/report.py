@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from runner.sweep.report.comparisons import Comparison
-from runner.sweep.report.device_gains import Devices, Gain
 from runner.sweep.report.ranking import FAILURES, GOOD, RANK, Goal
 from runner.sweep.report.results import Result, differing_keys
 from runner.sweep.report.seeds import Seeds, in_words
@@ -28,8 +27,6 @@ class Report:
     front: tuple[int, ...] = ()  # of two goals or more: the jobs on the Pareto front, by number
     seeds: list[Seeds] = field(default_factory=list)  # empty: no group has two seeds, or two folds
     comparisons: list[Comparison] = field(default_factory=list)  # the best of those groups beside each other one
-    devices: list[Devices] = field(default_factory=list)  # empty: nothing ran on two devices
-    gains: list[Gain] = field(default_factory=list)
     importance: dict[str, float] = field(default_factory=dict)  # of a search: shares by key, the largest first
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from runner.config.validate import of_all_folds
@@ -72,30 +72,18 @@ def over_seeds(results: Sequence[Result], goals: Sequence[Goal]) -> list[Seeds]:
 
 
 def configurations(results: Sequence[Result]) -> dict[str, list[Result]]:
-    """The jobs that came to an end by themselves, finished or diverged, by configuration: those that are equal but for their
-    seed, and for which of the folds they have."""
-
-    def rest(keys: Keys) -> Keys:
-        own = {key: value for key, value in keys.items() if key != "seed"}
-        return own | {key: of_all_folds(value) for key, value in own.items() if key == "data.fold"}
-
-    return _alike(results, rest)
-
-
-def equal_but_for(key: str, results: Sequence[Result]) -> dict[str, list[Result]]:
-    """The finished jobs by all their other overrides."""
-    finished = [result for result in results if not result.diverged]
-    return _alike(finished, lambda keys: {name: value for name, value in keys.items() if name != key})
-
-
-def _alike(results: Sequence[Result], rest: Callable[[Keys], Keys]) -> dict[str, list[Result]]:
-    groups: dict[str, list[Result]] = {}
-    bare = [replace(result, keys=rest(result.keys)) for result in results]
-    apart = differing_keys(bare)
+    """Groups the jobs that finished or diverged by configuration: a group differs only in seeds, and in folds of one set."""
+    bare = [replace(result, keys=_without_seed(result.keys)) for result in results]
+    apart, groups = differing_keys(bare), dict[str, list[Result]]()
     for result, own in sorted(zip(results, bare, strict=True), key=lambda pair: pair[0].job):
         if result.state == "finished" or result.diverged:
             groups.setdefault(_name(own, apart), []).append(result)
     return groups
+
+
+def _without_seed(keys: Keys) -> Keys:
+    own = {key: value for key, value in keys.items() if key != "seed"}
+    return own | {key: of_all_folds(value) for key, value in own.items() if key == "data.fold"}
 
 
 def _means(group: Sequence[Result], goals: Sequence[Goal], *, with_interval: bool) -> dict[str, Mean]:

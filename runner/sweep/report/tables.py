@@ -45,23 +45,6 @@ def jobs(report: Report) -> Columns:
     return {title: cells for title, cells in columns.items() if any(cell.text for cell in cells)}
 
 
-def devices(report: Report) -> Columns:
-    """Each set of jobs that differ in their device alone, the reference first."""
-    rows = [(each.name, row, row is each.rows[0]) for each in report.devices for row in each.rows]
-    others = [None if is_reference else row for _, row, is_reference in rows]
-    factors = [None if row is None else number_format.factor(row.speed_up) for row in others]
-    return {
-        "jobs": [Cell(name if is_reference else "") for name, _, is_reference in rows],
-        "device": _cells(str, [row.device for _, row, _ in rows]),
-        "samples/s": _cells(number_format.speed, [row.samples_per_second for _, row, _ in rows]),
-        "speed-up": [Cell("reference" if factor is None else factor and f"{factor}×") for factor in factors],
-        "to best": _cells(number_format.seconds, [row.seconds_to_best for _, row, _ in rows]),
-        "loss differs by": _cells(number_format.difference, [row and row.difference for row in others]),
-        "at step": _cells("{:,}".format, [row.difference_step if row and row.difference else None for row in others]),
-        "job": _cells(str, [row.job for _, row, _ in rows]),
-    }
-
-
 def seeds(report: Report) -> Columns:
     """Mean ± the sample's standard deviation of each group."""
     metrics = dict.fromkeys(name for group in report.seeds for name in group.means)

@@ -20,7 +20,7 @@ COLORS = {"finished": "green", "pruned": "dim", "skipped": "yellow", "failed": "
 
 
 def show(report: Report, console: Console) -> None:
-    """Prints the jobs, best first, and the tables over seeds and devices, the failures and the skipped ones."""
+    """Prints the jobs, best first, then the tables of seeds, failures and skipped jobs."""
     _say(console, number_format.counts(report))
     if report.results:
         _table(console, _jobs(report, console.width))
@@ -32,11 +32,6 @@ def show(report: Report, console: Console) -> None:
     if report.seeds:
         _say(console, f"\nover {report.over}, mean {'(95 % interval)' if 'folds' in report.over else '± std'}")
         _table(console, _seeds(report, console.width))
-    if report.devices:
-        _say(console, "\nover devices")
-        _table(console, _filled(_fit(_texts(tables.devices(report)), "jobs", ["job", "at step"], console.width)))
-        for gain in report.gains:
-            _say(console, number_format.gain(gain))
     for title, results in (("failures", report.failures), ("skipped", report.skipped)):
         if results:
             _say(console, f"\n{title}")

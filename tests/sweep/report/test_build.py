@@ -50,7 +50,6 @@ def test_report_json_holds_all_of_it_as_plain_values(written):
         "seconds": found.best.best.seconds,
     }
     assert plain["jobs"][0]["folder"] == str(found.best.job)
-    assert plain["devices"][0]["rows"][1]["speed_up"] > 20 and plain["gains"][0]["device"] == "cuda:0"
     assert plain["seeds"][0]["means"]["val/accuracy"]["n"] == 3
     assert plain["failures"][1] == {
         "job": 15,
@@ -145,7 +144,7 @@ def test_a_single_job_and_one_without_steps(tmp_path, write):
 def test_a_search_is_judged_by_its_objectives(search_folder):
     found = build.read_report(search_folder)
     assert found.goals[0].metric == "val/accuracy" and found.counts == {"finished": 36, "pruned": 4, "failed": 1}
-    assert found.seeds == [] and found.devices == [] and found.importance == {}
+    assert found.seeds == [] and found.importance == {}
 
 
 def test_two_goals_have_a_front(tmp_path, write):

@@ -3,7 +3,6 @@ import math
 import pytest
 
 from runner.sweep.report import number_format
-from runner.sweep.report.device_gains import Gain
 from runner.sweep.report.seeds import Mean
 
 
@@ -30,23 +29,6 @@ def test_values(number, text):
 )
 def test_seconds(duration, text):
     assert number_format.seconds(duration) == text
-
-
-@pytest.mark.parametrize(
-    ("speed_up", "said"),
-    [(23.41, "23.4 times faster than"), (0.25, "4 times slower than"), (1234.0, "1,234 times faster than")],
-)
-def test_gains(speed_up, said):
-    assert number_format.gain(Gain("cuda:0", "cpu", speed_up, 6, 0.0)) == f"cuda:0 is {said} cpu (median of 6 pairs)"
-    assert number_format.gain(Gain("cuda:0", "cpu", speed_up, 1, 0.0)).endswith("(1 pair)")
-
-
-def test_only_equal_bits_differ_by_nothing():
-    assert (number_format.difference(0.0), number_format.difference(1e-300), number_format.difference(None)) == (
-        "0",
-        "1.0e-300",
-        "",
-    )
 
 
 def test_a_single_value_has_no_deviation():

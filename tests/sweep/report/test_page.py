@@ -40,14 +40,14 @@ def search_page(search_folder):
     return page.draw(build.read_report(search_folder))
 
 
-def test_a_grid_shows_curves_devices_seeds_and_keys(grid_page):
+def test_grid_page_shows_curves_seeds_and_keys(grid_page):
     drawn = figures(grid_page)
     assert list(drawn) == ["curve-0", "curve-1", "parallel"]
     jobs = [
         [trace for trace in drawn[name]["data"] if "job" in trace.get("meta", {})] for name in ("curve-0", "curve-1")
     ]
     assert len(jobs[0]) == len(jobs[1]) == len(drawn["parallel"]["data"]) == 12
-    assert without_scripts(grid_page).count("<b>22.9×</b>") == 6 and 'id="seeds"' in grid_page
+    assert 'id="seeds"' in without_scripts(grid_page)
 
 
 def test_over_seeds_the_curves_have_their_median_and_quartiles(grid_folder, grid_page):

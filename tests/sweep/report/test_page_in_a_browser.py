@@ -108,11 +108,10 @@ def test_a_grid_is_drawn_and_nothing_is_loaded(render, grid_file, grid_folder):
     assert note(document, "loaded") == "nothing"
     assert 'data-drawn="3"' in document
     assert num_lines(plot(document, "curve-0")) == num_lines(plot(document, "curve-1")) == 12 + 4  # and medians
-    assert document.count("<b>22.9×</b>") == 6 and "0.9775 ± 0.0033</td>" in document
+    assert "0.9775 ± 0.0033</td>" in document
     assert num_lines(plot(document, "parallel")) == 12
     assert jobs(document) == [result.job for result in build.read_report(grid_folder).results]
     assert re.search(r'<tr data-job="4" class="best">', document)
-    assert "cuda:0 is 22.9 times faster than cpu (median of 6 pairs)" in document
 
 
 def test_a_search_is_drawn(render, tmp_path, search_folder):

@@ -46,11 +46,10 @@ def test_a_wide_terminal_shows_everything(grid_folder):
     ]
 
 
-def test_seeds_devices_and_failures_are_told(grid_folder):
+def test_seeds_and_failures_are_shown(grid_folder):
     text = printed(grid_folder)
     assert "device=cpu model=cnn     3                       0.9775 ± 0.0033" in text
     assert "device=cpu model=mlp     3  undecided: ~5 seeds  0.9331 ± 0.0055" in text
-    assert "cuda:0 is 22.9 times faster than cpu (median of 6 pairs)" in text
     failures = " ".join(text[text.index("failures") :].split())
     assert "14/console.log" in failures and "died of signal 11" in failures and "no Apple GPU" in failures
     assert "12/console.log" not in failures  # it never ran
