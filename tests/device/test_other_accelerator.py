@@ -106,7 +106,7 @@ def test_a_tensor_in_the_wrong_place_is_named(found):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("typo", ["asked: device=acne", "write: device=acme"]),
+        ("typo", ["asked: device=acmee", "write: device=acme"]),
         ("number", ["asked: device=acme:7", "this machine has acme:0 to acme:1", "device=acme:1"]),
         ("half", ["train.precision=bf16 on acme:0", "it does fp32", "write: train.precision=fp32"]),
     ],

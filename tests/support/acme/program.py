@@ -67,7 +67,7 @@ def main() -> None:
     for name, words in {
         "lost": ["device=acme", "model=lost"],
         "half": ["device=acme", "train.precision=bf16"],
-        "typo": ["device=acne"],
+        "typo": ["device=acmee"],
         "number": ["device=acme:7"],
     }.items():
         try:
