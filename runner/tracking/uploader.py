@@ -116,6 +116,8 @@ class Uploader:
             self._progress.begin_again()
             self._sent, self._stored = {}, None
             self._answers.clear()  # they are of the run that is gone
+            self._known.experiments.clear()
+            self._known.run_ids.clear()
             self._failed.clear()
             return False
         except Exception as error:

@@ -15,7 +15,7 @@ from runner.tracking.journal import Journal
 from runner.tracking.journal_reader import read_events
 from runner.tracking.sync import sync
 from runner.tracking.system_metrics import Machine, SystemMetrics
-from runner.tracking.uploader import Uploader
+from runner.tracking.uploader import Known, Uploader
 
 
 def test_a_run_arrives_as_it_was_written(folder, journal, write, upload, client):
@@ -238,11 +238,7 @@ def test_refused_param_after_a_kill_is_set_aside(folder, journal, write, client,
     assert client.get_run(uploader.ack.run_id).data.params == {"p2": "2"} and len(uploader.ack.warnings) == 1
 
 
-def test_a_store_that_was_made_anew_gets_everything_again(folder, journal, write, upload, uri, empty_store):
-    write.start(journal)
-    write.rows(journal, 1, 50)
-    write.end(journal)
-    first = upload()
+def recreate(uri, empty_store):
     other = store_uri.sqlite_path(uri).with_name("anew.db")
     shutil.copy(empty_store, other)
     other.replace(store_uri.sqlite_path(uri))
@@ -251,6 +247,14 @@ def test_a_store_that_was_made_anew_gets_everything_again(folder, journal, write
 
     for engine in SqlAlchemyStore._engine_map.values():
         engine.dispose()
+
+
+def test_recreated_store_gets_everything_again(folder, journal, write, upload, uri, empty_store):
+    write.start(journal)
+    write.rows(journal, 1, 50)
+    write.end(journal)
+    first = upload()
+    recreate(uri, empty_store)
     uploader = Uploader(folder, uri)
     assert not uploader.attempt() and uploader.ack.offset == 0 and uploader.ack.run_id is None
     assert uploader.attempt() and uploader.ack.is_complete and uploader.ack.run_id != first.run_id
@@ -631,6 +635,16 @@ def test_a_child_that_comes_before_its_parent_is_linked_later(tmp_path, write, u
     parent_id, after = sync(parent, uri).run_id, sync(child, uri)
     assert after.is_complete and after.error is None
     assert client.get_run(after.run_id).data.tags["mlflow.parentRunId"] == parent_id
+
+
+def test_child_in_a_new_store_waits_for_its_parent(tmp_path, write, uri, client, empty_store):
+    (child, parent), known = two_runs(tmp_path, write), Known()
+    assert all(Uploader(folder, uri, known=known).attempt() for folder in (parent, child))
+    recreate(uri, empty_store)
+    later, first = (Uploader(folder, uri, known=known) for folder in (child, parent))
+    assert not later.attempt() and not later.attempt(postponed=True) and "parent waits" in later.ack.error
+    assert not first.attempt() and first.attempt() and later.attempt(postponed=True)
+    assert client.get_run(later.ack.run_id).data.tags["mlflow.parentRunId"] == first.ack.run_id
 
 
 def test_a_dead_child_without_its_parent_is_marked_as_killed_all_the_same(folder, journal, write, uri, client):
