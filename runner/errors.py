@@ -140,7 +140,7 @@ def _typed(fix: str) -> list[str]:
 
 def on_a_line(error: RunnerError) -> str:
     """All that is wrong, for a summary."""
-    return without_password("; ".join(f"{each.asked}: {each.problem}; write {each.fix}" for each in error.faults))
+    return without_password("; ".join(f"{each.asked}: {each.problem}; write: {each.fix}" for each in error.faults))
 
 
 def without_password(text: str, uri: str = "") -> str:

@@ -197,7 +197,7 @@ def prepare_training(
     computes = backends.precision(cfg.train.precision, device=device)
     if divide is None and num_ranks == 1:
         size = eval_batch_size(cfg, model, task, computes, loaders, device)
-        if size > cfg.train.batch_size:
+        if size > (cfg.train.eval_batch_size or cfg.train.batch_size):
             larger: dict[str, Any] = {name: loaders[name] for name in loaders if name != "train"}
             loaders = {**loaders, **{name: each.with_batch_size(size) for name, each in larger.items()}}
             residency += f"; evaluated in batches of {size:,} (auto: train.eval_batch_size=null)"

@@ -112,8 +112,8 @@ def test_a_device_that_is_not_here_is_told(run, copy):
 
 #: what a run of a version whose files lay elsewhere has in its files
 FORMER = {
-    "runner.models.MLP": "runner.models.mlp.MLP",
-    "runner.tasks.Classification": "runner.tasks.classification.Classification",
+    "runner.models.MLP": "runner.models.networks.MLP",
+    "runner.tasks.Classification": "runner.tasks.classify.Classification",
 }
 
 
@@ -129,7 +129,7 @@ def test_a_run_of_a_version_whose_files_lay_elsewhere(is_own, run, copy):
         origin.sign(copy, "")
     assert origin.is_own(copy) == is_own
     said = (
-        "so:    runner.models.mlp.MLP is not a part",
+        "so:    runner.models.networks.MLP is not a part",
         "this is runner.models.MLP",
         "can be trained again with this one",
     )

@@ -102,11 +102,12 @@ RUN = ("device=cpu", "tracking.enabled=false", "train.num_epochs=1", "data.limit
         (["model.hidden_sizes=[512,512]", "data.residency=stream", "data.num_workers=1"], "", 1),
     ],
 )
-def test_a_run_says_it_and_takes_them(words, said, threads, own_folder, capsys, monkeypatch):
+def test_a_run_says_it_and_takes_them(words, said, threads, own_folder, monkeypatch):
     monkeypatch.setattr(backends, "THREADS", 2)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)  # obeyed, where it is set
     assert cli.main([*RUN, *words, "hydra.run.dir=run"]) == 0
-    model = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("model:"))
+    log = (own_folder / "run/runner.log").read_text()
+    model = next(line for line in log.splitlines() if " - model  " in line)
     assert said in model and ("threads" in model) is bool(said)
     assert torch.get_num_threads() == threads
 

@@ -200,7 +200,7 @@ def test_a_lost_terminal_stops_a_run(run):
 def test_a_run_that_ended_for_its_time_goes_on(run):
     words = ["tracking.enabled=false", "train.eval_batch_size=128", "train.num_epochs=100000", "hydra.run.dir=run"]
     code, output = ended(run(*WORDS, *words, "train.max_seconds=0.3"))
-    assert code == 0 and "finished (max_seconds)" in output and "python -m runner resume run" in output
+    assert code == 0 and "(train.max_seconds)" in output and "python -m runner resume run" in output
     steps = summary()["num_steps"]
     code, output = ended(run("resume", "run"))
     assert code == 0 and summary()["num_steps"] > steps

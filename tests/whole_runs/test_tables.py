@@ -127,7 +127,7 @@ def test_what_was_chosen_without_a_word_is_told_on_the_screen(own_folder, capsys
     told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("data  ")]
     assert told[1:] == [
         "data     target y (the last column): 2 classes, they are texts",
-        "data     left out, since nearly all their texts differ: id",
+        "data     left out, because nearly all their texts differ: id",
         "data     uneven classes: usual 196, rare 4 rows; always usual is right in 98.0% of them",
     ]
     assert all(line in Path("run/runner.log").read_text() for line in told)

@@ -237,6 +237,7 @@ def test_19_what_there_is_to_choose(ask):
 
 def test_20_where_the_pages_are(ask, monkeypatch):
     monkeypatch.setattr(commands, "_become", lambda *_: 0)
-    code, found = ask("ui", "tracking.uri=sqlite:///none.db")
+    Path("a.db").touch()
+    code, found = ask("ui", "tracking.uri=sqlite:///a.db")
     assert code == 0 and found["page"].startswith(found["url"])
     assert "python -m runner ui" in ask("ui", "--help")[1]["text"]

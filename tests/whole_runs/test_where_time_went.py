@@ -31,7 +31,7 @@ def test_a_run_and_its_tree(ink, own_folder, capfd, monkeypatch):
     out = capfd.readouterr().out
     found = summary()
     check(found, "start-up", *OF_STEPS, "validation", "test", "checkpoints", "finish")
-    assert next(iter(found["time"])) == "start-up" and "\ntime    " in out and "training: " in out
+    assert next(iter(found["time"])) == "start-up" and "\ntime    " in out and "training " in out
     assert found["step"]["clocked"] > 10 and {"data", "forward", "backward", "update", "metrics"} == set(
         found["step"]["parts"]
     )
