@@ -286,7 +286,7 @@ def explain(error: BaseException, *, uri: str, experiment: str | None = None) ->
         target = f"the experiment {experiment}" if experiment else "this experiment"
         return f"{where} does not let you write to {target}: ask its owner, or use tracking.experiment=OTHER"
     if isinstance(error, ModuleNotFoundError) and error.name == "boto3":
-        return f"the files of {where} are in S3, and boto3 is missing: pip install boto3, then python -m runner sync"
+        return f"the files of {where} are in S3, and boto3 is missing: run `pip install boto3`, then `python -m runner sync`"
     if getattr(error, "error_code", "") in ("UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED"):
         return f"{where} refuses these credentials (MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD)"
     line = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)

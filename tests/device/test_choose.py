@@ -66,7 +66,7 @@ INTEL = Hardware(torch_version="2.13.0+xpu", xpu_built=True, xpu=(Gpu("Arc"), Gp
         ("mps:0", MAC, "mps", "as asked"),
         ("xpu", INTEL, "xpu:0", "as asked"),
         ("xpu:1", INTEL, "xpu:1", "as asked"),
-        ("all", LAPTOP, "cpu", "no accelerator"),
+        ("all", LAPTOP, "cpu", "no GPU found"),
         ("all", ONE, "cuda:0", "the only accelerator"),
         ("all", MAC, "mps", "the only accelerator"),
         (["cuda:1", "cpu"], EIGHT, "cuda:1", "as asked"),

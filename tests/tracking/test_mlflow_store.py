@@ -120,7 +120,10 @@ def test_only_what_is_wrong_with_the_value_itself_is_a_refusal(raised, refused):
             error("PERMISSION_DENIED", rest=True),
             "does not let you write to the experiment team-a: ask its owner, or use tracking.experiment=OTHER",
         ),
-        (ModuleNotFoundError("no", name="boto3"), "boto3 is missing: pip install boto3, then python -m runner sync"),
+        (
+            ModuleNotFoundError("no", name="boto3"),
+            "boto3 is missing: run `pip install boto3`, then `python -m runner sync`",
+        ),
         (
             error("INTERNAL_ERROR", text="Detected out-of-date database schema"),
             "mlflow db upgrade http://u:***@h:1, then python -m",
