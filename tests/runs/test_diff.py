@@ -78,7 +78,7 @@ def test_what_is_said_on_the_command_line_is_named_by_its_key(base, capfd):
         "threads": ["1", "2"],
     }
     assert found["runs"][1]["changed"].startswith(
-        "data=arrays model=differing_nets.Net device=cpu seed=1 data.path=mine.npz "
+        "data=arrays model=net device=cpu seed=1 data.path=mine.npz "
     )
     assert found["sentence"].startswith("train/loss parts at step 1, by ")
     assert cli.main(["diff", "outputs/a/run", "outputs/b/run"]) == 0
