@@ -77,9 +77,7 @@ def test_what_is_said_on_the_command_line_is_named_by_its_key(base, capfd):
         "backends.cpu.num_threads": ["null", "2"],
         "threads": ["1", "2"],
     }
-    assert found["runs"][1]["changed"].startswith(
-        "data=arrays model=net device=cpu seed=1 data.path=mine.npz "
-    )
+    assert found["runs"][1]["changed"].startswith("data=arrays model=net device=cpu seed=1 data.path=mine.npz ")
     assert found["sentence"].startswith("train/loss parts at step 1, by ")
     assert cli.main(["diff", "outputs/a/run", "outputs/b/run"]) == 0
     said = [line.split() for line in capfd.readouterr().out.splitlines()]

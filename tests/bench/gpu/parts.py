@@ -35,6 +35,7 @@ from table import header  # noqa: E402
 
 SENTENCES = ROOT / "tests" / "support" / "language" / "sentences.txt"
 QUIET = ["tracking.enabled=false", "tracking.log_model=false", "task.plots=false"]
+QUIET_TEXT = [*QUIET[:2], "task.sample_tokens=0"]
 WITHOUT_SPLITS = ["data.val_fraction=0", "data.test_fraction=0"]
 GRAPH, COMPILE = "train.cuda_graph=true", "train.compile=true"
 ROWS = ["data=synthetic", "data.num_features=64", "model=mlp"]
@@ -210,7 +211,7 @@ def smoke(asked: Asked) -> None:
     head("run", "result", "steps", "train/loss", "val/loss", "unexpected reads", "peak, MiB", "s")
 
     def one(name: str, folder: Path) -> tuple[object, ...]:
-        quiet = [] if "tracked" in name else QUIET
+        quiet = [] if "tracked" in name else QUIET_TEXT if name.startswith("gpt") else QUIET
         words, began = [f"device={asked.device}", *quiet, *cases[name], "hydra.run.dir=run"], time.perf_counter()
         if name.startswith("stopped"):
             run(words, folder, until="run/checkpoints/last.pt")
@@ -549,7 +550,7 @@ def gpt(asked: Asked) -> None:
         f"data.path={SENTENCES}",
         *model,
         *WITHOUT_SPLITS,
-        *QUIET,
+        *QUIET_TEXT,
         "train.batch_size=16",
     ]
     words += ["train.ema_decay=null", "train.precision=bf16", "metrics.pull_every=10"]
