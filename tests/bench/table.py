@@ -211,9 +211,10 @@ def short(turns: list[dict[Row, Result]]) -> list[str]:
     """README's five rows; nothing where one of them was not measured in every turn."""
     if not all((PEERS[name], every) in found for name in SHORT for every in SHORT_EVERY for found in turns):
         return []
-    lines = [
-        f"| loop | {' | '.join(f'µs per step, every {f"{n} steps" if n > 1 else "step"} logged' for n in SHORT_EVERY)} |"
+    heads = [
+        "µs per step, every step logged" if n == 1 else f"µs per step, every {n} steps logged" for n in SHORT_EVERY
     ]
+    lines = [f"| loop | {' | '.join(heads)} |"]
     lines.append("|---|" + "---|" * len(SHORT_EVERY))
     for peer in map(PEERS.__getitem__, SHORT):
         steps = [[step_us(found[peer, every]) for found in turns] for every in SHORT_EVERY]
