@@ -240,7 +240,8 @@ def _fault(text: str, error: Exception, known: list[str], cfg: DictConfig, compo
             return Fault(
                 text, f"{bare} does not have these keys; it has {has}", f"{bare}.KEY=VALUE for one of its keys"
             )
-        hits = suggestions(bare, [single.partition("=")[2] for single in _singles(text)], cfg, compose)
+        values = [single.partition("=")[2] for single in _singles(text)]
+        hits = [_with_sweep(hit, value, values) for hit in suggestions(bare, values, cfg, compose)]
         group = bare.partition(".")[0]
         is_near = bare.count(".") and any(hit.lstrip("'").startswith(f"{group}.") for hit in hits)
         if group in FREE and not is_near and (having := _options_with(text, group, compose)):
@@ -279,6 +280,14 @@ def suggestions(key: str, values: list[str], cfg: DictConfig, compose: Compose) 
         way = _with_option(hit, values, has, compose) if is_group else validate.with_value(has, hit, values)
         ways += [f"{more} {way}".strip()] if way else []
     return ways[:3]
+
+
+def _with_sweep(hit: str, value: str, values: list[str]) -> str:
+    """Return the suggestion with interval(...), range(...) and such as they were typed, not with the values they give."""
+    if "(" not in value or not hit.endswith(f"={','.join(values)}"):
+        return hit
+    more, _, override = hit.rpartition(" ")
+    return f"{more} {shlex.quote(override.partition('=')[0] + '=' + value)}".strip()
 
 
 def _with_option(group: str, values: list[str], cfg: DictConfig, compose: Compose) -> str | None:

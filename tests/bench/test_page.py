@@ -52,7 +52,7 @@ def test_readmes_rows_are_there_when_all_were_measured(bench):
         for turn in (0, 2)
     ]
     found = table.short(turns)
-    assert found[0] == "| loop | µs a step, each step logged | µs a step, each 50th step logged |"
+    assert found[0] == "| loop | µs per step, every step logged | µs per step, every 50 steps logged |"
     assert (
         found[2] == "| hand-written limit | 2,000 (1,000 to 3,000) | 3,000 (2,000 to 4,000) |" and len(found) == 2 + 5
     )

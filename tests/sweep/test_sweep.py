@@ -241,7 +241,7 @@ def test_jobs_whose_device_is_missing_are_announced_and_skipped(own_folder):
     environment = {**os.environ, "PYTHONPATH": str(PACKAGES)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    before, _, after = done.stdout.partition("job 0 began")
+    before, _, after = done.stdout.partition("job 0 started")
     assert "2 to run, 4 skipped" in before
     assert len(re.findall(r"^  device=(cuda:7|mps) model=(linear|mlp)$", before, re.M)) == 4
     assert why_not("cuda:7", diagnose(probe())).cause in before and "Apple's GPU" in before

@@ -108,7 +108,7 @@ def test_trials_run_in_two_slots_and_the_poor_ones_are_pruned(own_folder, capfd)
     before = {number: Path(f"found/{number}/summary.json").stat().st_mtime_ns for number in range(9)}
     assert search(*words[:-1], "hydra.sweeper.n_trials=10", "sweep.resume=found", folder="other") == 0
     assert agrees("found") == list(range(10)) and not Path("other").exists()
-    assert "before: " in capfd.readouterr().out
+    assert "\nbefore   " in capfd.readouterr().out
     assert before == {number: Path(f"found/{number}/summary.json").stat().st_mtime_ns for number in range(9)}
 
 
