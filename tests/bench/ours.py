@@ -33,6 +33,7 @@ HERE = Path(__file__).parent
 PUBLISHER = "runner.tracking"
 WARM_STEPS = 100  # the journal knows the time of each window's end, and between two of them it guesses
 SWITCHES = {
+    "all": "tracking.points=all",
     "compiled": "train.compile=true",
     "graph": "train.cuda_graph=true",
     "two": "train.num_processes=2",

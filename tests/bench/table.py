@@ -50,6 +50,7 @@ PEERS = {
         only_on="cuda",
     ),
     "ours": Peer("runner", "ours.py", is_slow=False),
+    "ours_all": Peer("runner, tracking.points=all", "ours.py", variant="all", is_slow=False),
     "ours_compiled": Peer("runner, train.compile=true", "ours.py", variant="compiled", only_logged=1, is_slow=False),
     "jax": Peer("JAX, an epoch as one jitted scan", "with_jax.py", "jax", only_logged=0, only_on="cpu"),
     "ours_graph": Peer(
@@ -75,8 +76,8 @@ PEERS = {
     "skorch": Peer("skorch", "with_skorch.py", "skorch"),
     "keras": Peer("Keras on torch", "with_keras.py", "keras"),
 }
-#: README's table: these, with each step logged and with each 50th
-SHORT, SHORT_EVERY = ("limit", "ours", "textbook", "lightning", "transformers"), (1, 50)
+#: the loops of README's table, and every how many steps they log
+SHORT, SHORT_EVERY = ("limit", "ours", "ours_all", "textbook", "lightning", "transformers"), (1, 50)
 DISTRIBUTIONS = {"ignite": "pytorch-ignite", "composer": "mosaicml"}
 
 NOTES = """A step is without the first 50 (of ours, 100), told apart as the first steps. Memory is of the process, its largest; of
@@ -208,23 +209,24 @@ def table(rows: list[Row], turns: list[dict[Row, Result]]) -> list[str]:
 
 
 def short(turns: list[dict[Row, Result]]) -> list[str]:
-    """README's five rows; nothing where one of them was not measured in every turn."""
+    """Return README's table, or nothing if a row was not measured in every turn."""
     if not all((PEERS[name], every) in found for name in SHORT for every in SHORT_EVERY for found in turns):
         return []
-    heads = [
-        "µs per step, every step logged" if n == 1 else f"µs per step, every {n} steps logged" for n in SHORT_EVERY
-    ]
-    lines = [f"| loop | {' | '.join(heads)} |"]
-    lines.append("|---|" + "---|" * len(SHORT_EVERY))
+    heads = [f"µs per step, {logged((REFERENCE, every))} logged | points in MLflow" for every in SHORT_EVERY]
+    lines = [f"| loop | {' | '.join(heads)} |", "|---|" + "---|---|" * len(SHORT_EVERY)]
     for peer in map(PEERS.__getitem__, SHORT):
-        steps = [[step_us(found[peer, every]) for found in turns] for every in SHORT_EVERY]
-        cells = [f"{statistics.median(each):,.0f} ({min(each):,.0f} to {max(each):,.0f})" for each in steps]
-        lines.append(f"| {peer.name} | {' | '.join(cells)} |")
+        cells = [peer.name]
+        for every in SHORT_EVERY:
+            results = [found[peer, every] for found in turns]
+            steps = [step_us(result) for result in results]
+            cells.append(f"{statistics.median(steps):,.0f} ({min(steps):,.0f} to {max(steps):,.0f})")
+            cells.append(f"{results[-1]['points']:,}")
+        lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 
 def logged(row: Row) -> str:
-    return {0: "nothing", 1: "each step"}.get(row[1], f"each {row[1]}th step")
+    return {0: "nothing", 1: "every step"}.get(row[1], f"every {row[1]} steps")
 
 
 def step_us(result: Result) -> float:
