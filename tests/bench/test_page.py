@@ -48,12 +48,15 @@ def test_readmes_rows_are_there_when_all_were_measured(bench):
     table = bench("table")
     rows = [(table.PEERS[name], every) for name in table.SHORT for every in table.SHORT_EVERY]
     turns = [
-        {row: {"seconds_steady": (place + turn) / 1e3, "num_steps_steady": 1} for place, row in enumerate(rows, 1)}
+        {
+            row: {"seconds_steady": (place + turn) / 1e3, "num_steps_steady": 1, "points": 7}
+            for place, row in enumerate(rows, 1)
+        }
         for turn in (0, 2)
     ]
     found = table.short(turns)
-    assert found[0] == "| loop | µs per step, every step logged | µs per step, every 50 steps logged |"
-    assert (
-        found[2] == "| hand-written limit | 2,000 (1,000 to 3,000) | 3,000 (2,000 to 4,000) |" and len(found) == 2 + 5
-    )
+    heads = "µs per step, every step logged | points in MLflow | µs per step, every 50 steps logged | points in MLflow"
+    assert found[0] == f"| loop | {heads} |"
+    assert found[2] == "| hand-written limit | 2,000 (1,000 to 3,000) | 7 | 3,000 (2,000 to 4,000) | 7 |"
+    assert len(found) == 2 + len(table.SHORT)
     assert table.short([turns[0], {row: turns[1][row] for row in rows[1:]}]) == []
