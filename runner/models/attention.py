@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +11,6 @@ from torch.nn import functional as F
 
 from runner.errors import Fault, RunnerError, nearest, refuse
 from runner.models.checks import probability
-from runner.models.dropout import Dropout, apply_dropout
 
 POSITIONS = ("learned", "rotary")
 #: of all weights but those that write into the residual stream (Radford et al. 2019, "Language Models are Unsupervised ...")
@@ -38,7 +36,7 @@ class Stack(nn.Module):
         if self.positions is not None:
             nn.init.normal_(self.positions, std=SPREAD)
         rotary = Rotary(length, width // num_heads) if positions == "rotary" else None
-        self.dropout = Dropout(dropout)
+        self.dropout = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(
             Block(width, num_heads, dropout=dropout, rotary=rotary, is_causal=is_causal, depth=depth)
             for _ in range(depth)
@@ -71,7 +69,7 @@ class Block(nn.Module):
         self.attended = linear(width, width, spread=residual)
         self.hidden = linear(width, 4 * width, spread=SPREAD)
         self.output = linear(4 * width, width, spread=residual)
-        self.dropout = Dropout(dropout)
+        self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         x = x + self.dropout(self.attended(self._attention(self.norms[0](x), mask)))
@@ -109,10 +107,6 @@ def attend(
             mask, is_causal = torch.ones(length, length, dtype=torch.bool, device=query.device).tril(), False
         if mask is not None:
             mask = mask.expand(batch, heads, length, length).contiguous()
-    drops = isinstance(dropout, Tensor) or dropout > 0  # a number of each of several models, or of this one
-    if drops and query.device.type == "cpu" and not torch.compiler.is_compiling():  # torch writes it out there, too
-        drop = partial(apply_dropout, p=dropout)
-        return attend_by_steps(query, key, value, mask=mask, is_causal=is_causal, drop=drop)
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=is_causal)
 
 

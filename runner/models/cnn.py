@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from runner.errors import Fault, RunnerError
 from runner.models.checks import probability, widths
-from runner.models.dropout import Dropout
 
 #: of what has so many dimensions beside its channels: convolution, normalisation, pooling
 LAYERS: dict[int, tuple[Any, Any, Any]] = {
@@ -50,7 +49,7 @@ class CNN(nn.Module):
             blocks += [*_convolution(num_dims, width, width, kernel_size), LAYERS[num_dims][2](2)]
             size = width
         self.blocks = nn.Sequential(*blocks)
-        self.dropout = Dropout(dropout)
+        self.dropout = nn.Dropout(dropout)
         self.output = nn.Linear(size, out_features)
         nn.init.kaiming_normal_(self.output.weight, nonlinearity="linear")
         nn.init.zeros_(self.output.bias)

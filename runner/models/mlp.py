@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from runner.errors import Fault, RunnerError, nearest
 from runner.models.checks import probability, widths
-from runner.models.dropout import Dropout
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
@@ -46,7 +45,7 @@ class MLP(nn.Module):
         for width in widths(hidden_sizes, key="model.hidden_sizes", example="[256,256]"):
             layers += [_linear(size, width, gain=gain), make()]
             if dropout:
-                layers.append(Dropout(dropout))
+                layers.append(nn.Dropout(dropout))
             size = width
         self.hidden = nn.Sequential(*layers)
         self.output = _linear(size, out_features, gain=1.0)

@@ -11,7 +11,6 @@ from torch.nn import functional as F
 
 from runner.errors import Fault, RunnerError
 from runner.models.checks import choice, count, probability
-from runner.models.dropout import Dropout, apply_dropout
 
 CELLS: dict[str, type[nn.GRU] | type[nn.LSTM]] = {"gru": nn.GRU, "lstm": nn.LSTM}
 POOLINGS = ("last", "mean", "each")
@@ -73,7 +72,7 @@ class Recurrent(nn.Module):
         for layers in self.layers.modules():
             if isinstance(layers, nn.GRU | nn.LSTM):
                 _initialise(layers)
-        self.dropout = Dropout(dropout)
+        self.dropout = nn.Dropout(dropout)
         self.output = nn.Linear(hidden_size * (2 if bidirectional else 1), out_features)
         nn.init.kaiming_normal_(self.output.weight, nonlinearity="linear")
         nn.init.zeros_(self.output.bias)
@@ -159,7 +158,7 @@ class _BothWays(nn.Module):
         turned = torch.where(at < lengths, lengths - 1 - at, at)[..., None].expand(steps.shape[0], -1, 1)
         for number, layer in enumerate(self.layers):
             onward, back = layer.children()
-            steps = apply_dropout(steps, self.dropout, self.training and number > 0)
+            steps = F.dropout(steps, self.dropout, self.training and number > 0)
             backward = _in_order(back(_in_order(steps, turned))[0], turned)
             steps = torch.cat([onward(steps)[0], backward], -1)
         return steps

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from runner.errors import Fault, RunnerError
 from runner.models.attention import attend
 from runner.models.checks import count, probability
-from runner.models.dropout import Dropout
 
 #: the spread of position embeddings and of weights at the start (Touvron et al. 2021, as most do since)
 SPREAD = 0.02
@@ -71,7 +70,7 @@ class Layer(nn.Module):
         self.queries_keys_values = nn.Linear(width, 3 * width)
         self.mix = nn.Linear(width, width)
         self.mlp = nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
-        self.dropout = Dropout(dropout)
+        self.dropout = nn.Dropout(dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:  # (B, N, D) -> (B, N, D)
         three = self.queries_keys_values(self.norm(tokens)).unflatten(2, (3, self.num_heads, -1))  # (B, N, 3, H, D/H)

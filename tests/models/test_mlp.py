@@ -6,7 +6,6 @@ from refused import faults_of
 from torch import nn
 
 from runner.errors import RunnerError
-from runner.models.dropout import Dropout
 from runner.models.mlp import ACTIVATIONS, MLP, activation_class
 
 
@@ -17,7 +16,7 @@ def test_any_shape_goes_in():
 
 def test_the_layers_are_as_told():
     model = MLP(64, 10, [32, 16], activation="gelu", dropout=0.5)
-    assert [type(layer) for layer in model.hidden] == [nn.Linear, nn.GELU, Dropout] * 2
+    assert [type(layer) for layer in model.hidden] == [nn.Linear, nn.GELU, nn.Dropout] * 2
     assert sum(parameter.numel() for parameter in model.parameters()) == 65 * 32 + 33 * 16 + 17 * 10
     assert not any(isinstance(layer, nn.Dropout) for layer in MLP(64, 10, [32]).hidden)
 

@@ -1,6 +1,6 @@
 """Replaces torch's dropout, attention and cross-entropy while several models compute together (step.py).
 
-Dropout, torch's and ours: each has the masks that it would draw alone, from its own generator, at its own rate. Attention:
+Dropout: each has the masks that it would draw alone, from its own generator, at its own rate. Attention:
 torch 2.13 takes its kernel on a CPU for one model after the other, so it is written out. Cross-entropy: where each smooths
 its labels by another number. A number that each has for itself is a tensor, and `each` of it a list that the host has (stack.py).
 """
@@ -20,10 +20,9 @@ from torch.overrides import TorchFunctionMode
 
 from runner.device import torch_private
 from runner.models.attention import attend_by_steps
-from runner.models.dropout import apply_dropout, draw_mask
 
-#: what a mask is drawn for: each number, whole channels; or each number by models/dropout.py
-NUMBERS, CHANNELS, OURS = "numbers", "channels", "ours"
+#: what a mask is drawn for: each number, or whole channels
+NUMBERS, CHANNELS = "numbers", "channels"
 DROPOUTS: dict[Any, str] = {
     F.dropout: NUMBERS,
     torch.dropout: NUMBERS,
@@ -31,7 +30,6 @@ DROPOUTS: dict[Any, str] = {
     F.dropout2d: CHANNELS,
     F.dropout3d: CHANNELS,
     torch.feature_dropout: CHANNELS,
-    apply_dropout: OURS,
 }
 #: torch's attention of several heads, in which a mode sees the functions that it is made of: torch switches the mode off there
 of_heads = FunctionType(
@@ -103,8 +101,6 @@ def _mask(like: Tensor, p: float, of_what: str, channels_last: bool, generator: 
         mask = torch.empty_like(like)  # what is drawn goes through it as it lies: of transposed values otherwise
     if p in (0, 1):
         return mask.fill_(1 - p)  # nothing is drawn
-    if of_what == OURS:
-        return draw_mask(mask, p, generator)
     if mask.device.type == "cpu" and mask.is_contiguous() and compares():
         drawn = torch.empty(mask.shape, dtype=torch.float64).uniform_(generator=generator)
         mask.copy_(drawn.lt_(1 - p))  # 9 us for 32,768 numbers, and 36 by way of a tensor of bool (2026-11)
@@ -208,7 +204,7 @@ class OneMembersFunctions(TorchFunctionMode):
         if func is F.multi_head_attention_forward:
             with self:
                 return of_heads(*args, **kwargs)
-        if (of_what := DROPOUTS.get(func, OURS)) == OURS:
+        if (of_what := DROPOUTS.get(func)) is None:
             return func(*args, **kwargs)
         values, p, inplace = _asked(args, kwargs)
         if values.device.type != "cpu" or not 0 < p < 1:
