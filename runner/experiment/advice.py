@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch.utils.data import Dataset
 
 from runner.config.settings import Settings
@@ -23,7 +22,6 @@ from runner.device.hardware import num_usable_cpus
 from runner.training.optimizer import Turns
 from runner.training.parts import Parts
 from runner.training.result import Result
-from runner.training.step.costs import StepCosts
 
 #: of the training: less is not worth a word
 LEAST, LEAST_SECONDS = 0.05, 1.0
@@ -34,8 +32,6 @@ TINY_BATCH, USUAL_BATCH = 16, 64
 #: of the training, that measuring and saving may take
 ENOUGH = 0.03
 MINUTE = 60
-#: of forward and backward, from which a function's own Python is the reason
-MUCH_PYTHON = 0.25
 READ_ROWS = 8
 #: of what readers would save if a batch cost nothing on its way from them
 READERS_SAVE = 0.85
@@ -68,7 +64,6 @@ class Trained:
     parts: Parts
     settings: Settings
     result: Result
-    costs: StepCosts
     spent: Mapping[str, float]
 
     @property
@@ -80,18 +75,12 @@ class Trained:
     def num_steps(self) -> int:
         return self.result.steps.num_steps if self.result.steps else 0
 
-    @property
-    def learning(self) -> float:
-        """Seconds of all forward and backward passes, where steps were clocked in parts."""
-        parts = self.result.steps.parts if self.result.steps else {}
-        return parts.get("forward", 0.0) + parts.get("backward", 0.0)
-
 
 def best(run: Trained) -> Advice | None:
     """The advice that saves most; None where none saves much, or the training took no time."""
     if run.seconds < LEAST_SECONDS:
         return None
-    found = [rule(run) for rule in (_read, _python, _compile, _batch, _validate, _save, _threads)]
+    found = [rule(run) for rule in (_read, _host_read, _compile, _batch, _validate, _save)]
     worth = [advice for advice in found if advice is not None and advice.seconds >= LEAST * run.seconds]
     return max(worth, key=lambda advice: advice.seconds, default=None)
 
@@ -127,25 +116,17 @@ def _read(run: Trained) -> Advice | None:
     return Advice("data-bound", write, waited * max(0.0, 1 - 1 / max(epochs, 1.0)), why)
 
 
-def _python(run: Trained) -> Advice | None:
-    own, launch = run.costs.own, run.spent.get("launch", 0.0)
+def _host_read(run: Trained) -> Advice | None:
+    launch = run.spent.get("launch", 0.0)
     reads = [found for found in run.result.findings if found.kind == "host read" and found.line]
-    if reads and run.parts.device.type != "cpu":
-        return Advice("host read", "a step without it", 0.8 * launch, f"{reads[0].where} waits for the device")
-    if own is None or own.share < MUCH_PYTHON:
+    if not reads or run.parts.device.type == "cpu":
         return None
-    saves = 0.9 * min(own.share * run.learning, launch)
-    if own.num_reads:
-        why = f"{own.where} reads {own.num_reads:,} values a step, one after the other"
-        return Advice("host read", "operations on whole tensors, with no item() and no tolist(),", saves, why)
-    why = f"{own.where} takes {own.share:.0%} of forward and backward by itself"
-    return Advice("Python in the step", "doing that once, in the data, or by operations on tensors,", saves, why)
+    return Advice("host read", "a step without it", 0.8 * launch, f"{reads[0].where} waits for the device")
 
 
 def _compile(run: Trained) -> Advice | None:
     train, parts, launch = run.settings.train, run.parts, run.spent.get("launch", 0.0)
-    has_python = run.costs.own is not None and run.costs.own.share >= MUCH_PYTHON
-    if train.compile or train.cuda_graph or has_python or isinstance(parts.optimizer, Turns) or run.result.findings:
+    if train.compile or train.cuda_graph or isinstance(parts.optimizer, Turns) or run.result.findings:
         return None
     is_watched = run.settings.placement.guard == "always"
     if train.recompute or parts.shards is not None or is_watched:  # neither works with these
@@ -154,7 +135,7 @@ def _compile(run: Trained) -> Advice | None:
         if train.on_oom == "split" or run.result.num_processes > 1:  # so is a graph, and compiled in part it saves less
             return None
         return Advice("launch-bound", "train.cuda_graph=true", GRAPH_SAVES * launch)
-    if parts.device.type not in ("cpu", "cuda") or not _has_compiler():
+    if parts.device.type != "cuda" or not _has_compiler():
         return None
     but = "compiling takes some seconds, once" if launch < MINUTE else ""
     return Advice("launch-bound", "train.compile=true", COMPILED_SAVES * launch, but=but)
@@ -201,14 +182,6 @@ def _save(run: Trained) -> Advice | None:
     of_these = spent * count / sum(times.get(name, 0) for name in ("last", "best", "measured"))
     write = f"{key}={every * apart:g}"
     return Advice("checkpoints", write, of_these * (1 - 1 / min(apart, count)), f"{count:,} of them")
-
-
-def _threads(run: Trained) -> Advice | None:
-    if run.costs.with_threads is None:
-        return None
-    most, of_now = run.costs.with_threads
-    saves = 0.9 * (1 - of_now) * run.learning
-    return Advice("few threads", f"backends.cpu.num_threads={most}", saves, f"{torch.get_num_threads()} of {most}")
 
 
 def _share_on_cpu(rows: Any) -> float:

@@ -54,7 +54,6 @@ from runner.training.result import Result
 from runner.training.signals import Stop, listening
 from runner.version import IMPORTED
 
-MOST_LOOKING = 0.004  # of a run, that looking once more at its step may take
 MANY_POINTS = 10_000  # a healthy store takes a second for them
 MOST_WARNINGS = 3  # of the tracker, on the screen
 #: a pruned trial did what it was to do
@@ -185,7 +184,7 @@ class Session:
                 if self._publisher is not None:
                     self._publisher.wake()  # it goes while the pictures are drawn
         with self._failing():
-            self.summary |= self._time_of(result, is_alone=ranks.num == 1)
+            self.summary |= self._time_of(result)
             of = f"{self.settings.model} on {parts.source.name}, {parts.device}"
             left_out: list[str] = []
             spent = time_spent.whole(self.summary["time"], total=self._clock.total(), around=self._around())
@@ -213,12 +212,11 @@ class Session:
         with self._failing():
             self._journal.event("end", status=MLFLOW_STATUS["failed"], end_ms=int(time.time() * 1000))
 
-    def _time_of(self, result: Result, *, is_alone: bool) -> dict[str, Any]:
+    def _time_of(self, result: Result) -> dict[str, Any]:
         hardware, choice = self._machine
         measured = cache.read(hardware)
         speeds = measured.devices.get(choice.device) if measured else None
-        within = MOST_LOOKING * self._clock.total() if is_alone and result.status == "finished" else None
-        return time_spent.of_training(self._parts, self.settings, result, speeds=speeds, within=within)
+        return time_spent.of_training(self._parts, self.settings, result, speeds=speeds)
 
     def _around(self) -> dict[str, float]:
         clock = self._clock

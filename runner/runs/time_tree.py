@@ -12,7 +12,7 @@ from rich.tree import Tree
 from runner.errors import Fault, RunnerError
 from runner.experiment.summary import read_summary
 from runner.experiment.terminal import Terminal, short
-from runner.experiment.time_spent import AROUND, NAMES, rates_in_words
+from runner.experiment.time_spent import AROUND, NAMES
 from runner.runs import find
 
 LEAST_SHOWN = 0.0005
@@ -52,8 +52,9 @@ def show_time(found: Mapping[str, Any]) -> None:
     screen.print(tree)
     if step:
         of_parts = ", ".join(f"{name} {seconds * 1e6:,.0f}" for name, seconds in step["parts"].items())
-        words = f"a step: {step['seconds'] * 1e6:,.0f} us ({of_parts}), by {step['clocked']} that were clocked"
-        screen.print(Text(f"{words}{rates_in_words(step)}"))
+        screen.print(
+            Text(f"a step: {step['seconds'] * 1e6:,.0f} us ({of_parts}), by {step['clocked']} that were clocked")
+        )
     if found["advice"]:
         screen.print(Text(f"faster: {found['advice']['words']}"))
 

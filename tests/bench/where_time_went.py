@@ -18,7 +18,6 @@ from itertools import repeat
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
-from unittest import mock
 
 import torch
 from page import ROOT, add_write, section
@@ -26,42 +25,27 @@ from table import header
 
 sys.path.insert(0, str(ROOT))
 
-from runner.experiment import time_spent
 from runner.training.step.clock import ClockedEpochs, StepClock
 from runner.training.stopping import Limits
 
 PARTS = """
-import math, time
+import time
 import torch
 from torch import nn
 from torch.utils.data import Dataset
 
 
 class Net(nn.Module):
-    def __init__(self, inputs=16, outputs=4, width=64, layers=2, python=0, reads=0):
+    def __init__(self, inputs=16, outputs=4, width=64, layers=2):
         super().__init__()
         sizes = [inputs, *[width] * layers]
         self.layers = nn.ModuleList([nn.Linear(a, b) for a, b in zip(sizes, sizes[1:])])
-        self.out, self.python, self.reads = nn.Linear(width, outputs), python, reads
+        self.out = nn.Linear(width, outputs)
 
     def forward(self, x):
-        if self.python:
-            x = x + 1e-9 * self.table()
-        if self.reads:
-            x = x + 1e-9 * self.counted(x)
         for layer in self.layers:
             x = torch.tanh(layer(x)) * 0.9 + 0.1
         return self.out(x)
-
-    def table(self):
-        return sum(math.sin(i) for i in range(self.python))
-
-    def counted(self, x):
-        total = 0.0
-        for value in x[: self.reads].flatten():
-            if value.item() > 0:
-                total += value.item()
-        return total
 
 
 class Waiting(Dataset):
@@ -87,8 +71,7 @@ def waiting(num=4000, seconds=5e-4):
     return Waiting(num, seconds)
 """
 CONF = {
-    "model/net.yaml": "_target_: my_parts.Net\ninputs: ${facts.in_features}\noutputs: 4\n"
-    "width: 64\nlayers: 2\npython: 0\nreads: 0\n",
+    "model/net.yaml": "_target_: my_parts.Net\ninputs: ${facts.in_features}\noutputs: 4\nwidth: 64\nlayers: 2\n",
     "data/own.yaml": "_target_: my_parts.rows\nnum: 4000\ninputs: 16\n",
     "data/waiting.yaml": "_target_: my_parts.waiting\nnum: 4000\nseconds: 5e-4\n",
 }
@@ -113,21 +96,9 @@ PLANTED = {
         "data-bound",
         lambda write: write if "=" in write else "data=own data.num=1200",
     ),
-    "tiny batch": Planted("train.batch_size=2 train.num_epochs=2 data.val_fraction=0", "tiny batch"),
-    "Python in the step": Planted(
-        "model.python=20000 train.num_epochs=60 data.val_fraction=0", "Python in the step", lambda _: "model.python=0"
-    ),
-    "host read": Planted(
-        "model.reads=128 train.num_epochs=40 data.val_fraction=0", "host read", lambda _: "model.reads=0"
-    ),
     "huge validation": Planted("data.val_fraction=0.9 data.num=40000 train.num_epochs=40", "validation"),
     "checkpoint each step": Planted(
         "train.checkpoint_every_steps=1 train.num_epochs=40 data.val_fraction=0", "checkpoints"
-    ),
-    "small kernels": Planted("model.layers=40 model.width=16 train.num_epochs=80 data.val_fraction=0", "launch-bound"),
-    "one thread": Planted(
-        "model.width=512 train.batch_size=256 train.num_epochs=150 backends.cpu.num_threads=1 data.val_fraction=0",
-        "few threads",
     ),
 }
 BESIDE = ("start-up", "tracker", "finish", "other", "warm-up")
@@ -137,7 +108,6 @@ class Ran(NamedTuple):
     summary: dict[str, Any]
     wall: float  # around it
     cpu: float  # of this process, all threads
-    look: float = 0.0  # of it, looking at the step once more at the end
 
     @property
     def training(self) -> float:
@@ -184,33 +154,20 @@ def causes(names: list[str], repeats: int, folder: Path) -> None:
 
 def switch(repeats: int, folder: Path) -> None:
     """What the clocks cost of a run. Its usual 50 or so of 6,000 steps are less than the noise of a run, so that as many
-    are clocked as can be, in turns with a run of which none is; the look at the step at the end is timed by itself."""
+    are clocked as can be, in turns with a run of which none is."""
     usual, most = "", f"train.clocked_steps={SWITCH_STEPS}"
     ways = {"usual": usual, "most": most, "none": "train.clocked_steps=null"}
     found: dict[str, list[Ran]] = {way: [] for way in ways}
-    looks: list[float] = []
-    of_training = time_spent.of_training
-
-    def timed(*args: Any, **kwargs: Any) -> Any:
-        began = time.process_time()
-        try:
-            return of_training(*args, **kwargs)
-        finally:
-            looks.append(time.process_time() - began)
-
-    with mock.patch.object(time_spent, "of_training", timed):
-        ran(f"{SWITCHED} train.num_steps=200", folder / "first")
-        for number in range(repeats):
-            for way in sorted(ways, key=lambda way: (list(ways).index(way) + number) % len(ways)):
-                looks.clear()
-                one = ran(f"{SWITCHED} train.num_steps={SWITCH_STEPS} {ways[way]}", folder / f"{way} {number}")
-                found[way].append(one._replace(cpu=one.cpu - looks[0], look=looks[0]))
+    ran(f"{SWITCHED} train.num_steps=200", folder / "first")
+    for number in range(repeats):
+        for way in sorted(ways, key=lambda way: (list(ways).index(way) + number) % len(ways)):
+            one = ran(f"{SWITCHED} train.num_steps={SWITCH_STEPS} {ways[way]}", folder / f"{way} {number}")
+            found[way].append(one)
     none = statistics.median(one.cpu for one in found["none"])
     beyond = [one.cpu - other.cpu for one, other in zip(found["most"], found["none"], strict=True)]
     clocked = {way: found[way][0].summary["step"]["clocked"] for way in ("usual", "most")}
     of_steps = max(0.0, statistics.median(beyond)) * clocked["usual"] / clocked["most"]  # below nought it is noise
     others = SWITCH_STEPS * _comparison()
-    look = statistics.median(one.look for one in found["usual"])
     print("| of the run | CPU ms, median | share of the run |")
     print("|---|---|---|")
     print(f"| the run, {SWITCH_STEPS} steps, none clocked | {1e3 * none:.0f} | |")
@@ -220,8 +177,7 @@ def switch(repeats: int, folder: Path) -> None:
         f"| the {clocked['usual']} that are clocked usually, by these | {1e3 * of_steps:.2f} | {of_steps / none:.3%} |"
     )
     print(f"| the comparison of each other step | {1e3 * others:.2f} | {others / none:.3%} |")
-    print(f"| the look at the step at the end | {1e3 * look:.2f} | {look / none:.3%} |")
-    print(f"| in all | {1e3 * (of_steps + others + look):.2f} | {(of_steps + others + look) / none:.3%} |")
+    print(f"| in all | {1e3 * (of_steps + others):.2f} | {(of_steps + others) / none:.3%} |")
 
 
 def _comparison() -> float:

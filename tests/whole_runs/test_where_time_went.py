@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from runner import cli, run
-from runner.training import fit
 
 WORDS = ("model=mlp", "model.hidden_sizes=[8]", "task.plots=false", "tracking.enabled=false")
 OF_STEPS = {"data", "compute", "metrics"}
@@ -25,7 +24,6 @@ def check(found, *names):
 
 
 def test_a_run_and_its_tree(ink, own_folder, capfd, monkeypatch):
-    monkeypatch.setattr("runner.experiment.session.MOST_LOOKING", 10.0)  # however slow the machine is
     monkeypatch.setattr("runner.experiment.session.IMPORTED", time.perf_counter())  # however old this process is
     assert cli.main([*WORDS, "hydra.run.dir=run", "train.num_epochs=3"]) == 0
     out = capfd.readouterr().out
@@ -36,8 +34,6 @@ def test_a_run_and_its_tree(ink, own_folder, capfd, monkeypatch):
         found["step"]["parts"]
     )
     assert Path("run/plots/time.png").stat().st_size > 5_000
-    products = 2 * 64 * 8 + 3 * 8 * 10  # forward, and backward to weights and inputs, of which the first has none
-    assert found["step"]["flops"] == 128 * 2 * products
 
     assert cli.main(["explain", "run", "--time"]) == 0
     tree = " ".join(capfd.readouterr().out.split())  # a line of 80 columns ends elsewhere with other numbers
@@ -76,13 +72,6 @@ def test_a_run_that_goes_on_has_its_own_time_and_one_without_steps_too(own_folde
     found = summary("without")
     check(found, "start-up", "steps", "validation")
     assert found["step"] is None and found["advice"] is None
-
-
-def test_the_peak_is_the_trainings_and_not_of_what_looks_at_its_step_once_more(own_folder, monkeypatch):
-    """On an H100 the step of a copied model took more than the run: 716 MiB, where its own steps take 455."""
-    monkeypatch.setattr(fit, "peak_memory", lambda device: (7, "the training's"))
-    found = run([*WORDS, "train.num_steps=5"], folder="run")
-    assert (found["peak_memory_bytes"], found["peak_memory_of"]) == (7, "the training's")
 
 
 def test_a_run_that_stands_at_its_end(own_folder):

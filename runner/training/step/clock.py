@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from runner.device import streams
-from runner.device.placement import map_tensors, num_rows
+from runner.device.placement import num_bytes
 from runner.training.loop import Epochs
 from runner.training.progress import Progress
 from runner.training.step.eager import StepByStep
@@ -32,8 +32,6 @@ WARM_STEPS = 10
 GOLDEN = 0.6180339887
 #: see StepClock
 DOUBLED, MOST_TIMES = 8, 64
-#: of a clocked batch, that are kept to look at the step with at the end
-KEPT_ROWS = 8
 #: steps for each whose kernels are clocked alone, behind a pause of the device: that costs a step
 STEPS_A_PAUSE, MOST_PAUSES = 1_000, 10
 #: forward, backward and update, or step where that is one call
@@ -45,7 +43,7 @@ class StepTimes:
     """What the steps of a training took, all of them.
 
     warm_seconds: of the first ones beyond what others take. parts: the host's seconds, by PARTS. device_seconds: of the
-    kernels, where the device has clocks (None: it has none). kept: some rows of a batch, and how many it has.
+    kernels, where the device has clocks (None: it has none). batch_bytes: of the first batch that was clocked.
     """
 
     num_steps: int
@@ -53,7 +51,7 @@ class StepTimes:
     warm_seconds: float
     parts: dict[str, float]
     device_seconds: float | None = None
-    kept: tuple[Any, int] | None = None
+    batch_bytes: int | None = None
     is_shared: bool = False  # by trainings that take their steps together
 
 
@@ -81,7 +79,7 @@ class StepClock:
         self._openings, self._others = _Clocked(), _Clocked()
         self._name, self._since = DATA, 0.0
         self._now: defaultdict[str, float] = defaultdict(float)
-        self._kept: tuple[Any, int] | None = None
+        self._batch_bytes: int | None = None
         self._events = _Events(device, min(MOST_PAUSES, num_steps // STEPS_A_PAUSE))
 
     def opens(self) -> bool:
@@ -112,12 +110,12 @@ class StepClock:
 
         return clocked
 
-    def keeping_rows(self, step: Step) -> Step:
-        """A step that keeps some rows of the first batch that it is given."""
+    def with_batch_size(self, step: Step) -> Step:
+        """Return a step that notes how many bytes its first batch has."""
 
         def take(batches: Sequence[Any]) -> Mapping[str, Tensor]:
-            if self._kept is None:
-                self._kept = few_rows(batches[0]), num_rows(batches[0])
+            if self._batch_bytes is None:
+                self._batch_bytes = num_bytes(batches[0])
             return step(batches)
 
         return take
@@ -165,21 +163,13 @@ class StepClock:
             warm_seconds=warm,
             parts={name: value * factor for name, value in totals.items() if value},
             device_seconds=None if on_device is None else on_device * num_steps,
-            kept=self._kept,
+            batch_bytes=self._batch_bytes,
         )
 
     def _lap(self, name: str) -> None:
         now = time.perf_counter()
         self._now[name] += now - self._since
         self._since = now
-
-
-def few_rows(batch: Any) -> Any:
-    """A batch of its first rows, a copy; tensors with another first dimension stay whole."""
-    rows = num_rows(batch)
-    return map_tensors(
-        batch, lambda tensor: tensor[:KEPT_ROWS].clone() if tensor.dim() and len(tensor) == rows else tensor
-    )
 
 
 class _Events:
