@@ -2,6 +2,7 @@
 
 from runner.cli.check_first import CheckFirst
 from runner.cli.dispatch import main
+from runner.cli.table import Command, Option
 from runner.cli.train import run
 
-__all__ = ["CheckFirst", "main", "run"]
+__all__ = ["CheckFirst", "Command", "Option", "main", "run"]

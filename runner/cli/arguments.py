@@ -1,4 +1,4 @@
-"""Sorts the words of a command line into Hydra's flags and overrides, in the order that Hydra takes."""
+"""Parses the arguments of a command: its runs, its own flags, and Hydra's flags and overrides. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from runner.cli.answer import FLAG
+from runner.cli import table
+from runner.cli.table import ANY_KEY, JSON, MULTIRUN, ONE_RUN, Command
 from runner.config import compose, override_errors
 from runner.config.identity import key_of
 from runner.config.instantiate import ALLOW_VARIABLE
-from runner.config.other_names import COMMANDS
-from runner.errors import Fault, RunnerError, nearest, refuse, without_password
+from runner.config.other_names import COMMANDS as OTHER_NAMES
+from runner.errors import Fault, RunnerError, nearest, path_faults, refuse, without_password
 
 #: Hydra's flags that take a value of their own, with one that can be typed
 FLAGS_WITH_VALUE = {
@@ -44,65 +47,207 @@ PLAIN_FLAGS = (
     "--shell-completion",
     "-sc",
 )
-MULTIRUN = {"-m", "--multirun"}
-#: of Python's run(), and of the commands that compose one run and do not train it
-ONE_RUN = {"--config-name", "-cn", "--config-dir", "-cd"}
 #: Hydra does one of these
 ALONE = (MULTIRUN, {"-r", "--run"}, {"-c", "--cfg"}, {"-i", "--info"}, {"-sc", "--shell-completion"})
 
 #: what Hydra has for several values
 SEVERAL = re.compile(r"\s*(range|choice|glob|interval|shuffle|sort|tag)\(")
 
-#: of all commands (cli/commands.py); a line that begins with none of them is `train`
-NAMES = (
-    "train",
-    "resume",
-    "reproduce",
-    "evaluate",
-    "predict",
-    "export",
-    "serve",
-    "register",
-    "lr-find",
-    "tune",
-    "plan",
-    "devices",
-    "report",
-    "compare",
-    "try",
-    "diff",
-    "history",
-    "watch",
-    "explain",
-    "schema",
-    "sync",
-    "ui",
-)
+
+@dataclass(frozen=True)
+class Arguments:
+    """The arguments of one command, checked."""
+
+    command: Command
+    words: list[str]  # as they were typed
+    values: tuple[str, ...]  # positional: runs, sweeps, directories
+    options: dict[str, Any]  # by name, read; a default where none was typed
+    flags: list[str]  # Hydra's
+    overrides: list[str]
+
+    @property
+    def run(self) -> str:
+        """The run that is meant: `last` if none was typed."""
+        return self.values[0] if self.values else "last"
+
+    def __getitem__(self, option: str) -> Any:
+        return self.options[option]
+
+
+def parse(command: Command, words: Sequence[str]) -> Arguments:
+    """Parse the arguments of a command.
+
+    Raises:
+        RunnerError: All errors in them: unknown flags, values out of range, flags that are missing, keys that the
+            command does not take.
+    """
+    found = _split(command, words)
+    flags: list[str] = []
+    overrides: list[str] = []
+    if command.keys is not None:
+        try:
+            flags, overrides = sorted_words(found.left)
+        except RunnerError as error:
+            found.faults += error.faults
+        called = shlex.join([command.name, *found.values])
+        is_folder = bool(found.values) and Path(found.values[0]).is_dir()
+        shown = shlex.join(["-cd", found.values[0], "-cn", "rerun"]) if is_folder else "..."
+        found.faults += flag_faults(called, flags, command.hydra_flags, shown=shown)
+        found.faults += key_faults(command, overrides)
+    refuse(dict.fromkeys(found.faults))
+    options = {option.name: option.default if option.value else False for option in command.options}
+    return Arguments(command, [*words], tuple(found.values), options | found.options, flags, overrides)
+
+
+@dataclass
+class _Split:
+    values: list[str]
+    options: dict[str, Any]
+    left: list[str]  # for Hydra
+    faults: list[Fault]
+
+
+def _split(command: Command, words: Sequence[str]) -> _Split:
+    found, rest = _Split([], {}, [], []), [*words]
+    missing = {option.name for option in command.options if option.is_required}
+    while rest:
+        word = rest.pop(0)
+        name, equals, text = word.partition("=")
+        option = command.option(f"{name}=" if equals and word[:1] != "-" else name)
+        if not word:
+            problem = "an argument is empty: a variable that is not set, perhaps"
+            fix = f"{command.name} last, or {command.usage}" if "RUN" in command.values else command.usage
+            found.faults.append(Fault(f"{command.name} ''", problem, fix))
+        elif option is not None and not option.value and not equals:
+            found.options[name] = True
+        elif option is not None and option.value:
+            missing.discard(option.name)
+            if not equals and rest and not rest[0].startswith("--"):
+                text = rest.pop(0)
+            if text or option.name.endswith("="):
+                found.faults += _read(option, text, found.options)
+            else:
+                found.faults.append(Fault(name, f"it needs a value, {option.value}", option.usage))
+        elif word.startswith("-") and not (command.keys is not None and _is_hydras(name)):
+            found.faults.append(_unknown(command, word, rest, missing))
+        elif word.startswith("-"):
+            found.left.append(word)
+            if not equals and rest and (name in FLAGS_WITH_VALUE or name == "--allow"):
+                found.left.append(rest.pop(0))
+        elif _is_value(command, word) and (command.max_values is None or len(found.values) < command.max_values):
+            found.values.append(word)
+        elif command.keys is None or (_is_value(command, word) and command.keys != ANY_KEY):
+            found.faults.append(_unknown(command, word, rest, missing))
+        else:
+            found.left.append(word)
+    for option in command.options:
+        if option.name in missing:
+            problem = f"it is needed: {option.usage}"
+            found.faults.append(Fault(f"{command.name} without {option.name}", problem, command.usage))
+    return found
+
+
+def _read(option: table.Option, text: str, into: dict[str, Any]) -> list[Fault] | tuple[Fault, ...]:
+    try:
+        into[option.name] = option.read(option, text)
+    except RunnerError as error:
+        return error.faults
+    if option.name in ("--input", "--output"):
+        return path_faults(option.name, text, is_written=option.name == "--output")
+    return []
+
+
+def _is_hydras(flag: str) -> bool:
+    return flag in FLAGS_WITH_VALUE or flag in FLAGS_WITH_WORDS or flag in PLAIN_FLAGS or flag == "--allow"
+
+
+def _is_value(command: Command, word: str) -> bool:
+    """Whether it is a positional argument: a run, a sweep or a directory."""
+    if command.max_values == 0 or word[:1] in "-~":
+        return False
+    name, equals, _ = word.partition("=")
+    if not equals or is_a_runs_path(word):
+        return True
+    settings = [option.name for option in command.options if option.name.endswith("=")]
+    return command.has_filters and not ({":", "/"}.isdisjoint(name) and nearest(f"{name}=", settings))
+
+
+def is_a_runs_path(word: str) -> bool:
+    """Whether there is such a folder or checkpoint: a job's folder may have a = in its name, as a setting has."""
+    path = Path(word)
+    try:
+        return path.is_dir() or (path.suffix == ".pt" and path.is_file())
+    except OSError:  # a setting may be longer than a name
+        return False
+
+
+def _unknown(command: Command, word: str, rest: list[str], missing: set[str]) -> Fault:
+    """The error for an argument that the command does not take. Its value is taken out of `rest`."""
+    name, equals, value = word.partition("=")
+    if _is_value(command, word):
+        values = command.values.strip("[]").lower()
+        problem = f"{command.name} takes one {values} at a time"
+        return Fault(f"{command.name} {word}", problem, f"python -m runner {command.name} {shlex.quote(word)}")
+    known = {option.name: option for option in command.options}
+    hits = nearest(f"{name}=" if equals and name[:1] != "-" else name, (*known, JSON))
+    meant = known.get(hits[0]) if hits else None
+    if meant is not None and meant.value:
+        missing.discard(meant.name)  # else it would also be reported as missing
+        if word[:1] == "-" and not equals and rest and not rest[0].startswith("-"):
+            value = rest.pop(0)
+    shown = [_with_value(known.get(hit), hit, value) for hit in hits]
+    asked = f"{command.name} {name} {value}" if word[:1] == "-" else f"{command.name} {word}"
+    return Fault.suggest(
+        asked.rstrip(), f"{command.name} does not take {name if equals else word}", shown, command.usage
+    )
+
+
+def _with_value(option: table.Option | None, name: str, value: str) -> str:
+    if option is None or not option.value:
+        return name
+    text = shlex.quote(value) if value else option.value
+    return f"{name}{text}" if name.endswith("=") else f"{name} {text}"
+
+
+def key_faults(command: Command, overrides: Sequence[str]) -> list[Fault]:
+    """An error for each override of a key that has no part in this command."""
+    keys = command.keys or ()
+    listed = ", ".join(f"{key}..." if key.endswith(".") or key == "data" else key for key in keys) or "none"
+    problem = f"{command.name} takes the run as it was; what may be changed: {listed}"
+    return [Fault(word, problem, command.usage) for word in overrides if not any(_is_of(word, key) for key in keys)]
+
+
+def _is_of(word: str, beginning: str) -> bool:
+    """Whether an override is of one of these keys; only of data is something taken away (~), which other data may not have."""
+    key = word.partition("=")[0].lstrip("+~" if beginning in ("data", *ANY_KEY) else "+")
+    if beginning.endswith(".") or not beginning:
+        return key.startswith(beginning)
+    return key == beginning or key.startswith(f"{beginning}.")
 
 
 def refuse_misspelt(words: Sequence[str]) -> None:
     """Raises: RunnerError where the first argument looks like a command; a suggestion is the whole command line."""
     first = words[0] if words else "-"
-    verbs = _commands_like(first) if "=" not in first and first[:1] not in ("-", "~") and words[1:2] != ["="] else []
-    if verbs and first not in compose.known_keys():
-        problem = f"there is no command {first}; there are {', '.join(NAMES)}"
+    if "=" in first or first[:1] in ("-", "~") or words[1:2] == ["="]:
+        return
+    names = [*table.every_command()]
+    meant = _commands_like(first, names)
+    if meant and first not in compose.known_keys():
+        problem = f"there is no command {first}; there are {', '.join(names)}"
         after = words[1:]
-        if verbs == ["--help"] and after and after[0] in NAMES:  # help train
-            verbs, after = [after[0]], ["--help"]
-        typed = shlex.join(["python", "-m", "runner", *verbs[0].split(), *after])
+        if meant == ["--help"] and after and after[0] in names:  # help train
+            meant, after = [after[0]], ["--help"]
+        typed = shlex.join(["python", "-m", "runner", *meant[0].split(), *after])
         raise RunnerError(Fault.suggest(shlex.join(words), problem, [typed], ""))
 
 
-def _commands_like(word: str) -> list[str]:
-    return [COMMANDS[word.lower()]] if word.lower() in COMMANDS else nearest(word, NAMES)[:1]
+def _commands_like(word: str, names: Sequence[str]) -> list[str]:
+    return [OTHER_NAMES[word.lower()]] if word.lower() in OTHER_NAMES else nearest(word, names)[:1]
 
 
-def sorted_words(
-    words: list[str], *, takes: Sequence[str] = (), of_python: bool = False
-) -> tuple[list[str], list[str]]:
-    """Hydra's flags first, each with its value, then the overrides: Hydra takes them in no other order (hydra#3053).
+def sorted_words(words: list[str], *, of_python: bool = False) -> tuple[list[str], list[str]]:
+    """Sort Hydra's flags, each with its value, from the overrides. Flags may be anywhere (hydra#3053).
 
-    takes: flags of the command itself, which are not among these words, to be offered for one that there is not.
     of_python: they are run()'s, and no shell's.
     """
     flags: list[str] = []
@@ -126,7 +271,7 @@ def sorted_words(
             flags.append(word)
         else:
             is_value = bool(rest) and "=" not in rest[0] and not re.match(r"-[^\d.]", rest[0])
-            faults.append(_unknown_flag(name, value if equals else rest.pop(0) if is_value else None, takes))
+            faults.append(_unknown_flag(name, value if equals else rest.pop(0) if is_value else None))
     if zips:
         overrides.append(_zipped(zips))
     flags, overrides, found = _with_mode(flags, overrides)
@@ -153,12 +298,11 @@ def sorted_words(
     return list(dict.fromkeys(flags)) if flags.count("-m") > 1 else flags, overrides
 
 
-def refuse_flags(asked: str, flags: Sequence[str], takes: Collection[str] = (), *, shown: str = "...") -> None:
-    """Raises: RunnerError for each of Hydra's flags that a command has no use for.
+def flag_faults(asked: str, flags: Sequence[str], takes: Collection[str], *, shown: str = "...") -> Iterable[Fault]:
+    """An error for each of Hydra's flags that a command has no use for.
 
     asked: the command, as it is typed. shown: what has `train` compose the same configuration, which --cfg is to show.
     """
-    faults = []
     for flag in dict.fromkeys(word.partition("=")[0] for word in flags if word.startswith("-")):
         if flag in takes:
             continue
@@ -169,8 +313,7 @@ def refuse_flags(asked: str, flags: Sequence[str], takes: Collection[str] = (), 
             problem = f"{problem}: it takes the run's own configuration"
         else:
             fix += f"; to see the configuration: python -m runner {shown} --cfg job"
-        faults.append(Fault(f"{asked} {flag}", problem, fix))
-    refuse(faults)
+        yield Fault(f"{asked} {flag}", problem, fix)
 
 
 def _joined(words: Sequence[str]) -> tuple[list[str], list[Fault]]:
@@ -253,11 +396,10 @@ def _with_mode(flags: list[str], overrides: list[str]) -> tuple[list[str], list[
     return flags, overrides, []
 
 
-def _unknown_flag(name: str, value: str | None, takes: Sequence[str]) -> Fault:
-    flags = [*PLAIN_FLAGS, *FLAGS_WITH_VALUE, *FLAGS_WITH_WORDS, "--allow", FLAG, *takes]
-    own = nearest(name, takes)
-    keys = _suggestions(name.lstrip("-").replace("-", "_"), "true" if value is None else value) if not own else []
-    near = own or (nearest(name, flags) if not keys else [])
+def _unknown_flag(name: str, value: str | None) -> Fault:
+    flags = [*PLAIN_FLAGS, *FLAGS_WITH_VALUE, *FLAGS_WITH_WORDS, "--allow", JSON]
+    keys = _suggestions(name.lstrip("-").replace("-", "_"), "true" if value is None else value)
+    near = nearest(name, flags) if not keys else []
     near = [
         f"{flag} {shlex.quote(value or FLAGS_WITH_VALUE.get(flag, ''))}" if flag in FLAGS_WITH_VALUE else flag
         for flag in near
@@ -291,20 +433,22 @@ def _value_faults(name: str, value: str) -> list[Fault]:
 
 
 def _not_settings(overrides: Sequence[str]) -> list[Fault]:
+    if all(map(_is_setting, overrides)):
+        return []
     faults = []
-    known = compose.known_keys() if not all(map(_is_setting, overrides)) else []
+    known, names = compose.known_keys(), [*table.every_command()]
     left = list(overrides)
     while left:
         word = left.pop(0)
         if _is_setting(word):
             continue
-        if word in NAMES:
+        if word in names:
             command = f"python -m runner {word}"
             faults.append(Fault(word, "a command is the first argument", f"{command} ...", (command,)))
             continue
-        has_value = left and not _is_setting(left[0]) and left[0] not in (*NAMES, *known)  # epochs 3
+        has_value = left and not _is_setting(left[0]) and left[0] not in (*names, *known)  # epochs 3
         value = left.pop(0) if has_value else ""
-        ways = [*_suggestions(word, value), *(f"python -m runner {name}" for name in _commands_like(word))]
+        ways = [*_suggestions(word, value), *(f"python -m runner {name}" for name in _commands_like(word, names))]
         problem = f"{word} is neither a command nor KEY=VALUE; --help lists both"
         faults.append(Fault.suggest(f"{word} {value}".strip(), problem, ways, "leave it out, or KEY=VALUE"))
     return faults

@@ -7,18 +7,14 @@ Hydra completes its keys and groups for a program of one word. Here are the comm
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from runner.cli.verbs import VERBS
+from runner.cli.table import Command
 from runner.config.compose import restored
 from runner.errors import Fault, RunnerError
 
 FLAGS = ("-sc", "--shell-completion")
-#: commands whose next word may be a run's folder
-OF_A_RUN = {"resume", "reproduce", "compare", "diff", "history", "watch"}
-OF_A_RUN |= {name for name, takes in VERBS.items() if takes.is_of_a_run}
-WITHOUT_KEYS = ("devices", "report", "compare", "diff", "history", "watch", "schema", "sync", "ui")
 MOST_FOLDERS = 20
 
 BASH = """_runner_complete() {
@@ -56,8 +52,8 @@ UNINSTALL = {
 }
 
 
-def complete(words: list[str], verbs: Iterable[str], ask_hydra: Callable[[], int]) -> int:
-    """Does what `-sc install=SHELL`, `uninstall=SHELL` or `query=SHELL` asks for. ask_hydra: prints what Hydra has to say."""
+def complete(words: list[str], commands: Mapping[str, Command], ask_hydra: Callable[[], int]) -> int:
+    """Do what `-sc install=SHELL`, `uninstall=SHELL` or `query=SHELL` asks for. ask_hydra: prints Hydra's suggestions."""
     what, _, shell = next((word for word in words if word not in FLAGS), "").partition("=")
     if what not in ("install", "uninstall", "query") or shell not in INSTALL:
         fix = " or ".join(f'eval "$(python -m runner -sc install={name})"' for name in INSTALL)
@@ -65,31 +61,40 @@ def complete(words: list[str], verbs: Iterable[str], ask_hydra: Callable[[], int
     if what != "query":
         print((INSTALL if what == "install" else UNINSTALL)[shell], end="")
         return 0
-    verb, typed, line = _split(os.environ.get("COMP_LINE", "runner "), list(verbs))
-    for found in suggestions(verb, typed, list(verbs), Path.cwd()):
+    command, typed, line = _split(os.environ.get("COMP_LINE", "runner "), commands)
+    for found in suggestions(command, typed, commands, Path.cwd()):
         print(found)
-    if verb in WITHOUT_KEYS:
+    if command is not None and command.keys is None:
         return 0
     with restored("COMP_LINE"):  # which Hydra reads
         os.environ["COMP_LINE"] = line
         return ask_hydra()
 
 
-def suggestions(verb: str | None, typed: list[str], verbs: list[str], here: Path) -> Iterator[str]:
-    """The words beside Hydra's. verb: None while the first word is typed; typed: what follows it, the last one unfinished."""
+def suggestions(
+    command: Command | None, typed: list[str], commands: Mapping[str, Command], here: Path
+) -> Iterator[str]:
+    """Yield suggestions besides Hydra's: commands, flags, runs and sweeps.
+
+    command: None while the first word is typed. typed: what follows it, the last one unfinished.
+    """
     begun = typed[-1] if typed else ""
-    if verb is None and len(typed) <= 1:
-        yield from (name for name in verbs if name.startswith(begun))
-    elif verb in OF_A_RUN and len(typed) == 1:
-        runs = sorted((path.parent for path in here.glob("outputs/*/*/rerun.yaml")), reverse=True)[:MOST_FOLDERS]
-        yield from (name for name in ("last", *(str(run.relative_to(here)) for run in runs)) if name.startswith(begun))
-    elif verb == "report" and len(typed) == 1:
-        sweeps = sorted((path.parent for path in here.glob("multirun/*/*/ledger.jsonl")), reverse=True)[:MOST_FOLDERS]
-        yield from (name for name in (str(found.relative_to(here)) for found in sweeps) if name.startswith(begun))
+    if command is None and len(typed) <= 1:
+        yield from (name for name in commands if name.startswith(begun))
+    if command is None:
+        return
+    if begun.startswith("-"):
+        yield from (option.name for option in command.options if option.name.startswith(begun))
+    elif len(typed) == 1 and command.values:
+        of_sweeps = command.values == "[SWEEP]"
+        pattern = "multirun/*/*/ledger.jsonl" if of_sweeps else "outputs/*/*/rerun.yaml"
+        folders = sorted((path.parent for path in here.glob(pattern)), reverse=True)[:MOST_FOLDERS]
+        names = ([] if of_sweeps else ["last"]) + [str(folder.relative_to(here)) for folder in folders]
+        yield from (name for name in names if name.startswith(begun))
 
 
-def _split(line: str, verbs: list[str]) -> tuple[str | None, list[str], str]:
+def _split(line: str, commands: Mapping[str, Command]) -> tuple[Command | None, list[str], str]:
     words = line.split(" ")[1:]
-    if len(words) > 1 and words[0] in verbs:
-        return words[0], words[1:], " ".join(["runner", *words[1:]])
+    if len(words) > 1 and words[0] in commands:
+        return commands[words[0]], words[1:], " ".join(["runner", *words[1:]])
     return None, words, line

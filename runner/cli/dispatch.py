@@ -6,17 +6,21 @@ import logging
 import os
 import sys
 
-from runner.cli import answer, unexpected
-from runner.cli.commands import COMMANDS
-from runner.cli.options import FORMS, HELP, help_of
+import hydra
+
+from runner.cli import answer, completion, table, unexpected
+from runner.cli.arguments import Arguments, parse
+from runner.cli.train import train_composed
 from runner.config import untrusted
-from runner.config.compose import make_own_code_importable, restored
+from runner.config.compose import config_groups, make_own_code_importable, restored
 from runner.config.instantiate import own_line
 from runner.distributed.environment import UnmetError, rank_here
 from runner.errors import MISTAKE, SECRETS, Fault, RunnerError
 from runner.experiment.terminal import leave_unread
+from runner.version import __version__
 
-TRUST = "--trust"  # a run's folder, or a store's configuration, has been looked at
+HELP = {"--help", "-h"}
+TRUST = "--trust"  # the configuration of a run's directory or of a store has been looked at
 
 
 @restored(SECRETS)
@@ -34,11 +38,7 @@ def _run(words: list[str]) -> int:
     code = 0
     try:
         _refuse_unread(words)
-        verb = words.pop(0) if words and words[0] in COMMANDS else "train"
-        with untrusted.trusting(TRUST in words):
-            if verb in FORMS and HELP & set(words):
-                return help_of(verb, COMMANDS[verb].__doc__ or "")
-            code = COMMANDS[verb]([word for word in words if word != TRUST or verb == "reproduce"])
+        code = _call(words)
         print(end="", flush=True)  # at the interpreter's end nobody would catch what it meets
         return code
     except RunnerError as error:
@@ -60,6 +60,23 @@ def _run(words: list[str]) -> int:
         return code
     except Exception as error:
         return unexpected.tell(error)
+
+
+def _call(words: list[str]) -> int:
+    named = table.find(words[0]) if words else None
+    command, rest = (named, words[1:]) if named else (table.COMMANDS["train"], words)
+    if set(completion.FLAGS) & set(words):
+        return completion.complete(words, table.every_command(), lambda: train_composed(words, []))
+    if HELP & set(rest):
+        print(table.explain(named) if named else table.overview(config_groups()))
+        return 0
+    if "--version" in rest and not named:
+        print(f"runner {__version__} (Hydra {hydra.__version__})")
+        return 0
+    with untrusted.trusting(TRUST in rest):
+        rest = [word for word in rest if word != TRUST or command.option(TRUST)]
+        is_train = command.name == "train"  # sorts its arguments itself: --info and -sc have arguments too
+        return command(Arguments(command, rest, (), {}, [], []) if is_train else parse(command, rest))
 
 
 def _refuse_unread(words: list[str]) -> None:

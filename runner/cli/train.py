@@ -15,9 +15,10 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from runner.cli import answer, completion, notebook, unexpected
-from runner.cli.arguments import MULTIRUN, NAMES, ONE_RUN, refuse_misspelt, sorted_words
+from runner.cli import answer, notebook, unexpected
+from runner.cli.arguments import Arguments, refuse_misspelt, sorted_words
 from runner.cli.check_first import CheckFirst, check, check_folder, folder_of
+from runner.cli.table import MULTIRUN, ONE_RUN
 from runner.config import override_errors, validate
 from runner.config.compose import (
     CONF,
@@ -37,20 +38,14 @@ from runner.errors import SECRETS, Fault, RunnerError, path_faults, refuse
 from runner.experiment import claim
 from runner.experiment.given import Given
 from runner.experiment.summary import read_summary
-from runner.version import __version__
 
 RunOne = Callable[[DictConfig, Path], dict[str, Any]]
 
 
-def train(words: list[str]) -> int:
-    """One run or, with -m, several; whatever else Hydra offers (--cfg job, --help, ...) too."""
-    if set(completion.FLAGS) & set(words):
-        return completion.complete(words, NAMES, lambda: train_composed(words, []))
-    if "--version" in words:
-        print(f"runner {__version__} (Hydra {hydra.__version__})")
-        return 0
-    refuse_misspelt(words)
-    flags, overrides = sorted_words(words)
+def train(given: Arguments) -> int:
+    """Train one run or, with -m, several; or show what Hydra shows (--cfg job, --info, ...)."""
+    refuse_misspelt(given.words)
+    flags, overrides = sorted_words(given.words)
     place = rank_here(os.environ)  # of torchrun or srun
     if place is not None and (MULTIRUN & set(flags) or asks_for_a_sweep(flags, overrides)):
         problem = f"{place.by} has started {place.num} processes, and a sweep starts its jobs itself"

@@ -17,7 +17,6 @@ from typing import Any
 from filelock import FileLock, Timeout
 from omegaconf import DictConfig
 
-from runner.cli.arguments import sorted_words
 from runner.cli.tried_against import reference
 from runner.config import override_errors, validate
 from runner.config.compose import composed_with, composer, hydra_session, sweep_context
@@ -47,13 +46,14 @@ ITS_OWN = (
 )
 
 
-def try_out(words: Sequence[str], *, budget: float | None, against: str, metric: str | None) -> dict[str, Any]:
+def try_out(
+    flags: Sequence[str], overrides: list[str], *, budget: float | None, against: str, metric: str | None
+) -> dict[str, Any]:
     """One try; returns its line in the ledger. budget: seconds for all of it. against: see tried_against.reference().
 
     Raises: RunnerError for mistakes; SystemExit when it was stopped.
     """
     began = time.monotonic()
-    flags, overrides = sorted_words(list(words))
     settings = [word for word in overrides if word.startswith(OF_THE_SWEEP)]
     overrides = [word for word in overrides if word not in settings]
     _refuse(flags, overrides, settings)

@@ -299,6 +299,13 @@ def asks_for_a_sweep(flags: list[str], overrides: list[str]) -> bool:
     return bool(cfg.hydra.mode == RunMode.MULTIRUN)
 
 
+def config_groups() -> str:
+    """Return the config groups with their options, one per line."""
+    schema.register()
+    with _initialized([]) as composing:
+        return composing.format_config_groups(lambda group: group.partition("/")[0] != "hydra")
+
+
 def known_keys() -> list[str]:
     """Every dotted key of the default configuration."""
     return [key for key in validate.all_keys(composer([])([])) if not key.startswith("hydra")]

@@ -6,15 +6,14 @@ import re
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from runner import cli
-from runner.cli import commands
+from runner.cli import commands, table
 from runner.cli.answer import asked_for, give
-from runner.cli.arguments import NAMES
-from runner.cli.options import FORMS
 from runner.errors import SECRETS
 from runner.version import PACKAGES
 
@@ -75,10 +74,14 @@ def test_what_is_not_a_number_is_null(answer, own_folder):
     assert found["num_steps"] == 1 and found["metrics"]["train/loss"] is None
 
 
-@pytest.mark.parametrize("verb", sorted(FORMS))
-def test_help_is_an_answer_too(verb, answer):
-    code, found, _ = answer(verb, "--help")
-    assert code == 0 and found["text"].startswith(f"python -m runner {verb}")
+@pytest.mark.parametrize("name", table.COMMANDS)
+def test_help_of_command_is_an_answer(name, answer):
+    code, found, _ = answer(name, "--help")
+    assert code == 0 and found["text"].startswith(f"Usage: python -m runner {name}")
+    assert all(option.usage in found["text"] for option in table.COMMANDS[name].options)
+
+
+def test_configuration_is_an_answer(answer):
     assert answer("--cfg", "job")[1]["text"].startswith("device: auto")
     assert answer("--cfg=job")[1]["text"].startswith("device: auto")
 
@@ -86,8 +89,8 @@ def test_help_is_an_answer_too(verb, answer):
 def test_help_lists_every_command(answer):
     text = answer("--help")[1]["text"]
     lines = dict(re.findall(r"^  ([\w-]+)  +(.+)$", text, re.MULTILINE))
-    assert set(NAMES) <= set(lines)
-    for line in map(lines.get, NAMES):
+    assert set(table.COMMANDS) <= set(lines)
+    for line in map(lines.get, table.COMMANDS):
         assert len(line) < 60 and line[0].isupper() and line[-1] != "."
     assert "dropout" not in text and len(text.splitlines()) < 70  # no dump of keys
 
@@ -113,10 +116,10 @@ def test_a_mistake_is_the_whole_answer(words, answer):
 
 @pytest.mark.parametrize("verb", ["devices", "watch", "diff", "explain", "tune"])
 def test_what_is_stopped_says_so(verb, answer, monkeypatch):
-    def stopped(words):
+    def stopped(given):
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(commands.COMMANDS, verb, stopped)
+    monkeypatch.setitem(table.COMMANDS, verb, replace(table.COMMANDS[verb], function=stopped))
     assert answer(verb)[:2] == (130, {"exit_code": 130})
 
 

@@ -6,23 +6,23 @@ import subprocess
 import pytest
 
 from runner import cli
-from runner.cli import arguments, completion
+from runner.cli import completion, table
 
 
 def test_commands_and_folders_are_offered_where_they_may_stand(tmp_path):
     run = tmp_path / "outputs" / "2026-11-22" / "10-00"
     run.mkdir(parents=True)
     (run / "rerun.yaml").touch()
-    verbs = list(arguments.NAMES)
 
-    def offered(verb, *typed):
-        return list(completion.suggestions(verb, list(typed), verbs, tmp_path))
+    def offered(name, *typed):
+        return list(completion.suggestions(table.COMMANDS.get(name), list(typed), table.COMMANDS, tmp_path))
 
-    assert offered(None, "re") == ["resume", "reproduce", "register", "report"]
+    assert offered(None, "re") == ["resume", "reproduce", "report", "register"]
     assert offered(None, "model=mlp", "re") == []
     assert offered("resume", "") == ["last", "outputs/2026-11-22/10-00"]
     assert offered("evaluate", "la") == ["last"]
     assert offered("evaluate", "last", "la") == offered("plan", "la") == []
+    assert offered("predict", "last", "--in") == ["--input"]
 
 
 @pytest.mark.parametrize("line", ["runner plan model=ml", "runner model=ml"])

@@ -15,8 +15,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 import runner
 from runner import cli
 from runner.cli import check_first, commands
-from runner.cli.arguments import _has_bare_comma
-from runner.cli.options import parse
+from runner.cli.arguments import _has_bare_comma, parse
+from runner.cli.table import COMMANDS
 from runner.errors import RunnerError
 from runner.version import DISTRIBUTION, PACKAGES
 
@@ -380,7 +380,7 @@ def test_who_has_read_enough_gets_no_error(words, warm, tmp_path):
 def test_what_failed_has_failed_though_nobody_reads_on(tmp_path):
     reading, writing = os.pipe()
     os.close(reading)
-    failing = "import sys; from runner import cli; from runner.cli.commands import COMMANDS; COMMANDS['ui'] = lambda words: print('so') or 1; sys.exit(cli.main(['ui']))"
+    failing = "import sys; from runner import cli; from runner.cli.table import COMMANDS, Command; COMMANDS['ui'] = Command('ui', 'Track', 'Say so', lambda given: print('so') or 1); sys.exit(cli.main(['ui']))"
     try:
         environment = {**os.environ, "PYTHONUNBUFFERED": ""}  # what is printed is met at the end
         done = subprocess.run(
@@ -491,7 +491,7 @@ def test_a_key_that_a_sweeps_other_options_have_not_is_told_by_its_name(own_fold
 def test_a_folder_with_an_equals_sign_in_its_name_is_a_folder(own_folder, capfd):
     """As hydra.sweep.subdir may name a job's."""
     (own_folder / "seed=1").mkdir()
-    assert parse("evaluate", ["seed=1", "seed=2"]).run == "seed=1"
+    assert parse(COMMANDS["evaluate"], ["seed=1", "device=cpu"]).run == "seed=1"
     for words in (["resume", "seed=1"], ["report", "seed=1"]):
         assert cli.main(words) == 2
         text = capfd.readouterr().err

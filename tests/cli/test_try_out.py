@@ -140,15 +140,15 @@ def test_a_folder_that_hydra_reads_in_quotes_alone(tmp_path, monkeypatch):
     [
         ([], "nothing has been kept here yet", "try --against last"),
         (["--against", "nowhere"], "there is no folder nowhere", "last"),
-        (["--against"], "it has no value", "--against RUN, or best"),
-        (["--budget", "soon"], "it is a number of seconds", "--budget 600"),
-        (["--budget=-1"], "it is a number of seconds", "--budget 600"),
+        (["--against"], "it needs a value", "--against RUN"),
+        (["--budget", "soon"], "it must be a number above 0", "--budget 60"),
+        (["--budget=-1"], "it must be a number above 0", "--budget 60"),
         (["seed=3"], "seeds of what it is tried against", "without seed="),
         (["sweep.resume=last", "optimizer.lr=1"], "a sweep of its own", "without sweep.resume="),
         (["sweep.until=decided", "sweep.max_seeds=9"], "a sweep of its own", "without sweep.max_seeds="),
         (["-m", "optimizer.lr=1,2"], "the configuration of what it is tried against", "KEY=VALUE"),
         (["optimizer.lr=1,2"], "a comma between values", ""),
-        (["--agianst", "last"], "there is no flag --agianst", ""),
+        (["--agianst", "last"], "does not take --agianst", "--against last"),
     ],
 )
 def test_mistakes(words, so, write, own_folder, capsys):

@@ -1,12 +1,13 @@
 """What nobody foresaw: a line on the screen, its traceback in a file, and nothing left of a mistake."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from runner import cli
-from runner.cli import commands
+from runner.cli import table
 from runner.experiment import run
 
 SMALL = [
@@ -44,10 +45,10 @@ def test_model_without_host_memory_says_what_is_left(error, own_folder, capsys):
 
 
 def test_without_a_folder_the_file_is_named(own_folder, monkeypatch, capsys):
-    def fail(words):
+    def fail(given):
         raise ValueError("of a verb")
 
-    monkeypatch.setitem(commands.COMMANDS, "devices", fail)
+    monkeypatch.setitem(table.COMMANDS, "devices", replace(table.COMMANDS["devices"], function=fail))
     monkeypatch.setattr("tempfile.tempdir", str(own_folder))
     assert cli.main(["devices"]) == 1
     said = capsys.readouterr().err
@@ -57,10 +58,10 @@ def test_without_a_folder_the_file_is_named(own_folder, monkeypatch, capsys):
 
 
 def test_code_of_a_persons_does_not_end_a_command_as_if_all_were_well(own_folder, monkeypatch, capsys):
-    (own_folder / "mine.py").write_text("import sys\n\n\ndef command(words):\n    sys.exit()\n")
+    (own_folder / "mine.py").write_text("import sys\n\n\ndef command(given):\n    sys.exit()\n")
     import mine
 
-    monkeypatch.setitem(commands.COMMANDS, "devices", mine.command)
+    monkeypatch.setitem(table.COMMANDS, "devices", replace(table.COMMANDS["devices"], function=mine.command))
     monkeypatch.setattr("tempfile.tempdir", str(own_folder))
     assert cli.main(["devices"]) == 1
     said = capsys.readouterr().err
@@ -70,10 +71,10 @@ def test_code_of_a_persons_does_not_end_a_command_as_if_all_were_well(own_folder
 def test_a_package_that_every_run_needs_and_nobody_installed_is_told_as_a_mistake(own_folder, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "psutil", None)
 
-    def fail(words):
+    def fail(given):
         raise ModuleNotFoundError(name="psutil")
 
-    monkeypatch.setitem(commands.COMMANDS, "devices", fail)
+    monkeypatch.setitem(table.COMMANDS, "devices", replace(table.COMMANDS["devices"], function=fail))
     assert cli.main(["devices"]) == 2
     assert "pip install -e" in capsys.readouterr().err
 

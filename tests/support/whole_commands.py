@@ -21,7 +21,7 @@ from waiting import LONGEST
 
 from runner import cli
 from runner.cli import commands
-from runner.cli.commands import COMMANDS
+from runner.cli.table import COMMANDS
 from runner.config import validate
 from runner.config.compose import CONF, composer, hydra_session
 
@@ -65,8 +65,7 @@ OTHERS = ["null", "true", "false", "[]", "{}", "[null]", "[[]]", "{a:1}", "{'':1
 KEYWORDS = ["train.num_step", "modle", "optimizer.lr", "lr", "model.dropout", "data.limit", "train", "hydra.run.dir", "a.b.c", "",
             "device", "model", "experiment", "optimizer", "seed", "hydra/launcher", "data@b", "hydra.mode", "=", "model.hidden_sizes"]  # fmt: skip
 SIGNS = ["", "", "", "+", "~", "++", "-", "--", "+~", "~~"]
-VERBS = [*(verb for verb in COMMANDS if verb != "devices"), "train", "trian", "compare", "diff", "explain", "tune", "watch", "history",
-         "schema", "try", "help", "run", "evalute", "tests", "resumee", "list"]  # fmt: skip
+VERBS = [*(verb for verb in COMMANDS if verb != "devices"), "trian", "help", "run", "evalute", "tests", "resumee", "list"]  # fmt: skip
 FLAGS = ["--cfg", "--cfg=job", "-c", "job", "hydra", "all", "--package", "-p", "--info", "-i", "--help", "-h", "--hydra-help", "--version",
          "--resolve", "-r", "--run", "-cn", "-cd", "-cp", "--config-name", "--config-dir=a", "rerun", "--allow", "--allow=os", "--trust",
          "--json", "--anyway", "--device", "--lr", "-x", "--", "-", "---", "--port", "--port=a", "--port=99999999", "--format", "onnx",

@@ -12,10 +12,10 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 
 from runner import cli
-from runner.cli import commands, options
+from runner.cli import commands, table
 from runner.cli.answer import report
-from runner.cli.arguments import MULTIRUN, NAMES, sorted_words
-from runner.cli.verbs import ANY_KEY, VERBS
+from runner.cli.arguments import parse, sorted_words
+from runner.cli.table import ANY_KEY, COMMANDS, MULTIRUN
 from runner.config.compose import CONF, composed_with, composer, hydra_session
 from runner.device import Driver, Gpu, Hardware
 from runner.device.hardware import GIB
@@ -80,7 +80,8 @@ def files_in(text):
 
 
 def commands_in(text):
-    """The words of each command in the text's blocks of bash and console, and in its `code`."""
+    """The words of each command in the text's blocks of bash and console, and in its `code`; not of the generated table."""
+    text = re.sub(r"<!-- commands -->.*?<!-- end -->", "", text, flags=re.DOTALL)
     blocks = "".join(body for language, body in BLOCK.findall(text) if language in ("bash", "console"))
     lines = blocks.replace("\\\n", " ").splitlines()
     spans = re.findall(r"`([^`\n]+)`", BLOCK.sub("", text))
@@ -110,7 +111,7 @@ def composes(flags, overrides):
                 with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
                     assert read_space(overrides, GlobalHydra.instance().config_loader()).dimensions
                 return
-            found = [words for words, _ in commands._planned(overrides, master)]
+            found = [words for words, _ in commands.planned_jobs(overrides, master)]
             jobs = [found[0], found[-1]]
         for job in jobs:
             check(composed_with(compose, job), MACHINE)
@@ -147,30 +148,18 @@ def test_every_command_is_one(a_run, own_folder, monkeypatch):
     assert len(EVERY_COMMAND) > 50
     for typed in EVERY_COMMAND:
         named = [word for word in typed if word != "--json"]
-        verb, *words = named if named and named[0] in NAMES else ("train", *named)
-        if verb == "compare":
-            assert 1 <= len(words) <= 2
-        elif verb == "try":
-            for flag in ("--against", "--budget"):
-                words, _ = commands._taken_out(words, flag)
-            composes(*sorted_words(words))
-        elif verb == "diff":
-            assert len(words) >= 2
-        elif verb in ("history", "schema", "watch"):
+        verb, *words = named if named and named[0] in COMMANDS else ("train", *named)
+        if verb in ("history", "schema", "watch"):
             assert cli.main([verb, *words]) == 0, words
         elif verb in ("devices", "report", "sync", "ui"):
             assert cli.main([verb, *words]) == 0, words
             assert done.pop() is not None
-        elif verb in VERBS:
-            asked = options.parse(verb, words)
-            flags, overrides = sorted_words(asked.rest)
-            options.check_keys(verb, overrides)
-            if VERBS[verb].keys == ANY_KEY:
-                composes(flags, overrides)
+        elif verb == "train":
+            composes(*sorted_words(words))
         else:
-            named = verb in ("resume", "reproduce") and words and "=" not in words[0]
-            flags, overrides = sorted_words([word for word in words[bool(named) :] if word != "--anyway"])
-            composes(flags, overrides)
+            given = parse(COMMANDS[verb], words)
+            if COMMANDS[verb].keys == ANY_KEY:
+                composes(given.flags, given.overrides)
     assert not done
 
 
@@ -255,9 +244,16 @@ def test_the_page_of_conf_has_every_file():
     assert listed == {(str(path.parent), path.stem) for path in files}
 
 
-def test_the_page_of_commands_has_every_command():
-    text = section("runner/README.md", "Scripts and JSON")
-    assert set(NAMES) == {words[0] for words in commands_in(text) if words and words[0] in NAMES} | {"train"}
+def test_reference_of_commands_is_the_table():
+    (written,) = re.findall(r"<!-- commands -->\n(.*?)\n<!-- end -->", PAGES["runner/README.md"], re.DOTALL)
+    assert written == table.reference(), (
+        "write it with: python -c 'from runner.cli import table; print(table.reference())'"
+    )
+
+
+def test_readme_lists_every_command():
+    (listed,) = re.findall(r"^All commands: (.+)\.$", README, re.MULTILINE)
+    assert re.findall("`([^`]+)`", listed) == list(COMMANDS)
 
 
 def test_every_package_has_its_row():

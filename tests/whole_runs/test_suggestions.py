@@ -7,7 +7,7 @@ import pytest
 
 from runner import cli
 from runner.cli.arguments import sorted_words
-from runner.cli.commands import COMMANDS
+from runner.cli.table import COMMANDS
 from runner.config.compose import composer, hydra_session
 from runner.config.override_errors import _singles
 from runner.device import Gpu, Hardware
@@ -116,7 +116,7 @@ def test_suggestion_typed_back_is_accepted(line, expected, own_folder, capfd):
 
 def accept(words):
     if words[:3] == ["python", "-m", "runner"]:
-        assert words[3] in (*COMMANDS, "train", "--help")
+        assert words[3] in (*COMMANDS, "--help")
         words = words[4:] if words[3] == "train" else []
     singles = [next(iter(_singles(text))) for text in sorted_words(words)[1]]
     with hydra_session(["runner"]):

@@ -1,0 +1,105 @@
+"""The table of commands: its entries are whole, and another package adds one."""
+
+from dataclasses import replace
+from importlib import import_module
+
+import pytest
+
+from runner import cli
+from runner.cli import table
+from runner.cli.arguments import parse
+from runner.cli.table import COMMANDS, Command, Option, amount, number
+from runner.errors import RunnerError
+
+OTHER = """
+from runner.cli import Command, Option
+
+def greet(given):
+    print("hello", given["--name"], *given.overrides)
+    return 3
+
+COMMAND = Command("greet", "Use", "Say hello", greet, options=(Option("--name", "NAME", "Who it is", default="you"),), keys=("",))
+"""
+
+
+@pytest.fixture
+def other_package(own_folder, monkeypatch):
+    """A package as an installer leaves it: a module, and its entry points in a .dist-info."""
+    (own_folder / "site/other-1.0.dist-info").mkdir(parents=True)
+    (own_folder / "site/other_commands.py").write_text(OTHER)
+    (own_folder / "site/other-1.0.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
+
+    def install(entries="greet = other_commands:COMMAND"):
+        (own_folder / "site/other-1.0.dist-info/entry_points.txt").write_text(f"[runner.commands]\n{entries}\n")
+
+    install()
+    monkeypatch.syspath_prepend(str(own_folder / "site"))
+    return install
+
+
+def test_command_of_other_package_runs(other_package, capfd):
+    assert cli.main(["greet", "--name", "Ada", "seed=3"]) == 3
+    assert capfd.readouterr().out == "hello Ada seed=3\n"
+    assert cli.main(["greet", "--nam", "Ada"]) == 2
+    assert "--name Ada" in capfd.readouterr().err
+    assert cli.main(["greet", "--help"]) == 0
+    assert "Usage: python -m runner greet [--name NAME]" in capfd.readouterr().out
+
+
+def test_command_of_other_package_is_listed(other_package, capfd, monkeypatch):
+    assert cli.main(["--help"]) == 0
+    assert "  greet      Say hello\n" in capfd.readouterr().out
+    monkeypatch.setenv("COMP_LINE", "runner gre")
+    assert cli.main(["-sc", "query=bash"]) == 0
+    assert "greet" in capfd.readouterr().out.split()
+    assert cli.main(["greeet"]) == 2
+    assert "python -m runner greet" in capfd.readouterr().err
+
+
+def test_broken_command_of_other_package_is_warned_about(other_package, capfd):
+    other_package("greet = nowhere:COMMAND\nwave = other_commands:greet\ntrain = other_commands:COMMAND")
+    assert cli.main(["--help"]) == 0
+    out, err = capfd.readouterr()
+    assert "warning: the command `greet` can't be loaded from nowhere:COMMAND" in err
+    assert "`wave` is left out" in err and "Say hello" not in out
+
+
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=lambda command: command.name)
+def test_command_entry_is_whole(command):
+    assert command.group in table.GROUPS
+    assert len(command.help) < 60 and command.help[0].isupper() and command.help[-1] != "."
+    module, _, name = command.function.partition(":")
+    assert callable(getattr(import_module(module), name))
+    assert all(option.help and option.help[-1] != "." for option in command.options)
+
+
+def test_added_entry_is_a_command(monkeypatch, capfd):
+    command = Command(
+        "count", "Use", "Count", lambda given: given["--to"], options=(Option("--to", "N", "", number(2, 9)),)
+    )
+    monkeypatch.setitem(COMMANDS, "count", command)
+    assert cli.main(["count", "--to=5"]) == 5
+    assert cli.main(["count", "--to", "10", "seed=1"]) == 2
+    err = capfd.readouterr().err
+    assert "--to 10" in err and "2 to 9" in err and "seed=1" in err
+    assert "| `count [--to N]` | Count. | the result |" in table.reference()
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "x", "inf", "nan"])
+def test_amount_out_of_range_is_error(value):
+    with pytest.raises(RunnerError):
+        amount(Option("--seconds", "SECONDS"), value)
+
+
+def test_parse_reports_every_error_at_once():
+    command = replace(COMMANDS["predict"], name="predict")
+    with pytest.raises(RunnerError) as raised:
+        parse(command, ["a", "b", "--batch-size", "0", "--keep=1", "--output", "seed=1", "--cfg", "job"])
+    asked = [fault.asked for fault in raised.value.faults]
+    assert asked == [
+        "predict b",
+        "--batch-size 0",
+        "predict --keep 1",
+        "predict without --input",
+        "predict a --cfg",
+    ]
