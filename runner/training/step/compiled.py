@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from runner.device import torch_private
@@ -23,8 +22,6 @@ Step = Callable[[Sequence[Any]], Mapping[str, Tensor]]
 CPU = torch.device("cpu")
 #: that several steps of a call take, at most
 SECONDS_A_CALL = 0.02
-#: outputs of a layer that a CPU multiplies the other way around, at most
-MOST_NARROW = 16
 #: calls that show whether a step has anything of the host's: torch compiles the second anew where it has a number
 LOOKED_AT = 2
 
@@ -230,7 +227,6 @@ class _Function:
         self._made += 1
         if graph.graph.output_node().args[0]:  # what torch writes to an attribute after the call
             self.of_host = "an attribute is another tensor after each step"
-        multiply_narrow(graph)
         compiled = self._compile_graph(graph, inputs)
 
         def several(*args: Any) -> Any:
@@ -241,26 +237,6 @@ class _Function:
             return taken
 
         return several
-
-
-def multiply_narrow(graph: Any) -> None:
-    """Has a CPU multiply a batch by the few columns of an output layer the other way around, W @ X.T for X @ W.T: what MKL
-    does with 2 to 16 columns takes half to all of the time so (128 rows, 128 by 10: 8 to 11 us for 22 to 27; from 32 columns on
-    the same; 1 thread, torch 2.13, 2026-11). graph: torch.fx's, of a step."""
-    for node in graph.graph.find_nodes(op="call_function", target=F.linear):
-        rows, weight, bias = (*node.args, *node.kwargs.values(), None)[:3]
-        of = [each.meta.get("example_value") for each in (rows, weight, node)]
-        is_plain = all(each is not None and each.dim() == 2 and each.dtype == torch.float32 for each in of)
-        if not is_plain or of[1].device.type != "cpu" or not 2 <= len(of[1]) <= MOST_NARROW:
-            continue
-        with graph.graph.inserting_before(node):
-            turned = graph.graph.call_method("t", (rows,))
-            found = graph.graph.call_method("t", (graph.graph.call_function(torch.mm, (weight, turned)),))
-            if bias is not None:
-                found = graph.graph.call_function(torch.add, (found, bias))
-        node.replace_all_uses_with(found)
-        graph.graph.erase_node(node)
-    graph.recompile()
 
 
 def _compiling_errors() -> type[Exception]:

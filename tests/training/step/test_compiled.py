@@ -25,7 +25,7 @@ from runner.models.gpt import GPT
 from runner.tasks.classification import Classification
 from runner.tracking.journal_reader import read_series
 from runner.training.optimizer import AveragedWeights
-from runner.training.step.compiled import Compiling, make_compiled, multiply_narrow
+from runner.training.step.compiled import Compiling, make_compiled
 from runner.training.step.on_device import OnDevice
 from runner.training.step.train_step import StepOptions, make_step
 
@@ -305,28 +305,3 @@ def test_gpt_is_one_function(traced):
     for _ in range(3):
         step(((tokens, tokens),))
     assert "one function" in said[0] and "alone" not in said[0]
-
-
-@pytest.mark.parametrize(
-    ("outputs", "dtype", "is_turned"),
-    [(10, torch.float32, True), (16, torch.float32, True), (17, torch.float32, False), (10, torch.float64, False)],
-)
-@pytest.mark.parametrize("bias", [True, False])
-def test_a_layer_of_few_outputs_is_multiplied_the_other_way_around(outputs, dtype, is_turned, bias):
-    """On a CPU; the same but for rounding, and so its gradients."""
-    seen = []
-
-    def backend(graph, inputs):
-        multiply_narrow(graph)
-        seen.extend(node.target for node in graph.graph.nodes if node.op == "call_function")
-        return graph
-
-    torch.manual_seed(0)
-    layer, rows = nn.Linear(32, outputs, bias=bias, dtype=dtype), torch.randn(20, 32, dtype=dtype)
-    torch._dynamo.reset()
-    expected, found = layer(rows), torch.compile(layer, backend=backend, fullgraph=True)(rows)
-    assert (torch.mm in seen) is is_turned and (nn.functional.linear in seen) is not is_turned
-    torch.testing.assert_close(found, expected)
-    own, theirs = (torch.autograd.grad(each.square().sum(), layer.weight)[0] for each in (found, expected))
-    torch.testing.assert_close(own, theirs)
-    torch._dynamo.reset()
