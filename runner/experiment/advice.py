@@ -19,6 +19,7 @@ from runner.config.settings import Settings
 from runner.data.loading.loaders import automatic_workers
 from runner.data.own_loader import OwnLoader
 from runner.device.hardware import num_usable_cpus
+from runner.experiment import rules
 from runner.training.optimizer import Turns
 from runner.training.parts import Parts
 from runner.training.result import Result
@@ -128,14 +129,14 @@ def _compile(run: Trained) -> Advice | None:
     train, parts, launch = run.settings.train, run.parts, run.spent.get("launch", 0.0)
     if train.compile or train.cuda_graph or isinstance(parts.optimizer, Turns) or run.result.findings:
         return None
-    is_watched = run.settings.placement.guard == "always"
-    if train.recompute or parts.shards is not None or is_watched:  # neither works with these
+    if parts.device.type != "cuda":
         return None
-    if parts.device.type == "cuda" and parts.train.indexed() is not None:
-        if train.on_oom == "split" or run.result.num_processes > 1:  # so is a graph, and compiled in part it saves less
-            return None
-        return Advice("launch-bound", "train.cuda_graph=true", GRAPH_SAVES * launch)
-    if parts.device.type != "cuda" or not _has_compiler():
+    is_on_device = parts.train.indexed() is not None
+    situation = rules.Situation("cuda", run.result.num_processes, is_on_device=is_on_device)
+    if is_on_device:
+        has_graph = rules.allows(run.settings, {"train.cuda_graph": True}, situation)
+        return Advice("launch-bound", "train.cuda_graph=true", GRAPH_SAVES * launch) if has_graph else None
+    if not rules.allows(run.settings, {"train.compile": True}, situation) or not _has_compiler():
         return None
     but = "compiling takes some seconds, once" if launch < MINUTE else ""
     return Advice("launch-bound", "train.compile=true", COMPILED_SAVES * launch, but=but)

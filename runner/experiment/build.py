@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
-from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 
 from runner.config import secrets, validate
@@ -34,7 +33,8 @@ from runner.data.tables.statistics import SCALED
 from runner.device import backends
 from runner.device.host_memory import keep_what_is_freed
 from runner.device.placement import place
-from runner.errors import Fault, RunnerError, refuse
+from runner.errors import RunnerError
+from runner.experiment import rules
 from runner.experiment.best_metric import best_of
 from runner.experiment.build_hooks import hooks_of
 from runner.experiment.build_optimizer import optimizer_of, schedule_of
@@ -47,11 +47,11 @@ from runner.models.whole import check_module, check_trains, has_lazy, know_shape
 from runner.models.with_preprocessing import Prepared
 from runner.tasks.checks import check_turns, trains_nothing
 from runner.tasks.regression import Regression
+from runner.tasks.task import HasRequirements
 from runner.training.checklist import STEPS as STEPS_OF_A_CHECK
 from runner.training.cpu_threads import flops_a_product, threads_worth
 from runner.training.optimizer import AveragedWeights, Turns, freeze, wants_metric
 from runner.training.parts import Parts
-from runner.training.progress import Best
 from runner.training.recompute import recompute
 from runner.training.stopping import Limits
 
@@ -141,9 +141,7 @@ def prepare_training(
     """The other half: model, task, optimizer and what they need."""
     keep_what_is_freed()
     source, loaders = data.source, data.loaders
-    if cfg.train.cuda_graph and loaders["train"].indexed() is None:
-        problem = f"a captured step reads its rows on the device, and they are {data.residency}"
-        raise RunnerError(Fault("train.cuda_graph=true", problem, "data.residency=device, or train.cuda_graph=false"))
+    rules.check(cfg, rules.Situation(is_on_device=loaders["train"].indexed() is not None))
     steps_per_epoch = math.ceil(loaders["train"].num_batches / cfg.train.accumulate_steps)
     num_steps = cfg.train.num_steps or cfg.train.num_epochs * steps_per_epoch
     fill_facts(cfg, {**OPTIONAL_FACTS, **_counted(cfg, source, data.splits), **source.facts, "num_steps": num_steps})
@@ -182,15 +180,8 @@ def prepare_training(
     optimizer = optimizer_of(cfg, model, device=device, prefix=prefix)
     trains_nothing(task)
     check_turns(task, [*optimizer.each] if isinstance(optimizer, Turns) else [])
-    if getattr(task, "kind", None) == "generation" and not hasattr(model, "generate"):
-        problem = f"{type(model).__name__} has no generate(real) and critic(rows)"
-        fix = "model=gan, on data that needs no layer before the model (data=playground, arrays)"
-        raise RunnerError(Fault("task=adversarial", problem, fix))
-    if getattr(task, "kind", None) == "autoencoding" and not around.keeps_inputs:
-        problem = (
-            f"a layer before the model makes other columns of those of {source.name}; they can't be asked back of it"
-        )
-        raise RunnerError(Fault("task=autoencoding", problem, "rows of numbers (data=arrays), or a task of your own"))
+    if isinstance(task, HasRequirements):
+        task.check_model(model, keeps_inputs=around.keeps_inputs, data=source.name)
     best = best_of(cfg)
     residency = data.residency
     task = place(task, device) if isinstance(task, nn.Module) else task
@@ -202,7 +193,13 @@ def prepare_training(
             loaders = {**loaders, **{name: each.with_batch_size(size) for name, each in larger.items()}}
             residency += f"; evaluated in batches of {size:,} (auto: train.eval_batch_size=null)"
     schedule = schedule_of(cfg, optimizer, mode=best.mode)
-    _needs_validation(cfg, schedule, best, loaders)
+    needs_metric = schedule is not None and wants_metric(schedule)
+    situation = rules.Situation(
+        has_validation="val" in loaders,
+        has_hook_metric=bool(cfg.train.hooks) and cfg.train.early_stopping.metric is not None,
+        metric_schedule=f"scheduler={type(schedule).__name__}" if needs_metric else None,
+    )
+    rules.check(cfg, situation)
     return Parts(
         device=device,
         source=source,
@@ -235,25 +232,10 @@ def prepare_training(
     )
 
 
-def _needs_validation(
-    cfg: DictConfig, schedule: LRScheduler | None, best: Best, loaders: Mapping[str, Batches]
-) -> None:
-    """Raises: RunnerError for what goes by a metric that is never measured; a hook may measure what needs no rows."""
-    if "val" in loaders:
-        return
-    problem = f"there are no rows to measure {best.metric} on"
-    found, hooks = [], bool(cfg.train.hooks)
-    is_a_hooks = hooks and cfg.train.early_stopping.metric is not None  # at the first measurement that shows
-    if schedule is not None and wants_metric(schedule) and not is_a_hooks:
-        fix = "data.val_fraction=0.1, or scheduler=cosine"
-        found.append(Fault(f"scheduler={type(schedule).__name__}", problem, fix))
-    if (patience := cfg.train.early_stopping.patience) is not None and not is_a_hooks:
-        asked = f"train.early_stopping.patience={patience}"
-        found.append(Fault(asked, problem, "data.val_fraction=0.1, or train.early_stopping.patience=null"))
-    if (every := cfg.train.evaluate_every_steps) is not None and not hooks:
-        asked = f"train.evaluate_every_steps={every}"
-        found.append(Fault(asked, problem, "data.val_fraction=0.1, or train.evaluate_every_steps=null"))
-    refuse(found)
+def _rows_kind(rows: Any) -> str:
+    if isinstance(rows, OwnLoader):
+        return "loader" if rows.is_loader else "iterable"
+    return "dataset" if isinstance(rows, Dataset) else "tensors"
 
 
 def _choose_threads(cfg: DictConfig, parts: Parts) -> str:
@@ -356,6 +338,7 @@ def batches_of(
 ) -> tuple[Batches, str]:
     """A split's batches on the device, finished as the source says, and why they lie where they lie; shuffled in training,
     or drawn by the sampler."""
+    rules.check(cfg, rules.Situation(rows=_rows_kind(rows)))
     shared, train = validate.shared_data_settings(cfg), cfg.train
     batch_size = train.batch_size if is_training else train.eval_batch_size or train.batch_size
     fraction = cfg.backends.cuda.memory_fraction if device.type == "cuda" else None

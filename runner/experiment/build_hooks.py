@@ -51,9 +51,6 @@ def hook_faults(cfg: DictConfig) -> list[Fault]:
             if moment not in MOMENTS:
                 fix = " or ".join(nearest(str(moment), MOMENTS) or MOMENTS)
                 found.append(Fault(f"{key}.{AT}={moment}", f"a hook is called at {', '.join(MOMENTS)}", fix))
-    if _nodes(cfg) and cfg.placement.strategy == "fsdp":
-        problem = "a hook looks at a whole model, and with fsdp each process has a part of it"
-        found.append(Fault(f"{KEY} with placement.strategy=fsdp", problem, "placement.strategy=ddp, or train.hooks=[]"))
     return found
 
 

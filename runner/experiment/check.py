@@ -5,8 +5,9 @@ Called by all that trains, and by sweeps, `plan`, `lr-find` and `evaluate`.
 
 from __future__ import annotations
 
+import os
 import re
-from typing import Any
+from contextlib import suppress
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -18,8 +19,11 @@ from runner.config.instantiate import faults as target_faults
 from runner.config.nodes import SHARED, split_settings
 from runner.config.schema import PRECISIONS
 from runner.data.vision.augment_settings import strengths_of
-from runner.device import Choice, Hardware, check_precision, choose, probe
+from runner.device import Choice, Hardware, check_precision, choose, parse, probe
+from runner.device.per_process import devices_of_processes
+from runner.distributed.environment import rank_here
 from runner.errors import Fault, RunnerError, path_faults
+from runner.experiment import rules
 from runner.experiment.best_metric import best_of, metric_faults
 from runner.experiment.build_hooks import hook_faults
 from runner.experiment.build_optimizer import rehearsed, turn_faults
@@ -65,7 +69,7 @@ def check(cfg: DictConfig, hardware: Hardware | None, *, choice: Choice | None =
         + hook_faults(cfg)
         + turn_faults(cfg)
         + metric_faults(cfg)
-        + _not_together(cfg, choice)
+        + rules.clashes(cfg, _situation(cfg, hardware, choice))
         + _dropout_faults(cfg)
     )
     if not any(REHEARSED.search(fault.asked) for fault in found):
@@ -75,6 +79,19 @@ def check(cfg: DictConfig, hardware: Hardware | None, *, choice: Choice | None =
     if precision != cfg.train.precision:
         cfg.train.precision = precision
     return choice
+
+
+def _situation(cfg: DictConfig, hardware: Hardware | None, choice: Choice | None) -> rules.Situation:
+    if choice is None:
+        return rules.Situation()
+    num_processes = None
+    with suppress(RunnerError, TypeError, ValueError):  # an error in these settings is reported by the checks of each
+        if (rank := rank_here(os.environ)) is not None:
+            num_processes = rank.num
+        elif hardware is not None:
+            policy, count = parse(validate.value(cfg, "device")), validate.value(cfg, "train.num_processes")
+            num_processes = len(devices_of_processes(policy, count, hardware, choice=choice))
+    return rules.Situation(device=choice.device, num_processes=num_processes)
 
 
 def _path_faults(cfg: DictConfig) -> list[Fault]:
@@ -115,58 +132,3 @@ def _augment_faults(cfg: DictConfig) -> list[Fault]:
     except RunnerError as error:
         return list(error.faults)
     return []
-
-
-def _not_together(cfg: DictConfig, choice: Choice | None) -> list[Fault]:
-    found = []
-    if validate.value(cfg, "train.cuda_graph") is True:
-        found += _not_captured(cfg, choice)
-    if validate.value(cfg, "optimizer.turns"):
-        found += _not_in_turns(cfg)
-    for setting in ("train.compile", "train.cuda_graph") if validate.value(cfg, "train.recompute") else ():
-        if validate.value(cfg, setting) is True:
-            problem = "the second forward pass begins with the generators of the first, which are the host's"
-            asked = f"train.recompute={_short(cfg.train.recompute)} {setting}=true"
-            found.append(Fault(asked, problem, f"{setting}=false, or train.recompute=[]"))
-    if validate.value(cfg, "train.compile") is True and validate.value(cfg, "placement.guard") == "always":
-        problem = "the guard watches operations one by one, and a compiled step has none"
-        found.append(Fault("train.compile=true placement.guard=always", problem, "placement.guard=first_step"))
-    return found
-
-
-def _short(patterns: Any) -> str:
-    return patterns if isinstance(patterns, str) else f"[{','.join(map(str, patterns))}]"
-
-
-def _not_in_turns(cfg: DictConfig) -> list[Fault]:
-    found = []
-    for setting, problem, fix in (
-        ("train.cuda_graph", "a graph is of one optimizer's step", "train.cuda_graph=false, or train.compile=true"),
-        (
-            "optimizer.groups",
-            "each optimizer has parameters and settings of its own",
-            "the settings in optimizer.turns",
-        ),
-    ):
-        if asked := validate.value(cfg, setting):
-            words = "true" if asked is True else asked
-            found.append(Fault(f"optimizer.turns with {setting}={words}", problem, fix))
-    return found
-
-
-def _not_captured(cfg: DictConfig, choice: Choice | None) -> list[Fault]:
-    asked, found = "train.cuda_graph=true", []
-    if choice is not None and not choice.device.startswith("cuda"):
-        problem = f"CUDA graphs are of NVIDIA's GPUs, and this run is on {choice.device}"
-        found.append(Fault(asked, problem, "train.cuda_graph=false, or device=cuda"))
-    for setting, value, problem, fix in (
-        ("train.on_oom", "split", "a captured step is of one size", "train.on_oom=fail"),
-        ("data.residency", "stream", "a captured step reads its rows on the device", "data.residency=auto"),
-        ("placement.guard", "always", "a captured step can't be watched", "placement.guard=first_step"),
-    ):
-        if validate.value(cfg, setting) == value:
-            found.append(Fault(f"{asked} {setting}={value}", problem, fix))
-    if validate.value(cfg, "train.compile") is True and validate.value(cfg, "train.precision") == "fp16":
-        problem = "a compiled update knows no scale of gradients"
-        found.append(Fault(f"{asked} train.compile=true train.precision=fp16", problem, "train.precision=bf16"))
-    return found

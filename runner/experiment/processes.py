@@ -26,7 +26,8 @@ from runner.device.per_process import backend_of, device_of_process, devices_of_
 from runner.distributed import messages
 from runner.distributed.environment import RankInfo, rank_here
 from runner.distributed.group import Alone, Ranks, join
-from runner.errors import Fault, RunnerError, refuse
+from runner.errors import Fault, RunnerError
+from runner.experiment import rules
 from runner.experiment.build import prepare
 from runner.experiment.console import Screen
 from runner.experiment.given import Checked, Given
@@ -53,23 +54,20 @@ def devices_here(cfg: DictConfig, checked: Checked, place: RankInfo | None, *, g
     Raises: RunnerError for what several processes can't do, and for devices that are not there.
     """
     hardware, choice = checked
-    is_given, has_trial = given.choice is not None, given.trial is not None
+    policy, count = _policy(cfg), cfg.train.num_processes
+    slot = choice.device if given.choice is not None else None
+    devices: tuple[Choice, ...]
     if place is not None:
-        found = choice if is_given else device_of_process(_policy(cfg), place.local_rank, place.local_num, hardware)
-        _refuse(cfg, place.num, has_trial=has_trial)
-        return (found,)
-    if is_given and choice.device != "cpu":
-        policy, count = _policy(cfg), cfg.train.num_processes
-        if policy == ("all",) or (count != "auto" and count > 1):
-            problem = "a sweep gives each of its jobs one device"
-            fix = "device=cuda train.num_processes=1, or this run outside of a sweep"
-            asked = f"device={','.join(policy)} train.num_processes={count}"
-            if count != "auto" or len(devices_of_processes(policy, "auto", hardware)) > 1:
-                raise RunnerError(Fault(asked, problem, fix))
+        devices = (choice if slot else device_of_process(policy, place.local_rank, place.local_num, hardware),)
+    elif slot and slot != "cpu":
+        num = len(devices_of_processes(policy, "auto", hardware)) if policy == ("all",) and count == "auto" else count
+        rules.check(cfg, rules.Situation(slot=slot, num_processes=num if num != "auto" else 1))
         return (choice,)
-    found_all = devices_of_processes(_policy(cfg), cfg.train.num_processes, hardware, choice=choice)
-    _refuse(cfg, len(found_all), has_trial=has_trial)
-    return found_all
+    else:
+        devices = devices_of_processes(policy, count, hardware, choice=choice)
+    num = place.num if place is not None else len(devices)
+    rules.check(cfg, rules.Situation(device=choice.device, num_processes=num, has_pruner=given.trial is not None))
+    return devices
 
 
 def joined(place: RankInfo | None, choice: Choice) -> Ranks:
@@ -163,50 +161,3 @@ def _of_a_death(folder: Path, summary: dict[str, Any], outcome: Outcome) -> dict
 
 def _policy(cfg: DictConfig) -> tuple[str, ...]:
     return parse(validate.value(cfg, "device"))
-
-
-def _refuse(cfg: DictConfig, num: int, *, has_trial: bool) -> None:
-    if num <= 1:
-        return
-    asked, one = f"train.num_processes={num}", "train.num_processes=1"
-    found = []
-    if cfg.train.on_oom == "split":
-        problem = "processes that wait for each other can't each repeat a step in parts"
-        fix = f"train.on_oom=fail and a smaller batch, or {one}"
-        found.append(Fault(f"train.on_oom=split with {asked}", problem, fix))
-    if cfg.train.cuda_graph:
-        problem = "a captured step does not wait for other processes"
-        found.append(Fault(f"train.cuda_graph=true with {asked}", problem, f"train.cuda_graph=false, or {one}"))
-    if cfg.optimizer.get("turns"):
-        problem = "gradients are exchanged once a step, and optimizers that take turns have several losses in one"
-        found.append(Fault(f"optimizer.turns with {asked}", problem, one))
-    if cfg.placement.strategy == "fsdp":
-        found += _not_in_parts(cfg, asked)
-    if has_trial:
-        problem = "a search asks one process whether its trial goes on"
-        found.append(Fault(f"{asked} in a search with a pruner", problem, f"hydra.sweeper.pruner=none, or {one}"))
-    refuse(found)
-
-
-def _not_in_parts(cfg: DictConfig, asked: str) -> list[Fault]:
-    found = []
-    for setting, value, problem, fix in (
-        (
-            "train.compile",
-            True,
-            "the exchanges around each block are not compiled in this version",
-            "train.compile=false",
-        ),
-        ("train.precision", "fp16", "fp16 scales by gradients that no process has whole", "train.precision=bf16"),
-        ("placement.init", "device", "it builds the whole model on each device", "placement.init=host"),
-        ("placement.guard", "always", "the guard would watch the exchanges", "placement.guard=first_step"),
-        *(
-            (f"backends.{kind}.channels_last", True, "parts are cut from weights as torch lays them out", "null for it")
-            for kind in ("cpu", "cuda")
-        ),
-        ("backends.cpu.onednn", True, "a layer's weight comes in parts, which are torch's to multiply", "null for it"),
-    ):
-        if validate.value(cfg, setting) == value:
-            words = "true" if value is True else value
-            found.append(Fault(f"placement.strategy=fsdp {setting}={words} with {asked}", problem, fix))
-    return found

@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from runner.data.own_loader import OwnLoader
+from runner.experiment import rules
 from runner.training.parts import Parts
 
 #: of activations, in bytes: a step that keeps less lies in the caches, and a smaller batch would only add calls
@@ -133,8 +134,8 @@ def _compile(cfg: DictConfig, parts: Parts, plan: dict[str, Any]) -> Option:
     name = "train.compile"
     if cfg.train.compile:
         return Option(name, ({name: False},))
-    if cfg.train.recompute or cfg.placement.guard == "always":
-        return Option(name, why_not="it does not go with train.recompute or placement.guard=always")
+    if reason := rules.why_not(cfg, {name: True}):
+        return Option(name, why_not=reason)
     if _has_dropout(parts.model):
         return Option(name, why_not="compiled, dropout draws other numbers")
     if (step := plan.get("step")) and (forward := step["flops_by_phase"].get("forward")):
@@ -149,8 +150,9 @@ def _graph(cfg: DictConfig, parts: Parts) -> Option:
     name = "train.cuda_graph"
     if cfg.train.cuda_graph:
         return Option(name, ({name: False},))
-    if parts.train.indexed() is None or cfg.train.recompute:
-        return Option(name, why_not="it goes with rows on the device, without train.recompute")
+    situation = rules.Situation(device=parts.device.type, is_on_device=parts.train.indexed() is not None)
+    if reason := rules.why_not(cfg, {name: True}, situation):
+        return Option(name, why_not=reason)
     return Option(name, ({name: True},))
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
+from runner.errors import Fault, RunnerError
 from runner.tasks.checks import plots_of
 from runner.tasks.metrics import make_metrics
 
@@ -38,6 +39,12 @@ class Adversarial(nn.Module):
             generated = model.generate(real)
         more_real = model.critic(real) - model.critic(generated)
         return {"loss": softplus(more_real if turn == "generator" else -more_real).mean()}
+
+    def check_model(self, model: nn.Module, *, keeps_inputs: bool, data: str) -> None:
+        if not hasattr(model, "generate"):
+            problem = f"{type(model).__name__} has no generate(real) and critic(rows)"
+            fix = "model=gan, on data that needs no layer before the model (data=playground, arrays)"
+            raise RunnerError(Fault("task=adversarial", problem, fix))
 
     def outputs(self, model: Any, batch: Any, /) -> Tensor:
         real = _real(batch)

@@ -48,6 +48,11 @@ class Autoencoding(nn.Module):
     def __call__(self, model: nn.Module, batch: Any, /) -> dict[str, Tensor]:
         return self.judge(self.outputs(model, batch), batch)
 
+    def check_model(self, model: nn.Module, *, keeps_inputs: bool, data: str) -> None:
+        if not keeps_inputs:
+            problem = f"a layer before the model changes the columns of {data}, so a model can't reproduce them"
+            raise RunnerError(Fault("task=autoencoding", problem, "numeric rows (data=arrays), or a custom task"))
+
     def outputs(self, model: nn.Module, batch: Any, /) -> Tensor:
         found = model(batch[0] if isinstance(batch, tuple | list) else batch)
         return output_of(found, self.output, task="autoencoding")

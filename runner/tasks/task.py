@@ -10,7 +10,7 @@ without a turn where a split is measured. Losses of certain names alone are told
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol, TypeGuard
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -48,6 +48,21 @@ class Predicting(Protocol):
 
     def derived(self, values: Mapping[str, float], /) -> Mapping[str, float]:
         """What follows from a split's values on the host, e.g. the perplexity of a loss."""
+        ...
+
+
+@runtime_checkable
+class HasRequirements(Protocol):
+    """A task that only some models and data suit."""
+
+    def check_model(self, model: nn.Module, *, keeps_inputs: bool, data: str) -> None:
+        """Raise a RunnerError for a model that can't be trained.
+
+        Args:
+            model: The model, with the layers that the data adds.
+            keeps_inputs: Whether these layers leave the inputs as they are.
+            data: The name of the data.
+        """
         ...
 
 

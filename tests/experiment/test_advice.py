@@ -49,12 +49,11 @@ def trained(spent=None, *, device="cpu", batch_size=128, rows=None, limits=None,
         train=batches,
         optimizer=None,
         limits=limits or Limits(10, 1000),
-        shards=more.get("shards"),
     )
     result = Result(best=None, findings=more.get("findings", []), times=more.get("times", {}))
     result.num_processes = more.get("num_processes", 1)
     result.steps = StepTimes(1000, 50, 0.0, {"data": spent["data"], "forward": 40.0, "backward": 50.0})
-    placement = SimpleNamespace(guard=more.get("guard", "first_step"))
+    placement = SimpleNamespace(guard=more.get("guard", "first_step"), strategy=more.get("strategy", "ddp"))
     settings = SimpleNamespace(train=train, placement=placement, experiment=more.get("experiment", {}))
     return Trained(parts, settings, result, spent)
 
@@ -114,7 +113,7 @@ def test_readers_and_what_they_can_not_do(monkeypatch):
             trained({"launch": 100.0}, device="cuda", **refused)
             for refused in (
                 {"recompute": ["blocks.*"]},
-                {"shards": object()},
+                {"strategy": "fsdp", "num_processes": 2},
                 {"guard": "always"},
             )
         ),

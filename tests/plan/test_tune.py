@@ -68,7 +68,7 @@ def test_what_may_win_is_tried():
         ([], {}, "train.precision", "--precision"),
         ([], {}, "data.residency", "on the device"),
         ([], {}, "backends.cpu.channels_last", "no 2-d convolutions"),
-        (["placement.guard=always"], {}, "train.compile", "placement.guard=always"),
+        (["placement.guard=always"], {}, "train.compile", "single operations"),
         (["model=cnn"], {}, "train.accumulate_steps", "batch norm"),
         (["model.dropout=0.1"], {}, "train.accumulate_steps", "dropout"),
         (["model.dropout=0.1"], {}, "train.compile", "dropout"),

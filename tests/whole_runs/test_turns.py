@@ -89,7 +89,7 @@ def test_a_task_and_optimizers_of_ones_own(own_folder):
     ("words", "so", "write"),
     [
         (["train.cuda_graph=true"], "one optimizer's step", "train.cuda_graph=false"),
-        (["optimizer.groups=[{match:critic,lr:1}]"], "settings of its own", "in optimizer.turns"),
+        (["optimizer.groups=[{match:critic,lr:1}]"], "settings of its own", "optimizer.groups=null"),
         (["train.num_processes=2"], "several losses in one", "train.num_processes=1"),
         (["optimizer.turns.critic.params=generator"], "both own generator.hidden.0.weight", "one of them alone"),
         (

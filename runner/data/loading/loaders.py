@@ -21,7 +21,7 @@ from runner.device.capabilities import TOO_LARGE_BYTES, legal_dtype
 from runner.device.hardware import num_usable_cpus
 from runner.device.host_memory import size_in_words
 from runner.device.placement import num_bytes, tensors
-from runner.errors import Fault, RunnerError, refuse
+from runner.errors import Fault, RunnerError
 
 __all__ = ["Batches", "Loading", "Resident", "Streamed", "load", "permutation"]
 
@@ -98,7 +98,7 @@ def load(
     settings: dict[str, Any] = dict(batch_size=batch_size, device=device, seed=seed, shuffle=shuffle, sampler=sampler)
     residency, num_workers, num_processes = loading.residency, loading.num_workers, loading.num_processes
     if isinstance(rows, OwnLoader):
-        return _served(rows, loading, batch_size=batch_size, device=device, seed=seed)
+        return _served(rows, batch_size=batch_size, device=device, seed=seed)
     on_device, reason = _residency(rows, residency, device=device, free_bytes=loading.free_bytes)
     if on_device:
         return Resident(rows, **settings), reason
@@ -110,25 +110,7 @@ def load(
     return Streamed(rows, num_workers=workers, **settings), reason
 
 
-def _served(
-    rows: OwnLoader, loading: Loading, *, batch_size: int, device: torch.device, seed: int
-) -> tuple[Served, str]:
-    faults = []
-    if loading.residency == "device":
-        problem = "a DataLoader of your own is read batch by batch"
-        faults.append(Fault("data.residency=device", problem, "data.residency=auto, or tensors from your function"))
-    if loading.num_workers:
-        problem, fix = "your DataLoader has processes of its own, or none", "DataLoader(..., num_workers=...)"
-        if not rows.is_loader:  # torch gives each process a copy, and rows come twice or never
-            problem = (
-                "each process would read all of your IterableDataset, and an epoch would end before its other rows"
-            )
-            fix = (
-                "data.num_workers=0, or return DataLoader(dataset, num_workers=...) whose dataset's __iter__ takes its "
-                "part by get_worker_info()"
-            )
-        faults.append(Fault(f"data.num_workers={loading.num_workers}", problem, fix))
-    refuse(faults)
+def _served(rows: OwnLoader, *, batch_size: int, device: torch.device, seed: int) -> tuple[Served, str]:
     served = Served(rows, batch_size=batch_size, device=device, seed=seed)
     what = f"your DataLoader, batches of {served.batch_size}" if rows.is_loader else "your IterableDataset"
     goes_on = "by its own state" if served.tells_state else "by reading again what it has had"
@@ -152,14 +134,7 @@ def automatic_workers(rows: Any, num_processes: int = 1, *, is_training: bool = 
 
 
 def _residency(rows: Any, asked: str, *, device: torch.device, free_bytes: int | None) -> tuple[bool, str]:
-    if asked not in ("auto", "device", "stream"):
-        choices = "data.residency=auto, data.residency=device or data.residency=stream"
-        raise RunnerError(Fault(f"data.residency={asked}", "data lies on the device or is streamed to it", choices))
     if isinstance(rows, Dataset):
-        if asked == "device":
-            problem = "a Dataset is read row by row and can't be put on the device whole"
-            fix = "data.residency=stream, or tensors from your function"
-            raise RunnerError(Fault("data.residency=device", problem, fix))
         return False, "streamed (a Dataset is read row by row)"
     size = num_bytes(rows)
     free = None if device.type == "cpu" else free_bytes  # the CPU's memory has the rows already

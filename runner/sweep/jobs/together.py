@@ -12,6 +12,7 @@ from typing import Any
 
 from runner.config.identity import flat
 from runner.config.validate import of_all_folds
+from runner.experiment import rules
 from runner.sweep.jobs.prepare import Prepared
 
 #: jobs from which on sweep.batch=auto trains them together: of fewer, most of the time is each job's own
@@ -68,15 +69,9 @@ def _size(count: int, batch: str | int, num_slots: int) -> int:
 
 
 def _why_alone(job: Prepared) -> str:
-    train = job.config.train
-    reasons = {
-        "train.cuda_graph=true": train.cuda_graph,
-        "train.precision=fp16 scales each loss by itself": train.precision == "fp16",
-        "train.max_seconds is the time of each": train.max_seconds is not None,
-        "several processes": train.num_processes not in (1, "auto"),
-        "their devices are not seen from here": job.assigned or not job.devices,
-    }
-    return next((reason for reason, holds in reasons.items() if holds), "")
+    if job.assigned or not job.devices:
+        return "their devices are not seen from here"
+    return rules.why_not(job.config, {"is_member": True})
 
 
 def _key(job: Prepared) -> Hashable:

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from runner.device import backends
 from runner.errors import OF_CODE, first_line
-from runner.training.optimizer import Turns
 from runner.training.stacked.compiled import Compiled
 from runner.training.stacked.fit import Member, stacked_batches, world
 from runner.training.stacked.size import WORTH, Size, choose_size
@@ -47,9 +46,11 @@ def check_alike(members: Sequence[Member], *, is_asked: bool) -> Size:
     Leaves weights, buffers and generators as they were. is_asked: also where nothing is gained by it.
     Raises: CannotStackError with the reason.
     """
-    for member in members:
-        _check_parts(member)
     parts = [member.parts for member in members]
+    if any(each.train.indexed() is None for each in parts):
+        raise CannotStackError("its rows are streamed")
+    for each in parts:
+        check_optimizer(each.optimizer)
     shapes = {(each.train.num_rows, each.train.batch_size) for each in parts}
     if len(shapes) > 1:
         raise CannotStackError("their training splits have different numbers of rows")
@@ -80,22 +81,6 @@ def _to_compare(members: Sequence[Member]) -> list[int]:
     ]
     last = len(members) - 1
     return sorted({0, last, *range(0, len(members), -(-len(members) // MOST_COMPARED)), *map(settings.index, settings)})
-
-
-def _check_parts(member: Member) -> None:
-    parts, train = member.parts, member.settings.train
-    for reason, holds in {
-        "optimizer.turns has several optimizers": isinstance(parts.optimizer, Turns),
-        "several processes": parts.shards is not None,
-        "train.precision=fp16 scales each loss by itself": parts.precision.scaler is not None,
-        "train.recompute takes each model's forward pass twice": bool(train.recompute),
-        "train.cuda_graph=true": train.cuda_graph,
-        "train.profile traces one run's steps": train.profile is not None,
-        "its rows are streamed": parts.train.indexed() is None,
-    }.items():
-        if holds:
-            raise CannotStackError(reason)
-    check_optimizer(parts.optimizer)
 
 
 def _together(stack: Stack, members: Sequence[Member], batches: Sequence[Any]) -> tuple[list[list[Tensor]], Size]:

@@ -73,7 +73,6 @@ def test_the_choice_and_its_reason(pretended, device, rows, residency, free, kin
 @pytest.mark.parametrize(
     ("rows", "residency", "free", "so", "write"),
     [
-        (Rows(), "device", None, "read row by row", "data.residency=stream, or tensors from your function"),
         (
             ROWS,
             "device",
@@ -82,7 +81,6 @@ def test_the_choice_and_its_reason(pretended, device, rows, residency, free, kin
             "data.residency=stream, or data.limit",
         ),
         (LARGE, "device", None, "mps ends a process", "data.residency=stream, or data.limit"),
-        (ROWS, "gpu", None, "lies on the device or is streamed", "data.residency=device or data.residency=stream"),
     ],
 )
 def test_what_can_not_be_had(rows, residency, free, so, write):

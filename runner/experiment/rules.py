@@ -1,0 +1,278 @@
+"""Which settings exclude or need each other: one table, with the reason and what to type instead.
+
+A new rule is one entry of RULES. Whoever wants to know whether settings go together asks here: check() raises every
+clash at once, why_not() answers for a change that is only considered (`tune`, advice, sweeps).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from runner.config import validate
+from runner.config.settings import Settings
+from runner.errors import Fault, refuse
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What a rule may ask besides the settings. None: not known yet, so rules that ask for it do not apply."""
+
+    device: str | None = None  # such as "cuda:0"
+    num_processes: int | None = None
+    slot: str | None = None  # the device that a sweep has given its job
+    has_pruner: bool | None = None  # a search may end the run early
+    is_member: bool | None = None  # trained together with other jobs of a sweep
+    rows: str | None = None  # the training data: "tensors", "dataset", or your "loader" or "iterable"
+    is_on_device: bool | None = None  # a step reads its examples there
+    has_validation: bool | None = None
+    has_hook_metric: bool | None = None  # a hook may report the metric that epochs are compared by
+    metric_schedule: str | None = None  # a schedule that needs a metric
+
+
+#: a value that a condition compares with, or a question about the value
+Condition = Any | Callable[[Any], bool]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Settings that clash when all conditions hold.
+
+    Attributes:
+        conditions: By dotted key of a setting, or by name of a field of Situation.
+        reason: Why; may name fields of Situation in braces.
+        fixes: What to type instead, the most useful first.
+    """
+
+    conditions: Mapping[str, Condition]
+    reason: str
+    fixes: tuple[str, ...]
+
+
+def is_set(value: Any) -> bool:
+    return bool(value)
+
+
+def is_empty(value: Any) -> bool:
+    return not value
+
+
+def is_several(value: Any) -> bool:
+    return isinstance(value, int) and value > 1
+
+
+def is_some(value: Any) -> bool:
+    return str(value).isdigit() and int(value) > 0  # `data` is an open group, where numbers may be texts
+
+
+def is_not_cuda(device: str) -> bool:
+    return not device.startswith("cuda")
+
+
+def is_accelerator(device: str) -> bool:
+    return device != "cpu"
+
+
+GRAPH, SPLIT = {"train.cuda_graph": True}, {"train.on_oom": "split"}
+COMPILE, RECOMPUTE = {"train.compile": True}, {"train.recompute": is_set}
+TURNS, FP16 = {"optimizer.turns": is_set}, {"train.precision": "fp16"}
+GUARDED = {"placement.guard": "always"}
+SEVERAL, FSDP = {"num_processes": is_several}, {"placement.strategy": "fsdp"}
+DIVIDED, MEMBER = {**FSDP, **SEVERAL}, {"is_member": True}
+NO_VALIDATION = {"has_validation": False}
+
+NO_GRAPH, ONE_PROCESS = "train.cuda_graph=false", "train.num_processes=1"
+FIRST_STEP, ALONE, VALIDATE = "placement.guard=first_step", "sweep.batch=off", "data.val_fraction=0.1"
+
+REPLAYED = "the second forward pass restores the generators of the first, which only the host can do"
+RULES = (
+    # CUDA graphs
+    Rule(
+        {**GRAPH, "device": is_not_cuda},
+        "CUDA graphs need an NVIDIA GPU, and this run is on {device}",
+        (NO_GRAPH, "device=cuda"),
+    ),
+    Rule({**GRAPH, **SPLIT}, "a captured step is of one size", ("train.on_oom=fail",)),
+    Rule(
+        {**GRAPH, "data.residency": "stream"},
+        "a captured step reads its examples on the device",
+        ("data.residency=auto",),
+    ),
+    Rule(
+        {**GRAPH, "is_on_device": False},
+        "a captured step reads its examples on the device, and they are streamed",
+        ("data.residency=device", NO_GRAPH),
+    ),
+    Rule({**GRAPH, **GUARDED}, "the guard can't watch a captured step", (FIRST_STEP,)),
+    Rule({**GRAPH, **COMPILE, **FP16}, "a compiled update can't scale gradients", ("train.precision=bf16",)),
+    Rule({**TURNS, **GRAPH}, "a graph holds one optimizer's step", (NO_GRAPH, "train.compile=true")),
+    Rule({**RECOMPUTE, **GRAPH}, REPLAYED, (NO_GRAPH, "train.recompute=[]")),
+    # compiled steps
+    Rule({**RECOMPUTE, **COMPILE}, REPLAYED, ("train.compile=false", "train.recompute=[]")),
+    Rule({**COMPILE, **GUARDED}, "the guard watches single operations, and a compiled step has none", (FIRST_STEP,)),
+    # several optimizers
+    Rule(
+        {**TURNS, "optimizer.groups": is_set},
+        "each optimizer has parameters and settings of its own",
+        ("optimizer.groups=null",),
+    ),
+    # several processes
+    Rule(
+        {**SPLIT, **SEVERAL},
+        "processes that wait for each other can't each repeat a step in parts",
+        ("train.on_oom=fail", ONE_PROCESS),
+    ),
+    Rule({**GRAPH, **SEVERAL}, "a captured step does not wait for other processes", (NO_GRAPH, ONE_PROCESS)),
+    Rule(
+        {**TURNS, **SEVERAL},
+        "gradients are exchanged once a step, and optimizers that take turns have several losses in one",
+        (ONE_PROCESS,),
+    ),
+    Rule(
+        {**SEVERAL, "has_pruner": True},
+        "a search asks one process whether its trial continues",
+        ("hydra.sweeper.pruner=none", ONE_PROCESS),
+    ),
+    Rule({**SEVERAL, "slot": is_accelerator}, "a sweep gives each of its jobs one device", (ONE_PROCESS,)),
+    # a model divided among processes
+    Rule(
+        {**FSDP, "train.hooks": is_set},
+        "a hook sees a whole model, and with fsdp each process has a part of it",
+        ("placement.strategy=ddp", "train.hooks=[]"),
+    ),
+    Rule({**DIVIDED, **COMPILE}, "the exchanges around each block can't be compiled", ("train.compile=false",)),
+    Rule({**DIVIDED, **FP16}, "fp16 scales by gradients that no process has whole", ("train.precision=bf16",)),
+    Rule(
+        {**DIVIDED, "placement.init": "device"},
+        "it builds the whole model on each device",
+        ("placement.init=host",),
+    ),
+    Rule({**DIVIDED, **GUARDED}, "the guard would watch the exchanges", (FIRST_STEP,)),
+    *(
+        Rule(
+            {**DIVIDED, f"backends.{kind}.channels_last": True},
+            "parts are cut from weights as torch lays them out",
+            (f"backends.{kind}.channels_last=null",),
+        )
+        for kind in ("cpu", "cuda")
+    ),
+    Rule(
+        {**DIVIDED, "backends.cpu.onednn": True},
+        "a layer's weight comes in parts, and only torch multiplies these",
+        ("backends.cpu.onednn=null",),
+    ),
+    # jobs of a sweep that are trained together
+    Rule({**MEMBER, **TURNS}, "optimizer.turns has several optimizers", (ALONE,)),
+    Rule({**MEMBER, **FP16}, "train.precision=fp16 scales each loss by itself", (ALONE,)),
+    Rule({**MEMBER, **RECOMPUTE}, "train.recompute takes each model's forward pass twice", (ALONE,)),
+    Rule({**MEMBER, **GRAPH}, "train.cuda_graph=true", (ALONE,)),
+    Rule({**MEMBER, "train.profile": is_set}, "train.profile traces one run's steps", (ALONE,)),
+    Rule({**MEMBER, "train.max_seconds": is_set}, "train.max_seconds is the time of each", (ALONE,)),
+    Rule({**MEMBER, "train.num_processes": is_several}, "several processes", (ALONE,)),
+    # what the data allows
+    Rule(
+        {"data.residency": "device", "rows": "dataset"},
+        "a Dataset is read example by example and can't be moved to the device whole; return tensors for that",
+        ("data.residency=stream",),
+    ),
+    Rule(
+        {"data.residency": "device", "rows": lambda rows: rows in ("loader", "iterable")},
+        "your DataLoader is read batch by batch; return tensors for that",
+        ("data.residency=auto",),
+    ),
+    Rule(
+        {"data.num_workers": is_some, "rows": "loader"},
+        "your DataLoader decides by itself: DataLoader(..., num_workers=...)",
+        ("data.num_workers=0",),
+    ),
+    Rule(
+        {"data.num_workers": is_some, "rows": "iterable"},
+        "each process would read all of your IterableDataset, and an epoch would end before its other examples; return"
+        " DataLoader(dataset, num_workers=...), where __iter__ takes its part by get_worker_info()",
+        ("data.num_workers=0",),
+    ),
+    Rule(
+        {**NO_VALIDATION, "metric_schedule": is_set, "has_hook_metric": False},
+        "{metric_schedule} follows a metric of the validation split, and there is none",
+        (VALIDATE, "scheduler=cosine"),
+    ),
+    Rule(
+        {**NO_VALIDATION, "train.early_stopping.patience": is_set, "has_hook_metric": False},
+        "early stopping follows a metric of the validation split, and there is none",
+        (VALIDATE, "train.early_stopping.patience=null"),
+    ),
+    Rule(
+        {**NO_VALIDATION, "train.evaluate_every_steps": is_set, "train.hooks": is_empty},
+        "there is no validation split to evaluate",
+        (VALIDATE, "train.evaluate_every_steps=null"),
+    ),
+)
+
+
+def check(cfg: DictConfig, situation: Situation) -> None:
+    """Raise every clash of a configuration at once.
+
+    Raises:
+        RunnerError: With one error for each clash.
+    """
+    refuse(clashes(cfg, situation))
+
+
+def clashes(cfg: DictConfig, situation: Situation) -> list[Fault]:
+    """Return an error for each clash of a configuration."""
+    return [_error(rule, cfg, situation) for rule in RULES if _holds(rule, cfg, situation, {})]
+
+
+def allows(cfg: DictConfig | Settings, changes: Mapping[str, Any], situation: Situation = Situation()) -> bool:
+    """Return whether the changes would clash with nothing, see why_not()."""
+    return not why_not(cfg, changes, situation)
+
+
+def why_not(cfg: DictConfig | Settings, changes: Mapping[str, Any], situation: Situation = Situation()) -> str:
+    """Return why changes would clash with other settings, or "" if they would not.
+
+    Args:
+        cfg: The configuration without the changes. Clashes in which none of them takes part don't count.
+        changes: Values by dotted key of a setting, or by field of Situation.
+        situation: What is known besides the settings.
+    """
+    touched = [rule for rule in RULES if changes.keys() & rule.conditions.keys()]
+    found = next((rule for rule in touched if _holds(rule, cfg, situation, changes)), None)
+    return found.reason.format_map(vars(situation)) if found else ""
+
+
+def _holds(rule: Rule, cfg: DictConfig | Settings, situation: Situation, changes: Mapping[str, Any]) -> bool:
+    for key, wanted in rule.conditions.items():
+        value = changes[key] if key in changes else _value(key, cfg, situation)
+        if value is None and hasattr(situation, key):
+            return False
+        if not (wanted(value) if callable(wanted) else type(value) is type(wanted) and value == wanted):
+            return False
+    return True
+
+
+def _value(key: str, cfg: DictConfig | Settings, situation: Situation) -> Any:
+    if hasattr(situation, key):
+        return getattr(situation, key)
+    if isinstance(cfg, DictConfig):
+        return validate.value(cfg, key)
+    section, _, name = key.partition(".")
+    return getattr(getattr(cfg, section, None), name, cfg.experiment.get(key))
+
+
+def _error(rule: Rule, cfg: DictConfig, situation: Situation) -> Fault:
+    typed = [_typed(key, validate.value(cfg, key)) for key in rule.conditions if "." in key]
+    if "num_processes" in rule.conditions:
+        typed.append(f"train.num_processes={situation.num_processes}")
+    return Fault(" ".join(typed), rule.reason.format_map(vars(situation)), ", or ".join(rule.fixes), rule.fixes)
+
+
+def _typed(key: str, value: Any) -> str:
+    if OmegaConf.is_dict(value) or (OmegaConf.is_list(value) and any(map(OmegaConf.is_dict, value))):
+        return key
+    if OmegaConf.is_list(value):
+        return f"{key}=[{','.join(map(str, value))}]"
+    return f"{key}={str(value).lower() if isinstance(value, bool) else value}"
