@@ -48,7 +48,6 @@ from runner.models.with_preprocessing import Prepared
 from runner.tasks.checks import check_turns, trains_nothing
 from runner.tasks.regression import Regression
 from runner.tasks.task import HasRequirements
-from runner.training.checklist import STEPS as STEPS_OF_A_CHECK
 from runner.training.cpu_threads import flops_a_product, threads_worth
 from runner.training.optimizer import AveragedWeights, Turns, freeze, wants_metric
 from runner.training.parts import Parts
@@ -61,6 +60,8 @@ MAX_EVAL_BATCH, FOR_EVALUATION = 2048, 0.25
 if TYPE_CHECKING:
     from runner.distributed.sharding import Shards
 
+#: steps that train.check takes: on the first batch and the last one, if that is smaller
+CHECKED_STEPS = 2
 #: facts that most data has no word of
 OPTIONAL_FACTS = {
     "vocab_size": None,
@@ -205,7 +206,7 @@ def prepare_training(
         source=source,
         splits=data.splits,
         residency=residency,
-        train=loaders["train"],
+        train=_first_and_last(loaders["train"], data.splits) if cfg.train.check else loaders["train"],
         val=loaders.get("val"),
         test=loaders.get("test"),
         model=model,
@@ -219,12 +220,12 @@ def prepare_training(
         precision=computes,
         limits=Limits(
             num_epochs=math.ceil(num_steps / steps_per_epoch),
-            num_steps=min(num_steps, STEPS_OF_A_CHECK) if cfg.train.check else num_steps,
+            num_steps=min(num_steps, CHECKED_STEPS) if cfg.train.check else num_steps,
             max_seconds=cfg.train.max_seconds,
             patience=cfg.train.early_stopping.patience,
             save_every_seconds=cfg.train.checkpoint_every_seconds,
             save_every_steps=cfg.train.checkpoint_every_steps,
-            evaluate_every_steps=cfg.train.evaluate_every_steps,
+            evaluate_every_steps=CHECKED_STEPS if cfg.train.check else cfg.train.evaluate_every_steps,
         ),
         best=best,
         hooks=hooks_of(cfg),
@@ -236,6 +237,10 @@ def _rows_kind(rows: Any) -> str:
     if isinstance(rows, OwnLoader):
         return "loader" if rows.is_loader else "iterable"
     return "dataset" if isinstance(rows, Dataset) else "tensors"
+
+
+def _first_and_last(batches: Batches, splits: Splits) -> Batches:
+    return batches if isinstance(splits.train, OwnLoader) else FirstAndLast(batches)
 
 
 def _choose_threads(cfg: DictConfig, parts: Parts) -> str:

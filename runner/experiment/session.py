@@ -135,6 +135,8 @@ class Session:
         self._clock.lap("setup")
         if self.settings.train.check:
             self.say(f"check:  data, model, optimizer ({self._clock.seconds['setup']:.2f} s)")
+            if parts.train.num_batches > 1:
+                self.say(f"check:  the last batch of train: {parts.train.num_rows % parts.train.batch_size} rows")
 
     def say(self, text: str) -> None:
         self.screen.say(text)
@@ -196,8 +198,8 @@ class Session:
                 self._journal.event("artifact", path="plots", to="plots")
             for line in left_out:
                 self.say(line)
-            if self.settings.train.check and result.status == "finished":
-                self._tell_of_pictures(drawn, left_out)
+            if self.settings.train.check and result.status == "finished" and left_out:
+                self._result.status, self._result.error = "failed", left_out[0]
             if (self.folder / TRACES).is_dir():
                 self._journal.event("artifact", path=TRACES, to=TRACES)
         with self._failing():
@@ -222,12 +224,6 @@ class Session:
         clock = self._clock
         finish = clock.seconds.get("finish", clock.since()) - self._waited
         return {"start-up": clock.before + clock.seconds.get("setup", 0.0), "tracker": self._waited, "finish": finish}
-
-    def _tell_of_pictures(self, drawn: list[Path], left_out: list[str]) -> None:
-        if left_out:
-            self._result.status, self._result.error = "failed", left_out[0]
-        else:
-            self.say(f"check:  pictures: {', '.join(path.name for path in drawn)} ({self._clock.since():.2f} s)")
 
     def _sum_up(self) -> None:
         self.summary = self._summarise() | self.summary | {"exit_code": self.stop.exit_code}

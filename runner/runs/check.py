@@ -1,8 +1,4 @@
-"""`train.check=true`: takes a run through all its parts in little, and says of each that it works. Called by cli/train.py.
-
-The run itself is experiment/run.py's, of two steps (training/checklist.py says their lines); what is done with a run that
-has trained comes after it here. Its folder is the caller's to take away.
-"""
+"""Runs `train.check=true`: two steps, one batch of each split, a checkpoint and the export, in a directory that the caller removes."""
 
 from __future__ import annotations
 
@@ -11,6 +7,7 @@ import pickle
 import socket
 import tempfile
 import time
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,21 +22,28 @@ from runner.device.placement import tensors
 from runner.errors import Fault, RunnerError
 from runner.experiment.claim import LOG
 from runner.experiment.given import Given
+from runner.experiment.readable_numbers import seconds as in_seconds
 from runner.experiment.run import run
 from runner.experiment.terminal import say
 from runner.runs.export import FOLDER, FORMS, export_to
 from runner.runs.inputs import example
 from runner.runs.load import BEST, Trained, open_run
 from runner.tracking.store_uri import sqlite_path
+from runner.training import checkpoint
 from runner.version import IMPORTED
 
+LAST = "checkpoints/last.pt"
 SECONDS_FOR_STORE = 2.0  # that a server may take to answer
 
 
 def check_run(cfg: DictConfig, folder: Path, *, given: Given) -> dict[str, Any]:
-    """Returns the summary of the two steps. Says line by line what works; some seconds.
+    """Train two steps, load the model again and export it; print a line for each part that works.
 
-    Raises: RunnerError for a model that can't be loaded again or exported, and as experiment.run.
+    Returns:
+        The summary of the two steps.
+
+    Raises:
+        RunnerError: as experiment.run, and for a model that can't be loaded again or exported.
     """
     uri = str(cfg.tracking.uri) if cfg.tracking.enabled else None
     cfg.tracking.enabled, cfg.tracking.log_model = False, True  # it leaves a few rows to export by
@@ -47,17 +51,56 @@ def check_run(cfg: DictConfig, folder: Path, *, given: Given) -> dict[str, Any]:
     if summary["status"] != "finished":
         _keep_log(folder)
         return summary
-    _export(folder)
+    began = time.perf_counter()
+    trained = open_run((folder, BEST), device="cpu", precision="fp32")
+    loading_seconds = time.perf_counter() - began
+    for line in _trained_parts(cfg, summary, trained):
+        say(f"check:  {line}")
+    _check_weights(trained)
+    say(f"check:  model: loaded again from its run ({loading_seconds:.2f} s)")
+    _export(trained)
     if uri is not None:
         say(f"check:  store {without_password(uri)}: {_reached(uri)}")
     say(f"check: everything works ({time.perf_counter() - IMPORTED:.1f} s)")
     return summary
 
 
-def _export(folder: Path) -> None:
-    began = time.perf_counter()
-    trained = open_run((folder, BEST), device="cpu", precision="fp32")
-    say(f"check:  model: loaded again from its run ({time.perf_counter() - began:.2f} s)")
+def _trained_parts(cfg: DictConfig, summary: Mapping[str, Any], trained: Trained) -> Iterator[str]:
+    seconds: Mapping[str, float] = summary["time"]
+    yield _steps(cfg, summary, num_steps=trained.card.facts["num_steps"])
+    for split, name in (("val", "validation"), ("test", "test")):
+        values = {key: value for key, value in summary["metrics"].items() if key.startswith(f"{split}/")}
+        if values:
+            text = ", ".join(f"{key.partition('/')[2]} {value:.4g}" for key, value in values.items())
+            yield f"a batch of {split}: {text} ({seconds.get(name, 0.0):.2f} s)"
+    if cfg.train.hooks:
+        yield f"hooks ({seconds.get('hooks', 0.0):.2f} s)"
+    size = size_in_words((trained.folder / LAST).stat().st_size)
+    yield f"checkpoint of {size}: written, read, put back ({seconds.get('checkpoints', 0.0):.2f} s)"
+    plots = sorted(path.name for path in (trained.folder / "plots").glob("*"))
+    if plots:
+        yield f"plots: {', '.join(plots)} ({seconds.get('finish', 0.0):.2f} s)"
+
+
+def _steps(cfg: DictConfig, summary: Mapping[str, Any], *, num_steps: int) -> str:
+    taken, step = summary["num_steps"], summary["step"]
+    text = f"{taken} optimizer {'step' if taken == 1 else 'steps'} ({summary['seconds']['train']:.2f} s)"
+    if cfg.train.compile or cfg.train.cuda_graph or not step:  # the second step compiles, too
+        return text
+    return f"{text}; all {num_steps:,} take about {in_seconds(num_steps * step['seconds'])} at the pace of the second"
+
+
+def _check_weights(trained: Trained) -> None:
+    """Raises: RunnerError for a model whose load_state_dict() leaves out what its state_dict() gave."""
+    saved, loaded = checkpoint.load(trained.folder / trained.weights)["model"], trained.model.state_dict()
+    for name, value in saved.items():
+        if not torch.equal(value.nan_to_num(), loaded[name].to(value.dtype).nan_to_num()):
+            problem = f"the model has another {name} than its checkpoint gave it"
+            fix = "a model whose load_state_dict() takes all that its state_dict() gives"
+            raise RunnerError(Fault("train.check=true", problem, fix))
+
+
+def _export(trained: Trained) -> None:
     _repeat(trained)
     if find_spec("safetensors") is not None:
         _export_as("safetensors", trained)

@@ -12,23 +12,18 @@ from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
 from runner.config.settings import Settings
-from runner.data.loading.first_and_last import FirstAndLast
-from runner.data.own_loader import OwnLoader
 from runner.device.backends import is_out_of_memory, peak_memory, use_in_thread
-from runner.device.host_memory import size_in_words
 from runner.distributed import messages
 from runner.distributed.group import Ranks, is_lost
 from runner.errors import RunnerError
 from runner.inspection.findings import merged
 from runner.inspection.guard import Guard, Watching
 from runner.training.background import Background
-from runner.training.checklist import Checklist, TimedSteps
-from runner.training.evaluate import Evaluation, evaluate
+from runner.training.evaluate import Evaluation
 from runner.training.failure import fail
 from runner.training.hooks import Hooks
 from runner.training.loop import Epochs, result_of, train
@@ -120,11 +115,8 @@ class Training:
             optimizer=parts.optimizer,
         )
         self.evaluation = Evaluation(parts, self.guard, stop=stop, ranks=ranks)
-        is_check = settings.train.check
         own_hooks = parts.hooks if ranks.is_first else ()
-        self.hooks = Hooks(own_hooks, parts, folder, say=observer.say, must_work=is_check)
-        self.checklist = Checklist(parts.device, say=observer.say) if is_check else None
-        self.timed: TimedSteps | None = None
+        self.hooks = Hooks(own_hooks, parts, folder, say=observer.say, must_work=settings.train.check)
         self.clock: StepClock | None = None
         self._beside: defaultdict[str, float] = defaultdict(float)  # seconds of what goes on beside the steps
         self._step_seconds, self._first_step = 0.0, self.progress.step
@@ -138,8 +130,10 @@ class Training:
             if result.ending == "stopped":
                 result.status = "killed"
             else:
-                self.read_back()
                 with self.beside("checkpoints"):
+                    if self.settings.train.check and self.ranks.num == 1:
+                        self.background.wait()
+                        self.checkpoints.restore(self.buffer)
                     self.checkpoints.use_best(self.progress)
                 with self.beside("test"):
                     self.values = self.measure("test")
@@ -172,7 +166,7 @@ class Training:
         if self.ranks.num > 1:
             asked = CommonStopCondition(self.stop, limits, self.ranks)
         num_clocked = self.settings.train.clocked_steps
-        if num_clocked and self.ranks.is_first and self.checklist is None and self.place is None:
+        if num_clocked and self.ranks.is_first and self.place is None:
             self.clock = StepClock(num_clocked, first=self.progress.step, limits=limits, device=parts.device)
         if self.place is not None:
             epochs, asked = self.place, self.place.asked
@@ -195,8 +189,6 @@ class Training:
                 say=self.observer.say,
                 left=limits.num_steps - self.progress.step,
             )
-        if self.checklist is not None:
-            epochs = self.timed = TimedSteps(epochs, parts.device)
         parts.model.train()
         if not self.progress.step:
             self.call_hooks("start")
@@ -228,15 +220,6 @@ class Training:
         The metric buffer is pulled here, so that the training values next to the validation values are the epoch's own.
         """
         parts = self.parts
-        if self.checklist is not None and self.timed is not None:
-            is_alike = not (self.settings.train.compile or self.settings.train.cuda_graph)
-            num_steps = parts.card.facts["num_steps"] if is_alike else None
-            self.checklist.passed(self.timed.in_words(self.progress.step, of=num_steps))
-            last = FirstAndLast(parts.train)
-            if last.num_batches == 2 and self.ranks.num == 1 and not isinstance(parts.splits.train, OwnLoader):
-                batches = islice(last.epoch(0), 1, 2)
-                evaluate(parts.model, parts.task, batches, precision=parts.precision)
-                self.checklist.passed(f"the last batch of train: {last.num_rows - last.batch_size} rows")
         with self.beside("validation"):
             measured = self.values = self.measure("val")
             # the device has been waited for: spoilt weights are not the best, and none of them is kept as measured
@@ -247,11 +230,10 @@ class Training:
             self._miss(values)
         if parts.falls_by_metric and values:
             parts.schedule.step(values[parts.best.metric])  # type: ignore[union-attr,arg-type]
-        if self.checklist is None:
-            progress, best = self.progress, self.progress.best
-            is_best = best.metric in values and best.improves(values[best.metric])
-            show = partial(self.observer.epoch, progress.epoch + 1, progress.step, measured, is_best=is_best)
-            self.background.do(show)  # after the window
+        progress, best = self.progress, self.progress.best
+        is_best = best.metric in values and best.improves(values[best.metric])
+        show = partial(self.observer.epoch, progress.epoch + 1, progress.step, measured, is_best=is_best)
+        self.background.do(show)  # after the window
         return values
 
     def measure(self, split: str) -> Mapping[str, float]:
@@ -260,11 +242,6 @@ class Training:
         now = int(time.time() * 1000)
         if values:
             self.background.do(partial(self.observer.values, values, step=self.progress.step, time_ms=now))
-            if self.checklist is not None:
-                numbers = (f"{name.partition('/')[2]} {value:.4g}" for name, value in values.items())
-                loader = self.parts.val if split == "val" else self.parts.test
-                num = "2 batches" if loader is not None and loader.num_batches == 2 else "a batch"
-                self.checklist.passed(f"{num} of {split}: {', '.join(numbers)}")
         return values
 
     def call_hooks(self, when: str) -> Mapping[str, float]:
@@ -276,8 +253,6 @@ class Training:
         with self.beside("hooks"):
             shown = self.hooks.call(when, epoch=epoch, step=progress.step, values=dict(self.values))
         now = int(time.time() * 1000)
-        if self.checklist is not None and (called := [hook.name for hook in parts.hooks if when in hook.at]):
-            self.checklist.passed(f"hooks at {when}: {', '.join(called)}")
         if shown.numbers:
             self.background.do(partial(self.observer.values, shown.numbers, step=progress.step, time_ms=now))
         if shown.images or shown.tables:
@@ -302,14 +277,6 @@ class Training:
                 self.checkpoints.keep_measured(self.progress, self.buffer, seconds=self.seconds, measured=self.values)
             else:
                 self.checkpoints.keep_last(self.progress, self.buffer, seconds=self.seconds)
-
-    def read_back(self) -> None:
-        """Of a check: what a run would go on from is written, read and put back. Raises: what of it fails."""
-        if self.checklist is None or not self.ranks.is_first:
-            return
-        self.background.wait()
-        num_bytes = self.checkpoints.read_back()
-        self.checklist.passed(f"checkpoint of {size_in_words(num_bytes)}: written, read, put back, the same")
 
     @contextmanager
     def beside(self, name: str) -> Iterator[None]:

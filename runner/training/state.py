@@ -20,7 +20,6 @@ from runner.data.loading.served import Served
 from runner.device import backends
 from runner.distributed.group import Ranks
 from runner.errors import Fault, RunnerError, first_line
-from runner.training import checkpoint
 from runner.training.background import Background
 from runner.training.checkpoint import CheckpointWriter
 from runner.training.kept import Keeping
@@ -53,7 +52,7 @@ class Checkpoints:
         """
         self._parts, self._ranks, self._experiment = parts, ranks, experiment
         best = parts.best
-        self._keeps_measured, self._file = keep is not None, folder / "checkpoints" / "last.pt"
+        self._keeps_measured = keep is not None
         self._keeper = CheckpointWriter(
             folder / "checkpoints",
             background,
@@ -81,24 +80,6 @@ class Checkpoints:
             fix = "the run in a new folder, or the checkpoint that its own run wrote"
             raise RunnerError(Fault("the folder's checkpoint", problem, fix)) from error
         return progress
-
-    def read_back(self) -> int:
-        """Reads last.pt and puts it into the parts, as a run that goes on does; returns its bytes. Waits for the device.
-
-        Raises: RunnerError for a file, or parts, that are not as they were.
-        """
-        state, kept, file = checkpoint.load(self._file), self._keeper.newest("last"), self._file.stat().st_size
-        asked, write = (
-            "train.check=true",
-            "a model and an optimizer whose state_dict() holds all that load_state_dict() takes",
-        )
-        if different := _different(kept, state):
-            raise RunnerError(Fault(asked, f"the checkpoint holds another {different} than was written", write))
-        if self._parts.shards is None:
-            _put_parts_back(state, self._parts)
-            if different := _different(state["model"], self._parts.model.state_dict()):
-                raise RunnerError(Fault(asked, f"the model has another {different} than its checkpoint gave it", write))
-        return file
 
     @property
     def notes(self) -> list[str]:
@@ -260,26 +241,6 @@ def catch_up(schedule: LRScheduler, num_steps: int) -> None:
         warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
         for _ in range(num_steps):
             schedule.step()
-
-
-def _different(one: Any, other: Any, key: str = "") -> str:
-    """The first place, dotted, at which two trees of tensors and plain values are not the same; empty where they are."""
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        pairs = [(name, one.get(name), other.get(name)) for name in dict.fromkeys([*one, *other])]
-    elif isinstance(one, list | tuple) and isinstance(other, list | tuple) and len(one) == len(other):
-        pairs = [(at, *both) for at, both in enumerate(zip(one, other, strict=True))]
-    elif isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return "" if _same(one, other) else key
-    else:
-        return "" if one == other else key
-    return next(filter(None, (_different(mine, its, f"{key}.{name}".lstrip(".")) for name, mine, its in pairs)), "")
-
-
-def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    one, other = one.detach().cpu(), other.detach().cpu()
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    return torch.equal(one, other) or torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
 
 
 def _draw_on(state: dict[str, Any], parts: Parts, ranks: Ranks) -> None:

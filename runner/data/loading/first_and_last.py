@@ -27,8 +27,9 @@ class FirstAndLast:
         if first_batch < self.num_batches == 2:
             yield from self._batches.epoch(number, first_batch=self._batches.num_batches - 1, shard=shard)
 
-    def indexed(self) -> None:
-        """No steps read them."""
+    def indexed(self) -> Any:
+        """The rows on the device; in their order those of a smaller last batch follow the first batch."""
+        return self._batches.indexed()
 
     def close(self) -> None:
         self._batches.close()
