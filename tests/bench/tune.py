@@ -39,10 +39,9 @@ from runner.device.backends import is_out_of_memory
 from runner.errors import RunnerError
 from runner.experiment.check import check
 from runner.experiment.compose_run import composed
-from runner.plan.tune import tune
+from runner.plan.tune import LEAST_SECONDS, SHARE, Search, tune
 from runner.plan.tune_measure import Candidate, Comparison, compare, is_same
 from runner.plan.tune_options import in_words
-from runner.plan.tune_search import LEAST_SECONDS, SHARE, Search
 
 THREADS, COMPILE, RESIDENCY, LAST = (
     "backends.cpu.num_threads",

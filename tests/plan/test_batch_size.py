@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from runner.plan.batch_size import OutOfTime, largest
+from runner.plan.worker import OutOfTime, largest
 
 LATER = time.monotonic() + 1e6
 

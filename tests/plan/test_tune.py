@@ -18,8 +18,8 @@ from runner.data.own_loader import OwnLoader
 from runner.device import backends
 from runner.errors import Fault, RunnerError
 from runner.experiment.build import prepare, prepare_data
+from runner.plan import tune, tune_measure
 from runner.plan import tune as command
-from runner.plan import tune_measure, tune_search
 from runner.plan.tune_measure import FEW_TURNS, TURNS, Comparison, compare, difference, is_same
 from runner.plan.tune_options import Option, in_words, options, with_settings
 
@@ -212,12 +212,12 @@ class Fake:
 def search(monkeypatch):
     from omegaconf import OmegaConf
 
-    monkeypatch.setattr(tune_search, "Candidate", Fake)
+    monkeypatch.setattr(tune, "Candidate", Fake)
     monkeypatch.setattr(
-        tune_search, "compare", lambda one, other, *, seconds: Comparison((other.time / one.time,) * TURNS, other.time)
+        tune, "compare", lambda one, other, *, seconds: Comparison((other.time / one.time,) * TURNS, other.time)
     )
     cfg = OmegaConf.create({"a": 1, "b": 1, "compiling": 10.0, "train": {"compile": False, "precision": "fp32"}})
-    made = tune_search.Search(cfg, torch.device("cpu"), 60.0, lambda row: None)
+    made = tune.Search(cfg, torch.device("cpu"), 60.0, lambda row: None)
     made.data = None
     made.begin({})
     yield made
@@ -275,7 +275,7 @@ def test_a_compilation_is_held_against_what_leads(search):
 
 def test_what_does_not_win_at_the_end_is_not_taken(search, monkeypatch):
     search.take(Option("a", ({"a": 0.5},)))
-    monkeypatch.setattr(tune_search, "compare", lambda one, other, *, seconds: Comparison((1.01,) * TURNS, 1.0))
+    monkeypatch.setattr(tune, "compare", lambda one, other, *, seconds: Comparison((1.01,) * TURNS, 1.0))
     search.confirm()
     assert search.settings == {} and search.ratio == 1.0
     assert search.rows[-1].outcome.startswith("at the end no faster")
@@ -350,7 +350,7 @@ def test_memory_that_ends_is_told(search, monkeypatch):
 
     search.close()
     with monkeypatch.context() as patched:
-        patched.setattr(tune_search, "Candidate", ends)
+        patched.setattr(tune, "Candidate", ends)
         with pytest.raises(RunnerError, match="does not take a step"):
             search.begin({})
     search.begin({})

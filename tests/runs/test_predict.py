@@ -381,8 +381,8 @@ def test_a_reader_that_leaves_rows_out_keeps_no_columns(run, table, monkeypatch)
 
 def test_answers_of_many_dimensions_stay_arrays(tmp_path):
     from runner.errors import RunnerError
-    from runner.runs.answers import columns
     from runner.runs.output_files import writing
+    from runner.runs.predict import columns
 
     card = read_card(Path("outputs/raw/run"))
     found = columns({"a": torch.zeros(3, 2, 2), "b": torch.zeros(3)}, lambda model, batch: {}, card)
@@ -401,7 +401,7 @@ def test_answers_of_many_dimensions_stay_arrays(tmp_path):
 def test_several_labels_a_row_have_a_probability_each():
     from dataclasses import replace
 
-    from runner.runs.answers import columns
+    from runner.runs.predict import columns
     from runner.tasks.classification import Classification
 
     task, card = Classification(), replace(read_card(Path(RUN)), targets=("cat", "dog"))

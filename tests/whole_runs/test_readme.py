@@ -21,7 +21,7 @@ from runner.device import Driver, Gpu, Hardware
 from runner.device.hardware import GIB
 from runner.errors import RunnerError
 from runner.experiment.check import check
-from runner.sweep.search.space_parser import read_space
+from runner.sweep.search.sweeper import read_space
 from runner.version import PACKAGES
 
 README = (PACKAGES / "README.md").read_text()

@@ -1,20 +1,25 @@
-"""`explain`: replays a run to the step that spoilt it, and says which operation, line and rows of the data did it.
+"""`explain`: replays a run up to the step that went wrong, and finds the operation, the line and the examples that caused it.
 
-Called by cli/after_training.py. Its steps: wanted.py, replay.py, look.py, blame.py, rows.py, advice.py, text.py. It only reads
-the run's folder.
+Its steps: asked_for(), replay.py, look(), blame.py, rows.py, text.py. It only reads the run's directory.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
+import shlex
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
 from omegaconf import DictConfig
+from torch import Tensor
 
-from runner.device import probe
+from runner.device import backends, probe
 from runner.device.placement import num_rows
 from runner.errors import Fault, RunnerError, at_once
 from runner.experiment.check import check
@@ -22,16 +27,171 @@ from runner.experiment.compose_run import of_run
 from runner.experiment.provenance import versions
 from runner.experiment.summary import read_summary
 from runner.experiment.terminal import say, short
+from runner.inspection.not_finite import Record, Size, Watch
+from runner.inspection.ranges import is_finite
+from runner.inspection.tensor_names import Names
+from runner.models.with_preprocessing import Prepared
 from runner.runs import find
 from runner.runs.explain import text
-from runner.runs.explain.advice import Case, advice
 from runner.runs.explain.blame import Blame, blame, losses
-from runner.runs.explain.look import Look, look
+from runner.runs.explain.noticed_task import LossNotFiniteError
 from runner.runs.explain.replay import Moment, Start, replay, start_before
 from runner.runs.explain.rows import MOST_ROWS, placed
-from runner.runs.explain.wanted import Wanted, asked_for
+from runner.runs.explain.text import Case, advice
 from runner.runs.load import computing
-from runner.tracking.journal_reader import read_events
+from runner.tracking.journal_reader import read_events, read_series
+from runner.training.checkpoint import snapshot
+
+NUM_LARGEST = 5
+
+
+@dataclass(frozen=True)
+class Look:
+    """What was seen of a step."""
+
+    origin: Record | None  # the operation that began it; None: the step leaves all finite
+    loss: float
+    norms: Mapping[str, float]  # of the gradients, by module
+    largest: tuple[Size, ...]  # of the forward pass, one for each line
+    generators: Mapping[str, object]  # as they were before the step
+
+
+def look(moment: Moment) -> Look:
+    """Takes the moment's step. Some ten times longer than a step, and waits for the device at each operation."""
+    parts, task = moment.parts, moment.task
+    take = moment.reached.take
+    assert take is not None
+    model, names, norms = parts.model, _names(moment), dict[str, Tensor]()
+    before = snapshot(model.state_dict())
+    generators = backends.generator_states(parts.device)
+    sound = [weight for weight in (*model.parameters(), *model.buffers()) if is_finite(weight)]
+    hooks = [
+        parameter.register_post_accumulate_grad_hook(_keeping(norms, name))
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    ]
+    record, loss = None, math.nan
+    watch = task.watch = Watch(model, names)
+    try:
+        with watch:
+            values = take(moment.reached.batches)
+        loss = float(next(iter(values.values())))
+        found = (watch.record_of(weight) for weight in sound)
+        record = next((one for one in found if one is not None), None)
+    except LossNotFiniteError as error:
+        record, loss = error.record, error.value
+    finally:
+        task.watch = None
+        for hook in hooks:
+            hook.remove()
+        model.load_state_dict(before)
+        parts.optimizer.zero_grad()
+    scale = 1.0 if parts.precision.scaler is None else parts.precision.scaler.get_scale()
+    prefix = "model." if isinstance(model, Prepared) else ""
+    by_module = _by_module({name.removeprefix(prefix): float(norm) / scale for name, norm in norms.items()})
+    origin = record.origin() if record is not None else None
+    return Look(origin, loss, by_module, _largest(watch.sizes), generators)
+
+
+def _names(moment: Moment) -> Names:
+    names, parts = Names(), moment.parts
+    names.model(parts.model)
+    names.object(moment.task.task, "task")
+    single = len(moment.reached.batches) == 1
+    for index, batch in enumerate(moment.reached.batches):
+        names.batch(batch, "batch" if single else f"batch {index + 1}")
+    names.optimizer(parts.optimizer)
+    return names
+
+
+def _keeping(norms: dict[str, Tensor], name: str) -> Callable[[Tensor], None]:
+    """A hook that keeps the norm of a parameter's gradient, as it is when the last batch was added."""
+
+    def keep(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        norms[name] = torch.linalg.vector_norm(parameter.grad.detach().float())
+
+    return keep
+
+
+def _by_module(norms: Mapping[str, float]) -> dict[str, float]:
+    squares: dict[str, float] = {}
+    for name, norm in norms.items():
+        module = name.rpartition(".")[0]
+        squares[module] = squares.get(module, 0.0) + norm**2
+    return {name: math.sqrt(found) for name, found in sorted(squares.items(), key=lambda item: -item[1])}
+
+
+def _largest(sizes: Sequence[Size]) -> tuple[Size, ...]:
+    found: dict[tuple[str, str], Size] = {}
+    for size in sorted(sizes, key=lambda one: -one.value):
+        found.setdefault((size.name, size.line), size)
+    return tuple(found.values())[:NUM_LARGEST]
+
+
+LOSS = "train/loss"
+#: steps beside a spike that are shown, on each side
+NEIGHBOURS = 3
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be explained."""
+
+    folder: Path
+    step: int  # that is asked for, or whose loss is the first that is not finite
+    is_failure: bool  # the loss is not finite there
+    by_step: Mapping[int, float]  # the run's losses, in their order
+    every: int  # steps a point
+
+    @property
+    def in_words(self) -> str:
+        """What the run kept of that step."""
+        if self.step in self.by_step:
+            return f"{LOSS} is {self.by_step[self.step]:.4g} at step {self.step:,}"
+        why = f" (metrics.every={self.every})" if self.every > 1 else ""
+        return f"no {LOSS} was kept at step {self.step:,}{why}"
+
+    def around(self, step: int) -> list[int]:
+        """The steps beside one, and itself, that have a loss."""
+        steps = list(self.by_step)
+        place = bisect_left(steps, step)
+        return steps[max(0, place - NEIGHBOURS) : place + NEIGHBOURS + 1]
+
+
+def asked_for(wanted: str, cfg: DictConfig, folder: Path, step: int | None) -> Wanted:
+    """wanted: the run, as it was named. step: None for the first whose loss is not finite.
+
+    Raises: RunnerError where the run has no such step.
+    """
+    series = read_series(folder).get(LOSS)
+    if series is None:
+        error, _, fix = str(read_summary(folder).get("error") or "").partition("; write: ")
+        problem = f"it failed in its first step: {error}" if error else "it has taken no step"
+        fix = fix or (
+            f"fix that and train again, or resume {shlex.quote(wanted)}" if error else f"resume {shlex.quote(wanted)}"
+        )
+        raise RunnerError(Fault(f"explain {wanted}", problem, fix))
+    last = dict(zip(series[0].tolist(), series[2].tolist(), strict=True))  # one that went on has steps twice
+    by_step = {number: last[number] for number in sorted(last)}
+    newest = max(by_step)
+    if step is None:
+        spoilt = [number for number, loss in by_step.items() if not math.isfinite(loss)]
+        if not spoilt:
+            leap = _largest_leap(by_step)
+            problem = f"its {len(last):,} losses are all finite; the largest leap of one is at step {leap:,}"
+            raise RunnerError(Fault(f"explain {wanted}", problem, f"explain {wanted} --step {leap}"))
+        step = spoilt[0]
+    elif step > newest:
+        raise RunnerError(Fault(f"--step {step}", f"the run took {newest:,} steps", f"--step {newest}"))
+    is_failure = not math.isfinite(by_step.get(step, 0.0))
+    return Wanted(folder, step, is_failure, by_step, int(cfg.metrics.every))
+
+
+def _largest_leap(by_step: Mapping[int, float]) -> int:
+    leaps = {after: by_step[after] - by_step[before] for before, after in pairwise(by_step)}
+    return max(leaps, key=leaps.__getitem__, default=next(iter(by_step)))
+
 
 #: seconds that a replay takes
 WORTH_A_WORD = 5.0

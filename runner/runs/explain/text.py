@@ -3,10 +3,151 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from runner.inspection.not_finite import Record, Seen
+from runner.runs.explain.rows import Row
+
+#: of losses that explode: so many times the least before, over so many last steps
+EXPLODED, LAST_STEPS = 1e3, 20
+SOFTMAX = ("softmax", "log_softmax", "safe_softmax")
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is known of it."""
+
+    origin: Record
+    rows: Sequence[Row]  # that are sure to have made it
+    losses: Sequence[float]  # of the steps before, in order
+    groups: Sequence[Mapping[str, Any]]  # the optimizer's
+
+
+def advice(case: Case) -> str:
+    """Empty where nothing is sure."""
+    rules = (_bad_row, _optimizer, _exploded, _of_half, _masked, _backward, _division, _domain, _overflow)
+    return next(filter(None, (rule(case) for rule in rules)), "")
+
+
+def _bad_row(case: Case) -> str:
+    row = next((one for one in case.rows if one.value is not None), None)
+    if row is None:
+        return ""
+    place = row.place or (f"row {row.in_data:,} of the data" if row.in_data is not None else "that row")
+    return f"mend or leave out {place}: {row.column} is {row.value:g} there"
+
+
+def _optimizer(case: Case) -> str:
+    if case.origin.phase != "optimizer":
+        return ""
+    if any(group.get("eps") == 0 for group in case.groups):
+        return "optimizer.eps=1e-8: with 0, a gradient that is 0 is divided by 0"
+    return ""
+
+
+def _exploded(case: Case) -> str:
+    recent = [loss for loss in case.losses[-LAST_STEPS:] if math.isfinite(loss)]
+    if len(recent) < 2 or abs(recent[-1]) < EXPLODED * max(min(map(abs, recent)), 1e-6):
+        return ""
+    rate = next((float(group["lr"]) for group in case.groups), 0.0)
+    return (
+        f"a smaller optimizer.lr than {rate:g} (python -m runner lr-find), or train.clip_grad_norm=1: train/loss went "
+        f"from {min(recent, key=abs):.3g} to {recent[-1]:.3g} in {len(recent)} steps"
+    )
+
+
+def _of_half(case: Case) -> str:
+    output = case.origin.output
+    if output.dtype is torch.float16 and output.range.num_inf and all(_is_finite(one) for one in case.origin.inputs):
+        return "train.precision=bf16: float16 ends at 65,504"
+    return ""
+
+
+def _masked(case: Case) -> str:
+    first = next(iter(case.origin.inputs), None)
+    if case.origin.name not in SOFTMAX or first is None or not first.range.num_inf or first.range.num_nan:
+        return ""
+    return "leave each row of the mask a place to look at, or mask with torch.finfo(x.dtype).min: a softmax over -inf alone is NaN"
+
+
+def _backward(case: Case) -> str:
+    origin, node = case.origin, case.origin.node.partition("Backward")[0].lower()  # sqrt of SqrtBackward0
+    if origin.phase != "backward":
+        return ""
+    if origin.is_own_function:
+        return f"torch.autograd.gradcheck on {origin.node.removesuffix('Backward')}: its own backward() gives this"
+    if node in ("sqrt", "rsqrt", "pow"):
+        return f"{node}(x + 1e-12), or clamp_min: at 0 its slope is infinite"
+    if node in ("log", "log2", "log10", "div", "reciprocal"):
+        return "clamp_min(1e-8) on what goes in: a torch.where after it hides the value, and not its gradient"
+    if node in ("norm", "linalgvectornorm", "std", "var"):
+        return f"torch.sqrt(x.square().sum() + 1e-12) in the place of {node}: at 0 it has no slope"
+    if node in ("acos", "asin", "atan2"):
+        return f"clamp(-1 + 1e-6, 1 - 1e-6) on what goes into {node}: at its ends the slope is infinite"
+    return ""
+
+
+def _division(case: Case) -> str:
+    if case.origin.name not in ("div", "reciprocal", "rsqrt"):
+        return ""
+    below = next((one for one in reversed(case.origin.inputs) if one.argument in ("other", "self")), None)
+    if below is None or not _holds_zero(below) or not all(map(_is_finite, case.origin.inputs)):
+        return ""
+    made = f" ({below.made[0]} at {below.made[1]})" if below.made[0] else ""
+    is_zero = "is 0" if case.origin.output.range.num_nan else "is 0, or next to it,"
+    return f"an epsilon below the line: its divisor{made} {is_zero} there, so x / (y + 1e-8), or y.clamp_min(1e-8)"
+
+
+def _domain(case: Case) -> str:
+    origin, first = case.origin, next(iter(case.origin.inputs), None)
+    least = first.range.least if first is not None else None
+    if first is None or least is None or origin.phase == "backward":
+        return ""
+    if origin.name == "log1p" and least <= -1:
+        return f"x.clamp_min(-1 + 1e-6) before log1p (of {least:.3g} here), which has no value at -1 and below"
+    if origin.name in ("log", "log2", "log10") and least <= 0:
+        words = f"x.clamp_min(1e-8) before {origin.name} (of {least:.3g} here)"
+        return f"{words}, or log_softmax and logsigmoid, which take logits"
+    if origin.name in ("sqrt", "rsqrt") and least < 0:
+        return f"x.clamp_min(0) before {origin.name}: it is taken of {least:.3g}"
+    if origin.name == "pow" and least < 0 and origin.output.range.num_nan and all(map(_is_finite, origin.inputs)):
+        return f"x.abs() or x.clamp_min(0) before pow: a fraction's power of {least:.3g} is none"
+    if origin.name in ("acos", "asin") and max(abs(least), first.range.size) > 1:
+        return f"x.clamp(-1, 1) before {origin.name}: it is taken of {first.range.size:.3g}"
+    return ""
+
+
+def _overflow(case: Case) -> str:
+    first = next(iter(case.origin.inputs), None)
+    if first is None or case.origin.phase == "backward":
+        return ""
+    if case.origin.name in ("exp", "exp2", "expm1", "sinh", "cosh") and first.range.size > 80:
+        return (
+            f"subtract the row's largest before {case.origin.name} (torch.logsumexp and log_softmax do), or x.clamp_max(80): "
+            f"it is taken of {first.range.greatest:.3g}"
+        )
+    if case.origin.name == "pow" and first.argument == "self" and _is_overflow(case.origin, first):
+        end = f"{str(first.dtype).removeprefix('torch.')} ends at {torch.finfo(first.dtype).max:.3g}"
+        return f"a smaller value before pow, or x.clamp: it is taken of {first.range.size:.3g}, and {end}"
+    return ""
+
+
+def _is_overflow(origin: Record, base: Seen) -> bool:
+    is_infinite = origin.output.range.num_inf > 0 and not origin.output.range.num_nan
+    return is_infinite and all(map(_is_finite, origin.inputs)) and base.range.size**4 > torch.finfo(base.dtype).max
+
+
+def _is_finite(one: Seen) -> bool:
+    return not one.range.num_not_finite
+
+
+def _holds_zero(one: Seen) -> bool:
+    least, greatest = one.range.least, one.range.greatest
+    return least is not None and greatest is not None and least <= 0 <= greatest
 
 
 def operation(origin: Record) -> dict[str, Any]:

@@ -3,19 +3,94 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from runner.config.untrusted import cleared, trusting
 from runner.errors import Fault, RunnerError
 from runner.experiment.summary import read_summary
 from runner.experiment.terminal import short
 from runner.runs import find
-from runner.runs.reproduce.fetch import fetched
-from runner.runs.reproduce.recorded import Original, num_steps_of
+from runner.runs.history import of_store
+from runner.runs.reproduce.compare import NOT_OF_THE_RUN, Points
+from runner.runs.reproduce.recorded import DIFF, ENVIRONMENT, RERUN, Original, num_steps_of
+from runner.tracking import mlflow_store, store_uri
 from runner.tracking.ack import read_ack
 from runner.tracking.journal import is_being_written
 from runner.tracking.journal_reader import read_events, read_series
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+
+
+@contextmanager
+def fetched(asked: str, run_id: str, *, uri: str, trusted: bool) -> Iterator[Original]:
+    """The run. asked: the command, for messages. Imports MLflow (1 s) and asks once for each 25,000 points of a metric.
+
+    Raises: RunnerError where the store does not answer or has no such run, and for what its configuration may not hold.
+    """
+    where = store_uri.shown(uri)
+    path = store_uri.sqlite_path(uri)
+    uri = uri if path is None else where  # MLflow keeps stores by their URI, whatever the current folder
+    if path is not None and not path.is_file():  # opening it would make it
+        problem = f"no run below outputs or multirun has that id, and there is no store {where}"
+        raise RunnerError(Fault(asked, problem, f"{asked} tracking.uri=URI"))
+    with tempfile.TemporaryDirectory(prefix="runner-reproduce-") as name:
+        folder = Path(name)
+        try:
+            with mlflow_store.settings():
+                run, series = _copy(run_id, folder, uri)
+        except Exception as error:
+            problem = f"no run below outputs or multirun has that id, and of the store: {mlflow_store.explain(error, uri=uri)}"
+            raise RunnerError(Fault(asked, problem, f"{asked} tracking.uri=URI, or the run's folder")) from error
+        rerun = folder / RERUN
+        if not rerun.is_file():
+            problem = (
+                f"that run of {where} has no {RERUN} among its artifacts: a sweep as a whole, or not of this runner"
+            )
+            raise RunnerError(Fault(asked, problem, "the id of a run that this runner has tracked"))
+        text = rerun.read_text(errors="replace")
+        rerun.write_text(cleared(text, asked=asked, look=how_to_get(RERUN, run_id, uri), trusted=trusted))
+        with trusting():  # what is there now
+            yield _original(run, folder, uri=uri, series=series)
+
+
+def how_to_get(name: str, run_id: str, uri: str) -> str:
+    """The line that brings one of the run's files into the current folder."""
+    return f"MLFLOW_TRACKING_URI={store_uri.shown(uri)} mlflow artifacts download -r {run_id} -a {name} -d ."
+
+
+def _copy(run_id: str, folder: Path, uri: str) -> tuple[Run, dict[str, Points]]:
+    client = mlflow_store.open_store(uri)
+    run = client.get_run(run_id)
+    names = {item.path for item in client.list_artifacts(run_id)}
+    for name in (RERUN, ENVIRONMENT, DIFF):
+        if name in names:
+            client.download_artifacts(run_id, name, str(folder))
+    series = {name: (steps, values) for name, (steps, _, values) in of_store(client, run).items()}
+    return run, {name: points for name, points in series.items() if not name.startswith(NOT_OF_THE_RUN)}
+
+
+def _original(run: Run, folder: Path, *, uri: str, series: Mapping[str, Points]) -> Original:
+    datasets = run.inputs.dataset_inputs if run.inputs else []
+    dataset: dict[str, Any] = {}
+    if datasets:
+        last = datasets[-1].dataset
+        dataset = {"name": last.name, "digest": last.digest, "profile": last.profile}
+    return Original(
+        name=f"{run.info.run_id} on {store_uri.shown(uri)}",
+        run_id=run.info.run_id,
+        folder=folder,
+        store=uri,
+        status=str(run.info.status).lower(),
+        tags=run.data.tags,
+        dataset=dataset,
+        num_steps=num_steps_of(run.data.params),
+        series=series,
+    )
 
 
 @contextmanager

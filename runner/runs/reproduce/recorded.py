@@ -1,4 +1,4 @@
-"""Defines a run that was: what it was run with and what it measured. Made by original.py of a folder, fetch.py of a store."""
+"""Defines a run that was: what it was run with and what it measured. original.py makes it from a folder or a store."""
 
 from __future__ import annotations
 

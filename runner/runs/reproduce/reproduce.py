@@ -1,6 +1,6 @@
-"""`reproduce`: runs a run again as a new one, compares the two, says what is the same and what is not.
+"""`reproduce`: runs a run's configuration again as a new run, compares the two, and prints what is equal and what differs.
 
-Called by cli/commands.py. Its steps: original.py, differences.py, experiment/run.py, compare.py, text.py.
+Its steps: original.py, experiment/run.py, compare.py.
 """
 
 from __future__ import annotations
@@ -18,6 +18,175 @@ from runner.runs.reproduce.recorded import Original
 
 if TYPE_CHECKING:
     from runner.experiment.given import Checked
+import json
+import math
+from collections.abc import Callable, Sequence
+
+from torch.utils.data import Dataset
+
+from runner.errors import Fault, RunnerError
+from runner.experiment import provenance
+from runner.experiment.run_record import data_digest
+from runner.runs.reproduce.compare import CLOSE, DIFFERENT, NOT_COMPARED, Comparison, earliest, overall
+from runner.runs.reproduce.making import Difference, is_same_code, of_run
+from runner.runs.reproduce.recorded import DIFF
+from runner.training.parts import Parts
+
+FILE = "reproduce.json"
+HEAD = ("metric", "points", "verdict", "largest relative difference", "first at step")
+
+
+def said_first(
+    original: Original, making: Sequence[Difference], values: Sequence[Difference], *, code_lines: str
+) -> list[str]:
+    """What is said before the run: what is repeated, and what is not as it was."""
+    of = f" of {original.num_steps:,}" if original.num_steps and not original.is_whole else ""
+    found = [f"repeat: {original.name} ({original.status}, {original.last_step:,}{of} steps)"]
+    if making:
+        found += ["warning: what it is made with is not the same, and its numbers may not be", *_side_by_side(making)]
+        if code_lines:
+            found += ["        its code was changed after that commit; to have it:", f"        {code_lines}"]
+    else:
+        found.append("made:   with the same code, versions and device" + _of_code(original))
+    if values:
+        found += ["changed: its configuration", *_side_by_side(values)]
+    return [_printable(line) for line in found]
+
+
+def table(found: Sequence[Comparison]) -> list[str]:
+    """A line for each metric, below a head."""
+    rows = [HEAD, *(_row(each) for each in found)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
+    return [
+        _printable("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        for row in rows
+    ]
+
+
+def sentence(found: list[Comparison], *, failure: str = "", ends: tuple[int, int] = (0, 0)) -> str:
+    """The verdict. failure: how this run failed where the other had not; ends: the last step of each of the two."""
+    if failure:
+        return f"NOT reproduced: {failure}"
+    if is_reproduced(found):
+        count = sum(each.num_common for each in found)
+        compared = f"{_of(count, 'point')} of {_of(sum(each.num_common > 0 for each in found), 'metric')}"
+        if ends[0] != ends[1]:
+            compared += f", up to step {min(ends):,}: it ended at {ends[0]:,} then, and at {ends[1]:,} now"
+        largest = max(found, key=lambda each: each.largest)
+        if not largest.largest:
+            return f"reproduced to the bit ({compared})"
+        where = f"the largest difference is {largest.largest:.1e}, of {largest.name} at step {largest.largest_step}"
+        return f"reproduced {CLOSE} ({compared}; {where})"
+    first = earliest(found)
+    if first is None:
+        return "NOT reproduced: the two have no point in common"
+    others = sum(each.verdict == DIFFERENT for each in found) - 1
+    more = f"; so do {others} more" if others > 1 else "; so does one more" if others else ""
+    return f"NOT reproduced: {_printable(first.name)} {_departure(first)}{more}"
+
+
+def write(
+    folder: Path,
+    original: Original,
+    found: list[Comparison],
+    differences: Sequence[Difference],
+    *,
+    said: str,
+    same: bool,
+) -> None:
+    """reproduce.json: all that was said, for programs. Numbers that JSON has not are texts there."""
+    content = {
+        "reproduces": {"name": original.name, "run_id": original.run_id, "status": original.status},
+        "reproduced": same,
+        "verdict": overall(found) if same else DIFFERENT,
+        "sentence": said,
+        "differences": [
+            dict(zip(("what", "was", "now"), (each.what, *each.values), strict=True)) for each in differences
+        ],
+        "metrics": {
+            each.name: {key: _jsonable(value) for key, value in vars(each).items() if key != "name"} for each in found
+        },
+    }
+    (folder / FILE).write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+
+def _departure(first: Comparison) -> str:
+    if first.then is None or first.now is None:
+        if not first.num_common:
+            return "is missing"
+        had = first.num_common + first.num_missing
+        return f"has {_of(first.num_common + first.num_additional, 'point')}, and had {had:,}"
+    return f"differs from step {first.first_step} on ({first.then:.9g} then, {first.now:.9g} now)"
+
+
+def _row(each: Comparison) -> tuple[str, ...]:
+    points = f"{each.num_common:,}"
+    points += f", {each.num_missing:,} missing" if each.num_missing else ""
+    points += f", {each.num_additional:,} more" if each.num_additional else ""
+    largest = f"{each.largest:.1e}" if each.largest else "0" if each.num_common else ""
+    first = str(each.first_step) if each.first_step is not None and each.verdict != NOT_COMPARED else ""
+    return each.name, points, each.verdict, largest, first
+
+
+def _of(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def _side_by_side(differences: Sequence[Difference]) -> list[str]:
+    rows = [("", "was", "is"), *((each.what, *each.values) for each in differences)]
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    return [f"        {what:<{widths[0]}}  {was:<{widths[1]}}  {now}" for what, was, now in rows]
+
+
+def _of_code(original: Original) -> str:
+    if "git_commit" not in original.tags:
+        return ", as far as is known: its folder was in no git repository"
+    return ", uncommitted changes too" if original.tags.get("git_dirty") == "true" else ""
+
+
+def _jsonable(value: Any) -> Any:
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _printable(text: str) -> str:
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def how_to_get_the_code(original: Original, here: provenance.Git | None) -> str:
+    """The words that bring the code back that the run was made with, where it was changed after its commit; or none."""
+    commit = original.tags.get("git_commit")
+    if commit is None or original.tags.get("git_dirty") != "true" or is_same_code(of_run(original).git, here):
+        return ""
+    if original.store is None:
+        is_root = Path(".git").exists()
+        path = f"{original.name}/{DIFF}" if is_root else str(original.folder / DIFF)
+    else:
+        path = DIFF
+    stash = "git stash && " if here is not None and here.dirty else ""
+    return f"{stash}git checkout {commit} && git apply {path}"
+
+
+def data_check(original: Original, *, anyway: bool, say: Callable[[str], None]) -> Callable[[Parts], None]:
+    """A function that takes the built parts and raises a RunnerError when their data is not what the run had."""
+
+    def check(parts: Parts) -> None:
+        before, now = str(original.dataset.get("digest") or ""), data_digest(parts)
+        if not before:
+            say("data:   nothing is known of what it had: not compared")
+        elif before == now:
+            rows = parts.source.rows
+            limits = " (of a Dataset its class and length alone)" if isinstance(rows, Dataset) else ""
+            say(f"data:   the same as then, by its fingerprint {now[:12]}{limits}")
+        else:
+            problem = f"{original.data} then; {parts.source.name}, {sum(parts.splits.sizes.values()):,} rows, fingerprint {now[:12]} now"
+            if not anyway:
+                asked = f"reproduce {original.name}"
+                fix = "that data, or --anyway to go on with this"
+                raise RunnerError(Fault(asked, f"the data is not the same: {problem}", fix))
+            say(f"warning: the data is not the same: {problem}")
+
+    return check
+
 
 FLAGS = ("--anyway", "--trust")
 #: keys that make a run end elsewhere and leave what it measures until then as it is
@@ -40,7 +209,7 @@ def repeat(
     from runner.experiment.check import check_here
     from runner.experiment.console import Screen
     from runner.experiment.given import Checked, Given, Repetition
-    from runner.runs.reproduce import differences, making, text
+    from runner.runs.reproduce import making
 
     if original.store is not None:
         cfg.tracking.uri = original.store  # not where a stranger's file says
@@ -49,10 +218,10 @@ def repeat(
     before = making.of_run(original)
     made = making.differing([before, making.of_now(choice, hardware, files=before.notes)])
     values = making.of_values([original.chosen(), chosen(cfg)])
-    code_lines = differences.how_to_get_the_code(original, provenance.git_state())
-    for line in text.said_first(original, made, values, code_lines=code_lines):
+    code_lines = how_to_get_the_code(original, provenance.git_state())
+    for line in said_first(original, made, values, code_lines=code_lines):
         screen.say(line)
-    check_data = differences.data_check(original, anyway=anyway, say=screen.say)
+    check_data = data_check(original, anyway=anyway, say=screen.say)
     repetition = Repetition(original.run_id or original.name, check_data)
     given = Given(checked=Checked(hardware, choice), repetition=repetition, owns_process=True)
     summary = run.run(cfg, folder, given=given)
@@ -62,9 +231,9 @@ def repeat(
     found = compare_all(original.series, now, may_end_elsewhere=is_other_end)
     failure = f"this run failed: {summary['error']}" if summary["status"] == "failed" != original.status else ""
     same = is_reproduced(found) and not failure
-    said = text.sentence(found, failure=failure, ends=(original.last_step, last_step(now)))
-    text.write(folder, original, found, [*made, *values], said=said, same=same)
-    for line in ("", *text.table(found), "", said):
+    said = sentence(found, failure=failure, ends=(original.last_step, last_step(now)))
+    write(folder, original, found, [*made, *values], said=said, same=same)
+    for line in ("", *table(found), "", said):
         screen.say(line)
     return summary, same
 

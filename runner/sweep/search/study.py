@@ -1,6 +1,6 @@
 """Makes and opens Optuna's study in a search's folder, with its sampler and its pruner. Imports Optuna.
 
-For ask_tell.py in the sweep's process, and pruning.py in a job's; its database is where the two meet.
+For job_source.py in the sweep's process, and pruning.py in a job's; its database is where the two meet.
 """
 
 from __future__ import annotations

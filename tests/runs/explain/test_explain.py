@@ -18,9 +18,9 @@ from planted_nans import CAUSES, SPIKES, explained, leap, line_of, plant, words_
 from runner import cli
 from runner.inspection.not_finite import Watch
 from runner.inspection.tensor_names import Names
-from runner.runs.explain.advice import Case, advice
-from runner.runs.explain.advice import _domain as of_its_domain
 from runner.runs.explain.explain import explain as explain_run
+from runner.runs.explain.text import Case, advice
+from runner.runs.explain.text import _domain as of_its_domain
 from runner.training.checkpoint import load
 
 LOG = words_of(CAUSES[0])

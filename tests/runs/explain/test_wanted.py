@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.runs.explain.wanted import Wanted
+from runner.runs.explain.explain import Wanted
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from runner.runs.reproduce import text
+from runner.runs.reproduce import reproduce
 from runner.runs.reproduce.compare import (
     CLOSE,
     DIFFERENT,
@@ -108,12 +108,12 @@ SENTENCES = {
 def test_the_sentence_and_the_file(case, tmp_path):
     then, now, sentence = SENTENCES[case]
     found = compare_all(*({name: points(values) for name, values in side.items()} for side in (then, now)))
-    said = text.sentence(found)
+    said = reproduce.sentence(found)
     assert said == sentence
     assert is_reproduced(found) == said.startswith("reproduced") == (overall(found) != DIFFERENT)
-    assert len({len(line) for line in text.table(found)} | {0}) > 1
+    assert len({len(line) for line in reproduce.table(found)} | {0}) > 1
     run = SimpleNamespace(name="outputs/a", run_id=None, status="finished")
-    text.write(tmp_path, run, found, [], said=said, same=is_reproduced(found))
+    reproduce.write(tmp_path, run, found, [], said=said, same=is_reproduced(found))
     written = json.loads((tmp_path / "reproduce.json").read_text())
     assert (written["sentence"], written["metrics"].keys()) == (said, now.keys() | then.keys())
 
@@ -121,13 +121,13 @@ def test_the_sentence_and_the_file(case, tmp_path):
 def test_a_difference_without_a_number_is_written_as_text(tmp_path):
     found = compare_all({"a": points([NAN])}, {"a": points([1.0])})
     run = SimpleNamespace(name="outputs/a", run_id=None, status="failed")
-    text.write(tmp_path, run, found, [], said="", same=False)
+    reproduce.write(tmp_path, run, found, [], said="", same=False)
     metric = json.loads((tmp_path / "reproduce.json").read_text())["metrics"]["a"]
     assert (metric["largest"], metric["then"], metric["now"]) == ("inf", "nan", 1.0)
 
 
 def test_runs_of_two_lengths_say_so_and_nothing_moves_the_terminal():
     found = compare_all({"a\x1b[2J": points([1, 2])}, {"a\x1b[2J": points([1])}, may_end_elsewhere=True)
-    said = text.sentence(found, ends=(2, 1))
+    said = reproduce.sentence(found, ends=(2, 1))
     assert said == "reproduced to the bit (1 point of 1 metric, up to step 1: it ended at 2 then, and at 1 now)"
-    assert "\x1b" not in "".join(text.table(found))
+    assert "\x1b" not in "".join(reproduce.table(found))

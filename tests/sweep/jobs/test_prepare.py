@@ -26,7 +26,7 @@ from runner.sweep.jobs.prepare import (
     zips_of,
 )
 from runner.sweep.jobs.slots import anywhere, devices_for
-from runner.sweep.launchers.ray_devices import devices_in
+from runner.sweep.launchers.ray import devices_in
 from runner.sweep.sweep import Plan, _folder_faults, _jobs_to_run, _twins
 
 GIB = 2**30

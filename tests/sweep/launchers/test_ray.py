@@ -237,7 +237,7 @@ def test_a_place_finds_this_package_first_and_the_persons_modules_where_the_swee
     """With -P a person keeps their folder's modules out: a `fractions.py` there would end the place before it is one."""
     asks = f"""
 import json, sys
-from runner.sweep.launchers.ray_connection import connect
+from runner.sweep.launchers.ray import connect
 
 class Place:
     def path(self):

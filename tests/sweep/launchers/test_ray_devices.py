@@ -7,7 +7,7 @@ import pytest
 from refused import faults_of
 
 from runner.device import Hardware
-from runner.sweep.launchers.ray_devices import demand_of, devices_in, fits_nowhere, in_words
+from runner.sweep.launchers.ray import demand_of, devices_in, fits_nowhere, in_words
 
 
 @pytest.mark.parametrize(

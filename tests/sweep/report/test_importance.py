@@ -5,7 +5,7 @@ import pytest
 from synthetic_sweep import study
 
 from runner.sweep.report import build
-from runner.sweep.report.importance import read_importance
+from runner.sweep.report.build import read_importance
 
 
 def test_without_a_study_nothing_is_known(tmp_path):

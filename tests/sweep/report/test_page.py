@@ -9,7 +9,7 @@ import pytest
 from waiting import LONGEST
 
 from runner.experiment.plots import time_bar
-from runner.sweep.report import build, page
+from runner.sweep.report import build
 
 EVIL = '</script><script>document.title="taken"</script><img src=x onerror=alert(1)>"\'&'
 
@@ -32,12 +32,12 @@ def array(found):
 
 @pytest.fixture(scope="module")
 def grid_page(grid_folder):
-    return page.draw(build.read_report(grid_folder))
+    return build.draw(build.read_report(grid_folder))
 
 
 @pytest.fixture(scope="module")
 def search_page(search_folder):
-    return page.draw(build.read_report(search_folder))
+    return build.draw(build.read_report(search_folder))
 
 
 def test_grid_page_shows_curves_seeds_and_keys(grid_page):
@@ -76,23 +76,23 @@ def test_a_search_shows_its_course_with_the_pruned_jobs(search_page):
 def test_what_mattered_is_drawn_when_it_is_known(search_folder):
     found = build.read_report(search_folder)
     found.importance = {"optimizer.lr": 0.9, "model.width": 0.1}
-    assert figures(page.draw(found))["importance"]["data"][0]["x"] == [0.1, 0.9]  # plotly counts from below
+    assert figures(build.draw(found))["importance"]["data"][0]["x"] == [0.1, 0.9]  # plotly counts from below
 
 
 def test_the_best_jobs_pictures_are_in_the_page_and_nothing_else_of_its_folder(write, tmp_path):
     report = build.read_report(write.grid(tmp_path / "grid"))
-    assert 'id="predictions"' not in page.draw(report)
+    assert 'id="predictions"' not in build.draw(report)
     plots = report.folder / report.best.folder / "plots"
     plots.mkdir()
-    (plots / "roc.png").write_bytes(page.PNG + b"roc")
-    (plots / "confusion.png").write_bytes(page.PNG + b"matrix")
-    (plots / "loss.png").write_bytes(page.PNG + b"a curve")
+    (plots / "roc.png").write_bytes(build.PNG + b"roc")
+    (plots / "confusion.png").write_bytes(build.PNG + b"matrix")
+    (plots / "loss.png").write_bytes(build.PNG + b"a curve")
     (plots / "calibration.png").write_bytes(b"<script>")
-    (plots / "samples.png").write_bytes(page.PNG + b"x" * page.MOST_PICTURE_BYTES)
-    found = re.findall(r'<img src="data:image/png;base64,([^"]+)" alt="(\w+)"', page.draw(report))
+    (plots / "samples.png").write_bytes(build.PNG + b"x" * build.MOST_PICTURE_BYTES)
+    found = re.findall(r'<img src="data:image/png;base64,([^"]+)" alt="(\w+)"', build.draw(report))
     assert [(base64.b64decode(content), name) for content, name in found] == [
-        (page.PNG + b"matrix", "confusion"),
-        (page.PNG + b"roc", "roc"),
+        (build.PNG + b"matrix", "confusion"),
+        (build.PNG + b"roc", "roc"),
     ]
 
 
@@ -109,7 +109,7 @@ def test_nothing_comes_over_the_network(grid_page):
 
 def test_plotly_is_inside_once_and_only_where_it_is_used(grid_page, tmp_path, write):
     assert grid_page.count("plotly.js v") == 1
-    empty = page.draw(build.read_report(write.folder(tmp_path).close()))
+    empty = build.draw(build.read_report(write.folder(tmp_path).close()))
     assert len(empty) < 30_000 and "0 jobs" in empty
 
 
@@ -121,7 +121,7 @@ def test_what_a_person_wrote_is_escaped_everywhere(tmp_path, write):
             write.train(sweep, overrides, seed=seed, device=device, name=EVIL + str(seed))
     sweep.job((f"model={EVIL}2",), "failed", name=EVIL, error=EVIL, summary={})
     sweep.job((f"model={EVIL}3",), "skipped", name=EVIL, error=EVIL)
-    text = page.draw(build.read_report(sweep.close()))
+    text = build.draw(build.read_report(sweep.close()))
     rest = without_scripts(text)
     assert "<img" not in rest and "<script" not in rest and "&lt;img src=x onerror=alert(1)&gt;" in rest
     assert text.count("<script") - text.partition("plotly.js v")[2].partition("</script>")[0].count("<script") == 3
@@ -135,7 +135,7 @@ def test_a_hundred_jobs_of_ten_thousand_steps_make_a_page_of_five_megabytes(tmp_
         write.train(
             sweep, (f"optimizer.lr={number}", f"model.width={number % 7}"), seed=number, num_steps=10_000, num_windows=1
         )
-    text = page.draw(build.read_report(sweep.close()))
+    text = build.draw(build.read_report(sweep.close()))
     assert len(text.encode()) < 6_000_000
     assert len(figures(text)["curve-0"]["data"]) == 100
 
@@ -155,7 +155,7 @@ def test_odd_values_make_a_page(tmp_path, write, values, states):
     for number, (value, state) in enumerate(zip(values, states, strict=True)):
         best = {"metric": "val/loss", "mode": "min", "value": value, "step": 1}
         sweep.job((f"lr={number}", f"seed={number}"), state, summary={"best": best, "num_steps": 1})
-    assert "</html>" in page.draw(build.read_report(sweep.close()))
+    assert "</html>" in build.draw(build.read_report(sweep.close()))
 
 
 def test_huge_names_and_many_keys_stay_small(tmp_path, write):
@@ -163,7 +163,7 @@ def test_huge_names_and_many_keys_stay_small(tmp_path, write):
     for number in range(4):
         overrides = [f"key{each}={number * each}" for each in range(1, 40)] + ["long=" + "x" * 3000 + str(number % 2)]
         write.train(sweep, overrides, seed=number)
-    drawn = figures(page.draw(build.read_report(sweep.close())))
+    drawn = figures(build.draw(build.read_report(sweep.close())))
     assert len(json.dumps(drawn)) < 200_000
 
 
@@ -177,11 +177,11 @@ def test_where_the_time_of_all_jobs_went_is_one_bar(tmp_path, write, monkeypatch
     for number in range(3):
         spent = {"start-up": 1.0, "compute": 2.0 + number, "unheard": 5.0} if number else {}
         sweep.job((f"seed={number}",), summary={"time": spent})
-    text = page.draw(build.read_report(sweep.close()))
+    text = build.draw(build.read_report(sweep.close()))
     ((spent, how),) = drawn
     assert dict(spent) == {"start-up": 2.0, "compute": 7.0} and how["num_runs"] == 2
     content = re.search(r'id="time".*?base64,([^"]+)"', text, re.DOTALL)[1]
-    assert base64.b64decode(content).startswith(page.PNG)
+    assert base64.b64decode(content).startswith(build.PNG)
 
 
 @pytest.mark.slow

@@ -16,10 +16,9 @@ from runner.sweep.jobs import ledger
 from runner.sweep.jobs.ledger import Ledger, Sweep
 from runner.sweep.jobs.prepare import Prepared
 from runner.sweep.jobs.slots import devices_for
-from runner.sweep.search.ask_tell import Asking
-from runner.sweep.search.job_source import Suggestions
-from runner.sweep.search.space_parser import read_space
+from runner.sweep.search.job_source import Asking, Suggestions
 from runner.sweep.search.study import Pruning
+from runner.sweep.search.sweeper import read_space
 from runner.sweep.sweep import Hands
 
 pytestmark = pytest.mark.slow

@@ -6,7 +6,7 @@ from refused import faults_of
 
 from runner.errors import RunnerError
 from runner.sweep.search.space import Choices, Numbers, Space, as_word, distribution, listed
-from runner.sweep.search.space_parser import read_space
+from runner.sweep.search.sweeper import read_space
 
 #: a word, its dimension, Optuna's distribution
 WORDS = [

@@ -18,8 +18,7 @@ from optuna.trial import TrialState
 from runner import cli
 from runner.config.packages import install
 from runner.sweep.jobs import ledger
-from runner.sweep.search.space_parser import read_space
-from runner.sweep.search.sweeper import _lines
+from runner.sweep.search.sweeper import _lines, read_space
 from runner.tracking.journal_reader import read_series
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_jobs")]
