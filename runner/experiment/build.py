@@ -49,9 +49,10 @@ from runner.tasks.checks import check_turns, trains_nothing
 from runner.tasks.regression import Regression
 from runner.tasks.task import HasRequirements
 from runner.training.cpu_threads import flops_a_product, threads_worth
-from runner.training.optimizer import AveragedWeights, Turns, freeze, wants_metric
+from runner.training.optimizer import AveragedWeights, Turns, freeze
 from runner.training.parts import Parts
 from runner.training.recompute import recompute
+from runner.training.schedule import Schedule
 from runner.training.stopping import Limits
 
 #: examples that an accelerator evaluates at a time, and the part of its free memory that they may take
@@ -193,12 +194,11 @@ def prepare_training(
             larger: dict[str, Any] = {name: loaders[name] for name in loaders if name != "train"}
             loaders = {**loaders, **{name: each.with_batch_size(size) for name, each in larger.items()}}
             residency += f"; evaluated in batches of {size:,} (auto: train.eval_batch_size=null)"
-    schedule = schedule_of(cfg, optimizer, mode=best.mode)
-    needs_metric = schedule is not None and wants_metric(schedule)
+    schedule = Schedule.of(schedule_of(cfg, optimizer, mode=best.mode), metric=best.metric)
     situation = rules.Situation(
         has_validation="val" in loaders,
         has_hook_metric=bool(cfg.train.hooks) and cfg.train.early_stopping.metric is not None,
-        metric_schedule=f"scheduler={type(schedule).__name__}" if needs_metric else None,
+        metric_schedule=f"scheduler={type(schedule.scheduler).__name__}" if schedule.follows_metric else None,
     )
     rules.check(cfg, situation)
     return Parts(

@@ -28,7 +28,8 @@ from runner.config.instantiate import build
 from runner.config.instantiate import faults as target_faults
 from runner.config.nodes import resolved, split_settings
 from runner.errors import OF_CODE, Fault, RunnerError, in_words, refuse
-from runner.training.optimizer import KERNEL_CHOICES, Turns, check_settings, make_optimizer, matching, wants_metric
+from runner.training.optimizer import KERNEL_CHOICES, Turns, check_settings, make_optimizer, matching
+from runner.training.schedule import wants_metric
 
 #: in place of what only the data knows
 STAND_INS: dict[str, Any] = {

@@ -175,7 +175,10 @@ def _worse_than_constant(run: Ended) -> str | None:
 
 
 def _vanished_rate(run: Ended) -> str | None:
-    schedule, steps = run.parts.schedule, -(-run.parts.train.num_batches // run.settings.train.accumulate_steps)
+    schedule, steps = (
+        run.parts.schedule.scheduler,
+        -(-run.parts.train.num_batches // run.settings.train.accumulate_steps),
+    )
     rates = [float(group["lr"]) / (_rate(run) or 1.0) for group in run.parts.optimizer.param_groups[:1]]
     if not isinstance(schedule, StepLR | MultiStepLR | ExponentialLR) or not rates[0] < TINY_RATE:
         return None

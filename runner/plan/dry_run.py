@@ -372,8 +372,8 @@ def _keep_higher(costs: Costs, peak: Moment, timeline: list[Moment]) -> None:
 
 
 def _go_on(parts: Parts, number: int) -> None:
-    if parts.schedule is not None and not parts.falls_by_metric and number < parts.limits.num_steps:
-        parts.schedule.step()
+    if number < parts.limits.num_steps:
+        parts.schedule.after_step()
 
 
 def _own_state(costs: Costs, parts: Parts) -> None:

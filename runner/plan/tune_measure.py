@@ -28,6 +28,7 @@ from runner.inspection.guard import Guard
 from runner.training.background import Background
 from runner.training.metric_buffer import MetricBuffer, Window
 from runner.training.progress import Progress
+from runner.training.schedule import StepSchedule
 from runner.training.step.choose import Watchers, choose_steps
 
 NUM_LOSSES = 50
@@ -76,8 +77,8 @@ class Candidate:
 
     def _endless(self, buffer: MetricBuffer) -> Iterator[int]:
         parts, schedule = replace(self.parts, limits=replace(self.parts.limits, num_steps=2**40)), self.parts.schedule
-        if schedule is not None and not parts.falls_by_metric:
-            _keep_at_its_end(schedule, self.parts.limits.num_steps)
+        if isinstance(schedule, StepSchedule):
+            _keep_at_its_end(schedule.scheduler, self.parts.limits.num_steps)
         guard = Guard(parts.device, when="off", model=parts.model, task=parts.task, optimizer=parts.optimizer)
         steps = choose_steps(
             parts,

@@ -228,8 +228,8 @@ class Training:
         values = self.values = {**measured, **self.call_hooks("epoch")}
         if values and parts.best.metric not in values:
             self._miss(values)
-        if parts.falls_by_metric and values:
-            parts.schedule.step(values[parts.best.metric])  # type: ignore[union-attr,arg-type]
+        if values:
+            parts.schedule.after_evaluation(values)
         progress, best = self.progress, self.progress.best
         is_best = best.metric in values and best.improves(values[best.metric])
         show = partial(self.observer.epoch, progress.epoch + 1, progress.step, measured, is_best=is_best)
@@ -261,7 +261,9 @@ class Training:
 
     def _miss(self, values: Mapping[str, float]) -> None:
         fault = missing_metric(self.parts.best.metric, values)
-        if self.parts.limits.patience is not None or self.parts.falls_by_metric:  # it would never stop early, or fall
+        if (
+            self.parts.limits.patience is not None or self.parts.schedule.follows_metric
+        ):  # it would never stop early, or fall
             raise RunnerError(fault)
         if not self.progress.measured and self.parts.val is not None:  # without one nobody expects it
             self.observer.say(f"best: the last weights are kept, as {fault.problem}; write {fault.fix}")

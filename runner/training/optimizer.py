@@ -282,12 +282,6 @@ class Turns(Optimizer):
             one.state, one.param_groups = self.state, [next(groups) for _ in one.param_groups]
 
 
-def wants_metric(schedule: Any) -> bool:
-    """Whether a schedule is stepped with a metric, at the ends of epochs (ReduceLROnPlateau); the others are at each step."""
-    parameters = inspect.signature(schedule.step).parameters.values()
-    return any(each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD for each in parameters)
-
-
 def _own(model: nn.Module) -> list[torch.Tensor]:
     """What this process has of a model's parameters and buffers, each once, whatever its names; of one in parts, its part.
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from runner.data.loading.loaders import Batches
 from runner.data.source import Source
@@ -16,8 +15,9 @@ from runner.data.split import Splits
 from runner.device import backends
 from runner.models.card import Card
 from runner.tasks.task import Task
-from runner.training.optimizer import AveragedWeights, wants_metric
+from runner.training.optimizer import AveragedWeights
 from runner.training.progress import Best
+from runner.training.schedule import Schedule
 from runner.training.stopping import Limits
 from runner.training.view import Hook
 
@@ -42,7 +42,7 @@ class Parts:
     task: Task
     card: Card
     optimizer: Optimizer
-    schedule: LRScheduler | None
+    schedule: Schedule
     average: AveragedWeights | None
     precision: backends.Precision
     limits: Limits
@@ -55,11 +55,6 @@ class Parts:
     def kept_model(self) -> nn.Module:
         """The model that is evaluated and kept: the averaged weights, where there are any."""
         return self.average.model if self.average else self.model
-
-    @property
-    def falls_by_metric(self) -> bool:
-        """Whether the schedule is stepped at the ends of epochs, with the metric that they are judged by."""
-        return self.schedule is not None and wants_metric(self.schedule)
 
     @property
     def num_parameters(self) -> int:

@@ -5,14 +5,12 @@ For fit.py; checkpoint.py writes it to files. All processes of a run make the sa
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import LRScheduler
 
 from runner.config.identity import changes, may_change
 from runner.data.loading.order import mixed
@@ -26,6 +24,7 @@ from runner.training.kept import Keeping
 from runner.training.metric_buffer import Rows, check_unread
 from runner.training.parts import Parts
 from runner.training.progress import Progress
+from runner.training.schedule import StepSchedule
 
 T = TypeVar("T")
 
@@ -163,7 +162,7 @@ def full_state(parts: Parts, progress: Progress, buffer: Rows, ranks: Ranks) -> 
         "model": _whole(parts, parts.model.state_dict()),
         "average": _whole(parts, parts.average.model.state_dict()) if parts.average else None,
         "optimizer": _whole(parts, parts.optimizer.state_dict()),
-        "schedule": parts.schedule.state_dict() if parts.schedule else None,
+        "schedule": parts.schedule.state_dict(),
         "scaler": parts.precision.scaler.state_dict() if parts.precision.scaler else None,
         "loader": parts.train.state() if isinstance(parts.train, Served) else None,
         "generators": generators[0] if generators else {},
@@ -220,27 +219,16 @@ def _put_parts_back(state: dict[str, Any], parts: Parts) -> None:
     else:
         parts.shards.load_optimizer(parts.optimizer, state["optimizer"])
     num_steps = parts.limits.num_steps
-    if parts.schedule is not None and not parts.falls_by_metric and state.get("num_steps", num_steps) != num_steps:
+    if isinstance(parts.schedule, StepSchedule) and state.get("num_steps", num_steps) != num_steps:
         for group, values in zip(parts.optimizer.param_groups, begun, strict=True):
             group.update(values)
-        catch_up(parts.schedule, state["step"])
-    elif parts.schedule is not None:
+        parts.schedule.catch_up(state["step"])
+    else:
         parts.schedule.load_state_dict(state["schedule"])
     if parts.precision.scaler is not None:
         parts.precision.scaler.load_state_dict(state["scaler"])
     if parts.average is not None:
         _load_model(parts, parts.average.model, state["average"])
-
-
-def catch_up(schedule: LRScheduler, num_steps: int) -> None:
-    """Brings a schedule that has just been made to where it is after so many steps: of another length it would be elsewhere,
-    and its state holds the old length (T_max, total_steps). Some 5 us a step.
-    """
-    with warnings.catch_warnings():
-        # the optimizer has taken its steps before
-        warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
-        for _ in range(num_steps):
-            schedule.step()
 
 
 def _draw_on(state: dict[str, Any], parts: Parts, ranks: Ranks) -> None:

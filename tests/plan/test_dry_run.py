@@ -9,6 +9,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 
 from runner.inspection.costs import Costs
 from runner.plan.dry_run import NUM_STEPS, Trial
+from runner.training.schedule import Schedule
 
 CPU = torch.device("cpu")
 
@@ -19,7 +20,7 @@ def test_a_schedule_is_not_asked_for_more_steps_than_the_run_has(num_steps):
     schedule = OneCycleLR(optimizer, max_lr=0.01, total_steps=num_steps)
     limits = SimpleNamespace(num_steps=num_steps)
     trial = SimpleNamespace(
-        parts=SimpleNamespace(schedule=schedule, falls_by_metric=False, limits=limits, optimizer=optimizer),
+        parts=SimpleNamespace(schedule=Schedule.of(schedule), limits=limits, optimizer=optimizer),
         step=lambda: lambda group: optimizer.step(),
         group=(),
         costs=costs,

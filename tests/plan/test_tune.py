@@ -177,7 +177,7 @@ def test_a_schedule_that_refuses_more_steps_than_the_run_s_stays_at_its_last_rat
     found = tune_measure.Candidate(cfg, torch.device("cpu"), read=prepare_data(cfg, torch.device("cpu")))
     try:
         found.seconds_a_step(0.0)
-        schedule, num_steps = found.parts.schedule, found.parts.limits.num_steps
+        schedule, num_steps = found.parts.schedule.scheduler, found.parts.limits.num_steps
         assert len(found.losses) > num_steps == schedule.last_epoch
         assert found.parts.optimizer.param_groups[0]["lr"] == schedule.get_last_lr()[0]
     finally:

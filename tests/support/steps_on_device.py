@@ -18,8 +18,9 @@ from runner.training.loop import result_of, train
 from runner.training.metric_buffer import MetricBuffer
 from runner.training.optimizer import AveragedWeights
 from runner.training.progress import Best, Progress
+from runner.training.schedule import Rates, Schedule
 from runner.training.signals import Stop
-from runner.training.step.eager import Rates, StepByStep
+from runner.training.step.eager import StepByStep
 from runner.training.step.on_device import OnDevice, Repeating
 from runner.training.step.train_step import StepOptions, make_step
 from runner.training.stopping import Limits, OwnStopCondition
@@ -111,7 +112,7 @@ def trained(
     def make(**more):
         return make_step(model, task, **chosen, options=StepOptions(**more))
 
-    rates = Rates(opt, schedule(opt) if schedule else None, buffer=buffer, progress=progress)
+    rates = Rates(opt, Schedule.of(schedule(opt) if schedule else None), buffer=buffer, progress=progress)
     epochs = StepByStep(make(), data, accumulate_steps=accumulate, rates=rates, buffer=buffer)
     if repeater is not None:
         epochs = OnDevice(

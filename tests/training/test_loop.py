@@ -14,8 +14,9 @@ from runner.training.loop import result_of, train
 from runner.training.metric_buffer import MetricBuffer
 from runner.training.optimizer import warmup_cosine
 from runner.training.progress import Best, Progress
+from runner.training.schedule import Rates, Schedule
 from runner.training.signals import Stop
-from runner.training.step.eager import Rates, StepByStep
+from runner.training.step.eager import StepByStep
 from runner.training.step.train_step import make_step
 from runner.training.stopping import Limits, OwnStopCondition
 
@@ -57,7 +58,9 @@ def run(
             watched,
             Resident(data, batch_size=10, device=CPU, seed=0, shuffle=True),
             accumulate_steps=accumulate_steps,
-            rates=Rates(optimizer, schedule(optimizer) if schedule else None, buffer=buffer, progress=progress),
+            rates=Rates(
+                optimizer, Schedule.of(schedule(optimizer) if schedule else None), buffer=buffer, progress=progress
+            ),
             buffer=buffer,
         ),
         progress=progress,

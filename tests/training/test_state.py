@@ -15,6 +15,7 @@ from runner.training.checkpoint import save
 from runner.training.metric_buffer import MetricBuffer
 from runner.training.optimizer import warmup_cosine
 from runner.training.progress import Best, Progress
+from runner.training.schedule import Schedule
 from runner.training.state import Checkpoints, _put_parts_back, best_state, full_state
 
 CPU = torch.device("cpu")
@@ -30,11 +31,10 @@ def parts():
         kept_model=model,
         average=None,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-        schedule=None,
+        schedule=Schedule(),
         precision=precision("fp32", device=CPU),
         shards=None,
         limits=SimpleNamespace(num_steps=100),
-        falls_by_metric=False,
     )
 
 
@@ -118,8 +118,8 @@ def test_a_schedule_of_another_length_is_where_it_would_have_been(parts, tmp_pat
 
     def begin(num_steps, of):
         of.optimizer = torch.optim.SGD(of.model.parameters(), lr=0.1, momentum=0.9)
-        of.schedule, of.limits.num_steps = LONGER[name](of.optimizer, num_steps), num_steps
-        return of.schedule, of.optimizer.param_groups[0]
+        of.schedule, of.limits.num_steps = Schedule.of(LONGER[name](of.optimizer, num_steps)), num_steps
+        return of.schedule.scheduler, of.optimizer.param_groups[0]
 
     def rates(schedule, group, num):
         found = []

@@ -105,7 +105,7 @@ class _Place:
     def __init__(self, member: Member, number: int, stop: Stop) -> None:
         self.member, self.number = member, number
         # by a metric each one's rate falls when its own values say so
-        self.lane = (member.lane, number) if member.parts.falls_by_metric else (member.lane, -1)
+        self.lane = (member.lane, number) if member.parts.schedule.follows_metric else (member.lane, -1)
         self.step = self.pulls = 0
         self.at = (0, 0)  # epoch, and steps taken of it
         self.ended_at = -1  # the step with which its last point was told

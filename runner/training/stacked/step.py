@@ -53,7 +53,7 @@ class StackedStep:
         self.lanes = [Lane(same.parts) for same in members]
         first = members[0].parts[0]
         self._largest_norms = [same.train.clip_grad_norm for same in members]
-        self._schedules = [] if first.falls_by_metric else [same.parts[0].schedule for same in members]
+        self._schedules = [same.parts[0].schedule for same in members]
         self.device, self._channels_last = first.device, first.layout.startswith("channels last")
         self._own = {  # each member's tensors of a stacked one
             name: [whole.get_parameter(name) for whole in stack.wholes]
@@ -90,8 +90,7 @@ class StackedStep:
     def move_rates(self) -> None:
         """Has the schedules take their step, one for each lane."""
         for schedule in self._schedules:
-            if schedule is not None:
-                schedule.step()
+            schedule.after_step()
 
     def follow(self) -> None:
         """Brings what each member has of its own, beside its weights, to where the stack is."""

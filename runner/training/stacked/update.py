@@ -58,7 +58,7 @@ class Lane:
         self._optimizer: Optimizer = type(leader)(groups)  # type: ignore[call-arg]  # all that differs is in its groups
         for parts in members:
             self._optimizer.state.update(parts.optimizer.state)
-        if members[0].schedule is not None:
+        if members[0].schedule.scheduler is not None:
             leader.step()  # without gradients it does nothing, but schedules ask whether it was called
         self._update = make_update(self._optimizer, joins_counts=True)
 
@@ -78,8 +78,7 @@ class Lane:
         for other in self._members[1:]:
             for theirs, group in zip(other.optimizer.param_groups, leader.optimizer.param_groups, strict=True):
                 theirs |= {name: value for name, value in group.items() if name != "params"}
-            if other.schedule is not None and leader.schedule is not None:
-                other.schedule.load_state_dict(leader.schedule.state_dict())
+            other.schedule.load_state_dict(leader.schedule.state_dict())
         for parts, parameters in zip(self._members, self.parameters, strict=True):
             parts.optimizer.state.update(
                 (own, self._optimizer.state[own]) for own in parameters if own in self._optimizer.state

@@ -23,10 +23,11 @@ from runner.training.metric_buffer import MetricBuffer
 from runner.training.optimizer import Turns
 from runner.training.parts import Parts
 from runner.training.progress import Progress
+from runner.training.schedule import Rates
 from runner.training.step.clock import STEP, ClockedEpochs, StepClock
 from runner.training.step.compiled import Compiling, Repeated, make_compiled
 from runner.training.step.cuda_graphs import STEPS_A_REPLAY, Graphs, cuda_graphs
-from runner.training.step.eager import Rates, StepByStep
+from runner.training.step.eager import StepByStep
 from runner.training.step.on_device import MOST_AT_ONCE, OnDevice, Repeater, Repeating, Steps
 from runner.training.step.split_batch import SplitBatch
 from runner.training.step.train_step import Step, StepOptions, in_turn, make_step, take_turns
@@ -74,8 +75,7 @@ def choose_steps(
         )
 
     compiling = how_to_compile(parts, is_alone=several is None)
-    of_steps = None if parts.falls_by_metric else parts.schedule  # the others fall at the ends of epochs
-    rates = Rates(parts.optimizer, of_steps, buffer=buffer, progress=progress)
+    rates = Rates(parts.optimizer, parts.schedule, buffer=buffer, progress=progress)
     repeater = _repeater(parts, settings, compiling, say=say) if several is None else None
     step = first = guard.on(make(), of_groups=True)
     if train.compile:
@@ -102,7 +102,7 @@ def choose_steps(
                 repeater,
                 as_formula=train.compile,
                 usual_rows=compiling.usual_rows if train.compile else None,
-                times=MOST_AT_ONCE // STEPS_A_REPLAY if train.cuda_graph and of_steps is not None else 1,
+                times=MOST_AT_ONCE // STEPS_A_REPLAY if train.cuda_graph and rates.are_scheduled else 1,
                 instead=None if train.cuda_graph else one_by_one,
             ),
         )

@@ -1,7 +1,6 @@
 """Takes an epoch's steps one after the other, each by calls from the host: what choose.py takes by default.
 
-Each step's values go into the metric buffer. Rates has the schedule take its step, here and for on_device.py;
-one that goes by a metric takes it in fit.py, at an epoch's end.
+Each step's values go into the metric buffer.
 """
 
 from __future__ import annotations
@@ -10,48 +9,10 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
-
 from runner.data.loading.loaders import Batches
 from runner.training.metric_buffer import MetricBuffer
-from runner.training.optimizer import Turns
-from runner.training.progress import Progress
+from runner.training.schedule import Rates
 from runner.training.step.train_step import Step
-
-
-class Rates:
-    """The learning rates of an optimizer, a schedule's or constant ones; the first group's are noted where they change.
-
-    Of optimizers that take turns, those of each one's first group are noted with it, as train/lr_NAME.
-    """
-
-    def __init__(
-        self, optimizer: Optimizer, schedule: LRScheduler | None, *, buffer: MetricBuffer, progress: Progress
-    ) -> None:
-        self.optimizer, self.buffer, self.progress = optimizer, buffer, progress
-        self._groups, self._schedule = optimizer.param_groups, schedule
-        turns = optimizer.each if isinstance(optimizer, Turns) else {}
-        self._of_turns = {f"train/lr_{name}": one.param_groups[0] for name, one in turns.items()}
-
-    @property
-    def are_scheduled(self) -> bool:
-        """Whether a step may have other rates than the one before it."""
-        return self._schedule is not None
-
-    def note(self, *, ahead: int = 0) -> None:
-        """Before a step is taken, `ahead` steps after the next one."""
-        rate = self._groups[0]["lr"]
-        if rate != self.progress.rate:
-            self.progress.rate = float(rate)
-            self.buffer.note("train/lr", self.progress.rate, ahead=ahead)
-            for name, group in self._of_turns.items():
-                self.buffer.note(name, float(group["lr"]), ahead=ahead)
-
-    def go_on(self) -> None:
-        """After a step was taken."""
-        if self._schedule is not None:
-            self._schedule.step()
 
 
 class StepByStep:
@@ -72,7 +33,7 @@ class StepByStep:
         for group in _groups(batches, self._size):
             self._rates.note()
             self._buffer.write(self.step(group))
-            self._rates.go_on()
+            self._rates.advance()
             yield 1
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from runner.data.loading.loaders import Batches
 from runner.data.loading.resident import sent
 from runner.errors import Fault, RunnerError
-from runner.training.step.eager import Rates
+from runner.training.schedule import Rates
 from runner.training.step.fused_update import CannotTraceError, FixedUpdate
 from runner.training.step.train_step import Step
 from runner.training.stopping import Limits
@@ -161,7 +161,7 @@ class OnDevice:
                     self._now[:some].copy_(self._table[at : at + some])
                 self._repeater.take(sizes, some)
         if not is_past_them:
-            self._rates.go_on()
+            self._rates.advance()
         return fit
 
     def _take_as_written(self, sizes: Sizes) -> None:
@@ -169,7 +169,7 @@ class OnDevice:
         with self._rounded_rates():
             values = self._first(self._batches(sizes, 1)[0])
         self._buffer.write_on_device([values])
-        self._rates.go_on()
+        self._rates.advance()
 
     def take(self, sizes: Sizes, num: int) -> None:
         """See Steps."""
@@ -226,7 +226,7 @@ class OnDevice:
         is_past_them = False
         for ahead in range(0, num, alike):
             if ahead:
-                self._rates.go_on()
+                self._rates.advance()
             try:
                 numbers += self._update.ahead(since + ahead, alike)
             except CannotTraceError:

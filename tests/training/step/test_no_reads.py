@@ -24,6 +24,7 @@ from runner.training.loop import result_of, train
 from runner.training.metric_buffer import MetricBuffer
 from runner.training.optimizer import AveragedWeights, make_optimizer, warmup_cosine
 from runner.training.progress import Best, Progress
+from runner.training.schedule import Rates, Schedule
 from runner.training.signals import Stop
 from runner.training.stopping import Limits, OwnStopCondition
 
@@ -74,7 +75,7 @@ def reads_of(
         with HostReads(device) as reads, detector(device):
             schedule = warmup_cosine(optimizer, num_steps=NUM_STEPS)
             progress = Progress(Best("val/loss", "min"))
-            rates = eager.Rates(optimizer, schedule, buffer=buffer, progress=progress)
+            rates = Rates(optimizer, Schedule.of(schedule), buffer=buffer, progress=progress)
             training = train(
                 eager.StepByStep(take, batches, accumulate_steps=2, rates=rates, buffer=buffer),
                 progress=progress,

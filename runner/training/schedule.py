@@ -1,0 +1,109 @@
+"""Learning rates over a training: the only place that advances a scheduler and notes the rates for the metrics."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from runner.training.metric_buffer import MetricBuffer
+from runner.training.optimizer import Turns
+from runner.training.progress import Progress
+
+
+class Schedule:
+    """Constant rates, and what the other schedules have in common.
+
+    A training calls after_step() and after_evaluation(); each kind of schedule advances at one of them.
+    """
+
+    scheduler: LRScheduler | None = None
+    follows_steps = follows_metric = False
+
+    @staticmethod
+    def of(scheduler: LRScheduler | None, *, metric: str = "") -> Schedule:
+        """Wrap a scheduler. metric: the name of the value that one such as ReduceLROnPlateau follows."""
+        if scheduler is None:
+            return Schedule()
+        return MetricSchedule(scheduler, metric) if wants_metric(scheduler) else StepSchedule(scheduler)
+
+    def after_step(self) -> None:
+        """Advance by an optimizer step, however many batches it accumulated."""
+
+    def after_evaluation(self, values: Mapping[str, float]) -> None:
+        """Advance by an evaluation of the validation split."""
+
+    def state_dict(self) -> dict[str, Any] | None:
+        return self.scheduler.state_dict() if self.scheduler is not None else None
+
+    def load_state_dict(self, state: Any) -> None:
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(state)
+
+
+class StepSchedule(Schedule):
+    """Advances after each optimizer step."""
+
+    scheduler: LRScheduler
+    follows_steps = True
+
+    def __init__(self, scheduler: LRScheduler) -> None:
+        self.scheduler = scheduler
+
+    def after_step(self) -> None:
+        self.scheduler.step()
+
+    def catch_up(self, num_steps: int) -> None:
+        """Advance a new scheduler by the steps that a run has taken; the state of one of another length doesn't fit it."""
+        with warnings.catch_warnings():
+            # the optimizer has taken its steps before
+            warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
+            for _ in range(num_steps):
+                self.scheduler.step()
+
+
+class MetricSchedule(Schedule):
+    """Advances after each evaluation, by the value that the run is judged by."""
+
+    scheduler: LRScheduler
+    follows_metric = True
+
+    def __init__(self, scheduler: LRScheduler, metric: str) -> None:
+        self.scheduler, self._metric = scheduler, metric
+
+    def after_evaluation(self, values: Mapping[str, float]) -> None:
+        self.scheduler.step(values[self._metric])  # type: ignore[arg-type]
+
+
+def wants_metric(scheduler: Any) -> bool:
+    """Whether a scheduler's step() takes a metric (ReduceLROnPlateau)."""
+    parameters = inspect.signature(scheduler.step).parameters.values()
+    return any(each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD for each in parameters)
+
+
+class Rates:
+    """An optimizer's learning rates, step by step. The first group's rate is noted where it changes, as train/lr.
+
+    With several optimizers the first rate of each is noted, too, as train/lr_NAME.
+    """
+
+    def __init__(self, optimizer: Optimizer, schedule: Schedule, *, buffer: MetricBuffer, progress: Progress) -> None:
+        self.optimizer, self.buffer, self.progress = optimizer, buffer, progress
+        self.are_scheduled = schedule.follows_steps  # whether a step may have other rates than the one before it
+        self.advance = schedule.after_step
+        self._groups = optimizer.param_groups
+        turns = optimizer.each if isinstance(optimizer, Turns) else {}
+        self._of_turns = {f"train/lr_{name}": one.param_groups[0] for name, one in turns.items()}
+
+    def note(self, *, ahead: int = 0) -> None:
+        """Note the rates of the next step, or of one `ahead` steps after it, before it is taken."""
+        rate = self._groups[0]["lr"]
+        if rate != self.progress.rate:
+            self.progress.rate = float(rate)
+            self.buffer.note("train/lr", self.progress.rate, ahead=ahead)
+            for name, group in self._of_turns.items():
+                self.buffer.note(name, float(group["lr"]), ahead=ahead)
