@@ -28,11 +28,11 @@ def _tell_missing(error: ModuleNotFoundError) -> int:
     import json
 
     from runner.config import packages
-    from runner.errors import MISTAKE, as_facts
+    from runner.errors import MISTAKE, as_facts, print_error
 
     if (told := packages.missing(error)) is None:
         raise error
-    print(f"runner: this can't be run\n\n{told}", file=sys.stderr)
+    print_error(told)
     if "--json" in sys.argv:
         print(json.dumps(as_facts(told), indent=2))
     return MISTAKE

@@ -1,4 +1,4 @@
-"""A mistake that a person can mend: what was asked, the problem, the fix; shown in three lines, asked, so and write."""
+"""Errors of the user, how they are shown, and the secrets that no text shows."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import math
 import os
 import re
 import stat
+import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 from urllib.parse import quote, unquote, unquote_plus
 
-#: the exit code of a person's mistake
+#: the exit code of an error of the user
 MISTAKE = 2
 #: the secrets of this process and of those that it starts, comma-separated: a variable's name, or =VALUE, percent-encoded
 SECRETS = "RUNNER_SECRETS"
@@ -46,72 +47,183 @@ HARMLESS = (
 
 
 @dataclass(frozen=True)
-class Fault:
-    """One error: the arguments it is about, the problem, and the fix.
+class Problem:
+    """One error of the user, as the command line, `--json` and a run's summary show it.
 
-    suggestions: text for a shell that replaces those arguments; a whole command begins with `python -m runner`.
+    Args:
+        source: What was typed, or a file and a line.
+        message: The problem as one sentence in lower case, without a period.
+        help: What to type or do. Overrides and commands in it are shown between backticks.
+        suggestions: Texts for a shell, each of which replaces `source`; a whole command begins with `python -m runner`.
+        notes: Further facts.
+        code: A short stable name for the kind of error.
     """
 
-    asked: str
-    problem: str
-    fix: str
+    source: str
+    message: str
+    help: str
     suggestions: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    code: str = "invalid-setting"
 
     @classmethod
-    def suggest(cls, asked: str, problem: str, suggestions: Iterable[str], otherwise: str) -> Fault:
-        """Make an error with up to three suggestions as its fix; without one, the fix is `otherwise`."""
+    def suggest(
+        cls, source: str, message: str, suggestions: Iterable[str], otherwise: str, *, code: str = "bad-value"
+    ) -> Problem:
+        """Make an error whose help is up to three suggestions; without one, the help is `otherwise`."""
         found = tuple(dict.fromkeys(suggestions))[:3]
-        return cls(asked, problem, " or ".join(found) or otherwise, found)
+        return cls(source, message, " or ".join(found) or otherwise, found, code=code)
 
-    def masked(self) -> Fault:
+    @property
+    def typed(self) -> tuple[str, ...]:
+        """Return the suggestions as they are typed into a shell; without any, a help text that consists of overrides."""
+        parts = self.suggestions or tuple(re.split(",? or ", self.help))
+        is_typed = bool(self.suggestions) or all(_OVERRIDE.fullmatch(part) for part in parts)
+        return tuple(map(for_a_shell, parts)) if is_typed else ()
+
+    @property
+    def advice(self) -> str:
+        """Return the help text with its verb, and with what can be typed between backticks."""
+        if self.help in ("", " or ".join(self.suggestions)):
+            verb = "run" if self.typed and self.typed[0].startswith("python -m runner") else "use"
+            return f"{verb} {' or '.join(f'`{each}`' for each in self.typed)}" if self.typed else ""
+        return with_verb(for_a_shell(self.help))
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> Problem:
+        """Return the error that `asdict()` was written of as JSON, where tuples are lists."""
+        lists = {key: tuple(facts[key]) for key in ("suggestions", "notes")}
+        return cls(**{**facts, **lists})
+
+    def masked(self) -> Problem:
         """Return the same error without secrets."""
-        asked, problem, fix, *suggestions = map(
-            without_password, (self.asked, self.problem, self.fix, *self.suggestions)
-        )
-        return Fault(asked, problem, fix, tuple(suggestions))
+        hide = without_password
+        lists = (tuple(map(hide, self.suggestions)), tuple(map(hide, self.notes)))
+        return Problem(hide(self.source), hide(self.message), hide(self.help), *lists, code=self.code)
 
     def __str__(self) -> str:
-        parts = (("asked", self.asked), ("so", self.problem), ("write", for_a_shell(self.fix)))
-        return "\n".join(f"  {name + ':':<7}{_hang(harmless(without_password(text)))}" for name, text in parts)
+        return render(self)
 
 
-#: KEY=[...] and KEY={...} that stand in no quotes
+#: the colors of the first word of a line
+_COLORS = {"error": 31, "warning": 33, "hint": 36, "help": 36, "note": 36}
+
+
+def render(problem: Problem, *, kind: str = "error", in_color: bool = False) -> str:
+    """Return an error (or a warning, or a hint) as lines of text without secrets and control characters."""
+    lines = [(f"{kind}: ", problem.message), ("  --> ", problem.source), ("help: ", problem.advice)]
+    lines += [("note: ", note) for note in problem.notes]
+    text = [_hang(head, harmless(without_password(text))) for head, text in lines if text]
+    return "\n".join(map(colored, text) if in_color else text)
+
+
+def _hang(head: str, text: str) -> str:
+    return head + text.strip().replace("\n", "\n" + " " * len(head))
+
+
+def colored(line: str) -> str:
+    """Return a line with its first word in color: red for an error, yellow for a warning, cyan for advice."""
+    word, colon, rest = line.partition(":")
+    return f"\033[1;{_COLORS[word]}m{word}{colon}\033[0m{rest}" if word in _COLORS else line
+
+
+def has_colors(stream: TextIO) -> bool:
+    """Return whether a stream is a terminal that shows colors, and `NO_COLOR` is not set."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") not in ("dumb", "unknown")
+
+
+def print_error(error: RunnerError) -> None:
+    """Print every problem of an error to stderr, and their number where there are several."""
+    in_color = has_colors(sys.stderr)
+    blocks = [render(problem, in_color=in_color) for problem in error.problems]
+    if (count := len(blocks)) > 1:
+        last = f"error: {count} problems found; nothing was started"
+        blocks.append(colored(last) if in_color else last)
+    print("\n\n".join(blocks), file=sys.stderr)
+
+
+#: KEY=[...] and KEY={...} outside of quotes
 _PATTERN = re.compile(r"(?<![\w.+~'\"])[+~]*[\w.@/]+=(?:\[(?:[^][']|\[[^][']*\])*\]|\{(?:[^{}']|\{[^{}']*\})*\})")
+#: KEY=VALUE or --flag VALUE, without a placeholder such as FILE or ...
+_OVERRIDE = re.compile(r"('?[+~]*[\w.@/]+=|--[\w-]+ )(?!\w*[A-Z]{2,}\b)(?!.*\.\.\.)(?:\S*[^\s,]|.+')")
+#: KEY=VALUE within a text
+_TYPED = re.compile(
+    r"(?<![\w.+~'\"=/-])(?:-m )?(?:(?P<quote>['\"])[+~]*[a-z_][\w.@/]*=.*?(?P=quote)(?![\w'\"])"
+    r"|[+~]*[a-z_][\w.@/]*=(?:'[^']*'|\"[^\"]*\"|\S*))"
+)
+_FLAG = re.compile(r"--?[a-z][\w-]*(?: \S+)?")
+_COMMANDS = ("python -m ", f"{sys.executable} -m ", "cd ", "chmod ", "mkdir ", "rm -- ", "aws s3 ", "gcloud ", "curl ")
+_VERBS = re.compile(
+    r"(?:resume|sync|evaluate|predict|export|serve|register|reproduce|compare|diff|explain|watch|history|ui|tune|plan) "
+    r"(?!the |an? |its? |that |this )\S"
+)
+_PROSE = re.compile(r" (?:without|with|of|for|in|from|to|again|say|before)\b|: ")
+#: a text that begins with a thing, and needs a verb
+_THING = re.compile(
+    r"(?:an?|the|one|another|its?|your|fewer|more|whole|files?|texts?|numbers?|names?|quotes|other|less)\b"
+)
 
 
 def for_a_shell(text: str) -> str:
-    """What to write, as it can be typed: a Mac's zsh takes [ ] and { } for patterns of files, and finds no such file."""
+    """Return a text with quotes around overrides that hold [ ] or { }: zsh and bash take them for patterns."""
     return _PATTERN.sub(r"'\g<0>'", text)
 
 
-class RunnerError(Exception):
-    """One or more faults of the person's; the command line prints it without a traceback and exits with 2."""
+def with_verb(text: str) -> str:
+    """Return a help text with backticks around what can be typed, and with a verb before a bare override or command."""
+    if "`" in text:
+        return text
+    parts = re.split(r"(, or |; | or |, then )", text)
+    parts[::2] = [f"`{part}`" if _is_typed(part) else _TYPED.sub(_quoted, part) for part in parts[::2]]
+    is_run = text.startswith(_COMMANDS) or (_VERBS.match(text) and parts[0].startswith("`"))
+    verb = "run " if is_run else "use " if parts[0].startswith("`") or _THING.match(text) else ""
+    return (verb + "".join(parts)).replace("` `", " ")
 
-    def __init__(self, *faults: Fault) -> None:
-        super().__init__(*faults)
-        self.faults = faults
+
+def _is_typed(part: str) -> bool:
+    is_command = part.startswith(_COMMANDS) or _VERBS.match(part) is not None
+    return (is_command and not _PROSE.search(part)) or _FLAG.fullmatch(part) is not None
+
+
+def _quoted(match: re.Match[str]) -> str:
+    typed = match[0] if match[0].endswith("...") else match[0].rstrip(",;:.")
+    while typed.endswith(")") and typed.count(")") > typed.count("("):
+        typed = typed[:-1]
+    return f"`{typed}`{match[0][len(typed) :]}"
+
+
+class RunnerError(Exception):
+    """One or more errors of the user; the command line prints them without a traceback and exits with 2."""
+
+    def __init__(self, *problems: Problem) -> None:
+        super().__init__(*problems)
+        self.problems = problems
 
     def __str__(self) -> str:
-        return "\n\n".join(str(fault) for fault in self.faults)
+        return "\n\n".join(map(str, self.problems))
 
 
-def refuse(faults: Iterable[Fault]) -> None:
-    """Raises: RunnerError with all of these faults; nothing happens where there are none."""
-    if found := tuple(faults):
+def refuse(problems: Iterable[Problem]) -> None:
+    """Raise a RunnerError with all of these problems; do nothing where there are none."""
+    if found := tuple(problems):
         raise RunnerError(*found)
 
 
 def at_once(*checks: Callable[[], Any]) -> list[Any]:
-    """Makes all checks, and gives what they give. Raises: RunnerError with what each of them finds wrong."""
-    given: list[Any] = []
-    found: dict[Fault, None] = {}  # in their order, each once
+    """Make all checks and return their results.
+
+    Raises:
+        RunnerError: The problems of all checks, each once.
+    """
+    results: list[Any] = []
+    found: dict[Problem, None] = {}  # in their order
     for check in checks:
         try:
-            given.append(check())
+            results.append(check())
         except RunnerError as error:
-            found |= dict.fromkeys(error.faults)
+            found |= dict.fromkeys(error.problems)
     refuse(found)
-    return given
+    return results
 
 
 def as_facts(error: RunnerError) -> dict[str, list[dict[str, Any]]]:
@@ -119,28 +231,25 @@ def as_facts(error: RunnerError) -> dict[str, list[dict[str, Any]]]:
     return {
         "faults": [
             {
-                "asked": fault.asked,
-                "so": fault.problem,
-                "write": fault.fix,
-                "suggestions": [for_a_shell(text) for text in fault.suggestions or _typed(fault.fix)],
+                "code": each.code,
+                "message": each.message,
+                "help": each.advice,
+                "suggestions": list(each.typed),
+                "notes": list(each.notes),
+                "asked": each.source,
+                "so": each.message,
+                "write": each.help,
             }
-            for fault in error.faults
+            for each in error.problems
         ]
     }
 
 
-#: KEY=VALUE or --flag VALUE, without a placeholder such as FILE or ...
-_OVERRIDE = re.compile(r"('?[+~]*[\w.@/]+=|--[\w-]+ )(?!\w*[A-Z]{2,}\b)(?!.*\.\.\.)(?:\S+|.+')")
-
-
-def _typed(fix: str) -> list[str]:
-    parts = fix.split(" or ")
-    return parts if all(_OVERRIDE.fullmatch(part) for part in parts) else []
-
-
 def on_a_line(error: RunnerError) -> str:
-    """All that is wrong, for a summary."""
-    return without_password("; ".join(f"{each.asked}: {each.problem}; write: {each.fix}" for each in error.faults))
+    """Return all errors on one line, for a summary."""
+    return without_password(
+        "; ".join(f"{each.message} ({each.source}); help: {each.advice}" for each in error.problems)
+    )
 
 
 def without_password(text: str, uri: str = "") -> str:
@@ -268,7 +377,7 @@ _ADDRESS = re.compile(r"(?P<scheme>[A-Za-z][\w+.-]+):/+(?P<rest>.*)")
 _COPY = {"s3": "aws s3 cp", "gs": "gcloud storage cp", "http": "curl -LO", "https": "curl -LO"}
 
 
-def path_faults(key: str, path: str, *, is_written: bool = False) -> list[Fault]:
+def path_problems(key: str, path: str, *, is_written: bool = False) -> list[Problem]:
     """Explains why a path names no file or directory of this machine; empty where it can be one.
 
     is_written: The run's files go there.
@@ -284,18 +393,14 @@ def path_faults(key: str, path: str, *, is_written: bool = False) -> list[Fault]
             copy = f"{_COPY[scheme]} {scheme}://{rest}" if scheme in _COPY else f"copy {scheme}://{rest} here"
             name = rest.partition("?")[0].rstrip("/").rpartition("/")[2] or "FILE"
             fix = f"{copy}{' .' if scheme in ('s3', 'gs') else ''}, then {key}={name}"
-        return [Fault(f"{key}={path if '://' in path else f'{scheme}://{rest}'}", problem, fix)]
+        return [Problem(f"{key}={path if '://' in path else f'{scheme}://{rest}'}", problem, fix)]
     try:
         mode = Path(path).expanduser().stat().st_mode
     except (OSError, RuntimeError, ValueError):  # who reads it reports that
         return []
     if is_written or stat.S_ISREG(mode) or stat.S_ISDIR(mode):
         return []
-    return [Fault(f"{key}={path}", "that is a pipe or a device, which can't be read twice", f"{key}=FILE")]
-
-
-def _hang(text: str) -> str:
-    return text.strip().replace("\n", "\n" + " " * 9)
+    return [Problem(f"{key}={path}", "that is a pipe or a device, which can't be read twice", f"{key}=FILE")]
 
 
 _NO_SUCH_DEVICE = re.compile(

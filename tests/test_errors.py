@@ -1,30 +1,72 @@
+import sys
 from pathlib import Path
 
 import pytest
 
 from runner.config.identity import as_typed
 from runner.errors import (
-    Fault,
+    Problem,
     RunnerError,
     as_facts,
     first_line,
     for_a_shell,
     nearest,
     nearest_files,
-    path_faults,
+    path_problems,
+    print_error,
 )
 
 
-def test_a_fault_says_what_was_asked_what_is_so_and_what_to_write():
-    text = str(RunnerError(Fault("device=cud", "there is no device cud", "device=cuda")))
-    assert [line.split(":")[0].strip() for line in text.splitlines()] == ["asked", "so", "write"]
-    assert "device=cuda" in text
+def test_problem_is_shown_in_three_lines():
+    problem = Problem("optimizer.rl=0.1", "there is no key `optimizer.rl`", "", ("optimizer.lr=0.1",), ("a note",))
+    assert str(RunnerError(problem)).splitlines() == [
+        "error: there is no key `optimizer.rl`",
+        "  --> optimizer.rl=0.1",
+        "help: use `optimizer.lr=0.1`",
+        "note: a note",
+    ]
 
 
-def test_all_faults_are_printed():
-    error = RunnerError(Fault("a", "b", "c"), Fault("d", "e", "f"))
-    assert len(error.faults) == 2
-    assert str(error).count("write:") == 2
+def test_several_problems_end_with_their_number(capsys):
+    print_error(RunnerError(Problem("a", "b", "c=1"), Problem("d", "e", "f=1")))
+    text = "error: b\n  --> a\nhelp: use `c=1`\n\nerror: e\n  --> d\nhelp: use `f=1`\n\n"
+    assert capsys.readouterr().err == text + "error: 2 problems found; nothing was started\n"
+
+
+@pytest.mark.parametrize(
+    ("variables", "has_terminal", "is_colored"),
+    [
+        ({}, True, True),
+        ({"NO_COLOR": "1"}, True, False),
+        ({"TERM": "dumb"}, True, False),
+        ({}, False, False),
+    ],
+)
+def test_errors_are_red_on_terminals_only(variables, has_terminal, is_colored, monkeypatch, capsys):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name, value in ({"TERM": "xterm"} | variables).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: has_terminal)
+    print_error(RunnerError(Problem("a", "b", "c=1")))
+    text = capsys.readouterr().err
+    assert text.startswith("\033[1;31merror:\033[0m b" if is_colored else "error: b")
+    assert ("\033[1;36mhelp:" in text) is is_colored
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("data.fold=4/5, or all: -m 'data.fold=range(5)'", "use `data.fold=4/5`, or all: `-m 'data.fold=range(5)'`"),
+        ("device=cuda:0 (here: cuda:0, cpu)", "use `device=cuda:0` (here: cuda:0, cpu)"),
+        ("python -m runner resume run a=12, or another", "run `python -m runner resume run a=12`, or another"),
+        ("remove .cuda()", "remove .cuda()"),
+        ("a whole file", "use a whole file"),
+        ("'a=x y' or --format onnx", "use `'a=x y'` or `--format onnx`"),
+        ("train.a=1 train.b=(2), or less", "use `train.a=1 train.b=(2)`, or less"),
+    ],
+)
+def test_help_marks_what_can_be_typed(text, advice):
+    assert Problem("a", "b", text).advice == advice
 
 
 @pytest.mark.parametrize(
@@ -40,8 +82,8 @@ def test_all_faults_are_printed():
 def test_what_to_write_can_be_typed_in_any_shell(text, typed):
     """zsh takes brackets without quotes for a pattern: "no matches found"."""
     assert for_a_shell(text) == typed
-    fault = Fault("a", "b", text)
-    assert str(fault).endswith(typed) and fault.fix == text
+    problem = Problem("a", "b", text)
+    assert str(problem).replace("`", "").endswith(typed) and problem.help == text
 
 
 def test_the_files_that_a_path_may_have_meant(own_folder):
@@ -84,9 +126,9 @@ def test_the_first_line_of_what_an_error_says(error, line):
 
 
 def test_suggestions_can_be_typed_in_a_shell():
-    fault = Fault.suggest("a", "b", ["model.hidden_sizes=[8]", "x=1", "x=1", "y=2", "z=3"], "c")
-    assert fault.fix == "model.hidden_sizes=[8] or x=1 or y=2" and Fault.suggest("a", "b", [], "c").fix == "c"
-    (found,) = as_facts(RunnerError(fault))["faults"]
+    problem = Problem.suggest("a", "b", ["model.hidden_sizes=[8]", "x=1", "x=1", "y=2", "z=3"], "c")
+    assert problem.help == "model.hidden_sizes=[8] or x=1 or y=2" and Problem.suggest("a", "b", [], "c").help == "c"
+    (found,) = as_facts(RunnerError(problem))["faults"]
     assert found["suggestions"] == ["'model.hidden_sizes=[8]'", "x=1", "y=2"]
 
 
@@ -103,7 +145,9 @@ def test_suggestions_can_be_typed_in_a_shell():
     ],
 )
 def test_path_that_is_no_local_file_is_refused(path, is_written, fix):
-    assert [fault.fix for fault in path_faults("data.path", path, is_written=is_written)] == [fix] * (fix is not None)
+    assert [problem.help for problem in path_problems("data.path", path, is_written=is_written)] == [fix] * (
+        fix is not None
+    )
 
 
 @pytest.mark.parametrize(
@@ -117,4 +161,4 @@ def test_path_that_is_no_local_file_is_refused(path, is_written, fix):
     ],
 )
 def test_fix_of_overrides_gives_suggestions(fix, suggestions):
-    assert as_facts(RunnerError(Fault("a", "b", fix)))["faults"][0]["suggestions"] == suggestions
+    assert as_facts(RunnerError(Problem("a", "b", fix)))["faults"][0]["suggestions"] == suggestions

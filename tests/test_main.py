@@ -34,12 +34,14 @@ def test_a_checkout_that_nobody_has_installed_says_what_is_missing(words, own_fo
     command = [sys.executable, "-S", "-m", "runner", *words]
     said = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(PACKAGES)}, capture_output=True, text=True)
     assert said.returncode == 2 and "Traceback" not in said.stderr
-    (asked, so, write) = said.stderr.splitlines()[2:]
-    assert asked == "  asked: python -m runner"
-    assert so.startswith("  so:    this Python has no hydra, ") and so.endswith(" more, which the runner imports")
-    assert write == f"  write: {sys.executable} -m pip install -e {PACKAGES}"
+    (message, source, advice) = said.stderr.splitlines()
+    assert message.startswith("error: this Python has no hydra, ") and message.endswith(
+        " more, which the runner imports"
+    )
+    assert source == "  --> python -m runner"
+    assert advice == f"help: run `{sys.executable} -m pip install -e {PACKAGES}`"
     if "--json" in words:
-        assert f"  write: {json.loads(said.stdout)['faults'][0]['write']}" == write
+        assert f"help: {json.loads(said.stdout)['faults'][0]['help']}" == advice
     else:
         assert not said.stdout
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from runner.distributed.environment import rank_here
-from runner.errors import MISTAKE, RunnerError, as_facts, finite, without_password
+from runner.errors import MISTAKE, RunnerError, as_facts, finite, print_error, without_password
 
 FLAG = "--json"
 #: what has a command print a text, and do nothing
@@ -77,10 +77,8 @@ def give_report(sweep: Path) -> None:
 
 
 def report(error: RunnerError) -> int:
-    """Prints a person's mistakes on stderr, and gives them as {"faults": [{asked, so, write}]}. Returns their exit code."""
-    count = len(error.faults)
-    head = "runner: this can't be run" if count == 1 else f"runner: this can't be run, for {count} reasons"
-    print(f"{head}\n\n{error}", file=sys.stderr)
+    """Print the errors of the user on stderr, and give them as JSON. Returns their exit code."""
+    print_error(error)
     give(as_facts(error))
     return MISTAKE
 

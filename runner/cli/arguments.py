@@ -17,7 +17,7 @@ from runner.config import compose, override_errors
 from runner.config.identity import key_of
 from runner.config.instantiate import ALLOW_VARIABLE
 from runner.config.other_names import COMMANDS as OTHER_NAMES
-from runner.errors import Fault, RunnerError, nearest, path_faults, refuse, without_password
+from runner.errors import Problem, RunnerError, nearest, path_problems, refuse, without_password
 
 #: Hydra's flags that take a value of their own, with one that can be typed
 FLAGS_WITH_VALUE = {
@@ -88,13 +88,13 @@ def parse(command: Command, words: Sequence[str]) -> Arguments:
         try:
             flags, overrides = sorted_words(found.left)
         except RunnerError as error:
-            found.faults += error.faults
+            found.problems += error.problems
         called = shlex.join([command.name, *found.values])
         is_folder = bool(found.values) and Path(found.values[0]).is_dir()
         shown = shlex.join(["-cd", found.values[0], "-cn", "rerun"]) if is_folder else "..."
-        found.faults += flag_faults(called, flags, command.hydra_flags, shown=shown)
-        found.faults += key_faults(command, overrides)
-    refuse(dict.fromkeys(found.faults))
+        found.problems += flag_problems(called, flags, command.hydra_flags, shown=shown)
+        found.problems += key_problems(command, overrides)
+    refuse(dict.fromkeys(found.problems))
     options = {option.name: option.default if option.value else False for option in command.options}
     return Arguments(command, [*words], tuple(found.values), options | found.options, flags, overrides)
 
@@ -104,7 +104,7 @@ class _Split:
     values: list[str]
     options: dict[str, Any]
     left: list[str]  # for Hydra
-    faults: list[Fault]
+    problems: list[Problem]
 
 
 def _split(command: Command, words: Sequence[str]) -> _Split:
@@ -117,7 +117,7 @@ def _split(command: Command, words: Sequence[str]) -> _Split:
         if not word:
             problem = "an argument is empty: a variable that is not set, perhaps"
             fix = f"{command.name} last, or {command.usage}" if "RUN" in command.values else command.usage
-            found.faults.append(Fault(f"{command.name} ''", problem, fix))
+            found.problems.append(Problem(f"{command.name} ''", problem, fix))
         elif option is not None and not option.value and not equals:
             found.options[name] = True
         elif option is not None and option.value:
@@ -125,11 +125,13 @@ def _split(command: Command, words: Sequence[str]) -> _Split:
             if not equals and rest and not rest[0].startswith("--"):
                 text = rest.pop(0)
             if text or option.name.endswith("="):
-                found.faults += _read(option, text, found.options)
+                found.problems += _read(option, text, found.options)
             else:
-                found.faults.append(Fault(name, f"it needs a value, {option.value}", option.usage))
+                found.problems.append(
+                    Problem(name, f"it needs a value, {option.value}", option.usage, code="missing-value")
+                )
         elif word.startswith("-") and not (command.keys is not None and _is_hydras(name)):
-            found.faults.append(_unknown(command, word, rest, missing))
+            found.problems.append(_unknown(command, word, rest, missing))
         elif word.startswith("-"):
             found.left.append(word)
             if not equals and rest and (name in FLAGS_WITH_VALUE or name == "--allow"):
@@ -137,23 +139,25 @@ def _split(command: Command, words: Sequence[str]) -> _Split:
         elif _is_value(command, word) and (command.max_values is None or len(found.values) < command.max_values):
             found.values.append(word)
         elif command.keys is None or (_is_value(command, word) and command.keys != ANY_KEY):
-            found.faults.append(_unknown(command, word, rest, missing))
+            found.problems.append(_unknown(command, word, rest, missing))
         else:
             found.left.append(word)
     for option in command.options:
         if option.name in missing:
             problem = f"it is needed: {option.usage}"
-            found.faults.append(Fault(f"{command.name} without {option.name}", problem, command.usage))
+            found.problems.append(
+                Problem(f"{command.name} without {option.name}", problem, command.usage, code="missing-value")
+            )
     return found
 
 
-def _read(option: table.Option, text: str, into: dict[str, Any]) -> list[Fault] | tuple[Fault, ...]:
+def _read(option: table.Option, text: str, into: dict[str, Any]) -> list[Problem] | tuple[Problem, ...]:
     try:
         into[option.name] = option.read(option, text)
     except RunnerError as error:
-        return error.faults
+        return error.problems
     if option.name in ("--input", "--output"):
-        return path_faults(option.name, text, is_written=option.name == "--output")
+        return path_problems(option.name, text, is_written=option.name == "--output")
     return []
 
 
@@ -181,13 +185,13 @@ def is_a_runs_path(word: str) -> bool:
         return False
 
 
-def _unknown(command: Command, word: str, rest: list[str], missing: set[str]) -> Fault:
+def _unknown(command: Command, word: str, rest: list[str], missing: set[str]) -> Problem:
     """The error for an argument that the command does not take. Its value is taken out of `rest`."""
     name, equals, value = word.partition("=")
     if _is_value(command, word):
         values = command.values.strip("[]").lower()
         problem = f"{command.name} takes one {values} at a time"
-        return Fault(f"{command.name} {word}", problem, f"python -m runner {command.name} {shlex.quote(word)}")
+        return Problem(f"{command.name} {word}", problem, f"python -m runner {command.name} {shlex.quote(word)}")
     known = {option.name: option for option in command.options}
     hits = nearest(f"{name}=" if equals and name[:1] != "-" else name, (*known, JSON))
     meant = known.get(hits[0]) if hits else None
@@ -197,8 +201,12 @@ def _unknown(command: Command, word: str, rest: list[str], missing: set[str]) ->
             value = rest.pop(0)
     shown = [_with_value(known.get(hit), hit, value) for hit in hits]
     asked = f"{command.name} {name} {value}" if word[:1] == "-" else f"{command.name} {word}"
-    return Fault.suggest(
-        asked.rstrip(), f"{command.name} does not take {name if equals else word}", shown, command.usage
+    return Problem.suggest(
+        asked.rstrip(),
+        f"{command.name} does not take {name if equals else word}",
+        shown,
+        command.usage,
+        code="unknown-flag",
     )
 
 
@@ -209,12 +217,12 @@ def _with_value(option: table.Option | None, name: str, value: str) -> str:
     return f"{name}{text}" if name.endswith("=") else f"{name} {text}"
 
 
-def key_faults(command: Command, overrides: Sequence[str]) -> list[Fault]:
+def key_problems(command: Command, overrides: Sequence[str]) -> list[Problem]:
     """An error for each override of a key that has no part in this command."""
     keys = command.keys or ()
     listed = ", ".join(f"{key}..." if key.endswith(".") or key == "data" else key for key in keys) or "none"
     problem = f"{command.name} takes the run as it was; what may be changed: {listed}"
-    return [Fault(word, problem, command.usage) for word in overrides if not any(_is_of(word, key) for key in keys)]
+    return [Problem(word, problem, command.usage) for word in overrides if not any(_is_of(word, key) for key in keys)]
 
 
 def _is_of(word: str, beginning: str) -> bool:
@@ -238,7 +246,7 @@ def refuse_misspelt(words: Sequence[str]) -> None:
         if meant == ["--help"] and after and after[0] in names:  # help train
             meant, after = [after[0]], ["--help"]
         typed = shlex.join(["python", "-m", "runner", *meant[0].split(), *after])
-        raise RunnerError(Fault.suggest(shlex.join(words), problem, [typed], ""))
+        raise RunnerError(Problem.suggest(shlex.join(words), problem, [typed], "", code="unknown-command"))
 
 
 def _commands_like(word: str, names: Sequence[str]) -> list[str]:
@@ -253,9 +261,9 @@ def sorted_words(words: list[str], *, of_python: bool = False) -> tuple[list[str
     flags: list[str] = []
     overrides: list[str] = []
     zips: list[str] = []
-    faults: list[Fault] = []
+    problems: list[Problem] = []
     rest, found = _joined(words)
-    faults += found
+    problems += found
     while rest:
         word = rest.pop(0)
         name, equals, value = word.partition("=")
@@ -265,24 +273,26 @@ def sorted_words(words: list[str], *, of_python: bool = False) -> tuple[list[str
             _allow(value if equals else rest.pop(0) if rest else "")
         elif name in FLAGS_WITH_VALUE:
             given = value if equals else rest.pop(0) if rest else ""
-            faults += _value_faults(name, given)
+            problems += _value_problems(name, given)
             flags += [name, given]
         elif name in FLAGS_WITH_WORDS or name in PLAIN_FLAGS:
             flags.append(word)
         else:
             is_value = bool(rest) and "=" not in rest[0] and not re.match(r"-[^\d.]", rest[0])
-            faults.append(_unknown_flag(name, value if equals else rest.pop(0) if is_value else None))
+            problems.append(_unknown_flag(name, value if equals else rest.pop(0) if is_value else None))
     if zips:
         overrides.append(_zipped(zips))
     flags, overrides, found = _with_mode(flags, overrides)
-    faults += found
+    problems += found
     alone = [next(flag for flag in flags if flag in kind) for kind in ALONE if kind & set(flags)]
     if len(alone) > 1:
-        raise RunnerError(*faults, Fault(" ".join(alone), "one of these is done at a time", " or ".join(alone)))
+        raise RunnerError(
+            *problems, Problem(" ".join(alone), "one of these is done at a time", " or ".join(alone), code="clash")
+        )
     if "--info" in flags or "-i" in flags or "--shell-completion" in flags or "-sc" in flags:
-        refuse(faults)
+        refuse(problems)
         return words, []  # these read their own words
-    faults += _not_settings(overrides)
+    problems += _not_settings(overrides)
     values = [word for word in overrides if not word.startswith("~") and "={" not in word]  # mappings are merged
     last = {key_of(word): word for word in values}
     for word in values:
@@ -290,15 +300,15 @@ def sorted_words(words: list[str], *, of_python: bool = False) -> tuple[list[str
             print(f"note: {without_password(word)} has no effect: {without_password(later)} follows", file=sys.stderr)
     several = [word for word in overrides if _has_several(word) or word.startswith(("sweep.zip={", "sweep.zip=["))]
     if several and not MULTIRUN & set(flags):
-        if not faults and compose.asks_for_a_sweep(flags, overrides):
+        if not problems and compose.asks_for_a_sweep(flags, overrides):
             flags = ["-m", *flags]
         else:
-            faults += [override_errors.ambiguous(word, of_python=of_python) for word in several]
-    refuse(faults)
+            problems += [override_errors.ambiguous(word, of_python=of_python) for word in several]
+    refuse(problems)
     return list(dict.fromkeys(flags)) if flags.count("-m") > 1 else flags, overrides
 
 
-def flag_faults(asked: str, flags: Sequence[str], takes: Collection[str], *, shown: str = "...") -> Iterable[Fault]:
+def flag_problems(asked: str, flags: Sequence[str], takes: Collection[str], *, shown: str = "...") -> Iterable[Problem]:
     """An error for each of Hydra's flags that a command has no use for.
 
     asked: the command, as it is typed. shown: what has `train` compose the same configuration, which --cfg is to show.
@@ -313,13 +323,13 @@ def flag_faults(asked: str, flags: Sequence[str], takes: Collection[str], *, sho
             problem = f"{problem}: it takes the run's own configuration"
         else:
             fix += f"; to see the configuration: python -m runner {shown} --cfg job"
-        yield Fault(f"{asked} {flag}", problem, fix)
+        yield Problem(f"{asked} {flag}", problem, fix)
 
 
-def _joined(words: Sequence[str]) -> tuple[list[str], list[Fault]]:
+def _joined(words: Sequence[str]) -> tuple[list[str], list[Problem]]:
     """Take out the settings that spaces have cut, such as `model = mlp` and `model.hidden_sizes=[64, 32]`, as errors."""
     rest: list[str] = []
-    faults = []
+    problems = []
     left = list(words)
     while left:
         parts = [left.pop(0)]
@@ -336,8 +346,8 @@ def _joined(words: Sequence[str]) -> tuple[list[str], list[Fault]]:
         if len(parts) == 1:
             rest += parts
         else:
-            faults.append(Fault.suggest(" ".join(parts), problem, [shlex.quote(typed)], ""))
-    return rest, faults
+            problems.append(Problem.suggest(" ".join(parts), problem, [shlex.quote(typed)], ""))
+    return rest, problems
 
 
 def _is_cut(asked: str, following: str) -> bool:
@@ -372,12 +382,12 @@ def _columns(word: str) -> str:
         problem = f"each key is named once, and these are {', '.join(keys)}"
     if problem:
         example = "'zip(model.width,optimizer.lr)=(64,1e-3),(128,3e-4)', in quotes"
-        raise RunnerError(Fault(word, problem, example))
+        raise RunnerError(Problem(word, problem, example))
     columns = zip(*rows, strict=True)
     return "{" + ",".join(f"{key}:[{','.join(column)}]" for key, column in zip(keys, columns, strict=True)) + "}"
 
 
-def _with_mode(flags: list[str], overrides: list[str]) -> tuple[list[str], list[str], list[Fault]]:
+def _with_mode(flags: list[str], overrides: list[str]) -> tuple[list[str], list[str], list[Problem]]:
     """hydra.mode=MULTIRUN is another word for -m; hydra.mode=RUN says that a file's MULTIRUN does not count."""
     modes = [word for word in overrides if word.startswith("hydra.mode=")]
     is_sweep = bool(MULTIRUN & set(flags))
@@ -385,7 +395,7 @@ def _with_mode(flags: list[str], overrides: list[str]) -> tuple[list[str], list[
         return (
             flags,
             overrides,
-            [Fault("-m hydra.mode=RUN", "one asks for a sweep, the other for a run", "one of them")],
+            [Problem("-m hydra.mode=RUN", "one asks for a sweep, the other for a run", "one of them")],
         )
     if modes and modes[-1] == "hydra.mode=MULTIRUN":
         return (
@@ -396,7 +406,7 @@ def _with_mode(flags: list[str], overrides: list[str]) -> tuple[list[str], list[
     return flags, overrides, []
 
 
-def _unknown_flag(name: str, value: str | None) -> Fault:
+def _unknown_flag(name: str, value: str | None) -> Problem:
     flags = [*PLAIN_FLAGS, *FLAGS_WITH_VALUE, *FLAGS_WITH_WORDS, "--allow", JSON]
     keys = _suggestions(name.lstrip("-").replace("-", "_"), "true" if value is None else value)
     near = nearest(name, flags) if not keys else []
@@ -406,7 +416,7 @@ def _unknown_flag(name: str, value: str | None) -> Fault:
     ]
     asked = name if value is None else f"{name} {value}"
     problem = f"there is no flag {name}; values are set without dashes"
-    return Fault.suggest(asked, problem, [*keys, *near], "leave it out; --help lists the keys and the flags")
+    return Problem.suggest(asked, problem, [*keys, *near], "leave it out; --help lists the keys and the flags")
 
 
 def _suggestions(key: str, value: str) -> list[str]:
@@ -415,27 +425,31 @@ def _suggestions(key: str, value: str) -> list[str]:
         return override_errors.suggestions(key, [value], composed([]), composed)
 
 
-def _value_faults(name: str, value: str) -> list[Fault]:
+def _value_problems(name: str, value: str) -> list[Problem]:
     if not value or value.startswith("-"):
-        return [Fault(name, "it needs a value", f"{name} {FLAGS_WITH_VALUE[name]}")]
+        return [Problem(name, "it needs a value", f"{name} {FLAGS_WITH_VALUE[name]}", code="missing-value")]
     asked = f"{name} {value}"
     if name in ("--config-path", "-cp"):
         problem = "what the runner's own files say would be missing: a folder of yours stands beside theirs"
-        return [Fault(asked, problem, f"-cd {value}")]
+        return [Problem(asked, problem, f"-cd {value}")]
     if name in ("--config-dir", "-cd") and not Path(value).is_dir():
         beside = [str(each) for each in Path(value).parent.glob("*/")] if Path(value).parent.is_dir() else []
         fix = " or ".join(f"{name} {shlex.quote(hit)}" for hit in nearest(str(Path(value)), beside))
-        return [Fault(asked, "there is no such folder", fix or f"{name} FOLDER, with one that is there")]
+        return [
+            Problem(
+                asked, "there is no such folder", fix or f"{name} FOLDER, with one that is there", code="missing-file"
+            )
+        ]
     if name in ("--cfg", "-c") and value not in SHOWN:
         shown = " or ".join(f"{name} {each}" for each in nearest(value, SHOWN) or SHOWN)
-        return [Fault(asked, f"{name} is {', '.join(SHOWN[:-1])} or {SHOWN[-1]}", shown)]
+        return [Problem(asked, f"{name} is {', '.join(SHOWN[:-1])} or {SHOWN[-1]}", shown)]
     return []
 
 
-def _not_settings(overrides: Sequence[str]) -> list[Fault]:
+def _not_settings(overrides: Sequence[str]) -> list[Problem]:
     if all(map(_is_setting, overrides)):
         return []
-    faults = []
+    problems = []
     known, names = compose.known_keys(), [*table.every_command()]
     left = list(overrides)
     while left:
@@ -444,14 +458,14 @@ def _not_settings(overrides: Sequence[str]) -> list[Fault]:
             continue
         if word in names:
             command = f"python -m runner {word}"
-            faults.append(Fault(word, "a command is the first argument", f"{command} ...", (command,)))
+            problems.append(Problem(word, "a command is the first argument", f"{command} ...", (command,)))
             continue
         has_value = left and not _is_setting(left[0]) and left[0] not in (*names, *known)  # epochs 3
         value = left.pop(0) if has_value else ""
         ways = [*_suggestions(word, value), *(f"python -m runner {name}" for name in _commands_like(word, names))]
         problem = f"{word} is neither a command nor KEY=VALUE; --help lists both"
-        faults.append(Fault.suggest(f"{word} {value}".strip(), problem, ways, "leave it out, or KEY=VALUE"))
-    return faults
+        problems.append(Problem.suggest(f"{word} {value}".strip(), problem, ways, "leave it out, or KEY=VALUE"))
+    return problems
 
 
 def _is_setting(word: str) -> bool:
@@ -489,6 +503,8 @@ def _parts(text: str) -> list[str]:
 
 def _allow(prefix: str) -> None:
     if not prefix or prefix.startswith("-") or "=" in prefix:
-        raise RunnerError(Fault("--allow", "it needs the name of a package whose classes may be built", "--allow timm"))
+        raise RunnerError(
+            Problem("--allow", "it needs the name of a package whose classes may be built", "--allow timm")
+        )
     before = os.environ.get(ALLOW_VARIABLE)
     os.environ[ALLOW_VARIABLE] = f"{before},{prefix}" if before else prefix

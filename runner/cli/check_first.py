@@ -18,7 +18,7 @@ from runner.config import logs, validate
 from runner.config.compose import name_data
 from runner.config.importing import loading
 from runner.config.trust import RERUN
-from runner.errors import Fault, RunnerError, first_line, path_faults, refuse
+from runner.errors import Problem, RunnerError, first_line, path_problems, refuse
 from runner.experiment import claim
 from runner.experiment.given import Checked
 from runner.experiment.summary import read_summary
@@ -48,7 +48,7 @@ def check_folder(folder: Path, *, key: str) -> None:
             f"this folder can't be made, or nothing can be written there: {error.strerror} ({error.filename or folder})"
         )
         fix = f"{key}=FOLDER, in a place that you may write to"
-        raise RunnerError(Fault(f"{key}={folder}", problem, fix)) from None
+        raise RunnerError(Problem(f"{key}={folder}", problem, fix)) from None
     finally:
         with suppress(OSError):
             for path in missing:
@@ -58,12 +58,12 @@ def check_folder(folder: Path, *, key: str) -> None:
 def folder_of(cfg: DictConfig, key: str) -> Path:
     """The folder that a key of Hydra's names. Raises: RunnerError for an address, and where its ${...} lead nowhere."""
     try:
-        refuse(path_faults(key, folder := str(OmegaConf.select(cfg, key)), is_written=True))
+        refuse(path_problems(key, folder := str(OmegaConf.select(cfg, key)), is_written=True))
         return Path(folder)
     except OmegaConfBaseException as error:
         above, _, name = key.rpartition(".")
         asked = f"{key}={validate.written(OmegaConf.select(cfg, above), name)}"
-        raise RunnerError(Fault(asked, first_line(error), f"{key}=FOLDER")) from None
+        raise RunnerError(Problem(asked, first_line(error), f"{key}=FOLDER")) from None
 
 
 def check_hydra(hydra: DictConfig) -> None:
@@ -73,7 +73,7 @@ def check_hydra(hydra: DictConfig) -> None:
             "a run works in the folder that it is started from: data, stores and code of your own are found from there"
         )
         fix = "hydra.job.chdir=false, and hydra.run.dir=FOLDER for its files"
-        raise RunnerError(Fault("hydra.job.chdir=true", problem, fix))
+        raise RunnerError(Problem("hydra.job.chdir=true", problem, fix))
 
 
 def check_written(hydra: DictConfig, folder: Path) -> list[Path]:
@@ -87,7 +87,7 @@ def check_written(hydra: DictConfig, folder: Path) -> list[Path]:
         if place.is_absolute() or ".." in place.parts:
             problem = "it leads out of the run's folder, and Hydra writes its config.yaml there"
             fix = "hydra.output_subdir=.hydra, or null for none"
-            raise RunnerError(Fault(f"hydra.output_subdir={place}", problem, fix))
+            raise RunnerError(Problem(f"hydra.output_subdir={place}", problem, fix))
         check_folder(folder / place, key="hydra.output_subdir")
         found = [folder / place / Path(name).name for name in claim.HYDRAS]
     with read_write(hydra), open_dict(hydra):
@@ -101,7 +101,7 @@ def check_written(hydra: DictConfig, folder: Path) -> list[Path]:
                 file.unlink()
         except OSError as error:
             problem = f"this file can't be written: {error.strerror}"
-            raise RunnerError(Fault(f"{key}={file}", problem, f"{key}=FILE in a folder that is there")) from None
+            raise RunnerError(Problem(f"{key}={file}", problem, f"{key}=FILE in a folder that is there")) from None
         found.append(file)
     return found
 
@@ -172,7 +172,7 @@ class CheckFirst(Callback):
         hydra_plugins.register()
         try:
             check_hydra(config.hydra)
-            refuse(hydra_plugins.part_faults(config.hydra))
+            refuse(hydra_plugins.part_problems(config.hydra))
             if config.sweep.resume is None:
                 check_folder(folder_of(config, "hydra.sweep.dir"), key="hydra.sweep.dir")
         except RunnerError as error:

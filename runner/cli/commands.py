@@ -29,7 +29,7 @@ from runner.config.compose import CONF, Compose, composed_with, composer, hydra_
 from runner.config.identity import key_of
 from runner.config.importing import loading
 from runner.config.logs import logging_to
-from runner.errors import Fault, RunnerError, nearest_files, refuse, without_password
+from runner.errors import Problem, RunnerError, nearest_files, refuse, without_password
 from runner.experiment.summary import is_over, length_key, read_summary
 from runner.experiment.terminal import short
 from runner.tracking import stores
@@ -79,12 +79,12 @@ def _check_words(overrides: list[str], cfg: DictConfig, *, compose: Compose) -> 
     try:
         check(cfg)
     except RunnerError as error:
-        before: tuple[Fault, ...] = ()
+        before: tuple[Problem, ...] = ()
         try:
             check(composed_with(compose, []))
         except RunnerError as own:  # its device is not here, say
-            before = own.faults
-        if found := [fault for fault in error.faults if fault not in before]:
+            before = own.problems
+        if found := [problem for problem in error.problems if problem not in before]:
             raise RunnerError(*found) from None
 
 
@@ -95,7 +95,7 @@ def _check_length(asked: str, cfg: DictConfig, overrides: list[str]) -> None:
         epochs = given["train.num_epochs"]
         problem = f"the run has train.num_steps={num_steps}, which says how long it is, whatever the number of epochs"
         fix = f"{asked} train.num_steps=..., or {asked} {epochs} train.num_steps=null"
-        raise RunnerError(Fault(f"{asked} {epochs}", problem, fix))
+        raise RunnerError(Problem(f"{asked} {epochs}", problem, fix))
 
 
 def reproduce(given: Arguments) -> int:
@@ -240,7 +240,7 @@ def explain(given: Arguments) -> int:
     if kinds != ["--trace"]:
         of_a_trace = [word for word in given.overrides if key_of(word) in OF_TRACES]
         refuse(
-            Fault(word, "only explain --trace takes it", f"explain {given.run} --trace {word}") for word in of_a_trace
+            Problem(word, "only explain --trace takes it", f"explain {given.run} --trace {word}") for word in of_a_trace
         )
     if not kinds:
         from runner.runs.explain.explain import explain  # torch
@@ -255,11 +255,11 @@ def explain(given: Arguments) -> int:
         other = others[0] if others else f"--step {given['--step']}"
         problem = f"{kind} is of the whole run" if kind == "--time" else f"{kind} is of the run's first steps"
         write = f"explain {given.run} {kind}, or explain {given.run} {other}"
-        raise RunnerError(Fault(f"explain {kind} {other}", problem, write))
+        raise RunnerError(Problem(f"explain {kind} {other}", problem, write))
     if kind == "--time" and given.overrides:
         problem = "explain --time reads what the run has measured, and computes nothing"
         fix = f"explain {given.run} --time"
-        raise RunnerError(*(Fault(f"explain --time {word}", problem, fix) for word in given.overrides))
+        raise RunnerError(*(Problem(f"explain --time {word}", problem, fix) for word in given.overrides))
     answer.give(explain_time(given.run) if kind == "--time" else trace(given.run, given.overrides))
     return 0
 
@@ -353,7 +353,7 @@ def schema(given: Arguments) -> int:
     file = Path(output) if output else here / json_schema.FILE
     if output and not file.parent.is_dir():
         fix = shlex.join(["mkdir", "-p", str(file.parent)])
-        raise RunnerError(Fault(f"schema --output {output}", f"there is no directory {file.parent}", fix))
+        raise RunnerError(Problem(f"schema --output {output}", f"there is no directory {file.parent}", fix))
     with loading():  # torch, whose signatures are read
         lines = json_schema.write(file, *own)
     answer.give({"output": str(file), "lines": lines})
@@ -379,7 +379,7 @@ def ui(given: Arguments) -> int:
         there = nearest_files(path, lambda file: file.suffix == path.suffix)
         near = [f"python -m runner ui tracking.uri=sqlite:///{short(file)}" for file in there]
         problem, otherwise = f"there is no file {short(path)}", f"python -m runner tracking.uri={uri}, which creates it"
-        raise RunnerError(Fault.suggest(f"ui tracking.uri={uri}", problem, near, otherwise))
+        raise RunnerError(Problem.suggest(f"ui tracking.uri={uri}", problem, near, otherwise))
     page = stores.page_of(uri, runs)
     if uri.startswith("http"):
         print(f"it is a server already: open {validate.without_password(uri.rstrip('/'))}{page} in a browser")

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from runner.config.trust import check_folder
-from runner.errors import Fault, RunnerError, nearest
+from runner.errors import Problem, RunnerError, nearest
 from runner.experiment.summary import read_summary
 from runner.experiment.terminal import Terminal
 from runner.runs import find
@@ -53,7 +53,7 @@ def compare(words: Sequence[str], *, metric: str | None = None, uri: str = store
     if len(words) == 1:
         return _of_a_sweep(words[0], metric, uri)
     if len(words) != 2:
-        raise RunnerError(Fault(f"compare {' '.join(words)}".strip(), "two are compared, or a sweep's own", FORMS))
+        raise RunnerError(Problem(f"compare {' '.join(words)}".strip(), "two are compared, or a sweep's own", FORMS))
     a, b = (one(word, uri) for word in words)
     names = _names(a.name, b.name, words)
     looks = max(a.num_looks, b.num_looks)
@@ -65,7 +65,7 @@ def compare(words: Sequence[str], *, metric: str | None = None, uri: str = store
         problem = f"they have no {metric} in common" if metric else "they have no metric in common"
         hits = nearest(metric, shared) if metric else []
         fix = " or ".join(f"metric={name}" for name in hits or shared)
-        raise RunnerError(Fault(asked, problem, fix or "two finished runs or sweeps with a metric in common"))
+        raise RunnerError(Problem(asked, problem, fix or "two finished runs or sweeps with a metric in common"))
     return together
 
 
@@ -107,7 +107,7 @@ def _of_a_sweep(word: str, metric: str | None, uri: str) -> list[Comparison]:
     known = sorted({name for each in results for name in each.metrics} | {each.metric for each in goals})
     if metric is not None and metric not in known:
         fix = " or ".join(f"metric={name}" for name in nearest(metric, known) or known) or "a sweep with finished jobs"
-        raise RunnerError(Fault(f"compare {word} metric={metric}", f"no job of it has a metric {metric!r}", fix))
+        raise RunnerError(Problem(f"compare {word} metric={metric}", f"no job of it has a metric {metric!r}", fix))
     found = against_best(groups, goal, num_looks=times) if goal is not None else []
     if not found:
         problem = f"it has {len(groups)} configuration{'' if len(groups) == 1 else 's'} with a finished job and a value"
@@ -116,7 +116,7 @@ def _of_a_sweep(word: str, metric: str | None, uri: str) -> list[Comparison]:
         if goal is not None and len(groups) > 1 and tests:  # there were no rows to validate on
             problem = f"fewer than two of its configurations have a {goal.metric}"
             fix = " or ".join(f"compare {shlex.quote(word)} metric={name}" for name in tests)
-        raise RunnerError(Fault(f"compare {word}", problem, fix))
+        raise RunnerError(Problem(f"compare {word}", problem, fix))
     return found
 
 
@@ -132,7 +132,7 @@ def one(word: str, uri: str = stores.USUAL, *, verb: str = "compare") -> Configu
             apart = [pair for pair in pairs if pair in names[0]]  # the name has them one after the other
             fix = f"{verb} {shlex.quote(word.partition(':')[0] + ':' + ','.join(apart))} ..."
         problem = f"it has {len(groups)} configurations: {', '.join(names)}" if names else "no job of it has finished"
-        raise RunnerError(Fault(f"{verb} {word}", problem, fix))
+        raise RunnerError(Problem(f"{verb} {word}", problem, fix))
     (results_of_it,) = groups.values()
     return Configuration(word, tuple(results_of_it), goals, times)
 
@@ -195,7 +195,7 @@ def _chosen(results: list[Result], chosen: str, asked: str) -> list[Result]:
     if not found:
         known = list(dict.fromkeys(f"{key}={value}" for each in results for key, value in each.keys.items()))
         near = [hit for pair in pairs for hit in nearest(pair, known)] or known[:6]
-        raise RunnerError(Fault(asked, "no job of it has these values", " or ".join(near) or "no :KEY=VALUE"))
+        raise RunnerError(Problem(asked, "no job of it has these values", " or ".join(near) or "no :KEY=VALUE"))
     return found
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from runner.cli.table import Command
 from runner.config.compose import restored
-from runner.errors import Fault, RunnerError
+from runner.errors import Problem, RunnerError
 
 FLAGS = ("-sc", "--shell-completion")
 MOST_FOLDERS = 20
@@ -57,7 +57,7 @@ def complete(words: list[str], commands: Mapping[str, Command], ask_hydra: Calla
     what, _, shell = next((word for word in words if word not in FLAGS), "").partition("=")
     if what not in ("install", "uninstall", "query") or shell not in INSTALL:
         fix = " or ".join(f'eval "$(python -m runner -sc install={name})"' for name in INSTALL)
-        raise RunnerError(Fault(f"-sc {what}={shell}", f"there is completion for {', '.join(INSTALL)}", fix))
+        raise RunnerError(Problem(f"-sc {what}={shell}", f"there is completion for {', '.join(INSTALL)}", fix))
     if what != "query":
         print((INSTALL if what == "install" else UNINSTALL)[shell], end="")
         return 0

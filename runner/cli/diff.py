@@ -10,7 +10,7 @@ from rich.text import Text
 
 from runner.cli.compare import sweep_folder
 from runner.config.trust import check_folder
-from runner.errors import Fault, RunnerError
+from runner.errors import Problem, RunnerError
 from runner.experiment.readable_numbers import readable
 from runner.experiment.terminal import Terminal
 from runner.runs.diff import Diff
@@ -28,7 +28,7 @@ def runs_of(words: Sequence[str]) -> list[str]:
     found = [run for word in words for run in (_jobs(word) or [word])]
     if len(found) < 2:
         problem = "it takes two runs or more" if len(words) < 2 else "one of them has no job that has begun"
-        raise RunnerError(Fault(f"diff {' '.join(words)}".strip(), problem, FORMS))
+        raise RunnerError(Problem(f"diff {' '.join(words)}".strip(), problem, FORMS))
     return found
 
 

@@ -15,7 +15,7 @@ from runner.config import untrusted
 from runner.config.compose import config_groups, make_own_code_importable, restored
 from runner.config.instantiate import own_line
 from runner.distributed.environment import UnmetError, rank_here
-from runner.errors import MISTAKE, SECRETS, Fault, RunnerError
+from runner.errors import MISTAKE, SECRETS, Problem, RunnerError
 from runner.experiment.terminal import leave_unread
 from runner.version import __version__
 
@@ -85,4 +85,4 @@ def _refuse_unread(words: list[str]) -> None:
     if unread:
         problem = "this Python reads the command line as ASCII, and these letters are none"
         fix = "export PYTHONUTF8=1 (or LANG=C.UTF-8) before the command"
-        raise RunnerError(*(Fault(ascii(word), problem, fix) for word in unread))
+        raise RunnerError(*(Problem(ascii(word), problem, fix) for word in unread))

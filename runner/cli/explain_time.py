@@ -10,7 +10,7 @@ from runner.cli.check_first import check, passing_folder
 from runner.config import override_errors
 from runner.config.compose import composed_with, composer, hydra_session
 from runner.config.importing import loading
-from runner.errors import Fault, RunnerError
+from runner.errors import Problem, RunnerError
 
 TRACED_STEPS, STEPS_BEFORE = 20, 10
 #: of a run that is taken up for a trace alone
@@ -59,7 +59,7 @@ def trace(wanted: str, overrides: list[str]) -> dict[str, Any]:
             done = run(cfg, passing, given=Given(screen=Screen(Console(quiet=True))))
             if done["status"] != "finished":
                 problem = f"its first steps, taken once more, ended so: {done['error']}"
-                raise RunnerError(Fault(f"explain {wanted} --trace", problem, f"explain {wanted} --trace device=cpu"))
+                raise RunnerError(Problem(f"explain {wanted} --trace", problem, f"explain {wanted} --trace device=cpu"))
             shutil.rmtree(folder / FOLDER, ignore_errors=True)
             shutil.copytree(passing / FOLDER, folder / FOLDER)
         finally:

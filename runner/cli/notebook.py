@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.errors import Fault, RunnerError
+from runner.errors import Problem, RunnerError
 
 if TYPE_CHECKING:
     import pandas
@@ -48,7 +48,7 @@ def overrides_of(overrides: str | Sequence[str], values: Mapping[str, object]) -
     if values:
         given = ", ".join(f"{key}={value!r}" for key, value in values.items())
         fix = f"run({[f'{key}={value}' for key, value in values.items()]})"
-        raise RunnerError(Fault.suggest(f"run({given})", "run() takes overrides, KEY=VALUE in a list", [fix], fix))
+        raise RunnerError(Problem.suggest(f"run({given})", "run() takes overrides, KEY=VALUE in a list", [fix], fix))
     return shlex.split(overrides) if isinstance(overrides, str) else list(overrides)
 
 
@@ -60,7 +60,7 @@ def refuse_in_own_process() -> None:
         if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__mp_main__":
             asked = f"run() in {Path(frame.f_code.co_filename).name}"
             problem = "the processes that read its data load the script themselves, and each would begin a run"
-            raise RunnerError(Fault(asked, problem, "if __name__ == '__main__': before it, or data.num_workers=0"))
+            raise RunnerError(Problem(asked, problem, "if __name__ == '__main__': before it, or data.num_workers=0"))
         frame = frame.f_back
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from runner.config import origin
 from runner.config.trust import strays
 from runner.config.validate import without_password
-from runner.errors import Fault, RunnerError, nearest, refuse
+from runner.errors import Problem, RunnerError, nearest, refuse
 from runner.experiment.summary import note_tracker
 from runner.experiment.terminal import say
 from runner.tracking import recipes, store_uri, stores
@@ -28,7 +28,7 @@ def replay(folders: list[Path], *, uri: str | None) -> list[dict[str, Any]]:
     Raises: RunnerError for a folder that is not there or has no journal, at once; for runs whose store is not known, last.
     """
     runs = _runs(folders)
-    faults: list[Fault] = []
+    problems: list[Problem] = []
     rows: list[dict[str, Any]] = []
     for run in runs:
         if uri is None and origin.store_of(run) == "" and run not in folders:
@@ -39,19 +39,19 @@ def replay(folders: list[Path], *, uri: str | None) -> list[dict[str, Any]]:
         try:
             store = uri or stores.of_run(run, asked=f"sync {shlex.quote(str(run))}")
         except RunnerError as error:
-            faults += error.faults
+            problems += error.problems
             continue
         its_own = store_uri.shown(store) if uri is None else origin.store_of(run)
         rows.append({"folder": str(run), "tracking_uri": without_password(store), **_send(run, store, its_own=its_own)})
     for shown in dict.fromkeys(row["tracking_uri"] for row in rows):
         known = [row["is_complete"] for row in rows if row["tracking_uri"] == shown]
         say(f"{sum(known)} of {len(known)} runs are complete in {shown}")
-    refuse(faults)
+    refuse(problems)
     return rows
 
 
 def _runs(folders: list[Path]) -> list[Path]:
-    faults, runs = [], []
+    problems, runs = [], []
     for folder in folders or [Path(place) for place in PLACES if Path(place).is_dir()]:
         found = find_journals(folder)
         runs += found
@@ -59,13 +59,15 @@ def _runs(folders: list[Path]) -> list[Path]:
             beside = [str(path) for path in folder.parent.glob("*/")]
             fix = " or ".join(f"sync {shlex.quote(hit)}" for hit in nearest(str(folder), beside))
             fix = fix or "sync outputs, or a run's own folder below it"
-            faults.append(Fault(f"sync {folder}", "there is no such folder", fix))
+            problems.append(Problem(f"sync {folder}", "there is no such folder", fix, code="missing-file"))
         elif not found and folders:
             problem = "no journal/journal.bin lies in it or below it: there is nothing that could be sent"
-            faults.append(Fault(f"sync {folder}", problem, "the folder of a run with its journal, as the run wrote it"))
-    if not runs and not faults:
-        faults.append(Fault("sync", f"no run lies below {' or '.join(PLACES)}", "sync FOLDER"))
-    refuse(faults)
+            problems.append(
+                Problem(f"sync {folder}", problem, "the folder of a run with its journal, as the run wrote it")
+            )
+    if not runs and not problems:
+        problems.append(Problem("sync", f"no run lies below {' or '.join(PLACES)}", "sync FOLDER"))
+    refuse(problems)
     return list(dict.fromkeys(runs))
 
 

@@ -16,7 +16,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
-from runner.errors import Fault, RunnerError
+from runner.errors import Problem, RunnerError
 
 if TYPE_CHECKING:
     from runner.cli.arguments import Arguments
@@ -59,7 +59,11 @@ def number(least: int = 1, most: int | None = None) -> Callable[[Option, str], i
         if value.isdecimal() and least <= int(value) and (most is None or int(value) <= most):
             return int(value)
         problem = f"it must be a whole number, {least} " + ("or more" if most is None else f"to {most}")
-        raise RunnerError(Fault(f"{option.name} {value}", problem, f"{option.name} {max(least, option.default or 0)}"))
+        raise RunnerError(
+            Problem(
+                f"{option.name} {value}", problem, f"{option.name} {max(least, option.default or 0)}", code="bad-value"
+            )
+        )
 
     return read
 
@@ -72,7 +76,9 @@ def amount(option: Option, value: str) -> float:
         found = 0.0
     if not 0 < found < float("inf"):
         problem = "it must be a number above 0"
-        raise RunnerError(Fault(f"{option.name} {value}", problem, f"{option.name} {option.default or 60:g}"))
+        raise RunnerError(
+            Problem(f"{option.name} {value}", problem, f"{option.name} {option.default or 60:g}", code="bad-value")
+        )
     return found
 
 

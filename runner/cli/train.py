@@ -34,7 +34,7 @@ from runner.config.importing import loading
 from runner.config.instantiate import ALLOW_VARIABLE
 from runner.config.logs import logging_to
 from runner.distributed.environment import RankInfo, rank_here
-from runner.errors import SECRETS, Fault, RunnerError, path_faults, refuse
+from runner.errors import SECRETS, Problem, RunnerError, path_problems, refuse
 from runner.experiment import claim
 from runner.experiment.given import Given
 from runner.experiment.summary import read_summary
@@ -50,7 +50,9 @@ def train(given: Arguments) -> int:
     if place is not None and (MULTIRUN & set(flags) or asks_for_a_sweep(flags, overrides)):
         problem = f"{place.by} has started {place.num} processes, and a sweep starts its jobs itself"
         asked = "-m" if MULTIRUN & set(flags) else "hydra.mode: MULTIRUN, in a file"
-        raise RunnerError(Fault(asked, problem, "python -m runner -m ..., once; or one run at a time: hydra.mode=RUN"))
+        raise RunnerError(
+            Problem(asked, problem, "python -m runner -m ..., once; or one run at a time: hydra.mode=RUN")
+        )
     if place is not None and place.rank:
         return _follow(flags, overrides, place)
     return train_composed(flags, overrides)
@@ -82,7 +84,7 @@ def train_composed(
     retold: a person's mistakes, as they are told.
     """
     summaries: list[dict[str, Any]] = []
-    mistaken: list[Fault] = []
+    mistaken: list[Problem] = []
     composed: list[bool] = []
     unexpected_errors: list[Exception] = []
     is_sweep = bool(MULTIRUN & set(flags))
@@ -111,7 +113,7 @@ def train_composed(
             raise
         except RunnerError as error:  # told at the end: Hydra would print around it
             claim.leave_nothing(folder)
-            mistaken.extend(fault for fault in retold(error).faults if fault not in mistaken)
+            mistaken.extend(problem for problem in retold(error).problems if problem not in mistaken)
             return
         except Exception as error:  # raised below: Hydra would print a line above it
             unexpected_errors.append(error)
@@ -156,7 +158,7 @@ def refuse_check(cfg: DictConfig, asked: str) -> None:
     if validate.value(cfg, "train.check"):
         problem = "a check leaves nothing behind, and the run of this command stays"
         fix = f"{asked} without it; to check a configuration: python -m runner [KEY=VALUE ...] train.check=true"
-        raise RunnerError(Fault(f"{asked} train.check=true", problem, fix))
+        raise RunnerError(Problem(f"{asked} train.check=true", problem, fix))
 
 
 def _checked(cfg: DictConfig, folder: Path, given: Given, *, stays: bool) -> dict[str, Any]:
@@ -177,7 +179,7 @@ def run(words: list[str], *, config_name: str = "config", folder: Path | None = 
         if others := [flag for flag in flags[::2] if flag not in ONE_RUN]:
             fix = "python -m runner ..., or run() for each"
             raise RunnerError(
-                *(Fault(flag, "run() is one run, and takes -cn, -cd and --allow", fix) for flag in others)
+                *(Problem(flag, "run() is one run, and takes -cn, -cd and --allow", fix) for flag in others)
             )
         try:
             result = _run_one(["-cn", config_name, *flags], overrides, folder)
@@ -195,13 +197,13 @@ def _run_one(flags: list[str], overrides: list[str], folder: Path | None) -> not
             cfg = compose(overrides)
         if cfg.hydra.mode == RunMode.MULTIRUN:
             fix = "hydra.mode=RUN, or python -m runner -m ..."
-            raise RunnerError(Fault("hydra.mode=MULTIRUN", "run() is one run", fix))
+            raise RunnerError(Problem("hydra.mode=MULTIRUN", "run() is one run", fix))
         refuse_check(cfg, "run()")
         with loading():
             from runner.experiment.run import run as run_experiment
 
         if folder is not None:
-            refuse(path_faults("folder", str(folder), is_written=True))
+            refuse(path_problems("folder", str(folder), is_written=True))
         folder = (folder or folder_of(cfg, "hydra.run.dir")).absolute()  # its result is read after a chdir, too
         check_folder(folder, key="hydra.run.dir")
         HydraConfig.instance().set_config(cfg)

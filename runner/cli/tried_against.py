@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from runner.cli import compare
 from runner.config.compose import composed_with, composer, hydra_session
 from runner.config.identity import changes, chosen
-from runner.errors import Fault, RunnerError
+from runner.errors import Problem, RunnerError
 from runner.experiment.provenance import code, digest
 from runner.experiment.terminal import short
 from runner.runs import find
@@ -41,13 +41,13 @@ def reference(against: str, lines: Sequence[Mapping[str, Any]], metric: str | No
     line = tries.best(lines)
     if line is None and not lines:
         problem = "nothing has been kept here yet: a try needs a run to be compared with"
-        raise RunnerError(Fault("try --against best", problem, "try --against last, or the folder of a run"))
+        raise RunnerError(Problem("try --against best", problem, "try --against last, or the folder of a run"))
     if line is None:
         return _of_runs(str(lines[-1]["against"]["name"]), lines, metric or str(lines[-1]["metric"]))
     goal = Goal(line["metric"], line["mode"])
     if metric not in (None, goal.metric):
         problem = f"the best try is the best by {goal.metric}"
-        raise RunnerError(Fault(f"try metric={metric}", problem, f"--against RUN metric={metric}, to begin anew"))
+        raise RunnerError(Problem(f"try metric={metric}", problem, f"--against RUN metric={metric}, to begin anew"))
     name, made = f"try {line['try']}", line["code"]
     values = tries.by_seed(line["values"]) | tries.known_of(name, made, lines)
     return Side(name, list(line["flags"]), list(line["configuration"]), goal, made, values, may_add=made == code())
@@ -62,11 +62,11 @@ def _of_runs(word: str, lines: Sequence[Mapping[str, Any]], metric: str | None) 
     values = {place: value for place, value in reached.items() if math.isfinite(value)}
     if not values:
         problem = f"it has no {metric or 'metric by which a best was kept'}"
-        raise RunnerError(Fault(asked, problem, "metric=val/loss, or another run"))
+        raise RunnerError(Problem(asked, problem, "metric=val/loss, or another run"))
     if len({fold for _, fold in values}) > 1:
         fold = next((each.keys["data.fold"] for each in found.results if "data.fold" in each.keys), "0")
         fix = f"try --against {shlex.quote(f'{word}:data.fold={fold}')}"
-        raise RunnerError(Fault(asked, "its jobs are of several folds, and a try goes over seeds", fix))
+        raise RunnerError(Problem(asked, "its jobs are of several folds, and a try goes over seeds", fix))
     sweep = compare.sweep_folder(word if Path(word).exists() else word.partition(":")[0])
     folder = sweep / found.results[0].folder if sweep else find.find(word, verb="try --against")
     flags, words = _words_of(folder.absolute())

@@ -21,7 +21,7 @@ from runner.cli.tried_against import reference
 from runner.config import override_errors, validate
 from runner.config.compose import composed_with, composer, hydra_session, sweep_context
 from runner.config.identity import key_of, quoted
-from runner.errors import Fault, RunnerError, refuse, without_password
+from runner.errors import Problem, RunnerError, refuse, without_password
 from runner.experiment.provenance import code
 from runner.experiment.terminal import say
 from runner.sweep import hydra_plugins, tries
@@ -106,7 +106,7 @@ def _found(
     hydra_plugins.register()
     place = f"hydra.sweep.dir={quoted(str(folder.absolute()))}"
     with sweep_context(own.flags, [*own.words, *settings, place]) as (context, config):
-        refuse(hydra_plugins.part_faults(config.hydra))
+        refuse(hydra_plugins.part_problems(config.hydra))
         found = measure(sides, look, context, config)
     if own.failed:
         return Decision(tries.DISCARDED, f"a run of it has no value: {own.failed}", found.values, found.against)
@@ -129,14 +129,14 @@ def _composed(own: Side, other: Side, overrides: list[str]) -> tuple[str, Any, D
     compose = composer(own.flags)
     with hydra_session(["runner"]), override_errors.explained(overrides, compose=compose, check=command.check):
         before, now = (composed_with(compose, side.words) for side in (other, own))
-    faults = []
+    problems = []
     for key in LENGTHS.values():
         was, asked = validate.value(before, key), validate.value(now, key)
         if asked != was:
             problem = f"{other.name} has {key}={was}, and a longer training is no better configuration"
             fix = f"{key}={was}; or a run of its own with {key}={asked}, and try --against that"
-            faults.append(Fault(f"{key}={asked}", problem, fix))
-    refuse(faults)
+            problems.append(Problem(f"{key}={asked}", problem, fix))
+    refuse(problems)
     by = next(name for name, key in LENGTHS.items() if validate.value(now, key) is not None)
     return by, validate.value(now, LENGTHS[by]), now
 
@@ -168,21 +168,21 @@ def _merged(before: Sequence[str], words: Sequence[str]) -> list[str]:
 
 def _refuse(flags: Sequence[str], overrides: Sequence[str], settings: Sequence[str]) -> None:
     problem = "a try has the configuration of what it is tried against"
-    faults = [Fault(flag, problem, "KEY=VALUE, what is to be changed of it") for flag in flags]
+    problems = [Problem(flag, problem, "KEY=VALUE, what is to be changed of it") for flag in flags]
     problem = "a try takes the seeds of what it is tried against, and more if need be"
-    faults += [Fault(word, problem, "the same without seed=") for word in overrides if key_of(word) == "seed"]
+    problems += [Problem(word, problem, "the same without seed=") for word in overrides if key_of(word) == "seed"]
     problem = "a try is a sweep of its own, which adds seeds until it is decided"
-    faults += [
-        Fault(word, problem, f"the same without {key_of(word)}=") for word in settings if key_of(word) in ITS_OWN
+    problems += [
+        Problem(word, problem, f"the same without {key_of(word)}=") for word in settings if key_of(word) in ITS_OWN
     ]
-    refuse(faults)
+    refuse(problems)
 
 
-def _too_few(other: Side, against: str) -> Fault:
+def _too_few(other: Side, against: str) -> Problem:
     has = f"{other.name} has {len(other.values)} seeds, and fewer than {tries.LEAST} keep nothing"
     problem = f"{has}; more can't be measured: its code is not what lies here"
     fix = f"the code as it was (git stash), and python -m runner try --against {against}, for {tries.LOOKS[1]} seeds; then the change"
-    return Fault(f"try --against {against}", problem, fix)
+    return Problem(f"try --against {against}", problem, fix)
 
 
 @contextmanager
@@ -192,7 +192,7 @@ def _alone() -> Iterator[None]:
         with FileLock(tries.FOLDER / "tries.lock", timeout=0):
             yield
     except Timeout:
-        raise RunnerError(Fault("try", "another process is at a try in this folder", "when that has ended")) from None
+        raise RunnerError(Problem("try", "another process is at a try in this folder", "when that has ended")) from None
 
 
 def _number(lines: Sequence[Mapping[str, Any]]) -> int:

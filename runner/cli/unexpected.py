@@ -15,7 +15,7 @@ from runner.config import packages
 from runner.config.instantiate import own_line
 from runner.errors import (
     OF_CODE,
-    Fault,
+    Problem,
     RunnerError,
     in_words,
     is_out_of_host_memory,
@@ -55,7 +55,7 @@ def tell(error: BaseException) -> int:
         return answer.report(lacking)
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:  # before a run began, which has its own log
         problem = f"this file system takes no such name, of {max(map(len, Path(error.filename).parts))} letters"
-        return answer.report(RunnerError(Fault(str(error.filename), problem, "a shorter name")))
+        return answer.report(RunnerError(Problem(str(error.filename), problem, "a shorter name")))
     text = traceback_of(cause)
     if isinstance(error, UnexpectedError):
         log = error.log

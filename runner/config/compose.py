@@ -33,7 +33,7 @@ from runner.config import logs, other_target, schema, secrets, trust, untrusted,
 from runner.config.defaults import CONF as CONF
 from runner.config.identity import REMOVED
 from runner.config.run_files import MAX_ALIASED_VALUES, yaml_refusal
-from runner.errors import Fault, RunnerError, harmless, refuse
+from runner.errors import Problem, RunnerError, harmless, refuse
 
 Compose = Callable[[list[str]], DictConfig]
 
@@ -182,7 +182,7 @@ def _examined(loader: ConfigLoaderImpl, config_name: str | None, *settings: Any,
     found, first = [], None
     if name == trust.RERUN:
         first = _file_of(loader, name)
-        found = trust.rerun_faults(first) or untrusted.rerun_faults(first) if first is not None else []
+        found = trust.rerun_problems(first) or untrusted.rerun_problems(first) if first is not None else []
     if not found:
         words = _SIGNATURE.bind(loader, config_name, *settings, **more).arguments["overrides"]
         secrets.note_secrets_in(words)
@@ -190,7 +190,7 @@ def _examined(loader: ConfigLoaderImpl, config_name: str | None, *settings: Any,
             cfg = _load(loader, config_name, *settings, **more)
         except ConfigCompositionException as error:
             raise _with_its_file(error, loader, config_name, *settings, **more) from error.__cause__
-        found = trust.hydra_faults(cfg.hydra) or logs.faults(cfg.hydra)
+        found = trust.hydra_problems(cfg.hydra) or logs.problems(cfg.hydra)
         if first is not None:
             found += untrusted.take_no_store(cfg, first, words)
         secrets.note_secrets_of(cfg)
@@ -323,7 +323,7 @@ class CheckedFiles(FileConfigSource):
     def load_config(self, config_path: str) -> ConfigResult:
         file = Path(self.path, self._normalize_file_name(config_path))
         if why := yaml_refusal(file, max_values=MAX_ALIASED_VALUES):
-            raise RunnerError(Fault(str(file), why, f"the values in {file.name} instead of aliases"))
+            raise RunnerError(Problem(str(file), why, f"the values in {file.name} instead of aliases"))
         found = super().load_config(config_path)
         for key in REMOVED if file.stem == trust.RERUN else ():
             section, _, name = key.rpartition(".")
@@ -332,7 +332,7 @@ class CheckedFiles(FileConfigSource):
                 continue
             if node[name] is not None:
                 problem = f"{key} was removed: a model is on one device"
-                raise RunnerError(Fault(f"{key} in {file}", problem, f"{name}: null in that file"))
+                raise RunnerError(Problem(f"{key} in {file}", problem, f"{name}: null in that file"))
             del node[name]
         return found
 

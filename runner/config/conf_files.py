@@ -15,7 +15,7 @@ from runner.config import validate
 from runner.config.compose import WrongFile
 from runner.config.identity import leaves
 from runner.config.schema import Config
-from runner.errors import Fault, nearest
+from runner.errors import Problem, nearest
 
 #: how Hydra says it of a file's defaults
 NO_SUCH_DEFAULT = re.compile(r"In '(?P<name>.*)': Could not override '(?P<group>.*)'\. No match in the defaults list")
@@ -25,7 +25,7 @@ QUOTES = "\"'"
 OWN = "conf/ holds no keys of one's own; what a part of yours takes goes below " + ", ".join(validate.BUILT)
 
 
-def file_faults(error: WrongFile, known: list[str]) -> list[Fault]:
+def file_problems(error: WrongFile, known: list[str]) -> list[Problem]:
     """Everything that is wrong with the keys of the file, which stands there for Hydra's first complaint.
 
     known: the dotted keys that there are.
@@ -35,10 +35,10 @@ def file_faults(error: WrongFile, known: list[str]) -> list[Fault]:
     text = _text(error.file)
     keys = dict.fromkeys([_refused(key, value) for key, value in _leaves(text, error.package)])
     wrong = [found for found in keys if found is not None] or [(error.key, "...", None)]
-    return [_fault(error, text, key, value, kind, known) for key, value, kind in wrong]
+    return [_problem(error, text, key, value, kind, known) for key, value, kind in wrong]
 
 
-def defaults_fault(text: str, error: Exception) -> Fault | None:
+def defaults_fault(text: str, error: Exception) -> Problem | None:
     """What is wrong with the defaults of the file that an override chooses; None when that is not what is wrong.
 
     text: the override, GROUP=OPTION.
@@ -55,7 +55,7 @@ def defaults_fault(text: str, error: Exception) -> Fault | None:
         )
         hits = " or ".join(f"{wanted}: {hit}" for hit in nearest(name, options) or options[:3])
         fix = hits or f"a file conf/{wanted}/{name}.yaml"
-        return Fault(f"{wanted}: {name} in the defaults of {chosen}", problem, fix)
+        return Problem(f"{wanted}: {name} in the defaults of {chosen}", problem, fix)
     told = WRONG_PACKAGE.match(str(error))
     if told and f"{told['package']}.".startswith(f"{told['group'].replace('/', '.')}."):
         file = Path("conf", f"{told['name']}.yaml")
@@ -63,7 +63,7 @@ def defaults_fault(text: str, error: Exception) -> Fault | None:
     if told := NO_SUCH_DEFAULT.match(str(error)):
         problem = f"the defaults before it choose no {told['group']}, which it would override"
         fix = "a group that --info defaults lists, or without override"
-        return Fault(f"override {told['group']} in the defaults of {told['name']}", problem, fix)
+        return Problem(f"override {told['group']} in the defaults of {told['name']}", problem, fix)
     return None
 
 
@@ -85,24 +85,29 @@ def as_yaml(key: str, value: Any) -> str:
     return f"{first}: {{{as_yaml(rest, value)}}}" if rest else f"{first}: {_shown(value)}"
 
 
-def _fault(error: WrongFile, text: str, key: str, value: Any, kind: str | None, known: list[str]) -> Fault:
+def _problem(error: WrongFile, text: str, key: str, value: Any, kind: str | None, known: list[str]) -> Problem:
     inside = key.removeprefix(f"{error.package}.") if error.package else key
     line = line_of(text, inside)
     place = f"{_shown_path(error.file, error.name)}{f', line {line}' if line else ''}"
     asked = f"{as_yaml(inside, value)} in {place}"
     if kind is not None:
         example = validate.EXAMPLES.get(kind.split("|")[0].strip(), "...")
-        return Fault(asked, validate.wrong_type(key, _shown(value), kind).problem, f"{as_yaml(inside, example)}")
+        return Problem(asked, validate.wrong_type(key, _shown(value), kind).message, f"{as_yaml(inside, example)}")
     if key.startswith("hydra."):
-        return Fault(asked, f"Hydra has no setting {key}", "one of those that --cfg hydra prints")
+        return Problem(asked, f"Hydra has no setting {key}", "one of those that --cfg hydra prints", code="unknown-key")
     leaf = key.rpartition(".")[2]
     hits = [hit for hit in validate.suggest_keys(key, known) if nearest(leaf, [hit.rpartition(".")[2]], cutoff=0.7)]
     near = [as_yaml(hit.removeprefix(f"{error.package}."), value) for hit in hits if hit.startswith(error.package)]
     problem = f"there is no key {key}"
-    return Fault(asked, problem, f"{' or '.join(near)} in its place" if near else f"a key that --cfg job prints; {OWN}")
+    return Problem(
+        asked,
+        problem,
+        f"{' or '.join(near)} in its place" if near else f"a key that --cfg job prints; {OWN}",
+        code="unknown-key",
+    )
 
 
-def _misplaced(error: WrongFile) -> Fault:
+def _misplaced(error: WrongFile) -> Problem:
     group, _, name = error.name.rpartition("/")
     if error.package == group.replace("/", "."):
         return _without_package(error.file, error.name, error.package)
@@ -110,12 +115,12 @@ def _misplaced(error: WrongFile) -> Fault:
     line = next((number for number, text in enumerate(lines, start=1) if f"{group}@{error.package}" in text), None)
     asked = f"{group}@{error.package}: {name} in {_shown_path(error.parent_file, error.parent)}"
     asked += f", line {line}" if line else ""
-    return Fault(asked, f"there is no key {error.key}: {OWN}", f"{group}@model: {name}")
+    return Problem(asked, f"there is no key {error.key}: {OWN}", f"{group}@model: {name}", code="unknown-key")
 
 
-def _without_package(file: Path | None, name: str, package: str) -> Fault:
+def _without_package(file: Path | None, name: str, package: str) -> Problem:
     problem = f"it has no package line, so its keys are below {package}, and there is no key {package}"
-    return Fault(_shown_path(file, name), problem, '"# @package _global_" as its first line')
+    return Problem(_shown_path(file, name), problem, '"# @package _global_" as its first line', code="unknown-key")
 
 
 def _leaves(text: str, package: str) -> Iterator[tuple[str, Any]]:

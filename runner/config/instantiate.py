@@ -26,7 +26,7 @@ from runner.config.allowed import LIBRARIES, PARTS, is_part, public_name, under
 from runner.config.exports import exported_name
 from runner.config.other_names import keys_for
 from runner.config.packages import install
-from runner.errors import NO_MOVES, Fault, RunnerError, in_words, is_out_of_host_memory, moves_itself, nearest, refuse
+from runner.errors import NO_MOVES, Problem, RunnerError, in_words, is_out_of_host_memory, moves_itself, nearest, refuse
 from runner.version import HERE
 
 #: prefixes that the command line adds, comma-separated; processes that a run starts inherit them
@@ -49,7 +49,7 @@ def build(node: dict[str, Any], *, key: str = "", own_code: bool = True) -> Any:
     own_code: whether modules of the current folder and of --allow count; False for a configuration that came from a server.
     Raises: RunnerError for a target that is not allowed, does not exist or refuses its arguments.
     """
-    refuse([*_left_open(node, key), *faults(node, key=key, own_code=own_code)])
+    refuse([*_left_open(node, key), *problems(node, key=key, own_code=own_code)])
     from hydra.errors import InstantiationException
     from hydra.utils import instantiate
 
@@ -68,7 +68,7 @@ def build(node: dict[str, Any], *, key: str = "", own_code: bool = True) -> Any:
         raise RunnerError(_not_built(node, key, error)) from error
 
 
-def _not_built(node: dict[str, Any], key: str, cause: BaseException) -> Fault:
+def _not_built(node: dict[str, Any], key: str, cause: BaseException) -> Problem:
     if node["_target_"] == PREPARED:  # what the data needs around it, which nobody wrote
         node = node["model"]
     where = own_line(cause)
@@ -80,12 +80,12 @@ def _not_built(node: dict[str, Any], key: str, cause: BaseException) -> Fault:
     if moves_itself(cause):
         fix = NO_MOVES
     problem = f"it failed with {in_words(cause)}{where}"
-    return Fault(f"{key}._target_={node['_target_']}", problem, fix)
+    return Problem(f"{key}._target_={node['_target_']}", problem, fix)
 
 
-def faults(node: Any, *, key: str, own_code: bool = True) -> list[Fault]:
+def problems(node: Any, *, key: str, own_code: bool = True) -> list[Problem]:
     """What is wrong with the targets in `node` and with the names of their arguments. Imports the targets' modules."""
-    return [fault for path, inner in targets(node, key) for fault in _target_faults(path, inner, own_code)]
+    return [problem for path, inner in targets(node, key) for problem in _target_problems(path, inner, own_code)]
 
 
 def argument_names(node: dict[str, Any]) -> set[str]:
@@ -107,10 +107,10 @@ def locate(target: str, *, own_code: bool = True, more: tuple[str, ...] = ()) ->
         raise RunnerError(otherwise_named(target, public))
     own = (own_prefixes(target) if own_code else ()) + more
     if not under(target, LIBRARIES + own):
-        raise RunnerError(Fault(f"_target_={target}", _refusal(target, own), _allowed_write(target, own_code)))
+        raise RunnerError(Problem(f"_target_={target}", _refusal(target, own), _allowed_write(target, own_code)))
     if _is_private(target):
         problem = "names that begin with an underscore are no parts: they lead from a part to what it is made of"
-        raise RunnerError(Fault(f"_target_={target}", problem, _allowed_write(target, own_code)))
+        raise RunnerError(Problem(f"_target_={target}", problem, _allowed_write(target, own_code)))
     thing, module = _import(target)
     home = str(getattr(thing, "__module__", None) or module)
     own += own_prefixes(home) if own_code else ()  # a custom module may import from another one
@@ -121,15 +121,15 @@ def locate(target: str, *, own_code: bool = True, more: tuple[str, ...] = ()) ->
         fix = f"_target_={name}" if name in PARTS else _allowed_write(target, own_code)
         if name in PARTS:
             problem = f"the module {module} imports it; its name is {name}"
-        raise RunnerError(Fault(f"_target_={target}", problem, fix))
+        raise RunnerError(Problem(f"_target_={target}", problem, fix))
     return thing
 
 
-def otherwise_named(target: str, public: str) -> Fault:
+def otherwise_named(target: str, public: str) -> Problem:
     """What is said of a path to a module of ours: a person wrote it, or a run of a version whose files lay elsewhere."""
     problem = f"{target} is not a part that a configuration may name: the runner's own have one name each, and this is {public}"
     again = "a run of an earlier version, whose files have the other name, can be trained again with this one"
-    return Fault(f"_target_={target}", problem, f"_target_={public}; {again}")
+    return Problem(f"_target_={target}", problem, f"_target_={public}; {again}")
 
 
 def own_prefixes(target: str) -> tuple[str, ...]:
@@ -158,7 +158,7 @@ def _is_private(target: str) -> bool:
     return any(word.startswith("__") or (word.startswith("_") and is_ours) for word in words)
 
 
-def _left_open(node: Any, path: str) -> Iterator[Fault]:
+def _left_open(node: Any, path: str) -> Iterator[Problem]:
     if isinstance(node, dict):
         for name, child in node.items():
             yield from _left_open(child, f"{path}.{name}")
@@ -167,7 +167,7 @@ def _left_open(node: Any, path: str) -> Iterator[Fault]:
             yield from _left_open(child, f"{path}[{index}]")
     elif isinstance(node, str) and "${" in node:
         problem = "a text with ${ in it would be filled in once more, unseen"
-        yield Fault(f"{path}={node}", problem, f"{path}=... without the backslash before ${{, or without ${{")
+        yield Problem(f"{path}={node}", problem, f"{path}=... without the backslash before ${{, or without ${{")
 
 
 def targets(node: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -182,10 +182,10 @@ def targets(node: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
             yield from targets(child, f"{path}[{index}]")
 
 
-def _target_faults(path: str, node: dict[str, Any], own_code: bool) -> list[Fault]:
+def _target_problems(path: str, node: dict[str, Any], own_code: bool) -> list[Problem]:
     target = str(node["_target_"])
     if found := [
-        Fault(f"{path}.{flag}={node[flag]}", f"{flag} is true or false", f"{path}.{flag}=true or {path}.{flag}=false")
+        Problem(f"{path}.{flag}={node[flag]}", f"{flag} is true or false", f"{path}.{flag}=true or {path}.{flag}=false")
         for flag in ("_partial_", "_recursive_")
         if not isinstance(node.get(flag, False), bool)
     ]:
@@ -193,7 +193,7 @@ def _target_faults(path: str, node: dict[str, Any], own_code: bool) -> list[Faul
     try:
         thing = locate(target, own_code=own_code)
     except RunnerError as error:
-        return [Fault(f"{path}.{fault.asked}", fault.problem, fault.fix) for fault in error.faults]
+        return [Problem(f"{path}.{each.source}", each.message, each.help) for each in error.problems]
     try:
         signature = inspect.signature(thing)
     except (TypeError, ValueError):
@@ -213,11 +213,11 @@ def _target_faults(path: str, node: dict[str, Any], own_code: bool) -> list[Faul
         for name in needed:
             if name not in node:
                 problem = f"{thing.__name__} needs an argument {name}"
-                found.append(Fault(f"{path}._target_={target}", problem, f"{path}.{name}=..."))
+                found.append(Problem(f"{path}._target_={target}", problem, f"{path}.{name}=..."))
     return found
 
 
-def _refused_argument(path: str, name: str, node: dict[str, Any], thing: Any, takes: list[str]) -> Fault:
+def _refused_argument(path: str, name: str, node: dict[str, Any], thing: Any, takes: list[str]) -> Problem:
     meant = [key.rpartition(".")[2] for key in keys_for(name)]
     ways = []
     for hit in [hit for hit in meant if hit in takes] or nearest(name, takes):
@@ -225,7 +225,9 @@ def _refused_argument(path: str, name: str, node: dict[str, Any], thing: Any, ta
         ways.append(shlex.quote(f"{path}.{hit}={node[name] if numbers[0] == numbers[1] else node[hit]}"))
     listed = f"{', '.join(takes[:12])}{', ...' if len(takes) > 12 else ''}" or "none"
     problem = f"{thing.__name__} takes no argument {name}; its arguments: {listed}"
-    return Fault.suggest(f"{path}.{name}={node[name]}", problem, ways, f"leave out {path}.{name}")
+    return Problem.suggest(
+        f"{path}.{name}={node[name]}", problem, ways, f"leave out {path}.{name}", code="bad-argument"
+    )
 
 
 def _part(target: str) -> Any:
@@ -237,7 +239,7 @@ def _part(target: str) -> Any:
 def _import(target: str) -> tuple[Any, str]:
     words = target.split(".")
     if not all(word.isidentifier() for word in words):
-        raise RunnerError(Fault(f"_target_={target}", "that is no dotted path", "_target_=package.module.Name"))
+        raise RunnerError(Problem(f"_target_={target}", "that is no dotted path", "_target_=package.module.Name"))
     thing: Any = _import_module(words[0], target)
     for index, word in enumerate(words[1:], start=1):
         found = None
@@ -262,37 +264,39 @@ def _import_module(name: str, target: str, *, missing_is_fine: bool = False) -> 
         fix = f"pip install {error.name}, or take that import out"
         if under(str(error.name), NO_OWN_CODE):  # on the public index these are strangers' packages
             fix = "that import as this version has it, or take it out"
-        raise RunnerError(Fault(f"_target_={target}", problem, fix)) from error
+        raise RunnerError(Problem(f"_target_={target}", problem, fix, code="missing-package")) from error
     except SystemExit as error:  # a script's, which would end this program, and well
         problem = f"importing {name} ended the program (exit code {error.code or 0}){own_line(error)}"
         fix = 'if __name__ == "__main__": before what it does as a script'
-        raise RunnerError(Fault(f"_target_={target}", problem, fix)) from error
+        raise RunnerError(Problem(f"_target_={target}", problem, fix)) from error
     except Exception as error:
         problem = f"importing {name} failed with {in_words(error)}{own_line(error)}"
         raise RunnerError(
-            Fault(
+            Problem(
                 f"_target_={target}", problem, f"the same command after {own_line(error).strip(' ()') or name} is fixed"
             )
         ) from error
 
 
-def _no_module(name: str, target: str) -> Fault:
+def _no_module(name: str, target: str) -> Problem:
     if name == "torchmetrics":
-        return Fault(f"_target_={target}", "torchmetrics is not installed", install("metrics"))
+        return Problem(
+            f"_target_={target}", "torchmetrics is not installed", install("metrics"), code="missing-package"
+        )
     fix = (
         " or ".join(f"_target_={hit}" for hit in _in_files_like(target))
         or f"a file {name}.py in the current folder, {Path.cwd().name}/"
     )
-    return Fault(f"_target_={target}", f"there is no module {name} here", fix)
+    return Problem(f"_target_={target}", f"there is no module {name} here", fix)
 
 
-def _no_such_name(target: str, thing: Any, word: str) -> Fault:
+def _no_such_name(target: str, thing: Any, word: str) -> Problem:
     name = getattr(thing, "__name__", str(thing))
     public = [item for item in dir(thing) if item[0] != "_" and not inspect.ismodule(getattr(thing, item, None))]
     hits = nearest(word, public)
     head = target[: target.index(word)] if word in target else name + "."
     fix = " or ".join(f"_target_={head}{hit}" for hit in hits) or f"a name that {name} has"
-    return Fault(f"_target_={target}", f"{name} has no {word}", fix)
+    return Problem(f"_target_={target}", f"{name} has no {word}", fix)
 
 
 def _refusal(target: str, own: tuple[str, ...]) -> str:

@@ -27,7 +27,7 @@ from runner.config.json_types import LATER, Json, Told, described, of_arguments,
 from runner.config.run_files import MAX_ALIASED_VALUES, yaml_refusal
 from runner.config.schema import SHARED, Config, Grid, Search, Tracking, Train
 from runner.config.validate import PARTIAL
-from runner.errors import Fault, RunnerError, finite
+from runner.errors import Problem, RunnerError, finite
 
 Takes = Mapping[str, Sequence[inspect.Parameter]]  # by target, its arguments
 FILE = "schema.json"  # in a folder conf/
@@ -114,7 +114,7 @@ def write(file: Path, *own: Path) -> dict[str, str]:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
         fix = "python -m runner schema --output FILE, in a folder of yours"
-        raise RunnerError(Fault(str(file), f"it can't be written: {error.strerror}", fix)) from None
+        raise RunnerError(Problem(str(file), f"it can't be written: {error.strerror}", fix)) from None
     return {group: line_for(group, file, Path("conf", group)) for group in ("experiment", *WHOLE, *GROUPS)}
 
 

@@ -18,20 +18,22 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from runner.errors import Fault, nearest
+from runner.errors import Problem, nearest
 
 LOGS = ("hydra_logging", "job_logging")
 PARTS = ("formatters", "filters", "handlers")  # each may name what stands before it
 LINE = logging.LogRecord("runner", logging.INFO, __file__, 1, "a line", None, None)
 
 
-def faults(hydra: DictConfig) -> list[Fault]:
+def problems(hydra: DictConfig) -> list[Problem]:
     """What is wrong with both logs, and with hydra.verbose. Their classes and levels are such as runner.config.trust lets through."""
-    found = [fault for name in LOGS for fault in _log_faults(f"hydra.{name}", _plain(hydra, name))]
+    found = [error for name in LOGS for error in _log_problems(f"hydra.{name}", _plain(hydra, name))]
     verbose = _plain(hydra, "verbose")
     if not all(isinstance(name, bool | str) for name in (verbose if isinstance(verbose, list) else [verbose])):
         problem = "it is true, false, or the names of the logs of which every word is wanted"
-        found.append(Fault(f"hydra.verbose={_shown(verbose)}", problem, "hydra.verbose=true, or hydra.verbose=[NAME]"))
+        found.append(
+            Problem(f"hydra.verbose={_shown(verbose)}", problem, "hydra.verbose=true, or hydra.verbose=[NAME]")
+        )
     return found
 
 
@@ -56,37 +58,37 @@ def _plain(node: Any, key: Any) -> Any:
     return [_plain(value, index) for index in range(len(value))] if OmegaConf.is_list(value) else value
 
 
-def _log_faults(key: str, log: Any) -> Iterator[Fault]:
+def _log_problems(key: str, log: Any) -> Iterator[Problem]:
     if not isinstance(log, dict) or "root" not in log:
         problem = "a log has a root, or root: null where there is to be none"
-        yield Fault(f"{key}={_shown(log)}", problem, f"{key}.root=null")
+        yield Problem(f"{key}={_shown(log)}", problem, f"{key}.root=null")
         return
     if log["root"] is None:
         return  # Hydra makes nothing of the rest
     if log.get("version") != 1:
         problem = "Python's logging knows no version but 1"
-        yield Fault(f"{key}.version={_shown(log.get('version'))}", problem, f"{key}.version=1")
+        yield Problem(f"{key}.version={_shown(log.get('version'))}", problem, f"{key}.version=1")
     if log.get("incremental"):
-        yield Fault(f"{key}.incremental={_shown(log['incremental'])}", "no log is there before it", "no word of it")
+        yield Problem(f"{key}.incremental={_shown(log['incremental'])}", "no log is there before it", "no word of it")
     made: dict[str, dict[str, Any]] = {kind: {} for kind in PARTS}
     for kind in (*PARTS, "loggers"):
         settings = log.get(kind)
         if not isinstance(settings, dict | None):
-            yield Fault(f"{key}.{kind}={_shown(settings)}", "it is a group of keys", f"{key}.{kind}={{}}")
+            yield Problem(f"{key}.{kind}={_shown(settings)}", "it is a group of keys", f"{key}.{kind}={{}}")
             return
         for name, values in (settings or {}).items():
             if kind == "loggers":
-                yield from _logger_faults(f"{key}.loggers.{name}", values, made)
+                yield from _logger_problems(f"{key}.loggers.{name}", values, made)
             elif why := _refusal(kind, name, values, made):
                 asked = f"{key}.{kind}.{name}={_shown(values)}"
                 fix = f"{key}.{kind}.{name}={{...}} with other values"
-                yield Fault(asked, f"Python's logging refuses it: {why}", fix)
-    yield from _logger_faults(f"{key}.root", log["root"], made)
+                yield Problem(asked, f"Python's logging refuses it: {why}", fix)
+    yield from _logger_problems(f"{key}.root", log["root"], made)
 
 
-def _logger_faults(key: str, logger: Any, made: dict[str, dict[str, Any]]) -> Iterator[Fault]:
+def _logger_problems(key: str, logger: Any, made: dict[str, dict[str, Any]]) -> Iterator[Problem]:
     if not isinstance(logger, dict):
-        yield Fault(f"{key}={_shown(logger)}", "it is a group of keys", f"{key}.level=INFO")
+        yield Problem(f"{key}={_shown(logger)}", "it is a group of keys", f"{key}.level=INFO")
         return
     for kind in ("handlers", "filters"):
         given, known = logger.get(kind) or [], list(made[kind])
@@ -94,13 +96,13 @@ def _logger_faults(key: str, logger: Any, made: dict[str, dict[str, Any]]) -> It
         if wrong:
             hits = nearest(str(wrong[0]), known) or known[:1]
             problem = f"it is a list of this log's {kind}, and they are: {', '.join(known) or 'none'}"
-            yield Fault(f"{key}.{kind}={_shown(given)}", problem, f"{key}.{kind}=[{', '.join(hits[:1])}]")
+            yield Problem(f"{key}.{kind}={_shown(given)}", problem, f"{key}.{kind}=[{', '.join(hits[:1])}]")
 
 
 def _refusal(kind: str, name: str, settings: Any, made: dict[str, dict[str, Any]]) -> str:
     from hydra._internal.logging_config import HydraDictConfigurator  # Hydra holds a log to rules of its own, too
 
-    made[kind][name] = None  # its own fault is enough for those that name it
+    made[kind][name] = None  # its own problem is enough for those that name it
     if not isinstance(settings, dict):
         return "it is a group of keys"
     if "filename" in settings:

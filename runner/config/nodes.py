@@ -11,7 +11,7 @@ from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseExce
 from runner.config import validate
 from runner.config.instantiate import argument_names
 from runner.config.schema import Model, Optimizer
-from runner.errors import Fault, RunnerError
+from runner.errors import Problem, RunnerError
 
 #: what every model and every optimizer has beside its target's arguments, as conf/base.yaml has it: a target with an
 #: argument of the same name gets that argument instead, when it is not as it is here
@@ -37,7 +37,7 @@ def resolved(cfg: DictConfig, key: str) -> dict[str, Any]:
         fix = f"{key}.{asking[0]}=..." if asking else f"the value itself instead of ${{facts.{name}}} in {key}"
         if key == "model" and facts.get("vocab_size"):
             fix = f"model=gpt, model=transformer, model=gru or model=lstm, which take tokens, or {fix}"
-        raise RunnerError(Fault(f"{key}={cfg[key].get('_target_')}", problem, fix)) from None
+        raise RunnerError(Problem(f"{key}={cfg[key].get('_target_')}", problem, fix)) from None
 
 
 def split_settings(node: dict[str, Any], key: str) -> tuple[dict[str, Any], dict[str, Any]]:

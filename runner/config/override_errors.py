@@ -15,10 +15,10 @@ from omegaconf.errors import OmegaConfBaseException, ValidationError
 
 from runner.config import other_names, validate
 from runner.config.compose import CONF, Compose, WrongFile
-from runner.config.conf_files import defaults_fault, file_faults
+from runner.config.conf_files import defaults_fault, file_problems
 from runner.config.identity import as_read, key_of, quoted
 from runner.config.schema import Config
-from runner.errors import Fault, RunnerError, first_line, nearest
+from runner.errors import Problem, RunnerError, first_line, nearest
 
 #: groups whose options have keys of their own
 FREE = ("data", "model", "optimizer", "scheduler", "task")
@@ -75,10 +75,10 @@ def explain(
     except RunnerError as refused:
         return refused
     except WrongFile as wrong:
-        return RunnerError(*file_faults(wrong, list(validate.all_keys(OmegaConf.structured(Config)))))
+        return RunnerError(*file_problems(wrong, list(validate.all_keys(OmegaConf.structured(Config)))))
     except Exception as broken:
         return RunnerError(_broken_files(broken))
-    faults: list[Fault] = []
+    problems: list[Problem] = []
     accepted: list[str] = []
     refused_keys: set[str] = set()
     # groups first: keys below depend on them
@@ -90,21 +90,21 @@ def explain(
             key, _, several = text.lstrip("+").partition("=")
             is_param = key.startswith("hydra.sweeper.params.")  # a text, which the sweeper reads
             fix = shlex.quote(f'++{key}="{several}"') if is_param else f"{key}=... with one value"
-            faults.append(Fault(text, f"{key} is the same for all jobs of a sweep", fix))
+            problems.append(Problem(text, f"{key} is the same for all jobs of a sweep", fix))
             continue
         for single in singles:
             try:
                 tried = compose([*accepted, single])
             except Exception as refused:
                 is_key = _bare_key(single) in validate.all_keys(cfg)
-                found = _faults(single if is_key else text, refused, accepted, cfg, compose)
+                found = _problems(single if is_key else text, refused, accepted, cfg, compose)
                 refused_keys.add(_bare_key(single))
-                faults += [fault for fault in found if fault not in faults]
+                problems += [problem for problem in found if problem not in problems]
                 break
         else:
             accepted.append(single)
             cfg = tried
-    if not faults and isinstance(error, JobError) and isinstance(error.__cause__, Exception):
+    if not problems and isinstance(error, JobError) and isinstance(error.__cause__, Exception):
         typed = {
             key_of(text): text for text in overrides if len(list(_singles(text))) == 1
         }  # Hydra makes False of false
@@ -113,8 +113,10 @@ def explain(
     try:
         check(cfg)
     except RunnerError as more:
-        faults += [fault for fault in more.faults if _bare_key(fault.asked.removeprefix("no ")) not in refused_keys]
-    return RunnerError(*(faults or [_broken_files(error)]))
+        problems += [
+            problem for problem in more.problems if _bare_key(problem.source.removeprefix("no ")) not in refused_keys
+        ]
+    return RunnerError(*(problems or [_broken_files(error)]))
 
 
 @contextmanager
@@ -130,15 +132,15 @@ def _bare_key(text: str) -> str:
     return key_of(text).split("@")[0]
 
 
-def _faults(text: str, error: Exception, accepted: list[str], cfg: DictConfig, compose: Compose) -> list[Fault]:
+def _problems(text: str, error: Exception, accepted: list[str], cfg: DictConfig, compose: Compose) -> list[Problem]:
     if isinstance(error, RunnerError):
-        return list(error.faults)
+        return list(error.problems)
     if text.startswith("hydra."):
         return [_no_hydra_key(text, error, accepted, cfg, compose)]
     known = [key for key in validate.all_keys(cfg) if not key.startswith("hydra")]
     if isinstance(error, WrongFile):
-        return file_faults(error, known)
-    return [defaults_fault(text, error) or _fault(text, error, known, cfg, compose)]
+        return file_problems(error, known)
+    return [defaults_fault(text, error) or _problem(text, error, known, cfg, compose)]
 
 
 def _singles(text: str) -> Iterator[str]:
@@ -165,7 +167,7 @@ def _singles(text: str) -> Iterator[str]:
         yield text
 
 
-def ambiguous(text: str, *, of_python: bool = False) -> Fault:
+def ambiguous(text: str, *, of_python: bool = False) -> Problem:
     """Commas without -m; of_python: in the words of run(), which is one run."""
     key, _, value = text.partition("=")
     takes = "run() is one" if of_python else "that takes -m"
@@ -173,10 +175,10 @@ def ambiguous(text: str, *, of_python: bool = False) -> Fault:
     if several or key == "sweep.zip":
         what = f"{several[1]}(...) makes" if several else "values that go together make"
         ways = [] if of_python else [f"-m {shlex.quote(text)}"]
-        return Fault.suggest(text, f"{what} several runs, and {takes}", ways, "run([...]) for each of them")
+        return Problem.suggest(text, f"{what} several runs, and {takes}", ways, "run([...]) for each of them")
     if not value.strip(","):
         quoted_commas = shlex.quote(f"{key}={quoted(value, MARK)}")
-        return Fault.suggest(text, "a single comma as the value needs quotes", [quoted_commas], "")
+        return Problem.suggest(text, "a single comma as the value needs quotes", [quoted_commas], "")
     values = value.split(",")
     if key.startswith("device"):
         values = [f"cuda:{item}" if item.isdigit() else item for item in values]
@@ -189,17 +191,19 @@ def ambiguous(text: str, *, of_python: bool = False) -> Fault:
     if of_python:
         each = f"[run([*words, f'{key}={{value}}']) for value in {values}]"
     if key.startswith("device"):
-        return Fault(text, problem, f"{each} for a run on each, or {as_list} for the first available", (*ways, as_list))
+        return Problem(
+            text, problem, f"{each} for a run on each, or {as_list} for the first available", (*ways, as_list)
+        )
     kind = validate.kind_of(_bare_key(text))
     if re.fullmatch(r"-?0,\d+", value) and (kind or "float").startswith("float"):
         number = f"{key}={value.replace(',', '.')}"
-        return Fault(text, problem, f"{number} for one number, or {each} for a run with each", (number, *ways))
+        return Problem(text, problem, f"{number} for one number, or {each} for a run with each", (number, *ways))
     if kind is not None and kind != "Any":  # it takes no list
-        return Fault(text, problem, each, tuple(ways))
-    return Fault(text, problem, f"{each} for a run with each, or {as_list} for a list", (*ways, as_list))
+        return Problem(text, problem, each, tuple(ways))
+    return Problem(text, problem, f"{each} for a run with each, or {as_list} for a list", (*ways, as_list))
 
 
-def _fault(text: str, error: Exception, known: list[str], cfg: DictConfig, compose: Compose) -> Fault:
+def _problem(text: str, error: Exception, known: list[str], cfg: DictConfig, compose: Compose) -> Problem:
     from hydra.errors import HydraException, MissingConfigException
 
     key, _, value = text.partition("=")
@@ -208,12 +212,12 @@ def _fault(text: str, error: Exception, known: list[str], cfg: DictConfig, compo
     cause = error.__cause__
     if "group override must be" in message:
         present = cfg.hydra.runtime.choices.get(bare)
-        return Fault.suggest(text, f"{bare} needs the name of an option", [f"{bare}={present}"], "")
+        return Problem.suggest(text, f"{bare} needs the name of an option", [f"{bare}={present}"], "")
     if key.startswith("~") and "Error merging" in message:
         problem = f"{bare} is needed: it can be changed, not taken away"
-        return Fault(text, problem, f"{bare}=... (--cfg job shows the default)")
+        return Problem(text, problem, f"{bare}=... (--cfg job shows the default)", code="missing-value")
     if key.startswith("~") and "does not exist" in message and bare in known:
-        return Fault(text, f"{bare} is null, so there is nothing to take away", f"no word of it, or {bare}=null")
+        return Problem(text, f"{bare} is null, so there is nothing to take away", f"no word of it, or {bare}=null")
     if hasattr(_innermost(error), "problem_mark"):
         return _broken_files(error)
     if "Ambiguous value" in message:
@@ -223,21 +227,21 @@ def _fault(text: str, error: Exception, known: list[str], cfg: DictConfig, compo
     is_there = key.startswith("+") and not key.startswith("++") and bare in known
     if is_there or ("add" in message and "already" in message) or "Could not append" in message:
         ours = f"{bare}={value}"
-        return Fault.suggest(text, f"{bare} exists already, and + only adds new keys", [shlex.quote(ours)], ours)
+        return Problem.suggest(text, f"{bare} exists already, and + only adds new keys", [shlex.quote(ours)], ours)
     if isinstance(cause, ValidationError):
         return _wrong_value(text, bare, value, cause)
     is_unread = message.startswith(LETTERS)
     if is_unread and PLAIN_KEY.fullmatch(bare):
-        return Fault(text, "Hydra reads such letters in quotes only", f"quotes around it: {_in_quotes(key, value)}")
+        return Problem(text, "Hydra reads such letters in quotes only", f"quotes around it: {_in_quotes(key, value)}")
     if is_unread or any(said in message for said in ("Could not override", "Could not delete", "Key '")):
         if bare == "tuned":  # a group without a file, until `tune` has written one
             fix = f"python -m runner tune --name {value}, with the same overrides: it writes one"
-            return Fault(text, "there is no conf/tuned in the current folder", fix)
+            return Problem(text, "there is no conf/tuned in the current folder", fix)
         if key.startswith("~"):
-            return Fault(text, f"there is no key {bare}", "leave it out")
+            return Problem(text, f"there is no key {bare}", "leave it out", code="unknown-key")
         if bare in known and value.startswith("{"):
             has = ", ".join(key.rpartition(".")[2] for key in known if key.rpartition(".")[0] == bare)
-            return Fault(
+            return Problem(
                 text, f"{bare} does not have these keys; it has {has}", f"{bare}.KEY=VALUE for one of its keys"
             )
         values = [single.partition("=")[2] for single in _singles(text)]
@@ -246,18 +250,20 @@ def _fault(text: str, error: Exception, known: list[str], cfg: DictConfig, compo
         is_near = bare.count(".") and any(hit.lstrip("'").startswith(f"{group}.") for hit in hits)
         if group in FREE and not is_near and (having := _options_with(text, group, compose)):
             problem = f"there is no key {bare} here: it belongs to other options"
-            return Fault.suggest(text, problem, [f"{group}={option} {shlex.quote(text)}" for option in having], "")
+            return Problem.suggest(
+                text, problem, [f"{group}={option} {shlex.quote(text)}" for option in having], "", code="unknown-key"
+            )
         otherwise = f"leave it out; --cfg job prints the keys{f' of {group}' if group in FREE else ''}"
         keys = [] if hits else [key for key in validate.suggest_keys(bare, known) if "." not in key]
         if keys and (options := _options(keys[0], compose)):
             otherwise = f"{keys[0]}=OPTION, with one of {', '.join(sorted(options))}"
-        return Fault.suggest(text, f"there is no key {bare}", hits, otherwise)
+        return Problem.suggest(text, f"there is no key {bare}", hits, otherwise, code="unknown-key")
     if isinstance(error, HydraException) and any(word in message for word in SYNTAX):
         problem = "Hydra can't read the value: " + " ".join(message.splitlines()[0].split())
-        return Fault(text, problem, f"quotes around it: {shlex.quote(key + '=' + quoted(value, MARK))}")
+        return Problem(text, problem, f"quotes around it: {shlex.quote(key + '=' + quoted(value, MARK))}")
     inner = first_line(cause) if cause is not None and str(cause) else ""
     problem = " ".join(f"{message.splitlines()[0] if message else type(error).__name__} {inner}".split())
-    return Fault(text, problem, f"{key}=... with another value")
+    return Problem(text, problem, f"{key}=... with another value")
 
 
 def suggestions(key: str, values: list[str], cfg: DictConfig, compose: Compose) -> list[str]:
@@ -326,41 +332,41 @@ def _in_quotes(key: str, value: str) -> str:
     return shlex.quote(f"{key}={within}")
 
 
-def _no_hydra_key(text: str, error: Exception, accepted: list[str], cfg: DictConfig, compose: Compose) -> Fault:
+def _no_hydra_key(text: str, error: Exception, accepted: list[str], cfg: DictConfig, compose: Compose) -> Problem:
     try:
         compose([*accepted, "hydra/sweeper=optuna", text])
     except Exception:
-        return _fault(text, error, list(validate.all_keys(cfg.hydra, "hydra.")), cfg, compose)
-    return Fault(text, "it is a setting of a search, and this sweep is a grid", f"hydra/sweeper=optuna {text}")
+        return _problem(text, error, list(validate.all_keys(cfg.hydra, "hydra.")), cfg, compose)
+    return Problem(text, "it is a setting of a search, and this sweep is a grid", f"hydra/sweeper=optuna {text}")
 
 
-def _missing_option(text: str, group: str, value: str, options: list[str]) -> Fault:
+def _missing_option(text: str, group: str, value: str, options: list[str]) -> Problem:
     if group in ("hydra/launcher", "hydra/sweeper"):
         options = [option for option in options if option != "basic"]  # Hydra's own, which a sweep refuses
     if not options:
         fix = f"a file conf/{group}/{value}.yaml in the current folder"
-        return Fault(text, f"there is no group {group}, or no file in it", fix)
+        return Problem(text, f"there is no group {group}, or no file in it", fix, code="unknown-option")
     problem = f"{group} has no {value or 'empty option'}; it has {', '.join(sorted(options))}"
     if group == "data" and re.sub(r"\W|_", "", value.lower()) in other_names.ELSEWHERE:
         fix = (
             "download it, then data=images data.path=FOLDER for a folder of images, or data=huggingface data.path=NAME"
         )
-        return Fault(text, problem, fix)
+        return Problem(text, problem, fix, code="unknown-option")
     meant = _option(group, value, options)
     own = f"add your own file conf/{group}/{value}.yaml"
     fix = f"{group}={meant}, or {own}" if meant else f"one of these, or {own}"
-    return Fault(text, problem, fix, (f"{group}={meant}",) if meant else ())
+    return Problem(text, problem, fix, (f"{group}={meant}",) if meant else ())
 
 
-def _wrong_value(text: str, key: str, value: str, cause: ValidationError) -> Fault:
+def _wrong_value(text: str, key: str, value: str, cause: ValidationError) -> Problem:
     kind = validate.kind_of(key)
     if kind is None:
-        return Fault(text, first_line(cause), f"{key}=... with another value")
-    fault = validate.wrong_type(key, value, kind)
-    return replace(fault, asked=text)
+        return Problem(text, first_line(cause), f"{key}=... with another value")
+    problem = validate.wrong_type(key, value, kind)
+    return replace(problem, source=text)
 
 
-def _broken_files(error: Exception) -> Fault:
+def _broken_files(error: Exception) -> Problem:
     from hydra.errors import MissingConfigException
 
     cause = _innermost(error)
@@ -372,14 +378,16 @@ def _broken_files(error: Exception) -> Fault:
         problem = f"there is no such file on the search path (options: {options})"
         fix = " or ".join(f"-cn {hit}" for hit in nearest(name, there))
         fix = fix or "a name that --info searchpath leads to, or -cd FOLDER for the folder it lies in"
-        return Fault(f"the configuration {name}", problem, fix)
+        return Problem(f"the configuration {name}", problem, fix, code="missing-file")
     mark: Any = getattr(cause, "problem_mark", None)
     where = f" in {mark.name}, line {mark.line + 1}" if mark is not None else ""
     problem = getattr(cause, "problem", None) or next(iter(str(cause).splitlines()), "no more is said")
     kind = "YAML can't be read" if mark is not None else type(cause).__name__
     if isinstance(cause, OmegaConfBaseException) and cause.full_key:
         where += f" at {cause.full_key}"
-    return Fault("the configuration's files", f"{kind}{where}: {problem}", "the same command once that line is mended")
+    return Problem(
+        "the configuration's files", f"{kind}{where}: {problem}", "the same command once that line is mended"
+    )
 
 
 def _innermost(error: BaseException) -> BaseException:

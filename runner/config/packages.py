@@ -14,7 +14,7 @@ from contextlib import suppress
 from importlib import metadata, util
 from pathlib import Path
 
-from runner.errors import Fault, RunnerError
+from runner.errors import Problem, RunnerError
 from runner.version import DISTRIBUTION, PACKAGES
 
 #: the dependencies in pyproject.toml that are imported by another name than they are installed by
@@ -67,7 +67,7 @@ def missing(error: ModuleNotFoundError) -> RunnerError | None:
     named = ", ".join((name, *others[:2])) + (f" and {len(others) - 2} more" if len(others) > 2 else "")
     what = f"-e {shlex.quote(_checkout())}" if _is_checkout(PACKAGES) else " ".join(lacks.values())
     fix = f"{shlex.quote(sys.executable)} -m pip install {what}"  # another Python's `pip` may come first
-    return RunnerError(Fault("python -m runner", f"this Python has no {named}, which the runner imports", fix))
+    return RunnerError(Problem("python -m runner", f"this Python has no {named}, which the runner imports", fix))
 
 
 def _is_here(module: str) -> bool:

@@ -11,7 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from runner.config import schema
 from runner.config.identity import chosen
-from runner.errors import Fault, first_line, refuse
+from runner.errors import Problem, first_line, refuse
 
 SECTIONS = ("train", "metrics", "placement", "tracking")
 
@@ -33,13 +33,13 @@ class Settings:
     def of(cls, cfg: DictConfig) -> Settings:
         """Raises: RunnerError for a value that only the data could tell."""
         found: dict[str, Any] = {}
-        faults = []
+        problems = []
         for key in SECTIONS:
             try:
                 found[key] = OmegaConf.to_object(cfg[key])
             except OmegaConfBaseException as error:
                 problem = f"it leads to what is known only when the data is there ({first_line(error)})"
-                faults.append(Fault(getattr(error, "full_key", None) or key, problem, "a value of its own"))
-        refuse(faults)
+                problems.append(Problem(getattr(error, "full_key", None) or key, problem, "a value of its own"))
+        refuse(problems)
         model = str(cfg.model.get("_target_", "model")).rsplit(".", 1)[-1]
         return cls(seed=cfg.seed, name=cfg.name, model=model, experiment=chosen(cfg), **found)

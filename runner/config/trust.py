@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from runner.config.allowed import public_name
 from runner.config.instantiate import locate, otherwise_named
 from runner.config.run_files import yaml_refusal
-from runner.errors import Fault, RunnerError, nearest, refuse
+from runner.errors import Problem, RunnerError, nearest, refuse
 
 #: what conf/ itself names; not imported here, for that takes time
 OURS = (
@@ -62,7 +62,7 @@ RERUN = "rerun"
 DEFAULTS = ["schema", "base", "_self_"]
 
 
-def hydra_faults(hydra: DictConfig) -> list[Fault]:
+def hydra_problems(hydra: DictConfig) -> list[Problem]:
     """What in Hydra's own settings names code that is not ours, a plugin's, the current folder's or of --allow."""
     found = []
     for path, key, value in _values(hydra, "hydra"):
@@ -72,20 +72,20 @@ def hydra_faults(hydra: DictConfig) -> list[Fault]:
             continue  # the words as they were typed: texts, which nobody builds anything of
         if isinstance(value, Unsure) or MADE.search(name):
             problem = "settings of Hydra's are written out, not made of a text"
-            found.append(Fault(asked, problem, f"{path}.{key}: {{...}}"))
+            found.append(Problem(asked, problem, f"{path}.{key}: {{...}}"))
         elif key == "_target_":
-            found += _target_faults(path, name)
+            found += _target_problems(path, name)
         elif is_log and (key in ("()", "class", ".", "queue", "listener") and not LOGS.fullmatch(name)):
             problem = "a log's classes are those of Python's logging, colorlog and rich"
-            found.append(Fault(asked, problem, f"{path}.class=logging.StreamHandler"))
+            found.append(Problem(asked, problem, f"{path}.class=logging.StreamHandler"))
         elif is_log and (key == "stream" or name.startswith("ext://")) and name not in STREAMS:
-            found.append(Fault(asked, "a log is written to a file or to a stream", f"{path}.{key}={STREAMS[0]}"))
+            found.append(Problem(asked, "a log is written to a file or to a stream", f"{path}.{key}={STREAMS[0]}"))
         elif is_log and key == "level" and not _is_level(value):
             problem = f"a log's level is {', '.join(LEVELS)} or a whole number"
-            found.append(Fault(asked, problem, f"{path}.level={next(iter(nearest(name, LEVELS)), 'INFO')}"))
+            found.append(Problem(asked, problem, f"{path}.level={next(iter(nearest(name, LEVELS)), 'INFO')}"))
         elif path == "hydra.job.env_set" and not VARIABLES.fullmatch(key):
             problem = f"a configuration sets no {key}: some variables make a program start another one"
-            found.append(Fault(asked, problem, f"export {key}={value} before the command"))
+            found.append(Problem(asked, problem, f"export {key}={value} before the command"))
     return found
 
 
@@ -99,10 +99,10 @@ def _is_level(value: Any) -> bool:
     return value in logging.getLevelNamesMapping() if isinstance(value, str) else isinstance(value, int)
 
 
-def rerun_faults(file: Path) -> list[Fault]:
+def rerun_problems(file: Path) -> list[Problem]:
     """What a rerun.yaml holds that no run has written: it travels with its folder, and is data."""
     if why := yaml_refusal(file):
-        return [Fault(str(file), why, "the file as its run wrote it")]
+        return [Problem(str(file), why, "the file as its run wrote it")]
     try:
         text = file.read_text()
         content = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
@@ -114,16 +114,16 @@ def rerun_faults(file: Path) -> list[Fault]:
     mend = f"the lines that you trust in a file of your own, conf/mine.yaml, and -cn mine instead of -cn {RERUN}"
     for key in map(str, content):
         if key.partition("/")[0] == "hydra":
-            found.append(Fault(f"{key} in {file}", "a run's configuration holds no settings of Hydra's", mend))
+            found.append(Problem(f"{key} in {file}", "a run's configuration holds no settings of Hydra's", mend))
     if content.get("defaults") != DEFAULTS:
         problem = f"its defaults are {content.get('defaults')}, and a run writes [{', '.join(DEFAULTS)}]"
-        found.append(Fault(f"defaults in {file}", problem, mend))
+        found.append(Problem(f"defaults in {file}", problem, mend))
     if re.search(r"^\s*#\s*@package", text, re.MULTILINE):
-        found.append(Fault(f"@package in {file}", "a run's configuration is no part of another one", mend))
+        found.append(Problem(f"@package in {file}", "a run's configuration is no part of another one", mend))
     for name in ("schema", "base"):
         if (beside := file.with_name(f"{name}.yaml")).exists():
             problem = f"it takes the place of the runner's own {name}, which {file.name} builds on"
-            found.append(Fault(str(beside), problem, f"the folder without {beside.name}"))
+            found.append(Problem(str(beside), problem, f"the folder without {beside.name}"))
     return found
 
 
@@ -132,11 +132,11 @@ def check_folder(folder: Path) -> None:
     is_a_runs = any((folder / name).exists() for name in (f"{RERUN}.yaml", "ledger.jsonl"))
     own = "hydra.run.dir=FOLDER, one for the run alone"  # what a person keeps in a folder is not to be taken away
     found = [
-        Fault(str(path), problem, f"rm -- {shlex.quote(str(path))}" if is_a_runs else own)
+        Problem(str(path), problem, f"rm -- {shlex.quote(str(path))}" if is_a_runs else own)
         for path, problem in strays(folder)
     ]
     if why := yaml_refusal(rerun := folder / f"{RERUN}.yaml"):
-        found.append(Fault(str(rerun), why, "the file as its run wrote it"))
+        found.append(Problem(str(rerun), why, "the file as its run wrote it"))
     refuse(found)
 
 
@@ -175,7 +175,7 @@ def _is_inside(path: Path, folder: Path) -> bool:
         return False
 
 
-def _target_faults(path: str, target: str) -> list[Fault]:
+def _target_problems(path: str, target: str) -> list[Problem]:
     if target in OURS:
         return []
     try:
@@ -183,7 +183,7 @@ def _target_faults(path: str, target: str) -> list[Fault]:
             raise RunnerError(otherwise_named(target, public))
         locate(target, more=PLUGINS)
     except RunnerError as error:
-        return [Fault(f"{path}.{fault.asked}", fault.problem, fault.fix) for fault in error.faults]
+        return [Problem(f"{path}.{problem.source}", problem.message, problem.help) for problem in error.problems]
     return []
 
 

@@ -24,7 +24,7 @@ from runner.config.instantiate import locate, otherwise_named
 from runner.config.secrets import ENVIRONMENT
 from runner.config.trust import DEFAULTS
 from runner.config.validate import value, written
-from runner.errors import Fault, RunnerError, first_line, refuse, without_password
+from runner.errors import Problem, RunnerError, first_line, refuse, without_password
 
 #: the resolvers of the built-in conf/
 OWN_RESOLVERS = ("${oc.env:MLFLOW_TRACKING_URI,sqlite:///mlflow.db}", "${oc.env:MLFLOW_EXPERIMENT_NAME,null}")
@@ -66,18 +66,18 @@ def cleared(text: str, *, asked: str, look: str, trusted: bool) -> str:
         node = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
     except Exception as error:  # YAML's and OmegaConf's own
         problem = f"its rerun.yaml can't be read: {first_line(error)}"
-        raise RunnerError(Fault(asked, problem, "a run that this runner has tracked")) from None
+        raise RunnerError(Problem(asked, problem, "a run that this runner has tracked")) from None
     if not isinstance(node, dict) or node.get("defaults") != DEFAULTS or "hydra" in node:
         problem = "its rerun.yaml is not as the runner writes it: it draws in other files, or sets Hydra's own keys"
-        raise RunnerError(Fault(asked, problem, f"a run that is as it was written; {look} shows the file"))
+        raise RunnerError(Problem(asked, problem, f"a run that is as it was written; {look} shows the file"))
     write = f"--trust, when you have looked at the file: {look}"
-    if not trusted and (found := list(_faults(node, "", FROM_STORE, write))):
+    if not trusted and (found := list(_problems(node, "", FROM_STORE, write))):
         raise RunnerError(*found)
     del node["defaults"]
     return f"defaults: [{', '.join(DEFAULTS)}]\n{OmegaConf.to_yaml(OmegaConf.create(node))}"
 
 
-def rerun_faults(file: Path) -> list[Fault]:
+def rerun_problems(file: Path) -> list[Problem]:
     """What in a folder's rerun.yaml is not for a stranger to say; its store is seen to by take_no_store()."""
     if not is_held(file.parent):
         return []
@@ -85,10 +85,14 @@ def rerun_faults(file: Path) -> list[Fault]:
         node = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
     except Exception:
         return []  # the same reader stops the composition, which tells it
-    return [fault for fault in _faults(node, "", FROM_FOLDER, _look(file)) if not fault.asked.startswith(f"{STORE}=")]
+    return [
+        problem
+        for problem in _problems(node, "", FROM_FOLDER, _look(file))
+        if not problem.source.startswith(f"{STORE}=")
+    ]
 
 
-def take_no_store(cfg: DictConfig, file: Path, words: Sequence[str]) -> list[Fault]:
+def take_no_store(cfg: DictConfig, file: Path, words: Sequence[str]) -> list[Problem]:
     """Sets the usual store in place of the one that a folder's rerun.yaml names. words: of the command line.
 
     Where nothing else names one, the person is asked: the usual one may not be where the run is looked for.
@@ -104,7 +108,7 @@ def take_no_store(cfg: DictConfig, file: Path, words: Sequence[str]) -> list[Fau
         return []
     problem = f"{FROM_FOLDER}, and the store that it names is not taken without a word of yours"
     write = f"{STORE}=sqlite:///mlflow.db for the usual one of this folder, {STORE}=URI for another, or {_look(file)}"
-    return [Fault(f"{STORE}={without_password(uri)}", problem, write)]
+    return [Problem(f"{STORE}={without_password(uri)}", problem, write)]
 
 
 def check_card(file: Path) -> None:
@@ -115,12 +119,12 @@ def check_card(file: Path) -> None:
         node = run_files.read_json(file)
     except (OSError, ValueError):
         return  # told by its reader
-    refuse(list(_faults(node, "", FROM_FOLDER, _look(file))))
+    refuse(list(_problems(node, "", FROM_FOLDER, _look(file))))
 
 
-def recipe_faults(node: Any, file: Path) -> list[Fault]:
+def recipe_problems(node: Any, file: Path) -> list[Problem]:
     """What in a journal's recipe of a model is not for a stranger to say."""
-    return list(_faults(node, "model", FROM_FOLDER, _look(file)))
+    return list(_problems(node, "model", FROM_FOLDER, _look(file)))
 
 
 def build(node: dict[str, Any]) -> Any:
@@ -132,31 +136,31 @@ def _look(file: Path) -> str:
     return f"--trust, when you have looked at {file}"
 
 
-def _faults(node: Any, key: str, whose: str, write: str) -> Iterator[Fault]:
+def _problems(node: Any, key: str, whose: str, write: str) -> Iterator[Problem]:
     if isinstance(node, dict):
         target = node.get("_target_")
         if target is not None and (public := public_name(str(target))) is not None:  # trust would not help
-            fault = otherwise_named(target, public)
-            yield Fault(f"{key}.{fault.asked}", fault.problem, fault.fix)
+            error = otherwise_named(target, public)
+            yield Problem(f"{key}.{error.source}", error.message, error.help)
         elif target is not None and _is_foreign(str(target)):
             problem = f"{whose}, and names code that is neither the runner's nor torch's"
-            yield Fault(f"{key}._target_={target}", problem, write)
+            yield Problem(f"{key}._target_={target}", problem, write)
         for name, child in node.items():
-            yield from _faults(child, f"{key}.{name}" if key else str(name), whose, write)
+            yield from _problems(child, f"{key}.{name}" if key else str(name), whose, write)
     elif isinstance(node, list):
         for index, child in enumerate(node):
-            yield from _faults(child, f"{key}[{index}]", whose, write)
+            yield from _problems(child, f"{key}[{index}]", whose, write)
     elif isinstance(node, str) and re.fullmatch(r"train\.hooks\[\d+\]", key):
-        yield from _faults({"_target_": node}, key, whose, write)
+        yield from _problems({"_target_": node}, key, whose, write)
     elif isinstance(node, str) and key in ("train", "train.hooks"):
         problem = f"{whose}, and names its hooks by a reference, behind which any code may stand"
-        yield Fault(f"{key}={node}", problem, f"the hooks written out, as train.hooks: [NAME], or {write}")
+        yield Problem(f"{key}={node}", problem, f"the hooks written out, as train.hooks: [NAME], or {write}")
     elif (
         isinstance(node, str)
         and node not in OWN_RESOLVERS
         and (("${" in node and ":" in node) or f"<{ENVIRONMENT}:" in node)
     ):
-        yield Fault(f"{key}={node}", f"{whose}, and may not read what lies outside it", write)
+        yield Problem(f"{key}={node}", f"{whose}, and may not read what lies outside it", write)
 
 
 def _is_foreign(target: str) -> bool:

@@ -21,7 +21,7 @@ from omegaconf.errors import (
 from runner.config import other_names
 from runner.config import schema as types
 from runner.config.schema import Config, Data
-from runner.errors import Fault, nearest
+from runner.errors import Problem, nearest
 from runner.errors import without_password as without_password  # others take it from here
 
 #: the keys whose nodes are built from their `_target_`
@@ -55,23 +55,25 @@ UNSET = re.compile(r"Environment variable '(\w+)' not found")
 STORES = ("sqlite:", "http://", "https://", "postgresql", "mysql", "mssql", "databricks")
 
 
-def faults(cfg: DictConfig) -> list[Fault]:
+def problems(cfg: DictConfig) -> list[Problem]:
     """Everything in `cfg` that can be told to be wrong without building anything; empty when it is sound."""
     found = [*_unknown_keys(cfg), *_interpolations(cfg, "")]
-    found += [fault for key, node, schema in _typed_nodes(cfg) for fault in _bad_values(node, schema, key)]
-    found += [fault for key in BUILT for fault in _missing(cfg._get_node(key), key)]
+    found += [problem for key, node, schema in _typed_nodes(cfg) for problem in _bad_values(node, schema, key)]
+    found += [problem for key in BUILT for problem in _missing(cfg._get_node(key), key)]
     found += _uri(cfg) + _hidden(cfg) + _folds(cfg) + _early_stopping(cfg) + _made_at_once(cfg)
     return found
 
 
-def setting_faults(node: DictConfig, schema: type, key: str) -> list[Fault]:
+def setting_problems(node: DictConfig, schema: type, key: str) -> list[Problem]:
     """What is wrong with a node of settings that stands outside of `Config`: names and values, by their dotted keys."""
     known = [item.name for item in fields(schema)]
     found = []
     for name in map(str, node):
         if name not in known and name != "_target_":
             fix = " or ".join(f"{key}.{hit}=..." for hit in nearest(name, known)) or f"one of {', '.join(known)}"
-            found.append(Fault(f"{key}.{name}={node[name]}", f"there is no key {key}.{name}", fix))
+            found.append(
+                Problem(f"{key}.{name}={node[name]}", f"there is no key {key}.{name}", fix, code="unknown-key")
+            )
     return [*found, *_bad_values(node, schema, f"{key}.")]
 
 
@@ -209,7 +211,7 @@ def _schema_example(key: str) -> str | None:
     return str(rule.get("example") or rule.get("choices", [EXAMPLES.get(str(found[1].type).split(" ")[0], "null")])[0])
 
 
-def _unknown_keys(cfg: DictConfig) -> list[Fault]:
+def _unknown_keys(cfg: DictConfig) -> list[Problem]:
     unknown = list(_unknown(cfg, Config, ""))
     known = [
         key
@@ -222,7 +224,9 @@ def _unknown_keys(cfg: DictConfig) -> list[Fault]:
         ways: list[str | None] = [*other_names.overrides_for(name, typed)]
         ways = ways or [with_value(cfg, hit, [typed]) for hit in suggest_keys(name, known)]
         asked, otherwise = f"{name}={typed}", "a key that --cfg job prints"
-        found.append(Fault.suggest(asked, f"there is no key {name}", filter(None, ways), otherwise))
+        found.append(
+            Problem.suggest(asked, f"there is no key {name}", filter(None, ways), otherwise, code="unknown-key")
+        )
     return found
 
 
@@ -266,23 +270,33 @@ def _is_written(node: Any) -> bool:
     return OmegaConf.is_dict(node) and not (node._is_none() or node._is_missing() or node._is_interpolation())
 
 
-def _bad_values(node: DictConfig, schema: type, prefix: str) -> Iterator[Fault]:
+def _bad_values(node: DictConfig, schema: type, prefix: str) -> Iterator[Problem]:
     names = [item.name for item in fields(schema) if not is_dataclass(item.default_factory)]
     if prefix and not any(_has(node, name) for name in names):
         group = prefix.rstrip(".")
-        yield Fault(f"~{group}", f"{group} is needed and has no values", f"{group}=default, or no word of it at all")
+        yield Problem(
+            f"~{group}",
+            f"{group} is needed and has no values",
+            f"{group}=default, or no word of it at all",
+            code="missing-value",
+        )
         return
     for item in fields(schema):
         if not _has(node, item.name):
             problem = f"{prefix}{item.name} is needed and has no value"
-            yield Fault(f"no {prefix}{item.name}", problem, f"{prefix}{item.name}=...")
+            yield Problem(f"no {prefix}{item.name}", problem, f"{prefix}{item.name}=...", code="missing-value")
             continue
         try:
             value = _as(schema, item.name, node[item.name])
         except InterpolationToMissingValueError:
             text = written(node, item.name)
             problem = f"{text} is known when the data is there, and {prefix}{item.name} is needed before"
-            yield Fault(f"{prefix}{item.name}={text}", problem, f"{prefix}{item.name}=... with the value itself")
+            yield Problem(
+                f"{prefix}{item.name}={text}",
+                problem,
+                f"{prefix}{item.name}=... with the value itself",
+                code="missing-value",
+            )
             continue
         except (InterpolationKeyError, InterpolationResolutionError, UnsupportedInterpolationType):
             continue  # told by _interpolations
@@ -293,15 +307,17 @@ def _bad_values(node: DictConfig, schema: type, prefix: str) -> Iterator[Fault]:
             yield from _bad_value(f"{prefix}{item.name}", value, item.metadata)
 
 
-def _bad_value(key: str, value: Any, rule: Any) -> Iterator[Fault]:
+def _bad_value(key: str, value: Any, rule: Any) -> Iterator[Problem]:
     if "choices" in rule and value not in rule["choices"]:
         ours = other_names.value_for(key, str(value))
         hits = [ours] if ours in rule["choices"] else nearest(str(value), rule["choices"]) or rule["choices"]
-        yield Fault.suggest(f"{key}={value}", f"{key} is {rule['valid']}", [f"{key}={hit}" for hit in hits], "")
+        yield Problem.suggest(f"{key}={value}", f"{key} is {rule['valid']}", [f"{key}={hit}" for hit in hits], "")
     elif "check" in rule and not rule["check"](value):
         shown = str(value) if len(str(value)) <= 200 else f"{str(value)[:200]}..."
         suggestions = (f"{key}={rule['example']}",)
-        yield Fault(f"{key}={shown}", f"{key} must be {rule['valid']}", f"{suggestions[0]}", suggestions)
+        yield Problem(
+            f"{key}={shown}", f"{key} must be {rule['valid']}", f"{suggestions[0]}", suggestions, code="bad-value"
+        )
 
 
 def kind_of(key: str) -> str | None:
@@ -321,7 +337,7 @@ def _field(key: str) -> tuple[type, Any] | None:
     return next(((schema, item) for item in fields(schema) if item.name == leaf), None)
 
 
-def wrong_type(key: str, value: str, kind: str) -> Fault:
+def wrong_type(key: str, value: str, kind: str) -> Problem:
     """The fault of a value that its key's type does not take; `kind` as the schema writes it, e.g. "int | None"."""
     words = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text"}
     parts = [
@@ -330,10 +346,12 @@ def wrong_type(key: str, value: str, kind: str) -> Fault:
     example = EXAMPLES.get(kind.split("|")[0].strip())
     fix = f"{key}={example}" if example else f"{key}.KEY=VALUE for the keys below it (--cfg job lists them)"
     suggestions = (f"{key}={example}",) if example else ()
-    return Fault(f"{key}={value}", f"{key} is {' or '.join(parts)}, and {value!r} is not", fix, suggestions)
+    return Problem(
+        f"{key}={value}", f"{key} is {' or '.join(parts)}, and {value!r} is not", fix, suggestions, code="bad-value"
+    )
 
 
-def _interpolations(node: Any, prefix: str) -> Iterator[Fault]:
+def _interpolations(node: Any, prefix: str) -> Iterator[Problem]:
     """Every ${...} that leads nowhere. One to a fact that is not known yet is sound."""
     keys = node if _is_written(node) else range(len(node)) if OmegaConf.is_list(node) else ()
     for key in keys:
@@ -344,7 +362,9 @@ def _interpolations(node: Any, prefix: str) -> Iterator[Fault]:
             path, text = f"{prefix}{key}", str(child._value())
             if path in GROUPS:
                 problem = f"{path} is a group of keys, and a reference brings single values"
-                yield Fault(f"{path}={text}", problem, f"{path}.KEY=VALUE for the keys below it (--cfg job lists them)")
+                yield Problem(
+                    f"{path}={text}", problem, f"{path}.KEY=VALUE for the keys below it (--cfg job lists them)"
+                )
                 continue
             try:
                 node[key]
@@ -352,7 +372,7 @@ def _interpolations(node: Any, prefix: str) -> Iterator[Fault]:
                 problem = (
                     "there is no such resolver; a reference to a key is ${GROUP.KEY}, to the environment ${oc.env:NAME}"
                 )
-                yield Fault(f"{path}={text}", problem, f"{path}=... with another value")
+                yield Problem(f"{path}={text}", problem, f"{path}=... with another value")
             except (InterpolationKeyError, InterpolationResolutionError) as error:
                 if (
                     "???" in str(error)
@@ -367,32 +387,37 @@ def _interpolations(node: Any, prefix: str) -> Iterator[Fault]:
                 known = [name for name in all_keys(node._get_root()) if not name.startswith("hydra")]
                 hits = suggest_keys(wanted, known)
                 fix = " or ".join(f"${{{hit}}}" for hit in hits) or "a key that --cfg job prints"
-                yield Fault(f"{path}={text}", f"{wanted} does not exist in this configuration", fix)
+                yield Problem(f"{path}={text}", f"{wanted} does not exist in this configuration", fix)
             except OmegaConfBaseException:
                 continue  # a fact that the data will fill in
         else:
             yield from _interpolations(child, f"{prefix}{key}.")
 
 
-def _unset(key: str, text: str, name: str) -> Fault:
+def _unset(key: str, text: str, name: str) -> Problem:
     problem = f"the environment variable {name} is not set"
     if (default := _schema_example(key)) is None:
-        return Fault(f"{key}={text}", problem, f"export {name}=... before the command")
+        return Problem(f"{key}={text}", problem, f"export {name}=... before the command")
     ours = shlex.quote(f"{key}={text.replace(f'oc.env:{name}', f'oc.env:{name},{default}')}")
-    return Fault(f"{key}={text}", problem, f"export {name}={default} before the command, or {ours}", (ours,))
+    return Problem(f"{key}={text}", problem, f"export {name}={default} before the command, or {ours}", (ours,))
 
 
-def _missing(node: Any, prefix: str) -> Iterator[Fault]:
+def _missing(node: Any, prefix: str) -> Iterator[Problem]:
     if not _is_written(node):
         return
     target = node._get_node("_target_", validate_access=False)
     if OmegaConf.is_missing(node, "_target_") or (prefix != "scheduler" and (target is None or not target._value())):
         problem = f"{prefix} has no _target_: nothing says what to build"
         fix = f"{prefix}=OPTION for a file in conf/{prefix}/, with its _target_ line"
-        yield Fault(f"{prefix}=...", problem, f"{prefix}._target_=..." if "." in prefix else fix)
+        yield Problem(f"{prefix}=...", problem, f"{prefix}._target_=..." if "." in prefix else fix)
     for key in map(str, node):
         if key != "_target_" and OmegaConf.is_missing(node, key):
-            yield Fault(f"no {prefix}.{key}", f"{prefix}.{key} is needed and has no value", f"{prefix}.{key}=...")
+            yield Problem(
+                f"no {prefix}.{key}",
+                f"{prefix}.{key} is needed and has no value",
+                f"{prefix}.{key}=...",
+                code="missing-value",
+            )
         elif (
             _is_written(child := node._get_node(key)) and child._get_node("_target_", validate_access=False) is not None
         ):
@@ -401,33 +426,38 @@ def _missing(node: Any, prefix: str) -> Iterator[Fault]:
             yield from _missing_items(child, f"{prefix}.{key}")
 
 
-def _missing_items(node: Any, key: str) -> Iterator[Fault]:
+def _missing_items(node: Any, key: str) -> Iterator[Problem]:
     is_list = OmegaConf.is_list(node) and not (node._is_none() or node._is_missing() or node._is_interpolation())
     for name in range(len(node)) if is_list else node if _is_written(node) else ():
         where = f"{key}[{name}]" if is_list else f"{key}.{name}"
         if OmegaConf.is_missing(node, name):
             problem = f"{where} is needed and has no value"
-            yield Fault(f"no {where}", problem, f"{key}=[...] with a value for each" if is_list else f"{where}=...")
+            yield Problem(
+                f"no {where}",
+                problem,
+                f"{key}=[...] with a value for each" if is_list else f"{where}=...",
+                code="missing-value",
+            )
         else:
             yield from _missing_items(node._get_node(name), where)
 
 
-def _uri(cfg: DictConfig) -> list[Fault]:
+def _uri(cfg: DictConfig) -> list[Problem]:
     try:
-        return uri_faults(str(cfg.tracking.uri))
+        return uri_problems(str(cfg.tracking.uri))
     except (OmegaConfBaseException, AttributeError):
         return []
 
 
-def uri_faults(uri: str) -> list[Fault]:
+def uri_problems(uri: str) -> list[Problem]:
     """What no store of MLflow's is called."""
     asked = f"tracking.uri={without_password(uri)}"
     if HIDDEN.search(uri):
         fix = HIDDEN.sub("PASSWORD", asked) + ", or export MLFLOW_TRACKING_URI with it"
-        return [Fault(asked, "a run directory stores no credentials", fix)]
+        return [Problem(asked, "a run directory stores no credentials", fix, code="secret")]
     if uri.startswith("sqlite:") and not re.match("sqlite:///|sqlite://$", uri):
         problem = "a file's URI has three slashes before its path, and an absolute path begins with one more"
-        return [Fault(asked, problem, f"tracking.uri={_sqlite(uri)}")]
+        return [Problem(asked, problem, f"tracking.uri={_sqlite(uri)}")]
     if uri.startswith(STORES):
         return []
     if "://" not in uri.replace("file://", "") or uri.startswith("file:"):
@@ -436,7 +466,7 @@ def uri_faults(uri: str) -> list[Fault]:
         )
     else:
         problem = f"MLflow has no store for {uri.split(':')[0]}://"
-    return [Fault(asked, problem, "tracking.uri=sqlite:///mlflow.db or tracking.uri=http://127.0.0.1:5000")]
+    return [Problem(asked, problem, "tracking.uri=sqlite:///mlflow.db or tracking.uri=http://127.0.0.1:5000")]
 
 
 def _sqlite(uri: str) -> str:
@@ -445,17 +475,17 @@ def _sqlite(uri: str) -> str:
     return f"{scheme}:///{'/' if slashes == 1 else ''}{place.lstrip('/')}"
 
 
-def _hidden(cfg: DictConfig) -> list[Fault]:
+def _hidden(cfg: DictConfig) -> list[Problem]:
     found = []
     for key, text in _texts(
         OmegaConf.to_container(OmegaConf.masked_copy(cfg, [key for key in BUILT if key in cfg])), ""
     ):
         if "://" in text and HIDDEN.search(text):
             fix = f"{key}={HIDDEN.sub('PASSWORD', text)}"
-            found.append(Fault(f"{key}={text}", "a run directory stores no credentials", fix))
+            found.append(Problem(f"{key}={text}", "a run directory stores no credentials", fix, code="secret"))
     for key in types.secret_keys():
         if value(cfg, key) == "***":
-            found.append(Fault(f"{key}=***", "a run directory stores no secrets", f"{key}=... again"))
+            found.append(Problem(f"{key}=***", "a run directory stores no secrets", f"{key}=... again", code="secret"))
     return found
 
 
@@ -467,12 +497,12 @@ def _texts(node: Any, key: str) -> Iterator[tuple[str, str]]:
         yield key, node
 
 
-def _folds(cfg: DictConfig) -> list[Fault]:
+def _folds(cfg: DictConfig) -> list[Problem]:
     """What data.fold and data.num_folds are not together; each alone is looked at with its type."""
     fold, num = value(cfg, "data.fold"), value(cfg, "data.num_folds")
     if fold is None:
         problem = "it is how many folds there are, and data.fold names none"
-        return [Fault(f"data.num_folds={num}", problem, f"-m 'data.fold=range({num})' beside it")] if num else []
+        return [Problem(f"data.num_folds={num}", problem, f"-m 'data.fold=range({num})' beside it")] if num else []
     try:
         which, of = fold_of(fold, num) or (0, 0)
     except (TypeError, ValueError):
@@ -480,25 +510,27 @@ def _folds(cfg: DictConfig) -> list[Fault]:
     asked = f"data.fold={fold}"
     if num is not None and str(of) != str(num):
         return [
-            Fault(f"{asked} data.num_folds={num}", f"that is {of} folds, and {num}", f"{asked} without data.num_folds")
+            Problem(
+                f"{asked} data.num_folds={num}", f"that is {of} folds, and {num}", f"{asked} without data.num_folds"
+            )
         ]
     if of < 2 and num is None:
-        return [Fault(asked, f"there are two folds or more, and that is {of}", f"data.fold={which}/{NUM_FOLDS}")]
+        return [Problem(asked, f"there are two folds or more, and that is {of}", f"data.fold={which}/{NUM_FOLDS}")]
     if which >= of:
         problem = f"folds are counted from 0: the last of {of} is {of - 1}"
-        return [Fault(asked, problem, f"data.fold={of - 1}/{of}, or all of them: -m 'data.fold=range({of})'")]
+        return [Problem(asked, problem, f"data.fold={of - 1}/{of}, or all of them: -m 'data.fold=range({of})'")]
     return []
 
 
-def _early_stopping(cfg: DictConfig) -> list[Fault]:
+def _early_stopping(cfg: DictConfig) -> list[Problem]:
     mode, metric, patience = (value(cfg, f"train.early_stopping.{name}") for name in ("mode", "metric", "patience"))
     if mode and not metric and not patience:
         fix = "train.early_stopping.patience=5"
-        return [Fault(f"train.early_stopping.mode={mode}", "early stopping is off while patience is null", fix)]
+        return [Problem(f"train.early_stopping.mode={mode}", "early stopping is off while patience is null", fix)]
     return []
 
 
-def _made_at_once(cfg: DictConfig) -> list[Fault]:
+def _made_at_once(cfg: DictConfig) -> list[Problem]:
     problem = "what it works on is there later, when the model is built"
     keys = [f"{key}._partial_" for key in PARTIAL]
-    return [Fault(f"{key}=false", problem, f"{key}=true") for key in keys if value(cfg, key) is False]
+    return [Problem(f"{key}=false", problem, f"{key}=true") for key in keys if value(cfg, key) is False]

@@ -17,7 +17,7 @@ from runner.data.source import GIVEN, Source, from_arrays
 from runner.data.tables.values import to_inputs
 from runner.data.vision.augment import augmented
 from runner.data.vision.statistics import normalised
-from runner.errors import Fault, RunnerError, nearest, refuse
+from runner.errors import Problem, RunnerError, nearest, refuse
 
 READER = "runner.data.array_inputs"
 IMAGE_DIMS = 4  # (N, C, H, W)
@@ -81,7 +81,9 @@ def array_inputs(path: str, *, inputs: str = "x", float_inputs: bool = True) -> 
         if inputs not in names and len(names) != 1:
             listed = ", ".join(f"{name} {shape}" for name, shape in found.shapes.items()) or "nothing in it"
             problem = f"{Path(path).name} has no array {inputs}, and not a single one that could be it; it has {listed}"
-            raise RunnerError(Fault(f"--input {path}", problem, f"the same rows saved as {inputs}"))
+            raise RunnerError(
+                Problem(f"--input {path}", problem, f"the same rows saved as {inputs}", code="unknown-option")
+            )
         name = inputs if inputs in names else names[0]
         array = found[name]
         for start in range(0, len(array), ROWS_A_CHUNK) if len(found.shapes[name]) else ():
@@ -116,7 +118,7 @@ class Column:
     found: Arrays
     path: str
 
-    def fault(self, suffix: str) -> Fault | None:
+    def problem(self, suffix: str) -> Problem | None:
         """What to write when the file does not have it."""
         if TABLE in self.found or self.name + suffix in self.found:
             return None
@@ -125,7 +127,12 @@ class Column:
         names = [name for name in names if name != self.other]
         fix = " or ".join(f"{self.key}={hit}" for hit in (nearest(self.name, names) or names)[:3])
         problem = f"{Path(self.path).name} has no array {self.name}{suffix}; it has {listed}"
-        return Fault(f"{self.key}={self.name}", problem, fix or f"a file with an array {self.name}{suffix}")
+        return Problem(
+            f"{self.key}={self.name}",
+            problem,
+            fix or f"a file with an array {self.name}{suffix}",
+            code="unknown-option",
+        )
 
     def called(self, suffix: str) -> str:
         file = Path(self.path).name
@@ -138,7 +145,7 @@ class Column:
 def _part(
     columns: tuple[Column, Column], suffix: str, path: str, settings: dict[str, Any], *, like: Source | None = None
 ) -> Source:
-    refuse([fault for column in columns if (fault := column.fault(suffix))])
+    refuse([problem for column in columns if (problem := column.problem(suffix))])
     inputs, targets = columns
     return from_arrays(
         inputs.read(suffix),
@@ -155,7 +162,7 @@ def _from_table(table: Any, path: str, settings: dict[str, Any]) -> Source:
     asked = f"data.path={path}"
     if table.ndim != 2 or table.shape[1] < 2:
         problem = f"its array is {table.shape}; without data.targets_path the targets are the last column of a table"
-        raise RunnerError(Fault(asked, problem, "data.targets_path=FILE.npy"))
+        raise RunnerError(Problem(asked, problem, "data.targets_path=FILE.npy"))
     targets = table[:, -1]
     if settings["kind"] == "auto" and table.dtype.kind in "fiu":
         values = np.unique(targets)

@@ -11,7 +11,7 @@ import numpy as np
 
 from runner.config.identity import as_typed
 from runner.config.packages import install
-from runner.errors import Fault, RunnerError, first_line, nearest_files
+from runner.errors import Problem, RunnerError, first_line, nearest_files
 
 #: what the only array of a npy file is called
 TABLE = ""
@@ -52,7 +52,7 @@ def opened(path: str, *, key: str) -> Iterator[Arrays]:
     file = existing(path, key=key)
     if file.suffix not in ENDINGS:
         problem = f"files {f'of kind {file.suffix}' if file.suffix else 'without an ending'} are not read here"
-        raise RunnerError(Fault(f"{key}={path}", problem, "a file that ends in .npz, .npy or .safetensors"))
+        raise RunnerError(Problem(f"{key}={path}", problem, "a file that ends in .npz, .npy or .safetensors"))
     with ExitStack() as stack:
         with _explained(file, key):
             if file.suffix == ".safetensors":
@@ -73,9 +73,9 @@ def existing(path: str, *, key: str) -> Path:
     fix = " or ".join(as_typed(key, hit) for hit in hits)
     if not sought.parent.is_dir():
         fix = fix or f"{key}=FILE, relative to the current folder ({Path.cwd()})"
-        raise RunnerError(Fault(f"{key}={path}", f"there is no folder {sought.parent}", fix))
+        raise RunnerError(Problem(f"{key}={path}", f"there is no folder {sought.parent}", fix, code="missing-file"))
     problem = "that is a folder" if file.is_dir() else f"there is no such file in {sought.parent.resolve()}"
-    raise RunnerError(Fault(f"{key}={path}", problem, fix or f"{key}=FILE that ends in .npz, .npy or .safetensors"))
+    raise RunnerError(Problem(f"{key}={path}", problem, fix or f"{key}=FILE that ends in .npz, .npy or .safetensors"))
 
 
 def _npz(stream: BinaryIO) -> Opened:
@@ -102,7 +102,7 @@ def _safetensors(file: Path, key: str, stack: ExitStack) -> Opened:
         from safetensors import safe_open  # an optional package
     except ImportError:
         problem = "reading .safetensors takes a package that is not installed"
-        raise RunnerError(Fault(f"{key}={file}", problem, install("safetensors"))) from None
+        raise RunnerError(Problem(f"{key}={file}", problem, install("safetensors"), code="missing-package")) from None
     found = stack.enter_context(safe_open(file, framework="pt"))
     return {name: tuple(found.get_slice(name).get_shape()) for name in list(found.keys())}, found.get_tensor
 
@@ -130,12 +130,12 @@ def _explained(file: Path, key: str) -> Iterator[None]:
         raise RunnerError(_unreadable(file, f"{key}={file}", error)) from error
 
 
-def _unreadable(file: Path, asked: str, error: Exception) -> Fault:
+def _unreadable(file: Path, asked: str, error: Exception) -> Problem:
     if isinstance(error, PermissionError):
-        return Fault(asked, "you may not read that file", f"chmod u+r {file}")
+        return Problem(asked, "you may not read that file", f"chmod u+r {file}")
     if "pickle" in str(error) or "Python objects" in str(error):
         problem = "it holds Python objects, which could run code when they are read; only plain arrays are read"
-        return Fault(asked, problem, "the file saved again from arrays of numbers or texts")
+        return Problem(asked, problem, "the file saved again from arrays of numbers or texts")
     message = first_line(error)
     problem = f"it can't be read as {file.suffix}: {message}"
-    return Fault(asked, problem, "a whole file, saved by numpy or safetensors")
+    return Problem(asked, problem, "a whole file, saved by numpy or safetensors")

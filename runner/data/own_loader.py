@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from runner.data.loading.order import EPOCH, mixed
 from runner.data.map_style import collate
-from runner.errors import Fault, RunnerError
+from runner.errors import Problem, RunnerError
 
 
 class OwnLoader(IterableDataset[Any]):
@@ -38,7 +38,7 @@ class OwnLoader(IterableDataset[Any]):
         except (TypeError, NotImplementedError):
             self.has_length = False
         if self._length < 1:
-            raise RunnerError(Fault(asked, f"{type(self.dataset).__name__} has no rows", "one with rows in it"))
+            raise RunnerError(Problem(asked, f"{type(self.dataset).__name__} has no rows", "one with rows in it"))
 
     @contextmanager
     def looked_at(self) -> Iterator[None]:
@@ -53,12 +53,12 @@ class OwnLoader(IterableDataset[Any]):
         """Of one without a length: so many batches are an epoch; where it ends before, it begins again."""
         self._length = num_batches if self.is_loader else num_batches * batch_size
 
-    def no_length(self, asked: str, *, or_steps: bool) -> Fault:
+    def no_length(self, asked: str, *, or_steps: bool) -> Problem:
         """What to write where nobody knows when its epochs end. or_steps: a number of steps would say it, too."""
         kind = type(self.dataset).__name__
         problem = f"{kind} has no length, and an epoch ends after as many rows as it has"
         fix = f"def __len__(self) in {kind}: the rows of an epoch; of one without an end, as many as you like"
-        return Fault(asked, problem, f"train.num_steps=1000, which is one epoch then; or {fix}" if or_steps else fix)
+        return Problem(asked, problem, f"train.num_steps=1000, which is one epoch then; or {fix}" if or_steps else fix)
 
     @property
     def is_loader(self) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from runner.data.loading.order import ClassSampler
 from runner.data.source import Source
-from runner.errors import Fault, RunnerError, nearest, refuse
+from runner.errors import Problem, RunnerError, nearest, refuse
 
 Asked = str | Sequence[float] | Mapping[Any, float]
 
@@ -29,7 +29,7 @@ def sampler_of(
         return None
     if labels is None or source.labels is None:
         problem = f"the rows of {source.name} have no classes to be drawn by"
-        raise RunnerError(Fault(_shown(asked), problem, "data.sampler=null"))
+        raise RunnerError(Problem(_shown(asked), problem, "data.sampler=null"))
     sizes, shares = _sizes_and_shares(asked, labels, source)
     below = shares.cumsum(0)
     return ClassSampler(below / below[-1], labels.argsort(stable=True), sizes)
@@ -49,7 +49,7 @@ def _sizes_and_shares(asked: Asked, labels: Tensor, source: Source) -> tuple[Ten
     shares = torch.tensor(_weights(asked, classes, source.name), dtype=torch.float64) * (sizes > 0)
     if not shares.any():
         problem = "no training row is of a class with a weight"
-        raise RunnerError(Fault(_shown(asked), problem, "a weight for another class, or data.sampler=balanced"))
+        raise RunnerError(Problem(_shown(asked), problem, "a weight for another class, or data.sampler=balanced"))
     return sizes, shares
 
 
@@ -61,16 +61,16 @@ def _weights(asked: Asked, classes: Sequence[str], name: str) -> list[float]:
         if len(asked) == len(classes):
             return list(asked)
         problem = f"that is {len(asked)} weights, and {name} has {len(classes)} classes: {_listed(classes)}"
-        raise RunnerError(Fault(_shown(asked), problem, "a weight for each, in this order, or data.sampler=balanced"))
+        raise RunnerError(Problem(_shown(asked), problem, "a weight for each, in this order, or data.sampler=balanced"))
     weights = {_called(each, classes): weight for each, weight in asked.items()}
-    faults = []
+    problems = []
     for unknown in (each for each in weights if each not in classes):
         fix = " or ".join(nearest(unknown, classes)) or _listed(classes)
-        faults.append(Fault(f"data.sampler={{{unknown}: ...}}", f"{name} has no class {unknown}", fix))
+        problems.append(Problem(f"data.sampler={{{unknown}: ...}}", f"{name} has no class {unknown}", fix))
     if missing := [each for each in classes if each not in weights]:
         fix = f"data.sampler={{..., {', '.join(f'{each}: 1' for each in missing[:3])}}} (0: never drawn)"
-        faults.append(Fault(_shown(asked), f"it says nothing of {_listed(missing)}", fix))
-    refuse(faults)
+        problems.append(Problem(_shown(asked), f"it says nothing of {_listed(missing)}", fix))
+    refuse(problems)
     return [weights[each] for each in classes]
 
 

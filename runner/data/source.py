@@ -17,7 +17,7 @@ from runner.data.map_style import batch_of, labels_of, look_at, told_by
 from runner.data.own_loader import OwnLoader
 from runner.data.tables.values import are_texts, fall_together, to_inputs, to_targets, without_bools
 from runner.device.placement import num_rows, tensors
-from runner.errors import Fault, RunnerError, at_once, nearest
+from runner.errors import Problem, RunnerError, at_once, nearest
 
 FORMS = (
     "(inputs, targets), {'train': (inputs, targets), 'test': ...}, a torch Dataset or DataLoader, or a runner Source"
@@ -81,7 +81,7 @@ def as_source(found: Any, *, name: str) -> Source:
     if isinstance(found, list | tuple) and len(found) == 2:
         return from_arrays(found[0], found[1], name=name)
     problem = f"it returned {_described(found)}, and data is {FORMS}"
-    raise RunnerError(Fault(asked, problem, "one of these forms at the end of your function"))
+    raise RunnerError(Problem(asked, problem, "one of these forms at the end of your function"))
 
 
 def from_arrays(
@@ -111,10 +111,10 @@ def from_arrays(
     )
     if len(x) != len(y):
         problem = f"{called[0]} have {len(x):,} rows and {called[1]} {len(y):,}"
-        raise RunnerError(Fault(asked, problem, "as many targets as inputs"))
+        raise RunnerError(Problem(asked, problem, "as many targets as inputs"))
     facts = facts_of(x, y, num_classes=len(classes) or None)
-    if like is not None and (fault := _unlike(facts, like.facts, asked, called)):
-        raise RunnerError(fault)
+    if like is not None and (error := _unlike(facts, like.facts, asked, called)):
+        raise RunnerError(error)
     notes = () if keep_integers else fall_together(inputs, called=called[0])
     notes += () if classes else fall_together(targets, called=called[1])
     return Source(name, (x, y), facts, labels=y if classes else None, origin=origin, classes=classes, notes=notes)
@@ -148,10 +148,10 @@ def _from_splits(found: Mapping[str, Any], *, name: str, asked: str) -> Source:
     if unknown := [key for key in found if key not in ("train", *GIVEN)]:
         hits = nearest(str(unknown[0]), ("train", *GIVEN), cutoff=0.6) or ("train", *GIVEN)
         problem = f"it returned splits called {', '.join(map(str, found))}; they are called train, val and test here"
-        raise RunnerError(Fault(asked, problem, f"{' or '.join(map(repr, hits))} instead of {unknown[0]!r}"))
+        raise RunnerError(Problem(asked, problem, f"{' or '.join(map(repr, hits))} instead of {unknown[0]!r}"))
     if "train" not in found:
         problem = f"it returned {', '.join(found)} and nothing to train on"
-        raise RunnerError(Fault(asked, problem, "{'train': (inputs, targets), ...}, the others beside it"))
+        raise RunnerError(Problem(asked, problem, "{'train': (inputs, targets), ...}, the others beside it"))
     train = as_source(found["train"], name=name)
     return replace(train, given={split: _given(found[split], split, train, asked) for split in GIVEN if split in found})
 
@@ -167,8 +167,8 @@ def _given(found: Any, split: str, train: Source, asked: str) -> Any:
         given = as_source(found, name=split)
         if isinstance(given.rows, OwnLoader) and not given.rows.has_length:
             raise RunnerError(given.rows.no_length(f"{asked}, {split}", or_steps=False))
-        if fault := _numbered_otherwise(given, split, train, asked):
-            raise RunnerError(fault)
+        if problem := _numbered_otherwise(given, split, train, asked):
+            raise RunnerError(problem)
         return given.rows
     called = (f"the inputs of {split}", f"the targets of {split}")
     if isinstance(train.rows, Dataset):
@@ -194,7 +194,7 @@ def _beside_a_dataset(found: Sequence[Any], split: str, train: Source, read: Cal
         if not train.classes:
             problem = f"the targets of {split} are texts, and the Dataset of train does not tell their numbers"
             fix = f"`classes` in it, the names in the order of their numbers, or numbers in {split}"
-            raise RunnerError(Fault(f"data={train.name}", problem, fix))
+            raise RunnerError(Problem(f"data={train.name}", problem, fix))
         return read(inputs, targets, like=like).rows
     targets, num_classes = without_bools(targets), train.facts.get("num_classes")
     if "num_classes" in train.facts:  # None of a regression, and of labels of which a row has several
@@ -206,7 +206,7 @@ def _beside_a_dataset(found: Sequence[Any], split: str, train: Source, read: Cal
     return inputs, torch.tensor([int(name) for name in source.classes])[indices]
 
 
-def _numbered_otherwise(given: Source, split: str, train: Source, asked: str) -> Fault | None:
+def _numbered_otherwise(given: Source, split: str, train: Source, asked: str) -> Problem | None:
     ours, theirs = train.classes, given.classes
     has_none = not ours or given.facts.get("num_classes", len(ours)) is None
     if has_none or _are_numbers(ours) or (theirs and theirs == ours[: len(theirs)]):
@@ -214,11 +214,13 @@ def _numbered_otherwise(given: Source, split: str, train: Source, asked: str) ->
     if theirs and not _are_numbers(theirs):
         problem = f"the classes of train are {', '.join(ours[:12])}, and those of {split} {', '.join(theirs[:12])}"
         fix = f"`classes` of train in {split}, too, and its rows numbered so (ImageFolder: an empty folder and allow_empty=True)"
-        return Fault(asked, problem, fix)
+        return Problem(asked, problem, fix)
     if isinstance(train.rows, Dataset):
         return None
     problem = f"the classes of train ({', '.join(ours[:12])}) are numbered from 0 here, and {split} numbers them itself"
-    return Fault(asked, problem, f"targets 0, 1, 2, ... in train, as {split} has them, or (inputs, targets) in {split}")
+    return Problem(
+        asked, problem, f"targets 0, 1, 2, ... in train, as {split} has them, or (inputs, targets) in {split}"
+    )
 
 
 def _are_numbers(classes: Sequence[str]) -> bool:
@@ -233,21 +235,25 @@ def _checked(source: Source, asked: str) -> Source:
     lengths = sorted({len(tensor) if tensor.dim() else 0 for tensor in tensors(source.rows)})
     if len(lengths) != 1 or lengths == [0]:
         problem = f"the tensors in its rows have {' and '.join(f'{length:,}' for length in lengths) or 'no'} rows"
-        raise RunnerError(Fault(asked, problem, "Source(rows=...) of tensors with the same first dimension, 1 or more"))
+        raise RunnerError(
+            Problem(asked, problem, "Source(rows=...) of tensors with the same first dimension, 1 or more")
+        )
     if source.labels is not None and len(source.labels) != num_rows(source.rows):
         problem = f"it has {num_rows(source.rows):,} rows and {len(source.labels):,} labels"
-        raise RunnerError(Fault(asked, problem, "Source(labels=...) with a label for each row, or None"))
+        raise RunnerError(Problem(asked, problem, "Source(labels=...) with a label for each row, or None"))
     if unknown := set(source.given) - set(GIVEN):
         problem = f"it brings splits called {', '.join(sorted(unknown))}"
-        raise RunnerError(Fault(asked, problem, "Source(given={'val': ..., 'test': ...}); the training split is rows"))
+        raise RunnerError(
+            Problem(asked, problem, "Source(given={'val': ..., 'test': ...}); the training split is rows")
+        )
     return source
 
 
-def _unlike(facts: dict[str, Any], train: dict[str, Any], asked: str, called: tuple[str, str]) -> Fault | None:
+def _unlike(facts: dict[str, Any], train: dict[str, Any], asked: str, called: tuple[str, str]) -> Problem | None:
     for key, name in (("input_shape", called[0]), ("out_features", called[1])):
         if key in train and facts[key] != train[key]:
             problem = f"{name} have {facts[key]} as their {key}, and the training split has {train[key]}"
-            return Fault(asked, problem, "splits of the same shape")
+            return Problem(asked, problem, "splits of the same shape")
     return None
 
 

@@ -14,7 +14,7 @@ from runner.data.loading.order import SPLIT, generator
 from runner.data.own_loader import OwnLoader
 from runner.data.source import GIVEN, Source
 from runner.device.placement import map_tensors, num_rows, tensors
-from runner.errors import Fault, refuse
+from runner.errors import Problem, refuse
 
 #: a tensor is read whole up to so many bytes, else in this many blocks, evenly spread: a big set must not cost seconds
 FINGERPRINT_BYTES = 64 * 2**20
@@ -95,10 +95,10 @@ def indices(
     if limit is not None and limit < len(rest):
         rest = rest[:limit] if source.in_order else take(rest, limit, labels=source.labels, generator=draw)[0]
     counts = {name: round(len(rest) * fraction) for name, fraction in cut.items()}
-    faults = _empty_splits(len(rest), cut, counts)
+    problems = _empty_splits(len(rest), cut, counts)
     if fold is not None:
-        faults += _no_folds(source, fold, len(rest) - sum(counts.values()))
-    refuse(faults)
+        problems += _no_folds(source, fold, len(rest) - sum(counts.values()))
+    refuse(problems)
     found = {}
     for name, count in counts.items():
         if source.in_order:
@@ -221,37 +221,39 @@ def _blocks(tensor: Tensor) -> list[Tensor]:
     return [flat[start : start + size] for start in range(0, step * FINGERPRINT_BLOCKS, step)]
 
 
-def _empty_splits(total: int, cut: dict[str, float], counts: dict[str, int]) -> list[Fault]:
-    faults = []
+def _empty_splits(total: int, cut: dict[str, float], counts: dict[str, int]) -> list[Problem]:
+    problems = []
     for name, fraction in cut.items():
         if counts[name] == 0:
             problem = f"of {total:,} rows that is none"
-            faults.append(Fault(f"data.{name}_fraction={fraction}", problem, f"data.{name}_fraction=0, or more rows"))
+            problems.append(
+                Problem(f"data.{name}_fraction={fraction}", problem, f"data.{name}_fraction=0, or more rows")
+            )
     if sum(cut.values()) >= 1 or sum(counts.values()) >= total:
         asked = " ".join(f"data.{name}_fraction={fraction}" for name, fraction in cut.items()) or "data"
         problem = f"of {total:,} rows they leave none to train on"
-        faults.append(Fault(asked, problem, "data.val_fraction=0.1 data.test_fraction=0.1, or more rows"))
-    return faults
+        problems.append(Problem(asked, problem, "data.val_fraction=0.1 data.test_fraction=0.1, or more rows"))
+    return problems
 
 
-def _not_cut(limit: int | None, fold: tuple[int, int] | None) -> list[Fault]:
+def _not_cut(limit: int | None, fold: tuple[int, int] | None) -> list[Problem]:
     problem, fix = "a DataLoader of your own is served as it gives its rows", "tensors or a map-style Dataset"
     asked = {"data.limit": limit, "data.fold": None if fold is None else f"{fold[0]}/{fold[1]}"}
     return [
-        Fault(f"{key}={value}", problem, f"{key}=null, or {fix}") for key, value in asked.items() if value is not None
+        Problem(f"{key}={value}", problem, f"{key}=null, or {fix}") for key, value in asked.items() if value is not None
     ]
 
 
-def _no_folds(source: Source, fold: tuple[int, int], total: int) -> list[Fault]:
+def _no_folds(source: Source, fold: tuple[int, int], total: int) -> list[Problem]:
     asked = f"data.fold={fold[0]}/{fold[1]}"
     if "val" in source.given:
-        return [Fault(asked, f"{source.name} brings its own validation split, which has no folds", "data.fold=null")]
+        return [Problem(asked, f"{source.name} brings its own validation split, which has no folds", "data.fold=null")]
     if source.in_order:  # a window of a text is moved back by chance: behind a fold it would reach into it
         problem = (
             f"neighbouring rows of {source.name} tell of each other: what is learned behind a fold would tell of it"
         )
-        return [Fault(asked, problem, "data.fold=null: its last part is validated on")]
+        return [Problem(asked, problem, "data.fold=null: its last part is validated on")]
     if total < fold[1]:
         problem = f"there are {total:,} rows for {fold[1]:,} folds"
-        return [Fault(asked, problem, f"data.fold=0/{total}, or more rows" if total > 1 else "more rows")]
+        return [Problem(asked, problem, f"data.fold=0/{total}, or more rows" if total > 1 else "more rows")]
     return []

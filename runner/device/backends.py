@@ -19,7 +19,7 @@ from torch import nn
 from runner.device import host_memory
 from runner.device.linear import take_onednn
 from runner.device.precision import AMPERE
-from runner.errors import Fault, RunnerError
+from runner.errors import Problem, RunnerError
 
 #: what torch would take by itself, before any run changes it
 THREADS = torch.get_num_threads()
@@ -152,7 +152,7 @@ def takes_channels_last(
     if asked and layer:
         problem = f"oneDNN overwrites memory in the backward pass of {layer} then: a 1x1 convolution with a stride and few inputs"
         fix = f"backends.cpu.channels_last=null; or {SAFE_INPUTS} inputs or more in that layer"
-        raise RunnerError(Fault("backends.cpu.channels_last=true", f"{problem} (oneDNN's issue 6035)", fix))
+        raise RunnerError(Problem("backends.cpu.channels_last=true", f"{problem} (oneDNN's issue 6035)", fix))
     if asked is not None:
         return asked, "as asked" if asked else ""
     if layer:

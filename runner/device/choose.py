@@ -12,7 +12,7 @@ from typing import Any
 
 from runner.device.hardware import GIB, Gpu, Hardware, diagnose, other_kind
 from runner.device.unavailable import why_not
-from runner.errors import Fault, RunnerError, nearest
+from runner.errors import Problem, RunnerError, nearest
 
 FORMS = "auto, cpu, cuda, cuda:N, mps, xpu, xpu:N, all, or a list of them such as [cuda:1,cpu]"
 FORM = re.compile(r"auto|all|cpu|mps|(cuda|xpu)(:\d+)?")
@@ -65,12 +65,16 @@ def parse(value: Any) -> tuple[str, ...]:
     if isinstance(value, Sequence) and not isinstance(value, str):
         items = list(value)
         if not items:
-            raise RunnerError(Fault("device=[]", "the list names no device", "device=auto, or 'device=[cuda:1,cpu]'"))
+            raise _no_device("device=[]", "the list names no device", "device=auto, or 'device=[cuda:1,cpu]'")
         parsed = [_one(item) for item in items]
         if "all" in parsed and len(parsed) > 1:
-            raise RunnerError(Fault(f"device={items}", "all is no preference among others", "device=all"))
+            raise _no_device(f"device={items}", "all is no preference among others", "device=all")
         return tuple(parsed)
     return (_one(value),)
+
+
+def _no_device(source: str, message: str, help: str) -> RunnerError:
+    return RunnerError(Problem(source, message, help, code="unknown-device"))
 
 
 def resolve(policy: tuple[str, ...], hardware: Hardware) -> Choice:
@@ -80,19 +84,19 @@ def resolve(policy: tuple[str, ...], hardware: Hardware) -> Choice:
     Raises: RunnerError for a device that is not there, with the cause, the mend and what is there. Nothing falls back.
     """
     passed_over: list[str] = []
-    faults: list[Fault] = []
+    problems: list[Problem] = []
     for item in policy:
         found = _find(item, hardware)
         if isinstance(found, Choice):
             if passed_over:
                 return Choice(found.device, f"{found.reason}; {'; '.join(passed_over)}")
             return found
-        faults.append(found)
-        passed_over.append(f"not {item}: {found.problem}")
-    raise RunnerError(*faults)
+        problems.append(found)
+        passed_over.append(f"not {item}: {found.message}")
+    raise RunnerError(*problems)
 
 
-def _find(item: str, hardware: Hardware) -> Choice | Fault:
+def _find(item: str, hardware: Hardware) -> Choice | Problem:
     if item == "auto":
         return _auto(hardware)
     if item == "all":
@@ -104,7 +108,7 @@ def _find(item: str, hardware: Hardware) -> Choice | Fault:
         best, there = _auto(hardware).device, ", ".join(hardware.devices())
         write = f"device={best} (here: {there})"
         write = write if why.mend in write else f"{write}; to have it: {why.mend}"
-        return Fault(f"device={item}", why.cause, write, (f"device={best}",))
+        return Problem(f"device={item}", why.cause, write, (f"device={best}",), code="missing-device")
     if item == "cuda":
         device, reason = _most_free(hardware)
         return Choice(device, f"cuda: {reason}")
@@ -160,23 +164,23 @@ def _one(value: Any) -> str:
     if isinstance(value, str) and (FORM.fullmatch(value) or _is_other(value)):
         return value
     if value is None or value == "":
-        raise RunnerError(Fault(asked, "it names no device", "device=auto"))
+        raise _no_device(asked, "it names no device", "device=auto")
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise RunnerError(Fault(asked, f"a device is {FORMS}", "device=auto"))
+        raise _no_device(asked, f"a device is {FORMS}", "device=auto")
     if isinstance(value, int):
         fix = f"device=cuda:{value}" if value >= 0 else "device=cuda:0"
-        raise RunnerError(Fault(asked, "a number alone does not say which kind of device", fix))
+        raise _no_device(asked, "a number alone does not say which kind of device", fix)
     text = value.strip().lower()
     kind, _, number = text.partition(":")
     if text in OTHER_NAMES:
         if value == "mps:0":
             return "mps"
-        raise RunnerError(Fault(asked, f"a device is {FORMS}", f"device={OTHER_NAMES[text]}"))
+        raise _no_device(asked, f"a device is {FORMS}", f"device={OTHER_NAMES[text]}")
     if OTHER_NAMES.get(kind) in ("cuda", "xpu") and number.isdecimal():
-        raise RunnerError(Fault(asked, f"a device is {FORMS}", f"device={OTHER_NAMES[kind]}:{number}"))
+        raise _no_device(asked, f"a device is {FORMS}", f"device={OTHER_NAMES[kind]}:{number}")
     if text.startswith("mps:"):
-        raise RunnerError(Fault(asked, "a Mac has one GPU, and it has no number", "device=mps"))
-    raise RunnerError(Fault(asked, f"a device is {FORMS}", _nearest_form(text)))
+        raise _no_device(asked, "a Mac has one GPU, and it has no number", "device=mps")
+    raise _no_device(asked, f"a device is {FORMS}", _nearest_form(text))
 
 
 def _is_other(text: str) -> bool:

@@ -18,7 +18,7 @@ from torch.autograd.forward_ad import unpack_dual
 from torch.nn import functional as F
 
 from runner.device import torch_private
-from runner.errors import Fault, RunnerError
+from runner.errors import Problem, RunnerError
 
 #: multiplications of a product, from which on oneDNN is faster; and numbers of its result, where it has several threads: of a
 #: few it gives each thread too little
@@ -40,7 +40,7 @@ def take_onednn(model: nn.Module, *, asked: bool | None) -> None:
     is_there = torch.backends.mkldnn.is_available()
     if asked and not is_there:
         problem = "this torch was built without oneDNN"
-        raise RunnerError(Fault("backends.cpu.onednn=true", problem, "backends.cpu.onednn=null"))
+        raise RunnerError(Problem("backends.cpu.onednn=true", problem, "backends.cpu.onednn=null"))
     if asked or (asked is None and is_there and _is_faster_here()):
         for module in model.modules():
             if type(module) is nn.Linear:

@@ -11,7 +11,7 @@ from typing import Any
 from runner.device.choose import Choice, resolve
 from runner.device.hardware import Hardware
 from runner.device.unavailable import why_not
-from runner.errors import Fault, RunnerError
+from runner.errors import Problem, RunnerError
 
 #: how processes on a kind of device talk to each other
 BACKENDS = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl"}
@@ -39,15 +39,15 @@ def devices_of_processes(
     words = f"device={asked} train.num_processes={count}"
     if kind == "mps":
         problem = "a Mac has one GPU, and only one process can train on it"
-        raise RunnerError(Fault(words, problem, "train.num_processes=1, or device=cpu"))
+        raise RunnerError(Problem(words, problem, "train.num_processes=1, or device=cpu"))
     if ":" in asked:
         problem = f"{asked} is one device, and each process needs its own"
-        raise RunnerError(Fault(words, problem, f"device={kind}, device=all, or train.num_processes=1"))
+        raise RunnerError(Problem(words, problem, f"device={kind}, device=all, or train.num_processes=1"))
     usable = _usable(kind, hardware)
     if len(usable) < count:
         problem = f"each process needs a device of its own; here: {', '.join(usable)}"
         fix = f"train.num_processes={len(usable)}, or device=cpu"
-        raise RunnerError(Fault(words, problem, fix))
+        raise RunnerError(Problem(words, problem, fix))
     if asked != "all" and not by_number:
         devices = hardware.devices()
         usable.sort(key=lambda name: -(devices[name].free_bytes or 0))  # stable: by number where they are equal

@@ -6,7 +6,7 @@ import re
 
 from runner.device.hardware import Hardware
 from runner.device.unavailable import OLDEST_MACOS
-from runner.errors import Fault, RunnerError
+from runner.errors import Problem, RunnerError
 
 #: what has bf16 and tf32 in its arithmetic units: NVIDIA's Ampere and later
 AMPERE = (8, 0)
@@ -53,5 +53,5 @@ def check_precision(precision: str, device: str, hardware: Hardware) -> str:
         near = next(name for name in NEAREST[precision] if not answers[name])
         does = ", ".join(name for name, no in answers.items() if not no)
         fix = f"train.precision={near}"
-        raise RunnerError(Fault(f"train.precision={precision} on {device}", f"{why}; it does {does}", fix))
+        raise RunnerError(Problem(f"train.precision={precision} on {device}", f"{why}; it does {does}", fix))
     return precision

@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from runner.errors import Fault, RunnerError
+from runner.errors import Problem, RunnerError
 
 
 class UnmetError(RunnerError):
@@ -84,12 +84,12 @@ def _number(environ: Mapping[str, str], name: str, default: str | None = None) -
     text = environ.get(name, default)
     if text is None or not text.isdigit():
         problem = "it is no whole number, and says which of several processes this one is"
-        raise RunnerError(Fault(f"{name}={text}", problem, f"unset {name}, or torchrun, which sets it"))
+        raise RunnerError(Problem(f"{name}={text}", problem, f"unset {name}, or torchrun, which sets it"))
     return int(text)
 
 
 def _sound(place: RankInfo) -> RankInfo:
     if not (place.rank < place.num and place.local_rank < place.local_num):
         problem = f"process {place.rank} of {place.num} (here {place.local_rank} of {place.local_num}) is none of them"
-        raise RunnerError(Fault(f"what {place.by} has set", problem, "unset RANK WORLD_SIZE LOCAL_RANK"))
+        raise RunnerError(Problem(f"what {place.by} has set", problem, "unset RANK WORLD_SIZE LOCAL_RANK"))
     return place

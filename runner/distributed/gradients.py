@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from runner.data.loading.shard import Share
-from runner.errors import Fault, RunnerError
+from runner.errors import Problem, RunnerError
 from runner.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class SharedGradients:
                 raise
             problem = "some parameters of the model took no part in the last step's loss, and the processes wait for all of them"
             fix = "placement.unused_parameters=true, or model.freeze for those that never learn"
-            raise RunnerError(Fault("several processes", problem, fix)) from error
+            raise RunnerError(Problem("several processes", problem, fix)) from error
         return values
 
     def own_batches(self, shares: Sequence[Share]) -> Iterator[tuple[Any, float | Tensor]]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from runner.distributed import messages as told
 from runner.distributed.environment import RankInfo, UnmetError
-from runner.errors import Fault, first_line
+from runner.errors import Problem, first_line
 
 T = TypeVar("T")
 distributed: Any = torch.distributed  # its names are there, and not typed
@@ -184,7 +184,7 @@ def _meeting(place: RankInfo) -> Iterator[None]:
         if "EADDRINUSE" in said:
             problem = f"something else listens there, another srun of this job perhaps ({said})"
             raise UnmetError(
-                Fault(asked, problem, "one such srun at a time in a job, or each as its own job")
+                Problem(asked, problem, "one such srun at a time in a job, or each as its own job")
             ) from error
         problem = f"process {place.rank} lost the others before all were there"
         if "waiting for clients" in said:
@@ -195,7 +195,7 @@ def _meeting(place: RankInfo) -> Iterator[None]:
             "the same line once each of them begins: its own output (srun --output=%t.log) says why one did not, or ended; "
             f"and the machines must reach each other: ping {place.address}, no firewall before port {place.port}"
         )
-        raise UnmetError(Fault(asked, f"{problem} ({said})", fix)) from error
+        raise UnmetError(Problem(asked, f"{problem} ({said})", fix)) from error
 
 
 def _joined(store: Any, place: RankInfo, *, backend: str, device: torch.device) -> Group:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.config.run_files import write_whole
-from runner.errors import Fault, without_password
+from runner.errors import Problem, without_password
 
 FOLDER = "ranks"
 #: the last words of one that knows no more than that
@@ -43,7 +43,7 @@ class Failure:
     rank: int
     time: float
     text: str
-    faults: list[dict[str, Any]] = field(default_factory=list)  # errors of the user
+    problems: list[dict[str, Any]] = field(default_factory=list)  # errors of the user
 
 
 def give(folder: Path, rerun: str, given: Handover) -> Path:
@@ -68,9 +68,9 @@ def handover_in(folder: Path) -> Handover:
     return Handover(**json.loads((folder / FOLDER / GIVEN).read_text()))
 
 
-def tell(folder: Path, rank: int, text: str, *, faults: Iterable[Fault] = ()) -> None:
+def tell(folder: Path, rank: int, text: str, *, problems: Iterable[Problem] = ()) -> None:
     """Leaves a process's last words; the first ones count, of this attempt."""
-    words = Failure(rank, time.time(), without_password(text), [vars(fault.masked()) for fault in faults])
+    words = Failure(rank, time.time(), without_password(text), [vars(problem.masked()) for problem in problems])
     file = folder / FOLDER / f"{rank}-{attempt()}.words"
     if not file.exists():
         write_whole(file, json.dumps(asdict(words)))
@@ -81,20 +81,20 @@ def first_failure(folder: Path, *, of: int | None = None) -> Failure | None:
     number = attempt() if of is None else of
     files = sorted((folder / FOLDER).glob(f"*-{number}.words"))
     found = [Failure(**json.loads(file.read_text())) for file in files]
-    return min(found, key=lambda words: (not words.faults, words.text == LOST, words.time), default=None)
+    return min(found, key=lambda words: (not words.problems, words.text == LOST, words.time), default=None)
 
 
-def faults_of(folder: Path) -> list[Fault]:
+def problems_of(folder: Path) -> list[Problem]:
     """The mistakes that any process has met, in any attempt."""
     files = sorted((folder / FOLDER).glob("*.words"))
-    facts = [fault for file in files for fault in json.loads(file.read_text())["faults"]]
-    found = [Fault(**fault | {"suggestions": tuple(fault["suggestions"])}) for fault in facts]
+    facts = [problem for file in files for problem in json.loads(file.read_text())["problems"]]
+    found = [Problem.of(problem) for problem in facts]
     return list(dict.fromkeys(found))
 
 
 def is_ending(folder: Path) -> bool:
     """Whether nothing is to be started again: somebody asked for an end, or it is the person's mistake."""
-    return (folder / FOLDER / STOPPING).exists() or bool(faults_of(folder))
+    return (folder / FOLDER / STOPPING).exists() or bool(problems_of(folder))
 
 
 def attempt() -> int:

@@ -12,9 +12,9 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from runner.config.instantiate import build, faults, locate
+from runner.config.instantiate import build, locate, problems
 from runner.config.schema import MOMENTS, are_hooks
-from runner.errors import Fault, RunnerError, nearest
+from runner.errors import Problem, RunnerError, nearest
 from runner.training.view import Hook
 
 AT = "at"  # ours: when it is called; all else are its arguments
@@ -34,23 +34,23 @@ def hooks_of(cfg: DictConfig) -> tuple[Hook, ...]:
             inspect.signature(call).bind(object())
         except TypeError as error:
             problem = f"it is called with a view of the training, and that fails: {error}"
-            raise RunnerError(Fault(f"{key}={name}", problem, f"def {name.rpartition('.')[2]}(view): ...")) from None
+            raise RunnerError(Problem(f"{key}={name}", problem, f"def {name.rpartition('.')[2]}(view): ...")) from None
         except ValueError:  # a builtin that tells no signature
             pass
         hooks.append(Hook(name, call, at))
     return tuple(hooks)
 
 
-def hook_faults(cfg: DictConfig) -> list[Fault]:
+def hook_problems(cfg: DictConfig) -> list[Problem]:
     """What can be told without building anything."""
     found = []
     for number, (node, at) in enumerate(_nodes(cfg)):
         key = f"{KEY}[{number}]"
-        found += faults(node, key=key)
+        found += problems(node, key=key)
         for moment in at:
             if moment not in MOMENTS:
                 fix = " or ".join(nearest(str(moment), MOMENTS) or MOMENTS)
-                found.append(Fault(f"{key}.{AT}={moment}", f"a hook is called at {', '.join(MOMENTS)}", fix))
+                found.append(Problem(f"{key}.{AT}={moment}", f"a hook is called at {', '.join(MOMENTS)}", fix))
     return found
 
 

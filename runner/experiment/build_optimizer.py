@@ -25,9 +25,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from runner.config import schema, validate
 from runner.config.compose import CONF
 from runner.config.instantiate import build
-from runner.config.instantiate import faults as target_faults
+from runner.config.instantiate import problems as target_problems
 from runner.config.nodes import resolved, split_settings
-from runner.errors import OF_CODE, Fault, RunnerError, in_words, refuse
+from runner.errors import OF_CODE, Problem, RunnerError, in_words, refuse
 from runner.training.optimizer import KERNEL_CHOICES, Turns, check_settings, make_optimizer, matching
 from runner.training.schedule import wants_metric
 
@@ -76,31 +76,31 @@ def schedule_of(cfg: DictConfig, optimizer: Optimizer, *, mode: str) -> LRSchedu
     if not cfg.scheduler.get("_target_"):
         return None
     node = _node(cfg, "scheduler", mode=mode)
-    if (fault := _equal_rates(node, optimizer)) is not None:
-        raise RunnerError(fault)
+    if (each := _equal_rates(node, optimizer)) is not None:
+        raise RunnerError(each)
     try:
         return _checked(node.make(optimizer, **node.given), mode)
     except RunnerError:
         raise
     except OF_CODE as error:
-        fault, rates = _of_target(node, error), [group["lr"] for group in optimizer.param_groups]
+        each, rates = _of_target(node, error), [group["lr"] for group in optimizer.param_groups]
         if len(rates) > 1:
-            problem = f"{fault.problem}; the optimizer has {len(rates)} groups, with the rates {_text(rates)}"
-            fault = replace(fault, problem=problem)
-        raise RunnerError(*(rehearsed(cfg, mode=mode) or [fault])) from error
+            problem = f"{each.message}; the optimizer has {len(rates)} groups, with the rates {_text(rates)}"
+            each = replace(each, message=problem)
+        raise RunnerError(*(rehearsed(cfg, mode=mode) or [each])) from error
 
 
-def rehearsed(cfg: DictConfig, *, mode: str = "min") -> list[Fault]:
+def rehearsed(cfg: DictConfig, *, mode: str = "min") -> list[Problem]:
     """Try the optimizers and the schedule with one parameter for each group, and return what is wrong. Takes milliseconds.
 
     What depends on facts that are not known yet is left to optimizer_of() and schedule_of().
     """
-    found: list[Fault] = []
+    found: list[Problem] = []
     makers: dict[str, Callable[[], Optimizer]] = {}
     turns = turns_of(cfg)
     for name, one in (turns or {"": cfg}).items():
-        faults, makers[name] = _rehearsed_optimizers(one)
-        found += [_of_turn(fault, cfg, name) if turns else fault for fault in faults]
+        problems, makers[name] = _rehearsed_optimizers(one)
+        found += [_of_turn(problem, cfg, name) if turns else problem for problem in problems]
     if cfg.scheduler.get("_target_"):
         with _standing_in(cfg) as unknown, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the run itself gives them
@@ -119,19 +119,19 @@ def rehearsed(cfg: DictConfig, *, mode: str = "min") -> list[Fault]:
                 blamed = _blamed(schedule, attempt)
                 found += blamed or filter(None, [_equal_rates(schedule, _all(makers))])
             except RunnerError as error:
-                found += error.faults
+                found += error.problems
     return list(dict.fromkeys(found))
 
 
-def _rehearsed_optimizers(cfg: DictConfig) -> tuple[list[Fault], Callable[[], Optimizer]]:
+def _rehearsed_optimizers(cfg: DictConfig) -> tuple[list[Problem], Callable[[], Optimizer]]:
     with _standing_in(cfg) as unknown, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             node = _node(cfg, "optimizer", but=unknown)
             node = replace(node, given=_of_any_kernel(node.given))
-            found = _optimizer_faults(node, cfg)
+            found = _optimizer_problems(node, cfg)
         except RunnerError as error:
-            return list(error.faults), _any_optimizer
+            return list(error.problems), _any_optimizer
         if _rehearse_optimizer(node, node.given) is not None:  # it may be only for sparse gradients
             return found, _any_optimizer
         groups = split_settings(resolved(cfg, "optimizer"), "optimizer")[1].get("groups") or []
@@ -155,7 +155,7 @@ def _all(makers: Mapping[str, Callable[[], Optimizer]], count: int = 0) -> Optim
     return one
 
 
-def _equal_rates(node: _Node, optimizer: Optimizer) -> Fault | None:
+def _equal_rates(node: _Node, optimizer: Optimizer) -> Problem | None:
     rates = [float(group["lr"]) for group in optimizer.param_groups]
     if len(set(rates)) == 1:
         return None
@@ -177,7 +177,7 @@ def _equal_rates(node: _Node, optimizer: Optimizer) -> Fault | None:
     numbers = [name for name, value in node.given.items() if _is_number(value)]
     fixes = [f"scheduler.{name}={_text(rates)}" for name in numbers if num_rates({**node.given, name: rates}) > 1]
     problem = f"{node.name} gives all groups of the optimizer one rate, and their own rates are {_text(rates)}"
-    return Fault(f"scheduler._target_={node.target}", problem, " or ".join([*fixes[:1], "scheduler=cosine"]))
+    return Problem(f"scheduler._target_={node.target}", problem, " or ".join([*fixes[:1], "scheduler=cosine"]))
 
 
 def turns_of(cfg: DictConfig) -> dict[str, DictConfig]:
@@ -197,20 +197,20 @@ def turns_of(cfg: DictConfig) -> dict[str, DictConfig]:
     return found
 
 
-def turn_faults(cfg: DictConfig) -> list[Fault]:
+def turn_problems(cfg: DictConfig) -> list[Problem]:
     """What is wrong with the targets of optimizers that take turns, and the names of their settings."""
     found = []
     for name, one in turns_of(cfg).items():
         node = split_settings(validate.target_node(one, "optimizer"), "optimizer")[0]
-        found += [_of_turn(fault, cfg, name) for fault in target_faults(node, key="optimizer")]
+        found += [_of_turn(problem, cfg, name) for problem in target_problems(node, key="optimizer")]
     return list(dict.fromkeys(found))
 
 
-def _of_turn(fault: Fault, cfg: DictConfig, name: str) -> Fault:
+def _of_turn(problem: Problem, cfg: DictConfig, name: str) -> Problem:
     for key in cfg.optimizer.turns[name]:
         before, here = re.compile(rf"optimizer\.{key}\b"), f"optimizer.turns.{name}.{key}"
-        fault = replace(fault, asked=before.sub(here, fault.asked), fix=before.sub(here, fault.fix))
-    return fault
+        problem = replace(problem, source=before.sub(here, problem.source), help=before.sub(here, problem.help))
+    return problem
 
 
 def _taking_turns(
@@ -228,10 +228,10 @@ def _taking_turns(
     if left := [name for name, by in owners.items() if not by]:
         problem = f"no optimizer owns {_some(left)}, and what trains has one"
         fix = f"a pattern for it in the params of {' or '.join(turns)}, or model.freeze=[{left[0]}]"
-        found.append(Fault("optimizer.turns", problem, fix))
+        found.append(Problem("optimizer.turns", problem, fix))
     if shared := [name for name, by in owners.items() if len(by) > 1]:
         problem = f"{' and '.join(owners[shared[0]])} both own {_some(shared)}, and each parameter has one optimizer"
-        found.append(Fault("optimizer.turns", problem, f"{shared[0]} in one of them alone"))
+        found.append(Problem("optimizer.turns", problem, f"{shared[0]} in one of them alone"))
     refuse(found)
     made = {}
     for turn, one in turns.items():
@@ -333,7 +333,7 @@ def _standing_in(cfg: DictConfig) -> Iterator[frozenset[str]]:
                 cfg.facts[name] = "???"
 
 
-def _optimizer_faults(node: _Node, cfg: DictConfig) -> list[Fault]:
+def _optimizer_problems(node: _Node, cfg: DictConfig) -> list[Problem]:
     step = getattr(node.make, "step", None)
     wanted = (
         [each.name for each in inspect.signature(step).parameters.values() if each.default is each.empty][1:]
@@ -342,7 +342,7 @@ def _optimizer_faults(node: _Node, cfg: DictConfig) -> list[Fault]:
     )
     if wanted:
         problem = f"{node.name}.step() wants {', '.join(wanted)}, and a step here is taken once, from one gradient"
-        return [Fault(f"optimizer._target_={node.target}", problem, OTHERS["optimizer"])]
+        return [Problem(f"optimizer._target_={node.target}", problem, OTHERS["optimizer"])]
     target = str(validate.value(cfg, "model._target_"))
     is_sparse = not target.startswith("runner.")  # may be; ours has dense gradients alone
     rehearse = partial(_rehearse_optimizer, node)
@@ -426,7 +426,7 @@ def _checked(schedule: Any, mode: str) -> LRScheduler:
     if wants_metric(schedule) and getattr(schedule, "mode", mode) != mode:
         better = "less" if mode == "min" else "more"
         problem = f"epochs are judged by a metric that is better when it is {better} (train.early_stopping.metric)"
-        raise RunnerError(Fault(f"scheduler.mode={schedule.mode}", problem, f"scheduler.mode={mode}"))
+        raise RunnerError(Problem(f"scheduler.mode={schedule.mode}", problem, f"scheduler.mode={mode}"))
     return schedule  # type: ignore[no-any-return]
 
 
@@ -437,7 +437,7 @@ def _blamed(
     given: Mapping[str, Any] | None = None,
     among: Mapping[str, Any] | None = None,
     key: str | None = None,
-) -> list[Fault]:
+) -> list[Problem]:
     """The settings that an attempt fails for: by themselves, with the usual ones beside them; else together.
 
     among: those that may be at fault (None: all). key: that they stand below.
@@ -448,12 +448,12 @@ def _blamed(
         node = replace(node, usual={**node.usual, **_of_conf(node.key, node.target)})
     numbers = [name for name in among if isinstance(among[name], bool) and _is_number(node.usual.get(name))]
     found = [
-        _fault(node, key, name, given[name], f"it must be a number, such as {node.usual[name]}") for name in numbers
+        _problem(node, key, name, given[name], f"it must be a number, such as {node.usual[name]}") for name in numbers
     ]
     if whole is None:
         return found
     if isinstance(whole, RunnerError):
-        return [*found, *whole.faults]
+        return [*found, *whole.problems]
     calm = {name: _calm(node, name, value) for name, value in given.items()}
     if (even_so := attempt(calm)) is not None:
         open_ones = [name for name in among if node.usual.get(name) is None]
@@ -482,24 +482,24 @@ def _calm(node: _Node, name: str, value: Any) -> Any:
     return value if node.usual[name] is None else node.usual[name]
 
 
-def _failed(node: _Node, key: str, name: str, value: Any, error: BaseException) -> Fault:
+def _failed(node: _Node, key: str, name: str, value: Any, error: BaseException) -> Problem:
     if isinstance(error, RunnerError):
-        return error.faults[0]
+        return error.problems[0]
     usual = node.usual.get(name)
     if _is_number(usual) and not _is_number(value):
-        return _fault(node, key, name, value, f"it must be a number, such as {usual}")
-    return _fault(node, key, name, value, _said(node, error))
+        return _problem(node, key, name, value, f"it must be a number, such as {usual}")
+    return _problem(node, key, name, value, _said(node, error))
 
 
-def _fault(node: _Node, key: str, name: str, value: Any, problem: str) -> Fault:
+def _problem(node: _Node, key: str, name: str, value: Any, problem: str) -> Problem:
     fix = f"{key}.{name}={_text(node.usual[name])}" if name in node.usual else f"{key}.{name}=... with another value"
-    return Fault(f"{key}.{name}={_text(value)}", problem, fix)
+    return Problem(f"{key}.{name}={_text(value)}", problem, fix)
 
 
-def _of_target(node: _Node, error: BaseException) -> Fault:
+def _of_target(node: _Node, error: BaseException) -> Problem:
     if isinstance(error, RunnerError):
-        return error.faults[0]
-    return Fault(f"{node.key}._target_={node.target}", _said(node, error), OTHERS[node.key])
+        return error.problems[0]
+    return Problem(f"{node.key}._target_={node.target}", _said(node, error), OTHERS[node.key])
 
 
 def _said(node: _Node, error: BaseException) -> str:

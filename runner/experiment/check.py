@@ -15,18 +15,18 @@ from omegaconf.errors import OmegaConfBaseException
 from runner.config import validate
 from runner.config.allowed import PARTS
 from runner.config.instantiate import argument_names
-from runner.config.instantiate import faults as target_faults
+from runner.config.instantiate import problems as target_problems
 from runner.config.nodes import SHARED, split_settings
 from runner.config.schema import PRECISIONS
 from runner.data.vision.augment_settings import strengths_of
 from runner.device import Choice, Hardware, check_precision, choose, parse, probe
 from runner.device.per_process import devices_of_processes
 from runner.distributed.environment import rank_here
-from runner.errors import Fault, RunnerError, path_faults
+from runner.errors import Problem, RunnerError, path_problems
 from runner.experiment import rules
-from runner.experiment.best_metric import best_of, metric_faults
-from runner.experiment.build_hooks import hook_faults
-from runner.experiment.build_optimizer import rehearsed, turn_faults
+from runner.experiment.best_metric import best_of, metric_problems
+from runner.experiment.build_hooks import hook_problems
+from runner.experiment.build_optimizer import rehearsed, turn_problems
 from runner.experiment.given import Checked
 from runner.models.checks import probability
 
@@ -48,31 +48,31 @@ def check(cfg: DictConfig, hardware: Hardware | None, *, choice: Choice | None =
     choice: the device, where a sweep has chosen it already.
     Raises: RunnerError with every fault.
     """
-    found, precision = validate.faults(cfg), validate.value(cfg, "train.precision")
+    found, precision = validate.problems(cfg), validate.value(cfg, "train.precision")
     try:
         if choice is None and hardware is not None:
             choice = choose(validate.value(cfg, "device"), hardware)
         if precision in PRECISIONS and hardware is not None and choice is not None:
             precision = check_precision(precision, choice.here, hardware)
     except RunnerError as error:
-        found += error.faults
+        found += error.problems
     for key in validate.BUILT:
         if OmegaConf.is_dict(validate.value(cfg, key)):
             node, shared = split_settings(validate.target_node(cfg, key), key)
-            found += target_faults(node, key=key)
+            found += target_problems(node, key=key)
             if key in SHARED:
                 schema, usual = SHARED[key]
-                found += validate.setting_faults(OmegaConf.create({**usual, **shared}), schema, key)
+                found += validate.setting_problems(OmegaConf.create({**usual, **shared}), schema, key)
     found += (
-        _path_faults(cfg)
-        + _augment_faults(cfg)
-        + hook_faults(cfg)
-        + turn_faults(cfg)
-        + metric_faults(cfg)
+        _path_problems(cfg)
+        + _augment_problems(cfg)
+        + hook_problems(cfg)
+        + turn_problems(cfg)
+        + metric_problems(cfg)
         + rules.clashes(cfg, _situation(cfg, hardware, choice))
-        + _dropout_faults(cfg)
+        + _dropout_problems(cfg)
     )
-    if not any(REHEARSED.search(fault.asked) for fault in found):
+    if not any(REHEARSED.search(problem.source) for problem in found):
         found += rehearsed(cfg, mode=best_of(cfg).mode)
     if found or choice is None:
         raise RunnerError(*found)
@@ -94,20 +94,20 @@ def _situation(cfg: DictConfig, hardware: Hardware | None, choice: Choice | None
     return rules.Situation(device=choice.device, num_processes=num_processes)
 
 
-def _path_faults(cfg: DictConfig) -> list[Fault]:
+def _path_problems(cfg: DictConfig) -> list[Problem]:
     """Reports paths that are not on this machine; a custom data set may read addresses."""
-    found = path_faults("hydra.run.dir", str(validate.value(cfg, "hydra.run.dir")), is_written=True)
+    found = path_problems("hydra.run.dir", str(validate.value(cfg, "hydra.run.dir")), is_written=True)
     keys = ["model.weights"]
     if validate.value(cfg, "data._target_") in PARTS:
         keys += [f"data.{name}" for name in map(str, cfg.data) if name == "path" or name.endswith("_path")]
     for key in keys:
         given = validate.value(cfg, key)
         paths = [given] if isinstance(given, str) else given if OmegaConf.is_list(given) else []
-        found += [fault for path in paths for fault in path_faults(key, str(path))]
+        found += [problem for path in paths for problem in path_problems(key, str(path))]
     return found
 
 
-def _dropout_faults(cfg: DictConfig) -> list[Fault]:
+def _dropout_problems(cfg: DictConfig) -> list[Problem]:
     """What the model would refuse when it is built, reported with the rest."""
     dropout = validate.value(cfg, "model.dropout")
     if validate.value(cfg, "model._target_") not in PARTS or not isinstance(dropout, int | float | str):
@@ -115,11 +115,11 @@ def _dropout_faults(cfg: DictConfig) -> list[Fault]:
     try:
         probability(dropout, key="model.dropout")
     except RunnerError as error:
-        return list(error.faults)
+        return list(error.problems)
     return []
 
 
-def _augment_faults(cfg: DictConfig) -> list[Fault]:
+def _augment_problems(cfg: DictConfig) -> list[Problem]:
     asked = validate.value(cfg, "data.augment")
     if asked is None or validate.value(cfg, "data._target_") not in PARTS:
         return []
@@ -130,5 +130,5 @@ def _augment_faults(cfg: DictConfig) -> list[Fault]:
     except OmegaConfBaseException:
         return []  # told as a value that is missing
     except RunnerError as error:
-        return list(error.faults)
+        return list(error.problems)
     return []

@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from runner.config.defaults import in_words
 from runner.config.identity import changes, chosen, may_change
-from runner.errors import Fault, RunnerError
+from runner.errors import Problem, RunnerError
 from runner.experiment.summary import is_over, length_key, read_summary
 
 #: held by the process that a person has started, from before its first file to its last; the journal's is its writer's
@@ -65,10 +65,10 @@ def take(folder: Path, *, wait_seconds: float = 1.0) -> None:
         lock = FileLock(folder / LOCK, thread_local=False)
         lock.acquire(timeout=wait_seconds)
     except Timeout:
-        raise RunnerError(Fault(asked, "another run is in it at this moment", "another folder, or wait")) from None
+        raise RunnerError(Problem(asked, "another run is in it at this moment", "another folder, or wait")) from None
     except OSError as error:
         problem = f"it can't be made or written: {error.strerror}"
-        raise RunnerError(Fault(asked, problem, "hydra.run.dir=FOLDER with one that you may write to")) from None
+        raise RunnerError(Problem(asked, problem, "hydra.run.dir=FOLDER with one that you may write to")) from None
     _held[folder] = lock
 
 
@@ -177,25 +177,25 @@ def refuse_used(folder: Path, cfg: DictConfig, *, anew: bool = False) -> None:
             f"another experiment is in it: {_differences(others, before, now) or 'its rerun.yaml can not be read'}"
         )
         fix = f"another folder (the usual one has the time in its name), or {resume}"
-        raise RunnerError(Fault(asked, problem, fix))
+        raise RunnerError(Problem(asked, problem, fix))
     more = in_words({key: now.get(key) for key in changed if key.startswith("train.")})
     if is_being_written(folder):
-        raise RunnerError(Fault(asked, "this very run is in it, and is running", "another folder, or wait"))
+        raise RunnerError(Problem(asked, "this very run is in it, and is running", "another folder, or wait"))
     if is_over(read_summary(folder)) and not more:
         if anew:
-            raise RunnerError(Fault(asked, "this very run is in it, and has finished", "another folder"))
+            raise RunnerError(Problem(asked, "this very run is in it, and has finished", "another folder"))
         fix = f"{resume} {length_key(cfg)}=... for more of it, or another folder"
-        raise OverError(Fault(asked, "it has finished", fix))
+        raise OverError(Problem(asked, "it has finished", fix))
     if any(os.environ.get(name, "0") != "0" for name in RESTARTS):
         return
     fix = f"{resume} {more}".rstrip() + ", or another folder"
-    raise RunnerError(Fault(asked, "this very run is in it, and can go on", fix))
+    raise RunnerError(Problem(asked, "this very run is in it, and can go on", fix))
 
 
 def over_line(error: OverError) -> str:
     """What is said of a run that is asked for again, and is over."""
-    (fault,) = error.faults
-    return f"{fault.asked}: {fault.problem}; {fault.fix}"
+    (problem,) = error.problems
+    return f"{problem.source}: {problem.message}; {problem.help}"
 
 
 def _differences(keys: list[str], before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from runner.config import override_errors
 from runner.config.compose import composer, hydra_session, name_data
 from runner.config.identity import key_of
-from runner.errors import Fault, RunnerError, first_line
+from runner.errors import Problem, RunnerError, first_line
 from runner.experiment.check import check_here
 
 
@@ -55,6 +55,6 @@ def last_value(overrides: Sequence[str], key: str) -> Any:
         return OmegaConf.select(OmegaConf.from_dotlist([given[-1]]), key) if given else None
     except (OmegaConfBaseException, ValueError) as error:
         problem = f"its value can't be read: {first_line(error)}"
-        raise RunnerError(Fault(given[-1], problem, f"'{key}=...' in quotes")) from None
+        raise RunnerError(Problem(given[-1], problem, f"'{key}=...' in quotes")) from None
     except Exception as error:  # YAML's own
-        raise RunnerError(Fault(given[-1], f"its value can't be read: {error}", f"'{key}=...' in quotes")) from None
+        raise RunnerError(Problem(given[-1], f"its value can't be read: {error}", f"'{key}=...' in quotes")) from None

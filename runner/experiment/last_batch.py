@@ -11,7 +11,7 @@ from torch import nn
 from runner.data.loading.loaders import Batches
 from runner.device import backends
 from runner.device.placement import in_batches, place
-from runner.errors import OF_CODE, Fault, RunnerError
+from runner.errors import OF_CODE, Problem, RunnerError
 from runner.tasks.task import Task
 
 BATCH_NORMS = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
@@ -40,7 +40,7 @@ def check_last_batch(model: nn.Module, task: Task, batches: Batches, device: tor
             probe_task(probe_model, one)
     except OF_CODE as error:  # all else comes up in the run, too, or is no matter: some models can't be copied
         if "more than 1 value per channel" in str(error):
-            raise RunnerError(_last_batch_fault(rows, size, num_ranks)) from None
+            raise RunnerError(_last_batch_problem(rows, size, num_ranks)) from None
     finally:
         backends.set_generator_states(states, device)
 
@@ -49,7 +49,7 @@ def _all_have_two(rows: int, size: int, num_ranks: int) -> bool:
     return (rows % size or size) >= 2 * num_ranks
 
 
-def _last_batch_fault(rows: int, size: int, num_ranks: int) -> Fault:
+def _last_batch_problem(rows: int, size: int, num_ranks: int) -> Problem:
     least = 2 * num_ranks
     problem = f"of {rows:,} rows the last batch of an epoch has one, and batch normalisation needs two"
     if num_ranks > 1:
@@ -58,7 +58,7 @@ def _last_batch_fault(rows: int, size: int, num_ranks: int) -> Fault:
         problem += ", and batch normalisation needs two rows in each"
     if rows < least:
         fix = f"train.num_processes={max(1, rows // 2)}" if num_ranks > 1 else "data with more rows"
-        return Fault(f"train.batch_size={size}", problem, fix)
+        return Problem(f"train.batch_size={size}", problem, fix)
     others = itertools.chain(range(size - 1, least - 1, -1), itertools.count(max(size + 1, least)))
     fits = next(other for other in others if _all_have_two(rows, other, num_ranks))
-    return Fault(f"train.batch_size={size}", problem, f"train.batch_size={fits}")
+    return Problem(f"train.batch_size={size}", problem, f"train.batch_size={fits}")

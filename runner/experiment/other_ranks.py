@@ -43,7 +43,7 @@ def follow(cfg: DictConfig, place: RankInfo, *, choice: Choice | None = None) ->
         try:
             parts = processes.prepare_in_turn(cfg, ranks, torch.device(own.here), folder=folder, place=place)
         except RunnerError as error:
-            messages.tell(folder, place.rank, str(error), faults=error.faults)
+            messages.tell(folder, place.rank, str(error), problems=error.problems)
             raise
         with listening(
             grace_seconds=settings.train.grace_seconds, end_now=lambda stop, _: os._exit(stop.exit_code)

@@ -26,7 +26,7 @@ from runner.device.per_process import backend_of, device_of_process, devices_of_
 from runner.distributed import messages
 from runner.distributed.environment import RankInfo, rank_here
 from runner.distributed.group import Alone, Ranks, join
-from runner.errors import Fault, RunnerError
+from runner.errors import Problem, RunnerError
 from runner.experiment import rules
 from runner.experiment.build import prepare
 from runner.experiment.console import Screen
@@ -44,7 +44,7 @@ def place_here(cfg: DictConfig) -> RankInfo | None:
     if place is not None and count not in ("auto", place.num):
         problem = f"{place.by} has started {place.num} processes"
         fix = f"train.num_processes=auto, or train.num_processes={place.num}"
-        raise RunnerError(Fault(f"train.num_processes={count}", problem, fix))
+        raise RunnerError(Problem(f"train.num_processes={count}", problem, fix))
     return place
 
 
@@ -137,9 +137,9 @@ def run_in_several(
         max_restarts=cfg.train.max_restarts,
         environment={messages.LACKING: json.dumps(lacking(cfg, rerun))},
     )
-    if faults := messages.faults_of(folder):
+    if problems := messages.problems_of(folder):
         shutil.rmtree(folder / messages.FOLDER)
-        raise RunnerError(*faults)
+        raise RunnerError(*problems)
     summary = read_summary(folder)
     if outcome.failure is not None or not summary:
         shown = summary.get("error")

@@ -42,7 +42,7 @@ def main(folder: Path) -> int:
     try:
         return _train(folder, place, given)
     except RunnerError as error:
-        messages.tell(folder, place.rank, str(error), faults=error.faults)
+        messages.tell(folder, place.rank, str(error), problems=error.problems)
     except BaseException as error:
         print(traceback_of(error), file=sys.stderr)
         messages.tell(folder, place.rank, messages.LOST if is_lost(error) else f"{type(error).__name__}: {error}")

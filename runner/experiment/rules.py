@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from runner.config import validate
 from runner.config.settings import Settings
-from runner.errors import Fault, refuse
+from runner.errors import Problem, refuse
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ def check(cfg: DictConfig, situation: Situation) -> None:
     refuse(clashes(cfg, situation))
 
 
-def clashes(cfg: DictConfig, situation: Situation) -> list[Fault]:
+def clashes(cfg: DictConfig, situation: Situation) -> list[Problem]:
     """Return an error for each clash of a configuration."""
     return [_error(rule, cfg, situation) for rule in RULES if _holds(rule, cfg, situation, {})]
 
@@ -263,11 +263,12 @@ def _value(key: str, cfg: DictConfig | Settings, situation: Situation) -> Any:
     return getattr(getattr(cfg, section, None), name, cfg.experiment.get(key))
 
 
-def _error(rule: Rule, cfg: DictConfig, situation: Situation) -> Fault:
+def _error(rule: Rule, cfg: DictConfig, situation: Situation) -> Problem:
     typed = [_typed(key, validate.value(cfg, key)) for key in rule.conditions if "." in key]
     if "num_processes" in rule.conditions:
         typed.append(f"train.num_processes={situation.num_processes}")
-    return Fault(" ".join(typed), rule.reason.format_map(vars(situation)), ", or ".join(rule.fixes), rule.fixes)
+    reason = rule.reason.format_map(vars(situation))
+    return Problem(" ".join(typed), reason, ", or ".join(rule.fixes), rule.fixes, code="clash")
 
 
 def _typed(key: str, value: Any) -> str:

@@ -166,7 +166,7 @@ def _prepared(job: Job, hardware: Any, rows: CommonRows) -> _Open:
 
 def _may_have_room_alone(error: RunnerError, device: torch.device) -> bool:
     is_shared = device.type != "cpu" and host_memory.is_shared()
-    return is_shared and any(fault.asked == "data.residency=device" for fault in error.faults)
+    return is_shared and any(problem.source == "data.residency=device" for problem in error.problems)
 
 
 class CommonRows:

@@ -136,8 +136,8 @@ class Slow:
             what = f"{done.name} has no kernel for MPS: it is computed on the CPU, with copies both ways"
             self._find("no kernel", what, "another operation, or device=cpu")
         trains, is_deterministic = torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled()
-        if fault := known_fault(done.name, done.args, trains=trains, is_deterministic=is_deterministic):
-            self._find(*fault)
+        if problem := known_fault(done.name, done.args, trains=trains, is_deterministic=is_deterministic):
+            self._find(*problem)
 
     def _copy(self, done: Operation) -> None:
         source, target = (done.args[1], done.args[0]) if done.name == "copy_" else (done.args[0], done.outputs[0])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from runner.errors import Fault, RunnerError, nearest, refuse
+from runner.errors import Problem, RunnerError, nearest, refuse
 from runner.models.checks import probability
 
 POSITIONS = ("learned", "rotary")
@@ -100,7 +100,7 @@ def attend(
     There, with half types, is_causal lets three of four rows see later positions (pytorch#195910); views of a permute give
     wrong values (#163597, #181133), and so do masks that are partly broadcast (#184180).
     """
-    if _has_faults(query):
+    if _has_problems(query):
         query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
         batch, heads, length, _ = query.shape
         if is_causal:
@@ -136,7 +136,7 @@ def _safe_softmax(scores: Tensor) -> Tensor:
     return scores.masked_fill(hidden, 0.0).softmax(-1).masked_fill(hidden, 0.0)
 
 
-def _has_faults(tensor: Tensor) -> bool:
+def _has_problems(tensor: Tensor) -> bool:
     return tensor.device.type == "mps"
 
 
@@ -150,7 +150,9 @@ class Rotary(nn.Module):
         super().__init__()
         if size % 2:
             problem = f"rotary positions turn a head's numbers in pairs, and a head has {size}"
-            raise RunnerError(Fault("model.positions=rotary", problem, "a model.width of an even number for each head"))
+            raise RunnerError(
+                Problem("model.positions=rotary", problem, "a model.width of an even number for each head")
+            )
         speeds = ROTARY_BASE ** -(torch.arange(0, size, 2) / size)
         angles = torch.arange(length)[:, None] * speeds
         self.register_buffer("cosine", angles.cos(), persistent=False)  # (length, size / 2)
@@ -172,18 +174,20 @@ def linear(inputs: int, outputs: int, *, spread: float) -> nn.Linear:
 def check_sizes(*, width: Any, depth: Any, num_heads: Any, positions: Any) -> None:
     """Raises: RunnerError with each that is none."""
     sizes = {"width": width, "depth": depth, "num_heads": num_heads}
-    faults = [
-        Fault(f"model.{key}={value}", "it is a whole number, 1 or more", f"model.{key}=4")
+    problems = [
+        Problem(f"model.{key}={value}", "it is a whole number, 1 or more", f"model.{key}=4", code="bad-value")
         for key, value in sizes.items()
         if type(value) is not int or value < 1
     ]
-    if not faults and width % num_heads:
+    if not problems and width % num_heads:
         fits = [heads for heads in range(1, width + 1) if width % heads == 0]
         fix = " or ".join(
             f"model.num_heads={heads}" for heads in sorted(fits, key=lambda one: abs(one - num_heads))[:2]
         )
-        faults.append(Fault(f"model.num_heads={num_heads}", f"the heads share a model.width of {width} equally", fix))
+        problems.append(
+            Problem(f"model.num_heads={num_heads}", f"the heads share a model.width of {width} equally", fix)
+        )
     if positions not in POSITIONS:
         fix = " or ".join(f"model.positions={hit}" for hit in nearest(str(positions), POSITIONS) or POSITIONS)
-        faults.append(Fault(f"model.positions={positions}", f"positions are {' or '.join(POSITIONS)}", fix))
-    refuse(faults)
+        problems.append(Problem(f"model.positions={positions}", f"positions are {' or '.join(POSITIONS)}", fix))
+    refuse(problems)

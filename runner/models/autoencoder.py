@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from runner.errors import Fault, RunnerError
+from runner.errors import Problem, RunnerError
 from runner.models.checks import choice, count, widths
 from runner.models.cnn import LAYERS
 from runner.models.mlp import activation_class
@@ -38,7 +38,7 @@ class Autoencoder(nn.Module):
         super().__init__()
         if vocab_size is not None:
             problem = "its outputs are compared with its inputs as numbers, and this data is tokens"
-            raise RunnerError(Fault("model=autoencoder", problem, "model=gpt task=language, or data that is numbers"))
+            raise RunnerError(Problem("model=autoencoder", problem, "model=gpt task=language, or data that is numbers"))
         bottleneck = count(bottleneck, key="model.bottleneck", example=32)
         kind = choice(kind, ("auto", "conv", "mlp"), key="model.kind")
         can_convolve = len(input_shape) - 1 in LAYERS
@@ -47,7 +47,7 @@ class Autoencoder(nn.Module):
                 "convolutions take images of shape (channels, height, width) and signals of shape (channels, length)"
             )
             fix = "model.kind=mlp"
-            raise RunnerError(Fault(f"model.kind=conv on inputs of shape {tuple(input_shape)}", problem, fix))
+            raise RunnerError(Problem(f"model.kind=conv on inputs of shape {tuple(input_shape)}", problem, fix))
         if kind == "conv" or (kind == "auto" and can_convolve):
             channels = widths(channels, key="model.channels", example="[32,64]")
             layers = _convolutional(input_shape, channels, bottleneck, activation)

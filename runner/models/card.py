@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.config import run_files
-from runner.errors import Fault, RunnerError
+from runner.errors import Problem, RunnerError
 
 NAME = "model.json"
 
@@ -38,8 +38,10 @@ def read_card(folder: Path) -> Card:
         card = Card(**{**found, "classes": tuple(found["classes"]), "targets": tuple(found["targets"])})
     except FileNotFoundError:
         problem = "the run has not come to its model, or an earlier version wrote it"
-        raise RunnerError(Fault(str(file), f"there is no such file: {problem}", "a run that has trained")) from None
+        raise RunnerError(
+            Problem(str(file), f"there is no such file: {problem}", "a run that has trained", code="missing-file")
+        ) from None
     except (OSError, ValueError, TypeError, KeyError) as error:
         problem = f"it can't be read: {type(error).__name__}: {error}"
-        raise RunnerError(Fault(str(file), problem, "the file as its run wrote it")) from None
+        raise RunnerError(Problem(str(file), problem, "the file as its run wrote it")) from None
     return card

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from runner.errors import Fault, RunnerError
+from runner.errors import Problem, RunnerError
 from runner.models.checks import probability, widths
 
 #: of what has so many dimensions beside its channels: convolution, normalisation, pooling
@@ -39,7 +39,9 @@ class CNN(nn.Module):
         channels = widths(channels, key="model.channels", example="[32,64]")
         if type(kernel_size) is not int or kernel_size < 1 or kernel_size % 2 == 0:
             problem = "a convolution keeps the size with an odd whole number, 1 or more"
-            raise RunnerError(Fault(f"model.kernel_size={kernel_size}", problem, "model.kernel_size=3"))
+            raise RunnerError(
+                Problem(f"model.kernel_size={kernel_size}", problem, "model.kernel_size=3", code="bad-value")
+            )
         _check_shape(input_shape, least=2 ** len(channels))
         num_dims = len(input_shape) - 1
         blocks: list[nn.Module] = []
@@ -65,11 +67,11 @@ def _check_shape(shape: Sequence[int], *, least: int) -> None:
     if len(shape) not in (2, 3):
         problem = "it takes images of shape (channels, height, width) and signals of shape (channels, length)"
         fix = "model=mlp, which takes any shape, or inputs that are images or signals"
-        raise RunnerError(Fault(asked, problem, fix))
+        raise RunnerError(Problem(asked, problem, fix))
     if min(shape[1:]) < least:
         side = "a side" if len(shape) == 3 else "a length"
         problem = f"its channels halve the input until {side} of {least} is 1, and this input is shorter"
-        raise RunnerError(Fault(asked, problem, "model=mlp, or a shorter list in model.channels"))
+        raise RunnerError(Problem(asked, problem, "model=mlp, or a shorter list in model.channels"))
 
 
 def _convolution(num_dims: int, inputs: int, outputs: int, kernel_size: int) -> tuple[nn.Module, ...]:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from runner.config.packages import install
-from runner.errors import Fault, RunnerError, first_line, nearest, refuse
+from runner.errors import Problem, RunnerError, first_line, nearest, refuse
 from runner.models.checks import choice
 
 log = logging.getLogger("runner")
@@ -71,19 +71,19 @@ def timm_model(
     if len(input_shape) != 3:
         problem = "timm's models take images of shape (channels, height, width)"
         fix = "model=cnn, which takes signals, too, or model=mlp, which takes any shape"
-        raise RunnerError(Fault(f"model=timm on inputs of shape {tuple(input_shape)}", problem, fix))
+        raise RunnerError(Problem(f"model=timm on inputs of shape {tuple(input_shape)}", problem, fix))
     if not timm.is_model(name):  # also what names an address: hf-hub:..., local-dir:...
         known = timm.list_models()
         fix = (
             " or ".join(f"model.name={hit}" for hit in nearest(str(name), known))
             or f"one of its {len(known)} names, timm.list_models()"
         )
-        raise RunnerError(Fault(f"model.name={name}", "timm has no such model", fix))
+        raise RunnerError(Problem(f"model.name={name}", "timm has no such model", fix))
     settings = dict(settings or {})
     if refused := [key for key in settings if key in NO_SETTINGS]:
         problem = "files, addresses and what follows from the data are not set here"
         fix = "model.weights=FILE for weights, or without this key"
-        raise RunnerError(Fault(f"model.settings.{refused[0]}={settings[refused[0]]}", problem, fix))
+        raise RunnerError(Problem(f"model.settings.{refused[0]}={settings[refused[0]]}", problem, fix))
     try:
         model: Any = timm.create_model(
             name, pretrained=pretrained, num_classes=out_features, in_chans=input_shape[0], **settings
@@ -129,7 +129,7 @@ def transformers_model(
     head = choice(head, HEADS, key="model.head")
     if vocab_size is None and head != "image_classification":
         problem = "it takes tokens, and this data has no vocabulary"
-        raise RunnerError(Fault(f"model=huggingface on inputs of shape {tuple(input_shape)}", problem, "model=mlp"))
+        raise RunnerError(Problem(f"model=huggingface on inputs of shape {tuple(input_shape)}", problem, "model=mlp"))
     kind, argument = HEADS[head]
     settings = _settings(library, dict(config or {}), input_shape, out_features, head, vocab_size, pretrained)
     _check_keys(settings, dict(config or {}))
@@ -145,7 +145,7 @@ def transformers_model(
         fix = f"model.config.vocab_size={vocab_size}, or without that key"
         if pretrained:
             fix = f"its own tokenizer.json as data.tokenizer (data=text: data.tokens), or a model of {vocab_size:,} tokens"
-        raise RunnerError(Fault(asked, problem, fix))
+        raise RunnerError(Problem(asked, problem, fix))
     auto = getattr(library, kind)
     try:
         if pretrained:
@@ -296,13 +296,13 @@ def _check_keys(settings: Any, asked: Mapping[str, Any]) -> None:
     makers = [vars(each)["__init__"] for each in kind.__mro__ if "__init__" in vars(each)]
     known = {name for make in makers for name in inspect.signature(make).parameters}
     known |= {name for name in dir(kind) if not name.startswith("_")} | set(kind.attribute_map)
-    faults = []
+    problems = []
     for key in (key for key in asked if key in set(vars(settings)) - known):
         if hits := nearest(key, known, cutoff=MISSPELT):
             problem = f"the configuration of {settings.model_type} has no {key}"
             fix = " or ".join(f"model.config.{hit}=..." for hit in hits)
-            faults.append(Fault(f"model.config.{key}={asked[key]}", problem, fix))
-    refuse(faults)
+            problems.append(Problem(f"model.config.{key}={asked[key]}", problem, fix))
+    refuse(problems)
 
 
 def _make_room_for_positions(settings: Any, asked: Mapping[str, Any], shape: Sequence[int]) -> None:
@@ -318,7 +318,7 @@ def _known(library: Any, kind: Any) -> str:
     hits = nearest(str(kind), known) or ["bert", "gpt2", "vit"]
     fix = " or ".join(f"model.config.model_type={hit}" for hit in hits) + "; or model.pretrained=FOLDER"
     problem = f"transformers {library.__version__} has {len(known)} kinds of models, and this is none"
-    raise RunnerError(Fault(f"model.config.model_type={kind}", problem, fix))
+    raise RunnerError(Problem(f"model.config.model_type={kind}", problem, fix))
 
 
 def _library(name: str, *, asked: str) -> Any:
@@ -328,12 +328,12 @@ def _library(name: str, *, asked: str) -> Any:
         problem = (
             f"it needs {name}, which is not installed" if error.name == name else f"importing {name} failed: {error}"
         )
-        raise RunnerError(Fault(asked, problem, install(name))) from error
+        raise RunnerError(Problem(asked, problem, install(name))) from error
 
 
-def _not_reached(asked: str, error: Exception) -> Fault:
+def _not_reached(asked: str, error: Exception) -> Problem:
     fix = (
         "a local folder that save_pretrained() made (config.json, model.safetensors) or model.weights=FILE; for a name on "
         "the hub a network, or one run where there is one and HF_HOME with its cache here"
     )
-    return Fault(asked, f"it can't be had: {first_line(error)}", fix)
+    return Problem(asked, f"it can't be had: {first_line(error)}", fix)

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from runner.errors import Fault, RunnerError, refuse
+from runner.errors import Problem, RunnerError, refuse
 
 
 class Text(Protocol):
@@ -101,12 +101,12 @@ def _context_length(model: nn.Module) -> int | None:
 
 
 def _check(prompt: Tensor, temperature: float, top_k: int | None) -> None:
-    faults = []
+    problems = []
     if prompt.dim() != 2 or not prompt.shape[1]:
         problem = "a prompt is tokens, (B, P), at least one in a row"
-        faults.append(Fault(f"a prompt of shape {tuple(prompt.shape)}", problem, "a prompt of shape (1, 1)"))
+        problems.append(Problem(f"a prompt of shape {tuple(prompt.shape)}", problem, "a prompt of shape (1, 1)"))
     if temperature < 0:
-        faults.append(Fault(f"temperature={temperature}", "it is 0 or more", "temperature=1.0"))
+        problems.append(Problem(f"temperature={temperature}", "it is 0 or more", "temperature=1.0", code="bad-value"))
     if top_k is not None and top_k < 1:
-        faults.append(Fault(f"top_k={top_k}", "it is 1 or more", "top_k=null for all tokens"))
-    refuse(faults)
+        problems.append(Problem(f"top_k={top_k}", "it is 1 or more", "top_k=null for all tokens", code="bad-value"))
+    refuse(problems)

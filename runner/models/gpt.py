@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from runner.errors import Fault, RunnerError
+from runner.errors import Problem, RunnerError
 from runner.models.attention import SPREAD, Stack, linear
 
 #: the spread of a logit at the start is at most this: it is a row of the embedding times a vector of length sqrt(width).
@@ -36,7 +36,7 @@ class GPT(nn.Module):
         if vocab_size is None or context_length is None:
             problem = "it takes tokens, and this data has none: its facts have no vocab_size and context_length"
             fix = "data=text or data=tokens, or model.vocab_size=... and model.context_length=..."
-            raise RunnerError(Fault("model=gpt", problem, fix))
+            raise RunnerError(Problem("model=gpt", problem, fix))
         self.vocab_size, self.context_length = vocab_size, context_length
         self.stack = Stack(
             context_length,
@@ -58,7 +58,7 @@ class GPT(nn.Module):
             fix = (
                 f"at most {self.context_length:,} of them, or data.context_length={tokens.shape[-1]} in a new training"
             )
-            raise RunnerError(Fault(f"{tokens.shape[-1]:,} tokens in a row", problem, fix))
+            raise RunnerError(Problem(f"{tokens.shape[-1]:,} tokens in a row", problem, fix))
         x = self.stack(self.embedding(tokens))
         logits: Tensor = F.linear(x, self.embedding.weight) if self.output is None else self.output(x)
         return logits

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from runner.errors import Fault, RunnerError, nearest
+from runner.errors import Problem, RunnerError, nearest
 from runner.models.checks import probability, widths
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -60,7 +60,7 @@ def activation_class(name: str) -> type[nn.Module]:
     if name not in ACTIVATIONS:
         fix = " or ".join(f"model.activation={hit}" for hit in nearest(str(name), ACTIVATIONS) or ACTIVATIONS)
         problem = f"there is no such activation here; there are {', '.join(ACTIVATIONS)}"
-        raise RunnerError(Fault(f"model.activation={name}", problem, fix))
+        raise RunnerError(Problem(f"model.activation={name}", problem, fix))
     return ACTIVATIONS[name]
 
 

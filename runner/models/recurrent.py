@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from runner.errors import Fault, RunnerError
+from runner.errors import Problem, RunnerError
 from runner.models.checks import choice, count, probability
 
 CELLS: dict[str, type[nn.GRU] | type[nn.LSTM]] = {"gru": nn.GRU, "lstm": nn.LSTM}
@@ -99,7 +99,7 @@ class Recurrent(nn.Module):
             states: Tensor = self.layers(steps, is_there)
             size = self.layers.hidden_size
             return states, torch.cat([states[:, -1, :size], states[:, 0, size:]], 1)
-        states, end = self._one_by_one(self.layers, steps) if self._has_faults(steps) else self.layers(steps)
+        states, end = self._one_by_one(self.layers, steps) if self._has_problems(steps) else self.layers(steps)
         last = end[0] if isinstance(end, tuple) else end  # (layers * D, B, H); of an LSTM (state, cell)
         num_directions = 2 if self.layers.bidirectional else 1
         return states, torch.cat(last[-num_directions:].unbind(0), -1)
@@ -113,7 +113,7 @@ class Recurrent(nn.Module):
         forward = states[..., :size].gather(1, at)[:, 0]
         return torch.cat([forward, states[:, 0, size:]], 1)
 
-    def _has_faults(self, steps: Tensor) -> bool:
+    def _has_problems(self, steps: Tensor) -> bool:
         """MPS' LSTM forgets its own dropout on the way back, and all gradients are wrong (pytorch#190056)."""
         is_deep = isinstance(self.layers, nn.LSTM) and self.layers.num_layers > 1 and self.layers.dropout > 0
         return is_deep and self.training and steps.device.type == "mps"
@@ -187,14 +187,14 @@ def _check_shape(shape: Sequence[int], *, model: str, is_tokens: bool) -> None:
         return
     if is_tokens:
         problem = "with a vocabulary it takes texts: tokens of shape (length,)"
-        raise RunnerError(Fault(asked, problem, "model.vocab_size=null, or inputs that are tokens"))
+        raise RunnerError(Problem(asked, problem, "model.vocab_size=null, or inputs that are tokens"))
     if len(shape) == 1:
         problem = "it takes signals of shape (channels, length), and these rows have no order; or tokens, and there is no vocabulary"
         fix = "model=mlp; model.vocab_size=N for N tokens; or the inputs saved as x[:, None]"
-        raise RunnerError(Fault(asked, problem, fix))
+        raise RunnerError(Problem(asked, problem, fix))
     if len(shape) == 3:
         problem = "it takes signals of shape (channels, length), and these are images"
-        raise RunnerError(Fault(asked, problem, "model=cnn"))
+        raise RunnerError(Problem(asked, problem, "model=cnn"))
     if len(shape) != 2:
         problem = "it takes signals of shape (channels, length)"
-        raise RunnerError(Fault(asked, problem, "model=mlp, which takes any shape"))
+        raise RunnerError(Problem(asked, problem, "model=mlp, which takes any shape"))

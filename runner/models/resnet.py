@@ -7,7 +7,7 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from runner.errors import Fault, RunnerError
+from runner.errors import Problem, RunnerError
 from runner.models.checks import choice, count
 
 #: blocks in each stage of the networks for large images, and whether they are bottlenecks (He et al. 2015, table 1)
@@ -134,11 +134,11 @@ def _stages(depth: int) -> tuple[tuple[int, ...], bool]:
     if type(depth) is int and depth >= 8 and depth % 6 == 2:
         return (depth // 6,) * 3, False
     problem = "there are 18, 34, 50, 101, 152, and 6n + 2 for small images: 20, 32, 44, 56, 110"
-    raise RunnerError(Fault(f"model.depth={depth}", problem, "model.depth=18"))
+    raise RunnerError(Problem(f"model.depth={depth}", problem, "model.depth=18"))
 
 
 def _check_shape(shape: Sequence[int], *, depth: int) -> None:
     if len(shape) != 3:
         problem = "it takes images of shape (channels, height, width)"
         fix = "model=cnn, which takes signals, too" if len(shape) == 2 else "model=mlp, which takes any shape"
-        raise RunnerError(Fault(f"model=resnet on inputs of shape {tuple(shape)}", problem, fix))
+        raise RunnerError(Problem(f"model=resnet on inputs of shape {tuple(shape)}", problem, fix))

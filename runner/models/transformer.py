@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from runner.errors import Fault, nearest, refuse
+from runner.errors import Problem, nearest, refuse
 from runner.models.attention import SPREAD, Stack, linear
 
 POOLINGS = ("mean", "cls")
@@ -98,25 +98,25 @@ def _mean(x: Tensor, is_there: Tensor | None) -> Tensor:
 
 
 def _check(shape: Sequence[int], vocab_size: int | None, patch_size: int, pooling: str) -> None:
-    asked, faults = f"model=transformer on inputs of shape {tuple(shape)}", []
+    asked, problems = f"model=transformer on inputs of shape {tuple(shape)}", []
     if vocab_size is not None and len(shape) != 1:
-        faults.append(Fault(asked, "with model.vocab_size it takes tokens, (T,)", "model.vocab_size=null"))
+        problems.append(Problem(asked, "with model.vocab_size it takes tokens, (T,)", "model.vocab_size=null"))
     if vocab_size is None and len(shape) == 1:
         problem = "it takes signals of shape (channels, length), or tokens, whose number of kinds is not told"
-        faults.append(Fault(asked, problem, "model.vocab_size=... for tokens, model=mlp for tables"))
+        problems.append(Problem(asked, problem, "model.vocab_size=... for tokens, model=mlp for tables"))
     if vocab_size is None and len(shape) > 2:
         problem = "it takes signals of shape (channels, length)"
-        faults.append(Fault(asked, problem, "model=cnn for images, or inputs that are signals"))
+        problems.append(Problem(asked, problem, "model=cnn for images, or inputs that are signals"))
     if type(patch_size) is not int or not 1 <= patch_size <= shape[-1]:
         problem = f"a patch is 1 or more of the {shape[-1]} samples"
-        faults.append(Fault(f"model.patch_size={patch_size}", problem, "model.patch_size=1"))
+        problems.append(Problem(f"model.patch_size={patch_size}", problem, "model.patch_size=1"))
     elif vocab_size is None and shape[-1] % patch_size:
         problem = f"of {shape[-1]} samples the last {shape[-1] % patch_size} would be in no patch"
         fits = [size for size in range(1, shape[-1] + 1) if shape[-1] % size == 0]
         near = sorted(sorted(fits, key=lambda size: abs(size - patch_size))[:2])
         fix = " or ".join(f"model.patch_size={n}" for n in near)
-        faults.append(Fault(f"model.patch_size={patch_size}", problem, fix))
+        problems.append(Problem(f"model.patch_size={patch_size}", problem, fix))
     if pooling not in POOLINGS:
         fix = " or ".join(f"model.pooling={hit}" for hit in nearest(str(pooling), POOLINGS) or POOLINGS)
-        faults.append(Fault(f"model.pooling={pooling}", f"it is {' or '.join(POOLINGS)}", fix))
-    refuse(faults)
+        problems.append(Problem(f"model.pooling={pooling}", f"it is {' or '.join(POOLINGS)}", fix))
+    refuse(problems)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from runner.errors import Fault, RunnerError
+from runner.errors import Problem, RunnerError
 from runner.models.attention import attend
 from runner.models.checks import count, probability
 
@@ -42,7 +42,7 @@ class ViT(nn.Module):
         dropout = probability(dropout, key="model.dropout")
         if width % num_heads:
             problem = f"a token of width {width} can't be cut into {num_heads} heads of equal width"
-            raise RunnerError(Fault(f"model.num_heads={num_heads}", problem, f"model.width={num_heads * 64}"))
+            raise RunnerError(Problem(f"model.num_heads={num_heads}", problem, f"model.width={num_heads * 64}"))
         channels, height, length = input_shape
         num_patches = (height // patch_size) * (length // patch_size)
         self.patches = nn.Conv2d(channels, width, patch_size, patch_size)
@@ -97,9 +97,9 @@ def _check_shape(shape: Sequence[int], patch_size: int) -> None:
     if len(shape) != 3:
         problem = "it takes images of shape (channels, height, width)"
         fix = "model=cnn, which takes signals, too" if len(shape) == 2 else "model=mlp, which takes any shape"
-        raise RunnerError(Fault(asked, problem, fix))
+        raise RunnerError(Problem(asked, problem, fix))
     if shape[1] % patch_size or shape[2] % patch_size:
         fitting = [size for size in range(min(shape[1:]), 0, -1) if not shape[1] % size and not shape[2] % size]
         best = min(fitting, key=lambda size: (abs(size - patch_size), size))
         problem = f"patches of {patch_size} pixels don't fill it"
-        raise RunnerError(Fault(f"model.patch_size={patch_size}, {asked}", problem, f"model.patch_size={best}"))
+        raise RunnerError(Problem(f"model.patch_size={patch_size}, {asked}", problem, f"model.patch_size={best}"))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from runner.config.packages import install
-from runner.errors import Fault, RunnerError, first_line, nearest
+from runner.errors import Problem, RunnerError, first_line, nearest
 
 #: what wrappers put before each name: torch.compile, DataParallel, and modules that hold the model
 PREFIXES = ("_orig_mod.", "module.", "model.")
@@ -36,7 +36,7 @@ def load_weights(model: nn.Module, path: str, *, strict: bool) -> str:
         fix = "model.strict=false to take what fits, or a model with the sizes of the file"
         if not fitting:
             fix = "the file of this model, or the model of this file"
-        raise RunnerError(Fault(f"model.weights={path}", "\n".join(amiss), fix))
+        raise RunnerError(Problem(f"model.weights={path}", "\n".join(amiss), fix))
     model.load_state_dict(fitting, strict=False)
     taken = f"{len(fitting)} of the model's {len(own)} tensors come from {path}"
     return "; ".join([taken, *amiss])
@@ -50,7 +50,7 @@ def read_weights(path: str) -> dict[str, Tensor]:
         file = file / BEST
         if not file.is_file():
             problem = f"the folder has no {BEST}: it is of no run, or of one that has kept no weights yet"
-            raise RunnerError(Fault(f"model.weights={path}", problem, "a run's folder, or a file of weights"))
+            raise RunnerError(Problem(f"model.weights={path}", problem, "a run's folder, or a file of weights"))
     if not is_there or not file.is_file():
         beside = sorted(file.parent.glob("*")) if exists(file.parent) else []
         there = [str(each) for each in beside if each.suffix in (".safetensors", ".pt", ".pth")]
@@ -58,7 +58,7 @@ def read_weights(path: str) -> dict[str, Tensor]:
             " or ".join(f"model.weights={hit}" for hit in nearest(path, there))
             or "a file or a run's folder that is there"
         )
-        raise RunnerError(Fault(f"model.weights={path}", "there is no such file", fix))
+        raise RunnerError(Problem(f"model.weights={path}", "there is no such file", fix, code="missing-file"))
     found = _from_safetensors(file) if file.suffix == ".safetensors" else _from_torch(file)
     for key in INSIDE:
         if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
@@ -69,7 +69,7 @@ def read_weights(path: str) -> dict[str, Tensor]:
     if not named:
         problem = f"it holds {type(found).__name__}, and weights are tensors by name"
         fix = "torch.save(model.state_dict(), FILE) where it was made"
-        raise RunnerError(Fault(f"model.weights={path}", problem, fix))
+        raise RunnerError(Problem(f"model.weights={path}", problem, fix))
     return named
 
 
@@ -85,12 +85,14 @@ def _from_safetensors(file: Path) -> Any:
         from safetensors.torch import load_file  # an extra: who has no such file needs no such package
     except ImportError:
         problem = "reading it needs safetensors, which is not installed"
-        raise RunnerError(Fault(f"model.weights={file}", problem, install("safetensors"))) from None
+        raise RunnerError(
+            Problem(f"model.weights={file}", problem, install("safetensors"), code="missing-package")
+        ) from None
     try:
         return load_file(file)
     except Exception as error:
         problem = f"it can't be read: {type(error).__name__}: {error}"
-        raise RunnerError(Fault(f"model.weights={file}", problem, "the file once more from where it came")) from error
+        raise RunnerError(Problem(f"model.weights={file}", problem, "the file once more from where it came")) from error
 
 
 def _from_torch(file: Path) -> Any:
@@ -101,7 +103,7 @@ def _from_torch(file: Path) -> Any:
         fix = (
             "torch.save(model.state_dict(), FILE) where it was made, which holds tensors alone, or a .safetensors file"
         )
-        raise RunnerError(Fault(f"model.weights={file}", problem, fix)) from error
+        raise RunnerError(Problem(f"model.weights={file}", problem, fix)) from error
 
 
 def _unwrapped(found: dict[str, Tensor], own: set[str]) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from runner.device import backends
 from runner.device.placement import map_tensors
-from runner.errors import NO_MOVES, Fault, RunnerError, moves_itself, refuse
+from runner.errors import NO_MOVES, Problem, RunnerError, moves_itself, refuse
 from runner.inspection import call_site
 from runner.inspection.tensor_names import Names
 
@@ -21,7 +21,9 @@ def check_module(model: object, *, asked: str) -> None:
     if not isinstance(model, nn.Module):
         kind = type(model).__name__
         problem = f"it makes a {kind}, which is not a torch.nn.Module"
-        raise RunnerError(Fault(asked, problem, f"class {kind}(nn.Module), with super().__init__() first in __init__"))
+        raise RunnerError(
+            Problem(asked, problem, f"class {kind}(nn.Module), with super().__init__() first in __init__")
+        )
 
 
 def has_lazy(model: nn.Module) -> bool:
@@ -48,7 +50,7 @@ def know_shapes(model: nn.Module, call: Callable[[nn.Module, Any], Any], batch: 
     except Exception as error:
         problem = f"its first forward pass failed, which tells the lazy layers' shapes: {type(error).__name__}: {error}"
         fix = NO_MOVES if moves_itself(error) else f"the same command after {call_site.line_of_error(error)} is fixed"
-        raise RunnerError(Fault("model", problem, fix)) from error
+        raise RunnerError(Problem("model", problem, fix)) from error
     finally:
         model.train(was_training)
         backends.set_generator_states(states, device)
@@ -57,7 +59,7 @@ def know_shapes(model: nn.Module, call: Callable[[nn.Module, Any], Any], batch: 
             reset()
     if left := [name for name, tensor in model.named_parameters() if is_lazy(tensor)]:
         problem = f"{left[0]} has no shape after a forward pass: no layer's work came to it"
-        raise RunnerError(Fault("model", problem, f"{left[0].rpartition('.')[0]} used in forward, or taken out"))
+        raise RunnerError(Problem("model", problem, f"{left[0].rpartition('.')[0]} used in forward, or taken out"))
 
 
 def check_trains(model: nn.Module, *, asked: str) -> None:
@@ -68,7 +70,7 @@ def check_trains(model: nn.Module, *, asked: str) -> None:
     known = {id(parameter) for parameter in model.parameters()}
     names = Names()
     names.model(model)
-    faults: dict[str, Fault] = {}
+    problems: dict[str, Problem] = {}
     for tensor, name in names.all():
         is_shape = tensor.is_meta  # of an ensemble by torch.func, say: nothing lies in it to be trained
         if tensor.requires_grad and tensor.is_leaf and id(tensor) not in known and not is_shape:
@@ -78,10 +80,10 @@ def check_trains(model: nn.Module, *, asked: str) -> None:
                 f"torch does not see {name.path}, so it would not be trained or saved: {holder}.{attribute} is {called}"
             )
             fix = f"self.{attribute} = {instead} in {holder}.__init__, or requires_grad_(False) where it is to stay as it is"
-            faults.setdefault(f"{holder}.{attribute}", Fault(asked, problem, fix))
-    refuse(faults.values())
+            problems.setdefault(f"{holder}.{attribute}", Problem(asked, problem, fix))
+    refuse(problems.values())
     if not known:
-        raise RunnerError(Fault(asked, "it has no parameters, so there is nothing to train", "a model with layers"))
+        raise RunnerError(Problem(asked, "it has no parameters, so there is nothing to train", "a model with layers"))
 
 
 def _own(module: nn.Module) -> list[Tensor]:

@@ -24,7 +24,7 @@ from rich.text import Text
 
 from runner.device import Hardware, probe
 from runner.device.host_memory import size_in_words
-from runner.errors import Fault, RunnerError, at_once, refuse
+from runner.errors import Problem, RunnerError, at_once, refuse
 from runner.experiment.terminal import Terminal
 from runner.inspection.findings import Finding
 from runner.plan.planned_device import Target, find
@@ -305,7 +305,7 @@ def _heard(child: Child, job: Job, target: Target, *, seconds: float) -> tuple[d
             answer, why = second.answer()
     if answer is None:
         answer = {"findings": [], "unknown": f"the simulation ended: {why}"}
-    refuse(Fault(**fault) for fault in answer.get("faults", ()))
+    refuse(Problem.of(problem) for problem in answer.get("problems", ()))
     return answer, fallback
 
 

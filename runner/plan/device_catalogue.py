@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from runner.errors import Fault, RunnerError, nearest
+from runner.errors import Problem, RunnerError, nearest
 
 GIB = 2**30
 GB, TERA = 1e9, 1e12
@@ -72,10 +72,12 @@ def model(name: str, *, kind: str) -> Model:
         return MODELS[name]
     asked = f"plan.device_name={name}"
     if not names:
-        raise RunnerError(Fault(asked, f"the table has no devices of the kind {kind}", "plan.device_memory=16GiB, say"))
+        raise RunnerError(
+            Problem(asked, f"the table has no devices of the kind {kind}", "plan.device_memory=16GiB, say")
+        )
     near = nearest(name, names) or names
     problem = f"the table has, for {kind}: {', '.join(names)}"
-    raise RunnerError(Fault(asked, problem, f"plan.device_name={near[0]}, or plan.device_memory=80GiB"))
+    raise RunnerError(Problem(asked, problem, f"plan.device_name={near[0]}, or plan.device_memory=80GiB"))
 
 
 def fits(num_bytes: int, *, kind: str, share: float) -> list[str]:

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from runner.data.loading.loaders import Batches
 from runner.device import backends, probe
-from runner.errors import Fault, RunnerError
+from runner.errors import Problem, RunnerError
 from runner.experiment import build
 from runner.experiment.check import check
 from runner.experiment.compose_run import composed
@@ -48,12 +48,12 @@ def find_rate(
     """
     if not lowest < highest:
         fix = f"--from {highest:g} --to {lowest:g}"
-        raise RunnerError(Fault(f"--from {lowest:g} --to {highest:g}", "the rate rises", fix))
+        raise RunnerError(Problem(f"--from {lowest:g} --to {highest:g}", "the rate rises", fix))
     cfg, folder = composed(flags, overrides)
     if turns := cfg.optimizer.get("turns"):
         problem = "optimizers that take turns have a rate each, and no loss that says which is right"
         fix = f"a sweep instead: -m {' '.join(f'+optimizer.turns.{name}.lr=1e-3,1e-4' for name in turns)}"
-        raise RunnerError(Fault("lr-find with optimizer.turns", problem, fix))
+        raise RunnerError(Problem("lr-find with optimizer.turns", problem, fix))
     choice = check(cfg, probe())
     made = build.prepare(cfg, torch.device(choice.here))
     rates, losses = _tried(
@@ -84,7 +84,9 @@ def _moved(settings: DictConfig, optimizer: Optimizer) -> list[dict[str, Any]]:
     found = [group for group in optimizer.param_groups if float(group.get("initial_lr", group["lr"])) == usual]
     if not found:
         problem = "each parameter has a rate of its own there, and optimizer.lr moves none"
-        raise RunnerError(Fault(f"lr-find with {', '.join(asked)}", problem, f"the same without {' or '.join(asked)}"))
+        raise RunnerError(
+            Problem(f"lr-find with {', '.join(asked)}", problem, f"the same without {' or '.join(asked)}")
+        )
     return found
 
 

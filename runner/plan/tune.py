@@ -22,7 +22,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from runner.device import backends, probe
-from runner.errors import Fault, RunnerError, refuse
+from runner.errors import Problem, RunnerError, refuse
 from runner.experiment import build
 from runner.experiment.check import check
 from runner.experiment.compose_run import composed
@@ -87,7 +87,9 @@ class Search:
             if not backends.is_out_of_memory(error):
                 raise
             fix = "python -m runner plan with the same words: it says what fits"
-            raise RunnerError(Fault("tune", "the memory does not take a step of the run as it is", fix)) from error
+            raise RunnerError(
+                Problem("tune", "the memory does not take a step of the run as it is", fix, code="unknown-flag")
+            ) from error
         self.numbers = _numbers(self.usual)
         self.step_seconds, self.num_steps = self.usual.step_seconds, self.usual.parts.limits.num_steps
         self._end = time.monotonic() + self.seconds
@@ -134,7 +136,7 @@ class Search:
         except Exception as error:
             if not isinstance(error, RunnerError) and not backends.is_out_of_memory(error):
                 raise
-            why = error.faults[0].problem if isinstance(error, RunnerError) else "out of memory"
+            why = error.problems[0].message if isinstance(error, RunnerError) else "out of memory"
             return self._add(Row(each, f"refused: {why}"))
         row = Row(each, "", candidate.step_seconds, setup_seconds=candidate.setup_seconds)
         losses, precision = self.numbers
@@ -231,12 +233,12 @@ def _check(cfg: DictConfig, name: str | None, usual: str) -> str:
     found = []
     if cfg.train.num_processes not in ("auto", 1) or cfg.device == "all":
         problem = "several processes wait for each other, and one alone shows nothing of that"
-        found.append(Fault("tune of several processes", problem, "device=cuda:0 train.num_processes=1"))
+        found.append(Problem("tune of several processes", problem, "device=cuda:0 train.num_processes=1"))
     if name is not None and not re.fullmatch(r"[\w.-]+", name):
-        found.append(Fault(f"--name {name}", "it is the name of a file in conf/tuned", "--name fast"))
+        found.append(Problem(f"--name {name}", "it is the name of a file in conf/tuned", "--name fast"))
     elif (file := _file(name or usual)).is_file() and BY_TUNE not in file.read_text(encoding="utf-8", errors="replace"):
         asked = f"--name {name}" if name else "tune"
-        found.append(Fault(asked, f"{file} is there, and tune has not written it", f"--name {name or usual}_2"))
+        found.append(Problem(asked, f"{file} is there, and tune has not written it", f"--name {name or usual}_2"))
     refuse(found)
     return name or usual
 

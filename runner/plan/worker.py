@@ -122,7 +122,7 @@ def look(cfg: Any, device: torch.device, request: dict[str, Any]) -> dict[str, A
             trial.take_steps()
             trial.evaluate_once()
     except RunnerError as error:
-        return {"faults": [asdict(fault) for fault in error.faults]}
+        return {"problems": [asdict(problem) for problem in error.problems]}
     except NotSimulated as error:
         unknown = f"{error} at {call_site.line_of_error(error)}"
     except OF_CODE as error:

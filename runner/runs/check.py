@@ -19,7 +19,7 @@ from omegaconf import DictConfig
 from runner.config.validate import without_password
 from runner.device.host_memory import size_in_words
 from runner.device.placement import tensors
-from runner.errors import Fault, RunnerError
+from runner.errors import Problem, RunnerError
 from runner.experiment.claim import LOG
 from runner.experiment.given import Given
 from runner.experiment.readable_numbers import seconds as in_seconds
@@ -97,7 +97,7 @@ def _check_weights(trained: Trained) -> None:
         if not torch.equal(value.nan_to_num(), loaded[name].to(value.dtype).nan_to_num()):
             problem = f"the model has another {name} than its checkpoint gave it"
             fix = "a model whose load_state_dict() takes all that its state_dict() gives"
-            raise RunnerError(Fault("train.check=true", problem, fix))
+            raise RunnerError(Problem("train.check=true", problem, fix))
 
 
 def _export(trained: Trained) -> None:
@@ -108,7 +108,7 @@ def _export(trained: Trained) -> None:
         _export_as("pt2", trained)
     except RunnerError as error:  # MLflow's model is a pickle then
         pickled = _pickled(trained)
-        say(f"check:  export as pickle of {size_in_words(pickled)}, as for a graph {error.faults[0].problem}")
+        say(f"check:  export as pickle of {size_in_words(pickled)}, as for a graph {error.problems[0].message}")
 
 
 @torch.no_grad()
@@ -122,7 +122,7 @@ def _repeat(trained: Trained) -> None:
     if apart > 0:
         problem = f"two passes over one batch differ by up to {apart:.3g} in eval mode: forward() draws random numbers"
         fix = "layers that are made in __init__(), and F.dropout(x, training=self.training) instead of F.dropout(x)"
-        raise RunnerError(Fault("train.check=true", problem, fix))
+        raise RunnerError(Problem("train.check=true", problem, fix))
 
 
 def _export_as(form: str, trained: Trained) -> None:
@@ -138,7 +138,7 @@ def _pickled(trained: Trained) -> int:
     except Exception as error:
         problem = f"the model has no graph, and no pickle: {type(error).__name__}: {error}"
         fix = "a model of modules and tensors alone, or tracking.log_model=false"
-        raise RunnerError(Fault("tracking.log_model=true", problem, fix)) from error
+        raise RunnerError(Problem("tracking.log_model=true", problem, fix)) from error
 
 
 def _reached(uri: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from runner.config import defaults
-from runner.errors import Fault, RunnerError
+from runner.errors import Problem, RunnerError
 from runner.runs.reproduce.compare import Comparison, Points, compare_all, where_parted
 from runner.runs.reproduce.making import Difference, differing, of_run, of_values, unknown
 from runner.runs.reproduce.original import original
@@ -72,7 +72,7 @@ def diff(originals: Sequence[Original]) -> Diff:
     """Compares them; 100,000 points of two take 0.1 s. Raises: RunnerError for a run beside itself."""
     if len({each.folder if each.store is None else each.name for each in originals}) < len(originals):
         names = " ".join(each.name for each in originals)
-        raise RunnerError(Fault(f"diff {names}", "a run does not differ from itself", "diff A B, two runs"))
+        raise RunnerError(Problem(f"diff {names}", "a run does not differ from itself", "diff A B, two runs"))
     series = [_spelled(each, as_stored=any(other.store for other in originals)) for each in originals]
     chosen, makings = [each.chosen() for each in originals], [of_run(each) for each in originals]
     runs = [

@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from runner.config.identity import key_of
 from runner.config.run_files import write_whole
 from runner.device import backends, probe
-from runner.errors import Fault, RunnerError, at_once, first_line
+from runner.errors import Problem, RunnerError, at_once, first_line
 from runner.experiment import build
 from runner.experiment.check import check
 from runner.experiment.compose_run import of_run
@@ -140,7 +140,7 @@ def _write(folder: Path, report: dict[str, Any], *, weights: str) -> None:
     except OSError as error:
         problem = f"what it found can't be written: {error.strerror} ({short(file)})"
         fix = "a copy of the folder, in a place that you may write to"
-        raise RunnerError(Fault(f"evaluate {short(folder)}", problem, fix)) from None
+        raise RunnerError(Problem(f"evaluate {short(folder)}", problem, fix)) from None
 
 
 def _track(folder: Path, report: dict[str, Any], overrides: list[str]) -> str:
@@ -153,7 +153,7 @@ def _track(folder: Path, report: dict[str, Any], overrides: list[str]) -> str:
     run_id, uri = ack.run_id, store_of(folder, overrides, asked="evaluate --track")
     sync = f"python -m runner sync {shlex.quote(short(folder))}"
     if run_id is None:
-        raise RunnerError(Fault("evaluate --track", "MLflow has no run of it", f"{sync}, and then again"))
+        raise RunnerError(Problem("evaluate --track", "MLflow has no run of it", f"{sync}, and then again"))
     prefix = "eval/" if report["is_own_data"] else f"eval/{report['data']}/"
     with answering("evaluate --track", uri):
         from mlflow.entities import Metric
@@ -169,7 +169,7 @@ def _track(folder: Path, report: dict[str, Any], overrides: list[str]) -> str:
                 raise
             problem = f"{first_line(error)}; the run went to {ack.uri} last"
             fix = f"tracking.uri={ack.uri}; or {sync} tracking.uri={where}, and then again"
-            raise RunnerError(Fault("evaluate --track", problem, fix)) from error
+            raise RunnerError(Problem("evaluate --track", problem, fix)) from error
     return run_id
 
 

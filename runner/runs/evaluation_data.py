@@ -18,7 +18,7 @@ from runner.data.loading.loaders import Batches
 from runner.data.own_loader import OwnLoader
 from runner.data.source import Source, as_source
 from runner.data.split import fingerprint, length, split
-from runner.errors import Fault, RunnerError, refuse
+from runner.errors import Problem, RunnerError, refuse
 from runner.experiment import build as build_parts
 from runner.models.card import Card
 
@@ -57,7 +57,7 @@ def is_other(overrides: Sequence[str], *, target: str) -> bool:
     keys = {key_of(word) for word in overrides}
     if any(key.startswith(OF_TRAINING) for key in keys):
         problem = "what is measured is measured row by row, each of them once"
-        raise RunnerError(Fault(OF_TRAINING, problem, f"evaluate without {OF_TRAINING}"))
+        raise RunnerError(Problem(OF_TRAINING, problem, f"evaluate without {OF_TRAINING}"))
     as_it_is = OF_READING + (OF_OWN_READING if target.startswith("runner.data.") else ())
     of_data = {key for key in keys if key == "data" or key.startswith("data.")}
     of_data = {key for key in of_data if ".".join(key.split(".")[:2]) not in as_it_is}
@@ -65,11 +65,11 @@ def is_other(overrides: Sequence[str], *, target: str) -> bool:
     if of_data and of_data == set(cuts):
         problem = "the run's own data would be cut another way, and rows that it has trained on would be measured"
         raise RunnerError(
-            *(Fault(key, problem, f"evaluate without {key}, or other data: data.path=...") for key in cuts)
+            *(Problem(key, problem, f"evaluate without {key}, or other data: data.path=...") for key in cuts)
         )
     if fractions := [key for key in cuts if key != "data.limit"]:
         problem = "other data is measured whole, unless it brings splits of its own"
-        raise RunnerError(*(Fault(key, problem, f"evaluate without {key}") for key in fractions))
+        raise RunnerError(*(Problem(key, problem, f"evaluate without {key}") for key in fractions))
     return bool(of_data)
 
 
@@ -90,7 +90,7 @@ def leave_own_rows(cfg: DictConfig, overrides: Sequence[str]) -> None:
     if (targets := cfg.data.get("targets_path")) is not None and "data.targets_path" not in typed:
         problem = f"the run's targets lie in another file, {targets}, which is of its own rows"
         fix = "data.targets_path=FILE, of these rows, or data.targets_path=null where they lie in the same file"
-        raise RunnerError(Fault(f"data.path={cfg.data.path}", problem, fix))
+        raise RunnerError(Problem(f"data.path={cfg.data.path}", problem, fix))
 
 
 def measured(cfg: DictConfig, card: Card, *, other: bool) -> Measured:
@@ -108,7 +108,7 @@ def measured(cfg: DictConfig, card: Card, *, other: bool) -> Measured:
         rows, how = {name: part for name, part in found.items() if part is not None}, "the run's own splits"
         if not rows:
             problem = "it trained on all of its data: there is no val or test split"
-            raise RunnerError(Fault("evaluate", problem, "other data: evaluate RUN data.path=..."))
+            raise RunnerError(Problem("evaluate", problem, "other data: evaluate RUN data.path=..."))
     return Measured(source, rows, not other, how, fingerprint(source), order)
 
 
@@ -143,14 +143,14 @@ def _found(node: dict[str, Any], card: Card | None) -> Any:
     except Exception as error:
         problem = f"it failed with {type(error).__name__}: {error}"
         fix = "other values for its arguments"
-        raise RunnerError(Fault(f"data._target_={node['_target_']}", problem, fix)) from error
+        raise RunnerError(Problem(f"data._target_={node['_target_']}", problem, fix)) from error
 
 
 def _whole(source: Source, limit: int | None, seed: int) -> tuple[dict[str, Any], str]:
     if source.given:
         if limit is not None:
             problem = f"it brings splits of its own, {' and '.join(source.given)}, which are measured whole"
-            raise RunnerError(Fault(f"data.limit={limit}", problem, "evaluate without data.limit"))
+            raise RunnerError(Problem(f"data.limit={limit}", problem, "evaluate without data.limit"))
         return dict(source.given), f"its own {' and '.join(source.given)}; what it has to train on is left out"
     if isinstance(source.rows, OwnLoader) and not source.rows.has_length:
         raise RunnerError(source.rows.no_length(f"data={source.name}", or_steps=False))
@@ -160,7 +160,7 @@ def _whole(source: Source, limit: int | None, seed: int) -> tuple[dict[str, Any]
 
 def _fitting(source: Source, card: Card, *, asked: str) -> Tensor | None:
     """The run's numbers of this data's classes or labels. Raises: RunnerError with everything that doesn't fit."""
-    faults = []
+    problems = []
     for key, name in (
         ("input_shape", "rows of shape"),
         ("vocab_size", "tokens of"),
@@ -169,19 +169,19 @@ def _fitting(source: Source, card: Card, *, asked: str) -> Tensor | None:
         then, now = card.facts.get(key), source.facts.get(key)
         if then is not None and now is not None and _plain(then) != _plain(now):
             problem = f"the run's model takes {name} {then}, and this data has {now}"
-            faults.append(Fault(asked, problem, f"data as {card.data}, which the run trained on"))
-    fault, order = _numbered(source, card, asked)
-    if fault is not None:
-        faults.append(fault)
-    refuse(faults)
+            problems.append(Problem(asked, problem, f"data as {card.data}, which the run trained on"))
+    error, order = _numbered(source, card, asked)
+    if error is not None:
+        problems.append(error)
+    refuse(problems)
     return order
 
 
-def _numbered(source: Source, card: Card, asked: str) -> tuple[Fault | None, Tensor | None]:
+def _numbered(source: Source, card: Card, asked: str) -> tuple[Problem | None, Tensor | None]:
     are_classes, were_classes = source.facts.get("num_classes") is not None, card.facts.get("num_classes") is not None
     if are_classes != were_classes:
         problem = f"the run tells {_what(were_classes)}, and this data has {_what(are_classes)}"
-        return Fault(
+        return Problem(
             asked, problem, f"data.kind={'classification' if were_classes else 'regression'}, for files of arrays"
         ), None
     names, known, what = (
@@ -191,13 +191,13 @@ def _numbered(source: Source, card: Card, asked: str) -> tuple[Fault | None, Ten
         then, now = card.facts.get("out_features"), source.facts.get("out_features")
         too_many = isinstance(then, int) and isinstance(now, int) and (now > then if were_classes else now != then)
         problem = f"the run tells {then} {what}, and this data has {now}"
-        return (Fault(asked, problem, f"data with {then} {what}") if too_many else None), None
+        return (Problem(asked, problem, f"data with {then} {what}") if too_many else None), None
     unknown = [name for name in names if name not in known]
     missing = [] if were_classes else [name for name in known if name not in names]
     if unknown or missing:
         listed = ", ".join([*unknown[:5], *(f"no {name}" for name in missing[:5])])
         problem = f"the run's {what} are {', '.join(known[:12])}, and this data has {listed}"
-        return Fault(asked, problem, f"rows of the run's {what} alone, called as then"), None
+        return Problem(asked, problem, f"rows of the run's {what} alone, called as then"), None
     if names == known[: len(names)] and (were_classes or len(names) == len(known)):
         return None, None
     numbers = [known.index(name) for name in names] if were_classes else [names.index(name) for name in known]

@@ -21,7 +21,7 @@ from runner.config.packages import install
 from runner.data.tables.encoder import Columns
 from runner.data.tables.node import columns_in
 from runner.device.placement import map_tensors, num_rows, tensors
-from runner.errors import Fault, RunnerError, at_once, nearest
+from runner.errors import Problem, RunnerError, at_once, nearest
 from runner.experiment.provenance import versions
 from runner.experiment.terminal import say, short
 from runner.runs import export_formats
@@ -157,7 +157,7 @@ def export_to(trained: Trained, form: str, target: Path, *, predictions: bool) -
             why = (
                 "weights alone hold no computation" if form == "safetensors" else "the run's task tells no predictions"
             )
-            raise RunnerError(Fault("--predictions", why, f"export --format {form} without --predictions"))
+            raise RunnerError(Problem("--predictions", why, f"export --format {form} without --predictions"))
         module = Telling(trained.model, trained.task).eval()
     rows = example_of(trained)
     if num_rows(rows) == 1:  # an export takes a dimension of 1 for a constant
@@ -184,8 +184,8 @@ def _beside_it(target: Path) -> tempfile.TemporaryDirectory[str]:
         return tempfile.TemporaryDirectory(dir=target.parent, prefix=".export-")
     except OSError as error:
         problem = f"nothing can be written in {short(target.parent.absolute())}: {error.strerror}"
-        fix = f"--output {target.name}, say: a path in a folder that you may write to"
-        raise RunnerError(Fault(f"--output {target}", problem, fix)) from None
+        fix = f"--output {target.name}, or another path in a folder that you may write to"
+        raise RunnerError(Problem(f"--output {target}", problem, fix)) from None
 
 
 def _check_form(form: str, output: str | None) -> None:
@@ -197,7 +197,7 @@ def _check_form(form: str, output: str | None) -> None:
     hits = nearest(form, FORMS) or list(FORMS)
     if form in ("torchscript", "jit", "pt"):
         problem, hits = f"{problem}; torch has given up TorchScript, and pt2 is in its place", ["pt2"]
-    raise RunnerError(Fault(f"export --format {form}", problem, " or ".join(f"--format {hit}" for hit in hits)))
+    raise RunnerError(Problem(f"export --format {form}", problem, " or ".join(f"--format {hit}" for hit in hits)))
 
 
 def _target(form: str, output: str | None) -> Path | None:
@@ -212,10 +212,10 @@ def _target(form: str, output: str | None) -> Path | None:
     if path.exists() and form == "mlflow" and not is_export:
         problem = "it is there, and no model that was exported"
         fix = f"--output {path / 'model'}" if path.is_dir() else "another path"
-        raise RunnerError(Fault(f"--output {output}", problem, fix))
+        raise RunnerError(Problem(f"--output {output}", problem, fix))
     if form != "mlflow" and path.suffix != Path(name).suffix:
         problem = f"a model in the format {form} ends in {Path(name).suffix}"
-        raise RunnerError(Fault(f"--output {output}", problem, f"--output {path.with_suffix(Path(name).suffix)}"))
+        raise RunnerError(Problem(f"--output {output}", problem, f"--output {path.with_suffix(Path(name).suffix)}"))
     return path
 
 
@@ -235,12 +235,12 @@ def _checked(
             found = tensors(compute(some))
         if [part.shape for part in wanted] != [part.shape for part in found]:
             shapes = f"{[tuple(part.shape) for part in found]} instead of {[tuple(part.shape) for part in wanted]}"
-            raise RunnerError(Fault(asked, f"for {count} rows the outputs have the shape {shapes}", write))
+            raise RunnerError(Problem(asked, f"for {count} rows the outputs have the shape {shapes}", write))
         for number, (one, other) in enumerate(zip(wanted, found, strict=True)):
             away = (one.double() - other.double()).abs()
             if not torch.allclose(other.double(), one.double(), equal_nan=True, **CLOSE):
                 most = float(away.nan_to_num(torch.inf).max())
                 problem = f"for {count} rows output {number} differs from the original's by up to {most:.3g}"
-                raise RunnerError(Fault(asked, problem, write))
+                raise RunnerError(Problem(asked, problem, write))
             largest = max(largest, float(away.nan_to_num(0.0).max()) if away.numel() else 0.0)
     return {"rows": list(TRIED_ROWS), "largest_difference": largest}

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from runner.config.packages import install
 from runner.device.placement import map_tensors, tensors
-from runner.errors import Fault, RunnerError
+from runner.errors import Problem, RunnerError
 from runner.runs.load import Trained, built
 
 Compute = Callable[[Any], Any]  # a tree of inputs on the host -> outputs
@@ -146,7 +146,7 @@ def explained(asked: str, write: str) -> Iterator[None]:
     except RunnerError:
         raise
     except Exception as error:
-        raise RunnerError(Fault(asked, _why(error), write)) from error
+        raise RunnerError(Problem(asked, _why(error), write)) from error
     finally:
         logging.disable(before)
 
@@ -157,7 +157,7 @@ def _needing(package: str, extra: str) -> Iterator[None]:
         yield
     except ImportError as error:
         problem = f"it takes the package {error.name or package}, which is not installed"
-        raise RunnerError(Fault(f"--format {package}", problem, install(extra))) from None
+        raise RunnerError(Problem(f"--format {package}", problem, install(extra), code="missing-package")) from None
 
 
 def _why(error: Exception) -> str:

@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 
 from runner.config.identity import changes, flat, may_change
 from runner.config.trust import check_folder
-from runner.errors import Fault, RunnerError, nearest, refuse
+from runner.errors import Problem, RunnerError, nearest, refuse
 from runner.experiment.provenance import TRIES
 from runner.tracking.ack import read_ack
 from runner.tracking.journal import is_being_written
@@ -36,7 +36,7 @@ def find(wanted: str, *, verb: str = "resume") -> Path:
     folder = locate(wanted, verb=verb)
     if is_being_written(folder):
         problem = "it is running: another process writes there"
-        raise RunnerError(Fault(f"{verb} {wanted}", problem, "when that has ended"))
+        raise RunnerError(Problem(f"{verb} {wanted}", problem, "when that has ended"))
     return folder
 
 
@@ -47,7 +47,7 @@ def locate(wanted: str, *, verb: str) -> Path:
         folders = newest_first()
         if not folders:
             problem = f"no run lies below {' or '.join(ROOTS)} of {Path.cwd()}"
-            raise RunnerError(Fault(f"{verb} last", problem, f"{verb} FOLDER, or python -m runner for a run"))
+            raise RunnerError(Problem(f"{verb} last", problem, f"{verb} FOLDER, or python -m runner for a run"))
         folder = folders[0]
     elif not os.path.isdir(folder):  # noqa: PTH112  # Path's own raises for a name of 300 letters
         folder = _by_id(wanted, verb)
@@ -56,24 +56,26 @@ def locate(wanted: str, *, verb: str) -> Path:
     if (folder / "ledger.jsonl").is_file():
         again = f"the words of the sweep with {shlex.quote(f'sweep.resume={folder}')}"
         fix = again if verb == "resume" else f"{verb} {shlex.quote(str(folder / '0'))}"
-        raise RunnerError(Fault(f"{verb} {wanted}", "that is a sweep's folder, with many runs in it", fix))
+        raise RunnerError(Problem(f"{verb} {wanted}", "that is a sweep's folder, with many runs in it", fix))
     if not (folder / "rerun.yaml").is_file():
         problem = f"{folder} holds no run: it has no rerun.yaml"
         fix = f"{verb} last, or the folder that the run's last lines name"
-        raise RunnerError(Fault(f"{verb} {wanted}", problem, fix))
+        raise RunnerError(Problem(f"{verb} {wanted}", problem, fix))
     return folder
 
 
 def check(before: DictConfig, now: DictConfig) -> None:
     """Raises: RunnerError for each key that would make another experiment of it."""
     old, new = flat(before), flat(now)
-    faults = []
+    problems = []
     for key in changes(old, new):
         if not may_change(key):
             asked, was = f"{key}={new.get(key)}", f"{key}={old.get(key)}"
             problem = f"the run began with {was}, and with another value it would be another experiment"
-            faults.append(Fault(asked, problem, f"{was}, or a new run: python -m runner -cd FOLDER -cn rerun {asked}"))
-    refuse(faults)
+            problems.append(
+                Problem(asked, problem, f"{was}, or a new run: python -m runner -cd FOLDER -cn rerun {asked}")
+            )
+    refuse(problems)
 
 
 def retold(error: RunnerError, folder: Path, verb: str, words: Sequence[str] = ()) -> RunnerError:
@@ -81,7 +83,7 @@ def retold(error: RunnerError, folder: Path, verb: str, words: Sequence[str] = (
 
     Else another file of this folder would be offered in its place. verb, words: of the command that asks, without the run.
     """
-    return RunnerError(*(_from_home(fault, folder.resolve(), verb, words) for fault in error.faults))
+    return RunnerError(*(_from_home(problem, folder.resolve(), verb, words) for problem in error.problems))
 
 
 @contextmanager
@@ -93,8 +95,8 @@ def retelling(folder: Path, verb: str, words: Sequence[str] = ()) -> Iterator[No
         raise retold(error, folder, verb, words) from error
 
 
-def _from_home(fault: Fault, folder: Path, verb: str, words: Sequence[str]) -> Fault:
-    key, _, value = fault.asked.partition("=")
+def _from_home(error: Problem, folder: Path, verb: str, words: Sequence[str]) -> Problem:
+    key, _, value = error.source.partition("=")
     names = [value] if key.startswith("data.") else []
     if key.endswith("_target_"):
         module = value.partition(".")[0]
@@ -105,8 +107,8 @@ def _from_home(fault: Fault, folder: Path, verb: str, words: Sequence[str]) -> F
                 run = folder.relative_to(home) if folder.is_relative_to(home) else folder
                 problem = f"{name} lies in {home}, where the run was made, and not here"
                 again = shlex.join(["python", "-m", "runner", verb, str(run), *words])
-                return Fault(fault.asked, problem, f"cd {shlex.quote(str(home))} && {again}")
-    return fault
+                return Problem(error.source, problem, f"cd {shlex.quote(str(home))} && {again}")
+    return error
 
 
 def _homes(folder: Path) -> list[Path]:
@@ -139,9 +141,9 @@ def _by_id(wanted: str, verb: str) -> Path:
         return found[0]
     if found:
         problem = f"{len(found)} runs begin so: {', '.join(map(str, found[:3]))}"
-        raise RunnerError(Fault(f"{verb} {wanted}", problem, f"{verb} {shlex.quote(str(found[0]))}"))
+        raise RunnerError(Problem(f"{verb} {wanted}", problem, f"{verb} {shlex.quote(str(found[0]))}"))
     problem = f"there is no folder {wanted}, and no run below {' or '.join(ROOTS)} has that id"
-    raise RunnerError(Fault(f"{verb} {wanted}", problem, _instead(wanted, verb)))
+    raise RunnerError(Problem(f"{verb} {wanted}", problem, _instead(wanted, verb), code="missing-file"))
 
 
 def _instead(wanted: str, verb: str) -> str:

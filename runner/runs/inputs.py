@@ -21,7 +21,7 @@ from runner.data.tables.node import columns_in
 from runner.data.tables.reader import TableReader
 from runner.data.vision.reader import named_images
 from runner.device.placement import map_tensors, num_rows, tensors
-from runner.errors import Fault, RunnerError, first_line, nearest, nearest_files
+from runner.errors import Problem, RunnerError, first_line, nearest, nearest_files
 from runner.runs import input_tables
 from runner.runs.load import Trained, reader_of
 
@@ -39,7 +39,7 @@ def existing(path: str) -> Path:
     problem = f"there is no such file in {file.parent.resolve()}"
     if not file.parent.is_dir():
         problem = f"there is no folder {file.parent}"
-    raise RunnerError(Fault(f"--input {path}", problem, fix))
+    raise RunnerError(Problem(f"--input {path}", problem, fix, code="missing-file"))
 
 
 def chunks(trained: Trained, file: Path, counts: dict[str, dict[str, int]] | None = None) -> Iterator[Any]:
@@ -59,12 +59,12 @@ def chunks(trained: Trained, file: Path, counts: dict[str, dict[str, int]] | Non
         lengths = {len(tensor) if tensor.dim() else 0 for tensor in tensors(chunk)}
         if len(lengths) != 1:
             problem = f"its reader returned tensors of {' and '.join(map(str, sorted(lengths))) or 'no'} rows"
-            raise RunnerError(Fault(asked, problem, "a reader whose tensors share their first dimension"))
+            raise RunnerError(Problem(asked, problem, "a reader whose tensors share their first dimension"))
         count += num_rows(chunk)
         if num_rows(chunk):
             yield chunk
     if not count:
-        raise RunnerError(Fault(asked, "it has no rows", "a file with rows in it"))
+        raise RunnerError(Problem(asked, "it has no rows", "a file with rows in it"))
     if counts is not None and isinstance(reader, TableReader):
         counts |= {"unknown": reader.unknown, "missing": reader.missing}
 
@@ -90,14 +90,16 @@ def example(trained: Trained) -> Any:
             return torch.load(trained.folder / EXAMPLE, map_location="cpu", weights_only=True)
         except Exception as error:
             problem = f"it can't be read: {first_line(error)}"
-            raise RunnerError(Fault(str(trained.folder / EXAMPLE), problem, "the file as its run wrote it")) from error
+            raise RunnerError(
+                Problem(str(trained.folder / EXAMPLE), problem, "the file as its run wrote it")
+            ) from error
     if (columns := columns_in(trained.card.reader)) is not None:
         reader: Any = reader_of(trained)
         return reader.frame(made_up(columns))
     shape, vocab_size = trained.card.facts.get("input_shape"), trained.card.facts.get("vocab_size")
     if not isinstance(shape, list):
         problem = f"it has no {EXAMPLE}, and nothing tells its rows' shape"
-        raise RunnerError(Fault(str(trained.folder), problem, "a finished run"))
+        raise RunnerError(Problem(str(trained.folder), problem, "a finished run"))
     if vocab_size:
         return torch.randint(vocab_size, (4, *shape))
     return torch.randn(4, *shape, generator=torch.Generator().manual_seed(0))
@@ -118,7 +120,7 @@ def _read(trained: Trained, file: Path, reader: Callable[[str], Any] | None) -> 
             raise
         except Exception as error:
             problem = f"the run's reader failed with {type(error).__name__}: {error}"
-            raise RunnerError(Fault(asked, problem, "a file as the run's own data")) from error
+            raise RunnerError(Problem(asked, problem, "a file as the run's own data")) from error
         return (_fitting(tensor, trained, file) for tensor in rows) if is_plain else rows
     shape = trained.card.facts.get("input_shape")
     if input_tables.is_table(file):
@@ -128,7 +130,7 @@ def _read(trained: Trained, file: Path, reader: Callable[[str], Any] | None) -> 
     if file.is_dir() or file.suffix not in OF_ARRAYS:
         problem = f"the run's data ({trained.card.data}) brought no reader for such files; arrays and tables of numbers need none"
         fix = f"a file that ends in {', '.join((*OF_ARRAYS, *input_tables.ENDINGS))}"
-        raise RunnerError(Fault(asked, problem, fix))
+        raise RunnerError(Problem(asked, problem, fix))
     read = array_data.array_inputs(str(file), float_inputs=not trained.card.facts.get("vocab_size"))
     return (_fitting(tensor, trained, file) for tensor in read)
 
@@ -152,4 +154,4 @@ def _fitting(rows: Tensor, trained: Trained, file: Path) -> Tensor:
     if file.suffix == ".npy" and rows.dim() == 2 and rows.shape[1] == flat + 1:
         problem += "; the last column is the target, where it has one"
         fix = f"np.save('inputs.npy', np.load({file.name!r})[:, :-1]), then --input inputs.npy"
-    raise RunnerError(Fault(f"--input {file}", problem, fix))
+    raise RunnerError(Problem(f"--input {file}", problem, fix))

@@ -22,7 +22,7 @@ from runner.config.schema import PRECISIONS
 from runner.config.secrets import filled_in
 from runner.device import Choice, backends, check_precision, choose, probe
 from runner.device.placement import place
-from runner.errors import Fault, RunnerError, at_once, first_line, nearest
+from runner.errors import Problem, RunnerError, at_once, first_line, nearest
 from runner.experiment.compose_run import last_value
 from runner.experiment.summary import read_summary
 from runner.experiment.terminal import short
@@ -67,7 +67,7 @@ def find_run(wanted: str, *, verb: str) -> tuple[Path, str]:
     if is_checkpoint and not file.is_file() and file.parent.is_dir():
         there = sorted(str(each) for each in file.parent.glob("*.pt"))
         fix = " or ".join(f"{verb} {hit}" for hit in nearest(wanted, there) or there[:3])
-        raise RunnerError(Fault(f"{verb} {wanted}", "the run has no such checkpoint", fix or f"{verb} last"))
+        raise RunnerError(Problem(f"{verb} {wanted}", "the run has no such checkpoint", fix or f"{verb} last"))
     folder = find.find(str(file.absolute().parents[1]) if is_checkpoint else wanted, verb=verb).absolute()
     untrusted.check_card(folder / NAME)
     return folder, f"{CHECKPOINTS}/{file.name}" if is_checkpoint else BEST
@@ -124,7 +124,9 @@ def _check_name(precision: Any) -> None:
     if precision not in PRECISIONS:
         hits = nearest(str(precision), PRECISIONS) or PRECISIONS
         choices = " or ".join(f"train.precision={choice}" for choice in hits)
-        raise RunnerError(Fault(f"train.precision={precision}", f"it is one of {', '.join(PRECISIONS)}", choices))
+        raise RunnerError(
+            Problem(f"train.precision={precision}", f"it is one of {', '.join(PRECISIONS)}", choices, code="bad-value")
+        )
 
 
 def built(node: dict[str, Any], key: str, folder: Path) -> Any:
@@ -134,7 +136,7 @@ def built(node: dict[str, Any], key: str, folder: Path) -> Any:
     except KeyError as error:
         problem = f"the run took a value of its {key} from the environment, and {error} is not set now"
         fix = f"export {str(error).strip(chr(39))}=..."
-        raise RunnerError(Fault(str(folder / "model.json"), problem, fix)) from None
+        raise RunnerError(Problem(str(folder / "model.json"), problem, fix)) from None
 
 
 def reader_of(trained: Trained) -> Callable[[str], Any] | None:
@@ -156,10 +158,10 @@ def _state(folder: Path, weights: str) -> tuple[dict[str, Any], tuple[str, ...]]
             if status != "failed"
             else "a run that has finished"
         )
-        raise RunnerError(Fault(short(folder), problem, fix))
+        raise RunnerError(Problem(short(folder), problem, fix))
     state = checkpoint.load(file)
     if not isinstance(state.get("model"), dict):
-        raise RunnerError(Fault(str(file), "it holds no weights of a model", "the file as its run wrote it"))
+        raise RunnerError(Problem(str(file), "it holds no weights of a model", "the file as its run wrote it"))
     notes = []
     if status not in ("finished", "pruned") and weights == BEST:
         notes.append(f"the run's status is {status}; these are the best weights that it reached")
@@ -177,7 +179,7 @@ def _with_weights(model: nn.Module, weights: dict[str, Any], file: Path) -> nn.M
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         problem = f"its weights are not those of the model in model.json: {' '.join(lines[1:3] or lines[:1])}"
         fix = "both files as the run wrote them, and the code of the model as it was then"
-        raise RunnerError(Fault(str(file), problem, fix)) from error
+        raise RunnerError(Problem(str(file), problem, fix)) from error
     return model
 
 
@@ -186,4 +188,4 @@ def _precision_of(folder: Path) -> str:
         return str(OmegaConf.select(OmegaConf.load(folder / "rerun.yaml"), "train.precision") or "fp32")
     except Exception as error:  # YAML's and OmegaConf's own
         problem = f"it can't be read: {first_line(error)}"
-        raise RunnerError(Fault(str(folder / "rerun.yaml"), problem, "the file as its run wrote it")) from None
+        raise RunnerError(Problem(str(folder / "rerun.yaml"), problem, "the file as its run wrote it")) from None

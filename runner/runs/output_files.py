@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from runner.errors import Fault, RunnerError, nearest
+from runner.errors import Problem, RunnerError, nearest
 
 
 def texts(values: Any) -> list[Any]:
@@ -69,21 +69,21 @@ def check_output(path: str, *, inputs: Path) -> Path:
         hits = nearest(file.suffix, OPENERS) or list(OPENERS)
         problem = f"what ends in {file.suffix or 'nothing'} is not written; there are {', '.join(OPENERS)}"
         fix = " or ".join(f"--output {file.with_suffix(hit)}" for hit in hits)
-        raise RunnerError(Fault(f"--output {path}", problem, fix))
+        raise RunnerError(Problem(f"--output {path}", problem, fix))
     if file.exists() and inputs.exists() and file.samefile(inputs):
-        raise RunnerError(Fault(f"--output {path}", "that is the input, and it would be overwritten", "another file"))
+        raise RunnerError(Problem(f"--output {path}", "that is the input, and it would be overwritten", "another file"))
     if file.is_dir() or (inputs.is_dir() and file.resolve().is_relative_to(inputs.resolve())):
         problem = "that is a folder" if file.is_dir() else f"it lies in {inputs}, which is read"
-        raise RunnerError(Fault(f"--output {path}", problem, f"--output predictions{file.suffix or '.csv'}"))
+        raise RunnerError(Problem(f"--output {path}", problem, f"--output predictions{file.suffix or '.csv'}"))
     if not file.parent.is_dir():
         problem = f"there is no folder {file.parent}"
-        raise RunnerError(Fault(f"--output {path}", problem, f"mkdir -p {file.parent}"))
+        raise RunnerError(Problem(f"--output {path}", problem, f"mkdir -p {file.parent}", code="missing-file"))
     try:
         tempfile.TemporaryFile(dir=file.parent).close()
     except OSError as error:
         problem = f"nothing can be written in {file.parent}: {error.strerror}"
-        write = f"--output {file.name}, say: a path in a folder that you may write to"
-        raise RunnerError(Fault(f"--output {path}", problem, write)) from None
+        write = f"--output {file.name}, or another path in a folder that you may write to"
+        raise RunnerError(Problem(f"--output {path}", problem, write)) from None
     return file
 
 
@@ -180,7 +180,7 @@ def _check_flat(columns: Mapping[str, Any], file: Path) -> None:
     deep = [f"{name} {values.shape[1:]}" for name, values in columns.items() if getattr(values, "ndim", 1) > 1]
     if deep:
         problem = f"a row of {', '.join(deep)} does not fit into the cell of a table"
-        raise RunnerError(Fault(f"--output {file}", problem, f"--output {file.with_suffix('.npz')}"))
+        raise RunnerError(Problem(f"--output {file}", problem, f"--output {file.with_suffix('.npz')}"))
 
 
 OPENERS: dict[str, Callable[[Path, Path], AbstractContextManager[Write]]] = {

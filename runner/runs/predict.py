@@ -21,7 +21,7 @@ from runner.config.identity import key_of
 from runner.data.tables.node import form_in
 from runner.device import backends
 from runner.device.placement import map_tensors, move
-from runner.errors import Fault, RunnerError, at_once, refuse
+from runner.errors import Problem, RunnerError, at_once, refuse
 from runner.experiment.compose_run import of_run
 from runner.experiment.terminal import say, short
 from runner.models.card import Card
@@ -138,7 +138,7 @@ def _check_keep(keep: bool, inputs: str) -> None:
     if keep and Path(inputs).expanduser().exists() and not input_tables.is_table(Path(inputs)):
         problem = "only tables have columns to keep"
         fix = f"without --keep, or {', '.join(input_tables.ENDINGS)}"
-        raise RunnerError(Fault(f"--keep with {inputs}", problem, fix))
+        raise RunnerError(Problem(f"--keep with {inputs}", problem, fix))
 
 
 def _backends(folder: Path, overrides: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -147,7 +147,7 @@ def _backends(folder: Path, overrides: Sequence[str]) -> dict[str, dict[str, Any
     if not words:
         return {}  # a model answers also where its run can't be composed any more
     cfg = of_run(folder, words)
-    refuse([fault for fault in validate.faults(cfg) if fault.asked.startswith("backends.")])
+    refuse([problem for problem in validate.problems(cfg) if problem.source.startswith("backends.")])
     return {str(kind): {str(name): value for name, value in found.items()} for kind, found in cfg.backends.items()}
 
 
@@ -179,7 +179,7 @@ class Kept:
         while missing:
             batch = self._rest if self._rest is not None else next(self._batches, None)
             if batch is None:
-                raise self._fault()
+                raise self._problem()
             parts.append(batch.slice(0, missing))
             missing -= len(parts[-1])
             self._rest = batch.slice(len(parts[-1])) if len(parts[-1]) < len(batch) else None
@@ -189,13 +189,13 @@ class Kept:
     def finish(self, count: int) -> None:
         """Raises: RunnerError when rows are left over."""
         if self._rest is not None or next(self._batches, None) is not None:
-            raise self._fault()
+            raise self._problem()
 
-    def _fault(self) -> RunnerError:
+    def _problem(self) -> RunnerError:
         problem = (
             "its reader leaves rows out, or makes several of one: the columns would stand beside other rows' answers"
         )
-        return RunnerError(Fault(f"--keep with {self._file}", problem, "predict without --keep"))
+        return RunnerError(Problem(f"--keep with {self._file}", problem, "predict without --keep"))
 
 
 def _unlike(answers: Columns, names: Sequence[str]) -> list[str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner.config.instantiate import build
 from runner.config.secrets import filled_in
-from runner.errors import Fault, RunnerError, at_once, refuse
+from runner.errors import Problem, RunnerError, at_once, refuse
 from runner.experiment.terminal import say, short
 from runner.runs.load import BEST, Trained, find_run, open_run
 from runner.runs.store import answering, as_default, store_of
@@ -39,7 +39,7 @@ def register(wanted: str, name: str, overrides: Sequence[str], *, alias: str | N
     folder, weights = find_run(wanted, verb="register")
     if weights != BEST:
         problem = "MLflow's registry gets the run's model, which has its best weights"
-        raise RunnerError(Fault(f"register {wanted}", problem, f"register {short(folder)}"))
+        raise RunnerError(Problem(f"register {wanted}", problem, f"register {short(folder)}"))
     asked = f"register {wanted}"
     uri = store_of(folder, overrides, asked=asked)
     ack = _sent(folder, uri, asked=asked)
@@ -59,15 +59,17 @@ def register(wanted: str, name: str, overrides: Sequence[str], *, alias: str | N
 
 
 def _check_names(name: str, alias: str | None) -> None:
-    faults = []
+    problems = []
     for flag, value in (("--name", name), ("--alias", alias)):
         if value is not None and (not value.strip() or set(REFUSED) & set(value)):
             problem = f"MLflow takes names without {' '.join(REFUSED)}, and not empty ones"
             instead = "-".join(filter(None, re.split(rf"[{re.escape(REFUSED)}\s]+", value))) or "digits"
-            faults.append(Fault(f"{flag} {value}", problem, f"{flag} {shlex.quote(instead)}"))
+            problems.append(Problem(f"{flag} {value}", problem, f"{flag} {shlex.quote(instead)}"))
     if alias is not None and (alias == "latest" or (alias[1:].isdigit() and alias[:1].lower() == "v")):
-        faults.append(Fault(f"--alias {alias}", "MLflow keeps latest and v1, v2, ... for itself", "--alias champion"))
-    refuse(faults)
+        problems.append(
+            Problem(f"--alias {alias}", "MLflow keeps latest and v1, v2, ... for itself", "--alias champion")
+        )
+    refuse(problems)
 
 
 def _sent(folder: Path, uri: str, *, asked: str) -> Ack:
@@ -78,7 +80,7 @@ def _sent(folder: Path, uri: str, *, asked: str) -> Ack:
             ack = sync(folder, uri, build=recipes.build_of(folder))
     if ack.run_id is None or not ack.is_complete:
         problem = f"MLflow has not all of the run: {ack.error or 'it was not tracked, or its journal has no end'}"
-        raise RunnerError(Fault(asked, problem, f"python -m runner sync {short(folder)}, and then again"))
+        raise RunnerError(Problem(asked, problem, f"python -m runner sync {short(folder)}, and then again"))
     return ack
 
 
@@ -96,7 +98,7 @@ def _model_of(client: MlflowClient, folder: Path, ack: Ack) -> str:
             found = _logged(client, ack, step)
     except LeftOutError as error:
         problem = f"MLflow has no model of the run, and it can't be made: {error}"
-        raise RunnerError(Fault(f"register {short(folder)}", problem, "a run whose model can be logged")) from error
+        raise RunnerError(Problem(f"register {short(folder)}", problem, "a run whose model can be logged")) from error
     return found
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.data.tables.node import columns_in
-from runner.errors import Fault, RunnerError, at_once
+from runner.errors import Problem, RunnerError, at_once
 from runner.experiment.terminal import say
 from runner.runs.export import export_to
 from runner.runs.load import find_run, open_run
@@ -68,7 +68,7 @@ def serve(wanted: str, port: int, *, predictions: bool, ready: Callable[[dict[st
     if got:
         return 128 + got[0]
     problem = f"MLflow's server ended by itself with {process.returncode}"
-    raise RunnerError(Fault("serve", problem, "what it said above"))
+    raise RunnerError(Problem("serve", problem, "what it said above"))
 
 
 def _check_port(port: int) -> None:
@@ -84,7 +84,7 @@ def _check_port(port: int) -> None:
         other.bind((HOST, 0))
         free = other.getsockname()[1]
     problem = f"{HOST}:{port} can't be had: {why}"
-    raise RunnerError(Fault(f"serve --port {port}", problem, f"--port {free}, which is free"))
+    raise RunnerError(Problem(f"serve --port {port}", problem, f"--port {free}, which is free"))
 
 
 def _answers(process: subprocess.Popen[bytes], port: int, got: list[signal.Signals]) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from runner.config import origin
 from runner.config.compose import restored
-from runner.errors import Fault, RunnerError
+from runner.errors import Problem, RunnerError
 from runner.tracking import mlflow_store, store_uri, stores
 from runner.tracking.stores import VARIABLE
 
@@ -39,7 +39,7 @@ def answering(asked: str, uri: str) -> Iterator[None]:
         problem, fix = mlflow_store.explain(error, uri=uri), "the same when the store answers, or tracking.uri=URI"
         if getattr(error, "error_code", "") == "RESOURCE_DOES_NOT_EXIST":  # it did answer
             fix = f"tracking.uri=URI of the store that has it; this was {store_uri.shown(uri)}"
-        raise RunnerError(Fault(asked, problem, fix)) from error
+        raise RunnerError(Problem(asked, problem, fix)) from error
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 from rich.text import Text
 from rich.tree import Tree
 
-from runner.errors import Fault, RunnerError
+from runner.errors import Problem, RunnerError
 from runner.experiment.summary import read_summary
 from runner.experiment.terminal import Terminal, short
 from runner.experiment.time_spent import AROUND, NAMES
@@ -28,7 +28,7 @@ def time_of(wanted: str) -> dict[str, Any]:
     summary = read_summary(folder)
     if not summary.get("time"):
         problem = "its summary.json says nothing of its time: it did not end, or an earlier version wrote it"
-        raise RunnerError(Fault(f"explain {wanted} --time", problem, f"python -m runner explain {wanted} --trace"))
+        raise RunnerError(Problem(f"explain {wanted} --time", problem, f"python -m runner explain {wanted} --trace"))
     return {"folder": str(folder), **{key: summary.get(key) for key in KEYS}}
 
 

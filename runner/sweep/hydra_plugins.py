@@ -9,7 +9,7 @@ from hydra.core.plugins import Plugins
 from omegaconf import DictConfig, OmegaConf
 
 from runner import sweep
-from runner.errors import Fault
+from runner.errors import Problem
 
 #: what a sweep's ledger, checks and ends are made for; another plugin of Hydra's has none of them
 PARTS = {
@@ -34,7 +34,7 @@ def register() -> None:
         Plugins.instance().class_name_to_class[f"runner.sweep.{name}"] = plugin  # Hydra has it by its module alone
 
 
-def part_faults(hydra: DictConfig) -> list[Fault]:
+def part_problems(hydra: DictConfig) -> list[Problem]:
     """Launchers and sweepers of others: installed they may be, but the runner does not work with them."""
     found = []
     for part, known in PARTS.items():
@@ -43,5 +43,5 @@ def part_faults(hydra: DictConfig) -> list[Fault]:
             choice = OmegaConf.select(hydra, f"runtime.choices.hydra/{part}")
             asked = f"hydra/{part}={choice}" if choice else f"hydra.{part}._target_={target}"
             fix = " or ".join(f"hydra/{part}={name}" for name in WRITE[part])
-            found.append(Fault(asked, SO[part], fix))
+            found.append(Problem(asked, SO[part], fix))
     return found

@@ -77,7 +77,7 @@ def plan(
     reasons: dict[str, list[str]] = {}
     for found in skipped:
         assert found.missing is not None
-        reasons.setdefault(f"{found.missing.asked}: {found.missing.problem}", []).append(found.job.name)
+        reasons.setdefault(f"{found.missing.source}: {found.missing.message}", []).append(found.job.name)
     for reason, names in reasons.items():
         table.say(row("skipped", reason))
         for name in names:

@@ -21,7 +21,7 @@ from runner.config.identity import key_of
 from runner.config.override_errors import of_a_job
 from runner.config.secrets import for_disk
 from runner.device import Hardware, parse
-from runner.errors import Fault, RunnerError, is_full_disk, refuse
+from runner.errors import Problem, RunnerError, is_full_disk, refuse
 from runner.experiment.summary import read_summary, write_summary
 from runner.experiment.terminal import short
 from runner.sweep import messages
@@ -35,9 +35,9 @@ from runner.sweep.jobs.prepare import (
     Words,
     configurations,
     examine,
-    folder_faults,
-    store_faults,
-    used_faults,
+    folder_problems,
+    store_problems,
+    used_problems,
     without,
 )
 from runner.sweep.jobs.slots import DevicesFor
@@ -133,7 +133,7 @@ def run_sweep(plan: Plan, context: Any, config: DictConfig) -> Sweep:
         new = [job for job in to_run if job.number not in before]
         if plan.adds_seeds and is_new:
             new += _twins(plan, prepared, composer)
-        refuse(_folder_faults(plan, sweep, new) + store_faults(prepared, config))
+        refuse(_folder_problems(plan, sweep, new) + store_problems(prepared, config))
         # a search would ask again and again for a device that is not here
         hardware = _check(prepared, launcher, strict=config.sweep.strict or bool(plan.objectives))
         with Ledger(sweep.folder) as book:
@@ -180,7 +180,7 @@ def _full_disk_told(sweep: Sweep) -> Iterator[None]:
         folder = short(sweep.folder)
         problem = f"the disk is full ({error}); what was saved before is there"
         fix = f"once there is room, the same line with {messages.to_resume(folder)}"
-        raise RunnerError(Fault(f"sweep {folder}", problem, fix)) from error
+        raise RunnerError(Problem(f"sweep {folder}", problem, fix)) from error
 
 
 def _sweep_of(plan: Plan, config: DictConfig) -> tuple[Sweep, bool]:
@@ -190,7 +190,7 @@ def _sweep_of(plan: Plan, config: DictConfig) -> tuple[Sweep, bool]:
         if (planned / ledger.FILE).exists():
             problem = "a sweep has run in this folder, and nothing of it is overwritten"
             folder = config.hydra.sweep.dir
-            raise RunnerError(Fault(f"hydra.sweep.dir={folder}", problem, messages.to_resume(folder)))
+            raise RunnerError(Problem(f"hydra.sweep.dir={folder}", problem, messages.to_resume(folder)))
         config.hydra.sweep.dir = str(planned)
         hydras = [word for word in config.hydra.overrides.hydra if not word.startswith("hydra.mode=")]
         words = (*hydras, *plan.words)
@@ -202,12 +202,12 @@ def _sweep_of(plan: Plan, config: DictConfig) -> tuple[Sweep, bool]:
     folder = last if wanted == "last" else Path(wanted)
     if folder is None:
         problem = f"no sweep has run below {root} yet"
-        raise RunnerError(Fault(f"sweep.resume={wanted}", problem, "the same line without sweep.resume"))
+        raise RunnerError(Problem(f"sweep.resume={wanted}", problem, "the same line without sweep.resume"))
     sweep = ledger.read(folder.absolute())
     if sweep.objectives != plan.objectives:
         before, now = (messages.kind(objectives) for objectives in (sweep.objectives, plan.objectives))
         fix = f"the words that it had, {' '.join(sweep.overrides)}, or a new sweep without sweep.resume"
-        raise RunnerError(Fault(f"sweep.resume={wanted}, {now}", f"that sweep is {before}", fix))
+        raise RunnerError(Problem(f"sweep.resume={wanted}, {now}", f"that sweep is {before}", fix))
     if config.tracking.enabled and not origin.is_own(sweep.folder):
         for used in (sweep.folder, *map(sweep.folder_of, sweep.jobs.values())):
             recipes.check(used)  # sent from here; in a sweep of one's own a job may bear another machine's key
@@ -297,14 +297,14 @@ def _new_job(sweep: Sweep, overrides: tuple[str, ...], name: str) -> Job:
     return sweep.jobs[number]
 
 
-def _folder_faults(plan: Plan, sweep: Sweep, new: Sequence[Job]) -> list[Fault]:
+def _folder_problems(plan: Plan, sweep: Sweep, new: Sequence[Job]) -> list[Problem]:
     """What is wrong with the names of the jobs' folders; else with what lies in those of jobs that are new."""
     if plan.objectives:  # its jobs come one by one, and their folders are named by their numbers
         known = {job.folder_name for job in sweep.jobs.values()}
         numbered = (path for path in sweep.folder.glob("*") if path.name.isdecimal())
-        return used_faults(sorted(path for path in numbered if path.name not in known))
+        return used_problems(sorted(path for path in numbered if path.name not in known))
     every = {**sweep.jobs, **{job.number: job for job in new}}
-    return folder_faults(list(every.values())) or used_faults(map(sweep.folder_of, new))
+    return folder_problems(list(every.values())) or used_problems(map(sweep.folder_of, new))
 
 
 def _twins(plan: Plan, prepared: Sequence[Prepared], composer: Composer) -> list[Job]:
@@ -328,13 +328,13 @@ def _check(prepared: list[Prepared], launcher: Any, *, strict: bool) -> Hardware
     hardware, *found = call(
         launcher.process_pool(), examine, [job.config for job in prepared], launcher.devices_for, launcher.is_here
     )
-    faults: list[Fault] = []
+    problems: list[Problem] = []
     for job, (wrong, *place) in zip(prepared, found, strict=True):
         job.policy, job.devices, job.missing = place
-        faults += wrong
+        problems += wrong
         if strict and job.missing is not None:
-            faults.append(job.missing)
-    refuse(dict.fromkeys(faults))
+            problems.append(job.missing)
+    refuse(dict.fromkeys(problems))
     machine: Hardware = hardware
     return machine
 
@@ -344,7 +344,7 @@ def _enlist(prepared: list[Prepared], hands: Hands) -> list[Prepared]:
         job = found.job
         job.state, job.error = "planned", None
         if found.missing is not None:
-            job.state, job.error = "skipped", found.missing.problem
+            job.state, job.error = "skipped", found.missing.message
             write_summary(hands.sweep.folder_of(job), {"status": "skipped", "error": job.error, "device": None})
     hands.ledger.plan(*(found.job for found in prepared))
     hands.ledger.note(*(found.job for found in prepared))

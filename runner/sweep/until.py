@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
-from runner.errors import Fault, RunnerError
+from runner.errors import Problem, RunnerError
 from runner.sweep.jobs.ledger import Job
 from runner.sweep.jobs.prepare import (
     SEED,
     Prepared,
     Words,
     configurations,
-    folder_faults,
+    folder_problems,
     name_of,
-    used_faults,
+    used_problems,
     without,
 )
 from runner.sweep.report.comparisons import against_best, looks, num_looks, words_of
@@ -38,18 +38,18 @@ SEED_AND_FOLD = (*SEED, "data.fold")
 def check(jobs: Sequence[tuple[Words, str]], settings: DictConfig) -> None:
     """settings: config.sweep. Raises: RunnerError where there is nothing to decide, or no room for a look."""
     found, asked = {without(SEED_AND_FOLD, overrides) for overrides, _ in jobs}, "sweep.until=decided"
-    faults = []
+    problems = []
     if len(found) < 2:
         fix = "model=mlp,cnn beside it, say; or seed='range(8)' without it"
         alone = "seeds and folds" if len(configurations(jobs)) > 1 else "seeds"
-        faults.append(
-            Fault(asked, f"it decides between configurations, and these jobs differ in their {alone} alone", fix)
+        problems.append(
+            Problem(asked, f"it decides between configurations, and these jobs differ in their {alone} alone", fix)
         )
     if settings.max_seeds < looks(settings.max_seeds)[0]:
         problem = f"{settings.max_seeds} seeds of each decide nothing: all of one sign come by chance too often"
-        faults.append(Fault(f"sweep.max_seeds={settings.max_seeds}", problem, "sweep.max_seeds=32"))
-    if faults:
-        raise RunnerError(*faults)
+        problems.append(Problem(f"sweep.max_seeds={settings.max_seeds}", problem, "sweep.max_seeds=32"))
+    if problems:
+        raise RunnerError(*problems)
 
 
 class Rounds:
@@ -145,7 +145,9 @@ def add_jobs(hands: Hands, jobs: Sequence[Words], swept: set[str]) -> list[Prepa
         hands.sweep.jobs[job.number] = job
         prepared.append(hands.prepare(job))  # names its folder
     every, new = list(hands.sweep.jobs.values()), [hands.sweep.folder_of(each.job) for each in prepared]
-    if faults := folder_faults(every) or used_faults(new):  # hydra.sweep.subdir, where the sweep goes on with another
-        raise RunnerError(*faults)
+    if problems := folder_problems(every) or used_problems(
+        new
+    ):  # hydra.sweep.subdir, where the sweep goes on with another
+        raise RunnerError(*problems)
     hands.ledger.plan(*(each.job for each in prepared))
     return hands.in_groups(prepared)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from runner.errors import Fault, RunnerError
+from runner.errors import Problem, RunnerError
 from runner.tasks.checks import plots_of
 from runner.tasks.metrics import make_metrics
 
@@ -44,7 +44,7 @@ class Adversarial(nn.Module):
         if not hasattr(model, "generate"):
             problem = f"{type(model).__name__} has no generate(real) and critic(rows)"
             fix = "model=gan, on data that needs no layer before the model (data=playground, arrays)"
-            raise RunnerError(Fault("task=adversarial", problem, fix))
+            raise RunnerError(Problem("task=adversarial", problem, fix))
 
     def outputs(self, model: Any, batch: Any, /) -> Tensor:
         real = _real(batch)

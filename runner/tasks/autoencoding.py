@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from runner.errors import Fault, RunnerError
+from runner.errors import Problem, RunnerError
 from runner.tasks.checks import one_of, output_of, plots_of
 from runner.tasks.metrics import make_metrics
 from runner.tasks.regression import LOSSES, distances, distances_reported, like, root_of
@@ -38,7 +38,7 @@ class Autoencoding(nn.Module):
         if vocab_size is not None:
             problem = "this data is texts, whose tokens are no numbers to come near to"
             fix = "task=language, or data of images, signals or tables"
-            raise RunnerError(Fault("task=autoencoding", problem, fix))
+            raise RunnerError(Problem("task=autoencoding", problem, fix))
         self.loss = one_of(loss, LOSSES, key="task.loss")
         reported = distances_reported(self.loss)
         self.metrics = make_metrics(metrics, kind=self.kind, reported=(*reported, "rmse"))
@@ -51,7 +51,7 @@ class Autoencoding(nn.Module):
     def check_model(self, model: nn.Module, *, keeps_inputs: bool, data: str) -> None:
         if not keeps_inputs:
             problem = f"a layer before the model changes the columns of {data}, so a model can't reproduce them"
-            raise RunnerError(Fault("task=autoencoding", problem, "numeric rows (data=arrays), or a custom task"))
+            raise RunnerError(Problem("task=autoencoding", problem, "numeric rows (data=arrays), or a custom task"))
 
     def outputs(self, model: nn.Module, batch: Any, /) -> Tensor:
         found = model(batch[0] if isinstance(batch, tuple | list) else batch)
@@ -78,7 +78,7 @@ def _inputs(batch: Any) -> Tensor:
         said = f"a tensor of {inputs.dtype}" if isinstance(inputs, Tensor) else f"a {type(inputs).__name__}"
         problem = f"the inputs are {said}, and an autoencoder gives back one tensor of floats"
         fix = "data whose inputs are such a tensor, or a task of your own"
-        raise RunnerError(Fault("task=autoencoding", problem, fix))
+        raise RunnerError(Problem("task=autoencoding", problem, fix))
     return inputs
 
 
@@ -86,5 +86,5 @@ def _as(outputs: Tensor, inputs: Tensor) -> Tensor:
     if outputs.numel() != inputs.numel():
         given, wanted = tuple(outputs.shape), tuple(inputs.shape)
         problem = f"the model gives {given}, and its inputs are {wanted}"
-        raise RunnerError(Fault("task=autoencoding", problem, "model.out_features='${facts.in_features}'"))
+        raise RunnerError(Problem("task=autoencoding", problem, "model.out_features='${facts.in_features}'"))
     return like(outputs, inputs)

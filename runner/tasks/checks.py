@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from runner.errors import Fault, RunnerError, nearest
+from runner.errors import Problem, RunnerError, nearest
 from runner.tasks.metric_names import PLOTS
 
 #: of a count that nobody told: the task was made in code, without the data's facts
@@ -21,14 +21,14 @@ def one_of(value: Any, choices: Collection[str], *, key: str) -> str:
     """The value, if it is one of the choices. Raises: RunnerError with the nearest."""
     if value not in choices:
         fix = " or ".join(f"{key}={hit}" for hit in nearest(str(value), choices) or choices)
-        raise RunnerError(Fault(f"{key}={value}", f"it is one of {', '.join(choices)}", fix))
+        raise RunnerError(Problem(f"{key}={value}", f"it is one of {', '.join(choices)}", fix, code="bad-value"))
     return str(value)
 
 
 def fraction(value: Any, *, key: str) -> float:
     """0 or more and less than 1. Raises: RunnerError."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-        raise RunnerError(Fault(f"{key}={value}", "it is 0 or more and less than 1", f"{key}=0.1"))
+        raise RunnerError(Problem(f"{key}={value}", "it is 0 or more and less than 1", f"{key}=0.1"))
     return float(value)
 
 
@@ -44,7 +44,7 @@ def plots_of(asked: Any, *, kind: str) -> tuple[str, ...]:
     if bad := [name for name in names if name not in can]:
         problem = f"there is no such picture of this kind of task, {kind}; there are {', '.join(can) or 'none'}"
         fix = " or ".join([*(f"task.plots=[{hit}]" for hit in nearest(str(bad[0]), can)), "task.plots=true"])
-        raise RunnerError(Fault(f"task.plots={bad[0]}", problem, fix))
+        raise RunnerError(Problem(f"task.plots={bad[0]}", problem, fix))
     return tuple(names)
 
 
@@ -58,7 +58,7 @@ def trains_nothing(task: Any) -> None:
     if learned := [name for name, parameter in task.named_parameters() if parameter.requires_grad]:
         problem = f"it has parameters to learn ({', '.join(learned[:3])}), and only the model's are trained and kept"
         fix = "them as parameters of your model, which the task gets (model.log_scale), or requires_grad=False"
-        raise RunnerError(Fault(f"task={type(task).__name__}", problem, fix))
+        raise RunnerError(Problem(f"task={type(task).__name__}", problem, fix))
 
 
 def check_turns(task: Any, turns: Sequence[str]) -> None:
@@ -71,14 +71,14 @@ def check_turns(task: Any, turns: Sequence[str]) -> None:
         has = f"optimizer.turns has {', '.join(turns)}" if turns else "there is one optimizer"
         example = ", ".join(f"{each}: {{params: {each}}}" for each in wanted)
         problem = f"it has a loss for each of {' and '.join(wanted)}, and {has}"
-        raise RunnerError(Fault(f"task={name}", problem, f"optimizer.turns={{{example}}}"))
+        raise RunnerError(Problem(f"task={name}", problem, f"optimizer.turns={{{example}}}"))
     call = getattr(task, "function", task)
     known = inspect.signature(call).parameters
     takes_any = any(each.kind is each.VAR_KEYWORD for each in known.values())
     if turns and not takes_any and ("turn" not in known or known["turn"].default is inspect.Parameter.empty):
         problem = f"it does not say which loss is that of {' and which that of '.join(turns)}"
         fix = f"def loss(model, batch, turn=None), where turn is {' or '.join(turns)}, or None to measure; or optimizer.turns=null"
-        raise RunnerError(Fault(f"optimizer.turns with task={getattr(call, '__name__', name)}", problem, fix))
+        raise RunnerError(Problem(f"optimizer.turns with task={getattr(call, '__name__', name)}", problem, fix))
 
 
 def inputs_of(batch: Any, *, task: str) -> Any:
@@ -87,7 +87,7 @@ def inputs_of(batch: Any, *, task: str) -> Any:
         return batch[0]
     problem = f"a batch is {described(batch)}, and this task takes (inputs, targets)"
     fix = "a collate_fn, or rows, that give (inputs, targets); or a task of yours: task=own task.function._target_=..."
-    raise RunnerError(Fault(f"task={task}", problem, fix))
+    raise RunnerError(Problem(f"task={task}", problem, fix))
 
 
 def output_of(found: Any, chosen: int | str | None, *, task: str) -> Tensor:
@@ -105,16 +105,16 @@ def output_of(found: Any, chosen: int | str | None, *, task: str) -> Tensor:
             fix = f"{' or '.join(choices[:3])} to take one of them, or {fix}"
         elif found is None:
             problem, fix = "the model gives None", "return with what forward computed, one tensor"
-        raise RunnerError(Fault(asked, problem, fix))
+        raise RunnerError(Problem(asked, problem, fix))
     taken = dict(_parts(found)).get(chosen)
     if isinstance(taken, Tensor):
         return taken
     if isinstance(found, Tensor):
-        raise RunnerError(Fault(asked, f"{problem}, and nothing is to be taken out of it", "task.output=null"))
+        raise RunnerError(Problem(asked, f"{problem}, and nothing is to be taken out of it", "task.output=null"))
     names = [str(key) for key, part in _parts(found) if isinstance(part, Tensor)]
     hits = nearest(str(chosen), names) or names[:3]
     fix = " or ".join(f"task.output={hit}" for hit in hits) or fix
-    raise RunnerError(Fault(asked, f"{problem}, and no tensor in it is called {chosen}", fix))
+    raise RunnerError(Problem(asked, f"{problem}, and no tensor in it is called {chosen}", fix))
 
 
 def wider(model: nn.Module, count: int) -> str:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from runner.errors import Fault, RunnerError
+from runner.errors import Problem, RunnerError
 from runner.tasks.checks import UNKNOWN, described, fraction, inputs_of, one_of, output_of, plots_of, wider
 from runner.tasks.metrics import make_metrics
 
@@ -64,14 +64,14 @@ class Classification(nn.Module):
         if not outputs.is_floating_point():
             problem = f"the model gives {described(outputs)} of {outputs.dtype}: argmax can't be trained"
             fix = f"return the scores, ({len(outputs)}, {self.num_classes}), without argmax"
-            raise RunnerError(Fault("task=classification", problem, fix))
+            raise RunnerError(Problem("task=classification", problem, fix))
         is_one_logit = outputs.dim() == 1 or outputs.shape[1] == 1
         if self.kind == "multiclass" and self.num_classes == 2 and is_one_logit:
             logit = outputs.reshape(-1)  # its sigmoid is the softmax of (0, logit)
             return torch.stack([torch.zeros_like(logit), logit], dim=1)
         if self.num_classes != UNKNOWN and outputs.shape[1:2] != (self.num_classes,):
             problem = f"the model gives {tuple(outputs.shape)}, and the data has {self.num_classes} classes"
-            raise RunnerError(Fault("task=classification", problem, wider(model, self.num_classes)))
+            raise RunnerError(Problem("task=classification", problem, wider(model, self.num_classes)))
         return outputs
 
     def judge(self, outputs: Tensor, batch: Any, /) -> dict[str, Tensor]:
@@ -119,14 +119,14 @@ def _kind(asked: str, num_classes: int | None, *, is_multilabel: bool) -> str:
     if kind == "multilabel" and num_classes not in (None, UNKNOWN):
         problem = f"each row of this data is one of {num_classes} classes"
         fix = "task.kind=auto, or data with a column of 0 and 1 for each label"
-        raise RunnerError(Fault("task.kind=multilabel", problem, fix))
+        raise RunnerError(Problem("task.kind=multilabel", problem, fix, code="bad-value"))
     if kind != "multilabel" and num_classes is None:
         problem = "the targets of this data are numbers, and nothing says that they are classes"
         fix = (
             "task=regression, or data.kind=classification where the numbers are classes (of a Dataset of your own: "
             "targets as integers), or task.kind=multilabel where each of them is 0 or 1"
         )
-        raise RunnerError(Fault("task=classification", problem, fix))
+        raise RunnerError(Problem("task=classification", problem, fix))
     return "multiclass" if kind == "auto" else kind
 
 
@@ -141,7 +141,7 @@ def _weights(asked: Any, counts: Sequence[int] | None, num_classes: int, *, kind
                 if counts is None
                 else "labels are not counted"
             )
-            raise RunnerError(Fault("task.class_weights=balanced", problem, example))
+            raise RunnerError(Problem("task.class_weights=balanced", problem, example))
         counted = torch.tensor(list(counts), dtype=torch.float64)
         present = counted > 0  # a class that the training split lacks has no part to balance
         weights = counted.sum() / (present.sum() * counted.clamp(min=1))
@@ -149,8 +149,8 @@ def _weights(asked: Any, counts: Sequence[int] | None, num_classes: int, *, kind
     values = list(asked) if isinstance(asked, Sequence) and not isinstance(asked, str) else []
     if not values or not all(type(value) in (int, float) and value >= 0 for value in values):
         problem = "it is null, balanced or a list of numbers, 0 or more each"
-        raise RunnerError(Fault(f"task.class_weights={asked}", problem, f"task.class_weights=balanced, or {example}"))
+        raise RunnerError(Problem(f"task.class_weights={asked}", problem, f"task.class_weights=balanced, or {example}"))
     if num_classes not in (UNKNOWN, len(values)):
         problem = f"these are {len(values)} weights, and there are {num_classes} classes"
-        raise RunnerError(Fault(f"task.class_weights={values}", problem, f"{num_classes} weights, or balanced"))
+        raise RunnerError(Problem(f"task.class_weights={values}", problem, f"{num_classes} weights, or balanced"))
     return torch.tensor(values, dtype=torch.float32)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from runner.device.capabilities import legal_dtype
-from runner.errors import Fault, RunnerError
+from runner.errors import Problem, RunnerError
 from runner.tasks.checks import UNKNOWN
 from runner.tasks.torchmetrics import SHORT, OverPresent, made_of
 
@@ -43,7 +43,7 @@ def make_metrics(asked: Any, *, kind: str, num_outputs: int = UNKNOWN, reported:
         metrics = {name: OfTorchmetrics(metric, kind=kind) for name, metric in made.items()}
     else:
         problem = "it is a list of names or {NAME: {_target_: ...}}"
-        raise RunnerError(Fault(f"task.metrics={asked}", problem, _example(kind)))
+        raise RunnerError(Problem(f"task.metrics={asked}", problem, _example(kind)))
     for name in metrics:
         _check_name(name, reported)
     return nn.ModuleDict(metrics)
@@ -162,7 +162,7 @@ class OfFunction(nn.Module):
         if not isinstance(value, Tensor) or value.dim():
             said = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             fix = "a 0-d tensor, e.g. by .mean(), or an object with update(), compute() and reset()"
-            raise RunnerError(Fault(f"task.metrics.{self._name}", f"the function returned {said}", fix))
+            raise RunnerError(Problem(f"task.metrics.{self._name}", f"the function returned {said}", fix))
         return value.detach()
 
     def reset(self) -> None:
@@ -211,7 +211,7 @@ def named_values(name: str, found: Any, *, labels: Sequence[str]) -> dict[str, A
     if found.dim() > 1 or len(found) > MOST_VALUES:
         problem = f"it gives {tuple(found.shape)} numbers, and up to {MOST_VALUES} in a row get a name each"
         fix = f"task.metrics.{name}.average=macro, or one that gives a number"
-        raise RunnerError(Fault(f"task.metrics.{name}", problem, fix))
+        raise RunnerError(Problem(f"task.metrics.{name}", problem, fix))
     spelled = [_spelled(label) for label in labels]
     if len(set(spelled)) != len(found):
         spelled = [str(number) for number in range(len(found))]
@@ -223,30 +223,32 @@ def _gathering(name: str, value: Any, kind: str) -> nn.Module:
         return OfTorchmetrics(value, kind=kind)
     if isinstance(value, type):
         problem = f"{value.__name__} is a class, and a metric is one of it"
-        raise RunnerError(Fault(f"task.metrics.{name}", problem, f"task.metrics.{name}._partial_=false"))
+        raise RunnerError(
+            Problem(f"task.metrics.{name}", problem, f"task.metrics.{name}._partial_=false", code="bad-value")
+        )
     if all(callable(getattr(value, method, None)) for method in ("update", "compute", "reset")):
         return OfObject(value)
     if callable(value):
         return OfFunction(name, value)
     problem = f"it came to {value!r}, and a metric is an object with update(), compute() and reset(), or a function"
     short = f"task.metrics=[{value}]" if isinstance(value, str) and value in SHORT.get(kind, {}) else _example(kind)
-    raise RunnerError(Fault(f"task.metrics.{name}={value}", problem, short))
+    raise RunnerError(Problem(f"task.metrics.{name}={value}", problem, short))
 
 
 def _named(name: Any) -> str:
     if isinstance(name, str):
         return name
     problem = "a list of metrics holds names; one with arguments has a name of its own"
-    raise RunnerError(Fault(f"task.metrics=[{name}]", problem, "task.metrics={NAME: {_target_: ...}}"))
+    raise RunnerError(Problem(f"task.metrics=[{name}]", problem, "task.metrics={NAME: {_target_: ...}}"))
 
 
 def _check_name(name: str, reported: Collection[str]) -> None:
     if name in reported:
         problem = f"the task reports {name} by itself"
-        raise RunnerError(Fault(f"task.metrics.{name}", problem, f"another name, e.g. {name}_of_torchmetrics"))
+        raise RunnerError(Problem(f"task.metrics.{name}", problem, f"another name, e.g. {name}_of_torchmetrics"))
     if not re.fullmatch(r"[A-Za-z0-9_-]+", name) or hasattr(nn.ModuleDict, name):
         problem = "a metric's name stands in val/NAME: letters, digits, _ and -, and no word of torch's ModuleDict"
-        raise RunnerError(Fault(f"task.metrics.{name}", problem, f"another name, e.g. {_spelled(name)}_value"))
+        raise RunnerError(Problem(f"task.metrics.{name}", problem, f"another name, e.g. {_spelled(name)}_value"))
 
 
 def _spelled(label: str) -> str:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from runner.errors import Fault, RunnerError
+from runner.errors import Problem, RunnerError
 from runner.tasks.checks import UNKNOWN, inputs_of, one_of, output_of, plots_of
 from runner.tasks.metrics import make_metrics
 
@@ -44,10 +44,10 @@ class Regression(nn.Module):
         if num_classes not in (None, UNKNOWN):
             problem = f"the targets of this data are {num_classes} classes, and a regression tells numbers"
             fix = "task=classification, or data.kind=regression where the numbers mean more and less"
-            raise RunnerError(Fault("task=regression", problem, fix))
+            raise RunnerError(Problem("task=regression", problem, fix))
         if is_multilabel:
             problem = "the targets of this data are labels, each 0 or 1, and a regression tells numbers"
-            raise RunnerError(Fault("task=regression", problem, "task=classification, or data.kind=regression"))
+            raise RunnerError(Problem("task=regression", problem, "task=classification, or data.kind=regression"))
         self.loss, self.huber_delta = one_of(loss, LOSSES, key="task.loss"), _delta(huber_delta)
         reported = distances_reported(self.loss)
         self.metrics = make_metrics(metrics, kind=self.kind, num_outputs=num_outputs, reported=(*reported, "rmse"))
@@ -132,11 +132,11 @@ def like(targets: Tensor, outputs: Tensor) -> Tensor:
         given, wanted = tuple(outputs.shape), tuple(targets.shape)
         problem = f"the model gives {given}, and what it is compared with is {wanted}"
         fix = f"a last layer that gives {(count := math.prod(wanted[1:]))} for each row, e.g., nn.Linear(..., {count})"
-        raise RunnerError(Fault("task on this model", problem, fix))
+        raise RunnerError(Problem("task on this model", problem, fix))
     return targets.reshape(outputs.shape)
 
 
 def _delta(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-        raise RunnerError(Fault(f"task.huber_delta={value}", "it is more than 0", "task.huber_delta=1.0"))
+        raise RunnerError(Problem(f"task.huber_delta={value}", "it is more than 0", "task.huber_delta=1.0"))
     return float(value)

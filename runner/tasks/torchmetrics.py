@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from runner.config.packages import install
-from runner.errors import Fault, RunnerError, nearest, refuse
+from runner.errors import Problem, RunnerError, nearest, refuse
 from runner.tasks.checks import UNKNOWN
 
 Arguments = dict[str, Any]
@@ -78,7 +78,7 @@ def made_of(names: Sequence[str], *, kind: str, num_outputs: int) -> dict[str, A
     if num_outputs == UNKNOWN and kind != "autoencoding":
         problem = "the data does not tell how many classes or numbers a row has"
         fix = "task.num_classes=10, say, or task.metrics=[]"
-        raise RunnerError(Fault(f"task.metrics=[{','.join(names)}]", problem, fix))
+        raise RunnerError(Problem(f"task.metrics=[{','.join(names)}]", problem, fix))
     return {name: _make(name, kind, num_outputs) for name in names}
 
 
@@ -90,7 +90,7 @@ def _make(name: str, kind: str, num_outputs: int) -> Any:
         arguments |= {"validate_args": False} | ({} if is_binary else {COUNTS[kind]: num_outputs})
     if arguments.get("top_k", 0) > num_outputs != UNKNOWN:
         problem = f"there are {num_outputs} classes, and the best {arguments['top_k']} are all of them"
-        raise RunnerError(Fault(f"task.metrics=[{name}]", problem, "task.metrics=[], or another one"))
+        raise RunnerError(Problem(f"task.metrics=[{name}]", problem, "task.metrics=[], or another one"))
     module = _module("classification" if kind in COUNTS else "regression")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Metric `.*` will save all", UserWarning)  # it is said in made_of
@@ -136,12 +136,12 @@ def _module(name: str) -> Any:
         return importlib.import_module(f"torchmetrics.{name}")
     except ModuleNotFoundError as error:
         problem = f"they come from torchmetrics, which is not installed ({error.name})"
-        raise RunnerError(Fault("task.metrics", problem, install("metrics"))) from None
+        raise RunnerError(Problem("task.metrics", problem, install("metrics"), code="missing-package")) from None
 
 
-def _unknown(name: str, known: dict[str, Any], kind: str) -> Fault:
+def _unknown(name: str, known: dict[str, Any], kind: str) -> Problem:
     hits = nearest(name, known)
     fix = " or ".join(f"task.metrics=[{hit}]" for hit in hits or [*known][:3])
     fix = fix or "task.metrics={NAME: {_target_: ...}}"
     problem = f"there is no such short name for a task of kind {kind}; there are {', '.join(known) or 'none'}"
-    return Fault(f"task.metrics=[{name}]", problem, fix)
+    return Problem(f"task.metrics=[{name}]", problem, fix)

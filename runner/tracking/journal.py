@@ -19,7 +19,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 from numpy.typing import ArrayLike
 
-from runner.errors import DeletedError, Fault, RunnerError
+from runner.errors import DeletedError, Problem, RunnerError
 from runner.tracking.ack import FILE as ACK
 from runner.tracking.ack import read_ack
 from runner.tracking.damage import describe
@@ -62,7 +62,9 @@ class Journal:
             self._lock.acquire(timeout=wait_seconds)
         except Timeout:
             problem = "another process is writing this run's journal"
-            raise RunnerError(Fault(f"run folder {folder}", problem, "another folder, or wait for that run")) from None
+            raise RunnerError(
+                Problem(f"run folder {folder}", problem, "another folder, or wait for that run")
+            ) from None
         try:
             self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o644)
             self._end = self._settle(folder, say)
@@ -165,12 +167,12 @@ class Journal:
     def _settle(self, folder: Path, say: Callable[[str], None]) -> int:
         found = survey(self.path)
         if found.is_foreign:
-            raise RunnerError(Fault(f"journal {self.path}", "this file is no journal of a run", "another run folder"))
+            raise RunnerError(Problem(f"journal {self.path}", "this file is no journal of a run", "another run folder"))
         if found.gaps and found.gaps[0].offset == 0 and not any(record.kind == "start" for record in scan(self.path)):
             problem = "its first record is damaged, the one that says which run it is; it can be read, not gone on with"
             beside = self.path.parent.with_name("journal-damaged")
             fix = f"mv {self.path.parent} {beside}, and again: the run goes on on a new page of MLflow"
-            raise RunnerError(Fault(f"journal {self.path}", problem, fix))
+            raise RunnerError(Problem(f"journal {self.path}", problem, fix))
         acknowledged = read_ack(folder).offset
         for sentence in describe(found, offset=acknowledged):
             say(f"{self.path}: {sentence}")

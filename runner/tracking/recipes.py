@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.config import origin, run_files, untrusted
-from runner.errors import Fault, RunnerError, refuse
+from runner.errors import Problem, RunnerError, refuse
 from runner.tracking.ack import read_ack
 from runner.tracking.journal_records import FILE, scan_events
 from runner.tracking.mlflow_model import Build, build_own
@@ -27,9 +27,9 @@ def check(folder: Path) -> None:
     known, found = _signed(folder), []
     for event in _events(folder):
         if event.get("kind") == "start" and not str(event.get("uid", "")).isalnum():
-            found.append(Fault(f"{folder / FILE}", "a run in it has no uid", "the file as its run wrote it"))
+            found.append(Problem(f"{folder / FILE}", "a run in it has no uid", "the file as its run wrote it"))
         elif (node := event.get("node")) is not None and node != known:
-            found += untrusted.recipe_faults(node, folder / FILE)
+            found += untrusted.recipe_problems(node, folder / FILE)
     refuse(dict.fromkeys(found))
 
 
@@ -56,5 +56,5 @@ def _events(folder: Path) -> Iterator[dict[str, Any]]:
         yield from scan_events(folder / FILE)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         problem = f"it can't be read: {type(error).__name__}: {error}"
-        raise RunnerError(Fault(str(folder / FILE), problem, "the file as its run wrote it")) from None
+        raise RunnerError(Problem(str(folder / FILE), problem, "the file as its run wrote it")) from None
     yield from read_ack(folder).postponed

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from runner.config import origin, secrets
-from runner.config.validate import HIDDEN, uri_faults, without_password
-from runner.errors import Fault, RunnerError, refuse
+from runner.config.validate import HIDDEN, uri_problems, without_password
+from runner.errors import Problem, RunnerError, refuse
 from runner.tracking import store_uri
 
 VARIABLE = "MLFLOW_TRACKING_URI"
@@ -25,7 +25,7 @@ def named(words: Sequence[str]) -> str | None:
     if not given:
         return os.environ.get(VARIABLE) or None
     uri = given[-1].strip("'\"")
-    refuse(uri_faults(uri))
+    refuse(uri_problems(uri))
     return uri
 
 
@@ -35,16 +35,20 @@ def of_run(folder: Path, *, asked: str) -> str:
     path = store_uri.sqlite_path(store or "")
     if store is None:
         problem = f"{folder} was not made here by you, or was changed since: the store that it names is not taken"
-        raise RunnerError(Fault(asked, problem, f"{asked} tracking.uri=URI, {USUAL} for the usual one of this folder"))
+        raise RunnerError(
+            Problem(asked, problem, f"{asked} tracking.uri=URI, {USUAL} for the usual one of this folder")
+        )
     if not store:
         problem = f"{folder} was run with tracking.enabled=false, and belongs to no store"
-        raise RunnerError(Fault(asked, problem, f"{asked} tracking.uri=URI"))
+        raise RunnerError(Problem(asked, problem, f"{asked} tracking.uri=URI"))
     if HIDDEN.search(store):
         fix = f"{asked} tracking.uri={HIDDEN.sub('PASSWORD', store)}, or export {VARIABLE} with it"
-        raise RunnerError(Fault(asked, f"its store is {store}, and a run directory stores no credentials", fix))
+        raise RunnerError(
+            Problem(asked, f"its store is {store}, and a run directory stores no credentials", fix, code="secret")
+        )
     if path is not None and not path.parent.is_dir():
         problem = f"it was tracked to {store}, and {path.parent} is not there any more"
-        raise RunnerError(Fault(asked, problem, f"{asked} tracking.uri=URI"))
+        raise RunnerError(Problem(asked, problem, f"{asked} tracking.uri=URI"))
     return _filled_in(store, asked=asked)
 
 
@@ -56,7 +60,7 @@ def of_last(folders: Iterable[Path], *, asked: str) -> str:
     if (path := store_uri.sqlite_path(USUAL)) is not None and path.is_file():
         return USUAL
     problem = f"no run below outputs or multirun was tracked, and there is no {USUAL.rpartition('/')[2]} here"
-    raise RunnerError(Fault(asked, problem, f"{asked} tracking.uri=URI"))
+    raise RunnerError(Problem(asked, problem, f"{asked} tracking.uri=URI"))
 
 
 def page_of(uri: str, folders: Iterable[Path]) -> str:
@@ -78,7 +82,7 @@ def _filled_in(store: str, *, asked: str) -> str:
         uri = str(secrets.filled_in(store))
     except KeyError as error:
         problem = f"its store is {store}, and the environment has no {error.args[0]}"
-        raise RunnerError(Fault(asked, problem, f"export {error.args[0]}=..., or {asked} tracking.uri=URI")) from None
+        raise RunnerError(Problem(asked, problem, f"export {error.args[0]}=..., or {asked} tracking.uri=URI")) from None
     secrets.note_secrets(store)
     return uri
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from runner.device import streams
 from runner.device.host_memory import memory_left
 from runner.device.placement import num_bytes
-from runner.errors import DeletedError, Fault, RunnerError, first_line
+from runner.errors import DeletedError, Problem, RunnerError, first_line
 from runner.training.background import Background
 from runner.training.kept import Keeping, file_of, note, prune
 
@@ -149,7 +149,12 @@ def load(path: Path) -> dict[str, Any]:
     """
     if not path.is_file():
         raise RunnerError(
-            Fault(f"checkpoint {path}", "there is no such file", "the path of a run's checkpoints/last.pt")
+            Problem(
+                f"checkpoint {path}",
+                "there is no such file",
+                "the path of a run's checkpoints/last.pt",
+                code="missing-file",
+            )
         )
     try:
         content = path.read_bytes()
@@ -363,4 +368,4 @@ def _is_whole(content: bytes) -> bool:
 
 def _torn(path: Path, problem: str) -> TornError:
     write = f"{before(path).name} of the same folder in its place, or run it again in another folder"
-    return TornError(Fault(f"checkpoint {path}", problem, write))
+    return TornError(Problem(f"checkpoint {path}", problem, write))

@@ -95,33 +95,33 @@ def _in_place(error: BaseException, stack: Sequence[FrameType]) -> str:
                     f"{change.line} changes a tensor in place ({change.name}), and the gradient needs its old values"
                 )
                 made = f"{change.made_by} at {change.made_at} made it"
-                return f"{problem}: {made}; write: a new tensor at {change.line}, e.g., x = x + 1 instead of x += 1"
+                return f"{problem}: {made}; help: make a new tensor at {change.line}, e.g., `x = x + 1` instead of `x += 1`"
     return ""
 
 
 def _fix(error: BaseException, stack: Sequence[FrameType]) -> str:
     text = str(error)
     if moves_itself(error):
-        return f"write: {NO_MOVES}"
+        return f"help: {NO_MOVES}"
     if isinstance(error, OSError) and error.errno == errno.EMFILE:
-        return "write: ulimit -n 4096 before the command, or data.num_workers=0"
+        return "help: run `ulimit -n 4096` before the command, or use `data.num_workers=0`"
     if "does not require grad" in text and any(frame.f_code is Evaluation.measure.__code__ for frame in stack):
         problem = "validation and test run under torch.no_grad(), and this task needs gradients"
-        return f"{problem}; write: with torch.enable_grad(): around torch.autograd.grad(...) in the task"
+        return f"{problem}; help: put `with torch.enable_grad():` around `torch.autograd.grad(...)` in the task"
     if "does not require grad" in text and isinstance(error, RuntimeError):
         problem = (
             "nothing connects the loss with the weights: .detach(), .numpy(), .item() or torch.no_grad() cuts it off"
         )
-        return f"{problem}; write: torch operations from the first layer to the loss"
+        return f"{problem}; help: use torch operations from the first layer to the loss"
     if isinstance(error, NotImplementedError) and "for the MPS device" in text:
-        return "write: export PYTORCH_ENABLE_MPS_FALLBACK=1 before the command, for the CPU to compute it, or another operation"
+        return "help: run `export PYTORCH_ENABLE_MPS_FALLBACK=1` before the command, so that the CPU computes it, or use another operation"
     if "Can't call numpy()" in text:
-        return "numpy knows no gradients, and .detach() would train nothing before it; write: the torch operation of that name"
+        return "numpy knows no gradients, and .detach() would train nothing before it; help: use the torch operation of that name"
     if isinstance(error, IndexError) and "index out of range in self" in text:
         for frame in stack:
             layer, ids = frame.f_locals.get("self"), frame.f_locals.get("input")
             if isinstance(layer, nn.Embedding) and isinstance(ids, Tensor) and ids.device.type == "cpu" and ids.numel():
                 rows, low, high = layer.num_embeddings, int(ids.min()), int(ids.max())
                 problem = f"its ids go from {low:,} to {high:,}, and this nn.Embedding has {rows:,} rows"
-                return f"{problem}; write: a vocabulary of {high + 1:,} or more, e.g. '${{facts.vocab_size}}'"
+                return f"{problem}; help: use a vocabulary of {high + 1:,} or more, e.g., `'${{facts.vocab_size}}'`"
     return ""

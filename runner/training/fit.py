@@ -260,13 +260,13 @@ class Training:
         return self.ranks.broadcast_object(shown.numbers) if parts.hooks else {}
 
     def _miss(self, values: Mapping[str, float]) -> None:
-        fault = missing_metric(self.parts.best.metric, values)
+        problem = missing_metric(self.parts.best.metric, values)
         if (
             self.parts.limits.patience is not None or self.parts.schedule.follows_metric
         ):  # it would never stop early, or fall
-            raise RunnerError(fault)
+            raise RunnerError(problem)
         if not self.progress.measured and self.parts.val is not None:  # without one nobody expects it
-            self.observer.say(f"best: the last weights are kept, as {fault.problem}; write {fault.fix}")
+            self.observer.say(f"best: the last weights are kept, as {problem.message}; {problem.advice}")
 
     def keep(self, name: str) -> None:
         """Takes a checkpoint, "best", "last" or "measured"; it is written in the background."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from runner.device import streams
-from runner.errors import Fault, RunnerError
+from runner.errors import Problem, RunnerError
 from runner.training.background import Background
 
 #: the values that must be finite for a training to go on
@@ -274,7 +274,7 @@ def in_order(values: Mapping[str, Tensor], names: Sequence[str], *, of: str) -> 
     if values.keys() != set(names):
         problem = f"those of {of} are {', '.join(values) or 'none'}, and those before it were {', '.join(names)}"
         fix = "the same names each time, with torch.tensor(float('nan')) where there is no value"
-        raise RunnerError(Fault("the values that the task returns", problem, fix))
+        raise RunnerError(Problem("the values that the task returns", problem, fix))
     return {name: values[name] for name in names}
 
 

@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from runner.device import torch_private
 from runner.device.placement import copied
-from runner.errors import Fault, RunnerError, first_line, nearest
+from runner.errors import Problem, RunnerError, first_line, nearest
 from runner.training.muon import Muon, hidden_matrices
 
 #: device types whose fused optimizer kernels take a step in one launch (on the CPU 343 us against 453, facts of 2026-11)
@@ -65,7 +65,7 @@ def make_optimizer(
     if kind is Muon and in_parts:
         problem = "muon looks at whole matrices, and each process has a part of every weight"
         fix = "placement.strategy=ddp or optimizer=adamw"
-        raise RunnerError(Fault("optimizer=muon placement.strategy=fsdp", problem, fix))
+        raise RunnerError(Problem("optimizer=muon placement.strategy=fsdp", problem, fix))
     if groups or no_decay or kind is Muon:
         parameters = _grouped(
             [(name.removeprefix(prefix), value) for name, value in named],
@@ -107,7 +107,7 @@ def _begin_momentum(optimizer: torch.optim.SGD) -> None:
         if _is_dampened(group):
             problem = "torch's fused step makes the momentum of anything where fp16 leaves the first step out"
             fix = "optimizer.fused=null, optimizer.dampening=0 or train.precision=bf16"
-            raise RunnerError(Fault("optimizer.fused=true with dampening and train.precision=fp16", problem, fix))
+            raise RunnerError(Problem("optimizer.fused=true with dampening and train.precision=fp16", problem, fix))
         for parameter in group["params"]:
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
@@ -152,7 +152,14 @@ def check_settings(group: Mapping[str, Any], settings: set[str], asked: str) -> 
         if name not in settings - {"params"} | {"match"}:
             hits = nearest(name, settings) or sorted(settings - {"params"})
             problem = f"this optimizer has no setting {name}"
-            raise RunnerError(Fault(f"{asked}.{name}={group[name]}", problem, f"{' or '.join(hits)} instead of {name}"))
+            raise RunnerError(
+                Problem(
+                    f"{asked}.{name}={group[name]}",
+                    problem,
+                    f"{' or '.join(hits)} instead of {name}",
+                    code="unknown-key",
+                )
+            )
 
 
 def freeze(model: nn.Module, patterns: Sequence[str], *, prefix: str = "") -> None:
@@ -176,7 +183,7 @@ def freeze(model: nn.Module, patterns: Sequence[str], *, prefix: str = "") -> No
                 named[name].requires_grad_(False)
     if patterns and not any(parameter.requires_grad for parameter in named.values()):
         asked = f"model.freeze=[{','.join(patterns)}]"
-        raise RunnerError(Fault(asked, "it leaves nothing to train", "patterns that leave the last layer out"))
+        raise RunnerError(Problem(asked, "it leaves nothing to train", "patterns that leave the last layer out"))
     for module in model.modules():
         own = list(module.parameters(recurse=False))
         is_frozen = bool(patterns and own) and not any(parameter.requires_grad for parameter in own)
@@ -204,7 +211,7 @@ def matching(pattern: str, names: Sequence[str], *, key: str, kind: str = "param
         hits = nearest(asked, [*modules, *names]) or [ends[end] for end in nearest(asked, ends)]
         hits = hits or [f"a pattern of names that begin with {tops}"]
         problem = f"it matches no {kind}; they are {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
-        raise RunnerError(Fault(f"{key}: {pattern}", problem, " or ".join(hits)))
+        raise RunnerError(Problem(f"{key}: {pattern}", problem, " or ".join(hits)))
     return found
 
 
@@ -306,7 +313,7 @@ class AveragedWeights:
         except Exception as error:  # of any module; weight_norm before parametrizations makes weights that can't be
             problem = f"a second model, of the averages, can't be made of this one: {first_line(error)}"
             fix = "train.ema_decay=null, or torch.nn.utils.parametrizations in the place of weight_norm"
-            raise RunnerError(Fault(f"train.ema_decay={decay:g}", problem, fix)) from None
+            raise RunnerError(Problem(f"train.ema_decay={decay:g}", problem, fix)) from None
         self.decay = decay
         pairs = list(zip(_own(self.model), _own(model), strict=True))
         self._whole = [(mean, now) for mean, now in pairs if not (now.is_floating_point() or now.is_complex())]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from runner.errors import Fault, nearest
+from runner.errors import Problem, nearest
 
 KEY = "train.early_stopping.metric"
 
@@ -41,12 +41,12 @@ class Progress:
     seconds: float = 0.0  # of training before this process took it up
 
 
-def missing_metric(metric: str, measured: Iterable[str]) -> Fault:
+def missing_metric(metric: str, measured: Iterable[str]) -> Problem:
     """A metric that is not among those of the validation split."""
     names = list(measured)
     problem = f"the validation split has no {metric}; it has {', '.join(names)}"
     judged = [name for name in names if name.startswith("val/")]  # of hooks others may be among them
-    return Fault(f"{KEY}={metric}", problem, what_to_write(nearest(metric, judged) or judged))
+    return Problem(f"{KEY}={metric}", problem, what_to_write(nearest(metric, judged) or judged), code="unknown-option")
 
 
 def what_to_write(hits: list[str]) -> str:

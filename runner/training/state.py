@@ -17,7 +17,7 @@ from runner.data.loading.order import mixed
 from runner.data.loading.served import Served
 from runner.device import backends
 from runner.distributed.group import Ranks
-from runner.errors import Fault, RunnerError, first_line
+from runner.errors import Problem, RunnerError, first_line
 from runner.training.background import Background
 from runner.training.checkpoint import CheckpointWriter
 from runner.training.kept import Keeping
@@ -77,7 +77,7 @@ class Checkpoints:
         except Exception as error:  # a checkpoint may come from elsewhere, and hold anything
             problem = f"it is not of this model and optimizer, or no run wrote it: {type(error).__name__}: {first_line(error)}"
             fix = "the run in a new folder, or the checkpoint that its own run wrote"
-            raise RunnerError(Fault("the folder's checkpoint", problem, fix)) from error
+            raise RunnerError(Problem("the folder's checkpoint", problem, fix)) from error
         return progress
 
     @property
@@ -181,11 +181,13 @@ def _check_experiment(before: Any, now: Mapping[str, Any]) -> None:
         return
     others = [key for key in changes(before, now) if key in before and key in now and not may_change(key)]
     if others:
-        faults = [
-            Fault(f"{key}={now[key]}", f"the folder's checkpoint is of a run with {key}={before[key]}", "a new folder")
+        problems = [
+            Problem(
+                f"{key}={now[key]}", f"the folder's checkpoint is of a run with {key}={before[key]}", "a new folder"
+            )
             for key in others
         ]
-        raise RunnerError(*faults)
+        raise RunnerError(*problems)
 
 
 def _put_back(state: dict[str, Any], parts: Parts, progress: Progress, keeper: CheckpointWriter, buffer: Rows) -> None:

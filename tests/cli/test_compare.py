@@ -162,7 +162,7 @@ def test_runs_by_the_seed_that_they_had(own_folder):
     [
         ([], "two are compared", "compare SWEEP"),
         (["{}:model=mpl", "{}"], "no job of it has these values", "model=mlp"),
-        (["{}:model=mlp,sed=1", "{}"], "no job of it has these values", " or seed=1"),
+        (["{}:model=mlp,sed=1", "{}"], "no job of it has these values", "seed=1"),
         (["{}", "{}:model=mlp"], "it has 3 configurations", ":model=mlp"),
         (["{}:model=mlp", "nowhere"], "there is no folder nowhere", "compare FOLDER"),
         (["{}", "metric=val/accurcy"], "no job of it has a metric 'val/accurcy'", "metric=test/accuracy"),
@@ -183,7 +183,7 @@ def test_what_is_to_be_written_has_a_value_with_a_blank_whole(own_folder):
     sweep.close()
     with pytest.raises(RunnerError) as raised:
         compare(["blank", "blank:name=one"])
-    _, written, _ = shlex.split(raised.value.faults[0].fix)
+    _, written, _ = shlex.split(raised.value.problems[0].help)
     (found,) = compare([written, "blank:name=one"])
     assert (found.mean_a, found.mean_b) == (0.1, 0.2)
 
@@ -206,7 +206,7 @@ def test_a_sweep_without_validation_rows_has_its_test_metrics(own_folder, capsys
     assert cli.main(["compare", "tested"]) == 2
     said = capsys.readouterr().err
     assert "fewer than two of its configurations have a val/loss" in said
-    assert "write: compare tested metric=test/loss" in said and compare(["tested"], metric="test/loss")
+    assert "help: compare tested `metric=test/loss`" in said and compare(["tested"], metric="test/loss")
 
 
 def test_no_winner_is_named_without_a_decision(own_folder, capsys):

@@ -28,7 +28,7 @@ MISTAKES = [
     # keys that are not there
     ("train.num_epoch=3", "train.num_epochs=3"),
     ("trian.num_epochs=3", "train.num_epochs=3"),
-    ("model.nonsense=1", "write: leave it out; --cfg job prints the keys of model"),
+    ("model.nonsense=1", "help: leave it out; `--cfg` job prints the keys of model"),
     ("+x=1", "there is no key x"),
     ("++train.x=1", "there is no key train.x"),
     ("++train.early_stopping.patienc=1", "train.early_stopping.patience=1"),
@@ -60,12 +60,12 @@ MISTAKES = [
     ("data.fold=x", "data.fold=0"),
     ("data.fold=-1", "data.fold=0"),
     ("data.fold=true", "data.fold=0"),
-    ("data.fold=5", "write: data.fold=4/5, or all of them: -m 'data.fold=range(5)'"),
+    ("data.fold=5", "help: use `data.fold=4/5`, or all of them: `-m 'data.fold=range(5)'`"),
     ("data.fold=3 data.num_folds=3", "the last of 3 is 2"),
-    ("data.fold=0/1", "write: data.fold=0/5"),
+    ("data.fold=0/1", "help: use `data.fold=0/5`"),
     ("data.fold=0 data.num_folds=1", "data.num_folds=2"),
-    ("data.fold=0/5 data.num_folds=3", "write: data.fold=0/5 without data.num_folds"),
-    ("data.num_folds=3", "write: -m 'data.fold=range(3)' beside it"),
+    ("data.fold=0/5 data.num_folds=3", "help: use `data.fold=0/5` without data.num_folds"),
+    ("data.num_folds=3", "help: use `-m 'data.fold=range(3)'` beside it"),
     ("data.fold=0/1800", "there are 1,617 rows for 1,800 folds"),
     ("data.sampler=balance", "data.sampler=balanced"),
     ("data.sampler=[1,-1]", "weights of 0 or more"),
@@ -73,7 +73,7 @@ MISTAKES = [
     ("data.sampler={a:true}", "data.sampler=balanced"),
     ("data.sampler=[1,2]", "a weight for each, in this order"),
     ("data.sampler={0:1,ten:1}", "it says nothing of 1, 2, 3"),
-    ("data=diabetes task=regression data.sampler=balanced", "write: data.sampler=null"),
+    ("data=diabetes task=regression data.sampler=balanced", "help: use `data.sampler=null`"),
     ("data.val_fraction=0.5 data.test_fraction=0.5", "data.val_fraction=0.1 data.test_fraction=0.1"),
     ("data.residency=gpu", "data.residency=device"),
     ("data.limit=few", "data.limit=10"),
@@ -120,51 +120,54 @@ MISTAKES = [
     ("data=arrays data.path=short.npz", "as many targets as inputs"),
     ("data=arrays data.path=good.npz", "model=mlp"),  # rows of numbers are no images
     ("data=synthetic data.num_rows=0", "data.num_rows=10"),
-    ("data.augment={cutmix:1} train.batch_size=0", "write: 'data.augment={mixup:1}' or 'data.augment={cutout:1}'\n"),
+    (
+        "data.augment={cutmix:1} train.batch_size=0",
+        "help: use `'data.augment={mixup:1}'` or `'data.augment={cutout:1}'`\n",
+    ),
     # tracking
     ("tracking.uri=./mlruns", "tracking.uri=sqlite:///mlflow.db"),
     ("tracking.uri=file:///tmp/mlruns", "tracking.uri=sqlite:///mlflow.db"),
     ("tracking.uri=ftp://there", "tracking.uri=http://127.0.0.1:5000"),
-    ("tracking.uri=sqlite:/a/b.db", "write: tracking.uri=sqlite:////a/b.db\n"),
-    ("tracking.uri=sqlite://b.db", "write: tracking.uri=sqlite:///b.db\n"),
-    ("tracking.uri=sqlite:b.db", "write: tracking.uri=sqlite:///b.db\n"),
+    ("tracking.uri=sqlite:/a/b.db", "help: use `tracking.uri=sqlite:////a/b.db`\n"),
+    ("tracking.uri=sqlite://b.db", "help: use `tracking.uri=sqlite:///b.db`\n"),
+    ("tracking.uri=sqlite:b.db", "help: use `tracking.uri=sqlite:///b.db`\n"),
     # the command line itself
-    ("predct a/run --input x.csv --keep", "write: python -m runner predict a/run --input x.csv --keep\n"),
+    ("predct a/run --input x.csv --keep", "help: run `python -m runner predict a/run --input x.csv --keep`\n"),
     ("seed 3", "seed=3"),
-    ("model=mlp evaluate", "write: python -m runner evaluate ..."),
+    ("model=mlp evaluate", "help: run `python -m runner evaluate ...`"),
     ("device", "python -m runner devices"),
     ("train.num_epochs", "train.num_epochs=10"),
     ("--multi-run seed=1,2", "--multirun"),
     ("--allow", "--allow timm"),
     ("-m seed=1,2 --cfg job", "-m or --cfg"),
     ("--info searchpath --multirun", "--multirun or --info"),
-    ("seed=1,2", "write: -m seed=1,2\n"),
-    ("data.fold=range(5)", "write: -m 'data.fold=range(5)'\n"),
+    ("seed=1,2", "help: use `-m seed=1,2`\n"),
+    ("data.fold=range(5)", "help: use `-m 'data.fold=range(5)'`\n"),
     ("plan experiment=glob(*)", "glob(...) makes several runs, and that takes -m\n"),
-    ("optimizer.lr=interval(0.1,0.2)", "write: -m 'optimizer.lr=interval(0.1,0.2)'\n"),
-    ("-m modle=mlp,cnn", "write: model=mlp,cnn\n"),
-    ("devices --jsn", "write: --json\n"),
-    ("devices --bnch", "write: --bench\n"),
-    ("devices here", "write: python -m runner devices [--bench]\n"),
-    ("history a --ouput b.csv", "write: --output b.csv\n"),
-    ("ui --prt 80 tracking.url=x", "write: --port 80\n\n  asked: ui tracking.url=x\n"),
-    ("ui tracking.url=x", "write: tracking.uri=x\n"),
-    ("compare a b metrc=val/loss", "write: metric=val/loss\n"),
-    ("reproduce a --anywy", "write: --anyway\n"),
-    ("sync conff", "write: sync conf\n"),
-    ("report multirun/frist", "write: the folder of one: multirun/first\n"),
+    ("optimizer.lr=interval(0.1,0.2)", "help: use `-m 'optimizer.lr=interval(0.1,0.2)'`\n"),
+    ("-m modle=mlp,cnn", "help: use `model=mlp,cnn`\n"),
+    ("devices --jsn", "help: use `--json`\n"),
+    ("devices --bnch", "help: use `--bench`\n"),
+    ("devices here", "help: run `python -m runner devices [--bench]`\n"),
+    ("history a --ouput b.csv", "help: use `--output b.csv`\n"),
+    ("ui --prt 80 tracking.url=x", "help: use `--port 80`\n\nerror: ui does not take tracking.url\n"),
+    ("ui tracking.url=x", "help: use `tracking.uri=x`\n"),
+    ("compare a b metrc=val/loss", "help: use `metric=val/loss`\n"),
+    ("reproduce a --anywy", "help: use `--anyway`\n"),
+    ("sync conff", "help: run `sync conf`\n"),
+    ("report multirun/frist", "help: use the folder of one: multirun/first\n"),
     ("-cn nothing", "-cd FOLDER"),
-    ("-cn confg", "write: -cn config\n"),
-    ("-cd ./conff", "write: -cd conf\n"),
-    ("--config-nam mine", "write: --config-name mine or "),
-    ("-cn", "asked: -cn\n  so:    it needs a value\n  write: -cn NAME"),
+    ("-cn confg", "help: use `-cn` config\n"),
+    ("-cd ./conff", "help: use `-cd` conf\n"),
+    ("--config-nam mine", "help: use `--config-name mine` or "),
+    ("-cn", "error: it needs a value\n  --> -cn\nhelp: use `-cn NAME`"),
     ("plan -cn ", "it needs a value"),
     ("--info searchpath -cn=", "it needs a value"),
-    ("-cd -cn mine", "asked: -cd\n"),
-    ("-cp conf -cn mine", "write: -cd conf\n"),
-    ("--config-path=conf", "write: -cd conf\n"),
-    ("-cd nonsuch", "so:    there is no such folder"),
-    ("--json --cfg jobs", "so:    --cfg is job, hydra or all\n  write: --cfg job"),
+    ("-cd -cn mine", "--> -cd\n"),
+    ("-cp conf -cn mine", "help: use `-cd` conf\n"),
+    ("--config-path=conf", "help: use `-cd` conf\n"),
+    ("-cd nonsuch", "error: there is no such folder"),
+    ("--json --cfg jobs", "error: --cfg is job, hydra or all\n  --> --cfg jobs\nhelp: use `--cfg job`"),
     ("-m seed=1,x", "seed=10"),
     ("-m model=mlp,cn", "model=cnn"),
     ("zip(seed,name)=(1,a),(2,b)", "-m 'sweep.zip={seed:[1,2],name:[a,b]}'"),
@@ -172,9 +175,12 @@ MISTAKES = [
     ("-m zip(seed,name)=(range(2),a)", "range(2) is several values"),
     ("-m zip(seed,seed)=(1,2)", "each key is named once"),
     ("-m zip(seed,name)=(1,a) zip(name,model.dropout)=(b,0.1)", "name in one of the two"),
-    ("-m zip(seed,optimizer.lrr)=(1,2),(2,3)", "there is no key optimizer.lrr\n  write: optimizer.lr=2"),
-    ("plan -m zip(seed,model.hiden)=(1,2),(2,3)", "asked: model.hiden=2"),
-    ("-m hydra.sweeper.params={optimizer.lrr:'1,2'}", "write: optimizer.lr=1"),
+    (
+        "-m zip(seed,optimizer.lrr)=(1,2),(2,3)",
+        "there is no key optimizer.lrr\n  --> optimizer.lrr=2\nhelp: use `optimizer.lr=2`",
+    ),
+    ("plan -m zip(seed,model.hiden)=(1,2),(2,3)", "--> model.hiden=2"),
+    ("-m hydra.sweeper.params={optimizer.lrr:'1,2'}", "help: use `optimizer.lr=1`"),
     ("-m sweep.zip={seed:[1,2]} seed=3", "seed in one of the two"),
     ("-m sweep.zip={seed:[1,2]} hydra/sweeper=optuna optimizer.lr=interval(0.1,0.2)", "hydra/sweeper=grid"),
     ("train.num_epochs=[3", "quotes"),
@@ -188,10 +194,10 @@ MISTAKES = [
         "hydra.run.dir=s3://lab/1 model.weights=gs://lab/w.pt",
         "gcloud storage cp gs://lab/w.pt ., then model.weights=w.pt",
     ),
-    ("data=table data.path=s3://lab/a.csv data.val_path=/dev/zero", "write: data.val_path=FILE"),
+    ("data=table data.path=s3://lab/a.csv data.val_path=/dev/zero", "help: use `data.val_path=FILE`"),
     ("-m seed=1,2 hydra.sweep.dir=s3://lab/1", "hydra.sweep.dir=PATH on this machine"),
-    ("-m +hydra.sweeper.params.seed=1,2", "write: '++hydra.sweeper.params.seed=\"1,2\"'"),
-    ("model._target_=torch.nn.Linear +model.out_features=1", "write: model.out_features=1"),
+    ("-m +hydra.sweeper.params.seed=1,2", "help: use `'++hydra.sweeper.params.seed=\"1,2\"'`"),
+    ("model._target_=torch.nn.Linear +model.out_features=1", "help: use `model.out_features=1`"),
     ("hydra.job.chdir=true", "hydra.job.chdir=false"),
     ("name=\udcc3\udca9t\udcc3\udca9", "PYTHONUTF8=1"),
     ("-m seed=1,2 hydra.mode=RUN", "one of them"),
@@ -228,12 +234,12 @@ def test_a_mistake_exits_with_2_and_says_what_to_write(words, mend, folder, capf
     code = cli.main(command)
     output = capfd.readouterr()
     assert code == 2, output.out + output.err
-    text = output.err[output.err.index("runner: this can't be run") :]
+    text = output.err[output.err.index("error: ") :]
     assert "Traceback" not in output.err + output.out
     assert "HYDRA_FULL_ERROR" not in output.err
-    for part in ("asked:", "so:", "write:"):
+    for part in ("-->", "error:", "help:"):
         assert part in text
-    assert mend in text
+    assert mend.replace("`", "") in text.replace("`", "")
     assert {path for path in {*folder.rglob("*")} - before if "__pycache__" not in path.parts} == set()
 
 
@@ -268,7 +274,7 @@ def test_version_is_this_programs(capfd):
 def test_a_word_with_a_space_is_offered_in_quotes(own_folder, capfd):
     assert cli.main(["resum", "a b"]) == cli.main(["history", "a", "--ouput", "b c.csv"]) == 2
     text = capfd.readouterr().err
-    assert "write: python -m runner resume 'a b'\n" in text and "write: --output 'b c.csv'\n" in text
+    assert "help: run `python -m runner resume 'a b'`\n" in text and "help: use `--output 'b c.csv'`\n" in text
 
 
 @pytest.mark.parametrize(
@@ -285,7 +291,7 @@ def test_a_word_with_a_space_is_offered_in_quotes(own_folder, capfd):
 def test_letters_that_hydra_reads_in_quotes_only_are_told_once(word, mend, own_folder, capfd):
     assert cli.main(["data=table", "data.target=y", word, OFF]) == 2
     text = capfd.readouterr().err
-    assert text.count("write:") == 1 and f"write: quotes around it: {mend}\n" in text
+    assert text.count("help:") == 1 and f"help: use quotes around it: `{mend}`\n" in text
     (quoted,) = shlex.split(mend)
     (override,) = OverridesParser.create().parse_overrides([quoted])
     value = word.partition("=")[2]
@@ -323,8 +329,8 @@ def test_all_mistakes_are_told_at_once(folder, capfd):
     ]
     assert cli.main(words) == 2
     text = capfd.readouterr().err
-    assert "for 7 reasons" in text
-    assert text.count("write:") == 7
+    assert "error: 7 problems found; nothing was started" in text
+    assert text.count("help:") == 7
 
 
 def test_a_broken_file_of_the_persons_is_told_with_its_line(folder, capfd):
@@ -485,7 +491,7 @@ def test_a_wheel_runs_from_an_empty_folder_with_the_persons_own_parts(own_folder
 def test_a_key_that_a_sweeps_other_options_have_not_is_told_by_its_name(own_folder, capfd, tasks):
     assert cli.main(["-m", f"task={tasks}", "task.plots=false", "seed=1,2"]) == 2
     text = capfd.readouterr().err
-    assert "asked: task.plots=false\n  so:    there is no key task.plots" in text
+    assert "there is no key task.plots here: it belongs to other options\n  --> task.plots=false" in text
 
 
 def test_a_folder_with_an_equals_sign_in_its_name_is_a_folder(own_folder, capfd):

@@ -128,7 +128,7 @@ def test_a_script_that_a_process_of_its_own_loads_does_not_train_there(own_folde
     (own_folder / "script.py").write_text("from runner import run\nrun(['model=linear'])\n")
     with pytest.raises(RunnerError, match="each would begin a run") as caught:
         runpy.run_path("script.py", run_name="__mp_main__")
-    assert "__main__" in caught.value.faults[0].fix
+    assert "__main__" in caught.value.problems[0].help
     assert [path.name for path in own_folder.iterdir()] == ["script.py"]
 
 
@@ -143,13 +143,13 @@ def test_run_takes_one_run(own_folder):
     ):
         with pytest.raises(RunnerError, match=r"run\(\) is one") as raised:
             runner.run([word])
-        assert write in raised.value.faults[0].fix and "-m" not in str(raised.value)
+        assert write in raised.value.problems[0].help and "-m" not in str(raised.value)
     with pytest.raises(RunnerError) as raised:  # a line is split, and has one error
         runner.run("seed=1 modle='mlp'")
-    assert [fault.asked for fault in raised.value.faults] == ["modle=mlp"]
+    assert [problem.source for problem in raised.value.problems] == ["modle=mlp"]
     with pytest.raises(RunnerError, match=r"run\(\) takes overrides") as raised:
         runner.run(["seed=1"], data="iris", seed=2)
-    assert raised.value.faults[0].suggestions == ("run(['data=iris', 'seed=2'])",)
+    assert raised.value.problems[0].suggestions == ("run(['data=iris', 'seed=2'])",)
     for words in (["-cd"], ["-cn", ""]):
         with pytest.raises(RunnerError, match="needs a value"):
             runner.run(words)

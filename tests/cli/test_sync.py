@@ -82,7 +82,7 @@ def test_a_folder_with_a_blank_is_whole_in_what_is_to_be_typed(run, stores, capf
     assert cli.main(["sync"]) == 2
     said = capfd.readouterr()
     assert "; sync 'outputs/a b/0' tracking.uri=URI" in said.out and "; rm -- 'outputs/a b/2/my link'" in said.out
-    assert "write: sync 'outputs/a b/1' tracking.uri=URI" in said.err
+    assert "help: run `sync 'outputs/a b/1' tracking.uri=URI`" in said.err
 
 
 @pytest.mark.parametrize(

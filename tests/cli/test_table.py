@@ -95,7 +95,7 @@ def test_parse_reports_every_error_at_once():
     command = replace(COMMANDS["predict"], name="predict")
     with pytest.raises(RunnerError) as raised:
         parse(command, ["a", "b", "--batch-size", "0", "--keep=1", "--output", "seed=1", "--cfg", "job"])
-    asked = [fault.asked for fault in raised.value.faults]
+    asked = [problem.source for problem in raised.value.problems]
     assert asked == [
         "predict b",
         "--batch-size 0",

@@ -165,8 +165,8 @@ def test_one_of_several_folds_is_named_as_the_sweep_has_it(own_folder, capsys):
         made.job((f"data.fold={fold}", "data.num_folds=4"), summary={"best": best})
     made.close()
     assert cli.main(["try", "--against", "it's a sweep", "optimizer.lr=0.1"]) == 2
-    (write,) = (line for line in capsys.readouterr().err.splitlines() if "write:" in line)
-    words = shlex.split(write.partition("write:")[2])
+    (write,) = (line for line in capsys.readouterr().err.splitlines() if "help:" in line)
+    words = shlex.split(write.partition("help:")[2])
     assert words == ["try", "--against", "it's a sweep:data.fold=0"]
     assert one(words[2], verb="try").values(Goal("val/loss", "min")) == {(0, "0/4"): 1.0}
 

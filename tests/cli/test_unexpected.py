@@ -103,4 +103,4 @@ def test_a_mistake_leaves_no_folder(own_folder):
 @pytest.mark.parametrize("words", [["hydra.run.dir={}"], ["-cd", "{}"], ["-m", "seed=1,2", "sweep.resume={}"]])
 def test_a_name_that_no_file_may_have_is_a_mistake(words, own_folder, capsys):
     assert cli.main(["tracking.enabled=false", *(word.format("a" * 300) for word in words)]) == 2
-    assert "so:    this file system takes no such name, of 300 letters" in capsys.readouterr().err
+    assert "error: this file system takes no such name, of 300 letters" in capsys.readouterr().err

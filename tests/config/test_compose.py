@@ -88,7 +88,7 @@ def test_a_file_that_asks_for_a_sweep_over_what_the_words_leave_open_gets_one(co
 @pytest.mark.parametrize(("words", "count"), [(["seedd=3"], 2), (["seed=3", "modle=mlp"], 4)])  # with a group's options
 def test_what_failed_is_not_composed_again_to_be_explained(composed, words, count, capfd):
     assert cli.main(words) == 2
-    assert "write: " in capfd.readouterr().err
+    assert "help: " in capfd.readouterr().err
     assert len(composed.calls) == count
 
 

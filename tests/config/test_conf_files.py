@@ -5,7 +5,7 @@ from hydra.errors import HydraException
 
 from runner.config import validate
 from runner.config.compose import WrongFile, composer, hydra_session
-from runner.config.conf_files import as_yaml, defaults_fault, file_faults, line_of
+from runner.config.conf_files import as_yaml, defaults_fault, file_problems, line_of
 from runner.config.override_errors import explain
 
 FILES = {
@@ -54,7 +54,7 @@ def conf(own_folder):
         file.write_text(text)
 
 
-def test_every_fault_of_a_file_is_told_with_its_place(conf):
+def test_every_problem_of_a_file_is_told_with_its_place(conf):
     compose = composer([])
     with hydra_session(["runner"]):
         known = list(validate.all_keys(compose([])))
@@ -62,16 +62,18 @@ def test_every_fault_of_a_file_is_told_with_its_place(conf):
             with pytest.raises(HydraException) as raised:
                 compose([words])
             is_file = isinstance(raised.value, WrongFile)
-            found = file_faults(raised.value, known) if is_file else [defaults_fault(words, raised.value)]
-            for fault, (asked, so, write) in zip(found, wanted, strict=True):
-                assert asked in fault.asked and so in fault.problem and write in fault.fix, f"{words}\n{fault}"
+            found = file_problems(raised.value, known) if is_file else [defaults_fault(words, raised.value)]
+            for problem, (asked, so, write) in zip(found, wanted, strict=True):
+                assert asked in problem.source and so in problem.message and write in problem.help, (
+                    f"{words}\n{problem}"
+                )
 
 
 def test_it_is_told_with_all_else_that_is_wrong(conf):
     words, compose = ["experiment=typo", "model=mlpp"], composer([])
     with hydra_session(["runner"]):
         error = explain(HydraException(), words, compose=compose, check=lambda cfg: None)
-    assert [fault.asked.split()[0] for fault in error.faults] == ["train:", "train:", "tracking:", "model=mlpp"]
+    assert [problem.source.split()[0] for problem in error.problems] == ["train:", "train:", "tracking:", "model=mlpp"]
 
 
 def test_nothing_is_composed_twice_to_tell_a_mistake(conf):
@@ -92,8 +94,8 @@ def test_a_file_of_the_persons_own_that_begins_it_all_is_told_likewise(own_folde
     with hydra_session(["runner"]):
         with pytest.raises(WrongFile) as raised:
             compose([])
-        (fault,) = explain(raised.value, [], compose=compose, check=lambda cfg: None).faults
-    assert (fault.asked, fault.fix) == (
+        (problem,) = explain(raised.value, [], compose=compose, check=lambda cfg: None).problems
+    assert (problem.source, problem.help) == (
         "train: {num_epoch: 5} in mine.yaml, line 3",
         "train: {num_epochs: 5} in its place",
     )

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from runner.config.allowed import PARTS, public_name
 from runner.config.exports import exported_name
-from runner.config.trust import OURS, hydra_faults
+from runner.config.trust import OURS, hydra_problems
 from runner.version import PACKAGES
 
 LAZY = ("runner.data", "runner.models", "runner.tasks", "runner.training", "runner.sweep")
@@ -115,6 +115,6 @@ def test_path_of_a_definition_is_its_exported_name(path, name):
 
 
 def test_a_launcher_by_its_module_is_offered_by_its_name():
-    (fault,) = hydra_faults(OmegaConf.create({"launcher": {"_target_": "runner.sweep.launchers.local.Slots"}}))
-    assert fault.asked == "hydra.launcher._target_=runner.sweep.launchers.local.Slots"
-    assert fault.fix.startswith("_target_=runner.sweep.Slots;")
+    (problem,) = hydra_problems(OmegaConf.create({"launcher": {"_target_": "runner.sweep.launchers.local.Slots"}}))
+    assert problem.source == "hydra.launcher._target_=runner.sweep.launchers.local.Slots"
+    assert problem.help.startswith("_target_=runner.sweep.Slots;")

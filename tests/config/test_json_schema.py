@@ -107,7 +107,7 @@ DESCRIBED = [("", schema.Config), *((key, kind) for key, kind in validate.DESCRI
 VALUES = [-1, 0, 0.1, 0.5, 1, 1.5, 2, 50, 99, 100, 2**31, 2**63, "auto", "off", "all", "many", True, False, [], ["a"], ["minimize"], {}, {"a": [1]}, [{"match": "a"}], [{"lr": 1}]]  # fmt: skip
 
 
-def faults(group, text, whole=COMMITTED):
+def problems(group, text, whole=COMMITTED):
     """What the part of the schema that a file of the group names has against a text."""
     part = json_schema.line_for(group, Path("conf/schema.json"), Path("conf")).partition("=")[2].partition("#")[2]
     found = whole if not part else {"$ref": f"#{part}", "definitions": whole["definitions"]}
@@ -127,22 +127,22 @@ def test_every_file_of_conf_names_it_and_is_right(file):
     named, _, part = LINE.search(head)[1].partition("#/definitions/")  # an editor looks for it before the first key
     assert (path.parent / named).resolve() == compose.CONF / json_schema.FILE
     assert part == ("" if group in ("", "experiment") else group.replace("/", "."))
-    assert faults(group, path.read_text()) == []
+    assert problems(group, path.read_text()) == []
 
 
 def test_what_a_run_leaves_is_right():
     cfg = compose.composer([])(["model=mlp", "scheduler=cosine", "task=regression"])
-    assert faults("", OmegaConf.to_yaml(cfg)) == []
+    assert problems("", OmegaConf.to_yaml(cfg)) == []
 
 
 @pytest.mark.parametrize(("group", "text", "told"), WRONG)
 def test_what_is_wrong_is_found(group, text, told):
-    assert any(told in each for each in faults(group, text))
+    assert any(told in each for each in problems(group, text))
 
 
 @pytest.mark.parametrize(("group", "text"), RIGHT)
 def test_what_is_right_or_a_persons_own_is_not_underlined(group, text):
-    assert faults(group, text) == []
+    assert problems(group, text) == []
 
 
 def keys_of(kind, part, key=""):
@@ -188,8 +188,8 @@ def test_limits_are_those_that_a_run_checks(key, kind):
         hints = get_type_hints(kind)[item.name]
         kinds = get_args(hints) or (hints,)
         for value in [*VALUES, *item.metadata.get("choices", ())]:
-            told = validate.setting_faults(OmegaConf.create({item.name: value}), kind, "x")
-            is_refused = any(fault.asked.startswith(f"x.{item.name}=") for fault in told)
+            told = validate.setting_problems(OmegaConf.create({item.name: value}), kind, "x")
+            is_refused = any(problem.source.startswith(f"x.{item.name}=") for problem in told)
             is_own_type = (
                 object in kinds or Any in kinds or type(value) in kinds or (float in kinds and type(value) is int)
             )
@@ -300,7 +300,7 @@ def test_a_persons_own_targets_and_options_are_described(own_folder, capsys):
         ("data", "_target_: my_parts.points\ncount: [3]", "[3]"),
         ("experiment", "defaults: [override /model: wide]\nmodel: {with: 3}", "with"),
     ):
-        assert any(told in each for each in faults(group, text, whole)), text
+        assert any(told in each for each in problems(group, text, whole)), text
     for group, text in (
         ("model", f"{net}width: ${{facts.in_features}}\nshape: [3]\nrate: 0.1\nway: out"),
         ("model", "defaults: [round]\nwith: 3"),
@@ -308,7 +308,7 @@ def test_a_persons_own_targets_and_options_are_described(own_folder, capsys):
         ("data", "_target_: my_parts.points\ncount: 3\nother: 4\nlimit: 3"),
         ("data", "_target_: my_parts.gone\nother: 4"),
     ):
-        assert faults(group, text, whole) == [], text
+        assert problems(group, text, whole) == [], text
     assert whole["definitions"]["my_parts.Net"]["properties"]["width"]["description"] == "of a layer\n\nfor example 3"
     assert {"net", "wide", "mlp"} <= set(whole["definitions"]["option.model"]["anyOf"][0]["enum"])
 
@@ -323,7 +323,7 @@ def test_where_it_is_written(own_folder, capsys):
     assert (own_folder / "editor/runner.json").is_file() and not (own_folder / "conf").exists()
 
 
-@pytest.mark.parametrize(("words", "told"), [(["--otput", "x"], "write: --output x"), (["--output"], "no value"), (["--output", "file/x"], "file/x")])  # fmt: skip
+@pytest.mark.parametrize(("words", "told"), [(["--otput", "x"], "help: use `--output x`"), (["--output"], "no value"), (["--output", "file/x"], "file/x")])  # fmt: skip
 def test_what_it_does_not_take(words, told, own_folder, capsys):
     (own_folder / "file").touch()
     assert cli.main(["schema", *words]) == 2

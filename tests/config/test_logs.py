@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from omegaconf import OmegaConf, open_dict, read_write
-from refused import faults_of
+from refused import problems_of
 
 from runner.cli import check_first
 from runner.config import logs, trust
@@ -64,22 +64,22 @@ def hydra_with(*words):
 
 
 def told(hydra):
-    return trust.hydra_faults(hydra) or logs.faults(hydra)
+    return trust.hydra_problems(hydra) or logs.problems(hydra)
 
 
 @pytest.mark.parametrize("log", ["job_logging", "hydra_logging"])
 @pytest.mark.parametrize("word", WRONG)
 def test_what_a_log_can_not_be_made_of_is_told_with_its_key(word, log):
     asked, so = WRONG[word]
-    (fault,) = told(hydra_with(f"{log}.{word}"))
-    assert fault.asked.startswith(f"hydra.{log}.{asked}") and so in fault.problem and fault.fix, fault
+    (problem,) = told(hydra_with(f"{log}.{word}"))
+    assert problem.source.startswith(f"hydra.{log}.{asked}") and so in problem.message and problem.help, problem
 
 
 def test_a_log_without_a_root_and_names_that_are_none():
-    (fault,) = told(hydra_with("job_logging={version: 1}"))
-    assert "a log has a root" in fault.problem
-    (fault,) = told(hydra_with("verbose=[5]"))
-    assert "the names of the logs" in fault.problem
+    (problem,) = told(hydra_with("job_logging={version: 1}"))
+    assert "a log has a root" in problem.message
+    (problem,) = told(hydra_with("verbose=[5]"))
+    assert "the names of the logs" in problem.message
 
 
 def test_it_is_told_before_anything_else():
@@ -110,8 +110,8 @@ def test_a_runs_log_is_called_runner_whatever_the_job_is_called(tmp_path):
 )
 def test_what_hydra_can_not_write_or_writes_elsewhere_is_refused(own_folder, word, asked, so):
     hydra = hydra_with(word)
-    (fault,) = faults_of(check_first.check_written, hydra, Path("run").absolute())
-    assert asked in fault.asked and so in fault.problem and not list(own_folder.iterdir())
+    (problem,) = problems_of(check_first.check_written, hydra, Path("run").absolute())
+    assert asked in problem.source and so in problem.message and not list(own_folder.iterdir())
 
 
 def test_a_file_that_was_there_is_somebodys_and_stays(tmp_path):

@@ -50,6 +50,8 @@ def test_only_what_is_missing_is_told(own_folder, capfd):
     )
     assert cli.main(["model._target_=my_own_nets.Net", "tracking.enabled=false"]) == 2
     said = capfd.readouterr().err
-    assert said.count("write:") == 2 and "write: model.inputs=..." in said and "write: model.outputs=..." in said
+    assert (
+        said.count("help:") == 2 and "help: use `model.inputs=...`" in said and "help: use `model.outputs=...`" in said
+    )
     assert cli.main(["model._target_=my_own_nets.Net", "+model.width=1", "tracking.enabled=false"]) == 2
     assert "Net takes no argument width; its arguments: inputs, outputs\n" in capfd.readouterr().err

@@ -63,14 +63,14 @@ def test_a_package_that_every_run_needs_is_installed_by_the_checkout(beside, own
     """By this Python's own pip: another one's may come first on the path."""
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.chdir(own_folder if beside else PACKAGES)
-    (fault,) = packages.missing(ModuleNotFoundError(name="torch.nn")).faults
-    assert fault.problem == "this Python has no torch, which the runner imports"
-    assert fault.fix == f"{sys.executable} -m pip install -e {PACKAGES if beside else '.'}"
+    (problem,) = packages.missing(ModuleNotFoundError(name="torch.nn")).problems
+    assert problem.message == "this Python has no torch, which the runner imports"
+    assert problem.help == f"{sys.executable} -m pip install -e {PACKAGES if beside else '.'}"
     assert packages.missing(ModuleNotFoundError(name="my_module")) is None
     monkeypatch.setattr(packages, "PACKAGES", own_folder)
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    (fault,) = packages.missing(ModuleNotFoundError(name="torch")).faults
-    assert fault.fix == f"{sys.executable} -m pip install scikit-learn torch"
+    (problem,) = packages.missing(ModuleNotFoundError(name="torch")).problems
+    assert problem.help == f"{sys.executable} -m pip install scikit-learn torch"
 
 
 def test_every_extra_that_a_message_names_is_there():

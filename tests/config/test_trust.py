@@ -3,7 +3,7 @@
 import pytest
 from omegaconf import OmegaConf
 
-from runner.config.trust import hydra_faults, strays
+from runner.config.trust import hydra_problems, strays
 
 REST = {
     "run": {"dir": "outputs/1"},
@@ -20,9 +20,9 @@ OWN = {
 }
 
 
-def faults(**hydra):
+def problems(**hydra):
     cfg = OmegaConf.create({**OWN, "hydra": {**REST, **hydra}})
-    return hydra_faults(cfg.hydra)
+    return hydra_problems(cfg.hydra)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def faults(**hydra):
 )
 @pytest.mark.parametrize("part", ["launcher", "job_logging", "callbacks"])
 def test_a_text_is_taken(part, value):
-    assert faults(**{part: {"x": {"y": value}}}) == []
+    assert problems(**{part: {"x": {"y": value}}}) == []
 
 
 @pytest.mark.parametrize(
@@ -61,15 +61,15 @@ def test_a_text_is_taken(part, value):
 )
 @pytest.mark.parametrize("part", ["launcher", "job_logging", "callbacks"])
 def test_what_may_bring_a_group_now_or_later_is_refused(part, value):
-    (fault,) = faults(**{"callbacks": {"other": {}}, part: {"other": {}, "x": value}})
-    assert fault.asked == f"hydra.{part}.x={value}" and "written out" in fault.problem
+    (problem,) = problems(**{"callbacks": {"other": {}}, part: {"other": {}, "x": value}})
+    assert problem.source == f"hydra.{part}.x={value}" and "written out" in problem.message
 
 
 def test_variables_are_set_to_texts():
     job = REST["job"]
-    assert faults(job={**job, "env_set": {"OMP_NUM_THREADS": "${number}"}}) == []
-    assert faults(job={**job, "env_set": "${group.${hydra.job.num}}"})
-    assert faults(job={**job, "env_set": {"NCCL_DEBUG_FILE": "x"}})
+    assert problems(job={**job, "env_set": {"OMP_NUM_THREADS": "${number}"}}) == []
+    assert problems(job={**job, "env_set": "${group.${hydra.job.num}}"})
+    assert problems(job={**job, "env_set": {"NCCL_DEBUG_FILE": "x"}})
 
 
 def test_links_that_lead_in_a_ring_lead_out(tmp_path):

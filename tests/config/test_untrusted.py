@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
-from refused import faults_of
+from refused import problems_of
 
-from runner.config.trust import check_folder, hydra_faults
+from runner.config.trust import check_folder, hydra_problems
 from runner.config.untrusted import cleared, is_held, trusting
 from runner.errors import RunnerError
 
@@ -69,9 +69,9 @@ def test_what_the_runner_writes_passes_as_it_is(hostile):
 def test_what_somebody_else_put_there_is_refused_and_not_imported(case, hostile):
     (old, new), named = HOSTILE[case]
     assert old in SOUND
-    faults = faults_of(clear, SOUND.replace(old, new))
-    assert any(fault.asked.startswith(named) for fault in faults)
-    assert all("--trust" in fault.fix and "mlflow artifacts download" in fault.fix for fault in faults)
+    problems = problems_of(clear, SOUND.replace(old, new))
+    assert any(problem.source.startswith(named) for problem in problems)
+    assert all("--trust" in problem.help and "mlflow artifacts download" in problem.help for problem in problems)
     assert not (hostile / "was_here").exists()
     assert new.strip("'\"[]{}").split(":")[0] in clear(SOUND.replace(old, new), trusted=True)  # it was looked at
 
@@ -104,10 +104,10 @@ def test_a_folder_that_is_trusted_is_held_to_nothing(own_folder):
 def test_a_link_in_a_folder_of_the_persons_own_is_not_to_be_taken_away(own_folder, file, write):
     (own_folder / file).write_text("")
     Path("my data").symlink_to("/")
-    assert [fault.fix.partition(",")[0] for fault in faults_of(check_folder, Path())] == [write]
+    assert [problem.help.partition(",")[0] for problem in problems_of(check_folder, Path())] == [write]
 
 
 @pytest.mark.parametrize(("level", "is_one"), [("INFO", True), (15, True), ("NOPE", False), (0.5, False)])
 def test_a_logs_level_is_a_name_of_one_or_a_whole_number(level, is_one):
     hydra = OmegaConf.create({"job_logging": {"root": {"level": level}}})
-    assert (hydra_faults(hydra) == []) == is_one
+    assert (hydra_problems(hydra) == []) == is_one

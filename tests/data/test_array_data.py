@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from refused import faults_of
+from refused import problems_of
 
 from runner.config.instantiate import build
 from runner.data.array_data import arrays
@@ -20,8 +20,8 @@ def folder(own_folder):
     return own_folder
 
 
-def faults(*args, **settings):
-    return faults_of(arrays, *args, **settings)
+def problems(*args, **settings):
+    return problems_of(arrays, *args, **settings)
 
 
 def test_an_npz_file():
@@ -158,26 +158,29 @@ def test_many_whole_numbers_in_the_last_column_are_a_regression():
     ],
 )
 def test_what_a_file_lacks(settings, asked, so, write):
-    (fault,) = faults(**{"path": "good.npz", **settings})
-    assert fault.asked == asked
-    assert so in fault.problem
-    assert write in fault.fix
+    (problem,) = problems(**{"path": "good.npz", **settings})
+    assert problem.source == asked
+    assert so in problem.message
+    assert write in problem.help
 
 
 def test_both_names_at_once():
-    assert [fault.asked for fault in faults("good.npz", "X1", targets="Y1")] == ["data.inputs=X1", "data.targets=Y1"]
+    assert [problem.source for problem in problems("good.npz", "X1", targets="Y1")] == [
+        "data.inputs=X1",
+        "data.targets=Y1",
+    ]
 
 
 def test_a_split_that_lacks_its_targets():
     np.savez("s.npz", x_train=X, label_train=Y)
-    (fault,) = faults("s.npz")
-    assert fault.asked == "data.targets=y"
-    assert "no array y_train" in fault.problem
-    assert fault.fix == "data.targets=label"
+    (problem,) = problems("s.npz")
+    assert problem.source == "data.targets=y"
+    assert "no array y_train" in problem.message
+    assert problem.help == "data.targets=label"
     np.savez("s.npz", x_train=X, y_train=Y, x_test=X)
-    (fault,) = faults("s.npz")
-    assert "no array y_test" in fault.problem
-    assert "an array y_test" in fault.fix
+    (problem,) = problems("s.npz")
+    assert "no array y_test" in problem.message
+    assert "an array y_test" in problem.help
 
 
 @pytest.mark.parametrize(
@@ -196,20 +199,20 @@ def test_a_split_that_lacks_its_targets():
 )
 def test_values_that_can_not_be_learned_from(arrays_of, so, write):
     np.savez("bad.npz", **arrays_of)
-    fault = faults("bad.npz")[0]
-    assert fault.asked == "data.path=bad.npz"
-    assert so in fault.problem
-    assert write in fault.fix
+    problem = problems("bad.npz")[0]
+    assert problem.source == "data.path=bad.npz"
+    assert so in problem.message
+    assert write in problem.help
 
 
 def test_an_empty_npy_file():
     np.save("t.npy", np.zeros((0, 3)))
-    assert "no rows" in faults("t.npy")[0].problem
+    assert "no rows" in problems("t.npy")[0].message
 
 
 def test_a_table_of_texts():
     np.save("t.npy", np.array([["a", "b"]]))
-    assert "texts" in faults("t.npy")[0].problem
+    assert "texts" in problems("t.npy")[0].message
 
 
 def test_its_reader_reads_the_inputs_alone(monkeypatch):

@@ -11,13 +11,13 @@ from runner.errors import RunnerError
 X = np.arange(12.0).reshape(6, 2)
 
 
-def fault(path, key="data.path", ask=()):
+def problem(path, key="data.path", ask=()):
     with pytest.raises(RunnerError) as caught, opened(str(path), key=key) as found:
         for name in ask:
             found[name]
-    (fault,) = caught.value.faults
-    assert fault.asked == f"{key}={path}"
-    return fault
+    (problem,) = caught.value.problems
+    assert problem.source == f"{key}={path}"
+    return problem
 
 
 def test_npz_tells_names_and_shapes_before_it_reads(own_folder):
@@ -65,34 +65,34 @@ def test_a_missing_file_offers_the_nearest_in_that_folder(own_folder):
     (own_folder / "sets").mkdir()
     for name in ("digits.npz", "faces.npy", "notes.txt"):
         (own_folder / "sets" / name).touch()
-    near = fault("sets/digit.npz")
-    assert "no such file" in near.problem
-    assert near.fix == "data.path=sets/digits.npz"
-    assert fault("sets/zzz.npz").fix == "data.path=sets/digits.npz or data.path=sets/faces.npy"
-    assert fault("sets").fix == "data.path=sets/digits.npz or data.path=sets/faces.npy"
-    assert "folder" in fault("sets").problem
+    near = problem("sets/digit.npz")
+    assert "no such file" in near.message
+    assert near.help == "data.path=sets/digits.npz"
+    assert problem("sets/zzz.npz").help == "data.path=sets/digits.npz or data.path=sets/faces.npy"
+    assert problem("sets").help == "data.path=sets/digits.npz or data.path=sets/faces.npy"
+    assert "folder" in problem("sets").message
 
 
 def test_a_missing_folder(own_folder):
     (own_folder / "sets").mkdir()
     (own_folder / "sets/my digits.npz").touch()
-    near = fault("stes/digits.npz", key="data.targets_path")
-    assert near.fix == "'data.targets_path=sets/my digits.npz'"
-    missing = fault("elsewhere/digits.npz", key="data.targets_path")
-    assert near.problem == "there is no folder stes" and missing.problem == "there is no folder elsewhere"
-    assert missing.fix.startswith("data.targets_path=FILE, relative to the current folder")
+    near = problem("stes/digits.npz", key="data.targets_path")
+    assert near.help == "'data.targets_path=sets/my digits.npz'"
+    missing = problem("elsewhere/digits.npz", key="data.targets_path")
+    assert near.message == "there is no folder stes" and missing.message == "there is no folder elsewhere"
+    assert missing.help.startswith("data.targets_path=FILE, relative to the current folder")
 
 
 def test_an_empty_folder(own_folder):
-    assert "FILE that ends in .npz" in fault("digits.npz").fix
+    assert "FILE that ends in .npz" in problem("digits.npz").help
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a", "a.csv"])
 def test_other_kinds_of_file(own_folder, name):
     (own_folder / name).write_text("1,2")
-    other = fault(name)
-    assert "not read here" in other.problem
-    assert ".npz, .npy or .safetensors" in other.fix
+    other = problem(name)
+    assert "not read here" in other.message
+    assert ".npz, .npy or .safetensors" in other.help
 
 
 @pytest.mark.parametrize("ending", [".npz", ".npy", ".safetensors"])
@@ -105,9 +105,9 @@ def test_broken_files(own_folder, ending, content):
     file = own_folder / f"a{ending}"
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) // 2] if content is None else content)
-    broken = fault(f"a{ending}")
-    assert f"can't be read as {ending}" in broken.problem
-    assert "a whole file" in broken.fix
+    broken = problem(f"a{ending}")
+    assert f"can't be read as {ending}" in broken.message
+    assert "a whole file" in broken.help
 
 
 def test_an_array_that_is_broken_inside_its_file(own_folder):
@@ -115,22 +115,22 @@ def test_an_array_that_is_broken_inside_its_file(own_folder):
     content = bytearray((own_folder / "a.npz").read_bytes())
     content[2000:2100] = bytes(100)
     (own_folder / "a.npz").write_bytes(content)
-    assert "a whole file" in fault("a.npz", ask=["x"]).fix
+    assert "a whole file" in problem("a.npz", ask=["x"]).help
 
 
 @pytest.mark.parametrize("ending", [".npz", ".npy"])
 def test_pickled_objects_are_refused(own_folder, ending):
     array = np.array([{}, 1], dtype=object)
     np.save("a.npy", array) if ending == ".npy" else np.savez("a.npz", x=array)
-    refused = fault(f"a{ending}", ask=["x"])
-    assert "could run code" in refused.problem
-    assert "arrays of numbers" in refused.fix
+    refused = problem(f"a{ending}", ask=["x"])
+    assert "could run code" in refused.message
+    assert "arrays of numbers" in refused.help
 
 
 def test_a_file_that_may_not_be_read(own_folder):
     """Tests may run as root, who may read all."""
     found = array_files._unreadable(own_folder / "a.npz", "data.path=a.npz", PermissionError(13, "Permission denied"))
-    assert found.fix == f"chmod u+r {own_folder / 'a.npz'}"
+    assert found.help == f"chmod u+r {own_folder / 'a.npz'}"
 
 
 def test_safetensors_is_a_package_of_its_own(own_folder, monkeypatch):
@@ -143,4 +143,4 @@ def test_safetensors_is_a_package_of_its_own(own_folder, monkeypatch):
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    assert fault("a.safetensors").fix == install("safetensors")
+    assert problem("a.safetensors").help == install("safetensors")

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from refused import faults_of
+from refused import problems_of
 from torch.utils.data import Dataset, IterableDataset, Subset
 
 from runner.data.loading.streamed import Streamed
@@ -85,10 +85,10 @@ class Stream(IterableDataset):
     ],
 )
 def test_what_a_dataset_must_be(dataset, so, write):
-    (fault,) = faults_of(look_at, dataset, asked="data=mine")
-    assert fault.asked == "data=mine"
-    assert so in fault.problem
-    assert write in fault.fix
+    (problem,) = problems_of(look_at, dataset, asked="data=mine")
+    assert problem.source == "data=mine"
+    assert so in problem.message
+    assert write in problem.help
 
 
 def test_doubles_become_what_models_are():

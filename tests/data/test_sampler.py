@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from refused import faults_of
+from refused import problems_of
 from scipy.stats import chi2
 
 from runner.data.loading.order import EPOCH, generator
@@ -136,9 +136,9 @@ def test_without_a_sampler_there_is_none():
     ],
 )
 def test_what_can_not_be_drawn(asked, of, told):
-    for fault, (asked_for, so, write) in zip(faults_of(drawn, asked, of=of), told, strict=True):
-        assert fault.asked.startswith("data.sampler=") and fault.asked.endswith(asked_for)
-        assert so in fault.problem and write in fault.fix
+    for problem, (asked_for, so, write) in zip(problems_of(drawn, asked, of=of), told, strict=True):
+        assert problem.source.startswith("data.sampler=") and problem.source.endswith(asked_for)
+        assert so in problem.message and write in problem.help
 
 
 def test_a_weight_on_what_has_no_rows_alone():

@@ -2,7 +2,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from refused import faults_of
+from refused import problems_of
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from runner.data.source import Source, as_source, facts_of, from_arrays
@@ -21,9 +21,9 @@ class Rows(Dataset):
         return torch.zeros(2), index % 2
 
 
-def faults(found):
-    told = faults_of(as_source, found, name="mine")
-    assert all(fault.asked == "data=mine" for fault in told)
+def problems(found):
+    told = problems_of(as_source, found, name="mine")
+    assert all(problem.source == "data=mine" for problem in told)
     return told
 
 
@@ -201,9 +201,9 @@ def test_a_dataset_of_the_same_numbers_is_taken_as_it_is(train, val):
     ],
 )
 def test_other_numbers_of_classes_are_refused(train, val, so, write):
-    (fault,) = faults({"train": train, "val": val})
-    assert so in fault.problem
-    assert write in fault.fix
+    (problem,) = problems({"train": train, "val": val})
+    assert so in problem.message
+    assert write in problem.help
 
 
 @pytest.mark.parametrize(
@@ -230,26 +230,26 @@ def test_other_numbers_of_classes_are_refused(train, val, so, write):
     ],
 )
 def test_what_is_no_source(found, so, write):
-    (fault,) = faults(found)
-    assert so in fault.problem
-    assert write in fault.fix
+    (problem,) = problems(found)
+    assert so in problem.message
+    assert write in problem.help
 
 
 def test_what_is_wrong_on_both_sides_is_told_at_once():
     bad = X.copy()
     bad[0, 0] = np.nan
-    both = faults((bad, [None] * 6))
+    both = problems((bad, [None] * 6))
     assert len(both) == 2
-    assert "the inputs" in both[0].problem
-    assert "the targets" in both[1].problem
+    assert "the inputs" in both[0].message
+    assert "the targets" in both[1].message
 
 
 def test_the_message_names_what_was_asked_for():
     with pytest.raises(RunnerError) as caught:
         from_arrays(X, Y[:2], name="mine", asked="data.path=f.npz", called=("array x of f.npz", "array y of f.npz"))
-    (fault,) = caught.value.faults
-    assert fault.asked == "data.path=f.npz"
-    assert fault.problem == "array x of f.npz have 6 rows and array y of f.npz 2"
+    (problem,) = caught.value.problems
+    assert problem.source == "data.path=f.npz"
+    assert problem.message == "array x of f.npz have 6 rows and array y of f.npz 2"
 
 
 def test_integers_may_stay_in_every_split():

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from refused import faults_of
+from refused import problems_of
 from torch.utils.data import Dataset
 
 from runner.data import split as room
@@ -23,8 +23,8 @@ def numbers(rows):
     return None if rows is None else rows[1].tolist()
 
 
-def faults(source, **settings):
-    return faults_of(cut, source, **settings)
+def problems(source, **settings):
+    return problems_of(cut, source, **settings)
 
 
 def test_every_row_is_in_one_split():
@@ -159,14 +159,14 @@ def test_a_dataset_is_cut_by_its_row_numbers():
     ],
 )
 def test_splits_that_would_be_empty(count, settings, asked, so, write):
-    (fault,) = faults(numbered(count), **settings)
-    assert fault.asked == asked
-    assert so in fault.problem
-    assert write in fault.fix
+    (problem,) = problems(numbered(count), **settings)
+    assert problem.source == asked
+    assert so in problem.message
+    assert write in problem.help
 
 
 def test_both_empty_splits_at_once():
-    assert [fault.asked for fault in faults(numbered(3))] == ["data.test_fraction=0.1", "data.val_fraction=0.1"]
+    assert [problem.source for problem in problems(numbered(3))] == ["data.test_fraction=0.1", "data.val_fraction=0.1"]
 
 
 def test_what_is_taken_and_what_is_left():
@@ -234,9 +234,9 @@ def test_the_seed_alone_decides_on_folds():
     ],
 )
 def test_what_has_no_folds(source, fold, so, write):
-    (fault,) = faults(source, fold=fold)
-    assert fault.asked == f"data.fold={fold[0]}/{fold[1]}"
-    assert so in fault.problem and write in fault.fix
+    (problem,) = problems(source, fold=fold)
+    assert problem.source == f"data.fold={fold[0]}/{fold[1]}"
+    assert so in problem.message and write in problem.help
 
 
 def test_a_text_that_lies_in_what_finishes_batches_is_in_the_fingerprint():

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from refused import faults_of
+from refused import problems_of
 
 from runner.device import (
     Driver,
@@ -234,7 +234,7 @@ def test_kernels_run_on_their_own_major_version(kernels, capability, runs):
 
 
 def test_a_list_with_nothing_there_tells_each_cause():
-    assert len(faults_of(resolve, parse(["cuda:1", "mps"]), LAPTOP)) == 2
+    assert len(problems_of(resolve, parse(["cuda:1", "mps"]), LAPTOP)) == 2
 
 
 def test_one_process_alone_takes_the_first_of_all():
@@ -370,7 +370,7 @@ def test_fp16_on_a_mac_needs_a_torch_that_scales_gradients_there(version, can):
 )
 def test_an_old_macos_has_no_bf16(macos, torch_version, precision, write):
     """Where torch would compute in float32 and warn."""
-    with pytest.raises(RunnerError, match=rf"train\.precision={write}$"):
+    with pytest.raises(RunnerError, match=rf"train\.precision={write}`$"):
         check_precision(precision, "mps", replace(MAC, macos=macos, torch_version=torch_version))
     for fine in ("14.0", "26.1", ""):
         assert precisions("mps", replace(MAC, macos=fine))["bf16"] == ""
@@ -395,4 +395,4 @@ def test_a_mac_without_its_tools_is_a_mac_all_the_same(monkeypatch):
 def test_what_to_write_is_said_once():
     with pytest.raises(RunnerError) as caught:
         choose("cuda:3", ONE)
-    assert str(caught.value).endswith("write: device=cuda:0 (here: cuda:0, cpu)")
+    assert str(caught.value).endswith("help: use `device=cuda:0` (here: cuda:0, cpu)")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from refused import faults_of
+from refused import problems_of
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.func import functional_call, vmap
@@ -83,8 +83,8 @@ def test_without_a_word_it_is_the_cpu_that_decides(cpu, family, is_taken, tmp_pa
 
 def test_a_torch_without_it_is_told(monkeypatch):
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
-    (fault,) = faults_of(take_onednn, nn.Linear(3, 4), asked=True)
-    assert (fault.asked, fault.fix) == ("backends.cpu.onednn=true", "backends.cpu.onednn=null")
+    (problem,) = problems_of(take_onednn, nn.Linear(3, 4), asked=True)
+    assert (problem.source, problem.help) == ("backends.cpu.onednn=true", "backends.cpu.onednn=null")
     model = nn.Sequential(nn.Linear(3, 4))
     take_onednn(model, asked=None)
     assert type(model[0]) is nn.Linear

@@ -106,9 +106,9 @@ def test_a_tensor_in_the_wrong_place_is_named(found):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("typo", ["asked: device=acmee", "write: device=acme"]),
-        ("number", ["asked: device=acme:7", "this machine has acme:0 to acme:1", "device=acme:1"]),
-        ("half", ["train.precision=bf16 on acme:0", "it does fp32", "write: train.precision=fp32"]),
+        ("typo", ["--> device=acmee", "help: use `device=acme`"]),
+        ("number", ["--> device=acme:7", "this machine has acme:0 to acme:1", "device=acme:1"]),
+        ("half", ["train.precision=bf16 on acme:0", "it does fp32", "help: use `train.precision=fp32`"]),
     ],
 )
 def test_a_mistake_is_answered_with_what_is_there(found, name, words):
@@ -149,5 +149,5 @@ def test_of_a_described_machine():
     check_precision("bf16", "npu:0", machine(other_halves=("bf16",)))
     with pytest.raises(RunnerError, match="torch finds no device of the kind npu"):
         resolve(("npu",), Hardware(other_kind="npu"))
-    with pytest.raises(RunnerError, match="write: device=cpu"):
+    with pytest.raises(RunnerError, match="help: use `device=cpu`"):
         resolve(("npu",), Hardware())

@@ -1,7 +1,7 @@
 """The device of each of several processes, on machines that need not be here."""
 
 import pytest
-from refused import faults_of
+from refused import problems_of
 
 from runner.device import Gpu, Hardware, parse
 from runner.device.per_process import backend_of, device_of_process, devices_of_processes
@@ -72,9 +72,9 @@ REFUSED = [
 
 @pytest.mark.parametrize(("device", "count", "hardware", "so", "write"), REFUSED)
 def test_what_is_not_there_is_refused_with_what_is(device, count, hardware, so, write):
-    (fault,) = faults_of(devices_of_processes, parse(device), count, hardware)
-    assert so in fault.problem and write in fault.fix
-    assert str(device) in fault.asked
+    (problem,) = problems_of(devices_of_processes, parse(device), count, hardware)
+    assert so in problem.message and write in problem.help
+    assert str(device) in problem.source
 
 
 def test_a_process_that_is_started_by_others_takes_the_device_of_its_place():

@@ -39,10 +39,10 @@ def port():
 def test_of_srun_a_process_that_does_not_come_is_told_with_what_to_look_at(rank, so, port):
     with pytest.raises(UnmetError) as raised:
         join(RankInfo(rank, 2, rank, 2, "127.0.0.1", port, "srun"), backend="gloo", device=torch.device("cpu"))
-    (fault,) = raised.value.faults
-    assert fault.asked == f"srun with 2 processes, which meet at 127.0.0.1:{port}"
-    assert so in fault.problem and "\n" not in fault.problem
-    assert "srun --output=%t.log" in fault.fix and f"port {port}" in fault.fix
+    (problem,) = raised.value.problems
+    assert problem.source == f"srun with 2 processes, which meet at 127.0.0.1:{port}"
+    assert so in problem.message and "\n" not in problem.message
+    assert "srun --output=%t.log" in problem.help and f"port {port}" in problem.help
 
 
 def test_a_port_that_is_taken_is_told_as_one():
@@ -51,8 +51,8 @@ def test_a_port_that_is_taken_is_told_as_one():
         one.listen()
         place = RankInfo(0, 2, 0, 2, "127.0.0.1", one.getsockname()[1], "srun")
         join(place, backend="gloo", device=torch.device("cpu"))
-    (fault,) = raised.value.faults
-    assert "something else listens there" in fault.problem and "one such srun at a time" in fault.fix
+    (problem,) = raised.value.problems
+    assert "something else listens there" in problem.message and "one such srun at a time" in problem.help
 
 
 def test_of_srun_a_first_process_that_ends_before_all_are_there_is_told(port):
@@ -73,5 +73,5 @@ def test_each_that_waited_tells_it(rank, port, own_folder, monkeypatch, capsys):
     words = ["device=cpu", "model=linear", "tracking.enabled=false", "hydra.run.dir=run"]
     assert cli.main(words) == 2
     said = capsys.readouterr().err
-    assert "asked: srun with 2 processes" in said and "Traceback" not in said
+    assert "--> srun with 2 processes" in said and "Traceback" not in said
     assert not (own_folder / "run").exists()

@@ -3,9 +3,9 @@
 import pytest
 
 from runner.distributed import messages
-from runner.errors import Fault
+from runner.errors import Problem
 
-FAULT = Fault("data.path=a.csv", "there is no such file", "data.path=FILE.csv")
+FAULT = Problem("data.path=a.csv", "there is no such file", "data.path=FILE.csv")
 
 
 @pytest.fixture
@@ -39,10 +39,10 @@ def test_an_attempt_has_words_of_its_own(tmp_path, attempt):
 def test_a_mistake_is_told_once_and_ends_the_attempts(tmp_path, attempt):
     attempt(0)
     assert not messages.is_ending(tmp_path)
-    messages.tell(tmp_path, 0, str(FAULT), faults=[FAULT])
-    messages.tell(tmp_path, 1, str(FAULT), faults=[FAULT])
+    messages.tell(tmp_path, 0, str(FAULT), problems=[FAULT])
+    messages.tell(tmp_path, 1, str(FAULT), problems=[FAULT])
     attempt(1)
-    assert messages.is_ending(tmp_path) and messages.faults_of(tmp_path) == [FAULT]
+    assert messages.is_ending(tmp_path) and messages.problems_of(tmp_path) == [FAULT]
 
 
 def test_what_is_given_comes_back_and_the_words_of_an_earlier_time_are_gone(tmp_path, attempt):

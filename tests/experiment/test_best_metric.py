@@ -3,7 +3,7 @@
 import pytest
 from omegaconf import OmegaConf
 
-from runner.experiment.best_metric import best_of, metric_faults
+from runner.experiment.best_metric import best_of, metric_problems
 
 
 def config(metric, target="Classification", **task):
@@ -34,9 +34,9 @@ def config(metric, target="Classification", **task):
     ],
 )
 def test_a_name_that_no_epoch_would_have(metric, task, write):
-    found = metric_faults(config(metric, **task))
+    found = metric_problems(config(metric, **task))
     assert len(found) == (write is not None)
-    assert not found or (write in found[0].fix and found[0].asked == f"train.early_stopping.metric={metric}")
+    assert not found or (write in found[0].help and found[0].source == f"train.early_stopping.metric={metric}")
 
 
 def test_what_is_better_follows_from_the_name_where_nobody_says():
@@ -52,5 +52,5 @@ def test_what_a_person_says_is_better_counts():
 
 @pytest.mark.parametrize("metric", ["val", "val/"])
 def test_a_split_alone_is_no_metric(metric):
-    (fault,) = metric_faults(config(metric, "Own"))
-    assert "val/..." in fault.problem
+    (problem,) = metric_problems(config(metric, "Own"))
+    assert "val/..." in problem.message

@@ -170,7 +170,7 @@ def test_a_fact_that_the_data_does_not_tell_is_named_with_the_models_that_suit(o
     assert cli.main([*words, "model=mlp"]) == 2
     said = capsys.readouterr().err
     assert "this data tells no in_features; it tells input_shape=[8]" in said and "=None" not in said
-    assert "write: model=gpt, model=transformer" in said
+    assert "help: use `model=gpt`, `model=transformer`" in said
 
 
 HIDDEN, ROWS, BATCH, EPOCHS = [8], 200, 50, 2

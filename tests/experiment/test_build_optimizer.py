@@ -8,7 +8,7 @@ import pytest
 import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf, open_dict
-from refused import faults_of
+from refused import problems_of
 from torch import nn
 
 from runner import cli
@@ -47,12 +47,12 @@ def composed(*words):
     return cfg
 
 
-def faults(*words):
+def problems(*words):
     cfg = composed(*words)
     try:
         check(cfg, Hardware())
     except RunnerError as error:
-        return error.faults
+        return error.problems
     return ()
 
 
@@ -95,10 +95,10 @@ def faults(*words):
 )  # fmt: skip
 def test_what_they_do_not_take_is_told_by_its_key(words, asked, so, write, monkeypatch):
     monkeypatch.setenv("LR", "fast")
-    (fault,) = faults(*words.split())
-    assert asked in fault.asked
-    assert so in fault.problem
-    assert write in fault.fix
+    (problem,) = problems(*words.split())
+    assert asked in problem.source
+    assert so in problem.message
+    assert write in problem.help
 
 
 def test_all_that_is_wrong_is_told_at_once():
@@ -109,7 +109,7 @@ def test_all_that_is_wrong_is_told_at_once():
         "scheduler=cosine",
         "scheduler.warmup_fraction=2",
     ]
-    asked = [fault.asked for fault in faults(*words)]
+    asked = [problem.source for problem in problems(*words)]
     assert asked == ["device=cuda", "optimizer.lr=x", "optimizer.betas=[0.9]", "scheduler.warmup_fraction=2"]
 
 
@@ -153,9 +153,9 @@ def test_a_text_that_is_a_number_is_that_number(monkeypatch):
 
 def test_what_only_the_model_shows_is_told_when_it_is_there():
     cfg = composed("optimizer._target_=torch.optim.Muon")
-    (fault,) = faults_of(optimizer_of, cfg, nn.Linear(2, 2), device=torch.device("cpu"))
-    assert fault.asked == "optimizer._target_=torch.optim.Muon"
-    assert "2D parameters" in fault.problem and "optimizer=adam" in fault.fix
+    (problem,) = problems_of(optimizer_of, cfg, nn.Linear(2, 2), device=torch.device("cpu"))
+    assert problem.source == "optimizer._target_=torch.optim.Muon"
+    assert "2D parameters" in problem.message and "optimizer=adam" in problem.help
 
 
 def test_a_number_that_only_the_data_tells_is_looked_at_when_it_is_known():
@@ -193,16 +193,16 @@ def wrong(optimizer):
 
 def test_a_plateau_among_others_is_refused_and_so_is_what_is_no_schedule(own_folder):
     (own_folder / "my_schedules.py").write_text(OWN)
-    (fault,) = faults("+scheduler._target_=my_schedules.chained")
-    assert "does not support `ReduceLROnPlateau`" in fault.problem and "scheduler=cosine" in fault.fix
-    (fault,) = faults("+scheduler._target_=my_schedules.wrong")
-    assert "no schedule" in fault.problem
+    (problem,) = problems("+scheduler._target_=my_schedules.chained")
+    assert "does not support `ReduceLROnPlateau`" in problem.message and "scheduler=cosine" in problem.help
+    (problem,) = problems("+scheduler._target_=my_schedules.wrong")
+    assert "no schedule" in problem.message
 
 
 def test_the_rehearsal_imports_nothing_that_takes_seconds(monkeypatch):
     """A run does that while MLflow starts."""
     monkeypatch.setitem(sys.modules, "torch._dynamo", None)  # an import of it fails
-    assert not faults("optimizer.lr=0.01", "scheduler=cosine")
+    assert not problems("optimizer.lr=0.01", "scheduler=cosine")
 
 
 PLATEAU = [*SMALL, "model.hidden_sizes=[4]", "train.batch_size=8", "tracking.enabled=false", "task.plots=false"]

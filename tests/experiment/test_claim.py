@@ -75,7 +75,7 @@ def test_the_same_words_again_say_that_it_has_finished(used, capsys):
 def test_what_can_go_on_is_told_how(used, capsys):
     before = content()
     assert cli.main([*SHORT, "train.num_steps=12"]) == 2
-    assert "write: python -m runner resume run train.num_steps=12, or another" in capsys.readouterr().err
+    assert "help: run `python -m runner resume run train.num_steps=12`, or another" in capsys.readouterr().err
     assert cli.main([*SHORT, "train.num_epochs=null", "train.max_seconds=null", "train.num_steps=12"]) == 2
     assert " train.num_epochs=null" in capsys.readouterr().err
     summary = json.loads((used / "summary.json").read_text())
@@ -91,7 +91,7 @@ def test_of_a_run_that_has_finished_the_words_are_looked_at_before_it_is_said(us
     """Its own device may be gone since: that is no reason against saying so."""
     assert cli.main(["resume", "run", "device=cud", "metrics.pull_every=0"]) == 2
     said = capsys.readouterr()
-    assert "asked: device=cud\n" in said.err and "asked: metrics.pull_every=0\n" in said.err
+    assert "--> device=cud\n" in said.err and "--> metrics.pull_every=0\n" in said.err
     assert "finished" not in said.out
     rerun = used / "rerun.yaml"
     rerun.write_text(rerun.read_text().replace("device: cpu", "device: cuda:97"))
@@ -108,7 +108,7 @@ def test_a_folder_with_a_blank_is_whole_in_what_is_to_be_typed(trained, own_fold
     with pytest.raises(RunnerError, match="python -m runner resume 'my run'"):
         claim.refuse_used(Path("my run"), OmegaConf.create({"seed": 1}))
     assert cli.main(["resume", "my run", "train.num_epochs=2"]) == 2
-    assert "write: resume 'my run' train.num_steps=..., or resume 'my run' train" in capsys.readouterr().err
+    assert "`resume 'my run' train" in capsys.readouterr().err
 
 
 def test_processes_that_are_started_again_go_on(used, monkeypatch):

@@ -148,7 +148,7 @@ def test_what_a_hook_measures_needs_no_validation_split(here, capsys):
     summary = json.loads(Path("run/summary.json").read_text())
     assert (summary["ending"], summary["num_steps"], summary["best"]["step"]) == ("patience", 4, 2)
     assert cli.main([*WORDS, *quick, *own[:2], "train.hooks=[my_hooks.epochs]"]) == 1  # it is none of its names
-    assert "it has epochs/done; write: train.early_stopping.metric=val/loss" in capsys.readouterr().out
+    assert "help: use `train.early_stopping.metric=val/loss`" in capsys.readouterr().out
     assert (
         cli.main([*WORDS, *quick, hook]) == 2
         and "of the validation split, and there is none" in capsys.readouterr().err
@@ -161,7 +161,7 @@ def test_what_a_hook_measures_needs_no_validation_split(here, capsys):
         ("[my_hooks.norm]", "my_hooks.norms"),
         ("[os.system]", "os.system"),
         ("[{_target_: my_hooks.shows, cuont: 3}]", "count"),
-        ("[{_target_: my_hooks.shows, at: epcoh}]", "write: epoch"),
+        ("[{_target_: my_hooks.shows, at: epcoh}]", "help: epoch"),
         ("[my_hooks.needs_two]", "other"),
         ("[my_hooks.takes_none]", "def takes_none(view)"),
         ("my_hooks.norms", "must be a list of functions"),

@@ -29,7 +29,7 @@ def told(num_rows, batch_size, num_ranks, model):
     try:
         check_last_batch(model, task, Rows(num_rows, batch_size), CPU, num_ranks)
     except RunnerError as error:
-        return error.faults[0].fix
+        return error.problems[0].help
     return ""
 
 
@@ -67,7 +67,9 @@ def test_several_processes_are_told_at_once(own_folder, capfd, strategy):
     rows = ["data.limit=103", "train.batch_size=16", "train.num_processes=2", f"placement.strategy={strategy}"]
     assert cli.main([*words, *rows, "task.plots=false"]) == 2
     err = capfd.readouterr().err
-    assert "last batch of an epoch has 3, 1.5 for each of 2 processes" in err and "write: train.batch_size=15" in err
+    assert (
+        "last batch of an epoch has 3, 1.5 for each of 2 processes" in err and "help: use `train.batch_size=15`" in err
+    )
 
 
 def test_code_that_ends_the_program_is_told_by_the_run():

@@ -376,7 +376,7 @@ def test_two_processes_share_each_batch(mine):
             ["data=endless"],
             ["data=endless", "Endless has no length", "train.num_steps=1000", "def __len__(self) in Endless"],
         ),
-        (["data=endless_beside"], ["data=endless_beside, val", "Endless has no length", "write: def __len__(self)"]),
+        (["data=endless_beside"], ["data=endless_beside, val", "Endless has no length", "help: def __len__(self)"]),
         (["data=nothing", "train.num_steps=3"], ["Nothing gives no rows"]),
         (
             ["data=stream", "data.limit=10", "data.fold=1", "data.num_folds=3"],
@@ -391,7 +391,7 @@ def test_two_processes_share_each_batch(mine):
             ["data=stream", "data.num_workers=2"],
             ["data.num_workers=2", "each process would read all", "data.num_workers=0", "get_worker_info()"],
         ),
-        (["data=stream", "model=mlp"], ["tells no out_features", "write: model.out_features=..."]),
+        (["data=stream", "model=mlp"], ["tells no out_features", "help: use `model.out_features=...`"]),
     ],
 )
 def test_what_it_can_not_be_asked(mine, capfd, words, told):

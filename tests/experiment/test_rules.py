@@ -55,14 +55,14 @@ def clashing(rule):
 def test_rule_has_fixes_that_resolve_it(rule):
     cfg, situation = clashing(rule)
     reason = rule.reason.format_map(vars(situation))
-    errors = {error.problem: error for error in rules.clashes(cfg, situation)}
+    errors = {error.message: error for error in rules.clashes(cfg, situation)}
     assert errors[reason].suggestions == rule.fixes
     for fix in rule.fixes:
         key, _, value = fix.partition("=")
         if "." in key and key in rule.conditions:
             fixed = cfg.copy()
             OmegaConf.update(fixed, key, OmegaConf.create(f"value: {value}").value)
-            assert reason not in {error.problem for error in rules.clashes(fixed, situation)}
+            assert reason not in {error.message for error in rules.clashes(fixed, situation)}
 
 
 def test_usual_configuration_has_no_clash():

@@ -376,10 +376,10 @@ def test_a_persons_bug_is_told_with_its_line_and_the_points_are_kept(own_folder,
 
 def test_a_part_that_finds_out_late_that_it_does_not_suit_says_what_to_write(own_folder):
     (own_folder / "my_tasks.py").write_text(
-        "from runner.errors import Fault, RunnerError\n\ndef loss(model, batch):\n"
-        "    raise RunnerError(Fault('model=cnn', 'it gives too little', 'model=mlp'))\n"
+        "from runner.errors import Problem, RunnerError\n\ndef loss(model, batch):\n"
+        "    raise RunnerError(Problem('model=cnn', 'it gives too little', 'model=mlp'))\n"
     )
     words = ["task=own", "task.function._target_=my_tasks.loss", "tracking.enabled=false", "hydra.run.dir=run"]
     assert cli.main(words) == 1
-    assert summary(own_folder)["error"] == "model=cnn: it gives too little; write: model=mlp"
+    assert summary(own_folder)["error"] == "it gives too little (model=cnn); help: use `model=mlp`"
     assert "Traceback" not in (own_folder / "run" / "runner.log").read_text()

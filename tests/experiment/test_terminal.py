@@ -8,7 +8,7 @@ from rich.text import Text
 from synthetic_sweep import Folder
 
 from runner.cli.answer import report
-from runner.errors import Fault, RunnerError
+from runner.errors import Problem, RunnerError
 from runner.experiment.console import Screen
 from runner.experiment.terminal import Terminal, say
 from runner.sweep.report import build, text
@@ -58,7 +58,7 @@ def test_the_bar_still_moves_the_cursor(console):
 
 
 def test_a_mistake_names_what_was_asked_without_obeying_it(capsys):
-    report(RunnerError(Fault(f"name={HOSTILE}", HOSTILE, HOSTILE)))
+    report(RunnerError(Problem(f"name={HOSTILE}", HOSTILE, HOSTILE)))
     said = capsys.readouterr().err
     assert not CONTROLS.search(said) and said.count("\\x1b[2J") == 3
 

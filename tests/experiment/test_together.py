@@ -14,7 +14,7 @@ from runner.config.validate import how_to_cut
 from runner.data.split import indices, rows_of
 from runner.device import Choice, Gpu, Hardware, host_memory
 from runner.device.placement import map_tensors, tensors
-from runner.errors import Fault, RunnerError
+from runner.errors import Problem, RunnerError
 from runner.experiment import build, hints, provenance, session, together
 from runner.experiment.build import prepare
 from runner.experiment.given import Given
@@ -176,7 +176,7 @@ def test_rows_that_one_of_several_groups_has_no_room_for_are_for_runs_alone(
     """A run by itself has the GPU's memory, of which each group takes its part."""
 
     def prepared(*given, **more):
-        raise RunnerError(Fault(asked, "the set takes 3 GiB, and it has 2 GiB free", "data.residency=stream"))
+        raise RunnerError(Problem(asked, "the set takes 3 GiB, and it has 2 GiB free", "data.residency=stream"))
 
     monkeypatch.setattr(together, "prepare", prepared)
     monkeypatch.setattr(host_memory, "_num_processes", num_processes)

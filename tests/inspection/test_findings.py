@@ -16,4 +16,4 @@ def test_findings_are_told_once_with_their_number_the_surest_first():
 
 def test_a_finding_reads_as_a_sentence():
     finding = Finding(LIKELY, "copy", "a copy", "net.py:3", "Net.head", "a buffer", count=4)
-    assert str(finding) == "a copy at net.py:3 in Net.head (4 times); write: a buffer"
+    assert str(finding) == "a copy at net.py:3 in Net.head (4 times); help: use a buffer"

@@ -48,7 +48,7 @@ def test_a_mask_of_padding_is_whole(seen):
 
 def test_elsewhere_it_is_torchs_own(seen, monkeypatch):
     monkeypatch.undo()
-    assert not attention._has_faults(torch.zeros(1))
+    assert not attention._has_problems(torch.zeros(1))
     query, key, value = three()
     assert torch.equal(
         attention.attend(query, key, value, is_causal=True),

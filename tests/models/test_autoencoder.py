@@ -1,6 +1,6 @@
 import pytest
 import torch
-from refused import faults_of
+from refused import problems_of
 from torch import nn
 
 from runner.models.autoencoder import Autoencoder
@@ -44,6 +44,6 @@ def test_the_decoder_mirrors_the_layers():
     ],
 )
 def test_what_is_no_autoencoder(shape, settings, asked, write):
-    (fault,) = faults_of(Autoencoder, shape, **settings)
-    assert fault.asked == asked
-    assert write in fault.fix
+    (problem,) = problems_of(Autoencoder, shape, **settings)
+    assert problem.source == asked
+    assert write in problem.help

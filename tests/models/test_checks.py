@@ -1,11 +1,11 @@
 import pytest
-from refused import faults_of
+from refused import problems_of
 
 from runner.models.checks import probability, widths
 
 
-def fault(call, value, **settings):
-    return faults_of(call, value, **settings)[0]
+def problem(call, value, **settings):
+    return problems_of(call, value, **settings)[0]
 
 
 def test_widths():
@@ -26,8 +26,8 @@ def test_widths():
     ],
 )
 def test_what_are_no_widths(values, asked, write):
-    found = fault(widths, values, key="model.hidden_sizes", example="[8,8]")
-    assert (found.asked, found.fix) == (asked, write)
+    found = problem(widths, values, key="model.hidden_sizes", example="[8,8]")
+    assert (found.source, found.help) == (asked, write)
 
 
 def test_probabilities():
@@ -36,4 +36,4 @@ def test_probabilities():
 
 @pytest.mark.parametrize("value", [1, -0.1, 1.5, "half", None, True, float("nan")])
 def test_what_is_no_probability(value):
-    assert fault(probability, value, key="model.dropout").fix == "model.dropout=0.1"
+    assert problem(probability, value, key="model.dropout").help == "model.dropout=0.1"

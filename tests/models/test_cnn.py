@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from refused import faults_of
+from refused import problems_of
 from torch import nn
 
 from runner.models.cnn import CNN
@@ -77,10 +77,10 @@ def test_the_spread_of_the_weights():
     ],
 )
 def test_what_is_no_cnn(shape, settings, asked, so, write):
-    (fault,) = faults_of(CNN, shape, 10, **settings)
-    assert fault.asked == asked
-    assert so in fault.problem
-    assert write in fault.fix
+    (problem,) = problems_of(CNN, shape, 10, **settings)
+    assert problem.source == asked
+    assert so in problem.message
+    assert write in problem.help
 
 
 def test_dropout_is_off_in_evaluation():

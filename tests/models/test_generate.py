@@ -2,7 +2,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from refused import faults_of
+from refused import problems_of
 from torch import nn
 
 from runner.errors import RunnerError
@@ -136,5 +136,5 @@ def test_a_text_to_look_at():
     ],
 )
 def test_what_can_not_be_asked(prompt, settings, asked, write):
-    (fault,) = faults_of(generate, Chances(0.5, 0.5), prompt.long(), 3, **settings)
-    assert fault.asked == asked and write in fault.fix
+    (problem,) = problems_of(generate, Chances(0.5, 0.5), prompt.long(), 3, **settings)
+    assert problem.source == asked and write in problem.help

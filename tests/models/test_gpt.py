@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from refused import faults_of
+from refused import problems_of
 from torch import nn
 from torch.nn import functional as F
 
@@ -118,9 +118,9 @@ def test_it_learns_what_a_model_without_memory_can_not(positions):
     ],
 )
 def test_what_is_no_gpt(settings, asked, so, write):
-    (fault,) = faults_of(small, **settings)
-    assert fault.asked == asked
-    assert so in fault.problem and write in fault.fix
+    (problem,) = problems_of(small, **settings)
+    assert problem.source == asked
+    assert so in problem.message and write in problem.help
 
 
 def test_more_tokens_than_positions():

@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from refused import faults_of
+from refused import problems_of
 from torch import nn
 
 from runner.errors import RunnerError
@@ -67,9 +67,9 @@ def test_the_seed_decides_the_weights():
     ],
 )
 def test_what_is_no_mlp(settings, asked, write):
-    (fault,) = faults_of(MLP, 4, 2, **settings)
-    assert fault.asked == asked
-    assert write in fault.fix
+    (problem,) = problems_of(MLP, 4, 2, **settings)
+    assert problem.source == asked
+    assert write in problem.help
 
 
 def test_the_choices_are_listed():

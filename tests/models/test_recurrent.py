@@ -2,7 +2,7 @@ import types
 
 import pytest
 import torch
-from refused import faults_of
+from refused import problems_of
 from simulated import run_simulated
 from torch import nn
 from torch.nn import functional as F
@@ -121,10 +121,10 @@ def test_tokens_go_through_an_embedding():
     ],
 )
 def test_what_is_no_recurrent_network(shape, settings, asked, so, write):
-    (fault,) = faults_of(Recurrent, shape, 3, **settings)
-    assert fault.asked == asked
-    assert so in fault.problem
-    assert write in fault.fix
+    (problem,) = problems_of(Recurrent, shape, 3, **settings)
+    assert problem.source == asked
+    assert so in problem.message
+    assert write in problem.help
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])
@@ -152,9 +152,9 @@ def test_an_lstm_layer_by_layer_is_the_same(bidirectional, pooling, monkeypatch)
 def test_only_on_mps_with_dropout_between_layers():
     model = Recurrent((3, 7), 2, cell="lstm", hidden_size=4, num_layers=2, dropout=0.5)
     on_mps = types.SimpleNamespace(device=torch.device("mps"))
-    assert model._has_faults(on_mps) and not model._has_faults(torch.zeros(1))
-    assert not model.eval()._has_faults(on_mps)
-    assert not Recurrent((3, 7), 2, cell="gru", hidden_size=4, num_layers=2, dropout=0.5)._has_faults(on_mps)
+    assert model._has_problems(on_mps) and not model._has_problems(torch.zeros(1))
+    assert not model.eval()._has_problems(on_mps)
+    assert not Recurrent((3, 7), 2, cell="gru", hidden_size=4, num_layers=2, dropout=0.5)._has_problems(on_mps)
 
 
 def gradients_of_inputs(device):

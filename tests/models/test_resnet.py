@@ -1,6 +1,6 @@
 import pytest
 import torch
-from refused import faults_of
+from refused import problems_of
 from torch import nn
 
 from runner.models.resnet import ResNet
@@ -58,7 +58,7 @@ def test_a_block_starts_as_its_shortcut():
     ],
 )
 def test_what_is_no_resnet(shape, settings, asked, so, write):
-    (fault,) = faults_of(ResNet, shape, 10, **settings)
-    assert fault.asked == asked
-    assert so in fault.problem
-    assert write in fault.fix
+    (problem,) = problems_of(ResNet, shape, 10, **settings)
+    assert problem.source == asked
+    assert so in problem.message
+    assert write in problem.help

@@ -3,7 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from refused import faults_of
+from refused import problems_of
 
 from runner.models.scaled_outputs import Scaled
 
@@ -44,8 +44,8 @@ def test_of_several_outputs_the_answer_alone_is_scaled(given, output, taken):
     ],
 )
 def test_an_answer_that_nobody_named_is_asked_for(given, output, asked, write):
-    (fault,) = faults_of(Scaled([100.0], [50.0], output=output), given)
-    assert (fault.asked, fault.fix) == (asked, write)
+    (problem,) = problems_of(Scaled([100.0], [50.0], output=output), given)
+    assert (problem.source, problem.help) == (asked, write)
 
 
 def test_what_is_no_tensor_is_left_to_the_task():

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from refused import faults_of
+from refused import problems_of
 
 from runner.models.transformer import Transformer
 
@@ -86,6 +86,6 @@ def test_texts_are_classified():
     ],
 )
 def test_what_is_no_transformer(shape, settings, asked, so, write):
-    (fault,) = faults_of(small, shape, **settings)
-    assert fault.asked == asked
-    assert so in fault.problem and write in fault.fix
+    (problem,) = problems_of(small, shape, **settings)
+    assert problem.source == asked
+    assert so in problem.message and write in problem.help

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from refused import faults_of
+from refused import problems_of
 
 from runner.models.vit import ViT
 
@@ -45,7 +45,7 @@ def test_dropout_is_off_in_evaluation():
     ],
 )
 def test_what_is_no_vit(shape, settings, asked, so, write):
-    (fault,) = faults_of(ViT, shape, 10, **settings)
-    assert fault.asked.startswith(asked)
-    assert so in fault.problem
-    assert fault.fix.startswith(write)
+    (problem,) = problems_of(ViT, shape, 10, **settings)
+    assert problem.source.startswith(asked)
+    assert so in problem.message
+    assert problem.help.startswith(write)

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from refused import faults_of
+from refused import problems_of
 from safetensors.torch import save_file
 from torch import nn
 
@@ -73,12 +73,12 @@ def test_strict_lists_all_that_is_amiss_and_loads_nothing(tmp_path):
     for name, layer in zip(("0", "1", "head"), net(), strict=True):
         model.add_module(name, layer)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    (fault,) = faults_of(load_weights, model, str(tmp_path / "w.pt"), strict=True)
-    assert fault.asked == f"model.weights={tmp_path / 'w.pt'}"
-    assert "of another shape: 0.weight (5x3 in the file, 4x3 in the model)" in fault.problem
-    assert "not in the file: head.weight (like head.wieght in the file), head.bias" in fault.problem
-    assert "not in the model: 2.bias, head.wieght" in fault.problem
-    assert "model.strict=false" in fault.fix
+    (problem,) = problems_of(load_weights, model, str(tmp_path / "w.pt"), strict=True)
+    assert problem.source == f"model.weights={tmp_path / 'w.pt'}"
+    assert "of another shape: 0.weight (5x3 in the file, 4x3 in the model)" in problem.message
+    assert "not in the file: head.weight (like head.wieght in the file), head.bias" in problem.message
+    assert "not in the model: 2.bias, head.wieght" in problem.message
+    assert "model.strict=false" in problem.help
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
@@ -122,9 +122,9 @@ def test_what_is_no_file_of_weights(name, content, so, write, tmp_path, capsys):
         (tmp_path / name).write_bytes(content)
     else:
         torch.save(content, tmp_path / name)
-    (fault,) = faults_of(load_weights, net(), str(tmp_path / name), strict=False)
-    assert so in fault.problem
-    assert write in fault.fix
+    (problem,) = problems_of(load_weights, net(), str(tmp_path / name), strict=False)
+    assert so in problem.message
+    assert write in problem.help
     assert "code ran" not in capsys.readouterr().out
 
 
@@ -138,6 +138,6 @@ def test_a_file_that_is_not_there(tmp_path):
     torch.save(state(), tmp_path / "weights.pt")
     with pytest.raises(RunnerError, match="no such file") as caught:
         load_weights(net(), str(tmp_path / "wieghts.pt"), strict=True)
-    assert caught.value.faults[0].fix == f"model.weights={tmp_path / 'weights.pt'}"
+    assert caught.value.problems[0].help == f"model.weights={tmp_path / 'weights.pt'}"
     with pytest.raises(RunnerError, match="of no run"):
         load_weights(net(), str(tmp_path), strict=True)

@@ -84,8 +84,8 @@ def test_where_all_rates_are_the_groups_own_there_is_none_to_find():
     own = {"params": parameters(1), "lr": 1.0}
     with pytest.raises(RunnerError, match=r"optimizer.lr moves none") as error:
         groups_of(SGD([own], lr=0.01), ("groups", [{"match": "*", "lr": 1.0}]))
-    assert error.value.faults[0].asked == "lr-find with optimizer.groups[0].lr"
-    assert error.value.faults[0].fix == "the same without optimizer.groups[0].lr"
+    assert error.value.problems[0].source == "lr-find with optimizer.groups[0].lr"
+    assert error.value.problems[0].help == "the same without optimizer.groups[0].lr"
 
 
 def test_a_schedule_that_sets_all_rates_leaves_nothing_out():

@@ -24,7 +24,7 @@ def judged(tmp_path_factory):
 @pytest.mark.parametrize(("device", "name"), [(device, name) for device in NAMES for name in NAMES[device]])
 def test_each_would_run_and_reads_nothing(name, device, judged):
     answer = judged(device)[name]
-    assert "faults" not in answer, answer
+    assert "problems" not in answer, answer
     assert (answer["findings"], answer["unknown"], answer["host_reads"]) == ([], "", [])
     assert answer["memory"]["peak_bytes"] > answer["num_parameters"]
     assert answer["step"]["flops"] > 0

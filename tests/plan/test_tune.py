@@ -16,7 +16,7 @@ from runner import run as run_experiment
 from runner.config.compose import composed_with, composer, hydra_session
 from runner.data.own_loader import OwnLoader
 from runner.device import backends
-from runner.errors import Fault, RunnerError
+from runner.errors import Problem, RunnerError
 from runner.experiment.build import prepare, prepare_data
 from runner.plan import tune, tune_measure
 from runner.plan import tune as command
@@ -192,7 +192,7 @@ class Fake:
     def __init__(self, cfg, device, *, read):
         factors = {"a": cfg.a, "b": cfg.b}
         if "refused" in factors.values():
-            raise RunnerError(Fault("a", "it goes with nothing", "b"))
+            raise RunnerError(Problem("a", "it goes with nothing", "b"))
         self.time = float(np.prod([float(value) for value in factors.values()]))
         self.step_seconds, self.setup_seconds, self.threads = self.time, 1.0, 2
         if cfg.train.compile:

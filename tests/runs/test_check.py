@@ -153,7 +153,7 @@ def test_last_stays_what_it_was(here, capsys):
         (["model=net", "optimizer.lr=1e-3", "model.weights=none.pt"], 2, "none.pt"),
     ],
 )
-def test_a_fault_in_any_part_is_found(here, capsys, more, code, said):
+def test_a_problem_in_any_part_is_found(here, capsys, more, code, said):
     words = [word for word in WORDS if not (word.startswith("task.plots") and "task=own" in more)]
     before = left(here)
     assert cli.main([*words, *more, "tracking.enabled=false"]) == code
@@ -171,7 +171,7 @@ def test_a_model_without_a_graph_works_as_its_pickle_does(here, capsys):
     assert "export as pickle of" in capsys.readouterr().out
 
 
-def test_pictures_that_can_not_be_drawn_are_a_fault(here, capsys, monkeypatch):
+def test_pictures_that_can_not_be_drawn_are_a_problem(here, capsys, monkeypatch):
     monkeypatch.setattr("runner.experiment.plots.confusion.draw", lambda results, path: 1 / 0)
     assert cli.main([*NET, "tracking.enabled=false"]) == 1
     assert "✗ failed   plots: confusion.png left out: ZeroDivisionError" in capsys.readouterr().out
@@ -190,7 +190,7 @@ def test_a_run_that_stays_is_not_checked(here, capsys, words, asked):
     assert cli.main([*run_words, "train.num_steps=1", "tracking.enabled=false", "hydra.run.dir=FOLDER"]) == 0
     before = left(here)
     assert cli.main(words) == 2
-    assert f"asked: {asked}" in capsys.readouterr().err
+    assert f"--> {asked}" in capsys.readouterr().err
     assert left(here) == before
 
 
@@ -214,7 +214,7 @@ def test_the_traceback_of_what_fails_before_the_first_step_is_kept(here, capsys)
 
 
 @pytest.mark.parametrize("uri", ["http://127.0.0.1:9", "sqlite:///none/here.db"])
-def test_a_store_that_is_not_there_is_told_and_no_fault(here, capsys, uri):
+def test_a_store_that_is_not_there_is_told_and_no_problem(here, capsys, uri):
     assert cli.main([*NET, f"tracking.uri={uri}"]) == 0
     line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("check:  store"))
     assert line.endswith("the run goes on without, and sync sends it later")

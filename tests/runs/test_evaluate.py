@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
-from refused import faults_of
+from refused import problems_of
 
 from runner.errors import RunnerError
 from runner.experiment.readable_numbers import readable
@@ -144,7 +144,7 @@ def test_the_runs_own_test_file_is_none_of_other_rows(words, left):
 
 def test_other_rows_need_targets_of_their_own():
     cfg = OmegaConf.create({"data": {"_target_": "runner.data.arrays", "path": "x.npy", "targets_path": "y.npy"}})
-    with pytest.raises(RunnerError, match=r"y\.npy.*\n.*data\.targets_path=FILE"):
+    with pytest.raises(RunnerError, match=r"y\.npy.*(?s:.*)data\.targets_path=FILE"):
         leave_own_rows(cfg, ["data.path=x.npy"])
     leave_own_rows(cfg, ["data.path=x.npy", "data.targets_path=y.npy"])
 
@@ -178,7 +178,7 @@ def test_data_that_does_not_fit_is_refused(run):
     for path, said in {
         "wide.npz": "takes rows of shape [1, 8, 8], and this data has [5]",
         "strange.npz": "this data has eleven",
-        "numbers.npz": "write: data.kind=classification",
+        "numbers.npz": "help: use `data.kind=classification`",
     }.items():
         code, _, err = run("evaluate", "outputs/digits/run", "data=arrays", f"data.path={path}")
         assert code == 2, path
@@ -254,7 +254,7 @@ def test_a_fold_is_measured_again_and_nothing_of_its_cut_changes(run, tmp_path):
     assert code == 0 and found["in_the_run"] == found["metrics"] and found["rows"] == {"val": 23, "test": 15}
     for word, so in (("data.fold=3/6", "cut another way"), ("data.num_folds=6", "cut another way"), ("data.sampler=balanced", "each of them once"), ("data.sampler.setosa=2", "each of them once")):  # fmt: skip
         code, _, err = run("evaluate", folder, word)
-        assert code == 2 and so in err and f"write: evaluate without {word.partition('=')[0][:12]}" in err
+        assert code == 2 and so in err and f"help: evaluate without {word.partition('=')[0][:12]}" in err
     assert run("reproduce", folder, f"hydra.run.dir={tmp_path}/again", *QUIET)[0] == 0
 
 
@@ -276,8 +276,8 @@ def test_where_nothing_can_be_written_that_is_said(tmp_path, is_own):
     report = {"is_own_data": is_own, "data": "digits", "fingerprint": "0" * 64}
     with pytest.raises(RunnerError, match=r"can't be written: (Is a directory|File exists|Not a directory)") as refused:
         evaluate._write(tmp_path, report, weights="best")
-    (fault,) = refused.value.faults
-    assert fault.fix == "a copy of the folder, in a place that you may write to"
+    (problem,) = refused.value.problems
+    assert problem.help == "a copy of the folder, in a place that you may write to"
 
 
 def test_convolutions_are_laid_out_as_in_the_run(run, tmp_path):
@@ -313,7 +313,7 @@ def test_a_store_that_has_not_the_run_is_told_with_the_one_that_has(tmp_path, mo
     monkeypatch.setattr("runner.tracking.mlflow_store.open_store", lambda uri: Client())
     write_ack(folder := tmp_path / "a run", Ack(run_id="r", uri="sqlite:////elsewhere/q.db"))
     report = {"is_own_data": True, "step": 3, "metrics": {"val/loss": 3.0}}
-    (fault,) = faults_of(evaluate._track, folder, report, ["tracking.uri=sqlite:////here/mlflow.db"])
-    assert fault.problem == "Run with id=r not found; the run went to sqlite:////elsewhere/q.db last"
+    (problem,) = problems_of(evaluate._track, folder, report, ["tracking.uri=sqlite:////here/mlflow.db"])
+    assert problem.message == "Run with id=r not found; the run went to sqlite:////elsewhere/q.db last"
     sync = f"python -m runner sync '{folder}' tracking.uri=sqlite:////here/mlflow.db"
-    assert fault.fix == f"tracking.uri=sqlite:////elsewhere/q.db; or {sync}, and then again"
+    assert problem.help == f"tracking.uri=sqlite:////elsewhere/q.db; or {sync}, and then again"

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from refused import faults_of
+from refused import problems_of
 
-from runner.errors import Fault, RunnerError
+from runner.errors import Problem, RunnerError
 from runner.runs import find
 from runner.tracking.ack import Ack, write_ack
 from runner.tracking.journal_records import FILE as JOURNAL
@@ -29,12 +29,12 @@ def test_a_name_that_is_no_run_s_says_the_nearest_that_is(own_folder, wanted, wr
         (own_folder / name / "rerun.yaml").touch()
         (own_folder / name / JOURNAL).touch()
     write_ack(own_folder / "outputs/day/first", Ack(run_id="0123456789abcdef"))
-    assert [fault.fix for fault in faults_of(find.locate, wanted, verb="diff")] == [write]
+    assert [problem.help for problem in problems_of(find.locate, wanted, verb="diff")] == [write]
 
 
 def test_where_no_run_is_none_is_said_to_be_the_last(own_folder):
     for wanted in ("last", "nothing"):
-        assert faults_of(find.locate, wanted, verb="diff")[0].fix.startswith("diff FOLDER")
+        assert problems_of(find.locate, wanted, verb="diff")[0].help.startswith("diff FOLDER")
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_where_no_run_is_none_is_said_to_be_the_last(own_folder):
 def test_a_sweep_is_many_runs(own_folder, verb, write):
     (own_folder / "my sweep").mkdir()
     (own_folder / "my sweep/ledger.jsonl").touch()
-    assert [fault.fix for fault in faults_of(find.locate, "my sweep", verb=verb)] == [write]
+    assert [problem.help for problem in problems_of(find.locate, "my sweep", verb=verb)] == [write]
 
 
 @pytest.mark.parametrize(
@@ -70,8 +70,8 @@ def test_from_another_folder_the_run_s_own_files_are_told_where_they_lie(
     code, _, err = run(*(str(home / inner) if word == "RUN" else word for word in words.split()))
     assert code == 2
     again = again.replace("RUN", inner).replace("HERE", str(tmp_path))
-    assert f"so:    my_rows.py lies in {home}, where the run was made, and not here" in err
-    assert f"write: cd {home} && python -m runner {again}\n" in err
+    assert f"error: my_rows.py lies in {home}, where the run was made, and not here" in err
+    assert f"help: run `cd {home} && python -m runner {again}`\n" in err
 
 
 def test_what_was_moved_with_its_run_is_found_above_it(own_folder, monkeypatch):
@@ -81,9 +81,9 @@ def test_what_was_moved_with_its_run_is_found_above_it(own_folder, monkeypatch):
     monkeypatch.chdir(own_folder / "here")
     (own_folder / "here/link").symlink_to(folder)
     mistakes = [
-        Fault(f"data.path={name}", "so", "write") for name in ("rows.csv", "nowhere.csv", "../project/rows.csv")
+        Problem(f"data.path={name}", "so", "write") for name in ("rows.csv", "nowhere.csv", "../project/rows.csv")
     ]
-    told = find.retold(RunnerError(*mistakes), Path("link"), "evaluate", ["device=cpu"]).faults
+    told = find.retold(RunnerError(*mistakes), Path("link"), "evaluate", ["device=cpu"]).problems
     project = own_folder / "project"
-    assert told[0].fix == f"cd {project} && python -m runner evaluate 'runs/a b' device=cpu"
+    assert told[0].help == f"cd {project} && python -m runner evaluate 'runs/a b' device=cpu"
     assert told[1:] == tuple(mistakes[1:])

@@ -81,7 +81,7 @@ def test_a_store_that_has_not_the_run_has_answered(run, empty_store):
     Path("other.db").write_bytes(empty_store.read_bytes())
     code, _, err = run("history", "0" * 32, "tracking.uri=sqlite:///other.db")
     assert code == 2 and "not found" in err
-    assert "write: tracking.uri=URI of the store that has it; this was sqlite:" in err and "answers" not in err
+    assert "help: use `tracking.uri=URI` of the store that has it; this was sqlite:" in err and "answers" not in err
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet", "feather"])

@@ -129,7 +129,7 @@ def test_a_run_of_a_version_whose_files_lay_elsewhere(is_own, run, copy):
         origin.sign(copy, "")
     assert origin.is_own(copy) == is_own
     said = (
-        "so:    runner.models.networks.MLP is not a part",
+        "error: runner.models.networks.MLP is not a part",
         "this is runner.models.MLP",
         "can be trained again with this one",
     )

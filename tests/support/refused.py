@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from runner.errors import Fault, RunnerError
+from runner.errors import Problem, RunnerError
 
 
-def faults_of(call: Callable[..., Any], *args: Any, **settings: Any) -> tuple[Fault, ...]:
+def problems_of(call: Callable[..., Any], *args: Any, **settings: Any) -> tuple[Problem, ...]:
     """What `call(*args, **settings)` is refused for."""
     with pytest.raises(RunnerError) as caught:
         call(*args, **settings)
-    return caught.value.faults
+    return caught.value.problems

@@ -23,7 +23,7 @@ import csv
 import torch
 from torch import nn
 from runner.data.source import Preprocessing, Source, facts_of
-from runner.errors import Fault, RunnerError
+from runner.errors import Problem, RunnerError
 
 
 class Scale(nn.Module):
@@ -53,7 +53,7 @@ def lines(path):
 def numbers(rows, columns, path):
     for column in columns:
         if rows and column not in rows[0]:
-            raise RunnerError(Fault(f"--input {path}", f"it has no column {column}", f"a table with {column}"))
+            raise RunnerError(Problem(f"--input {path}", f"it has no column {column}", f"a table with {column}"))
     return torch.tensor([[float(row[column] or "nan") for column in columns] for row in rows])
 
 

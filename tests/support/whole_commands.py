@@ -98,7 +98,7 @@ class Done:
             return "a traceback"
         if self.code == 2 and self.left:
             return f"left {self.left[:5]}"
-        if self.code == 2 and "runner: this can't be run" not in self.shown and "usage:" not in self.shown:
+        if self.code == 2 and "error: " not in self.shown and "usage:" not in self.shown:
             return "no words of it"
         if self.code == 1 and "failed" not in self.statuses:
             return "exit code 1 without a run that failed"

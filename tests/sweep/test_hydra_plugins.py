@@ -7,7 +7,7 @@ from omegaconf import OmegaConf
 
 from runner.cli.check_first import CheckFirst
 from runner.config import compose
-from runner.sweep.hydra_plugins import part_faults
+from runner.sweep.hydra_plugins import part_problems
 
 LAUNCHERS = "hydra/launcher=slots or hydra/launcher=ray or hydra/launcher=slurm"
 SWEEPERS = "hydra/sweeper=grid or hydra/sweeper=optuna"
@@ -18,7 +18,7 @@ def test_what_conf_and_submitit_offer_is_taken(own_folder):
         for sweeper in ("grid", "optuna"):
             with compose.hydra_session(["runner"]):
                 cfg = compose.composer([])([f"hydra/launcher={launcher}", f"hydra/sweeper={sweeper}"])
-                assert not part_faults(cfg.hydra), (launcher, sweeper)
+                assert not part_problems(cfg.hydra), (launcher, sweeper)
 
 
 def test_those_of_others_are_refused_both_at_once_with_what_to_write(own_folder, capfd):
@@ -29,16 +29,16 @@ def test_those_of_others_are_refused_both_at_once_with_what_to_write(own_folder,
     assert ended.value.code == 2
     told = capfd.readouterr().err
     for word in (
-        "asked: hydra/launcher=basic",
-        "asked: hydra/sweeper=basic",
-        f"write: {LAUNCHERS}",
-        f"write: {SWEEPERS}",
+        "--> hydra/launcher=basic",
+        "--> hydra/sweeper=basic",
+        f"help: use {LAUNCHERS}",
+        f"help: use {SWEEPERS}",
     ):
-        assert word in told
+        assert word in told.replace("`", "")
 
 
 def test_one_that_a_file_names_by_its_class_is_asked_about_by_its_key():
     joblib = "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher"
     parts = {"launcher": {"_target_": joblib}, "sweeper": {"_target_": "runner.sweep.Grid"}}
-    (fault,) = part_faults(OmegaConf.create(parts))
-    assert (fault.asked, fault.fix) == (f"hydra.launcher._target_={joblib}", LAUNCHERS)
+    (problem,) = part_problems(OmegaConf.create(parts))
+    assert (problem.source, problem.help) == (f"hydra.launcher._target_={joblib}", LAUNCHERS)

@@ -10,7 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 from rich.console import Console
 
-from runner.errors import Fault, RunnerError
+from runner.errors import Problem, RunnerError
 from runner.sweep import scheduler
 from runner.sweep.grid import Listed
 from runner.sweep.jobs import ledger
@@ -210,7 +210,7 @@ def test_jobs_that_a_queue_refuses_have_not_begun(run, tmp_path):
     """sweep.resume runs them: as running ones they would be waited for, and shown as such."""
 
     def refuse():
-        raise NotTakenError(Fault("hydra.launcher.partition=shrt", "Invalid partition", "another"), [1])
+        raise NotTakenError(Problem("hydra.launcher.partition=shrt", "Invalid partition", "another"), [1])
 
     with pytest.raises(RunnerError, match="Invalid partition"):
         run([prepared(0, "cpu"), prepared(1, "cpu")], ["cpu"], [[0], refuse])

@@ -28,7 +28,7 @@ from runner.experiment.summary import read_summary
 from runner.sweep.jobs import ledger
 from runner.sweep.jobs.ledger import Job, Sweep
 from runner.sweep.progress_table import Table
-from runner.sweep.sweep import Hands, Plan, _end, _folder_faults, _full_disk_told, _jobs_to_run, _sweep_of
+from runner.sweep.sweep import Hands, Plan, _end, _folder_problems, _full_disk_told, _jobs_to_run, _sweep_of
 from runner.tracking.journal import Journal, read_points
 from runner.tracking.journal_reader import read_events
 from runner.training.signals import Stop
@@ -173,9 +173,9 @@ def test_a_disk_that_is_full_under_a_sweep_is_told_with_the_way_on(tmp_path):
     sweep = Sweep(tmp_path / "a b", "1", 0, ())
     with pytest.raises(RunnerError) as raised, _full_disk_told(sweep), open("/dev/full", "w") as full:  # noqa: PTH123
         full.write("a job's summary, say")
-    (fault,) = raised.value.faults
-    assert "the disk is full ([Errno 28]" in fault.problem
-    assert fault.fix == f"once there is room, the same line with 'sweep.resume={tmp_path}/a b'"
+    (problem,) = raised.value.problems
+    assert "the disk is full ([Errno 28]" in problem.message
+    assert problem.help == f"once there is room, the same line with 'sweep.resume={tmp_path}/a b'"
     with pytest.raises(FileNotFoundError), _full_disk_told(sweep):
         (tmp_path / "nowhere").read_text()
 
@@ -199,8 +199,8 @@ def test_a_folder_that_holds_a_run_is_no_new_jobs(tmp_path, objectives, new, ref
     jobs = [Job(index, (), name, folder_name=name) for index, name in enumerate(new)]
     known = Job(5, (), "one that goes on", folder_name="5")
     sweep = Sweep(tmp_path, "1", 0, (), objectives, jobs={job.number: job for job in [*jobs, known]})
-    found = _folder_faults(Plan((), [], lambda hands: None, objectives), sweep, jobs)
-    assert [fault.problem for fault in found] == [
+    found = _folder_problems(Plan((), [], lambda hands: None, objectives), sweep, jobs)
+    assert [problem.message for problem in found] == [
         f"a run is in {tmp_path / name}, and nothing of it is overwritten" for name in refused
     ]
 

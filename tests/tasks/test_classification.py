@@ -1,6 +1,6 @@
 import pytest
 import torch
-from refused import faults_of
+from refused import problems_of
 from torch import nn
 from torch.nn import functional as F
 
@@ -46,8 +46,8 @@ class Wide(nn.Module):
     ],
 )
 def test_wrong_outputs_name_the_models_own_fix(model, outputs, fix):
-    (fault,) = faults_of(Classification(num_classes=3), model, (outputs, TARGETS))
-    assert fault.fix == fix
+    (problem,) = problems_of(Classification(num_classes=3), model, (outputs, TARGETS))
+    assert problem.help == fix
 
 
 @pytest.mark.parametrize("shape", [(-1,), (-1, 1)], ids=["(B,)", "(B, 1)"])
@@ -130,7 +130,7 @@ def test_pixels_have_classes_too():
     ],
 )
 def test_what_does_not_suit_it_is_told_at_once(settings, mend):
-    assert mend in faults_of(Classification, **settings)[0].fix
+    assert mend in problems_of(Classification, **settings)[0].help
 
 
 def test_a_model_with_another_number_of_outputs_is_told():

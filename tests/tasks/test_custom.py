@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from refused import faults_of
+from refused import problems_of
 from torch import nn
 
 from runner import cli
@@ -54,7 +54,7 @@ def test_a_module_is_placed_with_the_task():
     ],
 )
 def test_what_would_go_wrong_is_told(make, mend):
-    assert mend in faults_of(make)[0].fix
+    assert mend in problems_of(make)[0].help
 
 
 def test_it_is_built_from_yaml(own_folder):

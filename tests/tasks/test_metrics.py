@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from refused import faults_of
+from refused import problems_of
 from simulated import run_simulated
 from sklearn import metrics as sk
 from torch import nn
@@ -412,7 +412,7 @@ def test_a_table_and_many_values_are_no_curves():
     ],
 )
 def test_what_is_no_metric_is_told_at_once(make, mend):
-    assert mend in faults_of(make)[0].fix
+    assert mend in problems_of(make)[0].help
 
 
 def test_a_function_that_gives_no_number_is_told():
@@ -424,7 +424,7 @@ def test_a_function_that_gives_no_number_is_told():
 def test_without_torchmetrics_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "torchmetrics", None)
     monkeypatch.setitem(__import__("sys").modules, "torchmetrics.classification", None)
-    assert faults_of(Classification, num_classes=3, metrics=["f1"])[0].fix == install("metrics")
+    assert problems_of(Classification, num_classes=3, metrics=["f1"])[0].help == install("metrics")
 
 
 @pytest.mark.parametrize(

@@ -39,10 +39,16 @@ def test_one_of_several_is_taken(found, output):
 @pytest.mark.parametrize(
     ("found", "words"),
     [
-        ((LOGITS, PROBS), r"a tuple of a tensor \(4, 3\) and a tensor \(4, 3\).*\n.*task.output=0 or task.output=1"),
-        ({"logits": LOGITS, "n": 3}, r"a dict of logits: a tensor \(4, 3\), n: a int.*\n.*task.output=logits to take"),
-        (None, "gives None.*\n.*return with what forward computed"),
-        (3.0, "gives a float.*\n.*a model that returns one tensor"),
+        (
+            (LOGITS, PROBS),
+            r"a tuple of a tensor \(4, 3\) and a tensor \(4, 3\).*(?s:.*)task.output=0` or `task.output=1",
+        ),
+        (
+            {"logits": LOGITS, "n": 3},
+            r"a dict of logits: a tensor \(4, 3\), n: a int.*(?s:.*)task.output=logits` to take",
+        ),
+        (None, "gives None(?s:.*)return with what forward computed"),
+        (3.0, "gives a float.*(?s:.*)a model that returns one tensor"),
     ],
 )
 def test_what_came_back_is_named(found, words):
@@ -51,7 +57,7 @@ def test_what_came_back_is_named(found, words):
 
 
 def test_a_name_that_is_not_there_gets_the_nearest():
-    with pytest.raises(RunnerError, match=r"no tensor in it is called logit\n.*task.output=logits"):
+    with pytest.raises(RunnerError, match=r"no tensor in it is called logit(?s:.*)task.output=logits"):
         loss({"logits": LOGITS}, output="logit")
     with pytest.raises(RunnerError, match=r"task.output=null"):
         loss(LOGITS, output=0)
@@ -86,5 +92,8 @@ def test_a_batch_of_another_form_is_told(task, batch, is_what):
     """As of rows that are mappings: it was a KeyError: 0."""
     with pytest.raises(RunnerError) as caught:
         task(lambda inputs: inputs, batch)
-    (fault,) = caught.value.faults
-    assert fault.problem == f"a batch is {is_what}, and this task takes (inputs, targets)" and "collate_fn" in fault.fix
+    (problem,) = caught.value.problems
+    assert (
+        problem.message == f"a batch is {is_what}, and this task takes (inputs, targets)"
+        and "collate_fn" in problem.help
+    )

@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from refused import faults_of
+from refused import problems_of
 from torch import nn
 from torch.nn import functional as F
 
@@ -91,7 +91,7 @@ def test_an_autoencoder_is_compared_with_its_inputs():
     ],
 )
 def test_what_does_not_suit_is_told(make, mend):
-    assert mend in faults_of(make)[0].fix
+    assert mend in problems_of(make)[0].help
 
 
 @pytest.mark.parametrize("shape", [(1,), (2, 3), ()])

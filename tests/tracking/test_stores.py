@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from refused import faults_of
+from refused import problems_of
 
 from runner.config import origin
 from runner.errors import RunnerError
@@ -43,7 +43,7 @@ def test_a_store_that_is_not_known_is_asked_for(own_folder, store, write):
     Path("run").mkdir()
     if store is not None:
         origin.sign(Path("run"), store)
-    assert [fault.fix for fault in faults_of(stores.of_run, Path("run"), asked="sync run")] == [write]
+    assert [problem.help for problem in problems_of(stores.of_run, Path("run"), asked="sync run")] == [write]
 
 
 def test_the_last_runs_store_is_that_of_the_last_one_that_was_tracked(own_folder):
@@ -78,8 +78,8 @@ def test_the_last_word_counts_before_the_environment(monkeypatch):
     ],
 )
 def test_words_that_name_no_store_are_told_before_mlflow_is_asked(uri, write):
-    (fault,) = faults_of(stores.named, [f"tracking.uri={uri}"])
-    assert fault.asked == f"tracking.uri={uri}" and fault.fix.startswith(f"tracking.uri={write}")
+    (problem,) = problems_of(stores.named, [f"tracking.uri={uri}"])
+    assert problem.source == f"tracking.uri={uri}" and problem.help.startswith(f"tracking.uri={write}")
 
 
 def test_a_store_whose_file_is_still_to_be_made_is_taken(own_folder):

@@ -28,26 +28,26 @@ def test_a_layer_of_torchs_is_named_and_no_line_of_ours():
 
 def test_a_vocabulary_that_is_too_small():
     words = raised(lambda: nn.Embedding(128, 4)(torch.tensor([3, 256])))
-    assert "from 3 to 256, and this nn.Embedding has 128 rows; write: a vocabulary of 257 or more" in words
+    assert "from 3 to 256, and this nn.Embedding has 128 rows; help: use a vocabulary of 257 or more" in words
 
 
 def test_an_operation_that_a_mac_lacks():
     def lacks():
         raise NotImplementedError("The operator 'aten::x' is not currently implemented for the MPS device. If ...")
 
-    assert "write: export PYTORCH_ENABLE_MPS_FALLBACK=1 before the command" in raised(lacks)
+    assert "help: run `export PYTORCH_ENABLE_MPS_FALLBACK=1` before the command" in raised(lacks)
 
 
 def test_too_many_open_files_name_the_limit():
     def opens():
         raise OSError(errno.EMFILE, "Too many open files")
 
-    assert "write: ulimit -n 4096 before the command, or data.num_workers=0" in raised(opens)
+    assert "help: run `ulimit -n 4096` before the command, or use `data.num_workers=0`" in raised(opens)
 
 
 def test_a_loss_without_a_way_back():
     layer = nn.Linear(2, 2)
-    assert "write: torch operations" in raised(lambda: layer(torch.ones(1, 2)).detach().sum().backward())
+    assert "help: use torch operations" in raised(lambda: layer(torch.ones(1, 2)).detach().sum().backward())
     assert "would train nothing" in raised(lambda: layer(torch.ones(1, 2)).numpy())
 
 
@@ -80,14 +80,14 @@ class Moves(nn.Module):
         ("Typo", "the same command after failing_nets.py:9 is fixed"),
         ("Exits", "the same command after failing_nets.py:15 is fixed"),
         ("Argument", "other values for model.i"),
-        ("Moves", r"remove .cuda\(\) and .to\(...\): device= places the model and each batch"),
+        ("Moves", r"remove .cuda\(\) and .to\(...\): .device=. places the model and each batch"),
     ],
 )
 def test_a_constructor_that_fails(own_folder, name, write):
     (own_folder / "failing_nets.py").write_text(NETS)
     node = {"_target_": f"failing_nets.{name}", "i": 3}
     for around in (node, {"_target_": "runner.models.Prepared", "model": node}):
-        with pytest.raises(RunnerError, match=f"(?s)asked: model._target_=failing_nets.{name}.*write: {write}"):
+        with pytest.raises(RunnerError, match=f"(?s)--> model._target_=failing_nets.{name}.*help: .*{write}"):
             build(around, key="model")
 
 
@@ -130,12 +130,12 @@ NET = ["data=iris", "device=cpu", "tracking.enabled=false", "~model", "+model.in
     [
         ("+model._target_=forwards.InPlace", 1, "forwards.py:13 changes a tensor in place (add_)"),
         ("+model._target_=forwards.Slice", 1, "forwards.py:20 changes a tensor in place (fill_)"),
-        ("+model._target_=forwards.Moves", 1, "write: remove .cuda() and .to(...): device= places the model"),
+        ("+model._target_=forwards.Moves", 1, "help: remove .cuda() and .to(...): device= places the model"),
         ("+model._target_=forwards.NoModule", 2, "it makes a NoModule, which is not a torch.nn.Module"),
         (
             "+model._target_=forwards.Net task=own task.function._target_=forwards.gradients",
             1,
-            "this task needs gradients; write: with torch.enable_grad():",
+            "this task needs gradients; help: put `with torch.enable_grad():`",
         ),
     ],
 )

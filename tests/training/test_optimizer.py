@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from refused import faults_of
+from refused import problems_of
 from torch import nn
 
 from runner.errors import RunnerError
@@ -120,10 +120,10 @@ def test_names_are_those_of_the_person_s_model():
     ],
 )
 def test_what_is_no_group(settings, asked, so, write):
-    (fault,) = faults_of(groups_of, **settings)
-    assert fault.asked == asked
-    assert so in fault.problem
-    assert write in fault.fix
+    (problem,) = problems_of(groups_of, **settings)
+    assert problem.source == asked
+    assert so in problem.message
+    assert write in problem.help
 
 
 def test_an_optimizer_without_weight_decay_has_none_to_leave_out():
@@ -160,7 +160,7 @@ def test_a_norm_that_trains_in_part_goes_on_counting():
 def test_nothing_left_to_train():
     with pytest.raises(RunnerError, match="nothing to train") as caught:
         freeze(model(), ["*"])
-    assert caught.value.faults[0].asked == "model.freeze=[*]"
+    assert caught.value.problems[0].source == "model.freeze=[*]"
 
 
 def test_on_mps_fp16_takes_no_fused_kernel():
@@ -207,8 +207,8 @@ def test_a_first_step_that_fp16_leaves_out_is_none_to_sgds_momentum(dampening, i
 
 def test_a_fused_dampened_momentum_is_refused_with_fp16():
     make = partial(torch.optim.SGD, lr=0.1, momentum=0.9, dampening=0.5, fused=True)
-    faults = faults_of(make_optimizer, make, model(), device=torch.device("cpu"), precision="fp16")
-    assert "optimizer.fused=null" in faults[0].fix
+    problems = problems_of(make_optimizer, make, model(), device=torch.device("cpu"), precision="fp16")
+    assert "optimizer.fused=null" in problems[0].help
     make_optimizer(make, model(), device=torch.device("cpu"), precision="bf16")
 
 

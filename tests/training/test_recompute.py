@@ -5,7 +5,7 @@ import random
 
 import pytest
 import torch
-from refused import faults_of
+from refused import problems_of
 from torch import nn
 
 from runner.training.recompute import recompute, repeated
@@ -87,9 +87,9 @@ def test_a_copy_has_its_own_modules_and_names_stay():
     ("pattern", "said"), [("block.*", "blocks"), ("layr", "blocks.0.layer"), ("nothing", "names that begin with")]
 )
 def test_a_path_that_is_none_is_told_the_nearest(pattern, said):
-    faults = faults_of(recompute, Net(), [pattern], device=CPU)
-    assert faults[0].asked == f"train.recompute: {pattern}"
-    assert said in faults[0].fix
+    problems = problems_of(recompute, Net(), [pattern], device=CPU)
+    assert problems[0].source == f"train.recompute: {pattern}"
+    assert said in problems[0].help
 
 
 def test_paths_are_those_that_a_person_knows():

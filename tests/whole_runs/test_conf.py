@@ -102,7 +102,7 @@ def test_the_first_line_of_an_experiment_says_how_to_run_it():
 
 def test_every_key_of_the_schema_has_its_default_in_conf():
     cfg = compose.composer([])([])
-    assert validate.faults(cfg) == []
+    assert validate.problems(cfg) == []
     assert {"device", "seed", "name", "train", "tracking", "facts"} <= set(cfg)
 
 
@@ -121,7 +121,7 @@ def test_a_scheduler_is_taken_away_and_another_one_put_in_its_place():
     with compose.hydra_session(["runner"]):
         for words in (["~scheduler"], ["~scheduler", *warm], ["scheduler=cosine", "~scheduler", *warm]):
             cfg = compose.composer([])(words)
-            assert validate.faults(cfg) == []
+            assert validate.problems(cfg) == []
     node = validate.target_node(cfg, "scheduler")
     assert node == {"_partial_": True, "_target_": warm[0].partition("=")[2], "T_0": 5}
 
@@ -130,8 +130,10 @@ def test_a_resolver_in_quotes_is_what_the_message_says(monkeypatch):
     monkeypatch.delenv("LRX", raising=False)
     word, explained = "optimizer.lr=${oc.decode:${oc.env:LRX,0.5}}", compose.composer([])
     with compose.hydra_session(["runner"]):
-        (fault,) = override_errors.explain(HydraException(), [word], compose=explained, check=lambda cfg: None).faults
-        (mend,) = shlex.split(fault.fix.partition(": ")[2])
+        (problem,) = override_errors.explain(
+            HydraException(), [word], compose=explained, check=lambda cfg: None
+        ).problems
+        (mend,) = shlex.split(problem.help.partition(": ")[2])
         cfg = explained([mend])
-    assert validate.faults(cfg) == []
+    assert validate.problems(cfg) == []
     assert validate.target_node(cfg, "optimizer", resolve=True)["lr"] == 0.5

@@ -24,7 +24,7 @@ from seeded import NUM_EXAMPLES, SEED, often
 from runner import cli
 from runner.config import override_errors
 from runner.config.compose import composer, hydra_session, known_keys
-from runner.config.validate import faults, shared_data_settings
+from runner.config.validate import problems, shared_data_settings
 from runner.device import Hardware
 from runner.errors import RunnerError
 from runner.experiment.check import check
@@ -88,7 +88,7 @@ def ends_in_words(words):
     shown = out.getvalue() + err.getvalue()
     assert code in (0, 1, 2), words
     assert "Traceback" not in shown, shown
-    assert code != 2 or "runner: this can't be run" in shown or "usage:" in shown, shown
+    assert code != 2 or "error: " in shown or "usage:" in shown, shown
     return code
 
 
@@ -219,10 +219,10 @@ def test_a_folder_without_a_run_is_not_walked_through(tmp_path):
 
 
 def test_an_error_without_words_is_told(monkeypatch):
-    fault = override_errors.explain(AssertionError(), [], compose=lambda words: small(), check=lambda cfg: None).faults[
-        0
-    ]
-    assert fault.problem.startswith("AssertionError")
+    problem = override_errors.explain(
+        AssertionError(), [], compose=lambda words: small(), check=lambda cfg: None
+    ).problems[0]
+    assert problem.message.startswith("AssertionError")
 
 
 def test_a_table_of_one_job_that_has_no_name_fits():
@@ -240,5 +240,5 @@ def test_a_reference_to_a_group_is_forgotten_by_the_next_check():
     for reference in ("${model}", "${facts.input_shape}"):
         cfg.facts.input_shape = [1, 8]
         cfg.train.num_processes = reference
-        assert any("num_processes" in fault.asked for fault in faults(cfg))
-        assert not [fault for fault in faults(small()) if "num_processes" in fault.asked]
+        assert any("num_processes" in problem.source for problem in problems(cfg))
+        assert not [problem for problem in problems(small()) if "num_processes" in problem.source]

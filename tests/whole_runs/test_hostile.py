@@ -44,7 +44,7 @@ MARKER = "PWNED"
 CALL = "_target_: os.makedirs, name: PWNED"
 
 
-def refused(words, capfd, *, says="write:"):
+def refused(words, capfd, *, says="help:"):
     """The command ends as a person's mistake does, and has made nothing."""
     assert cli.main(list(words)) == 2
     shown = capfd.readouterr()
@@ -333,7 +333,7 @@ def test_a_checkpoint_of_another_model_is_told_in_words(run_folder, capfd, chang
     state = checkpoint.load(path)
     change(state)
     checkpoint.save(state, path)
-    refused(["resume", str(run_folder), "train.num_steps=2"], capfd, says="asked: the folder's checkpoint")
+    refused(["resume", str(run_folder), "train.num_steps=2"], capfd, says="--> the folder's checkpoint")
 
 
 LINKS = ["checkpoints/last.pt", "checkpoints/last.writing", "summary.json", "journal/ack.writing", "environment.txt"]

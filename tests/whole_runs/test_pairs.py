@@ -145,7 +145,7 @@ def test_what_makes_sense_trains_and_the_rest_says_why_not(data, files):
         try:
             losses, values = three_steps(cfg, prepared)
         except RunnerError as error:
-            is_clear = all(fault.asked and fault.problem and fault.fix for fault in error.faults)
+            is_clear = all(problem.source and problem.message and problem.help for problem in error.problems)
             if suits(data, model, task) or not is_clear:
                 wrong.append(f"{model} {task}: {error}")
             continue

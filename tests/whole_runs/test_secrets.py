@@ -14,8 +14,8 @@ from omegaconf import OmegaConf
 from runner import cli
 from runner.config import secrets
 from runner.config.defaults import CONF
-from runner.config.validate import faults
-from runner.errors import SECRETS, RunnerError, path_faults
+from runner.config.validate import problems
+from runner.errors import SECRETS, RunnerError, path_problems
 from runner.tracking import stores
 from runner.tracking.journal import Journal
 from runner.tracking.journal_reader import read_events
@@ -164,9 +164,9 @@ def test_what_the_environment_brings_into_the_stores_uri(own_folder, capfd, ende
     monkeypatch.setenv(SECRETS, "")  # in another process
     real = f"http://{SECRET}@127.0.0.1:9/{SECRET}"
     assert stores.of_run(Path("run"), asked="sync run") == real
-    assert "<oc.env:TOKEN>" in str(RunnerError(*faults(OmegaConf.create({"tracking": {"uri": f"ftp:{real}"}}))))
+    assert "<oc.env:TOKEN>" in str(RunnerError(*problems(OmegaConf.create({"tracking": {"uri": f"ftp:{real}"}}))))
     monkeypatch.delenv("TOKEN")
-    with pytest.raises(RunnerError, match=r"write: export TOKEN=\.\.\., or sync run tracking\.uri=URI"):
+    with pytest.raises(RunnerError, match=r"help: export TOKEN=\.\.\., or `sync run tracking\.uri=URI`"):
         stores.of_run(Path("run"), asked="sync run")
 
 
@@ -329,12 +329,12 @@ def test_what_is_written_down_by_hand(monkeypatch):
 
 
 def test_address_in_place_of_a_file_is_hidden():
-    assert SECRET not in str(RunnerError(*path_faults("data.path", f"{STORE}/x.csv")))
+    assert SECRET not in str(RunnerError(*path_problems("data.path", f"{STORE}/x.csv")))
 
 
 def test_a_lost_password_of_the_data_is_asked_for():
     cfg = OmegaConf.create({"data": {"_target_": "x", "url": "s3://me:***@there"}})
-    assert any(fault.fix == "data.url=s3://me:PASSWORD@there" for fault in faults(cfg))
+    assert any(problem.help == "data.url=s3://me:PASSWORD@there" for problem in problems(cfg))
 
 
 def test_a_journal_that_asks_for_what_is_not_there_builds_no_model(own_folder):

@@ -189,7 +189,7 @@ def test_what_parts_do_not_go_with_is_told_at_once(person):
     with pytest.raises(RunnerError) as caught:
         run([*WORDS, *UNTRACKED, *asked, "placement.strategy=fsdp", "train.num_processes=2"], folder=person / "run")
     for words in asked:
-        assert any(f"placement.strategy=fsdp {words}" in fault.asked for fault in caught.value.faults)
+        assert any(f"placement.strategy=fsdp {words}" in problem.source for problem in caught.value.problems)
 
 
 def test_a_mistake_is_told_once_and_leaves_nothing(start, person):
@@ -197,7 +197,7 @@ def test_a_mistake_is_told_once_and_leaves_nothing(start, person):
     process = start(*words, "train.num_processes=2", "hydra.run.dir=run")
     told, _ = process.communicate(timeout=LONGEST)
     assert process.returncode == 2
-    assert told.count("asked:") == 1 and "data.path=none.csv" in told
+    assert told.count("-->") == 1 and "data.path=none.csv" in told
     assert "Traceback" not in told and not (person / "run" / "ranks").exists()
 
 

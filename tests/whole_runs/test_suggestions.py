@@ -102,14 +102,14 @@ SUGGESTIONS = {
 def test_suggestion_typed_back_is_accepted(line, expected, own_folder, capfd):
     words = line.split(" ") if "[64, 32]" in line else shlex.split(line)
     assert cli.main([*words, "--json"]) == 2
-    faults = json.loads(capfd.readouterr().out)["faults"]
-    assert [text for fault in faults for text in fault["suggestions"]] == expected
-    for fault in faults:
-        rest = [each for each in faults if each is not fault]
+    problems = json.loads(capfd.readouterr().out)["faults"]
+    assert [text for problem in problems for text in problem["suggestions"]] == expected
+    for problem in problems:
+        rest = [each for each in problems if each is not problem]
         others = {each["asked"]: each["suggestions"][0] for each in rest if each["suggestions"]}
-        for text in fault["suggestions"]:
+        for text in problem["suggestions"]:
             typed = " ".join(words)
-            for asked, suggestion in {**others, fault["asked"]: text}.items():
+            for asked, suggestion in {**others, problem["asked"]: text}.items():
                 typed = text if text.startswith("python") else typed.replace(asked, suggestion)
             accept(shlex.split(typed))
 

@@ -73,7 +73,7 @@ def once(ask, name, *words):
 
 def mended(found, words):
     """The words with each that was refused replaced by the first one that is offered."""
-    instead = {fault["asked"]: fault["suggestions"][0] for fault in found["faults"]}
+    instead = {problem["asked"]: problem["suggestions"][0] for problem in found["faults"]}
     return [instead.get(word, word) for word in words]
 
 
@@ -102,7 +102,7 @@ def test_3_a_value_of_the_wrong_kind(ask):
 def test_4_a_misspelt_command(ask, trained):
     code, found = ask("histroy", trained["folder"])
     assert code == 2
-    ((line,),) = (fault["suggestions"] for fault in found["faults"])
+    ((line,),) = (problem["suggestions"] for problem in found["faults"])
     assert ask(*shlex.split(line)[3:])[0] == 0
 
 
@@ -178,7 +178,7 @@ def test_12_the_step_with_the_least_loss(ask, trained):
 
 def test_13_answers_for_new_rows(ask, trained):
     code, found = ask("predict", trained["folder"])
-    flags = [flag for fault in found["faults"] for flag in fault["asked"].split() if flag.startswith("--")]
+    flags = [flag for problem in found["faults"] for flag in problem["asked"].split() if flag.startswith("--")]
     assert code == 2 and flags == ["--input", "--output"]
     words = ("predict", trained["folder"], "--input", "new.csv", "--output", "answers.csv")
     for columns in (["a", "b"], None):

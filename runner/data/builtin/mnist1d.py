@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from runner.data.loading.order import ROWS, generator
 from runner.data.source import Source, facts_of
-from runner.errors import Fault, refuse
+from runner.errors import Problem, refuse
 
 #: the shape of each digit, 12 points
 TEMPLATES = (
@@ -44,12 +44,14 @@ def mnist1d(num_rows: int = 4000, num_test_rows: int = 1000, *, seed: int = 0) -
     The classes are of equal size over both splits. The training rows' mean becomes 0 and their spread 1.
     Raises: RunnerError for sizes that are none.
     """
-    faults = [
-        Fault(f"data.{name}={count}", "it must be 10 or more, one of each class", f"data.{name}={usual}")
+    problems = [
+        Problem(
+            f"data.{name}={count}", "it must be 10 or more, one of each class", f"data.{name}={usual}", code="bad-value"
+        )
         for name, count, usual in (("num_rows", num_rows, 4000), ("num_test_rows", num_test_rows, 1000))
         if count < NUM_CLASSES
     ]
-    refuse(faults)
+    refuse(problems)
     draw = generator(seed, ROWS)
     classes = torch.randperm(num_rows + num_test_rows, generator=draw) % NUM_CLASSES
     signals = make_signals(classes, draw)

@@ -16,7 +16,7 @@ from torch import Tensor
 from runner.data.builtin.plane import check_features
 from runner.data.loading.order import ROWS, generator
 from runner.data.source import Preprocessing, Source, facts_of
-from runner.errors import Fault, nearest, refuse
+from runner.errors import Problem, nearest, refuse
 
 RADIUS = 5.0
 RAW = ["x1", "x2"]
@@ -37,15 +37,17 @@ def playground(
     Raises: RunnerError for another shape, noise, feature, or no rows.
     """
     features = check_features(features, key="data.features")
-    faults = []
+    problems = []
     if shape not in SHAPES:
         choices = " or ".join(f"data.shape={one}" for one in nearest(str(shape), SHAPES) or SHAPES)
-        faults.append(Fault(f"data.shape={shape}", f"it is one of {', '.join(SHAPES)}", choices))
+        problems.append(Problem(f"data.shape={shape}", f"it is one of {', '.join(SHAPES)}", choices, code="bad-value"))
     if isinstance(noise, bool) or not isinstance(noise, int | float) or not 0 <= noise <= 0.5:
-        faults.append(Fault(f"data.noise={noise}", "it is 0 to 0.5", "data.noise=0.1"))
+        problems.append(Problem(f"data.noise={noise}", "it is 0 to 0.5", "data.noise=0.1"))
     if type(num_rows) is not int or num_rows < 2:
-        faults.append(Fault(f"data.num_rows={num_rows}", "it must be 2 or more", "data.num_rows=1000"))
-    refuse(faults)
+        problems.append(
+            Problem(f"data.num_rows={num_rows}", "it must be 2 or more", "data.num_rows=1000", code="bad-value")
+        )
+    refuse(problems)
     draw = generator(seed, ROWS)
 
     def uniform(count: int, low: float, high: float) -> Tensor:

@@ -16,7 +16,7 @@ from runner.data.tables.encoder import Column, Columns
 from runner.data.tables.node import reader_node
 from runner.data.tables.statistics import fit
 from runner.data.tables.target import Target
-from runner.errors import Fault, RunnerError, nearest
+from runner.errors import Problem, RunnerError, nearest
 
 CELL = (
     "radius",
@@ -86,7 +86,7 @@ def scikit(which: str) -> Source:
     """
     if which not in SETS:
         fix = " or ".join(f"data={hit}" for hit in nearest(str(which), SETS) or SETS)
-        raise RunnerError(Fault(f"data.which={which}", f"there are {', '.join(SETS)}", fix))
+        raise RunnerError(Problem(f"data.which={which}", f"there are {', '.join(SETS)}", fix))
     found = SETS[which]
     values = _numbers(found.file, skip=bool(found.classes))
     if found.classes:

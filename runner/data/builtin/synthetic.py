@@ -11,7 +11,7 @@ import torch
 from runner.data.loading.order import ROWS, generator
 from runner.data.source import Source, facts_of
 from runner.data.vision.augment import augmented
-from runner.errors import Fault, refuse
+from runner.errors import Problem, refuse
 
 #: of the teacher's answers, in parts of their spread: what no model can learn
 NOISE = 0.1
@@ -59,9 +59,9 @@ def _check(num_rows: int, num_features: int | None, size: Sequence[int], num_cla
     checks = [("num_rows", num_rows, num_rows, 1, "10"), (width, shown, min(size, default=0), 1, EXAMPLES[width])]
     if num_classes is not None:
         checks.append(("num_classes", num_classes, num_classes, 2, "10"))
-    faults = [
-        Fault(f"data.{key}={shown}", f"it must be {least} or more", f"data.{key}={example}")
+    problems = [
+        Problem(f"data.{key}={shown}", f"it must be {least} or more", f"data.{key}={example}", code="bad-value")
         for key, shown, value, least, example in checks
         if value < least
     ]
-    refuse(faults)
+    refuse(problems)

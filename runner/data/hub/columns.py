@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runner.errors import Fault, RunnerError, nearest
+from runner.errors import Problem, RunnerError, nearest
 
 KINDS = ("auto", "classification", "regression", "language")
 #: what targets are usually called, the likeliest first
@@ -31,7 +31,7 @@ def chosen(features: Any, *, inputs: str | Sequence[str] | None, target: str | N
     """features: by name, a table's. What is None is found. Raises: RunnerError with the columns that there are."""
     if kind not in KINDS:
         problem = f"kinds are {', '.join(KINDS)}"
-        raise RunnerError(Fault(f"data.kind={kind}", problem, " or ".join(f"data.kind={choice}" for choice in KINDS)))
+        raise RunnerError(Problem(f"data.kind={kind}", problem, " or ".join(f"data.kind={choice}" for choice in KINDS)))
     forms = {name: form_of(feature) for name, feature in features.items()}
     asked = [inputs] if isinstance(inputs, str) else None if inputs is None else list(inputs)
     for key, names in (("inputs", asked or []), ("target", [target] if target else [])):
@@ -40,7 +40,7 @@ def chosen(features: Any, *, inputs: str | Sequence[str] | None, target: str | N
                 hits = nearest(name, forms) or list(forms)
                 fix = " or ".join(f"data.{key}={hit}" for hit in hits)
                 raise RunnerError(
-                    Fault(f"data.{key}={name}", f"there is no such column; there are {_told(forms)}", fix)
+                    Problem(f"data.{key}={name}", f"there is no such column; there are {_told(forms)}", fix)
                 )
     if kind != "language":
         target = target or _found_target(forms, taken=asked or [])
@@ -50,14 +50,14 @@ def chosen(features: Any, *, inputs: str | Sequence[str] | None, target: str | N
         if form != TEXT:
             fix = " or ".join(f"data.target={name}" for name in forms if name not in columns) or "a table with a target"
             problem = f"no column is called {' or '.join(TARGETS[:3])}, and nothing says what to learn; there are {_told(forms)}"
-            raise RunnerError(Fault("data.target=null", problem, fix))
+            raise RunnerError(Problem("data.target=null", problem, fix))
         return Chosen(form, tuple(columns), None, "language", ())
     if kind == "auto":
         is_number = getattr(features[target], "dtype", "").startswith("float") or forms[target] == LIST
         kind = "regression" if is_number else "classification"
     if forms[target] in (IMAGE, OTHER):
         problem = f"that column holds {forms[target]} values, and a target is a class or a number"
-        raise RunnerError(Fault(f"data.target={target}", problem, "data.target=COLUMN with classes or numbers"))
+        raise RunnerError(Problem(f"data.target={target}", problem, "data.target=COLUMN with classes or numbers"))
     own = tuple(features[target].names) if forms[target] == CLASS else ()
     return Chosen(form, tuple(columns), target, kind, own)
 
@@ -105,7 +105,7 @@ def _found_inputs(forms: dict[str, str], kind: str) -> list[str]:
     fix = " or ".join(f"data.inputs={name}" for name in [*images, *texts]) or "a table of numbers, texts or images"
     if numbers:
         fix += f" or data.inputs=[{','.join(numbers)}]"
-    raise RunnerError(Fault("data.inputs=null", problem, fix))
+    raise RunnerError(Problem("data.inputs=null", problem, fix))
 
 
 def _one_form(columns: Sequence[str], forms: dict[str, str]) -> str:
@@ -114,7 +114,7 @@ def _one_form(columns: Sequence[str], forms: dict[str, str]) -> str:
         return found.pop()
     problem = f"inputs are numbers, texts or one image, and these are {_told({name: forms[name] for name in columns})}"
     alike = [name for name in columns if forms[name] in (NUMBER, LIST)] or list(columns[:1])
-    raise RunnerError(Fault(f"data.inputs=[{','.join(columns)}]", problem, f"data.inputs=[{','.join(alike)}]"))
+    raise RunnerError(Problem(f"data.inputs=[{','.join(columns)}]", problem, f"data.inputs=[{','.join(alike)}]"))
 
 
 def _told(forms: dict[str, str]) -> str:

@@ -34,7 +34,7 @@ from runner.data.vision.augment import augmented
 from runner.data.vision.dataset import is_decoded_once
 from runner.data.vision.decode import checked_mode, checked_size
 from runner.data.vision.statistics import normalised
-from runner.errors import Fault, RunnerError
+from runner.errors import Problem, RunnerError
 
 READER = "runner.data.read_rows"
 
@@ -126,7 +126,9 @@ def huggingface(
 def _tokens(picked: Chosen, tokenizer: str, context_length: int, known: Mapping[str, Any]) -> TextRows:
     if type(context_length) is not int or context_length < 1:
         problem = "it is a whole number of tokens, 1 or more"
-        raise RunnerError(Fault(f"data.context_length={context_length}", problem, "data.context_length=256"))
+        raise RunnerError(
+            Problem(f"data.context_length={context_length}", problem, "data.context_length=256", code="bad-value")
+        )
     entries = known["entries"] if known else entries_of(tokenizer)
     length = known.get("context_length", context_length) + (
         picked.target is None
@@ -159,7 +161,7 @@ def _without_empty(tables: dict[str, Any], picked: Chosen, asked: str) -> dict[s
         full = [index for index, texts in enumerate(zip(*parts, strict=True)) if any(text for text in texts)]
         found[name] = table if len(full) == len(table) else table.select(full)
     if not len(found["train"]):
-        raise RunnerError(Fault(asked, "there is no text in it", "files with text in them"))
+        raise RunnerError(Problem(asked, "there is no text in it", "files with text in them"))
     return found
 
 
@@ -193,7 +195,7 @@ def _named(numbers: Any, names: tuple[str, ...], *, asked: str, called: str) -> 
     """The names of a column's classes. Raises: RunnerError for numbers that it has no name for."""
     if numbers.min() < 0 or numbers.max() >= len(names):
         problem = f"{called} holds {numbers.min()}..{numbers.max()}, and it has {len(names)} classes"
-        raise RunnerError(Fault(asked, problem, "the same set without rows of unknown class (-1)"))
+        raise RunnerError(Problem(asked, problem, "the same set without rows of unknown class (-1)"))
     return np.array(names)[numbers]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.config.packages import install
-from runner.errors import Fault, RunnerError, first_line, nearest
+from runner.errors import Problem, RunnerError, first_line, nearest
 
 #: readers of files that data.path may name. Not all that the library has: some have read pickles, which can run code.
 BUILDERS = ("csv", "json", "parquet", "arrow", "text", "imagefolder")
@@ -47,13 +47,15 @@ def loaded(
     asked = _asked(path, subset, data_files, data_dir)
     if streaming and num_rows is None:
         problem = "a stream has no length, and rows are drawn by their number here"
-        raise RunnerError(Fault("data.streaming=true", problem, "data.num_rows=10000, the rows of each split to fetch"))
+        raise RunnerError(
+            Problem("data.streaming=true", problem, "data.num_rows=10000, the rows of each split to fetch")
+        )
     if num_rows is not None and not streaming:
         problem = "that is what is fetched of a stream, and without one all rows are read"
         fix = f"data.streaming=true, or data.limit={num_rows} for so many rows in all"
-        raise RunnerError(Fault(f"data.num_rows={num_rows}", problem, fix))
-    if faults := _beside(path, subset=subset, data_files=data_files, data_dir=data_dir):
-        raise RunnerError(*faults)
+        raise RunnerError(Problem(f"data.num_rows={num_rows}", problem, fix))
+    if problems := _beside(path, subset=subset, data_files=data_files, data_dir=data_dir):
+        raise RunnerError(*problems)
     with _quiet(datasets), _explained(asked):
         if _is_saved(path):
             found = datasets.load_from_disk(str(Path(path).expanduser()))
@@ -68,14 +70,14 @@ def loaded(
         return tables
 
 
-def _beside(path: str, **settings: Any) -> list[Fault]:
+def _beside(path: str, **settings: Any) -> list[Problem]:
     """What is said beside a file, or a set that was saved: they are read whole, as they are."""
     is_file = Path(path).expanduser().is_file()
     if not is_file and not _is_saved(path):
         return []
     problem = f"{path} is {'one file' if is_file else 'a set of save_to_disk()'}, which is read whole"
     said = {name: value for name, value in settings.items() if value is not None}
-    return [Fault(f"data.{name}={value}", problem, f"data.{name}=null") for name, value in said.items()]
+    return [Problem(f"data.{name}={value}", problem, f"data.{name}=null") for name, value in said.items()]
 
 
 def _library() -> Any:
@@ -83,7 +85,9 @@ def _library() -> Any:
         import datasets  # an optional package, and a slow one
     except ImportError:
         problem = "reading such sets takes a package that is not installed"
-        raise RunnerError(Fault("data=huggingface", problem, install("huggingface"))) from None
+        raise RunnerError(
+            Problem("data=huggingface", problem, install("huggingface"), code="missing-package")
+        ) from None
     return datasets
 
 
@@ -94,27 +98,34 @@ def _words(path: str, subset: str | None, data_files: Files | None, data_dir: st
         if data_files is None and data_dir is None:
             problem = f"{path} reads files, and none are named"
             fix = f"data.path={path} data.data_files=FILE" + (" or data.data_dir=FOLDER" if path != "text" else "")
-            raise RunnerError(Fault(asked, problem, fix))
+            raise RunnerError(Problem(asked, problem, fix))
         if subset is not None:
             raise RunnerError(
-                Fault(f"data.subset={subset}", f"{path} reads files, which have none", "data.subset=null")
+                Problem(f"data.subset={subset}", f"{path} reads files, which have none", "data.subset=null")
             )
         return {"path": path, "data_files": _expanded(data_files), "data_dir": _expanded(data_dir)}
     if place.is_file():
         if place.suffix.lower() not in BY_ENDING:
             problem = f"files of kind {place.suffix or '(without an ending)'} are not read by their name alone"
             fix = " or ".join(f"data.path={name} data.data_files={path}" for name in BUILDERS[:3])
-            raise RunnerError(Fault(asked, problem, fix))
+            raise RunnerError(Problem(asked, problem, fix))
         more = {"sep": "\t"} if place.suffix.lower() == ".tsv" else {}
         return {"path": BY_ENDING[place.suffix.lower()], "data_files": str(place), **more}
     if not place.is_dir() and (path.startswith((".", "/", "~")) or path.count("/") > 1 or place.suffix in BY_ENDING):
         there = [item.name for item in place.parent.iterdir()] if place.parent.is_dir() else []
         fix = " or ".join(f"data.path={place.parent / hit}" for hit in nearest(place.name, there))
         problem = "there is no such file or folder here, and the Hub has no such names"
-        raise RunnerError(Fault(asked, problem, fix or "data.path=FILE, or a name as huggingface.co/datasets has it"))
+        raise RunnerError(
+            Problem(
+                asked,
+                problem,
+                fix or "data.path=FILE, or a name as huggingface.co/datasets has it",
+                code="missing-file",
+            )
+        )
     if path in _all_builders():
         problem = f"that reader of files is not taken here; {', '.join(BUILDERS)} are"
-        raise RunnerError(Fault(asked, problem, " or ".join(f"data.path={name}" for name in BUILDERS)))
+        raise RunnerError(Problem(asked, problem, " or ".join(f"data.path={name}" for name in BUILDERS)))
     return {
         "path": str(place) if place.is_dir() else path,
         "name": subset,
@@ -149,13 +160,13 @@ def _chosen(asked: dict[str, str], there: list[str], set_asked: str) -> dict[str
     if unknown := [name for name in asked if name not in SPLITS]:
         problem = f"splits are called {', '.join(SPLITS)} here"
         raise RunnerError(
-            Fault(f"data.split.{unknown[0]}={asked[unknown[0]]}", problem, "data.split={train:...,val:...}")
+            Problem(f"data.split.{unknown[0]}={asked[unknown[0]]}", problem, "data.split={train:...,val:...}")
         )
     for name, theirs in asked.items():
         if theirs not in there:
             hits = nearest(theirs, there) or there
             fix = " or ".join(f"data.split.{name}={hit}" for hit in hits)
-            raise RunnerError(Fault(f"data.split.{name}={theirs}", f"the set's splits are {listed}", fix))
+            raise RunnerError(Problem(f"data.split.{name}={theirs}", f"the set's splits are {listed}", fix))
     found = asked or {
         name: next(hit for hit in hits if hit in there) for name, hits in SPLITS.items() if set(hits) & set(there)
     }
@@ -163,7 +174,7 @@ def _chosen(asked: dict[str, str], there: list[str], set_asked: str) -> dict[str
         found = {"train": there[0]}
     if "train" not in found:
         fix = " or ".join(f"data.split={{train:{name}}}" for name in there)
-        raise RunnerError(Fault(set_asked, f"nothing says what to train on; the set's splits are {listed}", fix))
+        raise RunnerError(Problem(set_asked, f"nothing says what to train on; the set's splits are {listed}", fix))
     return found
 
 
@@ -202,10 +213,10 @@ def _explained(asked: str) -> Iterator[None]:
     except RunnerError:
         raise
     except Exception as error:
-        raise RunnerError(_fault(asked, error)) from error
+        raise RunnerError(_problem(asked, error)) from error
 
 
-def _fault(asked: str, error: Exception) -> Fault:
+def _problem(asked: str, error: Exception) -> Problem:
     from datasets import config, exceptions
 
     lines = [first_line(cause) for cause in (error, error.__cause__) if cause and str(cause).strip()]
@@ -215,7 +226,7 @@ def _fault(asked: str, error: Exception) -> Fault:
         why = "HF_HUB_OFFLINE says to stay offline" if is_offline else "it has no such set, or can't be reached"
         problem = f"the set is not in {config.HF_DATASETS_CACHE}, and of the Hub: {why} ({said})"
         fix = "a name as huggingface.co/datasets has it (OWNER/NAME), or data.path=csv data.data_files=FILE"
-        return Fault(asked, problem, f"unset HF_HUB_OFFLINE, {fix}" if is_offline else fix)
+        return Problem(asked, problem, f"unset HF_HUB_OFFLINE, {fix}" if is_offline else fix)
     if "Config name is missing" in said or "BuilderConfig" in said:
-        return Fault(asked, str(error).strip(), "data.subset=NAME, one of these")
-    return Fault(asked, f"it can't be read: {said}", f"whole files of that kind ({', '.join(BUILDERS)})")
+        return Problem(asked, str(error).strip(), "data.subset=NAME, one of these")
+    return Problem(asked, f"it can't be read: {said}", f"whole files of that kind ({', '.join(BUILDERS)})")

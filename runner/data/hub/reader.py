@@ -16,7 +16,7 @@ from runner.data.language.text_rows import TextRows
 from runner.data.vision.dataset import is_decoded_once
 from runner.data.vision.decode import checked_mode, checked_size
 from runner.data.vision.reader import read_images
-from runner.errors import Fault, RunnerError, nearest
+from runner.errors import Problem, RunnerError, nearest
 
 log = logging.getLogger("runner")
 
@@ -82,4 +82,4 @@ def _check_columns(table: Any, columns: Sequence[str], path: Any) -> None:
         hits = nearest(missing[0], there)
         fix = f"a column {missing[0]}" + (f"; {hits[0]} is called so, perhaps" if hits else "")
         problem = f"it lacks {', '.join(missing)}, which the model was trained on; it has {told}"
-        raise RunnerError(Fault(f"the file {path}", problem, fix))
+        raise RunnerError(Problem(f"the file {path}", problem, fix))

@@ -15,7 +15,7 @@ from runner.config.identity import as_typed
 from runner.data.language.vocabulary import Vocabulary, asked_for, vocabulary
 from runner.data.language.windows import TokenWindows, check_windows, facts_of_tokens, num_windows, rows_of
 from runner.data.source import Source
-from runner.errors import Fault, RunnerError, nearest_files
+from runner.errors import Problem, RunnerError, nearest_files
 
 READER = "runner.data.TextReader"
 
@@ -70,7 +70,7 @@ class TextReader:
         (file,) = found_files(path, key="--input", most=1)
         numbers = self._vocabulary.encode(file.read_bytes(), asked=f"--input {path}")
         if not len(numbers):
-            raise RunnerError(Fault(f"--input {path}", "the file is empty", "a file with text in it"))
+            raise RunnerError(Problem(f"--input {path}", "the file is empty", "a file with text in it"))
         return rows_of(numbers, self.context_length)
 
     def encode(self, text: str) -> list[int]:
@@ -98,16 +98,21 @@ def found_files(path: str | Sequence[str], *, key: str, most: int | None = None)
         files += [hit for hit in hits if hit not in files]
     if not files or (most is not None and len(files) > most):
         problem = f"that is {len(files)} files"
-        raise RunnerError(Fault(f"{key}={path}", problem, f"{key}=FILE"))
+        raise RunnerError(Problem(f"{key}={path}", problem, f"{key}=FILE"))
     return files
 
 
-def _missing(file: Path, name: str, key: str) -> Fault:
+def _missing(file: Path, name: str, key: str) -> Problem:
     asked = f"{key}={name}"
     if file.is_dir():
-        return Fault(asked, "that is a folder", f"{key}={file / '*.txt'}")
+        return Problem(asked, "that is a folder", f"{key}={file / '*.txt'}")
     fix = " or ".join(as_typed(key, hit) for hit in nearest_files(file, Path.is_file))
     if not file.parent.is_dir():
         fix = fix or f"{key}=FILE, relative to the current folder ({Path.cwd()})"
-        return Fault(asked, f"there is no folder {file.parent}", fix)
-    return Fault(asked, f"there is no such file in {file.parent.resolve()}", fix or f"{key}=FILE with text in it")
+        return Problem(asked, f"there is no folder {file.parent}", fix, code="missing-file")
+    return Problem(
+        asked,
+        f"there is no such file in {file.parent.resolve()}",
+        fix or f"{key}=FILE with text in it",
+        code="missing-file",
+    )

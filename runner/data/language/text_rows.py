@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from runner.data.language.vocabulary import tokenizer_of
-from runner.errors import Fault, RunnerError, nearest
+from runner.errors import Problem, RunnerError, nearest
 
 BYTES = "bytes"
 NUM_BYTES = 256
@@ -81,5 +81,5 @@ def entries_of(tokenizer: str) -> str | None:
         hits = nearest(tokenizer, (BYTES, *there)) or [BYTES, *there]
         problem = f"it is {BYTES} or a tokenizer.json, and there is no file {file}"
         fix = " or ".join(f"data.tokenizer={hit}" for hit in hits[:3])
-        raise RunnerError(Fault(f"data.tokenizer={tokenizer}", problem, fix))
+        raise RunnerError(Problem(f"data.tokenizer={tokenizer}", problem, fix, code="missing-file"))
     return file.read_text(encoding="utf-8", errors="replace")

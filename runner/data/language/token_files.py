@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runner.errors import Fault, RunnerError, first_line
+from runner.errors import Problem, RunnerError, first_line
 
 ENDINGS = (".bin", ".npy")
 DTYPES = ("uint8", "uint16", "uint32")
@@ -52,20 +52,20 @@ def opened(file: Path, dtype: str | None, *, asked: str) -> tuple[NDArray[Any], 
     """
     if file.suffix not in ENDINGS:
         problem = f"token files end in {' or '.join(ENDINGS)}"
-        raise RunnerError(Fault(asked, problem, "data=text for text files, or a file of runner.data.write_tokens"))
+        raise RunnerError(Problem(asked, problem, "data=text for text files, or a file of runner.data.write_tokens"))
     if file.suffix == ".npy":
         return _opened_npy(file, asked)
     told = _of_this_size(file, None if dtype else asked)
     dtype = dtype or (told.dtype if told else "uint16")
     if dtype not in DTYPES:
         problem = f"tokens in a .bin are {', '.join(DTYPES)}"
-        raise RunnerError(Fault(f"data.dtype={dtype}", problem, " or ".join(f"data.dtype={name}" for name in DTYPES)))
+        raise RunnerError(Problem(f"data.dtype={dtype}", problem, " or ".join(f"data.dtype={name}" for name in DTYPES)))
     size, width = file.stat().st_size, np.dtype(dtype).itemsize
     if size == 0 or size % width:
         problem = (
             f"its {size:,} bytes are no whole number of {dtype} tokens, {width} bytes each" if size else "it is empty"
         )
-        raise RunnerError(Fault(asked, problem, "the whole file, or data.dtype= as it was written"))
+        raise RunnerError(Problem(asked, problem, "the whole file, or data.dtype= as it was written"))
     return mapped(file, dtype), dtype
 
 
@@ -83,7 +83,7 @@ def known(file: Path, tokens: NDArray[Any], dtype: str, *, asked: str) -> Known:
         if part.dtype.kind == "i" and part.min() < 0:
             at = int((part < 0).argmax())
             problem = f"the number at position {start + at:,} is {part[at]:,}"
-            raise RunnerError(Fault(asked, problem, "tokens of 0 or more"))
+            raise RunnerError(Problem(asked, problem, "tokens of 0 or more"))
         if (most := int(part.max())) > greatest:
             greatest, at = most, start + int(part.argmax())
     state = _state(file)
@@ -121,10 +121,10 @@ def _opened_npy(file: Path, asked: str) -> tuple[NDArray[Any], str]:
         tokens = mapped(file, "")
     except (ValueError, OSError, EOFError) as error:
         problem = f"it can't be read as .npy: {first_line(error)}"
-        raise RunnerError(Fault(asked, problem, "a whole file, saved by numpy")) from None
+        raise RunnerError(Problem(asked, problem, "a whole file, saved by numpy")) from None
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu" or not len(tokens):
         problem = f"it holds {tokens.dtype} of shape {tokens.shape}"
-        raise RunnerError(Fault(asked, problem, "one row of whole numbers, (N,)"))
+        raise RunnerError(Problem(asked, problem, "one row of whole numbers, (N,)"))
     return tokens, tokens.dtype.name
 
 
@@ -151,7 +151,7 @@ def _of_this_size(file: Path, asked: str | None = None) -> Known | None:
             f"{_beside(file).name} was written with a file of {found.num_bytes:,} bytes, and this one has {num_bytes:,}"
         )
         fix = f"the file that it was written with, or data.dtype={found.dtype} if this one's tokens are of that type"
-        raise RunnerError(Fault(asked, problem, fix))
+        raise RunnerError(Problem(asked, problem, fix))
     return None
 
 

@@ -18,7 +18,7 @@ from runner.data.language.token_files import ENDINGS, Known, known, mapped, open
 from runner.data.language.vocabulary import Characters, Vocabulary, asked_for, vocabulary
 from runner.data.language.windows import ChunkWindows, check_windows, facts_of_tokens, num_windows, rows_of
 from runner.data.source import Source
-from runner.errors import Fault, RunnerError
+from runner.errors import Problem, RunnerError
 
 #: of a fingerprint: so many blocks of so many bytes, evenly spread
 FINGERPRINT_BLOCKS, FINGERPRINT_BYTES = 256, 2**14
@@ -132,7 +132,9 @@ def write_tokens(texts: Iterable[str], path: str | Path, tokenizer: str = "bytes
     """
     file = Path(path)
     if file.suffix != ".bin":
-        raise RunnerError(Fault(f"path={path}", "token files are written as .bin", f"path={file.with_suffix('.bin')}"))
+        raise RunnerError(
+            Problem(f"path={path}", "token files are written as .bin", f"path={file.with_suffix('.bin')}")
+        )
     needs_all = tokenizer == Characters.kind
     texts = list(texts) if needs_all else texts
     contents = (text.encode() for text in texts) if needs_all else ()
@@ -149,7 +151,7 @@ def write_tokens(texts: Iterable[str], path: str | Path, tokenizer: str = "bytes
             stream.write(numbers.astype(dtype).tobytes())
             num_tokens, num_bytes = num_tokens + len(numbers), num_bytes + len(content)
     if not num_tokens:
-        raise RunnerError(Fault(f"path={path}", "the texts have no tokens", "texts with something in them"))
+        raise RunnerError(Problem(f"path={path}", "the texts have no tokens", "texts with something in them"))
     node = {"tokens": words.kind, "entries": words.entries}
     written(file, dtype.name, greatest, reader=node, bytes_per_token=num_bytes / num_tokens)
     return num_tokens
@@ -170,7 +172,9 @@ class TokensReader:
             return self._blocks(path)
         if self._text is None:
             problem = "the run's tokens came without a tokenizer, so no text can be read"
-            raise RunnerError(Fault(f"--input {path}", problem, "a token file, or a training with data.tokenizer=..."))
+            raise RunnerError(
+                Problem(f"--input {path}", problem, "a token file, or a training with data.tokenizer=...")
+            )
         return self._text(path)
 
     def _blocks(self, path: str) -> Iterator[Tensor]:
@@ -191,7 +195,7 @@ class TokensReader:
         """Raises: RunnerError where no vocabulary is known."""
         if self._text is None:
             problem = "the run's tokens came without a tokenizer"
-            raise RunnerError(Fault(f"the text {text[:40]!r}", problem, "a training with data.tokenizer=..."))
+            raise RunnerError(Problem(f"the text {text[:40]!r}", problem, "a training with data.tokenizer=..."))
         return self._text.encode(text)
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -203,7 +207,7 @@ def _vocabulary(told: Known, tokenizer: str | None) -> Vocabulary | None:
     if tokenizer == Characters.kind:
         problem = "numbers do not tell which characters they stand for"
         fix = "data.tokenizer=null: a file of write_tokens(..., 'characters') brings them"
-        raise RunnerError(Fault(f"data.tokenizer={tokenizer}", problem, fix))
+        raise RunnerError(Problem(f"data.tokenizer={tokenizer}", problem, fix))
     if tokenizer is not None:
         return asked_for(tokenizer, (), asked=f"data.tokenizer={tokenizer}", key="data.tokenizer")
     return vocabulary(told.reader["tokens"], told.reader["entries"]) if told.reader else None
@@ -215,7 +219,7 @@ def _vocab_size(vocab_size: int | None, told: Known, words: Vocabulary | None, *
         problem = f"token {told.greatest:,} at position {told.greatest_at:,} is not below {min(size, MOST_TOKENS):,}"
         fits = f"data.vocab_size={told.greatest + 1}, or " if told.greatest < MOST_TOKENS else ""
         fix = f"{fits}data.dtype= as the file was written"
-        raise RunnerError(Fault(asked or f"data.vocab_size={size}", problem, fix))
+        raise RunnerError(Problem(asked or f"data.vocab_size={size}", problem, fix))
     return size
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runner.config.packages import install
-from runner.errors import Fault, RunnerError, first_line, nearest
+from runner.errors import Problem, RunnerError, first_line, nearest
 
 Tokens = NDArray[Any]  # (N,) whole numbers
 KINDS = ("characters", "bytes")
@@ -53,10 +53,10 @@ class Characters:
     def decode(self, tokens: Sequence[int]) -> str:
         return self._codes[np.asarray(tokens, np.int64)].astype("<u4").tobytes().decode("utf-32-le")
 
-    def _unknown(self, text: str, at: int, asked: str) -> Fault:
+    def _unknown(self, text: str, at: int, asked: str) -> Problem:
         problem = f"{text[at]!r} {place(text, at)} is none of the {self.size} characters that were trained on"
         fix = "the text without it, or a training on text that has it, or with data.tokens=bytes"
-        return Fault(asked, problem, fix)
+        return Problem(asked, problem, fix)
 
 
 class Bytes:
@@ -118,7 +118,9 @@ def asked_for(tokens: str, contents: Iterable[bytes], *, asked: str, key: str = 
         there = [str(item) for item in file.parent.glob("*.json")] if file.parent.is_dir() else []
         hits = nearest(tokens, (*KINDS, *there)) or [*KINDS, *there]
         problem = f"tokens are {' or '.join(KINDS)}, or come from a tokenizer.json, and there is no file {file}"
-        raise RunnerError(Fault(f"{key}={tokens}", problem, " or ".join(f"{key}={hit}" for hit in hits[:3])))
+        raise RunnerError(
+            Problem(f"{key}={tokens}", problem, " or ".join(f"{key}={hit}" for hit in hits[:3]), code="missing-file")
+        )
     return Subwords(file.read_text(encoding="utf-8", errors="replace"), asked=f"{key}={tokens}")
 
 
@@ -129,7 +131,7 @@ def as_text(content: bytes, *, asked: str) -> str:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         problem = f"it is not UTF-8: byte {error.start:,} (line {line:,}) is 0x{content[error.start]:02x}"
-        raise RunnerError(Fault(asked, problem, "the file saved as UTF-8, or data.tokens=bytes")) from None
+        raise RunnerError(Problem(asked, problem, "the file saved as UTF-8, or data.tokens=bytes")) from None
 
 
 def place(text: str, at: int) -> str:
@@ -152,13 +154,13 @@ def tokenizer_of(content: str, *, asked: str) -> Any:
         from tokenizers import Tokenizer  # an optional package
     except ImportError:
         problem = "reading a tokenizer.json takes a package that is not installed"
-        raise RunnerError(Fault(asked, problem, install("text"))) from None
+        raise RunnerError(Problem(asked, problem, install("text"), code="missing-package")) from None
     try:
         json.loads(content)
         found = Tokenizer.from_str(content)
     except Exception as error:  # the library raises bare Exceptions
         problem = f"it is no tokenizer.json: {first_line(error)}"
-        raise RunnerError(Fault(asked, problem, "a file that tokenizers or transformers saved")) from None
+        raise RunnerError(Problem(asked, problem, "a file that tokenizers or transformers saved")) from None
     found.no_truncation()
     found.no_padding()
     return found

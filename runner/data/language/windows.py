@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from runner.errors import Fault, nearest, refuse
+from runner.errors import Problem, nearest, refuse
 
 WINDOWS = ("random", "sequential")
 
@@ -80,19 +80,21 @@ def num_windows(num_tokens: int, context_length: int) -> int:
 
 def check_windows(context_length: Any, windows: Any, *, num_tokens: int, path: str) -> None:
     """Raises: RunnerError for settings that are none, and for a text that is too short for them."""
-    faults = []
+    problems = []
     if windows not in WINDOWS:
         hits = nearest(str(windows), WINDOWS) or WINDOWS
         problem = f"windows are {' or '.join(WINDOWS)}"
-        faults.append(Fault(f"data.windows={windows}", problem, " or ".join(f"data.windows={hit}" for hit in hits)))
+        problems.append(Problem(f"data.windows={windows}", problem, " or ".join(f"data.windows={hit}" for hit in hits)))
     asked = f"data.context_length={context_length}"
     if type(context_length) is not int or context_length < 1:
-        faults.append(Fault(asked, "it is a number of tokens, 1 or more", "data.context_length=256"))
+        problems.append(
+            Problem(asked, "it is a number of tokens, 1 or more", "data.context_length=256", code="bad-value")
+        )
     elif num_windows(num_tokens, context_length) < 1:
         problem = f"{path} has {num_tokens:,} tokens, and a window takes {context_length + 1:,} with the one behind it"
         fits = f"data.context_length={max(1, num_tokens // 20)}, or a" if num_tokens > 1 else "a"
-        faults.append(Fault(asked, problem, f"{fits} longer text"))
-    refuse(faults)
+        problems.append(Problem(asked, problem, f"{fits} longer text"))
+    refuse(problems)
 
 
 def rows_of(tokens: NDArray[Any], context_length: int) -> Tensor:

@@ -21,7 +21,7 @@ from runner.device.capabilities import TOO_LARGE_BYTES, legal_dtype
 from runner.device.hardware import num_usable_cpus
 from runner.device.host_memory import size_in_words
 from runner.device.placement import num_bytes, tensors
-from runner.errors import Fault, RunnerError
+from runner.errors import Problem, RunnerError
 
 __all__ = ["Batches", "Loading", "Resident", "Streamed", "load", "permutation"]
 
@@ -142,10 +142,12 @@ def _residency(rows: Any, asked: str, *, device: torch.device, free_bytes: int |
     if asked == "device":
         if too_large:
             fix = "data.residency=stream, or data.limit=... rows"
-            raise RunnerError(Fault("data.residency=device", too_large, fix))
+            raise RunnerError(Problem("data.residency=device", too_large, fix))
         if free is not None and size > free:
             problem = f"the set takes {size_in_words(size)}, and {device} has {size_in_words(free)} free"
-            raise RunnerError(Fault("data.residency=device", problem, "data.residency=stream, or data.limit=... rows"))
+            raise RunnerError(
+                Problem("data.residency=device", problem, "data.residency=stream, or data.limit=... rows")
+            )
         return True, "on the device (as asked)"
     if asked == "stream":
         return False, "streamed (as asked)"

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 from runner.data.map_style import batch_of
 from runner.device.placement import num_bytes, num_rows
-from runner.errors import OF_CODE, Fault, RunnerError
+from runner.errors import OF_CODE, Problem, RunnerError
 
 PLACE = Path("/dev/shm")
 #: batches that each process reads ahead (torch's own default)
@@ -28,7 +28,7 @@ BIGGER = "a larger /dev/shm (docker run --shm-size=8g)"
 class Refused:
     """What a process that reads hands over in a batch's place: torch would send of a RunnerError its words alone."""
 
-    faults: tuple[Fault, ...]
+    problems: tuple[Problem, ...]
 
 
 def free_room() -> int | None:
@@ -69,7 +69,7 @@ def with_room(workers: int, batch_bytes: int, free: int | None, *, is_asked: boo
     if is_asked:
         fewer = f"data.num_workers={most}, " if most else ""
         fix = f"{fewer}data.num_workers=0, a smaller train.batch_size, or {BIGGER}"
-        raise RunnerError(Fault(f"data.num_workers={workers}", room, fix))
+        raise RunnerError(Problem(f"data.num_workers={workers}", room, fix))
     return most, f"; read by {most} processes: {room}" if most else f"; read in this process: {room}"
 
 
@@ -78,11 +78,11 @@ def told(batches: Iterator[Any], workers: int) -> Iterator[Any]:
     try:
         for batch in batches:
             if isinstance(batch, Refused):
-                raise RunnerError(*batch.faults)
+                raise RunnerError(*batch.problems)
             yield batch
     except (RuntimeError, RunnerError) as error:  # torch's own, or where rows became no batch for want of it
         if not workers or "shared memory" not in str(error):
             raise
         problem = f"its processes found no room in /dev/shm: {(free_room() or 0) / 2**20:,.1f} MiB are free"
         fix = f"data.num_workers=0, fewer of them, a smaller train.batch_size, or {BIGGER}"
-        raise RunnerError(Fault(f"data.num_workers={workers}", problem, fix)) from error
+        raise RunnerError(Problem(f"data.num_workers={workers}", problem, fix)) from error

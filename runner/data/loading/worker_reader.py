@@ -17,7 +17,7 @@ from runner.data.loading.order import generator
 from runner.data.loading.shared_memory import PREFETCH, Refused, told
 from runner.data.map_style import batch_of
 from runner.device.placement import map_tensors, num_rows, tensors
-from runner.errors import Fault, RunnerError, in_words
+from runner.errors import Problem, RunnerError, in_words
 
 Planned = tuple[int, list[int]]  # of a batch: the seed for what it draws, and the numbers of its rows
 
@@ -52,7 +52,7 @@ class Reader:
                 raise
             problem = f"the Dataset can't be sent to the processes that would read it: {error}"
             fix = "data.num_workers=0, or a Dataset without lambdas, open files and classes inside functions"
-            raise RunnerError(Fault(f"data.num_workers={self._num_workers}", problem, fix)) from error
+            raise RunnerError(Problem(f"data.num_workers={self._num_workers}", problem, fix)) from error
 
     def close(self) -> None:
         """Ends the processes and waits for that; DataLoader itself leaves it to the garbage collector."""
@@ -95,7 +95,7 @@ class _FromDataset(Dataset[Any]):
         except RunnerError as error:
             if get_worker_info() is None:
                 raise
-            return Refused(error.faults)
+            return Refused(error.problems)
         except SystemExit as error:
             if get_worker_info() is None:
                 raise

@@ -18,7 +18,7 @@ from runner.data.tables.node import arguments, reader_node
 from runner.data.tables.reader import TableReader
 from runner.data.tables.scan import Tally, scan, taken_less
 from runner.data.tables.target import Target, find_target
-from runner.errors import Fault, RunnerError, nearest, refuse
+from runner.errors import Problem, RunnerError, nearest, refuse
 
 #: texts of a column that decide whether they look like dates, and columns that are told of
 MOST_LOOKED_AT, MOST_HINTS = 1000, 4
@@ -75,15 +75,15 @@ def choose(
     tallies, num_left_out = scan(files, [*inputs, *targets], counted=[*forced, *targets], complete=complete)
     if tallies[targets[0]].rows == 0:
         problem = f"all of its {num_left_out:,} rows lack the target" if num_left_out else "it has no rows"
-        raise RunnerError(Fault(files[0].asked, problem, "a file with rows below its column names"))
+        raise RunnerError(Problem(files[0].asked, problem, "a file with rows below its column names"))
     asked = f"data.target={targets[0] if len(targets) == 1 else '[' + ','.join(targets) + ']'}"
-    faults: list[Fault] = []
+    problems: list[Problem] = []
     notes: list[str] = []
     try:
         found, why = find_target([tallies[name] for name in targets], kind, asked=asked)
         notes.append(f"target {', '.join(targets)}{' (the last column)' if target is None else ''}: {why}")
     except RunnerError as error:
-        faults += error.faults
+        problems += error.problems
     if num_left_out:
         notes.append(f"left out, since they have no {' or '.join(targets)}: {num_left_out:,} rows")
     notes += _on_the_header(names, files[0])
@@ -96,7 +96,7 @@ def choose(
         try:
             what = "category" if name in forced else _kind(tally, files[0])
         except RunnerError as error:
-            faults += error.faults
+            problems += error.problems
             continue
         if what == "category" and name not in wanted and _is_a_key(tally, max_categories):
             left_out.append(name)
@@ -107,10 +107,10 @@ def choose(
         if missing == "refuse" and tally.first_missing is not None:
             place, row = tally.first_missing
             problem = f"{place.of(row)}, column {name!r}, is missing"
-            faults.append(Fault("data.missing=refuse", problem, f"data.missing=mean or data.drop=[{name}]"))
+            problems.append(Problem("data.missing=refuse", problem, f"data.missing=mean or data.drop=[{name}]"))
             continue
         kept.append(tally.column(what, most=max_categories))
-    refuse(faults)
+    refuse(problems)
     if left_out:
         notes.append(f"left out, because nearly all their texts differ: {listed(left_out)}")
     if gaps := [column.name for column in kept if column.has_missing]:
@@ -148,26 +148,30 @@ def _inputs(
         ("categorical", _texts(categorical)),
     )
     known = set(names)
-    faults = [_unknown(key, name, names, file) for key, some in asked for name in some if name not in known]
+    problems = [_unknown(key, name, names, file) for key, some in asked for name in some if name not in known]
     if both := [name for name in _texts(drop) if name in targets]:
-        faults.append(Fault(f"data.drop=[{both[0]}]", "that column is the target", "data.target=... another column"))
+        problems.append(
+            Problem(f"data.drop=[{both[0]}]", "that column is the target", "data.target=... another column")
+        )
     if both := [name for name in _texts(columns) if name in targets]:
-        faults.append(Fault(f"data.columns=[{both[0]},...]", "that column is the target", "the other columns alone"))
+        problems.append(
+            Problem(f"data.columns=[{both[0]},...]", "that column is the target", "the other columns alone")
+        )
     left_out = {*_texts(drop), *(known.difference(_texts(columns)) if columns is not None else ())} - {*targets}
     if lost := [name for name in _texts(categorical) if name in left_out]:
         key, fix = ("drop", "without it") if lost[0] in _texts(drop) else ("columns", f"with {lost[0]} among them")
         problem = f"data.{key} leaves that column out"
         fix = f"data.{key} {fix}, or data.categorical without it"
-        faults.append(Fault(f"data.categorical=[{lost[0]}]", problem, fix))
-    refuse(faults)
+        problems.append(Problem(f"data.categorical=[{lost[0]}]", problem, fix))
+    refuse(problems)
     taken = {*targets, *_texts(drop)}
     return [name for name in (_texts(columns) if columns is not None else names) if name not in taken]
 
 
-def _nothing_left(targets: Sequence[str], left_out: Sequence[Tally], file: TableFile) -> Fault:
+def _nothing_left(targets: Sequence[str], left_out: Sequence[Tally], file: TableFile) -> Problem:
     problem = f"no input column is left next to {', '.join(targets)}"
     if not left_out:
-        return Fault(file.asked, f"{problem}: the table has no other column", "data.target=... another column")
+        return Problem(file.asked, f"{problem}: the table has no other column", "data.target=... another column")
     names = ", ".join(tally.name for tally in left_out)
     problem += f": {names} {'is' if len(left_out) == 1 else 'are'} left out, because nearly all the texts differ"
     first = left_out[0]
@@ -176,21 +180,21 @@ def _nothing_left(targets: Sequence[str], left_out: Sequence[Tally], file: Table
     if not fix and sum(" " in text.strip() for text in texts) * 2 > len(texts):
         words = f"data.data_files={file.path} data.inputs={first.name} data.target={targets[0]} model=transformer"
         fix = f"data=huggingface data.path={'csv' if file.is_csv else 'parquet'} {words}"
-    return Fault(file.asked, problem, fix or f"data.categorical=[{first.name}]")
+    return Problem(file.asked, problem, fix or f"data.categorical=[{first.name}]")
 
 
-def _unknown(key: str, name: str, names: Sequence[str], file: TableFile) -> Fault:
+def _unknown(key: str, name: str, names: Sequence[str], file: TableFile) -> Problem:
     hits = nearest(name, names, cutoff=0.6)
     fix = " or ".join(f"data.{key}={hit}" if key == "target" else f"data.{key}=[{hit}]" for hit in hits)
     problem = f"{file.path.name} has no column {name!r}; it has {listed(names)}"
-    return Fault(f"data.{key}={name}", problem, fix or "a column that it has")
+    return Problem(f"data.{key}={name}", problem, fix or "a column that it has", code="unknown-option")
 
 
 def _kind(tally: Tally, file: TableFile) -> str:
     kind = tally.kind()
     if not kind:
         problem = f"column {tally.name!r} of {file.path.name} has no value in any of its {tally.rows:,} rows"
-        raise RunnerError(Fault(file.asked, problem, f"data.drop=[{tally.name}]"))
+        raise RunnerError(Problem(file.asked, problem, f"data.drop=[{tally.name}]"))
     return kind
 
 
@@ -223,7 +227,7 @@ def _check_used(formats: Sequence[str], tallies: Mapping[str, Tally], file: Tabl
     texts = {name: suggested(itertools.islice(tally.texts, MOST_LOOKED_AT)) for name, tally in tallies.items()}
     fix = next((found for found in texts.values() if found), "")
     problem = f"no column of {file.path.name} has dates that are written so"
-    raise RunnerError(Fault(f"data.date_format={formats[0]}", problem, fix or "data.date_format=null"))
+    raise RunnerError(Problem(f"data.date_format={formats[0]}", problem, fix or "data.date_format=null"))
 
 
 def _is_a_key(tally: Tally, most: int) -> bool:
@@ -233,10 +237,12 @@ def _is_a_key(tally: Tally, most: int) -> bool:
 def _check(missing: str, max_categories: int) -> None:
     if missing not in ("mean", "refuse"):
         problem = "missing values become the mean of the training split, or are refused"
-        raise RunnerError(Fault(f"data.missing={missing}", problem, "data.missing=mean or data.missing=refuse"))
+        raise RunnerError(Problem(f"data.missing={missing}", problem, "data.missing=mean or data.missing=refuse"))
     if type(max_categories) is not int or max_categories < 1:
         problem = "it is a whole number, 1 or more"
-        raise RunnerError(Fault(f"data.max_categories={max_categories}", problem, "data.max_categories=100"))
+        raise RunnerError(
+            Problem(f"data.max_categories={max_categories}", problem, "data.max_categories=100", code="bad-value")
+        )
 
 
 def _texts(names: str | Sequence[str] | None) -> list[str]:

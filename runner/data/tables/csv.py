@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.data.tables.forms import Form
-from runner.errors import Fault, RunnerError, first_line
+from runner.errors import Problem, RunnerError, first_line
 
 ENDINGS = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 SEPARATORS = (",", "\t", ";", "|")
@@ -31,7 +31,7 @@ def header(file: Path, *, form: Form, asked: str) -> list[str]:
         for names in csv.reader(stream, delimiter=separator(file, form, asked=asked)):
             if names:
                 return [name.strip() if form.header else f"c{index}" for index, name in enumerate(names)]
-    raise RunnerError(Fault(asked, f"{file.name} is empty", "a file with a line of column names and rows below it"))
+    raise RunnerError(Problem(asked, f"{file.name} is empty", "a file with a line of column names and rows below it"))
 
 
 def separator(file: Path, form: Form, *, asked: str) -> str:
@@ -93,29 +93,31 @@ def line(file: Path, row: int, *, form: Form, asked: str = "") -> int:
         return reader.line_num
 
 
-def _unreadable(file: Path, form: Form, width: int, error: Exception, asked: str) -> Fault:
+def _unreadable(file: Path, form: Form, width: int, error: Exception, asked: str) -> Problem:
     try:
         with _text(file, asked) as stream:
             reader = csv.reader(stream, delimiter=separator(file, form, asked=asked))
             for values in reader:
                 if values and len(values) != width:
                     problem = f"{file.name}, line {reader.line_num}, has {len(values)} values, and the header names {width} columns"
-                    return Fault(asked, problem, "that line mended (a value with the separator in it stands in quotes)")
+                    return Problem(
+                        asked, problem, "that line mended (a value with the separator in it stands in quotes)"
+                    )
     except RunnerError as found:
-        return found.faults[0]
+        return found.problems[0]
     except (OSError, EOFError) as found_error:
         error = found_error
     return _no_table(file, error, asked)
 
 
-def _no_table(file: Path, error: Exception, asked: str) -> Fault:
+def _no_table(file: Path, error: Exception, asked: str) -> Problem:
     if isinstance(error, csv.Error) and "new-line" in str(error):
         quoted = shlex.quote(file.name)
         problem = f"{file.name} ends lines with a carriage return alone, as Excel once did on a Mac"
         unpacked = f"gunzip -c {quoted} | tr '\\r' '\\n'" if is_packed(file) else f"tr '\\r' '\\n' < {quoted}"
-        return Fault(asked, problem, f"{unpacked} > unix.csv")
+        return Problem(asked, problem, f"{unpacked} > unix.csv")
     problem = f"{file.name} can't be read as a table: {first_line(error)}"
-    return Fault(asked, problem, "a whole CSV file, saved as UTF-8")
+    return Problem(asked, problem, "a whole CSV file, saved as UTF-8")
 
 
 def is_packed(file: Path) -> bool:
@@ -131,11 +133,11 @@ def _text(file: Path, asked: str) -> Iterator[Iterator[str]]:
             yield _decoded(stream, file, asked)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         problem = f"{file.name} is no whole gzip file: {error}"
-        raise RunnerError(Fault(asked, problem, "the file packed again")) from None
+        raise RunnerError(Problem(asked, problem, "the file packed again")) from None
     except csv.Error as error:
         raise RunnerError(_no_table(file, error, asked)) from None
     except PermissionError:
-        raise RunnerError(Fault(asked, f"you may not read {file.name}", f"chmod u+r {file}")) from None
+        raise RunnerError(Problem(asked, f"you may not read {file.name}", f"chmod u+r {file}")) from None
     finally:
         csv.field_size_limit(before)
 
@@ -149,4 +151,4 @@ def _decoded(stream: Any, file: Path, asked: str) -> Iterator[str]:
             kind = "UTF-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "another encoding than UTF-8"
             problem = f"{file.name}, line {number}, holds {raw[error.start : error.start + 1]!r}: that is {kind}"
             fix = f"iconv -f {'UTF-16' if kind == 'UTF-16' else 'WINDOWS-1252'} -t UTF-8 {file.name} > utf8.csv"
-            raise RunnerError(Fault(asked, problem, fix)) from None
+            raise RunnerError(Problem(asked, problem, fix)) from None

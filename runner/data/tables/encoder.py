@@ -23,7 +23,7 @@ from runner.data.tables.arrow_values import (
 )
 from runner.data.tables.files import TableFile
 from runner.data.tables.frame import TableFrame
-from runner.errors import Fault, RunnerError, nearest
+from runner.errors import Problem, RunnerError, nearest
 
 Rows = TableFile | TableFrame
 MONTHS, WEEKDAYS = 12, 7
@@ -185,15 +185,15 @@ def _tidied_at(values: Any, name: str, place: Place) -> Any:
         return place.file.form.tidied(tidy(values))
     except UnknownType as error:
         problem = f"column {name!r} of {place.file.name} holds values of type {error}; numbers, texts, dates and booleans are read"
-        raise RunnerError(Fault(place.file.asked, problem, f"data.drop=[{name}]")) from None
+        raise RunnerError(Problem(place.file.asked, problem, f"data.drop=[{name}]")) from None
 
 
-def bad_value(name: str, holds: str, bad: BadValue, place: Place, fix: str) -> Fault:
+def bad_value(name: str, holds: str, bad: BadValue, place: Place, fix: str) -> Problem:
     holds = f"that column holds {holds}"
     if is_too_large(bad.value):
         holds = f"float32, in which models compute, ends at {np.finfo(np.float32).max:.1e}"
     found = [(place, bad.row, bad.value), *((place, row, value) for row, value in bad.others)]
-    return Fault(place.file.asked, f"{bad_rows(name, found)}, and {holds}", fix.format(column=name))
+    return Problem(place.file.asked, f"{bad_rows(name, found)}, and {holds}", fix.format(column=name))
 
 
 def bad_rows(name: str, found: Sequence[tuple[Place, int, Any]], num: int = 0) -> str:
@@ -213,7 +213,11 @@ def check_names(wanted: Sequence[str], file: Rows) -> None:
         hits = nearest(lacks[0], there)
         like = f" (is it {' or '.join(map(repr, hits))}?)" if hits else ""
         problem = f"{file.name} has no column {', '.join(map(repr, lacks[:5]))}{like}; it has {listed(there)}"
-        raise RunnerError(Fault(file.asked, problem, "a file with the columns that were trained on, in any order"))
+        raise RunnerError(
+            Problem(
+                file.asked, problem, "a file with the columns that were trained on, in any order", code="unknown-option"
+            )
+        )
 
 
 def listed(names: Sequence[str]) -> str:
@@ -221,9 +225,9 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(names[:10]) + more
 
 
-def _missing_value(name: str, place: Place, row: int) -> Fault:
+def _missing_value(name: str, place: Place, row: int) -> Problem:
     problem = f"{place.of(row)}, column {name!r}, is missing"
-    return Fault("data.missing=refuse", problem, f"data.missing=mean or data.drop=[{name}]")
+    return Problem("data.missing=refuse", problem, f"data.missing=mean or data.drop=[{name}]")
 
 
 def _shown(value: Any) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from runner.config.identity import as_typed
 from runner.data.tables import csv
 from runner.data.tables.forms import Form
-from runner.errors import Fault, RunnerError, first_line, nearest_files
+from runner.errors import Problem, RunnerError, first_line, nearest_files
 
 ARROW_ENDINGS = (".parquet", ".pq", ".feather", ".arrow")
 ENDINGS = (*csv.ENDINGS, *ARROW_ENDINGS)
@@ -48,7 +48,7 @@ class TableFile:
         if twice := sorted({name for name in found if found.count(name) > 1}) if len(set(found)) < len(found) else []:
             problem = f"{self.path.name} has {found.count(twice[0])} columns called {twice[0]!r}"
             fix = "a file whose columns have names of their own, or data.header=false if its first line is a row"
-            raise RunnerError(Fault(self.asked, problem, fix))
+            raise RunnerError(Problem(self.asked, problem, fix))
         return found
 
     def batches(self, wanted: Sequence[str]) -> Iterator[Any]:
@@ -95,13 +95,13 @@ class TableFile:
                     yield file
         except PermissionError:
             problem = f"you may not read {self.path.name}"
-            raise RunnerError(Fault(self.asked, problem, f"chmod u+r {self.path}")) from None
+            raise RunnerError(Problem(self.asked, problem, f"chmod u+r {self.path}")) from None
         except pa.ArrowMemoryError:
             raise  # nothing is wrong with the file
         except (pa.ArrowException, OSError) as error:
             problem = f"{self.path.name} is no whole {kind} file: {first_line(error)}"
             fix = f"a file written as {kind}, or one with the ending it needs"
-            raise RunnerError(Fault(self.asked, problem, fix)) from None
+            raise RunnerError(Problem(self.asked, problem, fix)) from None
 
 
 def table_files(path: str | Sequence[str], *, key: str, form: Form | None = None) -> list[TableFile]:
@@ -119,18 +119,18 @@ def table_files(path: str | Sequence[str], *, key: str, form: Form | None = None
         found = sorted(item for item in place.rglob("*") if item.is_file() and is_table(item))
         if not found:
             problem = f"there are no tables in that folder; {', '.join(ENDINGS)} are read"
-            raise RunnerError(Fault(asked, problem, f"{key}=FILE.csv"))
+            raise RunnerError(Problem(asked, problem, f"{key}=FILE.csv"))
     else:
         found = sorted(Path(item) for item in glob.glob(str(place), recursive=True) if Path(item).is_file())  # noqa: PTH207 (Path.glob takes no absolute pattern)
         if not found:
             raise RunnerError(_missing(place, asked, key))
     if other := [item for item in found if not is_table(item)]:
         problem = f"files like {other[0].name} are not read here; {', '.join(ENDINGS)} are"
-        raise RunnerError(Fault(asked, problem, "the table saved as CSV or Parquet"))
+        raise RunnerError(Problem(asked, problem, "the table saved as CSV or Parquet"))
     files = [TableFile(item, asked, form or Form()) for item in found]
     if form is not None and not form.header and (named := [file for file in files if not file.is_csv]):
         problem = f"{named[0].path.name} has names for its columns, as all files of its kind have"
-        raise RunnerError(Fault("data.header=false", problem, "data.header=true"))
+        raise RunnerError(Problem("data.header=false", problem, "data.header=true"))
     return files
 
 
@@ -143,7 +143,7 @@ def shared_names(files: Sequence[TableFile]) -> list[str]:
             lacks, more = [n for n in names if n not in there], [n for n in there if n not in names]
             what = f"lacks the columns {', '.join(lacks[:5])}" if lacks else f"has more columns: {', '.join(more[:5])}"
             problem = f"{file.path.name} {what}, beside {files[0].path.name}"
-            raise RunnerError(Fault(file.asked, problem, "files with the same columns"))
+            raise RunnerError(Problem(file.asked, problem, "files with the same columns"))
     return names
 
 
@@ -152,12 +152,19 @@ def is_table(path: Path) -> bool:
     return path.name.lower().endswith(ENDINGS)
 
 
-def _missing(place: Path, asked: str, key: str) -> Fault:
+def _missing(place: Path, asked: str, key: str) -> Problem:
     folder = place.parent
     if glob.has_magic(str(place)):
-        return Fault(asked, "no file is called like that", f"{key}='FOLDER/*.parquet', relative to the current folder")
+        return Problem(
+            asked, "no file is called like that", f"{key}='FOLDER/*.parquet', relative to the current folder"
+        )
     fix = " or ".join(as_typed(key, hit) for hit in nearest_files(place, is_table))
     if not folder.is_dir():
         fix = fix or f"{key}=FILE, relative to the current folder ({Path.cwd()})"
-        return Fault(asked, f"there is no folder {folder}", fix)
-    return Fault(asked, f"there is no such file in {folder.resolve()}", fix or f"{key}=FILE.csv or FILE.parquet")
+        return Problem(asked, f"there is no folder {folder}", fix, code="missing-file")
+    return Problem(
+        asked,
+        f"there is no such file in {folder.resolve()}",
+        fix or f"{key}=FILE.csv or FILE.parquet",
+        code="missing-file",
+    )

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from runner.errors import Fault, refuse
+from runner.errors import Problem, refuse
 
 #: unambiguous numbers: $5, €1,234.50 and 1,234.50
 GROUPED = r"^[+-]?([$€£¥]\d{1,3}(,\d{3})*(\.\d+)?|[$€£¥]\d+(\.\d+)?|\d{1,3}(,\d{3})+\.\d+)$"
@@ -79,23 +79,23 @@ def form_of(
     Raises:
         RunnerError: A setting is not valid.
     """
-    faults = []
+    problems = []
     if decimal not in (".", ","):
         problem = "the decimal separator is a point or a comma"
-        faults.append(Fault(f"data.decimal={decimal}", problem, "data.decimal=. or \"data.decimal=','\""))
+        problems.append(Problem(f"data.decimal={decimal}", problem, "data.decimal=. or \"data.decimal=','\""))
     if not isinstance(header, bool):
         problem = "the first line has the column names (true) or is data (false)"
-        faults.append(Fault(f"data.header={header}", problem, "data.header=true or data.header=false"))
+        problems.append(Problem(f"data.header={header}", problem, "data.header=true or data.header=false"))
     patterns = [date_format] if isinstance(date_format, str) else list(date_format or ())
     for pattern in patterns:
         if "%" not in str(pattern):
             problem = "a date format uses the codes of strptime: %d %m %Y %H %M %S"
-            faults.append(Fault(f"data.date_format={pattern}", problem, "data.date_format='%d.%m.%Y'"))
+            problems.append(Problem(f"data.date_format={pattern}", problem, "data.date_format='%d.%m.%Y'"))
     marks = [missing_values] if isinstance(missing_values, str | int | float) else list(missing_values or ())
     if any(isinstance(mark, bool) or not isinstance(mark, str | int | float) for mark in marks):
         problem = "it is a list of texts and numbers"
-        faults.append(Fault(f"data.missing_values={missing_values}", problem, "\"data.missing_values=['-']\""))
-    refuse(faults)
+        problems.append(Problem(f"data.missing_values={missing_values}", problem, "\"data.missing_values=['-']\""))
+    refuse(problems)
     return Form(decimal, header, tuple(patterns), tuple(map(str, marks)))
 
 

@@ -15,7 +15,7 @@ from runner.data.tables.frame import TableFrame
 from runner.data.tables.node import visible
 from runner.data.tables.rows import fits_in_memory, gathered
 from runner.data.tables.target import Target, target_of
-from runner.errors import Fault, RunnerError
+from runner.errors import Problem, RunnerError
 
 log = logging.getLogger("runner")
 FIX = "a file like the one that the run was trained on"
@@ -54,7 +54,7 @@ class TableReader:
             return self._some(files)
         rows = self._all(files)
         if not len(rows):
-            raise RunnerError(Fault(f"{key}={path}", "it has no rows", "a file with rows below its column names"))
+            raise RunnerError(Problem(f"{key}={path}", "it has no rows", "a file with rows below its column names"))
         return rows
 
     def frame(self, frame: Any) -> Tensor:

@@ -25,7 +25,7 @@ from runner.data.tables.arrow_values import (
 from runner.data.tables.encoder import Column, Place, bad_rows, tidied_batches
 from runner.data.tables.files import TableFile
 from runner.data.tables.forms import suggested
-from runner.errors import Fault, RunnerError
+from runner.errors import Problem, RunnerError
 
 #: texts of a column that are counted at a time: of more, the rarer half is forgotten, so that memory has a limit
 MOST_COUNTED = 200_000
@@ -139,11 +139,11 @@ class Tally:
                 asked, value = found[0][0].file.asked, found[0][2]
                 if form := suggested(self.texts):
                     means = "decimal commas" if "decimal" in form else "dates"
-                    raise RunnerError(Fault(asked, f"column {self.name!r} has {means}, e.g., {value!r}", form))
+                    raise RunnerError(Problem(asked, f"column {self.name!r} has {means}, e.g., {value!r}", form))
                 num = self.present - count if kind == "number" else 0
                 problem = f"{bad_rows(self.name, found, num)}, and most values of that column are {words}"
                 raise RunnerError(
-                    Fault(
+                    Problem(
                         asked,
                         problem,
                         f"{_marks(found)}{fix or f'data.categorical=[{self.name}] or data.drop=[{self.name}]'}",

@@ -18,7 +18,7 @@ from runner.data.tables.node import reader_node
 from runner.data.tables.reader import TableReader, report_unknown
 from runner.data.tables.rows import MappedRows, cache_key, fits_in_memory, gathered, mapped, remembered_plan
 from runner.data.tables.statistics import fit
-from runner.errors import Fault, RunnerError
+from runner.errors import Problem, RunnerError
 
 FIX = "data.categorical=[{column}] or data.drop=[{column}]"
 
@@ -121,7 +121,7 @@ def _rows(files: Sequence[TableFile], found: Table, asked: str | bool, key: str,
     if fits:
         rows = gathered(_chunks(files, found, complete=complete), num_rows=known, num_floats=found.columns.num_floats)
         if not len(rows[0]):
-            raise RunnerError(Fault(files[0].asked, "it has no rows", "a file with rows below its column names"))
+            raise RunnerError(Problem(files[0].asked, "it has no rows", "a file with rows below its column names"))
         return rows, f"in memory ({why})"
     plan = found.node()
     mapped_rows = mapped(

@@ -11,7 +11,7 @@ import numpy as np
 from runner.data.tables.arrow_values import BadValue, as_booleans, as_codes, as_numbers
 from runner.data.tables.encoder import Place, bad_value
 from runner.data.tables.scan import Tally
-from runner.errors import Fault, RunnerError
+from runner.errors import Problem, RunnerError
 
 KINDS = ("auto", "classification", "regression", "multilabel")
 #: whole numbers are taken as classes up to so many different ones, as in runner.data.array_data
@@ -46,7 +46,7 @@ class Target:
             row = int((codes < 0).argmax())
             problem = f"{place.of(row)}, column {self.names[0]!r}, is {values[0][row].as_py()!r}, a class that the training table lacks"
             fix = f"rows of each class in the training table (it has {', '.join(self.classes[:10])}), or that line left out"
-            raise RunnerError(Fault(place.file.asked, problem, fix))
+            raise RunnerError(Problem(place.file.asked, problem, fix))
         return codes.astype(np.int64)
 
     def _floats(self, name: str, values: Any, place: Place) -> Any:
@@ -72,13 +72,17 @@ def find_target(tallies: Sequence[Tally], kind: str, *, asked: str) -> tuple[Tar
     """The target, and how its kind was found. Raises: RunnerError for one that is constant, missing or of another kind."""
     if kind not in KINDS:
         problem = f"a target is one of {', '.join(KINDS)}"
-        raise RunnerError(Fault(f"data.kind={kind}", problem, " or ".join(f"data.kind={choice}" for choice in KINDS)))
+        raise RunnerError(
+            Problem(
+                f"data.kind={kind}", problem, " or ".join(f"data.kind={choice}" for choice in KINDS), code="bad-value"
+            )
+        )
     for tally in tallies:
         if tally.first_missing is not None:
             raise RunnerError(_missing(tally.name, *tally.first_missing, count=tally.rows - tally.present))
         if len(tally.texts) == 1:
             problem = f"column {tally.name!r} is {next(iter(tally.texts))!r} in all {tally.rows:,} rows: nothing can be learned of it"
-            raise RunnerError(Fault(asked, problem, "data.target=... another column, or rows with other values"))
+            raise RunnerError(Problem(asked, problem, "data.target=... another column, or rows with other values"))
     if kind != "classification" and (dates := [tally.name for tally in tallies if tally.dates == tally.rows]):
         raise RunnerError(holds_dates(dates[0], asked=asked, is_one=len(tallies) == 1))
     found, why = (kind, "as asked") if kind != "auto" else _guess(tallies)
@@ -88,19 +92,19 @@ def find_target(tallies: Sequence[Tally], kind: str, *, asked: str) -> tuple[Tar
     if len(tallies) > 1:
         problem = f"{', '.join(names)} are several columns, and a class is one value a row"
         fix = "one column in data.target, or data.kind=multilabel"
-        raise RunnerError(Fault(f"data.kind=classification {asked}", problem, fix))
+        raise RunnerError(Problem(f"data.kind=classification {asked}", problem, fix))
     if tallies[0].is_cut:
         problem = f"{names[0]!r} has over 100,000 values"
-        raise RunnerError(Fault("data.kind=classification", problem, "data.kind=regression"))
+        raise RunnerError(Problem("data.kind=classification", problem, "data.kind=regression"))
     return Target(names, found, tuple(sorted(tallies[0].texts, key=_order))), f"{len(tallies[0].texts)} classes, {why}"
 
 
-def holds_dates(name: str, *, asked: str, is_one: bool = True) -> Fault:
+def holds_dates(name: str, *, asked: str, is_one: bool = True) -> Problem:
     """Of a target that nobody has called classes. is_one: whether it is the only column of the target."""
     fix = "data.target=... another column, or a column of numbers made of the dates"
     if is_one:
         fix += ", or data.kind=classification for a class of each date"
-    return Fault(asked, f"column {name!r} holds dates, and a target is classes or numbers", fix)
+    return Problem(asked, f"column {name!r} holds dates, and a target is classes or numbers", fix)
 
 
 def _guess(tallies: Sequence[Tally]) -> tuple[str, str]:
@@ -124,10 +128,10 @@ def _order(text: str) -> tuple[bool, float, str]:
         return True, 0.0, text
 
 
-def _missing(name: str, place: Place, row: int, *, count: int = 1) -> Fault:
+def _missing(name: str, place: Place, row: int, *, count: int = 1) -> Problem:
     also = f"; so are {count - 1:,} more" if count > 1 else ""
     problem = f"{place.of(row)}, column {name!r}, is missing, and it is the target{also}"
     fix = (
         "data.drop_missing_targets=true, by which rows without a target are left out, or data.target=... another column"
     )
-    return Fault(place.file.asked, problem, fix)
+    return Problem(place.file.asked, problem, fix)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from runner.data.tables.scan import offset_of
-from runner.errors import Fault, RunnerError, first_line
+from runner.errors import Problem, RunnerError, first_line
 
 KINDS = ("auto", "classification", "regression")
 REGRESSION = "floats for a regression (of a file: data.kind=regression)"
@@ -33,7 +33,7 @@ def to_inputs(values: Any, *, asked: str, called: str = "the inputs", keep_integ
     if array.dtype.kind not in "fiub":
         problem = f"{called} hold {_kind_in_words(array.dtype)}, and a model computes with numbers"
         fix = "the same rows as an array of numbers, texts turned into numbers first"
-        raise RunnerError(Fault(asked, problem, fix))
+        raise RunnerError(Problem(asked, problem, fix))
     if array.ndim == 1:
         array = array[:, None]
     if keep_integers and array.dtype.kind in "iu":
@@ -52,12 +52,12 @@ def to_targets(
     """
     if kind not in KINDS:
         problem = f"targets are taken as one of {', '.join(KINDS)}"
-        raise RunnerError(Fault(f"data.kind={kind}", problem, " or ".join(f"data.kind={choice}" for choice in KINDS)))
+        raise RunnerError(Problem(f"data.kind={kind}", problem, " or ".join(f"data.kind={choice}" for choice in KINDS)))
     array = _rows_of(values, asked, called)
     if kind == "regression" or (kind == "auto" and array.dtype.kind == "f"):
         if array.dtype.kind not in "fiub":
             problem = f"{called} hold {_kind_in_words(array.dtype)}, and a regression needs numbers"
-            raise RunnerError(Fault(asked, problem, "data.kind=classification, or targets that are numbers"))
+            raise RunnerError(Problem(asked, problem, "data.kind=classification, or targets that are numbers"))
         return to_floats(array.reshape(len(array), -1), asked=asked, called=called), ()
     return _numbered(_one_column(array, asked, called), asked, called, like)
 
@@ -119,7 +119,7 @@ def to_floats(array: Any, *, asked: str, called: str) -> Tensor:
             f"{int(bad.sum()):,} values of {called} are NaN or infinite, in {_count(len(rows), 'row')} and "
             f"{_count(len(columns), 'column')}; the first is in row {int(rows[0])}, column {int(columns[0])}"
         )
-        raise RunnerError(Fault(asked, problem, "the same data with those rows mended or left out"))
+        raise RunnerError(Problem(asked, problem, "the same data with those rows mended or left out"))
     return tensor
 
 
@@ -131,34 +131,36 @@ def _rows_of(values: Any, asked: str, called: str) -> Any:
         array = np.asarray(values)
     except (TypeError, ValueError, RuntimeError) as error:
         problem = f"{called} can't become an array: {first_line(error)}"
-        raise RunnerError(Fault(asked, problem, "rows of the same length each, as an array or a tensor")) from None
+        raise RunnerError(Problem(asked, problem, "rows of the same length each, as an array or a tensor")) from None
     if array.ndim == 0:
         problem = f"{called} are a single {type(values).__name__}, not an array with a row for each example"
-        raise RunnerError(Fault(asked, problem, "an array or a tensor whose first dimension counts the examples"))
+        raise RunnerError(Problem(asked, problem, "an array or a tensor whose first dimension counts the examples"))
     if len(array) == 0:
-        raise RunnerError(Fault(asked, f"{called} have no rows", "a file or a function with rows in it"))
+        raise RunnerError(Problem(asked, f"{called} have no rows", "a file or a function with rows in it"))
     if array.size == 0:
-        raise RunnerError(Fault(asked, f"{called} have the shape {array.shape}: no columns", "a column or more a row"))
+        raise RunnerError(
+            Problem(asked, f"{called} have the shape {array.shape}: no columns", "a column or more a row")
+        )
     return array
 
 
 def _one_column(array: Any, asked: str, called: str) -> Any:
     if array.size != len(array):
         problem = f"{called} have the shape {array.shape}, and a class is one value a row"
-        raise RunnerError(Fault(asked, problem, f"targets.argmax(1) where a 1 marks the class, or {REGRESSION}"))
+        raise RunnerError(Problem(asked, problem, f"targets.argmax(1) where a 1 marks the class, or {REGRESSION}"))
     column = array.reshape(len(array))
     if column.dtype.kind == "f":
         to_floats(column[:, None], asked=asked, called=called)
         if not np.array_equal(column, np.round(column)):
             broken = column[column != np.round(column)][0]
             problem = f"{called} hold {broken}, and classes are whole numbers or texts"
-            raise RunnerError(Fault(asked, problem, f"classes as integers or texts, or {REGRESSION}"))
+            raise RunnerError(Problem(asked, problem, f"classes as integers or texts, or {REGRESSION}"))
         return column.astype(np.int64)
     if column.dtype.kind == "O" and all(isinstance(item, str) for item in column):  # texts, as pandas keeps them
         return column.astype(str)
     if column.dtype.kind not in "iubUST":
         problem = f"{called} hold {_kind_in_words(column.dtype)}, and classes are whole numbers or texts"
-        raise RunnerError(Fault(asked, problem, "targets as an array of integers, texts or floats"))
+        raise RunnerError(Problem(asked, problem, "targets as an array of integers, texts or floats"))
     return column
 
 
@@ -170,7 +172,7 @@ def _numbered(column: Any, asked: str, called: str, like: Sequence[str] | None) 
     number = {name: index for index, name in enumerate(like)}
     if unknown := [name for name in names if name not in number]:
         problem = f"{called} hold classes that the training split lacks: {', '.join(unknown[:5])}"
-        raise RunnerError(Fault(asked, problem, "rows of each class in the training split, or these rows left out"))
+        raise RunnerError(Problem(asked, problem, "rows of each class in the training split, or these rows left out"))
     return torch.tensor([number[name] for name in names])[torch.from_numpy(indices.astype(np.int64))], tuple(like)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from runner.data.source import Source
-from runner.data.vision.augment_settings import NAMES, shape_faults, strengths_of
+from runner.data.vision.augment_settings import NAMES, shape_problems, strengths_of
 from runner.errors import refuse
 
 #: what the eye makes of red, green and blue (ITU-R BT.601)
@@ -206,8 +206,8 @@ def augmented(source: Source, asked: Any) -> Source:
     if not strengths:
         return source
     shape = source.facts.get("input_shape") or ()
-    faults = shape_faults(strengths, shape)
-    refuse(faults)
+    problems = shape_problems(strengths, shape)
+    refuse(problems)
     return replace(source, finish=Augment(strengths, num_classes=source.facts.get("num_classes")))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runner.errors import Fault, RunnerError, nearest, refuse
+from runner.errors import Problem, RunnerError, nearest, refuse
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def strengths_of(asked: Any) -> dict[str, float]:
     """
     pairs = _pairs(asked)
     meant = {name: _meant(name, value) for name, value in pairs.items()}
-    faults = []
+    problems = []
     for name, value in pairs.items():
         if (name, value) in meant[name]:
             continue
@@ -64,8 +64,8 @@ def strengths_of(asked: Any) -> dict[str, float]:
         ways = [dict([*likely.values(), choice]) for choice in meant[name]] or [dict(likely.values())]
         problem = f"there is no such augmentation; there are {', '.join(NAMES)}"
         problem = f"it is {NAMES[name].valid}" if name in NAMES else problem
-        faults.append(Fault(f"data.augment.{name}={value}", problem, " or ".join(map(written, ways))))
-    refuse(faults)
+        problems.append(Problem(f"data.augment.{name}={value}", problem, " or ".join(map(written, ways))))
+    refuse(problems)
     return {name: float(NAMES[name].usual if value is True else value) for name, value in pairs.items()}
 
 
@@ -99,26 +99,26 @@ def _pairs(asked: Any) -> dict[Any, Any]:
         return pairs
     problem = "it is a list of names, or names with their strengths"
     fix = f"data.augment=[{asked if asked in NAMES else 'flip,crop'}] or data.augment={{flip:true,crop:4}}"
-    raise RunnerError(Fault(f"data.augment={asked}", problem, fix))
+    raise RunnerError(Problem(f"data.augment={asked}", problem, fix))
 
 
-def shape_faults(strengths: Mapping[str, float], shape: Sequence[int]) -> list[Fault]:
+def shape_problems(strengths: Mapping[str, float], shape: Sequence[int]) -> list[Problem]:
     """What images of that shape are too small for, or have no colours for. shape: of a row."""
     if len(shape) != 3:
         problem = f"the inputs have the shape {tuple(shape)}, and images are (channels, height, width)"
         asked = f"data.augment={{{','.join(strengths)}}}"
-        return [Fault(asked, problem, "data.augment=null, or inputs that are images")]
-    faults = []
+        return [Problem(asked, problem, "data.augment=null, or inputs that are images")]
+    problems = []
     side = min(shape[1:])
     for name in ("crop", "cutout"):
         if strengths.get(name, 0) > side:
             problem = f"the images have a side of {side} pixels"
             fix = written({**strengths, name: max(1, side // 4)})
-            faults.append(Fault(f"data.augment.{name}={strengths[name]:g}", problem, fix))
+            problems.append(Problem(f"data.augment.{name}={strengths[name]:g}", problem, fix))
     if strengths.get("saturation") and shape[0] != 3:
         problem = (
             f"the images have {shape[0]} channel{'s' if shape[0] > 1 else ''}, and colours are red, green and blue"
         )
         fix = written({**strengths, "saturation": 0})
-        faults.append(Fault(f"data.augment.saturation={strengths['saturation']:g}", problem, fix))
-    return faults
+        problems.append(Problem(f"data.augment.saturation={strengths['saturation']:g}", problem, fix))
+    return problems

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 from runner.data.vision.decode import CHANNELS, Encoded, decoded, size_of
 from runner.device.hardware import num_usable_cpus
-from runner.errors import Fault, RunnerError
+from runner.errors import Problem, RunnerError
 
 T = TypeVar("T")
 #: of the images that can't be read so many are named
@@ -63,7 +63,7 @@ class ImageFiles(Dataset[tuple[Tensor, Tensor]]):
         try:
             return decoded(self.files[index], mode=self.mode, size=self.size)
         except ValueError as error:
-            raise RunnerError(Fault(f"data.path={self.root}", f"{self.files[index]}: {error}", TAKE_OUT)) from None
+            raise RunnerError(Problem(f"data.path={self.root}", f"{self.files[index]}: {error}", TAKE_OUT)) from None
 
 
 def decoded_at_once(
@@ -104,7 +104,7 @@ def check_same(sizes: Sequence[tuple[int, int]], *, names: Sequence[str], asked:
             f"the images differ in size: {names[sizes.index(most)]} is {most[0]} high and {most[1]} wide, as {count:,} of "
             f"{len(sizes):,} are, and {names[other]} is {sizes[other][0]} high and {sizes[other][1]} wide"
         )
-        raise RunnerError(Fault(asked, problem, f"data.size={min(most)} or data.size=[{most[0]},{most[1]}]"))
+        raise RunnerError(Problem(asked, problem, f"data.size={min(most)} or data.size=[{most[0]},{most[1]}]"))
     return most
 
 
@@ -129,7 +129,7 @@ def each(indices: Sequence[int], read: Callable[[int], T], *, names: Sequence[st
         more = [f"and {len(broken) - MOST_NAMED:,} more"] if len(broken) > MOST_NAMED else []
         count = f"{len(broken):,} of {len(indices):,} images can't be used"
         problem = "\n".join([f"{count}:", *broken[:MOST_NAMED], *more])
-        raise RunnerError(Fault(asked, problem, "the same folder with these files mended or taken out"))
+        raise RunnerError(Problem(asked, problem, "the same folder with these files mended or taken out"))
     return found
 
 
@@ -142,7 +142,9 @@ def is_decoded_once(asked: str, *, num_bytes: int) -> tuple[bool, str]:
 
     if asked not in DECODE:
         problem = "rows are decoded once, into memory, or by the loader's workers, whenever they are needed"
-        raise RunnerError(Fault(f"data.decode={asked}", problem, " or ".join(f"data.decode={name}" for name in DECODE)))
+        raise RunnerError(
+            Problem(f"data.decode={asked}", problem, " or ".join(f"data.decode={name}" for name in DECODE))
+        )
     free = psutil.virtual_memory().available
     size = f"{num_bytes / 2**20:,.1f} MiB of {free / 2**20:,.0f} MiB free"
     if asked != "auto":

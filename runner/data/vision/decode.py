@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runner.errors import Fault, RunnerError
+from runner.errors import Problem, RunnerError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -55,7 +55,7 @@ def checked_mode(mode: str) -> str:
     """Raises: RunnerError for a mode that is none."""
     if mode not in CHANNELS:
         problem = f"images are taken as one of {', '.join(CHANNELS)}"
-        raise RunnerError(Fault(f"data.mode={mode}", problem, " or ".join(f"data.mode={name}" for name in CHANNELS)))
+        raise RunnerError(Problem(f"data.mode={mode}", problem, " or ".join(f"data.mode={name}" for name in CHANNELS)))
     return mode
 
 
@@ -66,7 +66,7 @@ def checked_size(size: Any) -> tuple[int, int] | None:
     sides = [size, size] if isinstance(size, int) else list(size) if isinstance(size, Sequence) else []
     if len(sides) != 2 or any(type(side) is not int or side < 1 for side in sides):
         problem = "it is the side of a square in pixels, or [height,width], or null for images that share a size"
-        raise RunnerError(Fault(f"data.size={size}", problem, "data.size=64 or data.size=[48,64]"))
+        raise RunnerError(Problem(f"data.size={size}", problem, "data.size=64 or data.size=[48,64]"))
     return sides[0], sides[1]
 
 
@@ -76,7 +76,7 @@ def _opened(encoded: Encoded) -> Iterator[Image]:
         from PIL import Image, UnidentifiedImageError
     except ImportError:
         problem = "reading images takes a package that is not installed"
-        raise RunnerError(Fault("images", problem, "pip install pillow")) from None
+        raise RunnerError(Problem("images", problem, "pip install pillow", code="missing-package")) from None
     try:
         with Image.open(io.BytesIO(encoded) if isinstance(encoded, bytes) else encoded) as image:
             yield image

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from runner.errors import Fault, RunnerError, nearest
+from runner.errors import Problem, RunnerError, nearest
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".jfif", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
 #: what folders of ready splits are called
@@ -60,7 +60,7 @@ def _ready_splits(folders: Sequence[Path], path: str) -> dict[str, Path]:
             "two of them are the same one" if doubled else f"{', '.join(others[:MOST_NAMED])} beside them as none is"
         )
         fix = f"{doubled[1].name if doubled else others[0]} moved elsewhere; or other names, if they are classes"
-        raise RunnerError(Fault(f"data.path={path}", problem, fix))
+        raise RunnerError(Problem(f"data.path={path}", problem, fix))
     return {name: some[0] for name, some in by_split.items() if some}
 
 
@@ -84,7 +84,7 @@ def no_folder(path: str | Path, *, key: str) -> RunnerError:
     there = sorted(item.name for item in parent.iterdir() if item.is_dir()) if parent.is_dir() else []
     fix = " or ".join(f"{key}={parent / hit}" for hit in (nearest(folder.name, there) or there)[:3])
     problem = "that is a file" if folder.is_file() else f"there is no such folder in {parent.resolve()}"
-    return RunnerError(Fault(f"{key}={path}", problem, fix or f"{key}=FOLDER with a folder of images for each class"))
+    return RunnerError(Problem(f"{key}={path}", problem, fix or f"{key}=FOLDER with a folder of images for each class"))
 
 
 def _by_class(folder: Path, names: Sequence[str], path: str, *, is_train: bool) -> Found:
@@ -92,10 +92,10 @@ def _by_class(folder: Path, names: Sequence[str], path: str, *, is_train: bool) 
     inner = _folders(folder, path)
     if unknown := [item.name for item in inner if item.name not in number]:
         problem = f"{folder} holds classes that the training split lacks: {', '.join(unknown[:MOST_NAMED])}"
-        raise RunnerError(Fault(asked, problem, "the same classes in each split"))
+        raise RunnerError(Problem(asked, problem, "the same classes in each split"))
     if loose := [item.name for item in sorted(folder.iterdir()) if item.is_file() and _is_image(item.name)]:
         problem = f"{len(loose):,} images lie in {folder} itself, {loose[0]} for one, and the folder says the class"
-        raise RunnerError(Fault(asked, problem, f"{folder}/CLASS/{loose[0]} and so on, a folder for each class"))
+        raise RunnerError(Problem(asked, problem, f"{folder}/CLASS/{loose[0]} and so on, a folder for each class"))
     files, labels, empty = [], [], []
     for item in inner:
         here = list(image_files(item))
@@ -105,11 +105,11 @@ def _by_class(folder: Path, names: Sequence[str], path: str, *, is_train: bool) 
             empty.append(item.name)
     if not files or (is_train and empty):
         problem = f"no images lie in {', '.join(empty[:MOST_NAMED]) or folder} (they end in {', '.join(ENDINGS)})"
-        raise RunnerError(Fault(asked, problem, f"images in {folder}/CLASS/, or those folders taken out"))
+        raise RunnerError(Problem(asked, problem, f"images in {folder}/CLASS/, or those folders taken out"))
     return Found(folder, files, torch.tensor(labels))
 
 
-def _single(only: Path, found: Mapping[str, Found], path: str) -> Fault:
+def _single(only: Path, found: Mapping[str, Found], path: str) -> Problem:
     meant = only
     while len(inner := _folders(meant, path)) == 1:
         meant = inner[0]
@@ -117,10 +117,10 @@ def _single(only: Path, found: Mapping[str, Found], path: str) -> Fault:
         f"{only.parent} has one folder, {only.name}, and so one class for all {len(found['train'].files):,} images"
     )
     if not inner:
-        return Fault(f"data.path={path}", problem, f"a folder for each class beside {only}")
+        return Problem(f"data.path={path}", problem, f"a folder for each class beside {only}")
     problem += f"; {meant} holds {', '.join(item.name for item in inner[:MOST_NAMED])}"
     moved = f"the folders in {meant} moved up into {only.parent}, in each split alike"
-    return Fault(f"data.path={path}", problem, f"data.path={meant}" if len(found) == 1 else moved)
+    return Problem(f"data.path={path}", problem, f"data.path={meant}" if len(found) == 1 else moved)
 
 
 def _folders(root: Path, path: str) -> list[Path]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from runner.data.vision.dataset import decoded_at_once, is_decoded_once
 from runner.data.vision.decode import CHANNELS, checked_mode, checked_size
 from runner.data.vision.folders import image_files
-from runner.errors import Fault, RunnerError, nearest
+from runner.errors import Problem, RunnerError, nearest
 
 #: images in a block, where all of them do not fit into memory
 BLOCK = 1024
@@ -56,7 +56,7 @@ def named_images(path: Any) -> list[Path]:
         fix = " or ".join(str(missing[0].parent / hit) for hit in nearest(missing[0].name, there))
         problem = f"{len(missing):,} of {len(files):,} files are not there, {missing[0]} for one"
         fix = fix or "a folder of images, an image or a list of images"
-        raise RunnerError(Fault(f"the images {path}", problem, fix))
+        raise RunnerError(Problem(f"the images {path}", problem, fix))
     if not files:
-        raise RunnerError(Fault(f"the images {path}", "no images lie there", "a folder with images in it"))
+        raise RunnerError(Problem(f"the images {path}", "no images lie there", "a folder with images in it"))
     return files

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from runner.device import backends, probe
 from runner.device.placement import num_rows
-from runner.errors import Fault, RunnerError, at_once
+from runner.errors import Problem, RunnerError, at_once
 from runner.experiment.check import check
 from runner.experiment.compose_run import of_run
 from runner.experiment.provenance import versions
@@ -166,12 +166,12 @@ def asked_for(wanted: str, cfg: DictConfig, folder: Path, step: int | None) -> W
     """
     series = read_series(folder).get(LOSS)
     if series is None:
-        error, _, fix = str(read_summary(folder).get("error") or "").partition("; write: ")
+        error, _, fix = str(read_summary(folder).get("error") or "").partition("; help: ")
         problem = f"it failed in its first step: {error}" if error else "it has taken no step"
         fix = fix or (
             f"fix that and train again, or resume {shlex.quote(wanted)}" if error else f"resume {shlex.quote(wanted)}"
         )
-        raise RunnerError(Fault(f"explain {wanted}", problem, fix))
+        raise RunnerError(Problem(f"explain {wanted}", problem, fix))
     last = dict(zip(series[0].tolist(), series[2].tolist(), strict=True))  # one that went on has steps twice
     by_step = {number: last[number] for number in sorted(last)}
     newest = max(by_step)
@@ -180,10 +180,10 @@ def asked_for(wanted: str, cfg: DictConfig, folder: Path, step: int | None) -> W
         if not spoilt:
             leap = _largest_leap(by_step)
             problem = f"its {len(last):,} losses are all finite; the largest leap of one is at step {leap:,}"
-            raise RunnerError(Fault(f"explain {wanted}", problem, f"explain {wanted} --step {leap}"))
+            raise RunnerError(Problem(f"explain {wanted}", problem, f"explain {wanted} --step {leap}"))
         step = spoilt[0]
     elif step > newest:
-        raise RunnerError(Fault(f"--step {step}", f"the run took {newest:,} steps", f"--step {newest}"))
+        raise RunnerError(Problem(f"--step {step}", f"the run took {newest:,} steps", f"--step {newest}"))
     is_failure = not math.isfinite(by_step.get(step, 0.0))
     return Wanted(folder, step, is_failure, by_step, int(cfg.metrics.every))
 
@@ -258,7 +258,7 @@ def _replayed(asked: Wanted, cfg: DictConfig, device: torch.device) -> tuple[Sta
             until = moment.reached.step
     problem = "replayed, it stays finite: what made it is not in its configuration, its data and its last checkpoint"
     fix = "the same code, data, torch and device as the run's"
-    raise RunnerError(Fault(f"explain {short(asked.folder)}", problem, fix))
+    raise RunnerError(Problem(f"explain {short(asked.folder)}", problem, fix))
 
 
 def _say_how_long(asked: Wanted, start: Start) -> None:

@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 
 from torch.utils.data import Dataset
 
-from runner.errors import Fault, RunnerError
+from runner.errors import Problem, RunnerError
 from runner.experiment import provenance
 from runner.experiment.run_record import data_digest
 from runner.runs.reproduce.compare import CLOSE, DIFFERENT, NOT_COMPARED, Comparison, earliest, overall
@@ -182,7 +182,7 @@ def data_check(original: Original, *, anyway: bool, say: Callable[[str], None]) 
             if not anyway:
                 asked = f"reproduce {original.name}"
                 fix = "that data, or --anyway to go on with this"
-                raise RunnerError(Fault(asked, f"the data is not the same: {problem}", fix))
+                raise RunnerError(Problem(asked, f"the data is not the same: {problem}", fix))
             say(f"warning: the data is not the same: {problem}")
 
     return check

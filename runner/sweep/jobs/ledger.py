@@ -15,7 +15,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from runner.errors import Fault, RunnerError, nearest, without_password
+from runner.errors import Problem, RunnerError, nearest, without_password
 from runner.experiment.provenance import TRIES
 from runner.tracking.journal import is_held
 
@@ -72,7 +72,9 @@ class Ledger:
             self._lock.acquire(timeout=0)
         except Timeout:
             problem = "another process is running this sweep"
-            raise RunnerError(Fault(f"sweep {folder}", problem, "wait for it, or stop it with Ctrl-C there")) from None
+            raise RunnerError(
+                Problem(f"sweep {folder}", problem, "wait for it, or stop it with Ctrl-C there")
+            ) from None
         self.path = folder / FILE
         self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
         _cut_torn_line(self._fd)
@@ -145,7 +147,7 @@ def read(folder: Path) -> Sweep:
     lines = _lines(folder / FILE)
     if not lines or lines[0]["kind"] != "sweep":
         problem = "this folder holds no sweep" if folder.is_dir() else "there is no such folder"
-        raise RunnerError(Fault(f"sweep {folder}", problem, f"the folder of one: {_instead(folder)}"))
+        raise RunnerError(Problem(f"sweep {folder}", problem, f"the folder of one: {_instead(folder)}"))
     head = lines[0]
     sweep = Sweep(folder, head["uid"], head["began_ms"], tuple(head["overrides"]), tuple(head["objectives"]))
     for line in lines[1:]:

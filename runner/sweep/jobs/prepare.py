@@ -19,9 +19,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from runner.config import validate
 from runner.config.identity import key_of, quoted
 from runner.config.schema import Grid
-from runner.config.validate import setting_faults, without_password
+from runner.config.validate import setting_problems, without_password
 from runner.device import Choice, Hardware, parse, probe
-from runner.errors import Fault, RunnerError, first_line, refuse
+from runner.errors import Problem, RunnerError, first_line, refuse
 from runner.experiment.claim import is_used
 from runner.experiment.terminal import say
 from runner.sweep.jobs.ledger import Job
@@ -52,7 +52,7 @@ class Prepared:
     config: DictConfig
     policy: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()  # that it may take; () on machines that this process does not see
-    missing: Fault | None = None
+    missing: Problem | None = None
     assigned: dict[str, Any] = field(default_factory=dict)  # what only this job is told: fields of Assignment
     others: tuple[Prepared, ...] = ()  # that are trained together with it, see sweep.jobs.together
     num_groups: int = 0  # of such jobs, that there are of the sweep
@@ -66,7 +66,7 @@ class Prepared:
 def grid_params(config: DictConfig) -> Mapping[str, Any]:
     """What a grid's settings give beside the words. Raises: RunnerError with everything that is wrong with them."""
     node = config.hydra.sweeper
-    refuse(setting_faults(node, Grid, "hydra.sweeper"))
+    refuse(setting_problems(node, Grid, "hydra.sweeper"))
     return dict(OmegaConf.to_container(node.params, resolve=True) or {}) if node.params else {}  # type: ignore[arg-type]
 
 
@@ -77,7 +77,7 @@ def zips_of(config: DictConfig) -> list[Mapping[str, Any]]:
     each = found if isinstance(found, list) else [] if found is None else [found]
     if not all(isinstance(one, Mapping) for one in each):
         problem = "it has lists of values by key, or several such mappings in a list"
-        raise RunnerError(Fault(f"{ZIP}={as_word(found)}", problem, ZIP_EXAMPLE))
+        raise RunnerError(Problem(f"{ZIP}={as_word(found)}", problem, ZIP_EXAMPLE))
     return each
 
 
@@ -85,19 +85,21 @@ def parsed_params(parser: Any, params: Mapping[str, Any]) -> list[Any]:
     """hydra.sweeper.params as Hydra's overrides. Raises: RunnerError with all that can't be read, or is no job's own."""
     from hydra.errors import HydraException
 
-    found, faults = [], []
+    found, problems = [], []
     for key, value in params.items():
         asked = f"{PARAMS}: {{{key}: {value}}}"
         try:
             (override,) = parser.parse_overrides([f"{key}={'null' if value is None else value}"])
         except HydraException as error:
             problem = " ".join(first_line(error).split())
-            faults.append(Fault(asked, problem, f"{PARAMS}: {{{key}: 'interval(0.001,0.1)'}}"))
+            problems.append(Problem(asked, problem, f"{PARAMS}: {{{key}: 'interval(0.001,0.1)'}}"))
             continue
         if is_of_the_sweep(override):
-            faults.append(Fault(asked, f"{key} says how the sweep is run, and is no part of a job", f"{key}={value}"))
+            problems.append(
+                Problem(asked, f"{key} says how the sweep is run, and is no part of a job", f"{key}={value}")
+            )
         found.append(override)
-    refuse(faults)
+    refuse(problems)
     return found
 
 
@@ -130,7 +132,7 @@ def combinations(
     (jobs,) = BasicSweeper.split_arguments(own, None)
     if not jobs:
         fix = "KEY=VALUE1,VALUE2 with at least one value"
-        raise RunnerError(Fault(" ".join(words), "it describes no job at all", fix))
+        raise RunnerError(Problem(" ".join(words), "it describes no job at all", fix))
     swept |= {key for one in zipped for key in one}
     whole = [(*overrides, *row) for overrides in jobs for row in rows]
     each = list(dict.fromkeys(whole))
@@ -146,8 +148,8 @@ def together(zipped: Sequence[Mapping[str, Any]], others: Collection[str] = ()) 
     """
     keys = [key_of(key) for one in zipped for key in one]
     taken = {*map(key_of, others), *(key for key in keys if keys.count(key) > 1)}
-    if faults := dict.fromkeys(fault for one in zipped for fault in _zip_faults(one, taken)):
-        raise RunnerError(*faults)
+    if problems := dict.fromkeys(problem for one in zipped for problem in _zip_problems(one, taken)):
+        raise RunnerError(*problems)
     each = [
         [
             tuple(f"{key}={as_word(value)}" for key, value in zip(one, row, strict=True))
@@ -159,22 +161,24 @@ def together(zipped: Sequence[Mapping[str, Any]], others: Collection[str] = ()) 
     return [tuple(itertools.chain(*rows)) for rows in itertools.product(*each)]
 
 
-def _zip_faults(zipped: Mapping[str, Any], taken: Collection[str]) -> list[Fault]:
+def _zip_problems(zipped: Mapping[str, Any], taken: Collection[str]) -> list[Problem]:
     """taken: keys that something else has given."""
-    faults = []
+    problems = []
     for key, values in zipped.items():
         asked = f"{ZIP}={{{key}: {values}}}"
         if key_of(key).startswith(THE_SAME_FOR_ALL):
-            faults.append(Fault(asked, f"{key} says how the sweep is run, and is the same for all jobs", f"{key}=..."))
+            problems.append(
+                Problem(asked, f"{key} says how the sweep is run, and is the same for all jobs", f"{key}=...")
+            )
         elif not isinstance(values, list) or not values:
-            faults.append(Fault(asked, "a key has a list of values, one for each job", ZIP_EXAMPLE))
+            problems.append(Problem(asked, "a key has a list of values, one for each job", ZIP_EXAMPLE))
         elif key_of(key) in taken:
-            faults.append(Fault(asked, f"{key} is among the other words, too", f"{key} in one of the two"))
+            problems.append(Problem(asked, f"{key} is among the other words, too", f"{key} in one of the two"))
     lengths = {key: len(values) for key, values in zipped.items() if isinstance(values, list)}
     if len(set(lengths.values())) > 1:
         counts = ", ".join(f"{key} has {count}" for key, count in lengths.items())
-        faults.append(Fault(ZIP, f"values go together one by one, and {counts}", "as many for each key"))
-    return faults
+        problems.append(Problem(ZIP, f"values go together one by one, and {counts}", "as many for each key"))
+    return problems
 
 
 def as_word(value: Any) -> str:
@@ -250,7 +254,7 @@ def _for_job(config: DictConfig, master: DictConfig, job: Job) -> DictConfig:
     return config
 
 
-def folder_faults(jobs: Sequence[Job]) -> list[Fault]:
+def folder_problems(jobs: Sequence[Job]) -> list[Problem]:
     """What is wrong with the folders that hydra.sweep.subdir names for jobs."""
     names = [job.folder_name for job in jobs]
     found = {}
@@ -262,14 +266,14 @@ def folder_faults(jobs: Sequence[Job]) -> list[Fault]:
         elif names.count(name) > 1:
             found[name] = "several jobs would have this folder"
     fix = "hydra.sweep.subdir='${hydra.job.num}', or with hydra.job.config.override_dirname.exclude_keys=[KEY,...]"
-    return [Fault(f"hydra.sweep.subdir={name or repr(name)}", problem, fix) for name, problem in found.items()]
+    return [Problem(f"hydra.sweep.subdir={name or repr(name)}", problem, fix) for name, problem in found.items()]
 
 
-def used_faults(folders: Iterable[Path]) -> list[Fault]:
+def used_problems(folders: Iterable[Path]) -> list[Problem]:
     """What keeps new jobs out of their folders: a run that lies there."""
     fix = "another hydra.sweep.dir (the usual one has the time in its name)"
     return [
-        Fault(f"hydra.sweep.dir={folder.parent}", f"a run is in {folder}, and nothing of it is overwritten", fix)
+        Problem(f"hydra.sweep.dir={folder.parent}", f"a run is in {folder}, and nothing of it is overwritten", fix)
         for folder in folders
         if is_used(folder)
     ]
@@ -288,34 +292,36 @@ def examine(
     hardware = hardware or probe()
     found: list[Any] = [hardware]
     for config in configs:
-        faults: list[Fault] = []
+        problems: list[Problem] = []
         policy: tuple[str, ...] = ()
         devices: tuple[str, ...] = ()
-        missing: Fault | None = None
+        missing: Problem | None = None
         try:
             policy = parse(OmegaConf.select(config, "device"))
             devices = devices_for(policy, hardware)
         except RunnerError as error:
             # a form that is none, or several devices for one job, is a mistake wherever it runs
             if policy and "all" not in policy:
-                missing, faults = error.faults[0], []
+                missing, problems = error.problems[0], []
             else:
-                faults += error.faults
+                problems += error.problems
         if validate.value(config, "train.check") is True:
             fix = "python -m runner ... train.check=true, for the words of one job; or python -m runner plan -m ... for all"
-            faults.append(Fault("train.check=true in a sweep", "a check is of one run, and a sweep's jobs stay", fix))
+            problems.append(
+                Problem("train.check=true in a sweep", "a check is of one run, and a sweep's jobs stay", fix)
+            )
         try:
             check_config(config, hardware if is_here else None, choice=Choice(devices[0] if devices else "cpu", ""))
         except RunnerError as error:
-            faults += error.faults
-        found.append((faults, policy, devices, missing))
+            problems += error.problems
+        found.append((problems, policy, devices, missing))
     return found
 
 
 def _refuse_intervals(parsed: Sequence[Any]) -> None:
     problem = "an interval has no end of values, and a grid takes them all; a search can do with some"
     found = [str(override.input_line) for override in parsed if override.is_interval_sweep()]
-    refuse(Fault(text, problem, f"hydra/sweeper=optuna '{text}'") for text in found)
+    refuse(Problem(text, problem, f"hydra/sweeper=optuna '{text}'") for text in found)
 
 
 def is_of_the_sweep(override: Any) -> bool:
@@ -329,13 +335,13 @@ def refuse_swept_settings(parsed: Sequence[Any]) -> None:
     for override in parsed:
         text, key = str(override.input_line), override.key_or_group
         if override.is_sweep_override() and text.lstrip("+~").startswith(THE_SAME_FOR_ALL):
-            found.append(Fault(text, f"{key} is the same for all jobs of a sweep", f"{key}=... with one value"))
+            found.append(Problem(text, f"{key} is the same for all jobs of a sweep", f"{key}=... with one value"))
     refuse(found)
 
 
-def store_faults(prepared: Sequence[Prepared], config: DictConfig) -> list[Fault]:
+def store_problems(prepared: Sequence[Prepared], config: DictConfig) -> list[Problem]:
     """What a job says of its store, by an option of a group, say, and the sweep does not. config: what all have in common."""
-    found: dict[tuple[str, Any], Fault] = {}
+    found: dict[tuple[str, Any], Problem] = {}
     for job in prepared:
         for key in OF_THE_STORE:
             theirs, ours = validate.value(job.config, key), validate.value(config, key)
@@ -343,7 +349,7 @@ def store_faults(prepared: Sequence[Prepared], config: DictConfig) -> list[Fault
                 asked, shown = (without_password(f"{key}={as_word(value)}") for value in (theirs, ours))
                 problem = f"{key} is the same for all jobs of a sweep, and of this one it is {shown}"
                 fix = f"{key}=... with one value, or a sweep for each"
-                found.setdefault((key, theirs), Fault(f"{job.job.name}, with {asked}", problem, fix))
+                found.setdefault((key, theirs), Problem(f"{job.job.name}, with {asked}", problem, fix))
     return list(found.values())
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runner.errors import Fault, RunnerError
+from runner.errors import Problem, RunnerError
 from runner.sweep.launchers.worker import LENGTH, Request
 from runner.version import python_path
 
@@ -43,8 +43,8 @@ class Ended:
 class NotTakenError(RunnerError):
     """A queue refuses jobs that start() was given: none of these numbers has begun."""
 
-    def __init__(self, fault: Fault, numbers: Sequence[int]) -> None:
-        super().__init__(fault)
+    def __init__(self, problem: Problem, numbers: Sequence[int]) -> None:
+        super().__init__(problem)
         self.numbers = tuple(numbers)
 
 

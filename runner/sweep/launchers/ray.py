@@ -27,7 +27,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from runner.config.packages import install
 from runner.device import Hardware
-from runner.errors import Fault, RunnerError
+from runner.errors import Problem, RunnerError
 from runner.experiment.claim import CONSOLE
 from runner.sweep.jobs.prepare import Prepared
 from runner.sweep.jobs.run_job import VARIABLE, Assignment
@@ -132,7 +132,9 @@ def connect(address: str | None) -> Connection:
     try:
         import ray
     except ImportError:
-        raise RunnerError(Fault("hydra/launcher=ray", "Ray is not installed", install("ray"))) from None
+        raise RunnerError(
+            Problem("hydra/launcher=ray", "Ray is not installed", install("ray"), code="missing-package")
+        ) from None
     if ray.is_initialized():  # in a notebook
         return Connection(ray, "as it is connected here", is_ours=False)
     where = address or os.environ.get("RAY_ADDRESS") or "local"
@@ -161,14 +163,14 @@ def _listens(where: str) -> bool:
     return True
 
 
-def _no_answer(where: str, error: Exception) -> Fault:
+def _no_answer(where: str, error: Exception) -> Problem:
     text = _line_of(error)
     asked = f"hydra.launcher.address={where}"
     if "token" in str(error).lower():
         fix = "RAY_AUTH_MODE and the token as the cluster has them (docs.ray.io: token authentication)"
-        return Fault(asked, text, fix)
+        return Problem(asked, text, fix)
     fix = "hydra.launcher.address=HOST:PORT as ray start --head printed it, or null for a cluster that is started here"
-    return Fault(asked, f"Ray does not answer there: {text}", fix)
+    return Problem(asked, f"Ray does not answer there: {text}", fix)
 
 
 def _line_of(error: Exception) -> str:
@@ -185,14 +187,14 @@ def devices_in(policy: tuple[str, ...], hardware: Hardware, *, has_gpus: bool) -
     hardware: of the machine that asks; it does not matter here.
     Raises: RunnerError when the cluster has none of them, with the reasons.
     """
-    faults = []
+    problems = []
     for item in policy:
         if item in ("auto", "all"):
             return ("cuda",) if has_gpus else ("cpu",)
         if item == "cpu" or (item == "cuda" and has_gpus):
             return (item,)
-        faults.append(_not_there(item, has_gpus=has_gpus))
-    raise RunnerError(*faults)
+        problems.append(_not_there(item, has_gpus=has_gpus))
+    raise RunnerError(*problems)
 
 
 def demand_of(
@@ -217,16 +219,16 @@ def in_words(demand: Mapping[str, float]) -> str:
     return ", ".join(f"{amount:.2g} {name}" for name, amount in demand.items()) or "nothing"
 
 
-def _not_there(item: str, *, has_gpus: bool) -> Fault:
+def _not_there(item: str, *, has_gpus: bool) -> Problem:
     asked = f"device={item} on Ray"
     if item.startswith("cuda:") and has_gpus:
-        return Fault(asked, "Ray chooses which GPU a job gets", "device=cuda")
+        return Problem(asked, "Ray chooses which GPU a job gets", "device=cuda")
     if item.startswith("cuda"):
         fix = "device=cpu, or start a node with ray start --num-gpus=N"
-        return Fault(asked, "no node of the cluster has a GPU", fix)
+        return Problem(asked, "no node of the cluster has a GPU", fix)
     problem = "Ray knows CPUs and NVIDIA GPUs alone"
     fix = f"device={'cuda' if has_gpus else 'cpu'}, or hydra/launcher=slots on a machine with {item}"
-    return Fault(asked, problem, fix)
+    return Problem(asked, problem, fix)
 
 
 MARK = ".ray"  # in the sweep's folder, while it runs: a machine that sees it shares the person's files

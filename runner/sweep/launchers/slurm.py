@@ -25,7 +25,7 @@ from runner.config.identity import quoted
 from runner.config.packages import install
 from runner.config.validate import written
 from runner.device import Hardware
-from runner.errors import Fault, RunnerError
+from runner.errors import Problem, RunnerError
 from runner.experiment.claim import CONSOLE
 from runner.experiment.summary import read_summary
 from runner.sweep.jobs.prepare import Prepared
@@ -132,11 +132,11 @@ class Scheduled:
         self._jobs |= dict(zip(numbers, handed, strict=True))
         return ""
 
-    def _refused(self, said: str) -> Fault:
+    def _refused(self, said: str) -> Problem:
         params = self._launcher.params
         asked = [f"hydra.launcher.{name}={params[name]}" for name in OFTEN_WRONG if params.get(name) is not None]
         fix = "a partition that sinfo names, an account that `sacctmgr show assoc` names, GPUs that a node there has"
-        return Fault(" ".join(asked) or "hydra/launcher=slurm", said, f"{fix}; with sweep.resume=last the jobs go on")
+        return Problem(" ".join(asked) or "hydra/launcher=slurm", said, f"{fix}; with sweep.resume=last the jobs go on")
 
     def _is_done(self, number: int) -> bool:
         if number not in self._done_at:
@@ -202,9 +202,11 @@ def check_there(config: DictConfig) -> None:
             if target.endswith("SlurmLauncher") and shutil.which("srun") is None:
                 problem = "there is no Slurm on this machine: srun is not found"
                 fix = "the same line on the cluster's login node, or hydra/launcher=slots"
-                raise RunnerError(Fault(asked, problem, fix))
+                raise RunnerError(Problem(asked, problem, fix))
             return
-    raise RunnerError(Fault(asked, "hydra-submitit-launcher is not installed", install("slurm")))
+    raise RunnerError(
+        Problem(asked, "hydra-submitit-launcher is not installed", install("slurm"), code="missing-package")
+    )
 
 
 def scheduled_task(cfg: DictConfig) -> dict[str, Any]:

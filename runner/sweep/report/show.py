@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from runner.config.trust import check_folder
-from runner.errors import Fault, RunnerError
+from runner.errors import Problem, RunnerError
 from runner.experiment.terminal import Terminal
 from runner.sweep.jobs import ledger
 from runner.sweep.report import build, text
@@ -18,7 +18,7 @@ def show(folder: Path | None) -> Path:
     found = folder if folder is not None else ledger.find_last(ROOT)
     if found is None:
         problem = f"no sweep has run below {ROOT.absolute()}"
-        raise RunnerError(Fault("report", problem, "python -m runner -m KEY=VALUE1,VALUE2, or report FOLDER"))
+        raise RunnerError(Problem("report", problem, "python -m runner -m KEY=VALUE1,VALUE2, or report FOLDER"))
     check_folder(found)
     console = Terminal()
     text.show(build.write(found), console)

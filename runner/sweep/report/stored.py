@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from runner.config.identity import NOT_CHOSEN
-from runner.errors import Fault, RunnerError
+from runner.errors import Problem, RunnerError
 from runner.sweep.report.results import Best, Result, as_fold
 from runner.tasks.metric_names import is_rising
 from runner.tracking import mlflow_store, store_uri
@@ -31,7 +31,7 @@ def read_stored(run_id: str, *, uri: str) -> tuple[list[Result], int | None]:
     path = store_uri.sqlite_path(uri)
     if path is not None and not path.is_file():  # opening it would make it
         problem = f"no folder has this name, no run here this id, and there is no store {where}"
-        raise RunnerError(Fault(asked, problem, f"{asked} tracking.uri=URI, or a folder"))
+        raise RunnerError(Problem(asked, problem, f"{asked} tracking.uri=URI, or a folder"))
     try:
         with mlflow_store.settings():
             client = mlflow_store.open_store(uri)
@@ -43,7 +43,7 @@ def read_stored(run_id: str, *, uri: str) -> tuple[list[Result], int | None]:
         problem = (
             f"no folder has this name, no run here this id, and of the store: {mlflow_store.explain(error, uri=uri)}"
         )
-        raise RunnerError(Fault(asked, problem, f"{asked} tracking.uri=URI, or a folder")) from error
+        raise RunnerError(Problem(asked, problem, f"{asked} tracking.uri=URI, or a folder")) from error
 
 
 def _as_sent(value: float) -> float:

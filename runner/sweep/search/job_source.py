@@ -31,7 +31,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runner.errors import Fault, refuse
+from runner.errors import Problem, refuse
 from runner.sweep.search.space import distribution, listed
 from runner.sweep.search.study import make_pruner, make_sampler, make_study, open_storage, patiently
 
@@ -121,7 +121,7 @@ def open_study(
             half_made.unlink()
     elif not path.exists():
         problem = f"{FILE}, the study of its {len(jobs)} trials, is not there any more"
-        raise RunnerError(Fault(f"sweep.resume={folder}", problem, "the same line without sweep.resume"))
+        raise RunnerError(Problem(f"sweep.resume={folder}", problem, "the same line without sweep.resume"))
     storage = patiently(lambda: open_storage(path, is_new=not jobs, may_share_memory=is_here))
     study = patiently(lambda: make_study(storage, [goal["direction"] for goal in goals], pruning))
     if pruning is not None:
@@ -129,7 +129,7 @@ def open_study(
     trials = patiently(lambda: study.get_trials(deepcopy=False))
     if max((job.number for job in jobs), default=-1) >= len(trials):
         problem = f"{FILE} has {len(trials)} trials, and the ledger has more: it is an older copy"
-        raise RunnerError(Fault(f"sweep.resume={folder}", problem, "the same line without sweep.resume"))
+        raise RunnerError(Problem(f"sweep.resume={folder}", problem, "the same line without sweep.resume"))
     _refuse_other_choices(folder, space, trials)
     return study
 
@@ -138,7 +138,7 @@ def _refuse_other_choices(folder: Path, space: Space, trials: Sequence[FrozenTri
     from optuna.distributions import CategoricalDistribution, check_distribution_compatibility
 
     now = {key: distribution(dimension) for key, dimension in space.dimensions.items()}
-    faults = {}
+    problems = {}
     for key, before in ((key, before) for trial in trials for key, before in trial.distributions.items()):
         try:
             check_distribution_compatibility(before, now.get(key, before))
@@ -146,8 +146,8 @@ def _refuse_other_choices(folder: Path, space: Space, trials: Sequence[FrozenTri
             had = ", ".join(map(str, before.choices)) if isinstance(before, CategoricalDistribution) else "numbers"
             problem = f"its study has {key} as {had}, and that can't change while it goes on"
             fix = f"{key} as before, or a new sweep without sweep.resume"
-            faults[key] = Fault(f"sweep.resume={folder}, {key}: {space.dimensions[key]}", problem, fix)
-    refuse(faults.values())
+            problems[key] = Problem(f"sweep.resume={folder}, {key}: {space.dimensions[key]}", problem, fix)
+    refuse(problems.values())
 
 
 #: trials that fail one after the other before a search is given up: at its start, and later

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from runner.errors import Fault, nearest
+from runner.errors import Problem, nearest
 from runner.tasks.metric_names import REPORTED, is_of_a_class, is_rising, metrics_of
 
 SPLITS = ("train", "val", "test")
@@ -17,24 +17,24 @@ SPEEDS = ("speed/samples_per_second", "speed/steps_per_second")
 Goals = tuple[dict[str, str], ...]  # as the ledger has them: {"metric": ..., "direction": ...}
 
 
-def read_goals(metric: Any, direction: Any) -> tuple[Goals, list[Fault]]:
+def read_goals(metric: Any, direction: Any) -> tuple[Goals, list[Problem]]:
     """The goals, and what is wrong with them as they stand; a direction that is not given follows from the name."""
     metrics = [metric] if isinstance(metric, str) else list(metric)
     given = [direction] if isinstance(direction, str) else [None] * len(metrics) if direction is None else direction
-    faults = []
+    problems = []
     if len(given) != len(metrics):
         asked = f"hydra.sweeper.direction={_listed(given)}"
         problem = f"there are {len(metrics)} metrics ({', '.join(metrics)}) and {len(given)} directions"
         fix = f"hydra.sweeper.direction={_listed([_usual(name) for name in metrics])}, or null"
-        faults.append(Fault(asked, problem, fix))
+        problems.append(Problem(asked, problem, fix))
         given = [None] * len(metrics)
     for name in {name for name in metrics if metrics.count(name) > 1}:
-        faults.append(Fault(f"hydra.sweeper.metric={_listed(metrics)}", f"{name} stands twice", f"{name} once"))
+        problems.append(Problem(f"hydra.sweeper.metric={_listed(metrics)}", f"{name} stands twice", f"{name} once"))
     goals = tuple({"metric": name, "direction": way or _usual(name)} for name, way in zip(metrics, given, strict=True))
-    return goals, faults
+    return goals, problems
 
 
-def goal_faults(goals: Goals, config: Any, swept: Collection[str]) -> list[Fault]:
+def goal_problems(goals: Goals, config: Any, swept: Collection[str]) -> list[Problem]:
     """The metrics that no job would have. config: of all jobs. swept: the keys that differ among them."""
     task, data = (None if key in swept else str(config[key].get("_target_")) for key in ("task", "data"))
     reported = None if any(key.startswith("task.") for key in swept) else REPORTED.get(str(task))
@@ -46,7 +46,7 @@ def goal_faults(goals: Goals, config: Any, swept: Collection[str]) -> list[Fault
         ),
         *SPEEDS,
     ]
-    faults = []
+    problems = []
     for name in (goal["metric"] for goal in goals):
         split, _, leaf = name.partition("/")
         asked = f"hydra.sweeper.metric={name}"
@@ -57,11 +57,11 @@ def goal_faults(goals: Goals, config: Any, swept: Collection[str]) -> list[Fault
             )
             problem = f"no job has a metric {name}; they have {', '.join(known)}" + ("" if reported else ", ...")
             fix = " or ".join(f"hydra.sweeper.metric={hit}" for hit in [*(hits or known)][:3])
-            faults.append(Fault(asked, problem, fix))
+            problems.append(Problem(asked, problem, fix))
         elif data in WITHOUT_SPLITS and split in ("val", "test") and config.data[f"{split}_fraction"] == 0:
             problem = f"data.{split}_fraction=0 leaves no rows to measure {name} on"
-            faults.append(Fault(asked, problem, f"data.{split}_fraction=0.1, or hydra.sweeper.metric=train/{leaf}"))
-    return faults
+            problems.append(Problem(asked, problem, f"data.{split}_fraction=0.1, or hydra.sweeper.metric=train/{leaf}"))
+    return problems
 
 
 def values_of(summary: Mapping[str, Any], goals: Goals) -> tuple[list[float] | None, str]:

@@ -16,11 +16,11 @@ from omegaconf import DictConfig, OmegaConf
 from runner.config import validate
 from runner.config.packages import install
 from runner.config.schema import Search as Settings
-from runner.config.validate import setting_faults, written
-from runner.errors import Fault, RunnerError, refuse
+from runner.config.validate import setting_problems, written
+from runner.errors import Problem, RunnerError, refuse
 from runner.sweep.jobs.prepare import is_of_the_sweep, parsed_params, refuse_swept_settings
 from runner.sweep.search.job_source import Suggestions
-from runner.sweep.search.objectives import Goals, goal_faults, kept_by, read_goals
+from runner.sweep.search.objectives import Goals, goal_problems, kept_by, read_goals
 from runner.sweep.search.space import Choices, Dimension, Numbers, Space, listed
 from runner.sweep.search.study import Pruning
 from runner.sweep.sweep import Plan, run_sweep
@@ -48,23 +48,23 @@ def read_space(words: Sequence[str], config_loader: Any, *, more: Mapping[str, A
         if not override.is_sweep_override() and not is_of_the_sweep(override)
     ]
     dimensions: dict[str, Dimension] = {}
-    faults: list[Fault] = []
+    problems: list[Problem] = []
     for override in overrides:
         if not override.is_sweep_override():
             continue
         try:
             dimension = _dimension(override)
         except RunnerError as error:
-            faults += error.faults
+            problems += error.problems
             continue
         key = dimension.word.lstrip("+~")
         if key in dimensions:
-            faults.append(Fault(str(override.input_line), f"{key} stands twice", f"{key}=... once"))
+            problems.append(Problem(str(override.input_line), f"{key} stands twice", f"{key}=... once"))
         dimensions[key] = dimension
-    if not dimensions and not faults:
+    if not dimensions and not problems:
         problem = "no word has several values, so there is nothing to search for"
-        faults.append(Fault(" ".join(words) or "no words", problem, "'optimizer.lr=tag(log,interval(1e-4,1e-1))'"))
-    refuse(faults)
+        problems.append(Problem(" ".join(words) or "no words", problem, "'optimizer.lr=tag(log,interval(1e-4,1e-1))'"))
+    refuse(problems)
     return Space(tuple(fixed), dimensions)
 
 
@@ -74,7 +74,9 @@ def _dimension(override: Override) -> Dimension:
 
     value: Any = override.value()
     if tags := set(getattr(value, "tags", ())) - {"log"}:
-        raise _fault(override, f"there is no tag {min(tags)}", f"{override.key_or_group}=tag(log,interval(1e-4,1e-1))")
+        raise _problem(
+            override, f"there is no tag {min(tags)}", f"{override.key_or_group}=tag(log,interval(1e-4,1e-1))"
+        )
     if isinstance(value, IntervalSweep):
         return _interval(override, value)
     if isinstance(value, RangeSweep):
@@ -87,14 +89,14 @@ def _interval(override: Override, value: IntervalSweep) -> Numbers:
     assert low is not None and high is not None
     key, tag = override.key_or_group, "tag(log,{})" if is_log else "{}"
     if not low < high:
-        raise _fault(override, "an interval goes up", f"{key}={tag.format(f'interval({high:g},{low:g})')}")
+        raise _problem(override, "an interval goes up", f"{key}={tag.format(f'interval({high:g},{low:g})')}")
     if is_log and low <= 0:
         least = 1 if isinstance(low, int) else f"{high / 1000:g}"
         problem = "a logarithmic interval begins above 0"
-        raise _fault(override, problem, f"'{key}=tag(log,interval({least},{high:g}))'")
+        raise _problem(override, problem, f"'{key}=tag(log,interval({least},{high:g}))'")
     if isinstance(low, float) and (validate.kind_of(key) or "").startswith("int"):
         problem = f"{key} is a whole number, and an interval is one of floats"
-        raise _fault(override, problem, f"'{key}={tag.format(f'int(interval({low:g},{high:g}))')}'")
+        raise _problem(override, problem, f"'{key}={tag.format(f'int(interval({low:g},{high:g}))')}'")
     step = 1 if isinstance(low, int) else None
     return Numbers(override.get_key_element(), low, high, step, is_log)
 
@@ -102,16 +104,16 @@ def _interval(override: Override, value: IntervalSweep) -> Numbers:
 def _range(override: Override, value: RangeSweep) -> Numbers:
     is_log, key = "log" in value.tags, override.key_or_group
     if not value.step:
-        raise _fault(override, "a step of 0 leads nowhere", f"{key}=range({value.start},{value.stop})")
+        raise _problem(override, "a step of 0 leads nowhere", f"{key}=range({value.start},{value.stop})")
     found = sorted(value.range())
     if not found:
         problem = "it has no values: a range goes from its start towards its end, which is not part of it"
         assert value.start is not None and value.stop is not None
         first, last = (value.stop, value.start) if value.start != value.stop else (value.start, value.start + 1)
-        raise _fault(override, problem, f"{key}=range({first},{last})")
+        raise _problem(override, problem, f"{key}=range({first},{last})")
     if is_log and (value.step != 1 or found[0] < 1):
         problem = "a logarithmic range has steps of 1, and begins at 1 or above"
-        raise _fault(override, problem, f"'{key}=tag(log,interval({max(found[0], 1):g},{found[-1]:g}))'")
+        raise _problem(override, problem, f"'{key}=tag(log,interval({max(found[0], 1):g},{found[-1]:g}))'")
     return Numbers(override.get_key_element(), found[0], found[-1], abs(value.step), is_log)
 
 
@@ -119,19 +121,19 @@ def _choices(override: Override, value: Any) -> Choices:
     from hydra.core.override_parser.types import ChoiceSweep, Transformer
 
     if getattr(value, "tags", ()):
-        raise _fault(override, "choices have no scale", f"{override.key_or_group}=... without tag(log, ...)")
+        raise _problem(override, "choices have no scale", f"{override.key_or_group}=... without tag(log, ...)")
     if isinstance(value, ChoiceSweep):  # not by sweep_string_iterator(), which would shuffle them if it is told to
         texts = [Transformer.str(element) for element in value.list]
     else:
         texts = list(override.sweep_string_iterator())
     if not texts:
         problem = f"no file in {override.key_or_group} has such a name"
-        raise _fault(override, problem, f"'{override.key_or_group}=glob(*)'")
+        raise _problem(override, problem, f"'{override.key_or_group}=glob(*)'")
     return Choices(override.get_key_element(), tuple(dict.fromkeys(texts)))
 
 
-def _fault(override: Override, problem: str, write: str) -> RunnerError:
-    return RunnerError(Fault(str(override.input_line), problem, write))
+def _problem(override: Override, problem: str, write: str) -> RunnerError:
+    return RunnerError(Problem(str(override.input_line), problem, write))
 
 
 KEY = "hydra.sweeper"
@@ -155,28 +157,28 @@ class Search(Sweeper):
     def _plan(self, arguments: list[str]) -> Plan:
         """Raises: RunnerError with everything that is wrong with the settings and the space."""
         settings = read_settings(self._config.hydra.sweeper)
-        faults: list[Fault] = []
+        problems: list[Problem] = []
         goals, found = read_goals(settings.metric, settings.direction)
-        faults += found
+        problems += found
         if self._config.sweep.until:
             problem = "a search tries each combination once"
-            faults.append(Fault("sweep.until=decided", problem, "sweep.until=null, or hydra/sweeper=grid"))
+            problems.append(Problem("sweep.until=decided", problem, "sweep.until=null, or hydra/sweeper=grid"))
         if self._config.sweep.zip:
             problem = "a search asks for each key's value by itself"
-            faults.append(Fault("sweep.zip", problem, "KEY=VALUE1,VALUE2, or hydra/sweeper=grid"))
+            problems.append(Problem("sweep.zip", problem, "KEY=VALUE1,VALUE2, or hydra/sweeper=grid"))
         try:
             space = read_space(arguments, self._context.config_loader, more=settings.params)
         except RunnerError as error:
-            raise RunnerError(*faults, *error.faults) from None
-        faults += goal_faults(goals, self._config, space.dimensions)
+            raise RunnerError(*problems, *error.problems) from None
+        problems += goal_problems(goals, self._config, space.dimensions)
         subdir = written(self._config.hydra.sweep, "subdir")
         if subdir != BY_NUMBER:
             problem = "a search's folders have its trials' numbers"
-            faults.append(Fault(f"hydra.sweep.subdir={subdir}", problem, f"hydra.sweep.subdir='{BY_NUMBER}'"))
-        faults += _sampler_faults(settings, space, goals)
+            problems.append(Problem(f"hydra.sweep.subdir={subdir}", problem, f"hydra.sweep.subdir='{BY_NUMBER}'"))
+        problems += _sampler_problems(settings, space, goals)
         kind, why, found = choose_pruner(settings.pruner, goals)
-        faults += found + _missing_packages(settings)
-        refuse(faults)
+        problems += found + _missing_packages(settings)
+        refuse(problems)
         space = Space((*kept_by(goals, self._config), *space.fixed), space.dimensions)
         pruning = None
         if kind is not None:
@@ -194,15 +196,17 @@ class Search(Sweeper):
 
 def read_settings(node: DictConfig) -> Settings:
     """The sweeper's settings. Raises: RunnerError with everything that is wrong with them as they stand."""
-    faults = setting_faults(node, Settings, KEY)
+    problems = setting_problems(node, Settings, KEY)
     if node.get("metric", "") is None:
-        faults.append(Fault(f"{KEY}.metric=null", "a search needs something to search for", f"{KEY}.metric=val/loss"))
-    refuse(faults)
+        problems.append(
+            Problem(f"{KEY}.metric=null", "a search needs something to search for", f"{KEY}.metric=val/loss")
+        )
+    refuse(problems)
     values: dict[str, Any] = OmegaConf.to_container(node, resolve=True)  # type: ignore[assignment]
     return Settings(**{name: value for name, value in values.items() if name != "_target_"})
 
 
-def choose_pruner(asked: str | None, goals: Goals) -> tuple[str | None, str, list[Fault]]:
+def choose_pruner(asked: str | None, goals: Goals) -> tuple[str | None, str, list[Problem]]:
     """The pruner's kind (None: none) with the reason for an automatic one, and what is wrong with what was asked."""
     metric = goals[0]["metric"]
     if len(goals) > 1:
@@ -216,35 +220,38 @@ def choose_pruner(asked: str | None, goals: Goals) -> tuple[str | None, str, lis
     if asked in ("auto", "none", None):
         return None, why if asked == "auto" else "", []
     fix = f"{KEY}.pruner=none, or {KEY}.metric=val/loss"
-    return None, "", [Fault(f"{KEY}.pruner={asked}", why, fix)]
+    return None, "", [Problem(f"{KEY}.pruner={asked}", why, fix)]
 
 
-def _sampler_faults(settings: Settings, space: Space, goals: Goals) -> list[Fault]:
+def _sampler_problems(settings: Settings, space: Space, goals: Goals) -> list[Problem]:
     asked = f"{KEY}.sampler={settings.sampler}"
     dimensions = space.dimensions
     if settings.sampler == "grid":
         endless = [key for key, dimension in dimensions.items() if listed(dimension) is None]
         fix = f"{KEY}.sampler=random or tpe, or {{}}=0.001,0.01,0.1"
-        return [Fault(asked, f"{key} is an interval, and a grid needs values", fix.format(key)) for key in endless]
+        return [Problem(asked, f"{key} is an interval, and a grid needs values", fix.format(key)) for key in endless]
     if settings.sampler != "cmaes":
         return []
-    faults = []
+    problems = []
     numbers = [key for key, dimension in dimensions.items() if not isinstance(dimension, Choices)]
     if len(numbers) < 2:
         problem = (
             f"CMA-ES works on two numbers or more; of {', '.join(dimensions)}, {', '.join(numbers) or 'none'} is one"
         )
-        faults.append(Fault(asked, problem, f"{KEY}.sampler=tpe"))
+        problems.append(Problem(asked, problem, f"{KEY}.sampler=tpe"))
     if len(goals) > 1:
-        faults.append(Fault(asked, "CMA-ES has one goal", f"{KEY}.sampler=nsga2 or {KEY}.sampler=tpe"))
-    return faults
+        problems.append(Problem(asked, "CMA-ES has one goal", f"{KEY}.sampler=nsga2 or {KEY}.sampler=tpe"))
+    return problems
 
 
-def _missing_packages(settings: Settings) -> list[Fault]:
+def _missing_packages(settings: Settings) -> list[Problem]:
     needed = ["optuna", *(["cmaes"] if settings.sampler == "cmaes" else [])]
     missing = [name for name in needed if find_spec(name) is None]
     asked = f"hydra/sweeper=optuna, sampler={settings.sampler}"
-    return [Fault(asked, f"the package {name} is not installed", install("search")) for name in missing]
+    return [
+        Problem(asked, f"the package {name} is not installed", install("search"), code="missing-package")
+        for name in missing
+    ]
 
 
 def _num_epochs(config: DictConfig, space: Space) -> int | None:

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from runner.device import torch_private
 from runner.device.placement import num_rows
-from runner.errors import Fault, RunnerError, first_line
+from runner.errors import Problem, RunnerError, first_line
 from runner.training.step.fused_update import CannotTraceError, FixedUpdate
 from runner.training.step.on_device import Sizes, Steps, host_generators
 
@@ -95,7 +95,7 @@ def make_compiled(
         except _compiling_errors() as error:
             check_compiler(error)
             problem = f"torch can't compile this model: {first_line(error)}"
-            raise RunnerError(Fault("train.compile=true", problem, "train.compile=false")) from error
+            raise RunnerError(Problem("train.compile=true", problem, "train.compile=false")) from error
 
     return step
 
@@ -261,4 +261,4 @@ def check_compiler(error: BaseException) -> None:
         problem, fix = "torch finds no Triton here", "train.compile=false; or install triton"
     else:
         return
-    raise RunnerError(Fault("train.compile=true", problem, fix)) from error
+    raise RunnerError(Problem("train.compile=true", problem, fix)) from error

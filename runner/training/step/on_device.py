@@ -17,7 +17,7 @@ from torch import Tensor
 
 from runner.data.loading.loaders import Batches
 from runner.data.loading.resident import sent
-from runner.errors import Fault, RunnerError
+from runner.errors import Problem, RunnerError
 from runner.training.schedule import Rates
 from runner.training.step.fused_update import CannotTraceError, FixedUpdate
 from runner.training.step.train_step import Step
@@ -266,7 +266,7 @@ class OnDevice:
 
     def _refused(self, error: CannotTraceError) -> RunnerError:
         fix = f"{error.fix}, or " if error.fix else ""
-        return RunnerError(Fault("train.cuda_graph=true", str(error), f"{fix}train.cuda_graph=false"))
+        return RunnerError(Problem("train.cuda_graph=true", str(error), f"{fix}train.cuda_graph=false"))
 
 
 def host_generators(device: torch.device) -> dict[str, Any]:

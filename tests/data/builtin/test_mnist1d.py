@@ -84,4 +84,4 @@ def test_sizes_that_are_none(settings):
     with pytest.raises(RunnerError, match="10 or more") as caught:
         mnist1d(**settings)
     ((name, value),) = settings.items()
-    assert caught.value.faults[0].asked == f"data.{name}={value}"
+    assert caught.value.problems[0].source == f"data.{name}={value}"

@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from refused import faults_of
+from refused import problems_of
 
 from runner.config.instantiate import build
 from runner.data.builtin.plane import Features
@@ -90,6 +90,6 @@ def test_features_are_a_layer_before_the_model():
     ],
 )
 def test_what_is_no_playground(settings, asked, write):
-    (fault,) = faults_of(playground, **settings)
-    assert fault.asked == asked
-    assert write in fault.fix
+    (problem,) = problems_of(playground, **settings)
+    assert problem.source == asked
+    assert write in problem.help

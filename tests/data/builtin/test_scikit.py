@@ -1,6 +1,6 @@
 import pytest
 import torch
-from refused import faults_of
+from refused import problems_of
 
 from runner.config.instantiate import build
 from runner.data.builtin.scikit import SETS, scikit
@@ -48,6 +48,6 @@ def test_a_row_from_a_file(tmp_path):
 
 
 def test_another_name():
-    (fault,) = faults_of(scikit, "wines")
-    assert fault.fix == "data=wine"
-    assert "diabetes" in fault.problem
+    (problem,) = problems_of(scikit, "wines")
+    assert problem.help == "data=wine"
+    assert "diabetes" in problem.message

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from refused import faults_of
+from refused import problems_of
 
 from runner.data.builtin.synthetic import synthetic
 from runner.data.source import as_source
@@ -58,10 +58,10 @@ def test_a_regression_has_a_spread_of_one():
     ],
 )
 def test_sizes_that_are_none(sizes, asked, write):
-    (fault,) = faults_of(synthetic, **sizes)
-    assert (fault.asked, fault.fix) == (asked, write)
-    assert "or more" in fault.problem
+    (problem,) = problems_of(synthetic, **sizes)
+    assert (problem.source, problem.help) == (asked, write)
+    assert "or more" in problem.message
 
 
 def test_all_of_them_at_once():
-    assert len(faults_of(synthetic, 0, 0, num_classes=0)) == 3
+    assert len(problems_of(synthetic, 0, 0, num_classes=0)) == 3

@@ -3,7 +3,7 @@ import json
 
 import pytest
 import torch
-from refused import faults_of
+from refused import problems_of
 
 from runner.config.instantiate import build
 from runner.data.language.text import text
@@ -190,8 +190,8 @@ def test_another_text_is_read_as_an_earlier_run_read_its_own(tmp_path):
     assert second.reader == first.reader
 
 
-def fault_of(make, *words, **settings):
-    return faults_of(make, *words, **settings)[0]
+def problem_of(make, *words, **settings):
+    return problems_of(make, *words, **settings)[0]
 
 
 def test_what_is_no_text(tmp_path, own_folder):
@@ -209,18 +209,18 @@ def test_what_is_no_text(tmp_path, own_folder):
         ({"path": "novel.txt", "context_length": 90}, "data.context_length=90", "90 tokens, and a window takes 91", "data.context_length=4"),
         ({"path": "novel.txt", "context_length": 0}, "data.context_length=0", "1 or more", "data.context_length=256"),
     ]:  # fmt: skip
-        fault = fault_of(text, **settings)
-        assert fault.asked == asked
-        assert so in fault.problem and mend in fault.fix, fault
+        problem = problem_of(text, **settings)
+        assert problem.source == asked
+        assert so in problem.message and mend in problem.help, problem
 
 
 def test_a_character_that_is_not_known(tmp_path):
     reader = build(text(write(tmp_path, "ab\n" * 30), context_length=8).reader)
-    fault = fault_of(reader, write(tmp_path, "ab\nbax", "new.txt"))
-    assert "'x' in line 2, column 3 is none of the 3 characters" in fault.problem
-    assert "new.txt" in fault.asked and "data.tokens=bytes" in fault.fix
-    assert "empty" in fault_of(reader, write(tmp_path, "", "new.txt")).problem
-    assert "'q'" in fault_of(reader.encode, "q").problem
+    problem = problem_of(reader, write(tmp_path, "ab\nbax", "new.txt"))
+    assert "'x' in line 2, column 3 is none of the 3 characters" in problem.message
+    assert "new.txt" in problem.source and "data.tokens=bytes" in problem.help
+    assert "empty" in problem_of(reader, write(tmp_path, "", "new.txt")).message
+    assert "'q'" in problem_of(reader.encode, "q").message
 
 
 def test_bytes_know_every_text(tmp_path):

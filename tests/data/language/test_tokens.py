@@ -25,11 +25,11 @@ def bin_file(folder, numbers=COUNTED, name="a.bin"):
     return str(folder / name)
 
 
-def fault_of(make, *words, **settings):
+def problem_of(make, *words, **settings):
     with pytest.raises(RunnerError) as caught:
         made = make(*words, **settings)
         list(made)
-    return caught.value.faults[0]
+    return caught.value.problems[0]
 
 
 def test_a_row_is_a_chunk_with_room_to_move_its_window_back(tmp_path):
@@ -135,8 +135,8 @@ def test_of_another_files_vocabulary_the_type_is_asked_for(tmp_path):
     write_tokens(["grün ", "und blau"] * 30, path)
     before = Path(f"{path}.json").read_text()
     path.write_bytes(np.arange(300, dtype="<u4").tobytes())
-    fault = fault_of(tokens, str(path), context_length=4)
-    assert "a.bin.json" in fault.problem and "1,200" in fault.problem and "data.dtype=uint16" in fault.fix
+    problem = problem_of(tokens, str(path), context_length=4)
+    assert "a.bin.json" in problem.message and "1,200" in problem.message and "data.dtype=uint16" in problem.help
     assert tokens(str(path), dtype="uint32", context_length=4).facts["vocab_size"] == 300
     assert Path(f"{path}.json").read_text() == before
 
@@ -171,8 +171,8 @@ def test_a_reader_reads_token_files_block_by_block_and_text(tmp_path, monkeypatc
     assert reader(str(tmp_path / "b.txt")).tolist() == [[65]]
     bare = build(tokens(bin_file(tmp_path), context_length=10).reader)
     assert bare.decode([3, 4]) == "3 4"
-    for fault in (fault_of(bare, str(tmp_path / "b.txt")), fault_of(bare.encode, "A")):
-        assert "data.tokenizer" in fault.fix
+    for problem in (problem_of(bare, str(tmp_path / "b.txt")), problem_of(bare.encode, "A")):
+        assert "data.tokenizer" in problem.help
 
 
 def test_an_earlier_runs_reader_holds_for_another_file(tmp_path):
@@ -180,7 +180,7 @@ def test_an_earlier_runs_reader_holds_for_another_file(tmp_path):
     second = tokens(bin_file(tmp_path, COUNTED[:500], "b.bin"), context_length=77, like=first.reader)
     assert second.facts == first.facts
     assert second.reader == first.reader
-    assert "1,000" in fault_of(tokens, bin_file(tmp_path), like={**first.reader, "vocab_size": 300}).problem
+    assert "1,000" in problem_of(tokens, bin_file(tmp_path), like={**first.reader, "vocab_size": 300}).message
 
 
 def test_a_split_of_a_big_file_lists_no_rows(tmp_path):
@@ -233,11 +233,11 @@ def test_what_is_no_token_file(tmp_path, own_folder):
         ({"path": "a.bin", "tokenizer": "byte"}, "data.tokenizer=byte", "no file", "data.tokenizer=bytes"),
     ]:  # fmt: skip
         bin_file(own_folder, np.array([3_000_000_000], np.uint32), "big.bin")
-        fault = fault_of(tokens, **settings)
-        assert fault.asked == asked, fault
-        assert so in fault.problem and mend in fault.fix, fault
-    assert "path=a.bin" in fault_of(write_tokens, ["a"], "a.npy").fix
-    assert "no tokens" in fault_of(write_tokens, [""], "e.bin").problem
+        problem = problem_of(tokens, **settings)
+        assert problem.source == asked, problem
+        assert so in problem.message and mend in problem.help, problem
+    assert "path=a.bin" in problem_of(write_tokens, ["a"], "a.npy").help
+    assert "no tokens" in problem_of(write_tokens, [""], "e.bin").message
 
 
 #: trains on a file of 1 GiB with no more than 512 MiB of memory of its own. A mapped file's pages do not count there (the

@@ -3,7 +3,7 @@ import os
 
 import pytest
 import torch
-from refused import faults_of
+from refused import problems_of
 from torch.utils.data import Dataset
 
 from runner.data.loading import loaders
@@ -84,10 +84,10 @@ def test_the_choice_and_its_reason(pretended, device, rows, residency, free, kin
     ],
 )
 def test_what_can_not_be_had(rows, residency, free, so, write):
-    (fault,) = faults_of(made, rows, residency, torch.device("mps") if rows is LARGE else CUDA, free)
-    assert fault.asked == f"data.residency={residency}"
-    assert so in fault.problem
-    assert write in fault.fix
+    (problem,) = problems_of(made, rows, residency, torch.device("mps") if rows is LARGE else CUDA, free)
+    assert problem.source == f"data.residency={residency}"
+    assert so in problem.message
+    assert write in problem.help
 
 
 def test_both_kinds_give_the_same_batches():

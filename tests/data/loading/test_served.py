@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from refused import faults_of
+from refused import problems_of
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
 from runner.data.loading.served import Served
@@ -70,5 +70,5 @@ def test_what_is_left_out_is_told_once(dataset, settings, told, caplog):
 
 
 def test_processes_that_drop_rows_are_named():
-    (fault,) = faults_of(rows_of, served(Parts(22), batch_size=4, num_workers=2, drop_last=True))
-    assert "ended after batch 4, and its length says 5" in fault.problem and "drops rows" in fault.fix
+    (problem,) = problems_of(rows_of, served(Parts(22), batch_size=4, num_workers=2, drop_last=True))
+    assert "ended after batch 4, and its length says 5" in problem.message and "drops rows" in problem.help

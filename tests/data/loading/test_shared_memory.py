@@ -39,9 +39,9 @@ def test_fewer_processes_read_and_it_is_said_why():
 def test_a_number_that_was_asked_for_is_refused():
     with pytest.raises(RunnerError) as caught:
         with_room(4, MIB, 6 * MIB, is_asked=True)
-    (fault,) = caught.value.faults
-    assert fault.asked == "data.num_workers=4" and fault.fix.startswith("data.num_workers=2, data.num_workers=0")
-    assert "--shm-size" in fault.fix
+    (problem,) = caught.value.problems
+    assert problem.source == "data.num_workers=4" and problem.help.startswith("data.num_workers=2, data.num_workers=0")
+    assert "--shm-size" in problem.help
 
 
 class Rows(Dataset):
@@ -107,7 +107,7 @@ def test_no_room_in_the_midst_of_it_is_told_and_nothing_stands_still(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("(1, 1)"), done.stdout
-    assert done.stdout.count("asked: data.num_workers=1") == 2, done.stdout
+    assert done.stdout.count("--> data.num_workers=1") == 2, done.stdout
     assert done.stdout.count("no room in /dev/shm") == done.stdout.count("--shm-size") == 2
 
 

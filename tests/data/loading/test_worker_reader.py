@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import Dataset
 
 from runner.data.loading.worker_reader import Reader
-from runner.errors import Fault, RunnerError
+from runner.errors import Problem, RunnerError
 from runner.version import PACKAGES
 
 # Python 3.12 and later warn of forks beside torch's own threads; torch's workers are made for that
@@ -135,7 +135,10 @@ def test_a_row_that_ends_the_program_is_told(num_workers, told):
     assert not num_workers or "SystemExit: it would end the program, with exit code 0" in str(caught.value)
 
 
-FAULTS = (Fault("data.path=a", "3.png can't be read", "a whole file"), Fault("data.path=a", "no 4.png", "that file"))
+FAULTS = (
+    Problem("data.path=a", "3.png can't be read", "a whole file"),
+    Problem("data.path=a", "no 4.png", "that file"),
+)
 
 
 class Faulty(Drawing):
@@ -144,12 +147,12 @@ class Faulty(Drawing):
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_the_faults_of_a_row_are_those_that_were_found(num_workers):
+def test_the_problems_of_a_row_are_those_that_were_found(num_workers):
     reader = Reader(Faulty(), num_workers=num_workers, pin_memory=False)
     with pytest.raises(RunnerError) as caught:
         next(reader.read(iter(PLAN)))
     reader.close()
-    assert caught.value.faults == FAULTS
+    assert caught.value.problems == FAULTS
 
 
 CAN_NOT_BE_SENT = """
@@ -180,8 +183,8 @@ def test_a_dataset_that_can_not_be_sent_to_other_processes(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(PACKAGES)}
     command = [sys.executable, "-W", "error", str(tmp_path / "mine.py")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    asked, so, write = done.stdout.strip().splitlines()
-    assert asked == "asked: data.num_workers=1"
+    so, asked, write = done.stdout.strip().splitlines()
+    assert asked == "--> data.num_workers=1"
     assert "make.<locals>.Local" in so
-    assert "data.num_workers=0, or a Dataset without lambdas" in write
+    assert "use `data.num_workers=0`, or a Dataset without lambdas" in write
     assert "Got pickle error" not in done.stderr

@@ -6,7 +6,7 @@ import subprocess
 import numpy as np
 import pandas
 import pytest
-from refused import faults_of
+from refused import problems_of
 
 from runner.config.instantiate import build
 from runner.data.tables import csv
@@ -22,8 +22,8 @@ def folder(own_folder):
     return own_folder
 
 
-def faults(*args, **settings):
-    return faults_of(table, *args, **settings)
+def problems(*args, **settings):
+    return problems_of(table, *args, **settings)
 
 
 @pytest.mark.parametrize(
@@ -59,9 +59,9 @@ def faults(*args, **settings):
 )
 def test_what_is_wrong_in_a_file(content, so, write, folder):
     (folder / "t.csv").write_text(content)
-    (fault, *_) = faults("t.csv")
-    assert so in fault.problem
-    assert write in fault.fix
+    (problem, *_) = problems("t.csv")
+    assert so in problem.message
+    assert write in problem.help
 
 
 @pytest.mark.parametrize(
@@ -110,10 +110,10 @@ def test_what_is_wrong_in_a_file(content, so, write, folder):
     ],
 )
 def test_what_is_wrong_in_the_settings(settings, asked, so, write):
-    (fault, *_) = faults("good.csv", **settings)
-    assert fault.asked == asked
-    assert so in fault.problem
-    assert write in fault.fix
+    (problem, *_) = problems("good.csv", **settings)
+    assert problem.source == asked
+    assert so in problem.message
+    assert write in problem.help
 
 
 def test_bad_values_of_all_columns_are_listed(folder):
@@ -121,10 +121,10 @@ def test_bad_values_of_all_columns_are_listed(folder):
         f"{row},{'-' if row % 2 and row < 30 else row},{'?!' if row == 8 else row},{row % 2}" for row in range(60)
     ]
     (folder / "t.csv").write_text("\n".join(["a,b,c,y", *values]) + "\n")
-    first, second = faults("t.csv")
-    assert first.problem.startswith("t.csv, line 3, column 'b', is '-' (also line 5: '-', line 7: '-'")
-    assert "line 21: '-', 5 more)" in first.problem and first.fix.startswith("\"data.missing_values=['-']\"")
-    assert "line 10, column 'c', is '?!'" in second.problem
+    first, second = problems("t.csv")
+    assert first.message.startswith("t.csv, line 3, column 'b', is '-' (also line 5: '-', line 7: '-'")
+    assert "line 21: '-', 5 more)" in first.message and first.help.startswith("\"data.missing_values=['-']\"")
+    assert "line 10, column 'c', is '?!'" in second.message
 
 
 @pytest.mark.parametrize(
@@ -137,9 +137,9 @@ def test_bad_values_of_all_columns_are_listed(folder):
 )  # fmt: skip
 def test_table_without_usable_column_says_why(folder, value, fix):
     (folder / "t.csv").write_text("x,y\n" + "".join(f'"{value(row)}",{row % 2}\n' for row in range(200)))
-    (fault,) = faults("t.csv")
-    assert fault.problem == "no input column is left next to y: x is left out, because nearly all the texts differ"
-    assert fault.fix == fix
+    (problem,) = problems("t.csv")
+    assert problem.message == "no input column is left next to y: x is left out, because nearly all the texts differ"
+    assert problem.help == fix
 
 
 @pytest.mark.parametrize("kind", ["auto", "regression"])
@@ -149,10 +149,10 @@ def test_dates_are_no_target(kind, target, ending, folder):
     days = pandas.date_range("2026-01-01", periods=9)
     frame = pandas.DataFrame({"y": np.arange(9) / 2, "x": range(9), "when": days})
     frame.to_csv("t.csv", index=False) if ending == "csv" else frame.to_parquet("t.parquet")
-    (fault,) = faults(f"t.{ending}", target, kind=kind)
-    assert fault.asked == ("data.target=when" if target == "when" else "data.target=[when,y]")
-    assert "column 'when' holds dates" in fault.problem and "another column" in fault.fix
-    assert ("data.kind=classification" in fault.fix) == (target == "when")
+    (problem,) = problems(f"t.{ending}", target, kind=kind)
+    assert problem.source == ("data.target=when" if target == "when" else "data.target=[when,y]")
+    assert "column 'when' holds dates" in problem.message and "another column" in problem.help
+    assert ("data.kind=classification" in problem.help) == (target == "when")
     assert table(f"t.{ending}", "when", kind="classification").facts["num_classes"] == 9
 
 
@@ -165,15 +165,15 @@ def test_dates_are_no_target(kind, target, ending, folder):
 )
 def test_a_text_among_the_numbers_of_a_target(folder, target, mend, gone):
     (folder / "t.csv").write_text("x,z,y\n" + "".join(f"{row},{row}.5,{row}.5\n" for row in range(9)) + "9,1,oops\n")
-    (fault,) = faults("t.csv", target)
-    assert "line 11, column 'y', is 'oops'" in fault.problem
-    assert fault.fix.endswith(mend) and gone not in fault.fix
+    (problem,) = problems("t.csv", target)
+    assert "line 11, column 'y', is 'oops'" in problem.message
+    assert problem.help.endswith(mend) and gone not in problem.help
     if target == "y":
         assert table("t.csv", target, kind="classification").facts["num_classes"] == 10
 
 
 def test_all_unknown_names_at_once():
-    assert len(faults("good.csv", "yy", drop=["a1"], columns=["b1"])) == 3
+    assert len(problems("good.csv", "yy", drop=["a1"], columns=["b1"])) == 3
 
 
 @pytest.mark.parametrize(
@@ -193,35 +193,35 @@ def test_what_is_no_table(path, so, write, folder):
     (folder / "empty").mkdir()
     for name in ("t.xlsx", "t.parquet", "t.feather", "t.csv.gz"):
         (folder / name).write_text(GOOD)
-    (fault,) = faults(path)
-    assert fault.asked == f"data.path={path}"
-    assert so in fault.problem
-    assert write in fault.fix
+    (problem,) = problems(path)
+    assert problem.source == f"data.path={path}"
+    assert so in problem.message
+    assert write in problem.help
 
 
 @pytest.mark.parametrize(("encoding", "line", "kind"), [("latin-1", 3, "another encoding"), ("utf-16", 1, "UTF-16")])
 def test_another_encoding(encoding, line, kind, folder):
     (folder / "t.csv").write_bytes("age,city,y\n1,a,0\n2,Å,1\n".encode(encoding))
-    (fault,) = faults("t.csv")
-    assert f"t.csv, line {line}" in fault.problem
-    assert kind in fault.problem
-    assert "iconv" in fault.fix
+    (problem,) = problems("t.csv")
+    assert f"t.csv, line {line}" in problem.message
+    assert kind in problem.message
+    assert "iconv" in problem.help
 
 
 @pytest.mark.parametrize("name", ["old mac.csv", "t.csv.gz"])
 def test_lines_that_end_with_a_carriage_return_alone(name, folder):
     content = GOOD.replace("\n", "\r").encode()
     (folder / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
-    (fault,) = faults(name)
-    assert f"{name} ends lines with a carriage return alone" in fault.problem
-    subprocess.run(["bash", "-c", fault.fix], check=True, cwd=folder)
+    (problem,) = problems(name)
+    assert f"{name} ends lines with a carriage return alone" in problem.message
+    subprocess.run(["bash", "-c", problem.help], check=True, cwd=folder)
     assert (folder / "unix.csv").read_text() == GOOD
 
 
 def test_one_value_with_such_an_end_far_down(folder):
     (folder / "t.csv").write_text(GOOD + "5,a\rb,1\n", newline="")
-    (fault,) = faults("t.csv")
-    assert "tr '\\r' '\\n' < t.csv > unix.csv" in fault.fix
+    (problem,) = problems("t.csv")
+    assert "tr '\\r' '\\n' < t.csv > unix.csv" in problem.help
 
 
 def test_a_number_is_neither_true_nor_false(folder):
@@ -236,10 +236,10 @@ def test_a_number_is_neither_true_nor_false(folder):
 
 def test_missing_values_can_be_refused(folder):
     (folder / "t.csv").write_text(GOOD.replace("3,a", ",a"))
-    (fault,) = faults("t.csv", missing="refuse")
-    assert (fault.asked, fault.problem) == ("data.missing=refuse", "t.csv, line 4, column 'age', is missing")
-    (fault,) = faults("good.csv", missing="refuse", test_path="t.csv")
-    assert fault.problem == "t.csv, line 4, column 'age', is missing"
+    (problem,) = problems("t.csv", missing="refuse")
+    assert (problem.source, problem.message) == ("data.missing=refuse", "t.csv, line 4, column 'age', is missing")
+    (problem,) = problems("good.csv", missing="refuse", test_path="t.csv")
+    assert problem.message == "t.csv, line 4, column 'age', is missing"
     assert table("t.csv").facts["in_features"] == 4
 
 
@@ -247,8 +247,8 @@ def test_a_row_of_a_parquet_file(folder):
     import pandas as pd
 
     pd.DataFrame({"x": [1.0, 2.0, float("inf")], "y": [0, 1, 0]}).to_parquet("t.parquet")
-    (fault,) = faults("t.parquet")
-    assert fault.problem.startswith("t.parquet, row 3, column 'x', is inf")
+    (problem,) = problems("t.parquet")
+    assert problem.message.startswith("t.parquet, row 3, column 'x', is inf")
 
 
 @pytest.mark.parametrize(
@@ -266,5 +266,5 @@ def test_the_place_of_a_bad_value_far_down(ending, where, folder, monkeypatch):
         frame.to_feather("t.feather", chunksize=30_000)
     else:
         getattr(frame, f"to_{ending}")(f"t.{ending}", index=False)
-    (fault,) = faults(f"t.{ending}")
-    assert fault.problem.startswith(f"t.{ending}, {where}, column 'x', is ")
+    (problem,) = problems(f"t.{ending}")
+    assert problem.message.startswith(f"t.{ending}, {where}, column 'x', is ")

@@ -5,7 +5,7 @@ import datetime as dt
 import numpy as np
 import pytest
 import torch
-from refused import faults_of
+from refused import problems_of
 
 from runner.config.instantiate import build
 from runner.data.tables import csv
@@ -25,8 +25,8 @@ def folder(own_folder, monkeypatch):
     return own_folder
 
 
-def fault(*args, **settings):
-    return faults_of(table, *args, **settings)[0]
+def problem(*args, **settings):
+    return problems_of(table, *args, **settings)[0]
 
 
 def rows_of(source):
@@ -89,7 +89,7 @@ def test_a_file_without_a_header(folder, in_memory):
     (folder / "new.csv").write_text("7.0,1.5\n")
     assert build(source.reader, key="reader")("new.csv").tolist() == [[7.0, 1.5]]
     (folder / "bad.csv").write_text("1,0\n2,1\nx,0\n4,1\n")
-    assert "bad.csv, line 3, column 'c0'" in fault("bad.csv", header=False).problem
+    assert "bad.csv, line 3, column 'c0'" in problem("bad.csv", header=False).message
     told = table("iris.data.csv").notes
     assert any("the first line is taken as names: 5.1, 3.5, setosa; data.header=false" in note for note in told)
 
@@ -98,30 +98,30 @@ def test_a_file_without_a_header(folder, in_memory):
 def test_rows_without_a_target_are_left_out(folder, in_memory, monkeypatch):
     lines = [f"{index},{'' if index % 3 else index % 2}" for index in range(60)]
     (folder / "bad.csv").write_text("x,y\n" + "\n".join([*lines, "inf,1"]) + "\n")
-    assert "bad.csv, line 62, column 'x'" in fault("bad.csv", drop_missing_targets=True, in_memory=in_memory).problem
+    assert "bad.csv, line 62, column 'x'" in problem("bad.csv", drop_missing_targets=True, in_memory=in_memory).message
     monkeypatch.setattr(csv, "LEAST_BLOCK", 64)  # several batches
     monkeypatch.setattr(csv, "COLUMN_BYTES", 1)
     (folder / "t.csv").write_text("x,y\n" + "\n".join(lines) + "\n")
-    assert "data.drop_missing_targets=true" in fault("t.csv").fix
+    assert "data.drop_missing_targets=true" in problem("t.csv").help
     source = table("t.csv", drop_missing_targets=True, in_memory=in_memory)
     assert rows_of(source)[0][:, 0].tolist() == list(range(0, 60, 3))
     assert "left out, since they have no y: 40 rows" in source.notes
     (folder / "none.csv").write_text("x,y\n1,\n2,\n")
-    assert "all of its 2 rows lack the target" in fault("none.csv", drop_missing_targets=True).problem
+    assert "all of its 2 rows lack the target" in problem("none.csv", drop_missing_targets=True).message
 
 
 def test_a_file_of_another_form_is_told_as_one(folder):
-    assert fault("german.csv").fix == "\"data.decimal=','\""
-    assert "column 'Preis' has decimal commas" in fault("german.csv").problem
-    found = fault("german.csv", decimal=",")
-    assert (found.fix, "has dates" in found.problem) == ("data.date_format='%d.%m.%Y'", True)
+    assert problem("german.csv").help == "\"data.decimal=','\""
+    assert "column 'Preis' has decimal commas" in problem("german.csv").message
+    found = problem("german.csv", decimal=",")
+    assert (found.help, "has dates" in found.message) == ("data.date_format='%d.%m.%Y'", True)
     (folder / "t.csv").write_text("day,y\n31/12/2024,0\n30/12/2024,1\n")
     (folder / "short.csv").write_text("day,y\n12/31/99,0\n01/01/01,1\n")
     (folder / "numbers.csv").write_text("x,y\n1,0\n2,1\n")
     writes = {"t.csv": "'%d/%m/%Y'", "short.csv": "'%m/%d/%y'", "numbers.csv": "null"}
     for name, write in ((name, f"data.date_format={write}") for name, write in writes.items()):
-        found = fault(name, date_format="%m/%d/%Y")
-        assert (found.asked, found.fix) == ("data.date_format=%m/%d/%Y", write)
+        found = problem(name, date_format="%m/%d/%Y")
+        assert (found.source, found.help) == ("data.date_format=%m/%d/%Y", write)
 
 
 def test_what_looks_like_dates_is_told(folder):
@@ -194,23 +194,23 @@ def test_prices_and_row_numbers_are_noticed(folder):
     ],
 )
 def test_settings_that_are_none(settings, asked, write):
-    found = fault("german.csv", **settings)
-    assert found.asked == asked
-    assert write in found.fix
+    found = problem("german.csv", **settings)
+    assert found.source == asked
+    assert write in found.help
 
 
 def test_a_parquet_file_has_names(folder):
     import pandas as pd
 
     pd.DataFrame({"x": [1.0, 2.0], "y": [0, 1]}).to_parquet("t.parquet")
-    assert fault("t.parquet", header=False).fix == "data.header=true"
+    assert problem("t.parquet", header=False).help == "data.header=true"
 
 
 @pytest.mark.parametrize("value", ["-1e+308", "1e39", f"{10**40}"])
 def test_a_number_that_float32_cannot_hold_is_told_as_one(value, folder):
     (folder / "t.csv").write_text(f"x,y\n1,0\n{value},1\n3,0\n4,1\n")
     assert (
-        fault("t.csv").problem
+        problem("t.csv").message
         == f"t.csv, line 3, column 'x', is {value!r}, and float32, in which models compute, ends at 3.4e+38"
     )
     assert np.isfinite(np.float32(3.4e38))

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from refused import faults_of
+from refused import problems_of
 from waiting import LONGEST
 
 from runner.config.instantiate import build
@@ -122,12 +122,12 @@ def test_nothing_half_is_left(folder):
 
 def test_a_folder_that_cannot_be_written_to(folder, monkeypatch):
     (folder / "cache").write_text("a file")
-    assert faults_of(table, "t.csv", in_memory=False)[0].fix.startswith("RUNNER_CACHE=FOLDER")
+    assert problems_of(table, "t.csv", in_memory=False)[0].help.startswith("RUNNER_CACHE=FOLDER")
 
 
 def test_a_disk_without_room(monkeypatch, folder):
     monkeypatch.setattr(table_rows.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 100}))
-    assert "GiB are free" in faults_of(table, "t.csv", in_memory=False)[0].problem
+    assert "GiB are free" in problems_of(table, "t.csv", in_memory=False)[0].message
     assert cached(folder) == []
 
 

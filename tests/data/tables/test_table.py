@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 import torch
-from refused import faults_of
+from refused import problems_of
 
 from runner.config.instantiate import build
 from runner.data.split import split
@@ -50,8 +50,8 @@ def write(name, text, encoding="utf-8"):
     return name
 
 
-def fault(*args, **settings):
-    return faults_of(table, *args, **settings)[0]
+def problem(*args, **settings):
+    return problems_of(table, *args, **settings)[0]
 
 
 @pytest.mark.parametrize("in_memory", [True, False])
@@ -211,8 +211,8 @@ def test_a_folder_and_a_glob_of_parts(folder):
     for path in ("parts", "parts/*.parquet", ["parts/0.parquet", "parts/1.parquet"]):
         assert torch.equal(table(path, "y").rows[0], expected)
     whole[["x", "y"]].to_parquet("parts/2.parquet")
-    found = fault("parts", "y")
-    assert "2.parquet lacks the columns c" in found.problem
+    found = problem("parts", "y")
+    assert "2.parquet lacks the columns c" in found.message
 
 
 def test_types_of_parquet_columns(folder):
@@ -236,9 +236,9 @@ def test_types_of_parquet_columns(folder):
     assert source.rows[0][0].tolist() == [1, 1.5, 0, 2, 0, 5, 0.5, 0, 3, 12, 0, 1]
     assert source.classes == ("7", "8")
     parquet.write_table(pa.table({**columns, "list": pa.array([[1], [2], [3]])}), "t.parquet")
-    found = fault("t.parquet", "y")
-    assert "'list'" in found.problem
-    assert found.fix == "data.drop=[list]"
+    found = problem("t.parquet", "y")
+    assert "'list'" in found.message
+    assert found.help == "data.drop=[list]"
     assert table("t.parquet", "y", drop=["list"]).facts == source.facts
 
 
@@ -251,10 +251,10 @@ def test_ready_splits(mixed):
     assert inputs[0, 1] == -1
     assert math.isnan(inputs[0, 0])
     write("later.csv", MIXED.replace("yes", "perhaps"))
-    found = fault(mixed, test_path="later.csv")
-    assert found.asked == "data.test_path=later.csv"
-    assert "line 2" in found.problem
-    assert "'perhaps'" in found.problem
+    found = problem(mixed, test_path="later.csv")
+    assert found.source == "data.test_path=later.csv"
+    assert "line 2" in found.message
+    assert "'perhaps'" in found.message
 
 
 def test_like_an_earlier_run(mixed):
@@ -284,11 +284,11 @@ def test_the_reader_takes_a_file_without_targets_in_any_order(mixed, caplog):
 def test_the_reader_says_what_is_missing(mixed):
     reader = build(table(mixed).reader, key="reader")
     write("less.csv", "age,City,member,income\n1,a,true,2\n")
-    assert "no column 'city', 'joined' (is it 'City'?)" in faults_of(reader, "less.csv")[0].problem
+    assert "no column 'city', 'joined' (is it 'City'?)" in problems_of(reader, "less.csv")[0].message
     write("bad.csv", MIXED.replace("28,", "old,"))
-    assert "bad.csv, line 4, column 'age', is 'old'" in faults_of(reader, "bad.csv")[0].problem
+    assert "bad.csv, line 4, column 'age', is 'old'" in problems_of(reader, "bad.csv")[0].message
     write("none.csv", MIXED.splitlines()[0] + "\n")
-    assert faults_of(reader, "none.csv")[0].asked == "--input=none.csv"
+    assert problems_of(reader, "none.csv")[0].source == "--input=none.csv"
 
 
 def test_odd_names_and_categories_travel_through_the_card():

@@ -2,7 +2,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from refused import faults_of
+from refused import problems_of
 
 from runner.data.tables.values import to_inputs, to_targets
 
@@ -19,9 +19,9 @@ def targets(values, **settings):
 
 
 def mistake(call, values, **settings):
-    (fault,) = faults_of(call, values, **settings)
-    assert fault.asked.startswith("data")
-    return fault
+    (problem,) = problems_of(call, values, **settings)
+    assert problem.source.startswith("data")
+    return problem
 
 
 SOUND = [
@@ -101,28 +101,28 @@ def test_floats_are_float32_also_then():
     ],
 )
 def test_what_is_no_array_of_numbers(values, so, write):
-    fault = mistake(inputs, values)
-    assert so in fault.problem
-    assert "the inputs" in fault.problem
-    assert write in fault.fix
+    problem = mistake(inputs, values)
+    assert so in problem.message
+    assert "the inputs" in problem.message
+    assert write in problem.help
 
 
 def test_values_that_are_not_finite_are_counted():
     values = np.zeros((5, 4))
     values[3, 1], values[3, 2], values[4, 1] = NAN, INF, -INF
-    fault = mistake(inputs, values, called="array x of good.npz")
-    assert fault.problem == (
+    problem = mistake(inputs, values, called="array x of good.npz")
+    assert problem.message == (
         "3 values of array x of good.npz are NaN or infinite, in 2 rows and 2 columns; the first is in row 3, column 1"
     )
-    assert "mended or left out" in fault.fix
+    assert "mended or left out" in problem.help
 
 
 def test_one_of_each_is_said_in_the_singular():
-    assert "in 1 row and 1 column;" in mistake(inputs, [[1.0, NAN]]).problem
+    assert "in 1 row and 1 column;" in mistake(inputs, [[1.0, NAN]]).message
 
 
 def test_what_float32_can_not_hold_is_infinite():
-    assert "infinite" in mistake(inputs, [[1e300]]).problem
+    assert "infinite" in mistake(inputs, [[1e300]]).message
     assert inputs([[3e38, -3e38]]).isfinite().all()
 
 
@@ -178,6 +178,6 @@ def test_another_split_keeps_the_numbers():
     ],
 )
 def test_what_are_no_targets(values, settings, so, write):
-    fault = mistake(lambda values, **settings: targets(values, **settings), values, **settings)
-    assert so in fault.problem
-    assert write in fault.fix
+    problem = mistake(lambda values, **settings: targets(values, **settings), values, **settings)
+    assert so in problem.message
+    assert write in problem.help

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from refused import faults_of
+from refused import problems_of
 from scipy.stats import beta
 
 import runner
@@ -220,14 +220,14 @@ def test_nothing_is_read_from_the_device(device):
     ],
 )
 def test_what_is_no_augmentation(asked, key, so, write):
-    (fault,) = faults_of(augmented, source(TINY, torch.zeros(1)), asked)
-    assert fault.asked == key
-    assert so in fault.problem
-    assert write in fault.fix
+    (problem,) = problems_of(augmented, source(TINY, torch.zeros(1)), asked)
+    assert problem.source == key
+    assert so in problem.message
+    assert write in problem.help
 
 
-def test_all_faults_at_once():
-    assert len(faults_of(augmented, source(TINY, torch.zeros(1)), {"flop": 1, "mixup": -1})) == 2
+def test_all_problems_at_once():
+    assert len(problems_of(augmented, source(TINY, torch.zeros(1)), {"flop": 1, "mixup": -1})) == 2
 
 
 def test_rows_that_are_no_images():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from refused import faults_of
+from refused import problems_of
 
 import runner
 from runner.config.instantiate import build
@@ -44,8 +44,8 @@ def make(folder, count=6, **sizes):
 
 
 def refused(*args, **settings):
-    (fault,) = faults_of(images, *args, **settings)
-    return fault
+    (problem,) = problems_of(images, *args, **settings)
+    return problem
 
 
 def test_a_folder_for_each_class(tmp_path):
@@ -86,8 +86,8 @@ def test_what_lies_beside_ready_splits_is_no_class(tmp_path, names, said):
     """As classes, a person's validation images would be trained on."""
     for name in names:
         make(tmp_path / name)
-    fault = refused(str(tmp_path))
-    assert said in fault.problem and "moved elsewhere" in fault.fix
+    problem = refused(str(tmp_path))
+    assert said in problem.message and "moved elsewhere" in problem.help
 
 
 def test_a_class_that_is_called_train(tmp_path):
@@ -165,11 +165,11 @@ def test_a_big_jpeg_is_the_same_picture_when_it_is_made_small(tmp_path):
 def test_sizes_that_differ_are_told_with_a_file(tmp_path, decode):
     make(tmp_path)
     save(tmp_path / "red" / "odd.png", np.zeros((5, 9, 3), np.uint8))
-    fault = refused(str(tmp_path), decode=decode)
-    assert fault.asked == f"data.path={tmp_path}"
-    assert "red/odd.png is 5 high and 9 wide" in fault.problem
-    assert "12 of 13" in fault.problem
-    assert fault.fix == "data.size=8 or data.size=[8,8]"
+    problem = refused(str(tmp_path), decode=decode)
+    assert problem.source == f"data.path={tmp_path}"
+    assert "red/odd.png is 5 high and 9 wide" in problem.message
+    assert "12 of 13" in problem.message
+    assert problem.help == "data.size=8 or data.size=[8,8]"
 
 
 def test_broken_images_are_told_all_at_once(tmp_path):
@@ -178,13 +178,13 @@ def test_broken_images_are_told_all_at_once(tmp_path):
     (tmp_path / "red" / "002.png").write_bytes(whole[: len(whole) // 2])
     (tmp_path / "blue" / "001.png").write_text("no image")
     (tmp_path / "blue" / "002.png").write_bytes(b"")
-    fault = refused(str(tmp_path), size=4)
-    assert fault.problem.startswith("3 of 12 images can't be used:")
-    assert "blue/001.png: it is no image" in fault.problem
-    assert "blue/002.png: it is no image" in fault.problem
-    assert "red/002.png: it can't be read" in fault.problem
-    assert refused(str(tmp_path)).problem == fault.problem
-    assert refused(str(tmp_path), decode="workers").problem.startswith("2 of 12")  # their headers alone are read
+    problem = refused(str(tmp_path), size=4)
+    assert problem.message.startswith("3 of 12 images can't be used:")
+    assert "blue/001.png: it is no image" in problem.message
+    assert "blue/002.png: it is no image" in problem.message
+    assert "red/002.png: it can't be read" in problem.message
+    assert refused(str(tmp_path)).message == problem.message
+    assert refused(str(tmp_path), decode="workers").message.startswith("2 of 12")  # their headers alone are read
     for number in (1, 2):
         save(tmp_path / "blue" / f"00{number}.png", picture(number, is_red=False))
     streamed = images(str(tmp_path), decode="workers")
@@ -198,10 +198,10 @@ def test_of_many_broken_images_the_first_are_named(tmp_path):
         (tmp_path / "a" / f"{number:02}.png").write_bytes(b"")
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "50.png").write_bytes(b"")
-    fault = refused(str(tmp_path))
-    assert "a/19.png" in fault.problem
-    assert "a/20.png" not in fault.problem
-    assert "and 31 more" in fault.problem
+    problem = refused(str(tmp_path))
+    assert "a/19.png" in problem.message
+    assert "a/20.png" not in problem.message
+    assert "and 31 more" in problem.message
 
 
 def test_kinds_of_images(tmp_path):
@@ -299,7 +299,7 @@ def test_other_images_are_read_like_those_of_a_run(tmp_path):
     assert again.classes == CLASSES
     assert again.rows[1].tolist() == [1]
     save(tmp_path / "second" / "green" / "1.png", picture(1, is_red=True))
-    assert "green" in refused(str(tmp_path / "second"), like=first.reader).problem
+    assert "green" in refused(str(tmp_path / "second"), like=first.reader).message
 
 
 def test_what_does_not_fit_into_memory_is_left_to_workers(tmp_path, monkeypatch):
@@ -324,43 +324,43 @@ def test_what_does_not_fit_into_memory_is_left_to_workers(tmp_path, monkeypatch)
     ],
 )
 def test_settings_that_are_none(tmp_path, settings, asked, write):
-    fault = refused(str(make(tmp_path)), **settings)
-    assert fault.asked == asked
-    assert write in fault.fix
+    problem = refused(str(make(tmp_path)), **settings)
+    assert problem.source == asked
+    assert write in problem.help
 
 
 def test_folders_that_are_none(tmp_path):
     make(tmp_path / "flowers")
-    assert f"data.path={tmp_path}/flowers" in refused(str(tmp_path / "flower")).fix
-    fault = refused(str(tmp_path / "flowers" / "red"))
-    assert "lie in" in fault.problem
-    assert "folder says the class" in fault.problem
+    assert f"data.path={tmp_path}/flowers" in refused(str(tmp_path / "flower")).help
+    problem = refused(str(tmp_path / "flowers" / "red"))
+    assert "lie in" in problem.message
+    assert "folder says the class" in problem.message
     (tmp_path / "flowers" / "white").mkdir()
-    assert "no images lie in white" in refused(str(tmp_path / "flowers")).problem
+    assert "no images lie in white" in refused(str(tmp_path / "flowers")).message
     make(tmp_path / "split" / "train")
     save(tmp_path / "split" / "val" / "grey" / "1.png", picture(1, is_red=True))
-    assert "the training split lacks: grey" in refused(str(tmp_path / "split")).problem
+    assert "the training split lacks: grey" in refused(str(tmp_path / "split")).message
     (tmp_path / "nothing").mkdir()
-    assert "no images" in refused(str(tmp_path / "nothing")).problem
+    assert "no images" in refused(str(tmp_path / "nothing")).message
 
 
 def test_one_class_is_refused(tmp_path):
     root, animals = tmp_path / "set", tmp_path / "set" / "animals"
     make(animals)
-    fault = refused(str(root))
-    assert "one folder, animals, and so one class for all 12 images" in fault.problem
-    assert fault.fix == f"data.path={animals}"
+    problem = refused(str(root))
+    assert "one folder, animals, and so one class for all 12 images" in problem.message
+    assert problem.help == f"data.path={animals}"
     assert images(str(animals)).classes == CLASSES
     animals.rename(tmp_path / "inner")
     root.mkdir(exist_ok=True)
     (root / "all").mkdir()
     (tmp_path / "inner").rename(root / "all" / "animals")
-    assert refused(str(root)).fix == f"data.path={root}/all/animals"
+    assert refused(str(root)).help == f"data.path={root}/all/animals"
     root.rename(tmp_path / "train")
     make(tmp_path / "val" / "all")
-    assert f"{tmp_path}/train/all/animals moved up into {tmp_path}/train" in refused(str(tmp_path)).fix
+    assert f"{tmp_path}/train/all/animals moved up into {tmp_path}/train" in refused(str(tmp_path)).help
     save(tmp_path / "single" / "red" / "1.png", picture(1, is_red=True))
-    assert "a folder for each class beside" in refused(str(tmp_path / "single")).fix
+    assert "a folder for each class beside" in refused(str(tmp_path / "single")).help
     assert len(images(str(tmp_path / "single"), like={"classes": CLASSES}).labels) == 1  # measured by an earlier run
 
 

@@ -103,5 +103,5 @@ def test_a_folder_without_a_sweep_is_told(tmp_path):
     (tmp_path / "one" / ledger.FILE).touch()
     with pytest.raises(RunnerError, match="multirun/DATE/TIME"):
         ledger.read(tmp_path / "one")
-    with pytest.raises(RunnerError, match=r"there is no such folder\n  write: the folder of one: .*/one$"):
+    with pytest.raises(RunnerError, match=r"there is no such folder(?s:.*)help: use the folder of one: .*/one$"):
         ledger.read(tmp_path / "onw")

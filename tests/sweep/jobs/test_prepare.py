@@ -6,7 +6,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.types import RunMode
 from omegaconf import OmegaConf
-from refused import faults_of
+from refused import problems_of
 
 from runner import cli
 from runner.cli.arguments import sorted_words
@@ -21,13 +21,13 @@ from runner.sweep.jobs.prepare import (
     as_word,
     combinations,
     examine,
-    folder_faults,
+    folder_problems,
     grid_params,
     zips_of,
 )
 from runner.sweep.jobs.slots import anywhere, devices_for
 from runner.sweep.launchers.ray import devices_in
-from runner.sweep.sweep import Plan, _folder_faults, _jobs_to_run, _twins
+from runner.sweep.sweep import Plan, _folder_problems, _jobs_to_run, _twins
 
 GIB = 2**30
 GPU = Hardware(
@@ -133,7 +133,7 @@ def test_several_zips_are_combined_with_each_other(loader):
     assert zips_of(composed("seed=1")) == []
     with pytest.raises(RunnerError, match="seed in one of the two") as raised:
         combinations([], loader, zipped=[{"seed": [1]}, {"seed": [1]}])
-    assert len(raised.value.faults) == 1
+    assert len(raised.value.problems) == 1
     with pytest.raises(RunnerError, match="several such mappings in a list"):
         zips_of(OmegaConf.create({"sweep": {"zip": [1, 2]}}))
 
@@ -142,7 +142,7 @@ def test_rows_that_can_not_be_are_refused_all_of_them(loader):
     zipped = {"seed": [1, 2], "name": "a", "sweep.retry": [True, False], "optimizer.lr": [0.1]}
     with pytest.raises(RunnerError) as raised:
         combinations(["seed=3"], loader, zipped=[zipped])
-    asked = [fault.asked.partition(":")[0] for fault in raised.value.faults]
+    asked = [problem.source.partition(":")[0] for problem in raised.value.problems]
     assert asked == ["sweep.zip={seed", "sweep.zip={name", "sweep.zip={sweep.retry", "sweep.zip"]
     assert "seed has 2, sweep.retry has 2, optimizer.lr has 1" in str(raised.value)
 
@@ -162,7 +162,7 @@ def test_jobs_are_examined_for_a_machine():
     assert machine == GPU
     assert [devices for _, _, devices, _ in found] == [("cpu",), ("cuda:0",), (), (), ("cuda:0",), (), ()]
     assert [bool(missing) for *_, missing in found] == [False, False, True, True, False, False, True]
-    assert [[fault.asked for fault in faults] for faults, *_ in found] == [[]] * 5 + [
+    assert [[problem.source for problem in problems] for problems, *_ in found] == [[]] * 5 + [
         ["device=banana"],
         ["train.batch_size=0"],
     ]
@@ -170,16 +170,16 @@ def test_jobs_are_examined_for_a_machine():
 
 def test_where_the_jobs_run_elsewhere_nobody_knows_their_devices():
     jobs = [composed("device=cuda:3", "train.precision=bf16"), composed("device=cuda", "train.batch_size=0")]
-    _, sound, (faults, *_) = examine(jobs, anywhere, False, hardware=Hardware())
+    _, sound, (problems, *_) = examine(jobs, anywhere, False, hardware=Hardware())
     assert sound == ([], ("cuda:3",), (), None)
-    assert [fault.asked for fault in faults] == ["train.batch_size=0"]
+    assert [problem.source for problem in problems] == ["train.batch_size=0"]
 
 
 def test_the_launcher_says_which_devices_there_are():
     jobs = [composed(f"device={name}", "train.precision=bf16") for name in ("auto", "mps")]
     _, there, away = examine(jobs, partial(devices_in, has_gpus=True), False, hardware=Hardware())
     assert there == ([], ("auto",), ("cuda",), None)
-    assert (away[0], away[2], away[3].asked) == ([], (), "device=mps on Ray")
+    assert (away[0], away[2], away[3].source) == ([], (), "device=mps on Ray")
 
 
 SWEEP_FILE = """# @package _global_
@@ -205,8 +205,8 @@ def test_a_file_gives_values_to_sweep_over_and_the_words_win(loader, own_folder)
 
 
 def test_a_files_values_that_can_not_be_are_refused_all_of_them(loader):
-    faults = faults_of(combinations, [], loader, params={"seed": "[1", "sweep.retry": True, "model": "mlp"})
-    assert [fault.asked for fault in faults] == [
+    problems = problems_of(combinations, [], loader, params={"seed": "[1", "sweep.retry": True, "model": "mlp"})
+    assert [problem.source for problem in problems] == [
         "hydra.sweeper.params: {seed: [1}",
         "hydra.sweeper.params: {sweep.retry: True}",
     ]
@@ -247,7 +247,7 @@ def test_a_jobs_folder_is_named_as_hydra_is_told():
         configs = [composer.compose(job) for job in jobs]
     assert [job.folder_name for job in jobs] == ["device=cuda:0", "device=cuda:1", "as it was"]
     assert [config.hydra.sweep.subdir for config in configs] == [job.folder_name for job in jobs]
-    assert folder_faults(jobs) == []
+    assert folder_problems(jobs) == []
 
 
 @pytest.mark.parametrize(("left_out", "shared"), [("seed", ["model=linear", "model=mlp"]), ("data", [])])
@@ -265,8 +265,8 @@ def test_a_folder_without_the_seed_is_refused_where_seeds_are_to_be_added(left_o
         plan = Plan((), words, lambda hands: None, adds_seeds=True)
         twins = _twins(plan, prepared, composer)
     assert [job.overrides[-1] for job in twins] == ["seed=4", "seed=4"]
-    found = _folder_faults(plan, Sweep(tmp_path, "1", 0, (), jobs=jobs), twins)
-    assert [fault.asked.partition("subdir=")[2] for fault in found] == shared
+    found = _folder_problems(plan, Sweep(tmp_path, "1", 0, (), jobs=jobs), twins)
+    assert [problem.source.partition("subdir=")[2] for problem in found] == shared
 
 
 def test_a_job_that_differs_in_numbers_is_composed_as_hydra_would():
@@ -302,8 +302,8 @@ def test_a_value_of_a_file_is_a_word_that_hydra_reads_back(value):
 
 def test_folders_that_no_job_can_have_are_refused_each_once():
     names = ["same", "same", "data.path=/x/y", "..", ".hidden", "", "it's", "é" * 101, "seed=1,device=cuda:0"]
-    faults = folder_faults([Job(number, (), "", folder_name=name) for number, name in enumerate(names)])
-    assert [fault.asked.partition("subdir=")[2] for fault in faults] == [*names[1:5], "''", *names[6:8]]
+    problems = folder_problems([Job(number, (), "", folder_name=name) for number, name in enumerate(names)])
+    assert [problem.source.partition("subdir=")[2] for problem in problems] == [*names[1:5], "''", *names[6:8]]
 
 
 def test_a_job_that_is_tried_again_gets_a_folder_that_none_has(tmp_path):

@@ -64,7 +64,7 @@ def test_a_mistake_that_only_the_job_can_find_is_its_summary(own_folder, monkeyp
     summary = task(cfg)
     assert summary == json.loads((own_folder / "3/summary.json").read_text())
     assert summary["status"] == "failed" and "nowhere.npz" in summary["error"] and "write" in summary["error"]
-    assert "write:" in capfd.readouterr().out
+    assert "help:" in capfd.readouterr().out
 
 
 def test_after_a_word_to_end_no_other_jobs_begin(tmp_path, monkeypatch):

@@ -1,7 +1,7 @@
 from dataclasses import replace
 
 import pytest
-from refused import faults_of
+from refused import problems_of
 
 from runner.device import Gpu, Hardware, diagnose, parse
 from runner.device.unavailable import why_not
@@ -79,8 +79,8 @@ def test_a_missing_device_is_told(device, hardware):
 
 def test_a_missing_device_is_told_with_what_the_driver_says():
     machine = Hardware(**CUDA)
-    (fault,) = faults_of(devices_for, ("cuda",), machine)
-    assert fault.problem == why_not("cuda", diagnose(machine)).cause
+    (problem,) = problems_of(devices_for, ("cuda",), machine)
+    assert problem.message == why_not("cuda", diagnose(machine)).cause
 
 
 def test_jobs_spread_over_the_devices_before_two_share_one():

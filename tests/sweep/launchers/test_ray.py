@@ -128,7 +128,7 @@ def test_strict_refuses_before_anything_runs(cluster, tmp_path):
     address, _ = cluster
     code, text = sweep(tmp_path, *on(address), "device=cpu,mps", "sweep.strict=true", *SMALL, **RAY)
     assert code == 2
-    assert "asked: device=mps on Ray" in text
+    assert "--> device=mps on Ray" in text
     assert not (tmp_path / "swept").exists()
 
 
@@ -273,5 +273,5 @@ def test_an_address_where_nothing_listens_is_a_mistake_at_once(tmp_path):
         taken.bind(("127.0.0.1", 0))
         code, text = sweep(tmp_path, *on(f"127.0.0.1:{taken.getsockname()[1]}"), *SMALL, "device=cpu", **RAY)
     assert code == 2
-    assert "so:    Ray does not answer there: nothing listens there" in text
+    assert "error: Ray does not answer there: nothing listens there" in text
     assert not (tmp_path / "swept").exists()

@@ -4,7 +4,7 @@ import pickle
 from functools import partial
 
 import pytest
-from refused import faults_of
+from refused import problems_of
 
 from runner.device import Hardware
 from runner.sweep.launchers.ray import demand_of, devices_in, fits_nowhere, in_words
@@ -48,10 +48,10 @@ def test_a_policy_takes_the_first_that_the_cluster_has(policy, has_gpus, devices
     ],
 )
 def test_what_the_cluster_has_not_is_said_with_its_mend(policy, has_gpus, so, write):
-    (fault,) = faults_of(devices_in, policy, Hardware(), has_gpus=has_gpus)
-    assert fault.asked == f"device={policy[0]} on Ray"
-    assert fault.problem == so
-    assert fault.fix.startswith(write)
+    (problem,) = problems_of(devices_in, policy, Hardware(), has_gpus=has_gpus)
+    assert problem.source == f"device={policy[0]} on Ray"
+    assert problem.message == so
+    assert problem.help.startswith(write)
 
 
 def test_the_question_travels_to_the_process_that_checks_the_jobs():

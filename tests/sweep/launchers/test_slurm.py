@@ -19,7 +19,7 @@ import simulated_slurm
 import sweeps_in_a_shell
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
-from refused import faults_of
+from refused import problems_of
 from sweeps_in_a_shell import finish, interrupt, jobs_in, person, read_until, start, states, summary, sweep
 from waiting import LONGEST, wait_for
 from warm_door import DOOR
@@ -193,10 +193,10 @@ def test_what_slurm_does_not_take_is_a_mistake_and_the_jobs_have_not_begun(tmp_p
             scheduled.ended(0.0)
         scheduled.close()
     assert (submitted, caught.value.numbers, cancelled) == ([0], (1, 2), [1])
-    (fault,) = caught.value.faults
-    assert fault.asked == "hydra.launcher.partition=shrt hydra.launcher.gpus_per_node=8"
-    assert fault.problem == "invalid partition specified: shrt Batch job submission failed"
-    assert "sinfo" in fault.fix and "sweep.resume=last" in fault.fix
+    (problem,) = caught.value.problems
+    assert problem.source == "hydra.launcher.partition=shrt hydra.launcher.gpus_per_node=8"
+    assert problem.message == "invalid partition specified: shrt Batch job submission failed"
+    assert "sinfo" in problem.help and "sweep.resume=last" in problem.help
 
 
 @pytest.mark.parametrize("kind", ["local", "slurm"])
@@ -231,15 +231,15 @@ def test_what_is_submitted_finds_this_package_first_and_the_persons_modules_wher
 
 def test_without_the_plugin_it_says_what_to_install(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    faults = faults_of(check_there, settings(f"{PLUGIN}.submitit_launcher.SlurmLauncher"))
-    assert faults[0].asked == "hydra/launcher=slurm"
-    assert faults[0].fix == install("slurm")
+    problems = problems_of(check_there, settings(f"{PLUGIN}.submitit_launcher.SlurmLauncher"))
+    assert problems[0].source == "hydra/launcher=slurm"
+    assert problems[0].help == install("slurm")
 
 
 def test_without_slurm_it_says_so(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    faults = faults_of(check_there, settings(f"{PLUGIN}.submitit_launcher.SlurmLauncher"))
-    assert "there is no Slurm on this machine" in faults[0].problem
+    problems = problems_of(check_there, settings(f"{PLUGIN}.submitit_launcher.SlurmLauncher"))
+    assert "there is no Slurm on this machine" in problems[0].message
 
 
 @pytest.mark.parametrize("target", ["runner.sweep.Slots", f"{PLUGIN}.submitit_launcher.LocalLauncher"])

@@ -7,7 +7,7 @@ import optuna
 import pytest
 from omegaconf import OmegaConf
 from optuna.trial import TrialState
-from refused import faults_of
+from refused import problems_of
 
 from runner.config.schema import Search as Settings
 from runner.device import Hardware
@@ -392,8 +392,8 @@ def test_a_study_that_is_gone_is_told(search, tmp_path):
 )
 def test_other_choices_are_refused(words, key, search):
     search(n_trials=2).run().leave()
-    faults = faults_of(search, words=words)
-    assert len(faults) == 1 and f"{key} as before" in faults[0].fix
+    problems = problems_of(search, words=words)
+    assert len(problems) == 1 and f"{key} as before" in problems[0].help
 
 
 def test_ends_may_move_and_other_words_are_told(search):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from runner.sweep.search.objectives import goal_faults, kept_by, read_goals, values_of
+from runner.sweep.search.objectives import goal_problems, kept_by, read_goals, values_of
 from runner.tasks.metric_names import REPORTED
 
 LOSS = ({"metric": "val/loss", "direction": "minimize"},)
@@ -52,14 +52,14 @@ def test_the_value_of_the_best_epoch_where_it_was_kept_else_the_last(best, metri
     ],
 )
 def test_directions_follow_from_the_names(metric, direction, expected):
-    goals, faults = read_goals(metric, direction)
-    assert [goal["direction"] for goal in goals] == expected and not faults
+    goals, problems = read_goals(metric, direction)
+    assert [goal["direction"] for goal in goals] == expected and not problems
 
 
 def test_as_many_directions_as_metrics():
     for metric, direction in ((["val/loss", "val/accuracy"], "minimize"), ("val/loss", ["minimize", "maximize"])):
-        _, (fault,) = read_goals(metric, direction)
-        assert "hydra.sweeper.direction=" in fault.fix
+        _, (problem,) = read_goals(metric, direction)
+        assert "hydra.sweeper.direction=" in problem.help
 
 
 def config(**changes):
@@ -100,12 +100,12 @@ def config(**changes):
 )
 def test_a_metric_that_no_job_has_is_told_before(metric, changes, mend):
     goals, _ = read_goals(metric, None)
-    found = goal_faults(goals, config(**changes), ())
-    assert [mend in fault.fix for fault in found] == ([] if mend is None else [True]), found
+    found = goal_problems(goals, config(**changes), ())
+    assert [mend in problem.help for problem in found] == ([] if mend is None else [True]), found
 
 
 def test_what_differs_among_the_trials_is_not_judged_before():
-    assert not goal_faults(read_goals("val/mae", None)[0], config(), {"task"})
+    assert not goal_problems(read_goals("val/mae", None)[0], config(), {"task"})
 
 
 @pytest.mark.parametrize(

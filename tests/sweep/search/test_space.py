@@ -2,7 +2,7 @@
 
 import optuna
 import pytest
-from refused import faults_of
+from refused import problems_of
 
 from runner.errors import RunnerError
 from runner.sweep.search.space import Choices, Numbers, Space, as_word, distribution, listed
@@ -83,11 +83,11 @@ def test_a_word_becomes_a_dimension(word, dimension, optunas):
 def test_each_mistake_has_its_mend(words, mend):
     with pytest.raises(RunnerError) as caught:
         read_space(words, None)
-    assert mend in str(caught.value)
+    assert mend in caught.value.problems[0].help
 
 
 def test_every_mistake_is_told_at_once():
-    assert len(faults_of(read_space, ["a=interval(2,1)", "b=range(1,1)", "c=1,2", "c=2,3"], None)) == 3
+    assert len(problems_of(read_space, ["a=interval(2,1)", "b=range(1,1)", "c=1,2", "c=2,3"], None)) == 3
 
 
 def test_the_file_gives_more_and_the_command_line_wins():

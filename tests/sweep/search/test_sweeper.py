@@ -305,7 +305,7 @@ def test_mistakes_are_told_before_anything_is_written(words, mends, own_folder, 
     common = [word for word in COMMON if not any(word.split("=")[0] == other.split("=")[0] for other in words)]
     assert cli.main(["-m", *common, "hydra.sweep.dir=found", *words]) == 2
     said = capfd.readouterr().err
-    writes = [fault.split("asked:")[0] for fault in said.split("write:")[1:]]
+    writes = [problem.split("-->")[0] for problem in said.split("help:")[1:]]
     for mend in mends:
         assert any(mend in write for write in writes), said
     assert "Traceback" not in said and not list(own_folder.iterdir())

@@ -259,7 +259,7 @@ WORDS = ["data=digits", "model=mlp", "device=cpu", "tracking.enabled=false", "tr
     [
         ([], "this run is on cpu"),
         (["train.on_oom=split"], "of one size"),
-        (["train.precision=fp16", "train.compile=true"], "write: train.precision=bf16"),
+        (["train.precision=fp16", "train.compile=true"], "help: use `train.precision=bf16`"),
         (["data.residency=stream"], "data.residency=auto"),
         (["placement.guard=always"], "first_step"),
     ],
