@@ -22,7 +22,7 @@ import seeded
 import torch
 import undrawn
 from trained_runs import at_home, home, run, table  # noqa: F401  # fixtures: of tests/runs, and of commands that name a run
-from written_journals import empty_store, patience, write  # noqa: F401  # of tests/tracking, and of `sync`
+from written_journals import empty_store, patience, server, write  # noqa: F401  # of tests/tracking, and of `sync`
 
 #: a shell's background job ignores Ctrl-C, and what the tests start would inherit that
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

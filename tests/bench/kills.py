@@ -74,12 +74,14 @@ def check(name: str, folder: Path) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", default=[*CONFIGURATIONS], choices=[*CONFIGURATIONS])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(CONFIGURATIONS)} (default: all)")
     parser.add_argument("--seed", default="0")
     given = parser.parse_args()
+    if unknown := [name for name in given.names if name not in CONFIGURATIONS]:
+        parser.error(f"no such configuration: {', '.join(unknown)}")
     os.environ["FUZZ_SEED"] = given.seed
     with tempfile.TemporaryDirectory() as root:
-        results = [check(name, Path(root) / name) for name in given.names]
+        results = [check(name, Path(root) / name) for name in given.names or CONFIGURATIONS]
     return int(not all(results))
 
 

@@ -160,7 +160,7 @@ def test_the_table_compares_with_the_limit_of_the_same_turn(bench):
     ]
     head, _, line = table.table([(peer, 1)], turns)
     cells = dict(zip(head.split(" | "), line.split(" | "), strict=True))
-    assert cells["logged"] == "each step"
+    assert cells["logged"] == "every step"
     assert cells["µs a step, median"] == "100,000"
     assert cells["lowest to highest"] == "80,000 to 240,000"
     assert cells["times the limit that logs nothing, median of the turns"] == "3.00"  # not 5 / 2
@@ -184,8 +184,8 @@ def test_a_peer_that_fails_is_told_and_the_others_are_measured(bench, monkeypatc
     ]
     _, _, broken, whole = table.table(rows, turns)
     assert "it broke" in capsys.readouterr().err
-    assert broken.startswith(f"| {rows[0][0].name} | each 50th step | failed |")
-    assert whole.startswith("| runner | each 50th step | 20,000 |")
+    assert broken.startswith(f"| {rows[0][0].name} | every 50 steps | failed |")
+    assert whole.startswith("| runner | every 50 steps | 20,000 |")
     assert broken.count("|") == whole.count("|")
 
 

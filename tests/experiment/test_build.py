@@ -49,6 +49,12 @@ def test_conf_says_the_same_as_the_code():
         assert OmegaConf.to_container(base[key]) == usual
 
 
+def test_set_evaluation_size_of_streamed_data_is_kept(own_folder, capsys):
+    words = ["data.residency=stream", "data.num_workers=0", "train.batch_size=16", "train.eval_batch_size=64"]
+    assert run("run", *words) == 0
+    assert "evaluated in batches of" not in capsys.readouterr().out
+
+
 def test_a_run_starts_from_another_one_and_keeps_what_is_frozen(own_folder, capsys):
     assert run("first") == 0
     assert run("second", "model.weights=first", "model.freeze=hidden") == 0

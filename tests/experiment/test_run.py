@@ -153,32 +153,6 @@ def test_each_checkpoint_that_stays_is_a_model_and_the_best_is_the_runs(own_fold
     assert len(store.search_logged_models([run.info.experiment_id])) == 4  # the new best; the others are there
 
 
-@pytest.fixture
-def server(warm, empty_store, tmp_path_factory):
-    """A real `mlflow server` on a free port of this machine."""
-    folder = tmp_path_factory.mktemp("server")
-    shutil.copy(empty_store, folder / "server.db")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    stores = [
-        "--backend-store-uri",
-        f"sqlite:///{folder}/server.db",
-        "--artifacts-destination",
-        str(folder / "artifacts"),
-    ]
-    with (folder / "log").open("wb") as log:
-        few = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # processes that nobody here needs
-        process = warm.program([*command, *stores], stdout=log, stderr=log, env=ENVIRONMENT | few, cwd=folder)
-    wait_for(lambda: is_open(port))
-    yield f"http://127.0.0.1:{port}"
-    for child in psutil.Process(process.pid).children(recursive=True):
-        child.terminate()
-    process.terminate()
-    process.wait(timeout=LONGEST)
-
-
 def is_open(port):
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
@@ -186,12 +160,12 @@ def is_open(port):
 
 @pytest.mark.slow
 def test_a_real_server_gets_the_same(server, own_folder):
-    assert cli.main([*SMALL, "device=cpu", f"tracking.uri={server}"]) == 0
+    assert cli.main([*SMALL, "device=cpu", f"tracking.uri={server.uri}"]) == 0
     found = summary(own_folder)
-    assert [value for _, value in history(server, found["run_id"], "train/loss")] == [
+    assert [value for _, value in history(server.uri, found["run_id"], "train/loss")] == [
         loss for loss, _ in reference_losses(3)
     ]
-    check_page(server, found["run_id"])
+    check_page(server.uri, found["run_id"])
 
 
 @pytest.mark.slow

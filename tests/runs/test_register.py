@@ -6,7 +6,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from fault_proxy import Server
 from trained_runs import NO_PICTURES
 
 from runner.tracking import mlflow_store
@@ -99,25 +98,15 @@ def test_a_store_that_does_not_answer_is_told(own_folder, run, monkeypatch):
     assert code == 2 and "does not answer" in err and "secret" not in err
 
 
-@pytest.fixture
-def server(tmp_path, empty_store, warm):
-    """A real server on a free port, ended by its process group."""
-    shutil.copy(empty_store, tmp_path / "mlflow.db")
-    server = Server(tmp_path, warm.program)
-    server.start()
-    yield server.uri
-    server.kill()
-
-
 def test_on_a_server(own_folder, run, versions, server):
-    words = [f"tracking.uri={server}", "tracking.system_metrics=false", "hydra.run.dir=outputs/a/run"]
+    words = [f"tracking.uri={server.uri}", "tracking.system_metrics=false", "hydra.run.dir=outputs/a/run"]
     assert run(*WORDS, *words)[0] == 0
     for expected in ("digits, version 1: run", "version 1, as it was"):  # the run remembers its store
         code, out, _ = run("register", "last", "--name", "digits", "--alias", "champion")
         assert code == 0 and expected in out
-    assert versions(server, "digits")[:2] == ([1], {"champion": 1})
+    assert versions(server.uri, "digits")[:2] == ([1], {"champion": 1})
     code, _, _ = run("evaluate", "last", "--track")
     assert code == 0
     run_id = json.loads(Path("outputs/a/run/summary.json").read_text())["run_id"]
-    tracked = mlflow_store.open_store(server).get_run(run_id).data.metrics
+    tracked = mlflow_store.open_store(server.uri).get_run(run_id).data.metrics
     assert tracked["eval/test/loss"] == tracked["test/loss"]

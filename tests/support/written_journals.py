@@ -6,6 +6,7 @@ import uuid
 
 import numpy as np
 import pytest
+from fault_proxy import Server
 
 from runner.tracking import mlflow_store
 
@@ -27,6 +28,17 @@ def empty_store(tmp_path_factory):
     with mlflow_store.settings():
         mlflow_store.open_store(f"sqlite:///{path}")
     return path
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, empty_store, warm):
+    """A real `mlflow server` over a sqlite store, on a free local port, for all tests of a module."""
+    folder = tmp_path_factory.mktemp("server")
+    (folder / "mlflow.db").write_bytes(empty_store.read_bytes())
+    server = Server(folder, warm.program)
+    server.start()
+    yield server
+    server.kill()
 
 
 def start(journal, **fields):

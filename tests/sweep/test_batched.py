@@ -119,7 +119,7 @@ def test_folds_are_trained_together_though_they_differ_by_a_row(own_folder, swee
     assert [job.state for job in jobs] == ["finished"] * 4
     found = [own_folder / "together" / job.folder_name for job in jobs]
     logs = [(folder / "console.log").read_text() for folder in found]
-    assert sorted(re.search(r"rows: (\d+) train", log)[1] for log in logs) == ["20"] * 3 + ["21"]
+    assert sorted(re.search(r": (\d+) train", log)[1] for log in logs) == ["20"] * 3 + ["21"]
     assert [sum(f"of {num} jobs compute together" in log for log in logs) for num in (3, 1)] == [3, 1]
     for folder in found:
         assert_near(folder, own_folder / "alone" / folder.name)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from fault_proxy import Proxy, Server, always
+from fault_proxy import Proxy, always
 from waiting import wait_for
 
 from runner import cli
@@ -29,16 +29,6 @@ WORDS = (
     "train.num_steps=5",
     "sweep.batch=off",
 )
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory, empty_store, warm):
-    folder = tmp_path_factory.mktemp("server")
-    (folder / "mlflow.db").write_bytes(empty_store.read_bytes())
-    server = Server(folder, warm.program)
-    server.start()
-    yield server
-    server.kill()
 
 
 @pytest.mark.parametrize(("what", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 import seeded
-from fault_proxy import FAULTS, Proxy, Server, always, at_random, passing
+from fault_proxy import FAULTS, Proxy, always, at_random, passing
 from waiting import LONGEST, wait_for
 
 from runner import cli
@@ -35,16 +35,6 @@ WORDS = [
     "tracking.grace_seconds=1",
     f"hydra.run.dir={FOLDER}",
 ]
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory, empty_store, warm):
-    folder = tmp_path_factory.mktemp("server")
-    (folder / "mlflow.db").write_bytes(empty_store.read_bytes())
-    server = Server(folder, warm.program)
-    server.start()
-    yield server
-    server.kill()
 
 
 @pytest.fixture(autouse=True)
