@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from runner.device import host_memory
 from runner.device.linear import take_onednn
@@ -44,20 +44,42 @@ OF_A_MODEL = ("channels_last", "onednn")
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
+class NoScaler:
+    """Leaves gradients as they are, where fp16 has a torch.amp.GradScaler."""
+
+    def is_enabled(self) -> bool:
+        return False
+
+    def scale(self, loss: Tensor) -> Tensor:
+        return loss
+
+    def unscale_(self, optimizer: Any) -> None:
+        pass
+
+    def get_scale(self) -> float:
+        return 1.0
+
+    def state_dict(self) -> None:
+        return None
+
+    def load_state_dict(self, state: Any) -> None:
+        pass
+
+
 @dataclass(frozen=True)
 class Precision:
     """How a step computes: `autocast()` opens the context of each forward pass; `scaler` keeps fp16 gradients in range."""
 
     name: str
     autocast: Callable[[], AbstractContextManager[Any]]
-    scaler: torch.amp.GradScaler | None
+    scaler: torch.amp.GradScaler | NoScaler
 
 
 def precision(name: str, *, device: torch.device) -> Precision:
     """fp32 and tf32 compute in float32; bf16 and fp16 by autocast, with weights and optimizer in float32."""
     if name not in HALVES:
-        return Precision(name, nullcontext, None)
-    scaler = torch.amp.GradScaler(device.type) if name == "fp16" else None
+        return Precision(name, nullcontext, NoScaler())
+    scaler = torch.amp.GradScaler(device.type) if name == "fp16" else NoScaler()
     return Precision(name, lambda: torch.autocast(device.type, HALVES[name]), scaler)
 
 

@@ -199,7 +199,7 @@ def _without_gradients(run: Ended) -> str | None:
     names = {value: name for name, value in model.named_parameters()}
     trained = [value for group in run.parts.optimizer.param_groups for value in group["params"]]
     has_state = [value for value in trained if state.get(value)]
-    if not has_state or run.parts.precision.scaler is not None:  # its first steps may be left out
+    if not has_state or run.parts.precision.scaler.is_enabled():  # its first steps may be left out
         return None
     squares = [
         (value, state[value][key]) for value in has_state for key in SQUARES if _is_square(state[value].get(key))
@@ -272,7 +272,7 @@ def _far_off(run: Ended) -> str | None:
 
 def _stood_still(run: Ended) -> str | None:
     losses = _values(run, "train/loss")[1]
-    if len(losses) < ENOUGH_STEPS or run.parts.precision.scaler:
+    if len(losses) < ENOUGH_STEPS or run.parts.precision.scaler.is_enabled():
         return None
     num = max(5, len(losses) // 5)
     first, last = losses[:num], losses[-num:]

@@ -300,6 +300,13 @@ def _own(model: nn.Module) -> list[torch.Tensor]:
     return [value.detach().to_local() if hasattr(value, "to_local") else value for value in kept.values()]
 
 
+class NoAverage:
+    """Stands for the averaged weights of a run without any."""
+
+    def update(self) -> None:
+        pass
+
+
 class AveragedWeights:
     """An exponential moving average of a model's weights, kept on the device: average += (1 - decay) * (weight - average).
 

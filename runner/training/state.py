@@ -163,7 +163,7 @@ def full_state(parts: Parts, progress: Progress, buffer: Rows, ranks: Ranks) -> 
         "average": _whole(parts, parts.average.model.state_dict()) if parts.average else None,
         "optimizer": _whole(parts, parts.optimizer.state_dict()),
         "schedule": parts.schedule.state_dict(),
-        "scaler": parts.precision.scaler.state_dict() if parts.precision.scaler else None,
+        "scaler": parts.precision.scaler.state_dict(),
         "loader": parts.train.state() if isinstance(parts.train, Served) else None,
         "generators": generators[0] if generators else {},
         "generators_of_others": generators[1:],
@@ -227,8 +227,7 @@ def _put_parts_back(state: dict[str, Any], parts: Parts) -> None:
         parts.schedule.catch_up(state["step"])
     else:
         parts.schedule.load_state_dict(state["schedule"])
-    if parts.precision.scaler is not None:
-        parts.precision.scaler.load_state_dict(state["scaler"])
+    parts.precision.scaler.load_state_dict(state["scaler"])
     if parts.average is not None:
         _load_model(parts, parts.average.model, state["average"])
 

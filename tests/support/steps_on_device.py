@@ -142,7 +142,7 @@ def trained(
     ]
     notes = [point for window in windows for point in window.notes.get("train/lr", [])]
     weights = {name: value.tolist() for name, value in (average.model if average else model).state_dict().items()}
-    scale = computes.scaler.state_dict() if computes.scaler else None
+    scale = computes.scaler.state_dict()
     return {"rows": found, "notes": notes, "weights": weights, "kept": kept, "steps": progress.step, "scale": scale}
 
 

@@ -86,7 +86,7 @@ def look(moment: Moment) -> Look:
             hook.remove()
         model.load_state_dict(before)
         parts.optimizer.zero_grad()
-    scale = 1.0 if parts.precision.scaler is None else parts.precision.scaler.get_scale()
+    scale = parts.precision.scaler.get_scale()
     prefix = "model." if isinstance(model, Prepared) else ""
     by_module = _by_module({name.removeprefix(prefix): float(norm) / scale for name, norm in norms.items()})
     origin = record.origin() if record is not None else None

@@ -123,7 +123,7 @@ def _repeater(
     compiled = partial(Repeated, say=say, options=compiling.options)
     if train.cuda_graph:
         return lambda steps: Graphs((compiled(steps) if train.compile else steps).take, cuda_graphs())
-    is_one = device.type == "cpu" and not isinstance(parts.optimizer, Turns) and parts.precision.scaler is None
+    is_one = device.type == "cpu" and not isinstance(parts.optimizer, Turns) and not parts.precision.scaler.is_enabled()
     can_repeat = is_one and train.on_oom != "split" and parts.train.indexed() is not None
     return compiled if train.compile and can_repeat else None
 
@@ -137,7 +137,7 @@ def _of_several(parts: Parts, settings: Settings, *, num: int) -> SharedGradient
 
 
 def how_to_compile(parts: Parts, *, is_alone: bool) -> Compiling:
-    in_part = "a compiled update knows no scale of gradients" if parts.precision.scaler else ""
+    in_part = "a compiled update knows no scale of gradients" if parts.precision.scaler.is_enabled() else ""
     return Compiling(
         fixed_shapes=not isinstance(parts.splits.train, Dataset),
         usual_rows=_usual_rows(parts.train) if is_alone else None,

@@ -18,7 +18,7 @@ from runner.device.backends import Precision
 from runner.device.placement import num_rows
 from runner.tasks.task import Task
 from runner.training.metric_buffer import in_order
-from runner.training.optimizer import AveragedWeights, Turns
+from runner.training.optimizer import AveragedWeights, NoAverage, Turns
 from runner.training.step.fused_update import FixedUpdate, make_update
 
 Step = Callable[[Sequence[Any]], Mapping[str, Tensor]]
@@ -70,8 +70,10 @@ def make_step(
         }
         return take_turns(optimizer, steps, average=average)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    scaler, update = precision.scaler, options.update.update if options.update else make_update(optimizer)
-    scaled: Any = options.update or optimizer  # what the scaler has take its step
+    scaler, averages = precision.scaler, average or NoAverage()
+    target: Any = options.update or optimizer
+    update = _scaled_update(optimizer, scaler, target) if scaler.is_enabled() else None
+    update = update or (options.update.update if options.update else make_update(optimizer))
     inputs = parameters if options.is_a_turn else None  # None: of all that takes part in the loss
     num_counted: Callable[[Any], Tensor] | None = getattr(task, "num_counted", None)
     is_in_parts = any(hasattr(parameter, "full_tensor") for parameter in parameters)  # of several processes
@@ -89,32 +91,27 @@ def make_step(
         loss = next(iter(values.values()))
         if share is not None:
             loss = loss * share
-        loss = scaler.scale(loss) if scaler else loss
+        loss = scaler.scale(loss)
         if inputs is None:  # not backward(inputs=None): torch.compile takes that for an empty list (2.13)
             loss.backward()
         else:
             loss.backward(inputs=inputs)
         return values
 
-    def move() -> Tensor | None:
-        norm = None
-        if clip_grad_norm is not None:
-            if scaler:
-                scaler.unscale_(scaled)
-            norm = nn.utils.clip_grad_norm_(parameters, clip_grad_norm)
-            if is_in_parts:
-                norm = norm.full_tensor()  # type: ignore[attr-defined]  # a DTensor
-        if scaler:
-            scaler.step(scaled)
-            scaler.update()
-            optimizer.zero_grad()
-        else:
-            update()
-        if average:
-            average.update()
+    def clip() -> Tensor | None:
+        if clip_grad_norm is None:
+            return None
+        scaler.unscale_(target)
+        norm = nn.utils.clip_grad_norm_(parameters, clip_grad_norm)
+        return norm.full_tensor() if is_in_parts else norm  # type: ignore[attr-defined]  # a DTensor
+
+    def apply_update() -> Tensor | None:
+        norm = clip()
+        update()
+        averages.update()
         return norm
 
-    def forward_backward_all(batches: Sequence[Any]) -> Mapping[str, Tensor]:
+    def accumulate(batches: Sequence[Any]) -> Mapping[str, Tensor]:
         if options.own_batches is not None:
             return _mean_over(options.own_batches(batches), forward_backward)
         if len(batches) == 1:
@@ -122,23 +119,31 @@ def make_step(
             return {name: value.detach() if value.requires_grad else value for name, value in values}
         return _mean_over(_shares(batches, num_counted), forward_backward)
 
-    whole = (
-        forward_backward_all
-        if options.wrap_forward_backward is None
-        else options.wrap_forward_backward(forward_backward_all)
-    )
+    compute_gradients: Step = accumulate
+    if options.wrap_forward_backward:
+        compute_gradients = options.wrap_forward_backward(compute_gradients)
     if options.clocked:
-        whole, move = options.clocked("backward", whole), options.clocked("update", move)
+        compute_gradients = options.clocked("backward", compute_gradients)
+        apply_update = options.clocked("update", apply_update)
 
     def step(batches: Sequence[Any]) -> Mapping[str, Tensor]:
-        values = whole(batches)
-        norm = move()
+        values = compute_gradients(batches)
+        norm = apply_update()
         if norm is None:
             return values
         loss = next(iter(values.values()))
         return {**values, "grad_norm": norm.to(loss.device)}  # it is made where the first weights lie
 
     return step
+
+
+def _scaled_update(optimizer: Optimizer, scaler: Any, target: Any) -> Callable[[], None]:
+    def update() -> None:
+        scaler.step(target)
+        scaler.update()
+        optimizer.zero_grad()
+
+    return update
 
 
 def in_turn(task: Any, name: str) -> Task:
@@ -151,14 +156,14 @@ def take_turns(optimizer: Turns, steps: Mapping[str, Step], *, average: Averaged
 
     Its values are those of all, NAME_TURN, and first `loss`, the sum of their losses; of a turn that was not due, the last.
     """
+    averages = average or NoAverage()
 
     def step(batches: Sequence[Any]) -> Mapping[str, Tensor]:
         for name, take in steps.items():
             if optimizer.is_due(name):
                 optimizer.values[name] = take(batches)
         optimizer.step()
-        if average:
-            average.update()
+        averages.update()
         losses = [next(iter(values.values())) for values in optimizer.values.values()]
         found = {f"{key}_{name}": value for name in steps for key, value in optimizer.values[name].items()}
         return {"loss": torch.stack(losses).sum(), **found}

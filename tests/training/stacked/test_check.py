@@ -11,6 +11,7 @@ from torch import nn
 
 from runner.device import backends
 from runner.tasks.language import Language
+from runner.training.schedule import Schedule
 from runner.training.stacked import check
 from runner.training.stacked.check import check_alike
 from runner.training.stacked.size import Size
@@ -159,7 +160,7 @@ def members(folder, make=None, words=(), *, optimizer=torch.optim.Adam):
         for seed, member in enumerate(found):
             model = make(seed)
             made = optimizer(model.parameters(), lr=0.1)
-            member.parts = replace(member.parts, model=model, optimizer=made, average=None, schedule=None)
+            member.parts = replace(member.parts, model=model, optimizer=made, average=None, schedule=Schedule())
     return found
 
 

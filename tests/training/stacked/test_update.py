@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from runner.training.optimizer import AveragedWeights
+from runner.training.schedule import Schedule
 from runner.training.stacked.update import Lane, clip
 
 
@@ -30,7 +31,7 @@ def member(seed):
         model=model,
         task=nn.Identity(),
         optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-        schedule=None,
+        schedule=Schedule(),
         average=AveragedWeights(model, decay=0.5),
         device=torch.device("cpu"),
         precision=SimpleNamespace(autocast=None),
