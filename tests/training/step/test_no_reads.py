@@ -112,7 +112,7 @@ def mutated(module, before, after):
 
 
 WRITE = "self._buffer.write(self.step(group))"
-NORM = "norm = move()"
+NORM = "norm = apply_update()"
 #: in each step, what hands a value to Python
 READS = {
     "loss.item()": "values['loss'].item()",
@@ -126,8 +126,8 @@ MUTATIONS = {
     name: (runner.training.step.eager, WRITE, f"values = self.step(group); {read}; self._buffer.write(values)")
     for name, read in READS.items()
 } | {
-    "float(grad_norm)": (runner.training.step.train_step, NORM, "norm = move(); float(norm)"),
-    "numpy": (runner.training.step.train_step, NORM, "norm = move(); norm.numpy()"),
+    "float(grad_norm)": (runner.training.step.train_step, NORM, "norm = apply_update(); float(norm)"),
+    "numpy": (runner.training.step.train_step, NORM, "norm = apply_update(); norm.numpy()"),
 }
 
 
