@@ -20,7 +20,7 @@ from runner.config.importing import loading
 from runner.config.trust import RERUN
 from runner.errors import Problem, RunnerError, first_line, path_problems, refuse
 from runner.experiment import claim
-from runner.experiment.given import Checked
+from runner.experiment.context import Checked
 from runner.experiment.summary import read_summary
 from runner.tracking.ahead import Ahead
 

@@ -30,7 +30,7 @@ from runner.config.identity import key_of
 from runner.config.importing import loading
 from runner.config.logs import logging_to
 from runner.errors import Problem, RunnerError, nearest_files, refuse, without_password
-from runner.experiment.summary import is_over, length_key, read_summary
+from runner.experiment.summary import Summary, is_over, length_key, read_summary
 from runner.experiment.terminal import short
 from runner.tracking import stores
 from runner.tracking.store_uri import sqlite_path
@@ -60,13 +60,13 @@ def resume(given: Arguments) -> int:
             answer.give({"folder": str(folder), **read_summary(folder)})
             return 0
         with loading():
-            from runner.experiment.given import Given
+            from runner.experiment.context import RunContext
             from runner.experiment.run import run as run_experiment
 
         with logging_to(folder), unexpected.noting(folder):
-            done = run_experiment(cfg, folder, given=Given(owns_process=True))
-    answer.give({"folder": str(folder), **done})
-    return int(done["exit_code"] or done["status"] == "failed")
+            summary = run_experiment(cfg, folder, context=RunContext(owns_process=True))
+    answer.give({"folder": str(folder), **vars(summary)})
+    return summary.code
 
 
 def _check_words(overrides: list[str], cfg: DictConfig, *, compose: Compose) -> None:
@@ -105,12 +105,12 @@ def reproduce(given: Arguments) -> int:
     agreed: list[bool] = []
     with repeating.original(given.run, given.overrides, trusted=given["--trust"]) as original:
 
-        def run_again(cfg: DictConfig, folder: Path) -> dict[str, Any]:
+        def run_again(cfg: DictConfig, folder: Path) -> tuple[Summary, dict[str, Any]]:
             summary, is_same = repeating.repeat(
                 original, cfg, folder, checked=CheckFirst.checked, anyway=given["--anyway"]
             )
             agreed.append(is_same)
-            return {**summary, "reproduced": original.run_id or original.name, "is_same": is_same}
+            return summary, {"reproduced": original.run_id or original.name, "is_same": is_same}
 
         retold = partial(find.retold, folder=original.folder, verb="reproduce", words=given.overrides)
         flags = [*given.flags, "-cd", str(original.folder), "-cn", "rerun"]

@@ -11,8 +11,7 @@ from rich.text import Text
 from runner.cli.compare import sweep_folder
 from runner.config.trust import check_folder
 from runner.errors import Problem, RunnerError
-from runner.experiment.readable_numbers import readable
-from runner.experiment.terminal import Terminal
+from runner.experiment.terminal import Terminal, readable
 from runner.runs.diff import Diff
 from runner.runs.reproduce.compare import where_parted
 from runner.runs.reproduce.making import Difference

@@ -51,21 +51,21 @@ def trace(wanted: str, overrides: list[str]) -> dict[str, Any]:
             from rich.console import Console
 
             from runner.experiment.console import Screen
-            from runner.experiment.given import Given
+            from runner.experiment.context import RunContext
             from runner.experiment.run import run
             from runner.training.profile import FOLDER, TABLE, TRACE
         passing = passing_folder(folder)
         try:
-            done = run(cfg, passing, given=Given(screen=Screen(Console(quiet=True))))
-            if done["status"] != "finished":
-                problem = f"its first steps, taken once more, ended so: {done['error']}"
+            done = run(cfg, passing, context=RunContext(screen=Screen(Console(quiet=True))))
+            if done.status != "finished":
+                problem = f"its first steps failed when repeated: {done.error}"
                 raise RunnerError(Problem(f"explain {wanted} --trace", problem, f"explain {wanted} --trace device=cpu"))
             shutil.rmtree(folder / FOLDER, ignore_errors=True)
             shutil.copytree(passing / FOLDER, folder / FOLDER)
         finally:
             shutil.rmtree(passing, ignore_errors=True)
     file = folder / FOLDER / TRACE
-    last = int(done["num_steps"])
+    last = done.num_steps
     print(f"trace   of steps {max(1, last - TRACED_STEPS + 1)} to {last}: {file}, for https://ui.perfetto.dev")
     print(f"longest operations: {Path(file).with_name(TABLE)}")
     return {"trace": str(file), "operations": str(Path(file).with_name(TABLE)), "last_step": last}

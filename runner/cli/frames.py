@@ -10,7 +10,7 @@ import numpy as np
 from rich.text import Text
 
 from runner.cli.characters import Canvas
-from runner.experiment.readable_numbers import WIDTH, readable, seconds
+from runner.experiment.terminal import WIDTH, readable, seconds
 from runner.runs.live import Live, thin
 from runner.sweep.jobs.ledger import DEFAULTS
 from runner.tasks.metric_names import is_rate

@@ -36,10 +36,10 @@ from runner.config.logs import logging_to
 from runner.distributed.environment import RankInfo, rank_here
 from runner.errors import SECRETS, Problem, RunnerError, path_problems, refuse
 from runner.experiment import claim
-from runner.experiment.given import Given
-from runner.experiment.summary import read_summary
+from runner.experiment.context import RunContext
+from runner.experiment.summary import Summary, read_summary
 
-RunOne = Callable[[DictConfig, Path], dict[str, Any]]
+RunOne = Callable[[DictConfig, Path], tuple[Summary, dict[str, Any]]]  # with more values for --json
 
 
 def train(given: Arguments) -> int:
@@ -66,10 +66,10 @@ def _follow(flags: list[str], overrides: list[str], place: RankInfo) -> int:
             claim.refuse_used(Path(HydraConfig.get().run.dir), cfg)
         except claim.OverError:
             return 0
-        from runner.experiment.other_ranks import follow
+        from runner.experiment.processes import follow
 
-        done = follow(cfg, place)
-    return int(done["exit_code"] or done["status"] == "failed")
+        summary = follow(cfg, place)
+    return summary.code
 
 
 def train_composed(
@@ -83,7 +83,7 @@ def train_composed(
 
     retold: a person's mistakes, as they are told.
     """
-    summaries: list[dict[str, Any]] = []
+    summaries: list[Summary] = []
     mistaken: list[Problem] = []
     composed: list[bool] = []
     unexpected_errors: list[Exception] = []
@@ -101,13 +101,16 @@ def train_composed(
 
         name_data(cfg)
         folder = Path(HydraConfig.get().runtime.output_dir)
+        more: dict[str, Any] = {}
         try:
             with nullcontext() if cfg.train.check else unexpected.noting(folder):  # a check's folder goes
-                given = Given(checked=CheckFirst.checked, owns_process=True, publisher=CheckFirst.ahead)
-                if cfg.train.check:
-                    summary = _checked(cfg, folder, given, stays=run_one is not None)
+                context = RunContext(checked=CheckFirst.checked, owns_process=True, publisher=CheckFirst.ahead)
+                if run_one is not None and not cfg.train.check:
+                    summary, more = run_one(cfg, folder)
+                elif cfg.train.check:
+                    summary = _checked(cfg, folder, context, stays=run_one is not None)
                 else:
-                    summary = run_one(cfg, folder) if run_one else run_experiment(cfg, folder, given=given)
+                    summary = run_experiment(cfg, folder, context=context)
         except KeyboardInterrupt:  # before the training began
             claim.leave_nothing(folder)
             raise
@@ -119,11 +122,11 @@ def train_composed(
             unexpected_errors.append(error)
             return
         summaries.append(summary)
-        answer.give({"folder": None if cfg.train.check else str(folder), **summary})
-        if summary["ending"] == "out_of_memory":
+        answer.give({"folder": None if cfg.train.check else str(folder), **vars(summary), **more})
+        if summary.ending == "out_of_memory":
             _say_what_fits(cfg)
-        if summary["exit_code"]:
-            sys.exit(summary["exit_code"])  # a signal ends a sweep, too
+        if summary.exit_code:
+            sys.exit(summary.exit_code)  # a signal ends a sweep, too
 
     CheckFirst.folder = CheckFirst.checked = CheckFirst.passing = CheckFirst.ahead = None
     CheckFirst.publishes, CheckFirst.retold = run_one is None, retold
@@ -150,7 +153,7 @@ def train_composed(
         raise RunnerError(*mistaken)
     if mistaken:
         answer.report(RunnerError(*mistaken))
-    return int(bool(mistaken) or any(summary["status"] == "failed" for summary in summaries))
+    return int(bool(mistaken) or any(summary.status == "failed" for summary in summaries))
 
 
 def refuse_check(cfg: DictConfig, asked: str) -> None:
@@ -161,12 +164,12 @@ def refuse_check(cfg: DictConfig, asked: str) -> None:
         raise RunnerError(Problem(f"{asked} train.check=true", problem, fix))
 
 
-def _checked(cfg: DictConfig, folder: Path, given: Given, *, stays: bool) -> dict[str, Any]:
+def _checked(cfg: DictConfig, folder: Path, context: RunContext, *, stays: bool) -> Summary:
     if stays:
         refuse_check(cfg, "reproduce")
     from runner.runs.check import check_run  # torch
 
-    return check_run(cfg, folder, given=given)
+    return check_run(cfg, folder, context=context)
 
 
 def run(words: list[str], *, config_name: str = "config", folder: Path | None = None) -> notebook.Result:
@@ -211,7 +214,7 @@ def _run_one(flags: list[str], overrides: list[str], folder: Path | None) -> not
         del cfg.hydra
         place = rank_here(os.environ)
         if place is not None and place.rank:  # the first of several processes holds the folder
-            return notebook.Result(run_experiment(cfg, folder), folder)
+            return notebook.Result(vars(run_experiment(cfg, folder)), folder)
         try:
             claim.begin(folder, cfg, anew="-cd" in flags)
         except claim.OverError as over:
@@ -219,7 +222,7 @@ def _run_one(flags: list[str], overrides: list[str], folder: Path | None) -> not
             return notebook.Result(read_summary(folder), folder)
         try:
             with logging_to(folder):
-                return notebook.Result(run_experiment(cfg, folder), folder)
+                return notebook.Result(vars(run_experiment(cfg, folder)), folder)
         except (RunnerError, KeyboardInterrupt):  # before the training began
             claim.leave_nothing(folder)
             raise

@@ -1,6 +1,6 @@
-"""Reads from the environment the place among several processes that torchrun, Slurm's srun or our own launcher has given.
+"""Reads from the environment the rank that torchrun, Slurm's srun or launch.py has given to this process.
 
-Asked by the command line, by experiment/processes.py, and in each process that launch.py has started (rank.py).
+Used by the command line, experiment/processes.py and experiment/rank.py.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from runner.errors import Problem, RunnerError
 
 
 class UnmetError(RunnerError):
-    """The processes of a run have not come together; each that waited tells it: the first may be the one that is missing."""
+    """The processes of a run have not met; each that waited reports it, as the first may be missing."""
 
 
-#: ports that nobody is given by the system, for a job's number to choose among
+#: ports outside the system's ephemeral range; a job's number chooses one
 FIRST_PORT, NUM_PORTS = 15_000, 10_000
 
 
 @dataclass(frozen=True)
 class RankInfo:
-    """One process of several; `local` counts those of its own machine."""
+    """One process of several; `local` counts those of its machine."""
 
     rank: int
     num: int
@@ -34,10 +34,10 @@ class RankInfo:
 
 
 def rank_here(environ: Mapping[str, str], *, first_host: Callable[[str], str] | None = None) -> RankInfo | None:
-    """The place that the environment names; None for a process that is alone. Costs nothing, but a `scontrol` in Slurm.
+    """Return this process's rank, or None for a single process. Free, except for one `scontrol` in Slurm.
 
-    first_host: of a list of hosts as Slurm writes it (None: `scontrol` is asked).
-    Raises: RunnerError for variables that are not whole numbers, or name no place.
+    first_host: returns the first of Slurm's list of hosts (None: by `scontrol`).
+    Raises: RunnerError for variables that are not whole numbers or not a rank.
     """
     if "WORLD_SIZE" in environ and "RANK" in environ:
         num = _number(environ, "WORLD_SIZE")
@@ -83,13 +83,13 @@ def _tasks_of(text: str, node: int) -> int:
 def _number(environ: Mapping[str, str], name: str, default: str | None = None) -> int:
     text = environ.get(name, default)
     if text is None or not text.isdigit():
-        problem = "it is no whole number, and says which of several processes this one is"
+        problem = "it is the rank of a process, and must be a whole number"
         raise RunnerError(Problem(f"{name}={text}", problem, f"unset {name}, or torchrun, which sets it"))
     return int(text)
 
 
 def _sound(place: RankInfo) -> RankInfo:
     if not (place.rank < place.num and place.local_rank < place.local_num):
-        problem = f"process {place.rank} of {place.num} (here {place.local_rank} of {place.local_num}) is none of them"
+        problem = f"process {place.rank} of {place.num} (here {place.local_rank} of {place.local_num}) does not exist"
         raise RunnerError(Problem(f"what {place.by} has set", problem, "unset RANK WORLD_SIZE LOCAL_RANK"))
     return place

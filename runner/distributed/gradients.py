@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class SharedGradients:
-    """The training step's view of a model that several processes train. Nobody else sees it.
+    """A model that several processes train, as the training step sees it.
 
     What is wrapped is the task with the model in it, not the model: a task may call parts of the model, or call it twice,
     and DistributedDataParallel sees only what happens inside of the one forward that it knows.
@@ -52,7 +52,7 @@ class SharedGradients:
         """Each batch of a group and its weight, such that the mean over all processes is that over the group's rows, or over
         what counts in them, where the task says that.
 
-        Gradients travel with the last one alone.
+        Gradients are exchanged only with the last one.
         """
         for index, (batch, weight) in enumerate(_weighted(shares, self._num, self._num_counted)):
             is_last = index == len(shares) - 1
@@ -61,7 +61,7 @@ class SharedGradients:
 
 
 class ShardedGradients:
-    """The same of a model that lies in parts.
+    """The same for a model that is divided among the processes.
 
     Gradients travel with each batch of a group: whole ones, kept until the last, would take the memory that parts save.
     """
@@ -82,7 +82,7 @@ def _weighted(
         for share in shares:
             yield share.batch, share.rows.num * num / rows
         return
-    # of a row that is somebody else's none
+    # nothing of another process's example
     counted = torch.stack([num_counted(share.batch) * bool(share.rows.num) for share in shares])
     of_all = counted.sum()
     torch.distributed.all_reduce(of_all)  # on the device: nothing is read
@@ -96,7 +96,7 @@ class _Learning(nn.Module):
     def __init__(self, model: nn.Module, task: Task) -> None:
         super().__init__()
         self.model = model
-        self._task = (task,)  # not as a module of its own: it trains nothing, and its buffers are alike everywhere
+        self._task = (task,)  # not as a submodule: it trains nothing, and its buffers are the same everywhere
 
     def forward(self, batch: Any) -> Mapping[str, Tensor]:
         return self._task[0](self.model, batch)

@@ -1,4 +1,4 @@
-"""A process among several: sums, means, broadcasts and reductions over all of them; Alone waits for nobody.
+"""Sums, means, broadcasts and reductions over all processes of a run; Alone is the null object of a single process.
 
 For the training, its checkpoints and evaluation (Ranks). One thread makes all calls, in the same order in each process.
 """
@@ -42,7 +42,7 @@ class Ranks(Protocol):
         ...
 
     def mean(self, tensor: Tensor) -> Tensor:
-        """The mean over all, likewise."""
+        """The mean over all, a new tensor on the same device."""
         ...
 
     def broadcast_(self, tensors: Sequence[Tensor]) -> None:
@@ -119,7 +119,7 @@ class Group:
         alike: dict[Any, list[Tensor]] = {}
         for tensor in tensors:
             alike.setdefault((tensor.device, tensor.dtype), []).append(tensor)
-        for some in alike.values():  # one message for all of a kind: a BatchNorm alone has three buffers
+        for some in alike.values():  # one message for each type: a single BatchNorm has three buffers
             whole = torch.cat([tensor.reshape(-1) for tensor in some])
             torch.distributed.broadcast(whole, 0)
             for tensor, part in zip(some, whole.split([tensor.numel() for tensor in some]), strict=True):
@@ -175,7 +175,7 @@ def join(place: RankInfo, *, backend: str, device: torch.device) -> Group:
 
 @contextmanager
 def _meeting(place: RankInfo) -> Iterator[None]:
-    """Raises: UnmetError, in the place of what torch says of processes that do not come."""
+    """Raise an UnmetError instead of torch's error if processes do not join."""
     try:
         yield
     except (distributed.DistNetworkError, distributed.DistStoreError) as error:

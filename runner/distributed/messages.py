@@ -1,6 +1,6 @@
-"""Writes and reads what processes of one run tell each other by files, where they can't talk: who failed first, and why.
+"""Passes messages between a run's processes by files: what they start from, and which failed first, and why.
 
-All of it lies in the run's folder, in ranks/: what a launched process is given, its log, its number, and its last words.
+The files are in the run's directory, in ranks/: the handover, a log, a process id and an error for each rank.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Handover:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a process could not go on."""
+    """Why a process stopped."""
 
     rank: int
     time: float
@@ -77,7 +77,7 @@ def tell(folder: Path, rank: int, text: str, *, problems: Iterable[Problem] = ()
 
 
 def first_failure(folder: Path, *, of: int | None = None) -> Failure | None:
-    """The earliest of the last words, of an attempt (None: this one); a person's mistake goes before all else."""
+    """Return the earliest error of an attempt (None: this one); user errors come first."""
     number = attempt() if of is None else of
     files = sorted((folder / FOLDER).glob(f"*-{number}.words"))
     found = [Failure(**json.loads(file.read_text())) for file in files]
@@ -93,7 +93,7 @@ def problems_of(folder: Path) -> list[Problem]:
 
 
 def is_ending(folder: Path) -> bool:
-    """Whether nothing is to be started again: somebody asked for an end, or it is the person's mistake."""
+    """Whether no restart makes sense: a stop was requested, or it is a user error."""
     return (folder / FOLDER / STOPPING).exists() or bool(problems_of(folder))
 
 

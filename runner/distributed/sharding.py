@@ -22,7 +22,7 @@ from runner.errors import Problem, RunnerError
 
 T = TypeVar("T")
 
-#: numbers in a block, below which it is not worth an exchange of its own
+#: numbers in a block, below which a separate exchange does not pay
 BLOCK = 1_000_000
 
 
@@ -32,16 +32,16 @@ def dividing(device: torch.device, num: int) -> Callable[[Sequence[nn.Module]], 
 
 
 class Shards:
-    """The models of a run whose parameters lie in parts, one with each process (FSDP2).
+    """The models of a run whose parameters are divided among the processes (FSDP2).
 
     What computes with such a model does so in within(): the parts come together for each block, and are let go of after
     it. Buffers stay whole. All processes make the calls of within() and whole() at the same time.
     """
 
     def __init__(self, models: Sequence[nn.Module], mesh: DeviceMesh, *, block: int = BLOCK) -> None:
-        """Divides the models, which lie on the host, and moves the parts to the mesh's device, a block after the other.
+        """Divide the models, which are on the host, and move the parts to the mesh's device block by block.
 
-        block: a module of a row (nn.Sequential, nn.ModuleList) with so many numbers is gathered by itself.
+        block: an entry of an nn.Sequential or nn.ModuleList with at least this many numbers is gathered separately.
         Raises: RunnerError for parameters without a dimension, which can't be divided.
         """
         self._roots = {model: _divided(model, mesh, block) for model in models}
@@ -86,7 +86,7 @@ class Shards:
         """optimizer.load_state_dict() of whole tensors: what has the shape of its parameter is divided like it."""
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         numbers = [number for group in state["param_groups"] for number in group["params"]]
-        of_number = dict(zip(numbers, parameters, strict=False))  # torch tells what does not match
+        of_number = dict(zip(numbers, parameters, strict=False))  # torch reports mismatches
         own = {
             number: {name: _part(value, of_number.get(number)) for name, value in values.items()}
             for number, values in state["state"].items()
@@ -122,7 +122,7 @@ def _divided(model: nn.Module, mesh: DeviceMesh, block: int) -> FSDPModule:
 
 
 def blocks(model: nn.Module, *, at_least: int) -> Iterator[nn.Module]:
-    """The modules that stand in a row (and are none themselves) and hold so many numbers, none of them used elsewhere."""
+    """Return entries of sequences (not sequences themselves) with at least `least` numbers that are not shared."""
     uses = _uses(model)
     waiting = [(model, False)]
     while waiting:

@@ -1,1 +1,1 @@
-"""One run, from its configuration to its closed tracker: the main path (run.py), and all that stands around a training."""
+"""One run, from its configuration to its closed tracker: the main path is run.py."""

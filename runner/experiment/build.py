@@ -7,63 +7,61 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from torch import nn
 from torch.utils.data import Dataset
 
 from runner.config import secrets, validate
-from runner.config.instantiate import PREPARED, build
+from runner.config.instantiate import PREPARED, build, locate
 from runner.config.nodes import fill_facts, leave_out_unknown_facts, resolved, split_settings
-from runner.data.loading.batch_transform import TransformedBatches
+from runner.config.schema import are_hooks
 from runner.data.loading.first_and_last import FirstAndLast
-from runner.data.loading.loaders import Batches, Loading, load
-from runner.data.loading.order import ClassSampler
+from runner.data.loading.loaders import Batches
 from runner.data.own_loader import OwnLoader
-from runner.data.sampler import class_counts, sampler_of
-from runner.data.source import Preprocessing, Source, as_source
-from runner.data.split import Splits, split
+from runner.data.sampler import class_counts
+from runner.data.source import Preprocessing, Source
+from runner.data.split import Splits
 from runner.data.tables.statistics import SCALED
 from runner.device import backends
 from runner.device.host_memory import keep_what_is_freed
 from runner.device.placement import place
-from runner.errors import RunnerError
+from runner.errors import Problem, RunnerError
 from runner.experiment import rules
-from runner.experiment.best_metric import best_of
-from runner.experiment.build_hooks import hooks_of
+from runner.experiment.build_data import Data, check_last_batch, eval_batch_size, prepare_data
 from runner.experiment.build_optimizer import optimizer_of, schedule_of
-from runner.experiment.last_batch import check_last_batch
-from runner.inspection.costs import Costs
-from runner.inspection.host_reads import HostReads
 from runner.models.card import Card
 from runner.models.weights import exists, load_weights
 from runner.models.whole import check_module, check_trains, has_lazy, know_shapes
 from runner.models.with_preprocessing import Prepared
 from runner.tasks.checks import check_turns, trains_nothing
+from runner.tasks.metric_names import is_rising
 from runner.tasks.regression import Regression
 from runner.tasks.task import HasRequirements
 from runner.training.cpu_threads import flops_a_product, threads_worth
 from runner.training.optimizer import AveragedWeights, Turns, freeze
 from runner.training.parts import Parts
+from runner.training.progress import Best
 from runner.training.recompute import recompute
 from runner.training.schedule import Schedule
 from runner.training.stopping import Limits
-
-#: examples that an accelerator evaluates at a time, and the part of its free memory that they may take
-MAX_EVAL_BATCH, FOR_EVALUATION = 2048, 0.25
+from runner.training.view import Hook
 
 if TYPE_CHECKING:
     from runner.distributed.sharding import Shards
 
 #: steps that train.check takes: on the first batch and the last one, if that is smaller
 CHECKED_STEPS = 2
-#: facts that most data has no word of
+#: facts that most data lacks
 OPTIONAL_FACTS = {
     "vocab_size": None,
     "context_length": None,
@@ -72,16 +70,6 @@ OPTIONAL_FACTS = {
     "class_counts": None,
     "is_multilabel": False,
 }
-
-
-@dataclass(frozen=True)
-class Data:
-    """The data as the loop takes it, before there is a model."""
-
-    source: Source
-    splits: Splits
-    residency: str
-    loaders: dict[str, Batches]  # by split
 
 
 def prepare(
@@ -106,31 +94,6 @@ def prepare(
     return replace(parts, threads=_choose_threads(cfg, parts) if num_processes == 1 else "")
 
 
-def prepare_data(cfg: DictConfig, device: torch.device, num_processes: int = 1, *, read: Data | None = None) -> Data:
-    """The first half of prepare()."""
-    set_switches(cfg, device, num_processes)
-    if read is None:
-        shared, node = validate.shared_data_settings(cfg), resolved(cfg, "data")
-        source = _of_known_length(as_source(build(node, key="data"), name=shared["name"] or "data"), cfg)
-        splits = split(source, seed=cfg.seed, **validate.how_to_cut(cfg))
-    else:
-        source, splits = read.source, read.splits
-    loaders, residency = _loaders(cfg, source, splits, device, num_processes)
-    return Data(source, splits, residency, loaders)
-
-
-def _of_known_length(source: Source, cfg: DictConfig) -> Source:
-    """A stream without a length lasts as long as the run. Raises: RunnerError where nobody says how long that is."""
-    rows, num_steps = source.rows, cfg.train.num_steps
-    if not isinstance(rows, OwnLoader) or rows.has_length:
-        return source
-    if num_steps is None:
-        raise RunnerError(rows.no_length(f"data={source.name}", or_steps=True))
-    rows.lasts(num_steps * cfg.train.accumulate_steps, batch_size=cfg.train.batch_size)
-    note = f"{type(rows.dataset).__name__} has no length: the run is one epoch, in which it begins again where it ends"
-    return replace(source, notes=(*source.notes, note))
-
-
 def prepare_training(
     cfg: DictConfig,
     device: torch.device,
@@ -151,7 +114,7 @@ def prepare_training(
     leave_out_unknown_facts(cfg, "task")
     around = source.around(data.splits.train) if source.around is not None else Preprocessing()
     around = _for_output(around, cfg.task.get("output"))
-    backends.seed_everything(cfg.seed)  # the weights depend on the seed alone, not on what drew before
+    backends.seed_everything(cfg.seed)  # the weights depend only on the seed, not on earlier draws
     with device if cfg.placement.init == "device" else contextlib.nullcontext():
         node, shared = split_settings(resolved(cfg, "model"), "model")
         model = build(with_preprocessing(node, around), key="model")
@@ -233,22 +196,14 @@ def prepare_training(
     )
 
 
-def _rows_kind(rows: Any) -> str:
-    if isinstance(rows, OwnLoader):
-        return "loader" if rows.is_loader else "iterable"
-    return "dataset" if isinstance(rows, Dataset) else "tensors"
-
-
 def _first_and_last(batches: Batches, splits: Splits) -> Batches:
     return batches if isinstance(splits.train, OwnLoader) else FirstAndLast(batches)
 
 
 def _choose_threads(cfg: DictConfig, parts: Parts) -> str:
-    """Gives a CPU's steps as many threads as their work is worth, where nobody has said how many, and says why.
+    """Choose the CPU threads by the work of a step, if their number is not set, and return the reason.
 
-    A run that reads its rows beside the training keeps what set_switches() gave it. That MLflow's process starts on one
-    of the cores is no reason to leave it: 120 steps of the CNN then reached the prompt in 13.6 s instead of 13.0, 2,400
-    of them in 44 instead of 54 (1 and 2 threads, 2 cores, medians of 7 and of 3, 2026-11).
+    A run whose examples are read by processes during the training keeps the number of set_switches().
     """
     most, workers = backends.THREADS, validate.shared_data_settings(cfg)["num_workers"]
     reads = isinstance(parts.splits.train, Dataset) or (workers and parts.train.indexed() is None)
@@ -263,107 +218,6 @@ def _choose_threads(cfg: DictConfig, parts: Parts) -> str:
     threads = threads_worth(flops, most=most)
     torch.set_num_threads(threads)
     return f"{threads} of {most} threads (auto: {flops / 1e6:.3g} MFLOP a product)"
-
-
-def eval_batch_size(
-    cfg: DictConfig,
-    model: nn.Module,
-    task: Any,
-    precision: backends.Precision,
-    loaders: Mapping[str, Batches],
-    device: torch.device,
-) -> int:
-    """Return how many examples to evaluate at a time: on an accelerator more than in a step, as its kernels are short then.
-
-    Takes one batch through the model to count its memory. `train.deterministic` keeps the step's size, since free memory
-    may differ when a run is resumed.
-    """
-    size, rows = int(cfg.train.eval_batch_size or cfg.train.batch_size), [*loaders.values()][1:]
-    is_fixed = device.type == "cpu" or cfg.train.eval_batch_size or cfg.train.deterministic
-    if is_fixed or not rows or any(each.indexed() is None for each in rows) or rows[0].num_rows <= size:
-        return size
-    costs, states = Costs(device), backends.generator_states(device)
-    modules = [part for part in (model, task) if isinstance(part, nn.Module)]
-    try:
-        for module in modules:
-            module.eval()
-        with torch.no_grad(), HostReads(device, observers=(costs,)), precision.autocast():
-            task(model, next(iter(rows[0].epoch(0))))
-    except Exception:  # the evaluation itself reports it
-        return size
-    finally:
-        for module in modules:
-            module.train()
-        backends.set_generator_states(states, device)
-    free = backends.free_memory_bytes(device, memory_fraction=cfg.backends.cuda.memory_fraction) or 0
-    most = min(MAX_EVAL_BATCH, int(free * FOR_EVALUATION) // max(1, costs.peak.num_bytes) * size)
-    while 2 * size <= most:
-        size *= 2
-    return size
-
-
-def set_switches(cfg: DictConfig, device: torch.device, num_processes: int = 1) -> None:
-    """Torch's switches as the configuration says, and seeds: a person's function may draw its rows."""
-    settings = {
-        name: value for name, value in cfg.backends.get(device.type, {}).items() if name not in backends.OF_A_MODEL
-    }
-    if device.type == "cpu":
-        settings["num_threads"] = settings.get("num_threads") or backends.automatic_threads(num_processes)
-    backends.set_switches(device, precision=cfg.train.precision, deterministic=cfg.train.deterministic, **settings)
-    backends.seed_everything(cfg.seed)
-
-
-def _loaders(
-    cfg: DictConfig, source: Source, splits: Splits, device: torch.device, num_processes: int
-) -> tuple[dict[str, Batches], str]:
-    sampler = sampler_of(validate.shared_data_settings(cfg)["sampler"], splits.labels, source)
-    loaders: dict[str, Batches] = {}
-    reason = ""
-    for name in ("train", "val", "test"):
-        rows = getattr(splits, name)
-        if rows is None:
-            continue
-        given: dict[str, Any] = {"is_training": True, "sampler": sampler} if name == "train" else {}
-        loaders[name], why = batches_of(rows, source, cfg, device, num_processes=num_processes, **given)
-        reason = reason or why
-        if cfg.train.check and name != "train":
-            loaders[name] = FirstAndLast(loaders[name])
-    return loaders, reason
-
-
-def batches_of(
-    rows: Any,
-    source: Source,
-    cfg: DictConfig,
-    device: torch.device,
-    *,
-    is_training: bool = False,
-    sampler: ClassSampler | None = None,
-    num_processes: int = 1,
-) -> tuple[Batches, str]:
-    """A split's batches on the device, finished as the source says, and why they lie where they lie; shuffled in training,
-    or drawn by the sampler."""
-    rules.check(cfg, rules.Situation(rows=_rows_kind(rows)))
-    shared, train = validate.shared_data_settings(cfg), cfg.train
-    batch_size = train.batch_size if is_training else train.eval_batch_size or train.batch_size
-    fraction = cfg.backends.cuda.memory_fraction if device.type == "cuda" else None
-    free_bytes = backends.free_memory_bytes(device, memory_fraction=fraction)
-    loading = Loading(shared["residency"], free_bytes, shared["num_workers"], num_processes)
-    batches, why = load(
-        rows, loading, batch_size=batch_size, device=device, seed=cfg.seed, shuffle=is_training, sampler=sampler
-    )
-    if source.finish is not None:  # a copy each: one is in training mode, the others are not
-        finish = place(copy.deepcopy(source.finish), device)
-        if is_training and compiles_alone(device, is_compiled=train.compile, is_captured=train.cuda_graph):
-            finish.compile(dynamic=False)
-        batches = TransformedBatches(batches, finish, device=device, seed=cfg.seed, is_training=is_training)
-    return batches, why
-
-
-def compiles_alone(device: torch.device, *, is_compiled: bool, is_captured: bool) -> bool:
-    """Whether what augments the batches is a compiled function of its own: some 35 kernels of a GPU are three then. In a
-    step that reads its rows by itself it is a part of that: in a graph, and on a CPU (whose own is no faster)."""
-    return device.type == "cuda" and is_compiled and not is_captured
 
 
 def _start(model: nn.Module, shared: dict[str, Any], *, goes_on: bool) -> str:
@@ -416,3 +270,47 @@ def with_preprocessing(node: dict[str, Any], around: Preprocessing) -> dict[str,
         return node
     parts = {"before": around.before, "model": node, "after": around.after}
     return {"_target_": PREPARED, **{name: part for name, part in parts.items() if part is not None}}
+
+
+def best_of(cfg: DictConfig) -> Best:
+    """By what the weights of an epoch are kept, the training ends early, and a schedule may fall."""
+    stopping = cfg.train.early_stopping
+    metric = stopping.metric or "val/loss"
+    return Best(metric, stopping.mode or ("max" if is_rising(metric) else "min"))
+
+
+def hooks_of(cfg: DictConfig) -> tuple[Hook, ...]:
+    """Functions are called with a View and their arguments; of a class an object is made, which is called with a View.
+
+    Raises: RunnerError for what can't be had, or can't be called so.
+    """
+    hooks = []
+    for number, (node, at) in enumerate(hook_nodes(cfg)):
+        key, name = f"train.hooks[{number}]", str(node["_target_"])
+        call = build(node, key=key)
+        try:
+            inspect.signature(call).bind(object())
+        except TypeError as error:
+            problem = f"it is called with a view of the training, and that fails: {error}"
+            raise RunnerError(Problem(f"{key}={name}", problem, f"def {name.rpartition('.')[2]}(view): ...")) from None
+        except ValueError:  # a builtin without a signature
+            pass
+        hooks.append(Hook(name, call, at))
+    return tuple(hooks)
+
+
+def hook_nodes(cfg: DictConfig) -> list[tuple[dict[str, Any], tuple[Any, ...]]]:
+    try:
+        written: Any = OmegaConf.to_container(cfg.train.hooks, resolve=True)
+    except (OmegaConfBaseException, AttributeError, ValueError):
+        return []
+    if not are_hooks(written):  # validate reports it
+        return []
+    found = []
+    for one in written:
+        node: dict[str, Any] = {"_target_": one} if isinstance(one, str) else dict(one)
+        at = node.pop("at", Hook.at)
+        with suppress(RunnerError):  # check.hook_problems() reports it
+            node.setdefault("_partial_", not inspect.isclass(locate(str(node["_target_"]))))
+        found.append((node, (at,) if isinstance(at, str) else tuple(at)))
+    return found

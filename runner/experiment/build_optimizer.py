@@ -1,6 +1,6 @@
 """Makes the optimizer and the learning-rate schedule that the keys `optimizer` and `scheduler` name, for build.py.
 
-For check.py it tries both with a parameter of its own before any work, and says which settings are wrong.
+For check.py it tries both with one parameter before any work, and reports the settings that are wrong.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ STAND_INS: dict[str, Any] = {
     "num_steps": 1000,
 }
 CALM = 10  # of a setting that has no usual value: a period, a number of steps
-NUM_STEPS = 3  # of a rehearsal
+NUM_STEPS = 3  # of a trial
 OTHERS = {"optimizer": "optimizer=adam, adamw or sgd", "scheduler": "scheduler=cosine or constant"}
 
 
 def optimizer_of(cfg: DictConfig, model: nn.Module, *, device: torch.device, prefix: str = "") -> Optimizer:
-    """Over the model's parameters; `prefix` is what stands before the names that a person knows.
+    """Make the optimizer of the model's parameters; `prefix` precedes the names that the user knows.
 
     Raises: RunnerError for what it does not take, the model's parameters among it.
     """
@@ -181,8 +181,10 @@ def _equal_rates(node: _Node, optimizer: Optimizer) -> Problem | None:
 
 
 def turns_of(cfg: DictConfig) -> dict[str, DictConfig]:
-    """By name, the configuration with what `optimizer.turns` says of one optimizer in the place of `optimizer`; {}: there
-    is one alone. An optimizer with a `_target_` of its own has its own settings alone, the others also those of `optimizer`."""
+    """Return a configuration for each optimizer of `optimizer.turns` by name, or {} with one optimizer.
+
+    An optimizer with a `_target_` has only its own settings, the others also those of `optimizer`.
+    """
     turns = validate.value(cfg, "optimizer.turns")
     if not turns or not schema.are_turns(turns):
         return {}
@@ -231,7 +233,7 @@ def _taking_turns(
         found.append(Problem("optimizer.turns", problem, fix))
     if shared := [name for name, by in owners.items() if len(by) > 1]:
         problem = f"{' and '.join(owners[shared[0]])} both own {_some(shared)}, and each parameter has one optimizer"
-        found.append(Problem("optimizer.turns", problem, f"{shared[0]} in one of them alone"))
+        found.append(Problem("optimizer.turns", problem, f"{shared[0]} in only one of them"))
     refuse(found)
     made = {}
     for turn, one in turns.items():
@@ -256,8 +258,8 @@ class _Node:
     target: str
     make: Callable[..., Any]
     given: Mapping[str, Any]
-    usual: Mapping[str, Any]  # values of settings that nobody changes
-    unknown: frozenset[str] = frozenset()  # settings that only the data's facts tell
+    usual: Mapping[str, Any]  # default values
+    unknown: frozenset[str] = frozenset()  # settings that depend on the data
 
     @property
     def name(self) -> str:
@@ -284,7 +286,7 @@ def _node(cfg: DictConfig, key: str, *, but: frozenset[str] = frozenset(), mode:
 def _defaults(make: Any) -> dict[str, Any]:
     try:
         parameters = inspect.signature(make).parameters.values()
-    except (TypeError, ValueError):  # some builtins tell none
+    except (TypeError, ValueError):  # some builtins have no signature
         return {}
     return {each.name: each.default for each in parameters if each.default is not each.empty}
 
@@ -320,7 +322,7 @@ def _is_number(value: Any) -> bool:
 
 @contextmanager
 def _standing_in(cfg: DictConfig) -> Iterator[frozenset[str]]:
-    """Facts that are not known yet have some value meanwhile; their names."""
+    """Give facts that are not known yet some value, and yield their names."""
     unknown = [name for name in STAND_INS if OmegaConf.is_missing(cfg.facts, name)]
     steps = validate.value(cfg, "train.num_steps")
     with read_write(cfg.facts):
@@ -344,7 +346,7 @@ def _optimizer_problems(node: _Node, cfg: DictConfig) -> list[Problem]:
         problem = f"{node.name}.step() wants {', '.join(wanted)}, and a step here is taken once, from one gradient"
         return [Problem(f"optimizer._target_={node.target}", problem, OTHERS["optimizer"])]
     target = str(validate.value(cfg, "model._target_"))
-    is_sparse = not target.startswith("runner.")  # may be; ours has dense gradients alone
+    is_sparse = not target.startswith("runner.")  # may be; built-in ones only have dense gradients
     rehearse = partial(_rehearse_optimizer, node)
     if is_sparse and rehearse(node.given) is not None and rehearse(node.given, sparse=True) is None:
         return []
@@ -380,7 +382,7 @@ def _rehearsed_optimizer(node: _Node, given: Mapping[str, Any] | None = None, *,
     kind = _unwrapped(make) if isinstance(make, type) and issubclass(make, Optimizer) else make
     optimizer: Any = kind([parameter], **(node.given if given is None else given))
     if not isinstance(optimizer, Optimizer):
-        raise TypeError(f"it makes a {type(optimizer).__name__}, and that is no torch.optim.Optimizer")
+        raise TypeError(f"it makes a {type(optimizer).__name__}, which is not a torch.optim.Optimizer")
     for _ in range(NUM_STEPS):
         gradient = torch.ones(2, 2)
         parameter.grad = gradient.to_sparse(1) if sparse else gradient
@@ -420,9 +422,9 @@ def _rehearse_schedule(
 
 
 def _checked(schedule: Any, mode: str) -> LRScheduler:
-    """Raises: RunnerError for what can't be stepped here, TypeError for what is no schedule."""
+    """Raises: RunnerError for what can't be stepped here, TypeError for other classes."""
     if not all(callable(getattr(schedule, name, None)) for name in ("step", "state_dict", "load_state_dict")):
-        raise TypeError(f"it makes {type(schedule).__name__}, and that is no schedule")
+        raise TypeError(f"it makes {type(schedule).__name__}, which is not a schedule")
     if wants_metric(schedule) and getattr(schedule, "mode", mode) != mode:
         better = "less" if mode == "min" else "more"
         problem = f"epochs are judged by a metric that is better when it is {better} (train.early_stopping.metric)"
@@ -438,9 +440,9 @@ def _blamed(
     among: Mapping[str, Any] | None = None,
     key: str | None = None,
 ) -> list[Problem]:
-    """The settings that an attempt fails for: by themselves, with the usual ones beside them; else together.
+    """Return the settings that make an attempt fail: each with the defaults of the others, else all together.
 
-    among: those that may be at fault (None: all). key: that they stand below.
+    among: candidates (None: all). key: their prefix.
     """
     given, key = node.given if given is None else given, key or node.key
     among = given if among is None else among

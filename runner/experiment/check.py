@@ -1,4 +1,4 @@
-"""Checks a configuration before any work: every mistake that shows in it alone, all at once; else its device, and why that one.
+"""Checks a configuration before any work: reports every error at once, else returns the device and the reason for it.
 
 Called by all that trains, and by sweeps, `plan`, `lr-find` and `evaluate`.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from contextlib import suppress
 
 from omegaconf import DictConfig, OmegaConf
@@ -17,20 +18,21 @@ from runner.config.allowed import PARTS
 from runner.config.instantiate import argument_names
 from runner.config.instantiate import problems as target_problems
 from runner.config.nodes import SHARED, split_settings
-from runner.config.schema import PRECISIONS
+from runner.config.schema import MOMENTS, PRECISIONS
 from runner.data.vision.augment_settings import strengths_of
 from runner.device import Choice, Hardware, check_precision, choose, parse, probe
 from runner.device.per_process import devices_of_processes
 from runner.distributed.environment import rank_here
-from runner.errors import Problem, RunnerError, path_problems
-from runner.experiment import rules
-from runner.experiment.best_metric import best_of, metric_problems
-from runner.experiment.build_hooks import hook_problems
+from runner.errors import Problem, RunnerError, nearest, path_problems
+from runner.experiment import build, rules
 from runner.experiment.build_optimizer import rehearsed, turn_problems
-from runner.experiment.given import Checked
+from runner.experiment.context import Checked
 from runner.models.checks import probability
+from runner.tasks.metric_names import is_of_a_class, metrics_of
+from runner.tasks.torchmetrics import SHORT
+from runner.training.progress import KEY, missing_metric, what_to_write
 
-#: what an optimizer and its schedule are made of: a rehearsal of one that is told to be wrong says nothing new
+#: keys of the optimizer and its schedule: they are not tried if one of these has an error already
 REHEARSED = re.compile(r"(^|\W)(optimizer|scheduler|facts|early_stopping|~?train(?![.\w])|train.num_steps)(\W|$)")
 
 
@@ -41,10 +43,10 @@ def check_here(cfg: DictConfig, *, choice: Choice | None = None) -> Checked:
 
 
 def check(cfg: DictConfig, hardware: Hardware | None, *, choice: Choice | None = None) -> Choice:
-    """Everything that can be told to be wrong before any work starts, at once; else the device and the reason for it.
+    """Check everything that is known before any work, and return the device and the reason for it.
     Fills in what `train.precision=auto` is there.
 
-    hardware: None for a sweep's job on a machine that nobody sees from here.
+    hardware: None for a sweep's job on another machine.
     choice: the device, where a sweep has chosen it already.
     Raises: RunnerError with every fault.
     """
@@ -72,8 +74,8 @@ def check(cfg: DictConfig, hardware: Hardware | None, *, choice: Choice | None =
         + rules.clashes(cfg, _situation(cfg, hardware, choice))
         + _dropout_problems(cfg)
     )
-    if not any(REHEARSED.search(problem.source) for problem in found):
-        found += rehearsed(cfg, mode=best_of(cfg).mode)
+    if not any(REHEARSED.search(fault.source) for fault in found):
+        found += rehearsed(cfg, mode=build.best_of(cfg).mode)
     if found or choice is None:
         raise RunnerError(*found)
     if precision != cfg.train.precision:
@@ -132,3 +134,42 @@ def _augment_problems(cfg: DictConfig) -> list[Problem]:
     except RunnerError as error:
         return list(error.problems)
     return []
+
+
+def hook_problems(cfg: DictConfig) -> list[Problem]:
+    """Return the errors of hooks, without building them."""
+    found = []
+    for number, (node, at) in enumerate(build.hook_nodes(cfg)):
+        key = f"train.hooks[{number}]"
+        found += target_problems(node, key=key)
+        for moment in at:
+            if moment not in MOMENTS:
+                fix = " or ".join(nearest(str(moment), MOMENTS) or MOMENTS)
+                found.append(Problem(f"{key}.at={moment}", f"a hook is called at {', '.join(MOMENTS)}", fix))
+    return found
+
+
+def metric_problems(cfg: DictConfig) -> list[Problem]:
+    """Return an error for a metric that the task does not report, if it is a built-in one."""
+    metric, task = validate.value(cfg, KEY), validate.value(cfg, "task")
+    if not isinstance(metric, str) or not OmegaConf.is_dict(task):
+        return []
+    split, _, leaf = metric.partition("/")
+    measured = metrics_of(task)
+    if split != "val" or not leaf:
+        problem = "an epoch is judged by what the validation split is measured by, val/..."
+        hits = [f"val/{word}" for word in (metric, leaf) if word in (measured or ())]
+        return [
+            Problem(
+                f"{KEY}={metric}", problem, what_to_write([*hits, *nearest(metric, _of_val(measured or ("loss",)))])
+            )
+        ]
+    if measured is None or leaf in measured or is_of_a_class(leaf, task) or validate.value(cfg, "train.hooks"):
+        return []  # a hook's names come with its first call
+    fault = missing_metric(metric, _of_val(measured))
+    asks = f"task.metrics=[{leaf}], or " if any(leaf in names for names in SHORT.values()) else ""
+    return [Problem(fault.source, fault.message, asks + fault.help)]
+
+
+def _of_val(names: Iterable[str]) -> list[str]:
+    return [f"val/{name}" for name in names]

@@ -1,4 +1,4 @@
-"""Has Hydra compose a configuration for what is no run: from flags and overrides (`lr-find`), or a run's own (`evaluate`)."""
+"""Composes a configuration for commands that make no run: from arguments (`lr-find`), or that of a run (`evaluate`)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def of_run(folder: Path, overrides: Sequence[str]) -> DictConfig:
 
 
 def last_value(overrides: Sequence[str], key: str) -> Any:
-    """What the last override of a key says, as YAML reads it; None where there is none. Raises: RunnerError."""
+    """Return the value of the last override of a key, as YAML reads it, or None. Raises: RunnerError."""
     given = [word.lstrip("+") for word in overrides if key_of(word) == key and word[0] != "~"]
     try:
         return OmegaConf.select(OmegaConf.from_dotlist([given[-1]]), key) if given else None

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -26,8 +25,8 @@ from runner.device.backends import about_precision
 from runner.device.capabilities import slow_layers
 from runner.errors import harmless
 from runner.experiment.claim import CONSOLE, LOG
-from runner.experiment.readable_numbers import readable, seconds
-from runner.experiment.terminal import Terminal, labeled, row, short
+from runner.experiment.summary import Summary
+from runner.experiment.terminal import Terminal, labeled, readable, row, seconds, short
 from runner.experiment.time_spent import in_words
 from runner.tasks.metric_names import is_rate
 from runner.tracking import stores
@@ -138,10 +137,10 @@ class Screen:
             self._print_epoch()
         self._draw(step)
 
-    def result(self, summary: Mapping[str, Any], *, folder: Path, rows: Mapping[str, str | Text]) -> None:
+    def result(self, summary: Summary, *, folder: Path, rows: Mapping[str, str | Text]) -> None:
         """Print the results: the values by split, how the run ended, and the commands to continue. Advice comes last."""
         splits: dict[str, dict[str, float]] = {}
-        for name, value in summary["metrics"].items():
+        for name, value in summary.metrics.items():
             split, _, metric = name.partition("/")
             if split in ("train", "val", "test") and not is_rate(name):
                 splits.setdefault(metric, {})[split] = value
@@ -159,7 +158,7 @@ class Screen:
         self.console.print(_headline(summary))
         for name, text in {**_facts(summary, folder), **rows}.items():
             self.console.print(Text.assemble((row(name, ""), "bold"), text))
-        self.hints([*summary["hints"], *([advice["words"]] if (advice := summary.get("advice")) else [])])
+        self.hints([*summary.hints, *([advice["words"]] if (advice := summary.advice) else [])])
 
     def hints(self, hints: Sequence[str]) -> None:
         """Print the first hints, and log all of them."""
@@ -179,7 +178,7 @@ class Screen:
             self.console.print(line)
 
     def _draw(self, step: int) -> None:
-        bar = self._bar  # training() may end meanwhile
+        bar = self._bar  # training() may end at any time
         if bar is None or time.monotonic() - self._drawn < SECONDS_BETWEEN_FRAMES:
             return
         self._drawn = time.monotonic()
@@ -204,28 +203,28 @@ def _in_words(values: Mapping[str, float]) -> str:
     return "  ".join(f"{name} {readable(value)}" for name, value in values.items())
 
 
-def _headline(summary: Mapping[str, Any]) -> Text:
-    status, total, num_steps = summary["status"], summary["seconds"]["total"], summary["num_steps"]
+def _headline(summary: Summary) -> Text:
+    status, total, num_steps = summary.status, summary.seconds["total"], summary.num_steps
     is_good = status in ("finished", "pruned")
     took = f"{total:.1f} s" if total < 100 else seconds(total)
     text = f"{'stopped' if status == 'killed' else status} {'in' if status == 'finished' else 'after'} {took}"
-    steps = f"   {num_steps:,} steps, {summary['steps_per_second']:,.0f} steps/s" if num_steps else ""
-    error = f"   {summary['error']}" if summary["error"] else ""
+    steps = f"   {num_steps:,} steps, {summary.steps_per_second:,.0f} steps/s" if num_steps else ""
+    error = f"   {summary.error}" if summary.error else ""
     return Text.assemble(
         (f"{'✓' if is_good else '✗'} {text}", f"bold {COLORS[status]}"),
-        ENDINGS.get(summary["ending"], ""),
+        ENDINGS.get(summary.ending, ""),
         error or steps,
     )
 
 
-def _facts(summary: Mapping[str, Any], folder: Path) -> dict[str, str]:
-    best, rows = summary["best"], {}
+def _facts(summary: Summary, folder: Path) -> dict[str, str]:
+    best, rows = summary.best, {}
     if best["value"] is not None:
         rows["best"] = f"{best['metric']} {readable(best['value'])} (step {best['step']:,})"
         if (weights := folder / "checkpoints" / "best.pt").is_file():
             rows["best"] += f"  {short(weights)}"
-    if summary.get("time"):
-        rows["time"] = in_words(summary["time"])
+    if summary.time:
+        rows["time"] = in_words(summary.time)
     return rows
 
 
@@ -247,9 +246,7 @@ def describe_parts(settings: Settings, parts: Parts) -> Iterator[tuple[str, str]
         yield (row("starts", parts.weights),) * 2
 
 
-def last_rows(
-    settings: Settings, summary: Mapping[str, Any], folder: Path, *, publishes: bool
-) -> dict[str, str | Text]:
+def last_rows(settings: Settings, summary: Summary, folder: Path, *, publishes: bool) -> dict[str, str | Text]:
     """Return where the run is in MLflow and the commands that continue it, by label.
 
     publishes: False if the run's sweep sends its journal and reports that at its end.
@@ -259,18 +256,18 @@ def last_rows(
     if tracking.enabled and not publishes:
         rows["mlflow"] = f"sent to {without_password(tracking.uri)} by the sweep"
     elif tracking.enabled:
-        pending = summary["tracker"]["points_pending"] or summary["tracker"].get("files_pending")
-        is_complete = bool(summary["run_id"]) and not pending
+        pending = summary.tracker.get("points_pending") or summary.tracker.get("files_pending")
+        is_complete = bool(summary.run_id) and not pending
         rows["mlflow"] = _in_mlflow(summary, folder, tracking.uri, is_complete=is_complete)
         if not is_complete:
             rows["sync"] = f"python -m runner sync {run} {stores.words_for(tracking.uri)}".rstrip()
     has_checkpoint = any((folder / "checkpoints").glob("last*.pt"))
-    if summary["ending"] == "not_finite":
+    if summary.ending == "not_finite":
         rows["explain"] = f"python -m runner explain {run}"
     elif (
-        summary["status"] == "killed"
-        or summary["ending"] in ("max_seconds", "disk_full")
-        or (summary["status"] == "failed" and has_checkpoint)
+        summary.status == "killed"
+        or summary.ending in ("max_seconds", "disk_full")
+        or (summary.status == "failed" and has_checkpoint)
     ):
         rows["resume"] = f"python -m runner resume {run}"
     if (folder / "rerun.yaml").exists():
@@ -278,12 +275,12 @@ def last_rows(
     return rows
 
 
-def _in_mlflow(summary: Mapping[str, Any], folder: Path, uri: str, *, is_complete: bool) -> str | Text:
+def _in_mlflow(summary: Summary, folder: Path, uri: str, *, is_complete: bool) -> str | Text:
     where = without_password(uri)
     if not is_complete:
-        return f"{where}  (incomplete)" if summary["run_id"] else f"not reached: {where}"
+        return f"{where}  (incomplete)" if summary.run_id else f"not reached: {where}"
     experiment = read_ack(folder).experiment_id
     if uri.startswith("http") and where == uri and experiment:
-        url = harmless(f"{where.rstrip('/')}/#/experiments/{experiment}/runs/{summary['run_id']}")
+        url = harmless(f"{where.rstrip('/')}/#/experiments/{experiment}/runs/{summary.run_id}")
         return Text(url, Style(link=url))
     return f"{where}  (view: {f'python -m runner ui {stores.words_for(uri)}'.rstrip()})"

@@ -1,4 +1,4 @@
-"""Finds at a run's end what it shows of a mistake that nobody was told of: one line each, with a figure, where it is sure.
+"""Finds likely errors in a finished run: one line each, with a figure, only if it is certain.
 
 Called by session.py. It looks at what is there by then: points, weights, the optimizer's state, a few rows. A step knows nothing of it.
 """
@@ -28,7 +28,7 @@ from runner.training.result import Result
 
 NUM_SAMPLED = 256  # values of each parameter that are kept from the start
 MOST_NAMED = 3
-#: steps after which a parameter without a gradient or a constant loss (10), or a poor regression (50), is no accident
+#: steps after which a parameter without a gradient or a constant loss (10), or a poor regression (50), is systematic
 ENOUGH_STEPS, MANY_STEPS = 10, 50
 #: of the weights, below which nothing has moved: Adam's usual rate moves them by that in a step or two
 TINY_CHANGE = 1e-4
@@ -40,7 +40,7 @@ CUT = " (used, but cut off from the loss): remove the .detach() or torch.no_grad
 ZEROS = " (used, but multiplied by 0 later): look for weights that are all 0, or a ReLU that gives only 0"
 #: a target is far from where a model begins: so large, or so small
 FAR_AWAY = 100
-#: a class is rare with so many of the training rows, and so many of its even part
+#: a class is rare below these shares: of all training examples, and of an even part
 RARE, RARE_OF_EVEN = 0.01, 0.1
 #: a validation loss has risen, and a training loss is far below it
 RISEN, FAR_BELOW, ENOUGH_MEASURED, MEASURED_SINCE = 1.2, 0.5, 5, 3
@@ -68,7 +68,7 @@ log = logging.getLogger("runner")
 
 @dataclass(frozen=True)
 class Ended:
-    """A run that has come to its end.
+    """A finished run.
 
     before: sample() of its model, from the start. rows: a few of the model's inputs (None: they would take a while to have).
     """
@@ -82,7 +82,7 @@ class Ended:
 
 
 def sample(parts: Parts) -> dict[str, Tensor]:
-    """A few values of each parameter that trains, copied where it lies; nothing waits. {} for a model in parts."""
+    """Copy a few values of each trained parameter on its device, without waiting. {} for a divided model."""
     if parts.shards is not None:
         return {}
     return {name: _some(value) for name, value in parts.model.named_parameters() if value.requires_grad}
@@ -94,7 +94,7 @@ def find(run: Ended) -> list[str]:
     for look in LOOKS:
         try:
             said = look(run)
-        except Exception as error:  # of a model or an optimizer that nobody foresaw: then it is not sure
+        except Exception as error:  # of a custom model or optimizer
             log.info("%s could not be looked for: %s", look.__name__.strip("_"), error)
             continue
         if said and not (look is _stood_still and hints):  # what is said already is why
@@ -120,7 +120,7 @@ def _wrong_outputs(run: Ended) -> str | None:
     if last == "Sigmoid" and task.kind == "multilabel":
         problem = "the loss takes a sigmoid of them again: a label that is 0 costs 0.69 at least"
     elif last == "Sigmoid":
-        problem = f"the loss takes a softmax of them: {least:.2g} to {most:.2g} are no logits"
+        problem = f"the loss takes a softmax of them: {least:.2g} to {most:.2g} are not logits"
     elif task.kind != "multilabel" and away < (LOOSE if last == "Softmax" else EXACT):
         last = "Softmax"
         lowest = math.log1p((found.shape[classes] - 1) / math.e)
@@ -265,8 +265,8 @@ def _far_off(run: Ended) -> str | None:
     if not spread[at] > 0 or 1 / FAR_AWAY < away < FAR_AWAY or reached < float(spread.square().mean()):
         return None
     return (
-        f"always telling the mean would be as good: the targets are {mean[at]:.4g} ± {spread[at]:.3g}, and val/rmse came to "
-        f"{math.sqrt(reached):.4g}; learn (targets - {mean[at]:.4g}) / {spread[at]:.3g}, as data=table does by itself"
+        f"always predicting the mean is as good: the targets are {mean[at]:.4g} ± {spread[at]:.3g}, and the lowest val/rmse is "
+        f"{math.sqrt(reached):.4g}; learn (targets - {mean[at]:.4g}) / {spread[at]:.3g}, as data=table does automatically"
     )
 
 
@@ -299,7 +299,7 @@ def _rare_class(run: Ended) -> str | None:
     if not isinstance(task, Classification) or task.kind != "multiclass" or not counts or not names:
         return None
     if task.class_weights is not None or task.metrics or asked.get("data.sampler") is not None:
-        return None  # somebody has thought of it
+        return None  # already handled
     total, there = sum(counts), [count for count in counts if count]
     least = min(there)
     if least > RARE * total or least > RARE_OF_EVEN * total / len(there):
@@ -329,7 +329,7 @@ def _learnt_by_heart(run: Ended) -> str | None:
         return None
     return (
         f"val/loss rose from {lowest:.4g} (step {best_step:,}, whose weights are kept) to {now:.4g}, and train/loss is {train:.4g}: "
-        "it learns the rows by heart; write train.early_stopping.patience=5, and more optimizer.weight_decay, dropout or data"
+        "it overfits; write train.early_stopping.patience=5, and more optimizer.weight_decay, dropout or data"
     )
 
 

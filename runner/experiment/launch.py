@@ -1,23 +1,38 @@
-"""Starts the processes of a run by torch's launcher, passes signals on to them, and says how they ended.
+"""Runs in several processes: starts them by torch's launcher, passes signals on to them, and sums up how they ended.
 
-Called by processes.py in the process that was asked for the run, which does not train; each of them is rank.py.
+The process that does this trains nothing itself; each that it starts runs rank.py.
 """
 
 from __future__ import annotations
 
+import copy
+import json
 import logging
 import os
+import shutil
 import signal
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import torch
+from omegaconf import DictConfig
+
+from runner.config.secrets import lacking
+from runner.device import Choice
 from runner.distributed import messages
+from runner.errors import RunnerError
+from runner.experiment.build import prepare
+from runner.experiment.console import Screen
+from runner.experiment.context import RunContext
+from runner.experiment.session import rerun_text
+from runner.experiment.summary import FILE, Summary, read_summary
 from runner.training import signals
 from runner.version import PACKAGES
 
@@ -29,16 +44,57 @@ ELASTIC = "torch.distributed.elastic"
 class Outcome:
     """How the processes ended."""
 
-    asked: signal.Signals | None = None  # by which signal a person wanted the end
-    failure: str | None = None  # which process died, and how; None: all came to an end of their own
+    asked: signal.Signals | None = None  # the first signal to stop
+    failure: str | None = None  # which process died, and how; None: all ended normally
     attempt: int = 0  # how often they were started again
 
 
+def run_in_processes(cfg: DictConfig, directory: Path, choices: Sequence[Choice], context: RunContext) -> Summary:
+    """Run in one new process for each device, and return the summary that they leave.
+
+    Raises:
+        RunnerError: For errors that they find before the training.
+    """
+    member, repetition = context.member, context.repetition
+    if repetition is not None:
+        repetition.check(prepare(copy.deepcopy(cfg), torch.device("cpu")))
+    handover = messages.Handover(
+        parent=os.getpid(),
+        choices=[vars(choice) for choice in choices],
+        path=[path or str(Path.cwd()) for path in sys.path],
+        member=vars(member) if member else None,
+        reproduces=repetition.of if repetition else None,
+    )
+    messages.give(directory, rerun := rerun_text(cfg), handover)
+    (directory / FILE).unlink(missing_ok=True)  # of a part before
+    environment = {messages.LACKING: json.dumps(lacking(cfg, rerun))}
+    outcome = launch(directory, num=len(choices), max_restarts=cfg.train.max_restarts, environment=environment)
+    if problems := messages.problems_of(directory):
+        shutil.rmtree(directory / messages.FOLDER)
+        raise RunnerError(*problems)
+    left = {key: value for key, value in read_summary(directory).items() if key in Summary.__dataclass_fields__}
+    if outcome.failure is None and left:
+        return Summary(**left)
+    summary = Summary(**{**left, **_failure(directory, outcome)})
+    if summary.error != left.get("error"):
+        Screen().say(f"✗ {summary.status}   {summary.error}")
+    summary.write(directory)
+    return summary
+
+
+def _failure(directory: Path, outcome: Outcome) -> dict[str, Any]:
+    words = messages.first_failure(directory, of=outcome.attempt)
+    has_more = words is not None and words.text != messages.LOST
+    error = words.text if has_more and words is not None else outcome.failure or "its processes left no word"
+    code = 0 if outcome.asked is None else 128 + (signal.SIGINT if outcome.asked == signal.SIGINT else signal.SIGTERM)
+    return {"status": "killed" if code else "failed", "error": error, "exit_code": code}
+
+
 def launch(folder: Path, *, num: int, max_restarts: int, environment: Mapping[str, str]) -> Outcome:
-    """Starts `python -m runner.experiment.rank FOLDER` so many times, waits until all have ended, and passes signals on to them.
+    """Start `python -m runner.experiment.rank FOLDER` `num` times, wait until all have ended, and pass signals on to them.
 
     environment: what they get besides this process's own variables. When one dies, the others are ended, and all are
-    started again as often as `max_restarts` says. Outside the main thread Python hears of no signals.
+    started again as often as `max_restarts` says. Outside the main thread Python receives no signals.
     """
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
@@ -70,7 +126,7 @@ def launch(folder: Path, *, num: int, max_restarts: int, environment: Mapping[st
                     sent.append({})
                 for number, those in zip(heard, sent, strict=True):
                     _pass_on(folder, number, those)
-        except BaseException:  # nobody waits for them any more
+        except BaseException:  # nothing waits for them any more
             _pass_on(folder, signal.SIGKILL, {})
             thread.join()
             raise
@@ -96,7 +152,7 @@ def _agent(folder: Path, num: int, max_restarts: int) -> None:
             monitor_interval=0.1,
             logs_specs=DefaultLogsSpecs(log_dir=logs),
         )
-        # -P: a folder `runner` of the person's must not take this package's place
+        # -P: a directory `runner` of the user must not be imported instead of this package
         elastic_launch(config, sys.executable)("-P", "-m", MEMBER, str(folder))
 
 
@@ -146,16 +202,3 @@ def _quiet() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
-
-
-def die_with(parent: int, *, grace_seconds: float, end: Callable[[], None]) -> None:
-    """Ends this process once the one that launched it is gone, also by SIGKILL: a SIGTERM, then time to save, then `end`."""
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(grace_seconds)
-        end()
-
-    threading.Thread(target=watch, name="runner-parent", daemon=True).start()

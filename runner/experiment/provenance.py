@@ -1,4 +1,4 @@
-"""Finds what a run was made with: the commit of the current folder and its changes, what is installed, a person's own files.
+"""Records what a run was made with: the commit of the current directory and its changes, installed packages, the user's files.
 
 For the run's record (run_record.py), `export`, and `reproduce`, `diff` and `try`, which compare.
 """
@@ -18,10 +18,10 @@ from pathlib import Path
 from runner.errors import without_password
 from runner.version import __version__
 
-#: what a person's code ends with, and where runs leave files that end so
+#: suffixes of the user's code, and directories where runs write such files
 CODE = (".py", ".yaml", ".yml")
 OF_RUNS = (("outputs",), ("multirun",))
-#: the sweeps that `try` begins by itself: `last` means none of them
+#: the sweeps of `try`: `last` never means one of these
 TRIES = Path("multirun/tries")
 
 
@@ -77,8 +77,8 @@ def _without_credentials(diff: str) -> str:
 
 
 def code() -> dict[str, str | None]:
-    """What tells this folder's code from another state of it: the commit, a digest of what differs from it, and one of the
-    person's files that git does not follow. None for what is not there."""
+    """Identify the state of this directory's code: the commit, a digest of the changes, and one of the files that git does
+    not track. None for what is missing."""
     git = git_state()
     root = Path.cwd()
     listed = _git("ls-files", "--others", "--exclude-standard", "-z") if git is not None else None
@@ -125,12 +125,12 @@ def _named(item: metadata.Distribution) -> tuple[str, str]:
     return str(item.metadata["Name"]), item.version
 
 
-#: of such notes, how many jobs of a sweep took each step together; without it the run did by itself
+#: the note with the number of jobs of a sweep that were trained together
 TOGETHER = "together"
 
 
 def noted(notes: Mapping[str, str]) -> str:
-    """Lines behind such a text, for what nobody installs: the machine, the threads, the fingerprints of own files."""
+    """Format notes below such a text: the machine, the threads, the digests of the user's files."""
     return "".join(f"# {name}: {value}\n" for name, value in notes.items())
 
 

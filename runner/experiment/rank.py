@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import threading
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -27,7 +30,6 @@ SECONDS_BEHIND = 5.0
 def main(folder: Path) -> int:
     """Is one process of the run, as the environment says which. Returns its exit code."""
     from runner.distributed.group import is_lost
-    from runner.experiment.launch import die_with
 
     place = rank_here(os.environ)
     given = messages.handover_in(folder)
@@ -36,7 +38,7 @@ def main(folder: Path) -> int:
     sys.path[:] = [*dict.fromkeys([*given.path, *sys.path])]
     if messages.is_ending(folder):
         return 1
-    die_with(os.getppid(), grace_seconds=30.0, end=lambda: os._exit(143))
+    _die_with(os.getppid(), grace_seconds=30.0, end=lambda: os._exit(143))
     if os.getppid() != given.parent:
         return 1
     try:
@@ -57,24 +59,37 @@ def _train(folder: Path, place: RankInfo, given: messages.Handover) -> int:
         note_secrets_of(cfg)
         from runner.device import Choice
         from runner.experiment import run  # torch
-        from runner.experiment.given import Given, Membership, Repetition
+        from runner.experiment.context import Membership, Repetition, RunContext
 
         with nullcontext() if place.rank else logging_to(folder):
-            launched = Given(
-                choice=Choice(**given.choices[place.local_rank]),
+            context = RunContext(
+                device=Choice(**given.choices[place.local_rank]),
                 member=Membership(**given.member) if given.member else None,
                 repetition=Repetition(given.reproduces, lambda parts: None) if given.reproduces else None,
                 owns_process=True,
                 is_launched=True,
             )
-            done = run.run(cfg, folder, given=launched)
-    return int(done["status"] == "failed")
+            summary = run.run(cfg, folder, context=context)
+    return int(summary.status == "failed")
 
 
 def _let_the_first_go_first(folder: Path) -> None:
     words = messages.first_failure(folder)
     if words is not None and words.text == messages.LOST:
         time.sleep(SECONDS_BEHIND)
+
+
+def _die_with(parent: int, *, grace_seconds: float, end: Callable[[], None]) -> None:
+    """Ends this process once the one that launched it is gone, also by SIGKILL: a SIGTERM, then time to save, then `end`."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(grace_seconds)
+        end()
+
+    threading.Thread(target=watch, name="runner-parent", daemon=True).start()
 
 
 if __name__ == "__main__":

@@ -1,26 +1,35 @@
-"""Sends what was measured to the journal, the screen and the run's record, and wakes the publisher.
+"""Sends a run's measurements to the journal, the screen and the record; hooks' images and tables become files.
 
-Made by session.py; all but means() runs in the background thread. It keeps the points that wait for the disk.
+Made by session.py; all but means() runs in the background thread. Points that can't be written yet wait here.
 """
 
 from __future__ import annotations
 
+import json
 import threading
+import uuid
 from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from runner.config.run_files import write_whole
 from runner.experiment.console import Screen
 from runner.experiment.run_record import Record
 from runner.tracking.journal import Journal, Points, UnsyncedError
 from runner.tracking.publisher import Publisher
+from runner.training.hook_values import Shown
 from runner.training.metric_buffer import Window
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 
 class Reporter:
     """Sends what was measured to the journal, the publisher, the screen and the record.
 
-    A run that is taken up again measures some steps anew: what the journal has of them is not written twice.
+    A resumed run measures some steps again: points that are in the journal are not written twice.
 
     All but means() runs in the background thread. What window() and values() take is in the journal after settle().
     """
@@ -32,7 +41,7 @@ class Reporter:
         self._batch_rows = batch_rows
         self._sums: dict[str, float] = {}
         self._num_rows = 0
-        self._lock = threading.Lock()  # of the sums: means() is asked while windows still come
+        self._lock = threading.Lock()  # of the sums: means() is called while windows still arrive
         self._waiting: list[Points] = []
         self._num_waiting = 0  # of the points that are counted
 
@@ -74,7 +83,7 @@ class Reporter:
         self._num_waiting += sum(block.values.size for block in blocks)
 
     def settle(self) -> None:
-        """Brings what waits to the disk, at once, and tells the publisher.
+        """Write what waits to the disk at once, and wake the publisher.
 
         Raises: OSError; it all waits on then, but for what the journal has all the same.
         """
@@ -109,3 +118,51 @@ class Reporter:
 
     def _is_new(self, name: str, step: int) -> bool:
         return step > self._record.journaled.get(name, -1)
+
+
+IMAGES, TABLES = "images", "tables"
+SMALL = 256  # pixels, of the picture that MLflow's charts show
+
+
+def show(shown: Shown, folder: Path, journal: Journal, *, step: int, time_ms: int) -> None:
+    """Writes each image and table, and has them sent. Raises: OSError."""
+    for name, image in shown.images.items():
+        for file in _write_image(folder / IMAGES, name, image, step=step, time_ms=time_ms):
+            journal.event("artifact", path=f"{IMAGES}/{file.name}", to=IMAGES)
+    tags = {"mlflow.loggedImages": "True"} if shown.images else {}
+    for name, rows in shown.tables.items():
+        file = _add_rows(folder / TABLES / f"{name.replace('/', '~')}.json", rows, step=step)
+        journal.event("artifact", path=f"{TABLES}/{file.name}", to=TABLES)
+    if shown.tables:
+        there = [f"{TABLES}/{file.name}" for file in sorted((folder / TABLES).glob("*.json"))]
+        tags["mlflow.loggedArtifacts"] = json.dumps([{"path": path, "type": "table"} for path in there])
+    if tags:
+        journal.event("tags", tags=tags)
+
+
+def _write_image(folder: Path, name: str, image: Image.Image, *, step: int, time_ms: int) -> list[Path]:
+    folder.mkdir(parents=True, exist_ok=True)
+    begin = f"{name.replace('/', '~')}+step+{step}+"
+    before = next((file for file in sorted(folder.glob("*.png")) if file.name.startswith(begin)), None)
+    unique = uuid.uuid5(uuid.NAMESPACE_URL, f"{folder.absolute()}/{begin}")
+    path = before or folder / f"{begin}timestamp+{time_ms}+{unique}.png"
+    small = image.copy()
+    small.thumbnail((SMALL, SMALL))
+    beside = path.with_name(f"{path.stem}+compressed.webp")
+    image.save(path)
+    small.save(beside)
+    return [path, beside]
+
+
+def _add_rows(path: Path, rows: list[dict[str, Any]], *, step: int) -> Path:
+    """Write each row with its step, as pandas' orient="split"; rows of this step or later are replaced."""
+    before: list[dict[str, Any]] = []
+    if path.is_file():
+        held = json.loads(path.read_text())
+        before = [dict(zip(held["columns"], row, strict=True)) for row in held["data"]]
+        before = [row for row in before if row["step"] < step]
+    every = before + [{"step": step, **row} for row in rows]
+    columns = list(dict.fromkeys(name for row in every for name in row))
+    content = {"columns": columns, "data": [[row.get(name) for name in columns] for row in every]}
+    write_whole(path, json.dumps(content))
+    return path

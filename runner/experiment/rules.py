@@ -1,7 +1,7 @@
 """Which settings exclude or need each other: one table, with the reason and what to type instead.
 
-A new rule is one entry of RULES. Whoever wants to know whether settings go together asks here: check() raises every
-clash at once, why_not() answers for a change that is only considered (`tune`, advice, sweeps).
+A new rule is one entry of RULES. check() raises every clash at once; why_not() answers for a change that is only
+considered (`tune`, advice, sweeps).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from runner.errors import Problem, refuse
 
 @dataclass(frozen=True)
 class Situation:
-    """What a rule may ask besides the settings. None: not known yet, so rules that ask for it do not apply."""
+    """What a rule may depend on besides the settings. None: not known yet, and rules about it do not apply."""
 
     device: str | None = None  # such as "cuda:0"
     num_processes: int | None = None
@@ -116,7 +116,7 @@ RULES = (
     # several optimizers
     Rule(
         {**TURNS, "optimizer.groups": is_set},
-        "each optimizer has parameters and settings of its own",
+        "each optimizer has its own parameters and settings",
         ("optimizer.groups=null",),
     ),
     # several processes
@@ -166,7 +166,7 @@ RULES = (
     ),
     # jobs of a sweep that are trained together
     Rule({**MEMBER, **TURNS}, "optimizer.turns has several optimizers", (ALONE,)),
-    Rule({**MEMBER, **FP16}, "train.precision=fp16 scales each loss by itself", (ALONE,)),
+    Rule({**MEMBER, **FP16}, "train.precision=fp16 scales each loss separately", (ALONE,)),
     Rule({**MEMBER, **RECOMPUTE}, "train.recompute takes each model's forward pass twice", (ALONE,)),
     Rule({**MEMBER, **GRAPH}, "train.cuda_graph=true", (ALONE,)),
     Rule({**MEMBER, "train.profile": is_set}, "train.profile traces one run's steps", (ALONE,)),
@@ -185,7 +185,7 @@ RULES = (
     ),
     Rule(
         {"data.num_workers": is_some, "rows": "loader"},
-        "your DataLoader decides by itself: DataLoader(..., num_workers=...)",
+        "your DataLoader has its own: DataLoader(..., num_workers=...)",
         ("data.num_workers=0",),
     ),
     Rule(
@@ -196,17 +196,17 @@ RULES = (
     ),
     Rule(
         {**NO_VALIDATION, "metric_schedule": is_set, "has_hook_metric": False},
-        "{metric_schedule} follows a metric of the validation split, and there is none",
+        "{metric_schedule} needs a validation split",
         (VALIDATE, "scheduler=cosine"),
     ),
     Rule(
         {**NO_VALIDATION, "train.early_stopping.patience": is_set, "has_hook_metric": False},
-        "early stopping follows a metric of the validation split, and there is none",
+        "early stopping needs a validation split",
         (VALIDATE, "train.early_stopping.patience=null"),
     ),
     Rule(
         {**NO_VALIDATION, "train.evaluate_every_steps": is_set, "train.hooks": is_empty},
-        "there is no validation split to evaluate",
+        "evaluation during an epoch needs a validation split",
         (VALIDATE, "train.evaluate_every_steps=null"),
     ),
 )
@@ -235,7 +235,7 @@ def why_not(cfg: DictConfig | Settings, changes: Mapping[str, Any], situation: S
     """Return why changes would clash with other settings, or "" if they would not.
 
     Args:
-        cfg: The configuration without the changes. Clashes in which none of them takes part don't count.
+        cfg: The configuration without the changes. Only clashes that involve a change count.
         changes: Values by dotted key of a setting, or by field of Situation.
         situation: What is known besides the settings.
     """

@@ -1,4 +1,4 @@
-"""Writes what a run is and what came of it: into its journal, of which its page in MLflow is made, and for summary.json.
+"""Records a run: its start and its model in the journal, which MLflow's page is made from, and its summary.
 
 Called by session.py. Record keeps what the journal has so far.
 """
@@ -29,7 +29,8 @@ from runner.config.validate import without_password
 from runner.device import Choice, backends
 from runner.device.placement import map_tensors
 from runner.experiment import provenance
-from runner.experiment.given import Checked, Given
+from runner.experiment.context import Checked, RunContext
+from runner.experiment.summary import Summary
 from runner.experiment.user_tags import NOTE, described, user_tags
 from runner.inspection import call_site
 from runner.models.card import NAME as CARD
@@ -52,6 +53,7 @@ SPLITS = ("train/", "val/", "test/")
 class Record:
     """What a run's journal holds of it so far, collected as it is written."""
 
+    directory: Path = Path()
     uid: str = field(default_factory=lambda: uuid.uuid4().hex)
     metrics: dict[str, float] = field(default_factory=dict)  # the last value of each
     points: int = 0
@@ -62,8 +64,8 @@ def restore(folder: Path) -> Record:
     """The record of a run that is taken up again: what its journal holds already. Reads it whole, 1 s a million points."""
     starts = [event for event in read_events(folder) if event["kind"] == "start"]
     if not starts:
-        return Record()
-    record = Record(uid=starts[0]["uid"])
+        return Record(folder)
+    record = Record(folder, uid=starts[0]["uid"])
     for name, (steps, _, values) in read_series(folder).items():
         record.journaled[name] = int(steps.max())
         record.metrics[name] = float(values[-1])
@@ -72,10 +74,17 @@ def restore(folder: Path) -> Record:
 
 
 def log_start(
-    journal: Journal, cfg: DictConfig, parts: Parts, record: Record, *, folder: Path, machine: Checked, given: Given
+    journal: Journal,
+    cfg: DictConfig,
+    parts: Parts,
+    record: Record,
+    *,
+    machine: Checked,
+    context: RunContext,
+    num_together: int = 1,
 ) -> None:
     """Writes what the run is, before its first step: configuration, tags, data set, code."""
-    choice, member = machine.choice, given.member
+    choice, member, folder = machine.choice, context.member, record.directory
     git = provenance.git_state()
     values = chosen(cfg)
     changed = defaults.in_words(defaults.changed(values))
@@ -97,8 +106,8 @@ def log_start(
         tags |= {f"mlflow.source.git.{name}": value for name, value in source.items() if value}
     if member is not None:
         tags["sweep"] = member.sweep
-    if given.repetition is not None:
-        tags["reproduces"] = given.repetition.of
+    if context.repetition is not None:
+        tags["reproduces"] = context.repetition.of
     journal.event(
         "start",
         uid=record.uid,
@@ -129,7 +138,7 @@ def log_start(
     notes = {
         "machine": machine.hardware.in_words,
         "threads": str(torch.get_num_threads()),
-        **({provenance.TOGETHER: f"{given.num_together} jobs"} if given.num_together > 1 else {}),
+        **({provenance.TOGETHER: f"{num_together} jobs"} if num_together > 1 else {}),
         **provenance.fingerprints(_own_files()),
     }
     (folder / "environment.txt").write_text(provenance.environment() + provenance.noted(notes))
@@ -156,7 +165,7 @@ def example_rows(parts: Parts) -> Any:
 def log_model(journal: Journal, parts: Parts, settings: Settings, folder: Path, rows: Any, *, step: int) -> None:
     """Leaves the best weights' recipe, a few rows and their graph; the publisher makes the model of MLflow from them.
 
-    And of the other checkpoints that stay (train.keep_checkpoints), which it builds by itself. step: that the best are of.
+    Also of other kept checkpoints (train.keep_checkpoints), from which the publisher makes models. step: of the best weights.
     """
     torch.save(map_tensors(rows, lambda t: t.cpu().clone()), folder / EXAMPLE)
     dataset = [parts.source.name, data_digest(parts)]
@@ -165,7 +174,7 @@ def log_model(journal: Journal, parts: Parts, settings: Settings, folder: Path, 
     others = {f"checkpoints/{other['file']}": other["step"] for other in kept.read(folder / "checkpoints")}
     told = {step, *(each.get("step") for each in read_events(folder) if each["kind"] == "model")} if others else {step}
     for weights, at in others.items():
-        if at not in told:  # before the run went on
+        if at not in told:  # before the run was resumed
             measured = read_measured(folder, at)
             metrics = {name: point for name, point in measured.items() if name.startswith("val/")}
             journal.event("model", **event | {"step": at, "weights": weights, "metrics": metrics, "kept": True})
@@ -192,43 +201,50 @@ def model_event(folder: Path, card: Card, example: str, *, step: int, dataset: l
     }
 
 
-def summarise(settings: Settings, parts: Parts, record: Record, result: Result, choice: Choice) -> dict[str, Any]:
-    """What summary.json holds, but for the tracker's part and the seconds before and after training."""
+def summarize(
+    settings: Settings, parts: Parts, record: Record, result: Result, choice: Choice, **known: Any
+) -> Summary:
+    """Return a run's summary, but for what the end of the run adds.
+
+    Args:
+        settings: The run's settings.
+        parts: What it trained.
+        record: What its journal has.
+        result: What came of the training.
+        choice: Its device.
+        known: Further fields, see Summary.
+    """
     train_seconds, best = result.seconds["train"], result.best
     peak_bytes, whose = result.peak_memory or backends.peak_memory(parts.device)
     per_second = 1 / train_seconds if train_seconds else 0.0
     num_reads = sum(finding.count for finding in result.findings if finding.kind in ("host read", "copy"))
-    return {
-        "status": result.status,
-        "error": result.error and without_password(result.error),
-        "run_id": None,
-        "tracking_uri": without_password(settings.tracking.uri) if settings.tracking.enabled else None,
-        "device": choice.device,
-        "device_reason": choice.reason,
-        "num_epochs": result.num_epochs,
-        "num_steps": result.num_steps,
-        "num_samples": result.num_samples,
-        "num_parameters": parts.num_parameters,
-        "metrics": record.metrics,
-        "best": {"metric": best.metric, "value": best.value, "step": best.step, "mode": best.mode},
-        "ending": result.ending,
-        "seconds": dict(result.seconds),
-        "time": {},
-        "step": None,
-        "advice": None,
-        "steps_per_second": result.num_steps * per_second,
-        "samples_per_second": result.num_samples * per_second,
-        "peak_memory_bytes": peak_bytes,
-        "peak_memory_of": whose,
-        "hints": [],
-        "host_reads": {"pulls": result.pulls, "points": record.points, "unexpected": num_reads},
-        "tracker": {"points_written": 0, "points_pending": record.points if settings.tracking.enabled else 0},
-        "versions": provenance.versions(),
-    }
+    is_tracked = settings.tracking.enabled
+    return Summary(
+        status=result.status,
+        error=result.error and without_password(result.error),
+        tracking_uri=without_password(settings.tracking.uri) if is_tracked else None,
+        device=choice.device,
+        device_reason=choice.reason,
+        num_epochs=result.num_epochs,
+        num_steps=result.num_steps,
+        num_samples=result.num_samples,
+        num_parameters=parts.num_parameters,
+        metrics=record.metrics,
+        best={"metric": best.metric, "value": best.value, "step": best.step, "mode": best.mode},
+        ending=result.ending,
+        steps_per_second=result.num_steps * per_second,
+        samples_per_second=result.num_samples * per_second,
+        peak_memory_bytes=peak_bytes,
+        peak_memory_of=whose,
+        host_reads={"pulls": result.pulls, "points": record.points, "unexpected": num_reads},
+        tracker={"points_written": 0, "points_pending": record.points if is_tracked else 0},
+        versions=provenance.versions(),
+        **known,
+    )
 
 
 def parameters(cfg: DictConfig) -> dict[str, str]:
-    """The resolved configuration by dotted key; no passwords, and nothing that stood in the environment."""
+    """Return the resolved configuration by dotted key, without passwords and values from the environment."""
     shown = {key: node for key, node in for_display(cfg).items() if key not in ("hydra", "sweep", "plan")}
     return texts(dict(leaves(shown)))
 

@@ -1,4 +1,4 @@
-"""What is open while a run lasts: console, journal, publisher, signals. All are closed here, however the run ends.
+"""Opens what a run needs while it lasts, and closes it however the run ends: screen, journal, publisher, signals.
 
 Lives in the process that tracks, prints and writes: the only one of a run, or rank 0. fit() reports to it; its window(),
 values(), shown(), epoch() and settle() are called in the background thread.
@@ -30,14 +30,14 @@ from runner.distributed.group import Ranks
 from runner.experiment import hints, time_spent
 from runner.experiment import summary as summaries
 from runner.experiment.console import Screen, describe_parts, last_rows
+from runner.experiment.context import Checked, RunContext
 from runner.experiment.figures import illustrate
-from runner.experiment.given import Checked, Given
-from runner.experiment.reporter import Reporter
-from runner.experiment.run_record import Record, example_rows, log_model, log_start, restore, summarise
-from runner.experiment.shown import show
-from runner.experiment.summary import write_summary
+from runner.experiment.reporter import Reporter, show
+from runner.experiment.run_record import Record, example_rows, log_model, log_start, restore, summarize
+from runner.experiment.summary import Summary
 from runner.experiment.terminal import row, short
 from runner.models.card import write_card
+from runner.tracking.ack import Ack
 from runner.tracking.journal import Journal
 from runner.tracking.journal_reader import Series, read_series
 from runner.tracking.mlflow_model import GRAPH
@@ -61,58 +61,61 @@ MLFLOW_STATUS = {"finished": "FINISHED", "pruned": "FINISHED", "killed": "KILLED
 
 
 class Session:
-    """An Observer of a training, and what stands around it. Use Session.open()."""
+    """The observer of a training, with the journal, the tracker and the screen. Use Session.open()."""
 
-    def __init__(self, cfg: DictConfig, folder: Path, *, settings: Settings, machine: Checked, given: Given) -> None:
+    def __init__(
+        self, cfg: DictConfig, folder: Path, *, settings: Settings, machine: Checked, context: RunContext
+    ) -> None:
         self.folder, self.settings = folder, settings
-        self.summary: dict[str, Any] = {}
-        self.trial: Trial | None = given.trial
-        self.screen = given.screen or Screen()
-        self._machine, self._given = machine, given
-        self._clock = Clock(since_import=given.owns_process)
+        self.trial: Trial | None = context.trial
+        self.screen = context.screen or Screen()
+        self._machine, self._context = machine, context
+        self._clock = Clock(since_import=context.owns_process)
         self._rerun = rerun_text(cfg)  # before the data fills in the facts
         self._publisher: Publisher | None = None
         self._waited = 0.0  # for the tracker
         self._open = ExitStack()  # the journal and the signals
         # from begin() on
         self.stop: Stop
+        self.summary: Summary  # once it is closed
         self._journal: Journal
         self._reporter: Reporter
         self._parts: Parts
         self._before: Mapping[str, Tensor]  # of the weights, for hints
         self._record: Record
         self._result: Result
+        self._end: dict[str, Any] = {}  # fields of the summary that end() finds
 
     @classmethod
     @contextmanager
     def open(
-        cls, cfg: DictConfig, folder: Path, *, settings: Settings, machine: Checked, given: Given
+        cls, cfg: DictConfig, folder: Path, *, settings: Settings, machine: Checked, context: RunContext
     ) -> Iterator[Session]:
         """Start printing and uploading; at the end, print the results and write summary.json."""
-        session = cls(cfg, folder, settings=settings, machine=machine, given=given)
+        session = cls(cfg, folder, settings=settings, machine=machine, context=context)
         folder.mkdir(parents=True, exist_ok=True)
         device, reason = machine.choice.device, machine.choice.reason
         first, _, rest = reason.partition("; ")
         is_usual = rest.endswith(("no NVIDIA GPU either", "no NVIDIA GPU shows"))
         full = row("device", f"{device} ({reason})")
         session.screen.say(row("device", f"{device} ({first})") if is_usual else full, in_log=full)
-        forget_graph(folder / GRAPH)  # of an earlier part, or of somebody else
+        forget_graph(folder / GRAPH)  # of an earlier run in this directory
         with session._publishing() as session._publisher, session.screen.with_warnings():
             with loading():
                 importlib.import_module("torch._dynamo")  # else torch's optimizers import it, 1.5 s
             with session._open:
                 yield session
-            session._sum_up()
-        session._say_result()
+            summary, ack = session._sum_up()
+        session._close(summary, ack)
 
     def begin(self, cfg: DictConfig, parts: Parts, *, num_together: int = 1) -> None:
         """Opens the journal and listens to signals; rerun.yaml, model.json and what the run is are written.
 
         num_together: of several runs, that take each step together.
         """
-        given, folder = replace(self._given, num_together=num_together), self.folder
-        if given.repetition is not None:
-            given.repetition.check(parts)
+        context, folder = self._context, self.folder
+        if context.repetition is not None:
+            context.repetition.check(parts)
         self._parts, self._result, self._before = parts, Result(best=parts.best), hints.sample(parts)
         self._journal = self._open.enter_context(Journal(folder, say=self.say))
         (folder / summaries.FILE).unlink(missing_ok=True)  # of a part before: one that is killed now has not finished
@@ -121,9 +124,10 @@ class Session:
         tracking = self.settings.tracking
         origin.sign(folder, shown(tracking.uri) if tracking.enabled else "")
         self._record = record = restore(folder)
-        grace, end_now = self.settings.train.grace_seconds, self._end_now if given.owns_process else None
+        grace, end_now = self.settings.train.grace_seconds, self._end_now if context.owns_process else None
         self.stop = self._open.enter_context(listening(grace_seconds=grace, end_now=end_now))
-        log_start(self._journal, cfg, parts, record, folder=folder, machine=self._machine, given=given)
+        machine = self._machine
+        log_start(self._journal, cfg, parts, record, machine=machine, context=context, num_together=num_together)
         for line, in_log in describe_parts(self.settings, parts):
             self.screen.say(line, in_log=in_log)
         if not self.settings.train.check:
@@ -169,9 +173,9 @@ class Session:
         self._result = result
         for finding in result.findings:
             self.say(row("guard", str(finding)))
-        if result.status != "failed":  # else another one may be gone, and nobody waits for it
+        if result.status != "failed":  # else another process may be gone
             ranks.leave()
-        self.summary["num_processes"] = ranks.num
+        self._end["num_processes"] = ranks.num
         self._clock.lap("")
         tracking, parts = self.settings.tracking, self._parts
         has_model = result.status == "finished" and bool(tracking.log_model) and shows
@@ -186,10 +190,10 @@ class Session:
                 if self._publisher is not None:
                     self._publisher.wake()  # it goes while the pictures are drawn
         with self._failing():
-            self.summary |= self._time_of(result)
+            self._end |= self._time_of(result)
             of = f"{self.settings.model} on {parts.source.name}, {parts.device}"
             left_out: list[str] = []
-            spent = time_spent.whole(self.summary["time"], total=self._clock.total(), around=self._around())
+            spent = time_spent.whole(self._end["time"], total=self._clock.total(), around=self._around())
             drawn: list[Path] = []
             if shows:
                 say = left_out.append
@@ -206,7 +210,7 @@ class Session:
             self._journal.event("end", status=MLFLOW_STATUS[result.status], end_ms=int(time.time() * 1000))
         if result.status == "finished":
             ended = hints.Ended(parts, self.settings, result, series, self._before, rows)
-            self.summary["hints"] = hints.find(ended)
+            self._end["hints"] = hints.find(ended)
 
     def could_not_end(self, error: BaseException) -> None:
         """What end() raised is the run's error, and the journal's last word."""
@@ -225,40 +229,48 @@ class Session:
         finish = clock.seconds.get("finish", clock.since()) - self._waited
         return {"start-up": clock.before + clock.seconds.get("setup", 0.0), "tracker": self._waited, "finish": finish}
 
-    def _sum_up(self) -> None:
-        self.summary = self._summarise() | self.summary | {"exit_code": self.stop.exit_code}
+    def _sum_up(self) -> tuple[Summary, Ack | None]:
+        """Write the summary as far as it is known, then wait for the tracker: it remains if the process is killed."""
+        summary = self._summarize(exit_code=self.stop.exit_code, **self._end)
         with self._failing():
-            write_summary(self.folder, self.summary)
-        if self._publisher is not None:
-            began = time.perf_counter()
-            self.summary |= self._last_words(self._publisher, within=self.stop.seconds_left)
-            self._waited = time.perf_counter() - began
+            summary.write(self.folder)
+        if self._publisher is None:
+            return summary, None
+        began = time.perf_counter()
+        ack = self._wait_for_tracker(self._publisher, within=self.stop.seconds_left)
+        self._waited = time.perf_counter() - began
+        return summary, ack
 
-    def _say_result(self) -> None:
+    def _close(self, summary: Summary, ack: Ack | None) -> None:
         self._clock.lap("finish")
         total = self._clock.total()
-        self.summary["seconds"] |= {"finish": self._clock.seconds["finish"], "total": total}
-        self.summary["time"] = time_spent.whole(self.summary["time"], total=total, around=self._around())
+        summary = replace(
+            summary,
+            seconds={**summary.seconds, "finish": self._clock.seconds["finish"], "total": total},
+            time=time_spent.whole(summary.time, total=total, around=self._around()),
+        )
+        if ack is not None:
+            summary = replace(summary, run_id=ack.run_id, tracker=ack.counts)
         with self._failing():
-            write_summary(self.folder, self.summary)
-        self.summary |= {"status": self._result.status, "error": self._result.error}
+            summary.write(self.folder)
+        self.summary = replace(summary, status=self._result.status, error=self._result.error)  # a disk may be full
         if self.settings.train.check:  # nothing stays of it
             if self._result.status != "finished":
                 self.say(f"✗ {self._result.status}   {self._result.error or self._result.ending}")
-            self.screen.hints(self.summary["hints"])
+            self.screen.hints(self.summary.hints)
         else:
             rows = last_rows(self.settings, self.summary, self.folder, publishes=self._publishes)
             self.screen.result(self.summary, folder=self.folder, rows=rows)
 
-    def _summarise(self) -> dict[str, Any]:
-        summary = summarise(self.settings, self._parts, self._record, self._result, self._machine.choice)
+    def _summarize(self, **known: Any) -> Summary:
         clock = self._clock
         before = {"start": clock.before, "setup": clock.seconds.get("setup", 0.0)}
-        return summary | {"seconds": before | summary["seconds"]}
+        known["seconds"] = before | self._result.seconds
+        return summarize(self.settings, self._parts, self._record, self._result, self._machine.choice, **known)
 
     @property
     def _publishes(self) -> bool:
-        member = self._given.member
+        member = self._context.member
         return member is None or member.publishes
 
     @contextmanager
@@ -271,7 +283,7 @@ class Session:
         if not tracking.enabled or not self._publishes:
             yield None
             return
-        grace, ahead = tracking.grace_seconds, self._given.publisher
+        grace, ahead = tracking.grace_seconds, self._context.publisher
         with Publisher.start(self.folder, tracking.uri, grace_seconds=grace, ahead=ahead) as publisher:
             yield publisher
 
@@ -283,7 +295,7 @@ class Session:
             if self._result.status != "failed":
                 fail(self._result, error)
 
-    def _last_words(self, publisher: Publisher, *, within: float) -> dict[str, Any]:
+    def _wait_for_tracker(self, publisher: Publisher, *, within: float) -> Ack:
         pending = publisher.ack().points_pending
         if pending > MANY_POINTS:
             self.say(f"tracking: {pending:,} points are on their way; Ctrl-C leaves that to the background")
@@ -302,16 +314,16 @@ class Session:
             self.say(f"tracking: {warning}")
         if (more := len(ack.warnings) - MOST_WARNINGS) > 0:
             self.say(f"tracking: {more} more of the kind in {LOG}")
-        return {"run_id": ack.run_id, "tracker": ack.counts}
+        return ack
 
     def _end_now(self, stop: Stop, why: str) -> NoReturn:
-        """Ends this process without waiting for anything or anybody.
+        """End this process without waiting.
 
         The publisher notices, sends what the journal holds, and marks the run as killed.
         """
-        with suppress(Exception):  # the training goes on beside this, and may be in the middle of anything
+        with suppress(Exception):  # the training continues in parallel, and may be at any point
             self._result.status, self._result.error = "killed", why
-            write_summary(self.folder, self._summarise() | {"exit_code": stop.exit_code})
+            self._summarize(exit_code=stop.exit_code).write(self.folder)
             self.screen.end_now(f"ended at once: {why}; what its last checkpoint and its journal hold is kept")
             self.say(row("resume", f"python -m runner resume {shlex.quote(short(self.folder))}"))
         for child in multiprocessing.active_children():  # that read data
@@ -323,10 +335,9 @@ class Clock:
     """Seconds since the command began, in laps."""
 
     def __init__(self, *, since_import: bool) -> None:
-        """since_import: whether the process is this run's alone, and its imports are the run's start.
+        """since_import: whether the process has only this run, so that its imports are the run's start.
 
-        Not since the process was made: a shell that becomes its last command hands its age on, and 117 s of
-        `pip install` were told as the run's.
+        The process's age would be wrong: a shell that is replaced by its last command passes its age on.
         """
         self._began = self._lap = time.perf_counter()
         self.before = self._began - IMPORTED if since_import else 0.0
@@ -346,6 +357,6 @@ class Clock:
 
 
 def rerun_text(cfg: DictConfig) -> str:
-    """What rerun.yaml says: the run's own keys; how a sweep was run, or a plan made, is no part of running it again."""
+    """Return the text of rerun.yaml: the run's configuration, without keys about sweeps and plans."""
     saved = OmegaConf.create(for_disk(cfg, without=("sweep", "plan")))
     return "defaults: [schema, base, _self_]\n" + OmegaConf.to_yaml(saved)

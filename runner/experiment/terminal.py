@@ -1,7 +1,8 @@
-"""Prints text for the terminal: control characters are spelled out, and a closed pipe (`| head`) is ignored."""
+"""Prints text for the terminal: numbers in at most 10 characters, harmless control characters, a closed pipe ignored."""
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
@@ -60,11 +61,38 @@ def say(text: str) -> None:
 
 
 def leave_unread() -> None:
-    """Nobody reads any more: what is still printed, and what Python flushes at its end, goes nowhere."""
+    """Discard what is still printed, and what Python flushes at its end: the reader is gone."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def short(folder: Path) -> str:
-    """A folder as a person reads it: from the current one, where it lies below it."""
+    """Return a path relative to the current directory if it is below it."""
     here = Path.cwd()
     return str(folder.relative_to(here)) if folder.is_relative_to(here) else str(folder)
+
+
+WIDTH = 10
+
+
+def readable(value: float) -> str:
+    """0.9832, 1,234.5, 6.285e+10, 1.000e-12, nan. What is not 1 is not shown as 1: an accuracy of 0.99999 stays one."""
+    size = abs(value)
+    if not math.isfinite(value):
+        return str(float(value))
+    if size != 0 and (size < 1e-3 or size >= 999_999.95):
+        return f"{value:.3e}"
+    if size >= 99.99995:
+        return f"{value:,.1f}"
+    if 0.99995 <= size < 1:
+        return f"{math.copysign(math.floor(size * 1e7) / 1e7, value):.7g}"
+    return f"{value:.4f}"
+
+
+def seconds(duration: float | None) -> str:
+    """8.41 s, 85 s, 12 min 5 s, 3 h 12 min."""
+    if duration is None:
+        return ""
+    if duration < 120:
+        return f"{duration:.2f} s" if duration < 10 else f"{duration:.0f} s"
+    minutes, rest = divmod(round(duration), 60)
+    return f"{minutes} min {rest} s" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"

@@ -1,4 +1,4 @@
-"""Runs that differ in numbers alone, trained together in one process: each has its session, its folder and its end.
+"""Trains runs together in one process that differ only in numbers: each has its session, directory and result.
 
 Called by sweep/jobs/run_job.py in the process of a group of jobs. What can't be trained together is found before any
 of them begins.
@@ -35,12 +35,13 @@ from runner.device.placement import map_tensors, num_bytes, num_rows, tensors
 from runner.distributed.group import Alone
 from runner.errors import OF_CODE, RunnerError, on_a_line
 from runner.experiment import claim
-from runner.experiment.build import Data, prepare
+from runner.experiment.build import prepare
+from runner.experiment.build_data import Data
 from runner.experiment.check import check_here
 from runner.experiment.console import Screen
-from runner.experiment.given import Checked, Given
+from runner.experiment.context import Checked, RunContext
 from runner.experiment.session import Session
-from runner.experiment.summary import write_summary
+from runner.experiment.summary import Summary
 from runner.tracking import recipes
 from runner.training.parts import Parts
 from runner.training.result import Result
@@ -50,7 +51,7 @@ from runner.training.stacked.fit import Member, fit_together
 from runner.training.stacked.size import free_bytes, most_members
 from runner.training.stacked.stack import CannotStackError as CannotStackError
 
-#: that a run of several has open (its journal, two locks, two logs, and one more now and then), and that a process has beside
+#: files that each run has open (journal, two locks, two logs, one more at times), and other files of the process
 FILES, OTHER_FILES = 6, 64
 #: of a run's data, what it takes while it is read: its rows, and each split's before they are shared
 COPIES = 2
@@ -64,7 +65,7 @@ class Job:
 
     cfg: DictConfig
     folder: Path
-    given: Given
+    context: RunContext
 
 
 @dataclass
@@ -77,16 +78,16 @@ class _Open:
     closing: ExitStack
 
 
-def run_together(jobs: Sequence[Job]) -> dict[int, dict[str, Any]]:
+def run_together(jobs: Sequence[Job]) -> dict[int, Summary]:
     """Runs as many of them as the memory has room for, and are of one size; returns their summaries by their places.
 
-    One whose data or model can't be had fails alone, and so does one whose end fails (its model, its pictures).
+    A job fails separately if its data, its model or its end (logging the model, plots) fails.
     Raises: CannotStackError, before anything is tracked, where they can't be trained together.
     """
-    gc.collect()  # a group before this one lies in circles of references, with all of its weights
-    summaries: dict[int, dict[str, Any]] = {}
+    gc.collect()  # an earlier group may be in reference cycles, with all of its weights
+    summaries: dict[int, Summary] = {}
     most = _room_for_files(len(jobs))
-    hardware = check_here(jobs[0].cfg, choice=jobs[0].given.choice).hardware  # the sweep has checked each of them
+    hardware = check_here(jobs[0].cfg, choice=jobs[0].context.device).hardware  # the sweep has checked each of them
     grace_seconds = float(jobs[0].cfg.train.grace_seconds)
     with ExitStack() as all_open, listening(grace_seconds=grace_seconds) as stop:
         members, rows = dict[int, _Open](), CommonRows()
@@ -119,7 +120,7 @@ def run_together(jobs: Sequence[Job]) -> dict[int, dict[str, Any]]:
             shows = result is best or one.settings.tracking.log_model == "all"
             try:
                 one.session.end(result, Alone(), shows=shows)
-            except OF_CODE as error:  # of its model, say; what the others have trained is none of its affair
+            except OF_CODE as error:  # for example of its model; the other jobs continue
                 one.session.could_not_end(error)
     return summaries | {number: one.session.summary for number, one in members.items()}
 
@@ -146,18 +147,19 @@ def _prepared(job: Job, hardware: Any, rows: CommonRows) -> _Open:
         mask_folder(job.folder, job.cfg)
         recipes.check(job.folder)
         own.enter_context(claim.taken(job.folder))
-        given = replace(job.given, screen=own.enter_context(Screen.into(job.folder)))
-        assert given.choice is not None  # the sweep's slot
+        context = replace(job.context, screen=own.enter_context(Screen.into(job.folder)))
+        assert context.device is not None  # the sweep's slot
         settings = Settings.of(job.cfg)
-        machine = Checked(hardware, given.choice)
-        session = own.enter_context(Session.open(job.cfg, job.folder, settings=settings, machine=machine, given=given))
-        device = torch.device(given.choice.here)
+        machine = Checked(hardware, context.device)
+        opened = Session.open(job.cfg, job.folder, settings=settings, machine=machine, context=context)
+        session = own.enter_context(opened)
+        device = torch.device(context.device.here)
         goes_on = any((job.folder / "checkpoints").glob("last*.pt"))
         try:
             parts = prepare(job.cfg, device, goes_on=goes_on, read=rows.read(job.cfg))
         except RunnerError as error:
             if _may_have_room_alone(error, device):
-                problem = f"of {given.choice.device}'s memory each of several groups takes its part"
+                problem = f"of {context.device.device}'s memory each of several groups takes its part"
                 raise CannotStackError(f"{problem}; {on_a_line(error)}; or sweep.batch=128, one group") from error
             raise
         parts = rows.shared(parts, job.cfg)
@@ -170,7 +172,7 @@ def _may_have_room_alone(error: RunnerError, device: torch.device) -> bool:
 
 
 class CommonRows:
-    """What several runs learn from: where it is the same data it lies on the device once, and each has its own cut of it."""
+    """The training data of several runs: the same data is on the device once, and each run has its split of it."""
 
     def __init__(self) -> None:
         self._source: Source | None = None  # of the first of them
@@ -179,13 +181,13 @@ class CommonRows:
         self._rows: dict[str, Any] = {}
 
     def read(self, cfg: DictConfig) -> Data | None:
-        """What a run learns from, where the first one has read the same by the same words; None where it has to read itself."""
+        """Return a run's data if the first run has read it with the same settings, else None."""
         if self._source is None or (words := _read_by(cfg)) is None or words != self._was_read_by:
             return None
         return Data(self._source, split(self._source, seed=cfg.seed, **validate.how_to_cut(cfg)), "", {})
 
     def shared(self, parts: Parts, cfg: DictConfig) -> Parts:
-        """The same parts without a copy of the rows of their own, where their data is that of the first run."""
+        """Return the parts with the first run's rows instead of a copy, if their data is the same."""
         loaders = {name: _innermost(split) for name in ("train", *GIVEN) if (split := getattr(parts, name)) is not None}
         if not all(isinstance(each, Resident) for each in loaders.values()):
             return parts
@@ -263,8 +265,8 @@ def lane_of(settings: Settings) -> tuple[tuple[str, str], ...]:
     return tuple(sorted((key, repr(value)) for key, value in settings.experiment.items() if key.startswith(OF_A_LANE)))
 
 
-def failed(job: Job, why: str) -> dict[str, Any]:
-    """The summary of a run that never began."""
-    summary = {"status": "failed", "error": why, "exit_code": 1}
-    write_summary(job.folder, summary)
+def failed(job: Job, why: str) -> Summary:
+    """Return the summary of a run that never began."""
+    summary = Summary("failed", why, exit_code=1)
+    summary.write(job.folder)
     return summary

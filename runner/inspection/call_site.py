@@ -1,4 +1,4 @@
-"""Finds in the stack the line of a person's code that is at work, and the module whose forward pass it is.
+"""Finds the current line of the user's code in the stack, and the module whose forward pass is running.
 
 For findings and error messages (training/failure.py). Lines keeps where each operation was written, for its backward pass.
 """
@@ -22,9 +22,9 @@ from runner.device import linear, torch_private
 UNKNOWN = "an unknown line"
 _RUNNER = str(Path(__file__).parents[1])
 _WATCHING = (str(Path(__file__).parent), str(Path(_RUNNER, "plan")))
-#: hydra's frames stand below each run of the command line
+#: hydra's frames are below each run of the command line
 _HYDRA = str(Path(importlib.util.find_spec("hydra").origin or "").parent)  # type: ignore[union-attr]
-#: and linear.py stands in for a part of torch's
+#: and linear.py replaces a part of torch
 _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(np.__file__).parent), linear.__file__, _HYDRA, "<frozen ")
 #: Homebrew's paths lead over a link to what os says
 _STDLIB = (sysconfig.get_path("stdlib"), str(Path(os.__file__).parent))
@@ -55,18 +55,18 @@ def person(stack: Sequence[FrameType]) -> FrameType | None:
 
 
 def is_own(file: str) -> bool:
-    """Whether a file is a person's: neither the runner's nor of anything that is installed."""
+    """Return whether a file is the user's: not the runner's, and not installed."""
     return not _is_library(file) and not file.startswith(_RUNNER) and "-packages" not in file and file[:1] != "<"
 
 
 def is_persons() -> bool:
-    """Whether a person's own code is at work, and not only the runner's and the libraries'."""
+    """Return whether the user's code is running, not only the runner's and libraries' code."""
     frame = person(list(frames()))
     return frame is not None and not frame.f_code.co_filename.startswith(_RUNNER)
 
 
 def line_of_error(error: BaseException) -> str:
-    """The line of a person's code that an exception came through, innermost."""
+    """Return the innermost line of the user's code that raised an exception."""
     lines = dict(traceback.walk_tb(error.__traceback__))
     frame = person(list(lines)[::-1])
     return UNKNOWN if frame is None else _place(frame, lines[frame])

@@ -24,7 +24,7 @@ from runner.inspection.tensor_names import storage_of
 
 #: what CUDA's allocator rounds a size up to
 ROUNDED_TO = {"cuda": 512}
-#: operations that move no memory, beside views
+#: operations that move no memory, apart from views
 FREE = {"detach", "_unsafe_view", "lift_fresh", "alias", "empty", "empty_like", "empty_strided", "new_empty"}
 
 
@@ -57,7 +57,7 @@ class Moment:
 
 
 class Costs:
-    """Counts while it is an observer of HostReads. `part` is what new memory is for, `phase` what goes on."""
+    """Counts while it is an observer of HostReads. `part` is the use of new memory, `phase` the part of the step."""
 
     def __init__(self, device: torch.device, *, speeds: Speeds | None = None, tf32: bool = False) -> None:
         self.phase, self.part = "setup", "other"
@@ -75,7 +75,7 @@ class Costs:
 
     def after(self, done: Operation) -> None:
         if done.outputs:
-            with torch_private.DisableTorchFunction():  # a mode would hear of all that is asked of a tensor here
+            with torch_private.DisableTorchFunction():  # a mode would be called for every attribute of a tensor here
                 self._see(done)
 
     def _see(self, done: Operation) -> None:
@@ -101,7 +101,7 @@ class Costs:
                 self._move(storage_of(tensor), part)
 
     def forget_work(self) -> None:
-        """Starts the count of a step: what lives stays, and the peak begins anew."""
+        """Start counting a step: live memory stays, the peak is reset."""
         self.flops.clear()
         self.touched_bytes = self.num_kernels = self.recurrent_flops = 0
         self.compute_seconds = self.memory_seconds = self.roofline_seconds = 0.0
@@ -174,7 +174,7 @@ class Costs:
 
 
 def flops_of(op: Any, args: Any, kwargs: Any, result: Any) -> int:
-    """Floating point operations of a call of a kernel; 0 for what is no product."""
+    """Return the floating-point operations of a kernel call; 0 except for products."""
     if formula := flop_registry.get(op._overloadpacket):
         return int(formula(*args, **kwargs, out_val=result))
     own = FLOPS.get(op._overloadpacket.__name__)
@@ -185,7 +185,7 @@ def _recurrent(rows: int, weights: Iterable[Tensor]) -> int:
     return 2 * rows * sum(weight.numel() for weight in weights if weight.dim() == 2)
 
 
-#: of kernels that torch's own table does not have, by name, from what they are given
+#: of kernels that torch's table lacks, by name, from their arguments
 FLOPS: dict[str, Callable[[Any], int]] = {
     "_linear_pointwise": lambda args: 2 * args[0].numel() * args[1].shape[0],  # of device/linear.py
     "_grouped_mm": lambda args: 2 * args[0].numel() * args[1].shape[-1],  # each row meets the weights of its group

@@ -30,7 +30,7 @@ class PlacementError(RuntimeError):
 
 
 class Meetings:
-    """Remembers where each tensor of a step was made, so that a meeting of two devices can be told in a person's words."""
+    """Remembers where each tensor of a step was made, to name the tensors if two devices meet."""
 
     def __init__(self, device: torch.device, names: Names, lines: call_site.Lines) -> None:
         self._device, self._names, self._lines = device, names, lines
@@ -47,7 +47,7 @@ class Meetings:
             self._origins[storage_of(tensor)] = (done.name.strip("_"), line)
 
     def failed(self, what: str, inputs: Sequence[Tensor], error: Exception) -> None:
-        """Raises: PlacementError in place of the error, where two devices met, or one lacks the type that is asked of it."""
+        """Raises: PlacementError instead of the error, if two devices met, or a device lacks the requested type."""
         if isinstance(error, PlacementError):
             return
         finding = self.explain(what, inputs)
@@ -57,7 +57,7 @@ class Meetings:
             raise PlacementError(finding) from error
 
     def lacks_float64(self, what: str, inputs: Sequence[Tensor]) -> Finding:
-        """What is to be said where a device without float64 is asked for it."""
+        """Return the error for a device without float64."""
         self._names.look_again()
         wide = next((tensor for tensor in inputs if tensor.dtype in NARROWER), None)
         name = self._name(wide) if wide is not None else None
@@ -67,7 +67,7 @@ class Meetings:
         return Finding(CERTAIN, "dtype", text, *self._lines.now(), "dtype=torch.float32", name.path if name else "")
 
     def explain(self, what: str, inputs: Sequence[Tensor]) -> Finding | None:
-        """What is to be said of an operation on these tensors; None where they lie on one device."""
+        """Return the error for an operation on these tensors, or None if they are on one device."""
         involved = inputs[:1] if what in INDEXING else inputs
         if what in INDEXING:
             involved = [
@@ -112,7 +112,7 @@ def mend(name: Name | None, *, device: torch.device, needs_grad: bool) -> str:
         is_dict = bool(name and ("['" in name.path or '["' in name.path))
         return f"self.{held} = nn.{'ModuleDict' if is_dict else 'ModuleList'}(...), so that it moves with the model"
     if kind == "batch":
-        return "batches of tensors in dicts, lists, tuples or dataclasses: what lies in those is moved"
+        return "batches of tensors in dicts, lists, tuples or dataclasses: these are moved"
     if kind in ("buffer", "parameter"):
         return f"self.{last}.copy_(...), or the new one with device=self.{last}.device"
     if kind in ("closure", "global"):

@@ -5,6 +5,7 @@ training/fit.py makes it; its findings end in the run's result. placement.guard 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -12,13 +13,51 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from runner.device.backends import HALVES
 from runner.device.capabilities import ONLY_BLOCKING, SLOW_TYPES, has_mps_kernel
 from runner.inspection import call_site
 from runner.inspection.device_mismatch import Meetings
 from runner.inspection.findings import LIKELY, Finding
 from runner.inspection.host_reads import HostRead, HostReads, Operation
-from runner.inspection.mps_faults import known_fault
 from runner.inspection.tensor_names import Names
+
+#: products of a layer, and which argument is its input
+PRODUCTS = {"linear": 0, "addmm": 1, "mm": 0}
+#: rows of a layer's input, of all positions together: over it gradients are wrong once another size ran before
+MOST_ROWS = 2**15
+#: rows of a batch from which a convolution's weights get wrong gradients
+TOO_MANY_IMAGES = 2**16
+#: where several are added in one place: there in no fixed order, without the error that torch promises
+UNORDERED = {"index_add", "index_add_", "scatter_add", "scatter_add_", "embedding_dense_backward"}
+#: what torch's attention is there, where nothing goes back through it, as in an evaluation
+ATTENTION = "_scaled_dot_product_attention_math_for_mps"
+SMALLER = "a smaller train.batch_size, and train.accumulate_steps to make up for it"
+
+
+def known_fault(name: str, args: Sequence[Any], *, trains: bool, is_deterministic: bool) -> tuple[str, str, str] | None:
+    """The kind of finding, what is so, and what to write; None for what is well.
+
+    name: of an aten operation, addmm. trains: whether there is a way back through it.
+    """
+    if trains and name in PRODUCTS:
+        rows = math.prod(args[PRODUCTS[name]].shape[:-1])
+        if rows > MOST_ROWS:
+            what = f"{name} of {rows:,} rows: over {MOST_ROWS:,} MPS may give wrong gradients (pytorch#177116)"
+            return "wrong values", what, SMALLER
+    if trains and name == "convolution" and len(args[0]) >= TOO_MANY_IMAGES:
+        what = f"a convolution of {len(args[0]):,} rows: MPS gives wrong gradients from {TOO_MANY_IMAGES:,} on (pytorch#96225)"
+        return "wrong values", what, SMALLER
+    if name == "_lstm_mps" and args[4] > 1 and args[5] > 0 and args[6]:
+        what = "an LSTM with dropout between its layers: MPS forgets it on the way back, and all gradients are wrong (pytorch#190056)"
+        return "wrong values", what, "its layers one by one with nn.Dropout between them, dropout=0, or device=cpu"
+    if name == ATTENTION and args[5] and args[0].dtype in HALVES.values():
+        what = "attention with is_causal in 16 bits: MPS lets three of four rows see later positions (pytorch#195910)"
+        return "wrong values", what, "attn_mask, a lower triangle, instead of is_causal; or train.precision=fp32"
+    if is_deterministic and name in UNORDERED:
+        what = f"{name} adds in no fixed order on MPS, where train.deterministic=true has no hold on it"
+        return "no fixed order", what, "train.deterministic=false, or device=cpu"
+    return None
+
 
 Result = TypeVar("Result")
 COPIES = {"_to_copy", "copy_"}
@@ -105,7 +144,7 @@ class Guard:
 
 
 class Slow:
-    """Sees what a device computes slowly, wrongly, or not at all and the CPU in its place; and copies that nobody waits for."""
+    """Observes operations that a device computes slowly, wrongly, or on the CPU, and copies that are not awaited."""
 
     def __init__(self, device: torch.device, lines: call_site.Lines) -> None:
         self.findings: list[Finding] = []
@@ -154,7 +193,7 @@ class Slow:
 
     def _find(self, kind: str, what: str, write: str) -> None:
         finding = Finding(LIKELY, kind, what, *self._lines.now(), write)
-        if (kind, finding.where) not in self._told:  # its other operations, and the way back, say nothing new
+        if (kind, finding.where) not in self._told:  # its other operations, and the backward pass, add nothing new
             self._told.add((kind, finding.where))
             self.findings.append(finding)
 
@@ -166,5 +205,5 @@ def of_read(read: HostRead) -> Finding:
     if is_copy:
         write = "device=x.device where it is made, or a buffer of the model"
     else:
-        write = "the value as a tensor; what is reported comes over by itself"
+        write = "the value as a tensor; reported values are copied automatically"
     return Finding(LIKELY, "copy" if is_copy else "host read", what, read.line, read.module, write)

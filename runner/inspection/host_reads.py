@@ -30,7 +30,7 @@ from runner.inspection.tensor_names import storage_of
 
 aten = torch.ops.aten
 
-#: calls that hand a value to Python, and how a person writes them
+#: calls that hand a value to Python, and how they are written
 READING_CALLS = {
     "__bool__": "bool(tensor)",
     "__float__": "float(tensor)",
@@ -47,11 +47,11 @@ READING_CALLS = {
     "tolist": "tensor.tolist()",
 }
 COPIES_TO_HOST = {"cpu": "tensor.cpu()", "to": "tensor.to('cpu')"}
-#: kernels that read a value, or whose result has a size that only the values tell
+#: kernels that read a value, or whose result's size depends on values
 READING_KERNELS = {
     *(aten._linalg_check_errors, aten._local_scalar_dense, aten._unique, aten._unique2, aten.allclose, aten.bincount),
     *(aten.equal, aten.is_nonzero, aten.masked_select, aten.nonzero, aten.unique_consecutive, aten.unique_dim),
-    *(aten.linspace, aten.logspace),  # where a tensor stands in place of a number
+    *(aten.linspace, aten.logspace),  # if a tensor takes the place of a number
 }
 INDEXING_KERNELS = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_, aten._unsafe_index}
 
@@ -89,7 +89,7 @@ class Operation:
 
 
 class Observer(Protocol):
-    """Whoever wants to see the operations of a block, too: the guard, the plan."""
+    """Observes the operations of a block, too: the guard, the plan."""
 
     def after(self, done: Operation) -> None:
         """Called when an operation is done."""
@@ -111,8 +111,8 @@ class HostReads:
     taken for the host's own there. `.to("cpu")` counts as a read then, `.to(x.device)` does not.
 
     Two modes do the watching, one for torch's functions and one for its kernels: on the CPU `.cpu()` and `.tolist()`
-    run no kernel, and a read inside a C++ function is no call. Modes belong to a thread: the thread of the `with` block
-    is watched, with the backward passes that it starts. The model is left alone; afterwards nothing of this remains.
+    run no kernel, and a read inside a C++ function is not a call. Modes belong to a thread: the thread of the `with` block
+    is watched, with the backward passes that it starts. The model is not changed.
 
     Cost: some 30 us for each torch call in the block (2026-11, one core); it waits for nothing itself.
     """
@@ -123,7 +123,7 @@ class HostReads:
         self.found: list[HostRead] = []
         self.host = _Host() if self.device.type == "cpu" else None
         self.call = ""  # the torch function that the block is in
-        self.is_told = False  # a call is told once, however many of its kernels read
+        self.is_told = False  # a call is reported once, however many of its kernels read
         self._copied: tuple[str, int] | None = None
         self._caller: FrameType | None = None
         self._open = ExitStack()
@@ -154,7 +154,7 @@ class HostReads:
         return tensor.device.type == self.device.type and not (self.host and tensor in self.host)
 
     def read(self, tensors: Iterable[Any], what: str) -> None:
-        """Keeps a read of `tensors`, if one of them lies on the device."""
+        """Record a read of `tensors`, if one of them is on the device."""
         read = next((t for t in tensors if isinstance(t, Tensor) and self.lies_on_device(t)), None)
         if read is not None:
             self.wait(READING_CALLS.get(self.call, what), on=read)
@@ -178,7 +178,7 @@ class _Host:
     """Which tensors a machine with a device would keep on the host, where the CPU plays the device.
 
     They look like all others, so it goes by how they come about: made in the block without naming a device, or with
-    device="cpu", or computed from such alone (torch.from_numpy can't be seen). And an optimizer's step counts, and
+    device="cpu", or computed only from these (torch.from_numpy can't be seen). And an optimizer's step counts, and
     rates given as tensors: torch.optim keeps those on the CPU, whatever the device, because it reads them.
     """
 
@@ -290,7 +290,7 @@ class _Kernels(TorchDispatchMode):
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
-        if func.namespace == "prim":  # C++ asks where a tensor lies
+        if func.namespace == "prim":  # C++ reads a tensor's device
             return func(*args, **kwargs)
         self._look(func, args, kwargs)
         inputs = tensor_leaves((args, kwargs))
@@ -370,10 +370,10 @@ def _watch_synchronize(reads: HostReads, stack: ExitStack) -> None:
 
 
 def _watch_backward(calls: _Calls, stack: ExitStack) -> None:
-    """backward() is a torch function, and a mode is off inside of one: it is put on again for what runs in there, a
-    person's own hooks and autograd Functions."""
+    """backward() is a torch function, and a mode is off inside of one: it is enabled again for the user's hooks and autograd
+    Functions."""
     thread, run = threading.get_ident(), vars(torch.autograd).get("_engine_run_backward")
-    if run is None:  # private, so it may go (test_simulated.py tells); then hooks are seen by their kernels alone
+    if run is None:  # private, so it may go (see test_simulated.py); then hooks are seen only by their kernels
         return
 
     def watched(*args: Any, **kwargs: Any) -> Any:

@@ -43,7 +43,7 @@ class _Changes:
 
 
 def find_change(forward: Callable[[], object], device: torch.device, error: BaseException) -> Change | None:
-    """The change that fits what torch says of it, else the last one; None where there is none. Runs the forward pass."""
+    """Return the change that matches torch's error, else the last one, or None. Runs the forward pass."""
     changes = _Changes()
     with torch.enable_grad(), HostReads(device, observers=(changes,)):
         forward()

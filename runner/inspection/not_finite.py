@@ -1,7 +1,7 @@
 """Watches a step operation by operation: which one first gave a value that is not finite, of what inputs, on which line.
 
 For `explain` (runs/explain/), which replays the step: nothing of this is in a run. It keeps what made each tensor, and of
-those that are not finite by which operations they came to be so. An infinity that somebody has written, a mask's, is meant.
+those that are not finite through which operations. An infinity that was written on purpose, as in a mask, is fine.
 """
 
 from __future__ import annotations
@@ -20,8 +20,62 @@ from runner.device.linear import OneDNNProduct
 from runner.device.placement import leaves, tensor_leaves
 from runner.device.torch_private import TorchDispatchMode, current_autograd_node
 from runner.inspection import call_site
-from runner.inspection.ranges import Range, bad_rows, range_of
 from runner.inspection.tensor_names import Names, storage_of
+
+
+@dataclass(frozen=True)
+class Range:
+    """The least and the greatest value that is finite (None: none is), and how many are not."""
+
+    least: float | None
+    greatest: float | None
+    count: int
+    num_nan: int = 0
+    num_inf: int = 0
+
+    @property
+    def num_not_finite(self) -> int:
+        return self.num_nan + self.num_inf
+
+    @property
+    def size(self) -> float:
+        """The greatest absolute value among the finite ones."""
+        return max(abs(self.least or 0.0), abs(self.greatest or 0.0))
+
+
+@torch.no_grad()
+def range_of(tensor: Tensor) -> Range | None:
+    """None for what holds no floating numbers, or none at all."""
+    if not tensor.is_floating_point() or tensor.layout is not torch.strided or not tensor.numel():
+        return None
+    values = _wide(tensor)
+    least, greatest = torch.stack(torch.aminmax(values)).tolist()
+    if abs(least) < torch.inf and abs(greatest) < torch.inf:
+        return Range(least, greatest, values.numel())
+    num_nan, num_inf = torch.stack([values.isnan().sum(), values.isinf().sum()]).tolist()
+    if num_nan + num_inf == values.numel():
+        return Range(None, None, values.numel(), num_nan, num_inf)
+    finite = values[values.isfinite()]
+    return Range(float(finite.min()), float(finite.max()), values.numel(), num_nan, num_inf)
+
+
+@torch.no_grad()
+def bad_rows(tensor: Tensor) -> Tensor:
+    """(n,) bool on the host, along the first dimension: where a value is not finite; (0,) of a single number."""
+    if not tensor.dim():
+        return torch.zeros(0, dtype=torch.bool)
+    return (~_wide(tensor).isfinite()).flatten(1).any(1).cpu() if tensor.dim() > 1 else (~tensor.isfinite()).cpu()
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Of all its values; True for what holds no floating numbers."""
+    found = range_of(tensor)
+    return found is None or not found.num_not_finite
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.detach() if tensor.dtype.itemsize >= 4 else tensor.detach().float()
+
 
 #: give memory that holds anything, or hand on what they are given
 UNWRITTEN = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
@@ -58,7 +112,7 @@ class Record:
 
     @property
     def is_own_function(self) -> bool:
-        """Whether it goes back through a person's torch.autograd.Function: torch's own names end in a number."""
+        """Whether it goes back through a custom torch.autograd.Function: torch's names end in a number."""
         return self.node.endswith("Backward") and self.node != f"{OneDNNProduct.__name__}Backward"
 
     def origin(self) -> Record:
@@ -97,11 +151,11 @@ class _Done(NamedTuple):
     given: Sequence[_Given]
     before: Mapping[int, Range | None]  # of what it has written to, by id
     bad: set[int]  # the inputs that were not finite, by id
-    has_infinity: bool  # whether a number that somebody wrote is one: masked_fill(mask, -inf)
+    has_infinity: bool  # whether it was written on purpose: masked_fill(mask, -inf)
 
 
 class Watch:
-    """Sees the operations of its `with` block, with the backward passes in it; `in_task` is set by whoever takes the step."""
+    """Sees the operations of its `with` block, with the backward passes in it; `in_task` is set by the caller."""
 
     def __init__(self, model: nn.Module, names: Names) -> None:
         """names: what is known of the step's tensors; those of the batch are called batch..."""
@@ -140,7 +194,7 @@ class Watch:
         before = {id(tensor): range_of(tensor) for tensor in written if storage_of(tensor) not in self._unwritten}
         bad = {id(one.tensor) for one in given if self._is_bad(one.tensor)}
         result = op(*args, **kwargs)
-        line, module = self._lines.now()  # of a view, too: its backward pass asks for it
+        line, module = self._lines.now()  # of a view, too: its backward pass reads it
         outputs: list[tuple[int | None, Tensor]] = [*enumerate(tensor_leaves(result))]
         outputs += [(one.place, one.tensor) for one in given if one.is_written]
         for _, tensor in outputs:
@@ -236,7 +290,7 @@ class _Mode(TorchDispatchMode):
         self._watch = watch
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace == "prim":  # C++ asks where a tensor lies
+        if func.namespace == "prim":  # C++ reads a tensor's device
             return func(*args, **(kwargs or {}))
         return self._watch.run(func, args, kwargs or {})
 

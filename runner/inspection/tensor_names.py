@@ -1,4 +1,4 @@
-"""Names any tensor of a model, a batch, an optimizer or a task, by the memory that it lies in. It keeps alive what it names."""
+"""Names any tensor of a model, a batch, an optimizer or a task by its memory, and keeps the named tensors alive."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Names:
         self._modules.clear()
 
     def look_again(self) -> None:
-        """Takes in what the modules hold by now: a forward pass may have set their attributes anew."""
+        """Update the names: a forward pass may have replaced attributes of modules."""
         for module, path in list(self._modules):
             self.model(module, path)
 
@@ -84,7 +84,7 @@ class Names:
             self._add(tensor, Name(found, "batch"))
 
     def object(self, value: Any, path: str) -> None:
-        """The tensors among the attributes of something that is no module: a task."""
+        """Return the tensors among the attributes of an object that is not a module, such as a task."""
         if isinstance(value, nn.Module):
             self.model(value, path)
             return
@@ -171,7 +171,7 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    """What an object of a person's own class holds; libraries' objects are not looked into."""
+    """Return the attributes of an object of a user's class; libraries' objects are skipped."""
     if type(value).__module__.partition(".")[0] in ("torch", "numpy", "runner") and not dataclasses.is_dataclass(value):
         return {}
     return dict(getattr(value, "__dict__", {}))

@@ -22,7 +22,8 @@ from runner.data.loading.shard import Shard, Share
 from runner.device import backends
 from runner.device.placement import map_tensors, num_rows, tensors
 from runner.errors import first_line, in_words
-from runner.experiment.build import prepare_data, prepare_training
+from runner.experiment.build import prepare_training
+from runner.experiment.build_data import prepare_data
 from runner.inspection import call_site
 from runner.inspection.costs import Costs, Moment, Speeds
 from runner.inspection.device_mismatch import Meetings

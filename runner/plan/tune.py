@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from runner.device import backends, probe
 from runner.errors import Problem, RunnerError, refuse
-from runner.experiment import build
+from runner.experiment.build_data import prepare_data
 from runner.experiment.check import check
 from runner.experiment.compose_run import composed
 from runner.experiment.terminal import say
@@ -72,7 +72,7 @@ class Search:
 
     def read(self) -> None:
         """Reads the rows, which all that are tried share. Raises: RunnerError."""
-        data = build.prepare_data(with_settings(self.cfg, {}), self.device)
+        data = prepare_data(with_settings(self.cfg, {}), self.device)
         for batches in data.loaders.values():  # each has its own
             batches.close()
         self.data = replace(data, loaders={})

@@ -24,6 +24,7 @@ from runner.device import backends
 from runner.device.benchmark.timing import waiter
 from runner.distributed.group import Alone
 from runner.experiment import build
+from runner.experiment.build_data import Data, set_switches
 from runner.inspection.guard import Guard
 from runner.training.background import Background
 from runner.training.metric_buffer import MetricBuffer, Window
@@ -48,7 +49,7 @@ FIRST_CALLS, FIRST_SECONDS = 3, 0.5
 class Candidate:
     """A run with some settings. setup_seconds: that it took before its steps are as quick as they stay."""
 
-    def __init__(self, cfg: DictConfig, device: torch.device, *, read: build.Data) -> None:
+    def __init__(self, cfg: DictConfig, device: torch.device, *, read: Data) -> None:
         """Builds it and takes its first steps. read: its rows. Raises: what a run would raise."""
         began = time.perf_counter()
         self._cfg, self._windows = cfg, list[Window]()
@@ -107,7 +108,7 @@ class Candidate:
 
     def seconds_a_step(self, seconds: float) -> float:
         """Takes steps for so long, one call at least, and says what each took. Waits for the device."""
-        build.set_switches(self._cfg, self.parts.device)
+        set_switches(self._cfg, self.parts.device)
         if self.parts.device.type == "cpu":
             torch.set_num_threads(self.threads)
         self._wait()

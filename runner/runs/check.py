@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import torch
@@ -21,10 +20,11 @@ from runner.device.host_memory import size_in_words
 from runner.device.placement import tensors
 from runner.errors import Problem, RunnerError
 from runner.experiment.claim import LOG
-from runner.experiment.given import Given
-from runner.experiment.readable_numbers import seconds as in_seconds
+from runner.experiment.context import RunContext
 from runner.experiment.run import run
+from runner.experiment.summary import Summary
 from runner.experiment.terminal import say
+from runner.experiment.terminal import seconds as in_seconds
 from runner.runs.export import FOLDER, FORMS, export_to
 from runner.runs.inputs import example
 from runner.runs.load import BEST, Trained, open_run
@@ -36,7 +36,7 @@ LAST = "checkpoints/last.pt"
 SECONDS_FOR_STORE = 2.0  # that a server may take to answer
 
 
-def check_run(cfg: DictConfig, folder: Path, *, given: Given) -> dict[str, Any]:
+def check_run(cfg: DictConfig, folder: Path, *, context: RunContext) -> Summary:
     """Train two steps, load the model again and export it; print a line for each part that works.
 
     Returns:
@@ -47,8 +47,8 @@ def check_run(cfg: DictConfig, folder: Path, *, given: Given) -> dict[str, Any]:
     """
     uri = str(cfg.tracking.uri) if cfg.tracking.enabled else None
     cfg.tracking.enabled, cfg.tracking.log_model = False, True  # it leaves a few rows to export by
-    summary = run(cfg, folder, given=given)
-    if summary["status"] != "finished":
+    summary = run(cfg, folder, context=context)
+    if summary.status != "finished":
         _keep_log(folder)
         return summary
     began = time.perf_counter()
@@ -65,11 +65,11 @@ def check_run(cfg: DictConfig, folder: Path, *, given: Given) -> dict[str, Any]:
     return summary
 
 
-def _trained_parts(cfg: DictConfig, summary: Mapping[str, Any], trained: Trained) -> Iterator[str]:
-    seconds: Mapping[str, float] = summary["time"]
+def _trained_parts(cfg: DictConfig, summary: Summary, trained: Trained) -> Iterator[str]:
+    seconds: Mapping[str, float] = summary.time
     yield _steps(cfg, summary, num_steps=trained.card.facts["num_steps"])
     for split, name in (("val", "validation"), ("test", "test")):
-        values = {key: value for key, value in summary["metrics"].items() if key.startswith(f"{split}/")}
+        values = {key: value for key, value in summary.metrics.items() if key.startswith(f"{split}/")}
         if values:
             text = ", ".join(f"{key.partition('/')[2]} {value:.4g}" for key, value in values.items())
             yield f"a batch of {split}: {text} ({seconds.get(name, 0.0):.2f} s)"
@@ -82,9 +82,9 @@ def _trained_parts(cfg: DictConfig, summary: Mapping[str, Any], trained: Trained
         yield f"plots: {', '.join(plots)} ({seconds.get('finish', 0.0):.2f} s)"
 
 
-def _steps(cfg: DictConfig, summary: Mapping[str, Any], *, num_steps: int) -> str:
-    taken, step = summary["num_steps"], summary["step"]
-    text = f"{taken} optimizer {'step' if taken == 1 else 'steps'} ({summary['seconds']['train']:.2f} s)"
+def _steps(cfg: DictConfig, summary: Summary, *, num_steps: int) -> str:
+    taken, step = summary.num_steps, summary.step
+    text = f"{taken} optimizer {'step' if taken == 1 else 'steps'} ({summary.seconds['train']:.2f} s)"
     if cfg.train.compile or cfg.train.cuda_graph or not step:  # the second step compiles, too
         return text
     return f"{text}; all {num_steps:,} take about {in_seconds(num_steps * step['seconds'])} at the pace of the second"

@@ -20,11 +20,10 @@ from runner.config.identity import key_of
 from runner.config.run_files import write_whole
 from runner.device import backends, probe
 from runner.errors import Problem, RunnerError, at_once, first_line
-from runner.experiment import build
+from runner.experiment.build_data import set_switches
 from runner.experiment.check import check
 from runner.experiment.compose_run import of_run
-from runner.experiment.readable_numbers import readable
-from runner.experiment.terminal import say, short
+from runner.experiment.terminal import readable, say, short
 from runner.runs.evaluation_data import Measured, batches_of, in_order, is_other, leave_own_rows, measured
 from runner.runs.load import BEST, Trained, computing, find_run, open_run
 from runner.tracking.ack import read_ack
@@ -51,7 +50,7 @@ def evaluate(wanted: str, overrides: list[str], *, tracked: bool) -> dict[str, A
     _leave_steps(cfg)
     choice = check(cfg, probe())
     device = torch.device(choice.here)
-    build.set_switches(cfg, device)
+    set_switches(cfg, device)
     trained = open_run((folder, weights), precision=cfg.train.precision, own_device=choice)
     settings = cfg.backends.get(device.type, {})
     backends.lay_out(trained.model, device=device, precision=trained.precision.name, settings=settings)  # as in the run

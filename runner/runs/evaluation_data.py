@@ -19,7 +19,7 @@ from runner.data.own_loader import OwnLoader
 from runner.data.source import Source, as_source
 from runner.data.split import fingerprint, length, split
 from runner.errors import Problem, RunnerError, refuse
-from runner.experiment import build as build_parts
+from runner.experiment import build_data
 from runner.models.card import Card
 
 #: keys of `data` that leave the rows as they are
@@ -114,7 +114,7 @@ def measured(cfg: DictConfig, card: Card, *, other: bool) -> Measured:
 
 def batches_of(found: Measured, name: str, cfg: DictConfig, device: torch.device) -> Batches:
     """The batches of a split, in order, finished as at the end of an epoch."""
-    return build_parts.batches_of(found.rows[name], found.source, cfg, device)[0]
+    return build_data.batches_of(found.rows[name], found.source, cfg, device)[0]
 
 
 def in_order(batches: Iterator[Any], order: Tensor | None, device: torch.device, *, are_classes: bool) -> Iterator[Any]:

@@ -18,8 +18,7 @@ from rich.live import Live
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from runner.experiment.readable_numbers import readable, seconds
-from runner.experiment.terminal import Terminal, labeled
+from runner.experiment.terminal import Terminal, labeled, readable, seconds
 from runner.sweep.jobs.ledger import DEFAULTS, ENDS, Job, Sweep
 from runner.tasks.metric_names import is_rising
 from runner.tracking.journal_records import FILE, Points, scan

@@ -18,7 +18,7 @@ class Adversarial(nn.Module):
     """Relativistic losses (Jolicoeur-Martineau 2019), one for each of the optimizers `critic` and `generator`: which of a
     real row and a generated one is the real one. The generator has to find all kinds of rows, not one that passes.
 
-    A batch is (inputs, anything) or the inputs alone; a model has generate(real) and critic(rows), as runner.models.GAN.
+    A batch is (inputs, anything) or only the inputs; a model has generate(real) and critic(rows), as runner.models.GAN.
     A split is measured by the energy distance of generated rows to its own (Szekely and Rizzo 2013): about 0 where both
     are alike. Its generated rows come from the same numbers each time, so that epochs can be compared.
     """

@@ -15,7 +15,7 @@ from runner.tasks.regression import LOSSES, distances, distances_reported, like,
 
 
 class Autoencoding(nn.Module):
-    """The inputs are the targets, images as 0..1. A batch is (inputs, anything) or the inputs alone.
+    """The inputs are the targets, images as 0..1. A batch is (inputs, anything) or only the inputs.
 
     Outputs are put into their shape.
 
@@ -36,7 +36,7 @@ class Autoencoding(nn.Module):
         """vocab_size: of the data, None for all but texts. Raises: RunnerError for texts."""
         super().__init__()
         if vocab_size is not None:
-            problem = "this data is texts, whose tokens are no numbers to come near to"
+            problem = "this data is texts, and distances between tokens mean nothing"
             fix = "task=language, or data of images, signals or tables"
             raise RunnerError(Problem("task=autoencoding", problem, fix))
         self.loss = one_of(loss, LOSSES, key="task.loss")
@@ -77,7 +77,7 @@ def _inputs(batch: Any) -> Tensor:
     if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
         said = f"a tensor of {inputs.dtype}" if isinstance(inputs, Tensor) else f"a {type(inputs).__name__}"
         problem = f"the inputs are {said}, and an autoencoder gives back one tensor of floats"
-        fix = "data whose inputs are such a tensor, or a task of your own"
+        fix = "data whose inputs are such a tensor, or a custom task"
         raise RunnerError(Problem("task=autoencoding", problem, fix))
     return inputs
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from runner.errors import Problem, RunnerError, nearest
 from runner.tasks.metric_names import PLOTS
 
-#: of a count that nobody told: the task was made in code, without the data's facts
+#: a count that is not known: the task was made in code, without the data's facts
 UNKNOWN = -1
 #: usual names of a model's argument for the number of its outputs
 OUTPUTS = ("out_features", "outputs", "num_classes", "n_classes", "num_outputs", "out_dim", "output_size", "num_labels")
@@ -42,14 +42,14 @@ def plots_of(asked: Any, *, kind: str) -> tuple[str, ...]:
         return can if asked else ()
     names = [asked] if isinstance(asked, str) else list(asked) if isinstance(asked, Iterable) else [asked]
     if bad := [name for name in names if name not in can]:
-        problem = f"there is no such picture of this kind of task, {kind}; there are {', '.join(can) or 'none'}"
+        problem = f"plots of this kind of task, {kind}, are {', '.join(can) or 'not available'}"
         fix = " or ".join([*(f"task.plots=[{hit}]" for hit in nearest(str(bad[0]), can)), "task.plots=true"])
         raise RunnerError(Problem(f"task.plots={bad[0]}", problem, fix))
     return tuple(names)
 
 
 def trains_nothing(task: Any) -> None:
-    """Refuses a task with weights of its own: the optimizer, the averaging and the checkpoints know the model's alone.
+    """Refuse a task with trained weights: the optimizer, the averaging and the checkpoints only have the model's.
 
     Frozen ones are welcome, e.g. a network that a loss compares with. Raises: RunnerError.
     """
@@ -62,7 +62,7 @@ def trains_nothing(task: Any) -> None:
 
 
 def check_turns(task: Any, turns: Sequence[str]) -> None:
-    """Refuses a task whose losses are not those of the optimizers that take turns; turns: their names, none of one alone.
+    """Refuse a task whose losses are not those of the optimizers that take turns. turns: their names, empty for one optimizer.
 
     Raises: RunnerError.
     """
@@ -91,7 +91,7 @@ def inputs_of(batch: Any, *, task: str) -> Any:
 
 
 def output_of(found: Any, chosen: int | str | None, *, task: str) -> Tensor:
-    """What a model gave, or the one of it that `task.output` names. Looks at types and shapes alone.
+    """Return a model's output, or the one that `task.output` names. Only looks at types and shapes.
 
     chosen: a place in a tuple or list, a key of a dict or the name of an attribute; None: it is a tensor as it is.
     Raises: RunnerError with what came back.
@@ -129,7 +129,7 @@ def wider(model: nn.Module, count: int) -> str:
 
 
 def described(found: Any) -> str:
-    """A model's outputs in words: a tuple of a tensor (64, 10) and a tensor (64, 10)."""
+    """Describe outputs: a tuple of a tensor (64, 10) and a tensor (64, 10)."""
     if isinstance(found, Tensor):
         return f"a tensor {tuple(found.shape)}"
     parts = _parts(found)

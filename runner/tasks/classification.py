@@ -21,10 +21,10 @@ class Classification(nn.Module):
 
     multiclass: targets are class indices, (B,) int64, or probabilities of the classes, (B, C), as mixup makes them: their
     stronger class is the right one. The model gives logits, (B, C); of two classes also one logit a row, (B,) or (B, 1).
-    multilabel: targets are (B, C) of 0 and 1, each label a question of its own, and the accuracy is over all of them.
+    multilabel: targets are (B, C) of 0 and 1, each label a separate question, and the accuracy is over all of them.
 
     class_weights: what a row of each class, or each label, counts for; "balanced" weighs classes so that all have the
-    same part in the training split. The loss is the mean of weight * loss over the rows: torch's own divides by the
+    same part in the training split. The loss is the mean of weight * loss over the rows: torch's divides by the
     weights of the batch, and would depend on which rows meet in one.
     """
 
@@ -137,7 +137,7 @@ def _weights(asked: Any, counts: Sequence[int] | None, num_classes: int, *, kind
     if asked == "balanced":
         if counts is None or kind == "multilabel":
             problem = (
-                "nobody counts the classes of this data before it is read"
+                "the classes of this data are not counted before it is read"
                 if counts is None
                 else "labels are not counted"
             )

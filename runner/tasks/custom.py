@@ -16,11 +16,11 @@ FORM = 'def loss(model, batch): return {"loss": ..., "what else is reported": ..
 
 
 class Own(nn.Module):
-    """function(model, batch) -> {"loss": ..., name: ...}, 0-d tensors, means over the batch; or the loss alone.
+    """function(model, batch) -> {"loss": ..., name: ...}, 0-d tensors, means over the batch; or only the loss.
 
-    With optimizer.turns it has a third parameter, turn=None: the name of the optimizer whose loss is asked for.
+    With optimizer.turns it has a third parameter, turn=None: the name of the optimizer whose loss is requested.
     What it is not to do: read a tensor (.item(), if tensor > 0). A module is placed with the model; its parameters are not
-    trained, so it may have none that learn. For metrics, pictures and `predict` a task tells more than a loss: a
+    trained, so it may have none that learn. For metrics, plots and `predict` a task needs more than a loss: a
     class with the methods of runner.tasks.task.Predicting, named as the task itself (task._target_=my_tasks.MyTask).
     """
 
@@ -37,13 +37,13 @@ class Own(nn.Module):
 def _callable(function: Any) -> Callable[[nn.Module, Any], Any]:
     made = function.func if isinstance(function, functools.partial) else function
     if isinstance(function, str):
-        problem = "a text names nothing here; what is built has a _target_ of its own"
+        problem = "a text names nothing here; objects have their own _target_"
         raise RunnerError(Problem(f"task.function={function}", problem, f"task.function._target_={function}"))
     if inspect.isclass(made):
         problem = f"{made.__name__} is a class, and with _partial_ one would be made in each step"
         raise RunnerError(Problem(f"task.function._target_={made.__name__}", problem, "task.function._partial_=false"))
     if not callable(function):
-        problem = f"it came to a {type(function).__name__}, which can't be called"
+        problem = f"it returned a {type(function).__name__}, which can't be called"
         fix = f"task.function._partial_=true for a function: {FORM}"
         raise RunnerError(Problem("task.function", problem, fix))
     return function  # type: ignore[no-any-return]

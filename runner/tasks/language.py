@@ -61,7 +61,7 @@ class Language(nn.Module):
     def judge(self, outputs: Tensor, batch: tuple[Any, Tensor], /) -> dict[str, Tensor]:
         targets = batch[1]
         if outputs.dim() != targets.dim() + 1 or outputs.shape[:-1] != targets.shape:
-            problem = f"the model gives {tuple(outputs.shape)}, and {tuple(targets.shape)} tokens are to be told"
+            problem = f"the model gives {tuple(outputs.shape)}, and {tuple(targets.shape)} tokens are to be predicted"
             fix = "model=gpt, model=gru model.pooling=each, or a model that gives (B, T, V)"
             raise RunnerError(Problem("task=language", problem, fix))
         losses = F.cross_entropy(

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-#: how the words of such names begin
+#: prefixes of the parts of such names
 RISING = (
     *(
         "acc",
@@ -25,10 +25,10 @@ RISING = (
     ),
     *("r2", "pearson", "spearman", "explained", "mcc", "kappa", "top", "psnr", "ssim", "bleu", "rouge", "speed", "hit"),
 )
-#: a word that decides, whatever stands beside it: accuracy_error, f1_loss
+#: a part that decides, whatever else the name has: accuracy_error, f1_loss
 FALLING = ("loss", "error", "perplexity", "mse", "mae", "rmse", "mape")
 
-#: by the kind of a task, the pictures that can be drawn of what it predicts (runner.experiment.plots.draw)
+#: by the kind of a task, the pictures that can be drawn of what it predicts (runner.experiment.figures)
 PLOTS: dict[str, tuple[str, ...]] = {
     "multiclass": ("confusion", "roc", "calibration", "samples", "boundary"),
     "multilabel": ("roc", "calibration", "samples"),
@@ -50,7 +50,7 @@ def is_rate(name: str) -> bool:
     return name == "train/lr" or name.startswith("train/lr_")
 
 
-#: of the tasks that come with the package; what another task reports, only its first trial tells
+#: of the built-in tasks; other tasks report their metrics first in a trial
 REPORTED = {
     "runner.tasks.Adversarial": ("loss",),
     "runner.tasks.Classification": ("loss", "accuracy"),
@@ -64,14 +64,14 @@ DERIVED = {
     "runner.tasks.Autoencoding": ("rmse",),
     "runner.tasks.Language": ("perplexity", "bits_per_byte"),
 }
-#: tasks whose loss can be another one than the squared error, which is reported beside it then
+#: tasks whose loss may differ from the squared error, which is reported as well then
 OF_NUMBERS = ("runner.tasks.Regression", "runner.tasks.Autoencoding")
 
 
 def metrics_of(task: Any, reported: Sequence[str] | None = None, *, whole: bool = True) -> list[str] | None:
-    """What a task measures, by its node in the configuration; None where nobody knows: one that is not ours.
+    """Return the metrics of a task by its node in the configuration; None for a custom task.
 
-    reported: of each batch (None: as the task is known for). whole: of whole splits, and not of batches alone.
+    reported: of each batch (None: as the task is known for). whole: of whole splits, not only of batches.
     """
     target, loss = str(task.get("_target_")), task.get("loss")
     reported = REPORTED.get(target) if reported is None else reported

@@ -1,4 +1,4 @@
-"""Makes the metrics that YAML asks for: modules that gather a split's predictions on the device, batch by batch."""
+"""Makes the configured metrics: modules that gather a split's predictions on the device, batch by batch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from runner.errors import Problem, RunnerError
 from runner.tasks.checks import UNKNOWN
 from runner.tasks.torchmetrics import SHORT, OverPresent, made_of
 
-#: numbers of one metric that get a name each; more are no curves that anybody reads
+#: numbers of one metric that get a name each; more are not useful as curves
 MOST_VALUES = 32
 #: numbers of predictions that wait on the device for torchmetrics, 64 MB
 MOST_WAITING = 2**24
@@ -30,7 +30,7 @@ def make_metrics(asked: Any, *, kind: str, num_outputs: int = UNKNOWN, reported:
         function (predictions, targets) -> 0-d tensor, which sees a whole split at once}.
     num_outputs: classes, labels or numbers that a row has. reported: names that the task reports already.
     torchmetrics' own checks of values are switched off: they wait for the device in each batch.
-    Raises: RunnerError for what is none of these.
+    Raises: RunnerError for anything else.
     """
     if isinstance(asked, str):
         asked = [asked]
@@ -50,7 +50,7 @@ def make_metrics(asked: Any, *, kind: str, num_outputs: int = UNKNOWN, reported:
 
 
 class Waiting:
-    """Predictions and targets of many batches, which wait on the device until they are asked for at once."""
+    """Predictions and targets of many batches, which stay on the device until they are needed together."""
 
     def __init__(self) -> None:
         self._parts: list[tuple[Tensor, Tensor]] = []
@@ -128,7 +128,7 @@ class OfTorchmetrics(nn.Module):
 
 
 class OfObject(nn.Module):
-    """A person's own object with the three methods; a module is placed with the task."""
+    """A custom object with the three methods; a module is placed with the task."""
 
     def __init__(self, metric: Any) -> None:
         super().__init__()
@@ -230,7 +230,7 @@ def _gathering(name: str, value: Any, kind: str) -> nn.Module:
         return OfObject(value)
     if callable(value):
         return OfFunction(name, value)
-    problem = f"it came to {value!r}, and a metric is an object with update(), compute() and reset(), or a function"
+    problem = f"it is {value!r}, and a metric is an object with update(), compute() and reset(), or a function"
     short = f"task.metrics=[{value}]" if isinstance(value, str) and value in SHORT.get(kind, {}) else _example(kind)
     raise RunnerError(Problem(f"task.metrics.{name}={value}", problem, short))
 
@@ -238,7 +238,7 @@ def _gathering(name: str, value: Any, kind: str) -> nn.Module:
 def _named(name: Any) -> str:
     if isinstance(name, str):
         return name
-    problem = "a list of metrics holds names; one with arguments has a name of its own"
+    problem = "a list of metrics holds names; one with arguments needs a key"
     raise RunnerError(Problem(f"task.metrics=[{name}]", problem, "task.metrics={NAME: {_target_: ...}}"))
 
 
@@ -247,7 +247,9 @@ def _check_name(name: str, reported: Collection[str]) -> None:
         problem = f"the task reports {name} by itself"
         raise RunnerError(Problem(f"task.metrics.{name}", problem, f"another name, e.g. {name}_of_torchmetrics"))
     if not re.fullmatch(r"[A-Za-z0-9_-]+", name) or hasattr(nn.ModuleDict, name):
-        problem = "a metric's name stands in val/NAME: letters, digits, _ and -, and no word of torch's ModuleDict"
+        problem = (
+            "a metric's name is part of val/NAME: letters, digits, _ and -, and not a method of torch's ModuleDict"
+        )
         raise RunnerError(Problem(f"task.metrics.{name}", problem, f"another name, e.g. {_spelled(name)}_value"))
 
 

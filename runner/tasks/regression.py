@@ -18,7 +18,7 @@ LOSSES = ("mse", "mae", "huber")
 
 
 class Regression(nn.Module):
-    """One number a row, or several: a loss, and the mean absolute error beside it, over all of them.
+    """One or several numbers for each example: reports a loss and the mean absolute error over all of them.
 
     Targets are (B, T) float32, as the model's outputs. loss: mse | mae | huber (quadratic up to huber_delta, then
     linear). The root of the mean squared error is a value of a whole split, rmse.
@@ -42,11 +42,11 @@ class Regression(nn.Module):
         """num_classes, num_outputs, is_multilabel: of the data. Raises: RunnerError for data with classes, and for other losses."""
         super().__init__()
         if num_classes not in (None, UNKNOWN):
-            problem = f"the targets of this data are {num_classes} classes, and a regression tells numbers"
+            problem = f"the targets of this data are {num_classes} classes, and a regression predicts numbers"
             fix = "task=classification, or data.kind=regression where the numbers mean more and less"
             raise RunnerError(Problem("task=regression", problem, fix))
         if is_multilabel:
-            problem = "the targets of this data are labels, each 0 or 1, and a regression tells numbers"
+            problem = "the targets of this data are labels, each 0 or 1, and a regression predicts numbers"
             raise RunnerError(Problem("task=regression", problem, "task=classification, or data.kind=regression"))
         self.loss, self.huber_delta = one_of(loss, LOSSES, key="task.loss"), _delta(huber_delta)
         reported = distances_reported(self.loss)
@@ -58,7 +58,7 @@ class Regression(nn.Module):
     def learn_scaled(self, spreads: Sequence[float]) -> None:
         """From now on gradients are those of the loss of targets that are divided by these, (T,); its value stays in theirs.
 
-        Else a rate that suits one unit suits no other, and of several targets the one of the largest numbers alone is learnt.
+        Else the best learning rate depends on the unit, and only the target with the largest numbers is learned.
         """
         self.spreads = torch.tensor(spreads, dtype=torch.float32)
 

@@ -1,10 +1,10 @@
 """Defines what a task is: from a model and a batch on the device, the loss and what to report, as 0-d tensors.
 
 A task is any callable `task(model, batch) -> {"loss": ..., name: ...}`: its first entry is the loss, all are means over
-the batch, and nothing in it reads the device. Yours stands on the same footing: name it by `_target_`.
+the batch, and nothing in it reads the device. A custom task works in the same way: name it by `_target_`.
 
 With optimizers that take turns (optimizer.turns) it is called as `task(model, batch, turn=NAME)` for the loss of each, and
-without a turn where a split is measured. Losses of certain names alone are told by an attribute `turns` of these names.
+without a turn where a split is measured. An attribute `turns` restricts the names.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ class Task(Protocol):
 
 
 class Predicting(Protocol):
-    """A task that also tells what a model's outputs mean: for metrics of its own, for plots, and for `predict`.
+    """A task that also interprets a model's outputs: for further metrics, plots and `predict`.
 
     `task(model, batch)` is `task.judge(task.outputs(model, batch), batch)`.
     """
 
     #: multiclass | multilabel | regression | language | autoencoding | generation
     kind: str
-    #: by name, objects with update(predictions, targets), compute() and reset(): torchmetrics' or a person's own
+    #: by name, objects with update(predictions, targets), compute() and reset(): torchmetrics' or custom ones
     metrics: Mapping[str, Any]
 
     def outputs(self, model: nn.Module, batch: Any, /) -> Tensor:
@@ -66,12 +66,12 @@ class HasRequirements(Protocol):
         ...
 
 
-#: what it asks for, by name
+#: its members, by name
 _MEMBERS = [*Predicting.__annotations__, *(name for name in vars(Predicting) if not name.startswith("_"))]
 
 
 def is_predicting(task: object) -> TypeGuard[Predicting]:
-    """Whether a task has all that Predicting asks for.
+    """Return whether a task has all members of Predicting.
 
     By hasattr(): metrics may be a submodule, which a module finds in its __getattr__, and there isinstance() of a protocol
     no longer looks since Python 3.12.

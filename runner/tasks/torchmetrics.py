@@ -71,13 +71,13 @@ COUNTS = {"multiclass": "num_classes", "multilabel": "num_labels"}
 def made_of(names: Sequence[str], *, kind: str, num_outputs: int) -> dict[str, Any]:
     """torchmetrics' objects by name. auroc, average_precision and spearman are exact: they keep a whole split on the device.
 
-    Raises: RunnerError for unknown names, for a number of classes that nobody told, and where torchmetrics is missing.
+    Raises: RunnerError for unknown names, for an unknown number of classes, and where torchmetrics is missing.
     """
     known = SHORT.get(kind, {})
     refuse([_unknown(name, known, kind) for name in names if name not in known])
     if num_outputs == UNKNOWN and kind != "autoencoding":
-        problem = "the data does not tell how many classes or numbers a row has"
-        fix = "task.num_classes=10, say, or task.metrics=[]"
+        problem = "the number of classes, or of numbers in an example, is not known"
+        fix = "task.num_classes=10, or task.metrics=[]"
         raise RunnerError(Problem(f"task.metrics=[{','.join(names)}]", problem, fix))
     return {name: _make(name, kind, num_outputs) for name in names}
 
@@ -143,5 +143,5 @@ def _unknown(name: str, known: dict[str, Any], kind: str) -> Problem:
     hits = nearest(name, known)
     fix = " or ".join(f"task.metrics=[{hit}]" for hit in hits or [*known][:3])
     fix = fix or "task.metrics={NAME: {_target_: ...}}"
-    problem = f"there is no such short name for a task of kind {kind}; there are {', '.join(known) or 'none'}"
+    problem = f"this short name does not exist for a task of kind {kind}; there are {', '.join(known) or 'none'}"
     return Problem(f"task.metrics=[{name}]", problem, fix)

@@ -33,7 +33,7 @@ from members import Run, built, members_of, trained_alone, trained_together
 from runner.config.compose import composer, hydra_session
 from runner.device import Choice
 from runner.device.host_memory import _sizes
-from runner.experiment.given import Given
+from runner.experiment.context import RunContext
 from runner.experiment.together import Job, run_together
 from runner.tracking.journal_reader import read_series
 from runner.training.stacked.check import check_alike
@@ -215,10 +215,10 @@ def _run(configs: Sequence[Any], folder: Path) -> None:
         own.mkdir(parents=True, exist_ok=True)
         with open_dict(cfg):
             cfg.pop("hydra", None)
-        jobs.append(Job(cfg, own, Given(choice=Choice("cpu", "as asked", "cpu"))))
+        jobs.append(Job(cfg, own, RunContext(device=Choice("cpu", "as asked", "cpu"))))
     while jobs:
         found = run_together(jobs)
-        wrong = [summary for summary in found.values() if summary["status"] != "finished"]
+        wrong = [summary for summary in found.values() if summary.status != "finished"]
         assert not wrong, wrong
         jobs = [job for number, job in enumerate(jobs) if number not in found]
 

@@ -17,6 +17,7 @@ import runner
 from runner.cli import notebook
 from runner.config import instantiate
 from runner.errors import RunnerError
+from runner.experiment.summary import Summary
 from runner.tracking.journal import Journal
 from runner.version import PACKAGES
 
@@ -164,7 +165,7 @@ def test_a_run_s_points_are_found_after_a_chdir(own_folder, monkeypatch, write):
         with Journal(folder) as journal:
             write.start(journal)
             write.rows(journal, 1, 3)
-        return {"exit_code": 0}
+        return Summary("finished")
 
     monkeypatch.setattr("runner.experiment.run.run", leave)
     result = runner.run(["model=linear", "device=cpu"], folder="below")

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from runner.experiment import advice
-from runner.experiment.advice import Trained, best
+from runner.experiment import time_spent
+from runner.experiment.time_spent import Trained, best
 from runner.inspection.findings import LIKELY, Finding
 from runner.training.result import Result
 from runner.training.step.clock import StepTimes
@@ -28,8 +28,8 @@ class Rows(Dataset):
 
 @pytest.fixture(autouse=True)
 def four_cpus(monkeypatch):
-    monkeypatch.setattr(advice, "num_usable_cpus", lambda: 4)
-    monkeypatch.setattr(advice, "_has_compiler", lambda: True)
+    monkeypatch.setattr(time_spent, "num_usable_cpus", lambda: 4)
+    monkeypatch.setattr(time_spent, "_has_compiler", lambda: True)
 
 
 def trained(spent=None, *, device="cpu", batch_size=128, rows=None, limits=None, **more):
@@ -94,7 +94,7 @@ def test_each_rule(run, kind, write, share):
 
 def test_readers_and_what_they_can_not_do(monkeypatch):
     # 0.512 s a batch; by 4 readers 0.128 s, of which the step hides 0.098
-    monkeypatch.setattr(advice, "_share_on_cpu", lambda rows: 0.05)
+    monkeypatch.setattr(time_spent, "_share_on_cpu", lambda rows: 0.05)
     found = best(trained({"data": 512.0}, rows=Rows(), experiment={"data.num_workers": 0}))
     assert found is not None and found.write == "data.num_workers=4" and found.why == "a row takes 4 ms"
     assert found.seconds == pytest.approx(0.85 * (512 - 30), rel=0.01)

@@ -3,7 +3,8 @@
 import pytest
 from omegaconf import OmegaConf
 
-from runner.experiment.best_metric import best_of, metric_problems
+from runner.experiment.build import best_of
+from runner.experiment.check import metric_problems
 
 
 def config(metric, target="Classification", **task):
@@ -28,7 +29,7 @@ def config(metric, target="Classification", **task):
         ("accuracy", {}, "train.early_stopping.metric=val/accuracy"),
         ("train/accuracy", {}, "train.early_stopping.metric=val/accuracy"),
         ("train/anything", {"target": "Own"}, "train.early_stopping.metric=val/loss"),
-        ("val/f1", {}, "task.metrics=[f1] beside it, or"),
+        ("val/f1", {}, "task.metrics=[f1], or"),
         ("val/accuracy", {"target": "Regression"}, "train.early_stopping.metric=val/loss"),
         ("val/mse", {"target": "Regression", "loss": "mse"}, "train.early_stopping.metric=val/rmse"),
     ],

@@ -19,7 +19,8 @@ from runner.config.instantiate import build
 from runner.config.nodes import SHARED
 from runner.data.builtin.digits import digits
 from runner.data.loading.order import EPOCH, SPLIT, generator, permutation
-from runner.experiment.build import compiles_alone, prepare
+from runner.experiment.build import prepare
+from runner.experiment.build_data import compiles_alone
 from runner.models.card import read_card
 from runner.models.mlp import MLP
 from runner.training.evaluate import evaluate

@@ -193,10 +193,10 @@ def wrong(optimizer):
 
 def test_a_plateau_among_others_is_refused_and_so_is_what_is_no_schedule(own_folder):
     (own_folder / "my_schedules.py").write_text(OWN)
-    (problem,) = problems("+scheduler._target_=my_schedules.chained")
-    assert "does not support `ReduceLROnPlateau`" in problem.message and "scheduler=cosine" in problem.help
-    (problem,) = problems("+scheduler._target_=my_schedules.wrong")
-    assert "no schedule" in problem.message
+    (fault,) = problems("+scheduler._target_=my_schedules.chained")
+    assert "does not support `ReduceLROnPlateau`" in fault.message and "scheduler=cosine" in fault.help
+    (fault,) = problems("+scheduler._target_=my_schedules.wrong")
+    assert "not a schedule" in fault.message
 
 
 def test_the_rehearsal_imports_nothing_that_takes_seconds(monkeypatch):

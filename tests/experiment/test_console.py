@@ -3,6 +3,7 @@
 import io
 import logging
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,18 +16,24 @@ from runner import cli
 from runner.device.capabilities import slow_layers
 from runner.experiment import console
 from runner.experiment.console import Screen, describe_parts, last_rows
-from runner.experiment.readable_numbers import readable
-from runner.experiment.terminal import Terminal
+from runner.experiment.summary import Summary
+from runner.experiment.terminal import Terminal, readable
 from runner.models.recurrent import Recurrent
 from runner.tracking.ack import Ack, write_ack
 from runner.tracking.journal import read_points
 from runner.training.metric_buffer import Window
 
-SUMMARY = {
-    "metrics": {"train/loss": 0.5}, "best": {"metric": "val/loss", "value": 0.0654, "step": 1120}, "error": None,
-    "status": "finished", "ending": "finished", "num_steps": 1200, "steps_per_second": 104.2, "hints": [],
-    "seconds": {"total": 5.71}, "run_id": "abc", "tracker": {"points_pending": 0},
-}  # fmt: skip
+SUMMARY = Summary(
+    "finished",
+    metrics={"train/loss": 0.5},
+    best={"metric": "val/loss", "value": 0.0654, "step": 1120},
+    ending="finished",
+    num_steps=1200,
+    steps_per_second=104.2,
+    seconds={"total": 5.71},
+    run_id="abc",
+    tracker={"points_pending": 0},
+)
 
 
 @pytest.fixture
@@ -57,7 +64,7 @@ def test_warnings_are_shown_while_a_run_lasts(screen):
 def test_extreme_numbers_fit_into_the_table(screen):
     metrics = {"train/loss": 16417543687602438144.0, "val/loss": 62847922176.0, "test/loss": float("nan")}
     metrics |= {"val/accuracy": 0.99999, "test/accuracy": 1e-12}
-    lines = shown(screen, SUMMARY | {"metrics": metrics}).splitlines()
+    lines = shown(screen, replace(SUMMARY, metrics=metrics)).splitlines()
     assert [line.split() for line in lines[1:4]] == [
         ["train", "val", "test"],
         ["loss", "1.642e+19", "6.285e+10", "nan"],
@@ -75,12 +82,12 @@ def test_extreme_numbers_fit_into_the_table(screen):
     ],
 )
 def test_end_of_a_run_has_one_headline(screen, changes, line):
-    said = shown(screen, SUMMARY | changes)
+    said = shown(screen, replace(SUMMARY, **changes))
     assert line in said.splitlines() and "best     val/loss 0.0654 (step 1,120)\n" in said
 
 
 def test_hints_come_last_and_are_three(screen):
-    said = shown(screen, SUMMARY | {"hints": list("abcd"), "advice": {"words": "e"}}, {"mlflow": "there"})
+    said = shown(screen, replace(SUMMARY, hints=list("abcd"), advice={"words": "e"}), {"mlflow": "there"})
     assert said.splitlines()[-4:] == ["mlflow   there", "hint: a", "hint: b", "hint: c"]
 
 
@@ -99,7 +106,7 @@ def test_last_rows_name_the_command_that_continues(own_folder, changes, rows):
     (folder / "checkpoints").mkdir(parents=True)
     (folder / "checkpoints/last.pt").touch()
     off = SimpleNamespace(tracking=SimpleNamespace(enabled=False))
-    assert last_rows(off, SUMMARY | changes, folder, publishes=True) == rows
+    assert last_rows(off, replace(SUMMARY, **changes), folder, publishes=True) == rows
 
 
 @pytest.mark.parametrize(
@@ -116,7 +123,7 @@ def test_mlflow_row_links_to_the_run(own_folder, uri, changes, text, link):
     folder.mkdir()
     write_ack(folder, Ack(experiment_id="7", run_id="abc"))
     on = SimpleNamespace(tracking=SimpleNamespace(enabled=True, uri=uri))
-    rows = last_rows(on, SUMMARY | changes, folder, publishes=True)
+    rows = last_rows(on, replace(SUMMARY, **changes), folder, publishes=True)
     found = rows["mlflow"]
     assert rows.get("sync") == ("python -m runner sync run tracking.uri=http://there" if changes else None)
     assert str(found) == text and getattr(getattr(found, "style", None), "link", None) == link

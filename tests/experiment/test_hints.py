@@ -179,9 +179,9 @@ HEAVY = "data.num=200 data.noise=true optimizer.lr=0.03 data.val_fraction=0.4"
             60,
             "nothing has moved: in 60 steps the weights changed by",
         ),
-        (f"{NUMBERS} data.unit=1e6", 60, "the targets are 3.078e+06 ± 2.37e+06, and val/rmse came to 3.8"),
-        (f"{NUMBERS} data.unit=1e-6 task.loss=huber", 60, "always telling the mean would be as good"),
-        (HEAVY, 400, "it learns the rows by heart; write train.early_stopping.patience=5"),
+        (f"{NUMBERS} data.unit=1e6", 60, "the targets are 3.078e+06 ± 2.37e+06, and the lowest val/rmse is 3.8"),
+        (f"{NUMBERS} data.unit=1e-6 task.loss=huber", 60, "always predicting the mean is as good"),
+        (HEAVY, 400, "it overfits; write train.early_stopping.patience=5"),
     ],
 )
 def test_a_planted_cause_is_told(hints, words, num_steps, said):

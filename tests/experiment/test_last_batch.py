@@ -7,7 +7,7 @@ from torch import nn
 from runner import cli
 from runner.data.loading.shard import Shard
 from runner.errors import RunnerError
-from runner.experiment.last_batch import check_last_batch
+from runner.experiment.build_data import check_last_batch
 
 CPU = torch.device("cpu")
 

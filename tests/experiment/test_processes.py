@@ -13,7 +13,7 @@ from runner.distributed import messages
 from runner.distributed.environment import RankInfo
 from runner.errors import RunnerError
 from runner.experiment import launch, processes
-from runner.experiment.given import Checked, Given
+from runner.experiment.context import Checked, RunContext
 
 GIB = 2**30
 GPUS = Hardware(
@@ -32,8 +32,8 @@ def composed(*words):
 
 def devices(*words, choice=None, place=None, is_given=False, has_trial=False):
     choice = choice or Choice("cuda:0", "as asked")
-    given = Given(choice=choice if is_given else None, trial=SimpleNamespace() if has_trial else None)
-    found = processes.devices_here(composed(*words), Checked(GPUS, choice), place, given=given)
+    context = RunContext(device=choice if is_given else None, trial=SimpleNamespace() if has_trial else None)
+    found = processes.choose_devices(composed(*words), Checked(GPUS, choice), place, context)
     return [each.device for each in found]
 
 
@@ -72,9 +72,9 @@ def test_a_number_that_contradicts_the_launcher_is_refused(monkeypatch):
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(RunnerError, match="torchrun has started 2 processes"):
-        processes.place_here(composed("train.num_processes=4"))
-    assert processes.place_here(composed("train.num_processes=2")).num == 2
-    assert processes.place_here(composed()).num == 2
+        processes.find_rank(composed("train.num_processes=4"))
+    assert processes.find_rank(composed("train.num_processes=2")).num == 2
+    assert processes.find_rank(composed()).num == 2
 
 
 @pytest.mark.parametrize(
@@ -106,5 +106,5 @@ def test_last_words_of_a_part_before_are_gone_when_the_others_know_the_folder(tm
         messages.tell(Path(folder), 1, "ValueError: today's")
 
     messages.tell(tmp_path, 0, "RuntimeError: last week's")
-    processes.give_folder(SimpleNamespace(num=num, broadcast_object=failing), tmp_path, is_launched=is_launched)
+    processes.share_directory(SimpleNamespace(num=num, broadcast_object=failing), tmp_path, is_launched=is_launched)
     assert messages.first_failure(tmp_path).text == error

@@ -15,9 +15,9 @@ from runner.data.split import indices, rows_of
 from runner.device import Choice, Gpu, Hardware, host_memory
 from runner.device.placement import map_tensors, tensors
 from runner.errors import Problem, RunnerError
-from runner.experiment import build, hints, provenance, session, together
+from runner.experiment import build_data, hints, provenance, session, together
 from runner.experiment.build import prepare
-from runner.experiment.given import Given
+from runner.experiment.context import RunContext
 from runner.experiment.summary import read_summary
 from runner.experiment.together import CannotStackError, Job, run_together
 from runner.tracking.journal_reader import read_events
@@ -34,7 +34,7 @@ def job(folder, seed):
         cfg.pop("hydra")
     folder = folder / str(seed)
     folder.mkdir()
-    return Job(cfg, folder, Given(choice=Choice("cpu", "as asked", "cpu")))
+    return Job(cfg, folder, RunContext(device=Choice("cpu", "as asked", "cpu")))
 
 
 def test_a_group_finds_nothing_of_the_one_before_in_the_memory(tmp_path, monkeypatch):
@@ -50,7 +50,7 @@ def test_a_group_finds_nothing_of_the_one_before_in_the_memory(tmp_path, monkeyp
     gc.disable()  # it would come at some time
     try:
         for seed in (0, 1):
-            assert run_together([job(tmp_path, seed)])[0]["status"] == "finished"
+            assert run_together([job(tmp_path, seed)])[0].status == "finished"
     finally:
         gc.enable()
     assert left == [0, 0]
@@ -70,13 +70,13 @@ def test_one_whose_end_fails_fails_alone(tmp_path, monkeypatch, module, name):
     monkeypatch.setattr(module, name, fails_once)
     jobs = [job(tmp_path, seed) for seed in range(3)]
     summaries = run_together(jobs)
-    assert sorted(each["status"] for each in summaries.values()) == ["failed", "finished", "finished"]
+    assert sorted(each.status for each in summaries.values()) == ["failed", "finished", "finished"]
     for number, summary in summaries.items():
         ending = read_summary(jobs[number].folder)
         events = [event for event in read_events(jobs[number].folder) if event["kind"] == "end"]
-        assert ending["status"] == summary["status"] and ending["metrics"]["val/loss"] > 0
-        assert events[-1]["status"] == ("FINISHED" if summary["status"] == "finished" else "FAILED")
-        if summary["status"] == "failed":
+        assert ending["status"] == summary.status and ending["metrics"]["val/loss"] > 0
+        assert events[-1]["status"] == ("FINISHED" if summary.status == "finished" else "FAILED")
+        if summary.status == "failed":
             assert ending["error"].startswith("RuntimeError: unexpected pos 704")
 
 
@@ -150,8 +150,8 @@ def test_a_group_reads_one_set_and_notes_how_many_compute_together(tmp_path, mon
         return replace(check(members, **more), num_together=3)
 
     monkeypatch.setattr(together, "check_alike", watched)
-    read, build_one = [], build.build
-    monkeypatch.setattr(build, "build", lambda node, *, key: read.append(key) or build_one(node, key=key))
+    read, build_one = [], build_data.build
+    monkeypatch.setattr(build_data, "build", lambda node, *, key: read.append(key) or build_one(node, key=key))
     run_together([job(tmp_path, seed) for seed in range(3)])
     assert read.count("data") == 1 and read.count("model") == 3
     splits = [split for member in found for split in (member.parts.train, member.parts.val, member.parts.test)]
@@ -180,7 +180,7 @@ def test_rows_that_one_of_several_groups_has_no_room_for_are_for_runs_alone(
 
     monkeypatch.setattr(together, "prepare", prepared)
     monkeypatch.setattr(host_memory, "_num_processes", num_processes)
-    one = replace(job(tmp_path, 0), given=Given(choice=Choice(device, "as asked", device)))
+    one = replace(job(tmp_path, 0), context=RunContext(device=Choice(device, "as asked", device)))
     with pytest.raises(raised, match="3 GiB") as caught:
         together._prepared(one, Hardware(cuda=(Gpu("H"),)), together.CommonRows())
     if raised is CannotStackError:

@@ -8,8 +8,7 @@ from torch import nn
 from runner.device.backends import set_switches
 from runner.device.placement import move, place
 from runner.inspection.findings import merged
-from runner.inspection.guard import Guard
-from runner.inspection.mps_faults import known_fault
+from runner.inspection.guard import Guard, known_fault
 
 ROW = torch.zeros(1)
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from runner.inspection.ranges import Range, bad_rows, is_finite, range_of
+from runner.inspection.not_finite import Range, bad_rows, is_finite, range_of
 
 INF, NAN = math.inf, math.nan
 

@@ -17,7 +17,8 @@ from runner.config.compose import composed_with, composer, hydra_session
 from runner.data.own_loader import OwnLoader
 from runner.device import backends
 from runner.errors import Problem, RunnerError
-from runner.experiment.build import prepare, prepare_data
+from runner.experiment.build import prepare
+from runner.experiment.build_data import prepare_data
 from runner.plan import tune, tune_measure
 from runner.plan import tune as command
 from runner.plan.tune_measure import FEW_TURNS, TURNS, Comparison, compare, difference, is_same

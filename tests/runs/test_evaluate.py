@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from refused import problems_of
 
 from runner.errors import RunnerError
-from runner.experiment.readable_numbers import readable
+from runner.experiment.terminal import readable
 from runner.runs import evaluate
 from runner.runs.evaluation_data import _whole, is_other, leave_own_rows
 from runner.runs.load import BEST

@@ -73,4 +73,4 @@ def test_what_is_none_of_them_is_refused(run, value):
 
 def test_without_rows_to_measure_nothing_is_measured_within_epochs(run):
     code, _, err = run(*WORDS[:-1], "data.val_fraction=0")
-    assert code == 2 and "train.evaluate_every_steps=5" in err and "no validation split" in err
+    assert code == 2 and "train.evaluate_every_steps=5" in err and "needs a validation split" in err

@@ -95,7 +95,7 @@ def train(root: Path) -> None:
         group = join(place, backend="gloo", device=torch.device("cpu"))
         Group.leave = lambda self: None  # for the next case
         # it waits for all, as the real one does
-        processes.joined = lambda place, choice: (group.all_reduce_max([0.0]), group)[1]
+        processes.join = lambda place, choice: (group.all_reduce_max([0.0]), group)[1]
     for name in CASES if place is None or place.num == 2 else FEW:
         done = run([*CASES[name]], folder=root / name)
         assert done["status"] == "finished", done["error"]

@@ -115,7 +115,7 @@ def accuracy():
 def test_metrics_that_can_not_be_are_refused_before_a_run():
     with pytest.raises(RunnerError, match="reports perplexity by itself"):
         Language(metrics={"perplexity": lambda said, true: said.mean()})
-    with pytest.raises(RunnerError, match="no such short name for a task of kind language; there are none"):
+    with pytest.raises(RunnerError, match="this short name does not exist for a task of kind language; there are none"):
         Language(metrics=["f1"])
 
 

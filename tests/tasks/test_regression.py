@@ -87,7 +87,7 @@ def test_an_autoencoder_is_compared_with_its_inputs():
         (lambda: Autoencoding(vocab_size=50), "task=language"),
         (lambda: Regression()(nn.Identity(), (torch.zeros(2, 3), torch.zeros(2, 2))), "nn.Linear(..., 2)"),
         (lambda: Autoencoding()(nn.Linear(4, 3), torch.zeros(2, 4)), "model.out_features='${facts.in_features}'"),
-        (lambda: Autoencoding()(nn.Identity(), torch.zeros(2, 4, dtype=torch.int64)), "a task of your own"),
+        (lambda: Autoencoding()(nn.Identity(), torch.zeros(2, 4, dtype=torch.int64)), "a custom task"),
     ],
 )
 def test_what_does_not_suit_is_told(make, mend):

@@ -77,12 +77,12 @@ def test_pictures_of_the_best_weights_lie_in_the_runs_folder(own_folder):
 
 
 def test_pictures_that_fail_never_fail_the_run(own_folder, monkeypatch, capsys):
-    from runner.experiment.plots import confusion
+    from runner.experiment.plots import scores
 
     def fails(results, path):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(confusion, "draw", fails)
+    monkeypatch.setattr(scores, "draw_confusion", fails)
     assert cli.main([*SHORT, "train.num_epochs=1", "task.plots=[confusion]"]) == 0
     assert summary()["status"] == "finished"
     line = "plots: confusion.png left out: OSError: [Errno 28] No space left on device"

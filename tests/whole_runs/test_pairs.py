@@ -16,7 +16,8 @@ from omegaconf import open_dict
 from runner.config.compose import composed_with, composer, hydra_session
 from runner.device import probe
 from runner.errors import RunnerError
-from runner.experiment.build import prepare_data, prepare_training
+from runner.experiment.build import prepare_training
+from runner.experiment.build_data import prepare_data
 from runner.experiment.check import check
 from runner.training.evaluate import evaluate
 from runner.training.step.train_step import make_step

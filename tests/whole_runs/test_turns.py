@@ -89,9 +89,9 @@ def test_a_task_and_optimizers_of_ones_own(own_folder):
     ("words", "so", "write"),
     [
         (["train.cuda_graph=true"], "one optimizer's step", "train.cuda_graph=false"),
-        (["optimizer.groups=[{match:critic,lr:1}]"], "settings of its own", "optimizer.groups=null"),
+        (["optimizer.groups=[{match:critic,lr:1}]"], "its own parameters and settings", "optimizer.groups=null"),
         (["train.num_processes=2"], "several losses in one", "train.num_processes=1"),
-        (["optimizer.turns.critic.params=generator"], "both own generator.hidden.0.weight", "one of them alone"),
+        (["optimizer.turns.critic.params=generator"], "both own generator.hidden.0.weight", "only one of them"),
         (
             ["optimizer.turns.critic.params=critic.hidden"],
             "owns critic.output.weight",
@@ -123,7 +123,7 @@ def test_a_task_with_one_loss_is_refused(own_folder, capsys):
     (own_folder / "my_tasks.py").write_text(OWN)
     turns = "optimizer.turns={a:{params:hidden},b:{params:output}}"
     assert cli.main(["device=cpu", "model=mlp", "task=own", "task.function._target_=my_tasks.one", turns]) == 2
-    assert "def loss(model, batch, turn=None), where turn is a or b" in capsys.readouterr().err
+    assert "def loss(model, batch, `turn=None`), where turn is a or b" in capsys.readouterr().err
     assert cli.main(["device=cpu", "model=mlp", turns]) == 2
     assert "optimizer.turns with task=Classification" in capsys.readouterr().err
 

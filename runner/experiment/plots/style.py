@@ -20,7 +20,7 @@ HEAD = 1.0  # inches, of the two or three lines above all panels
 
 
 def new(width: float, height: float, *, title: str, figure_of: str) -> Figure:
-    """A figure of so many inches. title: of the run, in one line or two; figure_of: what is shown. They take HEAD inches."""
+    """Make a figure of this size in inches. title: of the run, one or two lines; figure_of: its topic. They take HEAD inches."""
     from matplotlib.figure import Figure  # heavy; pyplot would keep global state
 
     figure = Figure(figsize=(width, height))
@@ -75,7 +75,7 @@ def save(figure: Figure, path: Path) -> Path:
 
 
 def color(number: int, of: int) -> Any:
-    """A color for each of so many; beyond ten they are shades of one scale."""
+    """A color for each of `of` classes; beyond ten they are shades of one scale."""
     if of <= len(COLORS):
         return COLORS[number]
     import matplotlib
@@ -84,7 +84,7 @@ def color(number: int, of: int) -> Any:
 
 
 def cut(text: str, most: int) -> str:
-    """In one line of at most so many characters; matplotlib's own signs do nothing in it."""
+    """Cut a text to one line of at most `most` characters, without matplotlib's markup."""
     text = " ".join(text.split())
     text = text if len(text) <= most else text[: max(1, most - 1)].rstrip() + "…"
     return text.replace("$", r"\$")

@@ -27,8 +27,7 @@ from runner.experiment.compose_run import of_run
 from runner.experiment.provenance import versions
 from runner.experiment.summary import read_summary
 from runner.experiment.terminal import say, short
-from runner.inspection.not_finite import Record, Size, Watch
-from runner.inspection.ranges import is_finite
+from runner.inspection.not_finite import Record, Size, Watch, is_finite
 from runner.inspection.tensor_names import Names
 from runner.models.with_preprocessing import Prepared
 from runner.runs import find

@@ -24,7 +24,7 @@ from runner.distributed.group import Alone
 from runner.errors import RunnerError
 from runner.experiment.build import prepare
 from runner.inspection.findings import Finding
-from runner.inspection.ranges import is_finite
+from runner.inspection.not_finite import is_finite
 from runner.runs.explain.noticed_task import NoticedTask
 from runner.training import checkpoint
 from runner.training.fit import Training

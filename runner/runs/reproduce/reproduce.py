@@ -17,7 +17,8 @@ from runner.runs.reproduce.compare import Points, compare_all, is_reproduced, la
 from runner.runs.reproduce.recorded import Original
 
 if TYPE_CHECKING:
-    from runner.experiment.given import Checked
+    from runner.experiment.context import Checked
+    from runner.experiment.summary import Summary
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -200,7 +201,7 @@ def original(wanted: str, overrides: list[str], *, trusted: bool) -> AbstractCon
 
 def repeat(
     original: Original, cfg: DictConfig, folder: Path, *, checked: Checked | None, anyway: bool
-) -> tuple[dict[str, Any], bool]:
+) -> tuple[Summary, bool]:
     """Runs the configuration as a new run in `folder`, and compares. Returns its summary, and whether it is the same.
 
     Raises: RunnerError for data that is not the same, unless `anyway`, and for whatever keeps a run from starting.
@@ -208,7 +209,7 @@ def repeat(
     from runner.experiment import provenance, run  # torch
     from runner.experiment.check import check_here
     from runner.experiment.console import Screen
-    from runner.experiment.given import Checked, Given, Repetition
+    from runner.experiment.context import Checked, Repetition, RunContext
     from runner.runs.reproduce import making
 
     if original.store is not None:
@@ -223,13 +224,13 @@ def repeat(
         screen.say(line)
     check_data = data_check(original, anyway=anyway, say=screen.say)
     repetition = Repetition(original.run_id or original.name, check_data)
-    given = Given(checked=Checked(hardware, choice), repetition=repetition, owns_process=True)
-    summary = run.run(cfg, folder, given=given)
+    context = RunContext(checked=Checked(hardware, choice), repetition=repetition, owns_process=True)
+    summary = run.run(cfg, folder, context=context)
 
     now = _series(folder, spelled=original.store is not None)
     is_other_end = _ends_elsewhere(original, cfg, summary, [each.what for each in values])
     found = compare_all(original.series, now, may_end_elsewhere=is_other_end)
-    failure = f"this run failed: {summary['error']}" if summary["status"] == "failed" != original.status else ""
+    failure = f"this run failed: {summary.error}" if summary.status == "failed" != original.status else ""
     same = is_reproduced(found) and not failure
     said = sentence(found, failure=failure, ends=(original.last_step, last_step(now)))
     write(folder, original, found, [*made, *values], said=said, same=same)
@@ -247,6 +248,6 @@ def _series(folder: Path, *, spelled: bool) -> dict[str, Points]:
     return {names.key(name): points for name, points in found.items()} if spelled else found
 
 
-def _ends_elsewhere(original: Original, cfg: DictConfig, summary: dict[str, Any], changed: list[str]) -> bool:
-    is_short = not original.is_whole or summary["status"] != "finished" or cfg.train.max_seconds is not None
+def _ends_elsewhere(original: Original, cfg: DictConfig, summary: Summary, changed: list[str]) -> bool:
+    is_short = not original.is_whole or summary.status != "finished" or cfg.train.max_seconds is not None
     return is_short or any(key.startswith(OF_LENGTH) for key in changed)

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from hydra.core.utils import JobReturn
     from omegaconf import DictConfig
 
-    from runner.experiment.given import Given
+    from runner.experiment.context import RunContext
+    from runner.experiment.summary import Summary
     from runner.experiment.together import Job
 
 #: what a job knows of its sweep, for launchers that hand on nothing but overrides
@@ -61,7 +62,7 @@ def run_pickled(payload: bytes) -> int:
     config, context = pickle.loads(payload)  # from our own parent
     returned = run_composed(config, context)
     value = returned._return_value
-    return int(value["exit_code"] or value["status"] == "failed") if isinstance(value, dict) else 1
+    return int(value.code) if hasattr(value, "code") else 1
 
 
 def run_pickled_together(payload: bytes) -> int:
@@ -77,25 +78,25 @@ def run_pickled_together(payload: bytes) -> int:
     for config, text in each:
         returned = run_composed(config, context, begun)  # its folder and Hydra's files
         cfg, folder = returned.return_value
-        jobs.append(Job(cfg, folder, _given(Assignment.from_text(text))))
+        jobs.append(Job(cfg, folder, _context(Assignment.from_text(text))))
     summaries = in_turns(jobs)
-    return max((int(summary["exit_code"] or summary["status"] == "failed") for summary in summaries), default=0)
+    return max((summary.code for summary in summaries), default=0)
 
 
-def in_turns(jobs: Sequence[Job]) -> list[dict[str, Any]]:
+def in_turns(jobs: Sequence[Job]) -> list[Summary]:
     """Has all of them trained, as many together as can be; after a word to end no others begin. Returns their summaries."""
-    from runner.experiment.summary import write_summary
+    from runner.experiment.summary import Summary
     from runner.experiment.together import CannotStackError, failed, run_together
     from runner.training.signals import listening
 
-    summaries: list[dict[str, Any]] = []
+    summaries: list[Summary] = []
     with listening() as stop:
         while jobs and stop.signal is None:
             try:
                 found = run_together(jobs)
             except CannotStackError as error:
                 for job in jobs:
-                    write_summary(job.folder, {"status": ALONE, "error": str(error)})
+                    Summary(ALONE, str(error)).write(job.folder)
                 break
             except OF_CODE as error:
                 why = _told(error)
@@ -132,22 +133,22 @@ def run_composed(config: DictConfig, context: Any, function: Callable[[DictConfi
     )
 
 
-def task(cfg: DictConfig) -> dict[str, Any]:
+def task(cfg: DictConfig) -> Summary:
     """What a job does, wherever it runs. Returns its summary, which is in its folder, too, and raises nothing."""
     from hydra.core.hydra_config import HydraConfig
 
     from runner.config.compose import name_data
     from runner.experiment import run
-    from runner.experiment.summary import write_summary
+    from runner.experiment.summary import Summary
 
     folder = Path(HydraConfig.get().runtime.output_dir)
     assigned = Assignment.from_text(os.environ[VARIABLE])
     name_data(cfg)
     try:
-        return run.run(cfg, folder, given=_given(assigned))
+        return run.run(cfg, folder, context=_context(assigned))
     except OF_CODE as error:
-        summary = {"status": "failed", "error": _told(error), "exit_code": 1}
-    write_summary(folder, summary)
+        summary = Summary("failed", _told(error), exit_code=1)
+    summary.write(folder)
     return summary
 
 
@@ -160,9 +161,9 @@ def _told(error: BaseException) -> str:
     return without_password(in_words(error))
 
 
-def _given(assigned: Assignment) -> Given:
+def _context(assigned: Assignment) -> RunContext:
     from runner.device import Choice
-    from runner.experiment.given import Given, Membership
+    from runner.experiment.context import Membership, RunContext
     from runner.sweep.search.pruning import StudyTrial
 
     choice = Choice(assigned.device, assigned.device_reason, assigned.device_here) if assigned.device else None
@@ -170,4 +171,4 @@ def _given(assigned: Assignment) -> Given:
     trial = None
     if assigned.study is not None and assigned.trial is not None and assigned.metric is not None:
         trial = StudyTrial(assigned.study, assigned.trial, metric=assigned.metric)
-    return Given(choice=choice, member=member, trial=trial)
+    return RunContext(device=choice, member=member, trial=trial)

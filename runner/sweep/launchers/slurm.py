@@ -29,7 +29,7 @@ from runner.config.validate import written
 from runner.device import Hardware
 from runner.errors import Problem, RunnerError
 from runner.experiment.claim import CONSOLE
-from runner.experiment.summary import read_summary
+from runner.experiment.summary import Summary, read_summary
 from runner.sweep.jobs.prepare import Prepared
 from runner.sweep.jobs.run_job import VARIABLE, Assignment, task
 from runner.sweep.jobs.slots import DevicesFor, anywhere, devices_for
@@ -211,7 +211,7 @@ def check_there(config: DictConfig) -> None:
     )
 
 
-def scheduled_task(cfg: DictConfig) -> dict[str, Any]:
+def scheduled_task(cfg: DictConfig) -> Summary:
     """A job in a scheduler's hands. Before its time there is over it saves its state, and is queued again if it may be."""
     asked: list[int] = []
     # submitit's: it queues the job again, and ends the process where it stands
@@ -230,7 +230,7 @@ def scheduled_task(cfg: DictConfig) -> dict[str, Any]:
         summary = task(cfg)
     finally:
         signal.signal(signal.SIGUSR2, handler)
-    if asked and summary["status"] == "killed" and callable(handler):
+    if asked and summary.status == "killed" and callable(handler):
         handler(asked[0], None)
     return summary
 

@@ -103,7 +103,7 @@ def picture_of_time(report: Report) -> str:
     timed = sorted((result for result in report.results if result.time), key=lambda result: result.job)
     if not timed:
         return ""
-    from runner.experiment.plots.time_bar import AROUND, COLORS, draw_time  # heavy
+    from runner.experiment.plots.curves import AROUND, COLORS, draw_time  # heavy
 
     spent: Counter[str] = Counter()
     for result in timed:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from runner.experiment.readable_numbers import readable
-from runner.experiment.readable_numbers import seconds as seconds
+from runner.experiment.terminal import readable
+from runner.experiment.terminal import seconds as seconds
 from runner.sweep.report.report import Report
 from runner.sweep.report.seeds import Mean
 

@@ -363,7 +363,7 @@ def _group(name: str, words: list[str], asked: Asked) -> None:
 
 def steps(asked: Asked) -> None:
     """A step in each way, with the backward pass in autograd's thread and in the caller's."""
-    from runner.experiment.build import prepare_data
+    from runner.experiment.build_data import prepare_data
     from runner.plan.tune_measure import Candidate
 
     models = {"mlp": ROWS, "cnn": ["data=synthetic", "data.shape=[3,32,32]", "model=cnn"]}

@@ -8,9 +8,9 @@ import torch
 from simulated import run_simulated
 from torch import nn
 
-from runner.experiment.plots import collect as module
-from runner.experiment.plots.boundary import draw
-from runner.experiment.plots.collect import GRID, NUM_SHOWN, collect
+from runner.experiment.plots import predictions as module
+from runner.experiment.plots.examples import draw_boundary as draw
+from runner.experiment.plots.predictions import GRID, NUM_SHOWN, collect
 from runner.models.table_inputs import TableColumns
 from runner.models.with_preprocessing import Prepared
 from runner.tasks.autoencoding import Autoencoding

@@ -5,11 +5,11 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
+from runner.experiment.figures import draw_results
 from runner.experiment.plots import style
-from runner.experiment.plots.calibration import reliability
-from runner.experiment.plots.draw import draw_results
+from runner.experiment.plots.examples import as_images
 from runner.experiment.plots.predictions import Plane, Results, Shown
-from runner.experiment.plots.samples import as_images
+from runner.experiment.plots.scores import reliability
 from runner.tasks.metric_names import PLOTS
 
 DRAW = np.random.default_rng(0)

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from runner.experiment.plots.roc import rates
+from runner.experiment.plots.scores import rates
 
 
 @pytest.mark.parametrize("levels", [2, 7, 10_000])

@@ -213,7 +213,7 @@ def test_mistakes(first, capfd):
     for words, mend in {
         ("nothing",): "reproduce last",
         ("last", "modle=mlp"): "there is no key modle",
-        ("last", "-m", "seed=1"): "one run is repeated at a time",
+        ("last", "-m", "seed=1"): "one run at a time",
         ("last", "device=cuda:97"): "device=cpu",
         ("0" * 32,): f"reproduce {'0' * 32} tracking.uri=URI",
         ("0" * 32, "tracking.uri=sqlite:///nowhere.db"): "there is no store sqlite:",

@@ -8,7 +8,7 @@ from runner.config import compose
 from runner.config.trust import check_folder
 from runner.device import Choice
 from runner.experiment import run, together
-from runner.experiment.given import Given
+from runner.experiment.context import RunContext
 from runner.sweep.jobs.run_job import VARIABLE, Assignment, in_turns, task
 from runner.sweep.launchers.slurm import link_console
 
@@ -37,7 +37,7 @@ def test_what_a_job_of_submitit_s_printed_lies_in_its_folder_and_leads_nowhere(t
 
 
 def test_a_job_whose_code_ends_the_program_has_failed(own_folder, monkeypatch, capfd):
-    def end(cfg, folder, *, given):
+    def end(cfg, folder, *, context):
         sys.exit()
 
     with compose.hydra_session(["runner"]):
@@ -47,7 +47,7 @@ def test_a_job_whose_code_ends_the_program_has_failed(own_folder, monkeypatch, c
     monkeypatch.setenv(VARIABLE, assigned(publishes=False).as_text())
     monkeypatch.setattr(run, "run", end)
     del cfg.hydra
-    assert task(cfg)["exit_code"] == 1
+    assert task(cfg).code == 1
     summary = json.loads((own_folder / "summary.json").read_text())
     assert summary["status"] == "failed" and summary["error"].startswith("SystemExit: it would end the program")
     assert "Traceback" in capfd.readouterr().err
@@ -62,8 +62,8 @@ def test_a_mistake_that_only_the_job_can_find_is_its_summary(own_folder, monkeyp
     (own_folder / "3").mkdir()
     del cfg.hydra
     summary = task(cfg)
-    assert summary == json.loads((own_folder / "3/summary.json").read_text())
-    assert summary["status"] == "failed" and "nowhere.npz" in summary["error"] and "write" in summary["error"]
+    assert vars(summary) | {"hints": []} == json.loads((own_folder / "3/summary.json").read_text())
+    assert summary.status == "failed" and "nowhere.npz" in summary.error and "help:" in summary.error
     assert "help:" in capfd.readouterr().out
 
 
@@ -77,8 +77,8 @@ def test_after_a_word_to_end_no_other_jobs_begin(tmp_path, monkeypatch):
             cfg = compose_run([*words, "tracking.enabled=false", "task.plots=false", "train.num_steps=9"])
             del cfg.hydra
             (folder := tmp_path / str(fold)).mkdir()
-            jobs.append(together.Job(cfg, folder, Given(choice=Choice("cpu", "as asked", "cpu"))))
+            jobs.append(together.Job(cfg, folder, RunContext(device=Choice("cpu", "as asked", "cpu"))))
     monkeypatch.setattr(together, "fit_together", lambda *given, **more: signal.raise_signal(15) or fit(*given, **more))
-    assert [summary["exit_code"] for summary in in_turns(jobs)] == [143, 143, 143]
+    assert [summary.code for summary in in_turns(jobs)] == [143, 143, 143]
     assert [(tmp_path / str(fold) / "checkpoints").exists() for fold in range(4)].count(True) == 3
     assert [(tmp_path / str(fold) / "summary.json").exists() for fold in range(4)].count(True) == 3

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from waiting import LONGEST
 
-from runner.experiment.plots import time_bar
+from runner.experiment.plots import curves
 from runner.sweep.report import build
 
 EVIL = '</script><script>document.title="taken"</script><img src=x onerror=alert(1)>"\'&'
@@ -169,9 +169,9 @@ def test_huge_names_and_many_keys_stay_small(tmp_path, write):
 
 def test_where_the_time_of_all_jobs_went_is_one_bar(tmp_path, write, monkeypatch):
     """Summed by name; a name that only another version of the runner knows is left out."""
-    drawn, draw_time = [], time_bar.draw_time
+    drawn, draw_time = [], curves.draw_time
     monkeypatch.setattr(
-        time_bar, "draw_time", lambda *args, **how: drawn.append((args[0], how)) or draw_time(*args, **how)
+        curves, "draw_time", lambda *args, **how: drawn.append((args[0], how)) or draw_time(*args, **how)
     )
     sweep = write.folder(tmp_path)
     for number in range(3):

@@ -1,0 +1,227 @@
+"""Builds the data of a run: source, splits, and batches on the device. The first half of build.prepare()."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+from torch import nn
+from torch.utils.data import Dataset
+
+from runner.config import validate
+from runner.config.instantiate import build
+from runner.config.nodes import resolved
+from runner.data.loading.batch_transform import TransformedBatches
+from runner.data.loading.first_and_last import FirstAndLast
+from runner.data.loading.loaders import Batches, Loading, load
+from runner.data.loading.order import ClassSampler
+from runner.data.own_loader import OwnLoader
+from runner.data.sampler import sampler_of
+from runner.data.source import Source, as_source
+from runner.data.split import Splits, split
+from runner.device import backends
+from runner.device.placement import in_batches, place
+from runner.errors import OF_CODE, Problem, RunnerError
+from runner.experiment import rules
+from runner.inspection.costs import Costs
+from runner.inspection.host_reads import HostReads
+from runner.tasks.task import Task
+
+#: examples that an accelerator evaluates at a time, and the part of its free memory that they may take
+MAX_EVAL_BATCH, FOR_EVALUATION = 2048, 0.25
+
+
+@dataclass(frozen=True)
+class Data:
+    """The data as the loop takes it, before there is a model."""
+
+    source: Source
+    splits: Splits
+    residency: str
+    loaders: dict[str, Batches]  # by split
+
+
+def prepare_data(cfg: DictConfig, device: torch.device, num_processes: int = 1, *, read: Data | None = None) -> Data:
+    """The first half of prepare()."""
+    set_switches(cfg, device, num_processes)
+    if read is None:
+        shared, node = validate.shared_data_settings(cfg), resolved(cfg, "data")
+        source = _of_known_length(as_source(build(node, key="data"), name=shared["name"] or "data"), cfg)
+        splits = split(source, seed=cfg.seed, **validate.how_to_cut(cfg))
+    else:
+        source, splits = read.source, read.splits
+    loaders, residency = _loaders(cfg, source, splits, device, num_processes)
+    return Data(source, splits, residency, loaders)
+
+
+def set_switches(cfg: DictConfig, device: torch.device, num_processes: int = 1) -> None:
+    """Set torch's switches and seeds: a custom data set may draw its examples."""
+    settings = {
+        name: value for name, value in cfg.backends.get(device.type, {}).items() if name not in backends.OF_A_MODEL
+    }
+    if device.type == "cpu":
+        settings["num_threads"] = settings.get("num_threads") or backends.automatic_threads(num_processes)
+    backends.set_switches(device, precision=cfg.train.precision, deterministic=cfg.train.deterministic, **settings)
+    backends.seed_everything(cfg.seed)
+
+
+def _of_known_length(source: Source, cfg: DictConfig) -> Source:
+    """A stream without a length lasts as long as the run, whose length must be set."""
+    rows, num_steps = source.rows, cfg.train.num_steps
+    if not isinstance(rows, OwnLoader) or rows.has_length:
+        return source
+    if num_steps is None:
+        raise RunnerError(rows.no_length(f"data={source.name}", or_steps=True))
+    rows.lasts(num_steps * cfg.train.accumulate_steps, batch_size=cfg.train.batch_size)
+    note = f"{type(rows.dataset).__name__} has no length: the run is one epoch, in which it begins again where it ends"
+    return replace(source, notes=(*source.notes, note))
+
+
+def _loaders(
+    cfg: DictConfig, source: Source, splits: Splits, device: torch.device, num_processes: int
+) -> tuple[dict[str, Batches], str]:
+    sampler = sampler_of(validate.shared_data_settings(cfg)["sampler"], splits.labels, source)
+    loaders: dict[str, Batches] = {}
+    reason = ""
+    for name in ("train", "val", "test"):
+        rows = getattr(splits, name)
+        if rows is None:
+            continue
+        given: dict[str, Any] = {"is_training": True, "sampler": sampler} if name == "train" else {}
+        loaders[name], why = batches_of(rows, source, cfg, device, num_processes=num_processes, **given)
+        reason = reason or why
+        if cfg.train.check and name != "train":
+            loaders[name] = FirstAndLast(loaders[name])
+    return loaders, reason
+
+
+def batches_of(
+    rows: Any,
+    source: Source,
+    cfg: DictConfig,
+    device: torch.device,
+    *,
+    is_training: bool = False,
+    sampler: ClassSampler | None = None,
+    num_processes: int = 1,
+) -> tuple[Batches, str]:
+    """Return a split's batches on the device with the source's transforms, and why its examples are kept where they are.
+
+    In training they are shuffled, or drawn by the sampler.
+    """
+    rules.check(cfg, rules.Situation(rows=_rows_kind(rows)))
+    shared, train = validate.shared_data_settings(cfg), cfg.train
+    batch_size = train.batch_size if is_training else train.eval_batch_size or train.batch_size
+    fraction = cfg.backends.cuda.memory_fraction if device.type == "cuda" else None
+    free_bytes = backends.free_memory_bytes(device, memory_fraction=fraction)
+    loading = Loading(shared["residency"], free_bytes, shared["num_workers"], num_processes)
+    batches, why = load(
+        rows, loading, batch_size=batch_size, device=device, seed=cfg.seed, shuffle=is_training, sampler=sampler
+    )
+    if source.finish is not None:  # a copy each: one is in training mode, the others are not
+        finish = place(copy.deepcopy(source.finish), device)
+        if is_training and compiles_alone(device, is_compiled=train.compile, is_captured=train.cuda_graph):
+            finish.compile(dynamic=False)
+        batches = TransformedBatches(batches, finish, device=device, seed=cfg.seed, is_training=is_training)
+    return batches, why
+
+
+def _rows_kind(rows: Any) -> str:
+    if isinstance(rows, OwnLoader):
+        return "loader" if rows.is_loader else "iterable"
+    return "dataset" if isinstance(rows, Dataset) else "tensors"
+
+
+def compiles_alone(device: torch.device, *, is_compiled: bool, is_captured: bool) -> bool:
+    """Return whether the augmentation is compiled separately: on a GPU, unless it is part of a captured step."""
+    return device.type == "cuda" and is_compiled and not is_captured
+
+
+def eval_batch_size(
+    cfg: DictConfig,
+    model: nn.Module,
+    task: Any,
+    precision: backends.Precision,
+    loaders: Mapping[str, Batches],
+    device: torch.device,
+) -> int:
+    """Return how many examples to evaluate at a time: on an accelerator more than in a step, as its kernels are short then.
+
+    Takes one batch through the model to count its memory. `train.deterministic` keeps the step's size, since free memory
+    may differ when a run is resumed.
+    """
+    size, rows = int(cfg.train.eval_batch_size or cfg.train.batch_size), [*loaders.values()][1:]
+    is_fixed = device.type == "cpu" or cfg.train.eval_batch_size or cfg.train.deterministic
+    if is_fixed or not rows or any(each.indexed() is None for each in rows) or rows[0].num_rows <= size:
+        return size
+    costs, states = Costs(device), backends.generator_states(device)
+    modules = [part for part in (model, task) if isinstance(part, nn.Module)]
+    try:
+        for module in modules:
+            module.eval()
+        with torch.no_grad(), HostReads(device, observers=(costs,)), precision.autocast():
+            task(model, next(iter(rows[0].epoch(0))))
+    except Exception:  # the evaluation itself reports it
+        return size
+    finally:
+        for module in modules:
+            module.train()
+        backends.set_generator_states(states, device)
+    free = backends.free_memory_bytes(device, memory_fraction=cfg.backends.cuda.memory_fraction) or 0
+    most = min(MAX_EVAL_BATCH, int(free * FOR_EVALUATION) // max(1, costs.peak.num_bytes) * size)
+    while 2 * size <= most:
+        size *= 2
+    return size
+
+
+BATCH_NORMS = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
+
+
+def check_last_batch(model: nn.Module, task: Task, batches: Batches, device: torch.device, num_ranks: int = 1) -> None:
+    """Refuse a last batch with less than two examples for a process if a layer normalizes over the batch."""
+    rows, size = batches.num_rows, batches.batch_size
+    is_synced = num_ranks > 1 and any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())
+    if _all_have_two(rows, size, num_ranks) or size == num_ranks == 1 or is_synced:  # a synced one waits for the others
+        return
+    if not any(isinstance(module, BATCH_NORMS) for module in model.modules()):
+        return
+    one = next(in_batches(next(iter(batches.epoch(0))), 1))
+    states = backends.generator_states(device)
+    try:
+        probe_model, probe_task = copy.deepcopy((model, task))
+        if isinstance(probe_task, nn.Module):
+            probe_task = place(probe_task, device)
+        if len({weight.device for weight in model.parameters()}) == 1:  # one in parts is not there yet
+            probe_model = place(probe_model, device)
+        probe_model.train()
+        with torch.no_grad():
+            probe_task(probe_model, one)
+    except OF_CODE as error:  # other errors appear in the run, too; some models can't be copied
+        if "more than 1 value per channel" in str(error):
+            raise RunnerError(_last_batch_problem(rows, size, num_ranks)) from None
+    finally:
+        backends.set_generator_states(states, device)
+
+
+def _all_have_two(rows: int, size: int, num_ranks: int) -> bool:
+    return (rows % size or size) >= 2 * num_ranks
+
+
+def _last_batch_problem(rows: int, size: int, num_ranks: int) -> Problem:
+    least = 2 * num_ranks
+    problem = f"of {rows:,} rows the last batch of an epoch has one, and batch normalisation needs two"
+    if num_ranks > 1:
+        last = rows % size or size
+        problem = f"of {rows:,} rows the last batch of an epoch has {last}, {last / num_ranks:.2g} for each of {num_ranks} processes"
+        problem += ", and batch normalisation needs two rows in each"
+    if rows < least:
+        fix = f"train.num_processes={max(1, rows // 2)}" if num_ranks > 1 else "data with more rows"
+        return Problem(f"train.batch_size={size}", problem, fix)
+    others = itertools.chain(range(size - 1, least - 1, -1), itertools.count(max(size + 1, least)))
+    fits = next(other for other in others if _all_have_two(rows, other, num_ranks))
+    return Problem(f"train.batch_size={size}", problem, f"train.batch_size={fits}")
