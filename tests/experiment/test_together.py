@@ -15,7 +15,7 @@ from runner.data.split import indices, rows_of
 from runner.device import Choice, Gpu, Hardware, host_memory
 from runner.device.placement import map_tensors, tensors
 from runner.errors import Problem, RunnerError
-from runner.experiment import build_data, hints, provenance, session, together
+from runner.experiment import build, build_data, hints, provenance, session, together
 from runner.experiment.build import prepare
 from runner.experiment.context import RunContext
 from runner.experiment.summary import read_summary
@@ -151,7 +151,8 @@ def test_a_group_reads_one_set_and_notes_how_many_compute_together(tmp_path, mon
 
     monkeypatch.setattr(together, "check_alike", watched)
     read, build_one = [], build_data.build
-    monkeypatch.setattr(build_data, "build", lambda node, *, key: read.append(key) or build_one(node, key=key))
+    for module in (build, build_data):
+        monkeypatch.setattr(module, "build", lambda node, *, key: read.append(key) or build_one(node, key=key))
     run_together([job(tmp_path, seed) for seed in range(3)])
     assert read.count("data") == 1 and read.count("model") == 3
     splits = [split for member in found for split in (member.parts.train, member.parts.val, member.parts.test)]
