@@ -52,7 +52,7 @@ class Problem:
 
     Args:
         source: What was typed, or a file and a line.
-        message: The problem as one sentence in lower case, without a period.
+        message: The problem as one sentence in lower case, without a period. "it" at its beginning is `source`.
         help: What to type or do. Overrides and commands in it are shown between backticks.
         suggestions: Texts for a shell, each of which replaces `source`; a whole command begins with `python -m runner`.
         notes: Further facts.
@@ -73,6 +73,14 @@ class Problem:
         """Make an error whose help is up to three suggestions; without one, the help is `otherwise`."""
         found = tuple(dict.fromkeys(suggestions))[:3]
         return cls(source, message, " or ".join(found) or otherwise, found, code=code)
+
+    @property
+    def sentence(self) -> str:
+        """Return the message with the name of the setting in place of "it"."""
+        key, equals, _ = self.source.partition("=")
+        if not (self.message.startswith("it ") and equals and " " not in self.source):
+            return self.message
+        return f"`{key if '.' in key else self.source}` {self.message.removeprefix('it ')}"
 
     @property
     def typed(self) -> tuple[str, ...]:
@@ -111,7 +119,7 @@ _COLORS = {"error": 31, "warning": 33, "hint": 36, "help": 36, "note": 36}
 
 def render(problem: Problem, *, kind: str = "error", in_color: bool = False) -> str:
     """Return an error (or a warning, or a hint) as lines of text without secrets and control characters."""
-    lines = [(f"{kind}: ", problem.message), ("  --> ", problem.source), ("help: ", problem.advice)]
+    lines = [(f"{kind}: ", problem.sentence), ("  --> ", problem.source), ("help: ", problem.advice)]
     lines += [("note: ", note) for note in problem.notes]
     text = [_hang(head, harmless(without_password(text))) for head, text in lines if text]
     return "\n".join(map(colored, text) if in_color else text)
@@ -148,13 +156,13 @@ _PATTERN = re.compile(r"(?<![\w.+~'\"])[+~]*[\w.@/]+=(?:\[(?:[^][']|\[[^][']*\])
 _OVERRIDE = re.compile(r"('?[+~]*[\w.@/]+=|--[\w-]+ )(?!\w*[A-Z]{2,}\b)(?!.*\.\.\.)(?:\S*[^\s,]|.+')")
 #: KEY=VALUE within a text
 _TYPED = re.compile(
-    r"(?<![\w.+~'\"=/-])(?:-m )?(?:(?P<quote>['\"])[+~]*[a-z_][\w.@/]*=.*?(?P=quote)(?![\w'\"])"
+    r"(?<![\w.+~'\"=/:-])(?:-m )?(?:(?P<quote>['\"])[+~]*[a-z_][\w.@/]*=.*?(?P=quote)(?![\w'\"])"
     r"|[+~]*[a-z_][\w.@/]*=(?:'[^']*'|\"[^\"]*\"|\S*))"
 )
 _FLAG = re.compile(r"--?[a-z][\w-]*(?: \S+)?")
 _COMMANDS = ("python -m ", f"{sys.executable} -m ", "cd ", "chmod ", "mkdir ", "rm -- ", "aws s3 ", "gcloud ", "curl ")
 _VERBS = re.compile(
-    r"(?:resume|sync|evaluate|predict|export|serve|register|reproduce|compare|diff|explain|watch|history|ui|tune|plan) "
+    r"(?:resume|sync|evaluate|predict|export|serve|register|reproduce|compare|diff|explain|watch|history|ui|tune|plan|try) "
     r"(?!the |an? |its? |that |this )\S"
 )
 _PROSE = re.compile(r" (?:without|with|of|for|in|from|to|again|say|before)\b|: ")
@@ -232,7 +240,7 @@ def as_facts(error: RunnerError) -> dict[str, list[dict[str, Any]]]:
         "faults": [
             {
                 "code": each.code,
-                "message": each.message,
+                "message": each.sentence,
                 "help": each.advice,
                 "suggestions": list(each.typed),
                 "notes": list(each.notes),
@@ -248,7 +256,7 @@ def as_facts(error: RunnerError) -> dict[str, list[dict[str, Any]]]:
 def on_a_line(error: RunnerError) -> str:
     """Return all errors on one line, for a summary."""
     return without_password(
-        "; ".join(f"{each.message} ({each.source}); help: {each.advice}" for each in error.problems)
+        "; ".join(f"{each.sentence} ({each.source}); help: {each.advice}" for each in error.problems)
     )
 
 

@@ -54,6 +54,19 @@ def test_errors_are_red_on_terminals_only(variables, has_terminal, is_colored, m
 
 
 @pytest.mark.parametrize(
+    ("source", "message", "sentence"),
+    [
+        ("data.num_rows=1", "it must be 2 or more", "`data.num_rows` must be 2 or more"),
+        ("model=gpt", "it takes tokens", "`model=gpt` takes tokens"),
+        ("resume run", "it has finished", "it has finished"),
+        ("a.b=1", "items are missing", "items are missing"),
+    ],
+)
+def test_sentence_names_the_setting(source, message, sentence):
+    assert Problem(source, message, "").sentence == sentence
+
+
+@pytest.mark.parametrize(
     ("text", "advice"),
     [
         ("data.fold=4/5, or all: -m 'data.fold=range(5)'", "use `data.fold=4/5`, or all: `-m 'data.fold=range(5)'`"),

@@ -115,7 +115,7 @@ def _split(command: Command, words: Sequence[str]) -> _Split:
         name, equals, text = word.partition("=")
         option = command.option(f"{name}=" if equals and word[:1] != "-" else name)
         if not word:
-            problem = "an argument is empty: a variable that is not set, perhaps"
+            problem = "an argument is empty; perhaps a variable is not set"
             fix = f"{command.name} last, or {command.usage}" if "RUN" in command.values else command.usage
             found.problems.append(Problem(f"{command.name} ''", problem, fix))
         elif option is not None and not option.value and not equals:
@@ -287,7 +287,7 @@ def sorted_words(words: list[str], *, of_python: bool = False) -> tuple[list[str
     alone = [next(flag for flag in flags if flag in kind) for kind in ALONE if kind & set(flags)]
     if len(alone) > 1:
         raise RunnerError(
-            *problems, Problem(" ".join(alone), "one of these is done at a time", " or ".join(alone), code="clash")
+            *problems, Problem(" ".join(alone), "these flags can't be combined", " or ".join(alone), code="clash")
         )
     if "--info" in flags or "-i" in flags or "--shell-completion" in flags or "-sc" in flags:
         refuse(problems)
@@ -395,7 +395,7 @@ def _with_mode(flags: list[str], overrides: list[str]) -> tuple[list[str], list[
         return (
             flags,
             overrides,
-            [Problem("-m hydra.mode=RUN", "one asks for a sweep, the other for a run", "one of them")],
+            [Problem("-m hydra.mode=RUN", "-m trains a sweep, and hydra.mode=RUN trains one run", "one of them")],
         )
     if modes and modes[-1] == "hydra.mode=MULTIRUN":
         return (
@@ -430,7 +430,7 @@ def _value_problems(name: str, value: str) -> list[Problem]:
         return [Problem(name, "it needs a value", f"{name} {FLAGS_WITH_VALUE[name]}", code="missing-value")]
     asked = f"{name} {value}"
     if name in ("--config-path", "-cp"):
-        problem = "what the runner's own files say would be missing: a folder of yours stands beside theirs"
+        problem = "-cp would replace the built-in configuration, and -cd adds a directory to it"
         return [Problem(asked, problem, f"-cd {value}")]
     if name in ("--config-dir", "-cd") and not Path(value).is_dir():
         beside = [str(each) for each in Path(value).parent.glob("*/")] if Path(value).parent.is_dir() else []
@@ -458,7 +458,7 @@ def _not_settings(overrides: Sequence[str]) -> list[Problem]:
             continue
         if word in names:
             command = f"python -m runner {word}"
-            problems.append(Problem(word, "a command is the first argument", f"{command} ...", (command,)))
+            problems.append(Problem(word, "a command must be the first argument", f"{command} ...", (command,)))
             continue
         has_value = left and not _is_setting(left[0]) and left[0] not in (*names, *known)  # epochs 3
         value = left.pop(0) if has_value else ""

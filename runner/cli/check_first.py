@@ -44,9 +44,7 @@ def check_folder(folder: Path, *, key: str) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        problem = (
-            f"this folder can't be made, or nothing can be written there: {error.strerror} ({error.filename or folder})"
-        )
+        problem = f"this directory can't be created or written to: {error.strerror} ({error.filename or folder})"
         fix = f"{key}=FOLDER, in a place that you may write to"
         raise RunnerError(Problem(f"{key}={folder}", problem, fix)) from None
     finally:
@@ -69,9 +67,7 @@ def folder_of(cfg: DictConfig, key: str) -> Path:
 def check_hydra(hydra: DictConfig) -> None:
     """Raises a RunnerError for settings of Hydra's that a run can't follow."""
     if hydra.job.chdir:
-        problem = (
-            "a run works in the folder that it is started from: data, stores and code of your own are found from there"
-        )
+        problem = "a run works in the directory that it is started from, where it finds data, stores and your code"
         fix = "hydra.job.chdir=false, and hydra.run.dir=FOLDER for its files"
         raise RunnerError(Problem("hydra.job.chdir=true", problem, fix))
 

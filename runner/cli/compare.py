@@ -53,7 +53,9 @@ def compare(words: Sequence[str], *, metric: str | None = None, uri: str = store
     if len(words) == 1:
         return _of_a_sweep(words[0], metric, uri)
     if len(words) != 2:
-        raise RunnerError(Problem(f"compare {' '.join(words)}".strip(), "two are compared, or a sweep's own", FORMS))
+        raise RunnerError(
+            Problem(f"compare {' '.join(words)}".strip(), "compare takes two runs or sweeps, or one sweep", FORMS)
+        )
     a, b = (one(word, uri) for word in words)
     names = _names(a.name, b.name, words)
     looks = max(a.num_looks, b.num_looks)

@@ -61,12 +61,10 @@ def _runs(folders: list[Path]) -> list[Path]:
             fix = fix or "sync outputs, or a run's own folder below it"
             problems.append(Problem(f"sync {folder}", "there is no such folder", fix, code="missing-file"))
         elif not found and folders:
-            problem = "no journal/journal.bin lies in it or below it: there is nothing that could be sent"
-            problems.append(
-                Problem(f"sync {folder}", problem, "the folder of a run with its journal, as the run wrote it")
-            )
+            problem = "there is no journal/journal.bin in it or below it, so there is nothing to send"
+            problems.append(Problem(f"sync {folder}", problem, "use the directory of a run with its journal"))
     if not runs and not problems:
-        problems.append(Problem("sync", f"no run lies below {' or '.join(PLACES)}", "sync FOLDER"))
+        problems.append(Problem("sync", f"there is no run below {' or '.join(PLACES)}", "sync FOLDER"))
     refuse(problems)
     return list(dict.fromkeys(runs))
 

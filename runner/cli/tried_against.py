@@ -40,14 +40,14 @@ def reference(against: str, lines: Sequence[Mapping[str, Any]], metric: str | No
         return _of_runs(against, lines, metric)
     line = tries.best(lines)
     if line is None and not lines:
-        problem = "nothing has been kept here yet: a try needs a run to be compared with"
+        problem = "no change has been kept here yet, and a try needs a run to compare with"
         raise RunnerError(Problem("try --against best", problem, "try --against last, or the folder of a run"))
     if line is None:
         return _of_runs(str(lines[-1]["against"]["name"]), lines, metric or str(lines[-1]["metric"]))
     goal = Goal(line["metric"], line["mode"])
     if metric not in (None, goal.metric):
         problem = f"the best try is the best by {goal.metric}"
-        raise RunnerError(Problem(f"try metric={metric}", problem, f"--against RUN metric={metric}, to begin anew"))
+        raise RunnerError(Problem(f"try metric={metric}", problem, f"begin again with `--against RUN metric={metric}`"))
     name, made = f"try {line['try']}", line["code"]
     values = tries.by_seed(line["values"]) | tries.known_of(name, made, lines)
     return Side(name, list(line["flags"]), list(line["configuration"]), goal, made, values, may_add=made == code())
@@ -66,7 +66,7 @@ def _of_runs(word: str, lines: Sequence[Mapping[str, Any]], metric: str | None) 
     if len({fold for _, fold in values}) > 1:
         fold = next((each.keys["data.fold"] for each in found.results if "data.fold" in each.keys), "0")
         fix = f"try --against {shlex.quote(f'{word}:data.fold={fold}')}"
-        raise RunnerError(Problem(asked, "its jobs are of several folds, and a try goes over seeds", fix))
+        raise RunnerError(Problem(asked, "its jobs have several folds, and a try compares seeds", fix))
     sweep = compare.sweep_folder(word if Path(word).exists() else word.partition(":")[0])
     folder = sweep / found.results[0].folder if sweep else find.find(word, verb="try --against")
     flags, words = _words_of(folder.absolute())

@@ -133,7 +133,7 @@ def _composed(own: Side, other: Side, overrides: list[str]) -> tuple[str, Any, D
     for key in LENGTHS.values():
         was, asked = validate.value(before, key), validate.value(now, key)
         if asked != was:
-            problem = f"{other.name} has {key}={was}, and a longer training is no better configuration"
+            problem = f"{other.name} has {key}={was}, and longer training is not a better configuration"
             fix = f"{key}={was}; or a run of its own with {key}={asked}, and try --against that"
             problems.append(Problem(f"{key}={asked}", problem, fix))
     refuse(problems)
@@ -168,7 +168,7 @@ def _merged(before: Sequence[str], words: Sequence[str]) -> list[str]:
 
 def _refuse(flags: Sequence[str], overrides: Sequence[str], settings: Sequence[str]) -> None:
     problem = "a try has the configuration of what it is tried against"
-    problems = [Problem(flag, problem, "KEY=VALUE, what is to be changed of it") for flag in flags]
+    problems = [Problem(flag, problem, "use `KEY=VALUE` for what the try changes") for flag in flags]
     problem = "a try takes the seeds of what it is tried against, and more if need be"
     problems += [Problem(word, problem, "the same without seed=") for word in overrides if key_of(word) == "seed"]
     problem = "a try is a sweep of its own, which adds seeds until it is decided"
@@ -180,7 +180,7 @@ def _refuse(flags: Sequence[str], overrides: Sequence[str], settings: Sequence[s
 
 def _too_few(other: Side, against: str) -> Problem:
     has = f"{other.name} has {len(other.values)} seeds, and fewer than {tries.LEAST} keep nothing"
-    problem = f"{has}; more can't be measured: its code is not what lies here"
+    problem = f"{has}; more can't be measured, as the code here is not the code of that run"
     fix = f"the code as it was (git stash), and python -m runner try --against {against}, for {tries.LOOKS[1]} seeds; then the change"
     return Problem(f"try --against {against}", problem, fix)
 
@@ -192,7 +192,9 @@ def _alone() -> Iterator[None]:
         with FileLock(tries.FOLDER / "tries.lock", timeout=0):
             yield
     except Timeout:
-        raise RunnerError(Problem("try", "another process is at a try in this folder", "when that has ended")) from None
+        raise RunnerError(
+            Problem("try", "another process is trying a change in this folder", "wait until that has ended")
+        ) from None
 
 
 def _number(lines: Sequence[Mapping[str, Any]]) -> int:

@@ -1,4 +1,4 @@
-"""Reports an error that nobody foresaw: one line on the screen, and its traceback in a file."""
+"""Report an unexpected error: one line on the screen, the traceback in a file."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ from runner.errors import (
     OF_CODE,
     Problem,
     RunnerError,
+    colored,
+    has_colors,
     in_words,
     is_out_of_host_memory,
     traceback_of,
     without_password,
 )
 
-#: set by who wants the traceback on the screen, too
+#: set to print the traceback on the screen as well
 VARIABLE = "RUNNER_TRACEBACK"
 
 
@@ -49,13 +51,13 @@ def noting(folder: Path) -> Iterator[None]:
 
 
 def tell(error: BaseException) -> int:
-    """Prints what failed, where in the person's own code, and where its traceback is. Returns the exit code."""
+    """Print what failed, the line of the user's code, and where the traceback is. Returns the exit code."""
     cause = error.__cause__ if isinstance(error, UnexpectedError) and error.__cause__ else error
     if isinstance(cause, ModuleNotFoundError) and (lacking := packages.missing(cause)) is not None:
         return answer.report(lacking)
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:  # before a run began, which has its own log
-        problem = f"this file system takes no such name, of {max(map(len, Path(error.filename).parts))} letters"
-        return answer.report(RunnerError(Problem(str(error.filename), problem, "a shorter name")))
+        problem = f"this file system takes no name of {max(map(len, Path(error.filename).parts))} letters"
+        return answer.report(RunnerError(Problem(str(error.filename), problem, "use a shorter name")))
     text = traceback_of(cause)
     if isinstance(error, UnexpectedError):
         log = error.log
@@ -70,9 +72,10 @@ def tell(error: BaseException) -> int:
 
         num_bytes, why = memory_left()
         words = f"out of host memory, {size_in_words(num_bytes)} {why}; use a smaller model or data, or raise the limit"
-    print(f"runner: it failed: {words}{own_line(cause)}", file=sys.stderr)
+    lines = [f"error: unexpected error: {words}{own_line(cause)}"]
     if os.environ.get(VARIABLE):
-        print(text, file=sys.stderr)
-    print(f"its traceback: {log} ({VARIABLE}=1 shows it here)", file=sys.stderr)
+        lines.append(text)
+    lines.append(f"note: the traceback is in {log} ({VARIABLE}=1 prints it here)")
+    print("\n".join(map(colored, lines) if has_colors(sys.stderr) else lines), file=sys.stderr)
     answer.give({"error": words, "traceback": str(log)})
     return 1

@@ -332,7 +332,7 @@ class CheckedFiles(FileConfigSource):
                 continue
             if node[name] is not None:
                 problem = f"{key} was removed: a model is on one device"
-                raise RunnerError(Problem(f"{key} in {file}", problem, f"{name}: null in that file"))
+                raise RunnerError(Problem(f"{key} in {file}", problem, f"write `{name}: null` in that file"))
             del node[name]
         return found
 

@@ -94,15 +94,17 @@ def _problem(error: WrongFile, text: str, key: str, value: Any, kind: str | None
         example = validate.EXAMPLES.get(kind.split("|")[0].strip(), "...")
         return Problem(asked, validate.wrong_type(key, _shown(value), kind).message, f"{as_yaml(inside, example)}")
     if key.startswith("hydra."):
-        return Problem(asked, f"Hydra has no setting {key}", "one of those that --cfg hydra prints", code="unknown-key")
+        return Problem(
+            asked, f"Hydra has no setting {key}", "use one of those that `--cfg hydra` prints", code="unknown-key"
+        )
     leaf = key.rpartition(".")[2]
     hits = [hit for hit in validate.suggest_keys(key, known) if nearest(leaf, [hit.rpartition(".")[2]], cutoff=0.7)]
     near = [as_yaml(hit.removeprefix(f"{error.package}."), value) for hit in hits if hit.startswith(error.package)]
-    problem = f"there is no key {key}"
+    problem = f"there is no key `{key}`"
     return Problem(
         asked,
         problem,
-        f"{' or '.join(near)} in its place" if near else f"a key that --cfg job prints; {OWN}",
+        f"{' or '.join(near)} in its place" if near else f"use a key that `--cfg job` prints; {OWN}",
         code="unknown-key",
     )
 
@@ -115,12 +117,14 @@ def _misplaced(error: WrongFile) -> Problem:
     line = next((number for number, text in enumerate(lines, start=1) if f"{group}@{error.package}" in text), None)
     asked = f"{group}@{error.package}: {name} in {_shown_path(error.parent_file, error.parent)}"
     asked += f", line {line}" if line else ""
-    return Problem(asked, f"there is no key {error.key}: {OWN}", f"{group}@model: {name}", code="unknown-key")
+    return Problem(asked, f"there is no key `{error.key}`: {OWN}", f"write `{group}@model: {name}`", code="unknown-key")
 
 
 def _without_package(file: Path | None, name: str, package: str) -> Problem:
-    problem = f"it has no package line, so its keys are below {package}, and there is no key {package}"
-    return Problem(_shown_path(file, name), problem, '"# @package _global_" as its first line', code="unknown-key")
+    problem = f"it has no package line, so its keys are below {package}, and there is no key `{package}`"
+    return Problem(
+        _shown_path(file, name), problem, "write `# @package _global_` as its first line", code="unknown-key"
+    )
 
 
 def _leaves(text: str, package: str) -> Iterator[tuple[str, Any]]:

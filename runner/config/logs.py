@@ -69,7 +69,7 @@ def _log_problems(key: str, log: Any) -> Iterator[Problem]:
         problem = "Python's logging knows no version but 1"
         yield Problem(f"{key}.version={_shown(log.get('version'))}", problem, f"{key}.version=1")
     if log.get("incremental"):
-        yield Problem(f"{key}.incremental={_shown(log['incremental'])}", "no log is there before it", "no word of it")
+        yield Problem(f"{key}.incremental={_shown(log['incremental'])}", "there is no log before it", "leave it out")
     made: dict[str, dict[str, Any]] = {kind: {} for kind in PARTS}
     for kind in (*PARTS, "loggers"):
         settings = log.get(kind)

@@ -217,7 +217,7 @@ def _problem(text: str, error: Exception, known: list[str], cfg: DictConfig, com
         problem = f"{bare} is needed: it can be changed, not taken away"
         return Problem(text, problem, f"{bare}=... (--cfg job shows the default)", code="missing-value")
     if key.startswith("~") and "does not exist" in message and bare in known:
-        return Problem(text, f"{bare} is null, so there is nothing to take away", f"no word of it, or {bare}=null")
+        return Problem(text, f"{bare} is null already", f"leave it out, or use `{bare}=null`")
     if hasattr(_innermost(error), "problem_mark"):
         return _broken_files(error)
     if "Ambiguous value" in message:
@@ -232,13 +232,15 @@ def _problem(text: str, error: Exception, known: list[str], cfg: DictConfig, com
         return _wrong_value(text, bare, value, cause)
     is_unread = message.startswith(LETTERS)
     if is_unread and PLAIN_KEY.fullmatch(bare):
-        return Problem(text, "Hydra reads such letters in quotes only", f"quotes around it: {_in_quotes(key, value)}")
+        return Problem(
+            text, "Hydra reads such letters in quotes only", f"put quotes around it: `{_in_quotes(key, value)}`"
+        )
     if is_unread or any(said in message for said in ("Could not override", "Could not delete", "Key '")):
         if bare == "tuned":  # a group without a file, until `tune` has written one
             fix = f"python -m runner tune --name {value}, with the same overrides: it writes one"
             return Problem(text, "there is no conf/tuned in the current folder", fix)
         if key.startswith("~"):
-            return Problem(text, f"there is no key {bare}", "leave it out", code="unknown-key")
+            return Problem(text, f"there is no key `{bare}`", "leave it out", code="unknown-key")
         if bare in known and value.startswith("{"):
             has = ", ".join(key.rpartition(".")[2] for key in known if key.rpartition(".")[0] == bare)
             return Problem(
@@ -249,18 +251,18 @@ def _problem(text: str, error: Exception, known: list[str], cfg: DictConfig, com
         group = bare.partition(".")[0]
         is_near = bare.count(".") and any(hit.lstrip("'").startswith(f"{group}.") for hit in hits)
         if group in FREE and not is_near and (having := _options_with(text, group, compose)):
-            problem = f"there is no key {bare} here: it belongs to other options"
+            problem = f"there is no key `{bare}` here: it belongs to other options"
             return Problem.suggest(
                 text, problem, [f"{group}={option} {shlex.quote(text)}" for option in having], "", code="unknown-key"
             )
-        otherwise = f"leave it out; --cfg job prints the keys{f' of {group}' if group in FREE else ''}"
+        otherwise = f"leave it out; `--cfg job` prints the keys{f' of {group}' if group in FREE else ''}"
         keys = [] if hits else [key for key in validate.suggest_keys(bare, known) if "." not in key]
         if keys and (options := _options(keys[0], compose)):
             otherwise = f"{keys[0]}=OPTION, with one of {', '.join(sorted(options))}"
-        return Problem.suggest(text, f"there is no key {bare}", hits, otherwise, code="unknown-key")
+        return Problem.suggest(text, f"there is no key `{bare}`", hits, otherwise, code="unknown-key")
     if isinstance(error, HydraException) and any(word in message for word in SYNTAX):
         problem = "Hydra can't read the value: " + " ".join(message.splitlines()[0].split())
-        return Problem(text, problem, f"quotes around it: {shlex.quote(key + '=' + quoted(value, MARK))}")
+        return Problem(text, problem, f"put quotes around it: `{shlex.quote(key + '=' + quoted(value, MARK))}`")
     inner = first_line(cause) if cause is not None and str(cause) else ""
     problem = " ".join(f"{message.splitlines()[0] if message else type(error).__name__} {inner}".split())
     return Problem(text, problem, f"{key}=... with another value")
@@ -386,7 +388,7 @@ def _broken_files(error: Exception) -> Problem:
     if isinstance(cause, OmegaConfBaseException) and cause.full_key:
         where += f" at {cause.full_key}"
     return Problem(
-        "the configuration's files", f"{kind}{where}: {problem}", "the same command once that line is mended"
+        "the configuration's files", f"{kind}{where}: {problem}", "correct that line, then run the same command"
     )
 
 

@@ -223,9 +223,9 @@ def _unknown_keys(cfg: DictConfig) -> list[Problem]:
         typed = str(value(cfg, name))
         ways: list[str | None] = [*other_names.overrides_for(name, typed)]
         ways = ways or [with_value(cfg, hit, [typed]) for hit in suggest_keys(name, known)]
-        asked, otherwise = f"{name}={typed}", "a key that --cfg job prints"
+        asked, otherwise = f"{name}={typed}", "use a key that `--cfg job` prints"
         found.append(
-            Problem.suggest(asked, f"there is no key {name}", filter(None, ways), otherwise, code="unknown-key")
+            Problem.suggest(asked, f"there is no key `{name}`", filter(None, ways), otherwise, code="unknown-key")
         )
     return found
 
@@ -277,7 +277,7 @@ def _bad_values(node: DictConfig, schema: type, prefix: str) -> Iterator[Problem
         yield Problem(
             f"~{group}",
             f"{group} is needed and has no values",
-            f"{group}=default, or no word of it at all",
+            f"{group}=default, or leave it out",
             code="missing-value",
         )
         return
@@ -311,12 +311,14 @@ def _bad_value(key: str, value: Any, rule: Any) -> Iterator[Problem]:
     if "choices" in rule and value not in rule["choices"]:
         ours = other_names.value_for(key, str(value))
         hits = [ours] if ours in rule["choices"] else nearest(str(value), rule["choices"]) or rule["choices"]
-        yield Problem.suggest(f"{key}={value}", f"{key} is {rule['valid']}", [f"{key}={hit}" for hit in hits], "")
+        yield Problem.suggest(
+            f"{key}={value}", f"`{key}` must be {rule['valid']}", [f"{key}={hit}" for hit in hits], ""
+        )
     elif "check" in rule and not rule["check"](value):
         shown = str(value) if len(str(value)) <= 200 else f"{str(value)[:200]}..."
         suggestions = (f"{key}={rule['example']}",)
         yield Problem(
-            f"{key}={shown}", f"{key} must be {rule['valid']}", f"{suggestions[0]}", suggestions, code="bad-value"
+            f"{key}={shown}", f"`{key}` must be {rule['valid']}", f"{suggestions[0]}", suggestions, code="bad-value"
         )
 
 
@@ -338,16 +340,14 @@ def _field(key: str) -> tuple[type, Any] | None:
 
 
 def wrong_type(key: str, value: str, kind: str) -> Problem:
-    """The fault of a value that its key's type does not take; `kind` as the schema writes it, e.g. "int | None"."""
+    """Return the error of a value of the wrong type. kind: as the schema writes it, e.g., "int | None"."""
     words = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text"}
-    parts = [
-        words.get(part.strip(), "null" if part.strip() == "None" else "a group of keys") for part in kind.split("|")
-    ]
+    parts = [words.get(part.strip(), "null" if part.strip() == "None" else "a group") for part in kind.split("|")]
     example = EXAMPLES.get(kind.split("|")[0].strip())
     fix = f"{key}={example}" if example else f"{key}.KEY=VALUE for the keys below it (--cfg job lists them)"
     suggestions = (f"{key}={example}",) if example else ()
     return Problem(
-        f"{key}={value}", f"{key} is {' or '.join(parts)}, and {value!r} is not", fix, suggestions, code="bad-value"
+        f"{key}={value}", f"`{key}` must be {' or '.join(parts)}, got `{value}`", fix, suggestions, code="bad-value"
     )
 
 
@@ -386,7 +386,7 @@ def _interpolations(node: Any, prefix: str) -> Iterator[Problem]:
                 wanted = text.strip("${} ")
                 known = [name for name in all_keys(node._get_root()) if not name.startswith("hydra")]
                 hits = suggest_keys(wanted, known)
-                fix = " or ".join(f"${{{hit}}}" for hit in hits) or "a key that --cfg job prints"
+                fix = " or ".join(f"${{{hit}}}" for hit in hits) or "use a key that `--cfg job` prints"
                 yield Problem(f"{path}={text}", f"{wanted} does not exist in this configuration", fix)
             except OmegaConfBaseException:
                 continue  # a fact that the data will fill in

@@ -111,7 +111,7 @@ def from_arrays(
     )
     if len(x) != len(y):
         problem = f"{called[0]} have {len(x):,} rows and {called[1]} {len(y):,}"
-        raise RunnerError(Problem(asked, problem, "as many targets as inputs"))
+        raise RunnerError(Problem(asked, problem, "give as many targets as inputs"))
     facts = facts_of(x, y, num_classes=len(classes) or None)
     if like is not None and (error := _unlike(facts, like.facts, asked, called)):
         raise RunnerError(error)
@@ -148,10 +148,12 @@ def _from_splits(found: Mapping[str, Any], *, name: str, asked: str) -> Source:
     if unknown := [key for key in found if key not in ("train", *GIVEN)]:
         hits = nearest(str(unknown[0]), ("train", *GIVEN), cutoff=0.6) or ("train", *GIVEN)
         problem = f"it returned splits called {', '.join(map(str, found))}; they are called train, val and test here"
-        raise RunnerError(Problem(asked, problem, f"{' or '.join(map(repr, hits))} instead of {unknown[0]!r}"))
+        raise RunnerError(Problem(asked, problem, f"use {' or '.join(map(repr, hits))} instead of {unknown[0]!r}"))
     if "train" not in found:
         problem = f"it returned {', '.join(found)} and nothing to train on"
-        raise RunnerError(Problem(asked, problem, "{'train': (inputs, targets), ...}, the others beside it"))
+        raise RunnerError(
+            Problem(asked, problem, "return `{'train': (inputs, targets), ...}`, with the others next to it")
+        )
     train = as_source(found["train"], name=name)
     return replace(train, given={split: _given(found[split], split, train, asked) for split in GIVEN if split in found})
 
@@ -219,7 +221,7 @@ def _numbered_otherwise(given: Source, split: str, train: Source, asked: str) ->
         return None
     problem = f"the classes of train ({', '.join(ours[:12])}) are numbered from 0 here, and {split} numbers them itself"
     return Problem(
-        asked, problem, f"targets 0, 1, 2, ... in train, as {split} has them, or (inputs, targets) in {split}"
+        asked, problem, f"use targets 0, 1, 2, ... in train, as {split} has them, or (inputs, targets) in {split}"
     )
 
 
@@ -236,15 +238,15 @@ def _checked(source: Source, asked: str) -> Source:
     if len(lengths) != 1 or lengths == [0]:
         problem = f"the tensors in its rows have {' and '.join(f'{length:,}' for length in lengths) or 'no'} rows"
         raise RunnerError(
-            Problem(asked, problem, "Source(rows=...) of tensors with the same first dimension, 1 or more")
+            Problem(asked, problem, "return `Source(rows=...)` of tensors with the same first dimension, 1 or more")
         )
     if source.labels is not None and len(source.labels) != num_rows(source.rows):
         problem = f"it has {num_rows(source.rows):,} rows and {len(source.labels):,} labels"
-        raise RunnerError(Problem(asked, problem, "Source(labels=...) with a label for each row, or None"))
+        raise RunnerError(Problem(asked, problem, "return `Source(labels=...)` with a label for each row, or None"))
     if unknown := set(source.given) - set(GIVEN):
         problem = f"it brings splits called {', '.join(sorted(unknown))}"
         raise RunnerError(
-            Problem(asked, problem, "Source(given={'val': ..., 'test': ...}); the training split is rows")
+            Problem(asked, problem, "return `Source(given={'val': ..., 'test': ...})`; the training split is rows")
         )
     return source
 
@@ -253,7 +255,7 @@ def _unlike(facts: dict[str, Any], train: dict[str, Any], asked: str, called: tu
     for key, name in (("input_shape", called[0]), ("out_features", called[1])):
         if key in train and facts[key] != train[key]:
             problem = f"{name} have {facts[key]} as their {key}, and the training split has {train[key]}"
-            return Problem(asked, problem, "splits of the same shape")
+            return Problem(asked, problem, "use splits of the same shape")
     return None
 
 

@@ -182,9 +182,9 @@ def _meeting(place: RankInfo) -> Iterator[None]:
         asked = f"srun with {place.num} processes, which meet at {place.address}:{place.port}"
         said = first_line(error)
         if "EADDRINUSE" in said:
-            problem = f"something else listens there, another srun of this job perhaps ({said})"
+            problem = f"something else listens there, perhaps another srun of this job ({said})"
             raise UnmetError(
-                Problem(asked, problem, "one such srun at a time in a job, or each as its own job")
+                Problem(asked, problem, "run one such srun at a time in a job, or each as its own job")
             ) from error
         problem = f"process {place.rank} lost the others before all were there"
         if "waiting for clients" in said:

@@ -65,7 +65,7 @@ def take(folder: Path, *, wait_seconds: float = 1.0) -> None:
         lock = FileLock(folder / LOCK, thread_local=False)
         lock.acquire(timeout=wait_seconds)
     except Timeout:
-        raise RunnerError(Problem(asked, "another run is in it at this moment", "another folder, or wait")) from None
+        raise RunnerError(Problem(asked, "another run is writing there", "use another directory, or wait")) from None
     except OSError as error:
         problem = f"it can't be made or written: {error.strerror}"
         raise RunnerError(Problem(asked, problem, "hydra.run.dir=FOLDER with one that you may write to")) from None
@@ -180,16 +180,16 @@ def refuse_used(folder: Path, cfg: DictConfig, *, anew: bool = False) -> None:
         raise RunnerError(Problem(asked, problem, fix))
     more = in_words({key: now.get(key) for key in changed if key.startswith("train.")})
     if is_being_written(folder):
-        raise RunnerError(Problem(asked, "this very run is in it, and is running", "another folder, or wait"))
+        raise RunnerError(Problem(asked, "this run is in it already, and is running", "use another directory, or wait"))
     if is_over(read_summary(folder)) and not more:
         if anew:
-            raise RunnerError(Problem(asked, "this very run is in it, and has finished", "another folder"))
+            raise RunnerError(Problem(asked, "this run is in it already, and has finished", "another folder"))
         fix = f"{resume} {length_key(cfg)}=... for more of it, or another folder"
         raise OverError(Problem(asked, "it has finished", fix))
     if any(os.environ.get(name, "0") != "0" for name in RESTARTS):
         return
     fix = f"{resume} {more}".rstrip() + ", or another folder"
-    raise RunnerError(Problem(asked, "this very run is in it, and can go on", fix))
+    raise RunnerError(Problem(asked, "this run is in it already, and can be resumed", fix))
 
 
 def over_line(error: OverError) -> str:

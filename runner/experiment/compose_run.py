@@ -55,6 +55,8 @@ def last_value(overrides: Sequence[str], key: str) -> Any:
         return OmegaConf.select(OmegaConf.from_dotlist([given[-1]]), key) if given else None
     except (OmegaConfBaseException, ValueError) as error:
         problem = f"its value can't be read: {first_line(error)}"
-        raise RunnerError(Problem(given[-1], problem, f"'{key}=...' in quotes")) from None
+        raise RunnerError(Problem(given[-1], problem, f"put it in quotes: `'{key}=...'`")) from None
     except Exception as error:  # YAML's own
-        raise RunnerError(Problem(given[-1], f"its value can't be read: {error}", f"'{key}=...' in quotes")) from None
+        raise RunnerError(
+            Problem(given[-1], f"its value can't be read: {error}", f"put it in quotes: `'{key}=...'`")
+        ) from None

@@ -175,7 +175,7 @@ def check_sizes(*, width: Any, depth: Any, num_heads: Any, positions: Any) -> No
     """Raises: RunnerError with each that is none."""
     sizes = {"width": width, "depth": depth, "num_heads": num_heads}
     problems = [
-        Problem(f"model.{key}={value}", "it is a whole number, 1 or more", f"model.{key}=4", code="bad-value")
+        Problem(f"model.{key}={value}", "it must be a whole number, 1 or more", f"model.{key}=4", code="bad-value")
         for key, value in sizes.items()
         if type(value) is not int or value < 1
     ]

@@ -22,7 +22,7 @@ def check_module(model: object, *, asked: str) -> None:
         kind = type(model).__name__
         problem = f"it makes a {kind}, which is not a torch.nn.Module"
         raise RunnerError(
-            Problem(asked, problem, f"class {kind}(nn.Module), with super().__init__() first in __init__")
+            Problem(asked, problem, f"make it `class {kind}(nn.Module)`, with `super().__init__()` first in `__init__`")
         )
 
 

@@ -152,7 +152,9 @@ def _track(folder: Path, report: dict[str, Any], overrides: list[str]) -> str:
     run_id, uri = ack.run_id, store_of(folder, overrides, asked="evaluate --track")
     sync = f"python -m runner sync {shlex.quote(short(folder))}"
     if run_id is None:
-        raise RunnerError(Problem("evaluate --track", "MLflow has no run of it", f"{sync}, and then again"))
+        raise RunnerError(
+            Problem("evaluate --track", "MLflow has no run of it", f"run `{sync}`, then the same command")
+        )
     prefix = "eval/" if report["is_own_data"] else f"eval/{report['data']}/"
     with answering("evaluate --track", uri):
         from mlflow.entities import Metric

@@ -35,8 +35,8 @@ def find(wanted: str, *, verb: str = "resume") -> Path:
     """
     folder = locate(wanted, verb=verb)
     if is_being_written(folder):
-        problem = "it is running: another process writes there"
-        raise RunnerError(Problem(f"{verb} {wanted}", problem, "when that has ended"))
+        problem = "this run is still running: another process writes there"
+        raise RunnerError(Problem(f"{verb} {wanted}", problem, "wait until that has ended"))
     return folder
 
 
@@ -46,7 +46,7 @@ def locate(wanted: str, *, verb: str) -> Path:
     if wanted == "last":
         folders = newest_first()
         if not folders:
-            problem = f"no run lies below {' or '.join(ROOTS)} of {Path.cwd()}"
+            problem = f"there is no run below {' or '.join(ROOTS)} of {Path.cwd()}"
             raise RunnerError(Problem(f"{verb} last", problem, f"{verb} FOLDER, or python -m runner for a run"))
         folder = folders[0]
     elif not os.path.isdir(folder):  # noqa: PTH112  # Path's own raises for a name of 300 letters

@@ -68,7 +68,7 @@ def serve(wanted: str, port: int, *, predictions: bool, ready: Callable[[dict[st
     if got:
         return 128 + got[0]
     problem = f"MLflow's server ended by itself with {process.returncode}"
-    raise RunnerError(Problem("serve", problem, "what it said above"))
+    raise RunnerError(Problem("serve", problem, "read what it printed above"))
 
 
 def _check_port(port: int) -> None:

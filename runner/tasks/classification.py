@@ -148,9 +148,15 @@ def _weights(asked: Any, counts: Sequence[int] | None, num_classes: int, *, kind
         return torch.where(present, weights, 1.0).float()
     values = list(asked) if isinstance(asked, Sequence) and not isinstance(asked, str) else []
     if not values or not all(type(value) in (int, float) and value >= 0 for value in values):
-        problem = "it is null, balanced or a list of numbers, 0 or more each"
+        problem = "it must be null, balanced or a list of numbers, 0 or more each"
         raise RunnerError(Problem(f"task.class_weights={asked}", problem, f"task.class_weights=balanced, or {example}"))
     if num_classes not in (UNKNOWN, len(values)):
         problem = f"these are {len(values)} weights, and there are {num_classes} classes"
-        raise RunnerError(Problem(f"task.class_weights={values}", problem, f"{num_classes} weights, or balanced"))
+        raise RunnerError(
+            Problem(
+                f"task.class_weights={values}",
+                problem,
+                f"give {num_classes} weights, or use `task.class_weights=balanced`",
+            )
+        )
     return torch.tensor(values, dtype=torch.float32)

@@ -138,5 +138,5 @@ def like(targets: Tensor, outputs: Tensor) -> Tensor:
 
 def _delta(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-        raise RunnerError(Problem(f"task.huber_delta={value}", "it is more than 0", "task.huber_delta=1.0"))
+        raise RunnerError(Problem(f"task.huber_delta={value}", "it must be more than 0", "task.huber_delta=1.0"))
     return float(value)

@@ -63,7 +63,7 @@ class Journal:
         except Timeout:
             problem = "another process is writing this run's journal"
             raise RunnerError(
-                Problem(f"run folder {folder}", problem, "another folder, or wait for that run")
+                Problem(f"run folder {folder}", problem, "use another directory, or wait for that run")
             ) from None
         try:
             self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o644)

@@ -156,7 +156,7 @@ def check_settings(group: Mapping[str, Any], settings: set[str], asked: str) -> 
                 Problem(
                     f"{asked}.{name}={group[name]}",
                     problem,
-                    f"{' or '.join(hits)} instead of {name}",
+                    f"use {' or '.join(f'`{hit}`' for hit in hits)} instead of `{name}`",
                     code="unknown-key",
                 )
             )
@@ -183,7 +183,7 @@ def freeze(model: nn.Module, patterns: Sequence[str], *, prefix: str = "") -> No
                 named[name].requires_grad_(False)
     if patterns and not any(parameter.requires_grad for parameter in named.values()):
         asked = f"model.freeze=[{','.join(patterns)}]"
-        raise RunnerError(Problem(asked, "it leaves nothing to train", "patterns that leave the last layer out"))
+        raise RunnerError(Problem(asked, "it leaves nothing to train", "use patterns that leave the last layer out"))
     for module in model.modules():
         own = list(module.parameters(recurse=False))
         is_frozen = bool(patterns and own) and not any(parameter.requires_grad for parameter in own)

@@ -71,6 +71,19 @@ def test_what_cant_be_run(answer):
     assert answer("evaluate", "nowhere")[1]["faults"][0]["asked"].endswith("nowhere")
 
 
+def test_every_kind_of_error_is_reported_at_once(answer):
+    words = ["train.num_epochs=-1", "model.dropout=2", "optimizer.lr=abc", "train.cuda_graph=true", "device=cpu"]
+    code, found, said = answer(*words)
+    assert code == 2 and said.endswith("error: 4 problems found; nothing was started\n")
+    typed = {each["asked"]: each["suggestions"][0] for each in found["faults"]}
+    assert typed == {
+        "train.num_epochs=-1": "train.num_epochs=1",
+        "train.cuda_graph=true": "train.cuda_graph=false",
+        "model.dropout=2": "model.dropout=0.1",
+        "optimizer.lr=abc": "optimizer.lr=0.001",
+    }
+
+
 def test_what_is_not_a_number_is_null(answer, own_folder):
     (own_folder / "own.py").write_text("def loss(model, batch):\n    return model(batch[0]).sum() * float('nan')\n")
     _, found, _ = answer(

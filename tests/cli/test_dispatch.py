@@ -177,7 +177,7 @@ MISTAKES = [
     ("-m zip(seed,name)=(1,a) zip(name,model.dropout)=(b,0.1)", "name in one of the two"),
     (
         "-m zip(seed,optimizer.lrr)=(1,2),(2,3)",
-        "there is no key optimizer.lrr\n  --> optimizer.lrr=2\nhelp: use `optimizer.lr=2`",
+        "there is no key `optimizer.lrr`\n  --> optimizer.lrr=2\nhelp: use `optimizer.lr=2`",
     ),
     ("plan -m zip(seed,model.hiden)=(1,2),(2,3)", "--> model.hiden=2"),
     ("-m hydra.sweeper.params={optimizer.lrr:'1,2'}", "help: use `optimizer.lr=1`"),
@@ -291,7 +291,7 @@ def test_a_word_with_a_space_is_offered_in_quotes(own_folder, capfd):
 def test_letters_that_hydra_reads_in_quotes_only_are_told_once(word, mend, own_folder, capfd):
     assert cli.main(["data=table", "data.target=y", word, OFF]) == 2
     text = capfd.readouterr().err
-    assert text.count("help:") == 1 and f"help: use quotes around it: `{mend}`\n" in text
+    assert text.count("help:") == 1 and f"help: put quotes around it: `{mend}`\n" in text
     (quoted,) = shlex.split(mend)
     (override,) = OverridesParser.create().parse_overrides([quoted])
     value = word.partition("=")[2]
@@ -300,7 +300,7 @@ def test_letters_that_hydra_reads_in_quotes_only_are_told_once(word, mend, own_f
 
 def test_a_key_with_a_letter_that_no_key_has_is_none(own_folder, capfd):
     assert cli.main(["größe=3"]) == 2
-    assert "there is no key größe" in capfd.readouterr().err
+    assert "there is no key `größe`" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -491,7 +491,7 @@ def test_a_wheel_runs_from_an_empty_folder_with_the_persons_own_parts(own_folder
 def test_a_key_that_a_sweeps_other_options_have_not_is_told_by_its_name(own_folder, capfd, tasks):
     assert cli.main(["-m", f"task={tasks}", "task.plots=false", "seed=1,2"]) == 2
     text = capfd.readouterr().err
-    assert "there is no key task.plots here: it belongs to other options\n  --> task.plots=false" in text
+    assert "there is no key `task.plots` here: it belongs to other options\n  --> task.plots=false" in text
 
 
 def test_a_folder_with_an_equals_sign_in_its_name_is_a_folder(own_folder, capfd):

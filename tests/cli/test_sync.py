@@ -105,9 +105,9 @@ def test_what_is_still_running_is_not_complete(run, stores, write, own_folder, c
 @pytest.mark.parametrize(
     ("words", "so"),
     [
-        (["sync"], "no run lies below outputs or multirun"),
-        (["sync", "run"], "no journal/journal.bin lies in it"),
-        (["sync", "run", "tracking.uri=sqlite:///runs.db"], "no journal/journal.bin lies in it"),
+        (["sync"], "there is no run below outputs or multirun"),
+        (["sync", "run"], "there is no journal/journal.bin in it"),
+        (["sync", "run", "tracking.uri=sqlite:///runs.db"], "there is no journal/journal.bin in it"),
         (["ui", "--port", "99999999"], "it is a whole number, 1 to 65535"),
         (["ui", "--prot", "5001"], "ui does not take --prot"),
         (["ui"], "no run below outputs or multirun was tracked"),

@@ -31,7 +31,7 @@ def test_it_is_one_line_and_the_traceback_lies_in_the_run_s_log(shown, own_folde
         monkeypatch.setenv("RUNNER_TRACEBACK", "1")
     assert cli.main([*SMALL, "hydra.run.dir=run"]) == 1
     said = capsys.readouterr().err
-    assert "runner: it failed: KeyError: 'nothing' (mine.py:2)" in said and "runner.log" in said
+    assert "error: unexpected error: KeyError: 'nothing' (mine.py:2)" in said and "runner.log" in said
     assert ("Traceback" in said) == shown and "Error executing job" not in said
     assert "Traceback" in Path("run/runner.log").read_text()
 
@@ -41,7 +41,7 @@ def test_model_without_host_memory_says_what_is_left(error, own_folder, capsys):
     (own_folder / "large.py").write_text(f"def model():\n    raise {error}\n")
     assert cli.main([*SMALL[:3], *SMALL[4:], "~model", "+model._target_=large.model"]) == 1
     said = capsys.readouterr().err
-    assert "runner: it failed: out of host memory, " in said and "use a smaller model or data" in said
+    assert "error: unexpected error: out of host memory, " in said and "use a smaller model or data" in said
 
 
 def test_without_a_folder_the_file_is_named(own_folder, monkeypatch, capsys):
@@ -65,7 +65,7 @@ def test_code_of_a_persons_does_not_end_a_command_as_if_all_were_well(own_folder
     monkeypatch.setattr("tempfile.tempdir", str(own_folder))
     assert cli.main(["devices"]) == 1
     said = capsys.readouterr().err
-    assert "it failed: SystemExit: it would end the program, with exit code 0 (mine.py:5)" in said
+    assert "unexpected error: SystemExit: it would end the program, with exit code 0 (mine.py:5)" in said
 
 
 def test_a_package_that_every_run_needs_and_nobody_installed_is_told_as_a_mistake(own_folder, monkeypatch, capsys):
@@ -103,4 +103,4 @@ def test_a_mistake_leaves_no_folder(own_folder):
 @pytest.mark.parametrize("words", [["hydra.run.dir={}"], ["-cd", "{}"], ["-m", "seed=1,2", "sweep.resume={}"]])
 def test_a_name_that_no_file_may_have_is_a_mistake(words, own_folder, capsys):
     assert cli.main(["tracking.enabled=false", *(word.format("a" * 300) for word in words)]) == 2
-    assert "error: this file system takes no such name, of 300 letters" in capsys.readouterr().err
+    assert "error: this file system takes no name of 300 letters" in capsys.readouterr().err

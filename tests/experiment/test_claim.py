@@ -81,7 +81,7 @@ def test_what_can_go_on_is_told_how(used, capsys):
     summary = json.loads((used / "summary.json").read_text())
     (used / "summary.json").write_text(json.dumps(summary | {"status": "killed"}))
     assert cli.main(SHORT) == 2
-    assert "this very run is in it, and can go on" in capsys.readouterr().err
+    assert "this run is in it already, and can be resumed" in capsys.readouterr().err
     (used / "summary.json").write_bytes(before["run/summary.json"][0])
     assert cli.main(["resume", "run", "train.num_steps=12"]) == 0
     assert json.loads((used / "summary.json").read_text())["num_steps"] == 12
@@ -148,7 +148,7 @@ def test_a_folder_that_another_process_has_taken_is_refused_before_anything_is_w
     Path("run/journal").mkdir(parents=True)
     with FileLock(Path("run") / claim.LOCK):
         assert cli.main(SHORT) == 2
-        assert "another run is in it at this moment" in capsys.readouterr().err
+        assert "another run is writing there" in capsys.readouterr().err
         assert not content() and not Path("run/.hydra").exists()
     assert cli.main(SHORT) == 0
 

@@ -92,7 +92,7 @@ class Done:
             return "it did not come back"
         if self.code not in (0, 1, 2):
             return f"exit code {self.code}"
-        if "runner: it failed" in self.shown:
+        if "error: unexpected error" in self.shown:
             return "nobody foresaw it"
         if "Traceback" in self.shown:
             return "a traceback"
@@ -241,7 +241,7 @@ def do(words):
             sys.path[:] = before[1]
             os.environ.clear()
             os.environ.update(before[2])
-        if "runner: it failed" in out.getvalue():
+        if "error: unexpected error" in out.getvalue():
             out.write("".join(log.read_text()[-2500:] for log in Path(top).rglob("runner*.log")))
         left = sorted(str(path.relative_to(top)) for path in Path(top).rglob("*"))
         left = [

@@ -79,7 +79,7 @@ def test_one_writer_at_a_time(folder):
         with pytest.raises(RunnerError) as caught:
             Journal(folder, wait_seconds=0)
     assert "another process is writing this run's journal" in str(caught.value)
-    assert "another folder, or wait for that run" in str(caught.value)
+    assert "use another directory, or wait for that run" in str(caught.value)
     assert not is_being_written(folder)
     Journal(folder, wait_seconds=0).close()
 

@@ -158,7 +158,7 @@ def test_what_would_be_another_experiment_is_refused(own_folder, capfd):
         ("optimizer.lr=0.5",): ("the run began with optimizer.lr=0.001",),
         ("data.limit=10",): ("another experiment",),
         ("train.batch_size=3",): ("help: use `train.batch_size=128`",),
-        ("modle=mlp",): ("there is no key modle",),
+        ("modle=mlp",): ("there is no key `modle`",),
     }.items():
         assert cli.main(["resume", "outputs/a/run", *words]) == 2, words
         err = capfd.readouterr().err
@@ -188,7 +188,7 @@ def test_a_run_of_so_many_steps_is_made_longer_by_its_steps(own_folder, capfd):
 
 def test_what_is_no_run_is_refused(own_folder, capfd):
     assert cli.main(["resume", "last"]) == 2
-    assert "no run lies below outputs or multirun" in capfd.readouterr().err
+    assert "there is no run below outputs or multirun" in capfd.readouterr().err
     Path("mine").mkdir()
     assert cli.main(["resume", "mine"]) == 2
     assert "it has no rerun.yaml" in capfd.readouterr().err

@@ -125,7 +125,7 @@ def huggingface(
 
 def _tokens(picked: Chosen, tokenizer: str, context_length: int, known: Mapping[str, Any]) -> TextRows:
     if type(context_length) is not int or context_length < 1:
-        problem = "it is a whole number of tokens, 1 or more"
+        problem = "it must be a whole number of tokens, 1 or more"
         raise RunnerError(
             Problem(f"data.context_length={context_length}", problem, "data.context_length=256", code="bad-value")
         )

@@ -88,7 +88,7 @@ def check_windows(context_length: Any, windows: Any, *, num_tokens: int, path: s
     asked = f"data.context_length={context_length}"
     if type(context_length) is not int or context_length < 1:
         problems.append(
-            Problem(asked, "it is a number of tokens, 1 or more", "data.context_length=256", code="bad-value")
+            Problem(asked, "it must be a number of tokens, 1 or more", "data.context_length=256", code="bad-value")
         )
     elif num_windows(num_tokens, context_length) < 1:
         problem = f"{path} has {num_tokens:,} tokens, and a window takes {context_length + 1:,} with the one behind it"

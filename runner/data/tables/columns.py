@@ -239,7 +239,7 @@ def _check(missing: str, max_categories: int) -> None:
         problem = "missing values become the mean of the training split, or are refused"
         raise RunnerError(Problem(f"data.missing={missing}", problem, "data.missing=mean or data.missing=refuse"))
     if type(max_categories) is not int or max_categories < 1:
-        problem = "it is a whole number, 1 or more"
+        problem = "it must be a whole number, 1 or more"
         raise RunnerError(
             Problem(f"data.max_categories={max_categories}", problem, "data.max_categories=100", code="bad-value")
         )
