@@ -11,7 +11,7 @@ import stat
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 from urllib.parse import quote, unquote, unquote_plus
@@ -102,6 +102,14 @@ class Problem:
         """Return the error that `asdict()` was written of as JSON, where tuples are lists."""
         lists = {key: tuple(facts[key]) for key in ("suggestions", "notes")}
         return cls(**{**facts, **lists})
+
+    def below(self, path: str) -> Problem:
+        """Return the same error of a `_target_` at a dotted path of the configuration."""
+        source, text, *typed = (
+            re.sub(r"(?<![\w.])_target_=", f"{path}._target_=", each)
+            for each in (self.source, self.help, *self.suggestions)
+        )
+        return replace(self, source=source, help=text, suggestions=tuple(typed))
 
     def masked(self) -> Problem:
         """Return the same error without secrets."""

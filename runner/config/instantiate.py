@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+import re
 import shlex
 import sys
 import sysconfig
@@ -76,7 +77,7 @@ def _not_built(node: dict[str, Any], key: str, cause: BaseException) -> Problem:
     if "before Module.__init__() call" in str(cause):
         fix = f"super().__init__() before the first line that sets something{where}"
     elif where and not isinstance(cause, TypeError | ValueError):
-        fix = f"the same command after {where.strip(' ()')} is fixed"
+        fix = f"correct {where.strip(' ()')}"
     if moves_itself(cause):
         fix = NO_MOVES
     problem = f"it failed with {in_words(cause)}{where}"
@@ -107,10 +108,10 @@ def locate(target: str, *, own_code: bool = True, more: tuple[str, ...] = ()) ->
         raise RunnerError(otherwise_named(target, public))
     own = (own_prefixes(target) if own_code else ()) + more
     if not under(target, LIBRARIES + own):
-        raise RunnerError(Problem(f"_target_={target}", _refusal(target, own), _allowed_write(target, own_code)))
+        raise _refused(target, _refusal(target, own), _allowed_write(target, own_code))
     if _is_private(target):
-        problem = "names that begin with an underscore are no parts: they lead from a part to what it is made of"
-        raise RunnerError(Problem(f"_target_={target}", problem, _allowed_write(target, own_code)))
+        problem = "a configuration may not name anything that begins with an underscore"
+        raise _refused(target, problem, _allowed_write(target, own_code))
     thing, module = _import(target)
     home = str(getattr(thing, "__module__", None) or module)
     own += own_prefixes(home) if own_code else ()  # a custom module may import from another one
@@ -121,8 +122,13 @@ def locate(target: str, *, own_code: bool = True, more: tuple[str, ...] = ()) ->
         fix = f"_target_={name}" if name in PARTS else _allowed_write(target, own_code)
         if name in PARTS:
             problem = f"the module {module} imports it; its name is {name}"
-        raise RunnerError(Problem(f"_target_={target}", problem, fix))
+        raise _refused(target, problem, fix)
     return thing
+
+
+def _refused(target: str, message: str, help: str) -> RunnerError:
+    certain = tuple(way for way in help.split(", or ") if re.fullmatch(r"_target_=[\w.]*\w", way))
+    return RunnerError(Problem(f"_target_={target}", message, help, certain, code="bad-target"))
 
 
 def otherwise_named(target: str, public: str) -> Problem:
@@ -166,7 +172,7 @@ def _left_open(node: Any, path: str) -> Iterator[Problem]:
         for index, child in enumerate(node):
             yield from _left_open(child, f"{path}[{index}]")
     elif isinstance(node, str) and "${" in node:
-        problem = "a text with ${ in it would be filled in once more, unseen"
+        problem = "a text with ${ in it would be resolved a second time"
         yield Problem(f"{path}={node}", problem, f"{path}=... without the backslash before ${{, or without ${{")
 
 
@@ -185,7 +191,11 @@ def targets(node: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
 def _target_problems(path: str, node: dict[str, Any], own_code: bool) -> list[Problem]:
     target = str(node["_target_"])
     if found := [
-        Problem(f"{path}.{flag}={node[flag]}", f"{flag} is true or false", f"{path}.{flag}=true or {path}.{flag}=false")
+        Problem(
+            f"{path}.{flag}={node[flag]}",
+            f"`{path}.{flag}` must be true or false",
+            f"{path}.{flag}=true or {path}.{flag}=false",
+        )
         for flag in ("_partial_", "_recursive_")
         if not isinstance(node.get(flag, False), bool)
     ]:
@@ -193,7 +203,7 @@ def _target_problems(path: str, node: dict[str, Any], own_code: bool) -> list[Pr
     try:
         thing = locate(target, own_code=own_code)
     except RunnerError as error:
-        return [Problem(f"{path}.{each.source}", each.message, each.help) for each in error.problems]
+        return [each.below(path) for each in error.problems]
     try:
         signature = inspect.signature(thing)
     except (TypeError, ValueError):
@@ -239,7 +249,9 @@ def _part(target: str) -> Any:
 def _import(target: str) -> tuple[Any, str]:
     words = target.split(".")
     if not all(word.isidentifier() for word in words):
-        raise RunnerError(Problem(f"_target_={target}", "that is no dotted path", "_target_=package.module.Name"))
+        raise RunnerError(
+            Problem(f"_target_={target}", "a `_target_` is a dotted path", "_target_=package.module.Name")
+        )
     thing: Any = _import_module(words[0], target)
     for index, word in enumerate(words[1:], start=1):
         found = None
@@ -261,20 +273,18 @@ def _import_module(name: str, target: str, *, missing_is_fine: bool = False) -> 
         if error.name == name:
             raise RunnerError(_no_module(name, target)) from None
         problem = f"importing {name} failed: it needs the module {error.name}, which is not installed{own_line(error)}"
-        fix = f"pip install {error.name}, or take that import out"
+        fix = f"pip install {error.name}, or remove that import"
         if under(str(error.name), NO_OWN_CODE):  # on the public index these are strangers' packages
-            fix = "that import as this version has it, or take it out"
+            fix = "import it as this version has it, or remove the import"
         raise RunnerError(Problem(f"_target_={target}", problem, fix, code="missing-package")) from error
     except SystemExit as error:  # a script's, which would end this program, and well
         problem = f"importing {name} ended the program (exit code {error.code or 0}){own_line(error)}"
-        fix = 'if __name__ == "__main__": before what it does as a script'
+        fix = 'put `if __name__ == "__main__":` before what it does as a script'
         raise RunnerError(Problem(f"_target_={target}", problem, fix)) from error
     except Exception as error:
         problem = f"importing {name} failed with {in_words(error)}{own_line(error)}"
         raise RunnerError(
-            Problem(
-                f"_target_={target}", problem, f"the same command after {own_line(error).strip(' ()') or name} is fixed"
-            )
+            Problem(f"_target_={target}", problem, f"correct {own_line(error).strip(' ()') or name}")
         ) from error
 
 
@@ -285,7 +295,7 @@ def _no_module(name: str, target: str) -> Problem:
         )
     fix = (
         " or ".join(f"_target_={hit}" for hit in _in_files_like(target))
-        or f"a file {name}.py in the current folder, {Path.cwd().name}/"
+        or f"add a file {name}.py to the current directory, {Path.cwd().name}/"
     )
     return Problem(f"_target_={target}", f"there is no module {name} here", fix)
 
@@ -295,7 +305,7 @@ def _no_such_name(target: str, thing: Any, word: str) -> Problem:
     public = [item for item in dir(thing) if item[0] != "_" and not inspect.ismodule(getattr(thing, item, None))]
     hits = nearest(word, public)
     head = target[: target.index(word)] if word in target else name + "."
-    fix = " or ".join(f"_target_={head}{hit}" for hit in hits) or f"a name that {name} has"
+    fix = " or ".join(f"_target_={head}{hit}" for hit in hits) or f"use a name that {name} has"
     return Problem(f"_target_={target}", f"{name} has no {word}", fix)
 
 
@@ -311,7 +321,7 @@ def _allowed_write(target: str, own_code: bool) -> str:
     hits = [hit for hit in _in_files_like(target) if hit != target][:1] if own_code else []
     hits += [hit if hit in PARTS else f"{hit}..." for hit in nearest(target, (*PARTS, *LIBRARIES))[:1]]
     ways = [f"_target_={hit}" for hit in hits]
-    ways.append("your own class in a file of the current folder (_target_=my_models.Net)")
+    ways.append("your own class in a file of the current directory (_target_=my_models.Net)")
     if (first := target.split(".")[0]) not in (
         *OURS,
         *own_prefixes(target),

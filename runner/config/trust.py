@@ -183,7 +183,7 @@ def _target_problems(path: str, target: str) -> list[Problem]:
             raise RunnerError(otherwise_named(target, public))
         locate(target, more=PLUGINS)
     except RunnerError as error:
-        return [Problem(f"{path}.{problem.source}", problem.message, problem.help) for problem in error.problems]
+        return [problem.below(path) for problem in error.problems]
     return []
 
 

@@ -141,7 +141,7 @@ def _problems(node: Any, key: str, whose: str, write: str) -> Iterator[Problem]:
         target = node.get("_target_")
         if target is not None and (public := public_name(str(target))) is not None:  # trust would not help
             error = otherwise_named(target, public)
-            yield Problem(f"{key}.{error.source}", error.message, error.help)
+            yield error.below(key)
         elif target is not None and _is_foreign(str(target)):
             problem = f"{whose}, and names code that is neither the runner's nor torch's"
             yield Problem(f"{key}._target_={target}", problem, write)

@@ -49,7 +49,7 @@ def know_shapes(model: nn.Module, call: Callable[[nn.Module, Any], Any], batch: 
         raise
     except Exception as error:
         problem = f"its first forward pass failed, which tells the lazy layers' shapes: {type(error).__name__}: {error}"
-        fix = NO_MOVES if moves_itself(error) else f"the same command after {call_site.line_of_error(error)} is fixed"
+        fix = NO_MOVES if moves_itself(error) else f"correct {call_site.line_of_error(error)}"
         raise RunnerError(Problem("model", problem, fix)) from error
     finally:
         model.train(was_training)

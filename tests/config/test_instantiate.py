@@ -59,7 +59,7 @@ def test_partial_waits_for_the_rest():
 def test_a_target_that_executes_is_refused_before_it_runs(target, capfd):
     text = refused({"_target_": target, "_args_": ["echo PWNED"]})
     assert "--> model._target_" in text
-    assert any(why in text for why in ("not a part that a configuration may name", " has no ", "no dotted path"))
+    assert any(why in text for why in ("not a part that a configuration may name", " has no ", "is a dotted path"))
     assert "failed" not in text, "it was called"
     assert "PWNED" not in capfd.readouterr().out
 
@@ -87,7 +87,7 @@ def test_what_the_persons_module_merely_imports_is_not_theirs(own_folder):
     [
         ("Net", None),  # from another module of the current directory
         ("MLP", "_target_=runner.models.MLP"),
-        ("save", "your own class in a file of the current folder (_target_=my_models.Net)"),
+        ("save", "your own class in a file of the current directory (_target_=my_models.Net)"),
     ],
 )
 def test_imported_class_is_taken_or_named(name, fix, own_folder):
@@ -127,14 +127,14 @@ def test_a_typo_in_the_name_offers_the_nearest():
 
 def test_a_typo_in_the_module_offers_the_nearest_file(own_folder):
     (own_folder / "our_networks.py").write_text("")
-    assert "help: use `_target_=our_networks.Net`, or" in refused({"_target_": "our_network.Net"})
+    assert "help: use `model._target_=our_networks.Net`, or" in refused({"_target_": "our_network.Net"})
     assert "our_networks" not in refused({"_target_": "our_network.Net"}, own_code=False)
 
 
 @pytest.mark.parametrize("target", ["runner.models.MPL", "runner.models.mlp.MPL", "runner.model.MPL"])
 def test_a_typo_in_one_of_our_own_offers_the_nearest(target):
     text = refused({"_target_": target})
-    assert "help: use `_target_=runner.models.MLP`, or your own class" in text and "--allow" not in text
+    assert "help: use `model._target_=runner.models.MLP`, or your own class" in text and "--allow" not in text
 
 
 @pytest.mark.parametrize("target", ["runner.models.mlp.MLP", "runner.model.mlp.MLP", "runner.MLP"])
@@ -143,7 +143,10 @@ def test_one_of_our_own_has_one_name(target, monkeypatch):
     for settings in ({}, {"own_code": False}):
         text = refused({"_target_": target}, **settings)
         assert "have one name each, and this is runner.models.MLP" in text
-        assert "help: use `_target_=runner.models.MLP`; a run of an earlier version" in text and "--allow" not in text
+        assert (
+            "help: use `model._target_=runner.models.MLP`; a run of an earlier version" in text
+            and "--allow" not in text
+        )
 
 
 def test_a_part_whose_module_cannot_be_imported_tells_why(monkeypatch):
@@ -154,7 +157,7 @@ def test_a_part_whose_module_cannot_be_imported_tells_why(monkeypatch):
 def test_an_allowed_package_that_is_not_there_offers_the_nearest_file(own_folder, monkeypatch):
     (own_folder / "our_networks.py").write_text("")
     monkeypatch.setenv(ALLOW_VARIABLE, "our_network")
-    assert "help: use `_target_=our_networks.Net`" in refused({"_target_": "our_network.Net"})
+    assert "help: use `model._target_=our_networks.Net`" in refused({"_target_": "our_network.Net"})
 
 
 def test_the_line_that_imports_is_not_shown_as_the_persons_own(tmp_path, monkeypatch):

@@ -80,7 +80,7 @@ def test_a_run_with_lazy_layers_is_one_as_any_other(own_folder, capsys):
     assert json.loads((own_folder / "one" / "summary.json").read_text())["num_parameters"] == 67
     assert cli.main(["evaluate", "one"]) == 0
     assert cli.main([*WORDS, "+model._target_=lazy_net.Wrong", "hydra.run.dir=two"]) == 2
-    assert "after lazy_net.py:12 is fixed" in capsys.readouterr().err
+    assert "help: correct lazy_net.py:12" in capsys.readouterr().err
 
 
 class Layers(nn.Module):

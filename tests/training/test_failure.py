@@ -77,8 +77,8 @@ class Moves(nn.Module):
     ("name", "write"),
     [
         ("NoSuper", r"super\(\).__init__\(\) before the first line that sets something \(failing_nets.py:5\)"),
-        ("Typo", "the same command after failing_nets.py:9 is fixed"),
-        ("Exits", "the same command after failing_nets.py:15 is fixed"),
+        ("Typo", "correct failing_nets.py:9"),
+        ("Exits", "correct failing_nets.py:15"),
         ("Argument", "other values for model.i"),
         ("Moves", r"remove .cuda\(\) and .to\(...\): .device=. places the model and each batch"),
     ],
