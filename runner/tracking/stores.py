@@ -36,7 +36,7 @@ def of_run(folder: Path, *, asked: str) -> str:
     if store is None:
         problem = f"{folder} was not made here by you, or was changed since: the store that it names is not taken"
         raise RunnerError(
-            Problem(asked, problem, f"{asked} tracking.uri=URI, {USUAL} for the usual one of this folder")
+            Problem(asked, problem, f"{asked} tracking.uri=URI; {USUAL} is the usual store of this directory")
         )
     if not store:
         problem = f"{folder} was run with tracking.enabled=false, and belongs to no store"

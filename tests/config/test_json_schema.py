@@ -323,7 +323,7 @@ def test_where_it_is_written(own_folder, capsys):
     assert (own_folder / "editor/runner.json").is_file() and not (own_folder / "conf").exists()
 
 
-@pytest.mark.parametrize(("words", "told"), [(["--otput", "x"], "help: use `--output x`"), (["--output"], "no value"), (["--output", "file/x"], "file/x")])  # fmt: skip
+@pytest.mark.parametrize(("words", "told"), [(["--otput", "x"], "help: use `--output x`"), (["--output"], "it needs a value"), (["--output", "file/x"], "file/x")])  # fmt: skip
 def test_what_it_does_not_take(words, told, own_folder, capsys):
     (own_folder / "file").touch()
     assert cli.main(["schema", *words]) == 2

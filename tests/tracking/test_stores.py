@@ -33,7 +33,7 @@ def test_a_printed_command_names_its_store_without_a_password(own_folder, monkey
 @pytest.mark.parametrize(
     ("store", "write"),
     [
-        (None, "sync run tracking.uri=URI, sqlite:///mlflow.db for the usual one of this folder"),
+        (None, "sync run tracking.uri=URI; sqlite:///mlflow.db is the usual store of this directory"),
         ("", "sync run tracking.uri=URI"),
         ("http://me:***@host", "sync run tracking.uri=http://me:PASSWORD@host, or export MLFLOW_TRACKING_URI with it"),
         ("sqlite:////not/there/mlflow.db", "sync run tracking.uri=URI"),

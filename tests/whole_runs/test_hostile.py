@@ -481,7 +481,7 @@ def test_a_strangers_folder_gets_neither_the_environment_nor_the_token_nor_the_r
     again = ["-cd", str(run_folder), "-cn", "rerun", "hydra.run.dir=again"]
     for words in (["resume", str(run_folder), "train.num_steps=2"], again, ["reproduce", str(run_folder)]):
         said = refused(words, capfd, says="was not made here by you")
-        assert "tracking.uri=sqlite:///mlflow.db for the usual one" in said and "--trust" in said
+        assert "`tracking.uri=sqlite:///mlflow.db` for the usual one" in said and "--trust" in said
     for words in (["sync", str(run_folder)], ["ui"], ["register", str(run_folder), "--name", "mine"]):
         refused(words, capfd, says="was not made here by you")
     assert not Path("again").exists() and not list(Path().glob("*.db"))

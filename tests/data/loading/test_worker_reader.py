@@ -184,7 +184,7 @@ def test_a_dataset_that_can_not_be_sent_to_other_processes(tmp_path):
     command = [sys.executable, "-W", "error", str(tmp_path / "mine.py")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     so, asked, write = done.stdout.strip().splitlines()
-    assert asked == "--> data.num_workers=1"
+    assert asked == "  --> data.num_workers=1"
     assert "make.<locals>.Local" in so
     assert "use `data.num_workers=0`, or a Dataset without lambdas" in write
     assert "Got pickle error" not in done.stderr
