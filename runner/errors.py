@@ -77,10 +77,11 @@ class Problem:
     @property
     def sentence(self) -> str:
         """Return the message with the name of the setting in place of "it"."""
-        key, equals, _ = self.source.partition("=")
+        key, equals, value = self.source.partition("=")
         if not (self.message.startswith("it ") and equals and " " not in self.source):
             return self.message
-        return f"`{key if '.' in key else self.source}` {self.message.removeprefix('it ')}"
+        name = value if key.endswith("_target_") else key if "." in key else self.source
+        return f"`{name}` {self.message.removeprefix('it ')}"
 
     @property
     def typed(self) -> tuple[str, ...]:

@@ -58,6 +58,7 @@ def test_errors_are_red_on_terminals_only(variables, has_terminal, is_colored, m
     [
         ("data.num_rows=1", "it must be 2 or more", "`data.num_rows` must be 2 or more"),
         ("model=gpt", "it takes tokens", "`model=gpt` takes tokens"),
+        ("model._target_=a.B", "it has no parameters", "`a.B` has no parameters"),
         ("resume run", "it has finished", "it has finished"),
         ("a.b=1", "items are missing", "items are missing"),
     ],

@@ -76,7 +76,7 @@ def problems(*words):
         ("optimizer=sgd optimizer.momentum=0", "optimizer.momentum=0", "Nesterov", "optimizer.momentum=0.9"),
         ("optimizer.groups=[{match:'*',lr:x}]", "optimizer.groups[0].lr=x", "a number", "optimizer.groups[0].lr=0.001"),
         ("optimizer.groups=[{match:'*',lr:-1}]", "optimizer.groups[0].lr=-1", "Invalid", "optimizer.groups[0].lr=0.001"),
-        ("optimizer.groups=[{match:'*',lrr:1}]", "optimizer.groups[0].lrr=1", "no setting", "lr instead of lrr"),
+        ("optimizer.groups=[{match:'*',lrr:1}]", "optimizer.groups[0].lrr=1", "no setting", "`lr` instead of `lrr`"),
         ("optimizer._partial_=3", "optimizer._partial_=3", "true or false", "optimizer._partial_=true"),
         ("optimizer._partial_=false", "optimizer._partial_=false", "later", "optimizer._partial_=true"),
         ("optimizer._target_=torch.optim.LBFGS", "optimizer._target_=torch.optim.LBFGS", "closure", "optimizer=adam"),

@@ -49,7 +49,7 @@ def test_a_module_is_placed_with_the_task():
         (lambda: Own(torch.ones(())), "task.function._partial_=true"),
         (lambda: Own(lambda model, batch: None)(MODEL, BATCH), "def loss(model, batch)"),
         (lambda: Own(lambda model, batch: {"cost": torch.ones(())})(MODEL, BATCH), "def loss(model, batch)"),
-        (lambda: Own(lambda model, batch: {"loss": 1.0})(MODEL, BATCH), "without .item()"),
+        (lambda: Own(lambda model, batch: {"loss": 1.0})(MODEL, BATCH), "without `.item()`"),
         (lambda: Own(lambda model, batch: batch[0])(MODEL, BATCH), "loss.mean()"),
     ],
 )

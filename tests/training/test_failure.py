@@ -131,7 +131,11 @@ NET = ["data=iris", "device=cpu", "tracking.enabled=false", "~model", "+model.in
         ("+model._target_=forwards.InPlace", 1, "forwards.py:13 changes a tensor in place (add_)"),
         ("+model._target_=forwards.Slice", 1, "forwards.py:20 changes a tensor in place (fill_)"),
         ("+model._target_=forwards.Moves", 1, "help: remove .cuda() and .to(...): device= places the model"),
-        ("+model._target_=forwards.NoModule", 2, "it makes a NoModule, which is not a torch.nn.Module"),
+        (
+            "+model._target_=forwards.NoModule",
+            2,
+            "`forwards.NoModule` makes a NoModule, which is not a torch.nn.Module",
+        ),
         (
             "+model._target_=forwards.Net task=own task.function._target_=forwards.gradients",
             1,

@@ -83,7 +83,7 @@ SUGGESTIONS = {
     ],
     "optimizer.momentum=0.9": ["optimizer=muon optimizer.momentum=0.9", "optimizer=sgd optimizer.momentum=0.9"],
     "data.path=x.csv": ["data=table data.path=x.csv"],
-    "model._target_=runner.models.MPL": ["model._target_=runner.models.MLP"],
+    "model=mlp model._target_=runner.models.MPL": ["model._target_=runner.models.MLP"],
     # nothing is certain
     "--verbose": [],
     "data=mnist": [],
