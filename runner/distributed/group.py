@@ -184,7 +184,7 @@ def _meeting(place: RankInfo) -> Iterator[None]:
         if "EADDRINUSE" in said:
             problem = f"something else listens there, perhaps another srun of this job ({said})"
             raise UnmetError(
-                Problem(asked, problem, "run one such srun at a time in a job, or each as its own job")
+                Problem(asked, problem, "run run one such srun at a time in a job, or each as its own job")
             ) from error
         problem = f"process {place.rank} lost the others before all were there"
         if "waiting for clients" in said:

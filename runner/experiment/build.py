@@ -291,8 +291,10 @@ def hooks_of(cfg: DictConfig) -> tuple[Hook, ...]:
         try:
             inspect.signature(call).bind(object())
         except TypeError as error:
-            problem = f"it is called with a view of the training, and that fails: {error}"
-            raise RunnerError(Problem(f"{key}={name}", problem, f"def {name.rpartition('.')[2]}(view): ...")) from None
+            problem = f"a hook is called with a view of the training, which fails: {error}"
+            raise RunnerError(
+                Problem(f"{key}={name}", problem, f"define it as `def {name.rpartition('.')[2]}(view): ...`")
+            ) from None
         except ValueError:  # a builtin without a signature
             pass
         hooks.append(Hook(name, call, at))

@@ -229,7 +229,7 @@ def _taking_turns(
     found = []
     if left := [name for name, by in owners.items() if not by]:
         problem = f"no optimizer owns {_some(left)}, and what trains has one"
-        fix = f"a pattern for it in the params of {' or '.join(turns)}, or model.freeze=[{left[0]}]"
+        fix = f"use a pattern for it in the params of {' or '.join(turns)}, or model.freeze=[{left[0]}]"
         found.append(Problem("optimizer.turns", problem, fix))
     if shared := [name for name, by in owners.items() if len(by) > 1]:
         problem = f"{' and '.join(owners[shared[0]])} both own {_some(shared)}, and each parameter has one optimizer"

@@ -157,7 +157,7 @@ def metric_problems(cfg: DictConfig) -> list[Problem]:
     split, _, leaf = metric.partition("/")
     measured = metrics_of(task)
     if split != "val" or not leaf:
-        problem = "an epoch is judged by what the validation split is measured by, val/..."
+        problem = "epochs are compared by a metric of the validation split, val/..."
         hits = [f"val/{word}" for word in (metric, leaf) if word in (measured or ())]
         return [
             Problem(

@@ -21,14 +21,14 @@ def one_of(value: Any, choices: Collection[str], *, key: str) -> str:
     """The value, if it is one of the choices. Raises: RunnerError with the nearest."""
     if value not in choices:
         fix = " or ".join(f"{key}={hit}" for hit in nearest(str(value), choices) or choices)
-        raise RunnerError(Problem(f"{key}={value}", f"it is one of {', '.join(choices)}", fix, code="bad-value"))
+        raise RunnerError(Problem(f"{key}={value}", f"it must be one of {', '.join(choices)}", fix, code="bad-value"))
     return str(value)
 
 
 def fraction(value: Any, *, key: str) -> float:
     """0 or more and less than 1. Raises: RunnerError."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-        raise RunnerError(Problem(f"{key}={value}", "it is 0 or more and less than 1", f"{key}=0.1"))
+        raise RunnerError(Problem(f"{key}={value}", "it must be 0 or more and less than 1", f"{key}=0.1"))
     return float(value)
 
 

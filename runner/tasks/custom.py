@@ -60,8 +60,10 @@ def _checked(found: Any, function: Any) -> dict[str, Tensor]:
     for key, value in found.items():
         if not isinstance(value, Tensor):
             problem = f"its {key} is a {type(value).__name__}, and each value is a tensor, read later"
-            raise RunnerError(Problem(asked, problem, f"{key} as it is computed, without .item() and float()"))
+            raise RunnerError(
+                Problem(asked, problem, f"return `{key}` as it is computed, without `.item()` and `float()`")
+            )
         if value.dim():
             problem = f"its {key} has the shape {tuple(value.shape)}, and each value is one number"
-            raise RunnerError(Problem(asked, problem, f"{key}.mean()"))
+            raise RunnerError(Problem(asked, problem, f"return `{key}.mean()`"))
     return {"loss": found["loss"], **found}

@@ -161,7 +161,7 @@ class OfFunction(nn.Module):
         value = self.function(*found)
         if not isinstance(value, Tensor) or value.dim():
             said = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-            fix = "a 0-d tensor, e.g. by .mean(), or an object with update(), compute() and reset()"
+            fix = "return a 0-d tensor, e.g., by .mean(), or an object with update(), compute() and reset()"
             raise RunnerError(Problem(f"task.metrics.{self._name}", f"the function returned {said}", fix))
         return value.detach()
 
@@ -244,7 +244,7 @@ def _named(name: Any) -> str:
 
 def _check_name(name: str, reported: Collection[str]) -> None:
     if name in reported:
-        problem = f"the task reports {name} by itself"
+        problem = f"the task already reports {name}"
         raise RunnerError(Problem(f"task.metrics.{name}", problem, f"another name, e.g. {name}_of_torchmetrics"))
     if not re.fullmatch(r"[A-Za-z0-9_-]+", name) or hasattr(nn.ModuleDict, name):
         problem = (

@@ -152,7 +152,7 @@ def load(path: Path) -> dict[str, Any]:
             Problem(
                 f"checkpoint {path}",
                 "there is no such file",
-                "use the path of a run's checkpoints/last.pt",
+                "use use the path of a run's checkpoints/last.pt",
                 code="missing-file",
             )
         )

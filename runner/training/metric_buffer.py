@@ -273,7 +273,7 @@ def in_order(values: Mapping[str, Tensor], names: Sequence[str], *, of: str) -> 
         return values
     if values.keys() != set(names):
         problem = f"those of {of} are {', '.join(values) or 'none'}, and those before it were {', '.join(names)}"
-        fix = "return the same names each time, with torch.tensor(float('nan')) where there is no value"
+        fix = "return return the same names each time, with torch.tensor(float('nan')) where there is no value"
         raise RunnerError(Problem("the values that the task returns", problem, fix))
     return {name: values[name] for name in names}
 

@@ -212,7 +212,7 @@ def test_code_that_was_changed_after_its_commit_is_told_and_how_to_have_it(own_f
 def test_mistakes(first, capfd):
     for words, mend in {
         ("nothing",): "reproduce last",
-        ("last", "modle=mlp"): "there is no key modle",
+        ("last", "modle=mlp"): "there is no key `modle`",
         ("last", "-m", "seed=1"): "one run at a time",
         ("last", "device=cuda:97"): "device=cpu",
         ("0" * 32,): f"reproduce {'0' * 32} tracking.uri=URI",
