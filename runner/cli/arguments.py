@@ -289,6 +289,9 @@ def sorted_words(words: list[str], *, of_python: bool = False) -> tuple[list[str
         raise RunnerError(
             *problems, Problem(" ".join(alone), "these flags can't be combined", " or ".join(alone), code="clash")
         )
+    if not {"--cfg", "-c"} & set(flags):
+        only = [flag for flag in flags if flag in ("--resolve", "--package", "-p")]
+        problems += [Problem(flag, "it says how --cfg prints", f"--cfg job {flag}", code="clash") for flag in only]
     if "--info" in flags or "-i" in flags or "--shell-completion" in flags or "-sc" in flags:
         refuse(problems)
         return words, []  # these read their own words
@@ -421,8 +424,7 @@ def _unknown_flag(name: str, value: str | None) -> Problem:
 
 def _suggestions(key: str, value: str) -> list[str]:
     composed = compose.composer([])
-    with compose.hydra_session(["runner"]):
-        return override_errors.suggestions(key, [value], composed([]), composed)
+    return override_errors.suggestions(key, [value], composed([]), composed)
 
 
 def _value_problems(name: str, value: str) -> list[Problem]:

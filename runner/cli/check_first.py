@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import sys
+import shutil
 import tempfile
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from runner.cli import answer, unexpected
 from runner.config import logs, validate
 from runner.config.compose import name_data
 from runner.config.importing import loading
 from runner.config.trust import RERUN
 from runner.errors import Problem, RunnerError, first_line, path_problems, refuse
 from runner.experiment import claim
+from runner.experiment.claim import RunDirectory
 from runner.experiment.context import Checked
-from runner.experiment.summary import read_summary
 from runner.tracking.ahead import Ahead
 
 
@@ -120,69 +118,53 @@ def _store_of(cfg: DictConfig) -> str | None:
     return uri if is_alone and is_on and isinstance(uri, str) else None
 
 
-class CheckFirst(Callback):
-    """Checks a run, and takes its folder, before Hydra writes there: a mistake leaves nothing behind."""
+@dataclass(frozen=True)
+class Start:
+    """A run that may begin: its directory is taken, its configuration checked."""
 
-    folder: Path | None = None  # of the run that has begun last
-    passing: Path | None = None  # the same, where it is to be taken away: of a check
-    checked: Checked | None = None  # its machine and its device
-    publishes = False  # whether such a run publishes by itself
-    ahead: Ahead | None = None  # the process that will
-    retold: Callable[[RunnerError], RunnerError] = staticmethod(lambda error: error)  # as its mistakes are told
+    directory: RunDirectory
+    checked: Checked  # the machine and the run's device
+    publisher: Ahead | None  # the process that will publish
 
-    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+
+@contextmanager
+def started(cfg: DictConfig, *, publishes: bool) -> Iterator[Start]:
+    """Check a run and take its directory, before anything is written there: an error leaves nothing.
+
+    publishes: whether the run has its own uploader process, which starts while the configuration is checked.
+    Raises: RunnerError with everything that is wrong, OverError for a run that has finished.
+    """
+    with ExitStack() as stack:
+        check_hydra(cfg.hydra)
+        publisher = None
+        if publishes and (uri := _store_of(cfg)) is not None:
+            publisher = Ahead(uri)
+            stack.callback(publisher.close)
+        checked = check(cfg)
+        folder = claim.spelled(folder_of(cfg, "hydra.run.dir"))
+        check_folder(folder, key="hydra.run.dir")
+        name_data(cfg, cfg.hydra)
+        anew = cfg.hydra.job.config_name == RERUN
+        if cfg.train.check:
+            claim.refuse_used(folder, cfg, anew=anew)
+            folder = passing_folder(folder)
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            with read_write(cfg.hydra):
+                cfg.hydra.run.dir = str(folder)
+        directory = stack.enter_context(RunDirectory.begin(folder, cfg, anew=anew))
         try:
-            check_hydra(config.hydra)
-            if CheckFirst.publishes and (uri := _store_of(config)) is not None:
-                CheckFirst.ahead = Ahead(uri)
-            CheckFirst.checked = check(config)
-            folder = claim.spelled(folder_of(config, "hydra.run.dir"))
-            check_folder(folder, key="hydra.run.dir")
-            name_data(config, config.hydra)
-            anew = config.hydra.job.config_name == RERUN
-            if config.train.check:
-                claim.refuse_used(folder, config, anew=anew)
-                folder = CheckFirst.passing = passing_folder(folder)
-                with read_write(config.hydra):
-                    config.hydra.run.dir = str(folder)
-            CheckFirst.folder = folder.absolute()
-            claim.begin(folder, config, anew=anew)
-            try:
-                claim.expect(folder, check_written(config.hydra, CheckFirst.folder))
-            except RunnerError:
-                claim.leave_nothing(folder)
-                raise
-        except claim.OverError as over:
-            print(claim.over_line(over))
-            answer.give({"folder": str(folder), **read_summary(folder)})
-            sys.exit(0)
-        except RunnerError as error:
-            sys.exit(answer.report(CheckFirst.retold(error)))
-        except Exception as error:  # Hydra makes warnings of them, and would run what nobody has checked
-            sys.exit(unexpected.tell(error))
+            directory.expect(check_written(cfg.hydra, directory.path))
+        except RunnerError:
+            directory.leave_nothing()
+            raise
+        yield Start(directory, checked, publisher)
 
-    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """What asks for a sweep may be a file, with hydra.mode."""
-        from runner.sweep import hydra_plugins
 
-        hydra_plugins.register()
-        try:
-            check_hydra(config.hydra)
-            refuse(hydra_plugins.part_problems(config.hydra))
-            if config.sweep.resume is None:
-                check_folder(folder_of(config, "hydra.sweep.dir"), key="hydra.sweep.dir")
-        except RunnerError as error:
-            sys.exit(answer.report(error))
-        except Exception as error:
-            sys.exit(unexpected.tell(error))
+def check_sweep(cfg: DictConfig) -> None:
+    """Raises: RunnerError for settings of Hydra's that a sweep can't follow, and a directory that can't be made."""
+    from runner.sweep import hydra_plugins
 
-    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        """A sweep's exit code: 1 when a job of it failed, or is not at its end. Hydra hands a sweeper's answer to nobody."""
-        from runner.sweep.jobs import ledger
-
-        folder = Path(config.hydra.sweep.dir)
-        answer.give_report(folder)
-        if (folder / ledger.FILE).is_file() and any(
-            job.state not in ("finished", "pruned", "skipped") for job in ledger.read(folder).jobs.values()
-        ):
-            sys.exit(1)
+    check_hydra(cfg.hydra)
+    refuse(hydra_plugins.part_problems(cfg.hydra))
+    if cfg.sweep.resume is None:
+        check_folder(folder_of(cfg, "hydra.sweep.dir"), key="hydra.sweep.dir")

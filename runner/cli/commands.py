@@ -15,17 +15,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-import hydra
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from runner.cli import answer, unexpected
 from runner.cli.arguments import Arguments
-from runner.cli.check_first import CheckFirst, check
+from runner.cli.check_first import Start, check
 from runner.cli.table import MULTIRUN
 from runner.cli.train import refuse_check, train, train_composed
 from runner.config import override_errors, validate
-from runner.config.compose import CONF, Compose, composed_with, composer, hydra_session
+from runner.config.compose import CONF, CheckedLoader, Compose, composed_with, composer
 from runner.config.identity import key_of
 from runner.config.importing import loading
 from runner.config.logs import logging_to
@@ -47,7 +46,7 @@ def resume(given: Arguments) -> int:
     folder = resuming.find(wanted).absolute()
     asked = f"resume {shlex.quote(wanted)}"
     compose = composer(["-cd", str(folder), "-cn", "rerun"])
-    with resuming.retelling(folder, "resume", overrides), hydra_session(["runner"]):
+    with resuming.retelling(folder, "resume", overrides):
         with override_errors.explained(overrides, compose=compose, check=check):
             before = composed_with(compose, [word for word in overrides if word.startswith("tracking.")])
             cfg = composed_with(compose, overrides)
@@ -105,10 +104,8 @@ def reproduce(given: Arguments) -> int:
     agreed: list[bool] = []
     with repeating.original(given.run, given.overrides, trusted=given["--trust"]) as original:
 
-        def run_again(cfg: DictConfig, folder: Path) -> tuple[Summary, dict[str, Any]]:
-            summary, is_same = repeating.repeat(
-                original, cfg, folder, checked=CheckFirst.checked, anyway=given["--anyway"]
-            )
+        def run_again(cfg: DictConfig, folder: Path, start: Start) -> tuple[Summary, dict[str, Any]]:
+            summary, is_same = repeating.repeat(original, cfg, folder, checked=start.checked, anyway=given["--anyway"])
             agreed.append(is_same)
             return summary, {"reproduced": original.run_id or original.name, "is_same": is_same}
 
@@ -125,29 +122,25 @@ def plan(given: Arguments) -> int:
     flags, overrides = [flag for flag in given.flags if flag not in MULTIRUN], given.overrides
     from runner.plan import command  # torch
 
-    compose = composer(flags)
-    with hydra_session(["runner"]):
-        with override_errors.explained(overrides, compose=compose, check=command.check):
-            master = (composer(flags, mode=RunMode.MULTIRUN) if is_sweep else compose)(overrides)
-            is_sweep |= master.hydra.mode == RunMode.MULTIRUN  # in a file
-            jobs = []
-            for words, name in planned_jobs(overrides, master) if is_sweep else [(tuple(overrides), "")]:
-                with override_errors.of_a_job(words):
-                    jobs.append(command.Job(name, composed_with(compose, words)))
-        answer.give(planned := command.plan(jobs))
-        return int(not planned["would_run"])
+    loader = CheckedLoader(flags)
+    compose = composer(flags, loader=loader)
+    with override_errors.explained(overrides, compose=compose, check=command.check):
+        master = (composer(flags, mode=RunMode.MULTIRUN, loader=loader) if is_sweep else compose)(overrides)
+        is_sweep |= master.hydra.mode == RunMode.MULTIRUN  # in a file
+        jobs = []
+        for words, name in planned_jobs(overrides, master) if is_sweep else [(tuple(overrides), "")]:
+            with override_errors.of_a_job(words):
+                jobs.append(command.Job(name, composed_with(compose, words)))
+    answer.give(planned := command.plan(jobs))
+    return int(not planned["would_run"])
 
 
 def planned_jobs(overrides: list[str], master: DictConfig) -> list[tuple[tuple[str, ...], str]]:
     """The overrides and the name of each job of a sweep. master: what its jobs have in common."""
-    from hydra.core.global_hydra import GlobalHydra
-
     from runner.sweep.jobs.prepare import combinations, zips_of
 
-    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        params = dict(master.hydra.sweeper.get("params") or {})
-        loader = GlobalHydra.instance().config_loader()
-        return combinations(overrides, loader, params=params, zipped=zips_of(master))
+    params = dict(master.hydra.sweeper.get("params") or {})
+    return combinations(overrides, CheckedLoader(), params=params, zipped=zips_of(master))
 
 
 def devices(given: Arguments) -> int:

@@ -46,7 +46,7 @@ def _run(words: list[str]) -> int:
         # of several processes the first one tells it
         is_told = place is not None and place.rank > 0 and not isinstance(error, UnmetError)
         return MISTAKE if is_told else answer.report(error)
-    except SystemExit as end:  # Hydra's own flags, CheckFirst, a signal in a sweep
+    except SystemExit as end:  # a signal in a sweep, or what Hydra prints
         if own_line(end):  # nobody else's code says how this command ends, and that all is well
             return unexpected.tell(end)
         return end.code if isinstance(end.code, int) else int(end.code is not None)

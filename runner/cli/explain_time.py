@@ -8,7 +8,7 @@ from typing import Any
 
 from runner.cli.check_first import check, passing_folder
 from runner.config import override_errors
-from runner.config.compose import composed_with, composer, hydra_session
+from runner.config.compose import composed_with, composer
 from runner.config.importing import loading
 from runner.errors import Problem, RunnerError
 
@@ -44,26 +44,25 @@ def trace(wanted: str, overrides: list[str]) -> dict[str, Any]:
 
     folder = find.find(wanted, verb="explain").absolute()
     compose, words = composer(["-cd", str(folder), "-cn", "rerun"]), [*SHORT, *overrides]
-    with hydra_session(["runner"]):
-        with override_errors.explained(words, compose=compose, check=check):
-            cfg = composed_with(compose, words)
-        with loading():
-            from rich.console import Console
+    with override_errors.explained(words, compose=compose, check=check):
+        cfg = composed_with(compose, words)
+    with loading():
+        from rich.console import Console
 
-            from runner.experiment.console import Screen
-            from runner.experiment.context import RunContext
-            from runner.experiment.run import run
-            from runner.training.profile import FOLDER, TABLE, TRACE
-        passing = passing_folder(folder)
-        try:
-            done = run(cfg, passing, context=RunContext(screen=Screen(Console(quiet=True))))
-            if done.status != "finished":
-                problem = f"its first steps failed when repeated: {done.error}"
-                raise RunnerError(Problem(f"explain {wanted} --trace", problem, f"explain {wanted} --trace device=cpu"))
-            shutil.rmtree(folder / FOLDER, ignore_errors=True)
-            shutil.copytree(passing / FOLDER, folder / FOLDER)
-        finally:
-            shutil.rmtree(passing, ignore_errors=True)
+        from runner.experiment.console import Screen
+        from runner.experiment.context import RunContext
+        from runner.experiment.run import run
+        from runner.training.profile import FOLDER, TABLE, TRACE
+    passing = passing_folder(folder)
+    try:
+        done = run(cfg, passing, context=RunContext(screen=Screen(Console(quiet=True))))
+        if done.status != "finished":
+            problem = f"its first steps failed when repeated: {done.error}"
+            raise RunnerError(Problem(f"explain {wanted} --trace", problem, f"explain {wanted} --trace device=cpu"))
+        shutil.rmtree(folder / FOLDER, ignore_errors=True)
+        shutil.copytree(passing / FOLDER, folder / FOLDER)
+    finally:
+        shutil.rmtree(passing, ignore_errors=True)
     file = folder / FOLDER / TRACE
     last = done.num_steps
     print(f"trace   of steps {max(1, last - TRACED_STEPS + 1)} to {last}: {file}, for https://ui.perfetto.dev")

@@ -1,31 +1,30 @@
-"""Runs `train`, and run() in a notebook: has Hydra compose and check the run or sweep, then hands it on."""
+"""Runs `train`, and run() in a notebook: composes and checks the run or sweep, then hands it on."""
 
 from __future__ import annotations
 
 import os
-import shutil
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import JobReturn, JobStatus, configure_log, run_job
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from runner.cli import answer, notebook, unexpected
+from runner.cli import answer, check_first, notebook, unexpected
 from runner.cli.arguments import Arguments, refuse_misspelt, sorted_words
-from runner.cli.check_first import CheckFirst, check, check_folder, folder_of
+from runner.cli.check_first import Start, check, check_folder, folder_of
 from runner.cli.table import MULTIRUN, ONE_RUN
+from runner.config import compose as composing
 from runner.config import override_errors, validate
 from runner.config.compose import (
-    CONF,
+    CheckedLoader,
     asks_for_a_sweep,
     composed_with,
     composer,
-    hydra_session,
+    hydra_with,
     make_own_code_importable,
     name_data,
     restored,
@@ -36,10 +35,11 @@ from runner.config.logs import logging_to
 from runner.distributed.environment import RankInfo, rank_here
 from runner.errors import SECRETS, Problem, RunnerError, path_problems, refuse
 from runner.experiment import claim
+from runner.experiment.claim import RunDirectory
 from runner.experiment.context import RunContext
 from runner.experiment.summary import Summary, read_summary
 
-RunOne = Callable[[DictConfig, Path], tuple[Summary, dict[str, Any]]]  # with more values for --json
+RunOne = Callable[[DictConfig, Path, Start], tuple[Summary, dict[str, Any]]]  # with more values for --json
 
 
 def train(given: Arguments) -> int:
@@ -60,16 +60,14 @@ def train(given: Arguments) -> int:
 
 def _follow(flags: list[str], overrides: list[str], place: RankInfo) -> int:
     compose = composer(flags)
-    with hydra_session(["runner"]):
-        cfg = composed_with(compose, overrides)
-        try:  # as the first one does, and then is not there to meet
-            claim.refuse_used(Path(HydraConfig.get().run.dir), cfg)
-        except claim.OverError:
-            return 0
-        from runner.experiment.processes import follow
+    cfg = composed_with(compose, overrides)
+    try:  # as the first one does, and then is not there to meet
+        claim.refuse_used(Path(HydraConfig.get().run.dir), cfg)
+    except claim.OverError:
+        return 0
+    from runner.experiment.processes import follow
 
-        summary = follow(cfg, place)
-    return summary.code
+    return follow(cfg, place).code
 
 
 def train_composed(
@@ -79,81 +77,104 @@ def train_composed(
     *,
     retold: Callable[[RunnerError], RunnerError] = lambda error: error,
 ) -> int:
-    """Hands each composed configuration to `run_one` (None: experiment.run), as Hydra's job. Returns the exit code.
+    """Compose, check and run one run or a sweep, or print the result of a flag such as --cfg. Returns the exit code.
 
-    retold: a person's mistakes, as they are told.
+    Args:
+        flags: Hydra's flags.
+        overrides: Hydra's overrides.
+        run_one: What runs a checked configuration in its directory (None: experiment.run).
+        retold: Rewords an error, once the configuration was composed.
     """
-    summaries: list[Summary] = []
-    mistaken: list[Problem] = []
-    composed: list[bool] = []
-    unexpected_errors: list[Exception] = []
-    is_sweep = bool(MULTIRUN & set(flags))
-    if is_sweep:
-        from runner.sweep import hydra_plugins
+    loader = CheckedLoader(flags)
+    compose, is_sweep = composer(flags, loader=loader), bool(MULTIRUN & set(flags))
+    with hydra_with(loader):
+        with override_errors.explained(overrides, compose=compose, check=check):
+            if composing.show(flags, overrides):
+                return 0
+            cfg = composing.compose_job(loader, flags, overrides, is_sweep=is_sweep)
+        if cfg.hydra.mode == RunMode.MULTIRUN:
+            try:
+                return _sweep(cfg, loader)
+            except Exception as error:
+                if isinstance(error, RunnerError) or not override_errors.is_about_composition(error):
+                    raise
+                raise override_errors.explain(error, overrides, compose=compose, check=check) from None
+        try:
+            with check_first.started(cfg, publishes=run_one is None) as start:
+                return _run(cfg, loader, start, run_one)
+        except claim.OverError as over:
+            print(claim.over_line(over))
+            answer.give(
+                {"folder": str(folder_of(cfg, "hydra.run.dir")), **read_summary(folder_of(cfg, "hydra.run.dir"))}
+            )
+            return 0
+        except RunnerError as error:
+            raise retold(error) from error
 
-        hydra_plugins.register()
 
-    @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
-    def job(cfg: DictConfig) -> None:
-        composed.append(True)
+def _run(cfg: DictConfig, loader: CheckedLoader, start: Start, run_one: RunOne | None) -> int:
+    """Run one job as Hydra does: its directory, its logs, its callbacks."""
+
+    def job(cfg: DictConfig) -> Summary:
         with loading():
             from runner.experiment.run import run as run_experiment  # torch: not on the way to --help
 
         name_data(cfg)
         folder = Path(HydraConfig.get().runtime.output_dir)
         more: dict[str, Any] = {}
-        try:
-            with nullcontext() if cfg.train.check else unexpected.noting(folder):  # a check's folder goes
-                context = RunContext(checked=CheckFirst.checked, owns_process=True, publisher=CheckFirst.ahead)
-                if run_one is not None and not cfg.train.check:
-                    summary, more = run_one(cfg, folder)
-                elif cfg.train.check:
-                    summary = _checked(cfg, folder, context, stays=run_one is not None)
-                else:
-                    summary = run_experiment(cfg, folder, context=context)
-        except KeyboardInterrupt:  # before the training began
-            claim.leave_nothing(folder)
-            raise
-        except RunnerError as error:  # told at the end: Hydra would print around it
-            claim.leave_nothing(folder)
-            mistaken.extend(problem for problem in retold(error).problems if problem not in mistaken)
-            return
-        except Exception as error:  # raised below: Hydra would print a line above it
-            unexpected_errors.append(error)
-            return
-        summaries.append(summary)
+        context = RunContext(checked=start.checked, owns_process=True, publisher=start.publisher)
+        with nullcontext() if cfg.train.check else unexpected.noting(folder):  # a check's folder is removed
+            if cfg.train.check:
+                summary = _checked(cfg, folder, context, stays=run_one is not None)
+            elif run_one is not None:
+                summary, more = run_one(cfg, folder, start)
+            else:
+                summary = run_experiment(cfg, folder, context=context)
         answer.give({"folder": None if cfg.train.check else str(folder), **vars(summary), **more})
         if summary.ending == "out_of_memory":
             _say_what_fits(cfg)
-        if summary.exit_code:
-            sys.exit(summary.exit_code)  # a signal ends a sweep, too
+        return summary
 
-    CheckFirst.folder = CheckFirst.checked = CheckFirst.passing = CheckFirst.ahead = None
-    CheckFirst.publishes, CheckFirst.retold = run_one is None, retold
-    with hydra_session(["runner", *flags, *overrides]):
-        try:
-            job()
-            if unexpected_errors:
-                raise unexpected_errors[0]
-        except (RunnerError, BrokenPipeError):
-            raise
-        except Exception as error:
-            if composed or (is_sweep and not override_errors.is_about_composition(error)):
-                raise
-            if CheckFirst.folder is not None:  # Hydra failed after it was taken: at its log, say
-                claim.leave_nothing(CheckFirst.folder)
-            raise override_errors.explain(error, overrides, compose=composer(flags), check=check) from None
-        finally:
-            claim.let_go()
-            if CheckFirst.ahead is not None:
-                CheckFirst.ahead.close()
-            if CheckFirst.passing is not None:
-                shutil.rmtree(CheckFirst.passing, ignore_errors=True)
-    if mistaken and not summaries:
-        raise RunnerError(*mistaken)
-    if mistaken:
-        answer.report(RunnerError(*mistaken))
-    return int(bool(mistaken) or any(summary.status == "failed" for summary in summaries))
+    context, name = composing.context_of(loader, cfg), cfg.hydra.job.config_name
+    try:
+        configure_log(cfg.hydra.hydra_logging, cfg.hydra.verbose)
+        context.callbacks.on_run_start(config=cfg, config_name=name)
+        done = run_job(job, cfg, "hydra.run.dir", None, context)
+    except BaseException:  # Hydra's own, or a Ctrl-C before the training began
+        start.directory.leave_nothing()
+        raise
+    if isinstance(done._return_value, RunnerError):
+        start.directory.leave_nothing()
+    context.callbacks.on_run_end(config=cfg, config_name=name, job_return=done)
+    return _value(done).code
+
+
+def _value(done: JobReturn) -> Summary:
+    """What a job returned. Raises: What it raised; Hydra's own property prints a line before it."""
+    if done.status == JobStatus.FAILED:
+        raise done._return_value
+    value: Summary = done._return_value
+    return value
+
+
+def _sweep(cfg: DictConfig, loader: CheckedLoader) -> int:
+    """Run a sweep as Hydra does. Exit code 1 if one of its jobs failed, or has not ended."""
+    from runner.sweep import hydra_plugins
+    from runner.sweep.jobs import ledger
+    from runner.sweep.jobs.run_job import task
+
+    check_first.check_sweep(cfg)
+    context, name = composing.context_of(loader, cfg), cfg.hydra.job.config_name
+    configure_log(cfg.hydra.hydra_logging, cfg.hydra.verbose)
+    context.callbacks.on_multirun_start(config=cfg, config_name=name)
+    words = OmegaConf.to_container(cfg.hydra.overrides.task, resolve=False)
+    hydra_plugins.open_sweeper(cfg, context, task).sweep(words)
+    context.callbacks.on_multirun_end(config=cfg, config_name=name)
+    folder = Path(cfg.hydra.sweep.dir)
+    answer.give_report(folder)
+    has_ended = ("finished", "pruned", "skipped")
+    jobs = ledger.read(folder).jobs.values() if (folder / ledger.FILE).is_file() else ()
+    return int(any(job.state not in has_ended for job in jobs))
 
 
 def refuse_check(cfg: DictConfig, asked: str) -> None:
@@ -195,39 +216,37 @@ def run(words: list[str], *, config_name: str = "config", folder: Path | None = 
 
 def _run_one(flags: list[str], overrides: list[str], folder: Path | None) -> notebook.Result:
     compose = composer(flags)
-    with hydra_session(["runner"]):
-        with override_errors.explained(overrides, compose=compose, check=check):
-            cfg = compose(overrides)
-        if cfg.hydra.mode == RunMode.MULTIRUN:
-            fix = "hydra.mode=RUN, or python -m runner -m ..."
-            raise RunnerError(Problem("hydra.mode=MULTIRUN", "run() is one run", fix))
-        refuse_check(cfg, "run()")
-        with loading():
-            from runner.experiment.run import run as run_experiment
+    with override_errors.explained(overrides, compose=compose, check=check):
+        cfg = compose(overrides)
+    if cfg.hydra.mode == RunMode.MULTIRUN:
+        fix = "hydra.mode=RUN, or python -m runner -m ..."
+        raise RunnerError(Problem("hydra.mode=MULTIRUN", "run() is one run", fix))
+    refuse_check(cfg, "run()")
+    with loading():
+        from runner.experiment.run import run as run_experiment
 
-        if folder is not None:
-            refuse(path_problems("folder", str(folder), is_written=True))
-        folder = (folder or folder_of(cfg, "hydra.run.dir")).absolute()  # its result is read after a chdir, too
-        check_folder(folder, key="hydra.run.dir")
-        HydraConfig.instance().set_config(cfg)
-        name_data(cfg)
-        del cfg.hydra
-        place = rank_here(os.environ)
-        if place is not None and place.rank:  # the first of several processes holds the folder
-            return notebook.Result(vars(run_experiment(cfg, folder)), folder)
-        try:
-            claim.begin(folder, cfg, anew="-cd" in flags)
-        except claim.OverError as over:
-            print(claim.over_line(over))
-            return notebook.Result(read_summary(folder), folder)
+    if folder is not None:
+        refuse(path_problems("folder", str(folder), is_written=True))
+    folder = (folder or folder_of(cfg, "hydra.run.dir")).absolute()  # its result is read after a chdir, too
+    check_folder(folder, key="hydra.run.dir")
+    HydraConfig.instance().set_config(cfg)
+    name_data(cfg)
+    del cfg.hydra
+    place = rank_here(os.environ)
+    if place is not None and place.rank:  # the first of several processes holds the folder
+        return notebook.Result(vars(run_experiment(cfg, folder)), folder)
+    try:
+        directory = RunDirectory.begin(folder, cfg, anew="-cd" in flags)
+    except claim.OverError as over:
+        print(claim.over_line(over))
+        return notebook.Result(read_summary(folder), folder)
+    with directory:
         try:
             with logging_to(folder):
                 return notebook.Result(vars(run_experiment(cfg, folder)), folder)
         except (RunnerError, KeyboardInterrupt):  # before the training began
-            claim.leave_nothing(folder)
+            directory.leave_nothing()
             raise
-        finally:
-            claim.let_go()
 
 
 def _say_what_fits(cfg: DictConfig) -> None:

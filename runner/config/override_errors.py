@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException, ValidationError
 
 from runner.config import other_names, validate
-from runner.config.compose import CONF, Compose, WrongFile
+from runner.config.compose import CONF, CheckedLoader, Compose, WrongFile
 from runner.config.conf_files import defaults_fault, file_problems
 from runner.config.identity import as_read, key_of, quoted
 from runner.config.schema import Config
@@ -124,6 +124,8 @@ def explained(overrides: Sequence[str], *, compose: Compose, check: Callable[[Di
     """Around what composes a configuration of these words. Raises: RunnerError, as explain() makes it of what fails."""
     try:
         yield
+    except BrokenPipeError:  # `... | head` has read enough
+        raise
     except Exception as error:
         raise explain(error, list(overrides), compose=compose, check=check) from None
 
@@ -145,16 +147,14 @@ def _problems(text: str, error: Exception, accepted: list[str], cfg: DictConfig,
 
 def _singles(text: str) -> Iterator[str]:
     """An override with several values, as -m takes it, as one override a value; an interval as its ends."""
-    import hydra
-    from hydra.core.global_hydra import GlobalHydra
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.core.override_parser.types import IntervalSweep
     from hydra.errors import HydraException
 
     try:
-        with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-            loader = GlobalHydra.instance().config_loader()  # which knows what glob(*) is
-        (override,) = OverridesParser.create(config_loader=loader).parse_overrides([text])
+        (override,) = OverridesParser.create(config_loader=CheckedLoader()).parse_overrides(
+            [text]
+        )  # glob(*) lists files
         if not override.is_sweep_override():
             yield text
             return

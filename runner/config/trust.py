@@ -24,7 +24,6 @@ from runner.errors import Problem, RunnerError, nearest, refuse
 
 #: what conf/ itself names; not imported here, for that takes time
 OURS = (
-    "runner.cli.CheckFirst",
     "runner.sweep.Grid",
     "runner.sweep.Search",
     "runner.sweep.Slots",

@@ -1,15 +1,11 @@
-"""Takes a run's folder for this process alone, by a lock, or says why no run can begin in it.
-
-Hydra writes into a run's folder before it calls the run. So a command takes the folder in Hydra's callback
-(runner.cli.check_first), and the run finds it taken.
-"""
+"""Takes a run's directory for this process by a lock, or says why no run can begin in it."""
 
 from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +26,6 @@ LOG = "runner.log"
 CONSOLE = "console.log"  # what a run prints that has no terminal
 HYDRAS = (".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml")
 
-_held: dict[Path, FileLock] = {}
-_made: dict[Path, list[Path]] = {}  # what was not there when it was taken, the folder itself before those above
-#: what was there, where a run writes; with its content, where Hydra writes over it
-_there: dict[Path, dict[Path, bytes | None]] = {}
-_written: dict[Path, list[Path]] = {}  # what is written for its run beside the usual files, and was not there
-
 
 class OverError(RunnerError):
     """The run that is asked for has been here, and has come to its end."""
@@ -48,104 +38,104 @@ def spelled(folder: Path) -> Path:
     return Path(os.path.abspath(folder))  # noqa: PTH100  # resolve() follows links, which Hydra does not
 
 
-def take(folder: Path, *, wait_seconds: float = 1.0) -> None:
-    """Takes the folder for this process; makes it if need be. One that it has already stays its own.
+class RunDirectory:
+    """A run's directory, held by this process; knows what was in it before.
 
-    wait_seconds: for another run to let go; one that was killed lets go when its last data worker ends.
-    Raises: RunnerError when another process has it, or it can't be made.
+    In one process a directory may be taken again by what a command calls: the lock is released with the last of them.
     """
-    folder = spelled(folder).absolute()
-    if folder in _held:
-        return
-    asked = f"run folder {folder}"
-    _made[folder] = [path for path in (folder, *folder.parents) if not path.exists()]
-    try:
-        _there[folder] = _what_lies_in(folder)
-        (folder / LOCK).parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / LOCK, thread_local=False)
-        lock.acquire(timeout=wait_seconds)
-    except Timeout:
-        raise RunnerError(Problem(asked, "another run is writing there", "use another directory, or wait")) from None
-    except OSError as error:
-        problem = f"it can't be made or written: {error.strerror}"
-        raise RunnerError(Problem(asked, problem, "hydra.run.dir=FOLDER with one that you may write to")) from None
-    _held[folder] = lock
+
+    def __init__(self, path: Path, *, wait_seconds: float = 1.0) -> None:
+        """Take it, and make it if necessary.
+
+        Args:
+            path: The directory.
+            wait_seconds: How long to wait for another run to release it. A run that was killed holds it until its last
+                data worker ends.
+
+        Raises:
+            RunnerError: Another process holds it, or it can't be made.
+        """
+        self.path = spelled(path).absolute()
+        self._made = [each for each in (self.path, *self.path.parents) if not each.exists()]
+        self._expected: list[Path] = []
+        asked = f"run folder {self.path}"
+        try:
+            self._before = _files_before(self.path)
+            (self.path / LOCK).parent.mkdir(parents=True, exist_ok=True)
+            self._lock = FileLock(self.path / LOCK, thread_local=False, is_singleton=True)
+            self._lock.acquire(timeout=wait_seconds)
+        except Timeout:
+            raise RunnerError(
+                Problem(asked, "another run is writing there", "use another directory, or wait")
+            ) from None
+        except OSError as error:
+            problem = f"it can't be made or written: {error.strerror}"
+            raise RunnerError(Problem(asked, problem, "hydra.run.dir=FOLDER with one that you may write to")) from None
+
+    @classmethod
+    def begin(cls, path: Path, cfg: DictConfig, *, anew: bool = False) -> RunDirectory:
+        """Take a directory for a run that begins.
+
+        anew: whether to refuse a run that has finished, too: it is repeated from its own configuration.
+        Raises: RunnerError for a directory that holds a run, OverError if that is this one and has finished.
+        """
+        refuse_used(path, cfg, anew=anew)
+        directory = cls(path)
+        try:
+            refuse_used(path, cfg, anew=anew)  # the one that it was waited for
+        except RunnerError:
+            directory.release()
+            raise
+        return directory
+
+    def __enter__(self) -> RunDirectory:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Let others take it."""
+        self._lock.release()
+
+    def expect(self, files: Iterable[Path]) -> None:
+        """Note files that are going to be written for the run besides its usual ones."""
+        self._expected = [file for file in files if not file.exists()]
+
+    def leave_nothing(self) -> None:
+        """Remove what a run that did not start left, and the directories that were made for it.
+
+        Removes files by name that were not there before: other files in it may be the user's. Does nothing if a run has
+        begun in it.
+        """
+        from runner.tracking import journal, journal_records, publisher, sync  # numpy: not on the way to --help
+
+        if (self.path / journal_records.FILE).exists():
+            return
+        for name in (*HYDRAS, LOG, LOCK, journal.LOCK, publisher.LOG, sync.LOCK):
+            if (file := self.path / name) not in self._before:
+                file.unlink(missing_ok=True)
+            elif (content := self._before[file]) is not None:
+                file.write_bytes(content)
+        for file in self._expected:
+            with suppress(OSError):  # it may never have been written
+                file.unlink()
+        files = [*self._expected, *(self.path / name for name in (*HYDRAS, LOCK))]
+        inners = {place for file in files for place in file.parents if self.path in place.parents}
+        for inner in sorted(inners, key=lambda place: -len(place.parts)):
+            with suppress(OSError):  # something else is in it
+                inner.rmdir()
+        with suppress(OSError):
+            for made in self._made:
+                made.rmdir()
 
 
-def _what_lies_in(folder: Path) -> dict[Path, bytes | None]:
-    """What a folder has where a run leaves something before it begins. Raises: OSError."""
+def _files_before(folder: Path) -> dict[Path, bytes | None]:
+    """Return the files where a run writes before it begins; with their content where Hydra writes over them. Raises: OSError."""
     hydras = [file for name in HYDRAS if (file := folder / name).is_file()]
     places = {(folder / name).parent for name in (LOG, LOCK)}
     found: dict[Path, bytes | None] = {path: None for place in places if place.is_dir() for path in place.iterdir()}
     return found | {file: file.read_bytes() for file in hydras}
-
-
-def let_go(folder: Path | None = None) -> None:
-    """Lets others have it; may be called twice. folder: None for all that this process has."""
-    for held in [spelled(folder).absolute()] if folder is not None else [*_held]:
-        lock = _held.pop(held, None)
-        if lock is not None:
-            lock.release()
-
-
-@contextmanager
-def taken(folder: Path) -> Iterator[None]:
-    """take() and let_go(), for what is done in a folder."""
-    take(folder, wait_seconds=10.0)
-    try:
-        yield
-    finally:
-        let_go(folder)
-
-
-def expect(folder: Path, files: Iterable[Path]) -> None:
-    """Files that are to be written for the run of a folder that was taken: those that are not there yet are its own."""
-    _written[spelled(folder).absolute()] = [file for file in files if not file.exists()]
-
-
-def leave_nothing(folder: Path) -> None:
-    """Takes away what a run leaves in a folder before it begins, and the folders that were made for it.
-
-    By name, and what was not there before, for it may be a folder with anybody's files. Nothing, where a run has begun in it.
-    """
-    from runner.tracking import journal, journal_records, publisher, sync  # numpy: not on the way to --help
-
-    folder = spelled(folder).absolute()
-    if (folder / journal_records.FILE).exists():
-        return
-    there = _there.get(folder, {})
-    for name in (*HYDRAS, LOG, LOCK, journal.LOCK, publisher.LOG, sync.LOCK):
-        if (file := folder / name) not in there:
-            file.unlink(missing_ok=True)
-        elif (content := there[file]) is not None:
-            file.write_bytes(content)
-    own = _written.pop(folder, [])
-    for file in own:
-        with suppress(OSError):  # it may have come to nothing
-            file.unlink()
-    files = [*own, *(folder / name for name in (*HYDRAS, LOCK))]
-    inners = {place for file in files for place in file.parents if folder in place.parents}
-    for inner in sorted(inners, key=lambda place: -len(place.parts)):
-        with suppress(OSError):  # something else lies there
-            inner.rmdir()
-    with suppress(OSError):
-        for made in _made.get(folder, []):
-            made.rmdir()
-
-
-def begin(folder: Path, cfg: DictConfig, *, anew: bool = False) -> None:
-    """Takes a folder for a run that begins.
-
-    anew: whether the run is wanted a second time, so that one that is over is in the way, too.
-    Raises: RunnerError for a folder that holds a run, OverError where that is this one, and is over.
-    """
-    refuse_used(folder, cfg, anew=anew)
-    take(folder)
-    try:
-        refuse_used(folder, cfg, anew=anew)  # the one that it was waited for
-    except RunnerError:
-        let_go(folder)
-        raise
 
 
 def is_used(folder: Path) -> bool:

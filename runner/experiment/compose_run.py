@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from runner.config import override_errors
-from runner.config.compose import composer, hydra_session, name_data
+from runner.config.compose import composer, name_data
 from runner.config.identity import key_of
 from runner.errors import Problem, RunnerError, first_line
 from runner.experiment.check import check_here
@@ -23,7 +23,7 @@ def composed(flags: Sequence[str], overrides: Sequence[str]) -> tuple[DictConfig
     Raises: RunnerError with everything that is wrong.
     """
     compose = composer(list(flags))
-    with hydra_session(["runner"]), override_errors.explained(overrides, compose=compose, check=check_here):
+    with override_errors.explained(overrides, compose=compose, check=check_here):
         cfg = compose(list(overrides))
         folder = Path(cfg.hydra.run.dir).absolute()
         HydraConfig.instance().set_config(cfg)

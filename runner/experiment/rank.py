@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
-from runner.config.compose import composed_with, composer, hydra_session
+from runner.config.compose import composed_with, composer
 from runner.config.logs import logging_to
 from runner.config.secrets import note_secrets_of
 from runner.config.untrusted import trusting
@@ -53,7 +53,7 @@ def main(folder: Path) -> int:
 
 def _train(folder: Path, place: RankInfo, given: messages.Handover) -> int:
     compose = composer(["-cd", str(folder / messages.FOLDER), "-cn", "rerun"])
-    with hydra_session(["runner"]), trusting():  # the process that launched this one has written it
+    with trusting():  # the process that launched this one has written it
         cfg = composed_with(compose, [])
         cfg.merge_with(json.loads(os.environ.pop(messages.LACKING)))
         note_secrets_of(cfg)

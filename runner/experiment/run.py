@@ -25,7 +25,7 @@ from runner.training.fit import fit
 
 
 def run(cfg: DictConfig, directory: Path, *, context: RunContext = RunContext()) -> Summary:
-    """Run one experiment, or continue the one in its directory, as the caller has made sure (claim.begin, runs.find.check).
+    """Run one experiment, or continue the one in its directory, as the caller has made sure (RunDirectory.begin, runs.find.check).
 
     Returns:
         What is in summary.json. A training that fails is a `status` there, not an exception.
@@ -41,7 +41,7 @@ def run(cfg: DictConfig, directory: Path, *, context: RunContext = RunContext())
     if rank is not None and rank.rank:
         return processes.follow(cfg, rank, context)
     choices = processes.choose_devices(cfg, checked, rank, context)
-    with nullcontext() if context.is_launched else claim.taken(directory):
+    with nullcontext() if context.is_launched else claim.RunDirectory(directory, wait_seconds=10.0):
         if len(choices) > 1:
             if context.publisher is not None:
                 context.publisher.close()  # the first of the processes starts its own

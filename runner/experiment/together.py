@@ -146,7 +146,7 @@ def _prepared(job: Job, hardware: Any, rows: CommonRows) -> _Open:
         check_folder(job.folder)
         mask_folder(job.folder, job.cfg)
         recipes.check(job.folder)
-        own.enter_context(claim.taken(job.folder))
+        own.enter_context(claim.RunDirectory(job.folder, wait_seconds=10.0))
         context = replace(job.context, screen=own.enter_context(Screen.into(job.folder)))
         assert context.device is not None  # the sweep's slot
         settings = Settings.of(job.cfg)

@@ -1,14 +1,16 @@
-"""Makes our launchers and sweepers known to Hydra, and refuses others. Their settings stand in conf/hydra/.
+"""Opens the sweeper that hydra/sweeper names, and refuses launchers and sweepers of others. Their settings are in conf/hydra/.
 
-Called by cli/train.py and cli/check_first.py before a sweep.
+Ours are objects like any other in the configuration: Hydra opens plugins in the package hydra_plugins only (hydra#3015).
 """
 
 from __future__ import annotations
 
-from hydra.core.plugins import Plugins
+from typing import Any
+
+from hydra.types import HydraContext, TaskFunction
+from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from runner import sweep
 from runner.errors import Problem
 
 #: what a sweep's ledger, checks and ends are made for; another plugin of Hydra's has none of them
@@ -23,15 +25,11 @@ SO = {
 WRITE = {"launcher": ("slots", "ray", "slurm"), "sweeper": ("grid", "optuna")}
 
 
-def register() -> None:
-    """Makes the classes plugins. Hydra 1.3 takes them from the package hydra_plugins alone; 1.4 dropped that (hydra#3015)."""
-    in_its_package = getattr(Plugins, "is_in_toplevel_plugins_module", None)
-    if in_its_package is not None and not in_its_package("runner.sweep.Grid"):
-        ours_too = staticmethod(lambda name: name.startswith("runner.sweep.") or in_its_package(name))
-        Plugins.is_in_toplevel_plugins_module = ours_too  # type: ignore[assignment]
-    for name in sweep.__all__:
-        Plugins.instance().register(plugin := getattr(sweep, name))
-        Plugins.instance().class_name_to_class[f"runner.sweep.{name}"] = plugin  # Hydra has it by its module alone
+def open_sweeper(config: DictConfig, context: HydraContext, task: TaskFunction) -> Any:
+    """Return the sweeper of a configuration that part_problems() has passed."""
+    sweeper = instantiate(config.hydra.sweeper)
+    sweeper.setup(hydra_context=context, task_function=task, config=config)
+    return sweeper
 
 
 def part_problems(hydra: DictConfig) -> list[Problem]:

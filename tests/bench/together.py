@@ -30,7 +30,7 @@ sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 from members import Run, built, members_of, trained_alone, trained_together
 
-from runner.config.compose import composer, hydra_session
+from runner.config.compose import composer
 from runner.device import Choice
 from runner.device.host_memory import _sizes
 from runner.experiment.context import RunContext
@@ -199,9 +199,8 @@ def _circumstance(at: Sequence[int], sizes: Sequence[int]) -> str:
 
 
 def _configs(words: Sequence[str], count: int) -> list[Any]:
-    with hydra_session(["runner"]):
-        compose = composer([])
-        return [compose([*DEEP, *words, f"seed={seed}"]) for seed in range(count)]
+    compose = composer([])
+    return [compose([*DEEP, *words, f"seed={seed}"]) for seed in range(count)]
 
 
 def _run(configs: Sequence[Any], folder: Path) -> None:

@@ -139,6 +139,7 @@ MISTAKES = [
     ("train.num_epochs", "train.num_epochs=10"),
     ("--multi-run seed=1,2", "--multirun"),
     ("--allow", "--allow timm"),
+    ("--resolve", "--cfg job --resolve"),
     ("-m seed=1,2 --cfg job", "-m or --cfg"),
     ("--info searchpath --multirun", "--multirun or --info"),
     ("seed=1,2", "help: use `-m seed=1,2`\n"),

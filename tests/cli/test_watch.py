@@ -15,7 +15,7 @@ from written_journals import end, start
 
 from runner import cli
 from runner.cli import watch as watching
-from runner.cli.characters import Canvas
+from runner.cli.frames import Canvas
 from runner.runs.live import thin
 from runner.tracking.journal import Journal
 

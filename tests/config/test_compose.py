@@ -1,95 +1,127 @@
-"""Hydra's two compositions of a run are one, and the same."""
+"""What Hydra composes for a command: once, examined, from our search path, with nothing of Hydra replaced."""
 
+import ast
 import copy
 import json
 from dataclasses import dataclass, field
 from typing import Any
 
-import hydra
 import pytest
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.hydra import Hydra
 from hydra.core.config_store import ConfigStore
-from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import MISSING, OmegaConf
 
 from runner import cli
-from runner.cli.check_first import CheckFirst, check
+from runner.cli.arguments import sorted_words
+from runner.cli.check_first import check
+from runner.cli.table import MULTIRUN
 from runner.config import compose
 from runner.errors import RunnerError
-
-QUIET = ["hydra.run.dir=run", "hydra.output_subdir=null", "hydra/job_logging=none"]
+from runner.version import PACKAGES
 
 
 @pytest.fixture
-def composed(monkeypatch, own_folder):
-    """What `python -m runner WORDS` hands to a job, all of Hydra's own with it; `calls` are the compositions for that."""
-    monkeypatch.setattr(CheckFirst, "on_run_start", lambda self, config, **more: None)
-    monkeypatch.setattr(CheckFirst, "on_multirun_start", lambda self, config, **more: None)
-    calls = []
+def calls(monkeypatch):
+    """The arguments of every composition."""
+    found, load = [], ConfigLoaderImpl.load_configuration
 
-    def counted(loader, *settings, **more):
-        calls.append(settings)
-        return load(loader, *settings, **more)
+    def counted(*settings, **more):
+        found.append(settings)
+        return load(*settings, **more)
 
-    load = compose._load
-    monkeypatch.setattr(compose, "_load", counted)
-
-    def of(words):
-        taken = []
-
-        @hydra.main(version_base="1.3", config_path=str(compose.CONF), config_name="config")
-        def job(cfg):
-            taken.append((OmegaConf.to_container(cfg), OmegaConf.to_container(HydraConfig.get())))
-
-        calls.clear()
-        with compose.hydra_session(["runner", *words]):
-            job()
-        return taken
-
-    of.calls = calls
-    return of
+    monkeypatch.setattr(ConfigLoaderImpl, "load_configuration", counted)
+    return found
 
 
-@pytest.mark.parametrize(
-    "words", [["seed=3", "model=mlp", "+optimizer.x=1"], ["hydra.mode=RUN", "hydra.job.name=other"]]
-)
-def test_what_is_composed_once_is_what_hydra_composes(composed, monkeypatch, words):
-    (ours,) = composed([*words, *QUIET])
-    count = len(composed.calls)
-    monkeypatch.setattr(compose._Once, "mode", lambda self, *settings, **more: compose._mode(*settings, **more))
-    (hydras,) = composed([*words, *QUIET])
-    assert ours == hydras
-    assert (count, len(composed.calls)) == (2 if "hydra.mode=RUN" in words else 1, 2)
+def composed(words):
+    """The configuration of `python -m runner WORDS`, with Hydra's own part."""
+    flags, overrides = sorted_words(words)
+    loader = compose.CheckedLoader(flags)
+    with compose.hydra_with(loader):
+        return compose.compose_job(loader, flags, overrides, is_sweep=bool(MULTIRUN & set(flags)))
 
 
-def test_a_mistake_and_what_is_refused_are_composed_once(composed, own_folder):
-    load, mode = ConfigLoaderImpl.load_configuration, Hydra.get_mode
+@pytest.mark.parametrize("words", [["seed=3", "model=mlp"], ["hydra.mode=RUN", "hydra.job.name=other"]])
+def test_run_is_composed_once_as_hydra_does(words, own_folder, calls):
+    ours = composed(words)
+    assert len(calls) == 1
+    with_mode = [*words, *(["hydra.mode=RUN"] if "hydra.mode=RUN" not in words else [])]
+    hydras = ConfigLoaderImpl(compose._search_path([])).load_configuration("config", with_mode, RunMode.RUN)
+    assert OmegaConf.to_container(ours) == OmegaConf.to_container(hydras)
+
+
+def test_composition_that_fails_is_tried_once(own_folder, calls):
     with pytest.raises(Exception, match="seedd"):
         composed(["seedd=3"])
-    assert len(composed.calls) == 1
+    assert len(calls) == 1
     (own_folder / "mine.yaml").write_text(
         "defaults: [config, _self_]\nhydra: {callbacks: {x: {_target_: os.makedirs}}}\n"
     )
     with pytest.raises(RunnerError, match="makedirs"):
         composed(["-cd", ".", "-cn", "mine"])
-    assert len(composed.calls) == 1
-    assert (ConfigLoaderImpl.load_configuration, Hydra.get_mode) == (load, mode)
+    assert len(calls) == 2
 
 
-def test_a_file_that_asks_for_a_sweep_over_what_the_words_leave_open_gets_one(composed, own_folder):
-    """The mode is asked for in a composition that takes values with commas, and defaults without a value."""
-    (own_folder / "mine.yaml").write_text("defaults: [config, _self_]\nhydra: {mode: MULTIRUN}\n")
-    quiet = ["hydra.sweep.dir=sweep", "hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none"]
-    taken = composed(["-cd", ".", "-cn", "mine", "hydra/launcher=basic", "hydra/sweeper=basic", "seed=1,2", *quiet])
-    assert [cfg["seed"] for cfg, _ in taken] == [1, 2]
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("defaults: [config, _self_]\nhydra: {mode: MULTIRUN}\n", ["seed=1,2"]),
+        ("defaults: [config, _self_]\nhydra: {mode: MULTIRUN}\n", []),
+        (
+            "defaults: [schema, base, {model: '???'}, _self_]\nhydra: {mode: MULTIRUN, sweeper: {params: {model: 'mlp,cnn'}}}\n",
+            [],
+        ),
+    ],
+)
+def test_file_may_ask_for_sweep(text, words, own_folder):
+    (own_folder / "mine.yaml").write_text(text)
+    assert composed(["-cd", ".", "-cn", "mine", *words]).hydra.mode == RunMode.MULTIRUN
 
 
 @pytest.mark.parametrize(("words", "count"), [(["seedd=3"], 2), (["seed=3", "modle=mlp"], 4)])  # with a group's options
-def test_what_failed_is_not_composed_again_to_be_explained(composed, words, count, capfd):
+def test_failed_composition_is_explained_without_repeating_it(words, count, own_folder, calls, capfd):
     assert cli.main(words) == 2
-    assert "help: " in capfd.readouterr().err
-    assert len(composed.calls) == count
+    assert "modle" in (err := capfd.readouterr().err) or "seedd" in err
+    assert len(calls) == count
+
+
+LIBRARIES = ("hydra", "omegaconf", "argparse")
+
+
+def patched(source):
+    """Assignments to an attribute of a module or class of these libraries."""
+    tree, names = ast.parse(source), set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in LIBRARIES:
+            names |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.Import):
+            names |= {
+                alias.asname or alias.name.partition(".")[0]
+                for alias in node.names
+                if alias.name.partition(".")[0] in LIBRARIES
+            }
+    found = []
+    for node in ast.walk(tree):
+        targets = node.targets if isinstance(node, ast.Assign | ast.Delete) else [getattr(node, "target", None)]
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("setattr", "delattr"):
+            targets = [ast.Attribute(node.args[0], "any")]
+        for target in targets:
+            for inner in target.elts if isinstance(target, ast.Tuple) else [target]:
+                is_attribute = isinstance(inner, ast.Attribute)
+                while isinstance(inner, ast.Attribute):
+                    inner = inner.value
+                if is_attribute and isinstance(inner, ast.Name) and inner.id in names:
+                    found.append(node.lineno)
+    return found
+
+
+def test_nothing_of_hydra_is_replaced():
+    assert patched("from hydra.core.plugins import Plugins\nPlugins.discover = None\n") == [2]
+    assert patched("import argparse\nx, argparse.ArgumentParser.error = 1, 2\n") == [2]
+    files = [*(PACKAGES / "runner").rglob("*.py")]
+    assert len(files) > 100
+    assert {str(file): lines for file in files if (lines := patched(file.read_text()))} == {}
 
 
 EXPERIMENTS = {
@@ -118,15 +150,13 @@ def experiments(own_folder):
     ],
 )
 def test_experiment_overrides_launcher_and_sweeper(experiments, words, launcher, sweeper):
-    with compose.hydra_session(["runner"]):
-        choices = compose.composer([])(words).hydra.runtime.choices
+    choices = compose.composer([])(words).hydra.runtime.choices
     assert (choices["hydra/launcher"], choices["hydra/sweeper"]) == (launcher, sweeper)
 
 
 def test_rerun_has_our_launcher_and_sweeper(own_folder):
     (own_folder / "rerun.yaml").write_text("defaults: [schema, base, _self_]\n")
-    with compose.hydra_session(["runner"]):
-        choices = compose.composer(["-cd", ".", "-cn", "rerun"])([]).hydra.runtime.choices
+    choices = compose.composer(["-cd", ".", "-cn", "rerun"])([]).hydra.runtime.choices
     assert (choices["hydra/launcher"], choices["hydra/sweeper"]) == ("slots", "grid")
 
 
@@ -139,22 +169,21 @@ def test_experiment_with_optuna_runs_a_search(experiments):
 
 
 @pytest.mark.parametrize("flag", [["-cd", "named"], ["--config-dir=named"]])
-def test_named_directory_is_searched_first(composed, own_folder, flag):
+def test_named_directory_is_searched_first(own_folder, flag):
     for place, seed in (("named", 1), ("conf", 2)):
         (own_folder / place / "model").mkdir(parents=True)
         (own_folder / place / "config.yaml").write_text(f"defaults: [schema, base, model: mlp, _self_]\nseed: {seed}\n")
         (own_folder / place / "model/mlp.yaml").write_text(f"_target_: nets.Net\nwidth: {seed}\n")
     for words, seed in ((flag, 1), ([], 2), ([*flag, "-cn", "config"], 1)):
-        (cfg, _), *others = composed([*words, *QUIET])
-        assert (cfg["seed"], cfg["model"]["width"], others) == (seed, seed, [])
+        cfg = composed(words)
+        assert (cfg.seed, cfg.model.width) == (seed, seed)
 
 
 def test_run_directory_replaces_no_built_in_file(own_folder):
     (own_folder / "run/hydra/launcher").mkdir(parents=True)
     (own_folder / "run/rerun.yaml").write_text("defaults: [schema, base, _self_]\n")
     (own_folder / "run/hydra/launcher/slots.yaml").write_text("_target_: runner.sweep.Slots\nsetup: [rm -r x]\n")
-    with compose.hydra_session(["runner", "-cd", "run", "-cn", "rerun"]):
-        cfg = compose.composer(["-cd", "run", "-cn", "rerun"])([])
+    cfg = compose.composer(["-cd", "run", "-cn", "rerun"])([])
     assert "setup" not in cfg.hydra.launcher
 
 
@@ -169,8 +198,7 @@ def test_run_directory_replaces_no_built_in_file(own_folder):
 )
 def test_data_is_named_after_its_target(experiments, words, name):
     (experiments / "conf/experiment/toy.yaml").write_text("# @package _global_\ndata: {_target_: sets.toy}\n")
-    with compose.hydra_session(["runner"]):
-        assert compose.composed_with(compose.composer([]), words).data.name == name
+    assert compose.composed_with(compose.composer([]), words).data.name == name
 
 
 @dataclass
@@ -187,8 +215,7 @@ def test_structured_config_is_a_model(own_folder, monkeypatch):
     monkeypatch.setattr(ConfigStore.instance(), "repo", copy.deepcopy(ConfigStore.instance().repo))
     ConfigStore.instance().store(group="model", name="structured", node=Net)
     words = ["model=structured", "model.hidden_sizes=[4,4]", "model.out_features=3", "device=cpu", "data=iris"]
-    with compose.hydra_session(["runner"]):
-        cfg = compose.composed_with(compose.composer([]), words)
+    cfg = compose.composed_with(compose.composer([]), words)
     check(cfg)
     assert (cfg.model._target_, cfg.model.hidden_sizes) == ("runner.models.MLP", [4, 4])
 

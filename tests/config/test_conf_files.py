@@ -4,7 +4,7 @@ import pytest
 from hydra.errors import HydraException
 
 from runner.config import validate
-from runner.config.compose import WrongFile, composer, hydra_session
+from runner.config.compose import WrongFile, composer
 from runner.config.conf_files import as_yaml, defaults_fault, file_problems, line_of
 from runner.config.override_errors import explain
 
@@ -56,25 +56,23 @@ def conf(own_folder):
 
 def test_every_problem_of_a_file_is_told_with_its_place(conf):
     compose = composer([])
-    with hydra_session(["runner"]):
-        known = list(validate.all_keys(compose([])))
-        for words, wanted in TOLD.items():
-            with pytest.raises(HydraException) as raised:
-                compose([words])
-            is_file = isinstance(raised.value, WrongFile)
-            found = file_problems(raised.value, known) if is_file else [defaults_fault(words, raised.value)]
-            for problem, (asked, so, write) in zip(found, wanted, strict=True):
-                assert (
-                    asked in problem.source
-                    and so in problem.message.replace("`", "")
-                    and write in problem.help.replace("`", "")
-                ), f"{words}\n{problem}"
+    known = list(validate.all_keys(compose([])))
+    for words, wanted in TOLD.items():
+        with pytest.raises(HydraException) as raised:
+            compose([words])
+        is_file = isinstance(raised.value, WrongFile)
+        found = file_problems(raised.value, known) if is_file else [defaults_fault(words, raised.value)]
+        for problem, (asked, so, write) in zip(found, wanted, strict=True):
+            assert (
+                asked in problem.source
+                and so in problem.message.replace("`", "")
+                and write in problem.help.replace("`", "")
+            ), f"{words}\n{problem}"
 
 
 def test_it_is_told_with_all_else_that_is_wrong(conf):
     words, compose = ["experiment=typo", "model=mlpp"], composer([])
-    with hydra_session(["runner"]):
-        error = explain(HydraException(), words, compose=compose, check=lambda cfg: None)
+    error = explain(HydraException(), words, compose=compose, check=lambda cfg: None)
     assert [problem.source.split()[0] for problem in error.problems] == ["train:", "train:", "tracking:", "model=mlpp"]
 
 
@@ -85,18 +83,16 @@ def test_nothing_is_composed_twice_to_tell_a_mistake(conf):
         composed.append(tuple(words))
         return compose(words)
 
-    with hydra_session(["runner"]):
-        explain(HydraException(), ["seed=1", "train.lrr=3", "+x=1"], compose=counted, check=lambda cfg: None)
+    explain(HydraException(), ["seed=1", "train.lrr=3", "+x=1"], compose=counted, check=lambda cfg: None)
     assert len(composed) == len(set(composed)) == 4
 
 
 def test_a_file_of_the_persons_own_that_begins_it_all_is_told_likewise(own_folder):
     (own_folder / "mine.yaml").write_text("defaults: [config, _self_]\ntrain:\n  num_epoch: 5\n")
     compose = composer(["-cd", ".", "-cn", "mine"])
-    with hydra_session(["runner"]):
-        with pytest.raises(WrongFile) as raised:
-            compose([])
-        (problem,) = explain(raised.value, [], compose=compose, check=lambda cfg: None).problems
+    with pytest.raises(WrongFile) as raised:
+        compose([])
+    (problem,) = explain(raised.value, [], compose=compose, check=lambda cfg: None).problems
     assert (problem.source, problem.help) == (
         "train: {num_epoch: 5} in mine.yaml, line 3",
         "train: {num_epochs: 5} in its place",

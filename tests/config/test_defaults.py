@@ -14,8 +14,7 @@ def composed():
     """A function: words of the command line -> what is chosen by them."""
 
     def of(*words):
-        with compose.hydra_session(["runner"]):
-            return chosen(compose.composed_with(compose.composer([]), words))
+        return chosen(compose.composed_with(compose.composer([]), words))
 
     return of
 
@@ -70,8 +69,7 @@ def test_every_value_of_conf_is_read_as_hydra_reads_it(composed):
     for file in sorted(compose.CONF.glob("*/*.yaml")):
         group = file.parent.name
         if group not in ("hydra", "experiment"):
-            with compose.hydra_session(["runner"]):
-                cfg = compose.composer([])([f"{group}={file.stem}"])
+            cfg = compose.composer([])([f"{group}={file.stem}"])
             compose.name_data(cfg, cfg.hydra)
             expected = {} if file.stem == defaults._choices()[group] else {group: file.stem}
             assert defaults.changed(chosen(cfg)) == expected, file

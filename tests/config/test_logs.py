@@ -12,7 +12,7 @@ from refused import problems_of
 
 from runner.cli import check_first
 from runner.config import logs, trust
-from runner.config.compose import composer, hydra_session
+from runner.config.compose import composer
 from runner.errors import RunnerError
 from runner.experiment import claim
 
@@ -49,8 +49,7 @@ SOUND = [
 
 @functools.cache
 def composed():
-    with hydra_session(["runner"]):
-        return composer([])([])
+    return composer([])([])
 
 
 def hydra_with(*words):
@@ -83,7 +82,7 @@ def test_a_log_without_a_root_and_names_that_are_none():
 
 
 def test_it_is_told_before_anything_else():
-    with hydra_session(["runner"]), pytest.raises(RunnerError, match=r"hydra\.hydra_logging\.root\.handlers=\[nope\]"):
+    with pytest.raises(RunnerError, match=r"hydra\.hydra_logging\.root\.handlers=\[nope\]"):
         composer([])(["hydra.hydra_logging.root.handlers=[nope]"])
 
 
@@ -117,11 +116,8 @@ def test_what_hydra_can_not_write_or_writes_elsewhere_is_refused(own_folder, wor
 def test_a_file_that_was_there_is_somebodys_and_stays(tmp_path):
     folder, own, new = tmp_path / "run", tmp_path / "mine.log", tmp_path / "new.log"
     own.write_text("mine")
-    claim.take(folder)
-    try:
-        claim.expect(folder, [own, new])
+    with claim.RunDirectory(folder) as directory:
+        directory.expect([own, new])
         new.write_text("of the run")
-        claim.leave_nothing(folder)
-    finally:
-        claim.let_go(folder)
+        directory.leave_nothing()
     assert own.read_text() == "mine" and not new.exists() and not folder.exists()

@@ -11,10 +11,10 @@ LINE = f"{LINEAR}: it takes no input_shape, channels, kernel_size, dropout, left
 
 @pytest.fixture
 def model(own_folder):
-    def of(*words, argv=("runner",)):
-        with compose.hydra_session([*argv]):
-            cfg = compose.composer([])(list(words))
-            cfg = compose.composer([])(list(words))
+    def of(*words, completes=False):
+        composed = compose.composer([], loader=compose.CheckedLoader(completes=completes))
+        composed(list(words))
+        cfg = composed(list(words))
         return {key for key in cfg.model if key not in ("_target_", "weights", "strict", "freeze")}
 
     return of
@@ -25,7 +25,7 @@ def test_what_another_target_does_not_take_is_left_out_and_said_once(model, caps
     assert capsys.readouterr().err == LINE
     assert (
         model()
-        == model(LINEAR, argv=("runner", "-sc"))
+        == model(LINEAR, completes=True)
         == {"input_shape", "out_features", "channels", "kernel_size", "dropout"}
     )
     assert capsys.readouterr().err == ""

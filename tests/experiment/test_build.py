@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from runner import cli
 from runner.config import compose
-from runner.config.compose import composed_with, composer, hydra_session
+from runner.config.compose import composed_with, composer
 from runner.config.instantiate import build
 from runner.config.nodes import SHARED
 from runner.data.builtin.digits import digits
@@ -318,8 +318,7 @@ def test_what_a_sampler_balances_is_not_balanced_twice(own_folder):
 def evaluated(device, *words):
     """Size of the batches, loss, and what is printed of the data."""
     words = ("data=synthetic", "data.num_rows=6000", "data.val_fraction=0.5", "model=mlp", f"device={device}", *words)
-    with hydra_session(["runner"]):
-        parts = prepare(composed_with(composer([]), [*words]), device)
+    parts = prepare(composed_with(composer([]), [*words]), device)
     values = evaluate(parts.model, parts.task, parts.val.epoch(0), precision=parts.precision)
     return parts.val.batch_size, parts.train.batch_size, values["loss"], parts.residency
 

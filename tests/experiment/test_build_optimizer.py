@@ -12,7 +12,7 @@ from refused import problems_of
 from torch import nn
 
 from runner import cli
-from runner.config.compose import composer, hydra_session
+from runner.config.compose import composer
 from runner.device import Hardware
 from runner.errors import RunnerError
 from runner.experiment.build_optimizer import optimizer_of, schedule_of
@@ -29,8 +29,7 @@ TURNS = "optimizer.turns={a:{params:'hidden.*'},b:{params:'output.*',lr:0.5}}"
 
 @functools.cache
 def of_groups(*words):
-    with hydra_session(["runner"]):
-        cfg = composer([])([*SMALL, *words])
+    cfg = composer([])([*SMALL, *words])
     with open_dict(cfg):
         del cfg.hydra
     return cfg

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from omegaconf import OmegaConf
 from waiting import LONGEST
 
@@ -183,14 +183,11 @@ def test_files_that_were_called_as_a_runs_own_before_it_are_left(tmp_path):
     for file in mine:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("mine: 1")
-    claim.take(folder)
-    try:
+    with claim.RunDirectory(folder) as directory:
         for name in claim.HYDRAS:
             (folder / name).write_text("Hydra's")
         (folder / "journal/journal.lock").touch()
-        claim.leave_nothing(folder)
-    finally:
-        claim.let_go(folder)
+        directory.leave_nothing()
     assert {path for path in folder.rglob("*") if path.is_file()} == set(mine)
     assert {file.read_text() for file in mine} == {"mine: 1"}
 
@@ -198,7 +195,7 @@ def test_files_that_were_called_as_a_runs_own_before_it_are_left(tmp_path):
 def test_what_nobody_foresaw_before_a_run_begins_stops_it(used, monkeypatch, capsys):
     """Hydra makes a warning of it, writes into the folder and calls the run."""
     monkeypatch.setattr("tempfile.tempdir", str(used.parent))
-    monkeypatch.setattr(claim, "begin", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(claim.RunDirectory, "begin", lambda *_, **__: 1 / 0)
     before = content()
     assert cli.main([*SHORT, "seed=3"]) == 1
     assert "ZeroDivisionError" in capsys.readouterr().err
@@ -277,15 +274,28 @@ def test_two_at_once_and_a_folder_that_is_deleted_under_a_run(own_folder, warm, 
     assert "the run's directory was deleted or renamed while it trained" in said and "Traceback" not in said, said
 
 
-def test_a_run_that_was_waited_for_is_in_the_way_and_its_folder_is_let_go(own_folder, monkeypatch):
-    folder, take = own_folder / "run", claim.take
+def test_run_that_was_waited_for_is_in_the_way(own_folder, monkeypatch):
+    folder, refuse_used = own_folder / "run", claim.refuse_used
 
-    def wait_for_another(folder):
-        take(folder)
-        (folder / "checkpoints").mkdir()
+    def another_begins(*settings, **more):
+        refuse_used(*settings, **more)
+        (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
         (folder / "checkpoints/last.pt").touch()
 
-    monkeypatch.setattr(claim, "take", wait_for_another)
+    monkeypatch.setattr(claim, "refuse_used", another_begins)
     with pytest.raises(RunnerError, match="another experiment"):
-        claim.begin(folder, OmegaConf.create({"seed": 1}))
-    assert folder not in claim._held
+        claim.RunDirectory.begin(folder, OmegaConf.create({"seed": 1}))
+    with FileLock(folder / claim.LOCK, timeout=0):
+        pass
+
+
+def test_run_directory_is_held_until_last_release(own_folder):
+    folder = own_folder / "run"
+    with claim.RunDirectory(folder), claim.RunDirectory(folder):
+        pass
+    with claim.RunDirectory(folder):
+        with claim.RunDirectory(own_folder / "other/../run"):
+            pass
+        with pytest.raises(Timeout):
+            FileLock(folder / claim.LOCK).acquire(timeout=0)
+    FileLock(folder / claim.LOCK).acquire(timeout=0)

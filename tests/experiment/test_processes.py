@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from runner.config.compose import composer, hydra_session
+from runner.config.compose import composer
 from runner.device import Choice, Gpu, Hardware
 from runner.distributed import messages
 from runner.distributed.environment import RankInfo
@@ -26,8 +26,7 @@ SECOND = RankInfo(1, 2, 1, 2, "node", 1234, "torchrun")
 
 
 def composed(*words):
-    with hydra_session(["runner"]):
-        return composer([])(list(words))
+    return composer([])(list(words))
 
 
 def devices(*words, choice=None, place=None, is_given=False, has_trial=False):

@@ -6,7 +6,7 @@ import pytest
 from omegaconf import OmegaConf, open_dict
 
 from runner import cli
-from runner.config.compose import composer, hydra_session
+from runner.config.compose import composer
 from runner.config.settings import Settings
 from runner.experiment import rules
 from runner.experiment.rules import RULES, Situation
@@ -32,8 +32,7 @@ HOLDING = {
 
 
 def composed(*words):
-    with hydra_session(["runner"]):
-        return composer([])(["model=mlp", "data=digits", *words])
+    return composer([])(["model=mlp", "data=digits", *words])
 
 
 def clashing(rule):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from omegaconf import open_dict
 
-from runner.config.compose import composer, hydra_session
+from runner.config.compose import composer
 from runner.config.validate import how_to_cut
 from runner.data.split import indices, rows_of
 from runner.device import Choice, Gpu, Hardware, host_memory
@@ -28,8 +28,7 @@ WORDS += ["tracking.enabled=false", "task.plots=false", "device=cpu", "sweep.bat
 
 
 def job(folder, seed):
-    with hydra_session(["runner"]):
-        cfg = composer([])([*WORDS, f"seed={seed}"])
+    cfg = composer([])([*WORDS, f"seed={seed}"])
     with open_dict(cfg):
         cfg.pop("hydra")
     folder = folder / str(seed)
@@ -81,8 +80,7 @@ def test_one_whose_end_fails_fails_alone(tmp_path, monkeypatch, module, name):
 
 
 def composed(*words):
-    with hydra_session(["runner"]):
-        cfg = composer([])(["device=cpu", "tracking.enabled=false", *words])
+    cfg = composer([])(["device=cpu", "tracking.enabled=false", *words])
     with open_dict(cfg):
         cfg.pop("hydra")
     return cfg

@@ -8,7 +8,7 @@ from judge import REQUEST
 from simulated import run_simulated
 from truth import measure
 
-from runner.config.compose import composed_with, composer, hydra_session
+from runner.config.compose import composed_with, composer
 from runner.plan.simulator import simulated_device
 from runner.plan.worker import look
 
@@ -26,8 +26,7 @@ RUNS = {
 
 
 def cfg_of(words):
-    with hydra_session(["runner"]):
-        return composed_with(composer([]), ["device=cpu", *words])
+    return composed_with(composer([]), ["device=cpu", *words])
 
 
 def planned(_, *words):

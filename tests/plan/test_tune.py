@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from runner import run as run_experiment
-from runner.config.compose import composed_with, composer, hydra_session
+from runner.config.compose import composed_with, composer
 from runner.data.own_loader import OwnLoader
 from runner.device import backends
 from runner.errors import Problem, RunnerError
@@ -42,8 +42,7 @@ def elsewhere(tmp_path_factory, monkeypatch):
 
 
 def cfg_of(*words):
-    with hydra_session(["runner"]):
-        return composed_with(composer([]), [*(COMMON if "model=cnn" in words else WORDS), *words])
+    return composed_with(composer([]), [*(COMMON if "model=cnn" in words else WORDS), *words])
 
 
 def options_of(*words, plan=FITS, precisions=()):

@@ -187,7 +187,7 @@ def test_data_that_does_not_fit_is_refused(run):
 
 def test_a_store_that_hears_nothing_of_it_is_told(run):
     code, out, _ = run("evaluate", "outputs/digits/run", "tracking.uri=http://me:secret@nowhere", "device=cpu")
-    assert code == 0 and "http://me:***@nowhere hears nothing of this: --track" in out
+    assert code == 0 and "http://me:***@nowhere gets nothing of this: --track" in out
 
 
 def test_data_that_changed_since_is_told(run, tmp_path):

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from judged import SOUND, WRONG
 
-from runner.config.compose import composed_with, composer, hydra_session
+from runner.config.compose import composed_with, composer
 from runner.inspection.costs import Speeds
 from runner.plan.simulator import simulated_device
 from runner.plan.worker import look
@@ -25,7 +25,7 @@ REQUEST = {
 def judge(_, device_name):
     warnings.simplefilter("ignore")
     found = {}
-    with hydra_session(["runner"]), simulated_device(device_name, has_numbers=False) as device:
+    with simulated_device(device_name, has_numbers=False) as device:
         whole = composed_with(composer([]), ["model=judged", "task=judged", "data=judged", "data.num_workers=0"])
         for case in (*WRONG, *SOUND):
             cfg = whole.copy()

@@ -6,7 +6,7 @@ import warnings
 
 from judge import REQUEST
 
-from runner.config.compose import composed_with, composer, hydra_session
+from runner.config.compose import composed_with, composer
 from runner.plan.simulator import simulated_device
 from runner.plan.worker import look
 
@@ -30,5 +30,5 @@ CASES = {
 
 def judge(_, device_name, names):
     warnings.simplefilter("ignore")
-    with hydra_session(["runner"]), simulated_device(device_name, has_numbers=False) as device:
+    with simulated_device(device_name, has_numbers=False) as device:
         return {name: look(composed_with(composer([]), CASES[name]), device, REQUEST) for name in names}

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from truth import measure
 from zoo import case_of, words
 
-from runner.config.compose import composed_with, composer, hydra_session
+from runner.config.compose import composed_with, composer
 from runner.experiment.build import prepare
 from runner.inspection.costs import Speeds
 from runner.inspection.host_reads import HostReads
@@ -28,8 +28,7 @@ NOT_COUNTED = ("aten.detach.default", "prim.device.default")
 
 @functools.cache
 def _composed(optimizer, precision):
-    with hydra_session(["runner"]):
-        return composed_with(composer([]), words(optimizer, precision))
+    return composed_with(composer([]), words(optimizer, precision))
 
 
 def configured(case, precision="fp32"):

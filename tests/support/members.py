@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from omegaconf import open_dict
 
-from runner.config.compose import composer, hydra_session
+from runner.config.compose import composer
 from runner.config.settings import Settings
 from runner.device import backends
 from runner.device.placement import map_tensors
@@ -66,16 +66,15 @@ class Run:
 def built(folder, words, each, *, in_float64=False):
     """The runs, not trained yet, and where their generators stand. each: the words that each has for itself."""
     runs, generators = [], []
-    with hydra_session(["runner"]):
-        compose = composer([])
-        for number, own in enumerate(each):
-            cfg = compose([*SMALL, "device=cpu", *words, *own])
-            with open_dict(cfg):
-                cfg.pop("hydra")
-            runs.append(Run(prepare(cfg, CPU), Settings.of(cfg), folder / str(number)))
-            generators.append(backends.generator_states(CPU))
-            if in_float64:
-                runs[-1].parts = _widen(runs[-1].parts)
+    compose = composer([])
+    for number, own in enumerate(each):
+        cfg = compose([*SMALL, "device=cpu", *words, *own])
+        with open_dict(cfg):
+            cfg.pop("hydra")
+        runs.append(Run(prepare(cfg, CPU), Settings.of(cfg), folder / str(number)))
+        generators.append(backends.generator_states(CPU))
+        if in_float64:
+            runs[-1].parts = _widen(runs[-1].parts)
     return runs, generators
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import parsed_once
 
-from runner.config.compose import composer, hydra_session
+from runner.config.compose import composer
 
 DIGITS = (
     "data=digits",
@@ -70,8 +70,7 @@ def main(root: Path) -> None:
     parsed_once.parse_once()
     for name in HEAVY:
         importlib.import_module(name)
-    with hydra_session(["runner"]):
-        composer([])([])
+    composer([])([])
     from torch.distributed.run import main as torchrun
 
     for num in (4, 2):

@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 from seeded import SEED
 
-from runner.config.compose import composed_with, composer, hydra_session
+from runner.config.compose import composed_with, composer
 from runner.experiment import run, session
 from runner.training import stopping
 
@@ -104,15 +104,14 @@ def main() -> None:
     root, mode, *words = Path(sys.argv[1]), sys.argv[2], *sys.argv[3:]
     torch.set_num_threads(1)  # a pool of threads does not live on in a fork
     session.illustrate = lambda *_, **__: []  # half of so short a run, and nothing of what is compared
-    with hydra_session(["runner"]):
-        cfg = composed_with(composer([]), words)
-        assert (
-            forked(lambda: undisturbed(cfg, root)) == 0
-        )  # not here: torch's CUDA build has no backward pass in a fork after one
-        for name in (root / MODULES).read_text().split():  # what it imports, the forks have
-            with suppress(ImportError):  # some are not of a file
-                importlib.import_module(name)
-        kill_after_each_step(cfg, root) if mode == "each" else kill_at_random(cfg, root)
+    cfg = composed_with(composer([]), words)
+    assert (
+        forked(lambda: undisturbed(cfg, root)) == 0
+    )  # not here: torch's CUDA build has no backward pass in a fork after one
+    for name in (root / MODULES).read_text().split():  # what it imports, the forks have
+        with suppress(ImportError):  # some are not of a file
+            importlib.import_module(name)
+    kill_after_each_step(cfg, root) if mode == "each" else kill_at_random(cfg, root)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from runner import cli
 from runner.cli import commands
 from runner.cli.table import COMMANDS
 from runner.config import validate
-from runner.config.compose import CONF, composer, hydra_session
+from runner.config.compose import CONF, composer
 
 #: whatever a case sets or spoils, it ends
 BASE = (
@@ -111,8 +111,7 @@ class Done:
 @functools.cache
 def keys_of(group, choice):
     """Every key of a group that the choice has."""
-    with hydra_session(["runner"]):
-        cfg = composer([])(choice.split())
+    cfg = composer([])(choice.split())
     return [key for key in validate.all_keys(cfg) if key.split(".")[0] == group and not key.startswith("hydra.runtime")]
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 from omegaconf import OmegaConf
 
-from runner.cli.check_first import CheckFirst
+from runner import cli
 from runner.config import compose
 from runner.sweep.hydra_plugins import part_problems
 
@@ -16,17 +15,12 @@ SWEEPERS = "hydra/sweeper=grid or hydra/sweeper=optuna"
 def test_what_conf_and_submitit_offer_is_taken(own_folder):
     for launcher in ("slots", "ray", "slurm", "submitit_local", "submitit_slurm"):
         for sweeper in ("grid", "optuna"):
-            with compose.hydra_session(["runner"]):
-                cfg = compose.composer([])([f"hydra/launcher={launcher}", f"hydra/sweeper={sweeper}"])
-                assert not part_problems(cfg.hydra), (launcher, sweeper)
+            cfg = compose.composer([])([f"hydra/launcher={launcher}", f"hydra/sweeper={sweeper}"])
+            assert not part_problems(cfg.hydra), (launcher, sweeper)
 
 
 def test_those_of_others_are_refused_both_at_once_with_what_to_write(own_folder, capfd):
-    with compose.hydra_session(["runner"]):
-        cfg = compose.composer([])(["hydra/launcher=basic", "hydra/sweeper=basic"])
-        with pytest.raises(SystemExit) as ended:
-            CheckFirst().on_multirun_start(cfg)
-    assert ended.value.code == 2
+    assert cli.main(["-m", "hydra/launcher=basic", "hydra/sweeper=basic", "seed=1,2"]) == 2
     told = capfd.readouterr().err
     for word in (
         "--> hydra/launcher=basic",

@@ -109,8 +109,7 @@ def test_every_key_of_the_schema_has_its_default_in_conf():
 @pytest.mark.parametrize("option", ["none", "stdout", "disabled", "file"])
 def test_hydras_own_ways_to_log_are_whole(option):
     """Logging refuses a root with handlers that its configuration does not describe."""
-    with compose.hydra_session(["runner"]):
-        logging = compose.composer([])([f"hydra/job_logging={option}"]).hydra.job_logging
+    logging = compose.composer([])([f"hydra/job_logging={option}"]).hydra.job_logging
     used = (logging.get("root") or {}).get("handlers") or []
     assert set(used) <= set(logging.get("handlers") or {})
     assert option != "file" or used == ["file"]
@@ -118,10 +117,9 @@ def test_hydras_own_ways_to_log_are_whole(option):
 
 def test_a_scheduler_is_taken_away_and_another_one_put_in_its_place():
     warm = ["+scheduler._target_=torch.optim.lr_scheduler.CosineAnnealingWarmRestarts", "+scheduler.T_0=5"]
-    with compose.hydra_session(["runner"]):
-        for words in (["~scheduler"], ["~scheduler", *warm], ["scheduler=cosine", "~scheduler", *warm]):
-            cfg = compose.composer([])(words)
-            assert validate.problems(cfg) == []
+    for words in (["~scheduler"], ["~scheduler", *warm], ["scheduler=cosine", "~scheduler", *warm]):
+        cfg = compose.composer([])(words)
+        assert validate.problems(cfg) == []
     node = validate.target_node(cfg, "scheduler")
     assert node == {"_partial_": True, "_target_": warm[0].partition("=")[2], "T_0": 5}
 
@@ -129,11 +127,8 @@ def test_a_scheduler_is_taken_away_and_another_one_put_in_its_place():
 def test_a_resolver_in_quotes_is_what_the_message_says(monkeypatch):
     monkeypatch.delenv("LRX", raising=False)
     word, explained = "optimizer.lr=${oc.decode:${oc.env:LRX,0.5}}", compose.composer([])
-    with compose.hydra_session(["runner"]):
-        (problem,) = override_errors.explain(
-            HydraException(), [word], compose=explained, check=lambda cfg: None
-        ).problems
-        (mend,) = shlex.split(problem.help.partition(": ")[2])
-        cfg = explained([mend])
+    (problem,) = override_errors.explain(HydraException(), [word], compose=explained, check=lambda cfg: None).problems
+    (mend,) = shlex.split(problem.help.partition(": ")[2])
+    cfg = explained([mend])
     assert validate.problems(cfg) == []
     assert validate.target_node(cfg, "optimizer", resolve=True)["lr"] == 0.5

@@ -23,7 +23,7 @@ from seeded import NUM_EXAMPLES, SEED, often
 
 from runner import cli
 from runner.config import override_errors
-from runner.config.compose import composer, hydra_session, known_keys
+from runner.config.compose import composer, known_keys
 from runner.config.validate import problems, shared_data_settings
 from runner.device import Hardware
 from runner.errors import RunnerError
@@ -113,8 +113,7 @@ def test_a_configuration_of_any_values_is_sound_or_told_in_words(given_values):
 
 @functools.cache
 def small():
-    with hydra_session(["runner"]):
-        cfg = composer([])(list(SMALL))
+    cfg = composer([])(list(SMALL))
     with open_dict(cfg):
         del cfg.hydra  # as long as the rest, and copied each time
     return cfg

@@ -13,7 +13,7 @@ import seeded
 import torch
 from omegaconf import open_dict
 
-from runner.config.compose import composed_with, composer, hydra_session
+from runner.config.compose import composed_with, composer
 from runner.device import probe
 from runner.errors import RunnerError
 from runner.experiment.build import prepare_training
@@ -104,8 +104,7 @@ def files(own_folder):
 
 
 def composed(*words):
-    with hydra_session(["runner"]):
-        return composed_with(composer([]), words)
+    return composed_with(composer([]), words)
 
 
 @functools.cache

@@ -6,17 +6,15 @@ import subprocess
 import tomllib
 from pathlib import Path
 
-import hydra
 import numpy as np
 import pytest
-from hydra.core.global_hydra import GlobalHydra
 
 from runner import cli
 from runner.cli import commands, table
 from runner.cli.answer import report
 from runner.cli.arguments import parse, sorted_words
 from runner.cli.table import ANY_KEY, COMMANDS, MULTIRUN
-from runner.config.compose import CONF, composed_with, composer, hydra_session
+from runner.config.compose import CONF, CheckedLoader, composed_with, composer
 from runner.device import Driver, Gpu, Hardware
 from runner.device.hardware import GIB
 from runner.errors import RunnerError
@@ -103,18 +101,16 @@ def composes(flags, overrides):
     is_sweep = bool(MULTIRUN & set(flags))
     flags = [flag for flag in flags if flag not in MULTIRUN]
     compose = composer(flags)
-    with hydra_session(["runner"]):
-        jobs = [tuple(overrides)]
-        if is_sweep:
-            master = composer(flags, mode=commands.RunMode.MULTIRUN)(overrides)
-            if "Search" in master.hydra.sweeper["_target_"]:
-                with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-                    assert read_space(overrides, GlobalHydra.instance().config_loader()).dimensions
-                return
-            found = [words for words, _ in commands.planned_jobs(overrides, master)]
-            jobs = [found[0], found[-1]]
-        for job in jobs:
-            check(composed_with(compose, job), MACHINE)
+    jobs = [tuple(overrides)]
+    if is_sweep:
+        master = composer(flags, mode=commands.RunMode.MULTIRUN)(overrides)
+        if "Search" in master.hydra.sweeper["_target_"]:
+            assert read_space(overrides, CheckedLoader()).dimensions
+            return
+        found = [words for words, _ in commands.planned_jobs(overrides, master)]
+        jobs = [found[0], found[-1]]
+    for job in jobs:
+        check(composed_with(compose, job), MACHINE)
 
 
 def write_guides(folder):
@@ -221,7 +217,7 @@ def test_the_refused_device_is_told_as_it_is_written(own_folder, capsys):
     first, _, told = block.partition("\n")
     (words,) = commands_in(f"```console\n{first}\n```")
     one = Hardware(torch_version="2.13.0+cu130", cuda_build="13.0", driver=MACHINE.driver, cuda=MACHINE.cuda[:1])
-    with hydra_session(["runner"]), pytest.raises(RunnerError) as raised:
+    with pytest.raises(RunnerError) as raised:
         check(composed_with(composer([]), words), one)
     assert report(raised.value) == 2
     assert capsys.readouterr().err.strip() == told.strip()

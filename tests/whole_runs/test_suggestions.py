@@ -8,7 +8,7 @@ import pytest
 from runner import cli
 from runner.cli.arguments import sorted_words
 from runner.cli.table import COMMANDS
-from runner.config.compose import composer, hydra_session
+from runner.config.compose import composer
 from runner.config.override_errors import _singles
 from runner.device import Gpu, Hardware
 from runner.experiment.check import check
@@ -120,8 +120,7 @@ def accept(words):
         assert words[3] in (*COMMANDS, "--help")
         words = words[4:] if words[3] == "train" else []
     singles = [next(iter(_singles(text))) for text in sorted_words(words)[1]]
-    with hydra_session(["runner"]):
-        cfg = composer([])(singles)
+    cfg = composer([])(singles)
     gpu = Gpu("GPU", 2**34, 2**34)
     check(cfg, Hardware(cuda=(gpu, gpu), cuda_build="12.8"))
 

@@ -42,8 +42,7 @@ COMMON = ["tracking.enabled=false", "task.plots=false", "train.num_epochs=3", "m
 
 
 def composed(words, folder):
-    with compose.hydra_session(["runner"]):
-        cfg = compose.composer([])([*COMMON, *words, f"hydra.run.dir={folder}"])
+    cfg = compose.composer([])([*COMMON, *words, f"hydra.run.dir={folder}"])
     del cfg.hydra
     cfg.data.name = "digits"
     return cfg

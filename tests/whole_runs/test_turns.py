@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import softplus
 
 from runner import cli
-from runner.config.compose import composer, hydra_session
+from runner.config.compose import composer
 from runner.experiment.build import prepare
 from runner.tracking.journal_reader import read_points
 
@@ -38,8 +38,7 @@ def one(model, batch):
 def test_a_run_is_the_loop_that_is_written_by_hand_to_the_bit(every, own_folder):
     words = [*SMALL, f"optimizer.turns.generator.every={every}"]
     assert cli.main([*words, "hydra.run.dir=run"]) == 0
-    with hydra_session(["runner"]):
-        cfg = composer([])(words)
+    cfg = composer([])(words)
     del cfg.hydra
     made = prepare(cfg, torch.device("cpu"))
     model, batches = made.model, made.train

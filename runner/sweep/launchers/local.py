@@ -167,7 +167,7 @@ class Slots(Launcher):
         self._process_pools.clear()
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        raise NotImplementedError  # Hydra's interface, for sweepers of others: hydra_plugins.part_faults() refuses them
+        raise NotImplementedError  # Hydra's interface, for sweepers of others: hydra_plugins.part_problems() refuses them
 
 
 def _visible() -> str | None:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from hydra.core.plugins import Plugins
+from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from runner.sweep.jobs.run_job import task
@@ -21,9 +22,13 @@ def open_launcher(context: Any, config: DictConfig, *, imports: tuple[str, ...] 
     imports: modules that all jobs share, for launchers whose processes are warm.
     """
     slurm.check_there(config)
-    launcher: Any = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=task, config=config)
+    launcher: Any
     if str(config.hydra.launcher._target_).startswith(slurm.PLUGIN):
-        launcher = slurm.Scheduled(launcher, config)
+        theirs = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=task, config=config)
+        launcher = slurm.Scheduled(theirs, config)
+    else:
+        launcher = instantiate(config.hydra.launcher)
+        launcher.setup(hydra_context=context, task_function=task, config=config)
     if isinstance(launcher, Slots):
         launcher.preload += imports
     try:

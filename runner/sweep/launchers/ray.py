@@ -348,7 +348,7 @@ class RayCluster(Launcher):
         self._connection = self._process_pool = None
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        raise NotImplementedError  # Hydra's interface, for sweepers of others: hydra_plugins.part_faults() refuses them
+        raise NotImplementedError  # Hydra's interface, for sweepers of others: hydra_plugins.part_problems() refuses them
 
     def _connected(self) -> Connection:
         if self._connection is None:

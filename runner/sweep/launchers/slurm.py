@@ -18,8 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from hydra._internal.core_plugins.file_config_source import FileConfigSource
-from hydra._internal.sources_registry import SourcesRegistry
 from omegaconf import DictConfig, OmegaConf
 
 from runner.config.compose import restored
@@ -125,7 +123,7 @@ class Scheduled:
         variables = {"PYTHONSAFEPATH": "1", "PYTHONPATH": path} if self.is_here else {}
         numbers = [prepared.job.number for prepared, _ in batch]
         try:
-            with _no_waiting() as handed, _ctrl_c_is_ours(), _environment(variables), _hydras_own_sources():
+            with _no_waiting() as handed, _ctrl_c_is_ours(), _environment(variables):
                 self._launcher.launch([overrides_of(*one, self._folder) for one in batch], initial_job_idx=min(numbers))
         except FailedJobError as error:
             return " ".join(str(error).replace("sbatch: error: ", "").split()) or "sbatch failed, and said nothing"
@@ -233,18 +231,6 @@ def scheduled_task(cfg: DictConfig) -> Summary:
     if asked and summary.status == "killed" and callable(handler):
         handler(asked[0], None)
     return summary
-
-
-@contextmanager
-def _hydras_own_sources() -> Iterator[None]:
-    """Submit without our reader of files: a job's process registers Hydra's, and refuses a second one of that name."""
-    types = SourcesRegistry.instance().types
-    before = dict(types)
-    types.update({"file": FileConfigSource} if types else {})
-    try:
-        yield
-    finally:
-        types.update(before)
 
 
 @contextmanager

@@ -135,10 +135,9 @@ def trained(words: list[str], asked: Asked, **more: Any) -> dict[str, Any]:
 
 
 def composed(words: list[str]):
-    from runner.config.compose import composed_with, composer, hydra_session
+    from runner.config.compose import composed_with, composer
 
-    with hydra_session(["runner"]):
-        return composed_with(composer([]), words)
+    return composed_with(composer([]), words)
 
 
 def row(*cells: object) -> None:

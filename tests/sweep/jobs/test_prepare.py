@@ -1,7 +1,6 @@
 from functools import partial
 
 import pytest
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.types import RunMode
@@ -45,8 +44,7 @@ def loader():
 
 
 def composed(*words):
-    with compose.hydra_session(["runner"]):
-        return compose.composer([])(list(words))
+    return compose.composer([])(list(words))
 
 
 @pytest.mark.parametrize(
@@ -194,8 +192,7 @@ def test_a_file_gives_values_to_sweep_over_and_the_words_win(loader, own_folder)
     (own_folder / "conf" / "experiment" / "two.yaml").write_text(SWEEP_FILE)
     flags, words = sorted_words(["experiment=two", "device=cpu,cuda:0"])
     assert (flags, words) == (["-m"], ["experiment=two", "device=cpu,cuda:0"])
-    with compose.hydra_session(["runner"]):
-        master = compose.composer([], mode=RunMode.MULTIRUN)(["experiment=two"])
+    master = compose.composer([], mode=RunMode.MULTIRUN)(["experiment=two"])
     params = grid_params(master)
     found = combinations(["experiment=two", "optimizer.lr=0.3"], loader, params=params)
     assert found[0] == (("seed=1", "optimizer.lr=0.3", "train.num_steps=null", "experiment=two"), "seed=1")
@@ -238,13 +235,12 @@ def test_a_jobs_folder_is_named_as_hydra_is_told():
         "hydra.sweep.subdir=${hydra.job.override_dirname}",
         "hydra.job.config.override_dirname.exclude_keys=[data]",
     ]
-    with compose.hydra_session(["runner"]), compose.hydra.initialize_config_dir(str(compose.CONF), version_base="1.3"):
-        loader = GlobalHydra.instance().config_loader()
-        master = loader.load_configuration("config", named, RunMode.MULTIRUN)
-        jobs = [Job(number, ("data=iris", f"device=cuda\\:{number}"), "") for number in (0, 1)]
-        jobs.append(Job(2, ("seed=1",), "", folder_name="as it was"))
-        composer = Composer(loader, master)
-        configs = [composer.compose(job) for job in jobs]
+    loader = compose.CheckedLoader()
+    master = loader.load_configuration("config", named, RunMode.MULTIRUN)
+    jobs = [Job(number, ("data=iris", f"device=cuda\\:{number}"), "") for number in (0, 1)]
+    jobs.append(Job(2, ("seed=1",), "", folder_name="as it was"))
+    composer = Composer(loader, master)
+    configs = [composer.compose(job) for job in jobs]
     assert [job.folder_name for job in jobs] == ["device=cuda:0", "device=cuda:1", "as it was"]
     assert [config.hydra.sweep.subdir for config in configs] == [job.folder_name for job in jobs]
     assert folder_problems(jobs) == []
@@ -258,12 +254,11 @@ def test_a_folder_without_the_seed_is_refused_where_seeds_are_to_be_added(left_o
     ]
     words = [((f"model={model}", "seed=3"), "") for model in ("linear", "mlp")]
     jobs = {number: Job(number, overrides, "") for number, (overrides, _) in enumerate(words)}
-    with compose.hydra_session(["runner"]), compose.hydra.initialize_config_dir(str(compose.CONF), version_base="1.3"):
-        loader = GlobalHydra.instance().config_loader()
-        composer = Composer(loader, loader.load_configuration("config", named, RunMode.MULTIRUN))
-        prepared = [Prepared(job, composer.compose(job)) for job in jobs.values()]
-        plan = Plan((), words, lambda hands: None, adds_seeds=True)
-        twins = _twins(plan, prepared, composer)
+    loader = compose.CheckedLoader()
+    composer = Composer(loader, loader.load_configuration("config", named, RunMode.MULTIRUN))
+    prepared = [Prepared(job, composer.compose(job)) for job in jobs.values()]
+    plan = Plan((), words, lambda hands: None, adds_seeds=True)
+    twins = _twins(plan, prepared, composer)
     assert [job.overrides[-1] for job in twins] == ["seed=4", "seed=4"]
     found = _folder_problems(plan, Sweep(tmp_path, "1", 0, (), jobs=jobs), twins)
     assert [problem.source.partition("subdir=")[2] for problem in found] == shared
@@ -282,15 +277,14 @@ def test_a_job_that_differs_in_numbers_is_composed_as_hydra_would():
         ("seed=9", "model=mlp", "train.clip_grad_norm=2", "optimizer=sgd"),
         ("seed=9", "model=mlp", "train.clip_grad_norm=0.25", "optimizer=sgd"),
     ]
-    with compose.hydra_session(["runner"]), compose.hydra.initialize_config_dir(str(compose.CONF), version_base="1.3"):
-        loader = GlobalHydra.instance().config_loader()
-        master = loader.load_configuration("config", named, RunMode.MULTIRUN)
-        composer = Composer(loader, master)
-        for number, words in enumerate(each):
-            job, alone = Job(number, words, ""), Job(number, words, "")
-            found, wanted = composer.compose(job), Composer(loader, master).compose(alone)
-            assert OmegaConf.to_yaml(found) == OmegaConf.to_yaml(wanted)
-            assert job.folder_name == alone.folder_name
+    loader = compose.CheckedLoader()
+    master = loader.load_configuration("config", named, RunMode.MULTIRUN)
+    composer = Composer(loader, master)
+    for number, words in enumerate(each):
+        job, alone = Job(number, words, ""), Job(number, words, "")
+        found, wanted = composer.compose(job), Composer(loader, master).compose(alone)
+        assert OmegaConf.to_yaml(found) == OmegaConf.to_yaml(wanted)
+        assert job.folder_name == alone.folder_name
 
 
 @pytest.mark.parametrize(

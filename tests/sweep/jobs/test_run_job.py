@@ -40,10 +40,9 @@ def test_a_job_whose_code_ends_the_program_has_failed(own_folder, monkeypatch, c
     def end(cfg, folder, *, context):
         sys.exit()
 
-    with compose.hydra_session(["runner"]):
-        cfg = compose.composer([])(["tracking.enabled=false"])
-        cfg.hydra.runtime.output_dir = str(own_folder)
-        HydraConfig.instance().set_config(cfg)
+    cfg = compose.composer([])(["tracking.enabled=false"])
+    cfg.hydra.runtime.output_dir = str(own_folder)
+    HydraConfig.instance().set_config(cfg)
     monkeypatch.setenv(VARIABLE, assigned(publishes=False).as_text())
     monkeypatch.setattr(run, "run", end)
     del cfg.hydra
@@ -54,10 +53,9 @@ def test_a_job_whose_code_ends_the_program_has_failed(own_folder, monkeypatch, c
 
 
 def test_a_mistake_that_only_the_job_can_find_is_its_summary(own_folder, monkeypatch, capfd):
-    with compose.hydra_session(["runner"]):
-        cfg = compose.composer([])(["data=arrays", "data.path=nowhere.npz", "tracking.enabled=false", "model=mlp"])
-        cfg.hydra.runtime.output_dir = str(own_folder / "3")
-        HydraConfig.instance().set_config(cfg)
+    cfg = compose.composer([])(["data=arrays", "data.path=nowhere.npz", "tracking.enabled=false", "model=mlp"])
+    cfg.hydra.runtime.output_dir = str(own_folder / "3")
+    HydraConfig.instance().set_config(cfg)
     monkeypatch.setenv(VARIABLE, assigned(publishes=False).as_text())
     (own_folder / "3").mkdir()
     del cfg.hydra
@@ -70,14 +68,13 @@ def test_a_mistake_that_only_the_job_can_find_is_its_summary(own_folder, monkeyp
 def test_after_a_word_to_end_no_other_jobs_begin(tmp_path, monkeypatch):
     """Of folds of two sizes those of the other size wait for their turn."""
     fit, jobs = together.fit_together, []
-    with compose.hydra_session(["runner"]):
-        compose_run = compose.composer([])
-        for fold in range(4):
-            words = ["data=iris", "data.limit=30", f"data.fold={fold}/4", "model=linear", "device=cpu", "sweep.batch=4"]
-            cfg = compose_run([*words, "tracking.enabled=false", "task.plots=false", "train.num_steps=9"])
-            del cfg.hydra
-            (folder := tmp_path / str(fold)).mkdir()
-            jobs.append(together.Job(cfg, folder, RunContext(device=Choice("cpu", "as asked", "cpu"))))
+    compose_run = compose.composer([])
+    for fold in range(4):
+        words = ["data=iris", "data.limit=30", f"data.fold={fold}/4", "model=linear", "device=cpu", "sweep.batch=4"]
+        cfg = compose_run([*words, "tracking.enabled=false", "task.plots=false", "train.num_steps=9"])
+        del cfg.hydra
+        (folder := tmp_path / str(fold)).mkdir()
+        jobs.append(together.Job(cfg, folder, RunContext(device=Choice("cpu", "as asked", "cpu"))))
     monkeypatch.setattr(together, "fit_together", lambda *given, **more: signal.raise_signal(15) or fit(*given, **more))
     assert [summary.code for summary in in_turns(jobs)] == [143, 143, 143]
     assert [(tmp_path / str(fold) / "checkpoints").exists() for fold in range(4)].count(True) == 3

@@ -11,12 +11,11 @@ MLP = ("model=mlp", "device=cpu")
 
 
 def jobs(*each, words=MLP):
-    with compose.hydra_session(["runner"]):
-        make = compose.composer([])
-        return [
-            Prepared(Job(number, own, " ".join(own)), make([*words, *own]), ("cpu",), ("cpu",))
-            for number, own in enumerate(each)
-        ]
+    make = compose.composer([])
+    return [
+        Prepared(Job(number, own, " ".join(own)), make([*words, *own]), ("cpu",), ("cpu",))
+        for number, own in enumerate(each)
+    ]
 
 
 def sizes(prepared, *, batch="auto", num_slots=1):
