@@ -355,5 +355,5 @@ def test_a_part_that_finds_out_late_that_it_does_not_suit_says_what_to_write(own
     )
     words = ["task=own", "task.function._target_=my_tasks.loss", "tracking.enabled=false", "hydra.run.dir=run"]
     assert cli.main(words) == 1
-    assert summary(own_folder)["error"] == "it gives too little (model=cnn); help: use `model=mlp`"
+    assert summary(own_folder)["error"] == "`model=cnn` gives too little (model=cnn); help: use `model=mlp`"
     assert "Traceback" not in (own_folder / "run" / "runner.log").read_text()
