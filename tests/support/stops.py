@@ -58,7 +58,7 @@ def train(cfg, folder: Path, *, kill_after: int | None = None) -> None:
 
     stopping._is_due = is_due
     with redirect_stdout(StringIO()):
-        assert run.run(cfg, folder)["status"] == "finished"
+        assert run.run(cfg, folder).status == "finished"
     stopping._is_due = original
 
 

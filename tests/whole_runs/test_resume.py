@@ -180,7 +180,7 @@ def test_a_run_of_so_many_steps_is_made_longer_by_its_steps(own_folder, capfd):
     assert "resume outputs/a/run train.num_steps=... for more of it" in capfd.readouterr().out
     for word in ("train.num_epochs=3", "++train.num_epochs=3"):
         assert cli.main(["resume", "outputs/a/run", word]) == 2
-        assert f"or resume outputs/a/run {word} train.num_steps=null" in capfd.readouterr().err
+        assert f"or resume outputs/a/run {word} train.num_steps=null" in capfd.readouterr().err.replace("`", "")
     for word, steps in {"++train.num_steps=3": 3, "train.num_epochs=2 train.num_steps=null": 8}.items():
         assert cli.main(["resume", "outputs/a/run", *word.split()]) == 0
         assert json.loads(Path("outputs/a/run/summary.json").read_text())["num_steps"] == steps, word

@@ -49,7 +49,7 @@ def composed(words, folder):
 
 
 def train(words, folder):
-    return run.run(composed(words, folder), Path(folder))
+    return vars(run.run(composed(words, folder), Path(folder)))
 
 
 def final(folder):
