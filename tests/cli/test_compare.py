@@ -160,7 +160,7 @@ def test_runs_by_the_seed_that_they_had(own_folder):
 @pytest.mark.parametrize(
     ("words", "so", "write"),
     [
-        ([], "two are compared", "compare SWEEP"),
+        ([], "two runs or sweeps, or one sweep", "compare SWEEP"),
         (["{}:model=mpl", "{}"], "no job of it has these values", "model=mlp"),
         (["{}:model=mlp,sed=1", "{}"], "no job of it has these values", "seed=1"),
         (["{}", "{}:model=mlp"], "it has 3 configurations", ":model=mlp"),
@@ -206,7 +206,7 @@ def test_a_sweep_without_validation_rows_has_its_test_metrics(own_folder, capsys
     assert cli.main(["compare", "tested"]) == 2
     said = capsys.readouterr().err
     assert "fewer than two of its configurations have a val/loss" in said
-    assert "help: compare tested `metric=test/loss`" in said and compare(["tested"], metric="test/loss")
+    assert "help: run `compare tested metric=test/loss`" in said and compare(["tested"], metric="test/loss")
 
 
 def test_no_winner_is_named_without_a_decision(own_folder, capsys):

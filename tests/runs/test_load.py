@@ -44,7 +44,7 @@ def test_a_run_without_a_best_checkpoint(run, copy):
 
 def test_a_run_that_is_running(run, copy):
     with Journal(copy):
-        refused(run, copy, "it is running: another process writes there")
+        refused(run, copy, "is still running: another process writes there")
 
 
 def test_one_that_failed_later_gives_its_best_weights_and_says_so(run, copy):
@@ -73,7 +73,7 @@ def test_weights_of_another_model(run, copy):
         ({"task": {"_target_": "subprocess.run", "args": "touch owned"}}, "subprocess.run is not a part"),
         (
             {"model": {"_target_": "runner.models.MLP", "in_features": "${oc.env:HOME}"}},
-            "would be filled in once more",
+            "would be resolved a second time",
         ),
         ({"model": {"_target_": "<oc.env:NO_SUCH_NAME_HERE>"}}, "takes a value of its model from the environment"),
         ({"unheard": 1}, "it can't be read: TypeError"),

@@ -107,7 +107,8 @@ def test_each_comes_to_what_it_comes_to_alone(tmp_path, name):
     assert weights <= 1e-5 and points <= 1e-5
     for one, other in zip(alone, together, strict=True):  # the last steps' own copy is not counted
         assert 0 <= one.result.pulls - other.result.pulls <= 1
-    for run in (*alone, *together):
+    has_every_step = not any(word.startswith("metrics.every=") for word in words)
+    for run in (*alone, *together) if has_every_step else ():
         assert [at for at, is_known in run.heard.epochs if is_known] == [
             run.result.num_steps // 2,
             run.result.num_steps,
