@@ -232,7 +232,7 @@ _TABLE = (
         values="[RUN]",
         max_values=1,
         options=(
-            Option("--step", "N", "Explain step N instead of the first NaN, e.g., a loss spike", number(0), default=0),
+            Option("--step", "N", "Explain step N instead of the first NaN, e.g., a loss spike", number(1), default=0),
             Option("--time", help="Show where the time went, and what would save most"),
             Option("--trace", help="Trace 20 steps again for Perfetto, in `profile/`"),
         ),

@@ -19,7 +19,7 @@ def seen(monkeypatch):
         return usual(query, key, value, **more)
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
-    monkeypatch.setattr(attention, "_has_faults", lambda tensor: True)
+    monkeypatch.setattr(attention, "_has_problems", lambda tensor: True)
     return given
 
 

@@ -142,7 +142,7 @@ def test_an_lstm_layer_by_layer_is_the_same(bidirectional, pooling, monkeypatch)
     expected = model(rows)
     gradients = torch.autograd.grad(expected.sum(), list(model.layers.parameters()))
     model.layers.dropout = 0.5
-    monkeypatch.setattr(model, "_has_faults", lambda steps: True)
+    monkeypatch.setattr(model, "_has_problems", lambda steps: True)
     found = model(rows)
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(torch.autograd.grad(found.sum(), list(model.layers.parameters())), gradients)

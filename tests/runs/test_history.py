@@ -66,9 +66,9 @@ def test_a_store_that_is_named_beside_a_folder_is_said_not_to_be_asked(run):
     [
         (["nowhere"], "there is no folder nowhere"),
         (["outputs/digits/run", "--output", "x.txt"], "what ends in .txt is not written"),
-        (["outputs/digits/run", "--output"], "it has no value"),
+        (["outputs/digits/run", "--output"], "it needs a value"),
         (["outputs/digits/run", "--output", "/proc/x.csv"], "nothing can be written in /proc: "),
-        (["outputs/digits/run", "--rows=3"], "history does not take --rows=3"),
+        (["outputs/digits/run", "--rows=3"], "history does not take --rows"),
         (["0" * 32, "tracking.uri=sqlite:///nowhere.db"], "there is no store sqlite:"),
     ],
 )
