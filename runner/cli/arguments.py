@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.cli import table
-from runner.cli.table import ANY_KEY, JSON, MULTIRUN, ONE_RUN, Command
+from runner.cli.table import ANY_KEY, JSON, MULTIRUN, ONE_RUN, Arguments, Command
 from runner.config import compose, override_errors
 from runner.config.identity import key_of
 from runner.config.instantiate import ALLOW_VARIABLE
@@ -52,26 +52,6 @@ ALONE = (MULTIRUN, {"-r", "--run"}, {"-c", "--cfg"}, {"-i", "--info"}, {"-sc", "
 
 #: what Hydra has for several values
 SEVERAL = re.compile(r"\s*(range|choice|glob|interval|shuffle|sort|tag)\(")
-
-
-@dataclass(frozen=True)
-class Arguments:
-    """The arguments of one command, checked."""
-
-    command: Command
-    words: list[str]  # as they were typed
-    values: tuple[str, ...]  # positional: runs, sweeps, directories
-    options: dict[str, Any]  # by name, read; a default where none was typed
-    flags: list[str]  # Hydra's
-    overrides: list[str]
-
-    @property
-    def run(self) -> str:
-        """The run that is meant: `last` if none was typed."""
-        return self.values[0] if self.values else "last"
-
-    def __getitem__(self, option: str) -> Any:
-        return self.options[option]
 
 
 def parse(command: Command, words: Sequence[str]) -> Arguments:

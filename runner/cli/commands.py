@@ -19,9 +19,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from runner.cli import answer, unexpected
-from runner.cli.arguments import Arguments
 from runner.cli.check_first import Start, check
-from runner.cli.table import MULTIRUN
+from runner.cli.table import MULTIRUN, Arguments
 from runner.cli.train import refuse_check, train, train_composed
 from runner.config import override_errors, validate
 from runner.config.compose import CONF, CheckedLoader, Compose, composed_with, composer

@@ -9,7 +9,8 @@ import sys
 import hydra
 
 from runner.cli import answer, completion, table, unexpected
-from runner.cli.arguments import Arguments, parse
+from runner.cli.arguments import parse
+from runner.cli.table import Arguments
 from runner.cli.train import train_composed
 from runner.config import untrusted
 from runner.config.compose import config_groups, make_own_code_importable, restored

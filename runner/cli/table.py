@@ -14,12 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from runner.errors import Problem, RunnerError
-
-if TYPE_CHECKING:
-    from runner.cli.arguments import Arguments
 
 ENTRY_POINTS = "runner.commands"
 GROUPS = ("Train", "Inspect", "Use", "Track", "Tune")
@@ -130,6 +127,26 @@ class Command:
         if self.keys is not None and self.keys:
             parts.append("[KEY=VALUE ...]" if self.keys == ANY_KEY or len(self.keys) > 1 else f"[{self.keys[0]}=...]")
         return " ".join(filter(None, parts))
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The arguments of one command, checked."""
+
+    command: Command
+    words: list[str]  # as they were typed
+    values: tuple[str, ...]  # positional: runs, sweeps, directories
+    options: dict[str, Any]  # by name, read; a default where none was typed
+    flags: list[str]  # Hydra's
+    overrides: list[str]
+
+    @property
+    def run(self) -> str:
+        """The run that is meant: `last` if none was typed."""
+        return self.values[0] if self.values else "last"
+
+    def __getitem__(self, option: str) -> Any:
+        return self.options[option]
 
 
 ONE_RUN = frozenset({"--config-name", "-cn", "--config-dir", "-cd"})

@@ -14,9 +14,9 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from runner.cli import answer, check_first, notebook, unexpected
-from runner.cli.arguments import Arguments, refuse_misspelt, sorted_words
+from runner.cli.arguments import refuse_misspelt, sorted_words
 from runner.cli.check_first import Start, check, check_folder, folder_of
-from runner.cli.table import MULTIRUN, ONE_RUN
+from runner.cli.table import MULTIRUN, ONE_RUN, Arguments
 from runner.config import compose as composing
 from runner.config import override_errors, validate
 from runner.config.compose import (

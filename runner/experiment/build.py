@@ -46,7 +46,7 @@ from runner.models.with_preprocessing import Prepared
 from runner.tasks.checks import check_turns, trains_nothing
 from runner.tasks.metric_names import is_rising
 from runner.tasks.regression import Regression
-from runner.tasks.task import HasRequirements
+from runner.tasks.task import has_requirements
 from runner.training.cpu_threads import flops_a_product, threads_worth
 from runner.training.optimizer import AveragedWeights, Turns, freeze
 from runner.training.parts import Parts
@@ -145,7 +145,7 @@ def prepare_training(
     optimizer = optimizer_of(cfg, model, device=device, prefix=prefix)
     trains_nothing(task)
     check_turns(task, [*optimizer.each] if isinstance(optimizer, Turns) else [])
-    if isinstance(task, HasRequirements):
+    if has_requirements(task):
         task.check_model(model, keeps_inputs=around.keeps_inputs, data=source.name)
     best = best_of(cfg)
     residency = data.residency

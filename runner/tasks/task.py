@@ -10,7 +10,7 @@ without a turn where a split is measured. An attribute `turns` restricts the nam
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol, TypeGuard, runtime_checkable
+from typing import Any, Protocol, TypeGuard
 
 from torch import Tensor, nn
 
@@ -51,7 +51,6 @@ class Predicting(Protocol):
         ...
 
 
-@runtime_checkable
 class HasRequirements(Protocol):
     """A task that only some models and data suit."""
 
@@ -77,3 +76,8 @@ def is_predicting(task: object) -> TypeGuard[Predicting]:
     no longer looks since Python 3.12.
     """
     return all(hasattr(task, name) for name in _MEMBERS)
+
+
+def has_requirements(task: object) -> TypeGuard[HasRequirements]:
+    """Return whether a task checks the model that it is to train."""
+    return callable(getattr(task, "check_model", None))
