@@ -24,7 +24,6 @@ def main() -> int:
 
 
 def _tell_missing(error: ModuleNotFoundError) -> int:
-    """What a checkout lacks that nobody has installed, as runner.cli would say it. Returns the exit code."""
     import json
 
     from runner.config import packages

@@ -254,7 +254,6 @@ def nothing_left_behind():
 
 
 def _children() -> list[psutil.Process]:
-    """All below this process. Where the kernel lists its own, and there are none, no other process is looked at (2 ms)."""
     own = Path("/proc/self/task")
     try:
         if not any((task / "children").read_text() for task in own.iterdir()):

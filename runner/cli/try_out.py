@@ -146,7 +146,6 @@ def _composed(own: Side, other: Side, overrides: list[str]) -> tuple[str, Any, D
 
 
 def _refused(cfg: DictConfig, folder: Path) -> str:
-    """Why it would not run, for certain; else "". Its plan lies in the try's folder."""
     from runner.inspection.findings import CERTAIN
     from runner.plan import command  # torch
     from runner.plan.report import RUNS_NOT

@@ -126,7 +126,6 @@ def line_for(group: str, schema: Path, folder: Path) -> str:
 
 
 def _laid_out(node: Any, depth: int = 0) -> str:
-    """JSON with a line for each key of each part, so that a change is told by the lines that it changes."""
     if depth == 4 or not isinstance(node, dict | list) or not node:
         return json.dumps(node, default=str)
     indent = " " * (depth + 1)
@@ -238,7 +237,6 @@ def _has(key: str, value: Json) -> Json:
 
 
 def _takes(path: str, group: str) -> Sequence[inspect.Parameter] | None:
-    """A target's arguments, without what an optimizer or a schedule gets of the run; None where it does not tell."""
     home, _, name = path.rpartition(".")
     for is_resolved in (True, False):  # a name in an annotation may be there for a type checker alone
         with suppress(Exception):  # which a run tells

@@ -132,7 +132,6 @@ def _unchanged(node: DictConfig, file: Path) -> list[str]:
 
 
 def _not_taken(target: str, names: Sequence[str]) -> list[str]:
-    """None for a target that is not allowed or not there, which the check tells, or that tells no signature."""
     try:
         with loading():
             takes = inspect.signature(locate(target)).parameters

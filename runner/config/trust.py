@@ -213,7 +213,6 @@ def _values(node: Any, path: str) -> Iterator[tuple[str, str, Any]]:
 
 
 def _stays_text(root: Any, text: str) -> bool:
-    """Whether a value with ${...} in it is a text, number or truth value, whenever it is asked for."""
     if re.search(r"\$\{[^}]*\$\{", text):
         return False  # a name that is made of another value may be another one later
     if (found := ALONE.fullmatch(text)) is None:

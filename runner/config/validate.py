@@ -498,7 +498,6 @@ def _texts(node: Any, key: str) -> Iterator[tuple[str, str]]:
 
 
 def _folds(cfg: DictConfig) -> list[Problem]:
-    """What data.fold and data.num_folds are not together; each alone is looked at with its type."""
     fold, num = value(cfg, "data.fold"), value(cfg, "data.num_folds")
     if fold is None:
         problem = "it is how many folds there are, and data.fold names none"

@@ -295,7 +295,6 @@ def _answer(
 
 
 def _heard(child: Child, job: Job, target: Target, *, seconds: float) -> tuple[dict[str, Any], str]:
-    """What the child found; where it could not simulate the device, what the CPU's step tells, and the reason."""
     answer, why = child.answer()
     fallback = ""
     if answer is None and not child.is_ready and target.device != "cpu":

@@ -274,7 +274,6 @@ def _has_its_own_size(batches: Batches) -> bool:
 
 
 def _exchange(parts: Parts, num: int, *, in_parts: bool) -> dict[str, int]:
-    """What one of several processes has beside what one alone would have, by part, in bytes; once it has taken a step."""
     if num == 1:
         return {}
     if not in_parts:  # DistributedDataParallel's buckets
@@ -302,7 +301,6 @@ def of_error(error: BaseException) -> Finding:
 def _forgiving(
     meetings: Meetings, findings: list[Finding], lines: call_site.Lines
 ) -> Callable[[Exception, Any, Sequence[Tensor]], None]:
-    """What keeps a broken rule as a finding, so that one plan tells all of them."""
 
     def forgive(error: Exception, op: Any, inputs: Sequence[Tensor]) -> None:
         name = op._overloadpacket.__name__

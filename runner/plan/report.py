@@ -150,7 +150,6 @@ def report(
 
 
 def _residency(answer: dict[str, Any], target: Target) -> str | None:
-    """Where the data lies; the sizes in it mean nothing where the memory is not known."""
     found: str | None = answer.get("residency")
     return found.partition(" (")[0] if found and target.memory_bytes is None else found
 

@@ -298,7 +298,6 @@ def _new_job(sweep: Sweep, overrides: tuple[str, ...], name: str) -> Job:
 
 
 def _folder_problems(plan: Plan, sweep: Sweep, new: Sequence[Job]) -> list[Problem]:
-    """What is wrong with the names of the jobs' folders; else with what lies in those of jobs that are new."""
     if plan.objectives:  # its jobs come one by one, and their folders are named by their numbers
         known = {job.folder_name for job in sweep.jobs.values()}
         numbered = (path for path in sweep.folder.glob("*") if path.name.isdecimal())

@@ -201,7 +201,6 @@ class Publisher:
         self._leave()
 
     def _leave(self) -> None:
-        """Lets the process end by itself; a thread waits for it, so that it leaves no zombie."""
         if self._process is not None:
             threading.Thread(target=self._see_off, args=(self._process,), name="runner-publisher", daemon=True).start()
 

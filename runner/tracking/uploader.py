@@ -353,7 +353,6 @@ class Uploader:
                 self._progress.note(postponed=(*self.ack.postponed, event))
 
     def _for_charts(self, client: MlflowClient, chosen: thinning.Chosen, state: Mapping[str, Any]) -> thinning.Chosen:
-        """What else is to go at a run's end, beside what is sent and `chosen`, for MLflow's charts to show the right points."""
         names = thinning.to_chart(state)
         if not names or sum(one["seen"] for one in state["series"].values()) > MOST_CHARTED:
             return []

@@ -348,7 +348,6 @@ def _also_as(other: Path, path: Path) -> None:
 
 
 def _sign(file: BinaryIO, digest: str) -> None:
-    """Adds the sum as the archive's comment, so that torch.load and zip programs go on reading it."""
     comment = MARK + digest.encode()
     file.seek(-len(NO_COMMENT), os.SEEK_END)
     file.write(len(comment).to_bytes(2, "little") + comment)

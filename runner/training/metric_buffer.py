@@ -229,7 +229,6 @@ class MetricBuffer:
         return means if whole == len(rows) else torch.cat([means, rows[whole:].mean(0, keepdim=True)])
 
     def _over_all(self, rows: Tensor) -> Tensor:
-        """The mean over the processes; one that has no rows asks nobody, as all have as many."""
         return rows if self._mean is None or not len(rows) else self._mean(rows)
 
     def _wait_for_copy_out_of(self, half: int) -> None:

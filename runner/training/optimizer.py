@@ -192,7 +192,6 @@ def freeze(model: nn.Module, patterns: Sequence[str], *, prefix: str = "") -> No
 
 
 def _stay_in_eval(module: nn.Module) -> None:
-    """A class of its own: an attribute on the module would hold on to it when a model is copied for its averaged weights."""
     kind = type(module)
     module.__class__ = type(kind.__name__, (kind,), {"train": lambda self, mode=True: kind.train(self, False)})
     module.eval()

@@ -52,7 +52,6 @@ def repeated(model: nn.Module, *, prefix: str = "") -> str:
 
 
 def _recompute(module: nn.Module, device: torch.device) -> None:
-    """By a class of its own: an attribute on the module would hold on to it when a model is copied for its averaged weights."""
     kind = type(module)
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -69,7 +68,6 @@ def _recompute(module: nn.Module, device: torch.device) -> None:
 def _contexts(
     module: nn.Module, device: torch.device
 ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    """Around the first forward pass and the second. torch's own preserve_rng_state knows CUDA's generators, not MPS'."""
     before = [get() for get, _ in _generators(device)]
     return nullcontext(), _as_before(module, before, device)
 

@@ -154,7 +154,6 @@ def _name(stop: Stop) -> str:
 
 
 def _forget_in_a_fork() -> None:
-    """A data worker that is forked would tell of its own signals through our socket: a Ctrl-C in the terminal is for all."""
     global _listening
     _listening = None  # it listens for itself
     if _open:

@@ -233,7 +233,6 @@ def _put_parts_back(state: dict[str, Any], parts: Parts) -> None:
 
 
 def _draw_on(state: dict[str, Any], parts: Parts, ranks: Ranks) -> None:
-    """The generators where this process's stood; one that was not there before begins with numbers of its own."""
     generators = [state["generators"], *state.get("generators_of_others", [])]
     if ranks.rank < len(generators):
         backends.set_generator_states(generators[ranks.rank], parts.device)

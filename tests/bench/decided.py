@@ -119,7 +119,6 @@ def _decided_at(values: NDArray[np.float64]) -> int | None:
 
 
 def _chance(num: int) -> str:
-    """Between which shares a test of exactly ALPHA lies in 95 of 100 trials of so many comparisons."""
     low, high = (float(stats.binom.ppf(at, num, ALPHA)) / num for at in (0.025, 0.975))
     return f"{low:.1%} to {high:.1%}"
 

@@ -144,7 +144,6 @@ def _equal_row(name: str, words: Sequence[str], folder: Path) -> None:
 
 
 def _differences(alone: Sequence[Run], together: Sequence[Run]) -> tuple[float, float, int]:
-    """Of each tensor of weights by its norm, of points by their size; and the members that are equal to the bit."""
     weights = points = 0.0
     equal = 0
     for one, other in zip(alone, together, strict=True):
@@ -160,7 +159,6 @@ def _differences(alone: Sequence[Run], together: Sequence[Run]) -> tuple[float, 
 
 
 def _kills(count: int) -> None:
-    """Each in a process of its own, forked from this one."""
     rng = random.Random(0)
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
@@ -254,7 +252,6 @@ def _forked(function: Callable[[], None], *, kill_after: float | None = None) ->
 
 
 def _kept(folder: Path, member: int, key: str) -> int:
-    """A number of a member's last checkpoint; 0 where there is none."""
     try:
         return int(torch.load(folder / f"{member}/checkpoints/last.pt", weights_only=True)[key])
     except (OSError, KeyError):

@@ -111,7 +111,6 @@ def test_all_of_a_sweep_beside_its_best(folder, capsys):
 
 
 def test_sweeps_are_paired_across_folders(own_folder, capsys):
-    """Each of one configuration, which needs no word; seeds that one alone has are left out."""
     before = sweep_of(own_folder / "before", {"mlp": MODELS["mlp"]}, seeds=range(10))
     after = sweep_of(own_folder / "after", {"mlp": lambda seed: MODELS["mlp"](seed) - 0.05}, seeds=range(2, 12))
     found = compare([str(after), str(before)], metric="val/loss")
@@ -123,7 +122,6 @@ def test_sweeps_are_paired_across_folders(own_folder, capsys):
 
 
 def test_configurations_in_folds(own_folder, capsys):
-    """Of one seed by their folds, in a sweep and across two; the report names no more than the folds tell."""
     for name, models in (("both", ("mlp", "cnn")), ("other", ("mlp",))):
         sweep = Folder(own_folder / name)
         for model in models:
@@ -142,7 +140,6 @@ def test_configurations_in_folds(own_folder, capsys):
 
 
 def test_runs_by_the_seed_that_they_had(own_folder):
-    """Whose seed nobody has said."""
     for name, seed, value in (("a", 3, 0.1), ("b", 3, 0.2), ("c", 4, 0.3)):
         run = own_folder / name
         run.mkdir()

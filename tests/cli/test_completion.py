@@ -34,7 +34,6 @@ def test_behind_a_command_hydra_goes_on(line, monkeypatch, own_folder, capfd):
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
 def test_bash_completes_both_ways_to_start_it(tmp_path, capfd):
-    """A real bash, and the real function; the program that it asks is a stand-in that answers what it was asked."""
     assert cli.main(["-sc", "install=bash"]) == 0
     install = capfd.readouterr().out
     (tmp_path / "python").write_text(

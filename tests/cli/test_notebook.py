@@ -99,7 +99,6 @@ def test_the_cells_of_a_notebook(own_folder, warm):
 
 
 def test_a_class_of_a_program_that_python_m_started_is_no_part(monkeypatch):
-    """`python -m runner.experiment.rank` and the like: what stands in them is no choice of a configuration."""
     module = sys.modules["__main__"]
     monkeypatch.setattr(module, "Net", type("Net", (), {"__module__": "__main__"}), raising=False)
     monkeypatch.setattr(module, "__spec__", None)
@@ -115,7 +114,6 @@ def test_a_class_of_a_program_that_python_m_started_is_no_part(monkeypatch):
 
 
 def test_a_python_below_the_current_folder_is_no_code_of_the_persons(own_folder, monkeypatch):
-    """As where a notebook works in the home that a Python of pyenv, conda or uv lies in."""
     (own_folder / "mine_alone.py").write_text("")
     importlib.import_module("mine_alone")
     monkeypatch.chdir(own_folder.anchor)
@@ -125,7 +123,6 @@ def test_a_python_below_the_current_folder_is_no_code_of_the_persons(own_folder,
 
 
 def test_a_script_that_a_process_of_its_own_loads_does_not_train_there(own_folder):
-    """As multiprocessing loads it where a process is no fork: on macOS and Windows, and on Linux from Python 3.14 on."""
     (own_folder / "script.py").write_text("from runner import run\nrun(['model=linear'])\n")
     with pytest.raises(RunnerError, match="each would begin a run") as caught:
         runpy.run_path("script.py", run_name="__mp_main__")

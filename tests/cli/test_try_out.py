@@ -47,7 +47,6 @@ def lines():
 
 @pytest.mark.slow
 def test_a_night(answer, own_folder):
-    """A beginning, a gain that is kept, and then what is none: another salt, a rate that is too high, nothing at all."""
     (own_folder / "own.py").write_text(MODEL)
     model = ("model._target_=own.Salted", "+model.salt=0")
     _, run, _ = answer(*SHORT, *model)
@@ -75,7 +74,6 @@ def test_a_night(answer, own_folder):
 
 @pytest.mark.slow
 def test_other_code_is_tried_by_its_seeds(answer, own_folder):
-    """Its words are the same; what it is tried against can't be run any more."""
     (own_folder / "own.py").write_text(MODEL)
     answer(*SHORT, "model._target_=own.Salted", "+model.salt=0")
     (own_folder / "own.py").write_text(MODEL + "\n# changed\n")
@@ -99,7 +97,6 @@ class Diverges(torch.nn.Linear):
 
 @pytest.mark.slow
 def test_a_seed_with_which_the_reference_fails_is_left_out(answer, own_folder):
-    """The other four are the same; without an end of its own, it would ask for that seed for the whole budget."""
     (own_folder / "own.py").write_text(DIVERGES)
     (own_folder / "conf/model").mkdir(parents=True)
     facts = "in_features: ${facts.in_features}\nout_features: ${facts.out_features}\n"

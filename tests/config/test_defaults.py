@@ -65,7 +65,6 @@ def test_of_a_model_the_rate_and_the_length_are_told_though_they_are_as_usual(co
 
 
 def test_every_value_of_conf_is_read_as_hydra_reads_it(composed):
-    """Each file, chosen alone, changes nothing but which file it is."""
     for file in sorted(compose.CONF.glob("*/*.yaml")):
         group = file.parent.name
         if group not in ("hydra", "experiment"):

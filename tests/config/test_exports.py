@@ -69,7 +69,6 @@ def test_what_a_package_exports_is_what_a_configuration_may_name():
 
 @pytest.mark.parametrize("package", (*LAZY, "runner.cli"))
 def test_no_module_has_a_public_name(package):
-    """The first import of it would put the module in the place of what is exported."""
     module = importlib.import_module(package)
     assert not {item.name for item in pkgutil.iter_modules(module.__path__)} & set(module.__all__)
 

@@ -240,7 +240,6 @@ def test_the_options_that_comments_list_are_those_of_the_code():
 
 
 def test_it_is_what_the_command_writes(own_folder):
-    """Where this fails, `python -m runner schema` in the repository's folder writes conf/schema.json anew."""
     assert cli.main(["schema"]) == 0
     written = json.loads((own_folder / "conf/schema.json").read_text())
     if written["$comment"] != COMMITTED["$comment"]:  # torch's own arguments are another version's

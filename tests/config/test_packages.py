@@ -88,7 +88,6 @@ def strangers(text):
 
 
 def test_no_message_and_no_page_installs_a_strangers_package():
-    """`runner` on the public index is another project, and what is called as ours may come to be one."""
     assert PROJECT["name"] == DISTRIBUTION != "runner"
     found = [path for page in PAGES for path in (PACKAGES / page, *(PACKAGES / page).rglob("*")) if path.is_file()]
     texts = {

@@ -155,7 +155,6 @@ X4, ONES = X[:3], [1, 2, 1]
 @pytest.mark.parametrize("train", [Three(), Named(), Silent(), DataLoader(Three(), 2), DataLoader(Silent(), 2)])
 @pytest.mark.parametrize("val", [(X4, ONES), (X4, np.array(ONES)), TensorDataset(torch.tensor(X4), torch.tensor(ONES))])
 def test_a_dataset_numbers_the_classes_of_the_splits_beside_it(train, val):
-    """No row of class 0 is there: numbered anew, 1 and 2 would be 0 and 1."""
     assert as_source({"train": train, "val": val}, name="mine").given["val"][1].tolist() == ONES
 
 

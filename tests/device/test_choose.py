@@ -282,7 +282,6 @@ def test_this_machine_is_described_and_the_cpu_is_always_there():
 
 @pytest.mark.parametrize("build", [CUDA, dict(torch_version="2.13.0+cpu")])
 def test_auto_takes_the_cpu_for_the_reason_that_the_driver_gives(build):
-    """Nobody would look further where a machine with a GPU is said to have none."""
     machine = Hardware(**{**build, "driver": None})
     choice = choose("auto", machine)
     assert choice.device == "cpu"
@@ -378,7 +377,6 @@ def test_an_old_macos_has_no_bf16(macos, torch_version, precision, write):
 
 
 def test_a_mac_without_its_tools_is_a_mac_all_the_same(monkeypatch):
-    """cron's PATH has no /usr/sbin; here there is no sysctl at its place at all."""
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     asked = []

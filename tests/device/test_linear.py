@@ -148,7 +148,6 @@ def test_values_gradients_and_theirs_are_those_of_torch(rows, has_bias, products
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 @pytest.mark.parametrize("name", OTHERWISE)
 def test_what_lies_otherwise_or_does_not_fit_is_torchs(name, products):
-    """Of such a bias oneDNN reads other numbers, and of the rest it says what nobody understands."""
     of_torch, ours = nets(nn.Linear(5, 7))
     change, changed = OTHERWISE[name]
     rows, found = changed(torch.randn(6, 5)), []

@@ -66,7 +66,6 @@ def test_of_srun_a_first_process_that_ends_before_all_are_there_is_told(port):
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_each_that_waited_tells_it(rank, port, own_folder, monkeypatch, capsys):
-    """The first one tells the mistakes of all, and may be the one that is missing."""
     for name, value in (SRUN | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("runner.distributed.environment.FIRST_PORT", port)

@@ -66,7 +66,6 @@ def test_a_run_starts_from_another_one_and_keeps_what_is_frozen(own_folder, caps
 
 
 def test_later_its_weights_are_its_own(own_folder):
-    """The model is built again, and the run goes on, where the file it started from is gone."""
     assert run("first") == 0
     assert run("second", "model.weights=first", "train.num_steps=2") == 0
     shutil.rmtree("first")
@@ -104,7 +103,6 @@ class Two(nn.Module):
 
 @pytest.mark.parametrize(("named", "output"), [(False, 0), (True, "answer")])
 def test_of_a_model_with_several_outputs_the_answer_is_scaled(named, output, own_folder, capsys):
-    """And is again where the model is built anew."""
     (own_folder / "two.py").write_text(SEVERAL)
     (own_folder / "conf/model").mkdir(parents=True)
     node = f"_target_: two.Two\ninputs: ${{facts.in_features}}\noutputs: ${{facts.out_features}}\nnamed: {named}\n"

@@ -88,7 +88,6 @@ def test_what_can_go_on_is_told_how(used, capsys):
 
 
 def test_of_a_run_that_has_finished_the_words_are_looked_at_before_it_is_said(used, capsys):
-    """Its own device may be gone since: that is no reason against saying so."""
     assert cli.main(["resume", "run", "device=cud", "metrics.pull_every=0"]) == 2
     said = capsys.readouterr()
     assert "--> device=cud\n" in said.err and "--> metrics.pull_every=0\n" in said.err
@@ -203,7 +202,6 @@ def test_what_nobody_foresaw_before_a_run_begins_stops_it(used, monkeypatch, cap
 
 
 def test_a_checkpoint_of_another_experiment_is_not_gone_on_with(used, capsys):
-    """As when somebody has written another run's rerun.yaml over this one's."""
     rerun = used / "rerun.yaml"
     rerun.write_text(rerun.read_text().replace("lr: 0.001", "lr: 0.5"))
     weights = torch.load(used / "checkpoints" / "last.pt", weights_only=True)["model"]
@@ -229,7 +227,6 @@ def test_last_is_a_run_and_not_what_a_run_hands_to_its_processes(used):
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="a file that is open can be deleted on POSIX alone")
 def test_two_at_once_and_a_folder_that_is_deleted_under_a_run(own_folder, warm, empty_store):
-    """One process for both: a second run in its folder is refused and leaves it alone; then its folder goes."""
     from mlflow import MlflowClient
 
     words = ["device=cpu", "model=mlp", "train.num_epochs=1000000", "metrics.pull_every=20", "hydra.run.dir=run"]

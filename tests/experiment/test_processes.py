@@ -99,7 +99,6 @@ def test_processes_of_one_mac_meet_on_its_own_network(platform, own, found, monk
     ],
 )
 def test_last_words_of_a_part_before_are_gone_when_the_others_know_the_folder(tmp_path, num, is_launched, error):
-    """srun begins the count of attempts anew, and nobody has given the folder to a launcher of ours."""
 
     def failing(folder):
         messages.tell(Path(folder), 1, "ValueError: today's")

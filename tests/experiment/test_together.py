@@ -57,7 +57,6 @@ def test_a_group_finds_nothing_of_the_one_before_in_the_memory(tmp_path, monkeyp
 
 @pytest.mark.parametrize(("module", "name"), [(session, "log_model"), (hints, "find"), (session, "illustrate")])
 def test_one_whose_end_fails_fails_alone(tmp_path, monkeypatch, module, name):
-    """Of its model, its pictures or its hints: the others have the ends that they had come to."""
     whole, asked = getattr(module, name), []
 
     def fails_once(*given, **more):
@@ -172,7 +171,6 @@ def test_a_group_reads_one_set_and_notes_how_many_compute_together(tmp_path, mon
 def test_rows_that_one_of_several_groups_has_no_room_for_are_for_runs_alone(
     tmp_path, monkeypatch, num_processes, device, asked, raised
 ):
-    """A run by itself has the GPU's memory, of which each group takes its part."""
 
     def prepared(*given, **more):
         raise RunnerError(Problem(asked, "the set takes 3 GiB, and it has 2 GiB free", "data.residency=stream"))
@@ -200,7 +198,6 @@ def test_rows_that_one_of_several_groups_has_no_room_for_are_for_runs_alone(
     ],
 )
 def test_rows_are_read_once_where_the_words_alone_decide_which_they_are(words, is_read, own_folder, monkeypatch):
-    """A function of the person's may draw them, by its own generator or torch's."""
     (own_folder / "own_data.py").write_text(
         "import torch\ndef drawn(): return torch.rand(40, 3), torch.arange(40) % 2\n"
     )

@@ -125,7 +125,6 @@ def test_an_own_function_has_its_own_line():
 
 
 def test_onednns_product_has_the_line_of_the_forward_pass(monkeypatch):
-    """It goes back through a function of the runner's, which nobody need check."""
     monkeypatch.setattr(linear, "LEAST", 0)
     monkeypatch.setattr(linear, "LEAST_SHARED", 0)
     layer = nn.Linear(3, 4)

@@ -92,7 +92,6 @@ def test_dropout_is_off_in_evaluation():
 
 @pytest.mark.parametrize("positions", POSITIONS)
 def test_it_learns_what_a_model_without_memory_can_not(positions):
-    """A token is told by the one three places before it."""
     model = small(positions=positions, width=32)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     draw = torch.Generator().manual_seed(0)

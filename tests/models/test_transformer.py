@@ -52,7 +52,6 @@ def test_the_outputs_begin_with_a_spread_of_about_one():
 
 
 def test_texts_are_classified():
-    """Which of two tokens comes first: a bag of tokens could not tell."""
     torch.manual_seed(0)
     model = Transformer([6], 2, 32, 2, 2, vocab_size=8)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)

@@ -136,7 +136,6 @@ def test_where_the_rows_lie_makes_no_other_data_of_them(words, of_ours, of_anoth
     ],
 )
 def test_the_runs_own_test_file_is_none_of_other_rows(words, left):
-    """Else that would be measured, and not what was asked for."""
     cfg = OmegaConf.create({"data": {"_target_": "runner.data.table", "test_path": "old.csv", "limit": 5}})
     leave_own_rows(cfg, words)
     assert {name: cfg.data[name] for name in left} == left
@@ -228,7 +227,6 @@ def test_weights_that_changed_are_measured_as_they_are(run, tmp_path):
 
 
 def test_it_is_the_best_weights_that_a_run_tests(run, tmp_path):
-    """The worst epoch is asked for as the best one, so that it is the first: what is tested is not what was trained last."""
     words = ["model=linear", "device=cpu", "train.num_epochs=3", "data.limit=300", *QUIET]
     best = ["train.early_stopping.metric=val/loss", "train.early_stopping.mode=max"]
     assert run(*words, *best, f"hydra.run.dir={tmp_path}/run")[0] == 0
@@ -281,7 +279,6 @@ def test_where_nothing_can_be_written_that_is_said(tmp_path, is_own):
 
 
 def test_convolutions_are_laid_out_as_in_the_run(run, tmp_path):
-    """Their sums are the same to the bit then."""
     words = ("model=cnn", "data=synthetic", "data.num_rows=400", "data.shape=[3,32,32]", "train.num_epochs=1")
     assert run("device=cpu", f"hydra.run.dir={tmp_path}/run", *QUIET, *words)[0] == 0
     assert run("evaluate", f"{tmp_path}/run", "device=cpu")[0] == 0

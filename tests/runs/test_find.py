@@ -63,7 +63,6 @@ def test_a_sweep_is_many_runs(own_folder, verb, write):
 def test_from_another_folder_the_run_s_own_files_are_told_where_they_lie(
     words, again, home, run, tmp_path, monkeypatch
 ):
-    """And no other file is offered in their place, that happens to lie here."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "x.csv").write_text("a\n1\n")
     inner = "outputs/table/run"

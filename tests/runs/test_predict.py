@@ -232,7 +232,6 @@ def test_kept_columns_in_an_npz(kept):
     ],
 )
 def test_columns_are_kept_by_the_header_of_the_runs_reader(text, words, new, names, run, table_run, tmp_path):
-    """The first line of texts is a row, and one of numbers has the names: what it holds tells nothing."""
     (tmp_path / "new.csv").write_text(new)
     given = ["--input", f"{tmp_path}/new.csv", "--output", f"{tmp_path}/out.csv", "--keep"]
     code, _, err = run("predict", table_run(text, *words), *given)

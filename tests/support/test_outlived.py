@@ -18,7 +18,6 @@ time.sleep(600)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it looks at environments, as Linux shows them")
 def test_what_killed_tests_have_started_ends():
-    """In a session of its own, as servers are started."""
     with subprocess.Popen([sys.executable, "-c", CODE], stdout=subprocess.PIPE, cwd=Path(__file__).parent) as tests:
         started = psutil.Process(int(tests.stdout.readline()))
         tests.kill()

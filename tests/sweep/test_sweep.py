@@ -139,7 +139,6 @@ def test_a_sweep_that_has_jobs_left_is_killed_in_mlflow(tmp_path, states, what, 
 
 @pytest.mark.parametrize("adds_seeds", [False, True])
 def test_a_sweep_whose_points_go_elsewhere_from_now_on_has_the_jobs_that_it_had(tmp_path, adds_seeds):
-    """Its store was away, say: all that had ended ran once more, and was compared with itself."""
     made, now = Folder(tmp_path, ("tracking.uri=http://there", "seed=range(3)")), "tracking.uri=sqlite:///here.db"
     for seed, state in enumerate(("finished", "interrupted", "finished")):
         made.job(("tracking.uri=http://there", f"seed={seed}"), state, summary={})
@@ -156,7 +155,6 @@ def test_a_sweep_whose_points_go_elsewhere_from_now_on_has_the_jobs_that_it_had(
 
 
 def test_what_a_full_disk_ended_is_tried_again_where_its_checkpoint_lies(tmp_path):
-    """All else in a folder of its own: what made it fail may lie in the old one."""
     words = [(f"seed={seed}",) for seed in range(4)]
     made = Folder(tmp_path, ("seed=range(4)",))
     for each, ending in zip(words, ("disk_full", "not_finite", None, "disk_full"), strict=True):

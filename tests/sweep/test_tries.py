@@ -46,7 +46,6 @@ def test_of_a_hundred_tries_without_a_gain_one_is_kept_at_most():
 
 
 def test_the_looks_together_are_as_sure_as_is_said():
-    """Each look may keep what luck keeps with half its share of 0.5 %: 48 seeds of one sign are not asked of it."""
     assert tries.NUM_COMPARISONS == 0.05 / tries.ALPHA_OF_A_TRY * 3
     assert 2 * 0.5**tries.LEAST <= tries.ALPHA_OF_A_TRY / 3 < 2 * 0.5 ** (tries.LEAST - 1)
 

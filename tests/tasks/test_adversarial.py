@@ -8,7 +8,6 @@ from runner.tasks.adversarial import energy_distance
 
 @pytest.mark.parametrize("rows", [4, 8, 64])
 def test_the_distance_of_rows_that_are_alike_is_none_however_many_there_are(rows):
-    """A batch's size is no part of it: 400 pairs of a batch each, whose mean strays by 0.02."""
     draw = torch.Generator().manual_seed(0)
     found = [energy_distance(*(torch.randn(rows, 2, generator=draw) for _ in range(2))) for _ in range(400)]
     assert abs(float(torch.stack(found).mean())) < 0.06

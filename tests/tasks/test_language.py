@@ -63,7 +63,6 @@ def test_padding_counts_for_nothing():
 
 @pytest.mark.parametrize("size", [1, 3, 8])
 def test_each_token_of_a_split_counts_the_same_however_it_is_cut(size):
-    """Rows of different length, and two of padding alone."""
     draw = torch.Generator().manual_seed(0)
     logits, targets = torch.randn(8, 6, 5, generator=draw), torch.randint(5, (8, 6), generator=draw)
     targets[torch.arange(6) >= torch.tensor([6, 1, 2, 0, 5, 0, 3, 4])[:, None]] = -100

@@ -116,7 +116,6 @@ def test_values_that_come_and_go_are_told(second):
 
 
 def test_a_task_may_be_a_loss_of_torchs_with_weights_of_its_own():
-    """nn.CrossEntropyLoss has an attribute `weight`, which is no count of rows."""
 
     class Own(nn.CrossEntropyLoss):
         def forward(self, model, batch):
@@ -351,7 +350,6 @@ def test_a_persons_own_object_or_function_counts_each_row_the_same():
 
 
 def test_a_function_sees_a_split_at_once():
-    """What is no mean over rows (an F1) does not depend on how the split was cut into batches."""
     logits, targets = classes(2)
 
     def f1(said, true):

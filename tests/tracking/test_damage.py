@@ -201,7 +201,6 @@ def test_a_second_torn_tail_takes_no_earlier_ones_place(folder):
 
 
 def test_what_the_store_has_of_records_that_are_gone_counts_for_nothing(folder, whole, caplog):
-    """New records of the same size would lie just where the acknowledgement points to."""
     data, records = whole
     write_ack(folder, Ack(offset=len(data), run_id="r", uid="u1"))
     (folder / FILE).write_bytes(data[: records[-3].offset])

@@ -126,7 +126,6 @@ def test_a_run_that_goes_on_has_room_again(most, count, num_parts, name, is_over
 
 @pytest.mark.parametrize("most", [100, 2000])
 def test_of_a_run_that_goes_on_what_is_measured_now_and_then_goes_on_too(most):
-    """A part before has taken most of the room for as many values as nobody had foretold."""
     values = np.random.default_rng(0).normal(size=4 * most)
     first, *others = records(values, [2 * most] + [most // 10] * 20, name="val/loss")
     state = thinning.begin({}, {"most": most, "expected": 100 * most})

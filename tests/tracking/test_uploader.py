@@ -40,7 +40,6 @@ def test_a_run_arrives_as_it_was_written(folder, journal, write, upload, client)
 
 
 def test_of_a_run_that_it_has_just_made_nothing_is_asked(folder, journal, write, uri, monkeypatch):
-    """Of one that goes on it is."""
     asked, get_run = [], MlflowClient.get_run
     monkeypatch.setattr(MlflowClient, "get_run", lambda *given: asked.append(given) or get_run(*given))
     for is_new in (True, False):
@@ -99,7 +98,6 @@ TWO = ("train/p>0.5", "train/p<0.5")  # MLflow takes neither, and one name would
 
 @pytest.mark.parametrize("most", [None, 100])
 def test_metrics_whose_names_fall_together_stay_apart(folder, journal, write, upload, client, uri, empty_store, most):
-    """The first one in the journal keeps the plain name, whoever sends it, and from wherever."""
     plan = {"most": most, "expected": 300}
     write.start(journal, points=plan)
     write.rows(journal, 1, 100, names=("train/loss", TWO[0]))

@@ -71,7 +71,6 @@ class Evil:
 
 
 def test_code_in_it_never_runs(tmp_path, monkeypatch):
-    """With a checksum that is right: whoever writes the file writes that, too."""
     monkeypatch.chdir(tmp_path)
     save({"step": Evil()}, tmp_path / "last.pt")
     with pytest.raises(TornError, match="tensors and plain values"):
@@ -211,7 +210,6 @@ def test_a_snapshot_that_is_being_written_is_not_overwritten(tmp_path, monkeypat
 
 
 def test_one_that_is_not_to_be_gone_on_with_overtakes_none(tmp_path):
-    """A slow disk had the last good state wait, and a spoilt one take its place, of which no file is made."""
     background, gate = Background(), threading.Event()
 
     def check(kept):

@@ -99,7 +99,6 @@ def test_tables_of_every_kind(table):
 
 
 def test_a_mapping_of_single_values_is_a_row():
-    """What a run measures of each class, say: a row more each time."""
     found = sorted_out({"t": {"cat": 0.5, "dog": torch.tensor(1.0), "said": "so"}, "none": {}}).tables
     assert found == {"t": [{"cat": 0.5, "dog": 1.0, "said": "so"}], "none": []}
 

@@ -84,7 +84,6 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize("place", range(20))
 def test_what_a_kill_leaves_out_is_taken_again(tmp_path, monkeypatch, place):
-    """A kill before any rename or deletion: a run that goes on from last.pt takes what comes after, and has them all."""
     left = [place]
 
     def dying(function):

@@ -114,7 +114,6 @@ LONGER = {
 @pytest.mark.filterwarnings("ignore:.*:UserWarning")  # that steps of the schedule come before the optimizer's
 @pytest.mark.filterwarnings("ignore:.*:DeprecationWarning")  # of SequentialLR's own
 def test_a_schedule_of_another_length_is_where_it_would_have_been(parts, tmp_path, background, name):
-    """As the run that was to be so long from its beginning."""
 
     def begin(num_steps, of):
         of.optimizer = torch.optim.SGD(of.model.parameters(), lr=0.1, momentum=0.9)

@@ -47,7 +47,6 @@ def assert_same(one, other):
 
 @pytest.mark.slow
 def test_a_run_that_was_killed_goes_on_to_the_same_end(warm, own_folder):
-    """SIGKILL at a moment that nobody chose, again and again until it ends."""
     words = [*WORDS, QUIET, "train.num_epochs=300", "train.checkpoint_every_steps=20", "data.limit=600"]
     assert cli.main([*words, "hydra.run.dir=outputs/whole/run"]) == 0
     following = [*words, "hydra.run.dir=outputs/killed/run"]

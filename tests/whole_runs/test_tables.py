@@ -105,7 +105,6 @@ def test_rows_on_the_disk_train_to_the_same(people, monkeypatch):
 
 
 def test_scales_are_those_of_the_training_rows_alone(own_folder):
-    """What is fitted before the splits are cut tells the model of the rows it is tested on."""
     labels = torch.arange(200) % 2
     write_distances(range(200), labels)
     source = table("far.csv")

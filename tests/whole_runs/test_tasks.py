@@ -141,7 +141,6 @@ def test_9_a_metric_that_is_not_there(ask, swept):
 
 
 def test_10_a_job_that_failed_is_mended(ask, monkeypatch):
-    """Which job, why; then the same line once more, for that job alone."""
     words = [
         "-m",
         *OWN_TASK,

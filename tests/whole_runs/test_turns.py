@@ -70,7 +70,6 @@ def test_a_run_is_the_loop_that_is_written_by_hand_to_the_bit(every, own_folder)
 
 
 def test_a_task_and_optimizers_of_ones_own(own_folder):
-    """One of them frozen in part, of another class than the other, and each clipped by itself."""
     (own_folder / "my_tasks.py").write_text(OWN)
     turns = "{last:{params:output,lr:0.5},first:{params:[hidden],_target_:torch.optim.SGD,lr:0.25,every:2}}"
     words = ["device=cpu", "model=mlp", "model.hidden_sizes=[8]", "task=own", "task.function._target_=my_tasks.loss"]

@@ -97,7 +97,6 @@ def _templates() -> Tensor:  # (10, 12) float64
 
 
 def _stretched(shapes: Tensor, padding: Tensor) -> tuple[Tensor, Tensor]:  # (N, 12), (N, 1) -> (N, 72) each
-    """The shapes with so many points of nothing behind them, stretched to one length; and where they are not nothing."""
     padded = F.pad(shapes, (0, MOST_PADDING))
     last = shapes.shape[1] - 1 + padding  # the place of the last point
     places = torch.linspace(0, 1, WIDTH, dtype=torch.float64) * last

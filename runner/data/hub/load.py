@@ -71,7 +71,6 @@ def loaded(
 
 
 def _beside(path: str, **settings: Any) -> list[Problem]:
-    """What is said beside a file, or a set that was saved: they are read whole, as they are."""
     is_file = Path(path).expanduser().is_file()
     if not is_file and not _is_saved(path):
         return []
@@ -207,7 +206,6 @@ def _quiet(datasets: Any) -> Iterator[None]:
 
 @contextmanager
 def _explained(asked: str) -> Iterator[None]:
-    """The library raises errors of its own, of the Hub's, pyarrow's and pandas': all of them become the person's."""
     try:
         yield
     except RunnerError:

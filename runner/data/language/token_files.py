@@ -129,7 +129,6 @@ def _opened_npy(file: Path, asked: str) -> tuple[NDArray[Any], str]:
 
 
 def _noted(file: Path) -> Known | None:
-    """What FILE.json says, of whatever file; None where there is none, or one that is not ours."""
     try:
         return Known(**json.loads(_beside(file).read_text()))
     except (OSError, ValueError, TypeError):

@@ -126,7 +126,6 @@ def is_packed(file: Path) -> bool:
 
 @contextmanager
 def _text(file: Path, asked: str) -> Iterator[Iterator[str]]:
-    """The file's lines; bytes that are no UTF-8 raise a RunnerError with their line, as does what csv can't part."""
     before = csv.field_size_limit(MOST_BLOCK)  # a quoted text may be as long as a block
     try:
         with gzip.open(file, "rb") if is_packed(file) else file.open("rb") as stream:

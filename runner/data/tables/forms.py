@@ -128,7 +128,6 @@ def _is_number(text: str) -> bool:
 
 
 def _as_dates(values: Any, pattern: str) -> Any:
-    """Null for what does not fit; strptime takes 26 for %Y, and the years 99 and 01 would stand in the wrong order."""
     import pyarrow.compute as pc
 
     stamps = pc.strptime(values, format=pattern, unit="s", error_is_null=True)

@@ -157,7 +157,6 @@ def cache() -> Path:
 
 
 def _make(folder: Path, chunks: Chunks, plan: dict[str, Any]) -> None:
-    """Beside its place first, so that a process that is killed leaves nothing half there."""
     place = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
     try:
         digest, num_rows, num_floats, targets = hashlib.sha256(), 0, 0, []

@@ -113,7 +113,6 @@ def write_whole(file: Path, content: bytes) -> None:
 
 
 def _threads() -> str:
-    """What decides how many threads torch takes; torch itself is not asked, for it takes seconds to import."""
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         if variable in os.environ:
             return f"{variable}={os.environ[variable]}"

@@ -66,7 +66,6 @@ pretence = Pretence()
 
 
 def _seen_by_modes(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A mode such as HostReads hears of the call first, by this name, as it does of Tensor's own methods."""
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:

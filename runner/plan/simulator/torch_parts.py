@@ -297,7 +297,6 @@ def _counted(nesting: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _by_swapping(apply: Callable[..., Any]) -> Callable[..., Any]:
-    """A parameter that moves changes its class here. torch's own swap keeps the object, as `.data =` does elsewhere."""
 
     def apply_by_swapping(module: torch.nn.Module, function: Any, recurse: bool = True) -> Any:
         _let_go_of_graphs(module)

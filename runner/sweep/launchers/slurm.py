@@ -235,7 +235,6 @@ def scheduled_task(cfg: DictConfig) -> Summary:
 
 @contextmanager
 def _no_waiting() -> Iterator[list[Any]]:
-    """submitit's jobs, as Hydra's plugin submits them. By itself it waits for all, and raises at the first that died."""
     import submitit
 
     handed: list[Any] = []
@@ -270,7 +269,6 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _ctrl_c_is_ours() -> Iterator[None]:
-    """Processes that are started here don't hear a Ctrl-C: submitit's would end their jobs a second later."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -155,7 +155,6 @@ def _read(sweep: Sweep, job: Job, goals: set[str], most: int) -> Result:
 
 
 def _said(key: str, keys: dict[str, str], rerun: str) -> str:
-    """A number among a job's words; else in the configuration that it left, where nobody has said it. "" for none."""
     if keys.get(key, "")[:1].isdecimal():
         return keys[key]
     group, _, name = key.rpartition(".")

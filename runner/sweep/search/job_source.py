@@ -253,7 +253,6 @@ class Suggestions:
         self._study.tell(job.number, state, values)
 
     def _take_up(self, trial: FrozenTrial) -> None:
-        """Brings a trial and its job together, as a stop or a kill left them; what was in flight is to go on."""
         from optuna.trial import TrialState
 
         job = self._jobs.get(trial.number)

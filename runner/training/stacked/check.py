@@ -179,7 +179,6 @@ def _put_back(parts: Sequence[Any], before: Sequence[Sequence[Tensor]]) -> None:
 
 
 def _in_words(error: BaseException) -> str:
-    """What stands in the way, as a person reads it; torch's own first line where it is none of the usual."""
     said = str(error)
     usual = {
         "randomness error mode": "it draws random numbers by other means than dropout",

@@ -286,7 +286,6 @@ class _Together:
         self._buffer.load_state({"names": states[0]["names"], "rows": rows, "notes": notes})
 
     def _take(self, epoch: int, first: int) -> None:
-        """Takes steps of an epoch, as many as nobody needs to look in between; the device is not waited for."""
         num = min(self._steps_per_epoch - first, self._buffer.room, self._limits.room(self._columns[0].step))
         if self._batches_at != (epoch, first) or not self._is_formed_as_batches():
             self._begin_batches(epoch, first)

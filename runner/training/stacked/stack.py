@@ -161,7 +161,6 @@ def _attributes(whole: Whole, path: str) -> dict[str, Any]:
 
 @contextmanager
 def _with_numbers(whole: Whole, numbers: Mapping[str, Tensor]) -> Iterator[None]:
-    """While it lasts, its modules and its task have these in the place of their own floats: one member's, as its forward pass sees it."""
     own = {name: _attributes(whole, name.rpartition(".")[0]) for name in numbers}
     before = {name: own[name][name.rpartition(".")[2]] for name in numbers}
     for name, number in numbers.items():

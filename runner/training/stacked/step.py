@@ -202,7 +202,6 @@ class StackedStep:
         return (counted / counted.sum(0).clamp(min=1)).unbind()
 
     def _attempt(self, batches: Sequence[Any]) -> Mapping[str, Tensor] | None:
-        """Of all members; None where it is to be tried again: the memory does not take so many at a time, or they draw."""
         if self._buffers:
             foreach_copy_(self._before, self._buffers)
         drawn = [generator.get_state() for generator in self._generators] if self._needs_functions else []

@@ -264,7 +264,6 @@ def _fused_sgd(kernel: _Kernel, rate: float | Tensor, grads: Any, scaled: Scaled
 
 
 def _adam_formula(function: Callable[..., None], kernel: _Kernel, numbers: Tensor, grads: Any) -> None:
-    """torch's own formula: on a CPU with the numbers of the step, else by whole lists, as counts lie on the device, too."""
     group, states = kernel.group, kernel.states
     if kernel.count is None:
         by_lists = kernel.parameters[0].device.type != "cpu"

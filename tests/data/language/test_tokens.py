@@ -115,7 +115,6 @@ def test_a_type_asked_for_by_mistake_leaves_the_vocabulary_where_it_is(tmp_path)
 
 
 def test_a_copy_is_read_as_it_was_written(tmp_path):
-    """Whoever copies a file changes its time."""
     path, numbers = tmp_path / "a.bin", [*range(9), 70_000]
     path.write_bytes(np.array(numbers, "<u4").tobytes())
     node = {"tokens": "characters", "entries": "abc"}

@@ -129,7 +129,6 @@ def test_two_epochs_may_run_beside_each_other():
 
 
 def test_a_large_splits_next_order_is_drawn_beside(monkeypatch):
-    """The same orders, each drawn before it is asked for; another epoch than the next one when it is asked for."""
     drawn = []
 
     def draw(count, *, seed, epoch):

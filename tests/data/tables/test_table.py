@@ -365,7 +365,6 @@ def test_a_target_with_more_digits_than_float32_has_is_told():
 
 
 def test_moments_over_several_chunks_are_those_of_all_rows(monkeypatch):
-    """Sorted, so that each chunk has a mean of its own."""
     monkeypatch.setattr(statistics, "CHUNK_FLOATS", 8)
     draw = np.random.default_rng(0)
     rows = np.sort(draw.normal(1e3, 10, (101, 3)), 0).astype(np.float32)

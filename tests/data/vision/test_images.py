@@ -83,7 +83,6 @@ def test_ready_splits(tmp_path, val, decode):
     ],
 )
 def test_what_lies_beside_ready_splits_is_no_class(tmp_path, names, said):
-    """As classes, a person's validation images would be trained on."""
     for name in names:
         make(tmp_path / name)
     problem = refused(str(tmp_path))
@@ -205,7 +204,6 @@ def test_of_many_broken_images_the_first_are_named(tmp_path):
 
 
 def test_kinds_of_images(tmp_path):
-    """Each becomes what a person sees of it."""
     ramp = np.arange(0, 65536, 1024, dtype=np.uint16).reshape(8, 8)
     save(tmp_path / "16.png", ramp)
     np.testing.assert_allclose(decoded(tmp_path / "16.png", mode="gray", size=None)[0], ramp / 257, atol=0.51)

@@ -113,7 +113,6 @@ def test_on_a_device_that_this_machine_lacks(name):
 
 @pytest.mark.parametrize("inputs", [[2.0**62, 1e25], [2.0**62 + 2.0**40, 5.0], [0.0, 1e-30], [float("nan"), 3.0]])
 def test_the_plane_is_drawn_whatever_the_inputs_are(inputs, tmp_path):
-    """Numbers that float32 can't tell from their neighbours, and missing ones; a warning fails the test."""
     points = torch.tensor([inputs] * 20)
     points[0, 0], points[1, 1] = 2.0**62 if inputs[0] > 1 else 0.5, torch.nan
     scaled = TableColumns([0, 0], [0.0, 0.0], [1e25, 1e25], [0.0, 0.0])

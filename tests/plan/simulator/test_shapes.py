@@ -74,7 +74,6 @@ def test_a_number_of_the_host_is_always_asked():
 
 
 def test_a_backward_pass_is_of_its_thread():
-    """One that reads rows meanwhile calls torch's functions, within which no backward pass runs."""
     pretence = Pretence()
     pretence.running_backward = 1
     seen = []

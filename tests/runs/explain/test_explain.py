@@ -102,7 +102,6 @@ def test_checkpoints_of_spoilt_weights_are_passed_by(here, capsys):
 
 @pytest.mark.parametrize("steps", ["null", "1"])
 def test_no_checkpoint_is_of_weights_after_the_loss(here, capsys, steps):
-    """No window comes over in these 16 steps, and the two that are measured lie on both sides of the loss, of step 8."""
     kept = [
         f"train.checkpoint_every_steps={steps}",
         "train.evaluate_every_steps=7",

@@ -299,7 +299,6 @@ def test_a_configuration_that_was_tampered_with_runs_nothing(on_a_store, capfd):
 
 
 def test_a_run_that_computed_with_others_is_told_so():
-    """By itself it rounds otherwise; of runs whose folder says nothing nobody knows."""
     notes = {"platform": "p", "machine": "m", "threads": "1"}
     beside, alone = (making.Making(None, "1", ("cpu", "c"), {"torch": "2"}, {**notes, **more}) for more in ({"together": "8 jobs"}, {}))  # fmt: skip
     (found,) = making.differing([beside, alone])

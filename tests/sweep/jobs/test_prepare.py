@@ -219,7 +219,6 @@ def test_hydras_mode_is_another_word_for_m():
 
 
 def test_a_files_mode_makes_a_sweep_of_a_command(own_folder, monkeypatch):
-    """Hydra asks for the sweeper as it does for -m; what it would run is none of this test's."""
     (own_folder / "conf" / "experiment").mkdir(parents=True)
     (own_folder / "conf" / "experiment" / "two.yaml").write_text(SWEEP_FILE)
     swept = []
@@ -314,7 +313,6 @@ def test_a_job_that_is_tried_again_gets_a_folder_that_none_has(tmp_path):
 
 
 def test_a_sweeps_equal_jobs_are_each_its_own(tmp_path):
-    """Of a folder from before, which had a job for each of `seed=1,1`: each goes on, where it has not ended."""
     jobs = {
         number: Job(number, (f"seed={seed}",), f"seed={seed}", state=state, folder_name=str(number))
         for number, (seed, state) in enumerate([(1, "finished"), (2, "interrupted"), (1, "interrupted"), (1, "failed")])

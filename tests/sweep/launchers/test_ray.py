@@ -133,7 +133,6 @@ def test_strict_refuses_before_anything_runs(cluster, tmp_path):
 
 
 def test_the_device_decides_what_a_job_sees(cluster, tmp_path):
-    """Node two has no real GPU: a job that must have one says so, as everywhere; `auto` goes on without."""
     address, _ = cluster
     words = ("device=cpu,cuda,auto", "model=dying", "train.num_epochs=1", "tracking.enabled=false", "data=arrays")
     np.savez(person(tmp_path) / "a.npz", x=np.zeros((32, 4), np.float32), y=np.zeros(32, np.int64))
@@ -234,7 +233,6 @@ def test_a_machine_that_shares_no_files_gets_the_job_and_what_it_has_and_sends_i
 def test_a_place_finds_this_package_first_and_the_persons_modules_where_the_sweep_does(
     cluster, tmp_path, flags, has_persons
 ):
-    """With -P a person keeps their folder's modules out: a `fractions.py` there would end the place before it is one."""
     asks = f"""
 import json, sys
 from runner.sweep.launchers.ray import connect

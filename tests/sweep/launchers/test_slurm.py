@@ -204,7 +204,6 @@ def test_what_slurm_does_not_take_is_a_mistake_and_the_jobs_have_not_begun(tmp_p
 def test_what_is_submitted_finds_this_package_first_and_the_persons_modules_where_the_sweep_does(
     is_safe, kind, tmp_path, monkeypatch
 ):
-    """A folder `runner` of the person's would be the package; with -P they keep their folder's modules out."""
     (tmp_path / "runner").mkdir()
     (tmp_path / "runner/__init__.py").touch()
     monkeypatch.chdir(tmp_path)

@@ -96,7 +96,6 @@ def test_jobs_that_differ_in_their_fold_make_a_group_with_an_interval():
 
 
 def test_the_folds_of_a_seed_are_one_value_of_it():
-    """Eight seeds that lie far apart, five folds of each that hardly differ: an interval over 40 values would be too short."""
     seeds = np.random.default_rng(1).normal(size=8).tolist()
     jobs = [(seed, fold, value + 0.01 * fold) for seed, value in enumerate(seeds) for fold in range(5)]
     results = [

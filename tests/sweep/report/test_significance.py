@@ -193,7 +193,6 @@ def by_all_signs(differences):
 @pytest.mark.parametrize("unit", [1.0, 1 / 360, 1e-4])
 @pytest.mark.parametrize("counts", [(1, 1, -1), (1, 1, -1, 1, 1, -1, 1), (2, 1, 1, -3, 4, 1, 5), (3, 3, 3, 2, 2, -5)])
 def test_sums_that_tie_count_both(unit, counts):
-    """Accuracies are whole numbers of rows: rounded to a grid, 2 + 1 and 3 of the same rows came to two sums."""
     accuracies = 0.9 + unit * np.cumsum(counts)
     before = 0.9 + unit * np.cumsum([0, *counts[:-1]])
     assert difference(of(*accuracies), of(*before)).p_value == pytest.approx(by_all_signs(counts), rel=1e-9)
@@ -246,7 +245,6 @@ def test_what_always_diverges_is_worse(other):
 
 @pytest.mark.parametrize(("num", "verdict"), [(0, "better"), (1, "undecided"), (5, "undecided"), (7, "worse")])
 def test_what_diverges_outweighs_what_does_not(num, verdict):
-    """Of 16 pairs, all others of which are better: as its mean has it, and as sure as so many signs are."""
     found = difference(of(*[INF] * num, *[0.5] * (16 - num)), of(*np.linspace(0.9, 1.1, 16)))
     assert found.verdict("min") == verdict
     assert found.p_value == pytest.approx(2 / 2 ** (num or 16), abs=1e-4) or num == 1
@@ -269,7 +267,6 @@ def results(values, **more):
 
 
 def test_a_training_that_diverged_counts_as_the_worst():
-    """A bold configuration is better wherever it comes to an end, and comes to none with half of the seeds."""
     safe, bold = of(*np.linspace(0.9, 1.1, 16)), of(*np.linspace(0.4, 0.6, 16))
     gone = results({seed: bold[seed] for seed in range(8)}, diverged=True) + results({s: bold[s] for s in range(8, 16)})
     for result in gone[:8]:

@@ -229,7 +229,6 @@ def test_trials_come_as_places_get_free(search):
 
 
 def test_the_next_trial_knows_of_all_that_have_ended(search):
-    """It is not asked for before there is a place for it."""
     found = search(places=1, n_trials=3)
     found.end(found.start())
     assert [trial.state for trial in found.trials] == [TrialState.COMPLETE]
@@ -349,7 +348,6 @@ def test_a_stopped_trial_goes_on_as_the_same(search):
 
 
 def test_a_stopped_trial_sends_its_points_where_the_search_does_from_now_on(search):
-    """Its store may have been away; the trials compare as before, and nobody is told that they may not."""
     first = search(words=("tracking.uri=http://there", *WORDS))
     job = first.start()
     job.state = "interrupted"

@@ -273,7 +273,6 @@ def with_settings(folder, smoothings, make):
 @pytest.mark.parametrize("make", [Language, OfOneSetting])
 @pytest.mark.parametrize("smoothings", [(0.0, 0.3, 0.1), (0, 0.3, 0)])
 def test_the_numbers_of_a_task_that_is_no_module_are_each_members_own(tmp_path, make, smoothings):
-    """Whole ones beside others, too: of two jobs both had the losses of the first."""
     found = with_settings(tmp_path, smoothings, make)
     assert Stack([member.parts for member in found]).numbers == {"task.label_smoothing": list(map(float, smoothings))}
     check_alike(found, is_asked=True)
@@ -282,7 +281,6 @@ def test_the_numbers_of_a_task_that_is_no_module_are_each_members_own(tmp_path, 
 
 @pytest.mark.usefixtures("all_together")
 def test_one_of_each_setting_is_compared_with_a_run_alone(tmp_path, monkeypatch):
-    """The first and the last may have the same one, and the others one that nobody sees."""
     monkeypatch.setattr(check, "MOST_COMPARED", 1)
     with pytest.raises(CannotStackError, match="another than alone"):
         check_alike(with_settings(tmp_path, (0.0, 0.3, 0.0), OfAList), is_asked=True)

@@ -166,7 +166,6 @@ def test_without_rounding_a_net_with_kinks_is_the_same(tmp_path):
     ids=["convolutions", "mlp", "attention"],
 )
 def test_by_its_own_model_each_computes_as_alone_to_the_bit(tmp_path, words):
-    """With num_together=1; also where a convolution's weights lie channels last, and where sizes are no multiple of a kernel's."""
     alone = trained_alone(tmp_path / "alone", words, SEEDS)
     together = trained_together(tmp_path / "together", words, SEEDS, 1)
     assert largest_difference(alone, together) == (0.0, 0.0)
@@ -178,7 +177,6 @@ def test_by_its_own_model_each_computes_as_alone_to_the_bit(tmp_path, words):
 
 @pytest.mark.parametrize("first", [1, 4])
 def test_by_its_own_model_each_draws_whatever_it_draws_from_its_own_generator(tmp_path, monkeypatch, first):
-    """Noise, which no dropout is: where the memory has room for one alone nobody has tried two. first: forward pass with it."""
     forward, passes = MLP_MODEL.forward, defaultdict[int, int](int)
 
     def noisy(self, rows):
@@ -194,7 +192,6 @@ def test_by_its_own_model_each_draws_whatever_it_draws_from_its_own_generator(tm
 
 @pytest.mark.parametrize("model", [MLP, ["model=cnn", "model.channels=[4,4]", "train.num_steps=3"]])
 def test_in_pieces_it_is_the_same(tmp_path, model):
-    """Also where a weight's channels lie last: a fused optimizer takes its gradient's memory to lie so, too."""
     words, each = [*model, "model.dropout=0.2"], [[f"seed={seed}"] for seed in range(5)]
     whole = trained_together(tmp_path / "whole", words, each, in_float64=True)
     pieces = trained_together(tmp_path / "pieces", words, each, 2, in_float64=True)
@@ -202,7 +199,6 @@ def test_in_pieces_it_is_the_same(tmp_path, model):
 
 
 def test_a_member_that_ends_early_leaves_the_others_as_they_were(tmp_path):
-    """Patience of none: who does not get better leaves, each at an epoch of its own."""
     words = [*MLP, "train.early_stopping.patience=1", "optimizer=sgd", "optimizer.lr=2.5", "train.num_epochs=6"]
     each = [[f"seed={seed}"] for seed in range(4)]
     alone = trained_alone(tmp_path / "alone", words, each)
@@ -262,7 +258,6 @@ def test_stopped_and_gone_on_with_it_is_the_same_to_the_bit(tmp_path, num_togeth
 
 
 def test_a_point_of_fewer_steps_is_told_once_and_is_of_no_next_one(tmp_path):
-    """Of 10 steps the last 3, and of the 20 that follow in the same folder the last 6, as alone."""
     for epochs in (2, 6):
         words = [*MLP, "metrics.every=7", f"train.num_epochs={epochs}"]
         alone = trained_alone(tmp_path / "alone", words, SEEDS)
@@ -329,7 +324,6 @@ def test_where_the_memory_ends_fewer_compute_at_a_time(tmp_path, monkeypatch, ca
 
 
 def test_what_one_hears_at_a_step_all_hear():
-    """Also where each is asked at the end of a measurement, too, before the next one is asked at all."""
     stop = Stop()
     word = fit._OneWord(stop, SimpleNamespace(limits=Limits(1, 9, save_every_seconds=3600)))
     word._own._saved -= 3600  # it is due, once

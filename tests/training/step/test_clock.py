@@ -124,7 +124,6 @@ class BrokenEvent:
     ],
 )
 def test_a_device_that_can_not_say_what_it_took_any_more_has_no_clock(time, monkeypatch, error):
-    """As it is after an error of CUDA's: asked at the end of a training that failed, which is to be told all the same."""
     monkeypatch.setattr(clocks.streams, "has_clock", lambda device: True)
     monkeypatch.setattr(clocks.streams, "time_event", lambda device: BrokenEvent(error))
     times, _ = train(time, Steps(time, 100))

@@ -245,7 +245,6 @@ def compilers():
 
 @pytest.mark.slow
 def test_a_run_and_its_resumption_to_the_bit(own_folder, compilers, monkeypatch):
-    """By the real compiler: stopped in the middle of an epoch and gone on with, as if it had not been."""
     monkeypatch.setattr("runner.experiment.session.illustrate", lambda *args, **more: [])
     whole = run([*WORDS, "train.num_steps=5"], folder=own_folder / "whole")
     run([*WORDS, "train.num_steps=5", "train.max_seconds=0.000001"], folder=own_folder / "parts")  # one step

@@ -157,7 +157,6 @@ def test_a_capture_that_fails_raises_what_the_step_raised_on_the_stream_that_was
 
 
 def test_a_run_on_another_gpu_captures_there(monkeypatch):
-    """torch's own stream for captures is one for the process, of the first GPU that captured."""
     cuda = FakeCuda(monkeypatch)
     for cuda.device in (0, 1):
         graphs = cuda_graphs()

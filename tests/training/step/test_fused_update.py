@@ -173,7 +173,6 @@ def test_a_hook_is_heard():
 
 
 def test_one_that_is_heard_in_the_first_step_alone_is_not_slowed_for_good():
-    """The guard watches the first step by hooks of its own."""
     model = net()
     optimizer = DIRECT["adam"](model.parameters())
     calls, hook = counted(optimizer), optimizer.register_step_post_hook(lambda *_: None)

@@ -185,7 +185,6 @@ class Late(LambdaLR):
 
 
 def test_a_schedule_that_moves_more_than_rates_later_on_loses_no_step():
-    """It was asked for the rates of several steps at once, and is at none but the first of those that are left."""
     watched = Watched()
     ours = trained(CPU, repeater=watched, as_formula=True, has_instead=True, schedule=Late)
     assert_close(ours, trained(CPU, schedule=Late))

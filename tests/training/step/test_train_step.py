@@ -62,7 +62,6 @@ def test_accumulated_batches_count_by_their_rows(cuts):
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_accumulated_batches_of_padded_tokens_count_by_their_tokens(size):
-    """Rows of 6, 2, 0 and 1 tokens, in batches of `size` rows, one of them with padding alone."""
     draw = torch.Generator().manual_seed(0)
     tokens, targets = (torch.randint(5, (4, 6), generator=draw) for _ in range(2))
     targets[torch.arange(6) >= torch.tensor([6, 2, 0, 1])[:, None]] = -100

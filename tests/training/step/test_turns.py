@@ -163,7 +163,6 @@ def traced(monkeypatch):
 
 
 def test_each_turn_is_compiled_by_itself(traced):
-    """SGD without fused takes its steps itself: that turn's forward pass alone is compiled, and the other's is one function."""
     said, model, other = [], gan(), gan()
 
     def make(model, task, *, optimizer, precision):
