@@ -163,7 +163,6 @@ def _train(folder: Path, words: list[str]) -> None:
 
 
 def _values(report: dict[str, object]) -> tuple[str, NDArray[np.float64], NDArray[np.float64]]:
-    """The goal, and its values of both configurations in the order of their seeds."""
     goal = report["goals"][0]["metric"]
     sides: dict[str, dict[int, float]] = {}
     for job in report["jobs"]:
@@ -189,7 +188,6 @@ def _compared(
 
 @cache
 def _fewest(shared: float, num: int) -> tuple[int, float]:
-    """The least number of seeds that finds it often enough, and its part of what the unpaired test takes."""
     fewest = next(n for n in range(6, 100) if _found_paired(n, num, shared) >= POWER)
     return fewest, fewest / _fewest_unpaired()
 

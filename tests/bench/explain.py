@@ -36,7 +36,6 @@ def main() -> None:
 
 
 def _row(devices: list[str], kind: str, index: int, case: Cause | Spike) -> list[bool]:
-    """Prints what is said of a case on the first device, and whether that is right on each."""
     found, wrong = [], []
     for device in devices:
         with tempfile.TemporaryDirectory() as folder:

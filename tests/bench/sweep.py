@@ -87,7 +87,6 @@ def _each(folder: Path, jobs: int, command: list[str]) -> float:
 
 
 def _training(folder: Path, places: str) -> tuple[int, float]:
-    """How many jobs finished with every point delivered, and the seconds that they trained."""
     found = [json.loads(path.read_text()) for path in folder.glob(f"{places}/summary.json")]
     whole = [run for run in found if run["status"] == "finished" and run["tracker"]["points_pending"] == 0]
     return len(whole), sum(run["seconds"]["train"] + run["seconds"]["evaluate"] for run in whole)

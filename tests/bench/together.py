@@ -228,7 +228,6 @@ def _summary(folder: Path) -> dict[str, Any]:
 
 
 def _forked(function: Callable[[], None], *, kill_after: float | None = None) -> int:
-    """The exit code of a process that did it; the signal's, less than 0, of one that was killed."""
     sys.stdout.flush()
     child = os.fork()
     if child == 0:
@@ -259,7 +258,6 @@ def _kept(folder: Path, member: int, key: str) -> int:
 
 
 def _apart(whole: Path, other: Path, *, num: int) -> float:
-    """The largest relative difference of weights and points; inf where a point is missing."""
     most = 0.0
     for number in range(num):
         one, two = (

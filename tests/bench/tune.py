@@ -133,7 +133,6 @@ class Grid:
 
 
 def _share(found: Comparison, ahead: float, aheads_of_taken: float, *, num_steps: int) -> float:
-    """Seconds of the other's whole run by those of what was taken."""
     steps = found.step_seconds * num_steps
     return (ahead + steps) / (aheads_of_taken + steps / found.ratio)
 

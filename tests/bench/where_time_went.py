@@ -181,7 +181,6 @@ def switch(repeats: int, folder: Path) -> None:
 
 
 def _comparison() -> float:
-    """Seconds that a step pays of which no clock is read."""
     bare = SimpleNamespace(steps=lambda epoch, first_step=0: repeat(1, SWITCH_STEPS))
     limits = Limits(num_epochs=1, num_steps=SWITCH_STEPS)
     clock = StepClock(1, first=0, limits=limits, device=torch.device("cpu"))

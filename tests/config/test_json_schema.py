@@ -11,7 +11,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from runner import cli
-from runner.config import compose, json_schema, json_types, schema, validate
+from runner.config import compose, json_schema, schema, validate
 
 LINE = re.compile(r"^# yaml-language-server: \$schema=(\S+)$", re.MULTILINE)
 COMMITTED = json.loads((compose.CONF / json_schema.FILE).read_text())
@@ -175,7 +175,7 @@ def test_each_key_of_the_schema_is_told_with_its_comment():
 @pytest.mark.parametrize(("key", "kind"), DESCRIBED)
 def test_limits_are_those_that_a_run_checks(key, kind):
     """Every value that a run refuses is underlined, and of those that a run takes no one that is of the key's type."""
-    whole = json_types.of_dataclass(kind, {})
+    whole = json_schema.of_dataclass(kind, {})
     compared = 0
     for item in fields(kind):
         if (
