@@ -133,7 +133,7 @@ def test_onednns_product_has_the_line_of_the_forward_pass(monkeypatch):
     origin = watched(lambda x, net: layer(x * 0), rows(), backward=True).origin()
     assert (origin.name, origin.phase, origin.module) == ("linear_pointwise", "backward", "Net.Linear")
     assert not origin.is_own_function
-    line = test_onednns_product_has_the_line_of_the_forward_pass.__code__.co_firstlineno + 7
+    line = test_onednns_product_has_the_line_of_the_forward_pass.__code__.co_firstlineno + 6
     assert line_of(origin) == line
 
 
