@@ -63,7 +63,7 @@ whole_runs/test_tables sweep/search/test_pruning distributed/test_sharding plan/
 training/stacked/test_fit training/step/test_on_device training/stacked/test_check whole_runs/test_turns whole_runs/test_tasks
 whole_runs/test_where_time_went training/step/test_turns training/step/test_fused_update
 sweep/launchers/test_process_pool runs/test_load config/test_conf_files training/test_cpu_threads
-sweep/jobs/test_prepare experiment/plots/test_draw cli/test_unexpected device/benchmark/test_show
+sweep/jobs/test_prepare experiment/plots/test_draw cli/test_unexpected
 runs/test_of_tables sweep/report/test_page
 """
 
@@ -150,7 +150,6 @@ cli/test_try_out.py::test_the_budget_and_what_would_not_run
 sweep/test_until.py::test_equal_configurations_get_a_winner_in_one_sweep_of_twenty_at_most
 cli/test_notebook.py::test_the_cells_of_a_notebook experiment/test_own_loader.py::test_its_plan_reads_as_the_run_does
 tracking/test_deadline.py::test_files_take_as_long_as_they_move
-device/benchmark/test_show.py::test_the_whole_of_it_on_this_machine
 experiment/test_together.py::test_one_whose_end_fails_fails_alone sweep/report/test_page_in_a_browser.py::test_a_search_is_drawn
 plan/test_models.py::test_each_would_run_and_reads_nothing
 plan/test_tune.py::test_what_wins_stays_and_the_next_is_tried_on_top_of_it

@@ -21,7 +21,7 @@ def show(*, measured: bool = False) -> dict[str, Any]:
     facts = describe(hardware)
     _print(facts)
     if measured:
-        from runner.device.benchmark.show import bench, print_bench  # torch, as soon as it is imported
+        from runner.device.benchmark.measure import bench, print_bench  # torch, as soon as it is imported
 
         facts["bench"] = bench(hardware)
         print_bench(facts["bench"], Terminal(soft_wrap=False))

@@ -47,6 +47,12 @@ def event(device: torch.device) -> torch.Event:
     return torch.cuda.Event(blocking=True) if device.type == "cuda" else torch.Event(device=device, blocking=True)
 
 
+def wait_for(device: torch.device) -> None:
+    """Wait until the device has done all of its work; the CPU is done when a call returns."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
 def has_clock(device: torch.device) -> bool:
     """Whether its events tell the time."""
     return device.type in ("cuda", "xpu")

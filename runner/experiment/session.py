@@ -220,8 +220,7 @@ class Session:
 
     def _time_of(self, result: Result) -> dict[str, Any]:
         hardware, choice = self._machine
-        measured = cache.read(hardware)
-        speeds = measured.devices.get(choice.device) if measured else None
+        speeds = cache.read(hardware).get(choice.device)
         return time_spent.of_training(self._parts, self.settings, result, speeds=speeds)
 
     def _around(self) -> dict[str, float]:

@@ -55,7 +55,6 @@ def find(cfg: DictConfig, hardware: Hardware) -> Target:
         gpus[index] = replace(gpus[index], name=str(named), capability=capability)
         here = replace(here, cuda=tuple(gpus))
     target = Target(choice, here, memory, memory_from, {}, None, None, None, "not known", capability)
-    measured = cache.read(hardware)
     if model is not None:
         return replace(
             target,
@@ -63,8 +62,7 @@ def find(cfg: DictConfig, hardware: Hardware) -> Target:
             memory_bytes_per_second=model.memory_bytes_per_second,
             speeds_from=f"the data sheet of {named}",
         )
-    if measured is not None and choice.device in measured.devices:
-        found = measured.devices[choice.device]
+    if (found := cache.read(hardware).get(choice.device)) is not None:
         return replace(
             target,
             flops_per_second=found.flops_per_second,

@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from runner.config.settings import Settings
 from runner.device import backends
-from runner.device.benchmark.timing import waiter
+from runner.device.streams import wait_for
 from runner.distributed.group import Alone
 from runner.experiment import build
 from runner.experiment.build_data import Data, set_switches
@@ -56,7 +56,7 @@ class Candidate:
         self.parts = parts = build.prepare(cfg, device, read=read)
         self.threads = torch.get_num_threads()
         self._background = Background(begin=partial(backends.use_in_thread, device))
-        self._wait = waiter(device)
+        self._wait = partial(wait_for, device)
         self._progress = Progress(best=parts.best)
         self._buffer = MetricBuffer(device, self._windows.append, background=self._background, pull_every=100, watch="")
         try:

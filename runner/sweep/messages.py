@@ -17,7 +17,6 @@ from runner.config.identity import as_read, key_of
 from runner.config.validate import HIDDEN, without_password
 from runner.device import Hardware
 from runner.device.benchmark import cache
-from runner.device.benchmark.text import comparison
 from runner.experiment.provenance import TRIES
 from runner.experiment.terminal import row, short
 from runner.sweep.jobs.ledger import DEFAULTS, Sweep
@@ -86,7 +85,7 @@ def plan(
 
 def measured(prepared: Sequence[Prepared], hardware: Hardware) -> str:
     """Compare the kinds of devices that the jobs use; "" for one kind, or if `devices --bench` never ran."""
-    line = comparison(cache.read(hardware), {name for found in prepared for name in found.devices})
+    line = cache.comparison(cache.read(hardware), {name for found in prepared for name in found.devices})
     return row("speed", line) if line else ""
 
 

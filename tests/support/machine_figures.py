@@ -1,13 +1,12 @@
-"""Nothing goes in; what a machine with a GPU could have measured comes out, for the tests of what is done with it."""
+"""Figures as a machine with a GPU could measure them."""
 
 import math
 
 from runner.device import Gpu, Hardware, probe
 from runner.device.benchmark import cache
-from runner.device.benchmark.sizes import Sizes
+from runner.device.benchmark.measure import Sizes
 from runner.device.hardware import GIB
 
-#: all is done, and in no time
 TINY = Sizes(
     first_large=8,
     most_large=32,
@@ -31,7 +30,6 @@ MACHINE = Hardware(
 
 
 def device(name, *, tflops, gb_per_s, copies):
-    """copies: the figures that differ between the CPU and others."""
     medians = {
         "matmul_tflops": tflops,
         "small_matmul_us": dict.fromkeys(tflops, 7.0),
@@ -64,11 +62,9 @@ def facts():
             "cuda:0": device("Some GPU", tflops={"fp32": 42.0, "bf16": 700.0}, gb_per_s=4000.0, copies=directions),
             "cpu": device("Some CPU", tflops={"fp32": 0.1}, gb_per_s=53.0, copies={"memcpy_gb_per_s": 18.0}),
         },
-        "at_once": None,
         "failed": {},
     }
 
 
 def keep_facts(device):
-    """As if they had been measured on this machine; for run_simulated."""
     return str(cache.keep(facts(), probe()))

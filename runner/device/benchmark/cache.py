@@ -1,7 +1,4 @@
-"""Keeps what was measured on this machine in a file, and reads it again, or None. Imports neither torch nor matplotlib.
-
-show.py writes it; `plan` and what a sweep says before it runs read it.
-"""
+"""Stores what `devices --bench` measured in the user's cache directory, and reads it. Imports neither torch nor matplotlib."""
 
 from __future__ import annotations
 
@@ -10,8 +7,7 @@ import json
 import math
 import os
 import sys
-import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,66 +20,66 @@ VERSION = 1  # of the file
 
 @dataclass(frozen=True)
 class MeasuredDevice:
-    """What one device did, as medians."""
+    """Medians of one device."""
 
     flops_per_second: dict[str, float]  # of large products, by precision: fp32, tf32, bf16, fp16, fp64
     memory_bytes_per_second: float  # read and written
-    copy_bytes_per_second: float  # to the device, from pinned memory where there is such; on the CPU a memcpy
+    copy_bytes_per_second: float  # to the device, from pinned memory if there is any; on the CPU a memcpy
     launch_seconds: float
     host_read_seconds: float  # of a tiny operation and the read of its result
     measured_at: str  # ISO date and time, UTC
 
 
-@dataclass(frozen=True)
-class Measured:
-    """What `devices --bench` found on this machine, with this torch and this number of threads."""
-
-    devices: dict[str, MeasuredDevice]  # by the name that device= takes
-
-
-def read(hardware: Hardware) -> Measured | None:
-    """What was measured on this machine; None where nothing was, or the file is damaged or of another machine.
-
-    Costs one small file, about 0.1 ms.
-    """
+def read(hardware: Hardware) -> dict[str, MeasuredDevice]:
+    """Return the figures of this machine by device; empty for a missing or damaged file. Takes about 0.1 ms."""
     try:
-        kept = json.loads(path(hardware).read_text(encoding="utf-8"))
-        if kept["of"] != identity(hardware):
-            return None
-        at = str(kept["measured_at"])
-        return Measured({name: _device(facts, at) for name, facts in kept["devices"].items()})
-    # a person without a home, too
+        stored = json.loads(path(hardware).read_text(encoding="utf-8"))
+        if stored["of"] != identity(hardware):
+            return {}
+        at = str(stored["measured_at"])
+        return {name: _device(facts, at) for name, facts in stored["devices"].items()}
+    # also where the user has no home directory
     except (OSError, RuntimeError, ArithmeticError, ValueError, KeyError, TypeError, AttributeError):
-        return None
+        return {}
 
 
 def keep(facts: Mapping[str, Any], hardware: Hardware) -> Path:
-    """Writes what was measured in place of what was; returns the file.
+    """Replace the stored figures of this machine, and return the file.
 
-    Raises: OSError or RuntimeError where there is no folder to write to; the file before stays whole.
+    Raises:
+        OSError: The directory can't be written to. The earlier file stays whole.
+        RuntimeError: The user has no home directory.
     """
     file = path(hardware)
-    write_whole(file, json.dumps({"of": identity(hardware), **facts}, indent=2).encode())
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        temporary.write_text(json.dumps({"of": identity(hardware), **facts}, indent=2), encoding="utf-8")
+        temporary.replace(file)
+    except BaseException:  # Ctrl-C too
+        temporary.unlink(missing_ok=True)
+        raise
     return file
 
 
 def path(hardware: Hardware) -> Path:
-    """The file of this machine, whether it is there or not. Raises: RuntimeError where the person has no home."""
+    """Return the file of this machine, whether it exists or not. Raises: RuntimeError if the user has no home directory."""
     digest = hashlib.sha256(json.dumps(identity(hardware), sort_keys=True).encode()).hexdigest()[:12]
     return folder() / f"bench-{digest}.json"
 
 
 def folder() -> Path:
-    """Where this person's caches lie, by the system's custom. Raises: RuntimeError where the person has no home."""
+    """Return the user's cache directory of this program. Raises: RuntimeError if the user has no home directory."""
     if sys.platform == "win32":
         local = os.environ.get("LOCALAPPDATA")
         return (Path(local) if local else Path.home() / "AppData/Local") / "runner"
-    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (given if given.is_absolute() else Path.home() / ".cache") / "runner"  # XDG ignores relative paths
+    caches = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (caches if caches.is_absolute() else Path.home() / ".cache") / "runner"  # XDG ignores relative paths
 
 
 def identity(hardware: Hardware) -> dict[str, Any]:
-    """What makes figures comparable: the parts of the machine, torch, the threads. Not its name: a container's changes."""
+    """Return what makes figures comparable: the machine's parts, torch, the threads. The host name of a container changes."""
+    threads = [f"{name}={os.environ[name]}" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if name in os.environ]
     return {
         "version": VERSION,
         "system": hardware.system,
@@ -95,28 +91,8 @@ def identity(hardware: Hardware) -> dict[str, Any]:
         "cuda": hardware.cuda_build,
         "hip": hardware.hip_build,
         "gpus": {name: [gpu.name, gpu.uuid] for name, gpu in hardware.devices().items() if name != "cpu"},
-        "threads": _threads(),
+        "threads": threads[0] if threads else str(num_usable_cpus()),
     }
-
-
-def write_whole(file: Path, content: bytes) -> None:
-    """The whole file or what was there before, whatever happens meanwhile. Raises: OSError."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(content)
-        Path(name).replace(file)
-    except BaseException:  # Ctrl-C too
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
-def _threads() -> str:
-    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-        if variable in os.environ:
-            return f"{variable}={os.environ[variable]}"
-    return str(num_usable_cpus())
 
 
 def _device(facts: Mapping[str, Any], at: str) -> MeasuredDevice:
@@ -136,3 +112,32 @@ def _positive(value: Any) -> float:
     if not (math.isfinite(number) and number > 0):
         raise ValueError(f"{value} is no measured figure")
     return number
+
+
+def figure(value: float) -> str:
+    """Write a number with three significant digits; large ones whole, without an exponent."""
+    if value >= 99.95:
+        return f"{value:,.0f}"
+    if value >= 9.995:
+        return f"{value:.1f}"
+    return f"{value:.2f}" if value >= 0.9995 else f"{value:#.3g}"
+
+
+def comparison(measured: Mapping[str, MeasuredDevice], devices: Iterable[str]) -> str:
+    """Compare the kinds of devices in fp32, by the fastest of each kind; "" for fewer than two kinds.
+
+    For example: cuda:0 41.0 TFLOP/s fp32, cpu 0.098 (418 times)
+    """
+    speeds = {name: measured[name].flops_per_second.get("fp32", 0) for name in devices if name in measured}
+    best: dict[str, str] = {}
+    for name in sorted(filter(speeds.get, speeds), key=lambda name: -speeds[name]):
+        best.setdefault(name.partition(":")[0], name)
+    first, *others = best.values() or [""]
+    if not others:
+        return ""
+    ratios = {name: speeds[first] / speeds[name] for name in others}
+    rest = [
+        f"{name} {figure(speeds[name] / 1e12)} ({ratio:,.{0 if ratio >= 9.95 else 1}f} times)"
+        for name, ratio in ratios.items()
+    ]
+    return ", ".join([f"{first} {figure(speeds[first] / 1e12)} TFLOP/s fp32", *rest])

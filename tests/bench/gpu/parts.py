@@ -422,16 +422,16 @@ def host(asked: Asked) -> None:
 
 
 def _microseconds(call, device: torch.device, number: int) -> float:
-    from runner.device.benchmark.timing import waiter
+    from runner.device.streams import wait_for
 
-    wait, found = waiter(device), []
+    found = []
     call()
     for _ in range(5):
-        wait()
+        wait_for(device)
         began = time.perf_counter()
         for _ in range(number):
             call()
-        wait()
+        wait_for(device)
         found.append((time.perf_counter() - began) / number * 1e6)
     return statistics.median(found)
 

@@ -1,10 +1,10 @@
-"""What is kept comes back; what is damaged, foreign or not there is None."""
+"""Figures that were stored can be read again; a damaged file or one of another machine gives none."""
 
 import json
 import os
 import subprocess
 import sys
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ from machine_figures import MACHINE, facts
 
 from runner.device import Gpu
 from runner.device.benchmark import cache
+from runner.device.benchmark.cache import MeasuredDevice, comparison, figure
 from runner.version import PACKAGES
 
 
@@ -24,30 +25,27 @@ def own_cache(tmp_path, monkeypatch):
     return tmp_path / "runner"
 
 
-def test_what_is_kept_comes_back(own_cache):
-    assert cache.read(MACHINE) is None
+def test_read_after_keep_returns_the_figures(own_cache):
+    assert cache.read(MACHINE) == {}
     file = cache.keep(facts(), MACHINE)
     assert [file] == list(own_cache.iterdir())
     assert file.name.startswith("bench-")
     measured = cache.read(MACHINE)
-    assert list(measured.devices) == ["cuda:0", "cpu"]
-    gpu = measured.devices["cuda:0"]
+    assert list(measured) == ["cuda:0", "cpu"]
+    gpu = measured["cuda:0"]
     assert gpu.flops_per_second == {"fp32": 42e12, "bf16": 700e12}
     assert gpu.memory_bytes_per_second == 4000e9
     assert gpu.copy_bytes_per_second == 50e9  # to the device, from pinned memory
-    assert gpu.launch_seconds == pytest.approx(4e-6)
-    assert gpu.host_read_seconds == pytest.approx(12e-6)
+    assert (gpu.launch_seconds, gpu.host_read_seconds) == pytest.approx((4e-6, 12e-6))
     assert gpu.measured_at == "2026-01-02T03:04:05+00:00"
-    assert measured.devices["cpu"].copy_bytes_per_second == 18e9
-    with pytest.raises(FrozenInstanceError):
-        gpu.launch_seconds = 1.0
+    assert measured["cpu"].copy_bytes_per_second == 18e9
 
 
-def test_without_pinned_memory_the_pageable_one_counts():
-    found = facts()
-    del found["devices"]["cuda:0"]["copy_to_device_gb_per_s"]["pinned"]
-    cache.keep(found, MACHINE)
-    assert cache.read(MACHINE).devices["cuda:0"].copy_bytes_per_second == 8e9
+def test_read_without_pinned_memory_takes_pageable():
+    pageable = facts()
+    del pageable["devices"]["cuda:0"]["copy_to_device_gb_per_s"]["pinned"]
+    cache.keep(pageable, MACHINE)
+    assert cache.read(MACHINE)["cuda:0"].copy_bytes_per_second == 8e9
 
 
 OTHERS = {
@@ -64,34 +62,32 @@ THE_SAME = {
 
 
 @pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
-def test_another_machine_has_figures_of_its_own(other):
+def test_read_on_another_machine_finds_nothing(other):
     kept = cache.keep(facts(), MACHINE)
-    assert cache.read(other) is None
+    assert cache.read(other) == {}
     kept.rename(cache.path(other))  # a file of this name with another machine in it
-    assert cache.read(other) is None
+    assert cache.read(other) == {}
 
 
 @pytest.mark.parametrize("same", THE_SAME.values(), ids=THE_SAME)
-def test_what_changes_by_itself_makes_no_other_machine(same):
+def test_read_after_free_memory_changed_finds_figures(same):
     cache.keep(facts(), MACHINE)
-    assert cache.read(same) is not None
+    assert cache.read(same)
 
 
 @pytest.mark.parametrize("variable", ["OMP_NUM_THREADS", "MKL_NUM_THREADS"])
-def test_another_number_of_threads_has_figures_of_its_own(variable, monkeypatch):
+def test_read_with_other_threads_finds_nothing(variable, monkeypatch):
     cache.keep(facts(), MACHINE)
     monkeypatch.setenv(variable, "3")
-    assert cache.read(MACHINE) is None
+    assert cache.read(MACHINE) == {}
 
 
 def damage(file, *keys, value):
-    """Puts a value where the keys lead to."""
-    kept = json.loads(file.read_text())
-    inner = kept
+    stored = inner = json.loads(file.read_text())
     for key in keys[:-1]:
         inner = inner[key]
     inner[keys[-1]] = value
-    file.write_text(json.dumps(kept))
+    file.write_text(json.dumps(stored))
 
 
 DAMAGE = {
@@ -112,15 +108,15 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("harm", DAMAGE.values(), ids=DAMAGE)
-def test_a_damaged_file_is_none(harm):
+def test_read_of_damaged_file_finds_nothing(harm):
     file = cache.keep(facts(), MACHINE)
     harm(file)
-    assert cache.read(MACHINE) is None
+    assert cache.read(MACHINE) == {}
     cache.keep(facts(), MACHINE)
-    assert cache.read(MACHINE) is not None
+    assert cache.read(MACHINE)
 
 
-def test_a_write_that_is_interrupted_leaves_the_file_before(own_cache, monkeypatch):
+def test_interrupted_write_leaves_the_earlier_file(own_cache, monkeypatch):
     cache.keep(facts(), MACHINE)
 
     def interrupt(self, target):
@@ -130,29 +126,72 @@ def test_a_write_that_is_interrupted_leaves_the_file_before(own_cache, monkeypat
         patch.setattr(Path, "replace", interrupt)
         cache.keep(facts() | {"devices": {}}, MACHINE)
     assert list(own_cache.iterdir()) == [cache.path(MACHINE)]
-    assert list(cache.read(MACHINE).devices) == ["cuda:0", "cpu"]
+    assert list(cache.read(MACHINE)) == ["cuda:0", "cpu"]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="XDG's custom")
-@pytest.mark.parametrize("given", ["", "relative/cache", None])
-def test_without_a_cache_folder_of_ones_own_it_is_the_homes(given, tmp_path, monkeypatch):
+@pytest.mark.parametrize("value", ["", "relative/cache", None])
+def test_folder_without_xdg_variable_is_in_home(value, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    if given is None:
+    if value is None:
         monkeypatch.delenv("XDG_CACHE_HOME")
     else:
-        monkeypatch.setenv("XDG_CACHE_HOME", given)
+        monkeypatch.setenv("XDG_CACHE_HOME", value)
     assert cache.folder() == tmp_path / "home/.cache/runner"
 
 
 def test_reading_loads_neither_torch_nor_matplotlib(own_cache):
-    cache.keep(facts(), MACHINE)
     code = (
-        "import sys; from runner.device.benchmark import cache; from runner.device.benchmark.text import comparison\n"
-        "from runner.device import Hardware; cache.read(Hardware()); comparison(None, ())\n"
+        "import sys; from runner.device.benchmark import cache\n"
+        "from runner.device import Hardware; cache.comparison(cache.read(Hardware()), ())\n"
         "print(sorted({'torch', 'matplotlib'} & set(sys.modules)))"
     )
-    path = str(PACKAGES)
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}
-    )
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGES)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert done.stdout == "[]\n", done.stderr
+
+
+def measured(**tflops):
+    """By name, with a _ for the colon."""
+    return {
+        name.replace("_", ":"): MeasuredDevice({"fp32": value * 1e12} if value else {}, 1.0, 1.0, 1.0, 1.0, "")
+        for name, value in tflops.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("figures", "devices", "text"),
+    [
+        (measured(cuda_0=41.0, cpu=0.1), ["cuda:0", "cpu"], "cuda:0 41.0 TFLOP/s fp32, cpu 0.100 (410 times)"),
+        (measured(cpu=2.0, mps=3.0), ["cpu", "mps"], "mps 3.00 TFLOP/s fp32, cpu 2.00 (1.5 times)"),
+        (measured(cpu=2.0, mps=1.0), ["cpu", "mps"], "cpu 2.00 TFLOP/s fp32, mps 1.00 (2.0 times)"),
+        (
+            measured(cuda_0=5.0, cuda_1=50.0, cpu=0.01),
+            ["cuda:0", "cuda:1", "cpu"],
+            "cuda:1 50.0 TFLOP/s fp32, cpu 0.0100 (5,000 times)",
+        ),
+        (
+            measured(cuda_0=5.0, cuda_1=50.0, cpu=1.0),
+            ["cuda:0", "cpu"],
+            "cuda:0 5.00 TFLOP/s fp32, cpu 1.00 (5.0 times)",
+        ),
+        (measured(cuda_0=5.0, cuda_1=50.0), ["cuda:0", "cuda:1"], ""),
+        (measured(cuda_0=5.0), ["cuda:0", "cpu"], ""),
+        (measured(cuda_0=5.0, cpu=0), ["cuda:0", "cpu"], ""),
+        (measured(cuda_0=5.0, cpu=1.0), [], ""),
+        ({}, ["cuda:0", "cpu"], ""),
+    ],
+)
+def test_comparison_takes_the_fastest_of_each_kind(figures, devices, text):
+    assert comparison(figures, devices) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        *((0.00241, "0.00241"), (0.026, "0.0260"), (0.9996, "1.00"), (1.0, "1.00"), (9.994, "9.99"), (9.996, "10.0")),
+        *((99.94, "99.9"), (99.96, "100"), (4100.4, "4,100"), (1e6, "1,000,000")),
+    ],
+)
+def test_figure_has_three_significant_digits(value, text):
+    assert figure(value) == text
