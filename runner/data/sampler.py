@@ -54,7 +54,6 @@ def _sizes_and_shares(asked: Asked, labels: Tensor, source: Source) -> tuple[Ten
 
 
 def _weights(asked: Asked, classes: Sequence[str], name: str) -> list[float]:
-    """One for each class. Raises: RunnerError."""
     if isinstance(asked, str):
         return [1.0] * len(classes)
     if not isinstance(asked, Mapping):

@@ -159,10 +159,6 @@ def _from_splits(found: Mapping[str, Any], *, name: str, asked: str) -> Source:
 
 
 def _given(found: Any, split: str, train: Source, asked: str) -> Any:
-    """The rows of a split that the source brings, in the classes of the training split.
-
-    Raises: RunnerError for a Dataset whose classes have other numbers there.
-    """
     if isinstance(found, TensorDataset) and len(found.tensors) == 2:
         found = found.tensors
     if not isinstance(found, list | tuple) or len(found) != 2:

@@ -317,8 +317,6 @@ def _forgiving(
 
 
 def _counting(turns: Counter[str]) -> Callable[[str], None]:
-    """What keeps each place that goes by values; it raises NotSimulated where a loop seems to have no end."""
-
     def count(what: str) -> None:
         stack = list(call_site.frames())
         place = str(HostRead(what, call_site.line(stack), call_site.module(stack)))

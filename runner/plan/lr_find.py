@@ -98,10 +98,6 @@ def _tried(
     accumulate_steps: int,
     clip_grad_norm: float | None,
 ) -> tuple[Any, Any]:
-    """The rates that were tried and the loss at each, (n,): until the loss has run away, or the schedule ends.
-
-    groups: of the optimizer, those that get the rate; the others keep theirs, as they do in the run.
-    """
     step = make_step(
         made.model, made.task, optimizer=made.optimizer, precision=made.precision, clip_grad_norm=clip_grad_norm
     )

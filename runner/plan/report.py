@@ -170,8 +170,6 @@ def _too_big(
     recompute: str | None,
     own_batch_size: int | None,
 ) -> Finding:
-    """recompute: the modules with whose recomputation it would fit. own_batch_size: of a person's DataLoader, None: it is
-    train.batch_size."""
     asked = cfg.train.batch_size if own_batch_size is None else own_batch_size
     words = "train.batch_size={}" if own_batch_size is None else "batch_size={} in your DataLoader"
     own = cfg.train.precision
@@ -192,8 +190,6 @@ def _too_big(
 
 
 def _evaluation_too_big(memory: dict[str, Any], usable: int, size: int, *, is_own: bool) -> Finding:
-    """size: of the largest batch with which it would fit; 0 where none does, or there was no time to find out. is_own:
-    whether it is that of a person's DataLoader."""
     taken = size_in_words(memory["evaluation_bytes"])
     what = f"an evaluation takes {taken}, and {size_in_words(usable)} are there to be used"
     name, where = ("batch_size", " in your DataLoader") if is_own else ("train.eval_batch_size", "")
@@ -201,7 +197,6 @@ def _evaluation_too_big(memory: dict[str, Any], usable: int, size: int, *, is_ow
 
 
 def _time(step: dict[str, Any], target: Target) -> dict[str, Any]:
-    """The least time of a step, by what is slowest; None where the device's speed is not known."""
     if not target.flops_per_second or not target.memory_bytes_per_second:
         return {"copy_seconds": None, "launch_seconds": None, "least_seconds": None, "limited_by": None}
     copy, launch = target.copy_bytes_per_second, target.launch_seconds

@@ -229,7 +229,6 @@ def tune(
 
 
 def _check(cfg: DictConfig, name: str | None, usual: str) -> str:
-    """The name of the file: the one that was asked for, or the usual one. Raises: RunnerError."""
     found = []
     if cfg.train.num_processes not in ("auto", 1) or cfg.device == "all":
         problem = "several processes wait for each other, and one alone shows nothing of that"
@@ -248,7 +247,6 @@ def _file(name: str) -> Path:
 
 
 def _name(cfg: DictConfig, overrides: Sequence[str]) -> str:
-    """The experiment's, else that of the data and the model."""
     recipes = [word.partition("=")[2] for word in overrides if word.startswith(("experiment=", "+experiment="))]
     model = str(cfg.model.get("_target_", "model")).rpartition(".")[2].lower()
     return re.sub(r"[^\w.-]+", "_", recipes[-1] if recipes else f"{cfg.data.name}_{model}")
@@ -278,7 +276,6 @@ def _as_values(search: Search, device: str, plan: dict[str, Any]) -> dict[str, A
 
 
 def _write(found: dict[str, Any], settings: dict[str, Any]) -> None:
-    """An overlay, whose first lines say that it is one, as Hydra wants it, and how it is used."""
     tree = OmegaConf.create()
     for key, value in settings.items():
         OmegaConf.update(tree, key, value)

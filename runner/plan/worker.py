@@ -235,8 +235,6 @@ def _placement(names: Names, trial: Trial) -> list[dict[str, Any]]:
 
 
 def _recomputed(trial: Trial, usable_bytes: int) -> str | None:
-    """The blocks with whose recomputation the step would fit; None where it would not, or does not go with the run. The
-    trial is at its end: its model has changed."""
     train, prefix = trial.cfg.train, "model." if isinstance(trial.parts.model, Prepared) else ""
     pattern = repeated(trial.parts.model, prefix=prefix)
     if not pattern or train.recompute or train.compile or train.cuda_graph:

@@ -91,7 +91,6 @@ def _steps(cfg: DictConfig, summary: Summary, *, num_steps: int) -> str:
 
 
 def _check_weights(trained: Trained) -> None:
-    """Raises: RunnerError for a model whose load_state_dict() leaves out what its state_dict() gave."""
     saved, loaded = checkpoint.load(trained.folder / trained.weights)["model"], trained.model.state_dict()
     for name, value in saved.items():
         if not torch.equal(value.nan_to_num(), loaded[name].to(value.dtype).nan_to_num()):

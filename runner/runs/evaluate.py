@@ -112,10 +112,6 @@ def _report(trained: Trained, found: Measured, values: Mapping[str, float]) -> d
 
 
 def _then(trained: Trained) -> dict[str, float]:
-    """What the run measured with these weights: val at their step, test at its end with the best ones.
-
-    A test of before their step was of other weights: the run was made longer, and did not come to its end.
-    """
     found = read_measured(trained.folder, trained.step)
     return {name: value for name, (value, _, _) in found.items() if name.startswith("val/") or trained.weights == BEST}
 
@@ -143,7 +139,6 @@ def _write(folder: Path, report: dict[str, Any], *, weights: str) -> None:
 
 
 def _track(folder: Path, report: dict[str, Any], overrides: list[str]) -> str:
-    """Logs the values as eval/... of the same run in MLflow. Raises: RunnerError where it is not there."""
     from runner.runs.store import answering, store_of
     from runner.tracking import mlflow_store, store_uri
     from runner.tracking.mlflow_names import Names

@@ -159,7 +159,6 @@ def _whole(source: Source, limit: int | None, seed: int) -> tuple[dict[str, Any]
 
 
 def _fitting(source: Source, card: Card, *, asked: str) -> Tensor | None:
-    """The run's numbers of this data's classes or labels. Raises: RunnerError with everything that doesn't fit."""
     problems = []
     for key, name in (
         ("input_shape", "rows of shape"),

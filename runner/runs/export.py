@@ -178,7 +178,6 @@ def export_to(trained: Trained, form: str, target: Path, *, predictions: bool) -
 
 
 def _beside_it(target: Path) -> tempfile.TemporaryDirectory[str]:
-    """A folder beside what is to be written. Raises: RunnerError where none can be made."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         return tempfile.TemporaryDirectory(dir=target.parent, prefix=".export-")
@@ -189,7 +188,6 @@ def _beside_it(target: Path) -> tempfile.TemporaryDirectory[str]:
 
 
 def _check_form(form: str, output: str | None) -> None:
-    """Raises: RunnerError for one that there is not, and for a path that does not go with it."""
     if form in FORMS:
         _target(form, output)
         return
@@ -201,7 +199,6 @@ def _check_form(form: str, output: str | None) -> None:
 
 
 def _target(form: str, output: str | None) -> Path | None:
-    """None: in the run's folder. Raises: RunnerError for a path of another ending, and for a folder that is no export."""
     name = FORMS[form][0]
     if output is None:
         return None
@@ -226,7 +223,6 @@ def _beside(target: Path) -> Path:
 def _checked(
     module: nn.Module, compute: export_formats.Compute, rows: Any, *, asked: str, write: str
 ) -> dict[str, Any]:
-    """Compares for several numbers of rows. Raises: RunnerError with the first difference."""
     largest = 0.0
     for count in TRIED_ROWS:
         some = map_tensors(rows, lambda tensor, count=count: torch.cat([tensor] * count)[:count])  # type: ignore[misc]

@@ -112,7 +112,6 @@ def _from_home(error: Problem, folder: Path, verb: str, words: Sequence[str]) ->
 
 
 def _homes(folder: Path) -> list[Path]:
-    """Where a run's relative paths lead from: its current folder, as Hydra noted it, or, where all was moved, one above the run's."""
     noted: list[Path] = []
     with suppress(OSError, ValueError, yaml.YAMLError, KeyError, TypeError):
         noted = [Path(yaml.safe_load((folder / ".hydra/hydra.yaml").read_text())["hydra"]["runtime"]["cwd"])]

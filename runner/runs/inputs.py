@@ -140,7 +140,6 @@ def _shaped(rows: Tensor, shape: Any) -> Tensor:
 
 
 def _fitting(rows: Tensor, trained: Trained, file: Path) -> Tensor:
-    """Rows of the model's shape; flat ones get it, and texts may have fewer tokens. Raises: RunnerError."""
     shape = trained.card.facts.get("input_shape")
     if not isinstance(shape, list) or list(rows.shape[1:]) == shape:
         return rows

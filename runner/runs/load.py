@@ -147,7 +147,6 @@ def reader_of(trained: Trained) -> Callable[[str], Any] | None:
 
 
 def _state(folder: Path, weights: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The checkpoint, and what is to be known of the run. Raises: RunnerError where it left none."""
     summary, file = read_summary(folder), folder / weights
     status = str(summary.get("status") or "killed, without a summary")
     if not file.is_file():

@@ -134,7 +134,6 @@ def predict(
 
 
 def _check_keep(keep: bool, inputs: str) -> None:
-    """Raises: RunnerError for a file that has no columns to keep."""
     if keep and Path(inputs).expanduser().exists() and not input_tables.is_table(Path(inputs)):
         problem = "only tables have columns to keep"
         fix = f"without --keep, or {', '.join(input_tables.ENDINGS)}"
@@ -142,7 +141,6 @@ def _check_keep(keep: bool, inputs: str) -> None:
 
 
 def _backends(folder: Path, overrides: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Torch's switches by kind of device, where one is named: the run's, with those. Raises: RunnerError."""
     words = [word for word in overrides if key_of(word).startswith("backends.")]
     if not words:
         return {}  # a model answers also where its run can't be composed any more

@@ -73,7 +73,6 @@ def _check_names(name: str, alias: str | None) -> None:
 
 
 def _sent(folder: Path, uri: str, *, asked: str) -> Ack:
-    """The run as the store has it, complete. Raises: RunnerError where it is not."""
     ack = read_ack(folder)
     if not ack.is_complete or ack.uri != store_uri.shown(uri):
         with answering(asked, uri):
@@ -85,7 +84,6 @@ def _sent(folder: Path, uri: str, *, asked: str) -> Ack:
 
 
 def _model_of(client: MlflowClient, folder: Path, ack: Ack) -> str:
-    """The id of the model with the run's best weights; it is made where the run left none there. Raises: RunnerError."""
     step = _best_step(folder)
     try:
         if not (found := _logged(client, ack, step)):
@@ -124,7 +122,6 @@ def _build(node: dict[str, Any]) -> Any:
 
 
 def _event(folder: Path, trained: Trained) -> dict[str, Any]:
-    """As the run's journal would have it; the rows that the model is tried with are made where the run kept none."""
     import torch
 
     from runner.experiment.run_record import EXAMPLE, model_event

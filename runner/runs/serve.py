@@ -72,7 +72,6 @@ def serve(wanted: str, port: int, *, predictions: bool, ready: Callable[[dict[st
 
 
 def _check_port(port: int) -> None:
-    """Raises: RunnerError for a port that is taken, with one that is not."""
     with socket.socket() as tried:
         tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -42,8 +42,8 @@ from runner.sweep.jobs.prepare import (
 )
 from runner.sweep.jobs.slots import DevicesFor
 from runner.sweep.jobs.together import in_groups, in_words
-from runner.sweep.launchers.open import open_launcher
 from runner.sweep.launchers.process_pool import call
+from runner.sweep.launchers.slurm import open_launcher
 from runner.sweep.mlflow_parent import Parent
 from runner.sweep.progress_table import Table
 from runner.sweep.report import build, text
@@ -171,7 +171,6 @@ def run_sweep(plan: Plan, context: Any, config: DictConfig) -> Sweep:
 
 @contextmanager
 def _full_disk_told(sweep: Sweep) -> Iterator[None]:
-    """Raises: RunnerError, in the place of what the disk says."""
     try:
         yield
     except OSError as error:
@@ -216,10 +215,6 @@ def _sweep_of(plan: Plan, config: DictConfig) -> tuple[Sweep, bool]:
 
 
 def _jobs_to_run(plan: Plan, sweep: Sweep, *, retry: bool, grace_seconds: float) -> list[Job]:
-    """The plan's jobs without those that have ended; what was in flight goes on in its folder, a retry gets a new one.
-
-    A search's are its examples: they are checked, and what runs is its source's affair.
-    """
     if plan.objectives:
         return [Job(-1, overrides, name) for overrides, name in plan.jobs]
     jobs = []
@@ -323,7 +318,6 @@ def _composed(job: Job, composer: Composer) -> DictConfig:
 
 
 def _check(prepared: list[Prepared], launcher: Any, *, strict: bool) -> Hardware:
-    """Fills in each job's devices, or why it has none. Raises: RunnerError with every fault of every job, once."""
     hardware, *found = call(
         launcher.process_pool(), examine, [job.config for job in prepared], launcher.devices_for, launcher.is_here
     )

@@ -133,7 +133,6 @@ def _rebuilt(folder: Path, event: Event, build: Build) -> tuple[torch.nn.Module,
 
 
 def _check_step(step: int | None, event: Event, *, what: str) -> None:
-    """Raises: LeftOutError for weights of another step than the model's: a run that goes on writes its best anew."""
     if None not in (step, event.get("step")) and step != event["step"]:
         raise LeftOutError(f"{what} has the weights of step {step} by now, and the model is of step {event['step']}")
 

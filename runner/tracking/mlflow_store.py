@@ -171,7 +171,6 @@ def _bearers(client: MlflowClient, name: str) -> Iterator[tuple[str, Experiment 
 
 
 def _known(name: str, of: str) -> str:
-    """What the store calls it. Raises: MlflowException for an answer without: {} says yes to everything."""
     from mlflow.exceptions import MlflowException
 
     if not name:

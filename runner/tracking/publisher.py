@@ -231,7 +231,6 @@ class Publisher:
                 self._process.stdin.close()
 
     def _tell(self, words: bytes) -> None:
-        """Keeps what a full pipe does not take for the next call; news among it are enough once."""
         with self._turn:
             if words != pipe.NEWS or not self._unsent:
                 self._unsent += words

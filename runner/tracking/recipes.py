@@ -51,7 +51,6 @@ def _signed(folder: Path) -> Any:
 
 
 def _events(folder: Path) -> Iterator[dict[str, Any]]:
-    """What is to be sent, once or again. Raises: RunnerError for an event that is none."""
     try:
         yield from scan_events(folder / FILE)
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -77,7 +77,6 @@ def page_of(uri: str, folders: Iterable[Path]) -> str:
 
 
 def _filled_in(store: str, *, asked: str) -> str:
-    """The URI with what the environment brings. Raises: RunnerError for what it does not have."""
     try:
         uri = str(secrets.filled_in(store))
     except KeyError as error:

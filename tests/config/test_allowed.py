@@ -72,7 +72,7 @@ REVIEWED = {
     ("runner.data.tables.rows._make", "write_text"): "of the cache, below a name that holds a digest",
     ("runner.data.tables.rows.cache", "os._Environ"): "reads",
     ("runner.data.tables.rows.mapped", "mkdir"): "the cache's own folder",
-    ("runner.data.language.token_files.mapped", "numpy.load"): "reads; allow_pickle is false",
+    ("runner.data.language.tokens.mapped", "numpy.load"): "reads; allow_pickle is false",
     ("runner.errors._secrets", "os._Environ"): "reads what no message may show",
     **{
         (f"runner.errors.{name}", f"urllib.parse.{function}"): "spells a text"
@@ -83,13 +83,13 @@ REVIEWED = {
             ("credentials", "unquote_plus"),
         )
     },
-    ("runner.data.language.token_files.mapped", "numpy.memmap"): "reads",
+    ("runner.data.language.tokens.mapped", "numpy.memmap"): "reads",
     (
-        "runner.data.language.token_files.remember",
+        "runner.data.language.tokens.remember",
         "write_text",
     ): "FILE.json beside FILE, where nothing else is called so",
-    ("runner.data.language.token_files.remember", "posix.getpid"): "a part of the name of its own file",
-    ("runner.data.language.token_files.remember", "unlink"): "its own unfinished file",
+    ("runner.data.language.tokens.remember", "posix.getpid"): "a part of the name of its own file",
+    ("runner.data.language.tokens.remember", "unlink"): "its own unfinished file",
     ("runner.models.external._library", "importlib.import_module"): "timm or transformers",
     ("runner.models.external._settings", "from_pretrained"): "trust_remote_code is false",
     ("runner.models.external.timm_model", "create_model"): "a name that timm lists; no files, no addresses",
@@ -247,8 +247,8 @@ BESIDE = [
     *(
         "runner.data.write_tokens",
         "runner.data.language.tokens.write_tokens",
-        "runner.data.language.token_files.remember",
-        "runner.data.language.token_files.written",
+        "runner.data.language.tokens.remember",
+        "runner.data.language.tokens.written",
     ),
     *("runner.models.weights.load_weights", "runner.models.mlp.MLP.forward", "runner.models.mlp", "runner.data"),
     *("torch.nn.modules.module.register_module_forward_hook", "torch.nn.Module.load_state_dict"),

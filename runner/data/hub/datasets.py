@@ -152,7 +152,6 @@ def _on_length(reading: Reading) -> tuple[str, ...]:
 
 
 def _without_empty(tables: dict[str, Any], picked: Chosen, asked: str) -> dict[str, Any]:
-    """Of a text to go on with, rows without text teach nothing. Raises: RunnerError where none is left to train on."""
     if picked.target is not None:
         return tables
     found = {}
@@ -192,7 +191,6 @@ def _all_targets(
 
 
 def _named(numbers: Any, names: tuple[str, ...], *, asked: str, called: str) -> Any:
-    """The names of a column's classes. Raises: RunnerError for numbers that it has no name for."""
     if numbers.min() < 0 or numbers.max() >= len(names):
         problem = f"{called} holds {numbers.min()}..{numbers.max()}, and it has {len(names)} classes"
         raise RunnerError(Problem(asked, problem, "the same set without rows of unknown class (-1)"))

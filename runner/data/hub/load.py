@@ -91,7 +91,6 @@ def _library() -> Any:
 
 
 def _words(path: str, subset: str | None, data_files: Files | None, data_dir: str | None) -> dict[str, Any]:
-    """What load_dataset() takes. Raises: RunnerError for what it would look for in vain, on the Hub or in a folder."""
     place, asked = Path(path).expanduser(), f"data.path={path}"
     if path in BUILDERS:
         if data_files is None and data_dir is None:
@@ -154,7 +153,6 @@ def _is_saved(path: str) -> bool:
 
 
 def _chosen(asked: dict[str, str], there: list[str], set_asked: str) -> dict[str, str]:
-    """Our names of the splits -> the set's. Raises: RunnerError for a split that it lacks."""
     listed = ", ".join(there)
     if unknown := [name for name in asked if name not in SPLITS]:
         problem = f"splits are called {', '.join(SPLITS)} here"

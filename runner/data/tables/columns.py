@@ -140,7 +140,6 @@ def _inputs(
     *,
     file: TableFile,
 ) -> list[str]:
-    """The columns that are learned from. Raises: RunnerError with each name that the table does not have."""
     asked = (
         ("target", targets),
         ("columns", _texts(columns)),
@@ -221,7 +220,6 @@ def _on_its_digits(tally: Tally) -> str:
 
 
 def _check_used(formats: Sequence[str], tallies: Mapping[str, Tally], file: TableFile) -> None:
-    """Raises: RunnerError for formats that no column has."""
     if any(tally.dates for tally in tallies.values()):
         return
     texts = {name: suggested(itertools.islice(tally.texts, MOST_LOOKED_AT)) for name, tally in tallies.items()}

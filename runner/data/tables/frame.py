@@ -36,7 +36,6 @@ class TableFrame:
 
 
 def _arrow(values: Any) -> Any:
-    """A column's values; what pandas marks as missing is null. Values of several kinds are texts, as in a CSV."""
     import pandas
     import pyarrow as pa
 

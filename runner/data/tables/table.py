@@ -148,7 +148,6 @@ def _chunks(files: Sequence[TableFile], found: Table, *, complete: bool) -> Iter
 
 
 def _given(key: str, path: str, found: Table, asked: str | bool, *, form: Form, complete: bool) -> Any:
-    """The rows of a ready split, as those of the training split are."""
     files = table_files(path, key=key, form=form)
     other = replace(found, num_rows=None)
     how = found.node() | form.node() | {"complete": complete}

@@ -70,7 +70,6 @@ def strengths_of(asked: Any) -> dict[str, float]:
 
 
 def _meant(name: Any, value: Any) -> list[tuple[str, Any]]:
-    """Itself, where it is right; else the names that it may have meant, the likeliest first, with strengths that they take."""
     hits = [name] if name in NAMES else nearest(str(name), NAMES, cutoff=0.5)  # cutmix: mixup or cutout
     return [(hit, value if _takes(hit, value) else NAMES[hit].usual) for hit in hits]
 

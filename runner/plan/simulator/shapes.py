@@ -97,7 +97,6 @@ def _is_pure(func: Any) -> bool:
 
 
 def _named(value: Any) -> Hashable:
-    """Raises: TypeError for what has no name, a number of the host among them: torch takes some of them for Python's."""
     if isinstance(value, Tensor):
         if not value.is_meta:
             raise TypeError

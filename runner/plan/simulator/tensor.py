@@ -264,7 +264,6 @@ def _on_device(value: Tensor, device: torch.device, func: Any, inputs: Sequence[
 
 
 def _device_of(inputs: Iterable[Tensor]) -> torch.device | None:
-    """Where an operation is done: on the device of its first tensor that is not the host's."""
     ours = [tensor.pretended for tensor in inputs if isinstance(tensor, SimulatedTensor)]
     return next((device for device in ours if device.type != "cpu"), ours[0] if ours else None)
 

@@ -104,8 +104,6 @@ def _names(moment: Moment) -> Names:
 
 
 def _keeping(norms: dict[str, Tensor], name: str) -> Callable[[Tensor], None]:
-    """A hook that keeps the norm of a parameter's gradient, as it is when the last batch was added."""
-
     def keep(parameter: Tensor) -> None:
         assert parameter.grad is not None
         norms[name] = torch.linalg.vector_norm(parameter.grad.detach().float())

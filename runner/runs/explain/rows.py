@@ -60,7 +60,6 @@ def placed(moment: Moment, cfg: DictConfig, picked: Sequence[Picked]) -> list[Ro
 
 
 def _out_of_the_ordinary(batch: Any, row: int, names: Sequence[str]) -> tuple[str, float | None]:
-    """The number of a row's inputs that is not finite, or far from the other rows'; ("", None) where none is."""
     inputs = next((one for one in tensors(batch) if one.is_floating_point() and one.dim() > 1), None)
     if inputs is None or not row < len(inputs) or len(inputs) < 2:
         return "", None

@@ -126,7 +126,6 @@ def _row(what: str, values: Sequence[str | None], *, key: Callable[[str], str] =
 
 
 def _code(makings: Sequence[Making]) -> Iterator[Difference | None]:
-    """The commits, and below them the files that are not the same."""
     gits = [each.git for each in makings]
     if all(is_same_code(git, gits[0]) for git in gits):
         changed: list[dict[str, list[str]]] = [{} for _ in gits]
@@ -156,7 +155,6 @@ def _changed_lines(diff: str) -> dict[str, list[str]]:
 
 
 def _own_lines(lines: Sequence[str], of_all: Sequence[Sequence[str]]) -> str:
-    """The first of the lines that not all have, and how many there are more."""
     own = [line for line in lines if any(line not in other for other in of_all)]
     own.sort(key=lambda line: not line.startswith("+"))
     if not own:

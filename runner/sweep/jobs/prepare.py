@@ -162,7 +162,6 @@ def together(zipped: Sequence[Mapping[str, Any]], others: Collection[str] = ()) 
 
 
 def _zip_problems(zipped: Mapping[str, Any], taken: Collection[str]) -> list[Problem]:
-    """taken: keys that something else has given."""
     problems = []
     for key, values in zipped.items():
         asked = f"{ZIP}={{{key}: {values}}}"

@@ -153,7 +153,6 @@ def task(cfg: DictConfig) -> Summary:
 
 
 def _told(error: BaseException) -> str:
-    """What a job's summary says of an error that its run could not keep; all of it goes to the job's console."""
     if isinstance(error, RunnerError):
         say(f"\n{error}")
         return on_a_line(error)

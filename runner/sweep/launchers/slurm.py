@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from hydra.core.plugins import Plugins
+from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from runner.config.compose import restored
@@ -31,8 +33,33 @@ from runner.experiment.summary import Summary, read_summary
 from runner.sweep.jobs.prepare import Prepared
 from runner.sweep.jobs.run_job import VARIABLE, Assignment, task
 from runner.sweep.jobs.slots import DevicesFor, anywhere, devices_for
+from runner.sweep.launchers import slurm
+from runner.sweep.launchers.local import Slots
 from runner.sweep.launchers.process_pool import Ended, NotTakenError, ProcessPool
 from runner.version import python_path
+
+
+@contextmanager
+def open_launcher(context: Any, config: DictConfig, *, imports: tuple[str, ...] = ()) -> Iterator[Any]:
+    """The launcher that hydra/launcher names: one of ours, or submitit's in our hands.
+
+    imports: modules that all jobs share, for launchers whose processes are warm.
+    """
+    slurm.check_there(config)
+    launcher: Any
+    if str(config.hydra.launcher._target_).startswith(slurm.PLUGIN):
+        theirs = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=task, config=config)
+        launcher = slurm.Scheduled(theirs, config)
+    else:
+        launcher = instantiate(config.hydra.launcher)
+        launcher.setup(hydra_context=context, task_function=task, config=config)
+    if isinstance(launcher, Slots):
+        launcher.preload += imports
+    try:
+        yield launcher
+    finally:
+        launcher.close()
+
 
 PLUGIN = "hydra_plugins.hydra_submitit_launcher"
 #: parameters of submitit by which a job asks for GPUs; jobs with device=cpu don't
@@ -108,7 +135,6 @@ class Scheduled:
         self._process_pool = None
 
     def _submit(self, batch: list[tuple[Prepared, Assignment]], *, on_cpu: bool) -> str:
-        """Hands them to the queue; returns what it says where it does not take them."""
         from submitit.core.utils import FailedJobError  # it is an extra, which who comes here has
 
         parameters = dict(self._launcher.params)

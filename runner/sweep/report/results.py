@@ -170,7 +170,6 @@ def as_fold(fold: str, num_folds: str) -> str | None:
 
 
 def _metrics(found: dict[str, Any] | None) -> dict[str, float]:
-    """A value that JSON could not hold, NaN or infinite, is null there, and NaN here."""
     return _numbers({name: math.nan if value is None else value for name, value in (found or {}).items()})
 
 
@@ -194,7 +193,6 @@ def _best(found: dict[str, Any] | None, series: dict[str, Series], began_ms: int
 
 
 def _began_ms(folder: Path | None, series: dict[str, Series]) -> int | None:
-    """When the training began: the journal's start, else its first point."""
     if folder is not None and (folder / JOURNAL).is_file():
         first = next(scan(folder / JOURNAL), None)
         if first is not None and first.kind == "start" and isinstance(first.data, dict):

@@ -275,7 +275,6 @@ class Suggestions:
         self._hands.ledger.note(job)
 
     def _say_changes(self) -> None:
-        """Warns when the line differs from the one before in what all trials have: their values may not compare."""
         words = {dimension.word for dimension in self._space.dimensions.values()}
         if not self._jobs:
             return

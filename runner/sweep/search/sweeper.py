@@ -69,7 +69,6 @@ def read_space(words: Sequence[str], config_loader: Any, *, more: Mapping[str, A
 
 
 def _dimension(override: Override) -> Dimension:
-    """One override with several values. Raises: RunnerError when no search can be made of it."""
     from hydra.core.override_parser.types import IntervalSweep, RangeSweep
 
     value: Any = override.value()

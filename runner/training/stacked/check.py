@@ -74,7 +74,6 @@ def check_alike(members: Sequence[Member], *, is_asked: bool) -> Size:
 
 
 def _to_compare(members: Sequence[Member]) -> list[int]:
-    """Some of them, and the first of each setting of the model and the task: one that is not seen is taken from another."""
     settings = [
         tuple((key, repr(value)) for key, value in member.settings.experiment.items() if key.startswith(OF_A_FORWARD))
         for member in members
@@ -84,8 +83,6 @@ def _to_compare(members: Sequence[Member]) -> list[int]:
 
 
 def _together(stack: Stack, members: Sequence[Member], batches: Sequence[Any]) -> tuple[list[list[Tensor]], Size]:
-    """Of each member the loss and the gradients of the first batch, as they are to be computed; and the size to take.
-    Raises: CannotStackError."""
     groups = [Members([member.parts], member.settings.train) for member in members]
     states, said = [dict(member.generators) for member in members], list[str]()
     compiled = Compiled(how_to_compile(members[0].parts, is_alone=True), list(stack.numbers))
@@ -117,7 +114,6 @@ def _together(stack: Stack, members: Sequence[Member], batches: Sequence[Any]) -
 
 
 def _alone(member: Member, batch: Any) -> list[Tensor]:
-    """The same of one, as its own run would take it."""
     parts = member.parts
     with world(member.generators, parts.device):
         with parts.precision.autocast():
@@ -134,7 +130,6 @@ def _gradients(module: nn.Module) -> list[Tensor]:
 
 
 def _compare(member: Member, batch: Any, together: Sequence[Tensor], *, whole: int) -> None:
-    """Raises: CannotStackError where one alone comes to something else."""
     alone = _alone(member, batch)
     if len(alone) != len(together):
         raise CannotStackError("together, other weights get gradients than in a run alone")

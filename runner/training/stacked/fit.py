@@ -86,8 +86,6 @@ def fit_together(
 
 
 class _OneWord:
-    """What is asked at a step is answered once: all members hear the same, whoever else has asked what by then."""
-
     def __init__(self, stop: Stop, parts: Parts) -> None:
         self._own = OwnStopCondition(stop, parts.limits)
         self._step = -1

@@ -11,8 +11,7 @@ import torch
 from waiting import LONGEST
 
 from runner.config.instantiate import build
-from runner.data.language.token_files import written
-from runner.data.language.tokens import tokens, write_tokens
+from runner.data.language.tokens import tokens, write_tokens, written
 from runner.data.split import fingerprint, split
 from runner.errors import RunnerError
 from runner.version import PACKAGES
@@ -62,9 +61,7 @@ def test_bin_files_of_each_type_and_npy(tmp_path, dtype):
 
 
 def test_the_greatest_token_is_found_once(tmp_path, monkeypatch):
-    from runner.data.language import token_files
-
-    monkeypatch.setattr(token_files, "TOKENS_A_PASS", 64)
+    monkeypatch.setattr("runner.data.language.tokens.TOKENS_A_PASS", 64)
     numbers = COUNTED.copy()
     numbers[700] = numbers[800] = 5000
     path = bin_file(tmp_path, numbers)

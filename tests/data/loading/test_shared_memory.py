@@ -76,7 +76,7 @@ def test_the_loader_says_that_there_is_no_room(monkeypatch):
 SCRIPT = """
 import torch
 from torch.utils.data import Dataset
-from runner.data.loading.worker_reader import Reader
+from runner.data.loading.streamed import Reader
 from runner.errors import RunnerError
 
 class Growing(Dataset):

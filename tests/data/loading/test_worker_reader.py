@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from runner.data.loading.worker_reader import Reader
+from runner.data.loading.streamed import Reader
 from runner.errors import Problem, RunnerError
 from runner.version import PACKAGES
 
@@ -158,7 +158,7 @@ def test_the_problems_of_a_row_are_those_that_were_found(num_workers):
 CAN_NOT_BE_SENT = """
 import multiprocessing
 from torch.utils.data import Dataset
-from runner.data.loading.worker_reader import Reader
+from runner.data.loading.streamed import Reader
 from runner.errors import RunnerError
 
 def make():
