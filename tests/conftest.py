@@ -45,7 +45,7 @@ def pytest_configure(config):
 
 #: the files that take longest, longest first: begun last, one of them would be all that is left
 LONGEST_FILES = """
-sweep/launchers/test_ray sweep/launchers/test_slurm sweep/test_batched cli/test_try_out whole_runs/test_template
+sweep/launchers/test_ray sweep/launchers/test_slurm sweep/test_batched tools/test_try_out whole_runs/test_template
 sweep/launchers/test_pretended_gpus whole_runs/test_hostile experiment/test_own_loader runs/test_check device/test_other_accelerator
 bench/test_peers sweep/test_sweep experiment/test_run cli/test_dispatch whole_runs/test_fuzz tracking/test_faults
 whole_runs/test_readme sweep/search/test_sweeper distributed/test_training plan/test_zoo training/step/test_compiled
@@ -108,7 +108,7 @@ DRAWN_TESTS = {
 #: other, tests or whole files, one runs with each commit. They take about as long: a commit's run is no longer than another's
 ONE_OF_THREE = """
 device/test_other_accelerator.py sweep/launchers/test_ray.py sweep/launchers/test_slurm.py
-whole_runs/test_template.py cli/test_try_out.py::test_a_night
+whole_runs/test_template.py tools/test_try_out.py::test_a_night
 sweep/test_batched.py::test_each_job_is_the_run_that_it_is_alone
 distributed/test_training.py data/tables/test_rows.py::test_many_rows_train_in_less_memory_than_they_take
 sweep/test_batched.py::test_what_can_not_be_trained_together_is_trained_one_by_one
@@ -123,7 +123,7 @@ whole_runs/test_readme.py::test_the_plan_says_what_its_page_says
 device/test_backends.py::test_a_compiled_step_does_not_lay_channels_last_where_that_overwrites_memory
 tracking/test_mlflow_model.py::test_a_model_loads_elsewhere_without_this_package_for_any_number_of_rows
 sweep/launchers/test_pretended_gpus.py data/language/test_tokens.py::test_a_file_larger_than_the_memory_is_trained_on
-runs/test_check.py::test_recipes_and_settings_pass cli/test_try_out.py::test_other_code_is_tried_by_its_seeds
+runs/test_check.py::test_recipes_and_settings_pass tools/test_try_out.py::test_other_code_is_tried_by_its_seeds
 experiment/test_last_batch.py::test_several_processes_are_told_at_once
 sweep/test_sweep.py::test_jobs_that_die_are_rows_and_the_others_do_not_notice
 training/step/test_on_device.py::test_a_graph_of_a_compiled_step
@@ -137,7 +137,7 @@ runs/test_export.py::test_a_model_without_a_graph_is_pickled_by_mlflow
 training/step/test_split_batch.py::test_a_process_without_memory_is_told_what_fits_or_splits
 sweep/test_sweep.py::test_jobs_on_two_slots_have_every_point_in_one_store
 tracking/test_mlflow_model.py::test_whichever_call_a_kill_comes_to_there_is_one_model_with_its_metrics_once
-cli/test_try_out.py::test_a_seed_with_which_the_reference_fails_is_left_out
+tools/test_try_out.py::test_a_seed_with_which_the_reference_fails_is_left_out
 sweep/test_sweep.py::test_jobs_whose_device_is_missing_are_announced_and_skipped
 whole_runs/test_turns.py::test_a_plan_simulates_all_turns
 tracking/test_sweeps.py::test_finishing_waits_while_any_run_makes_progress
@@ -146,7 +146,7 @@ cli/test_answer.py::test_of_a_process_and_those_that_it_starts
 cli/test_answer.py::test_help_is_an_answer_too plan/test_findings.py::test_each_mistake_is_named_with_its_path_and_line
 cli/test_dispatch.py::test_a_wheel_runs_from_an_empty_folder_with_the_persons_own_parts
 whole_runs/test_several_processes.py::test_a_killed_process_ends_the_run_and_says_so
-cli/test_try_out.py::test_the_budget_and_what_would_not_run
+tools/test_try_out.py::test_the_budget_and_what_would_not_run
 sweep/test_until.py::test_equal_configurations_get_a_winner_in_one_sweep_of_twenty_at_most
 cli/test_notebook.py::test_the_cells_of_a_notebook experiment/test_own_loader.py::test_its_plan_reads_as_the_run_does
 tracking/test_deadline.py::test_files_take_as_long_as_they_move

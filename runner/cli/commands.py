@@ -158,21 +158,21 @@ def report(given: Arguments) -> int:
 
 
 def compare(given: Arguments) -> int:
-    from runner.cli import compare as comparing
+    from runner.sweep.report.comparisons import as_values
+    from runner.tools import compare as comparing
 
     found = comparing.compare(given.values, metric=given["metric="] or None, uri=_uri(given) or stores.USUAL)
-    _note_unused_store(given, is_asked=any(map(comparing.is_of_a_store, given.values)))
+    _note_unused_store(given, is_asked=any(map(comparing.is_in_store, given.values)))
     comparing.show(found)
-    answer.give({"comparisons": [comparing.as_values(each) for each in found]})
+    answer.give({"comparisons": [as_values(each) for each in found]})
     return 0
 
 
 def try_out(given: Arguments) -> int:
-    from runner.cli import try_out as trying
+    from runner.tools.try_out import try_out
 
-    line = trying.try_out(
-        given.flags, given.overrides, budget=given["--budget"], against=given["--against"], metric=given["metric="]
-    )
+    budget, against, metric = given["--budget"], given["--against"], given["metric="]
+    line = try_out(given.flags, given.overrides, budget=budget, against=against, metric=metric)
     answer.give(line)
     return int(line["verdict"] != "kept")
 
@@ -208,22 +208,20 @@ def _note_unused_store(given: Arguments, *, is_asked: bool) -> None:
 
 
 def diff(given: Arguments) -> int:
-    from runner.cli import diff as showing
-    from runner.runs import diff as comparing
+    from runner.tools import diff as comparing
 
-    wanted, uri = showing.runs_of(list(given.values)), _uri(given) or stores.USUAL
-    with comparing.opened(wanted, uri=uri) as originals:
+    with comparing.opened(given.values, uri=_uri(given) or stores.USUAL) as originals:
         found = comparing.diff(originals)
         _note_unused_store(given, is_asked=any(each.store for each in originals))
-        showing.show(found)
+        comparing.show(found)
     answer.give(comparing.as_values(found))
     return 0
 
 
 def watch(given: Arguments) -> int:
-    from runner.cli import watch as watching
+    from runner.tools.watch import watch
 
-    answer.give(watching.watch(given.run, once=answer.is_asked()))
+    answer.give(watch(given.run, once=answer.is_asked()))
     return 0
 
 

@@ -6,12 +6,13 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.table import Table
 from rich.text import Text
 
 from runner.errors import harmless
@@ -40,6 +41,16 @@ class Terminal(Console):
     def on_broken_pipe(self) -> None:
         self.quiet = True
         leave_unread()
+
+
+def text_table(titles: Sequence[str], rows: Iterable[Sequence[str | Text]], *, right: Iterable[int] = ()) -> Table:
+    """Return a table of texts. right: the columns that are aligned right."""
+    table, numbers = Table(box=None, pad_edge=False, header_style="bold"), set(right)
+    for number, title in enumerate(titles):
+        table.add_column(title, justify="right" if number in numbers else "left", overflow="fold")
+    for cells in rows:
+        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells))
+    return table
 
 
 def row(label: str, text: str) -> str:

@@ -1,6 +1,6 @@
 """Decides, a few seeds at a time, whether a configuration is better than the one it is tried against; keeps a ledger of such tries.
 
-For `try` (cli/try_out.py), whose runs are trying.py's. look() is pure; the ledger is one JSON line a try.
+For `try` (tools/try_out.py), whose runs are trying.py's. look() is pure; the ledger is one JSON line a try.
 """
 
 from __future__ import annotations

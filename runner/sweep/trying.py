@@ -1,6 +1,6 @@
 """Runs both sides of a try as one sweep: the seeds that a look asks for, look by look, until it is decided or the time is up.
 
-For cli/try_out.py; tries.py says what a look asks for. A side is a configuration and what is known of it.
+For tools/try_out.py; tries.py says which seeds a look needs. A side is a configuration and what is known of it.
 """
 
 from __future__ import annotations

@@ -21,11 +21,11 @@ from pathlib import Path
 
 import numpy as np
 from page import add_write, section
+from rich.console import Console
 
 from runner import cli
-from runner.cli import frames
-from runner.runs.diff import Diff, diff, opened
-from runner.runs.live import Live
+from runner.tools.diff import Diff, diff, opened
+from runner.tools.watch import WatchedRun
 from runner.tracking import journal as journals
 from runner.tracking.journal import Journal
 from runner.tracking.journal_reader import read_events
@@ -167,9 +167,9 @@ def seconds(call: Callable[[], object], repeats: int) -> str:
 
 
 def opened_at_once(folder: Path, width: int, height: int) -> object:
-    run = Live(folder)
-    run.read()
-    return frames.of_run(run, str(folder), width, height, plain=False, foot="")
+    target, console = WatchedRun(folder), Console(width=width, height=height)
+    target.read()
+    return console.render_lines(target.draw(width, height, plain=False), console.options.update(height=height))
 
 
 def main() -> None:

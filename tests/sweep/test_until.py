@@ -8,13 +8,13 @@ import pytest
 from omegaconf import OmegaConf
 
 from runner import cli
-from runner.cli.compare import compare
 from runner.errors import RunnerError
 from runner.sweep.jobs.ledger import Job, Ledger, Sweep
 from runner.sweep.jobs.prepare import Prepared
 from runner.sweep.report import build
 from runner.sweep.report.comparisons import looks
 from runner.sweep.until import add_jobs, check, until_decided
+from runner.tools.compare import compare
 from runner.tracking.journal import Journal
 
 MLP, CNN = ("model=mlp", "train.num_epochs=1"), ("model=cnn", "train.num_epochs=1")

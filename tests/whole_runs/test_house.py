@@ -91,8 +91,8 @@ def handed():
     }
 
 
-def test_fourteen_packages_and_nothing_loose_beside_them():
-    assert len(ROOMS) == 14
+def test_packages_are_those_of_the_plan():
+    assert len(ROOMS) == 15
     assert {path.name for path in HERE.iterdir()} - {"__pycache__", "conf"} == ROOMS | LOOSE
 
 

@@ -1,7 +1,7 @@
-"""`python -m runner try`: runs a change of a configuration for as many seeds as it takes, and keeps it where it is better.
+"""`try`: runs a change of the configuration or the code with as many seeds as it takes, and keeps it if it is better.
 
-The plan says first whether it would run. Its runs are a sweep below multirun/tries/, sweep/tries.py decides, and a line in
-tries.jsonl says what was tried, with which code, and with what result.
+First `plan` says whether it would run. The runs are a sweep below multirun/tries/, sweep/tries.py decides, and a line in
+tries.jsonl records what was tried, with which code, and the result.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import Any
 from filelock import FileLock, Timeout
 from omegaconf import DictConfig, OmegaConf
 
-from runner.cli import compare
 from runner.config import override_errors, validate
 from runner.config.compose import composed_with, composer, sweep_context
 from runner.config.identity import changes, chosen, key_of, quoted
@@ -33,57 +32,63 @@ from runner.sweep.report import number_format
 from runner.sweep.report.ranking import Goal
 from runner.sweep.tries import Decision
 from runner.sweep.trying import Side, measure
+from runner.tools import compare
 from runner.tracking.journal_reader import read_events
 
-#: what says how long a run is, by what ends it: both sides have the same
+#: the length of a run, by what ends it: both sides have the same
 LENGTHS = {"seconds": "train.max_seconds", "steps": "train.num_steps", "epochs": "train.num_epochs"}
-
-
-#: of a sweep's settings, those that a try makes itself
-ITS_OWN = (
-    "sweep.resume",
-    "sweep.retry",
-    "sweep.until",
-    "sweep.max_seeds",
-    "sweep.zip",
-    "hydra.sweep.dir",
-    "hydra.sweep.subdir",
+#: settings of a sweep that a try makes itself
+SWEEP_KEYS = (
+    *("sweep.resume", "sweep.retry", "sweep.until", "sweep.max_seeds", "sweep.zip"),
+    *("hydra.sweep.dir", "hydra.sweep.subdir"),
 )
+#: keys that are not part of a kept configuration: each try has its own
+RUN_KEYS = ("seed", "hydra.run.", "hydra.sweep.", "sweep.")
+#: keys that may differ in the same configuration
+FREE_KEYS = ("seed", "name", "device", "tracking.")
 
 
 def try_out(
     flags: Sequence[str], overrides: list[str], *, budget: float | None, against: str, metric: str | None
 ) -> dict[str, Any]:
-    """One try; returns its line in the ledger. budget: seconds for all of it. against: see reference().
+    """Try a change once, and return its line in the ledger.
 
-    Raises: RunnerError for mistakes; SystemExit when it was stopped.
+    Args:
+        flags: Hydra's flags, all of which are refused.
+        overrides: The change, and settings of its sweep.
+        budget: Seconds for all of it.
+        against: As `find_reference` takes it.
+        metric: What to compare by (None: what the other side is judged by).
+
+    Raises:
+        RunnerError: Errors of the user.
+        SystemExit: It was stopped.
     """
     began = time.monotonic()
     settings = [word for word in overrides if word.startswith(OF_THE_SWEEP)]
     overrides = [word for word in overrides if word not in settings]
-    _refuse(flags, overrides, settings)
-    with _alone():
+    _check(flags, overrides, settings)
+    with _locked():
         lines = tries.read(tries.LEDGER)
-        other = reference(against, lines, metric)
-        number = _number(lines)
+        other = find_reference(against, lines, metric)
+        folders = [int(path.name) for path in tries.FOLDER.iterdir() if path.name.isdecimal()]
+        number = 1 + max([*(int(line["try"]) for line in lines), *folders], default=0)
         folder = tries.FOLDER / str(number)
         own = Side(f"try {number}", other.flags, _merged(other.words, overrides), other.goal, code())
         by, length, cfg = _composed(own, other, overrides)
         is_new = bool(overrides) or not other.may_add
         if not other.may_add and len(other.values) < tries.LEAST:
             raise RunnerError(_too_few(other, against))
-        say(
-            f"try:    {number}, {' '.join(overrides) or ('other code' if is_new else 'nothing new')}, against {other.name}"
-        )
+        changed = " ".join(overrides) or ("other code" if is_new else "nothing new")
+        say(f"try:    {number}, {changed}, against {other.name}")
         say(f"fair:   {LENGTHS[by]}={length} on both sides, by {other.goal.metric} ({other.goal.mode})")
-        if is_new and (refused := _refused(cfg, folder)):
-            found = Decision(tries.DISCARDED, f"it would not run: {refused}", {}, {})
+        if is_new and (reason := _plan(cfg, folder)):
+            found = Decision(tries.DISCARDED, f"it would not run: {reason}", {}, {})
         else:
-            left = None if budget is None else budget - (time.monotonic() - began)
             limits = ["sweep.strict=true", f"sweep.batch={'off' if by == 'seconds' else 'auto'}"]
-            limits += [] if left is None else [f"sweep.max_seconds={max(left, 1)}"]
-            is_over = left is not None and left <= 0  # the plan took it all
-            found = _found(own, other, [*limits, *settings], folder, is_new=is_new, is_over=is_over)
+            left = math.inf if budget is None else budget - (time.monotonic() - began)
+            limits += [] if budget is None else [f"sweep.max_seconds={max(left, 1)}"]
+            found = _decide(own, other, [*limits, *settings], folder, is_new=is_new, is_over=left <= 0)
         fair = {"by": by, "length": length, "budget": budget, "seconds": round(time.monotonic() - began, 3)}
         line = _line(number, overrides, own, other, found) | {"fair": fair, "folder": str(folder)}
         tries.write(tries.LEDGER, line)
@@ -91,12 +96,16 @@ def try_out(
     return line
 
 
-def _found(
+def _decide(
     own: Side, other: Side, settings: list[str], folder: Path, *, is_new: bool, is_over: bool = False
 ) -> Decision:
-    seeds = _seeds(other)
+    """Run both sides until it is decided. is_over: the budget is used up, so that nothing is run."""
+    # known seeds first; if more can be measured, as many as the last look takes
+    seeds = sorted(other.values)
+    if other.may_add:
+        seeds += [seed for seed in range(len(seeds) + tries.LOOKS[-1]) if seed not in other.values]
+        seeds = seeds[: max(len(other.values), tries.LOOKS[-1])]
     size = next((size for size in tries.LOOKS[1:] if size > len(other.values)), tries.LOOKS[-1])
-    sides = [own, other] if is_new else [other]
 
     def look(is_over: bool) -> Decision | list[int]:
         if is_new:
@@ -111,7 +120,7 @@ def _found(
     place = f"hydra.sweep.dir={quoted(str(folder.absolute()))}"
     with sweep_context(own.flags, [*own.words, *settings, place]) as (context, config):
         refuse(hydra_plugins.part_problems(config.hydra))
-        found = measure(sides, look, context, config)
+        found = measure([own, other] if is_new else [other], look, context, config)
     if own.failed:
         return Decision(tries.DISCARDED, f"a run of it has no value: {own.failed}", found.values, found.against)
     if other.failed and found.verdict != tries.KEPT:
@@ -119,15 +128,8 @@ def _found(
     return found
 
 
-def _seeds(other: Side) -> list[int]:
-    """Those that are known first; where more may be measured, as many as there are looks for."""
-    known = sorted(other.values)
-    new = [seed for seed in range(len(known) + tries.LOOKS[-1]) if seed not in other.values]
-    return [*known, *new][: max(len(known), tries.LOOKS[-1])] if other.may_add else known
-
-
 def _composed(own: Side, other: Side, overrides: list[str]) -> tuple[str, Any, DictConfig]:
-    """What ends a run, the value of that, and the try's configuration. Raises: RunnerError for mistakes, and unequal lengths."""
+    """Return what ends a run, its value, and the configuration. Raises: RunnerError for errors and unequal lengths."""
     from runner.plan import command  # torch
 
     compose = composer(own.flags)
@@ -145,64 +147,57 @@ def _composed(own: Side, other: Side, overrides: list[str]) -> tuple[str, Any, D
     return by, validate.value(now, LENGTHS[by]), now
 
 
-def _refused(cfg: DictConfig, folder: Path) -> str:
+def _plan(cfg: DictConfig, folder: Path) -> str:
+    """Plan the run. Returns why it would fail, or an empty text."""
     from runner.inspection.findings import CERTAIN
     from runner.plan import command  # torch
     from runner.plan.report import RUNS_NOT
 
     cfg.plan.folder = str(folder)
-    with redirect_stdout(io.StringIO()) as said:
+    with redirect_stdout(io.StringIO()) as printed:
         plan = command.plan([command.Job("", cfg)], search_seconds=0.0)
     say(f"plan:   {plan['verdict']}")
     if plan["verdict"] != RUNS_NOT:
         return ""
-    say(said.getvalue())
+    say(printed.getvalue())
     reasons = sorted(plan["findings"], key=lambda finding: finding["grade"] != CERTAIN)
     return str(reasons[0]["what"]) if reasons else "see its plan"
 
 
 def _merged(before: Sequence[str], words: Sequence[str]) -> list[str]:
     new = {key_of(word) for word in words}
-    files = tuple(f"{key}." for key in new if "." not in key)
-    left = [word for word in before if key_of(word) not in new and not key_of(word).startswith(files)]
-    added = {key_of(word) for word in before if word.startswith("+")}  # which no file of conf/ has
+    groups = tuple(f"{key}." for key in new if "." not in key)
+    left = [word for word in before if key_of(word) not in new and not key_of(word).startswith(groups)]
+    added = {key_of(word) for word in before if word.startswith("+")}  # keys that are in no file of conf/
     return [*left, *(f"+{word}" if word.partition("=")[0] in added else word for word in words)]
 
 
-def _refuse(flags: Sequence[str], overrides: Sequence[str], settings: Sequence[str]) -> None:
+def _check(flags: Sequence[str], overrides: Sequence[str], settings: Sequence[str]) -> None:
     problem = "a try has the configuration of what it is tried against"
     problems = [Problem(flag, problem, "use `KEY=VALUE` for what the try changes") for flag in flags]
     problem = "a try takes the seeds of what it is tried against, and more if need be"
     problems += [Problem(word, problem, "the same without seed=") for word in overrides if key_of(word) == "seed"]
     problem = "a try is a sweep of its own, which adds seeds until it is decided"
-    problems += [
-        Problem(word, problem, f"the same without {key_of(word)}=") for word in settings if key_of(word) in ITS_OWN
-    ]
-    refuse(problems)
+    own = [word for word in settings if key_of(word) in SWEEP_KEYS]
+    refuse([*problems, *(Problem(word, problem, f"the same without {key_of(word)}=") for word in own)])
 
 
 def _too_few(other: Side, against: str) -> Problem:
     has = f"{other.name} has {len(other.values)} seeds, and fewer than {tries.LEAST} keep nothing"
     problem = f"{has}; more can't be measured, as the code here is not the code of that run"
-    fix = f"the code as it was (git stash), and python -m runner try --against {against}, for {tries.LOOKS[1]} seeds; then the change"
-    return Problem(f"try --against {against}", problem, fix)
+    again = f"python -m runner try --against {against}, for {tries.LOOKS[1]} seeds; then the change"
+    return Problem(f"try --against {against}", problem, f"the code as it was (git stash), and {again}")
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
+def _locked() -> Iterator[None]:
     tries.FOLDER.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(tries.FOLDER / "tries.lock", timeout=0):
             yield
     except Timeout:
-        raise RunnerError(
-            Problem("try", "another process is trying a change in this folder", "wait until that has ended")
-        ) from None
-
-
-def _number(lines: Sequence[Mapping[str, Any]]) -> int:
-    folders = [int(path.name) for path in tries.FOLDER.iterdir() if path.name.isdecimal()]
-    return 1 + max([int(line["try"]) for line in lines] + folders, default=0)
+        problem = "another process is trying a change in this directory"
+        raise RunnerError(Problem("try", problem, "wait until that has ended")) from None
 
 
 def _line(number: int, overrides: Sequence[str], own: Side, other: Side, found: Decision) -> dict[str, Any]:
@@ -218,44 +213,45 @@ def _line(number: int, overrides: Sequence[str], own: Side, other: Side, found: 
         "configuration": list(map(without_password, own.words)),
         "flags": own.flags,
         "code": dict(own.code),
-        "values": _texts(found.values),
-        "against": {"name": other.name, "code": dict(other.code), "values": _texts(other.values)},
+        "values": _by_seed(found.values),
+        "against": {"name": other.name, "code": dict(other.code), "values": _by_seed(other.values)},
     }
 
 
-def _texts(values: Mapping[int, float]) -> dict[str, float]:
+def _by_seed(values: Mapping[int, float]) -> dict[str, float]:
     return {str(seed): values[seed] for seed in sorted(values)}
 
 
 def _show(line: Mapping[str, Any]) -> None:
     say(f"try {line['try']}:  {line['verdict']}: {line['why']}")
     if (apart := line["difference"]) is not None:
-        theirs = [line["against"]["values"][seed] for seed in line["values"]]
-        a, b = (number_format.value(sum(side) / len(side)) for side in (list(line["values"].values()), theirs))
+        ours, theirs = line["values"], line["against"]["values"]
+        a, b = (number_format.value(sum(side[seed] for seed in ours) / len(ours)) for side in (ours, theirs))
         interval = f", {apart['low']:+.3g} to {apart['high']:+.3g}" if apart["low"] is not None else ""
-        say(f"        {line['metric']} {a} beside {b}: {apart['mean']:+.3g}{interval}, p {apart['p_value']:.2g}")
+        figures = f"{apart['mean']:+.3g}{interval}, p {apart['p_value']:.2g}"
+        say(f"        {line['metric']} {a} compared with {b}: {figures}")
     say(f"ledger  {tries.LEDGER}")
 
 
-#: what a configuration is kept without: it is each try's own
-NOT_KEPT = ("seed", "hydra.run.", "hydra.sweep.", "sweep.")
-#: where these differ, it is the same configuration
-FREE = ("seed", "name", "device", "tracking.")
+def find_reference(against: str, lines: Sequence[Mapping[str, Any]], metric: str | None) -> Side:
+    """Return what a try is compared with.
 
+    Args:
+        against: `best`, a run (directory, id or `last`), a sweep, or SWEEP:KEY=VALUE.
+        lines: The ledger.
+        metric: What to compare by (None: what that side is judged by).
 
-def reference(against: str, lines: Sequence[Mapping[str, Any]], metric: str | None) -> Side:
-    """against: `best`, a run's folder, its id, `last`, a sweep, or SWEEP:KEY=VALUE. lines: the ledger's.
-
-    Raises: RunnerError where there is none, or it has no values.
+    Raises:
+        RunnerError: Nothing to compare with, or no values in it.
     """
     if against != "best":
-        return _of_runs(against, lines, metric)
+        return _side_of_runs(against, lines, metric)
     line = tries.best(lines)
     if line is None and not lines:
         problem = "no change has been kept here yet, and a try needs a run to compare with"
         raise RunnerError(Problem("try --against best", problem, "try --against last, or the folder of a run"))
     if line is None:
-        return _of_runs(str(lines[-1]["against"]["name"]), lines, metric or str(lines[-1]["metric"]))
+        return _side_of_runs(str(lines[-1]["against"]["name"]), lines, metric or str(lines[-1]["metric"]))
     goal = Goal(line["metric"], line["mode"])
     if metric not in (None, goal.metric):
         problem = f"the best try is the best by {goal.metric}"
@@ -265,51 +261,50 @@ def reference(against: str, lines: Sequence[Mapping[str, Any]], metric: str | No
     return Side(name, list(line["flags"]), list(line["configuration"]), goal, made, values, may_add=made == code())
 
 
-def _of_runs(word: str, lines: Sequence[Mapping[str, Any]], metric: str | None) -> Side:
-    asked = f"try --against {word}"
-    found = compare.one(word, verb="try --against")
+def _side_of_runs(word: str, lines: Sequence[Mapping[str, Any]], metric: str | None) -> Side:
+    verb = "try --against"
+    found = compare.one(word, verb=verb)
     goals = [compare.goal_of(metric, found.goals)] if metric else found.goals
     reached = found.values(goals[0]) if goals else {}
-    # others are tried with other seeds
-    values = {place: value for place, value in reached.items() if math.isfinite(value)}
+    values = {place: value for place, value in reached.items() if math.isfinite(value)}  # else other seeds are tried
     if not values:
         problem = f"it has no {metric or 'metric by which a best was kept'}"
-        raise RunnerError(Problem(asked, problem, "metric=val/loss, or another run"))
+        raise RunnerError(Problem(f"{verb} {word}", problem, "metric=val/loss, or another run"))
     if len({fold for _, fold in values}) > 1:
         fold = next((each.keys["data.fold"] for each in found.results if "data.fold" in each.keys), "0")
-        fix = f"try --against {shlex.quote(f'{word}:data.fold={fold}')}"
-        raise RunnerError(Problem(asked, "its jobs have several folds, and a try compares seeds", fix))
+        fix = f"{verb} {shlex.quote(f'{word}:data.fold={fold}')}"
+        raise RunnerError(Problem(f"{verb} {word}", "its jobs have several folds, and a try compares seeds", fix))
     sweep = compare.sweep_folder(word if Path(word).exists() else word.partition(":")[0])
-    folder = sweep / found.results[0].folder if sweep else find.find(word, verb="try --against")
-    flags, words = _words_of(folder.absolute())
+    folder = (sweep / found.results[0].folder if sweep else find.find(word, verb=verb)).absolute()
+    flags, words = _words_of(folder)
     here, made = code(), _code_of(folder)
-    made["files"] = here["files"]  # of these no run notes anything
-    name = word if sweep else short(folder.absolute())
+    made["files"] = here["files"]  # which no run records
+    name = word if sweep else short(folder)
     known = {seed: value for (seed, _), value in values.items()} | tries.known_of(name, made, lines)
     return Side(name, flags, words, goals[0], made, known, may_add=made == here)
 
 
 def _words_of(folder: Path) -> tuple[list[str], list[str]]:
-    """Flags and words that compose a run's configuration: those that were typed, where they say the same now; else its file."""
+    """Return the flags and overrides of a run's configuration: as typed, if they still mean the same; else its rerun.yaml."""
     typed, settings = folder / ".hydra/overrides.yaml", folder / ".hydra/hydra.yaml"
-    itself = ["-cd", str(folder), "-cn", "rerun"]
+    rerun = ["-cd", str(folder), "-cn", "rerun"]
     if not (typed.is_file() and settings.is_file()):
-        return itself, []
+        return rerun, []
     if OmegaConf.select(OmegaConf.load(settings), "job.config_name", default="") not in ("config", ""):
-        return itself, []
-    given = OmegaConf.to_container(OmegaConf.load(typed), resolve=False)
-    assert isinstance(given, list)
-    words = [str(word) for word in given if not str(word).lstrip("+").startswith(NOT_KEPT)]
+        return rerun, []
+    overrides = OmegaConf.to_container(OmegaConf.load(typed), resolve=False)
+    assert isinstance(overrides, list)
+    words = [str(word) for word in overrides if not str(word).lstrip("+").startswith(RUN_KEYS)]
     try:
         now = chosen(composed_with(composer([]), words))
     except Exception:  # conf/ has changed since
-        return itself, []
+        return rerun, []
     then = chosen(OmegaConf.load(folder / "rerun.yaml"))  # type: ignore[arg-type]
-    return (itself, []) if any(not key.startswith(FREE) for key in changes(then, now)) else ([], words)
+    return (rerun, []) if any(not key.startswith(FREE_KEYS) for key in changes(then, now)) else ([], words)
 
 
 def _code_of(folder: Path) -> dict[str, Any]:
-    """What a run has noted of its code, as provenance.code() has it."""
+    """Return what a run has recorded of its code, as `provenance.code` does."""
     starts = [event for event in read_events(folder) if event["kind"] == "start"]
     diff = folder / "git.diff"
     commit = starts[-1]["tags"].get("git_commit") if starts else None

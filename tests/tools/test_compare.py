@@ -11,10 +11,10 @@ from rich.console import Console
 from synthetic_sweep import Folder
 
 from runner import cli
-from runner.cli.compare import compare
 from runner.errors import RunnerError
 from runner.sweep.report import text
 from runner.sweep.report.build import write
+from runner.tools.compare import compare
 
 
 def sweep_of(folder, models, *, seeds=range(8), metric="val/loss", mode="min"):

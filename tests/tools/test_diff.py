@@ -9,9 +9,9 @@ import pytest
 from trained_runs import NO_PICTURES, QUIET
 
 from runner import cli
-from runner.runs import diff
 from runner.runs.reproduce.compare import compare
 from runner.runs.reproduce.recorded import Original
+from runner.tools import diff
 from runner.tracking.journal import Journal
 from runner.tracking.journal_reader import read_events
 
@@ -136,7 +136,7 @@ def test_versions_machine_and_device(base, capfd):
     assert by_name.keys() == {"runner", "torch", "numpy", "packages", "platform", "machine", "device"}
     assert by_name["torch"][1] == "1.2.3" and by_name["packages"] == ["a-package none", "a-package 7"]
     assert by_name["device"][1] == "cuda:0 (NVIDIA H200)"
-    assert found["sentence"].startswith("their curves are the same to the bit (")
+    assert found["sentence"].startswith("their curves are bitwise identical (")
     (folder / "environment.txt").unlink()  # as runs of before had none of machine and threads
     found, by_name = differences(capfd, "a", "b")
     assert by_name["versions"][1] == "not known" and found["not_known"] == [

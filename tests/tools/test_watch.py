@@ -10,13 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rich.cells import cell_len
+from rich.console import Console
 from synthetic_sweep import Folder
 from written_journals import end, start
 
 from runner import cli
-from runner.cli import watch as watching
-from runner.cli.frames import Canvas
-from runner.runs.live import thin
+from runner.tools import watch as watching
+from runner.tools.live import thin
+from runner.tools.watch import Canvas
 from runner.tracking.journal import Journal
 
 pty, termios = pytest.importorskip("pty"), pytest.importorskip("termios")  # not of Windows
@@ -44,14 +45,17 @@ def run(own_folder):
 
 @pytest.mark.parametrize(("width", "height", "panels"), [(80, 24, 2), (200, 50, 2), (40, 12, 1), (20, 6, 1)])
 def test_a_frame_fits_where_it_is_drawn(run, width, height, panels):
-    target = watching.watched(str(run))
+    target, console = watching.find_target(str(run)), Console(width=width, height=height)
     target.read()
     for plain in (False, True):
-        lines = target.frame(width, height, plain=plain, foot="q leaves, it goes on")
-        assert len(lines) == height and all(cell_len(line.plain) <= width for line in lines)
-        assert sum(line.plain.count("step 100") for line in lines[1:]) == panels or width < 40
-        assert plain == (not any("⠀" < letter <= "⣿" for line in lines for letter in line.plain))
-    assert lines[0].plain.startswith("outputs/a/run  finish"[: width - 1])
+        frame = target.draw(width, height, plain=plain, foot="q leaves, it continues")
+        rows = console.render_lines(frame, console.options.update(height=height))
+        lines = ["".join(part.text for part in row) for row in rows]
+        assert len(lines) == height and all(cell_len(line) == width for line in lines)
+        assert sum(line.count("step 100") for line in lines[1:]) == panels or width < 40
+        assert plain == (not any("⠀" < letter <= "⣿" for line in lines for letter in line))
+        assert lines[-1].startswith("q leaves, it continues"[: width - 1])
+    assert lines[0].startswith("outputs/a/run  finish"[: width - 1])
 
 
 def test_over_a_pipe_one_frame_without_moves(run, capsys, monkeypatch):
@@ -120,13 +124,13 @@ def test_a_line_is_in_one_piece_and_a_band_lies_behind_it():
     steps = np.arange(1, 401)
     values = np.where(steps % 2 == 0, 0.0, 1.0) * (steps > 200) + 0.5 * (steps <= 200)
     canvas = Canvas(20, 5, low=0.0, high=1.0)
-    canvas.curve(thin((steps, values), canvas.columns, first=1, last=400), "bright", band="dim")
+    canvas.draw(thin((steps, values), canvas.columns, first=1, last=400), "bright", band="dim")
     lines = canvas.lines()
     middle = lines[2]
     assert all(letter != " " for letter in middle.plain)
     assert {str(span.style) for span in lines[0].spans if span.style} == {"dim"} and lines[0].plain[:10].isspace()
     steep = Canvas(4, 4, low=0.0, high=1.0)
-    steep.curve(thin((np.array([1, 2]), np.array([0.0, 1.0])), steep.columns, first=1, last=2), "bright")
+    steep.draw(thin((np.array([1, 2]), np.array([0.0, 1.0])), steep.columns, first=1, last=2), "bright")
     assert [line.plain != "    " for line in steep.lines()] == [True] * 4
 
 
@@ -187,7 +191,7 @@ def test_q_leaves_and_the_run_goes_on(own_folder, monkeypatch):
         drawn.index(ENTER)
         < drawn.index("loss")
         < drawn.index(LEAVE)
-        < drawn.index("it goes on; python -m runner watch")
+        < drawn.index("it continues; python -m runner watch")
     )
     assert SHOW in drawn
 

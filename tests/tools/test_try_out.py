@@ -9,13 +9,13 @@ from seeded import drawn
 from synthetic_sweep import Folder
 
 from runner import cli
-from runner.cli import try_out
-from runner.cli.compare import one
 from runner.runs.find import find
 from runner.sweep import tries
 from runner.sweep.report.ranking import Goal
 from runner.sweep.tries import Decision
 from runner.sweep.trying import Side
+from runner.tools import try_out
+from runner.tools.compare import one
 
 SHORT = ("data=iris", "model=linear", "train.num_epochs=2", "tracking.enabled=false", "task.plots=false", "device=cpu")
 MODEL = """
@@ -126,9 +126,9 @@ def test_a_folder_that_hydra_reads_in_quotes_alone(tmp_path, monkeypatch):
     decided = Decision(tries.KEPT, "", {}, {})
     own, other = (Side(name, [], [], Goal("val/loss", "min"), {}) for name in ("try 1", "last"))
     folder = tmp_path / "it's übung, 1 & (2)"
-    over = try_out._found(own, other, [], folder, is_new=True, is_over=True)
+    over = try_out._decide(own, other, [], folder, is_new=True, is_over=True)
     assert over.why.startswith("the time was up after 0 seeds of both") and not found  # nothing is begun
-    assert try_out._found(own, other, [], folder, is_new=True) is decided
+    assert try_out._decide(own, other, [], folder, is_new=True) is decided
     assert found[0].hydra.sweep.dir == str(folder)
 
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from written_journals import end, rows, start
 
-from runner.runs import live
-from runner.runs.live import Goal, Live, thin
+from runner.sweep.report.ranking import Goal
+from runner.tools import live
+from runner.tools.live import LiveRun, thin
 from runner.tracking.journal import Journal
 from runner.tracking.journal_records import FILE
 
@@ -15,13 +16,13 @@ PARAMS = {"facts.num_steps": "40", "train.early_stopping.metric": "null"}
 
 
 def test_what_is_new_is_read_once(tmp_path):
-    run = Live(tmp_path)
+    run = LiveRun(tmp_path)
     assert not run.read() and run.step == 0 and run.last("train/loss") is None
     with Journal(tmp_path) as journal:
         start(journal, params=PARAMS)
         rows(journal, 1, 5)
         assert run.read() and not run.read()
-        assert (run.step, run.num_steps, run.goal) == (5, 40, Goal("val/loss", False))
+        assert (run.step, run.num_steps, run.goal) == (5, 40, Goal("val/loss", "min"))
         rows(journal, 6, 5)
         journal.points(["val/loss"], [10], [0], [[0.5]])
         assert run.read()
@@ -34,7 +35,7 @@ def test_what_is_new_is_read_once(tmp_path):
 
 
 def test_a_journal_that_is_another_one_is_read_anew(tmp_path):
-    run = Live(tmp_path)
+    run = LiveRun(tmp_path)
     for count in (9, 3):
         (tmp_path / FILE).unlink(missing_ok=True)
         with Journal(tmp_path) as journal:
@@ -45,7 +46,7 @@ def test_a_journal_that_is_another_one_is_read_anew(tmp_path):
 
 def test_a_run_that_was_killed_has_no_end(tmp_path, monkeypatch):
     monkeypatch.setattr(live, "SECONDS_BETWEEN_LOOKS", 0)
-    run, other = Live(tmp_path), Live(tmp_path)
+    run, other = LiveRun(tmp_path), LiveRun(tmp_path)
     with Journal(tmp_path) as journal:
         start(journal)
         run.read(), other.read()
@@ -57,7 +58,7 @@ def test_a_run_that_was_killed_has_no_end(tmp_path, monkeypatch):
 
 
 def test_one_that_goes_on_runs_again(tmp_path):
-    run = Live(tmp_path)
+    run = LiveRun(tmp_path)
     with Journal(tmp_path) as journal:
         start(journal)
         end(journal, "KILLED")
@@ -75,7 +76,7 @@ def test_the_best_is_by_what_it_is_judged_by(tmp_path, metric, mode, best):
     with Journal(tmp_path) as journal:
         start(journal, params={**PARAMS, "train.early_stopping.metric": metric, "train.early_stopping.mode": mode})
         journal.points([metric], [1, 2, 3, 4], [0] * 4, [[1.0], [2.0], [3.0], [np.nan]])
-    run = Live(tmp_path)
+    run = LiveRun(tmp_path)
     run.read()
     assert run.best(metric) == (best, best)
 

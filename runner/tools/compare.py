@@ -1,0 +1,229 @@
+"""`compare`: two configurations over their seeds, or every configuration of a sweep with the best one."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.text import Text
+
+from runner.config.trust import check_folder
+from runner.errors import Problem, RunnerError, nearest
+from runner.experiment.summary import read_summary
+from runner.experiment.terminal import Terminal, text_table
+from runner.runs import find
+from runner.sweep.jobs import ledger
+from runner.sweep.report import number_format
+from runner.sweep.report.comparisons import Comparison, Configuration, against_best, compared, num_looks, words_of
+from runner.sweep.report.ranking import Goal, find_goals
+from runner.sweep.report.results import Result, as_keys, read_results
+from runner.sweep.report.seeds import configurations
+from runner.sweep.report.stored import read_stored
+from runner.tasks.metric_names import is_rising
+from runner.tracking import stores
+from runner.tracking.ack import read_ack
+
+ID = re.compile(r"[0-9a-f]{32}")  # of a run in MLflow
+#: in KEY=VALUE,KEY=VALUE: quoted texts, brackets, and commas that a key follows
+TOKEN = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[\[({]|[\])}]|,(?=[+~]?[\w./@-]+=)""")
+COLUMNS = ("A - B", "95 %", "p", "n", "A is")
+PIPE_WIDTH = 200  # of a table in a pipe, unless COLUMNS is set
+FORMS = "compare SWEEP; or compare A B, each a run, a sweep or SWEEP:KEY=VALUE,... for some of its jobs"
+
+
+def compare(words: Sequence[str], *, metric: str | None = None, uri: str = stores.USUAL) -> list[Comparison]:
+    """Compare A and B, or the configurations of one sweep with its best one.
+
+    Args:
+        words: Runs or sweeps.
+        metric: None for all metrics that both have.
+        uri: The store of ids without a directory here.
+
+    Raises:
+        RunnerError: An unknown run or sweep, or nothing in common.
+    """
+    if len(words) == 1:
+        return _compare_sweep(words[0], metric, uri)
+    if len(words) != 2:
+        problem = "compare takes two runs or sweeps, or one sweep"
+        raise RunnerError(Problem(f"compare {' '.join(words)}".strip(), problem, FORMS))
+    a, b = (one(word, uri) for word in words)
+    names, looks = _names(a.name, b.name), max(a.num_looks, b.num_looks)
+    found = [compared(a, b, goal, names, num_comparisons=looks) for goal in _shared_goals(a, b, metric)]
+    if comparisons := [each for each in found if each is not None]:
+        return comparisons
+    asked = f"compare {' '.join(words)}{f' metric={metric}' if metric else ''}"
+    shared = [name for name in _metric_names(a) if name in _metric_names(b)]
+    fix = " or ".join(f"metric={name}" for name in (nearest(metric, shared) if metric else []) or shared)
+    problem = f"they have no {metric or 'metric'} in common"
+    raise RunnerError(Problem(asked, problem, fix or "two finished runs or sweeps with a metric in common"))
+
+
+def show(found: Sequence[Comparison]) -> None:
+    """Print A and B with a row per metric; for a sweep, its best with a row per other configuration."""
+    console, first = Terminal(soft_wrap=False), found[0]
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = PIPE_WIDTH
+    is_pair = len({(each.a, each.b) for each in found}) == 1
+    if is_pair:
+        heads = [f"A  {first.a}", f"B  {first.b}"]
+    else:
+        mean = max(found, key=lambda each: each.difference.n).mean_a  # over the most seeds
+        heads = [f"A  {first.a}, the best {first.metric}: {number_format.value(mean)}"]
+    for head in heads:
+        console.print(Text(head), soft_wrap=True)
+    titles = ("", "A", "B", *COLUMNS) if is_pair else ("B", "", *COLUMNS)
+    rows = [_row(each, is_pair=is_pair) for each in found]
+    console.print(text_table(titles, rows, right=range(1, len(titles) - 1)))
+    if any(not each.difference.is_paired for each in found):
+        console.print("no seed is on both sides: not paired, which takes more seeds", soft_wrap=True)
+
+
+def _row(each: Comparison, *, is_pair: bool) -> list[Text]:
+    apart = each.difference
+    interval = "" if apart.low is None or apart.high is None else f"{apart.low:+.3g} to {apart.high:+.3g}"
+    a, b = number_format.value(each.mean_a), number_format.value(each.mean_b)
+    cells = [each.metric, a, b] if is_pair else [each.b, b]
+    cells += [f"{apart.mean:+.3g}", interval, f"{apart.p_value:.2g}", str(apart.n), words_of(each)]
+    return [Text(cell, "bold" if apart.is_decided else "") for cell in cells]
+
+
+def _compare_sweep(word: str, metric: str | None, uri: str) -> list[Comparison]:
+    results, goals, looks = _read(word, uri)
+    groups = configurations(results)
+    known = sorted({name for each in results for name in each.metrics} | {each.metric for each in goals})
+    if metric is not None and metric not in known:
+        fix = " or ".join(f"metric={name}" for name in nearest(metric, known) or known) or "a sweep with finished jobs"
+        raise RunnerError(Problem(f"compare {word} metric={metric}", f"no job of it has a metric {metric!r}", fix))
+    goal = goal_of(metric, goals) if metric is not None else goals[0] if goals else None
+    if goal is not None and (found := against_best(groups, goal, num_looks=looks)):
+        return found
+    problem = f"it has {len(groups)} configuration{'' if len(groups) == 1 else 's'} with a finished job and a value"
+    fix = "compare A B, or a sweep over two configurations and some seeds"
+    tests = [name for name in known if name.startswith("test/")]
+    if goal is not None and len(groups) > 1 and tests:  # without a validation split
+        problem = f"fewer than two of its configurations have a {goal.metric}"
+        fix = " or ".join(f"compare {shlex.quote(word)} metric={name}" for name in tests)
+    raise RunnerError(Problem(f"compare {word}", problem, fix))
+
+
+def one(word: str, uri: str = stores.USUAL, *, verb: str = "compare") -> Configuration:
+    """Return the run, or the jobs of a sweep, that a word names. Raises: RunnerError if it isn't one configuration."""
+    results, goals, looks = _read(word, uri, verb)
+    groups = configurations(results)
+    if len(groups) == 1:
+        (of_group,) = groups.values()
+        return Configuration(word, tuple(of_group), goals, looks)
+    names = [name for name in groups if name != "all"]
+    if not names:
+        raise RunnerError(Problem(f"{verb} {word}", "no job of it has finished", "a run that has finished"))
+    pairs = [f"{key}={value}" for key, value in groups[names[0]][0].keys.items()]
+    chosen = ",".join(pair for pair in pairs if pair in names[0])  # the name is made of those that differ
+    fix = f"{verb} {shlex.quote(word.partition(':')[0] + ':' + chosen)} ..."
+    raise RunnerError(Problem(f"{verb} {word}", f"it has {len(groups)} configurations: {', '.join(names)}", fix))
+
+
+def _read(word: str, uri: str, verb: str = "compare") -> tuple[list[Result], tuple[Goal, ...], int]:
+    place, chosen = _split(word)
+    folder = sweep_folder(place)
+    objectives: tuple[dict[str, str], ...] = ()
+    max_seeds = None
+    if is_in_store(word):
+        results, max_seeds = read_stored(place, uri=uri)
+    elif folder is None:
+        run = find.find(place, verb=verb)
+        state = str(read_summary(run).get("status") or "running")
+        job = ledger.Job(0, (), run.name, state=state, folder_name=run.name)
+        results = read_results(ledger.Sweep(run.parent, "", 0, (), jobs={0: job}))
+    else:
+        check_folder(folder)
+        sweep = ledger.read(folder)
+        results, objectives, max_seeds = read_results(sweep), sweep.objectives, sweep.max_seeds
+    if chosen:
+        results = _chosen(results, chosen, f"{verb} {word}")
+    return results, find_goals(objectives, results), num_looks(max_seeds)
+
+
+def is_in_store(word: str) -> bool:
+    """Return whether it is an MLflow id without a directory here."""
+    place, _ = _split(word)
+    if not ID.fullmatch(place):
+        return False
+    return sweep_folder(place) is None and not Path(place).exists() and not find.with_id(place)
+
+
+def _split(word: str) -> tuple[str, str]:
+    place, _, chosen = word.partition(":") if not os.path.exists(word) else (word, "", "")  # noqa: PTH110  # as below
+    return place, chosen
+
+
+def sweep_folder(place: str) -> Path | None:
+    """Return the directory of a sweep: its path, its MLflow id, or `last` if the newest run is a job of one."""
+    folder = Path(place)
+    if os.path.isfile(folder / ledger.FILE):  # noqa: PTH113  # Path's method raises for a name of 300 letters
+        return folder
+    if place == "last":
+        newest = find.newest_first()
+        return newest[0].parent if newest and (newest[0].parent / ledger.FILE).is_file() else None
+    if not place or os.path.exists(folder):  # noqa: PTH110  # as above
+        return None
+    sweeps = [path.parent for path in Path(find.ROOTS[1]).glob(f"**/{ledger.FILE}")]
+    return next((each for each in sweeps if (read_ack(each).run_id or "").startswith(place)), None)
+
+
+def _chosen(results: list[Result], chosen: str, asked: str) -> list[Result]:
+    pairs = _pairs(chosen)
+    # as keys are shown, and as they were typed
+    wanted = dict(pair.partition("=")[::2] for pair in pairs), as_keys(tuple(pairs))
+    if found := [each for each in results if any(_has(each, keys) for keys in wanted)]:
+        return found
+    known = list(dict.fromkeys(f"{key}={value}" for each in results for key, value in each.keys.items()))
+    near = [hit for pair in pairs for hit in nearest(pair, known)] or known[:6]
+    raise RunnerError(Problem(asked, "no job of it has these values", " or ".join(near) or "no :KEY=VALUE"))
+
+
+def _has(result: Result, keys: Mapping[str, str]) -> bool:
+    return all(key in result.keys and _is_same(result.keys[key], value) for key, value in keys.items())
+
+
+def _is_same(one: str, other: str) -> bool:
+    try:
+        return one == other or float(one) == float(other)
+    except ValueError:
+        return False
+
+
+def _pairs(chosen: str) -> list[str]:
+    found, begin, depth = [], 0, 0
+    for token in TOKEN.finditer(chosen):
+        if token[0] == "," and depth == 0:
+            found.append(chosen[begin : token.start()])
+            begin = token.end()
+        depth += (token[0] in "[({") - (token[0] in "])}")
+    return [*found, chosen[begin:]]
+
+
+def _shared_goals(a: Configuration, b: Configuration, metric: str | None) -> list[Goal]:
+    if metric is not None:
+        return [goal_of(metric, (*a.goals, *b.goals))]
+    of_b = _metric_names(b)
+    tests = [name for name in _metric_names(a) if name.startswith("test/") and name in of_b]
+    return [goal for goal in a.goals if goal in b.goals or goal.metric in of_b] + [goal_of(name, ()) for name in tests]
+
+
+def goal_of(metric: str, known: Sequence[Goal]) -> Goal:
+    """Return the goal of this metric, by default higher or lower as the metric's name says."""
+    default = Goal(metric, "max" if is_rising(metric) else "min")
+    return next((goal for goal in known if goal.metric == metric), default)
+
+
+def _metric_names(found: Configuration) -> list[str]:
+    return list(dict.fromkeys(name for result in found.results for name in result.metrics))
+
+
+def _names(a: str, b: str) -> tuple[str, str]:
+    (place, _, of_a), (other, _, of_b) = a.partition(":"), b.partition(":")
+    return (of_a, of_b) if place == other and of_a and of_b else (a, b)
