@@ -1,11 +1,8 @@
-"""Everything about devices: what the machine has, which device a run gets and why, and what each kind can do.
-
-Names most used are exported here: choose(), resolve() and parse() for `device=`, probe() for the machine.
-"""
+"""Describes the machine, chooses a run's device and says why, and has what each kind of device can do."""
 
 from runner.device.choose import Choice, choose, parse, resolve
 from runner.device.hardware import Driver, Gpu, Hardware, diagnose, probe
-from runner.device.precision import check_precision, precisions
+from runner.device.unavailable import check_precision, precisions
 
 __all__ = [
     "Choice",

@@ -1,6 +1,6 @@
-"""Chooses the device that `device=` asks for on a machine, and says why, or why there is none. Parses what may be asked.
+"""Parses `device=`, chooses the device of a run and of each of its processes, and says why, or why there is none.
 
-Pure, but that explained() has the driver asked where a device is missing. For experiment/check.py, runs/load.py, a sweep's slots.
+Pure, except that `explained()` queries the driver if a device is missing.
 """
 
 from __future__ import annotations
@@ -27,28 +27,30 @@ OTHER_NAMES = {
     "cpu:0": "cpu",
     "intel": "xpu",
 }
+#: torch.distributed's backend by kind of device
+BACKENDS = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl"}
 
 
 @dataclass(frozen=True)
 class Choice:
     device: str  # cpu, cuda:N, mps, xpu:N
     reason: str
-    local: str | None = None  # what this process calls it, where it sees but a part of the machine (None: the same)
+    local: str | None = None  # the name in this process, where it sees only some devices (None: the same)
 
     @property
     def here(self) -> str:
-        """The name for torch."""
+        """Name for torch in this process."""
         return self.local or self.device
 
 
 def choose(value: Any, hardware: Hardware) -> Choice:
-    """parse() and resolve(), with the real reason where something is missing."""
+    """Parse `device=` and choose, with the driver's reason if a device is missing."""
     policy = parse(value)
     return resolve(policy, explained(policy, hardware))
 
 
 def explained(policy: tuple[str, ...], hardware: Hardware) -> Hardware:
-    """The machine, with what its driver says where something that is asked for is missing, or auto takes the CPU."""
+    """Add the driver's facts if a requested device is missing, or `auto` takes the CPU."""
     kinds = [item for item in policy if item not in ("auto", "all")]
     if "auto" in policy and [*hardware.devices()] == ["cpu"]:
         kinds.append("cuda")
@@ -58,17 +60,14 @@ def explained(policy: tuple[str, ...], hardware: Hardware) -> Hardware:
 
 
 def parse(value: Any) -> tuple[str, ...]:
-    """The preferences, best first; a single value is a list of one.
-
-    Raises: RunnerError for every form that is none, with the nearest one that is.
-    """
+    """Return the preferences, best first. Raises: RunnerError for an invalid form, with the nearest valid one."""
     if isinstance(value, Sequence) and not isinstance(value, str):
         items = list(value)
         if not items:
             raise _no_device("device=[]", "the list names no device", "device=auto, or 'device=[cuda:1,cpu]'")
         parsed = [_one(item) for item in items]
         if "all" in parsed and len(parsed) > 1:
-            raise _no_device(f"device={items}", "all is no preference among others", "device=all")
+            raise _no_device(f"device={items}", "all can't be in a list", "device=all")
         return tuple(parsed)
     return (_one(value),)
 
@@ -78,10 +77,12 @@ def _no_device(source: str, message: str, help: str) -> RunnerError:
 
 
 def resolve(policy: tuple[str, ...], hardware: Hardware) -> Choice:
-    """The first preference that this machine has, and why it.
+    """Choose the first preference that this machine has, and say why.
 
-    auto and cuda take the CUDA device with the most free memory; auto goes on to MPS, XPU and the CPU.
-    Raises: RunnerError for a device that is not there, with the cause, the mend and what is there. Nothing falls back.
+    `auto` and `cuda` take the CUDA device with the most free memory; without one, `auto` takes MPS, XPU or the CPU.
+
+    Raises:
+        RunnerError: The device is missing. The error has the cause, the help and the devices of this machine.
     """
     passed_over: list[str] = []
     problems: list[Problem] = []
@@ -169,7 +170,7 @@ def _one(value: Any) -> str:
         raise _no_device(asked, f"a device is {FORMS}", "device=auto")
     if isinstance(value, int):
         fix = f"device=cuda:{value}" if value >= 0 else "device=cuda:0"
-        raise _no_device(asked, "a number alone does not say which kind of device", fix)
+        raise _no_device(asked, "a number does not name a kind of device", fix)
     text = value.strip().lower()
     kind, _, number = text.partition(":")
     if text in OTHER_NAMES:
@@ -199,3 +200,79 @@ def _nearest_form(text: str) -> str:
         return f"device={kind[1]}:{kind[2] if kind[2] and '-' not in text else 0}"
     hits = nearest(text.partition(":")[0], ["auto", "cpu", "cuda", "mps", "xpu", "all", *filter(None, [other_kind()])])
     return " or ".join(f"device={hit}" for hit in hits) or "device=auto"
+
+
+def devices_of_processes(
+    policy: tuple[str, ...], count: Any, hardware: Hardware, *, choice: Choice | None = None, by_number: bool = False
+) -> tuple[Choice, ...]:
+    """Choose a device for each process of this machine, in the order of their ranks.
+
+    Args:
+        policy: The preferences, from `parse()`.
+        count: Number of processes, or "auto".
+        choice: The device of a single process (None: what the policy resolves to).
+        by_number: Take the first devices, instead of those with the most free memory.
+
+    Raises:
+        RunnerError: There are fewer devices than processes.
+    """
+    choice = choice or resolve(policy, hardware)
+    kind = choice.device.partition(":")[0]
+    requested = _preference(policy, kind)
+    if count == "auto":
+        several = _usable(kind, hardware) if requested == "all" else [choice.device]
+        return _each(several, requested) if len(several) > 1 else (choice,)
+    if count == 1:
+        return (choice,)
+    if kind == "cpu":
+        return (choice,) * int(count)
+    source = f"device={requested} train.num_processes={count}"
+    if kind == "mps":
+        problem = "a Mac has one GPU, and only one process can train on it"
+        raise RunnerError(Problem(source, problem, "train.num_processes=1, or device=cpu"))
+    if ":" in requested:
+        problem = f"{requested} is one device, and each process needs its own"
+        raise RunnerError(Problem(source, problem, f"device={kind}, device=all, or train.num_processes=1"))
+    usable = _usable(kind, hardware)
+    if len(usable) < count:
+        problem = f"each process needs its own device; here: {', '.join(usable)}"
+        fix = f"train.num_processes={len(usable)}, or device=cpu"
+        raise RunnerError(Problem(source, problem, fix))
+    if requested != "all" and not by_number:
+        devices = hardware.devices()
+        usable.sort(key=lambda name: -(devices[name].free_bytes or 0))  # stable: by number where they are equal
+    return _each(usable[: int(count)], requested)
+
+
+def device_of_process(policy: tuple[str, ...], local_rank: int, local_num: int, hardware: Hardware) -> Choice:
+    """Choose the device of one of `local_num` processes that a scheduler started on this machine.
+
+    The order is by number: free memory changes while the others start, and two would take one GPU. Under a scheduler that
+    shows each process one device, that device is the choice. Raises: RunnerError if there are fewer devices than processes.
+    """
+    choice = resolve(policy, hardware)
+    kind = choice.device.partition(":")[0]
+    if kind in ("cuda", "xpu") and local_num > 1 and len(_usable(kind, hardware)) == 1 and hardware.visible is not None:
+        return Choice(
+            choice.device, f"{_preference(policy, kind)}: the only one that process {local_rank} here may see"
+        )
+    return devices_of_processes(policy, local_num, hardware, choice=choice, by_number=True)[local_rank]
+
+
+def backend_of(device: str) -> str:
+    """Return torch.distributed's backend for processes on this device."""
+    return BACKENDS[device.partition(":")[0]]
+
+
+def _preference(policy: tuple[str, ...], kind: str) -> str:
+    return next((item for item in policy if item in ("auto", "all") or item.partition(":")[0] == kind), policy[0])
+
+
+def _usable(kind: str, hardware: Hardware) -> list[str]:
+    names = [name for name in hardware.devices() if name.partition(":")[0] == kind]
+    return [name for name in names if kind == "cpu" or why_not(name, hardware) is None]
+
+
+def _each(names: Sequence[str], requested: str) -> tuple[Choice, ...]:
+    reason = f"{requested}: {len(names)} processes, on {', '.join(names)}"
+    return tuple(Choice(name, reason) for name in names)

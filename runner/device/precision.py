@@ -1,57 +1,78 @@
-"""Says which precisions a device of a machine computes in, and refuses one that it does not (train.precision). Pure."""
+"""Sets up the precision that a step computes in (train.precision): autocast, gradient scaler, TF32."""
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
 
-from runner.device.hardware import Hardware
-from runner.device.unavailable import OLDEST_MACOS
-from runner.errors import Problem, RunnerError
+import torch
+from torch import Tensor
 
-#: what has bf16 and tf32 in its arithmetic units: NVIDIA's Ampere and later
-AMPERE = (8, 0)
-SCALED_ON_MPS = (2, 8)
-#: what to write for each, in order, as far as the device does it
-NEAREST = {"bf16": ("fp16", "fp32"), "fp16": ("bf16", "fp32"), "tf32": ("fp32",)}
+from runner.device.unavailable import AMPERE
 
-
-def precisions(device: str, hardware: Hardware) -> dict[str, str]:
-    """Each precision with "" if the device does it, else why it does not."""
-    kind = device.partition(":")[0]
-    answers = dict.fromkeys(("fp32", "bf16", "fp16", "tf32"), "")
-    if kind == "cuda":
-        capability = hardware.cuda[int(device.partition(":")[2] or 0)].capability
-        if hardware.hip_build is not None:
-            answers["tf32"] = "tf32 is NVIDIA's"
-        elif capability is not None and capability < AMPERE:
-            old = f"it takes compute capability 8.0, and {device} has {capability[0]}.{capability[1]}"
-            answers |= {"bf16": old, "tf32": old}
-    else:
-        if kind == "mps" and (0,) < _version(hardware.macos) < (OLDEST_MACOS,):  # torch turns autocast off, and warns
-            answers["bf16"] = f"bf16 on mps takes macOS {OLDEST_MACOS}, and this is {hardware.macos}"
-        if kind == "mps" and _version(hardware.torch_version) < SCALED_ON_MPS:
-            answers["fp16"] = "torch before 2.8 can't scale gradients on mps (pytorch#142397)"
-        if kind == hardware.other_kind:
-            untold = f"the package of {kind} has not told torch's autocast of it"
-            answers |= {name: untold for name in ("bf16", "fp16") if name not in hardware.other_halves}
-        answers["tf32"] = "tf32 is of NVIDIA GPUs, compute capability 8.0 and up"
-    return answers
+HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(map(int, re.findall(r"\d+", text)[:2]))
+class NoScaler:
+    """Leaves gradients unscaled. fp16 has a torch.amp.GradScaler instead."""
+
+    def is_enabled(self) -> bool:
+        return False
+
+    def scale(self, loss: Tensor) -> Tensor:
+        return loss
+
+    def unscale_(self, optimizer: Any) -> None:
+        pass
+
+    def get_scale(self) -> float:
+        return 1.0
+
+    def state_dict(self) -> None:
+        return None
+
+    def load_state_dict(self, state: Any) -> None:
+        pass
 
 
-def check_precision(precision: str, device: str, hardware: Hardware) -> str:
-    """The same; and what `auto` is there: tf32 where tensor cores take float32 as that, with its range and 10 bits, else fp32.
+@dataclass(frozen=True)
+class Precision:
+    """Precision of a step: `autocast()` opens the context of a forward pass, `scaler` keeps fp16 gradients in range."""
 
-    Raises: RunnerError where the device does not compute in it, with the nearest one that it does."""
-    answers = precisions(device, hardware)
-    if precision == "auto":
-        return "fp32" if answers["tf32"] else "tf32"
-    if why := answers[precision]:
-        near = next(name for name in NEAREST[precision] if not answers[name])
-        does = ", ".join(name for name, no in answers.items() if not no)
-        fix = f"train.precision={near}"
-        raise RunnerError(Problem(f"train.precision={precision} on {device}", f"{why}; it does {does}", fix))
-    return precision
+    name: str
+    autocast: Callable[[], AbstractContextManager[Any]]
+    scaler: torch.amp.GradScaler | NoScaler
+
+
+def make_precision(name: str, *, device: torch.device) -> Precision:
+    """Return float32 for fp32 and tf32; for bf16 and fp16 autocast, with weights and optimizer in float32."""
+    if name not in HALVES:
+        return Precision(name, nullcontext, NoScaler())
+    scaler = torch.amp.GradScaler(device.type) if name == "fp16" else NoScaler()
+    return Precision(name, lambda: torch.autocast(device.type, HALVES[name]), scaler)
+
+
+def set_float32(*, is_tf32: bool) -> None:
+    """Allow or forbid TF32 for float32 products of matrices, convolutions and recurrent layers.
+
+    torch has two interfaces for this, and reading one raises if only the other was used; Inductor and torch.export read the
+    first one. So set that one, and reset the values of the second one (torch 2.9) above the operations.
+    """
+    for backend in (torch.backends, torch.backends.cudnn, torch.backends.mkldnn):
+        if hasattr(backend, "fp32_precision"):
+            backend.fp32_precision = "none"  # type: ignore[attr-defined]
+    torch.set_float32_matmul_precision("high" if is_tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = is_tf32
+
+
+def precision_note(device: torch.device, precision: str) -> str:
+    """Describe what tensor cores do with this precision on the device, with the setting to change it; "" for nothing."""
+    if device.type != "cuda" or torch.version.hip or torch.cuda.get_device_capability(device) < AMPERE:
+        return ""
+    notes = {
+        "fp32": "fp32 leaves the tensor cores idle: train.precision=tf32 or train.precision=bf16 takes them",
+        "tf32": "tf32 rounds what is multiplied to 10 bits, and takes the tensor cores: train.precision=fp32 keeps 23",
+    }
+    return notes.get(precision, "")

@@ -1,19 +1,23 @@
-"""Says why a device can't be used on a machine, and what to do about it; None where it can. Pure.
-
-For every choice of a device, `devices`, its benchmark, and a sweep's slots.
-"""
+"""Says why a device can't be used on a machine or can't compute in a precision, and what to do about it. Pure."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from runner.device.hardware import Driver, Gpu, Hardware
+from runner.errors import Problem, RunnerError
 
 #: macOS that torch 2.13's MPS needs; its headers gate features from 14 up
 OLDEST_MACOS = 14
+#: compute capability from which NVIDIA's GPUs have bf16 and tf32 arithmetic
+AMPERE = (8, 0)
+SCALED_ON_MPS = (2, 8)
+#: precisions to suggest for each, in order, if the device has them
+NEAREST = {"bf16": ("fp16", "fp32"), "fp16": ("bf16", "fp32"), "tf32": ("fp32",)}
 CUDA_WHEELS = "install torch's CUDA build (pytorch.org/get-started/locally)"
 
-#: cuInit's answers that have a cause of their own (cuda.h)
+#: cause and help of cuInit's return codes (cuda.h)
 CU_INIT = {
     3: ("the driver is not initialised", "start a fresh process"),
     34: (
@@ -32,7 +36,7 @@ CU_INIT = {
 
 @dataclass(frozen=True)
 class Why:
-    """The cause of an absence and its mend."""
+    """Cause of a missing device, and what to do."""
 
     cause: str
     mend: str
@@ -118,7 +122,7 @@ def _no_library(driver: Driver) -> Why:
         return Why("WSL has no NVIDIA driver", "install NVIDIA's driver in Windows, and nothing in WSL")
     if driver.kernel_module:
         cause = f"the NVIDIA driver's library does not load ({driver.library_error})"
-        return Why(cause, "install the driver's libraries (libcuda.so.1) beside its kernel module")
+        return Why(cause, "install the driver's libraries (libcuda.so.1) for its kernel module")
     if driver.gpu_on_bus:
         return Why("there is an NVIDIA GPU and no driver for it", "install NVIDIA's driver")
     return Why(
@@ -189,3 +193,47 @@ def _xpu(index: int, machine: Hardware) -> Why | None:
             "install torch's XPU build (pytorch.org/get-started/locally)",
         )
     return Why("torch finds no Intel GPU", "install Intel's GPU driver, and see that sycl-ls lists the GPU")
+
+
+def precisions(device: str, hardware: Hardware) -> dict[str, str]:
+    """Return each precision with "" if the device computes in it, else the reason why not."""
+    kind = device.partition(":")[0]
+    reasons = dict.fromkeys(("fp32", "bf16", "fp16", "tf32"), "")
+    if kind == "cuda":
+        capability = hardware.cuda[int(device.partition(":")[2] or 0)].capability
+        if hardware.hip_build is not None:
+            reasons["tf32"] = "tf32 is NVIDIA's"
+        elif capability is not None and capability < AMPERE:
+            old = f"it takes compute capability 8.0, and {device} has {capability[0]}.{capability[1]}"
+            reasons |= {"bf16": old, "tf32": old}
+        return reasons
+    if kind == "mps" and (0,) < _version(hardware.macos) < (OLDEST_MACOS,):  # torch turns autocast off, and warns
+        reasons["bf16"] = f"bf16 on mps takes macOS {OLDEST_MACOS}, and this is {hardware.macos}"
+    if kind == "mps" and _version(hardware.torch_version) < SCALED_ON_MPS:
+        reasons["fp16"] = "torch before 2.8 can't scale gradients on mps (pytorch#142397)"
+    if kind == hardware.other_kind:
+        missing = [name for name in ("bf16", "fp16") if name not in hardware.other_halves]
+        reasons |= dict.fromkeys(missing, f"the package of {kind} did not register it with torch's autocast")
+    reasons["tf32"] = "tf32 is of NVIDIA GPUs, compute capability 8.0 and up"
+    return reasons
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", text)[:2]))
+
+
+def check_precision(precision: str, device: str, hardware: Hardware) -> str:
+    """Return the precision; for `auto` tf32 where tensor cores have it, else fp32.
+
+    Raises:
+        RunnerError: The device does not compute in it. The help has the nearest precision that it has.
+    """
+    reasons = precisions(device, hardware)
+    if precision == "auto":
+        return "fp32" if reasons["tf32"] else "tf32"
+    if why := reasons[precision]:
+        near = next(name for name in NEAREST[precision] if not reasons[name])
+        does = ", ".join(name for name, no in reasons.items() if not no)
+        source = f"train.precision={precision} on {device}"
+        raise RunnerError(Problem(source, f"{why}; it does {does}", f"train.precision={near}"))
+    return precision

@@ -32,9 +32,10 @@ from runner.data.sampler import class_counts
 from runner.data.source import Preprocessing, Source
 from runner.data.split import Splits
 from runner.data.tables.statistics import SCALED
-from runner.device import backends
+from runner.device import backends, layers
 from runner.device.host_memory import keep_what_is_freed
 from runner.device.placement import place
+from runner.device.precision import make_precision
 from runner.errors import Problem, RunnerError
 from runner.experiment import rules
 from runner.experiment.build_data import Data, check_last_batch, eval_batch_size, prepare_data
@@ -138,7 +139,7 @@ def prepare_training(
     else:
         model = place(model, device)
         settings = cfg.backends.get(device.type, {})
-        layout = backends.lay_out(model, device=device, precision=cfg.train.precision, settings=settings)
+        layout = layers.lay_out(model, device=device, precision=cfg.train.precision, settings=settings)
         if cfg.placement.strategy == "fsdp":
             layout += f"{layout and ', '}whole, as one process has it (fsdp divides it among several)"
         check_last_batch(model, task, loaders["train"], device, num_ranks)
@@ -150,7 +151,7 @@ def prepare_training(
     best = best_of(cfg)
     residency = data.residency
     task = place(task, device) if isinstance(task, nn.Module) else task
-    computes = backends.precision(cfg.train.precision, device=device)
+    computes = make_precision(cfg.train.precision, device=device)
     if divide is None and num_ranks == 1:
         size = eval_batch_size(cfg, model, task, computes, loaders, device)
         if size > (cfg.train.eval_batch_size or cfg.train.batch_size):

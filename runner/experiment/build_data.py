@@ -24,8 +24,9 @@ from runner.data.own_loader import OwnLoader
 from runner.data.sampler import sampler_of
 from runner.data.source import Source, as_source
 from runner.data.split import Splits, split
-from runner.device import backends
+from runner.device import backends, layers
 from runner.device.placement import in_batches, place
+from runner.device.precision import Precision
 from runner.errors import OF_CODE, Problem, RunnerError
 from runner.experiment import rules
 from runner.inspection.costs import Costs
@@ -62,7 +63,7 @@ def prepare_data(cfg: DictConfig, device: torch.device, num_processes: int = 1, 
 def set_switches(cfg: DictConfig, device: torch.device, num_processes: int = 1) -> None:
     """Set torch's switches and seeds: a custom data set may draw its examples."""
     settings = {
-        name: value for name, value in cfg.backends.get(device.type, {}).items() if name not in backends.OF_A_MODEL
+        name: value for name, value in cfg.backends.get(device.type, {}).items() if name not in layers.LAYOUT_SETTINGS
     }
     if device.type == "cpu":
         settings["num_threads"] = settings.get("num_threads") or backends.automatic_threads(num_processes)
@@ -146,7 +147,7 @@ def eval_batch_size(
     cfg: DictConfig,
     model: nn.Module,
     task: Any,
-    precision: backends.Precision,
+    precision: Precision,
     loaders: Mapping[str, Batches],
     device: torch.device,
 ) -> int:

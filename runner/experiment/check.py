@@ -21,7 +21,7 @@ from runner.config.nodes import SHARED, split_settings
 from runner.config.schema import MOMENTS, PRECISIONS
 from runner.data.vision.augment_settings import strengths_of
 from runner.device import Choice, Hardware, check_precision, choose, parse, probe
-from runner.device.per_process import devices_of_processes
+from runner.device.choose import devices_of_processes
 from runner.distributed.environment import rank_here
 from runner.errors import Problem, RunnerError, nearest, path_problems
 from runner.experiment import build, rules

@@ -21,8 +21,8 @@ from rich.text import Text
 from runner.config.settings import Settings
 from runner.config.validate import without_password
 from runner.data.balance import balance
-from runner.device.backends import about_precision
 from runner.device.capabilities import slow_layers
+from runner.device.precision import precision_note
 from runner.errors import harmless
 from runner.experiment.claim import CONSOLE, LOG
 from runner.experiment.summary import Summary
@@ -240,7 +240,7 @@ def describe_parts(settings: Settings, parts: Parts) -> Iterator[tuple[str, str]
     model = row("model", f"{settings.model}: {parts.num_parameters:,} parameters, {precision}")
     details = [words for words in (parts.layout, parts.threads) if words]
     yield ", ".join([model, *(words.partition(" (")[0] for words in details)]), ", ".join([model, *details])
-    for note in filter(None, (*slow_layers(parts.model, parts.device), about_precision(parts.device, precision))):
+    for note in filter(None, (*slow_layers(parts.model, parts.device), precision_note(parts.device, precision))):
         yield (row("model", note),) * 2
     if parts.weights:
         yield (row("starts", parts.weights),) * 2

@@ -20,7 +20,7 @@ from runner.config.settings import Settings
 from runner.data.loading.order import mixed
 from runner.device import Choice, parse
 from runner.device.backends import seed_everything
-from runner.device.per_process import backend_of, device_of_process, devices_of_processes
+from runner.device.choose import backend_of, device_of_process, devices_of_processes
 from runner.distributed import messages
 from runner.distributed.environment import RankInfo, rank_here
 from runner.distributed.group import Alone, Ranks

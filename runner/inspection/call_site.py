@@ -17,15 +17,15 @@ from types import FrameType
 import numpy as np
 import torch
 
-from runner.device import linear, torch_private
+from runner.device import layers, torch_private
 
 UNKNOWN = "an unknown line"
 _RUNNER = str(Path(__file__).parents[1])
 _WATCHING = (str(Path(__file__).parent), str(Path(_RUNNER, "plan")))
 #: hydra's frames are below each run of the command line
 _HYDRA = str(Path(importlib.util.find_spec("hydra").origin or "").parent)  # type: ignore[union-attr]
-#: and linear.py replaces a part of torch
-_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(np.__file__).parent), linear.__file__, _HYDRA, "<frozen ")
+#: and layers.py replaces a part of torch
+_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(np.__file__).parent), layers.__file__, _HYDRA, "<frozen ")
 #: Homebrew's paths lead over a link to what os says
 _STDLIB = (sysconfig.get_path("stdlib"), str(Path(os.__file__).parent))
 
@@ -114,7 +114,7 @@ class Lines:
 
 
 def _is_in_product(stack: Sequence[FrameType]) -> bool:
-    return any(frame.f_code is linear.OneDNNProduct.forward.__code__ for frame in stack)
+    return any(frame.f_code is layers.OneDNNProduct.forward.__code__ for frame in stack)
 
 
 def _place(frame: FrameType, number: int) -> str:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from runner.device.backends import HALVES
 from runner.device.capabilities import ONLY_BLOCKING, SLOW_TYPES, has_mps_kernel
+from runner.device.precision import HALVES
 from runner.inspection import call_site
 from runner.inspection.device_mismatch import Meetings
 from runner.inspection.findings import LIKELY, Finding

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from runner.device.linear import OneDNNProduct
+from runner.device.layers import OneDNNProduct
 from runner.device.placement import leaves, tensor_leaves
 from runner.device.torch_private import TorchDispatchMode, current_autograd_node
 from runner.inspection import call_site

@@ -19,8 +19,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from runner.data.loading.loaders import Batches
 from runner.data.loading.served import Served
 from runner.data.loading.shard import Shard, Share
-from runner.device import backends
 from runner.device.placement import map_tensors, num_rows, tensors
+from runner.device.precision import make_precision
 from runner.errors import first_line, in_words
 from runner.experiment.build import prepare_training
 from runner.experiment.build_data import prepare_data
@@ -83,7 +83,7 @@ class Trial:
             parts.model,
             parts.task,
             optimizer=parts.optimizer,
-            precision=backends.precision(precision, device=self.device) if precision else parts.precision,
+            precision=make_precision(precision, device=self.device) if precision else parts.precision,
             clip_grad_norm=self.cfg.train.clip_grad_norm,
             average=parts.average,
         )

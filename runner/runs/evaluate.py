@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from runner.config.identity import key_of
 from runner.config.run_files import write_whole
-from runner.device import backends, probe
+from runner.device import layers, probe
 from runner.errors import Problem, RunnerError, at_once, first_line
 from runner.experiment.build_data import set_switches
 from runner.experiment.check import check
@@ -53,7 +53,7 @@ def evaluate(wanted: str, overrides: list[str], *, tracked: bool) -> dict[str, A
     set_switches(cfg, device)
     trained = open_run((folder, weights), precision=cfg.train.precision, own_device=choice)
     settings = cfg.backends.get(device.type, {})
-    backends.lay_out(trained.model, device=device, precision=trained.precision.name, settings=settings)  # as in the run
+    layers.lay_out(trained.model, device=device, precision=trained.precision.name, settings=settings)  # as in the run
     found = measured(cfg, trained.card, other=other)
     values = _values(trained, found, cfg)
     report = _report(trained, found, values)

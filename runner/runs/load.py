@@ -20,8 +20,9 @@ from runner.config import untrusted
 from runner.config.instantiate import build
 from runner.config.schema import PRECISIONS
 from runner.config.secrets import filled_in
-from runner.device import Choice, backends, check_precision, choose, probe
+from runner.device import Choice, check_precision, choose, probe
 from runner.device.placement import place
+from runner.device.precision import Precision, make_precision
 from runner.errors import Problem, RunnerError, at_once, first_line, nearest
 from runner.experiment.compose_run import last_value
 from runner.experiment.summary import read_summary
@@ -46,7 +47,7 @@ class Trained:
     task: Task
     choice: Choice
     device: torch.device
-    precision: backends.Precision
+    precision: Precision
     step: int  # that the weights are of
     weights: str  # their file, below the folder
     notes: tuple[str, ...]  # what a person should know of it
@@ -105,7 +106,7 @@ def open_run(
         task=place(task, there) if isinstance(task, nn.Module) else task,
         choice=choice,
         device=there,
-        precision=backends.precision(name, device=there),
+        precision=make_precision(name, device=there),
         step=int(state.get("step") or 0),
         weights=weights,
         notes=notes,

@@ -19,7 +19,7 @@ from torch import Tensor
 from runner.config import validate
 from runner.config.identity import key_of
 from runner.data.tables.node import form_in
-from runner.device import backends
+from runner.device import backends, layers
 from runner.device.placement import map_tensors, move
 from runner.errors import Problem, RunnerError, at_once, refuse
 from runner.experiment.compose_run import of_run
@@ -108,8 +108,8 @@ def predict(
     settings = _backends(run[0], overrides)
     trained = open_run(run, device=device, precision=precision)
     switches, name = settings.get(trained.device.type, {}), trained.precision.name
-    backends.lay_out(trained.model, device=trained.device, precision=name, settings=switches)
-    switches = {key: value for key, value in switches.items() if key not in backends.OF_A_MODEL}
+    layers.lay_out(trained.model, device=trained.device, precision=name, settings=switches)
+    switches = {key: value for key, value in switches.items() if key not in layers.LAYOUT_SETTINGS}
     backends.set_switches(trained.device, precision=name, deterministic=False, **switches)
     say(f"run     {trained.title}")
     say(f"device  {trained.choice.device} ({trained.choice.reason}), {trained.precision.name}")

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from runner.data.loading.shard import Shard, Share
 from runner.device import backends
-from runner.device.backends import Precision
 from runner.device.placement import num_rows
+from runner.device.precision import Precision
 from runner.distributed.group import Ranks
 from runner.inspection.guard import Guard
 from runner.tasks.metrics import named_values

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from runner.data.loading.loaders import Batches
 from runner.data.source import Source
 from runner.data.split import Splits
-from runner.device import backends
+from runner.device.precision import Precision
 from runner.models.card import Card
 from runner.tasks.task import Task
 from runner.training.optimizer import AveragedWeights
@@ -44,7 +44,7 @@ class Parts:
     optimizer: Optimizer
     schedule: Schedule
     average: AveragedWeights | None
-    precision: backends.Precision
+    precision: Precision
     limits: Limits
     best: Best
     hooks: tuple[Hook, ...] = ()

@@ -14,7 +14,8 @@ from torch import nn
 
 from runner import cli
 from runner.device import backends, host_memory, torch_private
-from runner.device.backends import lay_out, overruns, takes_channels_last
+from runner.device.layers import lay_out, overruns, takes_channels_last
+from runner.device.precision import make_precision, precision_note, set_float32
 from runner.errors import RunnerError
 from runner.models.resnet import ResNet
 
@@ -37,7 +38,7 @@ PLAIN, CONV, CONV_1D = nn.Linear(2, 2), nn.Sequential(nn.Conv2d(1, 4, 3)), nn.Co
     ],
 )
 def test_channels_last(model, device, precision, asked, takes):
-    found, why = takes_channels_last(model, device=torch.device(device), precision=precision, asked=asked)
+    found, why = takes_channels_last(model, device=torch.device(device), precision=precision, requested=asked)
     assert found is takes
     assert bool(why) is takes
 
@@ -64,17 +65,17 @@ NARROW, WIDE = ResNet((1, 8, 8), 10, depth=8, width=4), ResNet((1, 8, 8), 10, de
 def test_where_it_would_overwrite_memory_it_is_not_taken():
     """oneDNN#6035: a 1x1 convolution with a stride and 2 to 7 inputs (15 with AVX-512)."""
     choose = {"device": torch.device("cpu"), "precision": "fp32"}
-    assert takes_channels_last(NARROW, **choose, asked=None) == (
+    assert takes_channels_last(NARROW, **choose, requested=None) == (
         False,
         f"auto: oneDNN overwrites memory in {overruns(NARROW)} otherwise",
     )
-    assert takes_channels_last(NARROW, **choose, asked=False) == (False, "")
-    assert takes_channels_last(WIDE, **choose, asked=None)[0] is True
+    assert takes_channels_last(NARROW, **choose, requested=False) == (False, "")
+    assert takes_channels_last(WIDE, **choose, requested=None)[0] is True
     with pytest.raises(RunnerError) as raised:
-        takes_channels_last(NARROW, **choose, asked=True)
+        takes_channels_last(NARROW, **choose, requested=True)
     assert overruns(NARROW) in str(raised.value)
     assert "backends.cpu.channels_last=null" in str(raised.value)
-    assert takes_channels_last(NARROW, device=torch.device("cuda"), precision="bf16", asked=None)[0] is True
+    assert takes_channels_last(NARROW, device=torch.device("cuda"), precision="bf16", requested=None)[0] is True
 
 
 @pytest.mark.parametrize(
@@ -149,7 +150,7 @@ def test_every_librarys_words_for_no_memory(words):
     ("name", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)]
 )
 def test_precision_computes_in_its_type(name, dtype):
-    with backends.precision(name, device=torch.device("cpu")).autocast():
+    with make_precision(name, device=torch.device("cpu")).autocast():
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is dtype
 
 
@@ -250,7 +251,7 @@ def test_a_mac_counts_its_fast_cores_alone(monkeypatch):
 )
 def test_tensor_cores_that_stay_idle_are_told(kind, precision, capability, is_told, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    said = backends.about_precision(torch.device(kind), precision)
+    said = precision_note(torch.device(kind), precision)
     assert ("train.precision=tf32" in said) is is_told
     assert ("train.precision=fp32" in said) is (precision == "tf32")
 
@@ -267,7 +268,7 @@ def test_what_a_module_said_of_tf32_does_not_go_on(key, is_tf32):
         for word in filter(None, key.split(".")):
             at = getattr(at, word)
         at.fp32_precision = "ieee" if is_tf32 else "tf32"
-        backends.set_float32(is_tf32=is_tf32)
+        set_float32(is_tf32=is_tf32)
         with torch.backends.cudnn.flags():  # as torch.export does it: what is put back afterwards is the same
             pass
         assert torch.get_float32_matmul_precision() == ("high" if is_tf32 else "highest")
@@ -277,5 +278,5 @@ def test_what_a_module_said_of_tf32_does_not_go_on(key, is_tf32):
             assert (operation.fp32_precision == "tf32") is is_tf32
         assert torch.backends.fp32_precision == cudnn.fp32_precision == torch.backends.mkldnn.fp32_precision == "none"
     finally:
-        backends.set_float32(is_tf32=False)
+        set_float32(is_tf32=False)
         torch.backends.cudnn.allow_tf32 = True  # torch's beginning

@@ -12,8 +12,8 @@ from torch.func import functional_call, vmap
 from torch.nn.utils import parametrizations
 
 from runner import cli
-from runner.device import backends, linear, torch_private
-from runner.device.linear import Linear, is_faster, take_onednn
+from runner.device import layers, torch_private
+from runner.device.layers import Linear, is_faster, lay_out, take_onednn
 from runner.inspection.costs import flops_of
 from runner.training.cpu_threads import Products
 
@@ -46,7 +46,7 @@ def nets(*layers):
     torch.manual_seed(0)
     of_torch = nn.Sequential(*layers)
     ours = copy.deepcopy(of_torch)
-    take_onednn(ours, asked=True)
+    take_onednn(ours, requested=True)
     return of_torch, ours
 
 
@@ -55,8 +55,8 @@ def products(monkeypatch):
     """The rows of oneDNN's products, of whatever size, as they are made."""
     made, product = [], torch_private.onednn_linear
     monkeypatch.setattr(torch_private, "onednn_linear", lambda *given: made.append(len(given[0])) or product(*given))
-    monkeypatch.setattr(linear, "LEAST", 0)
-    monkeypatch.setattr(linear, "LEAST_SHARED", 0)
+    monkeypatch.setattr(layers, "LEAST", 0)
+    monkeypatch.setattr(layers, "LEAST_SHARED", 0)
     return made
 
 
@@ -65,28 +65,28 @@ def test_plain_linear_layers_alone_are_taken_and_stay_what_they_are():
     assert [type(layer) is Linear for layer in ours] == [True, False, False]
     assert isinstance(ours[0], nn.Linear) and repr(ours) == repr(of_torch)
     assert ours[0].state_dict().keys() == of_torch[0].state_dict().keys()
-    take_onednn(of_torch, asked=False)
+    take_onednn(of_torch, requested=False)
     assert type(of_torch[0]) is nn.Linear
 
 
 @pytest.mark.parametrize(("cpu", "family", "is_taken"), [("AuthenticAMD", 26, True), ("GenuineIntel", 6, False)])
 def test_without_a_word_it_is_the_cpu_that_decides(cpu, family, is_taken, tmp_path, monkeypatch):
     (tmp_path / "cpuinfo").write_text(CPU.format(vendor=cpu, family=family, flag="avx512f"))
-    monkeypatch.setattr(linear, "CPUINFO", tmp_path / "cpuinfo")
-    linear._is_faster_here.cache_clear()
+    monkeypatch.setattr(layers, "CPUINFO", tmp_path / "cpuinfo")
+    layers._is_faster_here.cache_clear()
     model = nn.Sequential(nn.Linear(3, 4))
     for device in ("mps", "cpu"):
-        backends.lay_out(model, device=torch.device(device), precision="fp32", settings={})
+        lay_out(model, device=torch.device(device), precision="fp32", settings={})
         assert type(model[0]) is (Linear if is_taken and device == "cpu" else nn.Linear)
-    linear._is_faster_here.cache_clear()
+    layers._is_faster_here.cache_clear()
 
 
 def test_a_torch_without_it_is_told(monkeypatch):
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
-    (problem,) = problems_of(take_onednn, nn.Linear(3, 4), asked=True)
+    (problem,) = problems_of(take_onednn, nn.Linear(3, 4), requested=True)
     assert (problem.source, problem.help) == ("backends.cpu.onednn=true", "backends.cpu.onednn=null")
     model = nn.Sequential(nn.Linear(3, 4))
-    take_onednn(model, asked=None)
+    take_onednn(model, requested=None)
     assert type(model[0]) is nn.Linear
 
 
@@ -231,7 +231,7 @@ def test_small_products_are_torchs_to_the_bit(monkeypatch):
     of_torch, ours = nets(nn.Linear(5, 7))
     rows = torch.randn(6, 5)
     assert torch.equal(of_torch(rows), ours(rows))
-    monkeypatch.setattr(linear, "LEAST", 6 * 5 * 7 + 1)
+    monkeypatch.setattr(layers, "LEAST", 6 * 5 * 7 + 1)
     made = []
     monkeypatch.setattr(torch_private, "onednn_linear", lambda *given: made.append(given))
     ours(rows)
@@ -240,7 +240,7 @@ def test_small_products_are_torchs_to_the_bit(monkeypatch):
 
 @pytest.mark.parametrize(("threads", "num"), [(1, 3), (2, 2)])
 def test_several_threads_share_no_result_of_few_numbers(threads, num, products, monkeypatch):
-    monkeypatch.setattr(linear, "LEAST_SHARED", 6 * 8)
+    monkeypatch.setattr(layers, "LEAST_SHARED", 6 * 8)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     _, ours = nets(nn.Linear(6, 8))  # (6, 8) forward, (6, 6) and (8, 6) backward
     rows = torch.randn(6, 6, requires_grad=True)

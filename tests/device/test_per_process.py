@@ -4,7 +4,7 @@ import pytest
 from refused import problems_of
 
 from runner.device import Gpu, Hardware, parse
-from runner.device.per_process import backend_of, device_of_process, devices_of_processes
+from runner.device.choose import backend_of, device_of_process, devices_of_processes
 from runner.errors import RunnerError
 
 GIB = 2**30
@@ -80,7 +80,7 @@ def test_what_is_not_there_is_refused_with_what_is(device, count, hardware, so, 
 def test_a_process_that_is_started_by_others_takes_the_device_of_its_place():
     assert [device_of_process(("all",), rank, 4, FOUR).device for rank in range(4)] == [f"cuda:{at}" for at in range(4)]
     assert device_of_process(("cpu",), 3, 4, FOUR).device == "cpu"
-    with pytest.raises(RunnerError, match="each process needs a device of its own"):
+    with pytest.raises(RunnerError, match="each process needs its own device"):
         device_of_process(("cuda",), 1, 2, ONE)
 
 

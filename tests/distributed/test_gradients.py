@@ -7,7 +7,7 @@ import torch
 from torch import distributed, nn
 
 from runner.data.loading.shard import Rows, Share
-from runner.device.backends import precision
+from runner.device.precision import make_precision
 from runner.distributed.environment import RankInfo
 from runner.distributed.gradients import ShardedGradients, SharedGradients
 from runner.distributed.group import PATIENCE, Group, join
@@ -49,7 +49,7 @@ def made(task, **settings):
         model,
         together.task,
         optimizer=optimizer,
-        precision=precision("fp32", device=CPU),
+        precision=make_precision("fp32", device=CPU),
         options=StepOptions(own_batches=together.own_batches),
     )
     return model, step
@@ -65,7 +65,7 @@ def test_a_step_is_that_of_one_process_also_where_the_task_calls_parts_of_the_mo
     model, step = made(both)
     alone = Two()
     own = torch.optim.SGD(alone.parameters(), lr=0.1)
-    plain = make_step(alone, both, optimizer=own, precision=precision("fp32", device=CPU))
+    plain = make_step(alone, both, optimizer=own, precision=make_precision("fp32", device=CPU))
     for _ in range(3):
         told, expected = step(batches), plain([share.batch for share in batches])
         torch.testing.assert_close(told["loss"], expected["loss"])

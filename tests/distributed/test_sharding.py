@@ -12,7 +12,7 @@ import torch
 from torch import distributed, nn
 
 from runner.data.loading.shard import Rows, Share
-from runner.device.backends import precision
+from runner.device.precision import make_precision
 from runner.distributed.gradients import ShardedGradients
 from runner.distributed.sharding import blocks, dividing
 from runner.errors import RunnerError
@@ -99,7 +99,7 @@ def trained(model, task, *, steps, rank=0, num=1, divide=None, states=None):
         model,
         shards.within(task) if shards else task,
         optimizer=optimizer,
-        precision=precision("fp32", device=CPU),
+        precision=make_precision("fp32", device=CPU),
         clip_grad_norm=0.1,
         average=average,
         options=StepOptions(own_batches=ShardedGradients(shards, task, num=num).own_batches if shards else None),

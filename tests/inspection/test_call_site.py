@@ -8,7 +8,7 @@ import sysconfig
 import hydra
 import pytest
 
-from runner.device import linear
+from runner.device import layers
 from runner.inspection import call_site
 
 
@@ -22,7 +22,7 @@ def test_pythons_own_modules_are_nobodys_where_its_paths_lead_over_a_link(monkey
     assert anew.is_own(str(tmp_path.parent / "my_models.py"))
 
 
-@pytest.mark.parametrize("module", [hydra, linear])
+@pytest.mark.parametrize("module", [hydra, layers])
 def test_frames_that_are_nobodys(module):
     """Hydra's stand below each run of the command line, and a layer's own within the model's: a finding in torch's own code
     was told with a line of theirs."""

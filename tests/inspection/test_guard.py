@@ -9,9 +9,9 @@ from judged import SOUND, WRONG, classify, marked_line, rows
 from once import once
 from simulated import run_simulated
 
-from runner.device.backends import precision
 from runner.device.capabilities import SLOW_TYPES
 from runner.device.placement import move, place
+from runner.device.precision import make_precision
 from runner.inspection.call_site import Lines
 from runner.inspection.device_mismatch import PlacementError
 from runner.inspection.findings import merged
@@ -29,7 +29,7 @@ def step_once(case, device):
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad] or [torch.zeros(1)], lr=0.1)
     guard = Guard(device, when="first_step", model=model, task=task, optimizer=optimizer)
     step = guard.on(
-        make_step(model, task, optimizer=optimizer, precision=precision("fp32", device=device)), of_groups=True
+        make_step(model, task, optimizer=optimizer, precision=make_precision("fp32", device=device)), of_groups=True
     )
     batch = move(case.batch(), device)
     try:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from runner.device import linear
+from runner.device import layers
 from runner.inspection.not_finite import Watch
 from runner.inspection.tensor_names import Names
 
@@ -125,11 +125,11 @@ def test_an_own_function_has_its_own_line():
 
 
 def test_onednns_product_has_the_line_of_the_forward_pass(monkeypatch):
-    monkeypatch.setattr(linear, "LEAST", 0)
-    monkeypatch.setattr(linear, "LEAST_SHARED", 0)
+    monkeypatch.setattr(layers, "LEAST", 0)
+    monkeypatch.setattr(layers, "LEAST_SHARED", 0)
     layer = nn.Linear(3, 4)
     nn.init.constant_(layer.weight, 3e38)
-    linear.take_onednn(layer, asked=True)
+    layers.take_onednn(layer, requested=True)
     origin = watched(lambda x, net: layer(x * 0), rows(), backward=True).origin()
     assert (origin.name, origin.phase, origin.module) == ("linear_pointwise", "backward", "Net.Linear")
     assert not origin.is_own_function

@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 
 from runner.data.loading.batch_transform import TransformedBatches
 from runner.data.loading.resident import Resident
-from runner.device.backends import precision
+from runner.device.precision import make_precision
 from runner.tasks.classification import Classification
 from runner.training.background import Background
 from runner.training.loop import result_of, train
@@ -99,7 +99,7 @@ def trained(
         buffer.load_state({"names": ["train/loss", "train/accuracy"], "rows": torch.zeros(0, 2), "notes": {}})
     progress = Progress(best=Best("val/loss", "min"))
     bounds = Limits(**{"num_epochs": 3, "num_steps": 10_000, **(limits or {})})
-    computes = precision(half, device=device)
+    computes = make_precision(half, device=device)
     if init_scale is not None:
         computes = replace(computes, scaler=torch.amp.GradScaler(device.type, init_scale=init_scale))
     chosen = {

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 import runner
 from runner import cli
 from runner.config.instantiate import build
-from runner.device.backends import precision
+from runner.device.precision import make_precision
 from runner.errors import RunnerError
 from runner.inspection.host_reads import HostReads
 from runner.models.card import read_card
@@ -67,7 +67,7 @@ def test_each_token_of_a_split_counts_the_same_however_it_is_cut(size):
     logits, targets = torch.randn(8, 6, 5, generator=draw), torch.randint(5, (8, 6), generator=draw)
     targets[torch.arange(6) >= torch.tensor([6, 1, 2, 0, 5, 0, 3, 4])[:, None]] = -100
     batches = zip(logits.split(size), targets.split(size), strict=True)
-    found = evaluate(nn.Identity(), Language(), batches, precision=precision("fp32", device=torch.device("cpu")))
+    found = evaluate(nn.Identity(), Language(), batches, precision=make_precision("fp32", device=torch.device("cpu")))
     assert found["loss"] == pytest.approx(F.cross_entropy(logits.flatten(0, 1), targets.flatten()).item(), rel=1e-6)
     right = (logits.argmax(-1) == targets)[targets != -100].float().mean().item()
     assert found["accuracy"] == pytest.approx(right) and found["perplexity"] == pytest.approx(math.exp(found["loss"]))
@@ -86,7 +86,7 @@ def test_metrics_are_of_the_tokens_that_count(monkeypatch, kind, most):
 
     made = {"a function": lambda: right, "an object": Counted, "torchmetrics": accuracy}[kind]()
     task, batches = Language(metrics={"right": made}), zip(logits.split(3), targets.split(3), strict=True)
-    found = evaluate(nn.Identity(), task, batches, precision=precision("fp32", device=torch.device("cpu")))
+    found = evaluate(nn.Identity(), task, batches, precision=make_precision("fp32", device=torch.device("cpu")))
     assert list(found) == ["loss", "accuracy", "right", "perplexity"]
     assert found["right"] == pytest.approx(found["accuracy"])
 
@@ -121,7 +121,7 @@ def test_metrics_that_can_not_be_are_refused_before_a_run():
 def test_to_gather_for_metrics_reads_nothing_of_the_device(device):
     task = Language(metrics={"mean": lambda said, true: said.mean()}).to(device)
     judge, batch = (
-        make_eval_step(task, precision=precision("fp32", device=device)),
+        make_eval_step(task, precision=make_precision("fp32", device=device)),
         (LOGITS.to(device), TARGETS.to(device)),
     )
     with HostReads(device) as reads:
@@ -144,7 +144,7 @@ def test_a_step_reads_nothing_of_the_device(device):
     model = GPT(9, 8, 16, 2, 2).to(device)
     optimizer = make_optimizer(torch.optim.AdamW, model, device=device)
     step = make_step(
-        model, Language(), optimizer=optimizer, precision=precision("fp32", device=device), clip_grad_norm=1.0
+        model, Language(), optimizer=optimizer, precision=make_precision("fp32", device=device), clip_grad_norm=1.0
     )
     tokens = torch.randint(9, (4, 9)).to(device)
     batch = tokens[:, :-1], tokens[:, 1:]

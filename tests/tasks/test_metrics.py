@@ -12,8 +12,8 @@ from torch import nn
 
 from runner.config.instantiate import build
 from runner.config.packages import install
-from runner.device.backends import precision
 from runner.device.placement import place
+from runner.device.precision import make_precision
 from runner.errors import RunnerError
 from runner.inspection.host_reads import HostReads
 from runner.tasks.classification import Classification
@@ -35,7 +35,7 @@ def classes(count, rows=257):
 
 def measured(task, inputs, targets, size=50, **settings):
     batches = zip(inputs.split(size), targets.split(size), strict=True)  # the last one is smaller
-    return evaluate(nn.Identity(), task, batches, precision=precision("fp32", device=CPU), **settings)
+    return evaluate(nn.Identity(), task, batches, precision=make_precision("fp32", device=CPU), **settings)
 
 
 def test_of_several_classes():
@@ -306,14 +306,14 @@ def test_an_evaluation_is_not_part_of_the_next_one_even_when_it_was_broken_off()
     logits, targets = classes(4)
     task = Classification(num_classes=4, metrics=["f1", "auroc"])
     whole = measured(task, logits, targets)
-    judge = make_eval_step(task, precision=precision("fp32", device=CPU))
+    judge = make_eval_step(task, precision=make_precision("fp32", device=CPU))
 
     def breaks_off():
         yield logits[:50], targets[:50]
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        evaluate(nn.Identity(), task, breaks_off(), precision=precision("fp32", device=CPU), eval_step=judge)
+        evaluate(nn.Identity(), task, breaks_off(), precision=make_precision("fp32", device=CPU), eval_step=judge)
     judge(nn.Identity(), (logits[:9], targets[:9]))  # left in it
     assert measured(task, logits, targets) == whole
 
@@ -444,7 +444,7 @@ def test_what_downloads_is_no_part(target):
 def test_no_batch_reads_the_device(device, metrics):
     logits, targets = classes(4)
     task = place(Classification(num_classes=4, metrics=metrics), device)
-    judge = make_eval_step(task, precision=precision("fp32", device=device))
+    judge = make_eval_step(task, precision=make_precision("fp32", device=device))
     batch = logits.to(device), targets.to(device)
     with HostReads(device) as reads:
         for _ in range(2):
@@ -460,7 +460,7 @@ def gathered(device, is_regression):
     else:
         task = Classification(num_classes=4, class_weights=[1.0, 2.0, 3.0, 4.0], metrics=["f1", "auroc", "mcc", "top3"])
     batch = logits.to(device), targets.to(device)
-    return evaluate(nn.Identity(), place(task, device), [batch], precision=precision("fp32", device=device))
+    return evaluate(nn.Identity(), place(task, device), [batch], precision=make_precision("fp32", device=device))
 
 
 def on_the_device(device):

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from runner.data.loading.loaders import Resident
-from runner.device.backends import precision
+from runner.device.precision import make_precision
 from runner.tasks.classification import Classification
 from runner.training.loop import result_of, train
 from runner.training.metric_buffer import MetricBuffer
@@ -46,7 +46,7 @@ def run(
     buffer = MetricBuffer(CPU, windows.append, background=background, pull_every=7)
     progress = progress or Progress(best=Best("val/loss", "min"))
     limits = Limits(**{"num_epochs": 4, "num_steps": 20, **limits})
-    step = make_step(model, Classification(), optimizer=optimizer, precision=precision("fp32", device=CPU))
+    step = make_step(model, Classification(), optimizer=optimizer, precision=make_precision("fp32", device=CPU))
 
     def watched(batches):
         if on_step:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from runner.data.loading.order import mixed
-from runner.device.backends import precision
+from runner.device.precision import make_precision
 from runner.distributed.group import Alone
 from runner.training.checkpoint import save
 from runner.training.metric_buffer import MetricBuffer
@@ -32,7 +32,7 @@ def parts():
         average=None,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
         schedule=Schedule(),
-        precision=precision("fp32", device=CPU),
+        precision=make_precision("fp32", device=CPU),
         shards=None,
         limits=SimpleNamespace(num_steps=100),
     )

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 from runner.config.settings import Settings
 from runner.data.loading.loaders import Batches
 from runner.data.loading.shard import Shard, Sharded
-from runner.device.backends import overruns
+from runner.device.layers import overruns
 from runner.distributed.gradients import ShardedGradients, SharedGradients
 from runner.distributed.group import Ranks
 from runner.inspection.guard import Watching

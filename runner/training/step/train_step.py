@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from runner.device.backends import Precision
 from runner.device.placement import num_rows
+from runner.device.precision import Precision
 from runner.tasks.task import Task
 from runner.training.metric_buffer import in_order
 from runner.training.optimizer import AveragedWeights, NoAverage, Turns

@@ -18,7 +18,7 @@ from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._dynamo.utils import counters
 
 from runner import cli, run
-from runner.device.backends import precision
+from runner.device.precision import make_precision
 from runner.errors import RunnerError
 from runner.models.cnn import CNN
 from runner.models.gpt import GPT
@@ -74,7 +74,12 @@ def train(groups, *, compiled, model=Mlp, optimizer=ADAM, said=None, clip=None, 
     average = AveragedWeights(net, decay=ema) if ema else None
     opt = optimizer(net.parameters())
     plan = schedule(opt) if schedule else None
-    chosen = {"optimizer": opt, "precision": precision(name, device=CPU), "clip_grad_norm": clip, "average": average}
+    chosen = {
+        "optimizer": opt,
+        "precision": make_precision(name, device=CPU),
+        "clip_grad_norm": clip,
+        "average": average,
+    }
 
     def make(**more):
         return make_step(net, Classification(), **chosen, options=StepOptions(**more))
@@ -145,7 +150,11 @@ def test_one_function_a_size_and_none_after_the_first_epoch(traced):
 
     def make(**more):
         return make_step(
-            net, Classification(), optimizer=opt, precision=precision("fp32", device=CPU), options=StepOptions(**more)
+            net,
+            Classification(),
+            optimizer=opt,
+            precision=make_precision("fp32", device=CPU),
+            options=StepOptions(**more),
         )
 
     step = make_compiled(make, optimizer=opt, is_first=True, kind=Compiling(), say=lambda _: None)
@@ -166,7 +175,7 @@ def test_a_rare_smaller_batch_is_not_compiled(traced):
     opt = ADAM(net.parameters())
 
     def make(**more):
-        chosen = {"optimizer": opt, "precision": precision("fp32", device=CPU)}
+        chosen = {"optimizer": opt, "precision": make_precision("fp32", device=CPU)}
         return make_step(net, Classification(), **chosen, options=StepOptions(**more))
 
     step = make_compiled(make, optimizer=opt, is_first=True, kind=Compiling(usual_rows=16), say=lambda _: None)
@@ -296,7 +305,7 @@ def test_gpt_is_one_function(traced):
 
     def make(**more):
         return make_step(
-            net, Language(), optimizer=opt, precision=precision("fp32", device=CPU), options=StepOptions(**more)
+            net, Language(), optimizer=opt, precision=make_precision("fp32", device=CPU), options=StepOptions(**more)
         )
 
     step = make_compiled(make, optimizer=opt, is_first=True, kind=Compiling(), say=said.append)

@@ -16,7 +16,7 @@ from torch import nn
 import runner.training.step.eager
 import runner.training.step.train_step
 from runner.data.loading.loaders import Resident, Streamed
-from runner.device.backends import precision
+from runner.device.precision import make_precision
 from runner.inspection.host_reads import HostReads
 from runner.tasks.classification import Classification
 from runner.training.background import Background
@@ -65,7 +65,7 @@ def reads_of(
         model,
         Classification(),
         optimizer=optimizer,
-        precision=precision(name, device=device),
+        precision=make_precision(name, device=device),
         clip_grad_norm=1.0,
         average=AveragedWeights(model, decay=0.9),
     )

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from runner.device import backends
+from runner.device.precision import make_precision
 from runner.tasks.classification import Classification
 from runner.tracking.journal import read_points
 from runner.training.progress import Best, Progress
@@ -54,7 +55,7 @@ def trained(most_rows, *, group=1, error=torch.OutOfMemoryError):
     said = []
     progress = Progress(Best("val/loss", "min"))
     pieces = SplitBatch(SimpleNamespace(device=CPU, model=model, optimizer=optimizer), progress, say=said.append)
-    task, precision = Classification(), backends.precision("fp32", device=CPU)
+    task, precision = Classification(), make_precision("fp32", device=CPU)
     options = StepOptions(wrap_forward_backward=pieces.wrap)
     step = make_step(model, task, optimizer=optimizer, precision=precision, clip_grad_norm=1.0, options=options)
     batches = [(torch.randn(rows, 6), torch.randint(3, (rows,))) for rows in (13, 8, 13, 5)]

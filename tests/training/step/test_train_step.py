@@ -6,7 +6,7 @@ from torch import nn
 
 from runner.data.loading.loaders import Resident
 from runner.data.loading.shard import Shard
-from runner.device.backends import precision
+from runner.device.precision import make_precision
 from runner.inspection.findings import merged
 from runner.inspection.guard import Guard
 from runner.tasks.classification import Classification
@@ -31,7 +31,9 @@ def rows(count=60):
 
 def make(model, optimizer=None, name="fp32", **settings):
     optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
-    return make_step(model, Classification(), optimizer=optimizer, precision=precision(name, device=CPU), **settings)
+    return make_step(
+        model, Classification(), optimizer=optimizer, precision=make_precision(name, device=CPU), **settings
+    )
 
 
 def test_a_step_is_the_textbooks_step_to_the_bit():
@@ -70,7 +72,9 @@ def test_accumulated_batches_of_padded_tokens_count_by_their_tokens(size):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Embedding(5, 8), nn.Linear(8, 5))
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        values = make_step(model, Language(), optimizer=optimizer, precision=precision("fp32", device=CPU))(batches)
+        values = make_step(model, Language(), optimizer=optimizer, precision=make_precision("fp32", device=CPU))(
+            batches
+        )
         return dict(values), model.state_dict()
 
     cut = list(zip(tokens.split(size), targets.split(size), strict=True))
@@ -81,7 +85,7 @@ def test_a_step_in_which_nothing_counts_learns_nothing():
     model = nn.Embedding(5, 5)
     before, nothing = model.weight.detach().clone(), (torch.ones(2, 3).long(), torch.full((2, 3), -100))
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    step = make_step(model, Language(), optimizer=optimizer, precision=precision("fp32", device=CPU))
+    step = make_step(model, Language(), optimizer=optimizer, precision=make_precision("fp32", device=CPU))
     assert step([nothing, nothing])["loss"].item() == 0 and torch.equal(model.weight, before)
 
 
@@ -128,15 +132,15 @@ def test_evaluation_counts_each_row_once_and_leaves_the_model_training():
     model = nn.Sequential(nn.Dropout(0.5), net())
     inputs, targets = rows(50)
     batches = Resident((inputs, targets), batch_size=16, device=CPU, seed=0, shuffle=False)
-    values = evaluate(model, Classification(), batches.epoch(0), precision=precision("fp32", device=CPU))
+    values = evaluate(model, Classification(), batches.epoch(0), precision=make_precision("fp32", device=CPU))
     logits = model.eval()(inputs)
     assert values["loss"] == pytest.approx(nn.functional.cross_entropy(logits, targets).item(), rel=1e-5)
     assert values["accuracy"] == pytest.approx((logits.argmax(1) == targets).float().mean().item())
     model.train()
-    evaluate(model, Classification(), batches.epoch(0), precision=precision("fp32", device=CPU))
+    evaluate(model, Classification(), batches.epoch(0), precision=make_precision("fp32", device=CPU))
     assert model.training
     model.eval()
-    evaluate(model, Classification(), batches.epoch(0), precision=precision("fp32", device=CPU))
+    evaluate(model, Classification(), batches.epoch(0), precision=make_precision("fp32", device=CPU))
     assert not model.training
 
 
@@ -147,7 +151,7 @@ def test_what_several_processes_measure_comes_to_the_whole_splits_values():
 
     def reached(shard=None, total=None):
         parts = batches.epoch(0, shard=shard)
-        return evaluate(model, Classification(), parts, precision=precision("fp32", device=CPU), total=total)
+        return evaluate(model, Classification(), parts, precision=make_precision("fp32", device=CPU), total=total)
 
     for rank in (2, 1):
         reached(Shard(rank, 3), lambda own: sums.append(own) or own)
@@ -198,7 +202,7 @@ def gathering(**settings):
 def test_metrics_count_each_row_once_whatever_the_batches(size):
     inputs, targets = rows(60)
     model, batches = net(), Resident((inputs, targets), batch_size=size, device=CPU, seed=0, shuffle=False)
-    values = evaluate(model, gathering(), batches.epoch(0), precision=precision("fp32", device=CPU))
+    values = evaluate(model, gathering(), batches.epoch(0), precision=make_precision("fp32", device=CPU))
     assert list(values) == ["loss", "accuracy", "right"]
     expected = (model(inputs).argmax(1) == targets).float().mean().item()
     assert values["right"] == pytest.approx(values["accuracy"], rel=1e-6) == pytest.approx(expected)
@@ -207,7 +211,7 @@ def test_metrics_count_each_row_once_whatever_the_batches(size):
 def test_what_is_derived_follows_from_the_whole_split():
     inputs, targets = rows(50)[0], torch.randn(50, 3)
     batches = Resident((inputs, targets), batch_size=16, device=CPU, seed=0, shuffle=False)
-    values = evaluate(net(), Regression(), batches.epoch(0), precision=precision("fp32", device=CPU))
+    values = evaluate(net(), Regression(), batches.epoch(0), precision=make_precision("fp32", device=CPU))
     expected = nn.functional.mse_loss(net()(inputs), targets).sqrt().item()
     assert values["rmse"] == pytest.approx(expected, rel=1e-6)
 
@@ -222,7 +226,7 @@ def test_a_task_with_dropout_of_its_own_is_measured_without_it():
             return {"loss": self.dropout(model(batch[0])).square().mean()}
 
     task, model = Noisy(), net()
-    values = evaluate(model, task, [rows()], precision=precision("fp32", device=CPU))
+    values = evaluate(model, task, [rows()], precision=make_precision("fp32", device=CPU))
     assert values["loss"] == pytest.approx(model(rows()[0]).square().mean().item(), rel=1e-6)
     assert task.training
 
@@ -240,6 +244,6 @@ def test_the_guard_looks_at_metrics_too():
 
     task = Classification(num_classes=3, metrics={"own": Reads()})
     watch = Guard(CPU, when="first_step", model=net(), task=task)
-    judge = watch.on(make_eval_step(task, precision=precision("fp32", device=CPU)))
-    evaluate(net(), task, [rows(), rows()], precision=precision("fp32", device=CPU), eval_step=judge)
+    judge = watch.on(make_eval_step(task, precision=make_precision("fp32", device=CPU)))
+    evaluate(net(), task, [rows(), rows()], precision=make_precision("fp32", device=CPU), eval_step=judge)
     assert [finding.line.split(":")[0] for finding in watch.findings] == ["tests/training/step/test_train_step.py"]

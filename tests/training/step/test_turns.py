@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 
-from runner.device.backends import precision
+from runner.device.precision import make_precision
 from runner.models.gan import GAN
 from runner.tasks.adversarial import Adversarial
 from runner.training.optimizer import AveragedWeights, Turns
@@ -14,7 +14,7 @@ from runner.training.step.compiled import Compiling, make_compiled
 from runner.training.step.train_step import StepOptions, in_turn, make_step, take_turns
 
 CPU = torch.device("cpu")
-FP32 = precision("fp32", device=CPU)
+FP32 = make_precision("fp32", device=CPU)
 LOSSES = ("loss", "loss_critic", "loss_generator")
 
 
