@@ -29,7 +29,7 @@ from runner.experiment.build_optimizer import rehearsed, turn_problems
 from runner.experiment.context import Checked
 from runner.models.checks import probability
 from runner.tasks.metric_names import is_of_a_class, metrics_of
-from runner.tasks.torchmetrics import SHORT
+from runner.tasks.named_metrics import NAMED
 from runner.training.progress import KEY, missing_metric, what_to_write
 
 #: keys of the optimizer and its schedule: they are not tried if one of these has an error already
@@ -167,7 +167,7 @@ def metric_problems(cfg: DictConfig) -> list[Problem]:
     if measured is None or leaf in measured or is_of_a_class(leaf, task) or validate.value(cfg, "train.hooks"):
         return []  # a hook's names come with its first call
     fault = missing_metric(metric, _of_val(measured))
-    asks = f"task.metrics=[{leaf}], or " if any(leaf in names for names in SHORT.values()) else ""
+    asks = f"task.metrics=[{leaf}], or " if any(leaf in names for names in NAMED.values()) else ""
     return [Problem(fault.source, fault.message, asks + fault.help)]
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from runner.device.capabilities import legal_dtype
 from runner.errors import Problem, RunnerError
 from runner.tasks.checks import UNKNOWN
-from runner.tasks.torchmetrics import SHORT, OverPresent, made_of
+from runner.tasks.named_metrics import NAMED, MeanOverPresent, named_metrics
 
 #: numbers of one metric that get a name each; more are not useful as curves
 MOST_VALUES = 32
@@ -26,7 +26,7 @@ OF_ANY_UNIT = ("R2Score", "ExplainedVariance", "PearsonCorrCoef")
 def make_metrics(asked: Any, *, kind: str, num_outputs: int = UNKNOWN, reported: Collection[str] = ()) -> nn.ModuleDict:
     """By name, modules with update(predictions, targets), compute() and reset(), for a task of this kind.
 
-    asked: names ([f1, auroc]: see short_names), or {NAME: an object with those three methods, e.g. torchmetrics', or a
+    asked: names ([f1, auroc]: see named_metrics.NAMED), or {NAME: an object with those three methods, e.g. torchmetrics', or a
         function (predictions, targets) -> 0-d tensor, which sees a whole split at once}.
     num_outputs: classes, labels or numbers that a row has. reported: names that the task reports already.
     torchmetrics' own checks of values are switched off: they wait for the device in each batch.
@@ -39,7 +39,7 @@ def make_metrics(asked: Any, *, kind: str, num_outputs: int = UNKNOWN, reported:
     if isinstance(asked, Mapping):
         metrics = {str(name): _gathering(str(name), value, kind) for name, value in asked.items()}
     elif isinstance(asked, Sequence):
-        made = made_of([_named(name) for name in asked], kind=kind, num_outputs=num_outputs)
+        made = named_metrics([_named(name) for name in asked], kind=kind, num_outputs=num_outputs)
         metrics = {name: OfTorchmetrics(metric, kind=kind) for name, metric in made.items()}
     else:
         problem = "it is a list of names or {NAME: {_target_: ...}}"
@@ -83,7 +83,7 @@ class OfTorchmetrics(nn.Module):
         for part in metric.modules():
             if hasattr(part, "validate_args"):
                 part.validate_args = False
-        kernel = type(metric.metric if isinstance(metric, OverPresent) else metric).__name__
+        kernel = type(metric.metric if isinstance(metric, MeanOverPresent) else metric).__name__
         self._takes_one = kernel.startswith("Binary") and kind == "multiclass"
         self._is_number = kind in ("regression", "autoencoding")
         self._is_of_any_unit = self._is_number and kernel in OF_ANY_UNIT
@@ -231,7 +231,7 @@ def _gathering(name: str, value: Any, kind: str) -> nn.Module:
     if callable(value):
         return OfFunction(name, value)
     problem = f"it is {value!r}, and a metric is an object with update(), compute() and reset(), or a function"
-    short = f"task.metrics=[{value}]" if isinstance(value, str) and value in SHORT.get(kind, {}) else _example(kind)
+    short = f"task.metrics=[{value}]" if isinstance(value, str) and value in NAMED.get(kind, {}) else _example(kind)
     raise RunnerError(Problem(f"task.metrics.{name}={value}", problem, short))
 
 
@@ -263,5 +263,5 @@ def _precise(tensor: Tensor) -> Tensor:
 
 
 def _example(kind: str) -> str:
-    names = ",".join([*SHORT.get(kind, {})][:2])
+    names = ",".join([*NAMED.get(kind, {})][:2])
     return f"task.metrics=[{names}]" if names else "task.metrics={NAME: {_target_: ...}}"

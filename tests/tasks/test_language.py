@@ -114,7 +114,7 @@ def accuracy():
 def test_metrics_that_can_not_be_are_refused_before_a_run():
     with pytest.raises(RunnerError, match="already reports perplexity"):
         Language(metrics={"perplexity": lambda said, true: said.mean()})
-    with pytest.raises(RunnerError, match="this short name does not exist for a task of kind language; there are none"):
+    with pytest.raises(RunnerError, match="there is no metric `f1` for a task of kind language"):
         Language(metrics=["f1"])
 
 

@@ -1,6 +1,7 @@
 """Metrics over a whole split equal scikit-learn's, whatever its batches; nothing in a batch reads the device."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,8 +20,8 @@ from runner.inspection.host_reads import HostReads
 from runner.tasks.classification import Classification
 from runner.tasks.metric_names import is_rising
 from runner.tasks.metrics import MOST_VALUES, make_metrics
+from runner.tasks.named_metrics import BINARY, NAMED
 from runner.tasks.regression import Regression
-from runner.tasks.torchmetrics import BINARY, SHORT
 from runner.training.evaluate import evaluate, make_eval_step
 
 CPU = torch.device("cpu")
@@ -279,7 +280,7 @@ def test_every_short_name_has_scikit_learns_number(kind, outputs):
     else:
         targets = torch.where(targets == 1, torch.zeros_like(targets), targets) if kind == "multiclass" else targets
         targets[:5] = 1  # a rare one
-    names = [*BINARY] if kind == "binary" else [*SHORT[kind]]
+    names = [*BINARY] if kind == "binary" else [*NAMED[kind]]
     if kind == "autoencoding":
         made = make_metrics(names, kind=kind)
         for metric in made.values():
@@ -362,10 +363,12 @@ def test_a_function_sees_a_split_at_once():
     assert whole == cut == pytest.approx(sk.f1_score(targets.numpy(), logits.argmax(1).numpy()))
 
 
-def test_of_each_name_it_is_known_whether_more_is_better():
+def test_named_metric_has_direction_and_documentation():
     falling = {"calibration_error", "mape", "smape"}
-    for name in {name for names in SHORT.values() for name in names}:
+    page = Path(__file__).parents[2].joinpath("conf/README.md").read_text()
+    for name in {name for names in NAMED.values() for name in names}:
         assert is_rising(f"val/{name}") == (name not in falling), name
+        assert f"`{name}`" in page
 
 
 def test_a_value_for_each_class_is_named_by_it():
@@ -393,11 +396,11 @@ def test_a_table_and_many_values_are_no_curves():
 
 
 @pytest.mark.parametrize(
-    ("make", "mend"),
+    ("make", "fix"),
     [
         (lambda: Classification(num_classes=3, metrics=["f2"]), "task.metrics=[f1]"),
         (lambda: Classification(num_classes=3, metrics="aucroc"), "task.metrics=[auroc]"),
-        (lambda: Classification(num_classes=3, metrics=["top5"]), "another one"),
+        (lambda: Classification(num_classes=3, metrics=["top5"]), "another metric"),
         (lambda: Classification(metrics=["f1"]), "task.num_classes=10"),
         (lambda: Classification(num_classes=3, metrics={"f1": "f1"}), "task.metrics=[f1]"),
         (lambda: Classification(num_classes=3, metrics={"loss": hits}), "another name"),
@@ -409,8 +412,8 @@ def test_a_table_and_many_values_are_no_curves():
         (lambda: Regression(num_outputs=1, metrics={"rmse": hits}), "another name"),
     ],
 )
-def test_what_is_no_metric_is_told_at_once(make, mend):
-    assert mend in problems_of(make)[0].help
+def test_wrong_metric_has_fix(make, fix):
+    assert fix in problems_of(make)[0].help
 
 
 def test_a_function_that_gives_no_number_is_told():
