@@ -15,12 +15,11 @@ from pathlib import Path
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 import outlived
-import parsed_once
 import psutil
 import pytest
 import seeded
+import shortcuts
 import torch
-import undrawn
 from trained_runs import at_home, home, run, table  # noqa: F401  # fixtures: of tests/runs, and of commands that name a run
 from written_journals import empty_store, patience, server, write  # noqa: F401  # of tests/tracking, and of `sync`
 
@@ -39,8 +38,8 @@ def pytest_configure(config):
     if has_gpu and config.getoption("--device") == "cpu":  # what names no device is the CPU's there, too
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     outlived.start()
-    parsed_once.parse_once()
-    undrawn.leave_undrawn()
+    shortcuts.parse_once()
+    shortcuts.leave_undrawn()
 
 
 #: the files that take longest, longest first: begun last, one of them would be all that is left
@@ -58,7 +57,7 @@ tasks/test_language models/test_every_model tracking/test_damage data/language/t
 plan/simulator/test_simulator sweep/search/test_job_source whole_runs/test_signals runs/test_register
 tracking/test_uploader tasks/test_metrics whole_runs/test_pairs experiment/test_build_optimizer config/test_allowed
 plan/test_memory whole_runs/test_disk_full runs/test_evaluate cli/test_notebook data/hub/test_datasets
-experiment/test_build tracking/test_deadline plan/test_findings device/test_backends cli/test_options
+experiment/test_build tracking/test_deadline plan/test_findings device/test_layers device/test_backends cli/test_options
 whole_runs/test_tables sweep/search/test_pruning distributed/test_sharding plan/test_language
 training/stacked/test_fit training/step/test_on_device training/stacked/test_check whole_runs/test_turns whole_runs/test_tasks
 whole_runs/test_where_time_went training/step/test_turns training/step/test_fused_update
@@ -120,7 +119,7 @@ training/stacked/test_fit.py::test_each_comes_to_what_it_comes_to_alone
 runs/test_export.py::test_another_process_without_this_package_computes_the_same
 experiment/test_run.py::test_ui_opens_the_last_runs_store_and_names_it_to_nobody
 whole_runs/test_readme.py::test_the_plan_says_what_its_page_says
-device/test_backends.py::test_a_compiled_step_does_not_lay_channels_last_where_that_overwrites_memory
+device/test_layers device/test_backends.py::test_a_compiled_step_does_not_lay_channels_last_where_that_overwrites_memory
 tracking/test_mlflow_model.py::test_a_model_loads_elsewhere_without_this_package_for_any_number_of_rows
 sweep/launchers/test_pretended_gpus.py data/language/test_tokens.py::test_a_file_larger_than_the_memory_is_trained_on
 runs/test_check.py::test_recipes_and_settings_pass tools/test_try_out.py::test_other_code_is_tried_by_its_seeds
@@ -293,8 +292,8 @@ def own_folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def ink():
-    """Pictures are rendered (undrawn.py)."""
-    with undrawn.rendered():
+    """Pictures are rendered (shortcuts.py)."""
+    with shortcuts.rendered():
         yield
 
 

@@ -12,7 +12,7 @@ FREE = ("item", "numpy")  # what is legal, but slow: the run goes on
 
 @pytest.fixture(scope="module")
 def judged(own_models):
-    return once(lambda device: run_simulated("cpu", judge.judge, device, cwd=own_models))
+    return once(lambda device: run_simulated("cpu", judge.plan_judged, device, cwd=own_models))
 
 
 @pytest.mark.parametrize("case", WRONG, ids=[case.name for case in WRONG])

@@ -4,9 +4,8 @@ import random
 
 import pytest
 import seeded
-from judge import REQUEST
+from judge import REQUEST, measure
 from simulated import run_simulated
-from truth import measure
 
 from runner.config.compose import composed_with, composer
 from runner.plan.simulator import simulated_device

@@ -4,7 +4,7 @@ import random
 
 import pytest
 import seeded
-from judge_models import CASES, judge
+from judge import CASES, plan_models
 from once import once
 from simulated import run_simulated
 
@@ -18,7 +18,7 @@ NAMES = {"cuda:1": DRAW.sample(sorted(CASES), 3), "mps": DRAW.sample(sorted(CASE
 def judged(tmp_path_factory):
     """In a folder without a conf/ of its own, whose files would stand before the runner's."""
     folder = tmp_path_factory.mktemp("models")
-    return once(lambda device: run_simulated("cpu", judge, device, NAMES[device], cwd=folder))
+    return once(lambda device: run_simulated("cpu", plan_models, device, NAMES[device], cwd=folder))
 
 
 @pytest.mark.parametrize(("device", "name"), [(device, name) for device in NAMES for name in NAMES[device]])

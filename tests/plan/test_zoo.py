@@ -4,7 +4,7 @@ import random
 import shutil
 from pathlib import Path
 
-import judge_zoo
+import judge
 import pytest
 import seeded
 from once import once
@@ -26,16 +26,15 @@ BESIDE_REAL = DRAW.sample(COMPARED, 1)
 
 @pytest.fixture(scope="module")
 def judged(own_models):
-    for file in ("zoo.py", "truth.py"):
-        shutil.copy(SUPPORT / file, own_models)
+    shutil.copy(SUPPORT / "zoo.py", own_models)
     write_conf(own_models)
 
     @once
     def answers(device):
         if device == "cpu":
-            return run_simulated("cpu", judge_zoo.compare, BESIDE_REAL, cwd=own_models)
+            return run_simulated("cpu", judge.compare_with_real_steps, BESIDE_REAL, cwd=own_models)
         cases, in_halves = (MPS, []) if device == "mps" else ([*WOULD_RUN, *BY_VALUE], BOTH)
-        return run_simulated("cpu", judge_zoo.plans, device, [case.name for case in cases], in_halves, cwd=own_models)
+        return run_simulated("cpu", judge.plan_zoo, device, [case.name for case in cases], in_halves, cwd=own_models)
 
     return answers
 

@@ -1,16 +1,29 @@
-"""Plans of the judged models on one device, in a process of its own (tests/support/simulated.py)."""
+"""Plans of models on a simulated device, for run_simulated; and real steps on the CPU to compare them with."""
 
 from __future__ import annotations
 
+import functools
 import warnings
 from dataclasses import asdict
+from itertools import islice
 
+import torch
 from judged import SOUND, WRONG
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
+from zoo import case_of, words
 
 from runner.config.compose import composed_with, composer
+from runner.device.placement import tensors
+from runner.experiment.build import prepare
 from runner.inspection.costs import Speeds
+from runner.inspection.host_reads import HostReads
+from runner.plan.dry_run import build
 from runner.plan.simulator import simulated_device
 from runner.plan.worker import look
+from runner.training.background import Background
+from runner.training.metric_buffer import MetricBuffer
+from runner.training.step.train_step import make_step
 
 REQUEST = {
     "speeds": asdict(Speeds()),
@@ -20,9 +33,26 @@ REQUEST = {
     "is_brief": False,
     "processes": {},
 }
+NOT_COUNTED = ("aten.detach.default", "prim.device.default")
+IMAGES = ["data=synthetic", "data.num_rows=64", "data.shape=[3,16,16]", "train.batch_size=16"]
+SIGNALS = ["data=synthetic", "data.num_rows=64", "data.shape=[2,20]", "train.batch_size=16"]
+#: a number that comes back as a number: no task for autoencoders is needed
+SAME = ["data=synthetic", "data.num_rows=64", "data.num_features=1", "data.num_classes=null", "task=regression"]
+CASES = {
+    "cnn on signals": ["model=cnn", "model.kernel_size=5", *SIGNALS],
+    "resnet18": ["model=resnet", "model.width=8", *IMAGES],
+    "resnet50": ["model=resnet", "model.depth=50", "model.width=8", "model.stem=imagenet", *IMAGES],
+    "vit": ["model=vit", "model.width=24", "model.depth=2", *IMAGES],
+    "gru": ["model=gru", "model.hidden_size=8", "model.bidirectional=true", *SIGNALS],
+    "lstm": ["model=lstm", "model.hidden_size=8", "model.num_layers=2", "model.pooling=mean", *SIGNALS],
+    "frozen": ["model=resnet", "model.width=8", "model.freeze=stem", "optimizer.no_decay=norms_and_biases", *IMAGES],
+    "autoencoder": ["model=autoencoder", *SAME],
+    "playground": ["model=mlp", "data=playground", "data.features=[x1,sin_x2]"],
+    "mnist1d": ["model=mlp", "data=mnist1d", "data.num_rows=100", "data.num_test_rows=20"],
+}
 
 
-def judge(_, device_name):
+def plan_judged(_, device_name):
     warnings.simplefilter("ignore")
     found = {}
     with simulated_device(device_name, has_numbers=False) as device:
@@ -32,3 +62,129 @@ def judge(_, device_name):
             cfg.model.name = cfg.task.name = cfg.data.case = case.name
             found[case.name] = look(cfg, device, REQUEST)
     return found
+
+
+def plan_models(_, device_name, names):
+    warnings.simplefilter("ignore")
+    with simulated_device(device_name, has_numbers=False) as device:
+        return {name: look(composed_with(composer([]), CASES[name]), device, REQUEST) for name in names}
+
+
+@functools.cache
+def _composed(optimizer, precision):
+    return composed_with(composer([]), words(optimizer, precision))
+
+
+def configured(case, precision="fp32"):
+    cfg = _composed(case.optimizer, precision).copy()
+    cfg.model.name = cfg.task.name = cfg.data.case = case.name
+    return cfg
+
+
+def plan_zoo(_, device_name, names, in_halves):
+    """Plan these cases of the zoo, and some of them in bf16 too."""
+    warnings.simplefilter("ignore")
+    found = {}
+    with simulated_device(device_name, has_numbers=False) as device:
+        for case in map(case_of, names):
+            found[case.name] = look(configured(case), device, REQUEST)
+            if case.name in in_halves:
+                found[f"{case.name}, bf16"] = look(configured(case, "bf16"), device, REQUEST)
+    return found
+
+
+class Operations(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+class Seen:
+    def __init__(self):
+        self.names = []
+
+    def after(self, done):
+        self.names.append(str(done.op))
+
+    def failed(self, what, inputs, error):
+        pass
+
+
+def real_steps(cfg):
+    parts = prepare(cfg, torch.device("cpu"))
+    group = tuple(islice(parts.train.epoch(0), 1))
+    step = make_step(parts.model, parts.task, optimizer=parts.optimizer, precision=parts.precision)
+    buffer = MetricBuffer(parts.device, lambda window: None, background=Background(), pull_every=100)
+    parts.model.train()
+    for _ in range(2):
+        buffer.write(step(group))
+    operations = Operations()
+    with operations:
+        buffer.write(step(group))
+    return operations.names
+
+
+def simulated_steps(cfg, device):
+    trial = build(cfg, device, speeds=Speeds())
+    trial.take_steps()
+    seen, step = Seen(), trial.step()
+    with HostReads(device, observers=(seen,)):
+        trial.buffer.write(step(trial.group))
+    return seen.names, trial.costs.peak.num_bytes
+
+
+def compare_with_real_steps(_, names):
+    """Return the operations and the peak memory of a real and a simulated third step; names: [case, precision]."""
+    warnings.simplefilter("ignore")
+    found = {}
+    for name, precision in names:
+        cfg = configured(case_of(name), precision)
+        cfg.backends.cpu.onednn = False  # as on a simulated device
+        found[f"{name}, {precision}"] = {"real": real_steps(cfg.copy()), "real_bytes": measure(cfg.copy())}
+    with simulated_device("cpu", has_numbers=False) as device:
+        for name, precision in names:
+            each = found[f"{name}, {precision}"]
+            each["plan"], each["planned_bytes"] = simulated_steps(configured(case_of(name), precision), device)
+    for each in found.values():
+        for key in ("real", "plan"):
+            each[key] = [name for name in each[key] if name not in NOT_COUNTED and "profiler" not in name]
+    return found
+
+
+def storages(trees):
+    found = {leaf.untyped_storage()._cdata: leaf.untyped_storage().nbytes() for tree in trees for leaf in tensors(tree)}
+    return sum(found.values())
+
+
+def measure(cfg):
+    """Return the peak memory of a real step on this CPU, by torch's allocator."""
+    parts = prepare(cfg, torch.device("cpu"))
+    group = tuple(islice(parts.train.epoch(0), cfg.train.accumulate_steps))
+    buffer = MetricBuffer(parts.device, lambda window: None, background=Background(), pull_every=cfg.metrics.pull_every)
+    step = make_step(
+        parts.model,
+        parts.task,
+        optimizer=parts.optimizer,
+        precision=parts.precision,
+        clip_grad_norm=cfg.train.clip_grad_norm,
+        average=parts.average,
+    )
+    parts.model.train()
+    for _ in range(2):
+        buffer.write(step(group))
+    kept = [list(parts.model.state_dict().values()), [dict(state) for state in parts.optimizer.state.values()]]
+    kept += [list(parts.average.model.state_dict().values())] if parts.average else []
+    held = storages([*kept, group, buffer._ring])
+    held += sum(each.device_bytes for each in (parts.train, parts.val, parts.test) if each is not None)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        buffer.write(step(group))
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    highest = now = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        now += event.nbytes()
+        highest = max(highest, now)
+    return held + highest

@@ -1,7 +1,6 @@
-"""Twelve models with a mistake in the placement of their tensors, and twelve without: what plan and guard are to say.
+"""Models with an error in the placement of their tensors, and models without, for tests of plan and guard.
 
-Each is a person's own code, as it is found: `MODELS[name]()` gives the model, the task and a batch on the host.
-A line that ends with `# <- name` is the one that must be named.
+A line that ends with `# <- name` is the one that must be named. The zoo has larger models without an error.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class Net(nn.Module):
         return self.head(self.body(x))
 
 
-# ---- what is wrong
+# models with an error
 
 
 class Attribute(nn.Module):
@@ -205,7 +204,7 @@ WRONG = [
 ]
 
 
-# ---- what is sound
+# models without an error
 
 
 class Buffered(nn.Module):
@@ -216,17 +215,6 @@ class Buffered(nn.Module):
 
     def forward(self, x):
         return self.linear(x) * self.scale
-
-
-class Listed(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)])
-
-    def forward(self, x):
-        for layer in self.layers:
-            x = layer(x)
-        return x
 
 
 class OnDevice(nn.Module):
@@ -248,49 +236,6 @@ class Masked(nn.Module):
     def forward(self, x):
         y = self.linear(x)
         return y.masked_fill(y < -100.0, 0.0)
-
-
-class Convolved(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.features = nn.Sequential(nn.Conv1d(1, 4, 3, padding=1), nn.BatchNorm1d(4), nn.ReLU(), nn.Dropout(0.1))
-        self.head = nn.Linear(4 * WIDTH, CLASSES)
-
-    def forward(self, x):
-        return self.head(self.features(x.unsqueeze(1)).flatten(1))
-
-
-class Recurrent(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.lstm = nn.LSTM(1, 8, batch_first=True)
-        self.head = nn.Linear(8, CLASSES)
-
-    def forward(self, x):
-        return self.head(self.lstm(x.unsqueeze(-1))[0][:, -1])
-
-
-class Attending(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.lift = nn.Linear(1, 8)
-        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
-        self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, CLASSES)
-
-    def forward(self, x):
-        x = self.lift(x.unsqueeze(-1))
-        return self.head(self.norm(x + self.attention(x, x, x, need_weights=False)[0]).mean(1))
-
-
-class Tied(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.second.weight = self.first.weight
-        self.head = nn.Linear(WIDTH, CLASSES)
-
-    def forward(self, x):
-        return self.head(self.second(self.first(x).relu()))
 
 
 class Counting(nn.Module):
@@ -320,16 +265,6 @@ class Running(nn.Module):
         return y - self.mean
 
 
-class Checkpointed(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
-
-    def forward(self, x):
-        x = torch.utils.checkpoint.checkpoint(self.inner, x, use_reentrant=False)
-        return self.head(x)
-
-
 def classify_dict(model, batch):
     logits = model(batch["inputs"])
     losses = F.cross_entropy(logits, batch["targets"], reduction="none", label_smoothing=0.1)
@@ -353,16 +288,10 @@ class Sound:
 
 SOUND = [
     Sound("buffer", Buffered),
-    Sound("module list", Listed),
     Sound("made on the device", OnDevice),
     Sound("masked fill", Masked),
-    Sound("convolution", Convolved),
-    Sound("recurrent", Recurrent),
-    Sound("attention", Attending),
-    Sound("tied weights", Tied),
     Sound("a number", Counting),
     Sound("running mean", Running),
-    Sound("checkpointed", Checkpointed),
     Sound("a dict with a mask", Net, task=lambda: classify_dict, batch=as_dict),
 ]
 

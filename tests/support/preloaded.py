@@ -5,8 +5,7 @@
 import gc
 import logging
 
-import parsed_once
-import undrawn
+import shortcuts
 
 from runner.config.compose import composer
 from runner.tracking import mlflow_store
@@ -24,8 +23,8 @@ with mlflow_store.settings():  # MLflow reads its log's level when it is importe
     import runner.plan.worker
     import runner.tracking.__main__
 
-parsed_once.parse_once()
-undrawn.leave_undrawn()
+shortcuts.parse_once()
+shortcuts.leave_undrawn()
 composer([])([])  # what Hydra reads and its grammar learns is there already
 logging.getLogger().handlers.clear()  # what MLflow's server has set up is for no other program
 gc.freeze()  # a collection in a fork would look through all of these, and copy their pages

@@ -6,7 +6,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-import parsed_once
+import shortcuts
 
 from runner.config.compose import composer
 
@@ -67,7 +67,7 @@ def main(root: Path) -> None:
     if "RANK" in os.environ:
         train(root / os.environ["WORLD_SIZE"])
         return
-    parsed_once.parse_once()
+    shortcuts.parse_once()
     for name in HEAVY:
         importlib.import_module(name)
     composer([])([])
