@@ -1,4 +1,4 @@
-"""How a model lies in memory, by device, precision and what was asked."""
+"""Switches, precisions, threads and memory of each kind of device."""
 
 from __future__ import annotations
 
@@ -10,122 +10,9 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
-from torch import nn
 
-from runner import cli
-from runner.device import backends, host_memory, torch_private
-from runner.device.layers import lay_out, overruns, takes_channels_last
+from runner.device import backends, host_memory
 from runner.device.precision import make_precision, precision_note, set_float32
-from runner.errors import RunnerError
-from runner.models.resnet import ResNet
-
-PLAIN, CONV, CONV_1D = nn.Linear(2, 2), nn.Sequential(nn.Conv2d(1, 4, 3)), nn.Conv1d(1, 4, 3)
-
-
-@pytest.mark.parametrize(
-    ("model", "device", "precision", "asked", "takes"),
-    [
-        (CONV, "cpu", "fp32", None, True),
-        (CONV, "cuda", "fp32", None, False),
-        (CONV, "cuda", "bf16", None, True),
-        (CONV, "cuda", "tf32", None, True),
-        (CONV, "mps", "fp32", None, False),
-        (CONV, "cuda", "fp32", True, True),
-        (CONV, "cpu", "fp32", False, False),
-        (PLAIN, "cpu", "fp32", None, False),
-        (PLAIN, "cpu", "fp32", True, False),
-        (CONV_1D, "cpu", "fp32", None, False),
-    ],
-)
-def test_channels_last(model, device, precision, asked, takes):
-    found, why = takes_channels_last(model, device=torch.device(device), precision=precision, requested=asked)
-    assert found is takes
-    assert bool(why) is takes
-
-
-def test_channels_lie_last_in_what_has_four_dimensions_alone():
-    model = nn.Sequential(nn.Conv2d(8, 4, 3), nn.Conv3d(8, 4, 3))
-    model.register_buffer("table", torch.rand(2, 3, 4, 5))
-    model.register_buffer("wide_table", torch.rand(2, 3, 4, 5, 6))
-    before = dict(model.state_dict(keep_vars=True))
-    values = {name: value.detach().clone() for name, value in before.items()}
-    said = lay_out(model, device=torch.device("cpu"), precision="fp32", settings={})
-    assert said.startswith("channels last")
-    after = dict(model.state_dict(keep_vars=True))
-    assert all(after[name] is before[name] and torch.equal(after[name], values[name]) for name in before)
-    last = {name for name, value in after.items() if value.dim() == 4}
-    assert last == {"0.weight", "table"}
-    assert all(after[name].is_contiguous(memory_format=torch.channels_last) for name in last)
-    assert all(value.is_contiguous() for name, value in after.items() if name not in last)
-
-
-NARROW, WIDE = ResNet((1, 8, 8), 10, depth=8, width=4), ResNet((1, 8, 8), 10, depth=8)
-
-
-def test_where_it_would_overwrite_memory_it_is_not_taken():
-    """oneDNN#6035: a 1x1 convolution with a stride and 2 to 7 inputs (15 with AVX-512)."""
-    choose = {"device": torch.device("cpu"), "precision": "fp32"}
-    assert takes_channels_last(NARROW, **choose, requested=None) == (
-        False,
-        f"auto: oneDNN overwrites memory in {overruns(NARROW)} otherwise",
-    )
-    assert takes_channels_last(NARROW, **choose, requested=False) == (False, "")
-    assert takes_channels_last(WIDE, **choose, requested=None)[0] is True
-    with pytest.raises(RunnerError) as raised:
-        takes_channels_last(NARROW, **choose, requested=True)
-    assert overruns(NARROW) in str(raised.value)
-    assert "backends.cpu.channels_last=null" in str(raised.value)
-    assert takes_channels_last(NARROW, device=torch.device("cuda"), precision="bf16", requested=None)[0] is True
-
-
-@pytest.mark.parametrize(
-    ("layer", "is_so"),
-    [
-        (nn.Conv2d(4, 8, 1, stride=2), True),
-        (nn.Conv2d(15, 8, 1, stride=(1, 2)), True),
-        (nn.Conv2d(32, 8, 1, stride=2, groups=8), True),
-        (nn.Conv2d(16, 8, 1, stride=2), False),
-        (nn.Conv2d(1, 8, 1, stride=2), False),
-        (nn.Conv2d(4, 8, 1), False),
-        (nn.Conv2d(4, 8, 3, stride=2), False),
-        (nn.Linear(4, 8), False),
-    ],
-)
-def test_which_layers_overwrite_memory(layer, is_so):
-    assert overruns(nn.Sequential(layer)) == ("0" if is_so else "")
-
-
-def test_a_compiled_step_does_not_lay_channels_last_where_that_overwrites_memory(own_folder, monkeypatch):
-    asked = []
-
-    def compile_graph(graph, inputs, *, options):
-        asked.append(options.get("layout_optimization"))
-        return graph
-
-    monkeypatch.setattr(torch_private, "compile_graph", compile_graph, raising=False)
-    words = ["device=cpu", "tracking.enabled=false", "train.num_steps=3", "data.limit=300", "train.compile=true"]
-    for width in (4, 16):
-        assert (
-            cli.main([*words, "model=resnet", "model.depth=8", f"model.width={width}", f"hydra.run.dir=w{width}"]) == 0
-        )
-    assert asked == [False, False, None, None]  # for each, of two sizes of batches
-
-
-def test_a_run_says_it_keeps_it_and_exports_it(own_folder, capsys):
-    words = ["device=cpu", "tracking.enabled=false", "train.num_epochs=1", "data.limit=300", "model=cnn"]
-    for name, more in (("mine", []), ("plain", ["backends.cpu.channels_last=false"])):
-        assert cli.main([*words, *more, f"hydra.run.dir={name}"]) == 0
-        assert ("channels last" in capsys.readouterr().out) is (name == "mine")
-    weights = {
-        name: torch.load(own_folder / name / "checkpoints/best.pt", weights_only=True)["model"]
-        for name in ("mine", "plain")
-    }
-    filters = next(key for key, value in weights["mine"].items() if value.dim() == 4 and value.shape[1] > 1)
-    assert weights["mine"][filters].is_contiguous(memory_format=torch.channels_last)
-    assert weights["plain"][filters].is_contiguous()
-    torch.testing.assert_close(weights["mine"][filters], weights["plain"][filters], rtol=1e-2, atol=1e-3)
-    assert cli.main(["export", "mine", "--format", "safetensors"]) == 0
-    assert cli.main(["evaluate", "mine"]) == 0
 
 
 @pytest.mark.parametrize(

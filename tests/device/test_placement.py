@@ -17,7 +17,6 @@ from runner.device.placement import (
     num_bytes,
     num_rows,
     place,
-    supports_float64,
     tensors,
 )
 
@@ -136,12 +135,6 @@ def test_doubles_become_floats_where_there_are_none(dtype, on_mps):
     assert legal_dtype(dtype, MPS) == on_mps
     assert legal_dtype(dtype, torch.device("mps:0")) == on_mps
     assert all(legal_dtype(dtype, torch.device(kind)) == dtype for kind in ("cpu", "cuda:1", "xpu"))
-
-
-def test_which_devices_have_doubles():
-    assert [supports_float64(torch.device(kind)) for kind in ("cpu", "cuda:3", "xpu", "mps", "mps:0")] == [True] * 3 + [
-        False
-    ] * 2
 
 
 def test_a_module_stays_the_same_and_moves_whole():

@@ -79,6 +79,10 @@ READS = {
     "slice": (lambda x, y, m, t: x[:t], "tensor[tensor]"),
     "list index": (lambda x, y, m, t: x[[0, 2]], "tensor[list], a copy of the list to the device"),
     "host index": (lambda x, y, m, t: x[torch.randperm(4)], "tensor[index], a copy of the index to the device"),
+    "write by host index": (
+        lambda x, y, m, t: x.__setitem__(torch.tensor([0, 1]), t.float()),
+        "tensor[index], a copy of the index to the device",
+    ),
     "equal": (lambda x, y, m, t: torch.equal(x, x), "equal()"),
     "allclose": (lambda x, y, m, t: torch.allclose(x, x), "allclose()"),
     "bincount": (lambda x, y, m, t: torch.bincount(y), "bincount()"),
@@ -117,6 +121,8 @@ NO_READS = {
     "index by tensor": lambda x, y, m, t: x[y],
     "write by index": lambda x, y, m, t: x.__setitem__(y, x.sum()),
     "index_select": lambda x, y, m, t: x.index_select(0, y),
+    "host mask": lambda x, y, m, t: x[torch.tensor([True, False, True, False])],
+    "write to host mask": lambda x, y, m, t: x.__setitem__(torch.tensor([True, False, True, False]), x.sum()),
     "one_hot of a known size": lambda x, y, m, t: F.one_hot(y, 3),
     "repeat by a number": lambda x, y, m, t: x.repeat_interleave(2, 0),
     "repeat of a known size": lambda x, y, m, t: x.repeat_interleave(y, 0, output_size=5),
@@ -374,33 +380,3 @@ def test_a_compiled_model_is_compiled_after_the_watched_step():
     model(torch.ones(1, 2))
     assert compiled
     torch._dynamo.reset()
-
-
-def test_pytorchs_own_list_of_what_waits_and_what_does_not():
-    """The cases of PyTorch's test_sync_warning, which asks CUDA itself; `host` stands for a tensor kept on the host."""
-    x, y, index = torch.rand(4), torch.rand(()), torch.randint(4, (3,))
-    repeats, mask = torch.full((1,), 2), torch.randint(2, (4,), dtype=torch.bool)
-    quiet = [
-        lambda: x.__setitem__(mask, 1.0),
-        lambda: x.__setitem__(torch.tensor([True, False, True, False]), y),
-        lambda: x.__setitem__(index, y),
-        lambda: x[torch.tensor([True, False, True, False])],
-        lambda: x[index],
-        lambda: F.one_hot(index, num_classes=4),
-        lambda: torch.randperm(2000, device=x.device),
-        lambda: torch.repeat_interleave(x, 2, output_size=8),
-        lambda: torch.repeat_interleave(x, repeats, output_size=8),
-        lambda: torch.any(y),
-    ]
-    waiting = [
-        lambda: x.__setitem__(mask, y),
-        lambda: x.__setitem__(torch.tensor([0, 1, 2]), y),
-        lambda: x[mask],
-        lambda: x[torch.tensor([0, 1, 2])],
-        lambda: x.nonzero(),
-        lambda: 1 if y else 2,
-        lambda: F.one_hot(index),
-        lambda: torch.repeat_interleave(x, repeats),
-    ]
-    assert [found(call) for call in quiet] == [[]] * len(quiet)
-    assert [len(found(call)) for call in waiting] == [1] * len(waiting)
