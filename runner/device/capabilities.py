@@ -1,7 +1,4 @@
-"""The table of what each kind of device lacks, computes slowly or gets wrong; and answers from it.
-
-Placement, loading, metrics, the guard, the screen and the simulator of `plan` obey it.
-"""
+"""Lists what each kind of device lacks, computes slowly or gets wrong."""
 
 from __future__ import annotations
 
@@ -12,26 +9,25 @@ from pathlib import Path
 import torch
 from torch import nn
 
-#: kinds of device without 64-bit floats, and what takes their place (pytorch#122602)
+#: kinds of device without 64-bit floats, and the types used instead (pytorch#122602)
 NO_FLOAT64 = ("mps",)
 NARROWER = {torch.float64: torch.float32, torch.complex128: torch.complex64}
-#: where no copy may go on beside the host: towards MPS it is silently wrong (pytorch#83015, #189690)
+#: kinds of device without asynchronous copies: towards MPS they are silently wrong (pytorch#83015, #189690)
 ONLY_BLOCKING = ("cpu", "mps")
-#: a tensor of so many bytes or more ends the process there, uncatchably: "total bytes of NDArray > 2**32" (pytorch#149325)
+#: size of a tensor from which the process aborts: "total bytes of NDArray > 2**32" (pytorch#149325)
 TOO_LARGE_BYTES = {"mps": 2**32}
-#: types that a kind of device computes in, but slowly, and what to write instead. float16 on a CPU is slow, too, but only
-#: there where train.precision=fp16 asks for it
+#: slow types of a kind of device, and the help. float16 is slow on a CPU too, but used only with train.precision=fp16
 SLOW_TYPES = {
     "cuda": {torch.float64: "float32 (float64 takes 2 to 64 times as long)", torch.complex128: "complex64"},
     "xpu": {torch.float64: "float32", torch.complex128: "complex64"},
 }
-#: layers that a kind of device has no kernel of their own for
+#: layers without a kernel on a kind of device
 SLOW_LAYERS = {
     "mps": {nn.GRU: "a GRU is many small operations on mps, 8 times slower than on a CPU once (pytorch#123148)"}
 }
 #: TORCH_LIBRARY_IMPL(aten, MPS) in MPSFallback.mm: these always run on the CPU there
 MPS_FALLBACKS = {"embedding_renorm_", "linalg_svd", "linalg_svd.U", "_linalg_svd", "col2im", "upsample_nearest3d.vec"}
-#: kernels that read a value inside themselves, below all that can be watched: what is known, by kind of device
+#: kernels that read a value where no mode sees it, by kind of device
 KERNELS_THAT_READ_INSIDE = {"mps": ("multinomial",)}
 
 
@@ -40,27 +36,26 @@ def supports_float64(device: torch.device) -> bool:
 
 
 def legal_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """`dtype`, or what takes its place on a device that does not have it."""
+    """Return `dtype`, or a narrower one if the device does not have it."""
     return dtype if supports_float64(device) else NARROWER.get(dtype, dtype)
 
 
 def slow_layers(model: nn.Module, device: torch.device) -> list[str]:
-    """What is slow of the model there, in words."""
+    """Describe the model's layers that are slow on the device."""
     kinds = SLOW_LAYERS.get(device.type, {})
     return [words for kind, words in kinds.items() if any(isinstance(module, kind) for module in model.modules())]
 
 
 @functools.cache
 def has_mps_kernel(name: str) -> bool:
-    """name: mm, add.Tensor. True also for what is composed of other ops, and for what the list does not name."""
+    """Return whether MPS has a kernel for mm, add.Tensor, ...; True also for composed and for unlisted operations."""
     keys = _kernel_table().get(name)
     return keys is None or name in MPS_FALLBACKS or any(key == "MPS" or "Composite" in key for key in keys)
 
 
 @functools.cache
 def _kernel_table() -> dict[str, set[str]]:
-    """Op name to dispatch keys, from native_functions.yaml, which every torch wheel ships; by pattern, in 0.1 s, since
-    a YAML parser takes seconds. What C++ registers for MPS by hand is not in it (MPS_FALLBACKS has what is known)."""
+    """Read dispatch keys by operation from torch's native_functions.yaml; by patterns, since a YAML parser takes seconds."""
     import torchgen  # type: ignore[import-untyped]
 
     path = Path(str(torchgen.__file__)).parent / "packaged/ATen/native/native_functions.yaml"

@@ -1,4 +1,4 @@
-"""Parses `device=`, chooses the device of a run and of each of its processes, and says why, or why there is none.
+"""Parses `device=`, chooses the device of a run and of each of its processes, and gives the reason.
 
 Pure, except that `explained()` queries the driver if a device is missing.
 """

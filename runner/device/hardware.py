@@ -1,4 +1,4 @@
-"""Describes this machine, as a frozen value that all choices take. All that asks the hardware stands here."""
+"""Describes this machine as a frozen value. Only this module queries the hardware."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ SECONDS_FOR_NVIDIA_SMI = 5
 
 @dataclass(frozen=True)
 class Gpu:
-    """One accelerator. None: nobody could tell."""
+    """One accelerator. None: unknown."""
 
     name: str
     total_bytes: int | None = None
     free_bytes: int | None = None
     capability: tuple[int, int] | None = None  # CUDA's compute capability
     uuid: str = ""
-    is_exclusive: bool = False  # its owner lets one process at a time compute on it
+    is_exclusive: bool = False  # only one process at a time may compute on it
 
 
 @dataclass(frozen=True)
 class Driver:
-    """What explains that a GPU is missing; costs a process to find out, since cuInit in ours would break later forks."""
+    """Facts that explain a missing GPU. Finding them takes a process, since cuInit in this one would break later forks."""
 
     library_error: str | None = None  # why libcuda does not load; None: it loads
     cuda: int | None = None  # the newest CUDA it can serve, 12040 for 12.4
@@ -49,7 +49,7 @@ class Driver:
 
 @dataclass(frozen=True)
 class Hardware:
-    """A machine, as far as the choice of a device asks for it."""
+    """A machine, as far as the choice of a device needs it."""
 
     system: str = "linux"  # sys.platform
     machine: str = "x86_64"
@@ -68,15 +68,15 @@ class Hardware:
     cuda: tuple[Gpu, ...] = ()  # by index
     xpu: tuple[Gpu, ...] = ()
     mps: Gpu | None = None
-    other_kind: str = ""  # of an accelerator that torch knows beside those: npu, hpu, an out-of-tree backend's
+    other_kind: str = ""  # another kind of accelerator that a package registered with torch: npu, hpu, ...
     others: tuple[Gpu, ...] = ()
-    other_halves: tuple[str, ...] = ()  # bf16, fp16: what its package has told torch's autocast
+    other_halves: tuple[str, ...] = ()  # bf16, fp16: what its package registered with torch's autocast
     visible: str | None = None  # CUDA_VISIBLE_DEVICES
     container_visible: str | None = None  # NVIDIA_VISIBLE_DEVICES
-    driver: Driver | None = None  # None: not asked yet
+    driver: Driver | None = None  # None: not queried yet
 
     def devices(self) -> dict[str, Gpu]:
-        """Every device that is there, by the name that `device=` takes; the CPU last."""
+        """Return the devices by the name that `device=` takes; the CPU last."""
         found = {f"cuda:{index}": gpu for index, gpu in enumerate(self.cuda)}
         found |= {"mps": self.mps} if self.mps else {}
         found |= {f"xpu:{index}": gpu for index, gpu in enumerate(self.xpu)}
@@ -85,21 +85,20 @@ class Hardware:
 
     @property
     def in_words(self) -> str:
-        """What it computes with beside its accelerators."""
+        """Name and number of cores of the CPU."""
         return f"{self.cpu_name}, {self.num_cpus} core{'s' * (self.num_cpus != 1)}"
 
     def name_of(self, device: str) -> str:
-        """What the device is called by its maker."""
         return self.devices()[device].name
 
 
 def num_usable_cpus() -> int:
-    """That this process may compute on: a container, or a job in a queue, may have fewer than the machine."""
+    """Return the CPUs that this process may use; a container or a queue's job may have fewer than the machine."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def probe() -> Hardware:
-    """This machine as torch sees it. Milliseconds without a GPU; the first call with one initialises CUDA."""
+    """Describe this machine as torch sees it. Takes milliseconds without a GPU; with one the first call initializes CUDA."""
     import psutil
     import torch
 
@@ -131,17 +130,16 @@ def probe() -> Hardware:
 
 
 def diagnose(hardware: Hardware) -> Hardware:
-    """The same, with the driver's facts: what explains a missing GPU."""
+    """Add the driver's facts, which explain a missing GPU."""
     return replace(hardware, driver=_driver())
 
 
 @functools.cache
 def _driver() -> Driver:
-    """Starts a process, 25 ms (2026-11)."""
     try:
         done = subprocess.run([sys.executable, "-I", "-c", _ASK_DRIVER], capture_output=True, timeout=60, check=True)
         answer: dict[str, Any] = json.loads(done.stdout)
-    except (OSError, subprocess.SubprocessError, ValueError):  # the driver ended the process, or hangs
+    except (OSError, subprocess.SubprocessError, ValueError):  # the driver ends the process, or hangs
         answer = {"init_code": 999}
     modes = _nvidia_smi("mig.mode.current")
     return Driver(
@@ -167,9 +165,9 @@ def _cuda_gpus() -> tuple[Gpu, ...]:
         found.append(
             Gpu(about.name, about.total_memory, None, (about.major, about.minor), str(getattr(about, "uuid", "")))
         )
-    told = _told_of_gpus()
+    reported = _driver_report()
     for index, gpu in enumerate(found):
-        free, is_exclusive = told.get(gpu.uuid, (0, False))
+        free, is_exclusive = reported.get(gpu.uuid, (0, False))
         # mem_get_info creates a context of some 400 MB on the GPU, so it is the last resort
         free = free or torch.cuda.mem_get_info(index)[0]
         if gpu.total_bytes is not None:
@@ -178,14 +176,13 @@ def _cuda_gpus() -> tuple[Gpu, ...]:
     return tuple(found)
 
 
-def _told_of_gpus() -> dict[str, tuple[int, bool]]:
-    """Of each of NVIDIA's GPUs its free bytes, and whether it is exclusive, by its uuid, since the driver's order is not
-    CUDA's: by NVML, else by nvidia-smi."""
+def _driver_report() -> dict[str, tuple[int, bool]]:
+    """Return each NVIDIA GPU's free bytes and whether it is exclusive, by uuid, since the driver's order is not CUDA's."""
     try:
         import pynvml  # of the extra `cuda`
 
         pynvml.nvmlInit()
-    except Exception:  # it is not there, or there is no driver: its own error, a class of the library
+    except Exception:  # it is not installed, or finds no driver
         rows = _nvidia_smi("uuid,memory.free,compute_mode")
         return {
             uuid.removeprefix("GPU-"): (int(free) * 2**20 if free.isdigit() else 0, mode.startswith("Exclusive"))
@@ -195,7 +192,7 @@ def _told_of_gpus() -> dict[str, tuple[int, bool]]:
         found = {}
         for gpu in map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount())):
             is_exclusive, free = False, int(pynvml.nvmlDeviceGetMemoryInfo(gpu).free)
-            with contextlib.suppress(pynvml.NVMLError):  # some have no such mode, and tell their memory nevertheless
+            with contextlib.suppress(pynvml.NVMLError):  # some GPUs have no such mode
                 is_exclusive = pynvml.nvmlDeviceGetComputeMode(gpu) == pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS
             found[str(pynvml.nvmlDeviceGetUUID(gpu)).removeprefix("GPU-")] = free, is_exclusive
         return found
@@ -215,8 +212,7 @@ def _xpu_gpus() -> tuple[Gpu, ...]:
 
 
 def other_kind() -> str:
-    """The kind of accelerator that torch knows here beside CUDA, MPS and XPU, as a package registers it that is installed;
-    "" where there is none."""
+    """Return the kind of accelerator that an installed package registered with torch; "" without one."""
     import torch
 
     found = torch.accelerator.current_accelerator()
@@ -232,7 +228,7 @@ def _others() -> tuple[Gpu, ...]:
     name_of = getattr(getattr(torch, kind, None), "get_device_name", lambda index: kind)
     found = [Gpu(name_of(index)) for index in range(torch.accelerator.device_count())]
     for index, gpu in enumerate(found):
-        with contextlib.suppress(RuntimeError, NotImplementedError):  # it has registered no allocator that could tell
+        with contextlib.suppress(RuntimeError, NotImplementedError):  # it registered no allocator
             free, total = torch.accelerator.get_memory_info(index)
             found[index] = replace(gpu, total_bytes=total, free_bytes=free)
     return tuple(found)
@@ -241,8 +237,8 @@ def _others() -> tuple[Gpu, ...]:
 def _other_halves() -> tuple[str, ...]:
     import torch
 
-    told: list[torch.dtype] = getattr(getattr(torch, other_kind() or "cpu", None), "get_amp_supported_dtype", list)()
-    return tuple(name for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)) if dtype in told)
+    halves: list[torch.dtype] = getattr(getattr(torch, other_kind() or "cpu", None), "get_amp_supported_dtype", list)()
+    return tuple(name for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)) if dtype in halves)
 
 
 def _mps_gpu() -> Gpu | None:
@@ -298,7 +294,7 @@ def _first_line(path: str) -> str:
         return ""
 
 
-#: runs in a process of its own, with nothing but the standard library: asks NVIDIA's driver what it can do
+#: queries NVIDIA's driver in a separate process, with only the standard library
 _ASK_DRIVER = """
 import ctypes, json, sys
 

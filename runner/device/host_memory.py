@@ -1,7 +1,4 @@
-"""Says how many bytes this process may still take, by machine, container and its own limits; writes sizes as people read them.
-
-For snapshots of checkpoints, tables in memory, and how many models train together. And has a training keep what it frees.
-"""
+"""Finds how many bytes this process may still take, by machine, container and its own limits; formats sizes."""
 
 from __future__ import annotations
 
@@ -10,15 +7,15 @@ import functools
 from contextlib import suppress
 from pathlib import Path
 
-#: where Linux has its control groups, and which of them the process is in
+#: Linux's control groups, and those of this process
 GROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-#: by version 2 and 1 of them: a group's limit, what it has taken, and what of that is cached files (memory.stat)
+#: by version 2 and 1: a group's limit, its usage, and the part of it that is cached files (memory.stat)
 FILES = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
 
-#: glibc's names of what mallopt() sets (malloc.h), and from which size on a piece of memory is the system's own
+#: glibc's parameters of mallopt() (malloc.h), and the size from which a block is mapped separately
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 LARGEST_KEPT = 2**30
 
@@ -26,23 +23,21 @@ _num_processes = 1
 
 
 def share(num_processes: int) -> None:
-    """Says that this process is one of so many that take the machine's memory alike, and that of their GPU."""
+    """Divide the memory of the machine, and of its GPU, among this number of processes."""
     global _num_processes
     _num_processes = num_processes
 
 
 def is_shared() -> bool:
-    """Whether others take it, too."""
     return _num_processes > 1
 
 
 def own_part(num_bytes: int) -> int:
-    """Of memory that is shared so."""
     return num_bytes // _num_processes
 
 
 def memory_left() -> tuple[int, str]:
-    """Bytes, and what holds them to that."""
+    """Return bytes, and what limits them."""
     import psutil
 
     left = [(int(psutil.virtual_memory().available), "free"), *left_in_groups(GROUPS, OWN_GROUPS)]
@@ -63,8 +58,10 @@ def memory_left() -> tuple[int, str]:
 
 
 def left_in_groups(mount: Path, own: Path) -> list[tuple[int, str]]:
-    """Bytes, and whose they are, of each control group with a limit that the process is in: the container's, which is all
-    that a container sees, and those below it, one in the other, as a job of Slurm has them."""
+    """Return the free bytes of each limited control group of this process, with its name.
+
+    A container sees its own group as the top; a job of Slurm is in several nested groups.
+    """
     paths = {mount: "", mount / "memory": ""}
     with suppress(OSError):
         for line in own.read_text().splitlines():
@@ -74,7 +71,7 @@ def left_in_groups(mount: Path, own: Path) -> list[tuple[int, str]]:
     found = []
     for top, path in paths.items():
         names = [name for name in path.split("/") if name]
-        if ".." in names:  # the process is in a group outside of what is seen here
+        if ".." in names:  # its group is not visible here
             names = []
         for group in (top.joinpath(*names[:count]) for count in range(len(names) + 1)):
             if (left := _left_in(group)) is not None:
@@ -90,7 +87,7 @@ def _left_in(group: Path) -> int | None:
             limit, taken = int((group / most).read_text()), int((group / now).read_text())
         except (OSError, ValueError):  # "max"
             continue
-        with suppress(OSError, ValueError):  # files that were read count as taken, and go when memory is asked for
+        with suppress(OSError, ValueError):  # cached files count as usage, and are dropped when memory is needed
             stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
             taken -= int(stat.get(cached, 0))
         return max(0, limit - max(0, taken))
@@ -99,13 +96,12 @@ def _left_in(group: Path) -> int | None:
 
 @functools.cache
 def keep_what_is_freed() -> None:
-    """Has the C library keep the memory that a step frees for the next one, from now on: once data are read.
+    """Make glibc keep the memory that a step frees for the next step; other C libraries stay as they are.
 
-    glibc gives the end of its memory back to the system whenever it is free, after each backward pass, and gets it again
-    page by page: of a CNN's step of 16 ms 4 ms (digits, batch 128, 2 cores, 2026-11). The process stays as large as it was
-    at most. Other C libraries (macOS, musl) are left as they are.
+    By default it returns free memory after each backward pass and gets it again page by page. The process keeps its
+    largest size.
     """
-    with suppress(OSError, TypeError, AttributeError):  # no such function, or no library to ask by no name
+    with suppress(OSError, TypeError, AttributeError):  # another C library
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(MMAP_THRESHOLD, LARGEST_KEPT)
         mallopt(TRIM_THRESHOLD, -1)
@@ -121,7 +117,7 @@ def _sizes() -> dict[str, int]:
 
 
 def size_in_words(num_bytes: float) -> str:
-    """12.3 GiB"""
+    """Format a size: 12.3 GiB."""
     for unit, name in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB")):
         if num_bytes >= unit:
             return f"{num_bytes / unit:.3g} {name}" if num_bytes < 1000 * unit else f"{num_bytes / unit:,.0f} {name}"

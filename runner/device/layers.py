@@ -81,7 +81,7 @@ def takes_channels_last(
 
 
 def overruns(model: nn.Module) -> str:
-    """Name the first layer whose backward pass overwrites memory on a CPU with channels last; "" if there is no such layer.
+    """Name the first layer whose backward pass overwrites memory on a CPU with channels last; "" without one.
 
     It is a 1x1 convolution with a stride and fewer inputs than a block of oneDNN's has: wrong gradients, a crash or a hang
     (uxlfoundation/oneDNN#6035, torch 2.13). When it compiles, torch puts channels last on its own.

@@ -1,8 +1,4 @@
-"""Gives a device's second stream and events, so that copies go on beside its steps; None for a device without.
-
-For batches that are brought to the device, windows of metrics and snapshots of checkpoints; and for clocked steps, what
-tells the time on the device.
-"""
+"""Gives a device's second stream, its events and its clock, so that copies overlap with steps."""
 
 from __future__ import annotations
 
@@ -14,12 +10,12 @@ import torch
 from runner.device import torch_private
 from runner.device.capabilities import ONLY_BLOCKING
 
-#: of a second of a GPU that is faster than most: a pause is rather too long than too short
+#: of a fast GPU: a pause may be too long, not too short
 CYCLES_A_SECOND = 2e9
 
 
 def side_stream(device: torch.device) -> torch.Stream | None:
-    """A second stream of the device; None where it has none, or no pinned memory or events to go with it."""
+    """Return a second stream of the device, or None without streams, pinned memory or events."""
     if device.type in ONLY_BLOCKING:
         return None
     if device.type == "cuda":
@@ -28,22 +24,20 @@ def side_stream(device: torch.device) -> torch.Stream | None:
         torch.empty(1, pin_memory=True)
         event(device)
         return torch.Stream(device=device)
-    except (RuntimeError, NotImplementedError):  # an accelerator that has registered no such thing with torch
+    except (RuntimeError, NotImplementedError):  # the accelerator's package did not register it
         return None
 
 
 def use(stream: torch.Stream) -> AbstractContextManager[Any]:
-    """What is launched within goes to the stream."""
     return torch.cuda.stream(stream) if isinstance(stream, torch.cuda.Stream) else stream
 
 
 def current(device: torch.device) -> torch.Stream:
-    """The stream that the steps are on."""
     return torch.cuda.current_stream(device) if device.type == "cuda" else torch.accelerator.current_stream(device)
 
 
 def event(device: torch.device) -> torch.Event:
-    """An event that the host waits for asleep, where the device can do that."""
+    """Return an event for which the host sleeps, if the device supports that."""
     return torch.cuda.Event(blocking=True) if device.type == "cuda" else torch.Event(device=device, blocking=True)
 
 
@@ -54,12 +48,11 @@ def wait_for(device: torch.device) -> None:
 
 
 def has_clock(device: torch.device) -> bool:
-    """Whether its events tell the time."""
     return device.type in ("cuda", "xpu")
 
 
 def time_event(device: torch.device) -> torch.Event:
-    """An event that tells when the device, with a clock, got to what was queued so far."""
+    """Record an event with the time at which the device has done what is queued so far."""
     timed: torch.Event = (
         torch.cuda.Event(enable_timing=True)
         if device.type == "cuda"
@@ -70,7 +63,7 @@ def time_event(device: torch.device) -> torch.Event:
 
 
 def pause(device: torch.device, seconds: float) -> bool:
-    """Has the device do nothing for about so long, while the host queues more; False where it can't be told to."""
+    """Keep the device idle for about this time, while the host queues work; return whether it can."""
     if device.type != "cuda":
         return False
     torch_private.cuda_sleep(int(seconds * CYCLES_A_SECOND))

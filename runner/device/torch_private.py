@@ -1,7 +1,7 @@
-"""Every private name of torch that is called here, with what it buys. Read in torch 2.13; looked up when first asked for.
+"""Lists the private names of torch that are used, and what for. Read in torch 2.13; looked up at the first use.
 
-A release may move them: whoever asks then gets a word that says which one is gone, and so does this module's test. What the
-simulator replaces in torch for a while stands in plan/simulator/torch_parts.py.
+A release may move a name: then its use and this module's test report it. plan/simulator/torch_parts.py has the names that
+the simulator replaces.
 """
 
 from __future__ import annotations
@@ -16,36 +16,24 @@ if TYPE_CHECKING:  # what classes are made from, and types
     from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
     from torch.utils._pytree import tree_map as tree_map
 
-#: by our name: torch's, and what for
+#: by the name here: torch's name and its use
 NAMES = {
     # the step: one kernel for all parameters instead of one for each
     "foreach_add_": ("torch._foreach_add_", "the step counts of all parameters by one kernel"),
     "foreach_copy_": ("torch._foreach_copy_", "a model's buffers kept by one kernel"),
     "foreach_lerp_": ("torch._foreach_lerp_", "the averages of all weights by one kernel"),
-    "foreach_mul_": (
-        "torch._foreach_mul_",
-        "the gradients of several models scaled by one kernel, each by its own number",
-    ),
+    "foreach_mul_": ("torch._foreach_mul_", "gradients of several models scaled by one kernel"),
     "foreach_norm": ("torch._foreach_norm", "the norms of several models' gradients by one kernel"),
     "fused_sgd_": ("torch._fused_sgd_", "SGD's update without its wrapper"),
     "fused_adam_": ("torch._fused_adam_", "Adam's update without its wrapper"),
     "fused_adamw_": ("torch._fused_adamw_", "AdamW's update without its wrapper"),
     "cuda_sleep": ("torch.cuda._sleep", "a clocked step's kernels without the host's gaps between them"),
-    "orthogonal": (
-        "torch.optim._muon._zeropower_via_newtonschulz",
-        "Muon's step of a convolution's weights, and compiled",
-    ),
+    "orthogonal": ("torch.optim._muon._zeropower_via_newtonschulz", "Muon's step of a convolution"),
     "muon_rate": ("torch.optim._muon._adjust_lr", "likewise"),
     # linear layers
-    "onednn_linear": (
-        "torch.ops.mkldnn._linear_pointwise.default",
-        "products in float32 by oneDNN in the place of MKL",
-    ),
-    "transforms_are_active": (
-        "torch._C._are_functorch_transforms_active",
-        "those within torch.func, which stay torch's",
-    ),
-    "is_traced": ("torch._C._is_tracing", "likewise those of a model that TorchScript writes down"),
+    "onednn_linear": ("torch.ops.mkldnn._linear_pointwise.default", "float32 products by oneDNN"),
+    "transforms_are_active": ("torch._C._are_functorch_transforms_active", "torch.func, which keeps torch's products"),
+    "is_traced": ("torch._C._is_tracing", "products of a model that TorchScript traces"),
     # compile
     "dynamo_config": ("torch._dynamo.config", "backward and update compiled with the forward pass"),
     "dynamo_errors": ("torch._dynamo.exc", "what can't be compiled, told from other errors"),
@@ -63,35 +51,29 @@ NAMES = {
     "sequence_number": ("torch.autograd._get_sequence_nr", "the forward line of an operation in backward"),
     "current_graph_task": ("torch._C._current_graph_task_id", "an operation in backward, told from one in forward"),
     # several models as one
-    "exclude_keys": (
-        "torch._C._ExcludeDispatchKeyGuard",
-        "a random operation in a vmap rule that draws for each member",
-    ),
+    "exclude_keys": ("torch._C._ExcludeDispatchKeyGuard", "random operations of several models"),
     "KeySet": ("torch._C.DispatchKeySet", "likewise"),
     "vmap_key": ("torch._C.DispatchKey.FuncTorchVmapMode", "likewise"),
     # the simulator
     "eager_transforms": ("torch._functorch.eager_transforms", "torch.func under a simulated device"),
     "vmap": ("torch._functorch.vmap", "torch.vmap under a simulated device"),
     "functions": ("torch._VF", "recurrent layers by a GPU's kernels"),
-    "variable_functions": ("torch._C._VariableFunctions", "torch's own function below the simulated one"),
-    "nn_functions": ("torch._C._nn", "torch's own attention below the simulated one"),
+    "variable_functions": ("torch._C._VariableFunctions", "the original function below the simulated one"),
+    "nn_functions": ("torch._C._nn", "the original attention below the simulated one"),
     "attention_by_parts": ("torch._scaled_dot_product_attention_math", "attention as a GPU without a kernel takes it"),
     "no_torch_function": ("torch._C._disabled_torch_function_impl", "a tensor whose results are not wrapped"),
-    "DisableTorchFunction": ("torch._C.DisableTorchFunction", "what is asked of a tensor, unheard by modes"),
+    "DisableTorchFunction": ("torch._C.DisableTorchFunction", "queries of a tensor that modes don't see"),
     "DisableTorchDispatch": ("torch._C._DisableTorchDispatch", "a kernel on the simulated tensor itself"),
     "only_lift_cpu_tensors": ("torch._C._only_lift_cpu_tensors", "torch.tensor([...], device=...), simulated"),
     "set_only_lift_cpu_tensors": ("torch._C._set_only_lift_cpu_tensors", "likewise"),
-    "brought_accelerator": (
-        "torch._C._get_privateuse1_backend_name",
-        "the name of the accelerator that C++ asks before the one that it was built for",
-    ),
+    "brought_accelerator": ("torch._C._get_privateuse1_backend_name", "an installed accelerator, which C++ asks first"),
     # what torch was built for
-    "xpu_is_compiled": ("torch.xpu._is_compiled", "why there is no xpu"),
+    "xpu_is_compiled": ("torch.xpu._is_compiled", "the reason of a missing xpu"),
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Raises: RunnerError where this torch has it no more."""
+    """Raises: RunnerError if this torch does not have the name."""
     if name not in NAMES:
         raise AttributeError(f"{name}: not one of the private names of torch that are used")
     path, use = NAMES[name]
@@ -107,14 +89,14 @@ def __getattr__(name: str) -> Any:
 
 
 def cuda_architectures() -> tuple[str, ...]:
-    """The GPUs that this torch has kernels for, e.g. sm_90; none where it was built without CUDA, and has no such name."""
+    """Return the GPUs that this torch has kernels for, e.g., sm_90; none without CUDA."""
     import torch
 
     return tuple((getattr(torch._C, "_cuda_getArchFlags", str)() or "").split())
 
 
 def _find(path: str) -> Any:
-    """A module or what stands in one. Raises: ImportError, AttributeError."""
+    """Return a module, or a name in one. Raises: ImportError, AttributeError."""
     words = path.split(".")
     for end in range(len(words), 0, -1):
         try:

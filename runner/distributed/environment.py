@@ -1,7 +1,4 @@
-"""Reads from the environment the rank that torchrun, Slurm's srun or launch.py has given to this process.
-
-Used by the command line, experiment/processes.py and experiment/rank.py.
-"""
+"""Reads this process's rank from the environment that torchrun, Slurm's srun or launch.py has set."""
 
 from __future__ import annotations
 
@@ -48,7 +45,9 @@ def rank_here(environ: Mapping[str, str], *, first_host: Callable[[str], str] | 
         port = _number(environ, "MASTER_PORT", "29500")
         address = environ.get("MASTER_ADDR", "127.0.0.1")
         return _sound(RankInfo(rank, num, local_rank, local_num, address, port, "torchrun"))
-    if "SLURM_PROCID" in environ and "SLURM_STEP_NUM_TASKS" in environ:  # the second: srun's own, not of a batch script
+    if (
+        "SLURM_PROCID" in environ and "SLURM_STEP_NUM_TASKS" in environ
+    ):  # only srun sets the second; a batch script has the first too
         num = _number(environ, "SLURM_STEP_NUM_TASKS")
         if num <= 1:
             return None

@@ -1,6 +1,6 @@
 """Averages gradients over all processes: wraps model and task in one task for the step, whole (DDP) or in parts (FSDP2).
 
-Called by training/step/choose.py. It weighs each batch by its rows, or what counts in it, so that the mean is that over all of them.
+Each batch is weighted by its examples, or by what counts in it, so that the mean is over all of them.
 """
 
 from __future__ import annotations
@@ -22,22 +22,21 @@ if TYPE_CHECKING:
 
 
 class SharedGradients:
-    """A model that several processes train, as the training step sees it.
+    """A model that several processes train, for the training step.
 
-    What is wrapped is the task with the model in it, not the model: a task may call parts of the model, or call it twice,
-    and DistributedDataParallel sees only what happens inside of the one forward that it knows.
-    Raises (from a step): RunnerError where parameters took no part in the loss, with the key that allows it.
+    DistributedDataParallel wraps the task with the model in it, because a task may call parts of the model, or call it twice.
+    A step raises a RunnerError if parameters took no part in the loss.
     """
 
     def __init__(self, model: nn.Module, task: Task, *, num: int, unused_parameters: bool) -> None:
-        """Gives every process the first one's parameters and buffers."""
+        """Set every process's parameters and buffers to those of the first one."""
         self._num, self._num_counted = num, getattr(task, "num_counted", None)
         self._wrapped = DistributedDataParallel(
             _Learning(model, task), find_unused_parameters=unused_parameters, gradient_as_bucket_view=True
         )
 
     def task(self, model: nn.Module, batch: Any) -> Mapping[str, Tensor]:
-        """The task as make_step() calls it; `model` is the one that is wrapped already."""
+        """Compute the task with the wrapped model; for make_step()."""
         try:
             values: Mapping[str, Tensor] = self._wrapped(batch)
         except RuntimeError as error:
@@ -49,11 +48,7 @@ class SharedGradients:
         return values
 
     def own_batches(self, shares: Sequence[Share]) -> Iterator[tuple[Any, float | Tensor]]:
-        """Each batch of a group and its weight, such that the mean over all processes is that over the group's rows, or over
-        what counts in them, where the task says that.
-
-        Gradients are exchanged only with the last one.
-        """
+        """Yield each batch of a group and its weight in the mean over all processes. Gradients are exchanged with the last."""
         for index, (batch, weight) in enumerate(_weighted(shares, self._num, self._num_counted)):
             is_last = index == len(shares) - 1
             with nullcontext() if is_last else self._wrapped.no_sync():
@@ -63,14 +58,13 @@ class SharedGradients:
 class ShardedGradients:
     """The same for a model that is divided among the processes.
 
-    Gradients travel with each batch of a group: whole ones, kept until the last, would take the memory that parts save.
+    Gradients are exchanged with each batch of a group, since keeping them whole would take the memory that shards save.
     """
 
     def __init__(self, shards: Shards, task: Task, *, num: int) -> None:
         self.task, self._num, self._num_counted = shards.within(task), num, getattr(task, "num_counted", None)
 
     def own_batches(self, shares: Sequence[Share]) -> Iterator[tuple[Any, float | Tensor]]:
-        """As SharedGradients.own_batches()."""
         return _weighted(shares, self._num, self._num_counted)
 
 
@@ -82,7 +76,7 @@ def _weighted(
         for share in shares:
             yield share.batch, share.rows.num * num / rows
         return
-    # nothing of another process's example
+    # a share without examples repeats another process's example, which counts nothing
     counted = torch.stack([num_counted(share.batch) * bool(share.rows.num) for share in shares])
     of_all = counted.sum()
     torch.distributed.all_reduce(of_all)  # on the device: nothing is read

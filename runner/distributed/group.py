@@ -1,73 +1,30 @@
-"""Sums, means, broadcasts and reductions over all processes of a run; Alone is the null object of a single process.
-
-For the training, its checkpoints and evaluation (Ranks). One thread makes all calls, in the same order in each process.
-"""
+"""Sums, means, broadcasts and reductions over all processes of a run; `Alone` is the null object of a single process."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from runner.distributed import messages as told
+from runner.distributed import messages
 from runner.distributed.environment import RankInfo, UnmetError
 from runner.errors import Problem, first_line
 
 T = TypeVar("T")
 distributed: Any = torch.distributed  # its names are there, and not typed
 
-#: an end of a process is seen at once, by its closed connection; what takes long (a set that is made ready) is waited for
+#: a process that ends is noticed at once, by its closed connection; a data set that is prepared may take long
 PATIENCE = timedelta(days=2)
-#: for all processes of srun to begin
+#: between the first and the last process of srun to start
 MOST_APART = timedelta(minutes=10)
 
 
-class Ranks(Protocol):
-    """This process among those that train one model. Every call but `rank`, `num` and `is_first` is made by all of them."""
-
-    rank: int
-    num: int
-
-    @property
-    def is_first(self) -> bool:
-        """Whether it is this one that writes, tracks and talks."""
-        ...
-
-    def total(self, tensor: Tensor) -> Tensor:
-        """The sum over all, a new tensor on the same device."""
-        ...
-
-    def mean(self, tensor: Tensor) -> Tensor:
-        """The mean over all, a new tensor on the same device."""
-        ...
-
-    def broadcast_(self, tensors: Sequence[Tensor]) -> None:
-        """Gives the tensors the first one's values, in place."""
-        ...
-
-    def all_reduce_max(self, numbers: Sequence[float]) -> list[float]:
-        """The highest of each number; between the hosts, without the devices."""
-        ...
-
-    def broadcast_object(self, thing: T) -> T:
-        """What the first one has: small, plain objects. Waits for it."""
-        ...
-
-    def gather(self, thing: T) -> list[T]:
-        """What each has, in order, where is_first; else nothing."""
-        ...
-
-    def leave(self) -> None:
-        """The last call."""
-        ...
-
-
 class Alone:
-    """The only one."""
+    """A single process. Has the methods of Group."""
 
     rank, num, is_first = 0, 1, True
 
@@ -94,20 +51,21 @@ class Alone:
 
 
 class Group:
-    """One of several, by torch.distributed's default group for tensors and one of the hosts for words.
+    """This process among those that train one model: a group of devices for tensors, and one of hosts for objects.
 
-    All calls are made by one thread, in the same order everywhere: that is what makes them meet.
+    One thread makes all calls, in the same order in every process. Use join() to make one.
     """
 
     def __init__(self, rank: int, num: int, hosts: Any) -> None:
-        """Use join()."""
         self.rank, self.num, self._hosts = rank, num, hosts
 
     @property
     def is_first(self) -> bool:
+        """Whether this process writes files, tracks and prints."""
         return self.rank == 0
 
     def total(self, tensor: Tensor) -> Tensor:
+        """Return the sum over all, a new tensor on the same device."""
         summed = tensor.clone()
         torch.distributed.all_reduce(summed)
         return summed
@@ -116,6 +74,7 @@ class Group:
         return self.total(tensor) / self.num
 
     def broadcast_(self, tensors: Sequence[Tensor]) -> None:
+        """Set the tensors to the first process's values, in place."""
         alike: dict[Any, list[Tensor]] = {}
         for tensor in tensors:
             alike.setdefault((tensor.device, tensor.dtype), []).append(tensor)
@@ -126,17 +85,19 @@ class Group:
                 tensor.copy_(part.view_as(tensor))
 
     def all_reduce_max(self, numbers: Sequence[float]) -> list[float]:
-        told = torch.tensor(numbers, dtype=torch.float64)
-        torch.distributed.all_reduce(told, torch.distributed.ReduceOp.MAX, group=self._hosts)
-        found: list[float] = told.tolist()
-        return found
+        """Return the maximum of each number; between the hosts, without the devices."""
+        highest = torch.tensor(numbers, dtype=torch.float64)
+        torch.distributed.all_reduce(highest, torch.distributed.ReduceOp.MAX, group=self._hosts)
+        return [float(number) for number in highest]
 
     def broadcast_object(self, thing: T) -> T:
+        """Return the first process's small, plain object."""
         things = [thing]
         torch.distributed.broadcast_object_list(things, 0, group=self._hosts, device=torch.device("cpu"))
         return things[0]
 
     def gather(self, thing: T) -> list[T]:
+        """Return each process's object, in order, in the first process; elsewhere nothing."""
         found: list[Any] | None = [None] * self.num if self.is_first else None
         torch.distributed.gather_object(thing, found, 0, group=self._hosts)
         return found or []
@@ -145,9 +106,12 @@ class Group:
         torch.distributed.destroy_process_group()
 
 
+Ranks = Alone | Group
+
+
 def is_lost(error: BaseException) -> bool:
-    """Whether it says no more than that another process is not there any more."""
-    words = (
+    """Return whether an error only says that another process is gone."""
+    texts = (
         "Connection closed by peer",
         "Connection reset by peer",
         "Broken pipe",
@@ -155,13 +119,17 @@ def is_lost(error: BaseException) -> bool:
         "connectFullMesh",
     )
     is_torchs = isinstance(error, RuntimeError | torch.distributed.DistError)
-    return is_torchs and any(each in str(error) for each in words)
+    return is_torchs and any(text in str(error) for text in texts)
 
 
 def join(place: RankInfo, *, backend: str, device: torch.device) -> Group:
-    """Waits until all are there, and is one of them from then on. backend: torch's name for what joins their devices.
+    """Wait until all processes have joined.
 
-    Raises: UnmetError where srun has started them and some do not come; torchrun looks after its own.
+    Args:
+        backend: torch.distributed's backend for their devices.
+
+    Raises:
+        UnmetError: Some of srun's processes did not come. torchrun watches its own.
     """
     if device.type != "cpu":
         getattr(torch, device.type).set_device(device)
@@ -179,28 +147,28 @@ def _meeting(place: RankInfo) -> Iterator[None]:
     try:
         yield
     except (distributed.DistNetworkError, distributed.DistStoreError) as error:
-        asked = f"srun with {place.num} processes, which meet at {place.address}:{place.port}"
-        said = first_line(error)
-        if "EADDRINUSE" in said:
-            problem = f"something else listens there, perhaps another srun of this job ({said})"
+        source = f"srun with {place.num} processes, which meet at {place.address}:{place.port}"
+        text = first_line(error)
+        if "EADDRINUSE" in text:
+            problem = f"something else listens there, perhaps another srun of this job ({text})"
             raise UnmetError(
-                Problem(asked, problem, "run run one such srun at a time in a job, or each as its own job")
+                Problem(source, problem, "run one such srun at a time in a job, or each as its own job")
             ) from error
         problem = f"process {place.rank} lost the others before all were there"
-        if "waiting for clients" in said:
+        if "waiting for clients" in text:
             problem = f"not all of them were there after {MOST_APART}"
-        elif "trying to connect" in said:
+        elif "trying to connect" in text:
             problem = f"process {place.rank} did not reach the first one in {MOST_APART}"
         fix = (
             "the same line once each of them begins: its own output (srun --output=%t.log) says why one did not, or ended; "
             f"and the machines must reach each other: ping {place.address}, no firewall before port {place.port}"
         )
-        raise UnmetError(Problem(asked, f"{problem} ({said})", fix)) from error
+        raise UnmetError(Problem(source, f"{problem} ({text})", fix)) from error
 
 
 def _joined(store: Any, place: RankInfo, *, backend: str, device: torch.device) -> Group:
-    # torch's launcher keeps one store for all attempts: what the processes before have left there is not for these
-    store = distributed.PrefixStore(f"runner-{told.attempt()}", store)
+    # torch's launcher keeps one store for all attempts, with keys of the earlier ones
+    store = distributed.PrefixStore(f"runner-{messages.attempt()}", store)
     more: dict[str, Any] = {"store": store, "rank": place.rank, "world_size": place.num}
     more["timeout"] = PATIENCE  # NCCL's own 10 minutes would end a run whose first process waits for the others' data
     if backend == "gloo":

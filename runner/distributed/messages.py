@@ -17,10 +17,10 @@ from runner.config.run_files import write_whole
 from runner.errors import Problem, without_password
 
 FOLDER = "ranks"
-#: the last words of one that knows no more than that
+#: text of a failure that only follows from another one
 LOST = "another process of this run is gone"
 GIVEN, STOPPING = "given.json", "stopping"
-#: the variable with what the configuration in that directory lacks, as JSON: secrets are in no file
+#: environment variable with the secrets that the configuration file lacks, as JSON
 LACKING = "RUNNER_LACKING"
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 
@@ -29,10 +29,10 @@ RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 class Handover:
     """What the launching process passes to its processes besides the configuration; plain values without secrets."""
 
-    parent: int  # its process
+    parent: int  # process id
     choices: list[dict[str, Any]]  # a device for each rank
-    path: list[str]  # where it imports from
-    member: dict[str, Any] | None = None  # of a sweep
+    path: list[str]  # sys.path
+    member: dict[str, Any] | None = None  # member of a sweep
     reproduces: str | None = None
 
 
@@ -47,7 +47,7 @@ class Failure:
 
 
 def give(folder: Path, rerun: str, given: Handover) -> Path:
-    """Lays down what launched processes start from, and takes away what those of an earlier time have left."""
+    """Write what launched processes start from, and delete the files of earlier ones."""
     place = folder / FOLDER
     place.mkdir(parents=True, exist_ok=True)
     forget(folder)
@@ -59,7 +59,7 @@ def give(folder: Path, rerun: str, given: Handover) -> Path:
 
 
 def forget(folder: Path) -> None:
-    """Takes away the last words of an earlier time."""
+    """Delete the failures of earlier processes."""
     for old in (folder / FOLDER).glob("*.words"):
         old.unlink(missing_ok=True)
 
@@ -69,7 +69,7 @@ def handover_in(folder: Path) -> Handover:
 
 
 def tell(folder: Path, rank: int, text: str, *, problems: Iterable[Problem] = ()) -> None:
-    """Leaves a process's last words; the first ones count, of this attempt."""
+    """Record why this process failed; the first record of an attempt counts."""
     words = Failure(rank, time.time(), without_password(text), [vars(problem.masked()) for problem in problems])
     file = folder / FOLDER / f"{rank}-{attempt()}.words"
     if not file.exists():
@@ -85,18 +85,17 @@ def first_failure(folder: Path, *, of: int | None = None) -> Failure | None:
 
 
 def problems_of(folder: Path) -> list[Problem]:
-    """The mistakes that any process has met, in any attempt."""
+    """Return the user errors of all processes and attempts."""
     files = sorted((folder / FOLDER).glob("*.words"))
     facts = [problem for file in files for problem in json.loads(file.read_text())["problems"]]
-    found = [Problem.of(problem) for problem in facts]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(map(Problem.of, facts)))
 
 
 def is_ending(folder: Path) -> bool:
-    """Whether no restart makes sense: a stop was requested, or it is a user error."""
+    """Return whether a restart makes no sense: a stop was requested, or there is a user error."""
     return (folder / FOLDER / STOPPING).exists() or bool(problems_of(folder))
 
 
 def attempt() -> int:
-    """How often the launcher has started the processes again."""
+    """Return how often the launcher restarted the processes."""
     return int(os.environ.get(RESTARTS, "0"))

@@ -1,7 +1,4 @@
-"""Divides a model too big for one device, each process with its part of every tensor (FSDP2), and puts tensors together again.
-
-experiment/processes.py hands it to build.py, for placement.strategy=fsdp; training/state.py asks it for whole ones.
-"""
+"""Divides a model among processes, each with a part of every tensor (FSDP2), and gathers whole tensors (placement.strategy=fsdp)."""
 
 from __future__ import annotations
 
@@ -22,20 +19,19 @@ from runner.errors import Problem, RunnerError
 
 T = TypeVar("T")
 
-#: numbers in a block, below which a separate exchange does not pay
+#: minimum of numbers in a block that is gathered separately
 BLOCK = 1_000_000
 
 
 def dividing(device: torch.device, num: int) -> Callable[[Sequence[nn.Module]], Shards]:
-    """What divides models among `num` processes with a device of this kind each. All of them make this call."""
+    """Return a function that divides models among `num` processes. All of them call this together."""
     return partial(Shards, mesh=init_device_mesh(device.type, (num,)))
 
 
 class Shards:
-    """The models of a run whose parameters are divided among the processes (FSDP2).
+    """The models of a run whose parameters are divided among the processes (FSDP2); buffers stay whole.
 
-    What computes with such a model does so in within(): the parts come together for each block, and are let go of after
-    it. Buffers stay whole. All processes make the calls of within() and whole() at the same time.
+    within() gathers each block for its computation and frees it again. All processes call within() and whole() together.
     """
 
     def __init__(self, models: Sequence[nn.Module], mesh: DeviceMesh, *, block: int = BLOCK) -> None:
@@ -49,7 +45,7 @@ class Shards:
         self.words = f"in {mesh.size()} parts, one with each process"
 
     def within(self, call: Callable[..., Mapping[str, Tensor]]) -> Callable[..., Mapping[str, Tensor]]:
-        """The same call(model, ...), for models that are divided."""
+        """Wrap call(model, ...) for models that are divided."""
 
         def inside(model: nn.Module, *args: Any) -> Mapping[str, Tensor]:
             root: Any = self._roots[model]
@@ -59,14 +55,14 @@ class Shards:
         return inside
 
     def let_go(self) -> None:
-        """Of what forward passes without a backward one have gathered: it would hide new values."""
+        """Free what forward passes without a backward pass gathered: it would hide new values."""
         for root in self._roots.values():
             root.reshard()
 
     def whole(self, tree: T) -> T:
-        """The tree with what is in parts whole on the host, for the first process; for the others with their own parts.
+        """Gather whole tensors on the host of the first process; the others keep their parts. Waits for the device.
 
-        Each holds one whole tensor on its device at a time. Waits for the device.
+        Each device holds one whole tensor at a time.
         """
 
         def gather(tensor: Tensor) -> Tensor:
@@ -78,12 +74,12 @@ class Shards:
         return map_tensors(tree, gather)
 
     def load_model(self, model: nn.Module, state: Mapping[str, Any]) -> None:
-        """model.load_state_dict() of whole tensors, or of what whole() gave this process."""
+        """Load a model's state of whole tensors, or the result of whole() in this process."""
         like = model.state_dict()
         model.load_state_dict({key: _part(value, like.get(key)) for key, value in state.items()})
 
     def load_optimizer(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-        """optimizer.load_state_dict() of whole tensors: what has the shape of its parameter is divided like it."""
+        """Load an optimizer's state of whole tensors; what has the shape of its parameter is divided like it."""
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         numbers = [number for group in state["param_groups"] for number in group["params"]]
         of_number = dict(zip(numbers, parameters, strict=False))  # torch reports mismatches
@@ -95,17 +91,14 @@ class Shards:
 
 
 class _Root(nn.Module):
-    """A model as torch divides it: what belongs to no block comes together around any call, not around the model's own.
-
-    A task may call parts of the model, or call it twice.
-    """
+    """Gathers what is in no block around a task's call, since a task may call parts of the model, or call it twice."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, call: Callable[..., Mapping[str, Tensor]], *args: Any) -> dict[str, Tensor]:
-        return dict(call(*args))  # torch looks for what needs gradients in dicts, not in any mapping
+        return dict(call(*args))  # torch looks for gradients in dicts, not in other mappings
 
 
 def _divided(model: nn.Module, mesh: DeviceMesh, block: int) -> FSDPModule:
@@ -116,13 +109,13 @@ def _divided(model: nn.Module, mesh: DeviceMesh, block: int) -> FSDPModule:
             raise RunnerError(Problem("placement.strategy=fsdp", problem, fix))
     for each in blocks(model, at_least=block):
         fully_shard(each, mesh=mesh)
-    root: Any = fully_shard(_Root(model), mesh=mesh)  # it gets a second class
+    root: Any = fully_shard(_Root(model), mesh=mesh)  # its class changes
     assert isinstance(root, FSDPModule)
     return root
 
 
 def blocks(model: nn.Module, *, at_least: int) -> Iterator[nn.Module]:
-    """Return entries of sequences (not sequences themselves) with at least `least` numbers that are not shared."""
+    """Yield large entries of sequences, except sequences and modules that share a parameter."""
     uses = _uses(model)
     waiting = [(model, False)]
     while waiting:

@@ -63,17 +63,7 @@ Result = TypeVar("Result")
 COPIES = {"_to_copy", "copy_"}
 #: operations that compute nothing: a type that is slow costs nothing in them
 FREE = {
-    "detach",
-    "view",
-    "_to_copy",
-    "empty",
-    "empty_like",
-    "zeros",
-    "zeros_like",
-    "lift_fresh",
-    "alias",
-    "t",
-    "expand",
+    *("detach", "view", "_to_copy", "empty", "empty_like", "zeros", "zeros_like", "lift_fresh", "alias", "t", "expand"),
 }
 
 

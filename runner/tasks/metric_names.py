@@ -1,4 +1,4 @@
-"""Says by a metric's name whether more of it is better; knows tasks' and pictures' names. Imports no torch."""
+"""Tells from a metric's name whether more is better, and lists the metrics and plots of tasks. Imports no torch."""
 
 from __future__ import annotations
 
@@ -6,29 +6,16 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-#: prefixes of the parts of such names
+#: prefixes of the parts of names of metrics that rise
 RISING = (
-    *(
-        "acc",
-        "auc",
-        "auroc",
-        "f1",
-        "fbeta",
-        "precision",
-        "recall",
-        "specificity",
-        "sensitivity",
-        "iou",
-        "jaccard",
-        "dice",
-        "exact",
-    ),
-    *("r2", "pearson", "spearman", "explained", "mcc", "kappa", "top", "psnr", "ssim", "bleu", "rouge", "speed", "hit"),
+    *("acc", "auc", "auroc", "f1", "fbeta", "precision", "recall", "specificity", "sensitivity", "iou", "jaccard"),
+    *("dice", "exact", "r2", "pearson", "spearman", "explained", "mcc", "kappa", "top", "psnr", "ssim", "bleu"),
+    *("rouge", "speed", "hit"),
 )
-#: a part that decides, whatever else the name has: accuracy_error, f1_loss
+#: parts that take precedence: accuracy_error, f1_loss
 FALLING = ("loss", "error", "perplexity", "mse", "mae", "rmse", "mape")
 
-#: by the kind of a task, the pictures that can be drawn of what it predicts (runner.experiment.figures)
+#: plots of predictions by kind of task (runner.experiment.figures)
 PLOTS: dict[str, tuple[str, ...]] = {
     "multiclass": ("confusion", "roc", "calibration", "samples", "boundary"),
     "multilabel": ("roc", "calibration", "samples"),
@@ -40,17 +27,17 @@ PLOTS: dict[str, tuple[str, ...]] = {
 
 
 def is_rising(name: str) -> bool:
-    """Whether a metric of this name is better when it is more: val/accuracy, val/f1_macro, speed/steps_per_second."""
+    """Return whether more is better: val/accuracy, val/f1_macro, speed/steps_per_second."""
     words = re.split(r"[^a-z0-9]+", name.lower())
     return not any(word in FALLING for word in words) and any(word.startswith(RISING) for word in words)
 
 
 def is_rate(name: str) -> bool:
-    """Whether it is a learning rate, which is noted where it changes: the optimizer's, or one's of those that take turns."""
+    """Return whether it is a learning rate, which is recorded where it changes."""
     return name == "train/lr" or name.startswith("train/lr_")
 
 
-#: of the built-in tasks; other tasks report their metrics first in a trial
+#: metrics of each batch by built-in task; those of other tasks are known after a trial
 REPORTED = {
     "runner.tasks.Adversarial": ("loss",),
     "runner.tasks.Classification": ("loss", "accuracy"),
@@ -58,20 +45,22 @@ REPORTED = {
     "runner.tasks.Autoencoding": ("loss", "mae"),
     "runner.tasks.Language": ("loss", "accuracy"),
 }
-#: what follows from them, over a whole split
+#: metrics that follow from them for a whole split
 DERIVED = {
     "runner.tasks.Regression": ("rmse",),
     "runner.tasks.Autoencoding": ("rmse",),
     "runner.tasks.Language": ("perplexity", "bits_per_byte"),
 }
-#: tasks whose loss may differ from the squared error, which is reported as well then
+#: tasks that also report the squared error, if it is not the loss
 OF_NUMBERS = ("runner.tasks.Regression", "runner.tasks.Autoencoding")
 
 
 def metrics_of(task: Any, reported: Sequence[str] | None = None, *, whole: bool = True) -> list[str] | None:
     """Return the metrics of a task by its node in the configuration; None for a custom task.
 
-    reported: of each batch (None: as the task is known for). whole: of whole splits, not only of batches.
+    Args:
+        reported: Metrics of each batch (None: those of the built-in task).
+        whole: Include the metrics of whole splits.
     """
     target, loss = str(task.get("_target_")), task.get("loss")
     reported = REPORTED.get(target) if reported is None else reported
@@ -82,7 +71,7 @@ def metrics_of(task: Any, reported: Sequence[str] | None = None, *, whole: bool 
 
 
 def is_of_a_class(name: str, task: Any) -> bool:
-    """f1_cat, of a metric f1 that has a value for each class."""
+    """Return whether a name, like f1_cat, is one class's value of a metric of the task."""
     return any(name.startswith(f"{asked}_") for asked in asked_metrics(task))
 
 

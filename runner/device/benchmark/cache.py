@@ -110,7 +110,7 @@ def _device(facts: Mapping[str, Any], at: str) -> MeasuredDevice:
 def _positive(value: Any) -> float:
     number = float(value)
     if not (math.isfinite(number) and number > 0):
-        raise ValueError(f"{value} is no measured figure")
+        raise ValueError(f"{value} is not a positive number")
     return number
 
 
