@@ -27,11 +27,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from forked_programs import Program, become, fork_what_is_started
+from forked_programs import Program, become
 from waiting import LONGEST, wait_for
 from warm_door import serve
 
-from runner import cli
 from runner.sweep.launchers import local
 from runner.sweep.launchers.process_pool import Ended, ProcessPool
 from runner.sweep.launchers.worker import Request
@@ -48,7 +47,7 @@ class Warm:
         paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
         threads = os.environ.get("OMP_NUM_THREADS", "1")
         self.nursery = ProcessPool({"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": threads}, preload=PRELOAD)
-        self.commands: list[Command] = []
+        self.commands: list[Program] = []
         self.stand_in = type("Shared", (Shared,), {"warm": self})
         self.program = type("Program", (Program,), {"warm": self})
         self._turn = threading.RLock()  # a publishing process is waited for in a thread
@@ -102,68 +101,19 @@ class Warm:
             self._ended_jobs = self.ended()
             return self._codes.get(number)
 
-    def pid_of(self, number: int) -> int:
-        """Waits for the process of a command that has just been started."""
-        while not (pid := self.nursery._pids[number]):
-            select.select([self.nursery], [], [], 0.2)
-            self.code_of(number)
-        return pid
-
-    def command(self, folder: Path, *words: str, **environment: str) -> Command:
-        """`python -m runner WORDS` in the folder; its output is read from `stdout`, its stderr too."""
-        command = Command(self, next(self._numbers), folder, words, environment)
+    def command(self, folder: Path, *words: str, **environment: str) -> Program:
+        """Start `python -m runner WORDS` in the folder; `stdout` has its stderr too."""
+        command = self.program(
+            [sys.executable, "-m", "runner", *words],
+            cwd=folder,
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
         self.commands.append(command)
         return command
-
-
-class Command:
-    """A runner's process, as subprocess.Popen shows one: not its child, but the warm process's."""
-
-    def __init__(
-        self, warm: Warm, number: int, folder: Path, words: tuple[str, ...], environment: dict[str, str]
-    ) -> None:
-        self._warm, self._number = warm, number
-        with tempfile.TemporaryDirectory() as beside:
-            pipe = Path(beside, "output")
-            os.mkfifo(pipe)
-            request = Request(number, f"{__name__}:run", pickle.dumps(words), str(pipe))
-            warm.start(request, folder, {**os.environ, **environment})
-            self.pid = warm.pid_of(number)  # it waits for a reader
-            self.stdout = pipe.open()
-
-    def poll(self) -> int | None:
-        return self._warm.code_of(self._number)
-
-    @property
-    def returncode(self) -> int | None:
-        return self.poll()
-
-    def wait(self, timeout: float = LONGEST) -> int:
-        deadline = time.monotonic() + timeout
-        while (code := self.poll()) is None:
-            if time.monotonic() > deadline:
-                raise subprocess.TimeoutExpired("a command", timeout)
-            select.select([self._warm.nursery], [], [], min(0.2, timeout))
-        return code
-
-    def communicate(self, timeout: float = LONGEST) -> tuple[str, str]:
-        """All that it says, when it has ended, however long that takes. Its stderr is in its stdout."""
-        with self:
-            return self.stdout.read(), ""
-
-    def send_signal(self, what: signal.Signals) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, what)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
-
-    def __enter__(self) -> Command:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stdout.close()
-        self.wait()
 
 
 class Shared(ProcessPool):
@@ -210,6 +160,7 @@ def opened() -> Iterator[Warm]:
         for command in warm.commands:  # of a test that failed
             command.kill()
             command.stdout.close()
+            command.wait()
         warm.nursery.close()
 
 
@@ -222,12 +173,3 @@ def enter(payload: bytes) -> int:
     sys.path.insert(1, folder)
     module, _, name = function.partition(":")
     return int(getattr(importlib.import_module(module), name)(asked) or 0)
-
-
-def run(payload: bytes) -> int:
-    """In the process: it is `python -m runner`."""
-    words = pickle.loads(payload)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
-    sys.argv = ["runner", *words]
-    fork_what_is_started()
-    return cli.main()
