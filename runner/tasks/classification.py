@@ -123,8 +123,8 @@ def _kind(asked: str, num_classes: int | None, *, is_multilabel: bool) -> str:
     if kind != "multilabel" and num_classes is None:
         problem = "the targets of this data are numbers, and nothing says that they are classes"
         fix = (
-            "task=regression, or data.kind=classification where the numbers are classes (of a Dataset of your own: "
-            "targets as integers), or task.kind=multilabel where each of them is 0 or 1"
+            "task=regression, or data.kind=classification where the numbers are classes (in a custom Dataset: "
+            "integer targets), or task.kind=multilabel where each of them is 0 or 1"
         )
         raise RunnerError(Problem("task=classification", problem, fix))
     return "multiclass" if kind == "auto" else kind

@@ -1,4 +1,4 @@
-"""Tells from a metric's name whether more is better, and lists the metrics and plots of tasks. Imports no torch."""
+"""Finds from a metric's name whether more is better, and lists the metrics and plots of tasks. Imports no torch."""
 
 from __future__ import annotations
 
