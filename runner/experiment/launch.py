@@ -112,7 +112,7 @@ def launch(folder: Path, *, num: int, max_restarts: int, environment: Mapping[st
         except BaseException as error:
             errors.append(error)
 
-    with _environment(environment), _quiet(), signals.heard() as heard:
+    with _environment(environment), _quiet(), signals.collected() as heard:
         thread = threading.Thread(target=work, name="runner-ranks")
         thread.start()
         asked: signal.Signals | None = None

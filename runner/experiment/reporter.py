@@ -19,7 +19,7 @@ from runner.experiment.console import Screen
 from runner.experiment.run_record import Record
 from runner.tracking.journal import Journal, Points, UnsyncedError
 from runner.tracking.publisher import Publisher
-from runner.training.hook_values import Shown
+from runner.training.hooks import Shown
 from runner.training.metric_buffer import Window
 
 if TYPE_CHECKING:

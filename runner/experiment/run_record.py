@@ -39,7 +39,7 @@ from runner.tasks.metric_names import is_rate
 from runner.tracking.journal import Journal
 from runner.tracking.journal_reader import read_events, read_measured, read_series
 from runner.tracking.mlflow_model import BEST, leave_graph
-from runner.training import kept
+from runner.training.checkpoint import read_kept
 from runner.training.parts import Parts
 from runner.training.result import Result
 from runner.version import __version__
@@ -171,7 +171,7 @@ def log_model(journal: Journal, parts: Parts, settings: Settings, folder: Path, 
     dataset = [parts.source.name, data_digest(parts)]
     event = model_event(folder, parts.card, EXAMPLE, step=step, dataset=dataset)
     event["params"] = texts(defaults.main(settings.experiment))
-    others = {f"checkpoints/{other['file']}": other["step"] for other in kept.read(folder / "checkpoints")}
+    others = {f"checkpoints/{other['file']}": other["step"] for other in read_kept(folder / "checkpoints")}
     told = {step, *(each.get("step") for each in read_events(folder) if each["kind"] == "model")} if others else {step}
     for weights, at in others.items():
         if at not in told:  # before the run was resumed

@@ -44,13 +44,12 @@ from runner.tracking.mlflow_model import GRAPH
 from runner.tracking.model_graph import forget_graph
 from runner.tracking.publisher import LOG, Publisher
 from runner.tracking.store_uri import shown
-from runner.training.failure import fail
-from runner.training.hook_values import Shown
+from runner.training.hooks import Shown
 from runner.training.metric_buffer import Window
 from runner.training.observer import Trial
 from runner.training.parts import Parts
 from runner.training.profile import FOLDER as TRACES
-from runner.training.result import Result
+from runner.training.result import Result, fail
 from runner.training.signals import Stop, listening
 from runner.version import IMPORTED
 

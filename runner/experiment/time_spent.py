@@ -61,9 +61,9 @@ def of_training(parts: Parts, settings: Settings, result: Result, *, speeds: Mea
     """
     steps = result.steps
     if steps is None or not steps.num_steps:
-        return {"time": {**result.beside, "warm-up": steps.warm_seconds if steps else 0.0}}
+        return {"time": {**result.other_seconds, "warm-up": steps.warm_seconds if steps else 0.0}}
     of_steps = _of_steps(parts, steps, speeds, settings.train.accumulate_steps)
-    spent = {"warm-up": steps.warm_seconds, **of_steps, **result.beside}
+    spent = {"warm-up": steps.warm_seconds, **of_steps, **result.other_seconds}
     trained = Trained(parts, settings, result, {name: value for name, value in spent.items() if value})
     try:
         found = best(trained) if steps.num_clocked else None

@@ -1,6 +1,6 @@
 """Finds the current line of the user's code in the stack, and the module whose forward pass is running.
 
-For findings and error messages (training/failure.py). Lines keeps where each operation was written, for its backward pass.
+For findings and error messages (training/result.py). Lines keeps where each operation was written, for its backward pass.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Finds the line that changes a tensor in place which a gradient needs, by a repeated forward pass. For training/failure.py."""
+"""Finds the line that changes a tensor in place which a gradient needs, by a repeated forward pass. For training/result.py."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class Candidate:
         )
         parts.model.train()
         for epoch in count():
-            for taken in steps.steps(epoch):
+            for taken in steps.epoch(epoch):
                 self._progress.step += taken
                 yield taken
 

@@ -43,7 +43,7 @@ def serve(wanted: str, port: int, *, predictions: bool, ready: Callable[[dict[st
     at_once(partial(find_run, wanted, verb="serve"), partial(_check_port, port))
     trained = open_run(find_run(wanted, verb="serve"), device="cpu", precision="fp32")
     # the server is to be ended first
-    with signals.heard() as got, tempfile.TemporaryDirectory(prefix="runner-serve-") as place:
+    with signals.collected() as got, tempfile.TemporaryDirectory(prefix="runner-serve-") as place:
         model = Path(place) / "model"
         say(f"run     {trained.title}")
         about = export_to(trained, "mlflow", model, predictions=predictions)

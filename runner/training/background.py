@@ -1,6 +1,6 @@
-"""Runs in one thread beside a training, in order, what waits for the device or the disk: windows of metrics, checkpoints.
+"""Runs what waits for the device or the disk in a second thread, in order: windows of metrics, checkpoints.
 
-It keeps the jobs that wait, and an error of one until the next call, which raises it. Each training has one (fit.py).
+An error of a job is raised by the next call. Each training has one Background (fit.py).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-#: seconds after which what the jobs leave behind is settled, though more of them wait
+#: seconds after which settle() is called, although more jobs wait
 MOST_SECONDS = 1.0
 
 
@@ -20,21 +20,21 @@ def _nothing() -> None:
 
 
 class Background:
-    """One thread that runs what it is given, in order. What fails there is raised here, at the next call or at close.
+    """One thread that runs jobs in order.
 
-    After a failure of one job the later jobs still run, but for those that build on all before them (do_settled): no
-    checkpoint is written of weights after a loss that is not finite, or ahead of points that the journal has not got.
+    After an error later jobs still run, except those of do_settled(): no checkpoint is written after a loss that is not
+    finite, or before its points are in the journal.
 
-    begin: runs first, in the thread.
-    settle: runs after a job when no other waits, each second where others always do, and before wait() and close() are
-        over. Jobs that leave their part of the disk's work to it wait for a slow disk together: with 0.3 s for each
-        window's own, a training of 1,400 steps a second had 333 (2026-11).
+    Args:
+        settle: Called after a job when no other waits, every second if others always wait, and before wait() and close()
+            return. It syncs the disk once for many jobs.
+        begin: Called first, in the thread.
     """
 
     def __init__(
         self, settle: Callable[[], None] = _nothing, *, begin: Callable[[], None] = _nothing, most_waiting: int = 1000
     ) -> None:
-        # bounded: when the disk can't follow at all, training waits here instead of filling the memory
+        # bounded: with a disk that is too slow, training waits instead of filling the memory
         self._jobs: queue.Queue[Callable[[], Any] | None] = queue.Queue(most_waiting)
         self._settle, self._begin = settle, begin
         self._error: BaseException | None = None
@@ -43,16 +43,16 @@ class Background:
         self._thread.start()
 
     def do(self, job: Callable[[], Any]) -> None:
-        """Hands over a job and returns; waits only while `most_waiting` jobs are ahead. Raises what an earlier job raised."""
+        """Queue a job; waits only if `most_waiting` jobs are queued. Raises errors of earlier jobs."""
         self.put(job)
         self.raise_error()
 
     def put(self, job: Callable[[], Any]) -> None:
-        """Like do(), for a thread that what an earlier job raised is not to be told to."""
+        """Like do(), without raising."""
         self._jobs.put(job)
 
     def do_settled(self, job: Callable[[], Any]) -> None:
-        """Like do(), with settle() right before the job, which is left out where that, or any job before, has failed."""
+        """Like do(), with settle() right before the job, which is skipped if settle() or an earlier job failed."""
 
         def both() -> None:
             self._settle()
@@ -62,12 +62,12 @@ class Background:
         self.do(both)
 
     def wait(self) -> None:
-        """Returns when everything handed over is done. Raises what a job raised."""
+        """Return when all jobs are done. Raises their errors."""
         self._jobs.join()
         self.raise_error()
 
     def close(self) -> None:
-        """Finishes what was handed over and ends the thread. Raises what a job raised and nobody has seen yet."""
+        """Finish the jobs and end the thread. Raises errors that were not raised yet."""
         if self._thread.is_alive():
             self._jobs.put(None)
             self._thread.join()

@@ -1,7 +1,7 @@
-"""Writes a run's checkpoints to files, whole or not at all, in the background thread, and reads them back on the host.
+"""Writes a run's checkpoints to files, complete or not at all, in the background thread, and reads them.
 
-For state.py, which knows what is in them; runs/load.py and experiment/figures.py call load(). CheckpointWriter keeps the
-newest of each name in memory.
+state.py knows their contents. CheckpointWriter keeps the newest of each name in memory. `checkpoints/step-N.pt` are the ones
+that train.keep_checkpoints keeps; kept.json lists their metrics.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import errno
 import hashlib
 import io
+import json
+import math
 import os
 import shutil
 import sys
@@ -23,39 +25,38 @@ from typing import Any, BinaryIO, NoReturn
 import torch
 from torch import Tensor
 
+from runner.config.run_files import write_whole
 from runner.device import streams
 from runner.device.host_memory import memory_left
 from runner.device.placement import num_bytes
 from runner.errors import DeletedError, Problem, RunnerError, first_line
 from runner.training.background import Background
-from runner.training.kept import Keeping, file_of, note, prune
 
-#: behind the zip archive that torch writes, as its comment: the SHA-256 of all that stands before. torch itself reads an
-#: altered file without a word: it checks no sums (2.13)
+#: the comment of torch's zip archive: the SHA-256 of everything before it, as torch.load() checks no sums (2.13)
 MARK = b"runner sha256 "
 NUM_MARKED = len(MARK) + 64
 NO_COMMENT = b"\0\0"
-#: snapshots in pinned memory: two names, one taken while another is written, each rounded up to a power of two at most
+#: snapshots in pinned memory: two names, one taken while another is written, each rounded up to a power of two
 PINNED_AT_ONCE = 8
+KEPT = "kept.json"
 
 
 class TornError(RunnerError):
-    """A checkpoint that is not what was written."""
+    """A checkpoint that differs from what was written."""
 
 
 def snapshot(state: Any, into: Any = None, *, pinned: bool = False) -> Any:
-    """The state with every tensor copied to the host, so that training may go on while it is written.
+    """Copy the state's tensors to the host, so that training may continue while they are written.
 
-    into: an older snapshot that nobody needs; its tensors take the values where they fit. New memory costs five times
-        the copy: 0.3 s instead of 0.05 s for 315 MB, as the system hands out each page at its first touch.
-    pinned: into memory that a device copies to by itself: what comes from one is there after an event that follows. Else
-        it waits for the device.
+    Args:
+        into: An older snapshot, whose memory is used again where it fits. New memory costs five times the copy.
+        pinned: Copy without waiting for the device; the values are complete after an event that is recorded afterwards.
     """
     if isinstance(state, Tensor):
         fits = isinstance(into, Tensor) and into.shape == state.shape and into.dtype == state.dtype
         if pinned and state.device.type != "cpu":
-            beside = into if fits and into.is_pinned() else torch.empty_like(state, device="cpu", pin_memory=True)
-            return beside.copy_(state.detach(), non_blocking=True)
+            host = into if fits and into.is_pinned() else torch.empty_like(state, device="cpu", pin_memory=True)
+            return host.copy_(state.detach(), non_blocking=True)
         return into.copy_(state.detach()) if fits else state.detach().to("cpu", copy=True)
     if isinstance(state, dict):
         older = into if isinstance(into, dict) else {}
@@ -67,63 +68,65 @@ def snapshot(state: Any, into: Any = None, *, pinned: bool = False) -> Any:
 
 
 @dataclass(frozen=True)
-class Kept:
-    """A snapshot, and the event after its copies to the host."""
+class Snapshot:
+    """A state on the host, and the event after its copies."""
 
     state: dict[str, Any]
     copied: torch.Event | None = None
 
-    def whole(self) -> dict[str, Any]:
-        """Returns the state; waits until it is on the host."""
+    def wait(self) -> dict[str, Any]:
+        """Return the state as soon as it is complete."""
         if self.copied is not None:
             self.copied.synchronize()
         return self.state
 
 
 def save(state: dict[str, Any], path: Path) -> None:
-    """Writes beside `path`, then renames: a reader or a crash meets the old file or the new one, never a half.
+    """Write a new file and rename it to `path`: readers and crashes find the old file or the new one.
 
-    What `path` was before is kept as NAME-before.pt. Costs a hash of the file beside the writing, some 1 s for 1 GB.
-    Raises: OSError, a DeletedError where the folder goes meanwhile.
+    The previous file is kept as NAME-before.pt. Hashing costs about 1 s for 1 GB.
+
+    Raises:
+        OSError: DeletedError if the directory is deleted in between.
     """
-    _in_place(_written(state, path), path)
+    _replace(_written(state, path), path)
 
 
 def save_as_both(state: dict[str, Any], path: Path, other: Path) -> None:
-    """Like save(), and `other` has the same content, before `path` has it; the disk keeps it once where it has links."""
-    _in_place(_written(state, other), other, keeps_older=False)
-    beside = path.with_suffix(".writing")
-    _also_as(beside, other)
-    _in_place(beside, path)
+    """Like save(), and write the same to `other` before; one file with two names if the file system has hard links."""
+    _replace(_written(state, other), other, keeps_previous=False)
+    new = path.with_suffix(".writing")
+    _link(new, other)
+    _replace(new, path)
 
 
 def _written(state: dict[str, Any], path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(".writing")
+    new = path.with_suffix(".writing")
     try:
-        with beside.open("w+b") as file:
+        with new.open("w+b") as file:
             hashing = _Hashing(file)
             try:
-                torch.save(state, hashing)  # type: ignore[arg-type]  # it asks for write() alone
+                torch.save(state, hashing)  # type: ignore[arg-type]  # it only calls write()
             except Exception as error:
-                raise hashing.error or error from None  # torch makes a RuntimeError of what the disk said
+                raise hashing.error or error from None  # torch replaces an OSError by a RuntimeError
             _sign(file, hashing.digest.hexdigest())
             file.flush()
             sync(file.fileno())
     except BaseException:
-        beside.unlink(missing_ok=True)  # on a full disk that is room for the last words
+        new.unlink(missing_ok=True)  # on a full disk this makes room for the journal's last lines
         raise
-    return beside
+    return new
 
 
-def _in_place(beside: Path, path: Path, *, keeps_older: bool = True) -> None:
+def _replace(new: Path, path: Path, *, keeps_previous: bool = True) -> None:
     try:
-        if keeps_older and path.exists():
-            _also_as(before(path), path)
-        beside.replace(path)
-    except FileNotFoundError as error:  # it was there a moment ago
+        if keeps_previous and path.exists():
+            _link(before(path), path)
+        new.replace(path)
+    except FileNotFoundError as error:
         raise DeletedError from error
-    if os.name == "posix":  # the renames themselves must survive a power cut
+    if os.name == "posix":  # the renames must survive a power cut, too
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             sync(folder)
@@ -132,38 +135,33 @@ def _in_place(beside: Path, path: Path, *, keeps_older: bool = True) -> None:
 
 
 def sync(descriptor: int) -> None:
-    """What is written survives a power cut; a Mac's fsync() leaves it in the drive's memory, and F_FULLFSYNC does not."""
+    """Make written data survive a power cut. On a Mac fsync() leaves it in the drive's memory, F_FULLFSYNC doesn't."""
     if sys.platform == "darwin":
         import fcntl
 
-        with suppress(OSError):  # a network's drive may not know it
+        with suppress(OSError):  # network drives may not have it
             fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
             return
     os.fsync(descriptor)
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Reads a checkpoint onto the host, tensors and plain values only (`weights_only=True`): no code in it can run.
+    """Read a checkpoint to the host, tensors and plain values only (`weights_only=True`): no code in it can run.
 
-    Raises: RunnerError when the file is missing; TornError when it is not a checkpoint, was changed, or is unreadable.
+    Raises:
+        RunnerError: If the file doesn't exist; TornError if it is not a checkpoint, was changed, or can't be read.
     """
     if not path.is_file():
-        raise RunnerError(
-            Problem(
-                f"checkpoint {path}",
-                "there is no such file",
-                "use use the path of a run's checkpoints/last.pt",
-                code="missing-file",
-            )
-        )
+        fix = "use use the path of a run's checkpoints/last.pt"
+        raise RunnerError(Problem(f"checkpoint {path}", "there is no such file", fix, code="missing-file"))
     try:
         content = path.read_bytes()
     except OSError as error:
         if error.errno != errno.EIO:
             raise
         raise _torn(path, "the disk can't read it (EIO)") from error
-    if not _is_whole(content):
-        raise _torn(path, "it is torn or was altered: its checksum is not that of what is in it")
+    if not _is_complete(content):
+        raise _torn(path, "it is torn or was altered: its checksum is not that of its content")
     try:
         state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:
@@ -175,14 +173,74 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def before(path: Path) -> Path:
-    """Where the checkpoint before the newest lies."""
+    """The path of the previous checkpoint."""
     return path.with_name(f"{path.stem}-before{path.suffix}")
 
 
-class CheckpointWriter:
-    """Writes a run's checkpoints beside training, the two newest of each name; one overtaken while it waits is skipped.
+@dataclass(frozen=True)
+class Keeping:
+    """Which evaluated steps keep their checkpoint: all, the last `most`, or the best `most` by a metric."""
 
-    `notes`: what was wrong with a file when it was read, and what was taken instead.
+    most: int | None  # None: all
+    metric: str | None = None  # None: the last ones
+    mode: str = "min"
+
+    @classmethod
+    def of(cls, rule: str, *, metric: str, mode: str) -> Keeping:
+        """rule: train.keep_checkpoints."""
+        kind, _, most = rule.partition(":")
+        return cls(int(most) if most else None, metric if kind == "best" else None, mode)
+
+
+def read_kept(folder: Path) -> list[dict[str, Any]]:
+    """The entries of kept.json by step; [] without such a file, or if it is damaged."""
+    try:
+        entries = json.loads((folder / KEPT).read_text())
+        return [{**entry, "file": _file_of(int(entry["step"]))} for entry in entries]
+    except (OSError, ValueError, TypeError, KeyError):
+        return []
+
+
+def prune(folder: Path, keeping: Keeping) -> None:
+    """Delete the checkpoints that `keeping` doesn't keep, also files that kept.json doesn't list."""
+    listed = {entry["step"]: entry for entry in read_kept(folder)}
+    files = {int(path.stem[5:]) for path in folder.glob("step-*.pt") if path.stem[5:].isdecimal()}
+    unlisted = [{"file": _file_of(step), "step": step, "metrics": {}} for step in files - listed.keys()]
+    entries = sorted([*listed.values(), *unlisted], key=lambda entry: _worth(entry, keeping), reverse=True)
+    kept = entries[: keeping.most]
+    for entry in entries[len(kept) :]:
+        (folder / entry["file"]).unlink(missing_ok=True)
+    if {entry["step"] for entry in kept} != listed.keys():
+        _write_kept(folder, kept)
+
+
+def _file_of(step: int) -> str:
+    return f"step-{step}.pt"
+
+
+def _worth(entry: dict[str, Any], keeping: Keeping) -> tuple[float, int]:
+    if keeping.metric is None:
+        return 0.0, entry["step"]
+    value = float(entry["metrics"].get(keeping.metric, math.nan))
+    if math.isnan(value):
+        return -math.inf, entry["step"]
+    return (-value if keeping.mode == "min" else value), entry["step"]
+
+
+def _write_kept(folder: Path, entries: list[dict[str, Any]]) -> None:
+    write_whole(folder / KEPT, json.dumps(sorted(entries, key=lambda entry: entry["step"]), indent=1) + "\n")
+
+
+class CheckpointWriter:
+    """Writes a run's checkpoints in the background, the two newest of each name. Skips one if a newer one already waits.
+
+    `notes` has the problems of files that were read, and which files were used instead.
+
+    Args:
+        writes: False in a process whose checkpoints another one writes; it only keeps the newest in memory.
+        device: Of the tensors; None: the CPU.
+        keeping: Which other checkpoints stay; None: no others.
+        check: Raises for a state that must not be resumed, in the background; it is not written then.
     """
 
     def __init__(
@@ -193,121 +251,113 @@ class CheckpointWriter:
         writes: bool = True,
         device: torch.device | None = None,
         keeping: Keeping | None = None,
-        check: Callable[[dict[str, Any]], None] | None = None,
+        check: Callable[[dict[str, Any]], None] = lambda state: None,
     ) -> None:
-        """writes: False for a process whose checkpoints another one writes; it keeps the newest in memory alone.
-
-        device: where the tensors are (None: the CPU). keeping: which other checkpoints stay (None: none). check: raises for a state
-        that is not to be gone on with, in the background, where it is on the host; no file is made of it then.
-        """
         self._folder, self._background, self._writes, self._keeping = folder, background, writes, keeping
         self._check = check
         self._lock, self._turn = threading.Lock(), 0
-        self._waiting: dict[str, tuple[int, Kept, Mapping[str, Any] | None]] = {}
+        self._waiting: dict[str, tuple[int, Snapshot, Mapping[str, Any] | None]] = {}
         self._free: dict[str, dict[str, Any]] = {}  # a snapshot whose memory may be used again
-        self._newest: dict[str, Kept] = {}
+        self._newest: dict[str, Snapshot] = {}
         self._device = device if device is not None and device.type != "cpu" else None
-        self._pins: bool | None = None  # not known before the first
+        self._pins: bool | None = None  # decided at the first snapshot
         self.notes: list[str] = []
 
     def newest(self, name: str) -> dict[str, Any] | None:
-        """The newest of a name, on the host; waits until it has come over."""
-        kept = self._newest.get(name)
-        return kept.whole() if kept is not None else None
+        """The newest of a name, on the host; waits for its copies."""
+        newest = self._newest.get(name)
+        return newest.wait() if newest is not None else None
 
     def last(self) -> dict[str, Any] | None:
-        """What an earlier process left to go on from, its best weights read too; None when there is nothing.
+        """Read the checkpoint and the best weights of an earlier process; None without a checkpoint.
 
-        Raises: TornError when there are files and none of them is whole: nothing is begun anew over them.
+        Raises:
+            TornError: If all its files are damaged, so that no run overwrites them.
         """
         for name in ("best", "last"):
-            state = self._newest_whole(self._folder / f"{name}.pt")
+            state = self._read(self._folder / f"{name}.pt")
             if state is not None:
-                self._newest[name] = Kept(state)
+                self._newest[name] = Snapshot(state)
         return self.newest("last")
 
     def keep(self, name: str, state: dict[str, Any], *, entry: Mapping[str, Any] | None = None) -> None:
-        """Takes a snapshot and returns; the file NAME.pt is written in the background.
+        """Take a snapshot and return; the background thread writes the file NAME.pt.
 
-        entry: of kept.json, for one that stays as step-N.pt, too, as long as `keeping` says; none of these is skipped: a
-        newer one waits until it is written.
-        Waits for the device where that has no streams, or where the host's memory has little room left: in pinned memory
-        nothing else can lie; and where it overtakes another, which only one that is to be gone on with does.
+        Waits for the device if it has no streams, if the host's memory is too small for pinned snapshots, and if an
+        unwritten checkpoint is replaced, as the new one is checked before.
+
+        Args:
+            entry: For kept.json. The checkpoint also stays as step-N.pt, as `keeping` says, and is never skipped.
         """
         with self._lock:
             waits, is_to_stay = name in self._waiting, self._waiting.get(name, (0, None, None))[2] is not None
         if is_to_stay:
             self._background.wait()
-        elif waits and self._check is not None:
+        elif waits:
             try:
                 self._check(state)
-            except Exception as error:
-                # the one that waits is good for all that is known, and is written; then this is told
+            except Exception as error:  # raised after the waiting checkpoint is written
                 self._background.do_settled(partial(_raise, error))
                 return
         with self._lock:
-            _, overtaken, _ = self._waiting.pop(name, (0, None, None))
-            free = overtaken.state if overtaken else self._free.pop(name, None)
+            _, skipped, _ = self._waiting.pop(name, (0, None, None))
+            free = skipped.state if skipped else self._free.pop(name, None)
         if not self._writes:
             older = self._newest.get(name)
-            self._newest[name] = self._taken(state, older.state if older else None)
+            self._newest[name] = self._take(state, older.state if older else None)
             return
-        self._newest[name] = kept = self._taken(state, free)
+        self._newest[name] = taken = self._take(state, free)
         self._turn = turn = self._turn + 1
         with self._lock:
-            self._waiting[name] = turn, kept, entry
-        self._background.do_settled(lambda: self._write(name, turn))  # its rows are in the journal before it
+            self._waiting[name] = turn, taken, entry
+        self._background.do_settled(lambda: self._write(name, turn))  # after its rows are in the journal
 
-    def _taken(self, state: dict[str, Any], into: dict[str, Any] | None) -> Kept:
+    def _take(self, state: dict[str, Any], into: dict[str, Any] | None) -> Snapshot:
         if self._pins is None:
             streamed = self._device is not None and bool(streams.side_stream(self._device))
             self._pins = streamed and num_bytes(state) * PINNED_AT_ONCE < memory_left()[0]
         taken = snapshot(state, into, pinned=self._pins)
         if not self._pins or self._device is None:
-            return Kept(taken)
+            return Snapshot(taken)
         copied = streams.event(self._device)
         copied.record(streams.current(self._device))
-        return Kept(taken, copied)
+        return Snapshot(taken, copied)
 
     def _write(self, name: str, turn: int) -> None:
-        """In the background. An overtaken one is left out, and not written as the newer one.
-
-        The newer one's rows may still be on their way to the journal: what is ahead of it there, must be ahead of it here.
-        """
+        """Write the waiting checkpoint, unless a newer one replaced it, whose rows may not be in the journal yet."""
         with self._lock:
-            newest_turn, kept, entry = self._waiting.get(name, (0, Kept({}), None))
+            newest_turn, taken, entry = self._waiting.get(name, (0, Snapshot({}), None))
             if newest_turn != turn:
                 return
             del self._waiting[name]
-        state = kept.whole()
-        if self._check is not None:
-            self._check(state)
+        state = taken.wait()
+        self._check(state)
         path = self._folder / f"{name}.pt"
         if entry is None or self._keeping is None:
             save(state, path)
         else:
-            note(self._folder, dict(entry))
-            save_as_both(state, path, self._folder / file_of(entry["step"]))
+            # listed before it exists: a resumed run takes one again that a kill prevented
+            others = [other for other in read_kept(self._folder) if other["step"] != entry["step"]]
+            _write_kept(self._folder, [*others, {"file": _file_of(entry["step"]), **entry}])
+            save_as_both(state, path, self._folder / _file_of(entry["step"]))
             prune(self._folder, self._keeping)
         with self._lock:
-            self._free[name] = state  # `newest` until the next is taken
+            self._free[name] = state  # also the newest, until the next is taken
 
-    def _newest_whole(self, path: Path) -> dict[str, Any] | None:
-        found = [file for file in (path, before(path)) if file.exists()]
+    def _read(self, path: Path) -> dict[str, Any] | None:
         torn: list[TornError] = []
-        for file in found:
+        for file in (path, before(path)):
+            if not file.exists():
+                continue
             try:
                 state = load(file)
             except TornError as error:
                 torn.append(error)
                 continue
-            if torn:
+            if torn or file != path:
+                problem = "damaged" if torn else "missing"
                 self.notes.append(
-                    f"{path.name} is damaged; the checkpoint before it is used, of step {state.get('step')}"
-                )
-            elif file != path:
-                self.notes.append(
-                    f"{path.name} is missing; the checkpoint before it is used, of step {state.get('step')}"
+                    f"{path.name} is {problem}; the checkpoint before it is used, of step {state.get('step')}"
                 )
             return state
         if torn:
@@ -337,7 +387,7 @@ def _raise(error: Exception) -> NoReturn:
     raise error
 
 
-def _also_as(other: Path, path: Path) -> None:
+def _link(other: Path, path: Path) -> None:
     linked = other.with_suffix(".linking")
     linked.unlink(missing_ok=True)
     try:
@@ -353,7 +403,7 @@ def _sign(file: BinaryIO, digest: str) -> None:
     file.write(len(comment).to_bytes(2, "little") + comment)
 
 
-def _is_whole(content: bytes) -> bool:
+def _is_complete(content: bytes) -> bool:
     comment = content[-NUM_MARKED:]
     if not comment.startswith(MARK) or len(content) < NUM_MARKED + len(NO_COMMENT):
         return False
@@ -366,5 +416,5 @@ def _is_whole(content: bytes) -> bool:
 
 
 def _torn(path: Path, problem: str) -> TornError:
-    write = f"{before(path).name} of the same folder in its place, or run it again in another folder"
-    return TornError(Problem(f"checkpoint {path}", problem, write))
+    fix = f"{before(path).name} of the same folder instead, or run it again in another folder"
+    return TornError(Problem(f"checkpoint {path}", problem, fix))

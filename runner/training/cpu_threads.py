@@ -1,4 +1,4 @@
-"""Counts how many of the CPU's threads a training's steps are worth, from a few rows of a batch. For experiment/build.py."""
+"""Chooses the number of CPU threads for a training's steps, from a few rows of a batch. For experiment/build.py."""
 
 from __future__ import annotations
 
@@ -15,26 +15,23 @@ from runner.errors import OF_CODE
 from runner.inspection.costs import flops_of
 from runner.tasks.task import Task
 
-#: floating point operations of a product, for each of which a thread pays: below, the others are waited for longer than
-#: they help. With 2 threads the bench's MLP (1.2 MFLOP a product) takes 1.5 times as long as with 1, its CNN 0.78 (bench/threads.py);
-#: nets between 2 and 10 went either way from one time to the next (34 of them, each 5 times, 2 shared cores, 2026-11)
+#: floating point operations of a matrix product per thread; with fewer, waiting for the threads costs more than they save
 FLOPS_A_THREAD = 1.25e6
-#: rows that are computed to count what a batch takes
+#: rows that are computed to count a batch's operations
 FEW_ROWS = 8
 
 
 def threads_worth(flops: float, *, most: int) -> int:
-    """Threads for steps whose products (of matrices, convolutions) take so many operations each, on average."""
+    """Threads for steps whose products (of matrices, convolutions) take `flops` operations on average."""
     return max(1, min(most, int(flops / FLOPS_A_THREAD)))
 
 
 def flops_a_product(
     task: Task, model: nn.Module, batch: Any, *, autocast: Callable[[], AbstractContextManager[Any]]
 ) -> float | None:
-    """The operations of a product in the forward pass of a batch, on average; None where they can't be counted.
+    """The average operations of a product in the forward pass of a batch; None if they can't be counted.
 
-    Computes a few rows of it with a copy of the model, so that nothing remembers it; takes numbers from torch's
-    generators where the model draws some.
+    Computes a few rows with a copy of the model. A model that draws random numbers advances torch's generators.
     """
     few, rows = map_tensors(batch, lambda tensor: tensor[:FEW_ROWS]), num_rows(batch)
     products = Products()
@@ -45,7 +42,7 @@ def flops_a_product(
                 module.eval()
         with products, autocast():
             task(model, few)
-    except OF_CODE:  # the first step will tell what is wrong with it, better than here
+    except OF_CODE:  # the first step reports it, with more context
         return None
     if not products.num:
         return None
@@ -53,7 +50,7 @@ def flops_a_product(
 
 
 class Products(TorchDispatchMode):
-    """Counts the operations of all that torch has a formula for."""
+    """Counts the operations for which torch has a formula."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

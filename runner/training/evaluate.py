@@ -1,6 +1,6 @@
-"""Evaluates a split: its batches through the model and the task's metrics, to one number a name, read from the device once.
+"""Evaluates a split: one number for each of the task's values and metrics, read from the device once.
 
-Evaluation is for fit.py, at each epoch's end and for the test; runs/evaluate.py (`evaluate`) calls evaluate().
+fit.py uses Evaluation after epochs and for the test; runs/evaluate.py calls evaluate().
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ EvalStep = Callable[[nn.Module, Any], Mapping[str, Tensor]]
 
 
 def make_eval_step(task: Task, *, precision: Precision) -> EvalStep:
-    """What evaluate() does with a batch: judge(model, batch) -> the task's values; a task's metrics take it in, too."""
+    """Make a function (model, batch) -> the task's values, which also updates the task's metrics."""
     metrics: Mapping[str, Any] = getattr(task, "metrics", None) or {}
     if not metrics or not is_predicting(task):
 
@@ -61,14 +61,18 @@ def evaluate(
     labels: Sequence[str] = (),
     total: Callable[[Tensor], Tensor] | None = None,
 ) -> dict[str, float]:
-    """The task's values over a whole split, each row counting the same, its metrics, and what is derived from them.
+    """The task's values over a whole split, its metrics, and values derived from them.
 
-    A task that has num_counted(batch) says itself how much a batch counts: a language's tokens, of which rows have more or
-    fewer.
-    eval_step: what make_eval_step() made, with a guard on it. labels: of classes or targets, for metrics with a value for each.
-    total: the sum over all processes, where the batches are Shares; each gets the values of the whole split.
-    Waits for the device once, at the end; a metric that sorts (auroc) waits some times more there.
-    Raises: RunnerError for a metric that gives no number.
+    Every example counts the same, unless the task has num_counted(batch), e.g., the tokens of a language model. Waits for the
+    device once, at the end; a metric that sorts (auroc) waits several times more there.
+
+    Args:
+        eval_step: From make_eval_step(), with a guard on it.
+        labels: Of classes or targets, for metrics with one value for each.
+        total: The sum over all processes, if the batches are Shares; each process gets the values of the whole split.
+
+    Raises:
+        RunnerError: For a metric whose value is not a number.
     """
     eval_step = eval_step or make_eval_step(task, precision=precision)
     metrics: Mapping[str, Any] = getattr(task, "metrics", None) or {}
@@ -77,7 +81,7 @@ def evaluate(
     was_training = [module.training for module in modules]
     names: tuple[str, ...] = ()
     sums, count = torch.zeros(()), 0
-    for metric in metrics.values():  # an evaluation before may have been broken off
+    for metric in metrics.values():  # an earlier evaluation may have been interrupted
         metric.reset()
     try:
         for module in modules:
@@ -90,7 +94,7 @@ def evaluate(
             if num_counted is None:
                 part = part * rows
             else:
-                counted = num_counted(batch).float() * bool(rows)  # of a row that is somebody else's none
+                counted = num_counted(batch).float() * bool(rows)  # 0 for another process's row
                 part = torch.cat([part * counted, counted.reshape(1)])
             sums = sums + part if names else part
             names = tuple(values)
@@ -125,25 +129,22 @@ def _computed(metrics: Mapping[str, Any], labels: Sequence[str]) -> dict[str, An
 
 
 class Evaluation:
-    """Measures the run's splits, alone or shared with other processes; leaves in the middle where somebody asked for an end."""
+    """Evaluates the run's splits, shared by all processes. A signal interrupts it."""
 
     def __init__(self, parts: Parts, guard: Guard, *, stop: Stop, ranks: Ranks) -> None:
-        self.seconds_of = {"val": 0.0, "test": 0.0}  # that it took in all
-        self.times = 0  # that the validation split was measured
+        self.seconds = 0.0  # in total
+        self.times = 0  # number of validations
         self._parts, self._stop, self._ranks = parts, stop, ranks
         eval_step = make_eval_step(parts.task, precision=parts.precision)
         if parts.shards is not None:
             eval_step = parts.shards.within(eval_step)
         self._eval_steps = {split: guard.on(eval_step) for split in ("val", "test")}
 
-    @property
-    def seconds(self) -> float:
-        return sum(self.seconds_of.values())
-
     def measure(self, split: str) -> dict[str, float]:
-        """The values of a whole split by their full names; {} where there is none.
+        """The values of a whole split by their full names; {} if there is no such split.
 
-        Raises: StoppedError in its middle; it is measured from its beginning when the run goes on.
+        Raises:
+            StoppedError: After a signal. A resumed run evaluates from the beginning.
         """
         parts = self._parts
         loader = parts.val if split == "val" else parts.test
@@ -155,7 +156,7 @@ class Evaluation:
             found = evaluate(
                 parts.kept_model,
                 parts.task,
-                self._while_not_asked(loader.epoch(0, shard=shared) if shared else loader.epoch(0)),
+                self._until_stopped(loader.epoch(0, shard=shared) if shared else loader.epoch(0)),
                 precision=parts.precision,
                 eval_step=self._eval_steps[split],
                 labels=parts.source.classes or parts.source.targets,
@@ -167,33 +168,30 @@ class Evaluation:
         finally:
             if parts.shards is not None:
                 parts.shards.let_go()
-        self.seconds_of[split] += time.perf_counter() - began
+        self.seconds += time.perf_counter() - began
         self.times += split == "val"
         return {f"{split}/{name}": value for name, value in found.items()}
 
     def _share(self) -> Shard | None:
-        """Which rows of a split this process measures; None for all of them.
-
-        Metrics over a whole split are measured by each process: nobody can tell how theirs would be put together.
-        """
+        """Which rows of a split this process evaluates; None: all, also with metrics, which can't be combined."""
         if self._ranks.num == 1:
             return None
         models = [self._parts.model, self._parts.kept_model]
-        # each has seen rows of its own
+        # running statistics differ, as each process trains on other rows
         self._ranks.broadcast_([buffer for model in models for buffer in model.buffers()])
         return None if getattr(self._parts.task, "metrics", None) else Shard(self._ranks.rank, self._ranks.num)
 
-    def _while_not_asked(self, batches: Iterable[Any]) -> Iterator[Any]:
+    def _until_stopped(self, batches: Iterable[Any]) -> Iterator[Any]:
         if self._ranks.num == 1:
-            yield from self._stop.while_not_asked(batches)
+            yield from self._stop.until_stopped(batches)
             return
         for batch in batches:
-            if self._is_stopping(together=self._parts.shards is not None):  # parts come together for each batch
+            if self._is_stopping(together=self._parts.shards is not None):  # each batch needs all processes
                 break
             yield batch
         if self._is_stopping(together=True):
             raise StoppedError
 
     def _is_stopping(self, *, together: bool) -> bool:
-        is_asked = self._stop.signal is not None
-        return bool(self._ranks.all_reduce_max([float(is_asked)])[0]) if together else is_asked
+        is_stopping = self._stop.signal is not None
+        return bool(self._ranks.all_reduce_max([float(is_stopping)])[0]) if together else is_stopping

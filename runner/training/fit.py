@@ -1,19 +1,17 @@
-"""Trains a run's parts, tests them with their best weights, and returns what came of it, however it ends.
+"""Trains a run's parts, tests them with the best weights, and returns the result, however the training ends.
 
-Called by experiment/run.py, and by experiment/other_ranks.py in the processes beside the first. Training keeps what lives
-as long as one: progress, metric buffer, checkpoints, background thread; stacked/fit.py has several of them.
+experiment/run.py calls `fit`, and so do the other ranks (experiment/processes.py). stacked/fit.py has several Trainings.
 """
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from runner.config.settings import Settings
 from runner.device.backends import is_out_of_memory, peak_memory, use_in_thread
@@ -24,46 +22,48 @@ from runner.inspection.findings import merged
 from runner.inspection.guard import Guard, Watching
 from runner.training.background import Background
 from runner.training.evaluate import Evaluation
-from runner.training.failure import fail
 from runner.training.hooks import Hooks
-from runner.training.loop import Epochs, result_of, train
+from runner.training.loop import Epochs, Loop, train
 from runner.training.metric_buffer import MetricBuffer, Rows, check_unread
 from runner.training.observer import Observer
 from runner.training.parts import Parts
 from runner.training.profile import Profiled
 from runner.training.progress import missing_metric
-from runner.training.result import Result
+from runner.training.result import Result, fail
 from runner.training.signals import Stop, StoppedError
 from runner.training.state import Checkpoints
 from runner.training.step.choose import Watchers, choose_steps
 from runner.training.step.clock import StepClock
 from runner.training.step.split_batch import explain
-from runner.training.stopping import CommonStopCondition, OwnStopCondition, StopCondition
-
-
-class Place(Rows, Epochs, Protocol):
-    """One training's place among several that take their steps together: it has its rows and its steps of them.
-
-    step_seconds: that the steps have taken, of all of them. clock: of these steps (None: there is none).
-    """
-
-    asked: StopCondition
-    step_seconds: float
-    clock: StepClock | None
+from runner.training.stopping import StopCondition, make_stop_condition
 
 
 def fit(parts: Parts, settings: Settings, folder: Path, *, observer: Observer, stop: Stop, ranks: Ranks) -> Result:
-    """Trains, and tests with the best weights. A folder with a checkpoint is gone on with: the same steps, to the bit.
+    """Train, and test with the best weights. Resumes from the directory's checkpoint, with bitwise identical steps.
 
-    folder: the run's. ranks: the processes that train together; all of them make the same calls.
-    A training that fails raises nothing: that is a status, with its points kept.
-    Raises: RunnerError for a checkpoint that can't be gone on with.
+    Args:
+        folder: The run directory.
+        ranks: The processes that train together. All of them make the same calls.
+
+    Returns:
+        The result. A training that fails doesn't raise: its result has the error, and its points are kept.
+
+    Raises:
+        RunnerError: For a checkpoint that can't be resumed.
     """
-    return result_of(Training(parts, settings, folder, observer=observer, stop=stop, ranks=ranks).run())
+    training = Training(parts, settings, folder, observer=observer, stop=stop, ranks=ranks)
+    with training.failures():
+        training.end(training.train())
+    training.close()
+    return training.result
 
 
 class Training:
-    """What lives as long as a training: where it stands, its metric buffer, checkpoints, guard and background thread."""
+    """What exists as long as a run trains: its progress, metric buffer, checkpoints, guard and background thread."""
+
+    loop: Loop
+    step_seconds = 0.0
+    clock: StepClock | None = None  # of the steps; stacked/fit.py sets it for members
 
     def __init__(
         self,
@@ -74,17 +74,18 @@ class Training:
         observer: Observer,
         stop: Stop,
         ranks: Ranks,
-        place: Place | None = None,
+        rows: Rows | None = None,
     ) -> None:
-        """Starts the background thread, which finish() ends. place: among trainings that take their steps together."""
+        """Start the background thread, which close() ends. rows: of a member of a group that is trained together."""
         self.parts, self.settings, self.folder = parts, settings, folder
         self.observer, self.stop, self.ranks = observer, stop, ranks
         self.result = Result(best=parts.best, num_processes=ranks.num)
-        self.values: Mapping[str, float] = {}  # that were measured last
+        self.steps_per_epoch = -(-parts.train.num_batches // settings.train.accumulate_steps)
+        self.values: Mapping[str, float] = {}  # of the last evaluation
         self.profiled: Profiled | None = None
         self.background = Background(observer.settle, begin=partial(use_in_thread, parts.device))
-        self.place = place
-        self.buffer: Rows = place or MetricBuffer(
+        self._is_member = rows is not None
+        self.buffer: Rows = rows or MetricBuffer(
             parts.device,
             observer.window,
             background=self.background,
@@ -93,8 +94,7 @@ class Training:
             mean=ranks.mean if ranks.num > 1 else None,
         )
         try:
-            experiment = settings.experiment
-            keep = settings.train.keep_checkpoints
+            experiment, keep = settings.experiment, settings.train.keep_checkpoints
             self.checkpoints = Checkpoints(
                 parts, folder, self.background, ranks=ranks, experiment=experiment, keep=keep
             )
@@ -105,114 +105,126 @@ class Training:
         for note in self.checkpoints.notes:
             observer.say(f"checkpoint: {note}")
         when = settings.placement.guard
-        if place is not None or (settings.train.compile and self.progress.step):
-            when = "off"  # it would have the step run as it is written, and with other bits than the undisturbed run's
+        if self._is_member or (settings.train.compile and self.progress.step):
+            when = "off"  # a watched step is not compiled, and would not be identical to the uninterrupted run's
         self.guard: Watching = Guard(
-            parts.device,
-            when=when,
-            model=parts.model,
-            task=parts.task,
-            optimizer=parts.optimizer,
+            parts.device, when=when, model=parts.model, task=parts.task, optimizer=parts.optimizer
         )
         self.evaluation = Evaluation(parts, self.guard, stop=stop, ranks=ranks)
-        own_hooks = parts.hooks if ranks.is_first else ()
-        self.hooks = Hooks(own_hooks, parts, folder, say=observer.say, must_work=settings.train.check)
-        self.clock: StepClock | None = None
-        self._beside: defaultdict[str, float] = defaultdict(float)  # seconds of what goes on beside the steps
-        self._step_seconds, self._first_step = 0.0, self.progress.step
-        self._began = time.perf_counter()
+        hooks = parts.hooks if ranks.is_first else ()
+        self.hooks = Hooks(hooks, parts, folder, say=observer.say, must_work=settings.train.check)
+        self._display = ExitStack()
+        self._other_seconds: defaultdict[str, float] = defaultdict(float)
+        self._first_step, self._began = self.progress.step, time.perf_counter()
+        self._steps_began: float | None = None
 
-    def run(self) -> Generator[None, None, Result]:
-        """All of it, see fit(); gives way where trainings that take their steps together wait for each other."""
-        parts, result = self.parts, self.result
+    def train(self) -> str:
+        """Take steps until there is a reason to end; returns the reason."""
+        steps = self._choose_steps()
+        self.begin(make_stop_condition(self.stop, self.parts.limits, self.ranks))
+        return train(steps, self.loop)
+
+    def begin(self, stop: StopCondition) -> None:
+        """Make the loop, call the hooks and open the display."""
+        limits = self.parts.limits
+        self.parts.model.train()
+        if not self.progress.step:
+            self.call_hooks("start")
+        self._display.enter_context(self.observer.progress(num_steps=limits.num_steps, num_epochs=limits.num_epochs))
+        self._steps_began = self._step_time()
+        self.loop = Loop(
+            self.progress,
+            limits,
+            self.steps_per_epoch,
+            evaluate=self.validate,
+            save=self.save,
+            stop=stop,
+            is_pruned=self.is_pruned,
+        )
+
+    def end(self, reason: str) -> None:
+        """Save the last checkpoint. Unless a signal stopped the training, also test with the best weights."""
+        result = self.result
+        result.ending = reason
+        self._end_steps()
+        if self.profiled is not None:
+            self.profiled.end()
+        with self.timed("disk"):
+            self.buffer.pull(is_end=reason != "stopped")
+            self.background.wait()
+        self._display.close()
+        result.seconds["train"] = self.seconds
+        self.save("last")
+        if reason == "stopped":
+            result.status = "killed"
+            return
+        with self.timed("checkpoints"):
+            if self.settings.train.check and self.ranks.num == 1:
+                self.background.wait()
+                self.checkpoints.restore(self.buffer)
+            self.checkpoints.use_best(self.progress)
+        with self.timed("test"):
+            self.values = self.measure("test")
+        self.call_hooks("end")
+        result.status = "pruned" if reason == "pruned" else "finished"
+
+    @contextmanager
+    def failures(self) -> Iterator[None]:
+        """Make an error in the block the result's. Where several processes train, the first error of any of them."""
+        result = self.result
         try:
-            yield from self.train()
-            if result.ending == "stopped":
-                result.status = "killed"
-            else:
-                with self.beside("checkpoints"):
-                    if self.settings.train.check and self.ranks.num == 1:
-                        self.background.wait()
-                        self.checkpoints.restore(self.buffer)
-                    self.checkpoints.use_best(self.progress)
-                with self.beside("test"):
-                    self.values = self.measure("test")
-                self.call_hooks("end")
-                result.status = "pruned" if result.ending == "pruned" else "finished"
+            yield
         except StoppedError:  # in the test
             result.status = "killed"
         except BaseException as error:
-            self.failed(error)
+            self._end_steps()
+            self._display.close()
+            fail(result, error)
+            if self.ranks.num > 1:
+                text = messages.LOST if is_lost(error) else result.error
+                messages.tell(self.folder, self.ranks.rank, text or "interrupted")
+                first = messages.first_failure(self.folder)
+                result.error = first.text if first is not None else result.error
             if is_out_of_memory(error):
                 result.ending = "out_of_memory"
-                result.error = explain(error, parts, self.settings, num_processes=self.ranks.num)
-        self.finish()
-        for batches in (parts.train, parts.val, parts.test):
-            if batches is not None:
-                batches.close()
-        return result
+                result.error = explain(error, self.parts, self.settings, num_processes=self.ranks.num)
+
+    def close(self) -> None:
+        """Copy the last rows to the host, also after a failure; end the thread, fill the result, and close the data."""
+        result, progress, batches = self.result, self.progress, self.parts.train
+        result.seconds["evaluate"] = self.evaluation.seconds
+        result.seconds["train"] = result.seconds["train"] or self.seconds
+        pull = partial(self.buffer.pull, is_end=result.ending != "stopped")
+        may_be_last = self.ranks.num > 1 and result.status == "failed"  # the other processes may have ended
+        for end in (self.background.close,) if may_be_last else (pull, self.background.close):
+            try:
+                with self.timed("disk"):
+                    end()
+            except Exception as error:
+                if result.error is None:
+                    fail(result, error)
+        if self.clock is None:
+            self._other_seconds["steps"] += self.step_seconds
+        else:
+            times = self.clock.times(self.step_seconds, progress.step - self._first_step)
+            result.steps = replace(times, is_shared=self._is_member)
+        result.other_seconds = dict(self._other_seconds)
+        result.times["validation"] = self.evaluation.times
+        result.pulls, result.findings = self.buffer.pulls, merged(self.guard.findings)
+        result.peak_memory = peak_memory(self.parts.device)
+        result.num_steps, result.num_epochs, result.best = progress.step, progress.epoch, progress.best
+        epochs, steps = divmod(progress.step, self.steps_per_epoch)
+        step_size = batches.batch_size * self.settings.train.accumulate_steps
+        result.num_samples = epochs * batches.num_rows + steps * step_size
+        for split in (batches, self.parts.val, self.parts.test):
+            if split is not None:
+                split.close()
 
     @property
     def seconds(self) -> float:
-        """Of training, so far, without what was spent measuring splits and in hooks."""
-        aside = self.evaluation.seconds + self.hooks.seconds
-        return self.progress.seconds + time.perf_counter() - self._began - aside
-
-    def train(self) -> Generator[None, None, None]:
-        """To the end, whichever comes first, and its last checkpoint."""
-        parts, limits = self.parts, self.parts.limits
-        epochs: Epochs
-        asked: StopCondition = OwnStopCondition(self.stop, limits)
-        if self.ranks.num > 1:
-            asked = CommonStopCondition(self.stop, limits, self.ranks)
-        num_clocked = self.settings.train.clocked_steps
-        if num_clocked and self.ranks.is_first and self.place is None:
-            self.clock = StepClock(num_clocked, first=self.progress.step, limits=limits, device=parts.device)
-        if self.place is not None:
-            epochs, asked = self.place, self.place.asked
-        else:
-            assert isinstance(self.buffer, MetricBuffer)
-            epochs = choose_steps(
-                parts,
-                self.settings,
-                progress=self.progress,
-                buffer=self.buffer,
-                ranks=self.ranks,
-                watchers=Watchers(self.guard, self.clock, self.observer.say),
-            )
-        if self.settings.train.profile and self.ranks.is_first:
-            epochs = self.profiled = Profiled(
-                epochs,
-                self.settings.train.profile,
-                device=parts.device,
-                folder=self.folder,
-                say=self.observer.say,
-                left=limits.num_steps - self.progress.step,
-            )
-        parts.model.train()
-        if not self.progress.step:
-            self.call_hooks("start")
-        with self.observer.progress(num_steps=limits.num_steps, num_epochs=limits.num_epochs):
-            began, beside = time.perf_counter(), sum(self._beside.values())
-            try:
-                self.result.ending = yield from train(
-                    epochs,
-                    progress=self.progress,
-                    limits=limits,
-                    evaluate=self.validate,
-                    keep=self.keep,
-                    asked=asked,
-                    gives_up=self.gives_up,
-                )
-            finally:
-                self._step_seconds = time.perf_counter() - began - sum(self._beside.values()) + beside
-            if self.profiled is not None:
-                self.profiled.end()
-            with self.beside("disk"):
-                self.buffer.pull(is_end=self.result.ending != "stopped")
-                self.background.wait()
-        self.result.seconds["train"] = self.seconds
-        self.keep("last")
+        """Seconds of training so far, without evaluations and hooks."""
+        others = self.evaluation.seconds + self.hooks.seconds
+        return self.progress.seconds + time.perf_counter() - self._began - others
 
     def validate(self) -> Mapping[str, float]:
         """Evaluate the validation split, call the hooks and report the epoch's values. Waits for the device.
@@ -220,14 +232,14 @@ class Training:
         The metric buffer is pulled here, so that the training values next to the validation values are the epoch's own.
         """
         parts = self.parts
-        with self.beside("validation"):
+        with self.timed("validation"):
             measured = self.values = self.measure("val")
-            # the device has been waited for: spoilt weights are not the best, and none of them is kept as measured
+            # before anything is saved: weights after a loss that is not finite are never the best
             check_unread(self.buffer.state(), step=self.progress.step)
             self.buffer.pull(is_end=False)
         values = self.values = {**measured, **self.call_hooks("epoch")}
         if values and parts.best.metric not in values:
-            self._miss(values)
+            self._report_missing(values)
         if values:
             parts.schedule.after_evaluation(values)
         progress, best = self.progress, self.progress.best
@@ -237,7 +249,7 @@ class Training:
         return values
 
     def measure(self, split: str) -> Mapping[str, float]:
-        """The values of a whole split, told; {} where there is none. Raises: StoppedError in its middle."""
+        """Evaluate a split and report its values; {} if there is no such split. Raises: StoppedError."""
         values = self.evaluation.measure(split)
         now = int(time.time() * 1000)
         if values:
@@ -245,12 +257,11 @@ class Training:
         return values
 
     def call_hooks(self, when: str) -> Mapping[str, float]:
-        """Tells what they return; the numbers, which all processes get."""
+        """Call the hooks and report what they return; returns their numbers, in all processes."""
         progress, parts = self.progress, self.parts
-        steps_per_epoch = -(-parts.train.num_batches // self.settings.train.accumulate_steps)
-        is_at_end = progress.step % steps_per_epoch == 0 or progress.step >= parts.limits.num_steps
+        is_at_end = progress.step % self.steps_per_epoch == 0 or progress.step >= parts.limits.num_steps
         epoch = progress.epoch + (when == "epoch" and is_at_end)
-        with self.beside("hooks"):
+        with self.timed("hooks"):
             shown = self.hooks.call(when, epoch=epoch, step=progress.step, values=dict(self.values))
         now = int(time.time() * 1000)
         if shown.numbers:
@@ -259,20 +270,11 @@ class Training:
             self.background.do(partial(self.observer.shown, shown, step=progress.step, time_ms=now))
         return self.ranks.broadcast_object(shown.numbers) if parts.hooks else {}
 
-    def _miss(self, values: Mapping[str, float]) -> None:
-        problem = missing_metric(self.parts.best.metric, values)
-        if (
-            self.parts.limits.patience is not None or self.parts.schedule.follows_metric
-        ):  # it would never stop early, or fall
-            raise RunnerError(problem)
-        if not self.progress.measured and self.parts.val is not None:  # without one nobody expects it
-            self.observer.say(f"best: the last weights are kept, as {problem.message}; {problem.advice}")
-
-    def keep(self, name: str) -> None:
-        """Takes a checkpoint, "best", "last" or "measured"; it is written in the background."""
+    def save(self, name: str) -> None:
+        """Take a checkpoint: "best", "last" or "measured" (after an evaluation). The background thread writes it."""
         if name != "measured" or self.settings.train.keep_checkpoints:
             self.result.times[name] = self.result.times.get(name, 0) + 1
-        with self.beside("checkpoints"):
+        with self.timed("checkpoints"):
             if name == "best":
                 self.checkpoints.keep_best(self.progress)
             elif name == "measured":
@@ -280,17 +282,8 @@ class Training:
             else:
                 self.checkpoints.keep_last(self.progress, self.buffer, seconds=self.seconds)
 
-    @contextmanager
-    def beside(self, name: str) -> Iterator[None]:
-        """What goes on within is no part of the steps."""
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._beside[name] += time.perf_counter() - began
-
-    def gives_up(self, values: Mapping[str, float]) -> bool:
-        """Whether the search's pruner sees no sense in going on."""
+    def is_pruned(self, values: Mapping[str, float]) -> bool:
+        """Whether the search ends this trial."""
         trial = self.observer.trial
         if trial is None:
             return False
@@ -302,50 +295,52 @@ class Training:
         number = progress.epoch if every is None else -(-progress.step // every)
         return trial.metric in known and trial.gives_up(known[trial.metric], number)
 
-    def failed(self, error: BaseException) -> None:
-        """Makes an error the result's; where several processes train, the first error of any of them."""
-        result = self.result
-        fail(result, error)
-        if self.ranks.num > 1:
-            text = messages.LOST if is_lost(error) else result.error
-            messages.tell(self.folder, self.ranks.rank, text or "interrupted")
-            words = messages.first_failure(self.folder)
-            result.error = words.text if words is not None else result.error
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Count the block's time under a name, and not as time of the steps."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._other_seconds[name] += time.perf_counter() - began
 
-    def finish(self) -> None:
-        """Brings the last rows over, also after a failure, ends the thread, and fills the result."""
-        result, progress = self.result, self.progress
-        result.seconds["evaluate"] = self.evaluation.seconds
-        if not result.seconds["train"]:
-            result.seconds["train"] = self.seconds
-        pull = partial(self.buffer.pull, is_end=result.ending != "stopped")
-        is_left_alone = self.ranks.num > 1 and result.status == "failed"  # the others may be gone
-        for end in (self.background.close,) if is_left_alone else (pull, self.background.close):
-            try:
-                with self.beside("disk"):
-                    end()
-            except Exception as error:
-                if result.error is None:
-                    fail(result, error)
-        self._tell_times()
-        result.pulls, result.findings = self.buffer.pulls, merged(self.guard.findings)
-        result.peak_memory = peak_memory(self.parts.device)
-        result.num_steps, result.num_epochs, result.best = progress.step, progress.epoch, progress.best
-        result.num_samples = self._num_samples()
+    def _choose_steps(self) -> Epochs:
+        parts, train, is_first = self.parts, self.settings.train, self.ranks.is_first
+        assert isinstance(self.buffer, MetricBuffer)
+        if train.clocked_steps and is_first:
+            first = self.progress.step
+            self.clock = StepClock(train.clocked_steps, first=first, limits=parts.limits, device=parts.device)
+        steps = choose_steps(
+            parts,
+            self.settings,
+            progress=self.progress,
+            buffer=self.buffer,
+            ranks=self.ranks,
+            watchers=Watchers(self.guard, self.clock, self.observer.say),
+        )
+        if not train.profile or not is_first:
+            return steps
+        self.profiled = Profiled(
+            steps,
+            train.profile,
+            device=parts.device,
+            folder=self.folder,
+            say=self.observer.say,
+            left=parts.limits.num_steps - self.progress.step,
+        )
+        return self.profiled
 
-    def _tell_times(self) -> None:
-        result, place = self.result, self.place
-        clock = self.clock if place is None else place.clock
-        seconds = self._step_seconds if place is None else place.step_seconds
-        num_steps = self.progress.step - self._first_step
-        if clock is None:
-            self._beside["steps"] += seconds
-        else:
-            result.steps = replace(clock.times(seconds, num_steps), is_shared=place is not None)
-        result.beside = dict(self._beside)
-        result.times["validation"] = self.evaluation.times
+    def _report_missing(self, values: Mapping[str, float]) -> None:
+        problem = missing_metric(self.parts.best.metric, values)
+        if self.parts.limits.patience is not None or self.parts.schedule.follows_metric:
+            raise RunnerError(problem)  # it would never stop early, or the rate would never fall
+        if not self.progress.measured and self.parts.val is not None:
+            self.observer.say(f"best: the last weights are kept, as {problem.message}; {problem.advice}")
 
-    def _num_samples(self) -> int:
-        batches, accumulate_steps = self.parts.train, self.settings.train.accumulate_steps
-        epochs, steps = divmod(self.progress.step, -(-batches.num_batches // accumulate_steps))
-        return epochs * batches.num_rows + steps * batches.batch_size * accumulate_steps
+    def _step_time(self) -> float:
+        return time.perf_counter() - sum(self._other_seconds.values())
+
+    def _end_steps(self) -> None:
+        if self._steps_began is not None and not self._is_member:
+            self.step_seconds = self._step_time() - self._steps_began
+        self._steps_began = None

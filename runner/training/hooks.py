@@ -1,32 +1,83 @@
-"""Calls a person's functions between steps with a view of the training; what they return goes the way of all metrics.
+"""Calls your functions between steps (train.hooks) with a view of the training, and prepares what they return for the tracker.
 
-Called by fit.Training, in the process that tracks and the thread that trains. A hook that fails is not called again.
+Hooks.call() runs in the process that tracks, in the thread that trains. A hook that fails is not called again.
 """
 
 from __future__ import annotations
 
+import io
 import logging
+import math
+import numbers
+import re
+import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
+from runner.data.loading.loaders import Batches
 from runner.device import backends
 from runner.errors import OF_CODE, first_line, in_words, traceback_of, without_password
-from runner.training.hook_values import Shown, sorted_out
-from runner.training.parts import Parts
-from runner.training.view import Hook, View
+from runner.training.parts import Hook, Parts
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 log = logging.getLogger("runner")
 
-#: names of numbers that begin so are the run's own; the test's are until it is over, when they are known
+#: prefixes of the run's own numbers; the test's values are known only at the end
 RESERVED = ("train/", "speed/", "system/")
 BEFORE_THE_END = (*RESERVED, "test/")
+NAME = re.compile(r"[\w\-./ ]+")  # that MLflow accepts for metrics and images
+MOST_NAME = 150  # bytes: an image's file name has 90 more, and the limit of file systems is 255
+KINDS = "a hook returns None or {name: a number, figure, image or table}"
+FORMS = "a table is {column: values}, or [{column: value}, ...], a row each"
+#: PIL's modes that a PNG file takes, and the modes of numbers, some of them of 16 bits
+FILE_MODES = ("1", "L", "LA", "P", "RGB", "RGBA")
+MODES_OF_16_BITS = ("I;16", "I;16B", "I;16L", "I;16N")
+NUMBER_MODES = ("F", "I", *MODES_OF_16_BITS)
+
+
+@dataclass(frozen=True)
+class View:
+    """What a hook sees of a training.
+
+    Attributes:
+        when: start, epoch or end.
+        model: In eval mode, without gradients; at the end with the best weights. It is not a copy.
+        epoch: Epochs done.
+        step: Steps done.
+        values: The last evaluation's values, by name.
+        folder: The run directory.
+    """
+
+    when: str
+    model: nn.Module
+    device: torch.device
+    epoch: int
+    step: int
+    values: dict[str, float]
+    folder: Path
+    _splits: Mapping[str, Batches | None] = field(repr=False)
+
+    def batches(self, split: str = "val") -> Iterator[Any]:
+        """The batches of `val` or `test` on the device, in order. Raises: ValueError for a split that doesn't exist."""
+        found = self._splits.get(split)
+        if found is None:
+            there = [name for name, batches in self._splits.items() if batches is not None]
+            raise ValueError(f"a hook has the batches of {' and '.join(there) or 'no split'}, not of {split}")
+        return iter(found.epoch(0))
 
 
 class Hooks:
-    """Those of a training; keeps which have failed, and the seconds that they took."""
+    """A training's hooks, without those that have failed, and the seconds that they took."""
 
     def __init__(
         self,
@@ -37,14 +88,14 @@ class Hooks:
         say: Callable[[str], None],
         must_work: bool = False,
     ) -> None:
-        """must_work: whether what a hook raises ends the training."""
+        """must_work: whether an error in a hook ends the training."""
         self.seconds = 0.0
         self._must_work = must_work
         self._hooks, self._parts, self._folder, self._say = list(hooks), parts, folder, say
-        self._measured: set[str] = set()  # names of the validation's values, at any time
+        self._measured: set[str] = set()  # names of the validation's values so far
 
     def call(self, when: str, *, epoch: int, step: int, values: dict[str, float]) -> Shown:
-        """What they return now, by name. Modes, gradients and all generators are as before, whatever they do and draw."""
+        """Call the hooks that are due; returns what they return. Modes, gradients and generators are restored afterwards."""
         if when == "epoch":
             self._measured |= values.keys()
         due = [hook for hook in self._hooks if when in hook.at]
@@ -60,7 +111,7 @@ class Hooks:
             for hook in due:
                 model.eval()
                 for parameter, _ in gradients:
-                    parameter.grad = None  # what a hook computes of its own is no part of the next step's
+                    parameter.grad = None  # a hook's gradients are not part of the next step
                 known = {**values, **found.numbers}
                 view = View(when, model, parts.device, epoch, step, known, self._folder, splits)
                 try:
@@ -86,8 +137,160 @@ class Hooks:
 
 
 def _check_names(names: Iterable[str], when: str) -> None:
-    """Raises: ValueError."""
     reserved = RESERVED if when == "end" else BEFORE_THE_END
     for name in names:
         if begin := next((each for each in reserved if name.startswith(each)), ""):
-            raise ValueError(f"{name} is a name of the run's own, as all with {begin} are; call it otherwise")
+            raise ValueError(f"{name} is a reserved name, as are all that begin with {begin}; use another name")
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What hooks returned: numbers, images and tables (a mapping of columns for each row) by name, on the host."""
+
+    numbers: dict[str, float] = field(default_factory=dict)
+    images: dict[str, Image.Image] = field(default_factory=dict)
+    tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+
+    def with_(self, other: Shown, *, taken: Set[str]) -> Shown:
+        """Add another hook's. taken: names of numbers. Raises: ValueError for a name that exists."""
+        images, tables = self.images.keys(), self.tables.keys()
+        for ours, theirs in ((taken, other.numbers), (images, other.images), (tables, other.tables)):
+            if twice := sorted(ours & theirs.keys()):
+                raise ValueError(f"there is {', '.join(twice)} already")
+        return Shown(self.numbers | other.numbers, self.images | other.images, self.tables | other.tables)
+
+
+def sorted_out(returned: Any) -> Shown:
+    """Sort what a hook returned. Waits for the device for tensors. Raises: TypeError, ValueError for what can't be logged."""
+    if returned is None:
+        return Shown()
+    if not isinstance(returned, Mapping):
+        raise TypeError(f"it returned a {type(returned).__name__}; {KINDS}")
+    shown = Shown()
+    for name, value in returned.items():
+        if not isinstance(name, str) or not NAME.fullmatch(name) or ".." in name or name.startswith("/"):
+            raise ValueError(f"{name!r} is not a name for MLflow: use letters, digits and _ - . /")
+        if (number := _number(value)) is not None:
+            shown.numbers[name] = number
+        elif len(name.encode()) > MOST_NAME:
+            raise ValueError(f"{name[:40]}... has {len(name.encode())} bytes, and a name of a file {MOST_NAME} at most")
+        elif (rows := _rows(value)) is not None:
+            shown.tables[name] = rows
+        elif (image := _image(value)) is not None:
+            shown.images[name] = image
+        else:
+            size = f" of {tuple(value.shape)}" if hasattr(value, "shape") else ""
+            raise TypeError(f"{name} is a {type(value).__name__}{size}; {KINDS}")
+    return shown
+
+
+def _number(value: Any) -> float | None:
+    is_one = isinstance(value, numbers.Real | np.number | np.bool_)
+    if isinstance(value, Tensor | np.ndarray) and value.ndim < 2 and math.prod(value.shape) == 1:
+        is_one, value = True, value.item()
+    return float(value) if is_one else None
+
+
+def _rows(value: Any) -> list[dict[str, Any]] | None:
+    if hasattr(value, "to_dict") and hasattr(value, "columns"):
+        value = value.to_dict("list")
+    if isinstance(value, Mapping):
+        if single := [name for name, each in value.items() if not _is_column(each)]:
+            nested = [name for name in single if isinstance(value[name], Mapping)]
+            if nested or len(single) < len(value):
+                name = (nested or single)[0]
+                kind = type(value[name]).__name__
+                raise TypeError(f"{name} of a table is a {kind}; {FORMS}")
+            value = [value]
+        else:
+            columns = {str(name): list(column) for name, column in value.items()}
+            _check_columns(columns)
+            if len({len(column) for column in columns.values()}) > 1:
+                raise ValueError("its columns are not of one length")
+            return [dict(zip(columns, map(_plain, row), strict=True)) for row in zip(*columns.values(), strict=True)]
+    if isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(row, Mapping) for row in value):
+        rows = [{str(name): _plain(cell) for name, cell in row.items()} for row in value]
+        for row in rows:
+            _check_columns(row)
+        return rows
+    return None
+
+
+def _is_column(value: Any) -> bool:
+    is_single = isinstance(value, str | bytes | Mapping) or getattr(value, "ndim", 1) == 0
+    return isinstance(value, Iterable) and not is_single
+
+
+def _check_columns(names: Container[str]) -> None:
+    if "step" in names:  # rows are replaced by their step
+        raise ValueError("a table's column `step` is reserved; use another name")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Tensor | np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def _image(value: Any) -> Image.Image | None:
+    """An image from a matplotlib figure, a PIL image, an array (H, W) or (H, W, C), or a tensor (H, W), (C, H, W) or (N, C, H, W).
+
+    Floats are from 0 to 1, integers from 0 to 255, unless they are a mask of 0 and 1.
+    """
+    from PIL import Image  # 20 ms
+
+    if isinstance(value, Image.Image):
+        if value.mode in FILE_MODES and all(value.size):
+            return value.copy()
+        if value.mode not in NUMBER_MODES:
+            return value.convert("RGB") if all(value.size) else None
+        array = np.asarray(value)
+        if value.mode in MODES_OF_16_BITS:
+            array = (array // 256).astype(np.uint8)
+    elif hasattr(value, "savefig"):
+        return _drawn(value)
+    elif isinstance(value, Tensor):
+        array = value.detach().float().cpu().numpy() if value.is_floating_point() else value.cpu().numpy()
+        if array.ndim == 4:
+            array = _grid(array)
+        if array.ndim == 3:
+            array = array.transpose(1, 2, 0)
+    elif isinstance(value, np.ndarray):
+        array = value
+    else:
+        return None
+    if array.ndim == 3 and array.shape[2] == 1:
+        array = array[:, :, 0]
+    if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (3, 4)) or not array.size:
+        return None
+    if array.dtype.kind not in "biuf":  # complex numbers, texts, objects
+        return None
+    if array.dtype != np.uint8:
+        most = 255 if array.dtype.kind in "iu" and array.max() > 1 else 1
+        array = (np.nan_to_num(array.astype(np.float64)).clip(0, most) * (255 / most)).round().astype(np.uint8)
+    return Image.fromarray(np.ascontiguousarray(array))
+
+
+def _drawn(figure: Any) -> Image.Image:
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    if pyplot := sys.modules.get("matplotlib.pyplot"):  # which keeps every figure, and warns at the 21st
+        pyplot.close(getattr(figure, "figure", figure))
+    return Image.open(buffer).copy()
+
+
+def _grid(images: NDArray[Any]) -> NDArray[Any]:
+    num, channels, height, width = images.shape
+    columns = max(1, math.ceil(math.sqrt(num)))
+    rows = math.ceil(num / columns)
+    grid = np.zeros((channels, rows * (height + 1) - 1, columns * (width + 1) - 1), images.dtype)
+    for at, image in enumerate(images):
+        top, left = at // columns * (height + 1), at % columns * (width + 1)
+        grid[:, top : top + height, left : left + width] = image
+    return grid

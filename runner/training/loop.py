@@ -1,134 +1,137 @@
-"""The training loop: takes steps, asks after them whether to stop or save, evaluates at epochs' ends. No files, no YAML.
+"""The training loop: takes steps; between them it saves, evaluates and decides whether to continue. No files, no YAML.
 
-Called by fit.py. How a step is taken: step/choose.py. Where the training stands is in `progress`; the loop keeps nothing.
+`train` is the loop of one run (fit.py). Jobs that are trained together use a Loop each (stacked/fit.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol
 
 from runner.training.progress import Progress
 from runner.training.signals import StoppedError
 from runner.training.stopping import Limits, StopCondition
 
-T = TypeVar("T")
-
 
 class Epochs(Protocol):
     """The steps to take, epoch by epoch."""
 
-    @property
-    def steps_per_epoch(self) -> int: ...
-
-    def steps(self, epoch: int, *, first_step: int = 0) -> Iterator[int]:
-        """Takes the epoch's steps from `first_step` on, and gives word after one or several of them: how many they were."""
+    def epoch(self, number: int, *, first_step: int = 0) -> Iterator[int]:
+        """Take an epoch's steps, starting with `first_step`; yields after one or several steps how many they were."""
         ...
 
 
-def train(
-    epochs: Epochs,
-    *,
-    progress: Progress,
-    limits: Limits,
-    evaluate: Callable[[], Mapping[str, float]],
-    keep: Callable[[str], None],
-    asked: StopCondition,
-    gives_up: Callable[[Mapping[str, float]], bool] | None = None,
-) -> Generator[None, None, str]:
-    """Trains until a limit, and returns which: finished, patience, max_seconds, pruned, or stopped (by a signal).
+class Loop:
+    """Decides what happens between the steps of a training. `progress` is all its state, so it resumes anywhere.
 
-    It gives way before each word of `epochs`: there trainings that take their steps together wait for each other
-    (stacked/fit.py). One that is alone is gone on with at once (result_of).
+    Each method returns why the training ends now (finished, patience, max_seconds, pruned, or stopped by a signal), or
+    None if it continues. Only evaluate() waits for the device.
 
-    progress: where it stands; a training that is taken up again goes on from there, in the middle of an epoch too.
-    evaluate: called at each epoch's end, or every so many steps if `limits` say so, and at the end of all; measures, reports
-        and returns the values, {} without a validation split; it waits for the device. A StoppedError of it ends the
-        training before the epoch counts as done.
-    asked: whether somebody wants an end or a checkpoint.
-    keep: writes the state as "last" or "best", or "measured": it was measured. Nothing else here waits for the device.
-    gives_up: asked with the measured values, the pruner of a search (None: there is none).
+    Args:
+        evaluate: Evaluates the validation split and returns its values, {} without one. A StoppedError in it ends the
+            training before the epoch counts as done.
+        save: Saves the state as "last", "best", or "measured" (after each evaluation).
+        stop: Called after steps and evaluations.
+        is_pruned: Whether a search ends this trial, given an evaluation's values.
     """
 
-    def measure(*, ends_epoch: bool) -> str | None:
-        """Returns why the training ends now, None if it goes on."""
-        try:
-            values = evaluate()
-        except StoppedError:
-            return "stopped"
-        progress.epoch, progress.measured = progress.epoch + ends_epoch, progress.step
-        _judge(values, progress, keep)
-        keep("measured")
-        if _is_out_of_patience(progress, limits):
-            return "patience"
-        # asked at the end, too, for the values that later trials are compared with; there it is not given up any more
-        if gives_up is not None and gives_up(values) and not _is_over(progress, limits):
-            return "pruned"
-        return "stopped" if asked(progress.step, at_once=True) is not None else None
+    def __init__(
+        self,
+        progress: Progress,
+        limits: Limits,
+        steps_per_epoch: int,
+        *,
+        evaluate: Callable[[], Mapping[str, float]],
+        save: Callable[[str], None],
+        stop: StopCondition,
+        is_pruned: Callable[[Mapping[str, float]], bool] = lambda values: False,
+    ) -> None:
+        self.progress, self.limits, self.steps_per_epoch = progress, limits, steps_per_epoch
+        self._evaluate, self._save, self._stop, self._is_pruned = evaluate, save, stop, is_pruned
 
-    if _is_out_of_patience(progress, limits):  # taken up again after its end
-        return "patience"
-    first_step = _take_up(progress, epochs.steps_per_epoch, limits)
-    while not _is_over(progress, limits):
-        steps = epochs.steps(progress.epoch, first_step=first_step)
-        while True:
-            is_due = limits.is_measured_at(progress.step) and progress.measured != progress.step
-            if is_due and (why := measure(ends_epoch=False)) is not None:
-                return why
-            yield
-            if (taken := next(steps, None)) is None:
-                break
-            progress.step += taken
-            if progress.step >= limits.num_steps:
-                break
-            word = asked(progress.step)
-            if word == "save":
-                keep("last")
-            elif word is not None:
-                return word
-        first_step = 0
+    @property
+    def step_in_epoch(self) -> int:
+        return self.progress.step - self.progress.epoch * self.steps_per_epoch
+
+    @property
+    def is_epoch_over(self) -> bool:
+        return self.step_in_epoch >= self.steps_per_epoch or self.progress.step >= self.limits.num_steps
+
+    def begin(self) -> str | None:
+        """Find the epoch to continue, and make up for an evaluation that a stop prevented."""
+        if self._is_out_of_patience():  # resumed after its end
+            return "patience"
+        progress, steps_per_epoch = self.progress, self.steps_per_epoch
+        if progress.step < self.limits.num_steps:
+            progress.epoch = progress.step // steps_per_epoch
+            if progress.step and progress.step % steps_per_epoch == 0 and progress.measured != progress.step:
+                progress.epoch -= 1
+        if self._is_over():
+            return "finished"
+        reason = self._evaluate_if_due()
+        return self.end_of_epoch() if reason is None and self.is_epoch_over else reason
+
+    def after_steps(self, num: int) -> str | None:
+        progress = self.progress
+        progress.step += num
+        if progress.step >= self.limits.num_steps:
+            return None
+        answer = self._stop(progress.step)
+        if answer == "save":
+            self._save("last")
+        elif answer is not None:
+            return answer
+        return self._evaluate_if_due()
+
+    def end_of_epoch(self) -> str | None:
+        progress, limits = self.progress, self.limits
         is_last = progress.step >= limits.num_steps or progress.epoch + 1 >= limits.num_epochs
         if progress.measured == progress.step or not (limits.evaluate_every_steps is None or is_last):
             progress.epoch += 1
-        elif (why := measure(ends_epoch=True)) is not None:
-            return why
-    return "finished"
+        elif (reason := self._measure(ends_epoch=True)) is not None:
+            return reason
+        return "finished" if self._is_over() else None
 
+    def _evaluate_if_due(self) -> str | None:
+        step = self.progress.step
+        is_due = self.limits.evaluates_at(step) and self.progress.measured != step
+        return self._measure(ends_epoch=False) if is_due else None
 
-def result_of(training: Generator[None, None, T]) -> T:
-    """What a training that waits for nobody returns."""
-    while True:
+    def _measure(self, *, ends_epoch: bool) -> str | None:
+        progress = self.progress
         try:
-            next(training)
-        except StopIteration as end:
-            result: T = end.value
-            return result
+            values = self._evaluate()
+        except StoppedError:
+            return "stopped"
+        progress.epoch, progress.measured = progress.epoch + ends_epoch, progress.step
+        if progress.update_best(values):
+            self._save("best")
+        self._save("measured")
+        if self._is_out_of_patience():
+            return "patience"
+        # called at the end, too: later trials are compared with these values
+        if self._is_pruned(values) and not self._is_over():
+            return "pruned"
+        return "stopped" if self._stop(progress.step, at_once=True) is not None else None
+
+    def _is_over(self) -> bool:
+        progress, limits = self.progress, self.limits
+        all_trained = progress.step >= limits.num_steps or progress.epoch >= limits.num_epochs
+        return all_trained and progress.measured == progress.step
+
+    def _is_out_of_patience(self) -> bool:
+        patience = self.limits.patience
+        return patience is not None and self.progress.epochs_without_best >= patience
 
 
-def _is_over(progress: Progress, limits: Limits) -> bool:
-    all_trained = progress.step >= limits.num_steps or progress.epoch >= limits.num_epochs
-    return all_trained and progress.measured == progress.step
-
-
-def _take_up(progress: Progress, steps_per_epoch: int, limits: Limits) -> int:
-    if progress.step >= limits.num_steps:  # there is nothing to train
-        return steps_per_epoch
-    progress.epoch, steps = divmod(progress.step, steps_per_epoch)
-    if progress.step and steps == 0 and progress.measured != progress.step:
-        progress.epoch, steps = progress.epoch - 1, steps_per_epoch
-    return steps
-
-
-def _is_out_of_patience(progress: Progress, limits: Limits) -> bool:
-    return limits.patience is not None and progress.epochs_without_best >= limits.patience
-
-
-def _judge(values: Mapping[str, float], progress: Progress, keep: Callable[[str], None]) -> None:
-    best = progress.best
-    if best.metric not in values:
-        return
-    progress.epochs_without_best += 1
-    if best.improves(values[best.metric]):
-        best.value, best.step = values[best.metric], progress.step
-        progress.epochs_without_best = 0
-        keep("best")
+def train(steps: Epochs, loop: Loop) -> str:
+    """Take steps until there is a reason to end; returns the reason."""
+    progress, reason = loop.progress, loop.begin()
+    while reason is None:
+        for num in steps.epoch(progress.epoch, first_step=loop.step_in_epoch):
+            reason = loop.after_steps(num)
+            if reason is not None or progress.step >= loop.limits.num_steps:
+                break
+        if reason is None:
+            reason = loop.end_of_epoch()
+    return reason

@@ -1,6 +1,6 @@
-"""Keeps each step's values on the device, a row a step, and copies them to the host a window at a time.
+"""Keeps each step's values on the device, one row per step, and copies them to the host a window at a time.
 
-A row is written after each step (step/eager.py, step/on_device.py, stacked/fit.py); the background thread hands each Window
+Rows are written after each step (step/choose.py, step/on_device.py, stacked/fit.py). The background thread gives each Window
 to the session.
 """
 
@@ -27,13 +27,13 @@ WATCHED = "train/loss"
 
 @dataclass(frozen=True)
 class Window:
-    """What one copy brought: a row a point. `notes` are host numbers, {name: [(step, value), ...]}."""
+    """The points of one copy. `notes` are host numbers, {name: [(step, value), ...]}."""
 
     names: tuple[str, ...]
     steps: NDArray[np.int64]  # (n,)
-    values: NDArray[np.float32]  # (n, k); of M trainings that share a buffer (n, k, M)
+    values: NDArray[np.float32]  # (n, k); (n, k, M) for M trainings that share a buffer
     times_ms: NDArray[np.int64]  # (n,) when each step ended, spread evenly over the window
-    seconds: float  # that the window's steps took
+    seconds: float  # of the window's steps
     num_steps: int
     notes: Mapping[str, list[tuple[int, float]]]
 
@@ -47,7 +47,7 @@ class NotFiniteError(ArithmeticError):
 
 
 class Rows(Protocol):
-    """The metric buffer, or one training's part of one that several share."""
+    """A metric buffer, or one training's part of a shared one."""
 
     step: int
     pulls: int
@@ -60,17 +60,18 @@ class Rows(Protocol):
 
 
 class MetricBuffer:
-    """Keeps every step's values on the device and brings them over in windows.
+    """Keeps every step's values on the device and copies them in windows.
 
-    Two halves: one fills while the other is copied. Where the device has streams the copy runs on a second one into pinned
-    memory, and only the background thread waits for it; on MPS and the CPU it is a plain copy, once a window. Rows are float32: MPS has
-    no float64 (pytorch#122602). Trainings that take their steps together share one: their values are (M,) each.
+    One half fills while the other is copied. On devices with streams the copy runs on a second stream to pinned memory, and
+    only the background thread waits for it. On MPS and the CPU it is a plain copy, once per window. Rows are float32: MPS
+    has no float64 (pytorch#122602). Jobs that are trained together share a buffer, with values (M,).
 
-    pull_every: steps between copies. every: a point each so many steps, the mean over them, taken on the device.
-    sink: gets each Window, in order, in the background thread.
-    watch: the name whose values must be finite.
-    mean: of several processes that write at the same steps, the mean over them; each pull is one for its rows (None: this
-        process is alone).
+    Args:
+        sink: Called with each Window, in order, in the background thread.
+        pull_every: Steps between copies.
+        every: Steps per point, which is their mean, computed on the device.
+        watch: The name whose values must be finite.
+        mean: The mean over all processes, if several write at the same steps.
     """
 
     def __init__(
@@ -93,17 +94,19 @@ class MetricBuffer:
         self._names: tuple[str, ...] = ()
         self._ring = torch.empty(0)
         self._rows: list[Tensor] = []
-        self._place: Tensor | None = None  # (1,) of the next row, where the device writes by itself
-        self._aheads = torch.empty(0)  # (half,) rows from there on
-        self._filled = self._pulled = 0  # rows since the start; the ring wraps
+        self._next_row: Tensor | None = None  # (1,) of the next row, if the device writes
+        self._offsets = torch.empty(0)  # (half,) the rows after it
+        self._filled = self._pulled = 0  # rows since the start; the buffer wraps around
         self._notes: dict[str, list[tuple[int, float]]] = {}
         self._seen = time.perf_counter(), time.time()
         self._side = streams.side_stream(device)
         self._copied: list[torch.Event | None] = [None, None]
 
     def write(self, values: Mapping[str, Tensor]) -> None:
-        """Keeps one step's tensors, 0-d or (M,): one small kernel, nothing waits. Raises what the background met, at a pull,
-        and RunnerError for values of other names than those of the first step.
+        """Keep a step's tensors, 0-d or (M,), by one small kernel. Nothing waits.
+
+        Raises:
+            RunnerError: If the names differ from those of the first step. At a pull also errors of the background thread.
         """
         if not self._rows:
             self._allocate(values)
@@ -112,28 +115,28 @@ class MetricBuffer:
         self.wrote(1)
 
     def writes_on_device(self) -> bool:
-        """Makes the place of the next row on the device; False where no values are known yet, before the first step."""
-        if self._rows and self._place is None:
-            self._place = torch.tensor([self._filled % len(self._rows)], device=self.device)
-            self._aheads = torch.arange(self._half, device=self.device)
-        return self._place is not None
+        """Keep the number of the next row on the device from now on; False before the first step."""
+        if self._rows and self._next_row is None:
+            self._next_row = torch.tensor([self._filled % len(self._rows)], device=self.device)
+            self._offsets = torch.arange(self._half, device=self.device)
+        return self._next_row is not None
 
     def write_on_device(self, steps: Sequence[Mapping[str, Tensor]]) -> None:
-        """Like write(), for several steps, but the rows' place is read and moved on by the device, as a captured step needs it.
+        """Like write(), for several steps, but the device counts the rows, as a captured step needs it.
 
-        Whoever has the device do it calls wrote() then, with no more steps at a time than there is room for.
+        The caller calls wrote() afterwards, with at most `room` steps.
         """
         if not self._rows:
             self._allocate(steps[0])
         self.writes_on_device()
-        assert self._place is not None
+        assert self._next_row is not None
         ordered = [in_order(values, self._keys, of="a step") for values in steps]
         rows = torch.stack([value for values in ordered for value in values.values()]).float()
-        self._ring.index_copy_(0, self._place + self._aheads[: len(steps)], rows.view(len(steps), -1))
-        self._place.add_(len(steps)).remainder_(len(self._rows))
+        self._ring.index_copy_(0, self._next_row + self._offsets[: len(steps)], rows.view(len(steps), -1))
+        self._next_row.add_(len(steps)).remainder_(len(self._rows))
 
     def wrote(self, num_steps: int) -> None:
-        """Counts what the device has written, or will have, by itself. Raises what the background met, at a pull."""
+        """Count rows that were queued to be written. Raises errors of the background thread, at a pull."""
         self._filled += num_steps
         self.step += num_steps
         if self._filled % self._half == 0:
@@ -146,37 +149,40 @@ class MetricBuffer:
 
     @property
     def seen_until(self) -> float:
-        """When the last step of the last window was over, by time.perf_counter; for who has waited for that window."""
+        """When the last window's last step was over, by time.perf_counter, after waiting for that window."""
         return self._seen[0]
 
     def note(self, name: str, value: float, *, ahead: int = 0) -> None:
-        """Keeps a host number for the step to come, or for one `ahead` of it; it travels with the next window."""
+        """Keep a host number for the next step, or one `ahead` steps later; it is delivered with the next window."""
         self._notes.setdefault(name, []).append((self.step + 1 + ahead, value))
 
     def state(self) -> dict[str, Any]:
-        """What has been written and not pulled yet, for a checkpoint. Waits for the device once it is copied."""
+        """The rows that are not pulled yet, for a checkpoint. Copying them waits for the device."""
         begin = self._pulled % max(1, len(self._rows))
         rows = self._over_all(self._ring[begin : begin + self._filled - self._pulled])
         notes = {name: list(points) for name, points in self._notes.items()}
         return {"names": list(self._names), "rows": rows, "notes": notes}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Goes on with the rows and notes of a checkpoint; before the first write()."""
+        """Continue with the rows and notes of a checkpoint, before the first write()."""
         split_names = [name.removeprefix("train/") for name in state["names"]]
         if split_names:
             rows = state["rows"]
-            # of a part before that pulled less often: they are of one half, and wait for its end
+            # an earlier part with a longer window: they fill one half
             self._half = max(self._half, -(-(len(rows) + 1) // self._every) * self._every)
             self._allocate(dict.fromkeys(split_names, torch.zeros(rows.shape[2:])))
-            self._ring[: len(rows)].copy_(rows)  # of one process they are the mean already, so that each has them
+            self._ring[: len(rows)].copy_(rows)  # the mean over processes already
             self._filled = len(rows)
         self._notes = {name: [(step, value) for step, value in points] for name, points in state["notes"].items()}
 
     def pull(self, *, is_end: bool = True) -> None:
-        """Starts the copy of what has been written since the last pull and returns; a background thread waits for it.
+        """Start the copy of the rows since the last pull, and return; the background thread waits for it.
 
-        is_end: whether the last steps make a point though they are fewer than `every`; else they stay for state().
-        Raises: NotFiniteError, or what the sink raised, once the background has met it.
+        Args:
+            is_end: Whether fewer than `every` last steps make a point; else they stay for state().
+
+        Raises:
+            NotFiniteError: Of an earlier window; also errors of the sink.
         """
         num_steps = self._filled - self._pulled
         left = 0 if is_end else num_steps % self._every
@@ -186,20 +192,20 @@ class MetricBuffer:
             return
         start = self._pulled % len(self._rows)
         half = start // self._half
-        rows = self._ring[start : start + num_steps]  # never across a half: write() pulls at its end
+        rows = self._ring[start : start + num_steps]  # never across a half: wrote() pulls at its end
         host, copied = self._copy(rows)
         self._copied[half] = copied
         self._pulled += num_steps
         self.pulls += 1
-        # a part of a half, at the end of the run: begin the next half afresh
+        # a part of a half, at the end: skip the rest of it
         if self._filled % self._half and not left:
             self._filled = self._pulled = (self._filled // self._half + 1) * self._half
-            if self._place is not None:
-                self._place.fill_(self._filled % len(self._rows))
+            if self._next_row is not None:
+                self._next_row.fill_(self._filled % len(self._rows))
         self._wait_for_copy_out_of(1 - half)
-        notes, self._notes = self._notes, {}
-        last_step, pulled = self.step - left, (time.perf_counter(), time.time())
-        self._background.do(lambda: self._deliver(host, copied, num_steps, left, last_step, notes, pulled))
+        pull = _Pull(host, copied, num_steps, left, self.step - left, self._notes, (time.perf_counter(), time.time()))
+        self._notes = {}
+        self._background.do(lambda: self._deliver(pull))
 
     def _allocate(self, values: Mapping[str, Tensor]) -> None:
         self._keys = tuple(values)
@@ -232,42 +238,46 @@ class MetricBuffer:
         return rows if self._mean is None or not len(rows) else self._mean(rows)
 
     def _wait_for_copy_out_of(self, half: int) -> None:
-        """Before a half is written again its copy must be over. The host waits for it too, asleep: replays of graphs are
-        queued by the thousand, and a stop or a checkpoint must not come minutes before the device is there."""
+        """Wait, asleep, until a half may be written again. So the host is never more than two windows ahead of the device."""
         copied = self._copied[half]
         if copied is not None:
             copied.synchronize()
 
-    def _deliver(
-        self,
-        host: Tensor,
-        copied: torch.Event | None,
-        num_steps: int,
-        left: int,
-        last_step: int,
-        notes: dict[str, list[tuple[int, float]]],
-        pulled: tuple[float, float],
-    ) -> None:
-        # the disk may have kept this thread: what was over when it was pulled is not late
-        (before, clock_before), (now, clock) = self._seen, pulled
-        if copied is not None and (now <= before or not copied.query()):
-            copied.synchronize()
+    def _deliver(self, pull: _Pull) -> None:
+        # this thread may be late because of the disk: a copy that is over now ended when it was pulled
+        (before, clock_before), (now, clock) = self._seen, pull.time
+        if pull.copied is not None and (now <= before or not pull.copied.query()):
+            pull.copied.synchronize()
             now, clock = time.perf_counter(), time.time()
-        part = num_steps / (num_steps + left)  # the time of the steps that are left is the next window's
+        num_steps = pull.num_steps
+        part = num_steps / (num_steps + pull.num_left)  # the remaining steps' time belongs to the next window
         now, clock = before + (now - before) * part, clock_before + (clock - clock_before) * part
         self._seen = now, clock
-        values = host.numpy()
+        values = pull.host.numpy()
         ends = np.minimum(np.arange(1, len(values) + 1) * self._every, num_steps)
         times_ms = ((clock_before + (clock - clock_before) * ends / num_steps) * 1000).astype(np.int64)
-        steps = last_step - num_steps + ends
+        steps = pull.last_step - num_steps + ends
         self.points += values.size
-        window = Window(self._names, steps, values, times_ms, now - before, num_steps, notes)
+        window = Window(self._names, steps, values, times_ms, now - before, num_steps, pull.notes)
         self._sink(window)
         check_finite(window, self._watch)
 
 
+@dataclass(frozen=True)
+class _Pull:
+    """A copy on its way to the host. num_left: steps after last_step that are no point yet. time: when it began, by two clocks."""
+
+    host: Tensor
+    copied: torch.Event | None
+    num_steps: int
+    num_left: int
+    last_step: int
+    notes: dict[str, list[tuple[int, float]]]
+    time: tuple[float, float]
+
+
 def in_order(values: Mapping[str, Tensor], names: Sequence[str], *, of: str) -> Mapping[str, Tensor]:
-    """The values in the order of the first ones. Raises: RunnerError for other names: nobody could tell whose a number is."""
+    """The values in the order of `names`. Raises: RunnerError if the names differ."""
     if tuple(values) == tuple(names):
         return values
     if values.keys() != set(names):
@@ -278,13 +288,13 @@ def in_order(values: Mapping[str, Tensor], names: Sequence[str], *, of: str) -> 
 
 
 def check_finite(window: Window, name: str = WATCHED) -> None:
-    """Raises: NotFiniteError for the first value of that name that is not finite."""
+    """Raise NotFiniteError for the first value of that name that is not finite."""
     if name in window.names:
         _check(name, window.values[:, window.names.index(name)], window.steps)
 
 
 def check_unread(state: Mapping[str, Any], *, step: int, name: str = WATCHED) -> None:
-    """The same for what state() gave after a step: rows that nobody has pulled. Waits for the device that they lie on."""
+    """The same for state(), the rows that are not pulled yet. Waits for the device."""
     if name in state["names"]:
         values = state["rows"][:, state["names"].index(name)].detach().cpu().numpy()
         _check(name, values, range(step - len(values) + 1, step + 1))

@@ -1,4 +1,4 @@
-"""Defines what a training tells while it lasts, and whom: experiment/session.py, or nobody in the processes beside the first."""
+"""Who receives a training's values and messages: experiment/session.py, or nothing in processes other than the first."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
-from runner.training.hook_values import Shown
+from runner.training.hooks import Shown
 from runner.training.metric_buffer import Window
 
 
@@ -16,32 +16,32 @@ class Trial(Protocol):
     metric: str
 
     def gives_up(self, value: float, epoch: int) -> bool:
-        """Takes the metric's value at an epoch's end; True when it is not worth going on."""
+        """Take the metric's value of an epoch; True if the search ends this trial."""
         ...
 
 
 class Observer(Protocol):
-    """Receives values and messages. window(), values(), shown(), epoch() and settle() are called in the background thread."""
+    """Receives values and messages. The background thread calls window(), values(), shown(), epoch() and settle()."""
 
     @property
     def trial(self) -> Trial | None:
-        """None: no search asks whether the run goes on."""
+        """None: the run is not part of a search."""
         ...
 
     def window(self, window: Window) -> None:
-        """The training's rows since the last window."""
+        """Receive the training's rows since the last window."""
         ...
 
     def values(self, values: Mapping[str, float], *, step: int, time_ms: int) -> None:
-        """The values of a whole split."""
+        """Receive the values of a whole split, or of hooks."""
         ...
 
     def shown(self, shown: Shown, *, step: int, time_ms: int) -> None:
-        """Images and tables of hooks."""
+        """Receive images and tables of hooks."""
         ...
 
     def settle(self) -> None:
-        """Brings to the disk what it was told."""
+        """Write what was received to the disk."""
         ...
 
     def means(self) -> dict[str, float]:
@@ -49,20 +49,20 @@ class Observer(Protocol):
         ...
 
     def epoch(self, epoch: int, step: int, values: Mapping[str, float], *, is_best: bool) -> None:
-        """Show an epoch's values, after the window of its last step. is_best: whether they are the best so far."""
+        """Show an epoch's values, after the window of its last step."""
         ...
 
     def progress(self, *, num_steps: int, num_epochs: int) -> AbstractContextManager[None]:
-        """Shows how far the training is, while it lasts."""
+        """Show the training's progress in the block."""
         ...
 
     def say(self, text: str) -> None:
-        """One line, for who looks on."""
+        """Print a line."""
         ...
 
 
 class SilentObserver:
-    """Of the processes beside the first one, which tells what all have measured."""
+    """Shows and stores nothing."""
 
     trial = None
 

@@ -1,9 +1,10 @@
-"""What is trained and what with, built and placed: experiment/build.py makes it, everything that trains takes it."""
+"""The parts of a training, built and on the device: made by experiment/build.py, used by everything that trains."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -19,26 +20,34 @@ from runner.training.optimizer import AveragedWeights
 from runner.training.progress import Best
 from runner.training.schedule import Schedule
 from runner.training.stopping import Limits
-from runner.training.view import Hook
 
 if TYPE_CHECKING:
     from runner.distributed.sharding import Shards  # it imports for a second
 
 
 @dataclass(frozen=True)
+class Hook:
+    """A function of train.hooks, called with a hooks.View, and its arguments."""
+
+    name: str
+    call: Callable[[Any], Any]
+    at: tuple[str, ...] = ("epoch",)
+
+
+@dataclass(frozen=True)
 class Parts:
-    """What the loop works with. Everything is on `device`."""
+    """What a training works with. Everything is on `device`. The texts are for the run's lines."""
 
     device: torch.device
     source: Source
     splits: Splits
-    residency: str  # where the data lies and why, in words
+    residency: str  # text: where the data is and why
     train: Batches
     val: Batches | None
     test: Batches | None
     model: nn.Module
-    weights: str  # what it starts from, in words; empty: drawn from the seed
-    layout: str  # how its weights lie in memory, in words; empty: as torch makes them
+    weights: str  # text: of which checkpoint; empty: drawn from the seed
+    layout: str  # text: the memory format; empty: torch's default
     task: Task
     card: Card
     optimizer: Optimizer
@@ -48,12 +57,12 @@ class Parts:
     limits: Limits
     best: Best
     hooks: tuple[Hook, ...] = ()
-    shards: Shards | None = None  # of a model that lies in parts, one with each of several processes
-    threads: str = ""  # that compute on the CPU, in words, where the work decides it
+    shards: Shards | None = None  # of a model that is split across processes
+    threads: str = ""  # text: CPU threads, if the amount of work decides their number
 
     @property
     def kept_model(self) -> nn.Module:
-        """The model that is evaluated and kept: the averaged weights, where there are any."""
+        """The model that is evaluated and saved: the averaged weights, if there are any."""
         return self.average.model if self.average else self.model
 
     @property

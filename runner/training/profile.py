@@ -43,12 +43,8 @@ class Profiled:
         self._profiler: profile | None = None
         self._is_over = False
 
-    @property
-    def steps_per_epoch(self) -> int:
-        return self._epochs.steps_per_epoch
-
-    def steps(self, epoch: int, *, first_step: int = 0) -> Iterator[int]:
-        steps = self._epochs.steps(epoch, first_step=first_step)
+    def epoch(self, number: int, *, first_step: int = 0) -> Iterator[int]:
+        steps = self._epochs.epoch(number, first_step=first_step)
         while True:
             if self._profiler is None and not self._is_over and self._taken >= self._wait:
                 self._begin()

@@ -1,17 +1,56 @@
-"""What came of a training, however it ended: filled in by fit(), read by whoever tells of the run."""
+"""The result of a training, and how an error becomes its status and message. For fit.py and the session."""
 
 from __future__ import annotations
 
+import errno
+import logging
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import FrameType
 
+import torch
+from torch import Tensor, nn
+
+from runner.device.placement import tensors
+from runner.errors import (
+    NO_MOVES,
+    DeletedError,
+    RunnerError,
+    in_words,
+    is_full_disk,
+    moves_itself,
+    on_a_line,
+    traceback_of,
+    without_password,
+)
+from runner.inspection import call_site
+from runner.inspection.device_mismatch import PlacementError
 from runner.inspection.findings import Finding
+from runner.inspection.in_place import find_change
+from runner.training.evaluate import Evaluation
+from runner.training.metric_buffer import NotFiniteError
 from runner.training.progress import Best
 from runner.training.step.clock import StepTimes
+
+log = logging.getLogger("runner")
 
 
 @dataclass
 class Result:
-    """status: finished, pruned, killed or failed. ending: what ended the training (loop.train), or what of the machine did."""
+    """How a training ended, and what it reached.
+
+    Attributes:
+        status: finished, pruned, killed or failed.
+        ending: Why the training ended (loop.Loop), or the machine's problem: out_of_memory, disk_full, ...
+        steps: The time of this part's steps; None if no step was timed.
+        other_seconds: The time of this part that wasn't spent on steps, by name.
+        times: How often something was done, by name.
+        peak_memory: At the end, see backends.peak_memory(); None if the end was not reached.
+    """
 
     best: Best
     status: str = "failed"
@@ -20,14 +59,102 @@ class Result:
     num_steps: int = 0
     num_epochs: int = 0
     num_samples: int = 0
-    num_processes: int = 1  # that trained it together
+    num_processes: int = 1
     seconds: dict[str, float] = field(default_factory=lambda: {"train": 0.0, "evaluate": 0.0})
-    #: of this part of the run: what its steps took, and what went on beside them, by name
     steps: StepTimes | None = None
-    beside: dict[str, float] = field(default_factory=dict)
-    times: dict[str, int] = field(default_factory=dict)  # that some of it was done
+    other_seconds: dict[str, float] = field(default_factory=dict)
+    times: dict[str, int] = field(default_factory=dict)
     pulls: int = 0  # of metrics from the device
-    peak_memory: tuple[int, str] | None = (
-        None  # at the end of fit(), see backends.peak_memory(); None: it was not reached
-    )
-    findings: list[Finding] = field(default_factory=list)  # of the guard
+    peak_memory: tuple[int, str] | None = None
+    findings: list[Finding] = field(default_factory=list)
+
+
+def fail(result: Result, error: BaseException) -> None:
+    """Make an error the result's status and message. Raises: what is not an Exception."""
+    if isinstance(error, KeyboardInterrupt):
+        result.status, result.error = "killed", "interrupted"
+        return
+    result.status = "failed"
+    if isinstance(error, NotFiniteError):
+        result.ending = "not_finite"
+        result.error = f"{error}; try a smaller optimizer.lr, train.clip_grad_norm=1, or look at the data of that step"
+        return
+    if isinstance(error, RunnerError):  # found late: at the first step
+        result.error = on_a_line(error)
+        log.error("the run failed: %s", result.error)
+        return
+    if isinstance(error, PlacementError):
+        result.error = without_password(str(error))
+        log.error("tensors on two devices met\n%s", traceback_of(error))
+        return
+    if is_full_disk(error):
+        result.ending = "disk_full"
+        result.error = f"the disk is full ({error}); what was saved before is there: make room and resume"
+        return
+    if isinstance(error, DeletedError):
+        result.ending, result.error = "deleted", str(error)
+        return
+    result.error = without_password(words_of(error))
+    log.error("the run failed\n%s", traceback_of(error))
+    if not isinstance(error, Exception | SystemExit):
+        raise error  # SystemExit comes from user code; a request to stop is a signal
+
+
+def words_of(error: BaseException) -> str:
+    """The error, the last line of your code that it passed through, the layer, and a fix if one is known.
+
+    Lines of the runner and of torch are only in the log.
+    """
+    stack = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__)][::-1]
+    own = next(((frame, line) for frame, line in stack if call_site.is_own(frame.f_code.co_filename)), None)
+    if "modified by an inplace operation" in str(error) and (words := _in_place(error, [frame for frame, _ in stack])):
+        return words
+    layer = call_site.module([frame for frame, _ in stack]).removeprefix("Prepared.")
+    line = f"{Path(own[0].f_code.co_filename).name}:{own[1]}" if own else ""
+    place = " in ".join(filter(None, (line, layer)))
+    fix = _fix(error, [frame for frame, _ in stack])
+    return f"{in_words(error)}{f' ({place})' if place else ''}{f'; {fix}' if fix else ''}"
+
+
+def _in_place(error: BaseException, stack: Sequence[FrameType]) -> str:
+    for frame in stack:  # of train_step.make_step()
+        if frame.f_code.co_name != "forward_backward" or torch.distributed.is_initialized():
+            continue
+        predict, batch = frame.f_locals["predict"], frame.f_locals["batch"]
+        device = next((tensor.device for tensor in tensors(batch)), torch.device("cpu"))
+        with suppress(Exception):  # the step failed once already
+            if change := find_change(partial(predict, batch), device, error):
+                problem = (
+                    f"{change.line} changes a tensor in place ({change.name}), and the gradient needs its old values"
+                )
+                made = f"{change.made_by} at {change.made_at} made it"
+                return f"{problem}: {made}; help: make a new tensor at {change.line}, e.g., `x = x + 1` instead of `x += 1`"
+    return ""
+
+
+def _fix(error: BaseException, stack: Sequence[FrameType]) -> str:
+    text = str(error)
+    if moves_itself(error):
+        return f"help: {NO_MOVES}"
+    if isinstance(error, OSError) and error.errno == errno.EMFILE:
+        return "help: run `ulimit -n 4096` before the command, or use `data.num_workers=0`"
+    if "does not require grad" in text and any(frame.f_code is Evaluation.measure.__code__ for frame in stack):
+        problem = "validation and test run under torch.no_grad(), and this task needs gradients"
+        return f"{problem}; help: put `with torch.enable_grad():` around `torch.autograd.grad(...)` in the task"
+    if "does not require grad" in text and isinstance(error, RuntimeError):
+        problem = (
+            "nothing connects the loss with the weights: .detach(), .numpy(), .item() or torch.no_grad() cuts it off"
+        )
+        return f"{problem}; help: use torch operations from the first layer to the loss"
+    if isinstance(error, NotImplementedError) and "for the MPS device" in text:
+        return "help: run `export PYTORCH_ENABLE_MPS_FALLBACK=1` before the command, so that the CPU computes it, or use another operation"
+    if "Can't call numpy()" in text:
+        return "numpy knows no gradients, and .detach() would train nothing before it; help: use the torch operation of that name"
+    if isinstance(error, IndexError) and "index out of range in self" in text:
+        for frame in stack:
+            layer, ids = frame.f_locals.get("self"), frame.f_locals.get("input")
+            if isinstance(layer, nn.Embedding) and isinstance(ids, Tensor) and ids.device.type == "cpu" and ids.numel():
+                rows, low, high = layer.num_embeddings, int(ids.min()), int(ids.max())
+                problem = f"its ids go from {low:,} to {high:,}, and this nn.Embedding has {rows:,} rows"
+                return f"{problem}; help: use a vocabulary of {high + 1:,} or more, e.g., `'${{facts.vocab_size}}'`"
+    return ""

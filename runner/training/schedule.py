@@ -67,7 +67,7 @@ class StepSchedule(Schedule):
 
 
 class MetricSchedule(Schedule):
-    """Advances after each evaluation, by the value that the run is judged by."""
+    """Advances after each evaluation, by its metric."""
 
     scheduler: LRScheduler
     follows_metric = True

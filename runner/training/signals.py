@@ -1,7 +1,6 @@
-"""Turns a signal (Ctrl-C, SIGTERM, ...) into a Stop that the loop looks at after its steps, and ends the process if need be.
+"""Turns a signal (Ctrl-C, SIGTERM, ...) into a Stop, which the loop checks after steps. For runs, other ranks and sweeps.
 
-Where the caller says how to end it, a thread does so after a second Ctrl-C or the time of grace. For runs, the processes
-beside their first, and sweeps.
+A thread ends the process after a second Ctrl-C or the grace period, if the caller passes a function that does so.
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-#: SIGUSR1 is what Slurm is asked to send some time before the end (--signal=USR1@60), SIGHUP a terminal that is lost
+#: Slurm sends SIGUSR1 some time before the end (--signal=USR1@60), a closed terminal SIGHUP
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP") if hasattr(signal, name))
 CLOSED = b"\0"
-_listening: Stop | None = None  # what signals are told to now
-_open: set[int] = set()  # the sockets that signals are told through
+_listening: Stop | None = None  # receives the signals
+_open: set[int] = set()  # the sockets that signals are written to
 
 
 class StoppedError(Exception):
-    """Something that is done in one piece (a split that is measured) was left because somebody asked the run to end."""
+    """An evaluation was interrupted by a signal."""
 
 
 class Stop:
-    """Whether somebody asked this run to end, and by which signal (None: nobody did)."""
+    """The signal that asks this run to end; None: no signal."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
@@ -39,18 +38,18 @@ class Stop:
 
     @property
     def exit_code(self) -> int:
-        """130 for Ctrl-C, 143 for SIGTERM and what announces or means one; 0 when nobody asked."""
+        """130 for Ctrl-C, 143 for the other signals, 0 without one."""
         if self.signal is None:
             return 0
         return 128 + (signal.SIGINT if self.signal == signal.SIGINT else signal.SIGTERM)
 
     @property
     def seconds_left(self) -> float:
-        """Until the process must be gone; infinite while nobody asked."""
+        """Until the process must have ended; infinite without a signal."""
         return max(0.0, self.deadline - time.monotonic())
 
-    def while_not_asked(self, items: Iterable[T]) -> Iterator[T]:
-        """The items. Raises: StoppedError instead of the next one, once somebody asked."""
+    def until_stopped(self, items: Iterable[T]) -> Iterator[T]:
+        """The items. Raises: StoppedError instead of the next one, after a signal."""
         for item in items:
             if self.signal is not None:
                 raise StoppedError
@@ -59,13 +58,14 @@ class Stop:
 
 @contextmanager
 def listening(*, grace_seconds: float = math.inf, end_now: Callable[[Stop, str], Any] | None = None) -> Iterator[Stop]:
-    """Turns SIGINT, SIGTERM, SIGUSR1 and SIGHUP (but for nohup's runs) into a Stop while it lasts.
+    """Turn SIGINT, SIGTERM, SIGUSR1 and SIGHUP (except under nohup) into a Stop in the block.
 
-    end_now: ends the process, and does not return; called with the reason in a thread of its own, after a second Ctrl-C
-        and `grace_seconds` after the first signal, even where the main thread hangs in the device's driver. None, where
-        the process is not ours to end (a notebook): a second Ctrl-C is a KeyboardInterrupt, and there is no deadline.
-    Outside the main thread (a notebook's worker) Python takes no handlers: then nothing is caught, and Stop stays silent.
-    Within another one that listens it gives that one's Stop: several runs in one process hear the same.
+    Outside the main thread Python allows no handlers, and nothing is caught. A nested call yields the outer Stop.
+
+    Args:
+        end_now: Ends the process and doesn't return. A second thread calls it with the reason after a second Ctrl-C, and
+            `grace_seconds` after the first signal, even if the main thread hangs in a driver. None (a notebook): a
+            second Ctrl-C is a KeyboardInterrupt, and there is no deadline.
     """
     global _listening
     if _listening is not None:
@@ -91,8 +91,8 @@ def listening(*, grace_seconds: float = math.inf, end_now: Callable[[Stop, str],
 
 
 @contextmanager
-def heard() -> Iterator[list[signal.Signals]]:
-    """The signals that come while it lasts, in their order, in the place of what they would do."""
+def collected() -> Iterator[list[signal.Signals]]:
+    """Collect the signals of the block in order, instead of their effect."""
     found: list[signal.Signals] = []
     with _handled(lambda number, _: found.append(signal.Signals(number))):
         yield found
@@ -136,16 +136,16 @@ def _watch(reader: socket.socket, stop: Stop, grace_seconds: float, end_now: Cal
     while True:
         reader.settimeout(None if stop.deadline == math.inf else max(stop.seconds_left, 0.001))
         try:
-            heard = reader.recv(64)
+            received = reader.recv(64)
         except TimeoutError:
             end_now(stop, f"it had not ended {grace_seconds:g} s after {_name(stop)} (train.grace_seconds)")
-        for number in heard:
+        for number in received:
             if number == signal.SIGINT and stop.deadline < math.inf:
                 end_now(stop, "by a second Ctrl-C")
             if number in SIGNALS and stop.deadline == math.inf:
                 stop.signal = stop.signal or signal.Signals(number)
                 stop.deadline = time.monotonic() + grace_seconds
-        if CLOSED in heard:
+        if CLOSED in received:
             return
 
 
@@ -155,7 +155,7 @@ def _name(stop: Stop) -> str:
 
 def _forget_in_a_fork() -> None:
     global _listening
-    _listening = None  # it listens for itself
+    _listening = None
     if _open:
         signal.set_wakeup_fd(-1)
 

@@ -1,4 +1,4 @@
-"""Gathers all that a run goes on from (weights, optimizer, schedule, generators, progress, unread metrics), and puts it back.
+"""Collects the complete state of a run (weights, optimizer, schedule, generators, progress, unread metrics), and restores it.
 
 For fit.py; checkpoint.py writes it to files. All processes of a run make the same calls.
 """
@@ -19,8 +19,7 @@ from runner.device import backends
 from runner.distributed.group import Ranks
 from runner.errors import Problem, RunnerError, first_line
 from runner.training.background import Background
-from runner.training.checkpoint import CheckpointWriter
-from runner.training.kept import Keeping
+from runner.training.checkpoint import CheckpointWriter, Keeping
 from runner.training.metric_buffer import Rows, check_unread
 from runner.training.parts import Parts
 from runner.training.progress import Progress
@@ -28,12 +27,17 @@ from runner.training.schedule import StepSchedule
 
 T = TypeVar("T")
 
-#: what of a checkpoint are counts
+#: the counts in a checkpoint
 NUMBERS = ("step", "epoch", "measured", "epochs_without_best", "num_pieces")
 
 
 class Checkpoints:
-    """What a run goes on from, and where it is kept while it lasts. All processes of a run make the same calls."""
+    """A run's checkpoints.
+
+    Args:
+        experiment: config.identity.chosen(), by which a checkpoint of another experiment is refused.
+        keep: train.keep_checkpoints: which evaluated steps keep their checkpoint.
+    """
 
     def __init__(
         self,
@@ -45,14 +49,10 @@ class Checkpoints:
         experiment: Mapping[str, Any],
         keep: str | None = None,
     ) -> None:
-        """experiment: what config.identity.chosen() gives of the configuration, by which a checkpoint is known.
-
-        keep: train.keep_checkpoints, which of the measured steps have one that stays.
-        """
         self._parts, self._ranks, self._experiment = parts, ranks, experiment
         best = parts.best
         self._keeps_measured = keep is not None
-        self._keeper = CheckpointWriter(
+        self._writer = CheckpointWriter(
             folder / "checkpoints",
             background,
             writes=ranks.is_first,
@@ -62,18 +62,19 @@ class Checkpoints:
         )
 
     def restore(self, buffer: Rows) -> Progress:
-        """The beginning, or where the folder's last checkpoint says: all parts are put there, to the bit.
+        """Restore the last checkpoint, bitwise identical, or begin; returns the progress.
 
-        Raises: RunnerError for a checkpoint of another experiment.
+        Raises:
+            RunnerError: For a checkpoint of another experiment, or of another program.
         """
         progress = Progress(best=self._parts.best)
-        state = self._keeper.last()
+        state = self._writer.last()
         if state is None:
             return progress
         _check_experiment(state.get("experiment"), self._experiment)
         try:
-            _put_back(state, self._parts, progress, self._keeper, buffer)
-            _draw_on(state, self._parts, self._ranks)
+            _restore(state, self._parts, progress, self._writer, buffer)
+            _restore_generators(state, self._parts, self._ranks)
         except Exception as error:  # a checkpoint may come from elsewhere, and hold anything
             problem = f"it is not of this model and optimizer, or no run wrote it: {type(error).__name__}: {first_line(error)}"
             fix = "the run in a new folder, or the checkpoint that its own run wrote"
@@ -82,17 +83,17 @@ class Checkpoints:
 
     @property
     def notes(self) -> list[str]:
-        """What was wrong with a file when it was read, and what was taken instead."""
-        return self._keeper.notes
+        """Problems of files that were read, and which files were used instead."""
+        return self._writer.notes
 
     def keep_best(self, progress: Progress) -> None:
-        """Takes the weights as the best so far; written in the background."""
-        self._keeper.keep("best", best_state(self._parts, progress))
+        """Take the weights as the best so far. The background thread writes them."""
+        self._writer.keep("best", best_state(self._parts, progress))
 
     def keep_last(
         self, progress: Progress, buffer: Rows, *, seconds: float, measured: Mapping[str, float] | None = None
     ) -> None:
-        """Takes everything that a run goes on from; waits for the device, and is written in the background.
+        """Take the complete state. The background thread writes it.
 
         measured: the values of a step whose checkpoint stays.
         """
@@ -103,32 +104,32 @@ class Checkpoints:
         if measured is not None:
             entry = {"step": progress.step, "epoch": progress.epoch, "metrics": dict(measured)}
         state |= {"seconds": seconds, "experiment": dict(self._experiment)}
-        self._keeper.keep("last", state, entry=entry)
+        self._writer.keep("last", state, entry=entry)
 
     def keep_measured(self, progress: Progress, buffer: Rows, *, seconds: float, measured: Mapping[str, float]) -> None:
-        """The same for a step that has been measured, where those are kept."""
+        """The same for an evaluated step, if those are kept."""
         if self._keeps_measured:
             self.keep_last(progress, buffer, seconds=seconds, measured=measured)
 
     def use_best(self, progress: Progress) -> None:
-        """Puts the best weights back; without a validation split the last ones are the best there are."""
+        """Restore the best weights; without a validation split the last ones."""
         if progress.best.value is None:
             progress.best.step = progress.step
             self.keep_best(progress)
-        best = self._keeper.newest("best")
+        best = self._writer.newest("best")
         assert best is not None
-        put_back_best(self._parts, best)
+        restore_best(self._parts, best)
 
 
 def best_state(parts: Parts, progress: Progress) -> dict[str, Any]:
-    """The weights that are kept, and what they reached."""
+    """The weights that are saved, and their value."""
     best = progress.best
     model = _whole(parts, parts.kept_model.state_dict())
     return {"model": model, "step": best.step, "metric": best.metric, "value": best.value}
 
 
-def put_back_best(parts: Parts, state: dict[str, Any]) -> None:
-    """The kept weights as best_state() gave them."""
+def restore_best(parts: Parts, state: dict[str, Any]) -> None:
+    """Restore what best_state() returned."""
     _load_model(parts, parts.kept_model, state["model"])
 
 
@@ -144,7 +145,7 @@ def _load_model(parts: Parts, model: nn.Module, state: dict[str, Any]) -> None:
 
 
 def full_state(parts: Parts, progress: Progress, buffer: Rows, ranks: Ranks) -> dict[str, Any]:
-    """Everything that a run goes on from; all of its processes take part, and the first one has it whole."""
+    """The complete state of a run, in the first process; all processes take part."""
     best = progress.best
     generators = ranks.gather(backends.generator_states(parts.device))
     return {
@@ -171,7 +172,7 @@ def full_state(parts: Parts, progress: Progress, buffer: Rows, ranks: Ranks) -> 
 
 
 def _check_losses(state: Mapping[str, Any]) -> None:
-    """Raises: NotFiniteError for weights after a loss that is not finite; of rows that were pulled the buffer has told."""
+    """Raise NotFiniteError for weights after a loss that is not finite. The buffer checks the rows that are pulled."""
     if "rows" in state:
         check_unread(state["rows"], step=state["step"])
 
@@ -190,28 +191,28 @@ def _check_experiment(before: Any, now: Mapping[str, Any]) -> None:
         raise RunnerError(*problems)
 
 
-def _put_back(state: dict[str, Any], parts: Parts, progress: Progress, keeper: CheckpointWriter, buffer: Rows) -> None:
+def _restore(state: dict[str, Any], parts: Parts, progress: Progress, writer: CheckpointWriter, buffer: Rows) -> None:
     if not all(type(state[key]) is int and state[key] >= 0 for key in NUMBERS):
-        raise ValueError("its steps and epochs are no numbers")
-    _put_parts_back(state, parts)
+        raise ValueError("its steps and epochs are not counts")
+    _restore_parts(state, parts)
     if state.get("loader") is not None and isinstance(parts.train, Served):
         parts.train.load_state(state["loader"])
     buffer.step = progress.step = state["step"]
     buffer.load_state(state["rows"])
     progress.epoch, progress.measured = state["epoch"], state["measured"]
     progress.epochs_without_best, progress.num_pieces = state["epochs_without_best"], state["num_pieces"]
-    progress.num_together = int(state.get("num_together", 0))  # unknown to checkpoints from before
+    progress.num_together = int(state.get("num_together", 0))  # missing in old checkpoints
     progress.rate, progress.seconds = state["rate"], state["seconds"]
-    best = keeper.newest("best")
+    best = writer.newest("best")
     if best is None and state["best"]["value"] is not None:
-        keeper.notes.append(f"best.pt of step {state['best']['step']} is missing: the best is looked for anew")
+        writer.notes.append(f"best.pt of step {state['best']['step']} is missing: the next evaluation sets a new best")
     elif best is not None and state["best"]["value"] is not None:
-        # of a torn file the one before it, which is less good
+        # if best.pt was damaged, its predecessor
         best = best if best["step"] < state["best"]["step"] else state["best"]
         progress.best.value, progress.best.step = best["value"], best["step"]
 
 
-def _put_parts_back(state: dict[str, Any], parts: Parts) -> None:
+def _restore_parts(state: dict[str, Any], parts: Parts) -> None:
     _load_model(parts, parts.model, state["model"])
     begun = [
         {name: value for name, value in group.items() if name != "params"} for group in parts.optimizer.param_groups
@@ -232,7 +233,7 @@ def _put_parts_back(state: dict[str, Any], parts: Parts) -> None:
         _load_model(parts, parts.average.model, state["average"])
 
 
-def _draw_on(state: dict[str, Any], parts: Parts, ranks: Ranks) -> None:
+def _restore_generators(state: dict[str, Any], parts: Parts, ranks: Ranks) -> None:
     generators = [state["generators"], *state.get("generators_of_others", [])]
     if ranks.rank < len(generators):
         backends.set_generator_states(generators[ranks.rank], parts.device)

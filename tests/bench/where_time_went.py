@@ -181,7 +181,7 @@ def switch(repeats: int, folder: Path) -> None:
 
 
 def _comparison() -> float:
-    bare = SimpleNamespace(steps=lambda epoch, first_step=0: repeat(1, SWITCH_STEPS))
+    bare = SimpleNamespace(epoch=lambda number, first_step=0: repeat(1, SWITCH_STEPS))
     limits = Limits(num_epochs=1, num_steps=SWITCH_STEPS)
     clock = StepClock(1, first=0, limits=limits, device=torch.device("cpu"))
     clock.due, clock.opens = SWITCH_STEPS, lambda: False  # type: ignore[method-assign]
@@ -192,7 +192,7 @@ def _comparison() -> float:
     seconds: list[list[float]] = [[], []]
     for number in range(20):
         began = time.perf_counter()
-        for _ in (bare, with_clock)[number % 2].steps(0):
+        for _ in (bare, with_clock)[number % 2].epoch(0):
             pass
         seconds[number % 2].append(time.perf_counter() - began)
     return float(min(seconds[1]) - min(seconds[0])) / SWITCH_STEPS

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from runner.tracking.journal_reader import read_points
-from runner.training import kept
-from runner.training.checkpoint import load
+from runner.training.checkpoint import load, read_kept
 
 WORDS = (
     "model=mlp",
@@ -34,8 +33,8 @@ def test_each_that_stays_comes_to_what_the_run_measured_with_it(run, folder):
     points = dict(read_points(folder)["val/loss"])
     assert sorted(points) == [5, 10, 15, 20, 24]
     best = sorted(points, key=points.__getitem__)[:2]
-    assert [entry["step"] for entry in kept.read(folder / "checkpoints")] == sorted(best)
-    for entry in kept.read(folder / "checkpoints"):
+    assert [entry["step"] for entry in read_kept(folder / "checkpoints")] == sorted(best)
+    for entry in read_kept(folder / "checkpoints"):
         code, out, _ = run("evaluate", str(folder / "checkpoints" / entry["file"]), "--json", "device=cpu")
         found = json.loads(out)
         assert code == 0 and found["step"] == entry["step"]
@@ -46,7 +45,7 @@ def test_each_that_stays_comes_to_what_the_run_measured_with_it(run, folder):
 
 
 def test_it_is_exported_and_started_from(run, folder):
-    file = folder / "checkpoints" / kept.read(folder / "checkpoints")[0]["file"]
+    file = folder / "checkpoints" / read_kept(folder / "checkpoints")[0]["file"]
     assert run("export", str(file), "--format", "safetensors", "--output", "model.safetensors")[0] == 0
     from safetensors.torch import load_file
 
@@ -57,7 +56,7 @@ def test_it_is_exported_and_started_from(run, folder):
 
 
 def test_one_that_is_not_there_is_named_with_those_that_are(run, folder):
-    (first, _) = kept.read(folder / "checkpoints")
+    (first, _) = read_kept(folder / "checkpoints")
     wanted = str(folder / "checkpoints" / f"step-{first['step']}0.pt")
     code, _, err = run("evaluate", wanted)
     assert code == 2 and "no such checkpoint" in err and first["file"] in err

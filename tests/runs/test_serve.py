@@ -34,7 +34,7 @@ def a_free_port():
 def test_a_terminal_that_is_lost_ends_no_server_of_nohup():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with signals.heard() as got:
+        with signals.collected() as got:
             signal.raise_signal(signal.SIGHUP)
             signal.raise_signal(signal.SIGTERM)
         assert got == [signal.SIGTERM] and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN

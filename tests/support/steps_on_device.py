@@ -14,15 +14,14 @@ from runner.data.loading.resident import Resident
 from runner.device.precision import make_precision
 from runner.tasks.classification import Classification
 from runner.training.background import Background
-from runner.training.loop import result_of, train
+from runner.training.loop import Loop, train
 from runner.training.metric_buffer import MetricBuffer
 from runner.training.optimizer import AveragedWeights
 from runner.training.progress import Best, Progress
 from runner.training.schedule import Rates, Schedule
 from runner.training.signals import Stop
-from runner.training.step.eager import StepByStep
 from runner.training.step.on_device import OnDevice, Repeating
-from runner.training.step.train_step import StepOptions, make_step
+from runner.training.step.train_step import EagerSteps, StepOptions, make_step
 from runner.training.stopping import Limits, OwnStopCondition
 
 
@@ -113,7 +112,7 @@ def trained(
         return make_step(model, task, **chosen, options=StepOptions(**more))
 
     rates = Rates(opt, Schedule.of(schedule(opt) if schedule else None), buffer=buffer, progress=progress)
-    epochs = StepByStep(make(), data, accumulate_steps=accumulate, rates=rates, buffer=buffer)
+    epochs = EagerSteps(make(), data, accumulate_steps=accumulate, rates=rates, buffer=buffer)
     if repeater is not None:
         epochs = OnDevice(
             make,
@@ -124,13 +123,15 @@ def trained(
             limits=bounds,
             how=Repeating(repeater, instead=epochs if options.pop("has_instead", False) else None, **options),
         )
-    asked = OwnStopCondition(Stop(), bounds)
 
     def keep(_):
         kept.append((progress.step, {name: value.tolist() for name, value in model.state_dict().items()}))
 
     try:
-        result_of(train(epochs, progress=progress, limits=bounds, evaluate=dict, keep=keep, asked=asked))
+        per_epoch = -(-data.num_batches // accumulate)
+        train(
+            epochs, Loop(progress, bounds, per_epoch, evaluate=dict, save=keep, stop=OwnStopCondition(Stop(), bounds))
+        )
         buffer.pull()
         background.wait()
     finally:

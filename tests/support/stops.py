@@ -24,7 +24,7 @@ from seeded import SEED
 
 from runner.config.compose import composed_with, composer
 from runner.experiment import run, session
-from runner.training import stopping
+from runner.training.stopping import OwnStopCondition
 
 NUM_KILLS = 6
 #: where the run that nobody disturbed tells what it has imported
@@ -49,17 +49,17 @@ def started(function) -> int:
 
 
 def train(cfg, folder: Path, *, kill_after: int | None = None) -> None:
-    original = stopping._is_due
+    original = OwnStopCondition.__call__
 
-    def is_due(limits, step, seconds):
-        if step == kill_after:
+    def stop(condition, step, *, at_once=False):
+        if step == kill_after and not at_once:
             os.kill(os.getpid(), signal.SIGKILL)
-        return original(limits, step, seconds)
+        return original(condition, step, at_once=at_once)
 
-    stopping._is_due = is_due
+    OwnStopCondition.__call__ = stop
     with redirect_stdout(StringIO()):
         assert run.run(cfg, folder).status == "finished"
-    stopping._is_due = original
+    OwnStopCondition.__call__ = original
 
 
 def undisturbed(cfg, root: Path) -> None:

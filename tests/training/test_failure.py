@@ -10,7 +10,7 @@ from runner import cli
 from runner.config.instantiate import build
 from runner.errors import RunnerError
 from runner.models.with_preprocessing import Prepared
-from runner.training.failure import words_of
+from runner.training.result import words_of
 
 
 def raised(call):

@@ -9,9 +9,8 @@ import torch
 from PIL import Image
 from torch import nn
 
-from runner.training.hook_values import sorted_out
-from runner.training.hooks import Hooks
-from runner.training.view import Hook
+from runner.training.hooks import Hooks, sorted_out
+from runner.training.parts import Hook
 
 
 def test_numbers_of_every_kind():
@@ -118,17 +117,17 @@ def test_what_json_lacks_is_none_in_a_table():
         ({"a": torch.zeros(2, 2, 2, 2, 2)}, r"a is a Tensor of \(2, 2, 2, 2, 2\)"),
         ({"a": torch.zeros(5, 2, 2)}, r"of \(5, 2, 2\)"),
         ({"a": {"x": [1], "y": [1, 2]}}, "not of one length"),
-        ({"a": [{"x": 1}, {"x": 2, "step": 7}]}, "column step is the run's own; call it otherwise"),
-        ({"a": {"step": ["warm"]}}, "column step is the run's own"),
-        ({"a": pd.DataFrame({"step": [1]})}, "column step is the run's own"),
+        ({"a": [{"x": 1}, {"x": 2, "step": 7}]}, "column `step` is reserved; use another name"),
+        ({"a": {"step": ["warm"]}}, "column `step` is reserved"),
+        ({"a": pd.DataFrame({"step": [1]})}, "column `step` is reserved"),
         ({"a": {"x": [1, 2], "y": "ab"}}, r"y of a table is a str; a table is \{column: values\}, or"),
         ({"a": {"cat": {"recall": 1.0}, "all": 0.5}}, "cat of a table is a dict; a table is"),
         ({"a": np.array([[1j, 2j]])}, r"a is a ndarray of \(1, 2\)"),
         ({"a": Image.new("L", (0, 3))}, "a is a Image; a hook"),
         ({"a" * 151: torch.zeros(2, 2)}, r"aaa\.\.\. has 151 bytes"),
-        ({"a?": 1}, "no name for MLflow"),
-        ({"../a": torch.zeros(2, 2)}, "no name for MLflow"),
-        ({"/a": torch.zeros(2, 2)}, "no name for MLflow"),
+        ({"a?": 1}, "not a name for MLflow"),
+        ({"../a": torch.zeros(2, 2)}, "not a name for MLflow"),
+        ({"/a": torch.zeros(2, 2)}, "not a name for MLflow"),
     ],
 )
 def test_what_is_none_of_them(returned, said):
@@ -235,7 +234,7 @@ def test_a_series_of_the_runs_own_is_no_hooks(called, name, when):
     assert not found[0].numbers and not found[1].numbers
     begin = name.partition("/")[0]
     assert said[0].endswith(
-        f"ValueError: {name} is a name of the run's own, as all with {begin}/ are; call it otherwise"
+        f"ValueError: {name} is a reserved name, as are all that begin with {begin}/; use another name"
     )
 
 

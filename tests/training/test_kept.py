@@ -5,10 +5,9 @@ import threading
 import pytest
 import torch
 
-from runner.training import checkpoint, kept
+from runner.training import checkpoint
 from runner.training.background import Background
-from runner.training.checkpoint import CheckpointWriter, before, load
-from runner.training.kept import Keeping
+from runner.training.checkpoint import KEPT, CheckpointWriter, Keeping, before, load, read_kept
 
 VALUES = {3: 0.5, 6: 0.2, 9: 0.9, 12: 0.2, 15: float("nan"), 18: 0.4}
 
@@ -26,7 +25,7 @@ def keep_all(folder, words, *, values=VALUES, mode="min"):
 
 def steps_of(folder):
     files = sorted(int(path.stem.split("-")[1]) for path in folder.glob("step-*.pt"))
-    assert [entry["step"] for entry in kept.read(folder)] == files
+    assert [entry["step"] for entry in read_kept(folder)] == files
     for step in files:
         assert load(folder / f"step-{step}.pt")["model"]["w"].tolist() == [step] * 3
     return files
@@ -115,12 +114,12 @@ def test_what_a_kill_leaves_out_is_taken_again(tmp_path, monkeypatch, place):
 
 def test_checkpoints_missing_in_the_list_are_pruned(tmp_path):
     keep_all(tmp_path, "last:3", values=dict.fromkeys((1, 2, 3), 0.1))
-    (tmp_path / kept.FILE).unlink()
+    (tmp_path / KEPT).unlink()
     keep_all(tmp_path, "last:2", values={4: 0.1})
     assert steps_of(tmp_path) == [3, 4]
 
 
 def test_a_list_that_is_torn_is_none(tmp_path):
     for text in ("", "{", "[1]", '[{"step": "x"}]', '[{"file": "../../x", "step": 3}]'):
-        (tmp_path / kept.FILE).write_text(text)
-        assert [entry["file"] for entry in kept.read(tmp_path)] == (["step-3.pt"] if "../" in text else [])
+        (tmp_path / KEPT).write_text(text)
+        assert [entry["file"] for entry in read_kept(tmp_path)] == (["step-3.pt"] if "../" in text else [])

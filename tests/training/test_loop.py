@@ -10,14 +10,13 @@ from torch import nn
 from runner.data.loading.loaders import Resident
 from runner.device.precision import make_precision
 from runner.tasks.classification import Classification
-from runner.training.loop import result_of, train
+from runner.training.loop import Loop, train
 from runner.training.metric_buffer import MetricBuffer
 from runner.training.optimizer import warmup_cosine
 from runner.training.progress import Best, Progress
 from runner.training.schedule import Rates, Schedule
 from runner.training.signals import Stop
-from runner.training.step.eager import StepByStep
-from runner.training.step.train_step import make_step
+from runner.training.step.train_step import EagerSteps, make_step
 from runner.training.stopping import Limits, OwnStopCondition
 
 CPU = torch.device("cpu")
@@ -32,7 +31,7 @@ def run(
     schedule=None,
     stop=None,
     on_step=None,
-    gives_up=None,
+    is_pruned=lambda values: False,
     progress=None,
     **limits,
 ):
@@ -53,8 +52,8 @@ def run(
             on_step(progress.step)
         return step(batches)
 
-    training = train(
-        StepByStep(
+    ending = train(
+        EagerSteps(
             watched,
             Resident(data, batch_size=10, device=CPU, seed=0, shuffle=True),
             accumulate_steps=accumulate_steps,
@@ -63,14 +62,16 @@ def run(
             ),
             buffer=buffer,
         ),
-        progress=progress,
-        limits=limits,
-        evaluate=lambda: {"val/loss": value} if (value := next(epochs, None)) is not None else {},
-        keep=lambda name: kept.update([name]),
-        asked=OwnStopCondition(stop or Stop(), limits),
-        gives_up=gives_up,
+        Loop(
+            progress,
+            limits,
+            -(-BATCHES // accumulate_steps),
+            evaluate=lambda: {"val/loss": value} if (value := next(epochs, None)) is not None else {},
+            save=lambda name: kept.update([name]),
+            stop=OwnStopCondition(stop or Stop(), limits),
+            is_pruned=is_pruned,
+        ),
     )
-    ending = result_of(training)
     buffer.pull()
     background.wait()
     return ending, progress, windows, kept
@@ -221,12 +222,12 @@ def test_the_learning_rate_is_a_point_where_it_changes(background):
 def test_a_run_is_given_up_at_an_epochs_end_but_not_at_its_last(background):
     asked = []
 
-    def gives_up(poor):
+    def prune_from(poor):
         return lambda values: asked.append(values["val/loss"]) or values["val/loss"] >= poor
 
     for poor, ending, num_epochs in ((3, "pruned", 3), (4, "finished", 4)):
         asked.clear()
-        found, progress, _, _ = run(background, values=[1, 2, 3, 4], gives_up=gives_up(poor))
+        found, progress, _, _ = run(background, values=[1, 2, 3, 4], is_pruned=prune_from(poor))
         assert (found, progress.epoch, asked) == (ending, num_epochs, [1, 2, 3, 4][:num_epochs])
-    found, progress, _, _ = run(background, values=[1, 2, 3, 4], gives_up=gives_up(2), num_steps=10)
+    found, progress, _, _ = run(background, values=[1, 2, 3, 4], is_pruned=prune_from(2), num_steps=10)
     assert (found, progress.step) == ("finished", 10)

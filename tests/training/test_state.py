@@ -16,7 +16,7 @@ from runner.training.metric_buffer import MetricBuffer
 from runner.training.optimizer import warmup_cosine
 from runner.training.progress import Best, Progress
 from runner.training.schedule import Schedule
-from runner.training.state import Checkpoints, _put_parts_back, best_state, full_state
+from runner.training.state import Checkpoints, _restore_parts, best_state, full_state
 
 CPU = torch.device("cpu")
 
@@ -70,7 +70,7 @@ def test_the_best_is_that_of_the_older_file(tmp_path, parts, background, step, v
 @pytest.mark.parametrize(
     ("left", "taken", "said"),
     [
-        ((), (None, 0), "best.pt of step 10 is missing: the best is looked for anew"),
+        ((), (None, 0), "best.pt of step 10 is missing: the next evaluation sets a new best"),
         (("best-before.pt",), (0.6, 8), "best.pt is missing; the checkpoint before it is used, of step 8"),
         (("best.pt",), (0.6, 8), None),
     ],
@@ -134,10 +134,10 @@ def test_a_schedule_of_another_length_is_where_it_would_have_been(parts, tmp_pat
     buffer = MetricBuffer(CPU, print, background=background, pull_every=10)
     state = full_state(parts, replace(STOOD, step=10), buffer, Alone())
     schedule, _ = begin(40, parts)
-    _put_parts_back(state, parts)
+    _restore_parts(state, parts)
     (group,) = parts.optimizer.param_groups
     assert group["lr"] == whole[9][0]
     assert rates(schedule, group, 29) == whole[10:39]
     schedule, _ = begin(20, parts)  # of the same length its state is its own
-    _put_parts_back(state, parts)
+    _restore_parts(state, parts)
     assert schedule.state_dict()["last_epoch"] == 10

@@ -15,6 +15,7 @@ from runner.config import compose
 from runner.experiment import run
 from runner.tracking.journal import read_points
 from runner.tracking.journal_reader import read_events
+from runner.training.stopping import OwnStopCondition
 
 WORDS = {
     "plain": ["model=mlp", "model.hidden_sizes=[16]"],
@@ -79,17 +80,16 @@ def assert_same(one, other):
 def test_a_stopped_run_ends_as_one_that_was_not(case, stop_at, own_folder, monkeypatch):
     whole = train(WORDS[case], "whole")
     steps = [0]
-    from runner.training import stopping
+    original = OwnStopCondition.__call__
 
-    original = stopping._is_due
-
-    def stop_in_the_middle(limits, step, seconds):
-        steps[0] += 1
-        if steps[0] == stop_at:
+    def stop_in_the_middle(condition, step, *, at_once=False):
+        answer = original(condition, step, at_once=at_once)
+        steps[0] += not at_once
+        if steps[0] == stop_at and not at_once:
             os.kill(os.getpid(), signal.SIGTERM)
-        return original(limits, step, seconds)
+        return answer
 
-    monkeypatch.setattr(stopping, "_is_due", stop_in_the_middle)
+    monkeypatch.setattr(OwnStopCondition, "__call__", stop_in_the_middle)
     first = train(WORDS[case], "parts")
     assert first["status"] == "killed" and 0 < first["num_steps"] < whole["num_steps"]
     second = train(WORDS[case], "parts")

@@ -97,8 +97,7 @@ def replay(cfg: DictConfig, device: torch.device, start: Start, *, until: int) -
         training.parts = replace(training.parts, task=task)
         try:
             training.guard = Lens(training.parts, until, step=training.progress.step, losses=losses)
-            for _ in training.train():
-                pass
+            training.train()
         except Reached as reached:
             # its frames hold the epoch's reader: later, its processes are waited for 5 s each
             reached.__traceback__ = None

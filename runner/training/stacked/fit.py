@@ -1,17 +1,17 @@
-"""Trains several members together: each is a training of its own (fit.Training), and all of them take each step as one.
+"""Trains several members together: each has its own Training, and all take each step as one.
 
-A member's loop, evaluation, checkpoints, journal and end are those of a run that is alone. What they share is the step, the
-metric buffer and the thread that brings its rows over. A member that ends leaves the stack; the others go on.
+A member's evaluations, checkpoints, journal and end are those of a single run. The members share the step, the metric buffer
+and the thread that copies its rows. A member that ends leaves the group, and the others continue.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
@@ -35,18 +35,17 @@ from runner.training.stacked.compiled import Compiled
 from runner.training.stacked.stack import Stack
 from runner.training.stacked.step import Members, StackedStep
 from runner.training.step.clock import STEP, StepClock
-from runner.training.stopping import OwnStopCondition
+from runner.training.stopping import OwnStopCondition, StopCondition
 
-#: after which everybody is asked whether the training is to end
+#: seconds of steps between two checks whether the training ends
 MOST_SECONDS = 0.3
-TRAIN = "train/"
 
 
 @dataclass
 class Member:
-    """One of several trainings: what it is made of, who hears of it, and where its generators stand.
+    """One of several trainings: its parts, its observer, and the states of its generators.
 
-    lane: equal for those whose optimizers, schedules, clipping and averages have the same settings.
+    lane: equal for members whose optimizers, schedules, clipping and averages have the same settings.
     """
 
     parts: Parts
@@ -65,57 +64,48 @@ def fit_together(
     say: Callable[[str], None],
     compiled: Compiled | None = None,
 ) -> list[Result]:
-    """Trains them, see fit.fit(): a result for each. Those that a kill has left at other steps are trained one set after
-    the other. num_together: that compute together, see size.py. say: hears what concerns all of them.
-    compiled: the functions that check.py has made of them (None: nothing is compiled).
+    """Train the members, see fit.fit(). Members that a kill left at different steps are trained one set after the other.
 
-    One whose checkpoint can't be gone on with fails alone.
+    Args:
+        num_together: How many compute together, see size.py.
+        say: Prints what concerns all members.
+        compiled: The functions that check.py compiled for them; None: nothing is compiled.
+
+    Returns:
+        A result for each member. A member whose checkpoint can't be resumed fails, and the others don't.
     """
     results = [Result(best=member.parts.best) for member in members]
-    places = []
+    runs = []
     for number, member in enumerate(members):
         try:
-            places.append(_Place(member, number, stop))
+            runs.append(_MemberRun(member, number, stop))
         except RunnerError as error:
             results[number].error = on_a_line(error)
-    for _, together in groupby(sorted(places, key=_Place.stands_at), key=_Place.stands_at):
-        _Together(list(together), num_together, stop=stop, say=say, compiled=compiled).run()
-    for place in places:
-        results[place.number] = place.training.result
+    for _, together in groupby(sorted(runs, key=_MemberRun.position), key=_MemberRun.position):
+        _Group(list(together), num_together, stop=stop, say=say, compiled=compiled).train()
+    for run in runs:
+        results[run.number] = run.training.result
     return results
 
 
-class _OneWord:
-    def __init__(self, stop: Stop, parts: Parts) -> None:
-        self._own = OwnStopCondition(stop, parts.limits)
-        self._step = -1
-        self._words: dict[bool, str | None] = {}  # of this step, by whether they are of an epoch's end
-
-    def __call__(self, step: int, *, at_once: bool = False) -> str | None:
-        if step != self._step:
-            self._step, self._words = step, {}
-        if at_once not in self._words:
-            self._words[at_once] = self._own(step, at_once=at_once)
-        return self._words[at_once]
+def same_answer_for_all(stop: StopCondition) -> StopCondition:
+    """Call a stop condition once for each step, so that all members get the same answer."""
+    return lru_cache(maxsize=2)(stop)
 
 
-class _Place:
+class _MemberRun:
+    """A member's Training, and its column of the group's metric buffer (metric_buffer.Rows)."""
+
     def __init__(self, member: Member, number: int, stop: Stop) -> None:
         self.member, self.number = member, number
-        # by a metric each one's rate falls when its own values say so
+        # a rate that follows a metric falls by each member's own values
         self.lane = (member.lane, number) if member.parts.schedule.follows_metric else (member.lane, -1)
         self.step = self.pulls = 0
-        self.at = (0, 0)  # epoch, and steps taken of it
-        self.ended_at = -1  # the step with which its last point was told
-        self.fresh = 0  # steps that were taken and not told yet
-        self.error: BaseException | None = None
-        self.asked: Any = None
-        self.step_seconds = 0.0
-        self.clock: StepClock | None = None
+        self.ended_at = -1  # the step of its last point
         self.generators = dict(member.generators)
         self._state: dict[str, Any] = {"names": [], "rows": torch.empty(0), "notes": {}}
-        self._together: _Together | None = None
-        with self.world():
+        self._group: _Group | None = None
+        with self.own_generators():
             self.training = Training(
                 member.parts,
                 member.settings,
@@ -123,143 +113,129 @@ class _Place:
                 observer=member.observer,
                 stop=stop,
                 ranks=Alone(),
-                place=self,
+                rows=self,
             )
-        batches = member.parts.train.num_batches
-        self.steps_per_epoch = -(-batches // member.settings.train.accumulate_steps)
 
     @contextmanager
-    def world(self) -> Iterator[None]:
-        """While it lasts, numbers are drawn as in this member's run."""
+    def own_generators(self) -> Iterator[None]:
+        """Draw random numbers as in this member's run."""
         with world(self.generators, self.member.parts.device):
             yield
             self.generators = backends.generator_states(self.member.parts.device)
 
-    def stands_at(self) -> tuple[int, int]:
-        """Those that are equal take their steps together."""
+    def position(self) -> tuple[int, int]:
+        """Equal for members that take their steps together."""
         return self.training.progress.step, len(self._state["rows"])
 
-    def joins(self, together: _Together) -> None:
-        self._together, self.asked = together, together.asked
+    def join(self, group: _Group) -> None:
+        self._group = group
 
-    # its rows
+    def advance(self, between_steps: Callable[[], str | None]) -> bool:
+        """Do what is due between steps, which returns why the training ends. Returns whether it continues."""
+        reason: str | None = "failed"
+        with self.own_generators():
+            with self.training.failures():
+                reason = between_steps()
+                if reason is not None:
+                    self.training.end(reason)
+            if reason is None:
+                return True
+            self.training.close()
+        self._state, self._group = self.state(), None
+        return False
+
+    def begin(self, stop: StopCondition) -> str | None:
+        self.training.begin(stop)
+        return self.training.loop.begin()
+
+    def after_steps(self, num: int, error: BaseException | None) -> str | None:
+        """error: of the group's step."""
+        if error is not None:
+            raise error
+        self.training.background.raise_error()
+        loop = self.training.loop
+        reason = loop.after_steps(num)
+        return loop.end_of_epoch() if reason is None and loop.is_epoch_over else reason
 
     def pull(self, *, is_end: bool = True) -> None:
-        if self._together is not None:
-            self._together.pull(self, is_end=is_end)
+        if self._group is not None:
+            self._group.pull(self, is_end=is_end)
 
     def state(self) -> dict[str, Any]:
-        return self._state if self._together is None else self._together.state_of(self)
+        return self._state if self._group is None else self._group.state_of(self)
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         self._state = dict(state)
 
-    def leaves(self) -> None:
-        self._state, self._together = self.state(), None
-
-    # its steps
-
-    def steps(self, epoch: int, *, first_step: int = 0) -> Iterator[int]:
-        self.at = epoch, first_step
-        return self._told()
-
-    def _told(self) -> Iterator[int]:
-        while True:
-            if self.error is not None:
-                raise self.error
-            taken, self.fresh = self.fresh, 0
-            if not taken:
-                return
-            self.training.background.raise_error()
-            yield taken
+    def deliver(self, window: Window) -> None:
+        """Report rows that were copied, in the background thread."""
+        self.member.observer.window(window)
+        check_finite(window)
 
 
-class _Together:
+class _Group:
     def __init__(
         self,
-        places: list[_Place],
+        runs: list[_MemberRun],
         num_together: int,
         *,
         stop: Stop,
         say: Callable[[str], None],
         compiled: Compiled | None,
     ) -> None:
-        first = places[0].member
-        self._places = sorted(places, key=lambda place: str(place.lane))
+        first = runs[0].member
+        self._runs = sorted(runs, key=lambda run: str(run.lane))
         self._settings, self._limits, self._say = first.settings, first.parts.limits, say
         self._device = first.parts.device
-        self.asked = _OneWord(stop, first.parts)
+        self._stop = same_answer_for_all(OwnStopCondition(stop, self._limits))
         self._background = Background(begin=partial(use_in_thread, self._device))
-        self._steps_per_epoch = places[0].steps_per_epoch
         self._batches: Iterator[Any] = iter(())
-        self._batches_at = (-1, -1)
-        known = max(place.training.progress.num_together for place in places)  # of a part before: the same bits again
+        self._batches_are_of: Any = None  # the members, the epoch, and the step in it
+        known = max(run.training.progress.num_together for run in runs)  # of an earlier part: for identical results
         self._num_together, self._compiled = known or num_together, compiled
         if self._num_together != num_together:
-            say(f"batch    {known} of {len(places)} jobs compute together, as before, for bitwise identical results")
+            say(f"batch    {known} of {len(runs)} jobs compute together, as before, for bitwise identical results")
         self._buffer: MetricBuffer
         self._step: StackedStep
-        self._columns: list[_Place] = []
+        self._columns: list[_MemberRun] = []
         self._pulls_before = 0
-        self._stood_at: float | None = None  # when the steps that were taken were over (None: nobody has waited)
-        num_clocked = self._settings.train.clocked_steps
+        self._steps_ended: float | None = None  # when the last steps were over; None: not waited for yet
+        num_clocked, step = self._settings.train.clocked_steps, runs[0].training.progress.step
         self._clock = (
-            StepClock(num_clocked, first=places[0].training.progress.step, limits=self._limits, device=self._device)
-            if num_clocked
-            else None
+            StepClock(num_clocked, first=step, limits=self._limits, device=self._device) if num_clocked else None
         )
 
-    def run(self) -> None:
-        """To the end of all of them."""
-        runs: dict[_Place, Generator[None, None, Result]] = {place: place.training.run() for place in self._places}
+    def train(self) -> None:
+        """Train until all members have ended."""
         try:
-            self._form(self._places)
-            due = list(runs)
-            while due:
-                for place in due:
-                    if not self._go_on(place, runs[place]):
-                        del runs[place]
-                due = self._bring_on(list(runs))
+            self._form(self._runs)
+            runs = [run for run in self._runs if run.advance(partial(run.begin, self._stop))]
+            while runs:
+                num, error = 0, None
+                try:
+                    if len(runs) != len(self._columns):
+                        self._form(runs)
+                    num = self._take_steps()
+                except OF_CODE as failed:
+                    error = failed
+                runs = [run for run in runs if run.advance(partial(run.after_steps, num, error))]
         finally:
             self._background.close()
 
-    def _go_on(self, place: _Place, run: Generator[None, None, Result]) -> bool:
-        with place.world():
-            try:
-                next(run)
-            except StopIteration:
-                place.leaves()
-                return False
-        return True
-
-    def _bring_on(self, places: list[_Place]) -> list[_Place]:
-        if not places:
-            return []
-        first = min(place.at for place in places)
-        due = [place for place in places if place.at == first]
-        if first[1] < self._steps_per_epoch and len(due) == len(places):
-            try:
-                if len(places) != len(self._columns):
-                    self._form([place for place in self._columns if place in places])
-                self._take(*first)
-            except OF_CODE as error:
-                for place in places:
-                    place.error = error
-        return due
-
-    def _form(self, places: list[_Place]) -> None:
-        states = [place.state() for place in places]
-        for place in places:
-            place.joins(self)
-        parts = [place.member.parts for place in places]
-        lanes = [list(same) for _, same in groupby(places, key=lambda place: place.lane)]
-        self._columns, self._lanes = places, lanes
+    def _form(self, runs: list[_MemberRun]) -> None:
+        """Stack the members and their unread rows."""
+        states = [run.state() for run in runs]
+        for run in runs:
+            run.join(self)
+        parts = [run.member.parts for run in runs]
+        lanes = [list(same) for _, same in groupby(runs, key=lambda run: run.lane)]
+        self._columns, self._lanes = runs, lanes
         if self._compiled:
             self._compiled.num_together = self._num_together
         self._step = StackedStep(
             Stack(parts, numbers=self._compiled.numbers if self._compiled else ()),
-            [Members([place.member.parts for place in lane], lane[0].member.settings.train) for lane in lanes],
-            num_pieces=-(-len(places) // self._num_together),
+            [Members([run.member.parts for run in lane], lane[0].member.settings.train) for lane in lanes],
+            num_pieces=-(-len(runs) // self._num_together),
             say=self._say,
             compiled=self._compiled,
         )
@@ -268,27 +244,29 @@ class _Together:
             self._pulls_before += self._buffer.pulls
         self._buffer = MetricBuffer(
             self._device,
-            self._window,
+            self._deliver,
             background=self._background,
             pull_every=metrics.pull_every,
             every=metrics.every,
-            watch="",  # each member's own background looks
+            watch="",  # each member checks its own
         )
-        self._buffer.step = places[0].step
+        self._buffer.step = runs[0].step
         notes = {
-            f"{place.number} {name}": points
-            for place, state in zip(places, states, strict=True)
+            f"{run.number} {name}": points
+            for run, state in zip(runs, states, strict=True)
             for name, points in state["notes"].items()
         }
         rows = torch.stack([state["rows"] for state in states], dim=-1)
         self._buffer.load_state({"names": states[0]["names"], "rows": rows, "notes": notes})
 
-    def _take(self, epoch: int, first: int) -> None:
-        num = min(self._steps_per_epoch - first, self._buffer.room, self._limits.room(self._columns[0].step))
-        if self._batches_at != (epoch, first) or not self._is_formed_as_batches():
-            self._begin_batches(epoch, first)
-        generators = [place.generators for place in self._columns]
-        taken, began, self._stood_at = 0, time.perf_counter(), None
+    def _take_steps(self) -> int:
+        first = self._columns[0].training
+        epoch, at, steps_per_epoch = first.progress.epoch, first.loop.step_in_epoch, first.steps_per_epoch
+        num = min(steps_per_epoch - at, self._buffer.room, self._limits.room(first.progress.step))
+        if self._batches_are_of != (self._columns, epoch, at):
+            self._begin_batches(epoch, at)
+        generators = [run.generators for run in self._columns]
+        taken, began, self._steps_ended = 0, time.perf_counter(), None
         due = self._clock.due if self._clock is not None else sys.maxsize
         with self._step.drawing(generators):
             deadline = time.monotonic() + MOST_SECONDS
@@ -303,12 +281,13 @@ class _Together:
         seconds = time.perf_counter() - began
         self._num_together = self._step.num_together
         self._step.follow()
-        self._batches_at = epoch, first + taken
-        for place in self._columns:
-            place.training.progress.num_together = self._num_together
-            place.at, place.fresh, place.step = (epoch, first + taken), taken, place.step + taken
-            place.pulls = self._pulls_before + self._buffer.pulls
-            place.step_seconds, place.clock = place.step_seconds + seconds, self._clock
+        self._batches_are_of = self._columns, epoch, at + taken
+        for run in self._columns:
+            run.training.progress.num_together = self._num_together
+            run.step, run.pulls = run.step + taken, self._pulls_before + self._buffer.pulls
+            run.training.step_seconds += seconds
+            run.training.clock = self._clock
+        return taken
 
     def _take_clocked(self) -> int:
         clock = self._clock
@@ -319,15 +298,11 @@ class _Together:
         clock.end(self._buffer.step, 1, is_first=False)
         return clock.due
 
-    def _begin_batches(self, epoch: int, first: int) -> None:
+    def _begin_batches(self, epoch: int, first_step: int) -> None:
         size = self._settings.train.accumulate_steps
-        self._batches_of = list(self._columns)
-        each = [place.member.parts.train.epoch(epoch, first_batch=first * size) for place in self._columns]
+        each = [run.member.parts.train.epoch(epoch, first_batch=first_step * size) for run in self._columns]
         together = map(stacked_batches, zip(*each, strict=True))
         self._batches = iter(lambda: tuple(islice(together, size)), ())
-
-    def _is_formed_as_batches(self) -> bool:
-        return self._batches_of == self._columns
 
     def _note_rates(self) -> None:
         for lane in self._lanes:
@@ -335,55 +310,53 @@ class _Together:
             rate = lane[0].member.parts.optimizer.param_groups[0]["lr"]
             if rate == progress.rate:
                 continue
-            for place in lane:
-                place.training.progress.rate = float(rate)
-                self._buffer.note(f"{place.number} train/lr", float(rate))
+            for run in lane:
+                run.training.progress.rate = float(rate)
+                self._buffer.note(f"{run.number} train/lr", float(rate))
 
-    # rows
+    def state_of(self, run: _MemberRun) -> dict[str, Any]:
+        """The rows that one member has written and not pulled, as its own buffer would have them.
 
-    def state_of(self, place: _Place) -> dict[str, Any]:
-        """What one member has written and not pulled, as its own buffer would have it.
-
-        The member's own thread has what was pulled by then: nothing that it writes is ahead of that.
+        Its thread has all rows that were pulled, so what it writes next is not ahead of them.
         """
         self._background.wait()
         state = self._buffer.state()
-        rows = state["rows"][..., self._columns.index(place)] if state["names"] else state["rows"]
-        if place.ended_at == place.step:  # the others' rows stay, and its own are told
+        rows = state["rows"][..., self._columns.index(run)] if state["names"] else state["rows"]
+        if run.ended_at == run.step:  # its rows are reported; those of the others stay
             return {"names": state["names"], "rows": rows[:0], "notes": {}}
-        return {"names": state["names"], "rows": rows, "notes": _of_number(state["notes"], place.number)}
+        return {"names": state["names"], "rows": rows, "notes": _notes_of(state["notes"], run.number)}
 
-    def pull(self, place: _Place, *, is_end: bool) -> None:
-        """Brings over what all have written, and returns once their own threads have it."""
+    def pull(self, run: _MemberRun, *, is_end: bool) -> None:
+        """Copy all members' rows to the host; returns when their own threads have them."""
         self._buffer.pull(is_end=False)
         self._background.wait()
-        place.pulls = self._pulls_before + self._buffer.pulls
-        if place in self._columns and is_end and place.ended_at != place.step:
-            self._tell_end(place)
+        run.pulls = self._pulls_before + self._buffer.pulls
+        if run in self._columns and is_end and run.ended_at != run.step:
+            self._deliver_last(run)
 
-    def _tell_end(self, place: _Place) -> None:
-        state = self.state_of(place)
-        place.ended_at = place.step
+    def _deliver_last(self, run: _MemberRun) -> None:
+        state = self.state_of(run)
+        run.ended_at = run.step
         rows = state["rows"].detach().to("cpu", copy=True)
         if not len(rows):
             return
-        if self._stood_at is None:  # else another has ended here and was tested since, which is no time of these steps
-            self._stood_at = time.perf_counter()
-        means, seconds = rows.mean(0, keepdim=True).numpy(), self._stood_at - self._buffer.seen_until
-        steps, times = torch.tensor([place.step]).numpy(), torch.tensor([int(time.time() * 1000)]).numpy()
+        if self._steps_ended is None:  # else another member ended here before, and its test is not step time
+            self._steps_ended = time.perf_counter()
+        means, seconds = rows.mean(0, keepdim=True).numpy(), self._steps_ended - self._buffer.seen_until
+        steps, times = torch.tensor([run.step]).numpy(), torch.tensor([int(time.time() * 1000)]).numpy()
         window = Window(tuple(state["names"]), steps, means, times, seconds, len(rows), state["notes"])
-        place.training.background.put(partial(_deliver, place, window))
+        run.training.background.put(partial(run.deliver, window))
 
-    def _window(self, window: Window) -> None:
-        for column, place in enumerate(self._columns):
-            values, notes = window.values[..., column], _of_number(window.notes, place.number)
+    def _deliver(self, window: Window) -> None:
+        for column, run in enumerate(self._columns):
+            values, notes = window.values[..., column], _notes_of(window.notes, run.number)
             own = Window(window.names, window.steps, values, window.times_ms, window.seconds, window.num_steps, notes)
-            place.training.background.put(partial(_deliver, place, own))
+            run.training.background.put(partial(run.deliver, own))
 
 
 @contextmanager
 def world(generators: Mapping[str, Any], device: torch.device) -> Iterator[None]:
-    """While it lasts, the process's generators stand where these do; nothing that is drawn meanwhile changes those before."""
+    """Set the process's generators to these states in the block, and back afterwards."""
     before = backends.generator_states(device)
     backends.set_generator_states(generators, device)
     try:
@@ -392,17 +365,12 @@ def world(generators: Mapping[str, Any], device: torch.device) -> Iterator[None]
         backends.set_generator_states(before, device)
 
 
-def _deliver(place: _Place, window: Window) -> None:
-    place.member.observer.window(window)
-    check_finite(window)
-
-
-def _of_number(notes: Mapping[str, list[tuple[int, float]]], number: int) -> dict[str, list[tuple[int, float]]]:
+def _notes_of(notes: Mapping[str, list[tuple[int, float]]], number: int) -> dict[str, list[tuple[int, float]]]:
     prefix = f"{number} "
     return {name.removeprefix(prefix): points for name, points in notes.items() if name.startswith(prefix)}
 
 
 def stacked_batches(batches: Sequence[Any]) -> Any:
-    """One batch of each member as one, its tensors (M, B, ...)."""
+    """One batch of all members, whose tensors are (M, B, ...), from a batch of each."""
     columns = iter(zip(*(tensors(batch) for batch in batches), strict=True))
     return map_tensors(batches[0], lambda _: torch.stack(next(columns)))

@@ -1,6 +1,6 @@
-"""Chooses how a run takes its steps: compiled, as CUDA graphs, split, by several processes, watched by the guard.
+"""Chooses how a run takes its steps: eager, compiled, as CUDA graphs, split, by several processes, with the guard.
 
-Called once by fit.py, before the first step: every choice is made here, from the top of the list to its end.
+fit.py calls it once, before the first step.
 """
 
 from __future__ import annotations
@@ -25,19 +25,18 @@ from runner.training.parts import Parts
 from runner.training.progress import Progress
 from runner.training.schedule import Rates
 from runner.training.step.clock import STEP, ClockedEpochs, StepClock
-from runner.training.step.compiled import Compiling, Repeated, make_compiled
-from runner.training.step.cuda_graphs import STEPS_A_REPLAY, Graphs, cuda_graphs
-from runner.training.step.eager import StepByStep
-from runner.training.step.on_device import MOST_AT_ONCE, OnDevice, Repeater, Repeating, Steps
+from runner.training.step.compiled import CompiledSteps, Compiling, make_compiled
+from runner.training.step.cuda_graphs import STEPS_A_REPLAY, GraphSteps, cuda_graphs
+from runner.training.step.on_device import MOST_AT_ONCE, OnDevice, Repeatable, Repeater, Repeating
 from runner.training.step.split_batch import SplitBatch
-from runner.training.step.train_step import Step, StepOptions, in_turn, make_step, take_turns
+from runner.training.step.train_step import EagerSteps, Step, StepOptions, in_turn, make_step, take_turns
 
-#: batches an epoch, below which the last, smaller one is worth being compiled by itself: else it is under a twentieth
+#: batches per epoch, below which a smaller last one is worth compiling
 FEW_BATCHES = 20
 
 
 class Watchers(NamedTuple):
-    """Who looks at the steps: the guard, a clock at some of them (None: nobody asks where the time goes), a person at what was chosen."""
+    """What watches the steps: the guard, a clock that times some of them (None: no clock), and what prints the choice."""
 
     guard: Watching
     clock: StepClock | None
@@ -47,7 +46,6 @@ class Watchers(NamedTuple):
 def choose_steps(
     parts: Parts, settings: Settings, *, progress: Progress, buffer: MetricBuffer, ranks: Ranks, watchers: Watchers
 ) -> Epochs:
-    """The epochs' steps: split where memory ends, with several processes, compiled, guarded; by calls or as graphs."""
     guard, clock, say = watchers
     train = settings.train
     split = SplitBatch(parts, progress, say=say) if train.on_oom == "split" else None
@@ -58,7 +56,7 @@ def choose_steps(
     turns = parts.optimizer.each if isinstance(parts.optimizer, Turns) else {}
 
     def make(turn: str | None = None, **options: Any) -> Step:
-        """turn: whose step it is, of optimizers that take turns (None: the whole step)."""
+        """turn: the name of one of several optimizers; None: the whole step."""
         return make_step(
             parts.model,
             in_turn(task, turn) if turn else task,
@@ -79,7 +77,7 @@ def choose_steps(
     repeater = _repeater(parts, settings, compiling, say=say) if several is None else None
     step = first = guard.on(make(), of_groups=True)
     if train.compile:
-        is_first = progress.step == 0 and repeater is None  # else it is taken before, as it is written
+        is_first = progress.step == 0 and repeater is None  # a Repeater's first step is eager
         compiled = partial(make_compiled, is_first=is_first, kind=compiling, say=say)
         if isinstance(parts.optimizer, Turns):
             each = {name: compiled(partial(make, name), optimizer=one) for name, one in turns.items()}
@@ -87,7 +85,7 @@ def choose_steps(
         else:
             step = compiled(make, optimizer=parts.optimizer)
         step = step if repeater else guard.on(step, of_groups=True)
-    one_by_one = StepByStep(step, batches, accumulate_steps=train.accumulate_steps, rates=rates, buffer=buffer)
+    one_by_one = EagerSteps(step, batches, accumulate_steps=train.accumulate_steps, rates=rates, buffer=buffer)
     epochs: Epochs = (
         one_by_one
         if repeater is None
@@ -118,11 +116,11 @@ def choose_steps(
 
 def _repeater(
     parts: Parts, settings: Settings, compiling: Compiling, *, say: Callable[[str], None]
-) -> Callable[[Steps], Repeater] | None:
+) -> Callable[[Repeatable], Repeater] | None:
     train, device = settings.train, parts.device
-    compiled = partial(Repeated, say=say, options=compiling.options)
+    compiled = partial(CompiledSteps, say=say, options=compiling.options)
     if train.cuda_graph:
-        return lambda steps: Graphs((compiled(steps) if train.compile else steps).take, cuda_graphs())
+        return lambda steps: GraphSteps((compiled(steps) if train.compile else steps).take, cuda_graphs())
     is_one = device.type == "cpu" and not isinstance(parts.optimizer, Turns) and not parts.precision.scaler.is_enabled()
     can_repeat = is_one and train.on_oom != "split" and parts.train.indexed() is not None
     return compiled if train.compile and can_repeat else None

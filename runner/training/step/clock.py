@@ -19,8 +19,7 @@ from runner.device import streams
 from runner.device.placement import num_bytes
 from runner.training.loop import Epochs
 from runner.training.progress import Progress
-from runner.training.step.eager import StepByStep
-from runner.training.step.train_step import Step
+from runner.training.step.train_step import EagerSteps, Step
 from runner.training.stopping import Limits
 
 P = ParamSpec("P")
@@ -221,19 +220,15 @@ class ClockedEpochs:
     """Epochs as they are, of which some steps are clocked; see loop.Epochs."""
 
     def __init__(
-        self, epochs: Epochs, clock: StepClock, *, progress: Progress, one_by_one: StepByStep, clocked: Step
+        self, epochs: Epochs, clock: StepClock, *, progress: Progress, one_by_one: EagerSteps, clocked: Step
     ) -> None:
         """one_by_one: takes the steps, but those that `epochs` takes at once. clocked: its step, in parts of `clock`."""
         self._epochs, self._clock, self._progress = epochs, clock, progress
         self._one_by_one, self._clocked = one_by_one, clocked
         self._next: Callable[..., int | None] = next if epochs is one_by_one else clock.part(STEP, next)
 
-    @property
-    def steps_per_epoch(self) -> int:
-        return self._epochs.steps_per_epoch
-
-    def steps(self, epoch: int, *, first_step: int = 0) -> Iterator[int]:
-        words, progress, clock = self._epochs.steps(epoch, first_step=first_step), self._progress, self._clock
+    def epoch(self, number: int, *, first_step: int = 0) -> Iterator[int]:
+        words, progress, clock = self._epochs.epoch(number, first_step=first_step), self._progress, self._clock
         taken = self._take(words, is_first=True) if clock.opens() else next(words, None)
         while taken is not None:
             yield taken

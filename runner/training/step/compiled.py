@@ -1,4 +1,4 @@
-"""Compiles a step: forward, loss, backward, clipping, optimizer and averages in one function, or a part of it: train.compile."""
+"""Compiles a step: forward, loss, backward, clipping, optimizer and averages in one function, or only the forward pass."""
 
 from __future__ import annotations
 
@@ -16,24 +16,25 @@ from runner.device import torch_private
 from runner.device.placement import num_rows
 from runner.errors import Problem, RunnerError, first_line
 from runner.training.step.fused_update import CannotTraceError, FixedUpdate
-from runner.training.step.on_device import Sizes, Steps, host_generators
+from runner.training.step.on_device import Repeatable, Sizes, host_generators
 
 Step = Callable[[Sequence[Any]], Mapping[str, Tensor]]
 CPU = torch.device("cpu")
 #: that several steps of a call take, at most
 SECONDS_A_CALL = 0.02
-#: calls that show whether a step has anything of the host's: torch compiles the second anew where it has a number
-LOOKED_AT = 2
+#: calls that test a function: torch compiles again at the second if a number of the host changed
+TESTED_CALLS = 2
 
 
 @dataclass(frozen=True)
 class Compiling:
-    """What torch is told of the batches and the model.
+    """How a step is compiled.
 
-    fixed_shapes: whether batches differ by their number of rows alone: a function for each number then, two in all; else
-    torch makes one for all sizes when it meets the second.
-    usual_rows: of all batches but rare ones, which are not worth those seconds and are taken as they are written.
-    in_part: why the whole can't be one function, where that is known. keeps_layout: torch may not lay channels last.
+    Attributes:
+        fixed_shapes: Whether batches differ only in their number of examples: a function for each number, else one for all.
+        usual_rows: The usual batch size, if others are so rare that they are eager; None: all sizes are compiled.
+        in_part: Why the step can't be one function, if that is known before.
+        keeps_layout: Whether torch may not use channels last.
     """
 
     fixed_shapes: bool = True
@@ -43,7 +44,6 @@ class Compiling:
 
     @property
     def options(self) -> dict[str, Any] | None:
-        """Inductor's."""
         return {"layout_optimization": False} if self.keeps_layout else None
 
 
@@ -55,13 +55,14 @@ def make_compiled(
     kind: Compiling,
     say: Callable[[str], None],
 ) -> Step:
-    """The step of a run as one compiled function, where that can be had.
+    """Make a step that is one compiled function; only the forward pass with its loss if torch can't compile the whole.
 
-    make: the run's train_step.make_step, with options of StepOptions by their names.
-    A run's first step (is_first) is taken as it is written: it makes the optimizer's state, and the guard can watch it.
-    What can't be one function is compiled in part, the forward pass with its loss, and `say` hears why.
-    Costs seconds where it first meets a size, and none later.
-    Raises: RunnerError, from a step, where there is nothing to compile with.
+    Compiling costs seconds when a size first occurs. The step raises a RunnerError without a compiler.
+
+    Args:
+        make: train_step.make_step of the run, which takes StepOptions by name.
+        is_first: Whether the first step is eager: it makes the optimizer's state, and the guard watches it.
+        say: Prints what was compiled.
     """
     torch_compile = partial(
         torch.compile,
@@ -69,26 +70,26 @@ def make_compiled(
         options=kind.options,
     )
     plain = make()
-    compiled: Step | _Whole | None = None
+    compiled: Step | _WholeStep | None = None
 
     def step(batches: Sequence[Any]) -> Mapping[str, Tensor]:
         nonlocal is_first, compiled
         if is_first or (kind.usual_rows is not None and num_rows(batches[-1]) != kind.usual_rows):
             is_first = False
-            if isinstance(compiled, _Whole):
-                compiled.was_passed_by()
+            if isinstance(compiled, _WholeStep):
+                compiled.skip()
             return plain(batches)
-        if compiled is not None and not isinstance(compiled, _Whole):
+        if compiled is not None and not isinstance(compiled, _WholeStep):
             return compiled(batches)
         why = kind.in_part
         if not why:
             try:
-                compiled = compiled or _Whole(make, optimizer, torch_compile, say=say)
+                compiled = compiled or _WholeStep(make, optimizer, torch_compile, say=say)
                 return compiled(batches)
             except (CannotTraceError, _compiling_errors()) as error:
                 check_compiler(error)
                 why = f"the step can't be one function: {first_line(error)}"
-        say(f"compile: the forward pass alone, as {why}")
+        say(f"compile: only the forward pass, as {why}")
         compiled = make(compile_forward=torch_compile)
         try:
             return compiled(batches)
@@ -100,7 +101,7 @@ def make_compiled(
     return step
 
 
-class _Whole:
+class _WholeStep:
     def __init__(
         self,
         make: Callable[..., Step],
@@ -109,18 +110,15 @@ class _Whole:
         *,
         say: Callable[[str], None],
     ) -> None:
-        """Raises: CannotTraceError where the optimizer, or this torch, does not take part in it."""
-        config: Any = torch_private.dynamo_config
-        if not hasattr(config, "trace_autograd_ops"):
-            raise CannotTraceError(f"torch {torch.__version__} compiles no backward pass with what is around it")
-        config.trace_autograd_ops = True  # for good: what is compiled holds only as long as the settings do
+        """Raises: CannotTraceError if the optimizer, or this version of torch, can't be compiled with the step."""
+        _trace_backward()
         self._update = FixedUpdate(optimizer, as_formula=True)
         self._step = compile(make(update=self._update), fullgraph=True)
         self._say, self._is_new = say, True
         self._taken = 0
 
-    def was_passed_by(self) -> None:
-        """A step was taken without it."""
+    def skip(self) -> None:
+        """Count an eager step."""
         self._taken += 1
 
     def __call__(self, batches: Sequence[Any]) -> Mapping[str, Tensor]:
@@ -134,57 +132,52 @@ class _Whole:
         return values
 
 
-class Repeated:
-    """A Repeater: one step of each size as one compiled function, run as often as steps are to be taken.
+class CompiledSteps:
+    """A Repeater that compiles one step of each size, and calls the compiled function several times without torch's guards.
 
-    What torch looks at around a call of a compiled function costs half as much as the small step in it: 333 us with it, 220
-    without, of an MLP 64-128-10 with batches of 128 (1 thread, torch 2.13, 2026-11). The function's inputs lie where they
-    are for good, so that the second step of a call needs no look, if nothing of a step is the host's: no number in the task
-    that counts, no draw of Python's or NumPy's, no attribute that is another tensor afterwards. The first two steps of each
-    size show that.
+    Guards cost half as much as a small step. They are not needed if nothing in a step depends on the host: a counter in
+    the task, a draw of Python's or NumPy's generator, an attribute that is replaced. The first two steps of each size show
+    that. The function's inputs stay in the same memory.
 
-    steps: those to take. say: hears what was made of them. options: Inductor's. compile_graph: torch's compiler of what it
-    has traced, but in tests.
+    Args:
+        options: Inductor's.
+        compile_graph: Compiles a traced graph; tests replace it.
     """
 
     def __init__(
         self,
-        steps: Steps,
+        steps: Repeatable,
         *,
         say: Callable[[str], None],
         options: Mapping[str, Any] | None = None,
         compile_graph: Callable[..., Callable[..., Any]] | None = None,
     ) -> None:
         self._steps, self._say = steps, say
-        # 20 assertions take 15 us a step; torch looked at each call's first
+        # torch checks the sizes at the first call only
         options = {**(options or {}), "size_asserts": False}
         self._compile_graph = compile_graph or partial(torch_private.compile_graph, options=options)
         self._functions: dict[Sizes, _Function] = {}
 
     def at_once(self, sizes: Sizes, room: int) -> int:
-        """See Repeater: as many as take SECONDS_A_CALL, which is how long a signal may have to wait. One that take() refuses
-        is one step, as the schedule would have gone on for more."""
+        """As many as fit into SECONDS_A_CALL, as a signal waits that long; 1 for a step that take() may refuse."""
         function = self._functions.get(sizes)
-        if function is None or function.is_looked_at or function.of_host:
+        if function is None or function.is_tested or function.of_host:
             return 1
         return max(1, min(room, int(SECONDS_A_CALL / function.seconds)))
 
     def take(self, sizes: Sizes, num: int) -> None:
-        """See Repeater. Raises: RunnerError where there is nothing to compile with."""
+        """Raises: RunnerError without a compiler."""
         function = self._functions.get(sizes)
         if function is None:
-            config: Any = torch_private.dynamo_config
-            if not hasattr(config, "trace_autograd_ops"):
-                raise CannotTraceError(f"torch {torch.__version__} compiles no backward pass with what is around it")
-            config.trace_autograd_ops = True  # for good: what is compiled holds only as long as the settings do
+            _trace_backward()
             function = self._functions[sizes] = _Function(self._steps, sizes, self._compile_graph)
         if function.of_host:
             raise CannotTraceError(f"{function.of_host}, which a step that is repeated would not see")
-        if not function.is_looked_at:
+        if not function.is_tested:
             function.run(num)
             return
         try:
-            function.look()
+            function.test()
         except _compiling_errors() as error:
             check_compiler(error)
             raise CannotTraceError(f"the step can't be one function: {first_line(error)}") from error
@@ -193,7 +186,7 @@ class Repeated:
 
 
 class _Function:
-    def __init__(self, steps: Steps, sizes: Sizes, compile_graph: Callable[..., Callable[..., Any]]) -> None:
+    def __init__(self, steps: Repeatable, sizes: Sizes, compile_graph: Callable[..., Callable[..., Any]]) -> None:
         self.calls, self.seconds, self.of_host = 0, 0.0, ""
         self._num, self._made, self._compile_graph = 1, 0, compile_graph
         self._prepare = partial(steps.prepare, sizes)
@@ -201,12 +194,12 @@ class _Function:
         self._take = partial(take, sizes)
 
     @property
-    def is_looked_at(self) -> bool:
-        """Whether the next call is one that shows what is the host's."""
-        return self.calls < LOOKED_AT
+    def is_tested(self) -> bool:
+        """Whether the next call tests for dependence on the host."""
+        return self.calls < TESTED_CALLS
 
-    def look(self) -> None:
-        """One step, timed. Raises: what the compiler raises."""
+    def test(self) -> None:
+        """Take one step; sets `of_host` if something in it depends on the host."""
         before = host_generators(CPU)
         self.run(1)
         self.calls += 1
@@ -214,10 +207,9 @@ class _Function:
         if drawn:
             self.of_host = f"the step draws from {' and '.join(drawn)}"
         elif self._made > 1:
-            self.of_host = "a number of the host is another one in each step"
+            self.of_host = "a number of the host changes in each step"
 
     def run(self, num: int) -> None:
-        """`num` steps by one call."""
         began, self._num = time.perf_counter(), num
         self._prepare(0)
         self._take()
@@ -225,7 +217,7 @@ class _Function:
 
     def _make(self, graph: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
         self._made += 1
-        if graph.graph.output_node().args[0]:  # what torch writes to an attribute after the call
+        if graph.graph.output_node().args[0]:  # attributes that torch sets after the call
             self.of_host = "an attribute is another tensor after each step"
         compiled = self._compile_graph(graph, inputs)
 
@@ -239,13 +231,22 @@ class _Function:
         return several
 
 
+def _trace_backward() -> None:
+    config: Any = torch_private.dynamo_config
+    if not hasattr(config, "trace_autograd_ops"):
+        raise CannotTraceError(
+            f"torch {torch.__version__} can't compile a backward pass together with the rest of a step"
+        )
+    config.trace_autograd_ops = True  # not restored: compiled code is valid only with the same settings
+
+
 def _compiling_errors() -> type[Exception]:
     found: type[Exception] = torch_private.dynamo_errors.TorchDynamoException
     return found
 
 
 def check_compiler(error: BaseException) -> None:
-    """Raises: RunnerError where there is no compiler, as nothing else would help either."""
+    """Raise a RunnerError if the cause of an error is a missing compiler."""
     inductor = torch_private.inductor_errors
 
     causes: list[BaseException] = []

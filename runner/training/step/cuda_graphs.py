@@ -1,6 +1,6 @@
-"""Captures steps on the device as CUDA graphs and replays them, several by one launch: train.cuda_graph.
+"""Captures steps as CUDA graphs and replays them, several with one launch: train.cuda_graph.
 
-on_device.py hands it the steps. It keeps a graph for each size of batch and number of steps at once.
+on_device.py calls it. There is a graph for each batch size and number of steps.
 """
 
 from __future__ import annotations
@@ -20,22 +20,23 @@ from runner.inspection.call_site import UNKNOWN, line_of_error
 from runner.training.step.fused_update import CannotTraceError
 from runner.training.step.on_device import Sizes, host_generators
 
-#: steps that a graph of several has. One launch for several small steps; more would only make the graph longer
+#: steps of a graph of several steps
 STEPS_A_REPLAY = 8
-#: that a step is taken as it is written before it is captured, as torch asks for (its notes on CUDA graphs)
+#: eager steps before a capture, as torch's notes on CUDA graphs recommend
 WARM_UPS = 3
 CUDA = torch.device("cuda")
 
 Run = Callable[[], None]
 
 
-class Graphs:
-    """A Repeater: steps are captured, one by one and several at a time, and replayed.
+class GraphSteps:
+    """A Repeater that captures one step, or several at a time, and replays them.
 
-    The first WARM_UPS steps of each size are run and not captured, and count like any other. A last small batch is a graph
-    of its own. Nothing waits for the device but the capture itself, once a graph.
+    The first WARM_UPS steps of each size are eager, and count like any other. A smaller last batch has its own graph. Only
+    a capture waits for the device.
 
-    take: the steps that are captured, Steps.take or what is compiled of it.
+    Args:
+        take: Takes the steps to capture, OnDevice.take or a compiled one.
     """
 
     def __init__(self, take: Callable[[Sizes, int], None], capture: Capture) -> None:
@@ -44,11 +45,9 @@ class Graphs:
         self._graphs: dict[tuple[Sizes, int], Run] = {}
 
     def at_once(self, sizes: Sizes, room: int) -> int:
-        """See Repeater."""
         return STEPS_A_REPLAY if room >= STEPS_A_REPLAY and self._taken[sizes] >= WARM_UPS else 1
 
     def take(self, sizes: Sizes, num: int) -> None:
-        """See Repeater."""
         run = partial(self._take, sizes, num)
         if self._taken[sizes] < WARM_UPS:
             self._capture.warm(run)
@@ -73,11 +72,11 @@ class Graphs:
 
 
 class HostDrawError(Exception):
-    """A step that draws random numbers on the host: a graph would have the same ones at each step."""
+    """A step that draws random numbers on the host, which a graph would repeat at each step."""
 
 
 class Capture(NamedTuple):
-    """What captures a run of kernels, and what runs them before."""
+    """Functions that capture kernels, and run them before a capture."""
 
     capture: Callable[[Run], Run]
     warm: Callable[[Run], None]

@@ -1,6 +1,7 @@
-"""Takes an epoch's steps several at a time, from a set that lies on the device; between them it needs nothing of the host.
+"""Takes several steps at a time without the host in between, with data that are on the device.
 
-For train.cuda_graph, and train.compile on a CPU. It keeps on the device the place in the epoch's order, and the rates.
+For train.cuda_graph (GraphSteps), and train.compile on a CPU (CompiledSteps). The position in the epoch's order and the rates
+are on the device.
 """
 
 from __future__ import annotations
@@ -18,52 +19,54 @@ from torch import Tensor
 from runner.data.loading.loaders import Batches
 from runner.data.loading.resident import sent
 from runner.errors import Problem, RunnerError
+from runner.training.loop import Epochs
 from runner.training.schedule import Rates
 from runner.training.step.fused_update import CannotTraceError, FixedUpdate
 from runner.training.step.train_step import Step
 from runner.training.stopping import Limits
 
-#: steps whose numbers lie on the device: no more are taken at a time
+#: the maximum number of steps at a time: their numbers are on the device
 MOST_AT_ONCE = 64
 
-Sizes = tuple[int, ...]  # rows of the batches of one step
-Epochs = Any  # loop.Epochs
+Sizes = tuple[int, ...]  # the examples in each batch of a step
 
 
-class Steps(Protocol):
-    """What is repeated: steps from where the device is."""
+class Repeatable(Protocol):
+    """Steps from the device's current position."""
 
     def take(self, sizes: Sizes, num: int) -> None:
-        """`num` steps, one after the other, with the numbers of the table's first steps."""
+        """Take `num` steps with the table's first numbers."""
 
     def prepare(self, sizes: Sizes, index: int) -> None:
-        """Brings what take_one() reads to where it reads it, for step `index` of those that are taken at once."""
+        """Copy the inputs of take_one(), for step `index` of those that are taken at once."""
 
     def take_one(self, sizes: Sizes) -> None:
-        """One step, after prepare()."""
+        """Take one step, after prepare()."""
 
 
 class Repeater(Protocol):
-    """Takes steps again and again without the host's part in them: CUDA graphs, or a compiled step."""
+    """Repeats steps without the host: GraphSteps or CompiledSteps."""
 
     def at_once(self, sizes: Sizes, room: int) -> int:
         """How many of the next `room` steps of these sizes to take at once."""
 
     def take(self, sizes: Sizes, num: int) -> None:
-        """Takes them. Raises: CannotTraceError, before anything has changed, where they can't be."""
+        """Take them. Raises: CannotTraceError, before anything has changed."""
 
 
 @dataclass(frozen=True)
 class Repeating:
-    """How steps are repeated, and what is done where they can't be.
+    """How steps are repeated.
 
-    repeater: what takes several steps at once, made from them. as_formula: see FixedUpdate.
-    usual_rows: of a step's last batch where others are rare (None: no size is). times: how often what it takes at once is
-    taken with numbers that came over together, of rates that move.
-    instead: takes the steps where a repeater can't (None: that is an error, of a graph that was asked for).
+    Attributes:
+        repeater: Makes the Repeater of the steps.
+        as_formula: See FixedUpdate.
+        usual_rows: The size of a step's last batch, if steps of other sizes are rare, and eager.
+        times: How often the Repeater is called with numbers that were copied together, if rates change.
+        instead: Takes the steps that can't be repeated; None: they are an error.
     """
 
-    repeater: Callable[[Steps], Repeater]
+    repeater: Callable[[Repeatable], Repeater]
     as_formula: bool = False
     usual_rows: int | None = None
     times: int = 1
@@ -71,12 +74,16 @@ class Repeating:
 
 
 class OnDevice:
-    """Epochs whose steps read all that changes from step to step on the device: the epoch's order and the place in it, the
-    rates, the row of the metric buffer.
+    """Takes steps that read everything from the device that changes between them: the epoch's order and the position in it,
+    the rates, the row of the metric buffer.
 
-    Steps before the optimizer has its state, and those of rare sizes, are taken as they are written.
+    Steps are eager until the optimizer has its state, and if their size is rare.
 
-    make: the run's train_step.make_step, with options by their names; first: what it makes, with the guard on it.
+    Args:
+        make: train_step.make_step of the run, which takes StepOptions by name.
+        batches: Of a split on the device.
+        first: An eager step, with the guard.
+        limits: Steps that are taken at once end there.
     """
 
     def __init__(
@@ -90,7 +97,6 @@ class OnDevice:
         limits: Limits,
         how: Repeating,
     ) -> None:
-        """batches: of a split that lies on the device. limits: which no steps that are taken at once may pass by."""
         data = batches.indexed()
         assert data is not None
         self._make, self._data, self._rates, self._limits = make, data, rates, limits
@@ -102,32 +108,30 @@ class OnDevice:
         self._steps = [tuple(sizes[at : at + accumulate_steps]) for at in range(0, len(sizes), accumulate_steps)]
         self._num_alike = self._steps.count(self._steps[0])  # all but a smaller last one
         self._rows_a_step = batch_size * accumulate_steps
-        self._places = torch.arange(min(self._rows_a_step * MOST_AT_ONCE, num_rows), device=device)
-        self._place = torch.zeros((), dtype=torch.int64, device=device)  # of the next step's first row in the order
+        self._offsets = torch.arange(min(self._rows_a_step * MOST_AT_ONCE, num_rows), device=device)
+        self._position = torch.zeros(
+            (), dtype=torch.int64, device=device
+        )  # of the next step's first example in the order
         self._times = how.times
-        self._table = torch.empty(0)  # (MOST_AT_ONCE, G, K) numbers of the steps to come, see FixedUpdate
-        self._now = self._table  # those that are read: the same, or a part of them at a time
-        self._table_rows: list[Tensor] = []  # its views, made once
+        self._table = torch.empty(0)  # (MOST_AT_ONCE, G, K) numbers of the next steps, see FixedUpdate
+        self._now = self._table  # the numbers that steps read: the table, or a part of it
+        self._table_rows: list[Tensor] = []  # views
         self._gathers_before = device.type == "cpu" and data.has_images
-        self._gathered: dict[Sizes, Any] = {}  # the rows of one step, always in the same memory
+        self._gathered: dict[Sizes, Any] = {}  # the examples of one step, always in the same memory
         self._sent: list[list[list[float]]] = []
         self._fixed_at = 0  # the step after which the update was fixed
-        self._is_left = False  # for what is there instead
+        self._is_eager = False  # steps can't be repeated
         self._update: FixedUpdate | None = None
         self._first = self._step = first
         self._repeater = how.repeater(self)
 
-    @property
-    def steps_per_epoch(self) -> int:
-        return len(self._steps)
-
-    def steps(self, epoch: int, *, first_step: int = 0) -> Iterator[int]:
-        """See loop.Epochs. Raises: RunnerError for a step that can't be repeated, where there is nothing instead."""
+    def epoch(self, number: int, *, first_step: int = 0) -> Iterator[int]:
+        """See loop.Epochs. Raises: RunnerError for a step that can't be repeated, without `instead`."""
         at = first_step
-        if not self._is_left:
-            self._data.begin(epoch)
-            self._place.fill_(at * self._rows_a_step)
-        while not self._is_left and at < len(self._steps):
+        if not self._is_eager:
+            self._data.begin(number)
+            self._position.fill_(at * self._rows_a_step)
+        while not self._is_eager and at < len(self._steps):
             sizes = self._steps[at]
             alike = self._num_alike - at if sizes == self._steps[0] else 1
             room = min(alike, self._buffer.room, self._limits.room(self._progress.step), MOST_AT_ONCE)
@@ -136,35 +140,35 @@ class OnDevice:
             except CannotTraceError as error:
                 if self._instead is None:
                     raise self._refused(error) from error
-                self._is_left = True
+                self._is_eager = True
                 break
             self._buffer.wrote(num)
             at += num
             yield num
-        if self._is_left and self._instead is not None:
-            yield from self._instead.steps(epoch, first_step=at)
+        if self._is_eager and self._instead is not None:
+            yield from self._instead.epoch(number, first_step=at)
 
     def _take(self, sizes: Sizes, room: int) -> int:
         if self._update is None and (self._progress.step or self._optimizer.state) and self._buffer.writes_on_device():
             self._fix_update()
         is_rare = self._usual_rows is not None and sizes[-1] != self._usual_rows
         if self._update is None or is_rare:
-            self._take_as_written(sizes)
+            self._take_eagerly(sizes)
             return 1
         num = self._repeater.at_once(sizes, room)
         times = min(self._times, room // num) if num > 1 else 1
-        fit, is_past_them = self._bring_numbers(num * times)
-        with self._update.settings_as_fixed() if is_past_them else nullcontext():
+        fit, is_ahead = self._bring_numbers(num * times)
+        with self._update.settings_as_fixed() if is_ahead else nullcontext():
             for at in range(0, fit, num):
                 some = min(num, fit - at)
                 if self._now is not self._table:
                     self._now[:some].copy_(self._table[at : at + some])
                 self._repeater.take(sizes, some)
-        if not is_past_them:
+        if not is_ahead:
             self._rates.advance()
         return fit
 
-    def _take_as_written(self, sizes: Sizes) -> None:
+    def _take_eagerly(self, sizes: Sizes) -> None:
         self._rates.note()
         with self._rounded_rates():
             values = self._first(self._batches(sizes, 1)[0])
@@ -172,34 +176,32 @@ class OnDevice:
         self._rates.advance()
 
     def take(self, sizes: Sizes, num: int) -> None:
-        """See Steps."""
+        """See Repeatable."""
         update = self._update
         assert update is not None
         own, values = update.numbers, []
         for index, batches in enumerate(self._batches(sizes, num)):
-            update.numbers = self._table_rows[index]  # read where it lies: no copy
+            update.numbers = self._table_rows[index]  # without a copy
             values.append(self._step(batches))
         update.numbers = own
         self._buffer.write_on_device(values)
 
     def prepare(self, sizes: Sizes, index: int) -> None:
-        """See Steps. By a copy, as a compiled loop that looks its numbers up by an index is slow (57 us for 44, of 9,610
-        weights). And images are gathered here on a CPU: what is compiled of that goes pixel by pixel (1.6 ms of a step with
-        128 of 32x32, for 0.2; of rows of 64 numbers 12 us, for 40 with the calls from here; torch 2.13, 2026-11)."""
+        """See Repeatable. On a CPU compiled code is slow at indexing numbers, and at gathering images pixel by pixel."""
         assert self._update is not None
         self._update.numbers.copy_(self._table_rows[index])
         if self._gathers_before:
             self._gathered[sizes] = self._gather(sizes, 1, out=self._gathered.get(sizes))
 
     def take_one(self, sizes: Sizes) -> None:
-        """See Steps."""
+        """See Repeatable."""
         gathered = self._gathered[sizes] if self._gathers_before else self._gather(sizes, 1)
         self._buffer.write_on_device([self._step(self._data.batches(gathered, sizes))])
 
     def _gather(self, sizes: Sizes, num: int, *, out: Any = None) -> Any:
         rows = sum(sizes) * num
-        gathered = self._data.gather(self._places[:rows] + self._place, out=out)
-        self._place.add_(rows)
+        gathered = self._data.gather(self._offsets[:rows] + self._position, out=out)
+        self._position.add_(rows)
         return gathered
 
     def _batches(self, sizes: Sizes, num: int) -> list[list[Any]]:
@@ -212,18 +214,16 @@ class OnDevice:
         return steps
 
     def _bring_numbers(self, num: int) -> tuple[int, bool]:
-        """Notes the rates of the next steps, and writes their numbers to the table if they are others. Returns for how many
-        it did so, and whether the schedule is past them: it is at the last of them, or, where it has moved something that is
-        no rate for the step after it, there.
+        """Note the rates of the next steps, and write their numbers to the table if they changed.
 
-        Raises: CannotTraceError where it has for the next step.
+        Returns the number of steps, and whether the schedule is one step ahead of them: it changed another setting than a
+        rate, so the steps before it are taken first. Raises: CannotTraceError if that is the next step.
         """
         assert self._update is not None
         numbers: list[list[list[float]]] = []
         since = self._progress.step - self._fixed_at + 1
-        # steps with the same rates are asked for together: one by one it is 5 us of a step of 150 (2026-11)
         alike = 1 if self._rates.are_scheduled else num
-        is_past_them = False
+        is_ahead = False
         for ahead in range(0, num, alike):
             if ahead:
                 self._rates.advance()
@@ -232,14 +232,14 @@ class OnDevice:
             except CannotTraceError:
                 if not ahead:
                     raise
-                is_past_them = True  # a schedule takes no step back, so the steps that it is ahead are taken first
+                is_ahead = True
                 break
             self._rates.note(ahead=ahead)
         fit = len(numbers)
         if numbers != self._sent[:fit]:
             self._sent = numbers
             self._table[:fit].copy_(sent(torch.tensor(numbers, dtype=self._table.dtype), self._device))
-        return fit, is_past_them
+        return fit, is_ahead
 
     @contextmanager
     def _rounded_rates(self) -> Iterator[None]:
@@ -254,9 +254,7 @@ class OnDevice:
                 group["lr"] = rate
 
     def _fix_update(self) -> None:
-        """Once the optimizer has its state, after the first step; in a run that goes on it is there.
-
-        Raises: CannotTraceError for an optimizer that takes its steps itself."""
+        """Called when the optimizer has its state: after the first step, or in a resumed run."""
         self._update = FixedUpdate(self._optimizer, as_formula=self._as_formula)
         self._step = self._make(update=self._update)
         self._fixed_at = self._progress.step
@@ -270,7 +268,7 @@ class OnDevice:
 
 
 def host_generators(device: torch.device) -> dict[str, Any]:
-    """By name, the state of each generator that a step on the device has no part in, so that nothing in it may draw from it."""
+    """The states of the host's generators by name, which a repeated step must not use."""
     kind, keys, *rest = np.random.get_state(legacy=True)
     states: dict[str, Any] = {
         "Python's random": random.getstate(),

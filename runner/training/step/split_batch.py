@@ -1,6 +1,6 @@
-"""Takes a batch that the device's memory does not hold in parts that fit (train.on_oom=split), or says what to write instead.
+"""Splits a batch that doesn't fit into the device's memory (train.on_oom=split), or suggests other settings.
 
-The number of parts stands in the run's progress, and so in its checkpoints.
+The number of parts is in the run's progress, and so in its checkpoints.
 """
 
 from __future__ import annotations
@@ -22,22 +22,21 @@ ForwardBackward = Callable[[Sequence[Any]], Mapping[str, Tensor]]
 
 
 class SplitBatch:
-    """In how many parts each batch is learnt: 1, until the memory does not take one; then twice as many, from there on.
+    """Splits each batch into parts; twice as many whenever the memory is too small.
 
-    The gradients are added up over the parts, each by its rows, so the step is the one without the split but for the
-    rounding. What looks at a batch as a whole (batch norm) or draws numbers (dropout) sees the parts.
+    The gradients are summed over the parts, weighted by their examples, so the step is the same except for rounding. Batch
+    norm and dropout see the parts.
     """
 
     def __init__(self, parts: Parts, progress: Progress, *, say: Callable[[str], None]) -> None:
-        """progress: holds the number, so that a run that goes on begins with it."""
         self._device, self._optimizer, self._say = parts.device, parts.optimizer, say
         self._progress, self._buffers = progress, list(parts.model.buffers())
         self._before = [buffer.clone() for buffer in self._buffers]
 
     def wrap(self, forward_backward: ForwardBackward) -> ForwardBackward:
-        """`learn`, forward and backward over a group of batches, repeated in smaller parts where memory ends.
+        """Repeat forward and backward in smaller parts if memory runs out.
 
-        Costs a copy of the model's buffers each step: a forward pass that breaks off may have changed them.
+        Costs a copy of the model's buffers per step, as an interrupted forward pass may have changed them.
         """
 
         def forward_backward_parts(batches: Sequence[Any]) -> Mapping[str, Tensor]:
@@ -45,13 +44,13 @@ class SplitBatch:
                 foreach_copy_(self._before, self._buffers)
             while True:
                 values = self._forward_backward(forward_backward, batches)
-                if values is not None:  # beside the except clause, whose error keeps the activations alive
+                if values is not None:  # outside the except clause, whose error keeps the activations alive
                     return values
                 self._undo()
                 self._progress.num_pieces *= 2
                 num = self._progress.num_pieces
                 rows = max(num_rows(batch) for batch in batches)
-                self._say(f"out of memory: each batch is learnt in {num} parts of {-(-rows // num)} rows now")
+                self._say(f"out of memory: each batch is split into {num} parts of {-(-rows // num)} rows now")
 
         return forward_backward_parts
 
@@ -74,7 +73,7 @@ class SplitBatch:
 
 
 def in_parts(batch: Any, num: int) -> Iterator[Any]:
-    """The batch's rows in `num` parts or fewer, views of it; tensors with another first dimension stay whole."""
+    """Views of the batch in at most `num` parts; tensors with another first dimension are not split."""
     rows = num_rows(batch)
     size = max(1, -(-rows // num))
     if size >= rows:
@@ -89,9 +88,9 @@ def _rows(batch: Any, chosen: slice, rows: int) -> Any:
 
 
 def explain(error: BaseException, parts: Parts, settings: Settings, *, num_processes: int) -> str:
-    """What torch said, what takes the memory as far as it can be named, and what to write.
+    """Torch's message, what needs the memory, and which settings help.
 
-    Several processes repeat no step in parts, and a captured step neither does nor reads rows that come to it.
+    Several processes and CUDA graphs can't split a batch, and graphs can't stream their data.
     """
     is_captured = settings.train.cuda_graph
     may_split = settings.train.on_oom != "split" and num_processes == 1 and not is_captured

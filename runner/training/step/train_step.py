@@ -1,6 +1,6 @@
-"""Makes the training step: forward, loss, backward, clipping and update over a group of batches on the device.
+"""Makes the training step (forward, loss, backward, clipping and update over a group of batches), and takes it.
 
-It returns the step's values as 0-d tensors and waits for nothing. choose.py decides what stands around it.
+A step returns its values as 0-d tensors and waits for nothing. choose.py decides what wraps it.
 """
 
 from __future__ import annotations
@@ -8,17 +8,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from runner.data.loading.loaders import Batches
 from runner.device.placement import num_rows
 from runner.device.precision import Precision
 from runner.tasks.task import Task
-from runner.training.metric_buffer import in_order
+from runner.training.metric_buffer import MetricBuffer, in_order
 from runner.training.optimizer import AveragedWeights, NoAverage, Turns
+from runner.training.schedule import Rates
 from runner.training.step.fused_update import FixedUpdate, make_update
 
 Step = Callable[[Sequence[Any]], Mapping[str, Tensor]]
@@ -29,19 +32,22 @@ Clocked = Callable[[str, Callable[..., Any]], Callable[..., Any]]
 
 @dataclass(frozen=True)
 class StepOptions:
-    """What stands around a step, of a run that asks for more than forward, backward, update (None: nothing)."""
+    """What changes or wraps the parts of a step.
 
-    #: around forward and backward of a group of batches: split_batch.SplitBatch.wrap
+    Attributes:
+        wrap_forward_backward: Wraps forward and backward of a group of batches: split_batch.SplitBatch.wrap.
+        compile_forward: Wraps the forward pass with its loss: torch.compile.
+        update: Takes the optimizer's step and clears the gradients, instead of the optimizer.
+        own_batches: Which batches of a group this process trains on, and how much each counts.
+        is_a_turn: Whether the model also has parameters of other optimizers, which get no gradients of this one's loss.
+        clocked: Times a part of the step: clock.StepClock.part.
+    """
+
     wrap_forward_backward: Callable[[Step], Step] | None = None
-    #: what the forward pass with its loss is put through: torch.compile
     compile_forward: Callable[[Forward], Forward] | None = None
-    #: what takes the optimizer's step and leaves no gradients, in its place
     update: FixedUpdate | None = None
-    #: what of a group of batches is learnt in this process, and how much each counts, in the place of all by their rows, say
     own_batches: OwnBatches | None = None
-    #: whether the model has parameters of other optimizers, which this one's loss leaves without a gradient
     is_a_turn: bool = False
-    #: clocks a part of the step, see clock.StepClock.part
     clocked: Clocked | None = None
 
 
@@ -55,12 +61,11 @@ def make_step(
     average: AveragedWeights | None = None,
     options: StepOptions = StepOptions(),
 ) -> Step:
-    """The step of a run, every choice made here once: step(batches) -> {"loss": ..., ...}, detached, on the device.
+    """Make the step of a run: step(batches) -> {"loss": ..., ...}, detached, on the device. Nothing waits for the device.
 
-    More than one batch accumulates gradients: each counts by its rows, or by what task.num_counted(batch) says, where the
-    task has it, so that the step equals one over all of them.
-    With clipping, the values also hold `grad_norm`, the norm before it was clipped. Nothing here waits for the device.
-    Of optimizers that take turns each takes a step of its own, see take_turns().
+    Several batches accumulate gradients. Each counts by its examples, or by task.num_counted(batch) if the task has it, so
+    the step equals one over all of them. With clipping, the values also have `grad_norm`, the norm before clipping.
+    Several optimizers take a step each, see take_turns().
     """
     if isinstance(optimizer, Turns):
         make = partial(make_step, model, precision=precision, clip_grad_norm=clip_grad_norm)
@@ -74,9 +79,9 @@ def make_step(
     target: Any = options.update or optimizer
     update = _scaled_update(optimizer, scaler, target) if scaler.is_enabled() else None
     update = update or (options.update.update if options.update else make_update(optimizer))
-    inputs = parameters if options.is_a_turn else None  # None: of all that takes part in the loss
+    inputs = parameters if options.is_a_turn else None  # None: all that the loss depends on
     num_counted: Callable[[Any], Tensor] | None = getattr(task, "num_counted", None)
-    is_in_parts = any(hasattr(parameter, "full_tensor") for parameter in parameters)  # of several processes
+    is_in_parts = any(hasattr(parameter, "full_tensor") for parameter in parameters)  # across processes
 
     def forward(batch: Any) -> Mapping[str, Tensor]:
         with precision.autocast():
@@ -92,7 +97,7 @@ def make_step(
         if share is not None:
             loss = loss * share
         loss = scaler.scale(loss)
-        if inputs is None:  # not backward(inputs=None): torch.compile takes that for an empty list (2.13)
+        if inputs is None:  # backward(inputs=None) would be an empty list for torch.compile (2.13)
             loss.backward()
         else:
             loss.backward(inputs=inputs)
@@ -132,7 +137,7 @@ def make_step(
         if norm is None:
             return values
         loss = next(iter(values.values()))
-        return {**values, "grad_norm": norm.to(loss.device)}  # it is made where the first weights lie
+        return {**values, "grad_norm": norm.to(loss.device)}  # it is made on the first weight's device
 
     return step
 
@@ -147,14 +152,14 @@ def _scaled_update(optimizer: Optimizer, scaler: Any, target: Any) -> Callable[[
 
 
 def in_turn(task: Any, name: str) -> Task:
-    """A task as one of the optimizers that take turns has it."""
+    """The task of one of several optimizers."""
     return partial(task, turn=name)
 
 
 def take_turns(optimizer: Turns, steps: Mapping[str, Step], *, average: AveragedWeights | None) -> Step:
-    """The step of several optimizers: that of each which is due, in their order, on the same batches.
+    """Make the step of several optimizers: each that is due takes its step, in order, on the same batches.
 
-    Its values are those of all, NAME_TURN, and first `loss`, the sum of their losses; of a turn that was not due, the last.
+    Its values are `loss`, the sum of all losses, and NAME_TURN for each optimizer; the last values of one that is not due.
     """
     averages = average or NoAverage()
 
@@ -180,14 +185,13 @@ def _shares(
             yield batch, count / sum(rows)
         return
     counted = torch.stack([num_counted(batch) for batch in batches])
-    shares = counted / counted.sum().clamp(min=1)  # of a step in which nothing counts 0 each
+    shares = counted / counted.sum().clamp(min=1)  # all 0 if nothing counts
     yield from zip(batches, shares.unbind(), strict=True)
 
 
 def _mean_over(
     parts: Iterable[tuple[Any, Any]], forward_backward: Callable[[Any, Any], Mapping[str, Tensor]]
 ) -> dict[str, Tensor]:
-    """Raises: RunnerError where a part has values of other names than the first."""
     means: dict[str, Tensor] = {}
     for batch, share in parts:
         found = forward_backward(batch, share)
@@ -195,3 +199,27 @@ def _mean_over(
             part = value.detach() * share
             means[name] = means[name] + part if name in means else part
     return means
+
+
+class EagerSteps:
+    """Takes each step by a call from the host. `step` takes one; clock.py replaces it for the steps that it times."""
+
+    def __init__(
+        self, step: Step, batches: Batches, *, accumulate_steps: int, rates: Rates, buffer: MetricBuffer
+    ) -> None:
+        self.step, self._batches, self._size = step, batches, accumulate_steps
+        self._rates, self._buffer = rates, buffer
+
+    def epoch(self, number: int, *, first_step: int = 0) -> Iterator[int]:
+        batches = self._batches.epoch(number, first_batch=first_step * self._size)
+        for group in _groups(batches, self._size):
+            self._rates.note()
+            self._buffer.write(self.step(group))
+            self._rates.advance()
+            yield 1
+
+
+def _groups(items: Iterable[Any], size: int) -> Iterator[tuple[Any, ...]]:
+    iterator = iter(items)
+    while group := tuple(islice(iterator, size)):
+        yield group

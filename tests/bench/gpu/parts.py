@@ -481,7 +481,7 @@ torch.nn.Conv2d(3, 8, 3).to(device)(torch.ones(2, 3, 9, 9, device=device)).sum()
 def syncs(asked: Asked) -> None:
     """Steps that wait for the device, as torch counts them on CUDA."""
     from runner import run as run_here
-    from runner.training.step import eager, on_device
+    from runner.training.step import on_device, train_step
 
     def counted(taken):  # only the steps: a run may wait before and after them
         def steps(self, *given, **more):
@@ -496,10 +496,10 @@ def syncs(asked: Asked) -> None:
         return steps
 
     num_steps = 30 if asked.is_short else 1000
-    kinds = (eager.StepByStep, on_device.OnDevice)
-    before = [kind.steps for kind in kinds]
+    kinds = (train_step.EagerSteps, on_device.OnDevice)
+    before = [kind.epoch for kind in kinds]
     for kind in kinds:
-        kind.steps = counted(kind.steps)
+        kind.epoch = counted(kind.epoch)
     head("steps", "waits of the steps", "pulls", "unexpected reads")
     words = [
         *ROWS,
@@ -517,7 +517,7 @@ def syncs(asked: Asked) -> None:
         waits = sum("called a synchronizing" in str(each.message) for each in said)
         row(f"{num_steps:,}, {way}", waits, found["host_reads"]["pulls"], found["host_reads"]["unexpected"])
     for kind, steps in zip(kinds, before, strict=True):
-        kind.steps = steps
+        kind.epoch = steps
 
 
 def memory(asked: Asked) -> None:

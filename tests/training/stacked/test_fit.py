@@ -4,7 +4,6 @@ import math
 import signal
 import time
 from collections import defaultdict
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ from runner.tasks.classification import Classification
 from runner.training.signals import Stop
 from runner.training.stacked import fit
 from runner.training.stacked.stack import Stack
-from runner.training.stopping import Limits
+from runner.training.stopping import Limits, OwnStopCondition
 
 SEEDS = [[f"seed={seed}"] for seed in (3, 0, 7)]
 RATES = [[f"seed={seed}", f"optimizer.lr={lr}"] for lr in (1e-3, 3e-3) for seed in (0, 1)]
@@ -215,8 +214,8 @@ def test_a_loss_that_is_no_number_ends_one_and_not_the_others(tmp_path, monkeypa
     """Nor is there a checkpoint after it: the loss is in the window before, which takes its time, or among what it holds."""
     words, each = [*MLP, "train.checkpoint_every_steps=1"], [["seed=0"], ["seed=1"], ["seed=2"]]
     words += [f"metrics.pull_every={pull_every}"]
-    deliver = fit._Together._window
-    monkeypatch.setattr(fit._Together, "_window", lambda self, window: (time.sleep(0.05), deliver(self, window)))
+    deliver = fit._Group._deliver
+    monkeypatch.setattr(fit._Group, "_deliver", lambda self, window: (time.sleep(0.05), deliver(self, window)))
 
     def spoil(member):
         if member.settings.seed == 1:
@@ -323,11 +322,12 @@ def test_where_the_memory_ends_fewer_compute_at_a_time(tmp_path, monkeypatch, ca
     assert largest_difference(wanted, found)[0] <= 1e-6
 
 
-def test_what_one_hears_at_a_step_all_hear():
+def test_members_get_same_answer_at_a_step():
     stop = Stop()
-    word = fit._OneWord(stop, SimpleNamespace(limits=Limits(1, 9, save_every_seconds=3600)))
-    word._own._saved -= 3600  # it is due, once
-    heard = [(word(5), word(5, at_once=True)) for _ in range(2)]
+    condition = OwnStopCondition(stop, Limits(1, 9, save_every_seconds=3600))
+    condition._saved -= 3600  # a checkpoint is due, once
+    shared = fit.same_answer_for_all(condition)
+    answers = [(shared(5), shared(5, at_once=True)) for _ in range(2)]
     stop.signal = signal.SIGTERM
-    assert [*heard, (word(5), word(5, at_once=True))] == [("save", None)] * 3
-    assert word(6) == word(6, at_once=True) == "stopped"
+    assert [*answers, (shared(5), shared(5, at_once=True))] == [("save", None)] * 3
+    assert shared(6) == shared(6, at_once=True) == "stopped"

@@ -37,7 +37,7 @@ class Steps:
     def pass_by(self, seconds: float) -> None:
         self.time.now += seconds
 
-    def steps(self, epoch, *, first_step=0):
+    def epoch(self, number, *, first_step=0):
         for index in range(first_step, self.steps_per_epoch):
             self.pass_by(self.data + self.first * (index == 0))
             self.step([None])
@@ -66,7 +66,7 @@ def train(time, steps, *, epochs=1, num=50, **limits):
 
     through = ClockedEpochs(steps, clock, progress=progress, one_by_one=steps, clocked=clocked)
     for epoch in range(epochs):
-        for taken in through.steps(epoch):
+        for taken in through.epoch(epoch):
             progress.step += taken
     assert steps.step is usual
     return clock.times(time.now, total), called

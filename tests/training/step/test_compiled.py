@@ -200,7 +200,7 @@ def test_what_is_no_one_function_is_compiled_in_parts(traced, settings, reason):
     said: list[str] = []
     rows, _, _ = train(batches(), compiled=True, said=said, **settings)
     torch.testing.assert_close(rows, train(batches(), compiled=False, **settings)[0], rtol=1e-4, atol=1e-5)
-    assert said[-1].startswith("compile: the forward pass alone") and reason in said[-1]
+    assert said[-1].startswith("compile: only the forward pass") and reason in said[-1]
     assert counters["stats"]["unique_graphs"] >= 1
 
 
@@ -286,7 +286,7 @@ def test_a_step_that_is_no_one_function_goes_on_to_the_bit(traced, own_folder, m
     curves = [read_series(own_folder / name)["train/loss"][2].tolist() for name in ("whole", "parts")]
     assert len(curves[0]) == 5 and curves[0] == curves[1]
     assert firsts == [False] * 3  # the first one was taken before
-    assert "compile: the forward pass alone" in (own_folder / "whole" / "runner.log").read_text()
+    assert "compile: only the forward pass" in (own_folder / "whole" / "runner.log").read_text()
 
 
 def test_a_guard_on_every_step_is_refused():

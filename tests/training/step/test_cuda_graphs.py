@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from runner import run
 from runner.errors import RunnerError
 from runner.training.step import on_device
-from runner.training.step.cuda_graphs import STEPS_A_REPLAY, WARM_UPS, Graphs, HostDrawError, cuda_graphs
+from runner.training.step.cuda_graphs import STEPS_A_REPLAY, WARM_UPS, GraphSteps, HostDrawError, cuda_graphs
 from runner.training.step.on_device import OnDevice
 
 
@@ -57,7 +57,7 @@ class Repeated:
 
 
 def replays(capture):
-    return lambda steps: Graphs(steps.take, capture)
+    return lambda steps: GraphSteps(steps.take, capture)
 
 
 @pytest.mark.parametrize("name", SETTINGS)

@@ -13,14 +13,13 @@ import pytest
 import torch
 from torch import nn
 
-import runner.training.step.eager
 import runner.training.step.train_step
 from runner.data.loading.loaders import Resident, Streamed
 from runner.device.precision import make_precision
 from runner.inspection.host_reads import HostReads
 from runner.tasks.classification import Classification
 from runner.training.background import Background
-from runner.training.loop import result_of, train
+from runner.training.loop import Loop, train
 from runner.training.metric_buffer import MetricBuffer
 from runner.training.optimizer import AveragedWeights, make_optimizer, warmup_cosine
 from runner.training.progress import Best, Progress
@@ -49,7 +48,6 @@ def detector(device):
 def reads_of(
     device,
     *,
-    eager=runner.training.step.eager,
     train_step=runner.training.step.train_step,
     loader=Resident,
     name="fp32",
@@ -76,15 +74,11 @@ def reads_of(
             schedule = warmup_cosine(optimizer, num_steps=NUM_STEPS)
             progress = Progress(Best("val/loss", "min"))
             rates = Rates(optimizer, Schedule.of(schedule), buffer=buffer, progress=progress)
-            training = train(
-                eager.StepByStep(take, batches, accumulate_steps=2, rates=rates, buffer=buffer),
-                progress=progress,
-                limits=limits,
-                evaluate=dict,
-                keep=lambda name: None,
-                asked=OwnStopCondition(Stop(), limits),
+            stop = OwnStopCondition(Stop(), limits)
+            train(
+                train_step.EagerSteps(take, batches, accumulate_steps=2, rates=rates, buffer=buffer),
+                Loop(progress, limits, 5, evaluate=dict, save=lambda name: None, stop=stop),
             )
-            result_of(training)
     finally:
         batches.close()
         background.close()
@@ -123,7 +117,7 @@ READS = {
     "cpu": "values['loss'].cpu()",
 }
 MUTATIONS = {
-    name: (runner.training.step.eager, WRITE, f"values = self.step(group); {read}; self._buffer.write(values)")
+    name: (runner.training.step.train_step, WRITE, f"values = self.step(group); {read}; self._buffer.write(values)")
     for name, read in READS.items()
 } | {
     "float(grad_norm)": (runner.training.step.train_step, NORM, "norm = apply_update(); float(norm)"),

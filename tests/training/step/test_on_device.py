@@ -16,8 +16,8 @@ from runner.data.loading.resident import Resident
 from runner.errors import RunnerError
 from runner.tasks.classification import Classification
 from runner.training.step import compiled
-from runner.training.step.compiled import Repeated
-from runner.training.step.cuda_graphs import Graphs
+from runner.training.step.compiled import CompiledSteps
+from runner.training.step.cuda_graphs import GraphSteps
 from runner.training.step.on_device import OnDevice, Repeating
 
 CPU = torch.device("cpu")
@@ -32,14 +32,14 @@ def kernels_of_torch(graph, inputs):
 
 
 class Watched:
-    """A Repeated that notes how many steps each call took."""
+    """CompiledSteps that notes how many steps each call took."""
 
     def __init__(self, **options):
         self.said, self.nums, self._options = [], [], options
         torch._dynamo.reset()
 
     def __call__(self, steps):
-        self.repeated = Repeated(steps, say=self.said.append, compile_graph=kernels_of_torch, **self._options)
+        self.repeated = CompiledSteps(steps, say=self.said.append, compile_graph=kernels_of_torch, **self._options)
         return self
 
     def at_once(self, sizes, room):
@@ -136,7 +136,7 @@ def test_a_step_with_something_of_the_host_is_not_repeated(task, reason):
     random.seed(0)
     with pytest.raises(RunnerError) as caught:
         captured = Watched()
-        trained(CPU, repeater=lambda steps: Graphs(captured(steps).take, Again()), as_formula=True, task=task())
+        trained(CPU, repeater=lambda steps: GraphSteps(captured(steps).take, Again()), as_formula=True, task=task())
     assert reason in str(caught.value) and "train.cuda_graph=false" in str(caught.value)
 
 
@@ -153,7 +153,9 @@ class Again:
 @pytest.mark.parametrize("name", ["accumulated, clipped, averaged", "a schedule", "augmented"])
 def test_a_graph_of_a_compiled_step(name):
     watched = Watched()
-    ours = trained(CPU, repeater=lambda steps: Graphs(watched(steps).take, Again()), as_formula=True, **SETTINGS[name])
+    ours = trained(
+        CPU, repeater=lambda steps: GraphSteps(watched(steps).take, Again()), as_formula=True, **SETTINGS[name]
+    )
     assert_close(ours, trained(CPU, **SETTINGS[name]))
     assert 8 in watched.nums
 
@@ -230,5 +232,5 @@ def test_long_epoch_costs_no_search_per_step(monkeypatch):
     how, limits = Repeating(lambda steps: None), SimpleNamespace(room=lambda step: 64)
     epochs = OnDevice(None, rows, first=None, accumulate_steps=1, rates=rates, limits=limits, how=how)
     began = time.process_time()
-    assert sum(epochs.steps(0)) == 78_000
+    assert sum(epochs.epoch(0)) == 78_000
     assert time.process_time() - began < 2

@@ -178,7 +178,7 @@ def test_a_process_without_memory_is_told_what_fits_or_splits(own_folder, warm):
 
     code, output, split = run("split", "train.on_oom=split")
     assert (code, split["status"]) == (0, "finished"), output
-    assert "out of memory: each batch is learnt in" in output
+    assert "out of memory: each batch is split into" in output
     (own_folder / "my_models.py").write_text(WIDE.replace("330_000_000", "0"))
     code, output, _ = run("whole")
     assert code == 0, output
