@@ -58,7 +58,7 @@ def of_dataclass(schema: type, told: Told, prefix: str = "", beside: Json | None
             continue
         rule = item.metadata
         kind = {"enum": [*rule["choices"]]} if "choices" in rule else _of_type(hints[item.name])
-        kind = {**(kind or {}), **rule["limits"]} if "limits" in rule else kind
+        kind = {**(kind or {}), **rule.get("rule", {})} or None
         if kind is not None and str in (hints[item.name], *get_args(hints[item.name])) and "type" in kind:
             kind["type"] = [*kind["type"], "number"]  # OmegaConf makes a text of it
         valid = rule.get("valid", "") if "choices" not in rule or not doc else ""

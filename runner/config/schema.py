@@ -1,40 +1,114 @@
-"""What conf/ may hold: every key's name, type, unit and check, as dataclasses. Values and defaults stand in conf/."""
+"""The keys of a configuration: names, types, ranges and their words, as dataclasses. Defaults and comments are in conf/.
+
+Hydra takes the types. A rule is a part of JSON Schema: `fits()` checks values by it, and `runner.config.json_schema` writes it for editors.
+"""
 
 from __future__ import annotations
 
 import functools
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 from omegaconf import MISSING
 
+Rule = Mapping[str, Any]
+
 PRECISIONS = ("fp32", "bf16", "fp16", "tf32", "auto")
-#: what an editor offers; runner.device.choose knows all forms
+#: offered by an editor; runner.device.choose knows all forms
 DEVICES = ["auto", "cpu", "cuda", "cuda:0", "mps", "xpu", "all"]
-DIRECTIONS = ("minimize", "maximize")
-KEPT = "every_epoch|(last|best):[1-9][0-9]*"
-#: when a hook may be called: before the first step, after each measurement, and with the best weights after the test
+#: when a hook is called: before the first step, after each evaluation, and with the best weights after the test
 MOMENTS = ("start", "epoch", "end")
 #: the tags that runs and sweeps set in MLflow
 OWN_TAGS = (
     *("device", "device_name", "device_reason", "git_commit", "git_dirty", "changed", "reproduces", "sweep"),
     *("best_job", "best_job_name", "best_job_run_id", "goals", "max_seeds"),
 )
-#: the names of a user's tags; MLflow refuses others
-TAG = rf"(?!({'|'.join(OWN_TAGS)})$|mlflow\.|runner|[./]|.*(//|/\.|/$))[\w.\-: /]{{1,250}}"
-WEIGHT = {"type": "number", "minimum": 0}
+#: the names of custom tags; MLflow refuses others
+TAG = rf"^(?!({'|'.join(OWN_TAGS)})$|mlflow\.|runner|[./]|.*(//|/\.|/$))[\w.\-: /]{{1,250}}$"
+TEXT: Rule = {"type": "string"}
+COUNT: Rule = {"type": "integer", "minimum": 1}
+WEIGHT: Rule = {"type": "number", "minimum": 0}
+ZERO: Rule = {"enum": [0]}
 
 
-def _value(valid: str, check: Callable[[Any], bool], example: Any, default: Any = MISSING, **limits: Any) -> Any:
-    """A field whose value must pass `check`; `valid` says in words what does. Its default stands in conf/.
+def _one_or_more(kind: Rule) -> Rule:
+    return {"anyOf": [kind, {"type": "array", "items": kind, "minItems": 1}]}
 
-    default: of a run from before the key. limits: the same for an editor, in the words of JSON Schema
-    (runner.config.json_schema); of a type that is Any, all of it.
+
+HOOKS: Rule = {
+    "type": "array",
+    "items": {
+        "type": ["string", "object"],
+        "required": ["_target_"],
+        "properties": {"_target_": TEXT, "at": _one_or_more({"enum": [*MOMENTS]})},
+    },
+}
+TURNS: Rule = {
+    "type": "object",
+    "propertyNames": {"pattern": r"^[^\W\d]\w*$"},
+    "additionalProperties": {
+        "type": "object",
+        "properties": {"params": _one_or_more(TEXT), "every": COUNT},
+        "required": ["params"],
+    },
+}
+
+
+def _is_kind(value: Any, kinds: str | list[str]) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    found = {
+        "null": value is None,
+        "boolean": isinstance(value, bool),
+        "integer": is_number and isinstance(value, int),
+        "number": is_number,
+        "string": isinstance(value, str),
+        "array": isinstance(value, list),
+        "object": isinstance(value, dict),
+    }
+    return any(found[kind] for kind in ([kinds] if isinstance(kinds, str) else kinds))
+
+
+#: the keywords of JSON Schema that rules use; those of lists and mappings hold for any other value
+KEYWORDS: dict[str, Callable[[Any, Any], bool]] = {
+    "type": _is_kind,
+    "enum": lambda value, choices: value in choices,
+    "anyOf": lambda value, rules: any(fits(value, rule) for rule in rules),
+    "not": lambda value, rule: not fits(value, rule),
+    "minimum": lambda value, limit: value >= limit,
+    "exclusiveMinimum": lambda value, limit: value > limit,
+    "maximum": lambda value, limit: value <= limit,
+    "exclusiveMaximum": lambda value, limit: value < limit,
+    "pattern": lambda value, pattern: re.fullmatch(pattern, str(value)) is not None,
+    "maxLength": lambda value, limit: len(str(value)) <= limit,
+    "minItems": lambda value, limit: len(value) >= limit,
+    "items": lambda value, rule: not isinstance(value, list) or all(fits(each, rule) for each in value),
+    "required": lambda value, names: not isinstance(value, dict) or all(name in value for name in names),
+    "properties": lambda value, rules: (
+        not isinstance(value, dict) or all(fits(value[name], rule) for name, rule in rules.items() if name in value)
+    ),
+    "additionalProperties": lambda value, rule: all(fits(each, rule) for each in value.values()),
+    "propertyNames": lambda value, rule: all(fits(name, rule) for name in value),
+}
+
+
+def fits(value: Any, rule: Rule) -> bool:
+    """Return whether a plain value (of lists, mappings and single values) keeps a rule."""
+    return all(KEYWORDS[keyword](value, limit) for keyword, limit in rule.items())
+
+
+def _value(valid: str, example: Any, *, default: Any = MISSING, **rule: Any) -> Any:
+    """Make a field whose values keep a rule.
+
+    Args:
+        valid: The rule in words.
+        example: A valid value, as it is typed.
+        default: The value of a run that is older than the key; the default of new runs is in conf/.
+        rule: The rule, as keywords of JSON Schema.
     """
-    return field(default=default, metadata={"valid": valid, "check": check, "example": example, "limits": limits})
+    return field(default=default, metadata={"valid": valid, "example": example, "rule": rule})
 
 
 def _one_of(*choices: str) -> Any:
@@ -42,38 +116,27 @@ def _one_of(*choices: str) -> Any:
 
 
 def _secret(*, default: Any = MISSING) -> Any:
-    """A text that is neither shown nor stored: not on the screen, in the run directory, in MLflow or in a report."""
+    """Make a field for a text that is neither shown nor stored, anywhere."""
     return field(default=default, metadata={"secret": True})
 
 
 def _at_least(least: int, **otherwise: Any) -> Any:
-    return _value(f"{least} or more", lambda value: value >= least, max(least, 1), minimum=least, **otherwise)
+    return _value(f"{least} or more", max(least, 1), minimum=least, **otherwise)
 
 
 def _count_or(*words: str, least: int = 1) -> Any:
-    def is_one(value: Any) -> bool:
-        return value in words or (type(value) is int and value >= least)
-
-    return _value(
-        f"{', '.join(words)} or a whole number, {least} or more",
-        is_one,
-        words[0],
-        anyOf=[{"enum": [*words]}, {"type": "integer", "minimum": least}],
-    )
+    rule = [{"enum": [*words]}, {"type": "integer", "minimum": least}]
+    return _value(f"{', '.join(words)} or a whole number, {least} or more", words[0], anyOf=rule)
 
 
 def _more_than_zero() -> Any:
-    return _value("more than 0", lambda value: value > 0, 1, exclusiveMinimum=0)
+    return _value("more than 0", 1, exclusiveMinimum=0)
 
 
 def _fraction(*, one: bool = False) -> Any:
     if one:
-        return _value("more than 0 and at most 1", lambda value: 0 < value <= 1, 0.5, exclusiveMinimum=0, maximum=1)
-    return _value("0 or more and less than 1", lambda value: 0 <= value < 1, 0.1, minimum=0, exclusiveMaximum=1)
-
-
-def _one_or_more(kind: dict[str, Any]) -> dict[str, Any]:
-    return {"anyOf": [kind, {"type": "array", "items": kind, "minItems": 1}]}
+        return _value("more than 0 and at most 1", 0.5, exclusiveMinimum=0, maximum=1)
+    return _value("0 or more and less than 1", 0.1, minimum=0, exclusiveMaximum=1)
 
 
 @dataclass
@@ -86,7 +149,6 @@ class Data:
     limit: int | None = _at_least(1)
     fold: Any = _value(
         "null, a fold's number from 0, or K/N for fold K of N",
-        lambda value: not isinstance(value, bool) and re.fullmatch(r"\d+(/\d+)?", str(value)) is not None,
         "0",
         anyOf=[
             {"type": "integer", "minimum": 0},
@@ -97,12 +159,11 @@ class Data:
     num_folds: int | None = _at_least(2)
     sampler: Any = _value(
         "null, balanced, or weights of 0 or more, not all of them 0: [1,3] by class, or {NAME: 3}",
-        lambda value: value == "balanced" or _are_weights(value),
         "balanced",
         anyOf=[
             {"enum": ["balanced", None]},
-            {"type": "array", "items": WEIGHT, "minItems": 1},
-            {"type": "object", "additionalProperties": WEIGHT, "minProperties": 1},
+            {"type": "array", "items": WEIGHT, "not": {"items": ZERO}},
+            {"type": "object", "additionalProperties": WEIGHT, "not": {"additionalProperties": ZERO}},
         ],
     )
     residency: str = _one_of("auto", "device", "stream")
@@ -116,11 +177,7 @@ class Model:
     weights: str | None = MISSING
     strict: bool = MISSING
     freeze: Any = _value(
-        "a pattern of names, or a list of them",
-        lambda value: not value or _are(value, str),
-        "[encoder]",
-        type=["string", "array", "null"],
-        items={"type": "string"},
+        "a pattern of names, or a list of them", "[encoder]", type=["string", "array", "null"], items=TEXT
     )
 
 
@@ -130,22 +187,15 @@ class Optimizer:
 
     groups: Any = _value(
         "a list of {match: PATTERN, SETTING: ...}",
-        lambda value: _are_groups(value),
         "[{match: encoder, lr: 0.0001}]",
         type="array",
-        items={"type": "object", "properties": {"match": {"type": "string"}}, "required": ["match"]},
+        items={"type": "object", "properties": {"match": TEXT}, "required": ["match"]},
     )
     no_decay: str | None = _one_of("norms_and_biases")
     turns: Any = _value(
         "{NAME: {params: PATTERN, every: N, SETTING: ...}}",
-        lambda value: are_turns(value),
         "{critic: {params: critic}, generator: {params: generator, lr: 0.0001}}",
-        type="object",
-        additionalProperties={
-            "type": "object",
-            "properties": {"params": _one_or_more({"type": "string"}), "every": {"type": "integer", "minimum": 1}},
-            "required": ["params"],
-        },
+        **TURNS,
     )
 
 
@@ -158,7 +208,7 @@ class EarlyStopping:
 
 @dataclass
 class Train:
-    check: bool = False  # a run from before has no word of it
+    check: bool = False  # older runs don't have it
     num_epochs: int = _at_least(1)
     num_steps: int | None = _at_least(1)
     batch_size: int = _at_least(1)
@@ -168,9 +218,7 @@ class Train:
     cuda_graph: bool = MISSING
     accumulate_steps: int = _at_least(1)
     clip_grad_norm: float | None = _more_than_zero()
-    ema_decay: float | None = _value(
-        "more than 0 and less than 1", lambda value: 0 < value < 1, 0.999, exclusiveMinimum=0, exclusiveMaximum=1
-    )
+    ema_decay: float | None = _value("more than 0 and less than 1", 0.999, exclusiveMinimum=0, exclusiveMaximum=1)
     early_stopping: EarlyStopping = field(default_factory=EarlyStopping)
     max_seconds: float | None = _more_than_zero()
     grace_seconds: float = _more_than_zero()
@@ -181,31 +229,22 @@ class Train:
     evaluate_every_steps: int | None = _at_least(1)
     keep_checkpoints: Any = _value(
         "every_epoch, last:K or best:K, with K from 1 on",
-        lambda value: isinstance(value, str) and re.fullmatch(KEPT, value) is not None,
         "last:3",
-        anyOf=[{"type": "string", "pattern": f"^({KEPT})$"}, {"type": "null"}],
+        anyOf=[{"type": "string", "pattern": "^(every_epoch|(last|best):[1-9][0-9]*)$"}, {"type": "null"}],
     )
     profile: int | None = _at_least(1)
     clocked_steps: int | None = _at_least(1, default=50)
     hooks: Any = _value(
-        "a list of functions, each by its name or as {_target_: NAME, ...}",
-        lambda value: are_hooks(value),
+        f"a list of functions, each by its name or as {{_target_: NAME, at: {', '.join(MOMENTS[:-1])} or {MOMENTS[-1]}}}",
         "[my_hooks.norms]",
-        type="array",
-        items={
-            "type": ["string", "object"],
-            "required": ["_target_"],
-            "properties": {"_target_": {"type": "string"}, "at": _one_or_more({"enum": [*MOMENTS]})},
-        },
+        **HOOKS,
     )
-    recompute: Any = field(  # a run from before has no word of it
+    recompute: Any = _value(
+        "a pattern of module paths, or a list of them",
+        "[layers.*]",
         default=None,
-        metadata={
-            "valid": "a pattern of module paths, or a list of them",
-            "check": lambda value: value in (None, []) or _are(value, str),
-            "example": "[layers.*]",
-            "limits": {"type": ["string", "array", "null"], "items": {"type": "string"}},
-        },
+        type=["string", "array", "null"],
+        items=TEXT,
     )
     num_processes: Any = _count_or("auto")
     max_restarts: int = _at_least(0)
@@ -230,30 +269,25 @@ class Tracking:
     uri: str = MISSING
     experiment: str | None = MISSING
     enabled: bool = MISSING
-    log_model: Any = _value(
-        "true, false or all", lambda value: value in (True, False, "all"), "true", enum=[True, False, "all"]
-    )
+    log_model: Any = _value("true, false or all", "true", enum=[True, False, "all"])
     system_metrics: bool = MISSING
     points: Any = _count_or("all", least=100)
     grace_seconds: float = _at_least(0)
     tags: Any = _value(
         "{NAME: TEXT} or a list of names, without the names that a run sets itself; a text has at most 5000 characters",
-        lambda value: are_tags(value),
         "{team: vision}",
-        None,
+        default=None,
         anyOf=[
             {
                 "type": "object",
-                "propertyNames": {"pattern": f"^{TAG}$"},
+                "propertyNames": {"pattern": TAG},
                 "additionalProperties": {"type": ["string", "number", "boolean"], "maxLength": 5000},
             },
-            {"type": "array", "items": {"type": "string", "pattern": f"^{TAG}$"}},
+            {"type": "array", "items": {"type": "string", "pattern": TAG}},
             {"type": "null"},
         ],
     )
-    description: str | None = _value(
-        "a text of at most 3000 characters", lambda value: len(value) <= 3000, "'a first try'", None, maxLength=3000
-    )
+    description: str | None = _value("a text of at most 3000 characters", "'a first try'", default=None, maxLength=3000)
     git_diff: bool = True
 
 
@@ -323,7 +357,6 @@ class Sweep:
     max_seconds: float | None = _more_than_zero()
     zip: Any = _value(
         "lists of values by key, or several such mappings in a list",
-        lambda value: value is None or _are(value, Mapping),
         "null",
         anyOf=[{"type": ["object", "null"]}, {"type": "array", "items": {"type": "object"}, "minItems": 1}],
     )
@@ -352,18 +385,16 @@ class Search:
     n_trials: int = _at_least(1)
     metric: Any = _value(
         "a metric's name, or a list of names",
-        lambda value: _are(value, str),
         "val/loss",
-        **_one_or_more({"type": "string"}),
+        **_one_or_more(TEXT),
     )
     direction: Any = _value(
         "minimize or maximize, or a list of them",
-        lambda value: _are(value, str, among=DIRECTIONS),
         "minimize",
-        **_one_or_more({"enum": [*DIRECTIONS]}),
+        **_one_or_more({"enum": ["minimize", "maximize"]}),
     )
     sampler: str = _one_of("tpe", "random", "grid", "cmaes", "nsga2")
-    seed: int = _value("0 or more, below 2**31", lambda value: 0 <= value < 2**31, 0, minimum=0, exclusiveMaximum=2**31)
+    seed: int = _value("0 or more, below 2**31", 0, minimum=0, exclusiveMaximum=2**31)
     pruner: str | None = _one_of("auto", "median", "hyperband", "halving", "none")
     warmup_epochs: int = _at_least(0)
     startup_trials: int = _at_least(0)
@@ -371,57 +402,7 @@ class Search:
     params: dict[str, Any] | None = MISSING
 
 
-def _are(value: Any, kind: type, *, among: tuple[str, ...] | None = None) -> bool:
-    values = [value] if isinstance(value, kind) else list(value) if isinstance(value, Sequence) else []
-    return bool(values) and all(isinstance(one, kind) and (among is None or one in among) for one in values)
-
-
-def _are_weights(value: Any) -> bool:
-    if isinstance(value, str) or not isinstance(value, Mapping | Sequence):
-        return False
-    weights = list(value.values()) if isinstance(value, Mapping) else list(value)
-    are_numbers = all(isinstance(one, int | float) and not isinstance(one, bool) for one in weights)
-    return are_numbers and all(0 <= one < math.inf for one in weights) and any(one > 0 for one in weights)
-
-
-def _are_groups(value: Any) -> bool:
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        return False
-    return all(isinstance(one, Mapping) and isinstance(one.get("match"), str) for one in value)
-
-
-def are_hooks(value: Any) -> bool:
-    """Whether it is a list, empty or not, of texts and of mappings with a `_target_`."""
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        return False
-    targets = [one.get("_target_") if isinstance(one, Mapping) else one for one in value]
-    return all(isinstance(target, str) for target in targets)
-
-
-def are_tags(value: Any) -> bool:
-    """Whether MLflow accepts these tags and no run sets them itself."""
-    if isinstance(value, str) or not isinstance(value, Mapping | Sequence):
-        return False
-    texts = value.values() if isinstance(value, Mapping) else ()
-    are_texts = all(isinstance(each, str | int | float) and len(str(each)) <= 5000 for each in texts)
-    return are_texts and all(isinstance(name, str) and re.fullmatch(TAG, name) for name in value)
-
-
-def are_turns(value: Any) -> bool:
-    """Whether it is a mapping of plain names, empty or not, to mappings with `params` each; `every` is a count."""
-    if not isinstance(value, Mapping):
-        return False
-    return all(
-        str(name).isidentifier()
-        and isinstance(one, Mapping)
-        and _are(one.get("params"), str)
-        and type(one.get("every", 1)) is int
-        and one.get("every", 1) >= 1
-        for name, one in value.items()
-    )
-
-
-#: what all files of an open group share
+#: the keys that all files of an open group share
 SHARED = {"data": Data, "model": Model, "optimizer": Optimizer}
 
 
@@ -429,9 +410,9 @@ SHARED = {"data": Data, "model": Model, "optimizer": Optimizer}
 class Config:
     """The top-level keys; data, model, task, optimizer and scheduler also carry their `_target_`'s arguments."""
 
-    device: Any = field(default=MISSING, metadata={"limits": {"type": ["string", "array"], "examples": DEVICES}})
-    seed: int = _value("0 or more, below 2**63", lambda value: 0 <= value < 2**63, 0, minimum=0, exclusiveMaximum=2**63)
-    name: str | None = _value("at most 250 characters", lambda value: len(value) <= 250, "baseline", maxLength=250)
+    device: Any = field(default=MISSING, metadata={"rule": {"type": ["string", "array"], "examples": DEVICES}})
+    seed: int = _value("0 or more, below 2**63", 0, minimum=0, exclusiveMaximum=2**63)
+    name: str | None = _value("at most 250 characters", "baseline", maxLength=250)
     data: dict[str, Any] = MISSING
     model: dict[str, Any] = MISSING
     task: dict[str, Any] = MISSING

@@ -1,4 +1,4 @@
-"""Finds every fault in the composed configuration, all at once."""
+"""Finds every error of a composed configuration, all at once, and what to type instead."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import (
     InterpolationKeyError,
     InterpolationResolutionError,
@@ -19,87 +19,80 @@ from omegaconf.errors import (
 )
 
 from runner.config import other_names
-from runner.config import schema as types
-from runner.config.schema import Config, Data
+from runner.config.identity import leaves
+from runner.config.schema import Config, Data, fits, secret_keys
 from runner.errors import Problem, nearest
-from runner.errors import without_password as without_password  # others take it from here
+from runner.errors import without_password as without_password  # for other modules
 
 #: the keys whose nodes are built from their `_target_`
 BUILT = ("data", "model", "task", "optimizer", "scheduler")
-#: those that are built of the model's parameters, or of what was built of them
+#: those that are built from the model's parameters
 PARTIAL = ("optimizer", "scheduler")
-#: of data.num_folds=null
+#: the number of folds where `data.num_folds` is null
 NUM_FOLDS = 5
-#: where a stored URI had a secret
-HIDDEN = re.compile(r"(?<=[:/])\*\*\*(?=@)|(?<==)\*\*\*(?=&|$)")
-#: the groups that a dataclass describes
-DESCRIBED: tuple[tuple[str, type], ...] = (
-    ("train", types.Train),
-    ("train.early_stopping", types.EarlyStopping),
-    ("metrics", types.Metrics),
-    ("placement", types.Placement),
-    ("tracking", types.Tracking),
-    ("backends.cpu", types.Cpu),
-    ("backends.cuda", types.Cuda),
-    ("backends.mps", types.Mps),
-    ("data", types.Data),
-    ("sweep", types.Sweep),
-    ("sweep.slots", types.Slots),
-    ("plan", types.Plan),
-)
-#: what is no value of its own: a reference brings single values, and what a group holds is written out
-GROUPS = (*BUILT, "backends", "facts", *(key for key, _ in DESCRIBED))
-#: a value of each type that the schema writes
+#: where a stored text had a secret
+HIDDEN = re.compile(r"(?<=[:/])\*\*\*(?=@)|(?<==)\*\*\*(?=&|'|$)")
+#: an example for each type of the schema
 EXAMPLES = {"int": "10", "float": "0.5", "bool": "true", "str": "name"}
 UNSET = re.compile(r"Environment variable '(\w+)' not found")
 STORES = ("sqlite:", "http://", "https://", "postgresql", "mysql", "mssql", "databricks")
 
 
+def groups(schema: type = Config, prefix: str = "") -> Iterator[tuple[str, type]]:
+    """Every group of the schema by its dotted key, the whole configuration first. The data fills in `facts`."""
+    yield prefix, schema
+    for item in fields(schema):
+        inner = Data if (schema, item.name) == (Config, "data") else item.default_factory
+        if isinstance(inner, type) and is_dataclass(inner) and item.name != "facts":
+            yield from groups(inner, f"{prefix}.{item.name}".lstrip("."))
+
+
 def problems(cfg: DictConfig) -> list[Problem]:
-    """Everything in `cfg` that can be told to be wrong without building anything; empty when it is sound."""
+    """Return every error that can be found without building anything."""
     found = [*_unknown_keys(cfg), *_interpolations(cfg, "")]
-    found += [problem for key, node, schema in _typed_nodes(cfg) for problem in _bad_values(node, schema, key)]
-    found += [problem for key in BUILT for problem in _missing(cfg._get_node(key), key)]
-    found += _uri(cfg) + _hidden(cfg) + _folds(cfg) + _early_stopping(cfg) + _made_at_once(cfg)
-    return found
+    for key, schema in groups():
+        node = _group(cfg, key)
+        found += _bad_values(node, schema, key) if node is not None else []
+    for key in BUILT:
+        found += _missing(cfg._get_node(key), key)
+    return [*found, *_uri(cfg), *_hidden(cfg), *_folds(cfg), *_early_stopping(cfg), *_built_too_early(cfg)]
 
 
 def setting_problems(node: DictConfig, schema: type, key: str) -> list[Problem]:
-    """What is wrong with a node of settings that stands outside of `Config`: names and values, by their dotted keys."""
+    """Return every error in the names and values of settings that are not part of `Config`."""
     known = [item.name for item in fields(schema)]
     found = []
     for name in map(str, node):
         if name not in known and name != "_target_":
-            fix = " or ".join(f"{key}.{hit}=..." for hit in nearest(name, known)) or f"one of {', '.join(known)}"
-            found.append(
-                Problem(f"{key}.{name}={node[name]}", f"there is no key {key}.{name}", fix, code="unknown-key")
-            )
-    return [*found, *_bad_values(node, schema, f"{key}.")]
+            fix = " or ".join(f"{key}.{hit}=..." for hit in nearest(name, known)) or f"use one of {', '.join(known)}"
+            source, problem = f"{key}.{name}={node[name]}", f"there is no key `{key}.{name}`"
+            found.append(Problem(source, problem, fix, code="unknown-key"))
+    return [*found, *_bad_values(node, schema, key)]
 
 
 def value(cfg: DictConfig, key: str) -> Any:
-    """What a dotted key holds; None where its ${...} comes to nothing, which faults() tells."""
+    """Return the value of a dotted key; None without one, or where its `${...}` can't be resolved, which problems() reports."""
     try:
         return OmegaConf.select(cfg, key)
-    except (OmegaConfBaseException, AttributeError):  # below a group that has no values
+    except (OmegaConfBaseException, AttributeError):  # below a group without values
         return None
 
 
 def shared_data_settings(cfg: DictConfig) -> dict[str, Any]:
-    """The part of `cfg.data` that every data set has, each of its type: data is an open group, and keeps '1' as a text."""
+    """Return the settings that every data set has, converted to their types, which the open group `data` does not do."""
     found = {item.name: _as(Data, item.name, cfg.data[item.name]) for item in fields(Data)}
     return {key: OmegaConf.to_container(each) if OmegaConf.is_config(each) else each for key, each in found.items()}
 
 
 def how_to_cut(cfg: DictConfig) -> dict[str, Any]:
-    """What runner.data.split.split() takes of the configuration, beside the seed."""
+    """Return the arguments of runner.data.split.split() without the seed."""
     shared = shared_data_settings(cfg)
     cut = {key: shared[key] for key in ("val_fraction", "test_fraction", "limit")}
     return {**cut, "fold": fold_of(shared["fold"], shared["num_folds"])}
 
 
 def fold_of(fold: Any, num_folds: int | None) -> tuple[int, int] | None:
-    """data.fold with data.num_folds as (K, N), fold K of N; None: no folds."""
+    """Return `data.fold` and `data.num_folds` as (K, N) for fold K of N, or None without folds."""
     if fold is None:
         return None
     which, _, of = str(fold).partition("/")
@@ -107,12 +100,12 @@ def fold_of(fold: Any, num_folds: int | None) -> tuple[int, int] | None:
 
 
 def of_all_folds(fold: Any) -> str:
-    """data.fold for all of its folds: K for 3, K/5 for 3/5; null as it is."""
+    """Return a name for all folds: K for 3, K/5 for 3/5."""
     return re.sub(r"^\d+", "K", str(fold))
 
 
 def _as(schema: type, name: str, value: Any) -> Any:
-    if schema.__annotations__[name] == "Any":  # a group that ${model} brings would be its type from then on
+    if schema.__annotations__[name] == "Any":  # it would keep the type of its first value
         return value
     typed = _typed(schema)
     typed[name] = value
@@ -125,16 +118,16 @@ def _typed(schema: type) -> Any:
 
 
 def target_node(cfg: DictConfig, key: str, *, resolve: bool = False) -> dict[str, Any]:
-    """What `build()` gets of a top-level key, as plain values. resolve: with its ${...} filled in."""
+    """Return a top-level key's node for `build()` as plain values; with `resolve` its `${...}` are resolved."""
     node: dict[str, Any] = OmegaConf.to_container(cfg[key], resolve=resolve)  # type: ignore[assignment]
     shared = {item.name for item in fields(Data)} if key == "data" else set()
     if key in PARTIAL and node.get("_target_") and not node.get("_partial_"):
-        node["_partial_"] = True  # the parameters come later
+        node["_partial_"] = True
     return {name: value for name, value in node.items() if name not in shared}
 
 
 def all_keys(cfg: Any, prefix: str = "") -> Iterator[str]:
-    """Every dotted key of a configuration, inner nodes too."""
+    """Yield every dotted key of a configuration, also those of groups."""
     for key in cfg if _is_written(cfg) else ():
         yield f"{prefix}{key}"
         yield from all_keys(cfg._get_node(key), f"{prefix}{key}.")
@@ -176,14 +169,13 @@ def with_value(cfg: DictConfig, key: str, texts: list[str]) -> str | None:
 
 
 def _fits(cfg: DictConfig, key: str, text: str) -> bool:
-    """Whether a value, as it was typed, has its key's type and range; a key without a schema is judged by its present value."""
     if key == "device":
         return re.fullmatch(r"auto|cpu|mps|all|(cuda|xpu)(:\d+)?|\[.*\]", text) is not None
     try:
         typed = OmegaConf.from_dotlist([f"x={text}"]).x
         if (found := _field(key)) is not None:
             typed = _as(found[0], found[1].name, typed)
-            return typed is None or not list(_bad_value(key, typed, found[1].metadata))
+            return _keeps_rule(typed, found[1].metadata)
     except Exception:
         return False
     present = value(cfg, key)
@@ -213,25 +205,19 @@ def _schema_example(key: str) -> str | None:
 
 def _unknown_keys(cfg: DictConfig) -> list[Problem]:
     unknown = list(_unknown(cfg, Config, ""))
-    known = [
-        key
-        for key in all_keys(cfg)
-        if not any(key == name or key.startswith(f"{name}.") for name in [*unknown, "hydra"])
-    ]
+    known = [key for key in all_keys(cfg) if not f"{key}.".startswith(("hydra.", *(f"{name}." for name in unknown)))]
     found = []
     for name in unknown:
         typed = str(value(cfg, name))
         ways: list[str | None] = [*other_names.overrides_for(name, typed)]
         ways = ways or [with_value(cfg, hit, [typed]) for hit in suggest_keys(name, known)]
-        asked, otherwise = f"{name}={typed}", "use a key that `--cfg job` prints"
-        found.append(
-            Problem.suggest(asked, f"there is no key `{name}`", filter(None, ways), otherwise, code="unknown-key")
-        )
+        otherwise = "use a key that `--cfg job` prints"
+        problem = f"there is no key `{name}`"
+        found.append(Problem.suggest(f"{name}={typed}", problem, filter(None, ways), otherwise, code="unknown-key"))
     return found
 
 
 def _unknown(node: DictConfig, schema: type, prefix: str) -> Iterator[str]:
-    """The keys that the schema does not have. Below data, model, ... their targets' arguments decide (runner.config.instantiate)."""
     inner = {item.name: item.default_factory for item in fields(schema)}
     for key in map(str, node):
         child = node._get_node(key)
@@ -241,18 +227,10 @@ def _unknown(node: DictConfig, schema: type, prefix: str) -> Iterator[str]:
             yield from _unknown(child, inner[key], f"{prefix}{key}.")  # type: ignore[arg-type]
 
 
-def _typed_nodes(cfg: DictConfig) -> Iterator[tuple[str, Any, type]]:
-    yield "", cfg, Config
-    for key, schema in DESCRIBED:
-        node = _group(cfg, key)
-        if node is not None:
-            yield f"{key}.", node, schema
-
-
 def _group(cfg: DictConfig, key: str) -> DictConfig | None:
     node: Any = cfg
-    for word in key.split("."):
-        node = node._get_node(word, validate_access=False) if _is_written(node) else None  # ~sweep takes it away
+    for name in filter(None, key.split(".")):
+        node = node._get_node(name, validate_access=False) if _is_written(node) else None  # None after ~sweep
     return node if _is_written(node) else None
 
 
@@ -261,82 +239,72 @@ def _has(node: DictConfig, name: str) -> bool:
 
 
 def written(node: DictConfig, name: str) -> str:
-    """A value as its file or the command line has it, its ${...} not followed."""
+    """Return a value as its file or the command line has it, with its `${...}`."""
     child: Any = node._get_node(name)
     return str(child._value())
 
 
-def _is_written(node: Any) -> bool:
-    return OmegaConf.is_dict(node) and not (node._is_none() or node._is_missing() or node._is_interpolation())
+def _is_written(node: Any, kind: type = DictConfig) -> bool:
+    return isinstance(node, kind) and not (node._is_none() or node._is_missing() or node._is_interpolation())
 
 
-def _bad_values(node: DictConfig, schema: type, prefix: str) -> Iterator[Problem]:
-    names = [item.name for item in fields(schema) if not is_dataclass(item.default_factory)]
-    if prefix and not any(_has(node, name) for name in names):
-        group = prefix.rstrip(".")
-        yield Problem(
-            f"~{group}",
-            f"{group} is needed and has no values",
-            f"{group}=default, or leave it out",
-            code="missing-value",
-        )
+def _bad_values(node: DictConfig, schema: type, group: str) -> Iterator[Problem]:
+    settings = [item for item in fields(schema) if not is_dataclass(item.default_factory)]
+    if group and settings and not any(_has(node, item.name) for item in settings):
+        problem, fix = f"{group} is needed and has no values", f"{group}=default, or leave it out"
+        yield Problem(f"~{group}", problem, fix, code="missing-value")
         return
-    for item in fields(schema):
+    for item in settings:
+        key = f"{group}.{item.name}".lstrip(".")
         if not _has(node, item.name):
-            problem = f"{prefix}{item.name} is needed and has no value"
-            yield Problem(f"no {prefix}{item.name}", problem, f"{prefix}{item.name}=...", code="missing-value")
+            yield _needed(key)
             continue
         try:
             value = _as(schema, item.name, node[item.name])
+            if not _keeps_rule(value, item.metadata):
+                yield _bad_value(key, value, item.metadata)
         except InterpolationToMissingValueError:
             text = written(node, item.name)
-            problem = f"{text} is known when the data is there, and {prefix}{item.name} is needed before"
-            yield Problem(
-                f"{prefix}{item.name}={text}",
-                problem,
-                f"{prefix}{item.name}=... with the value itself",
-                code="missing-value",
-            )
-            continue
+            problem = f"{text} is known when the data is there, and {key} is needed before"
+            yield Problem(f"{key}={text}", problem, f"{key}=... with the value itself", code="missing-value")
         except (InterpolationKeyError, InterpolationResolutionError, UnsupportedInterpolationType):
-            continue  # told by _interpolations
+            pass  # _interpolations() reports it
         except OmegaConfBaseException:
-            yield wrong_type(f"{prefix}{item.name}", str(node._get_node(item.name)), str(item.type))
-            continue
-        if value is not None:
-            yield from _bad_value(f"{prefix}{item.name}", value, item.metadata)
+            yield wrong_type(key, str(node._get_node(item.name)), str(item.type))
 
 
-def _bad_value(key: str, value: Any, rule: Any) -> Iterator[Problem]:
-    if "choices" in rule and value not in rule["choices"]:
+def _needed(key: str, fix: str = "") -> Problem:
+    return Problem(f"no {key}", f"{key} is needed and has no value", fix or f"{key}=...", code="missing-value")
+
+
+def _keeps_rule(value: Any, metadata: Any) -> bool:
+    if value is None or "valid" not in metadata:
+        return True
+    plain = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+    return value in metadata["choices"] if "choices" in metadata else fits(plain, metadata["rule"])
+
+
+def _bad_value(key: str, value: Any, metadata: Any) -> Problem:
+    shown = str(value) if len(str(value)) <= 200 else f"{str(value)[:200]}..."
+    ways = [str(metadata.get("example"))]
+    if choices := metadata.get("choices"):
         ours = other_names.value_for(key, str(value))
-        hits = [ours] if ours in rule["choices"] else nearest(str(value), rule["choices"]) or rule["choices"]
-        yield Problem.suggest(
-            f"{key}={value}", f"`{key}` must be {rule['valid']}", [f"{key}={hit}" for hit in hits], ""
-        )
-    elif "check" in rule and not rule["check"](value):
-        shown = str(value) if len(str(value)) <= 200 else f"{str(value)[:200]}..."
-        suggestions = (f"{key}={rule['example']}",)
-        yield Problem(
-            f"{key}={shown}", f"`{key}` must be {rule['valid']}", f"{suggestions[0]}", suggestions, code="bad-value"
-        )
+        ways = [ours] if ours in choices else nearest(str(value), choices) or choices
+    return Problem.suggest(
+        f"{key}={shown}", f"`{key}` must be {metadata['valid']}", [f"{key}={way}" for way in ways], ""
+    )
 
 
 def kind_of(key: str) -> str | None:
-    """The type that the schema gives a dotted key, as it is written there; None for a key below data, model, ..."""
+    """Return the type of a dotted key as the schema writes it; None for an argument of a `_target_`."""
     found = _field(key)
     return None if found is None else str(found[1].type)
 
 
 def _field(key: str) -> tuple[type, Any] | None:
-    schema: Any = Config
-    *groups, leaf = key.split(".")
-    for name in groups:
-        inner = {item.name: item.default_factory for item in fields(schema)}.get(name)
-        schema = Data if name == "data" and schema is Config else inner
-        if not is_dataclass(schema):
-            return None
-    return next(((schema, item) for item in fields(schema) if item.name == leaf), None)
+    group, _, leaf = key.rpartition(".")
+    schema = dict(groups()).get(group)
+    return next(((schema, item) for item in fields(schema) if item.name == leaf), None) if schema else None
 
 
 def wrong_type(key: str, value: str, kind: str) -> Problem:
@@ -352,46 +320,37 @@ def wrong_type(key: str, value: str, kind: str) -> Problem:
 
 
 def _interpolations(node: Any, prefix: str) -> Iterator[Problem]:
-    """Every ${...} that leads nowhere. One to a fact that is not known yet is sound."""
     keys = node if _is_written(node) else range(len(node)) if OmegaConf.is_list(node) else ()
     for key in keys:
         if not prefix and key == "hydra":
             continue
-        child = node._get_node(key)
-        if OmegaConf.is_interpolation(node, key):
-            path, text = f"{prefix}{key}", str(child._value())
-            if path in GROUPS:
-                problem = f"{path} is a group of keys, and a reference brings single values"
-                yield Problem(
-                    f"{path}={text}", problem, f"{path}.KEY=VALUE for the keys below it (--cfg job lists them)"
-                )
-                continue
-            try:
-                node[key]
-            except UnsupportedInterpolationType:
-                problem = (
-                    "there is no such resolver; a reference to a key is ${GROUP.KEY}, to the environment ${oc.env:NAME}"
-                )
-                yield Problem(f"{path}={text}", problem, f"{path}=... with another value")
-            except (InterpolationKeyError, InterpolationResolutionError) as error:
-                if (
-                    "???" in str(error)
-                    or "MissingMandatoryValue" in str(error)
-                    or "missing value" in str(error).lower()
-                ):
-                    continue
-                if unset := UNSET.search(str(error)):
-                    yield _unset(path, text, unset[1])
-                    continue
+        path, child = f"{prefix}{key}", node._get_node(key)
+        if not OmegaConf.is_interpolation(node, key):
+            yield from _interpolations(child, f"{path}.")
+            continue
+        text = str(child._value())
+        if path in BUILT or path in ("backends", "facts") or path in dict(groups()):
+            problem = f"{path} is a group of keys, and a reference brings single values"
+            yield Problem(f"{path}={text}", problem, f"{path}.KEY=VALUE for the keys below it (--cfg job lists them)")
+            continue
+        try:
+            node[key]
+        except UnsupportedInterpolationType:
+            problem = (
+                "no resolver has this name; a reference is `${GROUP.KEY}`, or `${oc.env:NAME}` for the environment"
+            )
+            yield Problem(f"{path}={text}", problem, f"{path}=... with another value")
+        except (InterpolationKeyError, InterpolationResolutionError) as error:
+            if unset := UNSET.search(str(error)):
+                yield _unset(path, text, unset[1])
+            elif not re.search(r"\?\?\?|missing", str(error), re.IGNORECASE):  # the data fills in a missing fact
                 wanted = text.strip("${} ")
                 known = [name for name in all_keys(node._get_root()) if not name.startswith("hydra")]
-                hits = suggest_keys(wanted, known)
-                fix = " or ".join(f"${{{hit}}}" for hit in hits) or "use a key that `--cfg job` prints"
+                fix = " or ".join(f"${{{hit}}}" for hit in suggest_keys(wanted, known))
+                fix = fix or "use a key that `--cfg job` prints"
                 yield Problem(f"{path}={text}", f"{wanted} does not exist in this configuration", fix)
-            except OmegaConfBaseException:
-                continue  # a fact that the data will fill in
-        else:
-            yield from _interpolations(child, f"{prefix}{key}.")
+        except OmegaConfBaseException:
+            continue  # a fact, too
 
 
 def _unset(key: str, text: str, name: str) -> Problem:
@@ -402,44 +361,23 @@ def _unset(key: str, text: str, name: str) -> Problem:
     return Problem(f"{key}={text}", problem, f"export {name}={default} before the command, or {ours}", (ours,))
 
 
-def _missing(node: Any, prefix: str) -> Iterator[Problem]:
-    if not _is_written(node):
-        return
-    target = node._get_node("_target_", validate_access=False)
-    if OmegaConf.is_missing(node, "_target_") or (prefix != "scheduler" and (target is None or not target._value())):
-        problem = f"{prefix} has no _target_: nothing says what to build"
-        fix = f"{prefix}=OPTION for a file in conf/{prefix}/, with its _target_ line"
-        yield Problem(f"{prefix}=...", problem, f"{prefix}._target_=..." if "." in prefix else fix)
-    for key in map(str, node):
-        if key != "_target_" and OmegaConf.is_missing(node, key):
-            yield Problem(
-                f"no {prefix}.{key}",
-                f"{prefix}.{key} is needed and has no value",
-                f"{prefix}.{key}=...",
-                code="missing-value",
-            )
-        elif (
-            _is_written(child := node._get_node(key)) and child._get_node("_target_", validate_access=False) is not None
-        ):
-            yield from _missing(child, f"{prefix}.{key}")
-        else:
-            yield from _missing_items(child, f"{prefix}.{key}")
-
-
-def _missing_items(node: Any, key: str) -> Iterator[Problem]:
-    is_list = OmegaConf.is_list(node) and not (node._is_none() or node._is_missing() or node._is_interpolation())
+def _missing(node: Any, key: str) -> Iterator[Problem]:
+    """Every value of a part that is needed, also of parts, lists and mappings below it."""
+    is_list = _is_written(node, ListConfig)
+    target = node._get_node("_target_", validate_access=False) if _is_written(node) else None
+    if _is_written(node) and (
+        OmegaConf.is_missing(node, "_target_")
+        or (key in BUILT and key != "scheduler" and (target is None or not target._value()))
+    ):
+        fix = f"{key}=OPTION for a file in conf/{key}/, with its _target_ line"
+        problem = f"{key} has no `_target_`, which says what to build"
+        yield Problem(f"{key}=...", problem, fix if key in BUILT else f"{key}._target_=...")
     for name in range(len(node)) if is_list else node if _is_written(node) else ():
         where = f"{key}[{name}]" if is_list else f"{key}.{name}"
-        if OmegaConf.is_missing(node, name):
-            problem = f"{where} is needed and has no value"
-            yield Problem(
-                f"no {where}",
-                problem,
-                f"{key}=[...] with a value for each" if is_list else f"{where}=...",
-                code="missing-value",
-            )
-        else:
-            yield from _missing_items(node._get_node(name), where)
+        if not OmegaConf.is_missing(node, name):
+            yield from _missing(node._get_node(name), where)
+        elif name != "_target_":
+            yield _needed(where, f"{key}=[...] with a value for each" if is_list else "")
 
 
 def _uri(cfg: DictConfig) -> list[Problem]:
@@ -450,7 +388,7 @@ def _uri(cfg: DictConfig) -> list[Problem]:
 
 
 def uri_problems(uri: str) -> list[Problem]:
-    """What no store of MLflow's is called."""
+    """Return the error of a URI that MLflow has no store for."""
     asked = f"tracking.uri={without_password(uri)}"
     if HIDDEN.search(uri):
         fix = HIDDEN.sub("PASSWORD", asked) + ", or export MLFLOW_TRACKING_URI with it"
@@ -477,47 +415,35 @@ def _sqlite(uri: str) -> str:
 
 def _hidden(cfg: DictConfig) -> list[Problem]:
     found = []
-    for key, text in _texts(
-        OmegaConf.to_container(OmegaConf.masked_copy(cfg, [key for key in BUILT if key in cfg])), ""
-    ):
+    parts = OmegaConf.to_container(OmegaConf.masked_copy(cfg, [key for key in BUILT if key in cfg]))
+    for key, text in ((key, str(each)) for key, each in leaves(parts)):
         if "://" in text and HIDDEN.search(text):
             fix = f"{key}={HIDDEN.sub('PASSWORD', text)}"
             found.append(Problem(f"{key}={text}", "a run directory stores no credentials", fix, code="secret"))
-    for key in types.secret_keys():
+    for key in secret_keys():
         if value(cfg, key) == "***":
             found.append(Problem(f"{key}=***", "a run directory stores no secrets", f"{key}=... again", code="secret"))
     return found
 
 
-def _texts(node: Any, key: str) -> Iterator[tuple[str, str]]:
-    if isinstance(node, dict | list):
-        for name, child in node.items() if isinstance(node, dict) else enumerate(node):
-            yield from _texts(child, f"{key}.{name}" if key else str(name))
-    elif isinstance(node, str):
-        yield key, node
-
-
 def _folds(cfg: DictConfig) -> list[Problem]:
     fold, num = value(cfg, "data.fold"), value(cfg, "data.num_folds")
     if fold is None:
-        problem = "it is how many folds there are, and data.fold names none"
-        return [Problem(f"data.num_folds={num}", problem, f"-m 'data.fold=range({num})' beside it")] if num else []
+        problem = "`data.num_folds` is set, and `data.fold` is null"
+        return [Problem(f"data.num_folds={num}", problem, f"add -m 'data.fold=range({num})'")] if num else []
     try:
         which, of = fold_of(fold, num) or (0, 0)
     except (TypeError, ValueError):
         return []
-    asked = f"data.fold={fold}"
+    source = f"data.fold={fold}"
     if num is not None and str(of) != str(num):
-        return [
-            Problem(
-                f"{asked} data.num_folds={num}", f"that is {of} folds, and {num}", f"{asked} without data.num_folds"
-            )
-        ]
+        problem = f"`data.fold` has {of} folds, and `data.num_folds` {num}"
+        return [Problem(f"{source} data.num_folds={num}", problem, f"{source} without data.num_folds")]
     if of < 2 and num is None:
-        return [Problem(asked, f"there are two folds or more, and that is {of}", f"data.fold={which}/{NUM_FOLDS}")]
+        return [Problem(source, f"the number of folds must be 2 or more, got {of}", f"data.fold={which}/{NUM_FOLDS}")]
     if which >= of:
         problem = f"folds are counted from 0: the last of {of} is {of - 1}"
-        return [Problem(asked, problem, f"data.fold={of - 1}/{of}, or all of them: -m 'data.fold=range({of})'")]
+        return [Problem(source, problem, f"data.fold={of - 1}/{of}, or all of them: -m 'data.fold=range({of})'")]
     return []
 
 
@@ -529,7 +455,7 @@ def _early_stopping(cfg: DictConfig) -> list[Problem]:
     return []
 
 
-def _made_at_once(cfg: DictConfig) -> list[Problem]:
-    problem = "what it works on is there later, when the model is built"
+def _built_too_early(cfg: DictConfig) -> list[Problem]:
+    problem = "a part that needs the model's parameters is built after the model"
     keys = [f"{key}._partial_" for key in PARTIAL]
     return [Problem(f"{key}=false", problem, f"{key}=true") for key in keys if value(cfg, key) is False]

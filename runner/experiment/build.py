@@ -24,7 +24,7 @@ from torch.utils.data import Dataset
 from runner.config import secrets, validate
 from runner.config.instantiate import PREPARED, build, locate
 from runner.config.nodes import fill_facts, leave_out_unknown_facts, resolved, split_settings
-from runner.config.schema import are_hooks
+from runner.config.schema import HOOKS, fits
 from runner.data.loading.first_and_last import FirstAndLast
 from runner.data.loading.loaders import Batches
 from runner.data.own_loader import OwnLoader
@@ -306,7 +306,7 @@ def hook_nodes(cfg: DictConfig) -> list[tuple[dict[str, Any], tuple[Any, ...]]]:
         written: Any = OmegaConf.to_container(cfg.train.hooks, resolve=True)
     except (OmegaConfBaseException, AttributeError, ValueError):
         return []
-    if not are_hooks(written):  # validate reports it
+    if not fits(written, HOOKS):  # validate reports it
         return []
     found = []
     for one in written:

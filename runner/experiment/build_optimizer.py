@@ -186,9 +186,11 @@ def turns_of(cfg: DictConfig) -> dict[str, DictConfig]:
     An optimizer with a `_target_` has only its own settings, the others also those of `optimizer`.
     """
     turns = validate.value(cfg, "optimizer.turns")
-    if not turns or not schema.are_turns(turns):
+    if not turns:
         return {}
     whole: Any = OmegaConf.to_container(cfg.optimizer)
+    if not schema.fits(whole["turns"], schema.TURNS):
+        return {}
     found = {}
     for name, asked in whole["turns"].items():
         usual = {"no_decay": whole.get("no_decay")} if "_target_" in asked else whole

@@ -18,7 +18,7 @@ from runner.config.allowed import PARTS
 from runner.config.instantiate import argument_names
 from runner.config.instantiate import problems as target_problems
 from runner.config.nodes import SHARED, split_settings
-from runner.config.schema import MOMENTS, PRECISIONS
+from runner.config.schema import PRECISIONS
 from runner.data.vision.augment_settings import strengths_of
 from runner.device import Choice, Hardware, check_precision, choose, parse, probe
 from runner.device.choose import devices_of_processes
@@ -139,13 +139,8 @@ def _augment_problems(cfg: DictConfig) -> list[Problem]:
 def hook_problems(cfg: DictConfig) -> list[Problem]:
     """Return the errors of hooks, without building them."""
     found = []
-    for number, (node, at) in enumerate(build.hook_nodes(cfg)):
-        key = f"train.hooks[{number}]"
-        found += target_problems(node, key=key)
-        for moment in at:
-            if moment not in MOMENTS:
-                fix = " or ".join(nearest(str(moment), MOMENTS) or MOMENTS)
-                found.append(Problem(f"{key}.at={moment}", f"a hook is called at {', '.join(MOMENTS)}", fix))
+    for number, (node, _) in enumerate(build.hook_nodes(cfg)):
+        found += target_problems(node, key=f"train.hooks[{number}]")
     return found
 
 

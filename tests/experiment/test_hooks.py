@@ -158,7 +158,7 @@ def test_what_a_hook_measures_needs_no_validation_split(here, capsys):
         ("[my_hooks.norm]", "my_hooks.norms"),
         ("[os.system]", "os.system"),
         ("[{_target_: my_hooks.shows, cuont: 3}]", "count"),
-        ("[{_target_: my_hooks.shows, at: epcoh}]", "help: epoch"),
+        ("[{_target_: my_hooks.shows, at: epcoh}]", "at: start, epoch or end}"),
         ("[my_hooks.needs_two]", "other"),
         ("[my_hooks.takes_none]", "def takes_none(view)"),
         ("my_hooks.norms", "must be a list of functions"),
