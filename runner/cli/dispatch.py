@@ -12,7 +12,7 @@ from runner.cli import answer, completion, table, unexpected
 from runner.cli.arguments import parse
 from runner.cli.table import Arguments
 from runner.cli.train import train_composed
-from runner.config import untrusted
+from runner.config import trust
 from runner.config.compose import config_groups, make_own_code_importable, restored
 from runner.config.instantiate import own_line
 from runner.distributed.environment import UnmetError, rank_here
@@ -74,7 +74,7 @@ def _call(words: list[str]) -> int:
     if "--version" in rest and not named:
         print(f"runner {__version__} (Hydra {hydra.__version__})")
         return 0
-    with untrusted.trusting(TRUST in rest):
+    with trust.trusting(TRUST in rest):
         rest = [word for word in rest if word != TRUST or command.option(TRUST)]
         is_train = command.name == "train"  # sorts its arguments itself: --info and -sc have arguments too
         return command(Arguments(command, rest, (), {}, [], []) if is_train else parse(command, rest))

@@ -31,7 +31,7 @@ from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from runner.config import logs, other_target, schema, secrets, trust, untrusted, validate
+from runner.config import logs, nodes, schema, secrets, trust, validate
 from runner.config.defaults import CONF as CONF
 from runner.config.identity import REMOVED
 from runner.config.run_files import MAX_ALIASED_VALUES, yaml_refusal
@@ -140,7 +140,7 @@ class CheckedLoader(ConfigLoaderImpl):
         try:
             if self._completes:
                 return load(overrides)
-            cfg = other_target.with_arguments(load, overrides)
+            cfg = nodes.with_arguments(load, overrides)
             self._leave_out(cfg, overrides)
         except Exception as error:
             self._failed = asked, error
@@ -160,7 +160,7 @@ class CheckedLoader(ConfigLoaderImpl):
         found, first = [], None
         if name == trust.RERUN:
             first = self.file_of(name)
-            found = trust.rerun_problems(first) or untrusted.rerun_problems(first) if first is not None else []
+            found = trust.rerun_problems(first) if first is not None else []
         if not found:
             secrets.note_secrets_in(overrides)
             try:
@@ -169,7 +169,7 @@ class CheckedLoader(ConfigLoaderImpl):
                 raise self._with_its_file(error, config_name, overrides, run_mode) from error.__cause__
             found = trust.hydra_problems(cfg.hydra) or logs.problems(cfg.hydra)
             if first is not None:
-                found += untrusted.take_no_store(cfg, first, overrides)
+                found += trust.take_no_store(cfg, first, overrides)
             secrets.note_secrets_of(cfg)
         refuse(found)
         return cfg
@@ -194,9 +194,9 @@ class CheckedLoader(ConfigLoaderImpl):
         )
 
     def _leave_out(self, cfg: DictConfig, overrides: list[str]) -> None:
-        other_target.simplify(cfg)
-        other_target.name_data(cfg, self.file_of)
-        for line in other_target.leave_out(cfg, overrides, self.file_of):
+        nodes.simplify(cfg)
+        nodes.name_data(cfg, self.file_of)
+        for line in nodes.leave_out(cfg, overrides, self.file_of):
             if line not in self._printed:
                 print(harmless(line), file=sys.stderr)  # stdout may be a file that --cfg job is kept in
             self._printed.add(line)

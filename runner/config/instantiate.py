@@ -1,12 +1,11 @@
-"""Builds the object of a node with a `_target_`, if the target is allowed: the one way from YAML to code.
+"""Builds the object of a node with a `_target_`, if the target is allowed: the only way from YAML to code.
 
-Hydra's own block list is no boundary (`distutils.spawn.spawn` ran under it), so this is an allow-list: our own parts and
-torch's, as runner.config.allowed has them, and modules that lie in the current folder, which are the person's own code.
-More prefixes come from the command line (`--allow timm`), never from a configuration.
+Allowed are our own parts and torch's (runner.config.allowed) and modules in the current directory, which are the user's code.
+More prefixes come from the command line (`--allow timm`), never from a configuration. Hydra's block list is no boundary.
 
-The boundary: code is what is installed, what lies in the current folder, and the words of the command line. Data is every
-configuration, also one in conf/, and all that a run's folder holds: rerun.yaml, checkpoints, journal. Data chooses among
-allowed parts and their arguments; it reaches nothing else. Hydra's own settings are held to runner.config.trust.
+Code is what is installed, what is in the current directory, and the command line. Data is every configuration, also one in
+conf/, and all of a run's directory: data chooses among allowed parts and their arguments. runner.config.trust checks
+Hydra's own settings.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import re
 import shlex
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -30,25 +29,29 @@ from runner.config.packages import install
 from runner.errors import NO_MOVES, Problem, RunnerError, in_words, is_out_of_host_memory, moves_itself, nearest, refuse
 from runner.version import HERE
 
-#: prefixes that the command line adds, comma-separated; processes that a run starts inherit them
+#: prefixes that the command line adds, comma-separated; processes of a run inherit them
 ALLOW_VARIABLE = "RUNNER_ALLOW"
-#: folders of a checkout, whose names nobody's own modules have
+#: directories of a checkout, which the user's modules can't be named like
 NO_OWN_CODE = ("conf", "runner", "tests")
-#: stands around a model where its data needs that (runner.config.nodes)
+#: wraps a model whose data needs it
 PREPARED = "runner.models.Prepared"
-#: packages that --allow does not open: what of them is a part is listed
+#: packages that --allow does not open: their parts are listed
 OURS = ("runner", *dict.fromkeys(name.split(".")[0] for name in LIBRARIES))
-#: of the Python that runs, which may lie below the current folder as a person's own code does
+#: of this Python, which may be below the current directory
 STDLIB = (sysconfig.get_path("stdlib"), str(Path(os.__file__).parent))
 HYDRA_KEYS = ("_target_", "_partial_", "_args_", "_convert_", "_recursive_")
 
 
 def build(node: dict[str, Any], *, key: str = "", own_code: bool = True) -> Any:
-    """Builds what `node` describes, nested nodes first (`hydra.utils.instantiate`).
+    """Build the object of a node, nested nodes first (`hydra.utils.instantiate`).
 
-    node: plain values, its ${...} filled in: one that is left would be filled in by Hydra, behind the check.
-    own_code: whether modules of the current folder and of --allow count; False for a configuration that came from a server.
-    Raises: RunnerError for a target that is not allowed, does not exist or refuses its arguments.
+    Args:
+        node: Plain values with resolved `${...}`: Hydra would resolve others after the check.
+        key: The node's key, for errors.
+        own_code: Whether modules of the current directory and of --allow count.
+
+    Raises:
+        RunnerError: A target is not allowed, does not exist or refuses its arguments.
     """
     refuse([*_left_open(node, key), *problems(node, key=key, own_code=own_code)])
     from hydra.errors import InstantiationException
@@ -70,7 +73,7 @@ def build(node: dict[str, Any], *, key: str = "", own_code: bool = True) -> Any:
 
 
 def _not_built(node: dict[str, Any], key: str, cause: BaseException) -> Problem:
-    if node["_target_"] == PREPARED:  # what the data needs around it, which nobody wrote
+    if node["_target_"] == PREPARED:  # the user wrote the model in it
         node = node["model"]
     where = own_line(cause)
     fix = f"other values for {', '.join(f'{key}.{name}' for name in node if name not in HYDRA_KEYS) or 'its arguments'}"
@@ -85,22 +88,28 @@ def _not_built(node: dict[str, Any], key: str, cause: BaseException) -> Problem:
 
 
 def problems(node: Any, *, key: str, own_code: bool = True) -> list[Problem]:
-    """What is wrong with the targets in `node` and with the names of their arguments. Imports the targets' modules."""
+    """Return every error in the targets of a node and in the names of their arguments. Imports the targets' modules."""
     return [problem for path, inner in targets(node, key) for problem in _target_problems(path, inner, own_code)]
 
 
-def argument_names(node: dict[str, Any]) -> set[str]:
-    """The arguments that a node's target names; none for a target that is not allowed or tells no signature."""
+def arguments(target: object) -> Mapping[str, inspect.Parameter]:
+    """Return the arguments of a target by name; none if it is not allowed or has no signature."""
     try:
-        return set(inspect.signature(locate(str(node.get("_target_")))).parameters)
+        return inspect.signature(locate(str(target))).parameters
     except (RunnerError, TypeError, ValueError):
-        return set()
+        return {}
 
 
 def locate(target: str, *, own_code: bool = True, more: tuple[str, ...] = ()) -> Any:
-    """The class or function that a dotted path names. more: prefixes that are allowed, too.
+    """Return the class or function of a dotted path.
 
-    Raises: RunnerError when it is not allowed or not there.
+    Args:
+        target: The dotted path.
+        own_code: Whether modules of the current directory and of --allow count.
+        more: Further prefixes that are allowed.
+
+    Raises:
+        RunnerError: The path is not allowed, or leads nowhere.
     """
     if target in PARTS:
         return _part(target)
@@ -132,34 +141,31 @@ def _refused(target: str, message: str, help: str) -> RunnerError:
 
 
 def otherwise_named(target: str, public: str) -> Problem:
-    """What is said of a path to a module of ours: a person wrote it, or a run of a version whose files lay elsewhere."""
+    """Return the error of a path to one of our modules, which an earlier version may have written."""
     problem = f"{target} is not a part that a configuration may name: the runner's own have one name each, and this is {public}"
     again = "a run of an earlier version, whose files have the other name, can be trained again with this one"
     return Problem(f"_target_={target}", problem, f"_target_={public}; {again}")
 
 
 def own_prefixes(target: str) -> tuple[str, ...]:
-    """What is the person's own here: the prefixes of --allow, and the target's first word if it lies in the current folder.
+    """Return the prefixes of the user's code: those of --allow, and the target's first name if it is a module here.
 
-    In a notebook or a script that calls run(), what is defined there, too: in this process, as no other one has it.
+    In a notebook or a script that calls run(), `__main__` counts, too.
     """
     more = tuple(filter(None, os.environ.get(ALLOW_VARIABLE, "").split(",")))
-    first = target.split(".")[0]
+    first, here = target.split(".")[0], Path.cwd()
     if first == "__main__":
-        # `python -m` has one: the runner's own modules
-        is_persons = getattr(sys.modules[first], "__spec__", None) is None
-        more += (first,) if is_persons else ()
-    elif first.isidentifier() and first not in NO_OWN_CODE:
-        here = Path.cwd()
-        with suppress(OSError):  # a name that is too long for a file
-            if (here / f"{first}.py").is_file() or (here / first / "__init__.py").is_file():
-                more += (first,)
+        is_users = getattr(sys.modules[first], "__spec__", None) is None  # `python -m runner` has a spec
+        return (*more, first) if is_users else more
+    with suppress(OSError):  # a name that is too long for a file
+        is_here = (here / f"{first}.py").is_file() or (here / first / "__init__.py").is_file()
+        if first.isidentifier() and first not in NO_OWN_CODE and is_here:
+            return (*more, first)
     return more
 
 
 def _is_private(target: str) -> bool:
-    """__globals__ and the like anywhere; in torch and the runner every name that is not public: some import what one names."""
-    is_ours = under(target, ("runner", *LIBRARIES))
+    is_ours = under(target, ("runner", *LIBRARIES))  # some private functions import the module that an argument names
     words = target.removeprefix("__main__.").split(".")
     return any(word.startswith("__") or (word.startswith("_") and is_ours) for word in words)
 
@@ -177,7 +183,7 @@ def _left_open(node: Any, path: str) -> Iterator[Problem]:
 
 
 def targets(node: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every part of it that names what it is built by, with its key."""
+    """Yield every node with a `_target_`, with its key."""
     if isinstance(node, dict):
         if node.get("_target_") is not None:
             yield path, node
@@ -190,38 +196,33 @@ def targets(node: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _target_problems(path: str, node: dict[str, Any], own_code: bool) -> list[Problem]:
     target = str(node["_target_"])
-    if found := [
-        Problem(
-            f"{path}.{flag}={node[flag]}",
-            f"`{path}.{flag}` must be true or false",
-            f"{path}.{flag}=true or {path}.{flag}=false",
-        )
-        for flag in ("_partial_", "_recursive_")
-        if not isinstance(node.get(flag, False), bool)
-    ]:
-        return found
+    flags = [flag for flag in ("_partial_", "_recursive_") if not isinstance(node.get(flag, False), bool)]
+    if flags:
+        return [
+            Problem.suggest(
+                f"{path}.{flag}={node[flag]}",
+                f"`{path}.{flag}` must be true or false",
+                [f"{path}.{flag}=true", f"{path}.{flag}=false"],
+                "",
+            )
+            for flag in flags
+        ]
     try:
         thing = locate(target, own_code=own_code)
+        parameters = inspect.signature(thing).parameters
     except RunnerError as error:
         return [each.below(path) for each in error.problems]
-    try:
-        signature = inspect.signature(thing)
     except (TypeError, ValueError):
-        return []  # some builtins tell no signature; the call will tell
-    takes = {name: kind for name, kind in signature.parameters.items() if name != "self"}
-    kinds = {parameter.kind for parameter in takes.values()}
-    given = [name for name in node if name not in HYDRA_KEYS]
+        return []  # a builtin without a signature; the call reports its errors
+    takes = {name: each for name, each in parameters.items() if name != "self"}
     found = []
-    if inspect.Parameter.VAR_KEYWORD not in kinds:
-        found += [_refused_argument(path, name, node, thing, list(takes)) for name in given if name not in takes]
+    if not any(each.kind == each.VAR_KEYWORD for each in takes.values()):
+        unknown = [name for name in node if name not in HYDRA_KEYS and name not in takes]
+        found = [_refused_argument(path, name, node, thing, list(takes)) for name in unknown]
     if not node.get("_partial_") and not node.get("_args_"):
-        needed = [
-            name
-            for name, p in takes.items()
-            if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-        ]
-        for name in needed:
-            if name not in node:
+        for name, each in takes.items():
+            is_named = each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
+            if each.default is each.empty and is_named and name not in node:
                 problem = f"{thing.__name__} needs an argument {name}"
                 found.append(Problem(f"{path}._target_={target}", problem, f"{path}.{name}=..."))
     return found
@@ -259,8 +260,7 @@ def _import(target: str) -> tuple[Any, str]:
             found = _import_module(".".join(words[: index + 1]), target, missing_is_fine=True)
         if not hasattr(thing, word) and found is None:
             raise RunnerError(_no_such_name(target, thing, word))
-        # Hydra's search for plugins imports modules without a word to their package
-        thing = getattr(thing, word, found)
+        thing = getattr(thing, word, found)  # Hydra's search for plugins does not set the attribute
     return thing, words[0]
 
 
@@ -274,10 +274,10 @@ def _import_module(name: str, target: str, *, missing_is_fine: bool = False) -> 
             raise RunnerError(_no_module(name, target)) from None
         problem = f"importing {name} failed: it needs the module {error.name}, which is not installed{own_line(error)}"
         fix = f"pip install {error.name}, or remove that import"
-        if under(str(error.name), NO_OWN_CODE):  # on the public index these are strangers' packages
+        if under(str(error.name), NO_OWN_CODE):  # not the packages of this name on the public index
             fix = "import it as this version has it, or remove the import"
         raise RunnerError(Problem(f"_target_={target}", problem, fix, code="missing-package")) from error
-    except SystemExit as error:  # a script's, which would end this program, and well
+    except SystemExit as error:
         problem = f"importing {name} ended the program (exit code {error.code or 0}){own_line(error)}"
         fix = 'put `if __name__ == "__main__":` before what it does as a script'
         raise RunnerError(Problem(f"_target_={target}", problem, fix)) from error
@@ -297,7 +297,7 @@ def _no_module(name: str, target: str) -> Problem:
         " or ".join(f"_target_={hit}" for hit in _in_files_like(target))
         or f"add a file {name}.py to the current directory, {Path.cwd().name}/"
     )
-    return Problem(f"_target_={target}", f"there is no module {name} here", fix)
+    return Problem(f"_target_={target}", f"the module {name} was not found", fix)
 
 
 def _no_such_name(target: str, thing: Any, word: str) -> Problem:
@@ -322,10 +322,7 @@ def _allowed_write(target: str, own_code: bool) -> str:
     hits += [hit if hit in PARTS else f"{hit}..." for hit in nearest(target, (*PARTS, *LIBRARIES))[:1]]
     ways = [f"_target_={hit}" for hit in hits]
     ways.append("your own class in a file of the current directory (_target_=my_models.Net)")
-    if (first := target.split(".")[0]) not in (
-        *OURS,
-        *own_prefixes(target),
-    ):  # the problem names what of them is allowed
+    if (first := target.split(".")[0]) not in (*OURS, *own_prefixes(target)):
         ways.append(f"--allow {first} if you trust it")
     return ", or ".join(ways)
 
@@ -338,7 +335,7 @@ def _in_files_like(target: str) -> list[str]:
 
 
 def own_line(error: BaseException) -> str:
-    """The last line of the person's own code that an error passed through, " (mine.py:2)"; empty where there is none."""
+    """Return the last line of the user's code in an error's traceback, e.g., " (mine.py:2)", or ""."""
     if isinstance(error, SyntaxError):
         return f" ({Path(error.filename or '?').name}:{error.lineno})"
     trace, line = error.__traceback__, ""

@@ -1,65 +1,176 @@
-"""Prepares parts of the configuration for `build()`: fills in the data's facts, and splits off our own settings."""
+"""Fits the nodes that have a `_target_` to its arguments, and fills in the facts of the data.
+
+Arguments that only the command line names are accepted without a `+`. Where the command line chooses another `_target_`,
+values of the option's file that this target does not take are left out.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Any
 
+from hydra.errors import ConfigCompositionException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseException
 
-from runner.config import validate
-from runner.config.instantiate import argument_names
+from runner.config import schema, validate
+from runner.config.exports import exported_name
+from runner.config.identity import key_of
+from runner.config.importing import loading
+from runner.config.instantiate import HYDRA_KEYS, arguments
 from runner.config.schema import Model, Optimizer
 from runner.errors import Problem, RunnerError
 
-#: what every model and every optimizer has beside its target's arguments, as conf/base.yaml has it: a target with an
-#: argument of the same name gets that argument instead, when it is not as it is here
+#: settings of every model and every optimizer, as conf/base.yaml has them; a target with an argument of the same name gets
+#: the argument where its value is another one
 SHARED: dict[str, tuple[type, dict[str, Any]]] = {
     "model": (Model, {"weights": None, "strict": True, "freeze": []}),
     "optimizer": (Optimizer, {"groups": [], "no_decay": None, "turns": None}),
 }
+#: how Hydra reports an override of an unknown key
+UNKNOWN_KEY = re.compile(r"(?:Could not override '|Error merging override )([\w.]+)")
+FileOf = Callable[[str], Path | None]  # of an option, GROUP/NAME
+
+
+def with_arguments(load: Callable[[list[str]], DictConfig], overrides: list[str]) -> DictConfig:
+    """Compose, and accept each argument that a group's target takes without a `+`, although its file does not name it."""
+    words = list(overrides)
+    while True:
+        try:
+            return load(words)
+        except ConfigCompositionException as error:
+            match = UNKNOWN_KEY.match(str(error))
+            positions = {word.partition("=")[0]: position for position, word in enumerate(words)}
+            if match is None or match[1] not in positions or not _is_taken(load, match[1], overrides):
+                raise
+            words[positions[match[1]]] = f"++{words[positions[match[1]]]}"
+
+
+def _is_taken(load: Callable[[list[str]], DictConfig], key: str, overrides: Sequence[str]) -> bool:
+    group, _, name = key.partition(".")
+    first = name.partition(".")[0]
+    if group not in validate.BUILT or not name:
+        return False
+    if first == "_target_" or first in _shared_names(group):
+        return True
+    target = {key_of(word): word.partition("=")[2] for word in overrides}.get(f"{group}._target_")
+    if target is None:
+        chosen = load([word for word in overrides if "." not in word.partition("=")[0]])
+        target = validate.value(chosen, f"{group}._target_")
+    with loading():
+        takes = list(arguments(target))
+    return first in takes[group in validate.PARTIAL :]  # code gives the first argument of an optimizer
+
+
+def _shared_names(group: str) -> set[str]:
+    return {item.name for item in fields(schema.SHARED[group])} if group in schema.SHARED else set()
+
+
+def _content(file: Path) -> dict[str, Any]:
+    return OmegaConf.to_container(OmegaConf.load(file))  # type: ignore[return-value]
+
+
+def leave_out(cfg: DictConfig, words: Sequence[str], file_of: FileOf) -> list[str]:
+    """Remove values of an option's file that a target of the command line does not take. Returns a line for each group."""
+    typed = {key_of(word) for word in words}
+    lines = []
+    for group in validate.BUILT:
+        option, target = cfg.hydra.runtime.choices.get(group), validate.value(cfg, f"{group}._target_")
+        file = file_of(f"{group}/{option}") if option else None
+        if f"{group}._target_" not in typed or file is None or not isinstance(target, str):
+            continue
+        with loading():
+            takes = arguments(target)
+        if not takes or any(each.kind == each.VAR_KEYWORD for each in takes.values()):
+            continue
+        values, kept = OmegaConf.to_container(cfg[group]), {*HYDRA_KEYS, *takes, *_shared_names(group)}
+        unused = [
+            name
+            for name, value in _content(file).items()
+            if name not in kept and f"{group}.{name}" not in typed and values.get(name, ...) == value  # type: ignore[union-attr]
+        ]
+        with open_dict(cfg[group]):
+            for name in unused:
+                del cfg[group][name]
+        if unused:
+            lines.append(f"{group}._target_={target}: it takes no {', '.join(unused)}, left out of {group}={option}")
+    return lines
+
+
+def simplify(cfg: DictConfig) -> None:
+    """Make plain groups of structured configs, and give our parts their exported names: hydra-zen writes others."""
+    for group in validate.BUILT:
+        node: Any = cfg._get_node(group, validate_access=False)
+        if OmegaConf.is_dict(node) and is_dataclass(OmegaConf.get_type(node)):
+            cfg[group] = OmegaConf.to_container(node, enum_to_str=True)
+        _use_exported_names(cfg._get_node(group, validate_access=False))
+
+
+def _use_exported_names(node: Any) -> None:
+    if not OmegaConf.is_config(node) or node._is_none() or node._is_missing() or node._is_interpolation():
+        return
+    for key in list(node) if OmegaConf.is_dict(node) else range(len(node)):
+        child = node._get_node(key)
+        if key == "_target_" and isinstance(child._value(), str):
+            node[key] = exported_name(child._value())
+        else:
+            _use_exported_names(child)
+
+
+def name_data(cfg: DictConfig, file_of: FileOf) -> None:
+    """Name data after its target where that is not the target of the chosen file: unrelated data would share its name."""
+    target, option = validate.value(cfg, "data._target_"), cfg.hydra.runtime.choices.get("data")
+    file = file_of(f"data/{option}") if option else None
+    if file is None or not isinstance(target, str) or validate.value(cfg, "data.name") is not None:
+        return
+    if _content(file).get("_target_", target) != target:
+        cfg.data.name = target.rpartition(".")[2]
 
 
 def resolved(cfg: DictConfig, key: str) -> dict[str, Any]:
-    """The node with its ${...} filled in. Raises: RunnerError for a fact that this data does not tell."""
+    """Return a node with its `${...}` resolved.
+
+    Raises:
+        RunnerError: The node needs a fact that this data does not have.
+    """
     try:
         return validate.target_node(cfg, key, resolve=True)
     except OmegaConfBaseException as error:
-        told = {str(name): cfg.facts[name] for name in cfg.facts if not OmegaConf.is_missing(cfg.facts, name)}
-        facts = {name: value for name, value in told.items() if value is not None}
-        wanted = re.search(r"facts\.(\w+)", str(error))
-        name = wanted[1] if wanted else "such fact"
-        problem = (
-            f"this data tells no {name}; it tells {', '.join(f'{known}={value}' for known, value in facts.items())}"
-        )
-        asking = [word for word, said in validate.target_node(cfg, key).items() if said == f"${{facts.{name}}}"]
-        fix = f"{key}.{asking[0]}=..." if asking else f"the value itself instead of ${{facts.{name}}} in {key}"
+        known = {str(name): cfg.facts[name] for name in cfg.facts if not OmegaConf.is_missing(cfg.facts, name)}
+        facts = {name: value for name, value in known.items() if value is not None}
+        match = re.search(r"facts\.(\w+)", str(error))
+        name = match[1] if match else "such fact"
+        problem = f"this data has no {name}; it has {', '.join(f'{fact}={value}' for fact, value in facts.items())}"
+        needing = [word for word, text in validate.target_node(cfg, key).items() if text == f"${{facts.{name}}}"]
+        fix = f"{key}.{needing[0]}=..." if needing else f"the value itself instead of ${{facts.{name}}} in {key}"
         if key == "model" and facts.get("vocab_size"):
             fix = f"model=gpt, model=transformer, model=gru or model=lstm, which take tokens, or {fix}"
         raise RunnerError(Problem(f"{key}={cfg[key].get('_target_')}", problem, fix)) from None
 
 
 def split_settings(node: dict[str, Any], key: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A node as its target takes it, and our settings beside it."""
+    """Return a node as its target takes it, and the settings that every model or optimizer has."""
     usual = SHARED[key][1] if key in SHARED else {}
-    taken = set(usual) & argument_names(node) if usual else set()
+    taken = set(usual) & set(arguments(node.get("_target_"))) if usual else set()
     own = {name: value for name, value in node.items() if name not in usual or (name in taken and value != usual[name])}
     return own, {name: node.get(name, value) for name, value in usual.items() if name not in taken}
 
 
 def fill_facts(cfg: DictConfig, facts: dict[str, Any]) -> None:
-    """What the person set stays; the rest comes from the data."""
+    """Set the facts that the user has not set."""
     for key in cfg.facts:
         if OmegaConf.is_missing(cfg.facts, key) and key in facts:
             cfg.facts[key] = facts[key]
 
 
 def leave_out_unknown_facts(cfg: DictConfig, key: str) -> None:
-    """Takes out the arguments that say ${facts....} of what this data does not tell: a task has defaults for them."""
+    """Remove the arguments that refer to facts that this data does not have: a task has defaults for them."""
     for name in list(cfg[key]):
         try:
             cfg[key][name]
         except InterpolationToMissingValueError:
             with open_dict(cfg[key]):
-                del cfg[key][name]  # pop() would fill it in first
+                del cfg[key][name]  # pop() would resolve it first

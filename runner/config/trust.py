@@ -1,7 +1,11 @@
-"""Finds what in Hydra's settings and in a run's folder would call code, or leads out of the folder.
+"""Refuses settings that would call code which the user has not allowed, and run directories that hold more than a run writes.
 
-runner.config.instantiate guards what is built of a configuration. Hydra follows names of its own before that: launchers, sweepers,
-callbacks, the classes of its logs, and variables that it sets. All of these are held to a list, wherever they come from.
+runner.config.instantiate checks what it builds. Hydra builds launchers, sweepers, callbacks and logs before that:
+`hydra_problems()` checks these, wherever they come from.
+
+A run directory that this user has not signed (runner.config.origin), and a configuration from a store, are data. Their targets
+are the runner's and torch's. Their values come from themselves: `${oc.env:...}` would track a password. Their store is not
+used: it would receive the run and the user's credentials.
 """
 
 from __future__ import annotations
@@ -10,19 +14,23 @@ import logging
 import os
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from runner.config import origin, run_files, validate
 from runner.config.allowed import public_name
 from runner.config.instantiate import locate, otherwise_named
 from runner.config.run_files import yaml_refusal
-from runner.errors import Problem, RunnerError, nearest, refuse
+from runner.config.secrets import ENVIRONMENT
+from runner.errors import Problem, RunnerError, first_line, nearest, refuse, without_password
 
-#: what conf/ itself names; not imported here, for that takes time
+#: launchers, sweepers and callbacks that conf/ names; importing them takes time
 OURS = (
     "runner.sweep.Grid",
     "runner.sweep.Search",
@@ -39,139 +47,71 @@ LOGS = re.compile(
     r"|logging\.handlers\.(Rotating|TimedRotating|Watched)FileHandler"
     r"|colorlog\.\w+|rich\.logging\.RichHandler"
 )
-#: resolvers that make a node of a text, and names of resolvers that are made of one
+#: resolvers that make a node from a text, and names that are references, too
 MADE = re.compile(r"\$\{\s*(oc\.(create|decode)|[\w.]*\$\{)")
-#: Hydra's settings that name what is called, or variables that are set
+NESTED = re.compile(r"\$\{[^}]*\$\{")
+#: Hydra's settings that name code, or variables to set
 CALLING = tuple(
     f"hydra.{name}"
     for name in ("job_logging", "hydra_logging", "launcher", "sweeper", "callbacks", "verbose", "job.env_set")
 )
-#: a value that is one ${...} and nothing else, and what such a one may be to bring a text, now and later
-ALONE = re.compile(r"\s*\$\{\s*([^{}]*?)\s*\}\s*")
-BRINGS_TEXT = re.compile(r"hydra[.:](runtime|job|run|sweep)\.[\w.]+|(oc\.env|now):.*")
+#: a value that is a single ${...}, and such values that are a text, now and later
+SINGLE = re.compile(r"\s*\$\{\s*([^{}]*?)\s*\}\s*")
+TEXTS = re.compile(r"hydra[.:](runtime|job|run|sweep)\.[\w.]+|(oc\.env|now):.*")
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL", "NOTSET")
 STREAMS = ("ext://sys.stdout", "ext://sys.stderr")
-#: what hydra.job.env_set may set. Many another makes some program load or start something: LD_PRELOAD, GIT_EXTERNAL_DIFF, CXX
+#: variables for hydra.job.env_set; others make programs load or start something: LD_PRELOAD, GIT_EXTERNAL_DIFF, CXX
 VARIABLES = re.compile(
     r"(OMP|MKL|OPENBLAS|NUMEXPR)_\w+|CUDA_VISIBLE_DEVICES|CUDA_LAUNCH_BLOCKING|CUBLAS_WORKSPACE_CONFIG|NCCL_DEBUG"
     r"|PYTORCH_\w*ALLOC_CONF|TOKENIZERS_PARALLELISM|MLFLOW_TRACKING_\w+|RUNNER_JOB"
 )
-#: the head of a rerun.yaml
 RERUN = "rerun"
+#: the defaults of a rerun.yaml
 DEFAULTS = ["schema", "base", "_self_"]
+#: the resolvers of the built-in conf/
+OWN_RESOLVERS = ("${oc.env:MLFLOW_TRACKING_URI,sqlite:///mlflow.db}", "${oc.env:MLFLOW_EXPERIMENT_NAME,null}")
+FROM_STORE = "this configuration came from a store"
+FROM_FOLDER = "this run was not made here by you, or was changed since"
+STORE = "tracking.uri"
+
+_trusts: ContextVar[bool] = ContextVar("trusts", default=False)
 
 
 def hydra_problems(hydra: DictConfig) -> list[Problem]:
-    """What in Hydra's own settings names code that is not ours, a plugin's, the current folder's or of --allow."""
+    """Return every setting of Hydra's that names code which is not ours, a plugin's or the user's."""
     found = []
     for path, key, value in _values(hydra, "hydra"):
         is_log = path.startswith(("hydra.job_logging", "hydra.hydra_logging"))
-        asked, name = f"{path}.{key}={value}", str(value)
+        source, name = f"{path}.{key}={value}", str(value)
         if path.startswith("hydra.overrides") or key == "override_dirname":
-            continue  # the words as they were typed: texts, which nobody builds anything of
-        if isinstance(value, Unsure) or MADE.search(name):
-            problem = "settings of Hydra's are written out, not made of a text"
-            found.append(Problem(asked, problem, f"{path}.{key}: {{...}}"))
+            continue  # texts, as they were typed
+        if isinstance(value, Unsure):
+            problem = "Hydra's settings must be written out, without references to groups or texts"
+            found.append(Problem(source, problem, f"{path}.{key}: {{...}}"))
         elif key == "_target_":
             found += _target_problems(path, name)
         elif is_log and (key in ("()", "class", ".", "queue", "listener") and not LOGS.fullmatch(name)):
             problem = "a log's classes are those of Python's logging, colorlog and rich"
-            found.append(Problem(asked, problem, f"{path}.class=logging.StreamHandler"))
+            found.append(Problem(source, problem, f"{path}.class=logging.StreamHandler"))
         elif is_log and (key == "stream" or name.startswith("ext://")) and name not in STREAMS:
-            found.append(Problem(asked, "a log is written to a file or to a stream", f"{path}.{key}={STREAMS[0]}"))
+            found.append(Problem(source, "a log is written to a file or to a stream", f"{path}.{key}={STREAMS[0]}"))
         elif is_log and key == "level" and not _is_level(value):
             problem = f"a log's level is {', '.join(LEVELS)} or a whole number"
-            found.append(Problem(asked, problem, f"{path}.level={next(iter(nearest(name, LEVELS)), 'INFO')}"))
+            found.append(Problem(source, problem, f"{path}.level={next(iter(nearest(name, LEVELS)), 'INFO')}"))
         elif path == "hydra.job.env_set" and not VARIABLES.fullmatch(key):
-            problem = f"a configuration sets no {key}: some variables make a program start another one"
-            found.append(Problem(asked, problem, f"export {key}={value} before the command"))
+            problem = f"a configuration can't set {key}: some variables make a program start another one"
+            found.append(Problem(source, problem, f"export {key}={value} before the command"))
     return found
 
 
 class Unsure(str):
-    """A ${...} that may bring more than a text, or another thing later than now."""
+    """A ${...} that may be more than a text, or another value later."""
 
     __slots__ = ()
 
 
 def _is_level(value: Any) -> bool:
     return value in logging.getLevelNamesMapping() if isinstance(value, str) else isinstance(value, int)
-
-
-def rerun_problems(file: Path) -> list[Problem]:
-    """What a rerun.yaml holds that no run has written: it travels with its folder, and is data."""
-    if why := yaml_refusal(file):
-        return [Problem(str(file), why, "the file as its run wrote it")]
-    try:
-        text = file.read_text()
-        content = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
-    except Exception:
-        return []  # the same reader stops the composition, which tells it
-    if not isinstance(content, dict):
-        content = {}
-    found = []
-    mend = f"the lines that you trust in a file of your own, conf/mine.yaml, and -cn mine instead of -cn {RERUN}"
-    for key in map(str, content):
-        if key.partition("/")[0] == "hydra":
-            found.append(Problem(f"{key} in {file}", "a run's configuration holds no settings of Hydra's", mend))
-    if content.get("defaults") != DEFAULTS:
-        problem = f"its defaults are {content.get('defaults')}, and a run writes [{', '.join(DEFAULTS)}]"
-        found.append(Problem(f"defaults in {file}", problem, mend))
-    if re.search(r"^\s*#\s*@package", text, re.MULTILINE):
-        found.append(Problem(f"@package in {file}", "a run's configuration is no part of another one", mend))
-    for name in ("schema", "base"):
-        if (beside := file.with_name(f"{name}.yaml")).exists():
-            problem = f"it takes the place of the runner's own {name}, which {file.name} builds on"
-            found.append(Problem(str(beside), problem, f"the folder without {beside.name}"))
-    return found
-
-
-def check_folder(folder: Path) -> None:
-    """Raises: RunnerError for each thing in a run's or a sweep's folder that may not be there, before anything is read."""
-    is_a_runs = any((folder / name).exists() for name in (f"{RERUN}.yaml", "ledger.jsonl"))
-    own = "hydra.run.dir=FOLDER, one for the run alone"  # what a person keeps in a folder is not to be taken away
-    found = [
-        Problem(str(path), problem, f"rm -- {shlex.quote(str(path))}" if is_a_runs else own)
-        for path, problem in strays(folder)
-    ]
-    if why := yaml_refusal(rerun := folder / f"{RERUN}.yaml"):
-        found.append(Problem(str(rerun), why, "the file as its run wrote it"))
-    refuse(found)
-
-
-def strays(folder: Path) -> list[tuple[Path, str]]:
-    """What at or below a folder is no file or folder of it, and why: who reads a pipe waits for ever."""
-    problem = "this link leads out of the run's folder, where a run would read and write"
-    pipe = "it is neither a file nor a folder, and nothing that a run writes"
-    found = [(path, problem) for path in links_out(folder, of=folder)]
-    return found + [(path, pipe) for path in _below(folder) if not path.is_symlink() and _is_special(path)]
-
-
-def links_out(place: Path, *, of: Path) -> list[Path]:
-    """The links at or below `place` that lead out of the folder `of`. The folder itself may be one."""
-    return [path for path in _below(place) if path.is_symlink() and not _is_inside(path, of)]
-
-
-def inside(folder: Path, name: str) -> Path | None:
-    """What is called so in a folder; None when it is not in the folder, or holds links that lead out of it."""
-    path = folder / name
-    return path if _is_inside(path, folder) and not links_out(path, of=folder) else None
-
-
-def _below(place: Path) -> list[Path]:
-    return sorted(Path(parent) / name for parent, folders, files in os.walk(place) for name in (*folders, *files))
-
-
-def _is_special(path: Path) -> bool:
-    return path.exists() and not path.is_file() and not path.is_dir()
-
-
-def _is_inside(path: Path, folder: Path) -> bool:
-    try:
-        end = path.resolve()
-        return not end.is_symlink() and end.is_relative_to(folder.resolve())  # a link: of a ring, from Python 3.13 on
-    except (OSError, RuntimeError, ValueError):  # a ring of links; a name with a zero in it
-        return False
 
 
 def _target_problems(path: str, target: str) -> list[Problem]:
@@ -191,20 +131,18 @@ def _values(node: Any, path: str) -> Iterator[tuple[str, str, Any]]:
     for key in list(node) if is_dict else range(len(node)):
         inner, child = f"{path}.{key}" if is_dict else f"{path}[{key}]", node._get_node(key)
         if OmegaConf.is_interpolation(node, key):
-            text = str(child._value())
-            if key in ("_target_", "()", "class") or MADE.search(text):
-                yield path, str(key), text
+            text, is_calling = str(child._value()), inner.startswith(CALLING)
+            is_made = key in ("_target_", "()", "class") or MADE.search(text)
+            if is_made or (is_calling and NESTED.search(text)):
+                yield path, str(key), Unsure(text)
                 continue
-            is_calling = inner.startswith(CALLING)
             try:
                 child = node[key]
             except OmegaConfBaseException:
-                child = None  # what only a running job has: its folder, its number
+                child = None  # known while a job runs: its directory, its number
             is_group = OmegaConf.is_config(child) or isinstance(child, dict | list | tuple)
             if is_calling and (is_group or not _stays_text(node._get_root(), text)):
                 yield path, str(key), Unsure(text)
-                continue
-            if child is None:
                 continue
         if OmegaConf.is_config(child) and not (child._is_none() or child._is_missing()):
             yield from _values(child, inner)
@@ -213,15 +151,203 @@ def _values(node: Any, path: str) -> Iterator[tuple[str, str, Any]]:
 
 
 def _stays_text(root: Any, text: str) -> bool:
-    if re.search(r"\$\{[^}]*\$\{", text):
-        return False  # a name that is made of another value may be another one later
-    if (found := ALONE.fullmatch(text)) is None:
-        return True  # with a text around it, or beside another one
-    if BRINGS_TEXT.fullmatch(found[1]):
+    if (single := SINGLE.fullmatch(text)) is None or TEXTS.fullmatch(single[1]):
         return True
     node = root
-    for name in found[1].split("."):
+    for name in single[1].split("."):
         if not OmegaConf.is_dict(node) or name not in node:
             return False
         node = node._get_node(name)
     return not OmegaConf.is_config(node) and node is not None and not node._is_interpolation()
+
+
+@contextmanager
+def trusting(is_trusted: bool = True) -> Iterator[None]:
+    """Treat run directories of others as the user's own: `--trust`, or this program wrote them."""
+    before = _trusts.set(is_trusted or _trusts.get())
+    try:
+        yield
+    finally:
+        _trusts.reset(before)
+
+
+def is_trusted() -> bool:
+    """Return whether run directories of others are trusted."""
+    return _trusts.get()
+
+
+def is_untrusted(folder: Path) -> bool:
+    """Return whether a run directory is data: this user has not signed it, and does not trust it."""
+    return not _trusts.get() and not origin.is_own(folder)
+
+
+def cleared(text: str, *, source: str, look: str, trusted: bool) -> str:
+    """Return the text of a rerun.yaml from a store if it is data. Imports the modules of allowed targets.
+
+    Args:
+        text: The content of rerun.yaml.
+        source: The command, for errors.
+        look: How the user can read the file.
+        trusted: Whether it may name the user's code.
+
+    Raises:
+        RunnerError: Something in it is not allowed.
+    """
+    try:
+        node = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
+    except Exception as error:  # YAML's and OmegaConf's own
+        problem = f"the run's rerun.yaml can't be read: {first_line(error)}"
+        raise RunnerError(Problem(source, problem, "a run that this runner has tracked")) from None
+    if not isinstance(node, dict) or node.get("defaults") != DEFAULTS or "hydra" in node:
+        problem = "the run's rerun.yaml was not written by the runner: it uses other files or sets Hydra's keys"
+        raise RunnerError(Problem(source, problem, f"a run with an unchanged file; {look} shows the file"))
+    if not trusted:
+        refuse(_problems(node, "", FROM_STORE, f"--trust, when you have looked at the file: {look}"))
+    del node["defaults"]
+    return f"defaults: [{', '.join(DEFAULTS)}]\n{OmegaConf.to_yaml(OmegaConf.create(node))}"
+
+
+def rerun_problems(file: Path) -> list[Problem]:
+    """Return every error of a run directory's rerun.yaml: content that no run writes, and code where it is only data."""
+    if why := yaml_refusal(file):
+        return [Problem(str(file), why, "the file as its run wrote it")]
+    try:
+        text = file.read_text()
+        content = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
+    except Exception:
+        return []  # the composition reports it
+    content = content if isinstance(content, dict) else {}
+    fix = f"the lines that you trust in a file of yours, conf/mine.yaml, and -cn mine instead of -cn {RERUN}"
+    found = [
+        Problem(f"{key} in {file}", "a run's configuration has no settings of Hydra's", fix)
+        for key in map(str, content)
+        if key.partition("/")[0] == "hydra"
+    ]
+    if content.get("defaults") != DEFAULTS:
+        problem = f"the defaults are {content.get('defaults')}, and a run writes [{', '.join(DEFAULTS)}]"
+        found.append(Problem(f"defaults in {file}", problem, fix))
+    if re.search(r"^\s*#\s*@package", text, re.MULTILINE):
+        found.append(Problem(f"@package in {file}", "a run's configuration is a whole one", fix))
+    for name in ("schema", "base"):
+        if (other := file.with_name(f"{name}.yaml")).exists():
+            problem = f"this file would replace the runner's own {name}, which {file.name} builds on"
+            found.append(Problem(str(other), problem, f"the folder without {other.name}"))
+    if not found and is_untrusted(file.parent):  # take_no_store() replaces the store
+        foreign = _problems(content, "", FROM_FOLDER, _look(file))
+        found = [problem for problem in foreign if not problem.source.startswith(f"{STORE}=")]
+    return found
+
+
+def take_no_store(cfg: DictConfig, file: Path, words: Sequence[str]) -> list[Problem]:
+    """Replace the store of an untrusted rerun.yaml by the usual one; return an error where that would be a guess.
+
+    words: The overrides.
+    """
+    if not is_untrusted(file.parent) or any(word.lstrip("+").startswith(f"{STORE}=") for word in words):
+        return []
+    node = cfg.get("tracking")
+    if not OmegaConf.is_dict(node) or "uri" not in node:
+        return []  # reported where the configuration is checked
+    uri = validate.written(node, "uri")
+    node.uri = OWN_RESOLVERS[0]
+    if uri in OWN_RESOLVERS or os.environ.get("MLFLOW_TRACKING_URI") or not validate.value(cfg, "tracking.enabled"):
+        return []
+    problem = f"{FROM_FOLDER}, and its store is used only if you name it"
+    fix = f"{STORE}=sqlite:///mlflow.db for the usual one of this folder, {STORE}=URI for another, or {_look(file)}"
+    return [Problem(f"{STORE}={without_password(uri)}", problem, fix)]
+
+
+def check_card(file: Path) -> None:
+    """Raise a RunnerError for everything in an untrusted model.json that is not data."""
+    if not is_untrusted(file.parent):
+        return
+    try:
+        node = run_files.read_json(file)
+    except (OSError, ValueError):
+        return  # its reader reports it
+    refuse(_problems(node, "", FROM_FOLDER, _look(file)))
+
+
+def recipe_problems(node: Any, file: Path) -> list[Problem]:
+    """Return everything in a journal's recipe of a model that is not data."""
+    return list(_problems(node, "model", FROM_FOLDER, _look(file)))
+
+
+def _look(file: Path) -> str:
+    return f"--trust, when you have looked at {file}"
+
+
+def _problems(node: Any, key: str, reason: str, fix: str) -> Iterator[Problem]:
+    if isinstance(node, dict):
+        target = node.get("_target_")
+        if target is not None and (public := public_name(str(target))) is not None:  # --trust would not help
+            yield otherwise_named(target, public).below(key)
+        elif target is not None and _is_foreign(str(target)):
+            problem = f"{reason}, and names code that is neither the runner's nor torch's"
+            yield Problem(f"{key}._target_={target}", problem, fix)
+        for name, child in node.items():
+            yield from _problems(child, f"{key}.{name}" if key else str(name), reason, fix)
+    elif isinstance(node, list):
+        for index, child in enumerate(node):
+            yield from _problems(child, f"{key}[{index}]", reason, fix)
+    elif not isinstance(node, str):
+        return
+    elif re.fullmatch(r"train\.hooks\[\d+\]", key):
+        yield from _problems({"_target_": node}, key, reason, fix)
+    elif key in ("train", "train.hooks"):
+        problem = f"{reason}, and a reference to hooks may name any code"
+        yield Problem(f"{key}={node}", problem, f"the hooks written out, as train.hooks: [NAME], or {fix}")
+    elif node not in OWN_RESOLVERS and (("${" in node and ":" in node) or f"<{ENVIRONMENT}:" in node):
+        yield Problem(f"{key}={node}", f"{reason}, and may not read what lies outside it", fix)
+
+
+def _is_foreign(target: str) -> bool:
+    try:
+        locate(target, own_code=False)
+    except RunnerError:
+        return True
+    return False
+
+
+def check_folder(folder: Path) -> None:
+    """Raise a RunnerError for every path in the directory of a run or sweep that may not be there, before it is read."""
+    is_runs = any((folder / name).exists() for name in (f"{RERUN}.yaml", "ledger.jsonl"))
+    own = "hydra.run.dir=FOLDER, with a directory for this run"  # other files in the directory are the user's
+    found = [
+        Problem(str(path), problem, f"rm -- {shlex.quote(str(path))}" if is_runs else own)
+        for path, problem in strays(folder)
+    ]
+    if why := yaml_refusal(rerun := folder / f"{RERUN}.yaml"):
+        found.append(Problem(str(rerun), why, "the file as its run wrote it"))
+    refuse(found)
+
+
+def strays(folder: Path) -> list[tuple[Path, str]]:
+    """Return every link that leads out of a directory, and every pipe or socket in it (a reader would wait), with the reason."""
+    problem = "this link leads out of the run's folder, where a run would read and write"
+    pipe = "this is neither a file nor a folder, and no run writes it"
+    found = [(path, problem) for path in _links_out(folder, of=folder)]
+    specials = [path for path in _below(folder) if path.exists() and not (path.is_file() or path.is_dir())]
+    return found + [(path, pipe) for path in specials if not path.is_symlink()]
+
+
+def inside(folder: Path, name: str) -> Path | None:
+    """Return the path of a name in a directory, or None if it is outside, or holds links that lead out."""
+    path = folder / name
+    return path if _is_inside(path, folder) and not _links_out(path, of=folder) else None
+
+
+def _links_out(place: Path, *, of: Path) -> list[Path]:
+    return [path for path in _below(place) if path.is_symlink() and not _is_inside(path, of)]
+
+
+def _below(place: Path) -> list[Path]:
+    return sorted(Path(parent) / name for parent, folders, files in os.walk(place) for name in (*folders, *files))
+
+
+def _is_inside(path: Path, folder: Path) -> bool:
+    try:
+        end = path.resolve()
+        return not end.is_symlink() and end.is_relative_to(folder.resolve())  # a ring of links resolves to one of them
+    except (OSError, RuntimeError, ValueError):  # a ring of links, before Python 3.13; a name with a zero byte
+        return False

@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from runner.config import validate
 from runner.config.allowed import PARTS
-from runner.config.instantiate import argument_names
+from runner.config.instantiate import arguments
 from runner.config.instantiate import problems as target_problems
 from runner.config.nodes import SHARED, split_settings
 from runner.config.schema import PRECISIONS
@@ -125,7 +125,7 @@ def _augment_problems(cfg: DictConfig) -> list[Problem]:
     asked = validate.value(cfg, "data.augment")
     if asked is None or validate.value(cfg, "data._target_") not in PARTS:
         return []
-    if "augment" not in argument_names(validate.target_node(cfg, "data")):
+    if "augment" not in arguments(validate.value(cfg, "data._target_")):
         return []  # told as an argument that it does not take
     try:
         strengths_of(OmegaConf.to_container(asked, throw_on_missing=True) if OmegaConf.is_config(asked) else asked)

@@ -18,7 +18,7 @@ from pathlib import Path
 from runner.config.compose import composed_with, composer
 from runner.config.logs import logging_to
 from runner.config.secrets import note_secrets_of
-from runner.config.untrusted import trusting
+from runner.config.trust import trusting
 from runner.distributed import messages
 from runner.distributed.environment import RankInfo, rank_here
 from runner.errors import RunnerError, traceback_of

@@ -16,7 +16,7 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 
-from runner.config import untrusted
+from runner.config import trust
 from runner.config.instantiate import build
 from runner.config.schema import PRECISIONS
 from runner.config.secrets import filled_in
@@ -70,7 +70,7 @@ def find_run(wanted: str, *, verb: str) -> tuple[Path, str]:
         fix = " or ".join(f"{verb} {hit}" for hit in nearest(wanted, there) or there[:3])
         raise RunnerError(Problem(f"{verb} {wanted}", "the run has no such checkpoint", fix or f"{verb} last"))
     folder = find.find(str(file.absolute().parents[1]) if is_checkpoint else wanted, verb=verb).absolute()
-    untrusted.check_card(folder / NAME)
+    trust.check_card(folder / NAME)
     return folder, f"{CHECKPOINTS}/{file.name}" if is_checkpoint else BEST
 
 

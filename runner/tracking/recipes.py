@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from runner.config import origin, run_files, untrusted
+from runner.config import instantiate, origin, run_files, trust
 from runner.errors import Problem, RunnerError, refuse
 from runner.tracking.ack import read_ack
 from runner.tracking.journal_records import FILE, scan_events
@@ -22,30 +22,30 @@ def check(folder: Path) -> None:
 
     Raises: RunnerError for each thing in its journal that is not for a stranger to say, or that no run has written.
     """
-    if untrusted.is_trusted() or not (folder / FILE).is_file():
+    if trust.is_trusted() or not (folder / FILE).is_file():
         return
     known, found = _signed(folder), []
     for event in _events(folder):
         if event.get("kind") == "start" and not str(event.get("uid", "")).isalnum():
             found.append(Problem(f"{folder / FILE}", "a run in it has no uid", "the file as its run wrote it"))
         elif (node := event.get("node")) is not None and node != known:
-            found += untrusted.recipe_problems(node, folder / FILE)
+            found += trust.recipe_problems(node, folder / FILE)
     refuse(dict.fromkeys(found))
 
 
 def build_of(folder: Path) -> Build | None:
     """What makes this journal's models; None: whatever they are, as their run would."""
-    if untrusted.is_trusted():
+    if trust.is_trusted():
         return None
     known = _signed(folder)
-    return lambda node: build_own(node) if node == known else untrusted.build(node)
+    return lambda node: build_own(node) if node == known else instantiate.build(node, key="model", own_code=False)
 
 
 def _signed(folder: Path) -> Any:
     if not origin.is_own(folder):
         return None
     try:
-        return run_files.read_json(folder / untrusted.CARD)["model"]
+        return run_files.read_json(folder / origin.SIGNED[1])["model"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

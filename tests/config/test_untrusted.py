@@ -6,8 +6,7 @@ import pytest
 from omegaconf import OmegaConf
 from refused import problems_of
 
-from runner.config.trust import check_folder, hydra_problems
-from runner.config.untrusted import cleared, is_held, trusting
+from runner.config.trust import check_folder, cleared, hydra_problems, is_untrusted, trusting
 from runner.errors import RunnerError
 
 SOUND = """defaults: [schema, base, _self_]
@@ -56,7 +55,7 @@ def hostile(own_folder):
 
 
 def clear(text, *, trusted=False):
-    return cleared(text, asked="reproduce 1a2b", look="mlflow artifacts download", trusted=trusted)
+    return cleared(text, source="reproduce 1a2b", look="mlflow artifacts download", trusted=trusted)
 
 
 def test_what_the_runner_writes_passes_as_it_is(hostile):
@@ -91,13 +90,13 @@ def test_allow_does_not_count(hostile, monkeypatch):
         clear(SOUND.replace("runner.models.MLP", "hostile.Net"))
 
 
-def test_a_folder_that_is_trusted_is_held_to_nothing(own_folder):
-    assert is_held(own_folder)
+def test_a_folder_that_is_trusted_is_untrusted_to_nothing(own_folder):
+    assert is_untrusted(own_folder)
     with trusting():
-        assert not is_held(own_folder)
+        assert not is_untrusted(own_folder)
         with trusting(False):  # a command within a command
-            assert not is_held(own_folder)
-    assert is_held(own_folder)
+            assert not is_untrusted(own_folder)
+    assert is_untrusted(own_folder)
 
 
 @pytest.mark.parametrize(("file", "write"), [("notes.txt", "hydra.run.dir=FOLDER"), ("rerun.yaml", "rm -- 'my data'")])

@@ -174,7 +174,7 @@ def test_a_fact_that_the_data_does_not_tell_is_named_with_the_models_that_suit(o
     words = ["data=text", "data.path=text.txt", "data.context_length=8", "task=language", "device=cpu"]
     assert cli.main([*words, "model=mlp"]) == 2
     said = capsys.readouterr().err
-    assert "this data tells no in_features; it tells input_shape=[8]" in said and "=None" not in said
+    assert "this data has no in_features; it has input_shape=[8]" in said and "=None" not in said
     assert "help: use `model=gpt`, `model=transformer`" in said
 
 

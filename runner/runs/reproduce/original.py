@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.config.untrusted import cleared, trusting
+from runner.config.trust import cleared, trusting
 from runner.errors import Problem, RunnerError
 from runner.experiment.summary import read_summary
 from runner.experiment.terminal import short
