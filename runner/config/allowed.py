@@ -1,8 +1,7 @@
-"""Says whether a configuration may name a dotted path, or what it leads to. Imports nothing of what it lists.
+"""The parts that a configuration may name. Imports none of them.
 
-Our own parts are listed by the name that their package exports (runner.config.exports), and by no other: what stands beside
-them in their modules also writes files and fetches. In torch and torchmetrics a part is of a kind: a layer, a loss, an
-optimizer, a schedule, a metric, or a function of numbers alone.
+Our own parts are listed by the name that their package exports (runner.config.exports): other functions of their modules write
+files and fetch. In torch and torchmetrics parts are layers, losses, optimizers, schedules, metrics and functions of numbers.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-#: the runner's own: what conf/, and the nodes that runs write, name; never the module that a part lies in, which may move
+#: our parts, which conf/ and the nodes that runs write name
 PARTS = (
     "runner.data.array_inputs",
     "runner.data.arrays",
@@ -57,7 +56,7 @@ PARTS = (
 )
 FUNCTION = "function"
 METRIC = ("torchmetrics.metric.Metric",)
-#: of torchmetrics what is arithmetic alone: other parts of it download weights
+#: metrics that only calculate: others download weights
 METRICS = dict.fromkeys(
     (
         "torchmetrics.classification",
@@ -68,7 +67,7 @@ METRICS = dict.fromkeys(
     ),
     METRIC,
 )
-#: by the module in which a thing is defined: what it is, or which classes it descends from
+#: by the module that defines a part: its base classes, or "function"
 KINDS: dict[str, tuple[str, ...]] = {
     "torch.nn.modules": ("torch.nn.modules.module.Module",),
     "torch.nn.functional": (FUNCTION,),
@@ -79,12 +78,12 @@ KINDS: dict[str, tuple[str, ...]] = {
     "torch.optim": ("torch.optim.optimizer.Optimizer", "torch.optim.lr_scheduler.LRScheduler"),
     **METRICS,
 }
-#: where such things are named; a path that begins otherwise is not even imported
+#: prefixes of their names; other modules are not imported
 LIBRARIES = ("torch.nn", "torch.optim", *METRICS)
 
 
 def is_part(thing: Any, home: str) -> bool:
-    """Whether what a path of LIBRARIES leads to, defined in the module `home`, is a part."""
+    """Return whether an object of LIBRARIES, defined in the module `home`, is a part."""
     kinds = next((kinds for room, kinds in KINDS.items() if under(home, (room,))), ())
     if inspect.isclass(thing):
         return any(f"{base.__module__}.{base.__qualname__}" in kinds for base in thing.__mro__)
@@ -92,12 +91,12 @@ def is_part(thing: Any, home: str) -> bool:
 
 
 def public_name(path: str, names: tuple[str, ...] = PARTS) -> str | None:
-    """Of `names`, the one that a path to a module of ours means: runner.models.mlp.MLP is runner.models.MLP. None: no such one."""
+    """Return the part that a path to one of our modules means: runner.models.MLP for runner.models.mlp.MLP."""
     if not path.startswith("runner.") or path in names:
         return None
     return next((name for name in names if name.rpartition(".")[2] == path.rpartition(".")[2]), None)
 
 
 def under(path: str, prefixes: tuple[str, ...]) -> bool:
-    """Whether the path is one of the prefixes, or lies below one: torch.nnx is not below torch.nn."""
+    """Return whether a path is one of the prefixes or below one: torch.nnx is not below torch.nn."""
     return any(path == prefix or path.startswith(prefix + ".") for prefix in prefixes)

@@ -1,4 +1,4 @@
-"""Explains what is wrong in a file of conf/ that Hydra refused: each key with its line and the nearest known one."""
+"""Reports every error in a file of conf/ that Hydra refuses: each key with its line and the nearest valid key."""
 
 from __future__ import annotations
 
@@ -17,20 +17,17 @@ from runner.config.identity import leaves
 from runner.config.schema import Config
 from runner.errors import Problem, nearest
 
-#: how Hydra says it of a file's defaults
+#: how Hydra reports an error in a file's defaults
 NO_SUCH_DEFAULT = re.compile(r"In '(?P<name>.*)': Could not override '(?P<group>.*)'\. No match in the defaults list")
-#: of an override in a file without a package line, which looks below the name of its group
+#: and in those of a file without a package line, which are below the name of its group
 WRONG_PACKAGE = re.compile(r"In '(?P<name>(?P<group>.+)/.*)': Could not override '[^@']*@(?P<package>[^']*)'")
 QUOTES = "\"'"
-OWN = "conf/ holds no keys of one's own; what a part of yours takes goes below " + ", ".join(validate.BUILT)
+OWN = "arguments of your own parts are below " + ", ".join(validate.BUILT)
 
 
 def file_problems(error: WrongFile, known: list[str]) -> list[Problem]:
-    """Everything that is wrong with the keys of the file, which stands there for Hydra's first complaint.
-
-    known: the dotted keys that there are.
-    """
-    if f"{error.package}.".startswith(f"{error.key}."):  # its keys have no place at all
+    """Return every error in the keys of the file. known: the dotted keys of the configuration."""
+    if f"{error.package}.".startswith(f"{error.key}."):  # no key of the file has a place
         return [_misplaced(error)]
     text = _text(error.file)
     keys = dict.fromkeys([_refused(key, value) for key, value in _leaves(text, error.package)])
@@ -39,10 +36,7 @@ def file_problems(error: WrongFile, known: list[str]) -> list[Problem]:
 
 
 def defaults_fault(text: str, error: Exception) -> Problem | None:
-    """What is wrong with the defaults of the file that an override chooses; None when that is not what is wrong.
-
-    text: the override, GROUP=OPTION.
-    """
+    """Return the error in the defaults of the file that an override GROUP=OPTION chooses, or None."""
     from hydra.errors import MissingConfigException
 
     group, _, option = text.lstrip("+").partition("=")
@@ -50,9 +44,7 @@ def defaults_fault(text: str, error: Exception) -> Problem | None:
     if isinstance(error, MissingConfigException) and error.missing_cfg_file not in (None, chosen):
         wanted, _, name = str(error.missing_cfg_file).rpartition("/")
         options = sorted(error.options or [])
-        problem = (
-            f"{wanted} has no {name}; it has {', '.join(options)}" if options else f"there is no {wanted}/ in conf/"
-        )
+        problem = f"{wanted} has no {name}; it has {', '.join(options)}" if options else f"conf/ has no {wanted}/"
         hits = " or ".join(f"{wanted}: {hit}" for hit in nearest(name, options) or options[:3])
         fix = hits or f"a file conf/{wanted}/{name}.yaml"
         return Problem(f"{wanted}: {name} in the defaults of {chosen}", problem, fix)
@@ -68,7 +60,7 @@ def defaults_fault(text: str, error: Exception) -> Problem | None:
 
 
 def line_of(text: str, key: str) -> int | None:
-    """The line, from 1, where a YAML text has a dotted key; None where it stands in another way."""
+    """Return the line of a dotted key in a YAML text, from 1; None if it is not written as nested keys."""
     node, line = yaml.compose(text, Loader=yaml.SafeLoader), None
     for word in key.split("."):
         pairs = node.value if isinstance(node, yaml.MappingNode) else []
@@ -80,7 +72,7 @@ def line_of(text: str, key: str) -> int | None:
 
 
 def as_yaml(key: str, value: Any) -> str:
-    """A dotted key as a line of YAML: train: {num_epochs: 5}."""
+    """Return a dotted key as a line of YAML: train: {num_epochs: 5}."""
     first, _, rest = key.partition(".")
     return f"{first}: {{{as_yaml(rest, value)}}}" if rest else f"{first}: {_shown(value)}"
 
@@ -104,7 +96,7 @@ def _problem(error: WrongFile, text: str, key: str, value: Any, kind: str | None
     return Problem(
         asked,
         problem,
-        f"{' or '.join(near)} in its place" if near else f"use a key that `--cfg job` prints; {OWN}",
+        f"write {' or '.join(near)} instead" if near else f"use a key that `--cfg job` prints; {OWN}",
         code="unknown-key",
     )
 
@@ -121,7 +113,7 @@ def _misplaced(error: WrongFile) -> Problem:
 
 
 def _without_package(file: Path | None, name: str, package: str) -> Problem:
-    problem = f"it has no package line, so its keys are below {package}, and there is no key `{package}`"
+    problem = f"a file without a package line has its keys below `{package}`, which is no key"
     return Problem(
         _shown_path(file, name), problem, "write `# @package _global_` as its first line", code="unknown-key"
     )

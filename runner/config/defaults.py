@@ -1,4 +1,4 @@
-"""Says what of a run's values the built-in conf/ would not say by itself, as one would type it: model=mlp. For experiment/run_record.py."""
+"""Compares a run's values with the built-in conf/, and writes the difference as it is typed: model=mlp."""
 
 from __future__ import annotations
 
@@ -13,88 +13,76 @@ from runner.config import run_files
 from runner.config.identity import leaves
 from runner.version import HERE
 
-#: a wheel carries conf/ as runner/conf; in a checkout and an editable install it lies beside runner/
+#: in a wheel runner/conf; in a checkout and an editable install next to runner/
 CONF = HERE / "conf" if (HERE / "conf").is_dir() else HERE.parent / "conf"
-
-#: what a run is called and where it is kept makes it no other run
+#: names and places, which make no other run
 NOT_OF_THE_RUN = ("name", "tracking.")
-#: told of every model, also where they are as usual: who compares models asks for them first
+#: shown of every model, also with their defaults
 ALWAYS = ("optimizer.lr", "train.batch_size", "train.num_epochs", "train.num_steps", "seed")
 
 
 def changed(chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """The file that answers where it is another one (`model`: mlp), and the values that are not as the files have them.
+    """Return the options that are not the default ones (`model`: mlp), and the values that differ from the files.
 
-    chosen: as config.identity.chosen() has it. About 5 ms in a process's first call, then 0.2 ms (2026-11).
-    Where no file has the section's `_target_`, that is the answer, and all other values of the section count.
+    Where no file has a group's `_target_`, the target is the option, and all other values of the group count.
+
+    Args:
+        chosen: The values of a run, from config.identity.chosen().
     """
-    usual = dict(_base())
+    usual = dict(_values(CONF / "base.yaml", ""))
     answers: dict[str, Any] = {}
     for group, choice in _choices().items():
-        answer, values = _answer(group, choice, chosen)
+        answer, values = _option(group, choice, chosen)
         usual |= values
         if answer != choice:
             answers[group] = answer
             usual[f"{group}._target_"] = chosen.get(f"{group}._target_")
-    # a null is an answer, too
     differing = {key: value for key, value in chosen.items() if key not in usual or usual[key] != value}
     return answers | {key: value for key, value in differing.items() if not key.startswith(NOT_OF_THE_RUN)}
 
 
 def main(chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """The few that tell a model from others: which model, data and optimizer, its rate and length, and what was changed.
-
-    What follows from the data, ${facts...}, is left out.
-    """
-    groups = {group: _answer(group, _choices()[group], chosen)[0] for group in ("model", "data", "optimizer")}
+    """Return the few values that distinguish a model: its options, rate, length, and every change; no `${facts...}`."""
+    groups = {group: _option(group, _choices()[group], chosen)[0] for group in ("model", "data", "optimizer")}
     always = {key: chosen[key] for key in ALWAYS if chosen.get(key) is not None}
     found = changed(chosen) | groups | always
     return {key: value for key, value in found.items() if "${" not in str(value)}
 
 
 def answers(chosen: Mapping[str, Any]) -> dict[str, str]:
-    """The file that answers each group's question, or the target that no file has."""
-    return {group: _answer(group, choice, chosen)[0] for group, choice in _choices().items()}
+    """Return the option of each group, or the target that no file has."""
+    return {group: _option(group, choice, chosen)[0] for group, choice in _choices().items()}
 
 
 def values_of(file: Path) -> dict[str, Any]:
-    """Every value of a configuration that a run has written, by its dotted key."""
+    """Return every value of a configuration that a run has written, by its dotted key."""
     return _flat(_read(file), "")
 
 
 def in_words(values: Mapping[str, Any]) -> str:
-    """model=mlp model.hidden_sizes=[64,64]."""
+    """Return values as overrides: model=mlp model.hidden_sizes=[64,64]."""
     return " ".join(f"{key}={in_word(value)}" for key, value in values.items())
 
 
 def in_word(value: Any) -> str:
-    """[64,64], null."""
+    """Return a value as it is typed: [64,64] or null."""
     return str(value).replace(", ", ",") if value is not None else "null"
 
 
-def _answer(group: str, choice: str, chosen: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The file of conf/ that the section comes from, by its target and then by its values, and the values in that file.
-
-    Where no built-in file has the target, the files in the conf/ of the current directory are searched.
-    """
+def _option(group: str, choice: str, chosen: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The option of a group and the values in its file: `choice`, another built-in file, or one in the current conf/."""
     target = chosen.get(f"{group}._target_")
-    names = [choice]
-    if _file(CONF / group / f"{choice}.yaml", group).get(f"{group}._target_") != target:
-        names = sorted(path.stem for path in (CONF / group).glob("*.yaml"))
-    found = {name: _file(CONF / group / f"{name}.yaml", group) | _named(group, name) for name in names}
-    alike = {name: values for name, values in found.items() if values.get(f"{group}._target_") == target}
-    if not alike:
-        own = [path for path in sorted(Path("conf", group).glob("*.yaml")) if not run_files.yaml_refusal(path)]
-        found = {path.stem: _own_file(path, group) | _named(group, path.stem) for path in own}
-        alike = {name: values for name, values in found.items() if values.get(f"{group}._target_") == target}
-    if not alike:
-        return str(target), {}
-    best = min(alike, key=lambda name: sum(chosen.get(key) != value for key, value in alike[name].items()))
-    return best, alike[best]
-
-
-def _named(group: str, choice: str) -> dict[str, Any]:
-    return {"data.name": choice} if group == "data" else {}
+    default, own = CONF / group / f"{choice}.yaml", sorted(Path("conf", group).glob("*.yaml"))
+    for files in ([default], sorted((CONF / group).glob("*.yaml")), own):
+        found = {}
+        for file in files:
+            values = dict(_values(file, group)) if files is not own else _own_values(file, group)
+            if values.get(f"{group}._target_") == target:
+                found[file.stem] = values | ({"data.name": file.stem} if group == "data" else {})
+        if found:
+            best = min(found, key=lambda name: sum(chosen.get(key) != value for key, value in found[name].items()))
+            return best, found[best]
+    return str(target), {}
 
 
 @functools.cache
@@ -105,24 +93,20 @@ def _choices() -> dict[str, str]:
 
 
 @functools.cache
-def _base() -> dict[str, Any]:
-    return _flat({key: node for key, node in _read(CONF / "base.yaml").items() if key not in ("defaults", "hydra")}, "")
+def _values(path: Path, group: str) -> dict[str, Any]:
+    hidden = ("defaults",) if group else ("defaults", "hydra")
+    return _flat({key: node for key, node in _read(path).items() if key not in hidden}, group)
 
 
-@functools.cache
-def _file(path: Path, group: str) -> dict[str, Any]:
-    return _flat({key: node for key, node in _read(path).items() if key != "defaults"}, group)
-
-
-def _own_file(path: Path, group: str) -> dict[str, Any]:
+def _own_values(path: Path, group: str) -> dict[str, Any]:
     try:
-        return _flat({key: node for key, node in _read(path).items() if key != "defaults"}, group)
+        return {} if run_files.yaml_refusal(path) else _values.__wrapped__(path, group)
     except (OSError, ValueError, AttributeError, yaml.YAMLError):
         return {}
 
 
 def _read(path: Path) -> dict[str, Any]:
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # OmegaConf's own takes 70 ms for all of it
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # OmegaConf's own takes 70 ms for all files
     return yaml.load(path.read_text(encoding="utf-8"), Loader=loader) or {}
 
 

@@ -1,7 +1,6 @@
-"""Makes a package's `__getattr__` and `__dir__`, by which its public names are imported when they are first used.
+"""Imports the public names of a package when they are first used (PEP 562): --help does not load torch.
 
-What YAML, rerun.yaml and model.json name is what a package exports, never the module that it lies in: so files can move. And a
-package that is imported loads none of them: torch is not on the way to --help (PEP 562).
+YAML, rerun.yaml and model.json name what a package exports, never its modules, so that files can move.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from runner.config.allowed import public_name
 
 
 def exports(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """The package's `__getattr__` and `__dir__`. homes: public name -> the module below the package that defines it."""
+    """Return a package's `__getattr__` and `__dir__`. homes: the module of each public name."""
 
     def load(name: str) -> Any:
         if name not in homes:
@@ -29,10 +28,7 @@ def exports(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any
 
 
 def exported_name(path: str) -> str:
-    """The name that a package exports for the path of its definition; another path as it is.
-
-    runner.models.mlp.MLP is runner.models.MLP, which decides what a configuration may name.
-    """
+    """Return runner.models.MLP for runner.models.mlp.MLP, and any other path as it is."""
     public = public_name(path)
     if public is None:
         return path

@@ -1,4 +1,4 @@
-"""Says which values make a configuration this experiment and no other, and where two of them differ."""
+"""The values that make a configuration this experiment, how two of them differ, and overrides as text."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from omegaconf import DictConfig
 
 from runner.config.secrets import for_disk
 
-#: of a value, what Hydra's grammar reads without quotes
+#: values that Hydra's grammar reads without quotes
 READ = re.compile(r"[\w./:\-+%*@?|= \\$]+", re.ASCII)
-#: what a resumed run may change: how long it is, what it notes, where it runs; all else would be another experiment
+#: keys that a resumed run may change; with others it would be another experiment
 MAY_CHANGE = (
     "train.num_epochs",
     "train.num_steps",
@@ -48,12 +48,12 @@ NOT_CHOSEN = ("defaults", "facts.", "hydra.", "plan.", "sweep.", *REMOVED)
 
 
 def flat(cfg: DictConfig) -> dict[str, Any]:
-    """Every value by its dotted key, its ${...} as they are written."""
+    """Return every value by its dotted key, with its `${...}`."""
     return {key: value for key, value in leaves(for_disk(cfg)) if value != {}}
 
 
 def leaves(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value with its dotted key; a mapping without one is a value, too."""
+    """Yield every value with its dotted key; an empty mapping is a value, too."""
     if isinstance(node, dict) and node:
         for name, child in node.items():
             yield from leaves(child, f"{key}.{name}" if key else str(name))
@@ -62,36 +62,36 @@ def leaves(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def chosen(cfg: DictConfig) -> dict[str, Any]:
-    """What a person has chosen, by dotted key: plain values, as a checkpoint carries them."""
+    """Return the values of an experiment by dotted key, as a checkpoint has them."""
     return {key: value for key, value in flat(cfg).items() if not key.startswith(NOT_CHOSEN)}
 
 
 def key_of(word: str) -> str:
-    """The key of an override, however it is set or taken away: KEY=, +KEY=, ++KEY= and ~KEY are of the same one."""
+    """Return the key of an override: the same for KEY=, +KEY=, ++KEY= and ~KEY."""
     return word.partition("=")[0].lstrip("+~")
 
 
 def quoted(text: str, mark: str = "'") -> str:
-    """A text in quotes as Hydra's grammar reads it back: a backslash is one by itself, but in front of a quote."""
+    """Return a text in quotes for Hydra's grammar, where a backslash escapes only a quote."""
     escaped = re.sub(rf"(\\*){mark}", lambda found: f"{2 * found[1]}\\{mark}", text)
     return mark + re.sub(r"(\\+)$", r"\1\1", escaped) + mark
 
 
 def as_read(text: str, mark: str = "'") -> str:
-    """A text as it is where Hydra's grammar reads it so, else in quotes."""
+    """Return a text for Hydra's grammar, in quotes where it needs them."""
     return text if READ.fullmatch(text) else quoted(text, mark)
 
 
 def as_typed(key: str, value: object) -> str:
-    """KEY=VALUE for a shell and Hydra's grammar, in such quotes as the value takes."""
+    """Return KEY=VALUE for a shell and Hydra's grammar, quoted."""
     return shlex.quote(f"{key}={as_read(str(value), chr(34))}")
 
 
 def may_change(key: str) -> bool:
-    """Whether a run stays the same experiment with another value of this key."""
+    """Return whether a run stays the same experiment with another value of this key."""
     return key.startswith(MAY_CHANGE)
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """The keys, in order, whose values are not the same, or that one of the two has not."""
+    """Return the keys, sorted, whose values differ or that only one of the two has."""
     return [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]

@@ -1,4 +1,4 @@
-"""Makes imports of big packages faster: Python's garbage collector is off meanwhile."""
+"""Imports big packages faster: Python's garbage collector is off while they load."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ FEW_MODULES = 50
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Keep Python's collector off, as imports leave no garbage, and restore its state."""
+    """Turn Python's collector off, and restore its state: imports leave no garbage."""
     was_on, num_before = gc.isenabled(), len(sys.modules)
     gc.disable()
     try:
         yield
     finally:
-        if len(sys.modules) - num_before > FEW_MODULES:  # else a process that has frozen what it holds keeps that so
+        if len(sys.modules) - num_before > FEW_MODULES:
             gc.freeze()
-            gc.unfreeze()  # all of it is old now: the first young collections would go through it, 0.4 s
+            gc.unfreeze()  # the first young collections would go through it, 0.4 s
         if was_on:
             gc.enable()

@@ -1,7 +1,7 @@
-"""Checks Hydra's settings of its two logs, and says of each key what can't be made of it.
+"""Checks Hydra's settings of its two logs, and reports every error with its key.
 
-Hydra applies one before anything is checked and the other when the run's folder is there, and tells what it meets without
-a key. So each part is made here first, and writes one line into nowhere.
+Hydra reports an error without a key, and late: when the run directory exists. So each part of a log is made here first, and
+writes one line to nowhere.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from omegaconf.errors import OmegaConfBaseException
 from runner.errors import Problem, nearest
 
 LOGS = ("hydra_logging", "job_logging")
-PARTS = ("formatters", "filters", "handlers")  # each may name what stands before it
+PARTS = ("formatters", "filters", "handlers")  # in order: each may name earlier ones
 LINE = logging.LogRecord("runner", logging.INFO, __file__, 1, "a line", None, None)
 
 
 def problems(hydra: DictConfig) -> list[Problem]:
-    """What is wrong with both logs, and with hydra.verbose. Their classes and levels are such as runner.config.trust lets through."""
+    """Return every error of both logs and of hydra.verbose. runner.config.trust has checked classes and levels."""
     found = [error for name in LOGS for error in _log_problems(f"hydra.{name}", _plain(hydra, name))]
     verbose = _plain(hydra, "verbose")
     if not all(isinstance(name, bool | str) for name in (verbose if isinstance(verbose, list) else [verbose])):
-        problem = "it is true, false, or the names of the logs of which every word is wanted"
+        problem = "it must be true, false or the names of the logs to print completely"
         found.append(
             Problem(f"hydra.verbose={_shown(verbose)}", problem, "hydra.verbose=true, or hydra.verbose=[NAME]")
         )
@@ -38,7 +38,7 @@ def problems(hydra: DictConfig) -> list[Problem]:
 
 
 def files(hydra: DictConfig) -> dict[str, Path]:
-    """Each key of a sound run's log that names a file, with the file. hydra: with the run's folder in it."""
+    """Return the files of a run's log by key. hydra: With the run directory in it."""
     log = _plain(hydra, "job_logging")
     handlers = (log.get("handlers") or {}) if log["root"] else {}
     return {
@@ -60,16 +60,20 @@ def _plain(node: Any, key: Any) -> Any:
 
 def _log_problems(key: str, log: Any) -> Iterator[Problem]:
     if not isinstance(log, dict) or "root" not in log:
-        problem = "a log has a root, or root: null where there is to be none"
+        problem = "a log has a root, or `root: null` for no log"
         yield Problem(f"{key}={_shown(log)}", problem, f"{key}.root=null")
         return
     if log["root"] is None:
-        return  # Hydra makes nothing of the rest
+        return  # Hydra ignores the rest
     if log.get("version") != 1:
         problem = "Python's logging knows no version but 1"
         yield Problem(f"{key}.version={_shown(log.get('version'))}", problem, f"{key}.version=1")
     if log.get("incremental"):
-        yield Problem(f"{key}.incremental={_shown(log['incremental'])}", "there is no log before it", "leave it out")
+        yield Problem(
+            f"{key}.incremental={_shown(log['incremental'])}",
+            "a log can't be changed by increments: none precedes it",
+            "leave it out",
+        )
     made: dict[str, dict[str, Any]] = {kind: {} for kind in PARTS}
     for kind in (*PARTS, "loggers"):
         settings = log.get(kind)
@@ -100,9 +104,9 @@ def _logger_problems(key: str, logger: Any, made: dict[str, dict[str, Any]]) -> 
 
 
 def _refusal(kind: str, name: str, settings: Any, made: dict[str, dict[str, Any]]) -> str:
-    from hydra._internal.logging_config import HydraDictConfigurator  # Hydra holds a log to rules of its own, too
+    from hydra._internal.logging_config import HydraDictConfigurator  # with Hydra's own rules
 
-    made[kind][name] = None  # its own problem is enough for those that name it
+    made[kind][name] = None  # the parts that name it need no error
     if not isinstance(settings, dict):
         return "it is a group of keys"
     if "filename" in settings:
@@ -116,7 +120,7 @@ def _refusal(kind: str, name: str, settings: Any, made: dict[str, dict[str, Any]
             part.format(LINE)
         elif kind == "handlers":
             _write(part)
-    except Exception as error:  # of any class that a log may have
+    except Exception as error:  # from any class of a log
         cause = f" ({error.__cause__})" if error.__cause__ is not None else ""
         return " ".join(f"{str(error) or type(error).__name__}{cause}".split())
     made[kind][name] = part
@@ -135,7 +139,7 @@ def _write(handler: logging.Handler) -> None:
 
 
 def _raise(record: logging.LogRecord) -> None:
-    raise  # what the handler has caught while it wrote
+    raise  # the error that the handler has caught
 
 
 def _shown(value: Any) -> str:
@@ -145,7 +149,7 @@ def _shown(value: Any) -> str:
 
 @contextmanager
 def logging_to(folder: Path) -> Iterator[None]:
-    """runner.log, where Hydra does not see to it."""
+    """Write runner.log where Hydra does not."""
     root = logging.getLogger()
     handler, level = logging.FileHandler(folder / "runner.log", encoding="utf-8", delay=True), root.level
     handler.setFormatter(logging.Formatter("[%(asctime)s][%(name)s][%(levelname)s] - %(message)s"))

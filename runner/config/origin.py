@@ -1,8 +1,7 @@
-"""Signs a run's folder, and tells whether this person made it, as it is, and to which store it was tracked.
+"""Signs a run directory, and checks whether this user made it, unchanged, and to which store it was tracked.
 
-What a run is run again from (rerun.yaml, model.json) and its store are signed with a key that lies among the person's own
-settings. Who has the folder and not the key can't sign what he puts there. The folder may be moved and copied; it stays its
-maker's wherever that key is: in a home that machines share, or where XDG_STATE_HOME leads. Elsewhere it is a stranger's.
+A key in the user's home (or XDG_STATE_HOME) signs rerun.yaml, model.json and the store. A directory that is moved or copied
+stays the user's wherever the key is; without the key it is untrusted.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ KEY_BYTES = 32
 
 
 def sign(folder: Path, store: str) -> None:
-    """Says in the folder that this person made it. store: as it may be shown; "" where nothing is tracked.
+    """Sign a directory. Never raises: without a key, or on a full disk, it is untrusted afterwards.
 
-    Never raises: without a place for a key, or on a full disk, it counts as a stranger's folder afterwards.
+    store: Without credentials; "" where nothing is tracked.
     """
     with suppress(OSError, RuntimeError, ValueError):
         signed = {"store": store, "signature": _signature(folder, store, _key())}
@@ -35,7 +34,7 @@ def sign(folder: Path, store: str) -> None:
 
 
 def store_of(folder: Path) -> str | None:
-    """The store that the run was tracked to, as it may be shown; "" for none. None: the folder is not this person's."""
+    """Return the store of a run without credentials, "" for none, or None if the directory is not this user's."""
     try:
         found = run_files.read_json(folder / FILE)
         store, signature = str(found["store"]), str(found["signature"])
@@ -45,7 +44,7 @@ def store_of(folder: Path) -> str | None:
 
 
 def is_own(folder: Path) -> bool:
-    """Whether this person made it, and nobody else has changed it since."""
+    """Return whether this user made a directory, and it is unchanged."""
     return store_of(folder) is not None
 
 
@@ -60,15 +59,14 @@ def _signature(folder: Path, store: str, key: bytes) -> str:
 
 
 def _key() -> bytes:
-    """The person's key, made when it is first asked for. Raises: OSError, RuntimeError without a home, ValueError."""
     file = _place() / "key"
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle, name = tempfile.mkstemp(dir=file.parent)  # for this account alone
+        handle, name = tempfile.mkstemp(dir=file.parent)  # readable by this account only
         with os.fdopen(handle, "wb") as stream:
             stream.write(secrets.token_bytes(KEY_BYTES))
         try:
-            os.link(name, file)  # of several that make one at a time the first one counts
+            os.link(name, file)  # the first of several processes wins
         except FileExistsError:
             pass
         except OSError:  # a file system without links
@@ -76,12 +74,11 @@ def _key() -> bytes:
         Path(name).unlink(missing_ok=True)
     key = file.read_bytes()
     if len(key) != KEY_BYTES:
-        raise ValueError(f"{file} is no key")
+        raise ValueError(f"{file} has no key")
     return key
 
 
 def _place() -> Path:
-    """Where this person's programs keep what is theirs, by the system's custom. Raises: RuntimeError without a home."""
     if sys.platform == "win32":
         local = os.environ.get("LOCALAPPDATA")
         return (Path(local) if local else Path.home() / "AppData/Local") / "runner"

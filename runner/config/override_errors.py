@@ -1,4 +1,4 @@
-"""Explains what Hydra refused: every override's fault, what was probably meant, and the mend."""
+"""Reports every override that Hydra refuses, with the reason and what was probably meant."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from runner.config.identity import as_read, key_of, quoted
 from runner.config.schema import Config
 from runner.errors import Problem, RunnerError, first_line, nearest
 
-#: groups whose options have keys of their own
+#: groups whose options have different keys
 FREE = ("data", "model", "optimizer", "scheduler", "task")
-#: how Hydra's grammar begins its complaints
+#: how Hydra's grammar reports errors
 SYNTAX = ("mismatched", "extraneous", "token recognition", "no viable alternative", "missing ")
-LETTERS = "LexerNoViableAltException"  # of letters that it has no token for
-#: what Hydra reads without quotes: a key, and a value
+UNREAD_LETTERS = "LexerNoViableAltException"
+#: a key without quotes
 PLAIN_KEY = re.compile(r"[\w./:-]+", re.ASCII)
-MARK = '"'  # in which a value stands that a shell gets in '...'
-SEVERAL = re.compile(r"(?:\w+\()*(choice|range|glob|interval)\(")  # what Hydra makes several values of
-WHOLE = re.compile(r"['\"]|\$\{")  # with a quote or a reference in it a value is not taken apart
+MARK = '"'  # the quote of a value; a shell gets the override in '...'
+SEVERAL = re.compile(r"(?:\w+\()*(choice|range|glob|interval)\(")  # functions that make several values
+WHOLE = re.compile(r"['\"]|\$\{")  # a value with a quote or a reference is quoted as a whole
 
 
 class JobError(Exception):
-    """A sweep's job can't be composed, of these overrides: explain() looks at them where it finds nothing in the sweep's words."""
+    """The overrides of a sweep's job, which can't be composed."""
 
     def __init__(self, overrides: Iterable[str]) -> None:
         super().__init__(*overrides)
@@ -42,7 +42,7 @@ class JobError(Exception):
 
 @contextmanager
 def of_a_job(overrides: Iterable[str]) -> Iterator[None]:
-    """Around what composes a job. Raises: JobError where it can't be."""
+    """Raise a JobError where a job can't be composed."""
     try:
         yield
     except RunnerError:
@@ -52,7 +52,7 @@ def of_a_job(overrides: Iterable[str]) -> Iterator[None]:
 
 
 def is_about_composition(error: Exception) -> bool:
-    """Whether it comes from Hydra, OmegaConf or YAML, and not from what ran afterwards."""
+    """Return whether an error comes from Hydra, OmegaConf or YAML."""
     from hydra.errors import HydraException
 
     return isinstance(error, HydraException | OmegaConfBaseException | JobError) or hasattr(
@@ -63,10 +63,13 @@ def is_about_composition(error: Exception) -> bool:
 def explain(
     error: Exception, overrides: list[str], *, compose: Compose, check: Callable[[DictConfig], object]
 ) -> RunnerError:
-    """The faults behind a composition that failed: Hydra names the first, this tries each override by itself.
+    """Return every error of a composition that failed. Hydra names only the first; this tries each override alone.
 
-    compose: composes the configuration with a list of overrides; about 0.1 s each, paid only on the way to an error.
-    check: raises a RunnerError with what is wrong with the rest.
+    Args:
+        error: The error of the composition.
+        overrides: Its overrides.
+        compose: Composes a list of overrides, in about 0.1 s.
+        check: Raises a RunnerError with the errors of the valid overrides.
     """
     if isinstance(error, RunnerError):
         return error
@@ -78,53 +81,51 @@ def explain(
         return RunnerError(*file_problems(wrong, list(validate.all_keys(OmegaConf.structured(Config)))))
     except Exception as broken:
         return RunnerError(_broken_files(broken))
-    problems: list[Problem] = []
+    problems: dict[Problem, None] = {}  # in order
     accepted: list[str] = []
     refused_keys: set[str] = set()
-    # groups first: keys below depend on them
-    for text in sorted(overrides, key=lambda text: "." in text.split("=")[0]):
-        if not text.startswith("hydra") and key_of(text).partition(".")[0] in refused_keys:
-            continue  # its group has no such option
+    for text in sorted(overrides, key=lambda text: "." in text.split("=")[0]):  # keys depend on groups
+        is_of_hydra = text.lstrip("+").startswith("hydra")
+        if not is_of_hydra and key_of(text).partition(".")[0] in refused_keys:
+            continue
         singles = list(_singles(text))
-        if text.lstrip("+").startswith("hydra") and len(singles) > 1:
-            key, _, several = text.lstrip("+").partition("=")
-            is_param = key.startswith("hydra.sweeper.params.")  # a text, which the sweeper reads
-            fix = shlex.quote(f'++{key}="{several}"') if is_param else f"{key}=... with one value"
-            problems.append(Problem(text, f"{key} is the same for all jobs of a sweep", fix))
+        if is_of_hydra and len(singles) > 1:
+            problems[_several_for_hydra(text)] = None
             continue
         for single in singles:
             try:
-                tried = compose([*accepted, single])
+                cfg = compose([*accepted, single])
+                accepted.append(single)
             except Exception as refused:
                 is_key = _bare_key(single) in validate.all_keys(cfg)
-                found = _problems(single if is_key else text, refused, accepted, cfg, compose)
+                problems |= dict.fromkeys(_problems(single if is_key else text, refused, accepted, cfg, compose))
                 refused_keys.add(_bare_key(single))
-                problems += [problem for problem in found if problem not in problems]
                 break
-        else:
-            accepted.append(single)
-            cfg = tried
     if not problems and isinstance(error, JobError) and isinstance(error.__cause__, Exception):
-        typed = {
-            key_of(text): text for text in overrides if len(list(_singles(text))) == 1
-        }  # Hydra makes False of false
-        of_it = [typed.get(key_of(text), text) for text in error.overrides]
-        return explain(error.__cause__, of_it, compose=compose, check=check)
+        typed = {key_of(text): text for text in overrides if len(list(_singles(text))) == 1}
+        of_job = [typed.get(key_of(text), text) for text in error.overrides]  # Hydra writes False for false
+        return explain(error.__cause__, of_job, compose=compose, check=check)
     try:
         check(cfg)
     except RunnerError as more:
-        problems += [
-            problem for problem in more.problems if _bare_key(problem.source.removeprefix("no ")) not in refused_keys
-        ]
+        found = [each for each in more.problems if _bare_key(each.source.removeprefix("no ")) not in refused_keys]
+        problems |= dict.fromkeys(found)
     return RunnerError(*(problems or [_broken_files(error)]))
+
+
+def _several_for_hydra(text: str) -> Problem:
+    key, _, values = text.lstrip("+").partition("=")
+    is_param = key.startswith("hydra.sweeper.params.")  # the sweeper reads its text
+    fix = shlex.quote(f'++{key}="{values}"') if is_param else f"{key}=... with one value"
+    return Problem(text, f"{key} is the same for all jobs of a sweep", fix)
 
 
 @contextmanager
 def explained(overrides: Sequence[str], *, compose: Compose, check: Callable[[DictConfig], object]) -> Iterator[None]:
-    """Around what composes a configuration of these words. Raises: RunnerError, as explain() makes it of what fails."""
+    """Raise explain() of an error that composing these overrides raises."""
     try:
         yield
-    except BrokenPipeError:  # `... | head` has read enough
+    except BrokenPipeError:  # by `... | head`
         raise
     except Exception as error:
         raise explain(error, list(overrides), compose=compose, check=check) from None
@@ -146,29 +147,26 @@ def _problems(text: str, error: Exception, accepted: list[str], cfg: DictConfig,
 
 
 def _singles(text: str) -> Iterator[str]:
-    """An override with several values, as -m takes it, as one override a value; an interval as its ends."""
+    """One override for each value of an override of a sweep; the ends of an interval."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.core.override_parser.types import IntervalSweep
     from hydra.errors import HydraException
 
-    try:
-        (override,) = OverridesParser.create(config_loader=CheckedLoader()).parse_overrides(
-            [text]
-        )  # glob(*) lists files
+    try:  # glob(*) needs a loader
+        (override,) = OverridesParser.create(config_loader=CheckedLoader()).parse_overrides([text])
+        head, value = text[: text.index("=") + 1] if "=" in text else text, override.value()
         if not override.is_sweep_override():
             yield text
-            return
-        head, value = text[: text.index("=") + 1], override.value()
-        if isinstance(value, IntervalSweep):
+        elif isinstance(value, IntervalSweep):
             yield from (f"{head}{value.start}", f"{head}{value.end}")
-            return
-        yield from (head + value for value in override.sweep_string_iterator())
+        else:
+            yield from (head + value for value in override.sweep_string_iterator())
     except (HydraException, ValueError):
         yield text
 
 
 def ambiguous(text: str, *, of_python: bool = False) -> Problem:
-    """Commas without -m; of_python: in the words of run(), which is one run."""
+    """Return the error of commas without -m, or in an override of run()."""
     key, _, value = text.partition("=")
     takes = "run() is one" if of_python else "that takes -m"
     several = SEVERAL.match(value)
@@ -183,38 +181,36 @@ def ambiguous(text: str, *, of_python: bool = False) -> Problem:
     if key.startswith("device"):
         values = [f"cuda:{item}" if item.isdigit() else item for item in values]
     elif of_python:
-        values = [single.partition("=")[2] for single in _singles(text)]  # of [64],[32,32] two
+        values = [single.partition("=")[2] for single in _singles(text)]  # two of [64],[32,32]
     each = f"-m {key}={','.join(values)}"
     as_list = shlex.quote(f"{key}=[{','.join(values)}]")
     problem = f"a comma between values means a run for each of them, and {takes}"
     ways = [] if of_python else [each]
     if of_python:
         each = f"[run([*words, f'{key}={{value}}']) for value in {values}]"
-    if key.startswith("device"):
-        return Problem(
-            text, problem, f"{each} for a run on each, or {as_list} for the first available", (*ways, as_list)
-        )
     kind = validate.kind_of(_bare_key(text))
-    if re.fullmatch(r"-?0,\d+", value) and (kind or "float").startswith("float"):
+    if key.startswith("device"):
+        fix, more = f"{each} for a run on each, or {as_list} for the first available", (*ways, as_list)
+    elif re.fullmatch(r"-?0,\d+", value) and (kind or "float").startswith("float"):
         number = f"{key}={value.replace(',', '.')}"
-        return Problem(text, problem, f"{number} for one number, or {each} for a run with each", (number, *ways))
-    if kind is not None and kind != "Any":  # it takes no list
-        return Problem(text, problem, each, tuple(ways))
-    return Problem(text, problem, f"{each} for a run with each, or {as_list} for a list", (*ways, as_list))
+        fix, more = f"{number} for one number, or {each} for a run with each", (number, *ways)
+    elif kind is not None and kind != "Any":  # a list is no value of this key
+        fix, more = each, tuple(ways)
+    else:
+        fix, more = f"{each} for a run with each, or {as_list} for a list", (*ways, as_list)
+    return Problem(text, problem, fix, more)
 
 
 def _problem(text: str, error: Exception, known: list[str], cfg: DictConfig, compose: Compose) -> Problem:
     from hydra.errors import HydraException, MissingConfigException
 
     key, _, value = text.partition("=")
-    bare = _bare_key(text)
-    message = str(error)
-    cause = error.__cause__
+    bare, message, cause = _bare_key(text), str(error), error.__cause__
     if "group override must be" in message:
         present = cfg.hydra.runtime.choices.get(bare)
         return Problem.suggest(text, f"{bare} needs the name of an option", [f"{bare}={present}"], "")
     if key.startswith("~") and "Error merging" in message:
-        problem = f"{bare} is needed: it can be changed, not taken away"
+        problem = f"{bare} is needed: it can be changed, not removed"
         return Problem(text, problem, f"{bare}=... (--cfg job shows the default)", code="missing-value")
     if key.startswith("~") and "does not exist" in message and bare in known:
         return Problem(text, f"{bare} is null already", f"leave it out, or use `{bare}=null`")
@@ -226,41 +222,17 @@ def _problem(text: str, error: Exception, known: list[str], cfg: DictConfig, com
         return _missing_option(text, bare, value, list(error.options))
     is_there = key.startswith("+") and not key.startswith("++") and bare in known
     if is_there or ("add" in message and "already" in message) or "Could not append" in message:
-        ours = f"{bare}={value}"
-        return Problem.suggest(text, f"{bare} exists already, and + only adds new keys", [shlex.quote(ours)], ours)
+        way = shlex.quote(f"{bare}={value}")
+        return Problem.suggest(text, f"{bare} exists already, and + only adds new keys", [way], "")
     if isinstance(cause, ValidationError):
         return _wrong_value(text, bare, value, cause)
-    is_unread = message.startswith(LETTERS)
+    is_unread = message.startswith(UNREAD_LETTERS)
     if is_unread and PLAIN_KEY.fullmatch(bare):
-        return Problem(
-            text, "Hydra reads such letters in quotes only", f"put quotes around it: `{_in_quotes(key, value)}`"
-        )
-    if is_unread or any(said in message for said in ("Could not override", "Could not delete", "Key '")):
-        if bare == "tuned":  # a group without a file, until `tune` has written one
-            fix = f"python -m runner tune --name {value}, with the same overrides: it writes one"
-            return Problem(text, "there is no conf/tuned in the current folder", fix)
-        if key.startswith("~"):
-            return Problem(text, f"there is no key `{bare}`", "leave it out", code="unknown-key")
-        if bare in known and value.startswith("{"):
-            has = ", ".join(key.rpartition(".")[2] for key in known if key.rpartition(".")[0] == bare)
-            return Problem(
-                text, f"{bare} does not have these keys; it has {has}", f"{bare}.KEY=VALUE for one of its keys"
-            )
-        values = [single.partition("=")[2] for single in _singles(text)]
-        hits = [_with_sweep(hit, value, values) for hit in suggestions(bare, values, cfg, compose)]
-        group = bare.partition(".")[0]
-        is_near = bare.count(".") and any(hit.lstrip("'").startswith(f"{group}.") for hit in hits)
-        if group in FREE and not is_near and (having := _options_with(text, group, compose)):
-            problem = f"there is no key `{bare}` here: it belongs to other options"
-            return Problem.suggest(
-                text, problem, [f"{group}={option} {shlex.quote(text)}" for option in having], "", code="unknown-key"
-            )
-        otherwise = f"leave it out; `--cfg job` prints the keys{f' of {group}' if group in FREE else ''}"
-        keys = [] if hits else [key for key in validate.suggest_keys(bare, known) if "." not in key]
-        if keys and (options := _options(keys[0], compose)):
-            otherwise = f"{keys[0]}=OPTION, with one of {', '.join(sorted(options))}"
-        return Problem.suggest(text, f"there is no key `{bare}`", hits, otherwise, code="unknown-key")
-    if isinstance(error, HydraException) and any(word in message for word in SYNTAX):
+        fix = f"put quotes around it: `{_in_quotes(key, value)}`"
+        return Problem(text, "Hydra reads such letters in quotes only", fix)
+    if is_unread or any(part in message for part in ("Could not override", "Could not delete", "Key '")):
+        return _unknown_key(text, known, cfg, compose)
+    if isinstance(error, HydraException) and any(part in message for part in SYNTAX):
         problem = "Hydra can't read the value: " + " ".join(message.splitlines()[0].split())
         return Problem(text, problem, f"put quotes around it: `{shlex.quote(key + '=' + quoted(value, MARK))}`")
     inner = first_line(cause) if cause is not None and str(cause) else ""
@@ -268,11 +240,34 @@ def _problem(text: str, error: Exception, known: list[str], cfg: DictConfig, com
     return Problem(text, problem, f"{key}=... with another value")
 
 
-def suggestions(key: str, values: list[str], cfg: DictConfig, compose: Compose) -> list[str]:
-    """Return what an unknown key certainly means, as it can be typed, with values that fit.
+def _unknown_key(text: str, known: list[str], cfg: DictConfig, compose: Compose) -> Problem:
+    bare, value = _bare_key(text), text.partition("=")[2]
+    group = bare.partition(".")[0]
+    if bare == "tuned":  # a group of files that `tune` writes
+        fix = f"python -m runner tune --name {value}, with the same overrides: it writes one"
+        return Problem(text, "the current folder has no conf/tuned", fix)
+    if text.startswith("~"):
+        return Problem(text, f"there is no key `{bare}`", "leave it out", code="unknown-key")
+    if bare in known and value.startswith("{"):
+        has = ", ".join(key.rpartition(".")[2] for key in known if key.rpartition(".")[0] == bare)
+        problem = f"{bare} does not have these keys; it has {has}"
+        return Problem(text, problem, f"{bare}.KEY=VALUE for one of its keys")
+    values = [single.partition("=")[2] for single in _singles(text)]
+    hits = [_with_sweep(hit, value, values) for hit in suggestions(bare, values, cfg, compose)]
+    is_near = "." in bare and any(hit.lstrip("'").startswith(f"{group}.") for hit in hits)
+    if group in FREE and not is_near and (having := _options_with(text, group, compose)):
+        problem = f"there is no key `{bare}` here: it belongs to other options"
+        ways = [f"{group}={option} {shlex.quote(text)}" for option in having]
+        return Problem.suggest(text, problem, ways, "", code="unknown-key")
+    otherwise = f"leave it out; `--cfg job` prints the keys{f' of {group}' if group in FREE else ''}"
+    keys = [] if hits else [key for key in validate.suggest_keys(bare, known) if "." not in key]
+    if keys and (options := _options(keys[0], compose)):
+        otherwise = f"{keys[0]}=OPTION, with one of {', '.join(sorted(options))}"
+    return Problem.suggest(text, f"there is no key `{bare}`", hits, otherwise, code="unknown-key")
 
-    values: those that were typed; a sweep has several.
-    """
+
+def suggestions(key: str, values: list[str], cfg: DictConfig, compose: Compose) -> list[str]:
+    """Return what an unknown key certainly means, as it can be typed, with valid values. values: those that were typed."""
     if found := other_names.overrides_for(key, ",".join(values)):
         return found
     known = [name for name in validate.all_keys(cfg) if name.startswith("hydra.") == key.startswith("hydra.")]
@@ -291,10 +286,9 @@ def suggestions(key: str, values: list[str], cfg: DictConfig, compose: Compose) 
 
 
 def _with_sweep(hit: str, value: str, values: list[str]) -> str:
-    """Return the suggestion with interval(...), range(...) and such as they were typed, not with the values they give."""
     if "(" not in value or not hit.endswith(f"={','.join(values)}"):
         return hit
-    more, _, override = hit.rpartition(" ")
+    more, _, override = hit.rpartition(" ")  # interval(...) as it was typed, not its values
     return f"{more} {shlex.quote(override.partition('=')[0] + '=' + value)}".strip()
 
 
@@ -339,15 +333,15 @@ def _no_hydra_key(text: str, error: Exception, accepted: list[str], cfg: DictCon
         compose([*accepted, "hydra/sweeper=optuna", text])
     except Exception:
         return _problem(text, error, list(validate.all_keys(cfg.hydra, "hydra.")), cfg, compose)
-    return Problem(text, "it is a setting of a search, and this sweep is a grid", f"hydra/sweeper=optuna {text}")
+    return Problem(text, "this setting belongs to a search, and this sweep is a grid", f"hydra/sweeper=optuna {text}")
 
 
 def _missing_option(text: str, group: str, value: str, options: list[str]) -> Problem:
     if group in ("hydra/launcher", "hydra/sweeper"):
-        options = [option for option in options if option != "basic"]  # Hydra's own, which a sweep refuses
+        options = [option for option in options if option != "basic"]  # a sweep refuses Hydra's own
     if not options:
         fix = f"a file conf/{group}/{value}.yaml in the current folder"
-        return Problem(text, f"there is no group {group}, or no file in it", fix, code="unknown-option")
+        return Problem(text, f"the group {group} does not exist or has no file", fix, code="unknown-option")
     problem = f"{group} has no {value or 'empty option'}; it has {', '.join(sorted(options))}"
     if group == "data" and re.sub(r"\W|_", "", value.lower()) in other_names.ELSEWHERE:
         fix = (
@@ -377,13 +371,13 @@ def _broken_files(error: Exception) -> Problem:
         name = str(error.missing_cfg_file)
         there = [file.stem for place in (Path("conf"), CONF) for file in place.glob("*.yaml")]
         options = ", ".join(error.options or dict.fromkeys(there))
-        problem = f"there is no such file on the search path (options: {options})"
+        problem = f"the search path has no such file (options: {options})"
         fix = " or ".join(f"-cn {hit}" for hit in nearest(name, there))
-        fix = fix or "a name that --info searchpath leads to, or -cd FOLDER for the folder it lies in"
+        fix = fix or "use a name on the path that `--info searchpath` prints, or -cd FOLDER for its folder"
         return Problem(f"the configuration {name}", problem, fix, code="missing-file")
     mark: Any = getattr(cause, "problem_mark", None)
     where = f" in {mark.name}, line {mark.line + 1}" if mark is not None else ""
-    problem = getattr(cause, "problem", None) or next(iter(str(cause).splitlines()), "no more is said")
+    problem = getattr(cause, "problem", None) or next(iter(str(cause).splitlines()), "no reason is given")
     kind = "YAML can't be read" if mark is not None else type(cause).__name__
     if isinstance(cause, OmegaConfBaseException) and cause.full_key:
         where += f" at {cause.full_key}"

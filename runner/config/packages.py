@@ -1,7 +1,6 @@
-"""Gives the command that installs the packages that are missing, the runner's own or an extra's, for messages.
+"""The commands that install missing packages, for messages: the checkout, or the packages by name.
 
-In a checkout that is the checkout; elsewhere the packages are named themselves. The distribution never is: it is on no public
-index, and whoever takes its name there could put anything behind it.
+The runner's own distribution is not on a public index, where anything could have its name.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from pathlib import Path
 from runner.errors import Problem, RunnerError
 from runner.version import DISTRIBUTION, PACKAGES
 
-#: the dependencies in pyproject.toml that are imported by another name than they are installed by
+#: packages that are imported by another name
 IMPORTED_AS = {"hydra-core": "hydra", "pillow": "PIL", "pyyaml": "yaml", "scikit-learn": "sklearn"}
-#: all of them, as they are installed: a copy of the folder has no metadata and perhaps no pyproject.toml
+#: the dependencies in pyproject.toml: a copy of the folder has no metadata
 NEEDED = (
     "filelock",
     "hydra-core",
@@ -40,12 +39,12 @@ NEEDED = (
     "torch",
 )
 
-#: a line of the metadata, as hatchling writes it: optuna>=4.9; extra == 'search'
+#: a line of the metadata: optuna>=4.9; extra == 'search'
 OF_AN_EXTRA = re.compile(r"(.+?)\s*;\s*extra == ['\"]([\w-]+)['\"]")
 
 
 def install(extra: str) -> str:
-    """A line for a shell. extra: one of pyproject.toml."""
+    """Return the command that installs an extra of pyproject.toml."""
     if _is_checkout(PACKAGES):
         return f'pip install -e "{_checkout()}[{extra}]"'
     try:
@@ -57,7 +56,7 @@ def install(extra: str) -> str:
 
 
 def missing(error: ModuleNotFoundError) -> RunnerError | None:
-    """What is said where this Python lacks packages that every run needs; None where it is another module that was not found."""
+    """Return the error of packages that every run needs; None if another module was not found."""
     lacks = {IMPORTED_AS.get(package, package): package for package in NEEDED}
     lacks = {module: package for module, package in lacks.items() if not _is_here(module)}
     name = str(error.name).partition(".")[0]
@@ -66,12 +65,12 @@ def missing(error: ModuleNotFoundError) -> RunnerError | None:
     others = [module for module in lacks if module != name]
     named = ", ".join((name, *others[:2])) + (f" and {len(others) - 2} more" if len(others) > 2 else "")
     what = f"-e {shlex.quote(_checkout())}" if _is_checkout(PACKAGES) else " ".join(lacks.values())
-    fix = f"{shlex.quote(sys.executable)} -m pip install {what}"  # another Python's `pip` may come first
+    fix = f"{shlex.quote(sys.executable)} -m pip install {what}"  # `pip` may be another Python's
     return RunnerError(Problem("python -m runner", f"this Python has no {named}, which the runner imports", fix))
 
 
 def _is_here(module: str) -> bool:
-    with suppress(ValueError):  # of one in sys.modules that says nothing of where it came from
+    with suppress(ValueError):  # a module in sys.modules without a spec
         return util.find_spec(module) is not None
     return sys.modules.get(module) is not None
 

@@ -1,4 +1,4 @@
-"""Reads a file of a run's folder, from anywhere, if it is one that a run may have written; writes one, whole or not at all."""
+"""Reads a file of a run directory if a run may have written it; writes one completely or not at all."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from typing import Any
 
 import yaml
 
-MOST_BYTES = 64 * 2**20  # of JSON: a model.json with 100,000 categories has a few MB
+MOST_BYTES = 64 * 2**20  # a model.json with 100,000 categories has a few MB
 MOST_YAML_BYTES = 2**20  # a rerun.yaml has a few thousand
 MOST_DEPTH = 100
 MAX_ALIASED_VALUES = 10_000  # of a file in conf/
 
 
 def read(path: Path, *, most: int = MOST_BYTES) -> str:
-    """The text of a file. Never waits: a pipe, a socket or a device is none. Raises: OSError, ValueError."""
+    """Return the text of a file. Never waits for a pipe, a socket or a device. Raises: OSError, ValueError."""
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     with os.fdopen(handle, "rb") as file:
         found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode):
-            raise OSError(f"{path} is no file")
+            raise OSError(f"{path} is not a file")
         if found.st_size > most:
             raise OSError(f"{path} has {found.st_size:,} bytes, and no more than {most:,} are read")
         return file.read(most).decode("utf-8")
 
 
 def read_json(path: Path) -> Any:
-    """What a file of JSON holds. Raises: OSError, ValueError."""
+    """Return the content of a JSON file. Raises: OSError, ValueError."""
     try:
         return json.loads(read(path))
     except RecursionError:
@@ -37,14 +37,14 @@ def read_json(path: Path) -> Any:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """A reader meets the old file or the new one, also where the disk is full. Makes the folder. Raises: OSError."""
+    """Replace a file at once, also where the disk gets full; makes the directory. Raises: OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(".writing")
+    new = path.with_suffix(".writing")
     try:
-        beside.write_text(text)
-        beside.replace(path)
+        new.write_text(text)
+        new.replace(path)
     except OSError:
-        beside.unlink(missing_ok=True)
+        new.unlink(missing_ok=True)
         raise
 
 
@@ -77,7 +77,7 @@ def yaml_refusal(path: Path, *, max_values: int = 0) -> str:
                     sizes[anchor] = size
                 elif isinstance(event, yaml.AliasEvent):
                     if not max_values:
-                        return f"it holds aliases (*{event.anchor}), and a run writes its values out"
+                        return f"it has aliases (*{event.anchor}), and a run writes its values out"
                     last_alias = event.anchor
                     size = sizes.get(last_alias, max_values + 1)  # one that is not complete contains itself
                 else:

@@ -74,7 +74,7 @@ def lacking(cfg: DictConfig, stored: str) -> dict[str, Any]:
 
 
 def filled_in(node: Any) -> Any:
-    """What shown() gave, with what stands in the environment by now. Raises: KeyError for what does not."""
+    """Return the values of for_display() with the present environment. Raises: KeyError for a missing variable."""
     return _mapped(node, lambda text: _SHOWN.sub(lambda match: os.environ[match[1]], text))
 
 

@@ -1,4 +1,4 @@
-"""The checked configuration as plain values, made once a run. Training gets these, and sees no configuration."""
+"""The checked configuration as plain values, made once per run. Training gets these and sees no configuration."""
 
 from __future__ import annotations
 
@@ -18,28 +18,30 @@ SECTIONS = ("train", "metrics", "placement", "tracking")
 
 @dataclass(frozen=True)
 class Settings:
-    """The keys of conf/ that have no target. The schema's own classes stay unfrozen: Hydra merges into them."""
+    """The keys of conf/ that have no target. The schema's classes stay unfrozen: Hydra merges into them."""
 
     seed: int
     name: str | None
-    model: str  # its class, for a person
+    model: str  # the name of its class
     train: schema.Train
     metrics: schema.Metrics
     placement: schema.Placement
     tracking: schema.Tracking
-    experiment: Mapping[str, Any]  # what makes it this experiment and no other: config.identity.chosen()
+    experiment: Mapping[str, Any]  # config.identity.chosen()
 
     @classmethod
     def of(cls, cfg: DictConfig) -> Settings:
-        """Raises: RunnerError for a value that only the data could tell."""
+        """Raise a RunnerError for a value that refers to a fact of the data."""
         found: dict[str, Any] = {}
         problems = []
         for key in SECTIONS:
             try:
                 found[key] = OmegaConf.to_object(cfg[key])
             except OmegaConfBaseException as error:
-                problem = f"it leads to what is known only when the data is there ({first_line(error)})"
-                problems.append(Problem(getattr(error, "full_key", None) or key, problem, "a value of its own"))
+                problem = f"the value is known only when the data is there ({first_line(error)})"
+                problems.append(
+                    Problem(getattr(error, "full_key", None) or key, problem, "a value without a reference")
+                )
         refuse(problems)
         model = str(cfg.model.get("_target_", "model")).rsplit(".", 1)[-1]
         return cls(seed=cfg.seed, name=cfg.name, model=model, experiment=chosen(cfg), **found)

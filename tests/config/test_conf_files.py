@@ -39,8 +39,8 @@ TOLD = {
     "experiment=no_option": [("model: mlpp in the defaults of experiment/no_option", "model has no mlpp", "model: mlp")],
     "experiment=no_group": [("override modell in the defaults of experiment/no_group", "no modell", "--info defaults")],
     "experiment=no_file": [("nothing: mlp in the defaults", "no nothing/ in conf/", "conf/nothing/mlp.yaml")],
-    "experiment=no_package": [("conf/experiment/no_package.yaml", "no package line", "# @package _global_")],
-    "experiment=no_package_either": [("no_package_either.yaml", "no package line", "# @package _global_")],
+    "experiment=no_package": [("conf/experiment/no_package.yaml", "without a package line", "# @package _global_")],
+    "experiment=no_package_either": [("no_package_either.yaml", "without a package line", "# @package _global_")],
     "experiment=hydras": [("hydras.yaml, line 3", "no setting hydra.jobb", "--cfg hydra")],
     "train=mine": [("clip_grad_nrm: 1 in conf/train/mine.yaml, line 3", "train.clip_grad_nrm", "clip_grad_norm: 1")],
 }  # fmt: skip
@@ -95,7 +95,7 @@ def test_a_file_of_the_persons_own_that_begins_it_all_is_told_likewise(own_folde
     (problem,) = explain(raised.value, [], compose=compose, check=lambda cfg: None).problems
     assert (problem.source, problem.help) == (
         "train: {num_epoch: 5} in mine.yaml, line 3",
-        "train: {num_epochs: 5} in its place",
+        "write train: {num_epochs: 5} instead",
     )
 
 

@@ -34,7 +34,7 @@ WRONG = {
     "formatters.simple.format=5": ("formatters.simple={format: 5}", "got 'int'"),
     "formatters.simple.style=5": ("formatters.simple={format:", "Style must be one of"),
     "handlers=5": ("handlers=5", "it is a group of keys"),
-    "incremental=true": ("incremental=true", "there is no log before it"),
+    "incremental=true": ("incremental=true", "by increments"),
     "handlers.console.stream=5": ("handlers.console.stream=5", "to a file or to a stream"),
 }
 SOUND = [
