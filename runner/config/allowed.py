@@ -1,4 +1,4 @@
-"""The parts that a configuration may name. Imports none of them.
+"""The parts that a configuration may name. Does not import them.
 
 Our own parts are listed by the name that their package exports (runner.config.exports): other functions of their modules write
 files and fetch. In torch and torchmetrics parts are layers, losses, optimizers, schedules, metrics and functions of numbers.

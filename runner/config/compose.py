@@ -42,9 +42,9 @@ Compose = Callable[[list[str]], DictConfig]
 #: flags with which Hydra prints something, and runs nothing
 SHOWS = {"--cfg", "-c", "--info", "-i", "--hydra-help", "--shell-completion", "-sc"}
 
-#: how Hydra begins its complaint about a value in a file
+#: how Hydra reports a value in a file
 IN_A_FILE = re.compile(r"In '(?P<name>.*)': \w+ raised while composing config:")
-#: and about what a sweep takes, and one run does not
+#: and an override that only a sweep takes
 OF_ONE_RUN = ("Ambiguous value for argument", "Sweep parameters", "You must specify")
 
 
@@ -255,8 +255,8 @@ def hydra_with(loader: CheckedLoader) -> Iterator[Hydra]:
 def composer(flags: Sequence[str] = (), *, mode: RunMode = RunMode.RUN, loader: CheckedLoader | None = None) -> Compose:
     """Return a function that composes as the command line with these flags would, without running anything.
 
-    mode: MULTIRUN for what a sweep's jobs have in common; its words with several values are left out.
-    loader: one that has composed before (None: a new one, when it is needed).
+    mode: MULTIRUN for the values that a sweep's jobs share, without overrides with several values.
+    loader: A loader that has composed before (None: a new one).
     """
     made = [loader] if loader is not None else []
 
@@ -272,7 +272,7 @@ def composer(flags: Sequence[str] = (), *, mode: RunMode = RunMode.RUN, loader: 
 def compose_job(loader: CheckedLoader, flags: Sequence[str], overrides: list[str], *, is_sweep: bool) -> DictConfig:
     """Compose a run or, if `hydra.mode` of the result is MULTIRUN, what the jobs of a sweep have in common.
 
-    is_sweep: whether -m is among the flags. A file may ask for a sweep, too.
+    is_sweep: Whether -m is among the flags. A file may set `hydra.mode`, too.
     """
     name = config_name(flags)
     if is_sweep:
@@ -372,7 +372,7 @@ def known_keys() -> list[str]:
 
 
 def name_data(cfg: DictConfig, hydra: DictConfig | None = None) -> None:
-    """Data without a name is called as its file in conf/data/. hydra: Hydra's settings (None: those of the running job)."""
+    """Name data without a name after its file in conf/data/. hydra: Hydra's settings (None: those of the running job)."""
     if cfg.data.name is None:
         cfg.data.name = (hydra or HydraConfig.get()).runtime.choices.get("data")
 
@@ -386,7 +386,7 @@ def composed_with(compose: Compose, overrides: Sequence[str]) -> DictConfig:
 
 
 def make_own_code_importable() -> None:
-    """`runner` finds the person's modules in the current folder as `python -m runner` does."""
+    """Let `runner` find the modules of the current directory as `python -m runner` does."""
     here = str(Path.cwd())
     if not sys.flags.safe_path and here not in sys.path and "" not in sys.path:
         sys.path.insert(0, here)
@@ -394,7 +394,7 @@ def make_own_code_importable() -> None:
 
 @contextmanager
 def restored(variable: str) -> Iterator[None]:
-    """An environment variable is as it was, afterwards."""
+    """Restore an environment variable at the end."""
     before = os.environ.get(variable)
     try:
         yield

@@ -22,7 +22,7 @@ NO_SUCH_DEFAULT = re.compile(r"In '(?P<name>.*)': Could not override '(?P<group>
 #: and in those of a file without a package line, which are below the name of its group
 WRONG_PACKAGE = re.compile(r"In '(?P<name>(?P<group>.+)/.*)': Could not override '[^@']*@(?P<package>[^']*)'")
 QUOTES = "\"'"
-OWN = "arguments of your own parts are below " + ", ".join(validate.BUILT)
+OWN = "the arguments of a part are below " + ", ".join(validate.BUILT)
 
 
 def file_problems(error: WrongFile, known: list[str]) -> list[Problem]:
@@ -113,7 +113,7 @@ def _misplaced(error: WrongFile) -> Problem:
 
 
 def _without_package(file: Path | None, name: str, package: str) -> Problem:
-    problem = f"a file without a package line has its keys below `{package}`, which is no key"
+    problem = f"a file without a package line has its keys below `{package}`, where no key is"
     return Problem(
         _shown_path(file, name), problem, "write `# @package _global_` as its first line", code="unknown-key"
     )

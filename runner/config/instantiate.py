@@ -1,7 +1,7 @@
 """Builds the object of a node with a `_target_`, if the target is allowed: the only way from YAML to code.
 
 Allowed are our own parts and torch's (runner.config.allowed) and modules in the current directory, which are the user's code.
-More prefixes come from the command line (`--allow timm`), never from a configuration. Hydra's block list is no boundary.
+More prefixes come from the command line (`--allow timm`), never from a configuration. Hydra's block list is not enough.
 
 Code is what is installed, what is in the current directory, and the command line. Data is every configuration, also one in
 conf/, and all of a run's directory: data chooses among allowed parts and their arguments. runner.config.trust checks

@@ -1,8 +1,8 @@
 """Makes the JSON schema of conf/, by which an editor underlines a wrong key, type or option before anything runs.
 
-The dataclasses of runner.config.schema give keys, types and limits, the files of conf/ comments and options, and what a `_target_`
-leads to its arguments. What a person adds is not wrong for being unknown: targets, options and groups of his own. Nor is a value
-that comes later, ${...} or ???. Draft-07, which yaml-language-server and jsonschema both know whole.
+Keys, types and rules come from runner.config.schema, descriptions and options from the files of conf/, arguments from the
+targets. Unknown targets, options and groups may be the user's; `${...}` and ??? come later. Draft-07, as yaml-language-server
+reads it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from runner.config.validate import PARTIAL
 from runner.errors import Problem, RunnerError, finite
 
 Json = dict[str, Any]
-Told = Mapping[str, tuple[str, Any]]  # by dotted key, what its comment in conf/ says, and its value there
+Docs = Mapping[str, tuple[str, Any]]  # the comment and the value of each dotted key in conf/
 LATER = r"\$\{|^\?\?\?$"
 TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", Path: "string", NoneType: "null"}
 NAMED = {"bool": bool, "int": int, "float": float, "str": str, "None": NoneType}
@@ -39,22 +39,22 @@ WORDS = {"boolean": "true or false", "integer": "a whole number", "number": "a n
 ABSENT = inspect.Parameter.empty
 
 
-def of_arguments(arguments: Sequence[inspect.Parameter], told: Told, beside: Json) -> Json:
-    """A mapping with a function's arguments, and with nothing that it does not take. beside: what else may stand there."""
+def of_arguments(arguments: Sequence[inspect.Parameter], docs: Docs, shared: Json) -> Json:
+    """Return a mapping with the arguments of a function and the keys of `shared`, and with no other."""
     named = [each for each in arguments if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
-    properties = beside | {each.name: _of_argument(each, *told.get(each.name, ("", ABSENT))) for each in named}
+    properties = shared | {each.name: _of_argument(each, *docs.get(each.name, ("", ABSENT))) for each in named}
     takes_more = any(each.kind is each.VAR_KEYWORD for each in arguments)
     return {"type": "object", "properties": properties, "additionalProperties": takes_more}
 
 
-def of_dataclass(schema: type, told: Told, prefix: str = "", beside: Json | None = None) -> Json:
-    """A mapping with the keys of a dataclass, and with no other. beside: what else may stand there."""
-    hints, properties = get_type_hints(schema), dict(beside or {})
+def of_dataclass(schema: type, docs: Docs, prefix: str = "", shared: Json | None = None) -> Json:
+    """Return a mapping with the keys of a dataclass and those of `shared`, and with no other."""
+    hints, properties = get_type_hints(schema), dict(shared or {})
     for item in fields(schema):
         key = prefix + item.name
-        doc, value = told.get(key, ("", None))
+        doc, value = docs.get(key, ("", None))
         if is_dataclass(item.default_factory):
-            properties[item.name] = of_dataclass(item.default_factory, told, f"{key}.")
+            properties[item.name] = of_dataclass(item.default_factory, docs, f"{key}.")
             continue
         rule = item.metadata
         kind = {"enum": [*rule["choices"]]} if "choices" in rule else _of_type(hints[item.name])
@@ -66,7 +66,7 @@ def of_dataclass(schema: type, told: Told, prefix: str = "", beside: Json | None
         is_nullable = value is None or NoneType in get_args(hints[item.name])
         properties[item.name] = value_of(kind, doc, said, is_nullable=is_nullable)
     made = {"type": "object", "properties": properties, "additionalProperties": False}
-    return described(made, told.get(prefix.rstrip("."), ("",))[0])
+    return described(made, docs.get(prefix.rstrip("."), ("",))[0])
 
 
 def _of_argument(argument: inspect.Parameter, doc: str, value: Any) -> Json:
@@ -114,7 +114,7 @@ def _of_type(hint: Any) -> Json | None:
 
 
 def value_of(kind: Json | None, doc: str = "", said: str = "", *, is_nullable: bool = False) -> Json:
-    """A value of a kind, or one that comes later. said: what it must be, in words."""
+    """Return a value of a kind, or a reference. said: The rule in words."""
     made: Json = dict(kind or {})
     null = ["null"] if is_nullable else []
     if "type" in made:
@@ -130,7 +130,7 @@ def value_of(kind: Json | None, doc: str = "", said: str = "", *, is_nullable: b
 
 
 def _usual(value: Any, word: str = "default") -> str:
-    """A value, told: were it a `default` of JSON Schema's, an editor that completes a group would write those of all its keys."""
+    # as a `default`, an editor that completes a group would write the values of all its keys
     is_plain = isinstance(value, bool | int | float | str | list | tuple | None) and value != "???"
     return f"{word} {json.dumps(value, default=str)}" if is_plain else ""
 
@@ -141,18 +141,18 @@ def described(made: Json, doc: str) -> Json:
 
 Takes = Mapping[str, Sequence[inspect.Parameter]]  # by target, its arguments
 FILE = "schema.json"  # in a folder conf/
-#: the groups whose files have a `_target_`; of torch's two modules all are offered, of ours what conf/ names
+#: the groups whose files have a `_target_`: all of torch's two modules, and our parts in conf/
 GROUPS = ("data", "model", "task", "optimizer", "scheduler", "hydra/launcher", "hydra/sweeper")
 LOGGING = "hydra/job_logging"
-MERGED = "tag:yaml.org,2002:merge"  # of the key <<, whose keys are the mapping's own
+MERGED = "tag:yaml.org,2002:merge"  # the key <<
 MODULES = {"optimizer": "torch.optim", "scheduler": "torch.optim.lr_scheduler"}
 ABSTRACT = ("Optimizer", "LRScheduler", "_LRScheduler")
-#: a target that is none of those, and may be the person's
+#: another target, which may be the user's
 ANOTHER = r"^(?!runner\.|torch\.optim\.(lr_scheduler\.)?\w+$)"
-#: what dataclasses say: of all groups without a target, beside a target's arguments, and of targets
+#: groups and targets whose keys are a dataclass
 WHOLE: dict[str, type] = {"train": Train, "tracking": Tracking}
 SETTINGS: dict[str, type] = {"runner.sweep.Grid": Grid, "runner.sweep.Search": Search}
-#: what stands beside any target
+#: keys of every target
 FLAGS: Json = {key: {} for key in HYDRA_KEYS} | {"_partial_": value_of({"type": "boolean"})}
 
 
@@ -162,32 +162,32 @@ class Option:
 
     group: str
     name: str
-    told: Told
+    docs: Docs
 
     def value(self, key: str) -> Any:
-        return self.told.get(key, ("", None))[1]
+        return self.docs.get(key, ("", None))[1]
 
 
 def make(*own: Path) -> Json:
-    """The schema of a whole configuration; that of a group's file is the part of it that line_for() names.
+    """Return the schema of a whole configuration; line_for() names the part for a group's file. Imports torch.
 
-    own: folders like conf/ whose targets and options are described, too. Imports torch, and what the targets lie in.
+    own: Further directories like conf/, whose targets and options are described, too.
     """
     options = [option for folder in (CONF, *own) for option in _options(folder)]
-    told: dict[str, tuple[str, Any]] = {}
-    for option in options[::-1]:  # of two files with one name ours tells
+    docs: dict[str, tuple[str, Any]] = {}
+    for option in options[::-1]:  # of two files with one name, ours counts
         if option.group in ("", *WHOLE):
-            told |= {f"{option.group}.{key}".lstrip("."): each for key, each in option.told.items()}
-    config = of_dataclass(Config, told) | {"allOf": []}
+            docs |= {f"{option.group}.{key}".lstrip("."): each for key, each in option.docs.items()}
+    config = of_dataclass(Config, docs) | {"allOf": []}
     keys, parts = config["properties"], {"config": config, **_defaults(options)}
     for group, schema in WHOLE.items():
-        parts[group] = of_dataclass(schema, told, f"{group}.", {"defaults": _ref("defaults")}) | {"allOf": [{}]}
+        parts[group] = of_dataclass(schema, docs, f"{group}.", {"defaults": _ref("defaults")}) | {"allOf": [{}]}
         keys[group] = _ref(group)
     for group in GROUPS:
         files = [option for option in options if option.group == group]
         takes = {path: found for path in _targets(group, files) if (found := _takes(path, group)) is not None}
         chosen = {option.name: path for option in files if (path := _target_of(option, files)) in takes}
-        parts |= _of_group(group, files, takes, chosen, told)
+        parts |= _of_group(group, files, takes, chosen, docs)
         if group in keys:
             keys[group] = _ref(f"node.{group}")
             config["allOf"] += [_where_chosen(group, option, path) for option, path in chosen.items()]
@@ -197,39 +197,39 @@ def make(*own: Path) -> Json:
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "$comment": f"written by `python -m runner schema`, of torch {metadata.version('torch').partition('+')[0]}",
-        "allOf": [_ref("config")],  # a part has an allOf of its own: an editor would give it this one
+        "allOf": [_ref("config")],  # an editor would use this one for a part without its own
         "definitions": parts,
     }
 
 
-def _of_group(group: str, files: Sequence[Option], takes: Takes, chosen: Mapping[str, str], told: Told) -> Json:
+def _of_group(group: str, files: Sequence[Option], takes: Takes, chosen: Mapping[str, str], docs: Docs) -> Json:
     shared, parts = f"shared.{group}", {}
     if group in SHARED:  # a target may have an argument of the same name, and then it is that
-        parts[shared] = of_dataclass(SHARED[group], told, f"{group}.") | {"additionalProperties": True}
-    beside = {key: _ref(f"{shared}/properties/{key}") for key in parts.get(shared, {}).get("properties", ())}
+        parts[shared] = of_dataclass(SHARED[group], docs, f"{group}.") | {"additionalProperties": True}
+    more_keys = {key: _ref(f"{shared}/properties/{key}") for key in parts.get(shared, {}).get("properties", ())}
     for path, arguments in takes.items():
-        said = {key: each for file in files if file.value("_target_") == path for key, each in file.told.items()}
-        more = beside | FLAGS | {"defaults": _ref("defaults")}
+        said = {key: each for file in files if file.value("_target_") == path for key, each in file.docs.items()}
+        more = more_keys | FLAGS | {"defaults": _ref("defaults")}
         schema = SETTINGS.get(path)
-        parts[path] = of_dataclass(schema, said, beside=more) if schema else of_arguments(arguments, said, more)
-    node = _node(takes, chosen, beside, told.get(group, ("",))[0])
+        parts[path] = of_dataclass(schema, said, shared=more) if schema else of_arguments(arguments, said, more)
+    node = _node(takes, chosen, more_keys, docs.get(group, ("",))[0])
     return parts | {f"node.{_name(group)}": node, _name(group): _of_a_file(f"node.{_name(group)}", takes)}
 
 
 def write(file: Path, *own: Path) -> dict[str, str]:
-    """Writes make(). Returns by group the line at the head of its files in ./conf. Raises: RunnerError."""
+    """Write the schema. Returns the first line for the files of each group in ./conf. Raises: RunnerError."""
     text = f"{_laid_out(finite(make(*own)))}\n"
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
     except OSError as error:
         fix = "python -m runner schema --output FILE, in a folder of yours"
-        raise RunnerError(Problem(str(file), f"it can't be written: {error.strerror}", fix)) from None
+        raise RunnerError(Problem(str(file), f"this file can't be written: {error.strerror}", fix)) from None
     return {group: line_for(group, file, Path("conf", group)) for group in ("experiment", *WHOLE, *GROUPS)}
 
 
 def line_for(group: str, schema: Path, folder: Path) -> str:
-    """What stands at the head of a group's file in a folder, for an editor that is to check it."""
+    """Return the first line of a group's file, by which an editor finds the schema."""
     place = os.path.relpath(schema, folder)
     part = f"#/definitions/{_name(group)}" if group in (*GROUPS, *WHOLE, LOGGING) else ""
     return f"# yaml-language-server: $schema={Path(place).as_posix()}{part}"
@@ -261,17 +261,17 @@ def _options(folder: Path) -> Iterator[Option]:
             text = file.read_text(encoding="utf-8")
             if yaml_refusal(file, max_values=MAX_ALIASED_VALUES):
                 continue
-            yield Option(group, file.stem, dict(_told(text, yaml.compose(text), yaml.safe_load(text), "")))
-        except (OSError, UnicodeError, yaml.YAMLError):  # a run tells it
+            yield Option(group, file.stem, dict(_documented(text, yaml.compose(text), yaml.safe_load(text), "")))
+        except (OSError, UnicodeError, yaml.YAMLError):  # a run reports it
             continue
 
 
-def _told(text: str, node: Any, values: Any, prefix: str) -> Iterator[tuple[str, tuple[str, Any]]]:
+def _documented(text: str, node: Any, values: Any, prefix: str) -> Iterator[tuple[str, tuple[str, Any]]]:
     if not isinstance(node, yaml.MappingNode) or not isinstance(values, dict):
         return
     for name, child in node.value:
         if name.tag == MERGED:
-            yield from _told(text, child, values, prefix)
+            yield from _documented(text, child, values, prefix)
         if not isinstance(name, yaml.ScalarNode) or name.value not in values:
             continue
         value = values[name.value]
@@ -279,7 +279,7 @@ def _told(text: str, node: Any, values: Any, prefix: str) -> Iterator[tuple[str,
         mark = name.end_mark if is_block else child.end_mark
         comment = text[mark.index :].partition("\n")[0].partition("# ")[2]
         yield f"{prefix}{name.value}", (comment, value)
-        yield from _told(text, child, value, f"{prefix}{name.value}.")
+        yield from _documented(text, child, value, f"{prefix}{name.value}.")
 
 
 def _targets(group: str, files: Sequence[Option]) -> list[str]:
@@ -348,9 +348,8 @@ def _has(key: str, value: Json) -> Json:
 
 def _takes(path: str, group: str) -> Sequence[inspect.Parameter] | None:
     home, _, name = path.rpartition(".")
-    for is_resolved in (True, False):  # a name in an annotation may be there for a type checker alone
-        with suppress(Exception):  # which a run tells
-            # locate() refuses what Hydra alone builds
+    for is_resolved in (True, False):  # a name in an annotation may exist for type checkers only
+        with suppress(Exception):  # a run reports it; locate() refuses the parts that Hydra builds
             thing = getattr(importlib.import_module(home), name) if home == "runner.sweep" else locate(path)
             return [*inspect.signature(thing, eval_str=is_resolved).parameters.values()][group in PARTIAL :]
     return None

@@ -63,7 +63,7 @@ def is_about_composition(error: Exception) -> bool:
 def explain(
     error: Exception, overrides: list[str], *, compose: Compose, check: Callable[[DictConfig], object]
 ) -> RunnerError:
-    """Return every error of a composition that failed. Hydra names only the first; this tries each override alone.
+    """Return every error of a composition that failed. Hydra names only the first; this tries each override separately.
 
     Args:
         error: The error of the composition.
@@ -194,7 +194,7 @@ def ambiguous(text: str, *, of_python: bool = False) -> Problem:
     elif re.fullmatch(r"-?0,\d+", value) and (kind or "float").startswith("float"):
         number = f"{key}={value.replace(',', '.')}"
         fix, more = f"{number} for one number, or {each} for a run with each", (number, *ways)
-    elif kind is not None and kind != "Any":  # a list is no value of this key
+    elif kind is not None and kind != "Any":  # the key takes no list
         fix, more = each, tuple(ways)
     else:
         fix, more = f"{each} for a run with each, or {as_list} for a list", (*ways, as_list)

@@ -103,7 +103,7 @@ def _value(valid: str, example: Any, *, default: Any = MISSING, **rule: Any) -> 
     """Make a field whose values keep a rule.
 
     Args:
-        valid: The rule in words.
+        valid: A sentence part that says the rule.
         example: A valid value, as it is typed.
         default: The value of a run that is older than the key; the default of new runs is in conf/.
         rule: The rule, as keywords of JSON Schema.
@@ -183,7 +183,7 @@ class Model:
 
 @dataclass
 class Optimizer:
-    """What every optimizer has, likewise."""
+    """The keys of every optimizer; the other keys of `optimizer` are the arguments of its `_target_`."""
 
     groups: Any = _value(
         "a list of {match: PATTERN, SETTING: ...}",

@@ -163,7 +163,7 @@ def _stays_text(root: Any, text: str) -> bool:
 
 @contextmanager
 def trusting(is_trusted: bool = True) -> Iterator[None]:
-    """Treat run directories of others as the user's own: `--trust`, or this program wrote them."""
+    """Treat run directories of others as this user's: `--trust`, or this program wrote them."""
     before = _trusts.set(is_trusted or _trusts.get())
     try:
         yield

@@ -55,7 +55,15 @@ def problems(cfg: DictConfig) -> list[Problem]:
         found += _bad_values(node, schema, key) if node is not None else []
     for key in BUILT:
         found += _missing(cfg._get_node(key), key)
-    return [*found, *_uri(cfg), *_hidden(cfg), *_folds(cfg), *_early_stopping(cfg), *_built_too_early(cfg)]
+    return [
+        *found,
+        *_uri(cfg),
+        *_hidden(cfg),
+        *_folds(cfg),
+        *_early_stopping(cfg),
+        *_built_too_early(cfg),
+        *_constant(cfg),
+    ]
 
 
 def setting_problems(node: DictConfig, schema: type, key: str) -> list[Problem]:
@@ -453,6 +461,15 @@ def _early_stopping(cfg: DictConfig) -> list[Problem]:
         fix = "train.early_stopping.patience=5"
         return [Problem(f"train.early_stopping.mode={mode}", "early stopping is off while patience is null", fix)]
     return []
+
+
+def _constant(cfg: DictConfig) -> list[Problem]:
+    node = _group(cfg, "scheduler") or {}
+    names = [name for name in map(str, node) if not name.startswith("_")]
+    if value(cfg, "scheduler._target_") or "_target_" in node:
+        return []
+    problem, fix = "a constant learning rate has no arguments", "leave it out, or choose a schedule: scheduler=cosine"
+    return [Problem(f"scheduler.{name}={written(node, name)}", problem, fix, code="bad-argument") for name in names]
 
 
 def _built_too_early(cfg: DictConfig) -> list[Problem]:

@@ -90,10 +90,12 @@ def schedule_of(cfg: DictConfig, optimizer: Optimizer, *, mode: str) -> LRSchedu
         raise RunnerError(*(rehearsed(cfg, mode=mode) or [each])) from error
 
 
-def rehearsed(cfg: DictConfig, *, mode: str = "min") -> list[Problem]:
+def rehearsed(cfg: DictConfig, *, mode: str | None = "min") -> list[Problem]:
     """Try the optimizers and the schedule with one parameter for each group, and return what is wrong. Takes milliseconds.
 
     What depends on facts that are not known yet is left to optimizer_of() and schedule_of().
+
+    mode: Whether the schedule's metric is minimized ("min") or maximized; None: the optimizers only.
     """
     found: list[Problem] = []
     makers: dict[str, Callable[[], Optimizer]] = {}
@@ -101,7 +103,7 @@ def rehearsed(cfg: DictConfig, *, mode: str = "min") -> list[Problem]:
     for name, one in (turns or {"": cfg}).items():
         problems, makers[name] = _rehearsed_optimizers(one)
         found += [_of_turn(problem, cfg, name) if turns else problem for problem in problems]
-    if cfg.scheduler.get("_target_"):
+    if mode is not None and cfg.scheduler.get("_target_"):
         with _standing_in(cfg) as unknown, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the run itself gives them
             try:

@@ -32,8 +32,9 @@ from runner.tasks.metric_names import is_of_a_class, metrics_of
 from runner.tasks.named_metrics import NAMED
 from runner.training.progress import KEY, missing_metric, what_to_write
 
-#: keys of the optimizer and its schedule: they are not tried if one of these has an error already
-REHEARSED = re.compile(r"(^|\W)(optimizer|scheduler|facts|early_stopping|~?train(?![.\w])|train.num_steps)(\W|$)")
+#: with an error in one of these keys, the optimizer or its schedule is not tried
+OF_OPTIMIZER = re.compile(r"(^|\W)(optimizer|facts|~?train(?![.\w]))(\W|$)")
+OF_SCHEDULE = re.compile(r"(^|\W)(scheduler|early_stopping|train.num_steps)(\W|$)")
 
 
 def check_here(cfg: DictConfig, *, choice: Choice | None = None) -> Checked:
@@ -74,8 +75,9 @@ def check(cfg: DictConfig, hardware: Hardware | None, *, choice: Choice | None =
         + rules.clashes(cfg, _situation(cfg, hardware, choice))
         + _dropout_problems(cfg)
     )
-    if not any(REHEARSED.search(fault.source) for fault in found):
-        found += rehearsed(cfg, mode=build.best_of(cfg).mode)
+    if not any(OF_OPTIMIZER.search(fault.source) for fault in found):
+        has_schedule = not any(OF_SCHEDULE.search(fault.source) for fault in found)
+        found += rehearsed(cfg, mode=build.best_of(cfg).mode if has_schedule else None)
     if found or choice is None:
         raise RunnerError(*found)
     if precision != cfg.train.precision:
