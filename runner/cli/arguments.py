@@ -285,8 +285,9 @@ def sorted_words(words: list[str], *, of_python: bool = False) -> tuple[list[str
     if several and not MULTIRUN & set(flags):
         if not problems and compose.asks_for_a_sweep(flags, overrides):
             flags = ["-m", *flags]
-        else:
+        elif problems or of_python or any(word.startswith("sweep.zip=") for word in several):
             problems += [override_errors.ambiguous(word, of_python=of_python) for word in several]
+        # else the composition reports them, next to other errors
     refuse(problems)
     return list(dict.fromkeys(flags)) if flags.count("-m") > 1 else flags, overrides
 

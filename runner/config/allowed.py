@@ -9,51 +9,42 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-#: our parts, which conf/ and the nodes that runs write name
-PARTS = (
-    "runner.data.array_inputs",
-    "runner.data.arrays",
-    "runner.data.digits",
-    "runner.data.Features",
-    "runner.data.huggingface",
-    "runner.data.images",
-    "runner.data.mnist1d",
-    "runner.data.playground",
-    "runner.data.read_images",
-    "runner.data.read_rows",
-    "runner.data.scikit",
-    "runner.data.synthetic",
-    "runner.data.table",
-    "runner.data.TableReader",
-    "runner.data.text",
-    "runner.data.TextReader",
-    "runner.data.tokens",
-    "runner.data.TokensReader",
-    "runner.models.Autoencoder",
-    "runner.models.CNN",
-    "runner.models.GAN",
-    "runner.models.GPT",
-    "runner.models.ImageInputs",
-    "runner.models.Linear",
-    "runner.models.MLP",
-    "runner.models.Prepared",
-    "runner.models.Recurrent",
-    "runner.models.ResNet",
-    "runner.models.Scaled",
-    "runner.models.TableColumns",
-    "runner.models.timm_model",
-    "runner.models.Transformer",
-    "runner.models.transformers_model",
-    "runner.models.ViT",
-    "runner.training.Muon",
-    "runner.training.warmup_cosine",
-    "runner.tasks.Adversarial",
-    "runner.tasks.Autoencoding",
-    "runner.tasks.Classification",
-    "runner.tasks.Language",
-    "runner.tasks.Own",
-    "runner.tasks.Regression",
-)
+#: our parts by package, which conf/ and the nodes that runs write name
+NAMES = {
+    "runner.data": (
+        *(
+            "array_inputs",
+            "arrays",
+            "digits",
+            "Features",
+            "huggingface",
+            "images",
+            "mnist1d",
+            "playground",
+            "read_images",
+        ),
+        *("read_rows", "scikit", "synthetic", "table", "TableReader", "text", "TextReader", "tokens", "TokensReader"),
+    ),
+    "runner.models": (
+        *(
+            "Autoencoder",
+            "CNN",
+            "GAN",
+            "GPT",
+            "ImageInputs",
+            "Linear",
+            "MLP",
+            "Prepared",
+            "Recurrent",
+            "ResNet",
+            "Scaled",
+        ),
+        *("TableColumns", "timm_model", "Transformer", "transformers_model", "ViT"),
+    ),
+    "runner.training": ("Muon", "warmup_cosine"),
+    "runner.tasks": ("Adversarial", "Autoencoding", "Classification", "Language", "Own", "Regression"),
+}
+PARTS = tuple(f"{package}.{name}" for package, names in NAMES.items() for name in names)
 FUNCTION = "function"
 METRIC = ("torchmetrics.metric.Metric",)
 #: metrics that only calculate: others download weights

@@ -49,23 +49,14 @@ OF_ONE_RUN = ("Ambiguous value for argument", "Sweep parameters", "You must spec
 
 
 class WrongFile(ConfigCompositionException):
-    """A file of conf/ that does not fit in. Hydra's message has its name and the key; this adds where they are."""
+    """A file of conf/ that does not fit in; Hydra's message has its name and the key."""
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        name: str,
-        key: str,
-        package: str,
-        parent: str,
-        file: Path | None,
-        parent_file: Path | None,
-    ) -> None:
-        """name, parent: as Hydra calls the file, and the one whose defaults have it. package: the key above it."""
-        super().__init__(message)
-        self.name, self.key, self.package, self.file = name, key, package, file
-        self.parent, self.parent_file = parent, parent_file
+    name: str  # in Hydra's words, GROUP/NAME
+    key: str
+    package: str  # the key above the file's keys
+    file: Path | None
+    parent: str  # the file whose defaults have it
+    parent_file: Path | None
 
 
 class CheckedFiles(FileConfigSource):
@@ -114,12 +105,10 @@ class CheckedLoader(ConfigLoaderImpl):
         self.repository = CheckedRepository(self.config_search_path)
         self._completes, self._examines = completes, True
         self._printed: set[str] = set()
-        #: the last composition that failed: its explanation begins with the same
-        self._failed: tuple[tuple[object, ...], Exception] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """In a job's process it composes what was examined in this one."""
-        return {**self.__dict__, "_examines": False, "_failed": None}
+        return {**self.__dict__, "_examines": False}
 
     def load_configuration(
         self,
@@ -134,17 +123,15 @@ class CheckedLoader(ConfigLoaderImpl):
 
         if not self._examines:
             return super().load_configuration(config_name, overrides, run_mode, from_shell, validate_sweep_overrides)
-        asked = (config_name, tuple(overrides), run_mode, validate_sweep_overrides)
-        if self._failed is not None and self._failed[0] == asked:
-            raise self._failed[1]
-        try:
-            if self._completes:
-                return load(overrides)
-            cfg = nodes.with_arguments(load, overrides)
-            self._leave_out(cfg, overrides)
-        except Exception as error:
-            self._failed = asked, error
-            raise
+        if self._completes:
+            return load(overrides)
+        cfg = nodes.with_arguments(load, overrides)
+        nodes.simplify(cfg)
+        nodes.name_data(cfg, self.file_of)
+        for line in nodes.leave_out(cfg, overrides, self.file_of):
+            if line not in self._printed:
+                print(harmless(line), file=sys.stderr)  # stdout may be a file that --cfg job is kept in
+            self._printed.add(line)
         return cfg
 
     def _examined(
@@ -177,29 +164,16 @@ class CheckedLoader(ConfigLoaderImpl):
     def _with_its_file(
         self, error: ConfigCompositionException, config_name: str | None, overrides: list[str], run_mode: RunMode
     ) -> ConfigCompositionException:
-        told, cause = IN_A_FILE.match(str(error)), error.__context__
-        if told is None or not isinstance(cause, OmegaConfBaseException):
+        match, cause = IN_A_FILE.match(str(error)), error.__context__
+        if match is None or not isinstance(cause, OmegaConfBaseException):
             return error
         defaults = self.compute_defaults_list(config_name, overrides, run_mode).defaults
-        default = next(default for default in defaults if default.config_path == told["name"])
+        default = next(default for default in defaults if default.config_path == match["name"])
         parent = default.parent or ""
-        return WrongFile(
-            str(error),
-            name=told["name"],
-            key=str(cause.full_key or cause.key),
-            package=default.package or "",
-            parent=parent,
-            file=self.file_of(told["name"]),
-            parent_file=self.file_of(parent),
-        )
-
-    def _leave_out(self, cfg: DictConfig, overrides: list[str]) -> None:
-        nodes.simplify(cfg)
-        nodes.name_data(cfg, self.file_of)
-        for line in nodes.leave_out(cfg, overrides, self.file_of):
-            if line not in self._printed:
-                print(harmless(line), file=sys.stderr)  # stdout may be a file that --cfg job is kept in
-            self._printed.add(line)
+        wrong = WrongFile(str(error))
+        wrong.name, wrong.key, wrong.package = match["name"], str(cause.full_key or cause.key), default.package or ""
+        wrong.file, wrong.parent, wrong.parent_file = self.file_of(match["name"]), parent, self.file_of(parent)
+        return wrong
 
     def file_of(self, name: str) -> Path | None:
         """Return the file that Hydra reads a configuration from."""

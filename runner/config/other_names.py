@@ -91,22 +91,8 @@ COMMANDS = {
 }
 RESUME = {"resume", "ckpt_path", "resume_from", "resume_from_checkpoint", "checkpoint"}
 PRECISIONS = {"amp": "fp16", "use_amp": "fp16", "fp16": "fp16", "half": "fp16", "bf16": "bf16", "tf32": "tf32"}
-DEVICES = {
-    "gpu",
-    "gpus",
-    "n_gpu",
-    "n_gpus",
-    "ngpu",
-    "ngpus",
-    "num_gpus",
-    "gpu_id",
-    "use_gpu",
-    "cuda",
-    "use_cuda",
-    "mps",
-    "use_mps",
-}
-DEVICES |= {"accelerator", "devices"}
+DEVICES = {"gpu", "gpus", "n_gpu", "n_gpus", "ngpu", "ngpus", "num_gpus", "gpu_id", "use_gpu"}
+DEVICES |= {"cuda", "use_cuda", "mps", "use_mps", "accelerator", "devices"}
 NOT_DEVICES = {"no_cuda", "no_gpu", "cpu", "use_cpu", "disable_cuda"}
 NO = {"0", "false", "no", "none", "null", "off"}
 

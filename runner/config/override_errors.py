@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException, ValidationError
 
 from runner.config import other_names, validate
-from runner.config.compose import CONF, CheckedLoader, Compose, WrongFile
+from runner.config.compose import CONF, OF_ONE_RUN, CheckedLoader, Compose, WrongFile
 from runner.config.conf_files import defaults_fault, file_problems
 from runner.config.identity import as_read, key_of, quoted
 from runner.config.schema import Config
@@ -84,6 +84,7 @@ def explain(
     problems: dict[Problem, None] = {}  # in order
     accepted: list[str] = []
     refused_keys: set[str] = set()
+    is_one_run = str(error).startswith(OF_ONE_RUN)
     for text in sorted(overrides, key=lambda text: "." in text.split("=")[0]):  # keys depend on groups
         is_of_hydra = text.lstrip("+").startswith("hydra")
         if not is_of_hydra and key_of(text).partition(".")[0] in refused_keys:
@@ -92,6 +93,9 @@ def explain(
         if is_of_hydra and len(singles) > 1:
             problems[_several_for_hydra(text)] = None
             continue
+        if is_one_run and len(singles) > 1:
+            problems[ambiguous(text)] = None
+            singles = singles[: OmegaConf.is_dict(validate.value(cfg, _bare_key(text)))]  # one option of a group
         for single in singles:
             try:
                 cfg = compose([*accepted, single])
@@ -216,7 +220,7 @@ def _problem(text: str, error: Exception, known: list[str], cfg: DictConfig, com
         return Problem(text, f"{bare} is null already", f"leave it out, or use `{bare}=null`")
     if hasattr(_innermost(error), "problem_mark"):
         return _broken_files(error)
-    if "Ambiguous value" in message:
+    if "Ambiguous value" in message or (value and not value.strip(",")):
         return ambiguous(text)
     if isinstance(error, MissingConfigException) and error.options is not None:
         return _missing_option(text, bare, value, list(error.options))
