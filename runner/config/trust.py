@@ -224,10 +224,10 @@ def rerun_problems(file: Path) -> list[Problem]:
         if key.partition("/")[0] == "hydra"
     ]
     if content.get("defaults") != DEFAULTS:
-        problem = f"the defaults are {content.get('defaults')}, and a run writes [{', '.join(DEFAULTS)}]"
+        problem = f"its defaults are {content.get('defaults')}, and a run writes [{', '.join(DEFAULTS)}]"
         found.append(Problem(f"defaults in {file}", problem, fix))
     if re.search(r"^\s*#\s*@package", text, re.MULTILINE):
-        found.append(Problem(f"@package in {file}", "a run's configuration is a whole one", fix))
+        found.append(Problem(f"@package in {file}", "a run's configuration is no part of another one", fix))
     for name in ("schema", "base"):
         if (other := file.with_name(f"{name}.yaml")).exists():
             problem = f"this file would replace the runner's own {name}, which {file.name} builds on"
