@@ -221,7 +221,7 @@ class RunnerError(Exception):
 
 
 def refuse(problems: Iterable[Problem]) -> None:
-    """Raise a RunnerError with all of these problems; do nothing where there are none."""
+    """Raise a RunnerError with all of these problems; do nothing without any."""
     if found := tuple(problems):
         raise RunnerError(*found)
 
@@ -281,7 +281,7 @@ def without_password(text: str, uri: str = "") -> str:
 
 
 def traceback_of(error: BaseException) -> str:
-    """The traceback of an error, without secrets."""
+    """Return the traceback of an error without secrets."""
     return without_password("".join(traceback.format_exception(error)))
 
 
@@ -302,7 +302,7 @@ def without_credentials(text: str) -> str:
 
 
 def credentials(uri: str) -> set[str]:
-    """The secrets of a URI, as they are written and decoded; without those that its public parts show."""
+    """Return the secrets of a URI, as they are written and decoded, without those in its public parts."""
     if (match := _PARTS.search(uri)) is None:
         return set()
     pairs = _PAIR.findall(match["rest"]) if _URI.search(uri) else ()
@@ -335,24 +335,24 @@ def harmless(text: str) -> str:
 
 
 def first_line(error: object) -> str:
-    """The first line of what an error says, or of a text; its kind where it says nothing."""
+    """Return the first line of an error or a text; an error's class where it has none."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 
 
-#: what a person's code raises: sys.exit(), too, which is no end of a command of ours
+#: what the user's code may raise, also by sys.exit()
 OF_CODE = (Exception, SystemExit)
 
 
 def in_words(error: BaseException) -> str:
-    """An error's kind and what it says; sys.exit() says nothing, and would have ended the program, perhaps as if all were well."""
+    """Return an error's class and text; sys.exit() has none, and would end the program, perhaps with success."""
     if isinstance(error, SystemExit):
         return f"SystemExit: it would end the program, with exit code {error.code or 0}"
     return f"{type(error).__name__}: {error}"
 
 
 def finite(value: Any) -> Any:
-    """The same for JSON: NaN and inf are null, tuples lists, keys words."""
+    """Return a value for JSON: NaN and inf become null, tuples lists, keys texts."""
     if isinstance(value, Mapping):
         return {str(key): finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -373,9 +373,9 @@ def nearest(word: str, choices: Iterable[str], *, cutoff: float = 0.76) -> list[
 
 
 def nearest_files(file: Path, is_wanted: Callable[[Path], bool]) -> list[Path]:
-    """Up to three that a path that leads nowhere may have meant: of its folder, or of those that are called much like that.
+    """Return up to three files that a missing path may have meant: with similar names, in its directory or similar ones.
 
-    None alike: the first of them all, where its folder is there.
+    Without a similar name, the first files of its directory.
     """
     folder = file.parent
     folders = [folder] if folder.is_dir() else []
@@ -426,11 +426,11 @@ _NO_SUCH_DEVICE = re.compile(
 
 
 def moves_itself(error: BaseException) -> bool:
-    """Whether code asked torch for a device that is not here, by `.cuda()`, `.to("mps")` and the like."""
+    """Return whether code asked torch for a device that this machine does not have, e.g., by `.cuda()`."""
     return bool(_NO_SUCH_DEVICE.search(str(error)))
 
 
-#: what to do about it
+#: the fix
 NO_MOVES = "remove .cuda() and .to(...): device= places the model and each batch"
 
 

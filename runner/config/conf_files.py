@@ -92,13 +92,8 @@ def _problem(error: WrongFile, text: str, key: str, value: Any, kind: str | None
     leaf = key.rpartition(".")[2]
     hits = [hit for hit in validate.suggest_keys(key, known) if nearest(leaf, [hit.rpartition(".")[2]], cutoff=0.7)]
     near = [as_yaml(hit.removeprefix(f"{error.package}."), value) for hit in hits if hit.startswith(error.package)]
-    problem = f"there is no key `{key}`"
-    return Problem(
-        asked,
-        problem,
-        f"write {' or '.join(near)} instead" if near else f"use a key that `--cfg job` prints; {OWN}",
-        code="unknown-key",
-    )
+    fix = f"write {' or '.join(near)} instead" if near else f"use a key that `--cfg job` prints; {OWN}"
+    return validate.unknown_key(asked, key, fix)
 
 
 def _misplaced(error: WrongFile) -> Problem:

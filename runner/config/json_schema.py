@@ -114,7 +114,7 @@ def _of_type(hint: Any) -> Json | None:
 
 
 def value_of(kind: Json | None, doc: str = "", said: str = "", *, is_nullable: bool = False) -> Json:
-    """Return a value of a kind, or a reference. said: The rule in words."""
+    """Return a value of a kind, or a reference. said: A sentence part that says the rule."""
     made: Json = dict(kind or {})
     null = ["null"] if is_nullable else []
     if "type" in made:

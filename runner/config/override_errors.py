@@ -251,7 +251,7 @@ def _unknown_key(text: str, known: list[str], cfg: DictConfig, compose: Compose)
         fix = f"python -m runner tune --name {value}, with the same overrides: it writes one"
         return Problem(text, "the current folder has no conf/tuned", fix)
     if text.startswith("~"):
-        return Problem(text, f"there is no key `{bare}`", "leave it out", code="unknown-key")
+        return validate.unknown_key(text, bare, "leave it out")
     if bare in known and value.startswith("{"):
         has = ", ".join(key.rpartition(".")[2] for key in known if key.rpartition(".")[0] == bare)
         problem = f"{bare} does not have these keys; it has {has}"
@@ -267,7 +267,7 @@ def _unknown_key(text: str, known: list[str], cfg: DictConfig, compose: Compose)
     keys = [] if hits else [key for key in validate.suggest_keys(bare, known) if "." not in key]
     if keys and (options := _options(keys[0], compose)):
         otherwise = f"{keys[0]}=OPTION, with one of {', '.join(sorted(options))}"
-    return Problem.suggest(text, f"there is no key `{bare}`", hits, otherwise, code="unknown-key")
+    return validate.unknown_key(text, bare, otherwise, hits)
 
 
 def suggestions(key: str, values: list[str], cfg: DictConfig, compose: Compose) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -73,9 +73,13 @@ def setting_problems(node: DictConfig, schema: type, key: str) -> list[Problem]:
     for name in map(str, node):
         if name not in known and name != "_target_":
             fix = " or ".join(f"{key}.{hit}=..." for hit in nearest(name, known)) or f"use one of {', '.join(known)}"
-            source, problem = f"{key}.{name}={node[name]}", f"there is no key `{key}.{name}`"
-            found.append(Problem(source, problem, fix, code="unknown-key"))
+            found.append(unknown_key(f"{key}.{name}={node[name]}", f"{key}.{name}", fix))
     return [*found, *_bad_values(node, schema, key)]
+
+
+def unknown_key(source: str, key: str, otherwise: str, ways: Iterable[str] = ()) -> Problem:
+    """Return the error of an unknown key; its help is `ways`, as they can be typed, or `otherwise`."""
+    return Problem.suggest(source, f"there is no key `{key}`", ways, otherwise, code="unknown-key")
 
 
 def value(cfg: DictConfig, key: str) -> Any:
@@ -220,8 +224,7 @@ def _unknown_keys(cfg: DictConfig) -> list[Problem]:
         ways: list[str | None] = [*other_names.overrides_for(name, typed)]
         ways = ways or [with_value(cfg, hit, [typed]) for hit in suggest_keys(name, known)]
         otherwise = "use a key that `--cfg job` prints"
-        problem = f"there is no key `{name}`"
-        found.append(Problem.suggest(f"{name}={typed}", problem, filter(None, ways), otherwise, code="unknown-key"))
+        found.append(unknown_key(f"{name}={typed}", name, otherwise, filter(None, ways)))
     return found
 
 
