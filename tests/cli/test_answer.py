@@ -84,6 +84,20 @@ def test_every_kind_of_error_is_reported_at_once(answer):
     }
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train.num_epochs=1,2", "seed=-1"],
+        ["scheduler.gamma=1", "seed=-1"],
+        ["train.num_steps=0", "optimizer.eps=-1"],
+        ["train.early_stopping.mode=min", "optimizer.eps=-1"],
+    ],
+)
+def test_error_hides_no_other_error(words, answer):
+    code, found, _ = answer(*(f"+{word}" if word.startswith("scheduler") else word for word in words))
+    assert code == 2 and {each["asked"] for each in found["faults"]} == set(words)
+
+
 def test_what_is_not_a_number_is_null(answer, own_folder):
     (own_folder / "own.py").write_text("def loss(model, batch):\n    return model(batch[0]).sum() * float('nan')\n")
     _, found, _ = answer(

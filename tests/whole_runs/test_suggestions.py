@@ -74,8 +74,6 @@ SUGGESTIONS = {
     "data=table data.path=a.csv data.decimal=,": ["'data.decimal=\",\"'"],
     "optimizer.lr=0,01": ["optimizer.lr=0.01", "-m optimizer.lr=0,01"],
     "seed=0,1": ["-m seed=0,1"],
-    "train.num_epochs=1,2 data.sampler=random +scheduler.gamma=1": ["-m train.num_epochs=1,2", "data.sampler=balanced"],
-    "train.num_steps=0 optimizer.eps=-1": ["train.num_steps=1", "optimizer.eps=1e-08"],
     "model=mlp model.hidden_sizes=1,2": ["-m model.hidden_sizes=1,2", "'model.hidden_sizes=[1,2]'"],
     "optimizer.lr=${oc.env:NOT_SET}": ["'optimizer.lr=${oc.env:NOT_SET,0.001}'"],
     "--cfg job --resolve train.num_epochs=${oc.env:NOT_SET}": ["'train.num_epochs=${oc.env:NOT_SET,1}'"],
