@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import Container, DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import (
     InterpolationKeyError,
     InterpolationResolutionError,
@@ -255,7 +255,7 @@ def written(node: DictConfig, name: str) -> str:
     return str(child._value())
 
 
-def _is_written(node: Any, kind: type = DictConfig) -> bool:
+def _is_written(node: Any, kind: type[Container] = DictConfig) -> bool:
     return isinstance(node, kind) and not (node._is_none() or node._is_missing() or node._is_interpolation())
 
 
@@ -467,11 +467,11 @@ def _early_stopping(cfg: DictConfig) -> list[Problem]:
 
 
 def _constant(cfg: DictConfig) -> list[Problem]:
-    node = _group(cfg, "scheduler") or {}
-    names = [name for name in map(str, node) if not name.startswith("_")]
-    if value(cfg, "scheduler._target_") or "_target_" in node:
+    node = _group(cfg, "scheduler")
+    if node is None or "_target_" in node:
         return []
     problem, fix = "a constant learning rate has no arguments", "leave it out, or choose a schedule: scheduler=cosine"
+    names = [name for name in map(str, node) if not name.startswith("_")]
     return [Problem(f"scheduler.{name}={written(node, name)}", problem, fix, code="bad-argument") for name in names]
 
 
