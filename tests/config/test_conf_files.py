@@ -33,7 +33,7 @@ TOLD = {
         ("mygroup@extras: fast in conf/experiment/own_group.yaml, line 3", "no key extras", "mygroup@model: fast")
     ],
     "experiment=own_keys": [
-        ("extras: {...} in conf/experiment/own_keys.yaml, line 2", "no key extras", "goes below data, model, task"),
+        ("extras: {...} in conf/experiment/own_keys.yaml, line 2", "no key extras", "are below data, model, task"),
         ("seeed: 3 in conf/experiment/own_keys.yaml, line 3", "no key seeed", "seed: 3"),
     ],
     "experiment=no_option": [("model: mlpp in the defaults of experiment/no_option", "model has no mlpp", "model: mlp")],
