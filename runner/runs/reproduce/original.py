@@ -53,7 +53,7 @@ def fetched(asked: str, run_id: str, *, uri: str, trusted: bool) -> Iterator[Ori
             )
             raise RunnerError(Problem(asked, problem, "the id of a run that this runner has tracked"))
         text = rerun.read_text(errors="replace")
-        rerun.write_text(cleared(text, asked=asked, look=how_to_get(RERUN, run_id, uri), trusted=trusted))
+        rerun.write_text(cleared(text, source=asked, look=how_to_get(RERUN, run_id, uri), trusted=trusted))
         with trusting():  # what is there now
             yield _original(run, folder, uri=uri, series=series)
 
