@@ -65,7 +65,7 @@ MISTAKES = [
     ("data.fold=0/1", "help: use `data.fold=0/5`"),
     ("data.fold=0 data.num_folds=1", "data.num_folds=2"),
     ("data.fold=0/5 data.num_folds=3", "help: use `data.fold=0/5` without data.num_folds"),
-    ("data.num_folds=3", "help: use `-m 'data.fold=range(3)'` beside it"),
+    ("data.num_folds=3", "help: add `-m 'data.fold=range(3)'`"),
     ("data.fold=0/1800", "there are 1,617 rows for 1,800 folds"),
     ("data.sampler=balance", "data.sampler=balanced"),
     ("data.sampler=[1,-1]", "weights of 0 or more"),
