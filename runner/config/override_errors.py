@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hydra.errors import ConfigCompositionException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException, ValidationError
 
@@ -98,6 +99,8 @@ def explain(
             singles = singles[: OmegaConf.is_dict(validate.value(cfg, _bare_key(text)))]  # one option of a group
         for single in singles:
             try:
+                if [*accepted, single] == overrides and isinstance(error, ConfigCompositionException):
+                    raise error  # the same composition
                 cfg = compose([*accepted, single])
                 accepted.append(single)
             except Exception as refused:
