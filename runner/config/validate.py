@@ -265,10 +265,11 @@ def _bad_values(node: DictConfig, schema: type, group: str) -> Iterator[Problem]
         problem, fix = f"{group} is needed and has no values", f"{group}=default, or leave it out"
         yield Problem(f"~{group}", problem, fix, code="missing-value")
         return
-    for item in settings:
+    for item in fields(schema):
         key = f"{group}.{item.name}".lstrip(".")
         if not _has(node, item.name):
             yield _needed(key)
+        if not _has(node, item.name) or item not in settings:
             continue
         try:
             value = _as(schema, item.name, node[item.name])
