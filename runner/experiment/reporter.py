@@ -19,7 +19,7 @@ from runner.experiment.console import Screen
 from runner.experiment.run_record import Record
 from runner.tracking.journal import Journal, Points, UnsyncedError
 from runner.tracking.publisher import Publisher
-from runner.training.hooks import Shown
+from runner.training.hooks import HookValues
 from runner.training.metric_buffer import Window
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ IMAGES, TABLES = "images", "tables"
 SMALL = 256  # pixels, of the picture that MLflow's charts show
 
 
-def show(shown: Shown, folder: Path, journal: Journal, *, step: int, time_ms: int) -> None:
+def show(shown: HookValues, folder: Path, journal: Journal, *, step: int, time_ms: int) -> None:
     """Writes each image and table, and has them sent. Raises: OSError."""
     for name, image in shown.images.items():
         for file in _write_image(folder / IMAGES, name, image, step=step, time_ms=time_ms):

@@ -44,7 +44,7 @@ from runner.tracking.mlflow_model import GRAPH
 from runner.tracking.model_graph import forget_graph
 from runner.tracking.publisher import LOG, Publisher
 from runner.tracking.store_uri import shown
-from runner.training.hooks import Shown
+from runner.training.hooks import HookValues
 from runner.training.metric_buffer import Window
 from runner.training.observer import Trial
 from runner.training.parts import Parts
@@ -162,7 +162,7 @@ class Session:
     def means(self) -> dict[str, float]:
         return self._reporter.means()
 
-    def shown(self, shown: Shown, *, step: int, time_ms: int) -> None:
+    def shown(self, shown: HookValues, *, step: int, time_ms: int) -> None:
         show(shown, self.folder, self._journal, step=step, time_ms=time_ms)
         if self._publisher is not None:
             self._publisher.wake()

@@ -30,16 +30,11 @@ EvalStep = Callable[[nn.Module, Any], Mapping[str, Tensor]]
 def make_eval_step(task: Task, *, precision: Precision) -> EvalStep:
     """Make a function (model, batch) -> the task's values, which also updates the task's metrics."""
     metrics: Mapping[str, Any] = getattr(task, "metrics", None) or {}
-    if not metrics or not is_predicting(task):
 
-        def eval_step(model: nn.Module, batch: Any) -> Mapping[str, Tensor]:
-            with precision.autocast():
-                return task(model, batch)
-
-        return eval_step
-
-    def eval_step_and_gather(model: nn.Module, batch: Any) -> Mapping[str, Tensor]:
+    def eval_step(model: nn.Module, batch: Any) -> Mapping[str, Tensor]:
         with precision.autocast():
+            if not metrics or not is_predicting(task):
+                return task(model, batch)
             outputs = task.outputs(model, batch)
             values = task.judge(outputs, batch)
         predictions, targets = task.predictions(outputs), task.targets(batch)
@@ -47,7 +42,7 @@ def make_eval_step(task: Task, *, precision: Precision) -> EvalStep:
             metric.update(predictions, targets)
         return values
 
-    return eval_step_and_gather
+    return eval_step
 
 
 @torch.no_grad()

@@ -24,7 +24,7 @@ from runner.training.background import Background
 from runner.training.evaluate import Evaluation
 from runner.training.hooks import Hooks
 from runner.training.loop import Epochs, Loop, train
-from runner.training.metric_buffer import MetricBuffer, Rows, check_unread
+from runner.training.metric_buffer import MetricBuffer, MetricRows, check_unread
 from runner.training.observer import Observer
 from runner.training.parts import Parts
 from runner.training.profile import Profiled
@@ -74,7 +74,7 @@ class Training:
         observer: Observer,
         stop: Stop,
         ranks: Ranks,
-        rows: Rows | None = None,
+        rows: MetricRows | None = None,
     ) -> None:
         """Start the background thread, which close() ends. rows: of a member of a group that is trained together."""
         self.parts, self.settings, self.folder = parts, settings, folder
@@ -85,7 +85,7 @@ class Training:
         self.profiled: Profiled | None = None
         self.background = Background(observer.settle, begin=partial(use_in_thread, parts.device))
         self._is_member = rows is not None
-        self.buffer: Rows = rows or MetricBuffer(
+        self.buffer: MetricRows = rows or MetricBuffer(
             parts.device,
             observer.window,
             background=self.background,
@@ -272,15 +272,10 @@ class Training:
 
     def save(self, name: str) -> None:
         """Take a checkpoint: "best", "last" or "measured" (after an evaluation). The background thread writes it."""
-        if name != "measured" or self.settings.train.keep_checkpoints:
+        if name != "measured" or self.checkpoints.keeps_measured:
             self.result.times[name] = self.result.times.get(name, 0) + 1
         with self.timed("checkpoints"):
-            if name == "best":
-                self.checkpoints.keep_best(self.progress)
-            elif name == "measured":
-                self.checkpoints.keep_measured(self.progress, self.buffer, seconds=self.seconds, measured=self.values)
-            else:
-                self.checkpoints.keep_last(self.progress, self.buffer, seconds=self.seconds)
+            self.checkpoints.keep(name, self.progress, self.buffer, seconds=self.seconds, values=self.values)
 
     def is_pruned(self, values: Mapping[str, float]) -> bool:
         """Whether the search ends this trial."""

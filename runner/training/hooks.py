@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("runner")
 
-#: prefixes of the run's own numbers; the test's values are known only at the end
+#: prefixes of reserved numbers; the test's values are known only at the end
 RESERVED = ("train/", "speed/", "system/")
 BEFORE_THE_END = (*RESERVED, "test/")
 NAME = re.compile(r"[\w\-./ ]+")  # that MLflow accepts for metrics and images
@@ -94,19 +94,19 @@ class Hooks:
         self._hooks, self._parts, self._folder, self._say = list(hooks), parts, folder, say
         self._measured: set[str] = set()  # names of the validation's values so far
 
-    def call(self, when: str, *, epoch: int, step: int, values: dict[str, float]) -> Shown:
+    def call(self, when: str, *, epoch: int, step: int, values: dict[str, float]) -> HookValues:
         """Call the hooks that are due; returns what they return. Modes, gradients and generators are restored afterwards."""
         if when == "epoch":
             self._measured |= values.keys()
         due = [hook for hook in self._hooks if when in hook.at]
         if not due:
-            return Shown()
+            return HookValues()
         began, parts = time.perf_counter(), self._parts
         generators, model = backends.generator_states(parts.device), parts.kept_model
         splits = {"val": parts.val, "test": parts.test}
         modes = {module: module.training for module in model.modules()}
         gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
-        found = Shown()
+        found = HookValues()
         try:
             for hook in due:
                 model.eval()
@@ -144,29 +144,29 @@ def _check_names(names: Iterable[str], when: str) -> None:
 
 
 @dataclass(frozen=True)
-class Shown:
+class HookValues:
     """What hooks returned: numbers, images and tables (a mapping of columns for each row) by name, on the host."""
 
     numbers: dict[str, float] = field(default_factory=dict)
     images: dict[str, Image.Image] = field(default_factory=dict)
     tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
-    def with_(self, other: Shown, *, taken: Set[str]) -> Shown:
+    def with_(self, other: HookValues, *, taken: Set[str]) -> HookValues:
         """Add another hook's. taken: names of numbers. Raises: ValueError for a name that exists."""
         images, tables = self.images.keys(), self.tables.keys()
         for ours, theirs in ((taken, other.numbers), (images, other.images), (tables, other.tables)):
             if twice := sorted(ours & theirs.keys()):
                 raise ValueError(f"there is {', '.join(twice)} already")
-        return Shown(self.numbers | other.numbers, self.images | other.images, self.tables | other.tables)
+        return HookValues(self.numbers | other.numbers, self.images | other.images, self.tables | other.tables)
 
 
-def sorted_out(returned: Any) -> Shown:
+def sorted_out(returned: Any) -> HookValues:
     """Sort what a hook returned. Waits for the device for tensors. Raises: TypeError, ValueError for what can't be logged."""
     if returned is None:
-        return Shown()
+        return HookValues()
     if not isinstance(returned, Mapping):
         raise TypeError(f"it returned a {type(returned).__name__}; {KINDS}")
-    shown = Shown()
+    shown = HookValues()
     for name, value in returned.items():
         if not isinstance(name, str) or not NAME.fullmatch(name) or ".." in name or name.startswith("/"):
             raise ValueError(f"{name!r} is not a name for MLflow: use letters, digits and _ - . /")

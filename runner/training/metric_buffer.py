@@ -21,7 +21,7 @@ from runner.device import streams
 from runner.errors import Problem, RunnerError
 from runner.training.background import Background
 
-#: the values that must be finite for a training to go on
+#: values that must be finite, or the training ends
 WATCHED = "train/loss"
 
 
@@ -46,7 +46,7 @@ class NotFiniteError(ArithmeticError):
         self.step = step
 
 
-class Rows(Protocol):
+class MetricRows(Protocol):
     """A metric buffer, or one training's part of a shared one."""
 
     step: int
@@ -265,7 +265,7 @@ class MetricBuffer:
 
 @dataclass(frozen=True)
 class _Pull:
-    """A copy on its way to the host. num_left: steps after last_step that are no point yet. time: when it began, by two clocks."""
+    """A copy on its way to the host. num_left: steps after last_step that make a later point. time: when it began, by two clocks."""
 
     host: Tensor
     copied: torch.Event | None

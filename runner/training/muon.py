@@ -1,7 +1,6 @@
-"""Muon and AdamW as one optimizer: matrices of hidden layers take orthogonal steps, all else AdamW's. For conf/optimizer/muon.yaml.
+"""Muon and AdamW as one optimizer: orthogonal steps for matrices of hidden layers, AdamW's for the rest. For conf/optimizer/muon.yaml.
 
-optimizer.py divides a model's parameters by hidden_matrices(); step/fused_update.py takes matrix_steps() where a step is
-compiled, captured, or shortened.
+optimizer.py groups parameters by hidden_matrices(); step/fused_update.py calls matrix_steps().
 """
 
 from __future__ import annotations
@@ -16,19 +15,22 @@ from torch.optim.adamw import adamw
 
 from runner.device import torch_private
 
-#: of the quintic iteration: those of torch.optim.Muon (Jordan 2024), which its signature does not name one by one
+#: coefficients of the quintic iteration of torch.optim.Muon (Jordan 2024)
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-#: that a norm is at least, before it is divided by
+#: the smallest divisor of a norm
 LEAST_NORM = 1e-7
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 
 
 class Muon(Optimizer):
-    """torch.optim.Muon for the groups with `muon`, to the bit, and torch.optim.AdamW for those without.
+    """torch.optim.Muon for groups with `muon`, torch.optim.AdamW for the others; bitwise identical.
 
-    The weights of a convolution count as the matrix (outputs, inputs x height x width), as the speed records have it.
-    One rate serves both kinds, and so does a schedule: by adjust_lr_fn=match_rms_adamw a matrix moves as far as AdamW would
-    move it (Liu 2025, arXiv 2502.16982).
+    A convolution's weights are a matrix (outputs, inputs x height x width). With adjust_lr_fn=match_rms_adamw a matrix moves
+    as far as with AdamW, so both share a rate and a schedule (Liu 2025, arXiv 2502.16982).
+
+    Args:
+        betas: AdamW's, as are `eps` and `fused`.
+        adamw_lr: For groups without `muon`; None: lr.
     """
 
     def __init__(
@@ -47,17 +49,16 @@ class Muon(Optimizer):
         fused: bool | None = None,
         muon: bool = True,
     ) -> None:
-        """betas, eps, fused: AdamW's. adamw_lr: of the groups without `muon` (None: lr, as for the others)."""
         for name, value in (("lr", lr), ("weight_decay", weight_decay), ("eps", eps)):
             if not 0 <= value < float("inf"):
-                raise ValueError(f"{name} is a number, 0 or more, and not {value}")
+                raise ValueError(f"{name} must be 0 or more, got {value}")
         for name, value in (("momentum", momentum), ("betas[0]", betas[0]), ("betas[1]", betas[1])):
             if not 0 < value < 1:
-                raise ValueError(f"{name} lies between 0 and 1, and is not {value}")
+                raise ValueError(f"{name} must be between 0 and 1, got {value}")
         if adjust_lr_fn not in ("match_rms_adamw", "original"):
-            raise ValueError(f"adjust_lr_fn is match_rms_adamw or original, and not {adjust_lr_fn}")
+            raise ValueError(f"adjust_lr_fn must be match_rms_adamw or original, got {adjust_lr_fn}")
         if not 1 <= ns_steps < 100:
-            raise ValueError(f"ns_steps is a whole number from 1 to 99, and not {ns_steps}")
+            raise ValueError(f"ns_steps must be from 1 to 99, got {ns_steps}")
         groups: list[dict[str, Any]] = [dict(each) if isinstance(each, dict) else {"params": [each]} for each in params]
         defaults = {
             "lr": lr,
@@ -77,7 +78,7 @@ class Muon(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step of all groups; nothing in it waits for the device."""
+        """Take a step without waiting for the device."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -109,9 +110,9 @@ def matrix_steps(
     rate: float | Tensor,
     group: Mapping[str, Any],
 ) -> None:
-    """One step of each matrix, along what is left of its momentum when all its singular values are near 1.
+    """Move each matrix along its momentum with all singular values near 1.
 
-    rate: a tensor where a step is compiled or captured, a number else; they differ by a rounding.
+    rate: A tensor in compiled or captured steps, else a number; results differ by rounding.
     """
     momentum = group["momentum"]
     for weight, gradient, buffer in zip(parameters, gradients, buffers, strict=True):
@@ -149,10 +150,9 @@ def _adamw_step(
 
 
 def hidden_matrices(model: nn.Module) -> set[nn.Parameter]:
-    """The weights of two and more dimensions between a model's embeddings and its output.
+    """The weights of at least two dimensions between a model's embeddings and its output, the last such weight.
 
-    The output's is that of the last module that has one, in the order in which they are made. A parameter that is not
-    called weight (a table of positions, a class token) is no matrix that anything is multiplied by.
+    Parameters that aren't called weight (positions, a class token) are not multiplied by anything.
     """
     found: list[tuple[nn.Parameter, bool]] = []
     for module in model.modules():

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
-from runner.training.hooks import Shown
+from runner.training.hooks import HookValues
 from runner.training.metric_buffer import Window
 
 
@@ -36,7 +36,7 @@ class Observer(Protocol):
         """Receive the values of a whole split, or of hooks."""
         ...
 
-    def shown(self, shown: Shown, *, step: int, time_ms: int) -> None:
+    def shown(self, shown: HookValues, *, step: int, time_ms: int) -> None:
         """Receive images and tables of hooks."""
         ...
 
@@ -72,7 +72,7 @@ class SilentObserver:
     def values(self, values: Mapping[str, float], *, step: int, time_ms: int) -> None:
         pass
 
-    def shown(self, shown: Shown, *, step: int, time_ms: int) -> None:
+    def shown(self, shown: HookValues, *, step: int, time_ms: int) -> None:
         pass
 
     def settle(self) -> None:

@@ -1,6 +1,6 @@
-"""Makes an optimizer over a model's parameters, by groups; freezes parameters; has warmup_cosine and averaged weights (EMA).
+"""Makes an optimizer with parameter groups; freezes parameters; has warmup_cosine, Turns, and averaged weights (EMA).
 
-For experiment/build.py and experiment/build_optimizer.py, which reads from YAML which optimizer and schedule are wanted.
+For experiment/build.py and experiment/build_optimizer.py.
 """
 
 from __future__ import annotations
@@ -23,17 +23,13 @@ from runner.device.placement import copied
 from runner.errors import Problem, RunnerError, first_line, nearest
 from runner.training.muon import Muon, hidden_matrices
 
-#: device types whose fused optimizer kernels take a step in one launch (on the CPU 343 us against 453, facts of 2026-11)
+#: device types with fused optimizer kernels
 FUSED_DEVICES = ("cpu", "cuda", "mps", "xpu")
-
-
-#: those whose fused kernels take parameters that several processes have in parts (torch 2.13)
+#: optimizers whose fused kernels take parameters that are split across processes (torch 2.13)
 FUSED_IN_PARTS = (torch.optim.Adam, torch.optim.AdamW)
-
 #: settings that choose a kernel, not a result
 KERNEL_CHOICES = ("fused", "foreach", "capturable", "differentiable")
-
-#: what `optimizer.no_decay` knows: parameters of fewer than two dimensions
+#: `optimizer.no_decay`: parameters of fewer than two dimensions
 NORMS_AND_BIASES = "norms_and_biases"
 
 
@@ -47,13 +43,16 @@ def make_optimizer(
     prefix: str = "",
     precision: str = "fp32",
 ) -> Optimizer:
-    """The optimizer over the parameters that train; fused where the device and the optimizer have it and YAML says nothing.
+    """Make the optimizer of the trained parameters; fused if the device and the optimizer can, and no kernel is set.
 
-    groups: each a `match`, a pattern of names, and what holds for those parameters in place of the optimizer's own
-    settings; the first that matches wins. no_decay: norms_and_biases, vectors and scalars, keep out of weight_decay.
-    prefix: what stands before the names that a person knows. precision: with fp16 MPS' fused kernels forget the scale
-    (pytorch#186360), and SGD's make its momentum of anything, see _begin_momentum().
-    Raises: RunnerError for a pattern that matches nothing and a setting that this optimizer does not have.
+    Args:
+        groups: Each has a `match`, a pattern of names, and settings for those parameters. The first match counts.
+        no_decay: norms_and_biases: no weight decay for vectors and scalars.
+        prefix: Of all names, not part of the patterns.
+        precision: With fp16, MPS' fused kernels ignore the scale (pytorch#186360); see also _begin_momentum().
+
+    Raises:
+        RunnerError: For a pattern that matches nothing, or a setting that this optimizer doesn't have.
     """
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     kind: Any = make.func if isinstance(make, partial) else make
@@ -75,13 +74,13 @@ def make_optimizer(
             matrices=hidden_matrices(model) if kind is Muon else None,
         )
     chosen: dict[str, Any] = getattr(make, "keywords", {})
-    asked = any(chosen.get(name) is not None for name in KERNEL_CHOICES)
+    is_chosen = any(chosen.get(name) is not None for name in KERNEL_CHOICES)
     has_kernel &= device.type in FUSED_DEVICES and not (device.type == "mps" and precision == "fp16")
     is_dampened = any(_is_dampened({**chosen, **own}) for own in ({}, *groups))
     has_kernel &= not (precision == "fp16" and is_dampened)
     optimizer: Optimizer | None = None
-    if not asked and floating and has_kernel and "fused" in settings:
-        with suppress(RuntimeError):  # it has no fused kernel for this device: torch says so when it is made
+    if not is_chosen and floating and has_kernel and "fused" in settings:
+        with suppress(RuntimeError):  # no fused kernel for this device
             optimizer = make(parameters, fused=True)
     optimizer = make(parameters) if optimizer is None else optimizer
     if precision == "fp16" and isinstance(optimizer, torch.optim.SGD):
@@ -94,18 +93,16 @@ def _is_dampened(group: Mapping[str, Any]) -> bool:
 
 
 def _begin_momentum(optimizer: torch.optim.SGD) -> None:
-    """Gives a fused SGD the zeros that its momentum begins with.
+    """Start a fused SGD's momentum with zeros.
 
-    torch's first step makes that of memory as it lies there, to be written by a kernel that is left out where fp16's
-    gradients overflow, as the first ones do (torch 2.13, optim/sgd.py). From zeros a first step is the same, to the bit, but
-    for dampening, which torch leaves out of it.
-    Raises: RunnerError for a fused kernel that was asked for with dampening.
+    torch starts with uninitialized memory that the first step's kernel writes, and fp16 skips first steps whose gradients
+    overflow (torch 2.13, optim/sgd.py). The first step is identical, except with dampening, which torch omits there.
     """
     for group in optimizer.param_groups:
         if not group["fused"] or not group["momentum"]:
             continue
         if _is_dampened(group):
-            problem = "torch's fused step makes the momentum of anything where fp16 leaves the first step out"
+            problem = "torch's fused step starts with uninitialized momentum if fp16 skips the first step"
             fix = "optimizer.fused=null, optimizer.dampening=0 or train.precision=bf16"
             raise RunnerError(Problem("optimizer.fused=true with dampening and train.precision=fp16", problem, fix))
         for parameter in group["params"]:
@@ -120,10 +117,7 @@ def _grouped(
     *,
     matrices: set[nn.Parameter] | None = None,
 ) -> list[dict[str, Any]]:
-    """torch's parameter groups: what no pattern matches first, and of each what does not decay apart.
-
-    matrices: those that take Muon's steps, first and apart, where no group says otherwise by `muon` (None: another optimizer).
-    """
+    """torch's parameter groups, the parameters without a match first; those without decay, and Muon's matrices, separately."""
     found: dict[tuple[int, bool, bool], list[nn.Parameter]] = {}
     hits = [matching(group["match"], [name for name, _ in named], key="optimizer.groups") for group in groups]
     for index, group in enumerate(groups):
@@ -131,46 +125,42 @@ def _grouped(
     if no_decay:
         check_settings({"weight_decay": 0}, settings, f"optimizer.no_decay={no_decay}, so")
     for name, parameter in named:
-        place = next((index for index, names in enumerate(hits) if name in names), -1)
+        group_index = next((index for index, names in enumerate(hits) if name in names), -1)
         stays = no_decay == NORMS_AND_BIASES and parameter.dim() < 2
         is_matrix = matrices is not None and parameter in matrices
-        if matrices is not None and place >= 0 and "muon" in groups[place]:
-            is_matrix = bool(groups[place]["muon"]) and parameter.dim() >= 2
-        found.setdefault((place, not is_matrix, stays), []).append(parameter)
+        if matrices is not None and group_index >= 0 and "muon" in groups[group_index]:
+            is_matrix = bool(groups[group_index]["muon"]) and parameter.dim() >= 2
+        found.setdefault((group_index, not is_matrix, stays), []).append(parameter)
     made = []
-    for (place, is_other, stays), parameters in sorted(found.items(), key=lambda item: item[0]):
-        own = {key: value for key, value in groups[place].items() if key != "match"} if place >= 0 else {}
+    for (index, is_other, stays), parameters in sorted(found.items(), key=lambda item: item[0]):
+        own = {key: value for key, value in groups[index].items() if key != "match"} if index >= 0 else {}
         own |= {"weight_decay": 0.0} if stays else {}
         own |= {"muon": not is_other} if matrices is not None else {}
         made.append({"params": parameters, **own})
     return made
 
 
-def check_settings(group: Mapping[str, Any], settings: set[str], asked: str) -> None:
-    """torch takes any name in a group and never looks at it again. Raises: RunnerError for one that is no setting."""
+def check_settings(group: Mapping[str, Any], settings: set[str], source: str) -> None:
+    """Raise a RunnerError for a name in a group that is not a setting, which torch would ignore."""
     for name in group:
         if name not in settings - {"params"} | {"match"}:
             hits = nearest(name, settings) or sorted(settings - {"params"})
             problem = f"this optimizer has no setting {name}"
-            raise RunnerError(
-                Problem(
-                    f"{asked}.{name}={group[name]}",
-                    problem,
-                    f"use {' or '.join(f'`{hit}`' for hit in hits)} instead of `{name}`",
-                    code="unknown-key",
-                )
-            )
+            fix = f"use {' or '.join(f'`{hit}`' for hit in hits)} instead of `{name}`"
+            raise RunnerError(Problem(f"{source}.{name}={group[name]}", problem, fix, code="unknown-key"))
 
 
 def freeze(model: nn.Module, patterns: Sequence[str], *, prefix: str = "") -> None:
-    """Keeps the parameters that a pattern names as they are: no gradient, and norms among them keep their running statistics.
+    """Freeze the parameters that a pattern matches; norms among them also keep their running statistics.
 
-    A pattern is a name, of a parameter or of a module with all below it, with * and ? for what varies. A BatchNorm whose
-    parameters are all frozen stays in eval mode, as its statistics would drift away from weights that don't. Dropout works
-    on. Raises: RunnerError for a pattern that matches nothing, and where nothing is left to train.
+    A pattern is the name of a parameter, or of a module with everything below it, with * and ?. A BatchNorm with only frozen
+    parameters stays in eval mode, so that its statistics still fit its weights. Dropout is not changed.
+
+    Raises:
+        RunnerError: For a pattern that matches nothing, and if nothing is left to train.
     """
     named = {name.removeprefix(prefix): parameter for name, parameter in model.named_parameters()}
-    bare = {  # norms that have statistics alone
+    bare = {  # norms with statistics and no parameters
         f"{name}.running_mean".removeprefix(prefix): module
         for name, module in model.named_modules()
         if getattr(module, "running_mean", None) is not None and not list(module.parameters(recurse=False))
@@ -182,8 +172,8 @@ def freeze(model: nn.Module, patterns: Sequence[str], *, prefix: str = "") -> No
             else:
                 named[name].requires_grad_(False)
     if patterns and not any(parameter.requires_grad for parameter in named.values()):
-        asked = f"model.freeze=[{','.join(patterns)}]"
-        raise RunnerError(Problem(asked, "it leaves nothing to train", "use patterns that leave the last layer out"))
+        source = f"model.freeze=[{','.join(patterns)}]"
+        raise RunnerError(Problem(source, "it leaves nothing to train", "use patterns that leave the last layer out"))
     for module in model.modules():
         own = list(module.parameters(recurse=False))
         is_frozen = bool(patterns and own) and not any(parameter.requires_grad for parameter in own)
@@ -198,16 +188,17 @@ def _stay_in_eval(module: nn.Module) -> None:
 
 
 def matching(pattern: str, names: Sequence[str], *, key: str, kind: str = "parameter") -> set[str]:
-    """The names that a pattern matches, or that lie below one that it matches. kind: what has them.
+    """The names that a pattern matches, and those below them. kind: what has the names.
 
-    Raises: RunnerError where there is none.
+    Raises:
+        RunnerError: If it matches nothing.
     """
     found = {name for name in names if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")}
     if not found:
         modules = dict.fromkeys(name.rpartition(".")[0] for name in names if "." in name)
         tops = ", ".join(dict.fromkeys(name.partition(".")[0] for name in names))
-        asked, ends = pattern.strip("*."), {name.rpartition(".")[2]: name for name in reversed([*modules, *names])}
-        hits = nearest(asked, [*modules, *names]) or [ends[end] for end in nearest(asked, ends)]
+        typed, ends = pattern.strip("*."), {name.rpartition(".")[2]: name for name in reversed([*modules, *names])}
+        hits = nearest(typed, [*modules, *names]) or [ends[end] for end in nearest(typed, ends)]
         hits = hits or [f"a pattern of names that begin with {tops}"]
         problem = f"it matches no {kind}; they are {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
         raise RunnerError(Problem(f"{key}: {pattern}", problem, " or ".join(hits)))
@@ -219,7 +210,8 @@ def warmup_cosine(
 ) -> LRScheduler:
     """Linear warm-up over the first part of `num_steps`, then half a cosine down to `final_fraction` of the rate.
 
-    Raises: ValueError for what is no number of steps and no part of them.
+    Raises:
+        ValueError: For an argument out of its range.
     """
     if not isinstance(num_steps, int) or num_steps < 1:
         raise ValueError(f"num_steps is a whole number, 1 or more, and not {num_steps!r}")
@@ -239,32 +231,36 @@ def warmup_cosine(
 
 
 class Turns(Optimizer):
-    """Several optimizers with names, each with parameters of its own, that take turns in each step.
+    """Several optimizers with different parameters, which take their steps one after the other.
 
-    To a schedule, a checkpoint or the guard they are one, with the groups and the state of all. each: the optimizers, by
-    name, in their order; every: of which steps each takes part, the first of so many. values: what each turn's last step
-    came to, for steps in which it has none.
+    A schedule, a checkpoint and the guard see one optimizer with the groups and the state of all.
+
+    Args:
+        each: The optimizers by name, in order, before their first step.
+        every: The interval of each one's steps. The first step is all optimizers'.
+
+    Attributes:
+        values: The values of each optimizer's last step, for steps in which it is not due.
     """
 
     def __init__(self, each: Mapping[str, Optimizer], every: Mapping[str, int]) -> None:
-        """each: whose parameters differ, and which have taken no step yet."""
         self.each, self.every, self.taken = dict(each), dict(every), 0
         self.values: dict[str, Mapping[str, torch.Tensor]] = {}
         super().__init__([group for one in each.values() for group in one.param_groups], {})
-        first, *others = each.values()  # a schedule looks there for what it may move
+        first, *others = each.values()  # a schedule reads them
         self.defaults = {
             name: value for name, value in first.defaults.items() if all(name in o.defaults for o in others)
         }
         for one in self.each.values():
-            self.state.update(one.state)  # what they begin with
+            self.state.update(one.state)  # e.g., of _begin_momentum()
         self._share()
 
     def is_due(self, name: str) -> bool:
-        """Whether an optimizer takes part in the next step. All do in the first."""
+        """Whether an optimizer takes part in the next step."""
         return self.taken % self.every[name] == 0
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """After the turns: counts them as one step."""
+        """Count a step of all optimizers that were due."""
         self.taken += 1
 
     def state_dict(self) -> dict[str, Any]:
@@ -289,10 +285,7 @@ class Turns(Optimizer):
 
 
 def _own(model: nn.Module) -> list[torch.Tensor]:
-    """What this process has of a model's parameters and buffers, each once, whatever its names; of one in parts, its part.
-
-    The very tensors, as a stack of models (stacked/stack.py) moves their memory.
-    """
+    """This process's parameters and buffers, each once: the tensors themselves, as stacked/stack.py moves their memory."""
     kept: dict[int, Any] = {
         id(value): value for value in model.state_dict(keep_vars=True).values() if isinstance(value, torch.Tensor)
     }
@@ -300,25 +293,27 @@ def _own(model: nn.Module) -> list[torch.Tensor]:
 
 
 class NoAverage:
-    """Stands for the averaged weights of a run without any."""
+    """The averaged weights of a run without any."""
 
     def update(self) -> None:
         pass
 
 
 class AveragedWeights:
-    """An exponential moving average of a model's weights, kept on the device: average += (1 - decay) * (weight - average).
+    """An exponential moving average of a model's weights on the device: average += (1 - decay) * (weight - average).
 
-    torch's AveragedModel asks a tensor counter in each update, which reads the device; this does not.
+    torch's AveragedModel reads the device in each update.
+
+    Args:
+        mean: A copy of the model; None: it is copied. Raises a RunnerError for a model that can't be copied.
     """
 
     def __init__(self, model: nn.Module, *, decay: float, mean: nn.Module | None = None) -> None:
-        """mean: a copy of the model, where none can be made any more. Raises: RunnerError for a model that can't be copied."""
         try:
             self.model = (copied(model) if mean is None else mean).requires_grad_(False)
-        except Exception as error:  # of any module; weight_norm before parametrizations makes weights that can't be
-            problem = f"a second model, of the averages, can't be made of this one: {first_line(error)}"
-            fix = "train.ema_decay=null, or torch.nn.utils.parametrizations in the place of weight_norm"
+        except Exception as error:  # any module's; the old weight_norm makes weights that can't be copied
+            problem = f"this model can't be copied for the averages: {first_line(error)}"
+            fix = "train.ema_decay=null, or torch.nn.utils.parametrizations instead of weight_norm"
             raise RunnerError(Problem(f"train.ema_decay={decay:g}", problem, fix)) from None
         self.decay = decay
         pairs = list(zip(_own(self.model), _own(model), strict=True))
@@ -328,7 +323,7 @@ class AveragedWeights:
 
     @torch.no_grad()
     def update(self) -> None:
-        """One multi-tensor kernel a step; whole-number buffers (BatchNorm's count) are copied."""
+        """Update by one multi-tensor kernel; integer buffers (BatchNorm's count) are copied."""
         torch_private.foreach_lerp_(self._means, self._now, 1 - self.decay)
         for mean, now in self._whole:
             mean.copy_(now)

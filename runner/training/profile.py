@@ -1,7 +1,4 @@
-"""Writes a trace of some steps, for `train.profile=N`: what the host and the device did when. Called by fit.py around the steps.
-
-Keeps the profiler while it runs. Steps outside of these cost nothing.
-"""
+"""Writes a trace of some steps for `train.profile=N`. fit.py wraps the steps in it."""
 
 from __future__ import annotations
 
@@ -20,11 +17,11 @@ if TYPE_CHECKING:
 FOLDER, TRACE, TABLE = "profile", "trace.json.gz", "operations.txt"
 WARM = 10  # steps before: the first ones compile, allocate and fill caches
 MOST_ROWS = 30
-QUIET = ("KINETO_LOG_LEVEL", "6")  # else the profiler's library prints two lines of its own (torch 2.13)
+QUIET = ("KINETO_LOG_LEVEL", "6")  # else the profiler's library prints two lines (torch 2.13)
 
 
 class Profiled:
-    """Epochs as they are, of which `num_steps` are traced; see loop.Epochs."""
+    """Traces `num_steps` of the steps; see loop.Epochs. left: until the end of training; a short one is traced earlier."""
 
     def __init__(
         self,
@@ -36,7 +33,6 @@ class Profiled:
         say: Callable[[str], None],
         left: int,
     ) -> None:
-        """left: steps to the training's end; a short one is traced from an earlier step on."""
         self._epochs, self._num_steps, self._device, self._say = epochs, num_steps, device, say
         self._folder, self._wait = folder / FOLDER, max(0, min(WARM, left - num_steps))
         self._taken = self._traced = 0
@@ -60,7 +56,7 @@ class Profiled:
             yield taken
 
     def end(self) -> None:
-        """Writes what was traced; waits for the device. Raises: OSError."""
+        """Write the trace; waits for the device. Raises: OSError."""
         profiler, self._profiler = self._profiler, None
         if profiler is None:
             return
@@ -83,9 +79,7 @@ class Profiled:
 
         known = {"cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU}
         activities = [ProfilerActivity.CPU, *(known[kind] for kind in known if kind == self._device.type)]
-        self._profiler = profile(
-            activities=activities, acc_events=True
-        )  # else it warns, of cycles that are not had here
+        self._profiler = profile(activities=activities, acc_events=True)  # else it warns of cycles
         is_quiet = QUIET[0] in os.environ
         os.environ.setdefault(*QUIET)
         self._profiler.start()

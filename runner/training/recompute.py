@@ -1,32 +1,36 @@
-"""Has modules compute their activations again in the backward pass, in the place of keeping them: train.recompute.
+"""Makes modules compute their activations again in the backward pass instead of keeping them: train.recompute.
 
-Called by experiment/build.py, before a model is divided among processes. The step does not know of it.
+experiment/build.py calls it before a model is split across processes.
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from runner.device import backends
 from runner.training.optimizer import matching
 
 CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 
 
 def recompute(model: nn.Module, patterns: Sequence[str], *, device: torch.device, prefix: str = "") -> None:
-    """Of the modules that a pattern names, the outermost keep their inputs alone until the backward pass.
+    """Make the outermost modules that a pattern matches keep only their inputs until the backward pass.
 
-    A pattern is a module's path, with * and ? for what varies. The numbers are the same to the bit: the generators are put
-    back for the second forward pass, and buffers that it would change (a norm's running statistics) are changed once.
-    prefix: what stands before the paths that a person knows. Raises: RunnerError for a pattern that matches no module.
+    A pattern is a module's path, with * and ?. Results are bitwise identical: generators are restored for the second forward
+    pass, and running statistics change once.
+
+    Args:
+        prefix: Of all paths, not part of the patterns.
+
+    Raises:
+        RunnerError: For a pattern that matches no module.
     """
     named = {name.removeprefix(prefix): module for name, module in model.named_modules() if name.removeprefix(prefix)}
     found: set[str] = set()
@@ -40,8 +44,7 @@ def recompute(model: nn.Module, patterns: Sequence[str], *, device: torch.device
 
 
 def repeated(model: nn.Module, *, prefix: str = "") -> str:
-    """The pattern of a model's blocks: the children, two or more of one class, of the container that has most below it; ""
-    where there is none."""
+    """The pattern of a model's blocks: two or more children of one class, of the largest such container; "" without one."""
     found = {
         f"{name.removeprefix(prefix)}.*": sum(1 for _ in module.modules())
         for name, module in model.named_modules()
@@ -68,38 +71,22 @@ def _recompute(module: nn.Module, device: torch.device) -> None:
 def _contexts(
     module: nn.Module, device: torch.device
 ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    before = [get() for get, _ in _generators(device)]
-    return nullcontext(), _as_before(module, before, device)
+    return nullcontext(), _as_before(module, backends.generator_states(device), device)
 
 
 @contextmanager
-def _as_before(module: nn.Module, before: Sequence[Any], device: torch.device) -> Iterator[None]:
-    """The generators, and running statistics that are a copy: autograd has kept the others, which are not to be written to."""
-    generators, kept = _generators(device), _statistics(module)
-    now = [get() for get, _ in generators]
-    for (_, put), state in zip(generators, before, strict=True):
-        put(state)
-    for buffers, name, value in kept:
+def _as_before(module: nn.Module, before: Mapping[str, Any], device: torch.device) -> Iterator[None]:
+    """Restore the generators, and replace running statistics by copies, as autograd saved the originals."""
+    now, statistics = backends.generator_states(device), _statistics(module)
+    backends.set_generator_states(before, device)
+    for buffers, name, value in statistics:
         buffers[name] = value.clone()
     try:
         yield
     finally:
-        for buffers, name, value in kept:
+        for buffers, name, value in statistics:
             buffers[name] = value
-        for (_, put), state in zip(generators, now, strict=True):
-            put(state)
-
-
-def _generators(device: torch.device) -> list[tuple[Callable[[], Any], Callable[[Any], None]]]:
-    found: list[Any] = [
-        (random.getstate, random.setstate),
-        (np.random.get_state, np.random.set_state),
-        (torch.get_rng_state, torch.set_rng_state),
-    ]
-    if device.type != "cpu" and hasattr(of_kind := getattr(torch, device.type), "get_rng_state"):
-        at = () if device.type == "mps" else (device,)
-        found.append((partial(of_kind.get_rng_state, *at), lambda state: of_kind.set_rng_state(state, *at)))
-    return found
+        backends.set_generator_states(now, device)
 
 
 def _statistics(module: nn.Module) -> list[tuple[dict[str, Tensor | None], str, Tensor]]:

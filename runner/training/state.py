@@ -6,6 +6,7 @@ For fit.py; checkpoint.py writes it to files. All processes of a run make the sa
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,7 +21,7 @@ from runner.distributed.group import Ranks
 from runner.errors import Problem, RunnerError, first_line
 from runner.training.background import Background
 from runner.training.checkpoint import CheckpointWriter, Keeping
-from runner.training.metric_buffer import Rows, check_unread
+from runner.training.metric_buffer import MetricRows, check_unread
 from runner.training.parts import Parts
 from runner.training.progress import Progress
 from runner.training.schedule import StepSchedule
@@ -51,7 +52,7 @@ class Checkpoints:
     ) -> None:
         self._parts, self._ranks, self._experiment = parts, ranks, experiment
         best = parts.best
-        self._keeps_measured = keep is not None
+        self.keeps_measured = keep is not None
         self._writer = CheckpointWriter(
             folder / "checkpoints",
             background,
@@ -61,7 +62,7 @@ class Checkpoints:
             check=_check_losses,
         )
 
-    def restore(self, buffer: Rows) -> Progress:
+    def restore(self, buffer: MetricRows) -> Progress:
         """Restore the last checkpoint, bitwise identical, or begin; returns the progress.
 
         Raises:
@@ -86,36 +87,38 @@ class Checkpoints:
         """Problems of files that were read, and which files were used instead."""
         return self._writer.notes
 
-    def keep_best(self, progress: Progress) -> None:
-        """Take the weights as the best so far. The background thread writes them."""
-        self._writer.keep("best", best_state(self._parts, progress))
-
-    def keep_last(
-        self, progress: Progress, buffer: Rows, *, seconds: float, measured: Mapping[str, float] | None = None
+    def keep(
+        self,
+        name: str,
+        progress: Progress,
+        buffer: MetricRows,
+        *,
+        seconds: float = 0.0,
+        values: Mapping[str, float] | None = None,
     ) -> None:
-        """Take the complete state. The background thread writes it.
+        """Take a checkpoint, which the background thread writes.
 
-        measured: the values of a step whose checkpoint stays.
+        Args:
+            name: "best": the weights; "last": the complete state; "measured": the complete state after an evaluation with
+                these values, if train.keep_checkpoints keeps any.
         """
+        if name == "best":
+            self._writer.keep("best", best_state(self._parts, progress))
+            return
+        if name == "measured" and not self.keeps_measured:
+            return
         state = full_state(self._parts, progress, buffer, self._ranks)
         if not self._ranks.is_first:
             return
-        entry = None
-        if measured is not None:
-            entry = {"step": progress.step, "epoch": progress.epoch, "metrics": dict(measured)}
-        state |= {"seconds": seconds, "experiment": dict(self._experiment)}
-        self._writer.keep("last", state, entry=entry)
-
-    def keep_measured(self, progress: Progress, buffer: Rows, *, seconds: float, measured: Mapping[str, float]) -> None:
-        """The same for an evaluated step, if those are kept."""
-        if self._keeps_measured:
-            self.keep_last(progress, buffer, seconds=seconds, measured=measured)
+        is_kept = name == "measured"
+        entry = {"step": progress.step, "epoch": progress.epoch, "metrics": dict(values or {})} if is_kept else None
+        self._writer.keep("last", state | {"seconds": seconds, "experiment": dict(self._experiment)}, entry=entry)
 
     def use_best(self, progress: Progress) -> None:
         """Restore the best weights; without a validation split the last ones."""
         if progress.best.value is None:
             progress.best.step = progress.step
-            self.keep_best(progress)
+            self._writer.keep("best", best_state(self._parts, progress))
         best = self._writer.newest("best")
         assert best is not None
         restore_best(self._parts, best)
@@ -144,22 +147,14 @@ def _load_model(parts: Parts, model: nn.Module, state: dict[str, Any]) -> None:
         parts.shards.load_model(model, state)
 
 
-def full_state(parts: Parts, progress: Progress, buffer: Rows, ranks: Ranks) -> dict[str, Any]:
+def full_state(parts: Parts, progress: Progress, buffer: MetricRows, ranks: Ranks) -> dict[str, Any]:
     """The complete state of a run, in the first process; all processes take part."""
-    best = progress.best
     generators = ranks.gather(backends.generator_states(parts.device))
     return {
         "format": 3,
-        "step": progress.step,
+        **asdict(progress),
         "num_steps": parts.limits.num_steps,
-        "epoch": progress.epoch,
-        "measured": progress.measured,
-        "rate": progress.rate,
         "rows": buffer.state(),
-        "num_pieces": progress.num_pieces,
-        "num_together": progress.num_together,
-        "epochs_without_best": progress.epochs_without_best,
-        "best": {"metric": best.metric, "mode": best.mode, "value": best.value, "step": best.step},
         "model": _whole(parts, parts.model.state_dict()),
         "average": _whole(parts, parts.average.model.state_dict()) if parts.average else None,
         "optimizer": _whole(parts, parts.optimizer.state_dict()),
@@ -191,7 +186,9 @@ def _check_experiment(before: Any, now: Mapping[str, Any]) -> None:
         raise RunnerError(*problems)
 
 
-def _restore(state: dict[str, Any], parts: Parts, progress: Progress, writer: CheckpointWriter, buffer: Rows) -> None:
+def _restore(
+    state: dict[str, Any], parts: Parts, progress: Progress, writer: CheckpointWriter, buffer: MetricRows
+) -> None:
     if not all(type(state[key]) is int and state[key] >= 0 for key in NUMBERS):
         raise ValueError("its steps and epochs are not counts")
     _restore_parts(state, parts)

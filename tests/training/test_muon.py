@@ -11,7 +11,7 @@ from runner.errors import RunnerError
 from runner.models.gpt import GPT
 from runner.training.muon import Muon, hidden_matrices
 from runner.training.optimizer import make_optimizer
-from runner.training.step.fused_update import CannotTraceError, FixedUpdate, Scaled, make_update
+from runner.training.step.fused_update import CannotTraceError, FixedUpdate, make_update
 
 CPU = torch.device("cpu")
 
@@ -136,4 +136,6 @@ def test_gradients_with_a_scale_are_refused_where_the_step_is_captured():
     optimizer = make_optimizer(Muon, model, device=CPU)
     steps(model, optimizer.step, num=1)
     with pytest.raises(CannotTraceError, match="no scale of gradients"):
-        FixedUpdate(optimizer, as_formula=False).update(Scaled(torch.tensor(2.0), torch.tensor(0.0)))
+        update = FixedUpdate(optimizer, as_formula=False)
+        update.grad_scale, update.found_inf = torch.tensor(2.0), torch.tensor(0.0)
+        update.step()

@@ -1,1 +1,1 @@
-"""Trains several models that differ in numbers alone as one with one more dimension. For a sweep's jobs (sweep.batch)."""
+"""Trains several models that differ only in numbers as one, with one more dimension. For a sweep's jobs (sweep.batch)."""

@@ -18,17 +18,17 @@ from runner.device import backends
 from runner.errors import OF_CODE, first_line
 from runner.training.stacked.compiled import Compiled
 from runner.training.stacked.fit import Member, stacked_batches, world
-from runner.training.stacked.size import WORTH, Size, choose_size
-from runner.training.stacked.stack import CannotStackError, Stack
+from runner.training.stacked.size import WORTH, GroupSize, choose_size
+from runner.training.stacked.stack import CannotStackError, ModelStack
 from runner.training.stacked.step import Members, StackedStep
 from runner.training.stacked.update import check_optimizer
 from runner.training.step.choose import how_to_compile
 
-#: members whose first step is compared with their own alone, beside one of each setting
+#: members whose first step is compared with the same step on its own, besides one of each setting
 MOST_COMPARED = 4
 #: the keys of what computes a loss
 OF_A_FORWARD = ("model.", "task.")
-#: what a job of its own costs beside its training: its process, its pictures
+#: what a separate job costs besides its training: its process, its plots
 START_SECONDS = 3.0
 #: of the time of its steps, what is to be gained for each job
 LEAST_GAIN = 0.05
@@ -39,12 +39,17 @@ TOLERANCE = 1e-3
 NUDGE, MOST = 1e-4, 0.2
 
 
-def check_alike(members: Sequence[Member], *, is_asked: bool) -> Size:
-    """Measures how many of them to take together; takes forward and backward of the first batch so, compiled where that is
-    asked for, and of some members alone, as it is written: both must come to the same, but for what rounding does to one alone.
+def check_alike(members: Sequence[Member], *, is_asked: bool) -> GroupSize:
+    """Measure how many members to train together, and compare the first batch's forward and backward pass.
 
-    Leaves weights, buffers and generators as they were. is_asked: also where nothing is gained by it.
-    Raises: CannotStackError with the reason.
+    Some members also compute it on their own, eagerly: both must give the same, except for what rounding does to a single
+    one. Weights, buffers and generators are restored.
+
+    Args:
+        is_asked: Train together also if nothing is gained by it.
+
+    Raises:
+        CannotStackError: With the reason.
     """
     parts = [member.parts for member in members]
     if any(each.train.indexed() is None for each in parts):
@@ -58,7 +63,7 @@ def check_alike(members: Sequence[Member], *, is_asked: bool) -> Size:
     before = [[buffer.clone() for buffer in each.model.buffers()] for each in parts]
     for each in parts:
         each.model.train()
-    stack = Stack(parts)
+    stack = ModelStack(parts)
     together, size = _together(stack, members, batches)
     _put_back(parts, before)
     for number in _to_compare(members):
@@ -82,7 +87,9 @@ def _to_compare(members: Sequence[Member]) -> list[int]:
     return sorted({0, last, *range(0, len(members), -(-len(members) // MOST_COMPARED)), *map(settings.index, settings)})
 
 
-def _together(stack: Stack, members: Sequence[Member], batches: Sequence[Any]) -> tuple[list[list[Tensor]], Size]:
+def _together(
+    stack: ModelStack, members: Sequence[Member], batches: Sequence[Any]
+) -> tuple[list[list[Tensor]], GroupSize]:
     groups = [Members([member.parts], member.settings.train) for member in members]
     states, said = [dict(member.generators) for member in members], list[str]()
     compiled = Compiled(how_to_compile(members[0].parts, is_alone=True), list(stack.numbers))
@@ -104,7 +111,7 @@ def _together(stack: Stack, members: Sequence[Member], batches: Sequence[Any]) -
     except OF_CODE as error:
         if backends.is_out_of_memory(error):
             raise CannotStackError(
-                "the memory does not take a step of one of them beside the others' weights"
+                "the memory is too small for a step of one of them and the others' weights"
             ) from error
         raise CannotStackError(_in_words(error)) from error
     if step.compiled:
@@ -132,7 +139,7 @@ def _gradients(module: nn.Module) -> list[Tensor]:
 def _compare(member: Member, batch: Any, together: Sequence[Tensor], *, whole: int) -> None:
     alone = _alone(member, batch)
     if len(alone) != len(together):
-        raise CannotStackError("together, other weights get gradients than in a run alone")
+        raise CannotStackError("together, other weights get gradients than in a single run")
     apart = _apart(alone, together)
     if apart[0] > TOLERANCE:
         what = "its loss is"
@@ -140,7 +147,7 @@ def _compare(member: Member, batch: Any, together: Sequence[Tensor], *, whole: i
         what = "its gradients are"
     else:
         return
-    raise CannotStackError(f"of {whole} together, {what} another than alone: what it computes depends on more")
+    raise CannotStackError(f"of {whole} together, {what} not as in a single run: what it computes depends on more")
 
 
 def _apart(alone: Sequence[Tensor], other: Sequence[Tensor]) -> list[float]:

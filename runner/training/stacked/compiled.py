@@ -1,8 +1,7 @@
 """Compiles forward and backward of several members: a batch in, values (m,) and gradients (m, ...) out. For step.py.
 
-A function is of tensors alone: weights, buffers, the batch, and dropout's masks, which each member's own generator draws before
-the call. So they are the masks of a run that is not compiled, whoever else is in the group. Of 16 MLPs 64-256-10 with batches of
-128 a member's step takes 223 us so, and 414 as it is written; with dropout 346 for 553 (1 thread's time, torch 2.13, 2026-11).
+A function takes only tensors: weights, buffers, the batch, and dropout's masks, which each member's generator draws before the
+call. So the masks are those of a run that is not compiled.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from runner.device.placement import map_tensors, tensors
 from runner.device.torch_private import foreach_copy_
 from runner.errors import first_line
 from runner.training.stacked.functions import MembersFunctions
-from runner.training.stacked.stack import Stack, Weights
+from runner.training.stacked.stack import ModelStack, Weights
 from runner.training.step.compiled import Compiling, check_compiler
 
 ATEN = torch.ops.aten
@@ -30,8 +29,8 @@ ATEN = torch.ops.aten
 class Compiled:
     """The functions of a group: one for each number of members and shape of a batch, made where it is first needed.
 
-    That takes seconds. So where members have left, the others go on through the same one, with copies of the last of them in the
-    empty places, until these are half of it.
+    That takes seconds. So when members leave, the others use the same function, with copies of the last member, until half of
+    the members have left.
 
     numbers: the stack's, by name, which are inputs. why_not: what torch can't do; then nothing is compiled.
     """
@@ -44,13 +43,13 @@ class Compiled:
     _functions: dict[tuple[int, str], Function] = field(default_factory=dict)
 
     def fit_to(self, count: int) -> None:
-        """So many are to compute together from now on."""
+        """Set how many compute together from now on."""
         self.num_together = self._size(count)
 
     def _size(self, count: int) -> int:
         return self.num_together if count <= self.num_together < 2 * count else count
 
-    def of(self, stack: Stack, weights: Weights, batch: Any, functions: MembersFunctions) -> Function | None:
+    def of(self, stack: ModelStack, weights: Weights, batch: Any, functions: MembersFunctions) -> Function | None:
         """What takes forward and backward of such a batch, (m, B, ...); None where it is to be taken as it is written.
 
         Raises: RunnerError where there is nothing to compile with, RuntimeError where the memory ends.
@@ -91,7 +90,14 @@ class Function:
     """Forward and backward of `size` members, or fewer, for batches of one shape. Takes them three times to be made."""
 
     def __init__(
-        self, stack: Stack, weights: Weights, batch: Any, functions: MembersFunctions, *, size: int, kind: Compiling
+        self,
+        stack: ModelStack,
+        weights: Weights,
+        batch: Any,
+        functions: MembersFunctions,
+        *,
+        size: int,
+        kind: Compiling,
     ) -> None:
         self._size, self._masks, self._names = size, list[Mask](), list[str]()
 
@@ -101,7 +107,7 @@ class Function:
             def mask(like: Tensor, number: str, rate: float, of_what: str) -> Tensor:
                 of_one = torch.empty((), dtype=like.dtype, device=like.device).expand(like.shape[1:])
                 self._masks.append(Mask(of_one, number, rate, of_what))
-                return next(each, torch.ones_like(like))  # the first time, when nobody knows yet which there are
+                return next(each, torch.ones_like(like))  # unknown in the first call
 
             parameters = {
                 name: next(each).detach().requires_grad_(own.requires_grad) for name, own in weights.parameters.items()
@@ -169,9 +175,7 @@ def _are_same(graph: Any, other: Any) -> bool:
 
 
 def turn_products(graph: Any) -> None:
-    """Has a product that is transposed come out so, Y.T @ X.T in the place of (X @ Y).T: what a linear layer's weight gets for
-    a gradient. It need not be copied for the optimizer then, and one with few columns takes a fifth of the time (16 of 256 by
-    128 by 10: 64 us each, and 23 for the copies, of 160 us a step; 1 thread, torch 2.13, 2026-11). graph: torch.fx's."""
+    """Replace (X @ Y).T by Y.T @ X.T in a torch.fx graph, the gradient of a linear layer's weight: no copy, and faster."""
     turn, product = ATEN.transpose.int, ATEN.bmm.default
     for node in graph.graph.find_nodes(op="call_function", target=turn):
         source = node.args[0]

@@ -32,7 +32,7 @@ from runner.training.parts import Parts
 from runner.training.result import Result
 from runner.training.signals import Stop
 from runner.training.stacked.compiled import Compiled
-from runner.training.stacked.stack import Stack
+from runner.training.stacked.stack import ModelStack
 from runner.training.stacked.step import Members, StackedStep
 from runner.training.step.clock import STEP, StepClock
 from runner.training.stopping import OwnStopCondition, StopCondition
@@ -94,7 +94,7 @@ def same_answer_for_all(stop: StopCondition) -> StopCondition:
 
 
 class _MemberRun:
-    """A member's Training, and its column of the group's metric buffer (metric_buffer.Rows)."""
+    """A member's Training, and its column of the group's metric buffer (metric_buffer.MetricRows)."""
 
     def __init__(self, member: Member, number: int, stop: Stop) -> None:
         self.member, self.number = member, number
@@ -233,7 +233,7 @@ class _Group:
         if self._compiled:
             self._compiled.num_together = self._num_together
         self._step = StackedStep(
-            Stack(parts, numbers=self._compiled.numbers if self._compiled else ()),
+            ModelStack(parts, numbers=self._compiled.numbers if self._compiled else ()),
             [Members([run.member.parts for run in lane], lane[0].member.settings.train) for lane in lanes],
             num_pieces=-(-len(runs) // self._num_together),
             say=self._say,

@@ -1,8 +1,8 @@
 """Replaces torch's dropout, attention and cross-entropy while several models compute together (step.py).
 
-Dropout: each has the masks that it would draw alone, from its own generator, at its own rate. Attention:
-torch 2.13 takes its kernel on a CPU for one model after the other, so it is written out. Cross-entropy: where each smooths
-its labels by another number. A number that each has for itself is a tensor, and `each` of it a list that the host has (stack.py).
+Dropout: each member has the masks of a single run, from its own generator, at its own rate. Attention: torch 2.13 calls its CPU
+kernel for each model separately, so it is written in steps. Cross-entropy: each member may smooth its labels differently. A
+number that differs between members is a tensor, whose attribute `each` is a list on the host (stack.py).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ of_heads = FunctionType(
     {**vars(F), "has_torch_function": lambda tensors: False},
     argdefs=F.multi_head_attention_forward.__defaults__,
 )
-#: a mask in the place of what is drawn: for values (m, ...), the name of a number of the stack's, a rate, and what it is for
+#: makes a mask instead of drawing it, from values (m, ...), the name of a number of the stack, a rate, and NUMBERS or CHANNELS
 Given = Callable[[Tensor, str, float, str], Tensor]
 _generators: list[torch.Generator] = []  # of the members that compute now
 _given: list[Given] = []  # while they do so to be compiled
@@ -45,8 +45,7 @@ _given: list[Given] = []  # while they do so to be compiled
 
 @torch.library.custom_op("runner::member_masks", mutates_args=())
 def member_masks(like: Tensor, p: Sequence[float], of_what: str, channels_last: bool, number: str) -> Tensor:
-    """What dropout multiplies by: torch's own steps, so that one member's mask is that of its run alone. p: each member's.
-    number: what the stack calls it, "" where it is one for all."""
+    """Dropout's masks, computed as in single runs. p: of each member. number: the stack's name for p, or ""."""
     return _mask(like, p[0], of_what, channels_last, None)
 
 
@@ -98,12 +97,12 @@ def _mask(like: Tensor, p: float, of_what: str, channels_last: bool, generator: 
     elif channels_last and like.dim() == 4:
         mask = torch.empty_like(like, memory_format=torch.channels_last)
     else:
-        mask = torch.empty_like(like)  # what is drawn goes through it as it lies: of transposed values otherwise
+        mask = torch.empty_like(like)  # it is filled in memory order, which differs for transposed values
     if p in (0, 1):
         return mask.fill_(1 - p)  # nothing is drawn
     if mask.device.type == "cpu" and mask.is_contiguous() and compares():
         drawn = torch.empty(mask.shape, dtype=torch.float64).uniform_(generator=generator)
-        mask.copy_(drawn.lt_(1 - p))  # 9 us for 32,768 numbers, and 36 by way of a tensor of bool (2026-11)
+        mask.copy_(drawn.lt_(1 - p))  # in place: faster than by a tensor of bool
     else:
         mask.bernoulli_(1 - p, generator=generator)
     return mask.div_(1 - p)
@@ -111,8 +110,7 @@ def _mask(like: Tensor, p: float, of_what: str, channels_last: bool, generator: 
 
 @cache
 def compares() -> bool:
-    """Whether bernoulli_() on this CPU is a double below p, bit by bit: then two kernels, 4 ns a number, do its work in the
-    place of one of 7 (torch 2.13 on an AMD EPYC, 2026-11; Intel's library draws otherwise)."""
+    """Whether bernoulli_() on this CPU equals a comparison of doubles with p, which is faster (torch 2.13; not with Intel's library)."""
     one, other = torch.Generator().manual_seed(0), torch.Generator().manual_seed(0)
     words = torch.empty(1000).bernoulli_(0.3, generator=one)
     drawn = torch.empty(1000, dtype=torch.float64).uniform_(generator=other)
@@ -120,7 +118,7 @@ def compares() -> bool:
 
 
 class MembersFunctions(TorchFunctionMode):
-    """While it lasts, these functions are used. `was_needed`: whether any of them was asked for."""
+    """Use these functions in the block. `was_needed`: whether one of them was called."""
 
     def __init__(self, generators: Sequence[torch.Generator], *, channels_last: bool) -> None:
         super().__init__()
@@ -192,8 +190,10 @@ class MembersFunctions(TorchFunctionMode):
 
 
 class OneMembersFunctions(TorchFunctionMode):
-    """While it lasts, one model computes by itself, and on a CPU draws its masks faster than torch does: the very same.
-    `is_faster`: whether some were torch's to draw; a mode sees each function, 60 us of an MLP's step."""
+    """Draw a single model's masks on a CPU faster than torch does, bitwise identical, in the block.
+
+    `is_faster`: whether torch would have drawn some, as the mode itself costs time.
+    """
 
     is_faster = False
 

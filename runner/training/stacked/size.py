@@ -17,13 +17,13 @@ from runner.training.parts import Parts
 from runner.training.stacked.compiled import Compiled
 from runner.training.stacked.step import StackedStep
 
-#: of a weight there are, beside itself, its gradient, an optimizer's two numbers, the best one so far and a copy for the disk
+#: per weight: itself, its gradient, an optimizer's two numbers, the best one so far and a copy for the disk
 NUMBERS_A_WEIGHT = 6
 #: of the free memory, what the members' weights may take, and what their activations may
 FOR_WEIGHTS, FOR_ACTIVATIONS = 0.4, 0.3
 #: twice as many are tried as long as a member's time falls to this part of it
 GAIN = 0.97
-#: of a member's time by its own model, what it has to take at most among others: alone it is to the bit what its own run is
+#: the largest part of a member's time on its own that is worth computing together, as results are not bitwise identical then
 WORTH = 0.85
 MOST_SECONDS = 2.0
 #: seconds of a member's step in which nothing is left to gain: its kernels are long enough to fill the device
@@ -37,9 +37,9 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def most_members(parts: Parts, *, read_bytes: int) -> int:
-    """How many members the device has room for; 2**31 where nobody can tell.
+    """How many members the device has room for; 2**31 if that is unknown.
 
-    read_bytes: that the next one's data takes until it lies with that of the others.
+    read_bytes: The size of the next member's data before they are shared.
     """
     free = free_bytes(parts.device)
     weights = sum(value.nbytes for value in parts.model.state_dict().values())
@@ -51,7 +51,7 @@ def most_members(parts: Parts, *, read_bytes: int) -> int:
 
 
 @dataclass(frozen=True)
-class Size:
+class GroupSize:
     """How many members compute together, why, and the seconds of a member's step, then and by its own model; with what, where
     they do so compiled."""
 
@@ -75,7 +75,7 @@ def _without_cudnn_trials() -> Iterator[None]:
 @_without_cudnn_trials()
 def choose_size(
     step: StackedStep, batches: Sequence[Any], *, drawn: Callable[[], list[Tensor]], worth: float = WORTH
-) -> Size:
+) -> GroupSize:
     """Choose how many members compute together: one, unless a larger number clearly takes less time per member.
 
     It times forward and backward of one member by its own model, then of 2, 4, 8, ... members, until more members gain
@@ -111,10 +111,10 @@ def choose_size(
             break
         gains = size < 8 or times[size] < GAIN * times[before]
         is_enough = not gains or times[1] > LONG_STEP or time.monotonic() - began > MOST_SECONDS
-        if size >= most or (is_enough and size > 1):  # one alone tells nothing of whether two can be together
+        if size >= most or (is_enough and size > 1):  # a single one doesn't show whether two can compute together
             break
         before, num_pieces = size, -(-whole // min(2 * size, most))
-        size = -(-whole // num_pieces)  # that are together in the first of so many pieces: 12 of 23, and not 16
+        size = -(-whole // num_pieces)  # of the first piece: 12 of 23, not 16
         if size == before:  # the memory has room for more, and not for all of a piece less
             break
     best = min(times, key=lambda each: times[each])
@@ -122,7 +122,7 @@ def choose_size(
         best = 1
     told = ", ".join(f"{1e6 * seconds:,.0f} us with {size}" for size, seconds in times.items())
     words = f"{best} of {whole} jobs compute together (a step of each: {told}{room})"
-    return Size(best, words, times[best], times[1])
+    return GroupSize(best, words, times[best], times[1])
 
 
 def _synchronize(step: StackedStep) -> None:

@@ -1,6 +1,6 @@
 """Keeps the weights of several models of one shape in one tensor for each name, (M, ...): each model's own are views of them.
 
-So a step over all of them changes each, and whatever knows one model alone (its checkpoint, its evaluation) goes on as ever.
+So a step over all of them changes each, and what uses one model (its checkpoint, its evaluation) needs no change.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from torch.func import functional_call, vmap
 from runner.tasks.task import Task
 from runner.training.parts import Parts
 
-TASK = "task"  # what Whole calls it
+TASK = "task"  # what ModelAndTask calls it
 
 
 class CannotStackError(Exception):
-    """Why trainings can't take their steps together, in words that go on a line."""
+    """Why jobs can't be trained together, as a text for one line."""
 
 
-class Whole(nn.Module):
+class ModelAndTask(nn.Module):
     """A model and its task as one module, so that the buffers of both have names."""
 
     def __init__(self, model: nn.Module, task: Task) -> None:
@@ -35,17 +35,21 @@ class Whole(nn.Module):
         return self.task(self.model, batch)
 
 
-class Stack:
+class ModelStack:
     """The stacked weights and buffers of some members, and their forward pass.
 
-    parameters, buffers: by name, (M, ...); what trains asks for gradients. One copy of the weights is made.
-    numbers: a module's floats, and the task's, that are not the same in all of them (a rate of dropout, say), by name, one a member;
-    and those that are asked for, which were not the same among more members.
-    Raises: CannotStackError for models of different shapes.
+    parameters, buffers: By name, (M, ...). The weights are copied once.
+
+    Args:
+        numbers: Names of floats that differed among more members. Floats of modules and tasks that differ among these members,
+            e.g., a dropout rate, are found.
+
+    Raises:
+        CannotStackError: For models of different shapes.
     """
 
     def __init__(self, members: Sequence[Parts], *, numbers: Sequence[str] = ()) -> None:
-        self.wholes = [Whole(parts.model, parts.task) for parts in members]
+        self.wholes = [ModelAndTask(parts.model, parts.task) for parts in members]
         self.parameters = _stacked([dict(whole.named_parameters()) for whole in self.wholes])
         self.buffers = _stacked([dict(whole.named_buffers()) for whole in self.wholes])
         self.numbers = _numbers(self.wholes, numbers)
@@ -58,7 +62,7 @@ class Stack:
     def forward(self, weights: Weights, batch: Any) -> Mapping[str, Tensor]:
         """The task's values of some members with these weights, (m,) each. batch: its tensors are (m, B, ...).
 
-        Raises: what the model raises with one more dimension; random operations that nobody made a member's own do.
+        Raises what the model raises with one more dimension; so do random operations that functions.py doesn't replace.
         """
         whole = self.wholes[0]
 
@@ -81,7 +85,7 @@ class Stack:
             return values
 
     def weights(self, members: slice) -> Weights:
-        """Of some members: those of all are the stack's own, others are leaves of their own on the same memory."""
+        """The weights of some members: the stack's tensors for all members, else leaves that share their memory."""
         each = {name: values[members] for name, values in self.numbers.items()}
         numbers = {name: value[members] for name, value in self._on_device.items()}
         if members == slice(0, len(self)):
@@ -128,10 +132,10 @@ def _as_laid_out(tensors: Sequence[Tensor]) -> Tensor:
     return together
 
 
-def _numbers(wholes: Sequence[Whole], also: Sequence[str]) -> dict[str, list[float]]:
+def _numbers(wholes: Sequence[ModelAndTask], also: Sequence[str]) -> dict[str, list[float]]:
     """The floats of their modules and tasks that are not the same in all, by the module's name and their own.
 
-    A whole number beside floats is one: 0 of 0, 0.1. Those that are whole in all count something, layers say.
+    An integer among floats is one of them (0 and 0.1). Numbers that are integers in all members count something, e.g., layers.
     """
     found = {}
     for path in (*dict(wholes[0].named_modules()), TASK):
@@ -151,7 +155,7 @@ def _as_number(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def _attributes(whole: Whole, path: str) -> dict[str, Any]:
+def _attributes(whole: ModelAndTask, path: str) -> dict[str, Any]:
     try:
         found = whole.task if path == TASK else whole.get_submodule(path)
     except AttributeError:
@@ -160,7 +164,7 @@ def _attributes(whole: Whole, path: str) -> dict[str, Any]:
 
 
 @contextmanager
-def _with_numbers(whole: Whole, numbers: Mapping[str, Tensor]) -> Iterator[None]:
+def _with_numbers(whole: ModelAndTask, numbers: Mapping[str, Tensor]) -> Iterator[None]:
     own = {name: _attributes(whole, name.rpartition(".")[0]) for name in numbers}
     before = {name: own[name][name.rpartition(".")[2]] for name in numbers}
     for name, number in numbers.items():

@@ -21,8 +21,9 @@ from runner.device.torch_private import foreach_copy_
 from runner.training.parts import Parts
 from runner.training.stacked.compiled import Compiled, Function
 from runner.training.stacked.functions import MembersFunctions, OneMembersFunctions
-from runner.training.stacked.stack import Stack, Weights
+from runner.training.stacked.stack import ModelStack, Weights
 from runner.training.stacked.update import Lane, clip
+from runner.training.step.train_step import mean_over
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class StackedStep:
 
     def __init__(
         self,
-        stack: Stack,
+        stack: ModelStack,
         members: Sequence[Members],
         *,
         num_pieces: int,
@@ -67,8 +68,7 @@ class StackedStep:
 
     @contextmanager
     def drawing(self, states: Sequence[dict[str, Any]]) -> Iterator[Callable[[], list[Tensor]]]:
-        """While it lasts, each member draws on from its own generator's state, which is brought up to date in the end.
-        Gives what tells where they stand."""
+        """Draw from each member's generator in the block, and update `states` afterwards. Yields a function that reads them."""
         key = "cpu" if self.device.type == "cpu" else "device"
         self._generators = [torch.Generator(self.device) for _ in states]
         for generator, state in zip(self._generators, states, strict=True):
@@ -93,7 +93,7 @@ class StackedStep:
             schedule.after_step()
 
     def follow(self) -> None:
-        """Brings what each member has of its own, beside its weights, to where the stack is."""
+        """Update each member's state besides its weights."""
         for lane in self.lanes:
             lane.follow()
 
@@ -104,19 +104,17 @@ class StackedStep:
         return self.compiled.num_together if self.compiled else size
 
     def divide(self, num_pieces: int) -> None:
-        """Has the members go through forward and backward in so many parts from now on; in as many as there are members,
-        each by its own model, unless it is compiled."""
+        """Set the number of parts in which members compute forward and backward; with one each, a member uses its own model."""
         self.num_pieces = num_pieces
         size = -(-len(self.stack) // num_pieces)
         if self.compiled:
             self.compiled.fit_to(size)
         self._pieces = [slice(at, min(at + size, len(self.stack))) for at in range(0, len(self.stack), size)]
         self._weights = [self.stack.weights(piece) for piece in self._pieces] if size > 1 or self.compiled else []
-        self._needs_functions = self._draws_faster = True  # as far as anybody knows
+        self._needs_functions = self._draws_faster = True  # until a step shows otherwise
 
     def forward_backward(self, batches: Sequence[Any]) -> Mapping[str, Tensor]:
-        """Values (M,) of all members, in their pieces; in more of them where the memory ends. Each one's own parameters have
-        its gradients."""
+        """Values (M,) of all members; sets their parameters' gradients. Uses more pieces if memory runs out."""
         while (values := self._attempt(batches)) is None:
             pass
         return values
@@ -139,7 +137,7 @@ class StackedStep:
                     parameter.grad = part
 
     def of_first(self, batches: Sequence[Any]) -> None:
-        """Forward and backward of the first piece alone; undo() then."""
+        """Forward and backward of the first piece only; call undo() afterwards."""
         if self._weights:
             self._of_some(batches, self._pieces[0], self._weights[0])
         else:
@@ -195,7 +193,7 @@ class StackedStep:
             rows = [_num_rows(batch) for batch in batches]
             return [count / sum(rows) for count in rows]
         each = []
-        for number, task in enumerate(tasks, start=members.start):  # by its own attributes, as padding of its own
+        for number, task in enumerate(tasks, start=members.start):  # attributes may differ, e.g., padding
             own = partial(_row, number=number)
             each.append(torch.stack([task.num_counted(map_tensors(batch, own)) for batch in batches]))
         counted = torch.stack(each, dim=1)  # (batches, m)
@@ -247,12 +245,7 @@ def _accumulated(
 ) -> Mapping[str, Tensor]:
     if len(batches) == 1:
         return forward_backward(batches[0], None)
-    means: dict[str, Tensor] = {}
-    for batch, share in zip(batches, shares, strict=True):
-        for name, value in forward_backward(batch, share).items():
-            part = value * share
-            means[name] = means[name] + part if name in means else part
-    return means
+    return mean_over(zip(batches, shares, strict=True), forward_backward)
 
 
 def _backward(values: Mapping[str, Tensor], share: Any) -> Mapping[str, Tensor]:
@@ -276,7 +269,7 @@ def _keep_gradients(
             parameter.grad.add_(gradient)
         elif gradient.stride() == parameter.stride():
             parameter.grad = gradient
-        else:  # as autograd has it: fused kernels take the one's memory to lie as the other's does
+        else:  # as in autograd: fused kernels expect the same strides
             parameter.grad = torch.empty_like(parameter).copy_(gradient)
     return values
 

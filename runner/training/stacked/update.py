@@ -1,4 +1,4 @@
-"""Takes the optimizers' steps of members: of those with the same settings by the kernels of one, over each one's own tensors."""
+"""Takes the members' optimizer steps: one optimizer for all members with the same settings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from runner.training.parts import Parts
 from runner.training.stacked.stack import CannotStackError
 from runner.training.step.fused_update import make_update
 
-#: optimizers that look at each tensor by itself, so that those of several models are but more of them
+#: optimizers that treat each tensor separately
 BY_TENSOR = (
     optim.SGD,
     optim.Adam,
@@ -42,12 +42,11 @@ def check_optimizer(optimizer: Optimizer) -> None:
 class Lane:
     """Members with the same settings: one optimizer takes the steps of all their tensors, with the first one's rates.
 
-    Each tensor is one of its own there, as in a run alone, and not a part of a larger one: a kernel rounds the last few of
-    a tensor's numbers otherwise than those before, and what a run comes to would hang on how many are beside it.
+    Tensors are separate, as in a single run. In one large tensor a kernel would round the last few numbers differently, and
+    results would depend on the number of members. The members keep their optimizers' states.
     """
 
     def __init__(self, members: Sequence[Parts]) -> None:
-        """Their optimizers' states, if any, are gone on with, and stay theirs."""
         self._members = members
         self.parameters = [_parameters(parts) for parts in members]
         leader = members[0].optimizer
@@ -72,8 +71,7 @@ class Lane:
                 parts.average.update()
 
     def follow(self) -> None:
-        """The other members' rates and schedules, and all their optimizers' states, where the leader's are. Costs some
-        microseconds a member: for whoever looks at one alone, and not for each step."""
+        """Update the members' rates, schedules and optimizer states. Not needed in each step."""
         leader = self._members[0]
         for other in self._members[1:]:
             for theirs, group in zip(other.optimizer.param_groups, leader.optimizer.param_groups, strict=True):
@@ -86,7 +84,7 @@ class Lane:
 
 
 def clip(lanes: Sequence[Lane], largest: Sequence[float | None]) -> Tensor | None:
-    """Scales each member's gradients to a norm of `largest`, one a lane, at most, as torch's clip_grad_norm_ does, to the bit.
+    """Clip each member's gradients to the norm `largest` of its lane, bitwise identical to torch's clip_grad_norm_.
     Returns the norms before, (M,)."""
     given = [most for most in largest if most is not None]
     if len(given) < len(lanes):

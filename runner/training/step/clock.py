@@ -1,7 +1,7 @@
-"""Clocks some steps of a training, spread over it, part by part: of these it is said where the time went.
+"""Times some steps of a training, part by part, for the report where the time went.
 
-choose.py has the steps go through ClockedEpochs, and fit.py asks StepClock at the end. A step that is not clocked pays one
-comparison of integers; nothing here waits for the device.
+choose.py wraps the steps in ClockedEpochs, and fit.py reads StepClock at the end. Other steps cost one comparison of
+integers. Nothing waits for the device.
 """
 
 from __future__ import annotations
@@ -25,24 +25,28 @@ from runner.training.stopping import Limits
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: steps at the beginning that are clocked as a whole: they compile, find memory, fill caches
+#: first steps, which compile, allocate and fill caches
 WARM_STEPS = 10
-#: that keep clear of any period that steps have, such as the copies of metrics
+#: intervals by the golden ratio avoid any period of the steps, e.g., the copies of metrics
 GOLDEN = 0.6180339887
 #: see StepClock
 DOUBLED, MOST_TIMES = 8, 64
-#: steps for each whose kernels are clocked alone, behind a pause of the device: that costs a step
+#: steps per pause of the device, which costs a step and lets kernels be timed without gaps
 STEPS_A_PAUSE, MOST_PAUSES = 1_000, 10
-#: forward, backward and update, or step where that is one call
+#: forward, backward and update; or step, if that is one call
 PARTS = (DATA, FORWARD, BACKWARD, UPDATE, STEP, METRICS) = ("data", "forward", "backward", "update", "step", "metrics")
 
 
 @dataclass(frozen=True)
 class StepTimes:
-    """What the steps of a training took, all of them.
+    """The time of all steps of a training.
 
-    warm_seconds: of the first ones beyond what others take. parts: the host's seconds, by PARTS. device_seconds: of the
-    kernels, where the device has clocks (None: it has none). batch_bytes: of the first batch that was clocked.
+    Attributes:
+        warm_seconds: The first steps' time beyond that of others.
+        parts: The host's seconds, by PARTS.
+        device_seconds: The kernels' time; None if the device has no clock.
+        batch_bytes: Of the first batch that was timed.
+        is_shared: By jobs that are trained together.
     """
 
     num_steps: int
@@ -51,49 +55,52 @@ class StepTimes:
     parts: dict[str, float]
     device_seconds: float | None = None
     batch_bytes: int | None = None
-    is_shared: bool = False  # by trainings that take their steps together
+    is_shared: bool = False
 
 
 @dataclass
-class _Clocked:
-    num_words: int = 0
+class _TimedSteps:
+    num_groups: int = 0
     num_steps: int = 0
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
 
 class StepClock:
-    """Says which step is clocked next, and keeps what those before took: the first ones of epochs apart from the others."""
+    """Chooses the steps to time and adds up their time; the first steps of epochs separately.
+
+    Args:
+        num: The number of steps to time, of those after `first`.
+    """
 
     def __init__(self, num: int, *, first: int, limits: Limits, device: torch.device) -> None:
-        """num: steps to clock, of those after `first`."""
         num_steps = max(0, limits.num_steps - first)
         self.due = first
         self.warm_until = first + min(WARM_STEPS, num_steps // 4)
         self._num, self._stride = num, max(1.0, num_steps / num)
-        # where nobody knows how many there will be, close together first: each DOUBLED clocked ones twice as far apart
+        # if the number of steps is unknown, at short intervals first, which double after every DOUBLED timed steps
         is_open = limits.max_seconds is not None or limits.patience is not None
         self._apart = max(1.0, self._stride / MOST_TIMES) if is_open else self._stride
         self._number = self._epochs = self._warm_epochs = 0
         self._first, self._warm_seconds = first, 0.0
-        self._openings, self._others = _Clocked(), _Clocked()
+        self._openings, self._others = _TimedSteps(), _TimedSteps()
         self._name, self._since = DATA, 0.0
         self._now: defaultdict[str, float] = defaultdict(float)
         self._batch_bytes: int | None = None
         self._events = _Events(device, min(MOST_PAUSES, num_steps // STEPS_A_PAUSE))
 
-    def opens(self) -> bool:
-        """Called as an epoch begins: whether its first word is clocked; of many epochs some are."""
+    def times_opening(self) -> bool:
+        """Called at the start of an epoch: whether its first group of steps is timed. Of many epochs some are."""
         self._epochs += 1
-        return self._openings.num_words * 2 < self._num or self._epochs & (self._epochs - 1) == 0
+        return self._openings.num_groups * 2 < self._num or self._epochs & (self._epochs - 1) == 0
 
     def begin(self) -> None:
-        """What comes is the data's, until a part begins."""
+        """Start a group of steps. Its time counts as data until a part begins."""
         self._name, self._now = DATA, defaultdict(float)
         self._events.begin()
         self._since = time.perf_counter()
 
     def part(self, name: str, call: Callable[P, T]) -> Callable[P, T]:
-        """`call`, whose time is this part's, but for that of parts in it."""
+        """Count the time of `call` as a part, without that of parts inside."""
 
         def clocked(*args: P.args, **kwargs: P.kwargs) -> T:
             outer = self._name
@@ -110,7 +117,7 @@ class StepClock:
         return clocked
 
     def with_batch_size(self, step: Step) -> Step:
-        """Return a step that notes how many bytes its first batch has."""
+        """Note the size of the first batch."""
 
         def take(batches: Sequence[Any]) -> Mapping[str, Tensor]:
             if self._batch_bytes is None:
@@ -120,7 +127,7 @@ class StepClock:
         return take
 
     def end(self, step: int, num_steps: int, *, is_first: bool) -> None:
-        """A word is over, after which the training is at `step`. is_first: of its epoch."""
+        """End a group of steps, the last of which is `step`. is_first: of its epoch."""
         began = step - num_steps
         if began < self.warm_until or began == self._first:
             self._warm_seconds += time.perf_counter() - self._since + sum(self._now.values())
@@ -130,7 +137,7 @@ class StepClock:
         self._lap(self._name)
         self._events.end(num_steps)
         found = self._openings if is_first else self._others
-        found.num_words += 1
+        found.num_groups += 1
         found.num_steps += num_steps
         for name, seconds in self._now.items():
             found.seconds[name] += seconds
@@ -142,13 +149,13 @@ class StepClock:
         self.due = step + max(1, int(self._apart * (0.5 + self._number * GOLDEN % 1)))
 
     def times(self, seconds: float, num_steps: int) -> StepTimes:
-        """Of all steps, which took so long together."""
+        """Extrapolate to all steps, which took `seconds`."""
         openings, others = self._openings, self._others
         num_warm = self.warm_until - self._first
         num_usual = max(0, num_steps - num_warm)
-        num_openings = self._epochs - self._warm_epochs if openings.num_words and others.num_words else 0
-        each_opening = num_openings / max(1, openings.num_words)  # so many stand behind one that was clocked
-        rest = others if others.num_words else openings
+        num_openings = self._epochs - self._warm_epochs if openings.num_groups and others.num_groups else 0
+        each_opening = num_openings / max(1, openings.num_groups)  # per one that was timed
+        rest = others if others.num_groups else openings
         each_step = max(0.0, num_usual - each_opening * openings.num_steps) / max(1, rest.num_steps)
         totals = {name: each_opening * openings.seconds[name] + each_step * rest.seconds[name] for name in PARTS}
         known = sum(totals.values())
@@ -172,10 +179,9 @@ class StepClock:
 
 
 class _Events:
-    """The device's own clock around clocked steps, of a device that has one; nothing elsewhere.
+    """Times steps by the device's clock, if it has one.
 
-    Behind a pause of the device, in which the host queues the step, kernels follow each other without a gap: what they
-    take is theirs alone. Where no step is worth a pause, gaps count too.
+    During a pause of the device the host queues the step, so its kernels run without gaps. Without pauses gaps count, too.
     """
 
     def __init__(self, device: torch.device, num_pauses: int) -> None:
@@ -189,7 +195,7 @@ class _Events:
         self._begun = None
 
     def pause(self, now: float) -> None:
-        """The data is there, and the step is about to be queued. Called once a word, or for each part of one."""
+        """Called when the data are ready, before the step is queued."""
         if not self._has_clock or self._begun is not None:
             return
         self._is_paused = self._pauses_left > 0 and self._step_seconds > 0
@@ -204,8 +210,7 @@ class _Events:
             self._found.append((self._begun, streams.time_event(self._device), num_steps, self._is_paused))
 
     def seconds_a_step(self) -> float | None:
-        """Reads the events; None where the device can't say: they are not over, or an error of CUDA's keeps all of its calls
-        from working (asked at the end of a training that failed)."""
+        """Seconds per step; None if the events are not over, or after a CUDA error."""
         paused = [found for found in self._found if found[3]] or self._found
         if not paused:
             return None
@@ -217,31 +222,35 @@ class _Events:
 
 
 class ClockedEpochs:
-    """Epochs as they are, of which some steps are clocked; see loop.Epochs."""
+    """Times some of the steps; see loop.Epochs.
+
+    Args:
+        one_by_one: Takes the steps, except those that `epochs` takes at once.
+        clocked: Its step, in parts of `clock`.
+    """
 
     def __init__(
         self, epochs: Epochs, clock: StepClock, *, progress: Progress, one_by_one: EagerSteps, clocked: Step
     ) -> None:
-        """one_by_one: takes the steps, but those that `epochs` takes at once. clocked: its step, in parts of `clock`."""
         self._epochs, self._clock, self._progress = epochs, clock, progress
         self._one_by_one, self._clocked = one_by_one, clocked
         self._next: Callable[..., int | None] = next if epochs is one_by_one else clock.part(STEP, next)
 
     def epoch(self, number: int, *, first_step: int = 0) -> Iterator[int]:
-        words, progress, clock = self._epochs.epoch(number, first_step=first_step), self._progress, self._clock
-        taken = self._take(words, is_first=True) if clock.opens() else next(words, None)
+        groups, progress, clock = self._epochs.epoch(number, first_step=first_step), self._progress, self._clock
+        taken = self._take(groups, is_first=True) if clock.times_opening() else next(groups, None)
         while taken is not None:
             yield taken
-            taken = next(words, None) if progress.step < clock.due else self._take(words)
+            taken = next(groups, None) if progress.step < clock.due else self._take(groups)
 
-    def _take(self, words: Iterator[int], *, is_first: bool = False) -> int | None:
+    def _take(self, groups: Iterator[int], *, is_first: bool = False) -> int | None:
         clock, one_by_one, step = self._clock, self._one_by_one, self._progress.step
         usual = one_by_one.step
         if step >= clock.warm_until:
             one_by_one.step = self._clocked
         clock.begin()
         try:
-            taken = self._next(words, None)
+            taken = self._next(groups, None)
         finally:
             one_by_one.step = usual
         if taken is not None:

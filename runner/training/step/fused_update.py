@@ -1,6 +1,6 @@
-"""Takes an optimizer's steps without the Python that its own step() repeats (make_update), or so that they can be compiled.
+"""Takes an optimizer's steps with less Python than its step() (make_update), or so that they can be compiled (FixedUpdate).
 
-The step (train_step.py, stacked/update.py) calls the first; FixedUpdate is for compiled.py and on_device.py.
+train_step.py and stacked/update.py call the first; compiled.py and on_device.py the second.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from runner.device.torch_private import foreach_add_, fused_adam_, fused_adamw_,
 from runner.training.muon import Muon, matrix_steps
 
 Update = Callable[[], None]
-#: settings of a group, beside the rate, that schedules are known to move
+#: settings of a group that schedules change, besides the rate
 NUMBERS = {"betas", "momentum", "weight_decay"}
 
 
 def make_update(optimizer: Optimizer, *, joins_counts: bool = False) -> Update:
-    """update(): the optimizer's step() and zero_grad(), to the bit; nothing in it waits for the device.
+    """Make a function that does the same as step() and zero_grad(), bitwise identical, without waiting for the device.
 
-    Fused Adam, AdamW and SGD spend more of a small step on looking up what never changes than in their kernel: 264 us a
-    step of an MLP 64-128-10 with their own step(), 210 us with the kernel called on lists made once (CPU, 2026-11). The
-    settings of a group (lr, betas, ...) are read each time, as schedules change them. Whatever is out of the ordinary
-    (another optimizer, hooks, parameters of several types, a gradient that comes and goes) takes the optimizer's own way.
-    joins_counts: has the counts of steps lie in one tensor, which one operation moves (2.4 us a tensor else), for an optimizer
-    of many tensors whose step is never compiled.
+    Fused Adam, AdamW, SGD and Muon call their kernel on lists that are made once, with a group's current settings. Other
+    optimizers, optimizers with hooks, and parameters of several types use step(), as does a step in which a parameter has
+    its first gradient.
+
+    Args:
+        joins_counts: Keep the counts of steps in one tensor, for an optimizer of many tensors that is never compiled.
     """
     kernels: list[_Kernel] | None = None
     has_state = False
@@ -46,15 +46,15 @@ def make_update(optimizer: Optimizer, *, joins_counts: bool = False) -> Update:
 
     def update() -> None:
         nonlocal kernels, has_state
-        # not right after the first step: a guard that watches it has hooks of its own
+        # not before the second step: a guard that watches the first has hooks
         if kernels is None and has_state:
             kernels = _kernels(optimizer)
             if joins_counts:
                 kernels = [_with_joined_counts(kernel, optimizer) for kernel in kernels]
-        if not kernels or any(kernel.has_newcomers() for kernel in kernels):
+        if not kernels or any(kernel.is_incomplete() for kernel in kernels):
             optimizer.step()
             has_state = True
-            if kernels:  # made anew, with the newcomers, next time
+            if kernels:  # made again at the next step, with all parameters
                 kernels = None
         else:
             with torch.no_grad():
@@ -67,42 +67,33 @@ def make_update(optimizer: Optimizer, *, joins_counts: bool = False) -> Update:
 
 
 class CannotTraceError(Exception):
-    """A step that can't be compiled, or captured, whole. fix: what could be."""
+    """A step that can't be compiled or captured as a whole."""
 
     def __init__(self, problem: str, fix: str = "") -> None:
         super().__init__(problem)
         self.fix = fix
 
 
-@dataclass(frozen=True)
-class Scaled:
-    """What a GradScaler hands on with an optimizer's gradients, tensors of the device."""
-
-    grad_scale: Tensor | None  # by which they are too big; None where they have been divided by it
-    found_inf: Tensor  # 1.0 where one of them is not finite: the step is left out
-
-
 class FixedUpdate:
-    """An optimizer's step in which nothing but tensors changes from step to step: to be compiled, or captured once.
+    """An optimizer's step in which only tensors change, to be compiled or captured: Adam's, AdamW's, SGD's and Muon's.
 
-    Adam's, AdamW's, SGD's and Muon's. The numbers of a step, (G, K) a row for each group, are a tensor: the rate, and of Adam's
-    formula on a CPU what it makes of the rate and of the count of steps, since a compiler would have each 8 weights of
-    a loop take two powers for that (44 us of a step in the place of 9, of 9,610 weights, torch 2.13).
+    Created after the optimizer's first step, when its state exists. `numbers` (G, K) has a row for each group: the rate, and
+    for Adam's formula on a CPU the corrected rate and the bias correction, which compiled code would compute per weight.
+    A GradScaler treats it as an optimizer with a fused kernel (_step_supports_amp_scaling).
 
-    A GradScaler takes it for an optimizer with a fused kernel (_step_supports_amp_scaling), which gets its scale and what it
-    found as tensors.
+    Args:
+        as_formula: Written in operations that a compiler can fuse with others; else by the fused kernels.
+
+    Raises:
+        CannotTraceError: For other optimizers, and unusual settings.
     """
 
     _step_supports_amp_scaling = True
-    grad_scale: Tensor | None  # set by a GradScaler, for its step
+    # set by a GradScaler for its step: the gradients' scale (None: they were divided by it), and 1.0 to skip the step
+    grad_scale: Tensor | None
     found_inf: Tensor
 
     def __init__(self, optimizer: Optimizer, *, as_formula: bool) -> None:
-        """After the optimizer's first step, when its state is there.
-
-        as_formula: written out in operations that a compiler can fuse with those before them; else by the fused kernels.
-        Raises: CannotTraceError for another optimizer, or one with settings out of the ordinary.
-        """
         self._optimizer, self._as_formula = optimizer, as_formula
         self._kernels = _kernels(optimizer)
         if not self._kernels:
@@ -111,39 +102,39 @@ class FixedUpdate:
         self._parameters = [parameter for kernel in self._kernels for parameter in kernel.parameters]
         device = self._parameters[0].device
         self._fixed = [{name: kernel.group[name] for name in NUMBERS & kernel.group.keys()} for kernel in self._kernels]
-        # a GPU's kernels read rates of 32 bits; the CPU's are those of the optimizer's own step, to the bit, with 64
+        # a GPU's kernels read rates of 32 bits; on the CPU 64 bits are identical to the optimizer's step
         dtype = torch.float64 if device.type == "cpu" else torch.float32
         self._set = self.now(1)
         self.numbers = torch.tensor(self._set, dtype=dtype, device=device)
 
     def set_numbers(self, since: int) -> None:
-        """Brings the numbers of a step to their tensor where they have changed, see now(); nothing waits."""
+        """Copy the numbers of a step to their tensor if they changed, see ahead(). Nothing waits."""
         numbers = self.now(since)
         if numbers != self._set:
             self._set = numbers
             self.numbers.copy_(sent(torch.tensor(numbers, dtype=self.numbers.dtype), self.numbers.device))
 
     def now(self, since: int) -> list[list[float]]:
-        """The numbers of the step that is the `since`th after this was made (1: the first), see ahead()."""
         return self.ahead(since, 1)[0]
 
     def ahead(self, since: int, num: int) -> list[list[list[float]]]:
-        """Those of `num` steps, that one and the next, with the rates as a schedule has left them.
+        """The numbers of `num` steps with the current rates. since: the first of them, counted from the creation (1).
 
-        Raises: CannotTraceError where it has moved anything else."""
+        Raises:
+            CannotTraceError: If a schedule changed another setting.
+        """
         for kernel, fixed in zip(self._kernels, self._fixed, strict=True):
             for name, value in fixed.items():
                 if kernel.group[name] != value:
                     problem = f"the schedule moves {name}, and that is a number in the optimizer's step"
-                    raise CannotTraceError(problem, "a schedule of rates alone (cycle_momentum=false)")
+                    raise CannotTraceError(problem, "a schedule that changes only rates (cycle_momentum=false)")
         if self._as_formula:
             return [list(step) for step in zip(*(kernel.numbers(since, num) for kernel in self._kernels), strict=True)]
         return [[[float(kernel.group["lr"])] for kernel in self._kernels]] * num
 
     @contextmanager
     def settings_as_fixed(self) -> Iterator[None]:
-        """Has the groups what they had when this was made, where a schedule has moved it since: a step that was compiled
-        with one value of weight_decay is compiled anew with another."""
+        """Use the groups' original settings in the block, which compiled code contains."""
         pairs = [(kernel.group, fixed) for kernel, fixed in zip(self._kernels, self._fixed, strict=True)]
         moved = [{name: group[name] for name in fixed} for group, fixed in pairs]
         for group, fixed in pairs:
@@ -156,18 +147,18 @@ class FixedUpdate:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """Whose gradients a GradScaler divides."""
+        """A GradScaler divides their gradients."""
         return self._optimizer.param_groups
 
     def step(self) -> None:
-        """The step as a GradScaler asks for it."""
-        self.update(Scaled(self.grad_scale, self.found_inf))
+        """Called by a GradScaler."""
+        self.update(self)
 
-    def update(self, scaled: Scaled | None = None) -> None:
-        """The step, and no gradients any more. What is compiled or captured looks once at what has a gradient."""
+    def update(self, scaled: FixedUpdate | None = None) -> None:
+        """Take the step and clear the gradients. Which parameters have one is compiled in."""
         with torch.no_grad():
             for kernel, numbers in zip(self._kernels, self.numbers.unbind(), strict=True):
-                if kernel.has_newcomers():
+                if kernel.is_incomplete():
                     problem = "a parameter has its first gradient after the first step"
                     raise CannotTraceError(problem, "a model that uses all its parameters in each step")
                 if self._as_formula:
@@ -182,16 +173,15 @@ class FixedUpdate:
 class _Kernel:
     group: dict[str, Any]
     parameters: list[Tensor]
-    others: list[Tensor]  # of the group, without a state: they never had a gradient
+    others: list[Tensor]  # without a state: they never had a gradient
     states: Mapping[str, list[Tensor]]
-    fused: Callable[[_Kernel, float | Tensor, Any, Scaled | None], None]
+    fused: Callable[[_Kernel, float | Tensor, Any, FixedUpdate | None], None]
     formula: Callable[[_Kernel, Tensor, Any], None]
-    count: int | None  # of the steps that all parameters have taken, where their formula does not count itself
-    counts: Tensor | None = None  # of all parameters, which states["step"] are views of then
+    count: int | None  # steps of all parameters, if `numbers` depend on it
+    counts: Tensor | None = None  # one tensor, of which states["step"] are views
 
     def numbers(self, since: int, num: int) -> list[list[float]]:
-        """Of the formula, in `num` steps from the `since`th on: the rate; and, where count is known, the rate over one of
-        Adam's bias corrections, and the root of the other."""
+        """The rate, and if the count is known, Adam's corrected rate and the root of its other bias correction."""
         rate = float(self.group["lr"])
         if self.count is None:
             return [[rate, 0.0, 0.0]] * num
@@ -199,11 +189,11 @@ class _Kernel:
         taken = range(self.count + since, self.count + since + num)
         return [[rate, rate / (1 - beta1**count), math.sqrt(1 - beta2**count)] for count in taken]
 
-    def has_newcomers(self) -> bool:
-        """Whether a parameter has a gradient that never had one."""
+    def is_incomplete(self) -> bool:
+        """Whether a parameter has its first gradient."""
         return any(parameter.grad is not None for parameter in self.others)
 
-    def launch(self, rate: float | Tensor, scaled: Scaled | None = None) -> None:
+    def launch(self, rate: float | Tensor, scaled: FixedUpdate | None = None) -> None:
         kernel = self._of_gradients()
         kernel.fused(kernel, rate, [parameter.grad for parameter in kernel.parameters], scaled)
 
@@ -220,11 +210,11 @@ class _Kernel:
 
 
 def _fused_adam(
-    op: Callable[..., None], kernel: _Kernel, rate: float | Tensor, grads: Any, scaled: Scaled | None
+    op: Callable[..., None], kernel: _Kernel, rate: float | Tensor, grads: Any, scaled: FixedUpdate | None
 ) -> None:
     group, states = kernel.group, kernel.states
     counts = states["step"] if kernel.counts is None else [kernel.counts]
-    # a list: one tensor torch would take for a Python number, and read it (2.13)
+    # a list: torch would read a single tensor as a Python number (2.13)
     foreach_add_(counts, [1 - scaled.found_inf] * len(counts) if scaled else 1)
     op(
         kernel.parameters,
@@ -245,7 +235,7 @@ def _fused_adam(
     )
 
 
-def _fused_sgd(kernel: _Kernel, rate: float | Tensor, grads: Any, scaled: Scaled | None) -> None:
+def _fused_sgd(kernel: _Kernel, rate: float | Tensor, grads: Any, scaled: FixedUpdate | None) -> None:
     group = kernel.group
     fused_sgd_(
         kernel.parameters,
@@ -319,15 +309,14 @@ def _sgd_formula(kernel: _Kernel, numbers: Tensor, grads: Any) -> None:
     )
 
 
-def _matrices(kernel: _Kernel, rate: float | Tensor, grads: Any, scaled: Scaled | None = None) -> None:
-    """Muon's; compiled too, where the first of a step's numbers is the rate. Raises: CannotTraceError for gradients with a scale."""
+def _matrices(kernel: _Kernel, rate: float | Tensor, grads: Any, scaled: FixedUpdate | None = None) -> None:
     if scaled is not None:
-        raise CannotTraceError("Muon's step of a matrix knows no scale of gradients", "train.precision=bf16")
+        raise CannotTraceError("Muon's step of a matrix takes no scale of gradients", "train.precision=bf16")
     first = rate[0] if isinstance(rate, Tensor) and rate.dim() else rate
     matrix_steps(kernel.parameters, grads, kernel.states["momentum_buffer"], first, kernel.group)
 
 
-#: by optimizer: its kernel, its formula, and what it keeps for each parameter
+#: by optimizer: its kernel, its formula, and the state of each parameter
 KERNELS: dict[type[Optimizer], tuple[Callable[..., None], Callable[..., None], tuple[str, ...]]] = {
     Adam: (partial(_fused_adam, fused_adam_), partial(_adam_formula, adam), ("step", "exp_avg", "exp_avg_sq")),
     AdamW: (
@@ -341,7 +330,7 @@ KERNELS: dict[type[Optimizer], tuple[Callable[..., None], Callable[..., None], t
 
 
 def _kernels(optimizer: Optimizer) -> list[_Kernel]:
-    if type(optimizer) not in KERNELS or _is_listened_to(optimizer):
+    if type(optimizer) not in KERNELS or _has_hooks(optimizer):
         return []
     made = []
     for group in optimizer.param_groups:
@@ -368,20 +357,20 @@ def _with_joined_counts(kernel: _Kernel, optimizer: Optimizer) -> _Kernel:
 
 
 def _common_count(states: Mapping[str, Sequence[Tensor]]) -> int | None:
-    """Of steps that each parameter has taken, read from the CPU; None elsewhere, and where they are not as many."""
+    """The parameters' count of steps; None if it differs, or is on another device than the CPU."""
     counts = {float(step) if step.device.type == "cpu" else None for step in states.get("step", [])}
     count = counts.pop() if len(counts) == 1 else None
     return None if count is None else int(count)
 
 
 def _has(optimizer: Optimizer, parameter: Tensor, names: Sequence[str]) -> bool:
-    state = optimizer.state.get(parameter, {})  # asking by [] would make one
+    state = optimizer.state.get(parameter, {})  # [] would make one
     if not names:
         return parameter.requires_grad
     return all(isinstance(state.get(name), Tensor) for name in names)
 
 
-def _is_listened_to(optimizer: Optimizer) -> bool:
+def _has_hooks(optimizer: Optimizer) -> bool:
     return any(
         (
             optimizer._optimizer_step_pre_hooks,

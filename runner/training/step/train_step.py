@@ -118,11 +118,11 @@ def make_step(
 
     def accumulate(batches: Sequence[Any]) -> Mapping[str, Tensor]:
         if options.own_batches is not None:
-            return _mean_over(options.own_batches(batches), forward_backward)
+            return mean_over(options.own_batches(batches), forward_backward)
         if len(batches) == 1:
             values = forward_backward(batches[0], None).items()
             return {name: value.detach() if value.requires_grad else value for name, value in values}
-        return _mean_over(_shares(batches, num_counted), forward_backward)
+        return mean_over(_shares(batches, num_counted), forward_backward)
 
     compute_gradients: Step = accumulate
     if options.wrap_forward_backward:
@@ -189,9 +189,10 @@ def _shares(
     yield from zip(batches, shares.unbind(), strict=True)
 
 
-def _mean_over(
+def mean_over(
     parts: Iterable[tuple[Any, Any]], forward_backward: Callable[[Any, Any], Mapping[str, Tensor]]
 ) -> dict[str, Tensor]:
+    """The mean of the values of (batch, share) pairs."""
     means: dict[str, Tensor] = {}
     for batch, share in parts:
         found = forward_backward(batch, share)

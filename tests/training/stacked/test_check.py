@@ -14,8 +14,8 @@ from runner.tasks.language import Language
 from runner.training.schedule import Schedule
 from runner.training.stacked import check
 from runner.training.stacked.check import check_alike
-from runner.training.stacked.size import Size
-from runner.training.stacked.stack import CannotStackError, Stack
+from runner.training.stacked.size import GroupSize
+from runner.training.stacked.stack import CannotStackError, ModelStack
 
 MLP = ["model=mlp", "model.hidden_sizes=[8]"]
 seen = []
@@ -144,10 +144,10 @@ CANNOT = {
     WritesOutside: "it writes into a tensor in place that is one for all of them",
     Noisy: "it draws random numbers by other means than dropout",
     Alpha: "it draws random numbers by other means than dropout",
-    OfPython: "another than alone",
-    OfNumpy: "another than alone",
-    Counts: "another than alone",
-    OwnList: "another than alone",
+    OfPython: "not as in a single run",
+    OfNumpy: "not as in a single run",
+    Counts: "not as in a single run",
+    OwnList: "not as in a single run",
     DecidesByItsNumber: "what it does depends on values of tensors (if, while)",
     OtherShape: "their weights differ in shape",
 }
@@ -168,7 +168,7 @@ def members(folder, make=None, words=(), *, optimizer=torch.optim.Adam):
 def all_together(monkeypatch):
     """Also where one by one is as fast."""
     choose = check.choose_size
-    monkeypatch.setattr(check, "choose_size", lambda step, *rest, **more: choose(step, *rest, **more) and Size(len(step.stack), "", 0, 0))  # fmt: skip
+    monkeypatch.setattr(check, "choose_size", lambda step, *rest, **more: choose(step, *rest, **more) and GroupSize(len(step.stack), "", 0, 0))  # fmt: skip
 
 
 def test_choosing_a_size_keeps_the_allocators_cache(tmp_path, monkeypatch):
@@ -274,7 +274,9 @@ def with_settings(folder, smoothings, make):
 @pytest.mark.parametrize("smoothings", [(0.0, 0.3, 0.1), (0, 0.3, 0)])
 def test_the_numbers_of_a_task_that_is_no_module_are_each_members_own(tmp_path, make, smoothings):
     found = with_settings(tmp_path, smoothings, make)
-    assert Stack([member.parts for member in found]).numbers == {"task.label_smoothing": list(map(float, smoothings))}
+    assert ModelStack([member.parts for member in found]).numbers == {
+        "task.label_smoothing": list(map(float, smoothings))
+    }
     check_alike(found, is_asked=True)
     assert [member.parts.task.label_smoothing for member in found] == list(smoothings)
 
@@ -282,7 +284,7 @@ def test_the_numbers_of_a_task_that_is_no_module_are_each_members_own(tmp_path, 
 @pytest.mark.usefixtures("all_together")
 def test_one_of_each_setting_is_compared_with_a_run_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(check, "MOST_COMPARED", 1)
-    with pytest.raises(CannotStackError, match="another than alone"):
+    with pytest.raises(CannotStackError, match="not as in a single run"):
         check_alike(with_settings(tmp_path, (0.0, 0.3, 0.0), OfAList), is_asked=True)
     check_alike(with_settings(tmp_path, (0.3, 0.3, 0.3), OfAList), is_asked=True)
 
@@ -302,7 +304,7 @@ def test_two_are_tried_however_long_a_step_takes(tmp_path, monkeypatch):
 
 def test_of_more_than_the_memory_takes_fewer_compute_at_a_time(tmp_path, monkeypatch):
     """All are tried once, to be measured."""
-    forward, asked = Stack.forward, []
+    forward, asked = ModelStack.forward, []
 
     def limited(self, weights, batch):
         values = forward(self, weights, batch)
@@ -311,7 +313,7 @@ def test_of_more_than_the_memory_takes_fewer_compute_at_a_time(tmp_path, monkeyp
             raise torch.OutOfMemoryError("out of memory")
         return values
 
-    monkeypatch.setattr(Stack, "forward", limited)
+    monkeypatch.setattr(ModelStack, "forward", limited)
     for name in ("LONG_STEP", "MOST_SECONDS"):  # however slow the machine is
         monkeypatch.setattr(f"runner.training.stacked.size.{name}", float("inf"))
     assert check_alike(members(tmp_path), is_asked=True).num_together <= 2 and asked.count(3) == 1

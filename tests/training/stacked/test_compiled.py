@@ -11,7 +11,7 @@ from runner.device import torch_private
 from runner.training.stacked import compiled, fit
 from runner.training.stacked.check import check_alike
 from runner.training.stacked.compiled import Compiled, Function
-from runner.training.stacked.stack import Stack
+from runner.training.stacked.stack import ModelStack
 from runner.training.step.choose import how_to_compile
 
 with warnings.catch_warnings():  # torch's own use of torch.jit, at this import
@@ -27,7 +27,7 @@ SEEDS = [[f"seed={seed}"] for seed in range(4)]
 
 def to_compile(folder, words, each):
     runs, _ = built(folder, words, each)
-    numbers = Stack([run.parts for run in runs]).numbers
+    numbers = ModelStack([run.parts for run in runs]).numbers
     return Compiled(how_to_compile(runs[0].parts, is_alone=True), list(numbers))
 
 

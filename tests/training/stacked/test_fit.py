@@ -15,7 +15,7 @@ from runner.models import MLP as MLP_MODEL
 from runner.tasks.classification import Classification
 from runner.training.signals import Stop
 from runner.training.stacked import fit
-from runner.training.stacked.stack import Stack
+from runner.training.stacked.stack import ModelStack
 from runner.training.stopping import Limits, OwnStopCondition
 
 SEEDS = [[f"seed={seed}"] for seed in (3, 0, 7)]
@@ -307,7 +307,7 @@ def test_where_the_memory_ends_fewer_compute_at_a_time(tmp_path, monkeypatch, ca
     each = [[f"seed={seed}"] for seed in range(4)]
     words = [*MLP, "model.dropout=0.2"]
     wanted = trained_together(tmp_path / "wanted", words, each)
-    forward, asked = Stack.forward, []
+    forward, asked = ModelStack.forward, []
 
     def limited(self, weights, batch):
         values = forward(self, weights, batch)  # masks are drawn by then
@@ -316,7 +316,7 @@ def test_where_the_memory_ends_fewer_compute_at_a_time(tmp_path, monkeypatch, ca
             raise torch.OutOfMemoryError("out of memory")
         return values
 
-    monkeypatch.setattr(Stack, "forward", limited)
+    monkeypatch.setattr(ModelStack, "forward", limited)
     found = trained_together(tmp_path / "found", words, each)
     assert "out of memory: 2 of 4 members at a time now" in capsys.readouterr().out
     assert largest_difference(wanted, found)[0] <= 1e-6
