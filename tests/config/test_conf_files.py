@@ -38,7 +38,7 @@ TOLD = {
     ],
     "experiment=no_option": [("model: mlpp in the defaults of experiment/no_option", "model has no mlpp", "model: mlp")],
     "experiment=no_group": [("override modell in the defaults of experiment/no_group", "no modell", "--info defaults")],
-    "experiment=no_file": [("nothing: mlp in the defaults", "no nothing/ in conf/", "conf/nothing/mlp.yaml")],
+    "experiment=no_file": [("nothing: mlp in the defaults", "conf/ has no nothing/", "conf/nothing/mlp.yaml")],
     "experiment=no_package": [("conf/experiment/no_package.yaml", "without a package line", "# @package _global_")],
     "experiment=no_package_either": [("no_package_either.yaml", "without a package line", "# @package _global_")],
     "experiment=hydras": [("hydras.yaml, line 3", "no setting hydra.jobb", "--cfg hydra")],
