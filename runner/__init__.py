@@ -40,18 +40,21 @@ def run(
         RunnerError: The configuration has an error.
         KeyboardInterrupt: The run was interrupted, and has saved a checkpoint.
     """
-    from runner import cli  # heavy packages are loaded only when something runs
-    from runner.cli import notebook
+    from runner.cli import notebook  # heavy packages are loaded only when something runs
 
-    words = notebook.overrides_of(overrides, values)
-    return cli.run(words, config_name=config_name, folder=None if folder is None else Path(folder))
+    path = None if folder is None else Path(folder)
+    return notebook.run(overrides, values, config_name=config_name, folder=path)
 
 
 def history(run: Path | str, *, uri: str | None = None) -> pandas.DataFrame:
-    """All points of a run, which may be running: a row a step, a column a metric, NaN where a metric has no value at a step.
+    """Return all points of a run, which may be running: a row per step, a column per metric, NaN without a value.
 
-    run: a folder, `last`, or an id in MLflow. uri: of the store that has it, where its folder is elsewhere.
-    Raises: RunnerError where there is no such run.
+    Args:
+        run: A directory, `last`, or an MLflow run id.
+        uri: The store of a run that is not here.
+
+    Raises:
+        RunnerError: An unknown run.
     """
     from runner.runs import history as reading
     from runner.tracking import stores

@@ -159,6 +159,11 @@ def print_error(error: RunnerError) -> None:
     print("\n\n".join(blocks), file=sys.stderr)
 
 
+def leave_unread() -> None:
+    """Discard what is still printed, and what Python flushes at its end: the reader is gone."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 #: KEY=[...] and KEY={...} outside of quotes
 _PATTERN = re.compile(r"(?<![\w.+~'\"])[+~]*[\w.@/]+=(?:\[(?:[^][']|\[[^][']*\])*\]|\{(?:[^{}']|\{[^{}']*\})*\})")
 #: KEY=VALUE or --flag VALUE, without a placeholder such as FILE or ...

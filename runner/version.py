@@ -12,6 +12,8 @@ DISTRIBUTION = "torch-experiment-runner"
 #: the folder of this package, and the one in which a process that we start finds it
 HERE = Path(__file__).resolve().parent
 PACKAGES = HERE.parent
+#: the built-in configuration: in a wheel runner/conf, in a checkout next to runner/
+CONF = HERE / "conf" if (HERE / "conf").is_dir() else PACKAGES / "conf"
 
 #: on perf_counter's clock: of `python -m runner`, when its command began
 IMPORTED = time.perf_counter()

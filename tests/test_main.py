@@ -28,7 +28,7 @@ def test_ctrl_c_in_the_first_moments_is_no_traceback(monkeypatch, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("words", [[], ["devices", "--json"], ["--help"]])
+@pytest.mark.parametrize("words", [[], ["devices", "--json"]])
 def test_a_checkout_that_nobody_has_installed_says_what_is_missing(words, own_folder):
     """As a Python without packages sees it: -S knows of none."""
     command = [sys.executable, "-S", "-m", "runner", *words]

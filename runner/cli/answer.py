@@ -1,4 +1,4 @@
-"""Prints a command's answer, or its mistakes, for programs: with --json, all of stdout is one JSON document."""
+"""Prints the result of a command, or its errors, for programs: with --json, stdout is one JSON document."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from runner.distributed.environment import rank_here
 from runner.errors import MISTAKE, RunnerError, as_facts, finite, print_error, without_password
 
 FLAG = "--json"
-#: what has a command print a text, and do nothing
+#: what makes a command print a text, and do nothing else
 TEXTS = {"--help", "-h", "--version", "--hydra-help", "--cfg", "-c", "--info", "-i", "--shell-completion", "-sc"}
 _is_given = False
-_out: TextIO | None = None  # where answers go while a command runs that was asked for one
+_out: TextIO | None = None  # where the JSON goes while a command with --json runs
 
 
 @contextmanager
-def asked_for() -> Iterator[None]:
-    """What this process and those that it starts print for a person goes to stderr, and answers to stdout."""
+def as_json() -> Iterator[None]:
+    """What this process and those that it starts print goes to stderr, and the JSON to stdout."""
     global _out, _is_given
     stdout = sys.stdout
     stdout.flush()
@@ -35,26 +34,33 @@ def asked_for() -> Iterator[None]:
             _out = None
 
 
-def is_asked() -> bool:
-    """Whether a program reads, and no person."""
+def is_json() -> bool:
+    """Whether --json is set."""
     return _out is not None
 
 
+def is_later_rank() -> bool:
+    """Whether this is one of several processes of a run, and not the first one, which prints."""
+    from runner.distributed.environment import rank_here
+
+    place = rank_here(os.environ)
+    return place is not None and place.rank > 0
+
+
 def run(command: Callable[[list[str]], int], words: list[str]) -> int:
-    """A command whose stdout is a JSON document, also where it only prints a text (--help) or is stopped. Returns its exit code."""
-    with asked_for():
-        said = io.StringIO()
+    """Run a command whose stdout is a JSON document, also if it prints a text (--help) or is stopped."""
+    with as_json():
+        printed = io.StringIO()
         is_text = bool({word.partition("=")[0] for word in words} & TEXTS)
-        with redirect_stdout(said) if is_text else nullcontext():
+        with redirect_stdout(printed) if is_text else nullcontext():
             code = command(words)
-        place = rank_here(os.environ)
-        if not _is_given and not (place is not None and place.rank):  # of several processes the first one answers
-            give({"text": said.getvalue()} if is_text else {"exit_code": code})
+        if not _is_given and not is_later_rank():
+            give({"text": printed.getvalue()} if is_text else {"exit_code": code})
         return code
 
 
 def give(facts: Any) -> None:
-    """Writes the answer, once a command; NaN and inf are null. Nothing, where nobody asked for it."""
+    """Write the JSON, once per command; NaN and inf are null. Without --json, do nothing."""
     global _is_given
     if _out is not None:
         _is_given = True
@@ -71,13 +77,13 @@ def _masked(facts: Any) -> Any:
 
 
 def give_report(sweep: Path) -> None:
-    """What report.json in a sweep's folder holds, where one was written."""
+    """Write the contents of report.json in a sweep's directory, if there is one."""
     with suppress(FileNotFoundError):
         give({"folder": str(sweep), **json.loads((sweep / "report.json").read_text())})
 
 
 def report(error: RunnerError) -> int:
-    """Print the errors of the user on stderr, and give them as JSON. Returns their exit code."""
+    """Print the errors of the user on stderr, and write them as JSON. Returns their exit code."""
     print_error(error)
     give(as_facts(error))
     return MISTAKE
@@ -85,10 +91,10 @@ def report(error: RunnerError) -> int:
 
 @contextmanager
 def _inherited(stdout: TextIO) -> Iterator[TextIO]:
-    """Processes inherit the descriptor, not sys.stdout: theirs is stderr's, and a copy of the old one is given."""
+    """Point descriptor 1, which other processes inherit, to stderr, and yield a copy of the former one."""
     try:
         is_real = stdout.fileno() == 1
-    except (OSError, ValueError):  # somebody's buffer
+    except (OSError, ValueError):  # a buffer
         is_real = False
     if not is_real:
         yield stdout

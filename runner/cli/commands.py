@@ -1,6 +1,6 @@
-"""One function per command of table.py: takes the arguments and returns the exit code.
+"""The functions of the commands in table.py: each takes the arguments and returns the exit code.
 
-What a command works with is imported in its function: --help loads nothing.
+Each imports what it needs, so that a command does not wait for torch without a reason.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import os
 import shlex
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -19,9 +19,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from runner.cli import answer, unexpected
-from runner.cli.check_first import Start, check
 from runner.cli.table import MULTIRUN, Arguments
-from runner.cli.train import refuse_check, train, train_composed
+from runner.cli.train import Start, check, refuse_check, train, train_composed
 from runner.config import override_errors, validate
 from runner.config.compose import CONF, CheckedLoader, Compose, composed_with, composer
 from runner.config.identity import key_of
@@ -34,26 +33,26 @@ from runner.tracking import stores
 from runner.tracking.store_uri import sqlite_path
 
 #: overrides of a trace only: the steps are the same
-OF_TRACES = ("train.compile", "train.cuda_graph")
-PORT = 5000  # of MLflow's page, where nobody answers at it
+TRACE_KEYS = ("train.compile", "train.cuda_graph")
+PORT = 5000  # the first one for MLflow's page
 
 
 def resume(given: Arguments) -> int:
-    from runner.runs import find as resuming
+    from runner.runs import find
 
     wanted, overrides = given.run, given.overrides
-    folder = resuming.find(wanted).absolute()
+    folder = find.find(wanted).absolute()
     asked = f"resume {shlex.quote(wanted)}"
     compose = composer(["-cd", str(folder), "-cn", "rerun"])
-    with resuming.retelling(folder, "resume", overrides):
+    with find.retelling(folder, "resume", overrides):
         with override_errors.explained(overrides, compose=compose, check=check):
             before = composed_with(compose, [word for word in overrides if word.startswith("tracking.")])
             cfg = composed_with(compose, overrides)
         refuse_check(cfg, asked)
-        resuming.check(before, cfg)
+        find.check(before, cfg)
         _check_length(asked, cfg, overrides)
         if is_over(read_summary(folder), overrides):
-            _check_words(overrides, cfg, compose=compose)
+            _check_overrides(overrides, cfg, compose=compose)
             print(f"{wanted}: it has finished; for more of it: {asked} {length_key(cfg)}=...")
             answer.give({"folder": str(folder), **read_summary(folder)})
             return 0
@@ -61,29 +60,23 @@ def resume(given: Arguments) -> int:
             from runner.experiment.context import RunContext
             from runner.experiment.run import run as run_experiment
 
-        with logging_to(folder), unexpected.noting(folder):
+        with logging_to(folder), unexpected.logged(folder):
             summary = run_experiment(cfg, folder, context=RunContext(owns_process=True))
     answer.give({"folder": str(folder), **vars(summary)})
     return summary.code
 
 
-def _check_words(overrides: list[str], cfg: DictConfig, *, compose: Compose) -> None:
-    """Check the overrides of a run that has finished, but not the run itself: its device may be missing by now.
-
-    Raises: RunnerError.
-    """
-    if not overrides:
-        return
-    try:
-        check(cfg)
-    except RunnerError as error:
-        before: tuple[Problem, ...] = ()
+def _check_overrides(overrides: list[str], cfg: DictConfig, *, compose: Compose) -> None:
+    """Raises: RunnerError for the overrides of a finished run, but not for the run: its device may be missing by now."""
+    problems: list[tuple[Problem, ...]] = []
+    for each in (cfg, composed_with(compose, [])) if overrides else ():
         try:
-            check(composed_with(compose, []))
-        except RunnerError as own:  # its device is not here, say
-            before = own.problems
-        if found := [problem for problem in error.problems if problem not in before]:
-            raise RunnerError(*found) from None
+            check(each)
+            problems.append(())
+        except RunnerError as error:
+            problems.append(error.problems)
+    if problems:
+        refuse(problem for problem in problems[0] if problem not in problems[1])
 
 
 def _check_length(asked: str, cfg: DictConfig, overrides: list[str]) -> None:
@@ -100,18 +93,18 @@ def reproduce(given: Arguments) -> int:
     from runner.runs import find
     from runner.runs.reproduce import reproduce as repeating  # torch
 
-    agreed: list[bool] = []
+    results: list[bool] = []
     with repeating.original(given.run, given.overrides, trusted=given["--trust"]) as original:
 
         def run_again(cfg: DictConfig, folder: Path, start: Start) -> tuple[Summary, dict[str, Any]]:
             summary, is_same = repeating.repeat(original, cfg, folder, checked=start.checked, anyway=given["--anyway"])
-            agreed.append(is_same)
+            results.append(is_same)
             return summary, {"reproduced": original.run_id or original.name, "is_same": is_same}
 
         retold = partial(find.retold, folder=original.folder, verb="reproduce", words=given.overrides)
         flags = [*given.flags, "-cd", str(original.folder), "-cn", "rerun"]
         code = train_composed(flags, given.overrides, run_again, retold=retold)
-    return int(not agreed[0]) if agreed else code
+    return int(not results[0]) if results else code
 
 
 def plan(given: Arguments) -> int:
@@ -135,7 +128,7 @@ def plan(given: Arguments) -> int:
 
 
 def planned_jobs(overrides: list[str], master: DictConfig) -> list[tuple[tuple[str, ...], str]]:
-    """The overrides and the name of each job of a sweep. master: what its jobs have in common."""
+    """Return the overrides and the name of each job of a sweep. master: what its jobs have in common."""
     from runner.sweep.jobs.prepare import combinations, zips_of
 
     params = dict(master.hydra.sweeper.get("params") or {})
@@ -162,7 +155,7 @@ def compare(given: Arguments) -> int:
     from runner.tools import compare as comparing
 
     found = comparing.compare(given.values, metric=given["metric="] or None, uri=_uri(given) or stores.USUAL)
-    _note_unused_store(given, is_asked=any(map(comparing.is_in_store, given.values)))
+    _note_unused_store(given, is_used=any(map(comparing.is_in_store, given.values)))
     comparing.show(found)
     answer.give({"comparisons": [as_values(each) for each in found]})
     return 0
@@ -181,30 +174,44 @@ def history(given: Arguments) -> int:
     from runner.runs import history as reading
 
     uri = _uri(given) or stores.USUAL
-    _note_unused_store(given, is_asked=reading.folder_of(given.run) is None)
+    _note_unused_store(given, is_used=reading.folder_of(given.run) is None)
     if given["--output"] is not None:
         written = reading.write(given.run, given["--output"], uri=uri)
         answer.give({"run": given.run, **written})
         print(f"{written['points']:,} points in {written['output']}")
         return 0
-    from runner.cli.history import show
-
-    show(found := reading.summary(reading.history(given.run, uri=uri)))
+    show_history(found := reading.summary(reading.history(given.run, uri=uri)))
     answer.give({"run": given.run, "metrics": found})
     return 0
 
 
+def show_history(found: Mapping[str, Mapping[str, Any]]) -> None:
+    from runner.experiment.terminal import Terminal, text_table
+    from runner.sweep.report import number_format
+
+    titles = ("metric", "points", "steps", "first", "last", "least", "greatest")
+    rows = []
+    for name, metric in found.items():
+        first, last = metric["first_step"], metric["last_step"]
+        steps = f"{first:,} to {last:,}" if first != last else f"{last:,}"
+        values = (number_format.value(metric[key]) for key in titles[3:])
+        rows.append((name, f"{metric['points']:,}", steps, *values))
+    table = text_table(titles, rows, right=range(1, len(titles)))
+    table.collapse_padding = True  # a name is whole in 80 columns
+    Terminal(soft_wrap=False).print(table)
+
+
 def _uri(given: Arguments) -> str | None:
-    """The store that the arguments name, else the environment. Raises: RunnerError."""
+    """Return the store that the arguments name, else the environment. Raises: RunnerError."""
     uri = given["tracking.uri="]
     return stores.named([] if uri is None else [f"tracking.uri={uri}"])
 
 
-def _note_unused_store(given: Arguments, *, is_asked: bool) -> None:
+def _note_unused_store(given: Arguments, *, is_used: bool) -> None:
     uri = given["tracking.uri="]
-    if uri is not None and not is_asked:
+    if uri is not None and not is_used:
         shown = validate.without_password(f"tracking.uri={uri}")
-        print(f"note: {shown} is not asked: all that is named has its folder here, with all points in it")
+        print(f"note: {shown} has no effect: all runs have their directories here, with all points in them")
 
 
 def diff(given: Arguments) -> int:
@@ -212,7 +219,7 @@ def diff(given: Arguments) -> int:
 
     with comparing.opened(given.values, uri=_uri(given) or stores.USUAL) as originals:
         found = comparing.diff(originals)
-        _note_unused_store(given, is_asked=any(each.store for each in originals))
+        _note_unused_store(given, is_used=any(each.store for each in originals))
         comparing.show(found)
     answer.give(comparing.as_values(found))
     return 0
@@ -221,24 +228,24 @@ def diff(given: Arguments) -> int:
 def watch(given: Arguments) -> int:
     from runner.tools.watch import watch
 
-    answer.give(watch(given.run, once=answer.is_asked()))
+    answer.give(watch(given.run, once=answer.is_json()))
     return 0
 
 
 def explain(given: Arguments) -> int:
     kinds = [name for name in ("--time", "--trace") if given[name]]
     if kinds != ["--trace"]:
-        of_a_trace = [word for word in given.overrides if key_of(word) in OF_TRACES]
+        of_a_trace = [word for word in given.overrides if key_of(word) in TRACE_KEYS]
         refuse(
             Problem(word, "only explain --trace takes it", f"explain {given.run} --trace {word}") for word in of_a_trace
         )
     if not kinds:
         from runner.runs.explain.explain import explain  # torch
 
-        with _retelling(given):
+        with _located(given):
             answer.give(explain(given.run, given.overrides, step=given["--step"] or None))
         return 0
-    from runner.cli.explain_time import explain_time, trace
+    from runner.runs.explain.time import show_time, time_of, trace
 
     kind, *others = kinds
     if others or given["--step"]:
@@ -250,14 +257,18 @@ def explain(given: Arguments) -> int:
         problem = "explain --time reads what the run has measured, and computes nothing"
         fix = f"explain {given.run} --time"
         raise RunnerError(*(Problem(f"explain --time {word}", problem, fix) for word in given.overrides))
-    answer.give(explain_time(given.run) if kind == "--time" else trace(given.run, given.overrides))
+    if kind == "--time":
+        show_time(found := time_of(given.run))
+        answer.give(found)
+    else:
+        answer.give(trace(given.run, given.overrides))
     return 0
 
 
 def evaluate(given: Arguments) -> int:
     from runner.runs.evaluate import evaluate  # torch
 
-    with _retelling(given):
+    with _located(given):
         found = evaluate(given.run, given.overrides, tracked=given["--track"])
     uris = [word for word in given.overrides if key_of(word) == "tracking.uri"]
     if uris and not given["--track"]:
@@ -270,7 +281,7 @@ def predict(given: Arguments) -> int:
     from runner.runs.predict import predict  # torch
 
     files, size = (given["--input"], given["--output"]), given["--batch-size"]
-    with _retelling(given):
+    with _located(given):
         answer.give(predict(given.run, *files, batch_size=size, keep=given["--keep"], overrides=given.overrides))
     return 0
 
@@ -278,7 +289,7 @@ def predict(given: Arguments) -> int:
 def export(given: Arguments) -> int:
     from runner.runs.export import export  # torch
 
-    with _retelling(given):
+    with _located(given):
         answer.give(export(given.run, given["--format"], given["--output"], predictions=given["--predictions"]))
     return 0
 
@@ -286,14 +297,14 @@ def export(given: Arguments) -> int:
 def serve(given: Arguments) -> int:
     from runner.runs.serve import serve  # torch
 
-    with _retelling(given):
+    with _located(given):
         return serve(given.run, given["--port"], predictions=given["--predictions"], ready=answer.give)
 
 
 def register(given: Arguments) -> int:
     from runner.runs.register import register
 
-    with _retelling(given):
+    with _located(given):
         alias, again = given["--alias"], given["--again"]
         answer.give(register(given.run, given["--name"], given.overrides, alias=alias, again=again))
     return 0
@@ -316,8 +327,8 @@ def tune(given: Arguments) -> int:
 
 
 @contextmanager
-def _retelling(given: Arguments) -> Iterator[None]:
-    """Say of a file that the run names and that is only where the run was made, that it is there."""
+def _located(given: Arguments) -> Iterator[None]:
+    """Rewords an error about a file of the run that is only where the run was made: it says where."""
     try:
         yield
     except RunnerError as error:
@@ -343,7 +354,7 @@ def schema(given: Arguments) -> int:
     file = Path(output) if output else here / json_schema.FILE
     if output and not file.parent.is_dir():
         fix = shlex.join(["mkdir", "-p", str(file.parent)])
-        raise RunnerError(Problem(f"schema --output {output}", f"there is no directory {file.parent}", fix))
+        raise RunnerError(Problem(f"schema --output {output}", f"the directory {file.parent} does not exist", fix))
     with loading():  # torch, whose signatures are read
         lines = json_schema.write(file, *own)
     answer.give({"output": str(file), "lines": lines})
@@ -353,7 +364,7 @@ def schema(given: Arguments) -> int:
 
 
 def sync(given: Arguments) -> int:
-    from runner.cli.sync import replay
+    from runner.runs.sync import replay
 
     rows = replay([Path(folder) for folder in given.values], uri=_uri(given))
     answer.give({"runs": rows})
@@ -361,14 +372,17 @@ def sync(given: Arguments) -> int:
 
 
 def ui(given: Arguments) -> int:
-    from runner.runs import find as resuming
+    from runner.runs import find
 
-    runs = resuming.newest_first()
+    runs = find.newest_first()
     uri = _uri(given) or stores.of_last(runs, asked="ui")
     if (path := sqlite_path(uri)) is not None and not path.is_file():  # MLflow would create an empty one
         there = nearest_files(path, lambda file: file.suffix == path.suffix)
         near = [f"python -m runner ui tracking.uri=sqlite:///{short(file)}" for file in there]
-        problem, otherwise = f"there is no file {short(path)}", f"python -m runner tracking.uri={uri}, which creates it"
+        problem, otherwise = (
+            f"the file {short(path)} does not exist",
+            f"python -m runner tracking.uri={uri}, which creates it",
+        )
         raise RunnerError(Problem.suggest(f"ui tracking.uri={uri}", problem, near, otherwise))
     page = stores.page_of(uri, runs)
     if uri.startswith("http"):
@@ -384,8 +398,7 @@ def ui(given: Arguments) -> int:
 
 
 def _free_port(first: int) -> int:
-    """Return the first port without a server. Connects to find out: AirPlay on a Mac listens on port 5000 of every
-    address, and 127.0.0.1's can still be bound."""
+    # connects to find out: AirPlay on a Mac listens on port 5000 of every address, and 127.0.0.1's can still be bound
     for port in range(first, first + 100):
         with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
             continue

@@ -1,32 +1,25 @@
-"""Runs the command that the words of the command line ask for, and returns its exit code. Imports nothing heavy."""
+"""Runs the command that the arguments name, and returns its exit code. `--help` imports neither Hydra nor torch."""
 
 from __future__ import annotations
 
 import logging
-import os
 import sys
+from importlib.metadata import version
 
-import hydra
-
-from runner.cli import answer, completion, table, unexpected
-from runner.cli.arguments import parse
-from runner.cli.table import Arguments
-from runner.cli.train import train_composed
-from runner.config import trust
-from runner.config.compose import config_groups, make_own_code_importable, restored
-from runner.config.instantiate import own_line
-from runner.distributed.environment import UnmetError, rank_here
-from runner.errors import MISTAKE, SECRETS, Problem, RunnerError
-from runner.experiment.terminal import leave_unread
+from runner.cli import answer, table
+from runner.config import packages
+from runner.config.importing import make_own_code_importable, restored
+from runner.errors import MISTAKE, SECRETS, Problem, RunnerError, leave_unread
 from runner.version import __version__
 
 HELP = {"--help", "-h"}
-TRUST = "--trust"  # the configuration of a run's directory or of a store has been looked at
+SHELL_COMPLETION = {"-sc", "--shell-completion"}
+TRUST = "--trust"  # the user has looked at the configuration of a run's directory or of a store
 
 
 @restored(SECRETS)
 def main(argv: list[str] | None = None) -> int:
-    """Runs one command. Returns its exit code: 0 done, 1 failed, 2 the person's mistake, 130 Ctrl-C, 143 SIGTERM."""
+    """Run one command. Returns its exit code: 0 success, 1 failure, 2 an error of the user, 130 Ctrl-C, 143 SIGTERM."""
     words = list(sys.argv[1:] if argv is None else argv)
     if answer.FLAG not in words:
         return _run(words)
@@ -34,56 +27,71 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
-    logging.raiseExceptions = False  # a log that can't be written, on a full disk, is no reason for a traceback
+    logging.raiseExceptions = False  # no traceback for a log that can't be written, e.g., on a full disk
     make_own_code_importable()
     code = 0
     try:
-        _refuse_unread(words)
+        _check_encoding(words)
         code = _call(words)
-        print(end="", flush=True)  # at the interpreter's end nobody would catch what it meets
+        print(end="", flush=True)  # an error of the last output appears here, not when the interpreter ends
         return code
     except RunnerError as error:
-        place = rank_here(os.environ)
-        # of several processes the first one tells it
-        is_told = place is not None and place.rank > 0 and not isinstance(error, UnmetError)
-        return MISTAKE if is_told else answer.report(error)
+        from runner.distributed.environment import UnmetError
+
+        is_reported = answer.is_later_rank() and not isinstance(error, UnmetError)  # by the first process
+        return MISTAKE if is_reported else answer.report(error)
     except SystemExit as end:  # a signal in a sweep, or what Hydra prints
-        if own_line(end):  # nobody else's code says how this command ends, and that all is well
-            return unexpected.tell(end)
+        from runner.config.instantiate import own_line
+
+        if own_line(end):  # the user's code does not decide how this command ends
+            return _report(end)
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except KeyboardInterrupt:
-        # one that passed through an exec of text (a dataclass being made, in an import) has CPython end the process by the
-        # signal, caught or not; the next exec of text takes that back (run_eval_code_obj in CPython's pythonrun.c)
+        # One that passed through an exec of text (a dataclass in an import) makes CPython end the process by the signal,
+        # caught or not; the next exec of text takes that back (run_eval_code_obj in CPython's pythonrun.c).
         exec("")
         return 130
     except BrokenPipeError:  # `... | head` has read enough
         leave_unread()
         return code
     except Exception as error:
-        return unexpected.tell(error)
+        return _report(error)
+
+
+def _report(error: BaseException) -> int:
+    if isinstance(error, ModuleNotFoundError) and (missing := packages.missing(error)) is not None:
+        return answer.report(missing)
+    from runner.cli import unexpected
+
+    return unexpected.report(error)
 
 
 def _call(words: list[str]) -> int:
     named = table.find(words[0]) if words else None
     command, rest = (named, words[1:]) if named else (table.COMMANDS["train"], words)
-    if set(completion.FLAGS) & set(words):
-        return completion.complete(words, table.every_command(), lambda: train_composed(words, []))
+    if SHELL_COMPLETION & set(words):
+        from runner.cli import completion
+
+        return completion.complete(words)
     if HELP & set(rest):
-        print(table.explain(named) if named else table.overview(config_groups()))
+        print(table.explain(named) if named else table.overview())
         return 0
     if "--version" in rest and not named:
-        print(f"runner {__version__} (Hydra {hydra.__version__})")
+        print(f"runner {__version__} (Hydra {version('hydra-core')})")
         return 0
+    from runner.cli.arguments import parse, refuse_misspelt
+    from runner.config import trust
+
+    if not named:
+        refuse_misspelt(rest)
     with trust.trusting(TRUST in rest):
-        rest = [word for word in rest if word != TRUST or command.option(TRUST)]
-        is_train = command.name == "train"  # sorts its arguments itself: --info and -sc have arguments too
-        return command(Arguments(command, rest, (), {}, [], []) if is_train else parse(command, rest))
+        given = parse(command, [word for word in rest if word != TRUST or command.option(TRUST)])
+        return command.find_function()(given)
 
 
-def _refuse_unread(words: list[str]) -> None:
-    """Letters that this Python could not read from the command line: it takes them for ASCII, as LANG=C says."""
-    unread = [word for word in words if any("\udc80" <= char <= "\udcff" for char in word)]
-    if unread:
-        problem = "this Python reads the command line as ASCII, and these letters are none"
-        fix = "export PYTHONUTF8=1 (or LANG=C.UTF-8) before the command"
+def _check_encoding(words: list[str]) -> None:
+    """Raises: RunnerError for letters that this Python could not decode, as LANG=C says that they are ASCII."""
+    problem = "this Python reads the command line as ASCII, and these letters are not ASCII"
+    fix = "export PYTHONUTF8=1 (or LANG=C.UTF-8) before the command"
+    if unread := [word for word in words if any("\udc80" <= char <= "\udcff" for char in word)]:
         raise RunnerError(*(Problem(ascii(word), problem, fix) for word in unread))

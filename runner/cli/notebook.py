@@ -1,4 +1,4 @@
-"""What run() needs in a notebook: its result with a picture, code that was edited, and a way to stop."""
+"""`runner.run` for notebooks and scripts: one run, its result with a plot, and your modules as they were last edited."""
 
 from __future__ import annotations
 
@@ -11,19 +11,34 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.errors import Problem, RunnerError
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+
+from runner.cli.answer import is_later_rank
+from runner.cli.arguments import parse
+from runner.cli.table import COMMANDS, ONE_RUN
+from runner.cli.train import check, check_folder, folder_of, refuse_check
+from runner.config import override_errors
+from runner.config.compose import composer, name_data
+from runner.config.importing import loading, make_own_code_importable, restored
+from runner.config.instantiate import ALLOW_VARIABLE
+from runner.config.logs import logging_to
+from runner.errors import SECRETS, Problem, RunnerError, path_problems, refuse
+from runner.experiment import claim
+from runner.experiment.claim import RunDirectory
+from runner.experiment.summary import read_summary
 
 if TYPE_CHECKING:
     import pandas
 
-#: a module of the person's, by name: when its file was written, as far as it was loaded
+#: the modules of the user by name, and when the file of each was written
 _loaded: dict[str, int] = {}
 
 
 class Result(dict[str, Any]):
-    """What summary.json holds, and `folder`. As a cell's last line it shows the picture of the loss."""
+    """The contents of summary.json, and `folder`. As the last line of a cell it shows the plot of the loss."""
 
-    def __init__(self, summary: dict[str, Any], folder: Path) -> None:
+    def __init__(self, summary: Mapping[str, Any], folder: Path) -> None:
         super().__init__(summary, folder=str(folder))
         self.folder = folder
 
@@ -39,57 +54,98 @@ class Result(dict[str, Any]):
         return table(read_series(self.folder))
 
     def _repr_png_(self) -> bytes | None:
-        picture = self.folder / "plots" / "loss.png"
-        return picture.read_bytes() if picture.is_file() else None
+        plot = self.folder / "plots" / "loss.png"
+        return plot.read_bytes() if plot.is_file() else None
 
 
-def overrides_of(overrides: str | Sequence[str], values: Mapping[str, object]) -> list[str]:
-    """Split a line into its overrides. Raises: RunnerError for keyword arguments."""
+def run(
+    overrides: str | Sequence[str], values: Mapping[str, object], *, config_name: str, folder: Path | None
+) -> Result:
+    """Train one run; see `runner.run`. values: keyword arguments, which are refused."""
     if values:
         given = ", ".join(f"{key}={value!r}" for key, value in values.items())
         fix = f"run({[f'{key}={value}' for key, value in values.items()]})"
         raise RunnerError(Problem.suggest(f"run({given})", "run() takes overrides, KEY=VALUE in a list", [fix], fix))
-    return shlex.split(overrides) if isinstance(overrides, str) else list(overrides)
+    _refuse_data_worker()
+    make_own_code_importable()
+    _forget_edited_modules()
+    words = shlex.split(overrides) if isinstance(overrides, str) else overrides
+    with restored(ALLOW_VARIABLE), restored(SECRETS):
+        found = parse(COMMANDS["train"], words, of_python=True)
+        fix = "python -m runner ..., or run() for each"
+        others = [flag for flag in found.flags[::2] if flag not in ONE_RUN]
+        refuse(Problem(flag, "run() is one run, and takes -cn, -cd and --allow", fix) for flag in others)
+        try:
+            result = _run(["-cn", config_name, *found.flags], found.overrides, folder)
+        finally:
+            for name, written in _own_modules().items():
+                _loaded.setdefault(name, written)
+    if result["exit_code"] == 130:
+        raise KeyboardInterrupt  # the run has saved its state; the cells below are not to run
+    return result
 
 
-def refuse_in_own_process() -> None:
-    """Raises: RunnerError where the script that calls run() is loaded by a process that it started, as one that reads data loads
-    it where processes are no forks: each would train, too, and leave a run that failed."""
+def _run(flags: list[str], overrides: list[str], folder: Path | None) -> Result:
+    compose = composer(flags)
+    with override_errors.explained(overrides, compose=compose, check=check):
+        cfg = compose(overrides)
+    if cfg.hydra.mode == RunMode.MULTIRUN:
+        fix = "hydra.mode=RUN, or python -m runner -m ..."
+        raise RunnerError(Problem("hydra.mode=MULTIRUN", "run() is one run", fix))
+    refuse_check(cfg, "run()")
+    with loading():
+        from runner.experiment.run import run as run_experiment
+
+    if folder is not None:
+        refuse(path_problems("folder", str(folder), is_written=True))
+    folder = (folder or folder_of(cfg, "hydra.run.dir")).absolute()  # its result may be read after a chdir
+    check_folder(folder, key="hydra.run.dir")
+    HydraConfig.instance().set_config(cfg)
+    name_data(cfg)
+    del cfg.hydra
+    if is_later_rank():  # the first of several processes holds the directory
+        return Result(vars(run_experiment(cfg, folder)), folder)
+    try:
+        directory = RunDirectory.begin(folder, cfg, anew="-cd" in flags)
+    except claim.OverError as over:
+        print(claim.over_line(over))
+        return Result(read_summary(folder), folder)
+    with directory:
+        try:
+            with logging_to(folder):
+                return Result(vars(run_experiment(cfg, folder)), folder)
+        except (RunnerError, KeyboardInterrupt):  # before the training began
+            directory.leave_nothing()
+            raise
+
+
+def _refuse_data_worker() -> None:
+    """Raises: RunnerError in a data worker, which loads the script that calls run() where processes are not forked."""
     frame = sys._getframe(1).f_back
     while frame is not None:
         if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__mp_main__":
-            asked = f"run() in {Path(frame.f_code.co_filename).name}"
+            source = f"run() in {Path(frame.f_code.co_filename).name}"
             problem = "the processes that read its data load the script themselves, and each would begin a run"
-            raise RunnerError(Problem(asked, problem, "if __name__ == '__main__': before it, or data.num_workers=0"))
+            raise RunnerError(Problem(source, problem, "if __name__ == '__main__': before it, or data.num_workers=0"))
         frame = frame.f_back
 
 
-def forget_edited() -> None:
-    """Has the person's modules loaded anew where a file of theirs was edited since: all of them, as they hold each other's names.
-
-    A module that was imported before the first call counts as loaded then.
-    """
+def _forget_edited_modules() -> None:
+    """Remove all modules of the user if a file of one was edited since it was loaded: they hold each other's names."""
     own = _own_modules()
     if any(_loaded.setdefault(name, written) != written for name, written in own.items()):
         for name in own:
             module = sys.modules.pop(name)
             if cached := getattr(module, "__cached__", None):
-                # an edit within the second, of the same size, would pass for no edit
+                # an edit within a second that keeps the size would not be noticed
                 Path(cached).unlink(missing_ok=True)
             del _loaded[name]
         importlib.invalidate_caches()
 
 
-def note_loaded() -> None:
-    """Remembers what is loaded by now."""
-    for name, written in _own_modules().items():
-        _loaded.setdefault(name, written)
-
-
 def _own_modules() -> dict[str, int]:
-    here, own = os.path.join(Path.cwd(), ""), {}  # noqa: PTH118  # of thousands of modules few are asked for more than this
-    # in a home that is the current folder
-    pythons = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
+    here, own = os.path.join(Path.cwd(), ""), {}  # noqa: PTH118  # a text: thousands of modules are compared with it
+    pythons = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))  # perhaps below this directory
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if file is None or not file.startswith(here) or name == "__main__" or name.partition(".")[0] == "runner":

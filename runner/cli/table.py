@@ -1,7 +1,7 @@
 """The table of commands. Parsing, `--help`, shell completion and the reference in runner/README.md are made from it.
 
-A command is one entry in COMMANDS and one function in commands.py. Another package adds one by an entry point that names
-a `runner.cli.Command`:
+A command is one entry in COMMANDS and one function in commands.py with its name. Another package adds one by an entry
+point that names a `runner.cli.Command`:
 
     [project.entry-points."runner.commands"]
     hello = "my_package:COMMAND"
@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
-from runner.errors import Problem, RunnerError
+from runner.errors import Problem, RunnerError, path_problems, refuse
+from runner.version import CONF
 
 ENTRY_POINTS = "runner.commands"
 GROUPS = ("Train", "Inspect", "Use", "Track", "Tune")
@@ -56,27 +59,31 @@ def number(least: int = 1, most: int | None = None) -> Callable[[Option, str], i
         if value.isdecimal() and least <= int(value) and (most is None or int(value) <= most):
             return int(value)
         problem = f"it must be a whole number, {least} " + ("or more" if most is None else f"to {most}")
-        raise RunnerError(
-            Problem(
-                f"{option.name} {value}", problem, f"{option.name} {max(least, option.default or 0)}", code="bad-value"
-            )
-        )
+        fix = f"{option.name} {max(least, option.default or 0)}"
+        raise RunnerError(Problem(f"{option.name} {value}", problem, fix, code="bad-value"))
 
     return read
 
 
 def amount(option: Option, value: str) -> float:
     """Read a number above 0."""
-    try:
-        found = float(value)
-    except ValueError:
-        found = 0.0
-    if not 0 < found < float("inf"):
-        problem = "it must be a number above 0"
-        raise RunnerError(
-            Problem(f"{option.name} {value}", problem, f"{option.name} {option.default or 60:g}", code="bad-value")
-        )
-    return found
+    with suppress(ValueError):
+        if 0 < (found := float(value)) < float("inf"):
+            return found
+    fix = f"{option.name} {option.default or 60:g}"
+    raise RunnerError(Problem(f"{option.name} {value}", "it must be a number above 0", fix, code="bad-value"))
+
+
+def input_path(option: Option, value: str) -> str:
+    """Read the path of a file of this machine."""
+    refuse(path_problems(option.name, value))
+    return value
+
+
+def output_path(option: Option, value: str) -> str:
+    """Read the path of a file to write."""
+    refuse(path_problems(option.name, value, is_written=True))
+    return value
 
 
 @dataclass(frozen=True)
@@ -87,10 +94,8 @@ class Command:
         name: The first argument of the command line.
         group: The heading in `--help`.
         help: One line: imperative, capital, no period, under 60 characters.
-        function: Takes `Arguments`, returns the exit code. As `module:function` it is imported when it is called.
-        values: How the positional arguments are called in the help, e.g., `[RUN]`.
-        max_values: Number of positional arguments (None: any number).
-        has_filters: Whether a positional argument may contain `=`, e.g., `SWEEP:KEY=VALUE`.
+        function: Takes `Arguments`, returns the exit code. A text names a function in commands.py ("": the command's name).
+        values: How the positional arguments are called in the help: `[RUN]` for one, `[DIR ...]` or `A B` for several.
         options: Its flags and settings.
         keys: Beginnings of the configuration keys that it takes as overrides (None: it takes no configuration).
         hydra_flags: Flags of Hydra that it takes.
@@ -101,30 +106,34 @@ class Command:
     name: str
     group: str
     help: str
-    function: Callable[[Arguments], int] | str
+    function: Callable[[Arguments], int] | str = ""
     values: str = ""
-    max_values: int | None = 0
-    has_filters: bool = False
     options: tuple[Option, ...] = ()
     keys: tuple[str, ...] | None = None
     hydra_flags: frozenset[str] = frozenset()
     details: str = ""
     result: str = "the result"
 
-    def __call__(self, given: Arguments) -> int:
+    def find_function(self) -> Callable[[Arguments], int]:
         if not isinstance(self.function, str):
-            return self.function(given)
-        module, _, name = self.function.partition(":")
-        return int(getattr(import_module(module), name)(given))
+            return self.function
+        function = getattr(import_module("runner.cli.commands"), self.function or self.name.replace("-", "_"))
+        return cast(Callable[[Arguments], int], function)
 
     def option(self, name: str) -> Option | None:
         return next((option for option in self.options if option.name == name), None)
 
     @property
+    def max_values(self) -> float:
+        if not self.values:
+            return 0
+        return 1 if self.values.endswith("]") and " " not in self.values else float("inf")
+
+    @property
     def usage(self) -> str:
         parts = ["python -m runner", self.name, self.values]
         parts += [option.usage if option.is_required else f"[{option.usage}]" for option in self.options]
-        if self.keys is not None and self.keys:
+        if self.keys:
             parts.append("[KEY=VALUE ...]" if self.keys == ANY_KEY or len(self.keys) > 1 else f"[{self.keys[0]}=...]")
         return " ".join(filter(None, parts))
 
@@ -136,7 +145,7 @@ class Arguments:
     command: Command
     words: list[str]  # as they were typed
     values: tuple[str, ...]  # positional: runs, sweeps, directories
-    options: dict[str, Any]  # by name, read; a default where none was typed
+    options: dict[str, Any]  # by name; the default of an option that was not typed
     flags: list[str]  # Hydra's
     overrides: list[str]
 
@@ -156,14 +165,13 @@ EVERY_FLAG = frozenset({*ONE_RUN, *MULTIRUN, *SHOWS, "-cp", "--config-path", "-i
 
 _URI = Option("tracking.uri=", "URI", "Tracking server or store to ask")
 _METRIC = Option("metric=", "NAME", "Metric to compare by")
-_OUTPUT = Option("--output", "FILE", "File to write")
+_OUTPUT = Option("--output", "FILE", "File to write", output_path)
 
 _TABLE = (
     Command(
         "train",
         "Train",
         "Train one run (the default command)",
-        "runner.cli.train:train",
         keys=ANY_KEY,
         hydra_flags=EVERY_FLAG,
         details="`-m KEY=A,B` trains a sweep: every combination of the values. `--cfg job` prints the configuration.\n"
@@ -174,9 +182,7 @@ _TABLE = (
         "resume",
         "Train",
         "Resume an interrupted run",
-        "runner.cli.commands:resume",
         values="[RUN]",
-        max_values=1,
         keys=ANY_KEY,
         details="The run continues in its directory and in its MLflow run.",
         result="`summary.json` with its `folder`",
@@ -185,9 +191,7 @@ _TABLE = (
         "reproduce",
         "Train",
         "Repeat a run and compare the metrics",
-        "runner.cli.commands:reproduce",
         values="[RUN]",
-        max_values=1,
         options=(
             Option("--anyway", help="Repeat the run with other code, data or versions"),
             Option("--trust", help="Trust the configuration: you have looked at it"),
@@ -201,7 +205,7 @@ _TABLE = (
         "try",
         "Train",
         "Keep a change only if it is better across seeds",
-        "runner.cli.commands:try_out",
+        "try_out",
         options=(
             Option("--against", "RUN", "Run or sweep to compare with (`best`: the best try)", default="best"),
             Option("--budget", "SECONDS", "Seconds for all of it", amount),
@@ -216,7 +220,6 @@ _TABLE = (
         "devices",
         "Inspect",
         "List this machine's devices, and why others are missing",
-        "runner.cli.commands:devices",
         options=(Option("--bench", help="Measure each device, about 10 seconds each"),),
         result="`devices`, `missing`, `auto`, with `--bench` also `bench`",
     ),
@@ -224,7 +227,6 @@ _TABLE = (
         "plan",
         "Inspect",
         "Estimate memory and speed on a device you may not have",
-        "runner.cli.commands:plan",
         keys=ANY_KEY,
         hydra_flags=ONE_RUN | MULTIRUN | SHOWS,
         details="Simulates the run, or with `-m` several; trains and tracks nothing.\n"
@@ -235,9 +237,7 @@ _TABLE = (
         "watch",
         "Inspect",
         "Show live curves of a run or a sweep",
-        "runner.cli.commands:watch",
         values="[RUN]",
-        max_values=1,
         details="Prints them once if the run has ended, or in a pipe.",
         result="`status`, `step`, `num_steps`, `goal`, `metrics` of a run, or a sweep's `jobs`",
     ),
@@ -245,9 +245,7 @@ _TABLE = (
         "explain",
         "Inspect",
         "Find the operation behind a NaN, or where time went",
-        "runner.cli.commands:explain",
         values="[RUN]",
-        max_values=1,
         options=(
             Option("--step", "N", "Explain step N instead of the first NaN, e.g., a loss spike", number(1), default=0),
             Option("--time", help="Show where the time went, and what would save most"),
@@ -261,9 +259,7 @@ _TABLE = (
         "diff",
         "Inspect",
         "Show differences between runs",
-        "runner.cli.commands:diff",
         values="A B [...]",
-        max_values=None,
         options=(_URI,),
         details="Configuration, code, data, versions, machine, and the step at which the curves diverge.",
         result="`runs`, `configuration`, `made_with`, `curves`, `sentence`",
@@ -272,10 +268,7 @@ _TABLE = (
         "compare",
         "Inspect",
         "Compare runs or sweeps, with a confidence interval",
-        "runner.cli.commands:compare",
         values="A B | SWEEP",
-        max_values=None,
-        has_filters=True,
         options=(_METRIC, _URI),
         details="A and B are runs, sweeps or `SWEEP:KEY=VALUE`. SWEEP: its best configuration with each other one.",
         result="`comparisons`: each with `a`, `b`, `metric`, `difference`, `verdict`",
@@ -284,9 +277,7 @@ _TABLE = (
         "report",
         "Inspect",
         "Write a sweep's table, CSV file and HTML page",
-        "runner.cli.commands:report",
         values="[SWEEP]",
-        max_values=1,
         details="SWEEP: the directory of a sweep, by default the last one in `multirun/`.",
         result="`report.json` with its `folder`: `jobs`, each with `state`, `error`, `folder`, `best`, `metrics`; `comparisons`",
     ),
@@ -294,9 +285,7 @@ _TABLE = (
         "history",
         "Inspect",
         "Print or export all points of a run",
-        "runner.cli.commands:history",
         values="[RUN]",
-        max_values=1,
         options=(_OUTPUT, _URI),
         details="Counts the points of each metric, also of a run in progress. `--output` writes one row per point.",
         result="`metrics`, or the file that was written",
@@ -305,9 +294,7 @@ _TABLE = (
         "evaluate",
         "Use",
         "Evaluate a run's best weights again",
-        "runner.cli.commands:evaluate",
         values="[RUN]",
-        max_values=1,
         options=(Option("--track", help="Log the results to MLflow"),),
         keys=(*COMPUTING, "data", "train.eval_batch_size", "tracking.uri"),
         details="`data=...` evaluates all of this data, or its splits if it has any. A checkpoint instead of a run:\n"
@@ -317,12 +304,16 @@ _TABLE = (
         "predict",
         "Use",
         "Write predictions for new data",
-        "runner.cli.commands:predict",
         values="[RUN]",
-        max_values=1,
         options=(
-            Option("--input", "FILE", "Data to predict for", is_required=True),
-            Option("--output", "FILE", "Predictions: .csv .tsv .parquet .feather .jsonl .npz", is_required=True),
+            Option("--input", "FILE", "Data to predict for", input_path, is_required=True),
+            Option(
+                "--output",
+                "FILE",
+                "Predictions: .csv .tsv .parquet .feather .jsonl .npz",
+                output_path,
+                is_required=True,
+            ),
             Option("--batch-size", "ROWS", "Examples at a time", number(), default=1024),
             Option("--keep", help="Write the input columns too"),
         ),
@@ -333,12 +324,10 @@ _TABLE = (
         "export",
         "Use",
         "Export the model: safetensors, onnx, pt2 or mlflow",
-        "runner.cli.commands:export",
         values="[RUN]",
-        max_values=1,
         options=(
             Option("--format", "FORMAT", "`safetensors`, `onnx`, `pt2` or `mlflow`", is_required=True),
-            Option("--output", "PATH", "File or directory to write"),
+            Option("--output", "PATH", "File or directory to write", output_path),
             Option("--predictions", help="Export predictions, e.g., probabilities, instead of raw outputs"),
         ),
         keys=(),
@@ -349,9 +338,7 @@ _TABLE = (
         "serve",
         "Use",
         "Serve the model over HTTP on localhost",
-        "runner.cli.commands:serve",
         values="[RUN]",
-        max_values=1,
         options=(
             Option("--port", "PORT", "Port of the server", number(1, 65535), default=5001),
             Option("--predictions", help="Answer with probabilities instead of raw outputs"),
@@ -364,9 +351,7 @@ _TABLE = (
         "register",
         "Use",
         "Register the model in MLflow's registry",
-        "runner.cli.commands:register",
         values="[RUN]",
-        max_values=1,
         options=(
             Option("--name", "NAME", "Name of the registered model", is_required=True),
             Option("--alias", "ALIAS", "Alias of the new version, e.g., `champion`"),
@@ -378,9 +363,7 @@ _TABLE = (
         "sync",
         "Track",
         "Send points that MLflow has not received yet",
-        "runner.cli.commands:sync",
         values="[DIR ...]",
-        max_values=None,
         options=(_URI,),
         details="Sends the journals in the directories, by default `outputs/` and `multirun/`, each to the store of its run.\n"
         "Exit code 0 if MLflow has everything then, else 1.",
@@ -390,7 +373,6 @@ _TABLE = (
         "ui",
         "Track",
         "Open MLflow's page on localhost",
-        "runner.cli.commands:ui",
         options=(_URI, Option("--port", "PORT", "Port of the page (default: a free one from 5000)", number(1, 65535))),
         details="Shows the store of the last run. Ctrl-C ends it.",
         result="`url`, as soon as it is known; the command keeps running",
@@ -399,7 +381,6 @@ _TABLE = (
         "lr-find",
         "Tune",
         "Find a learning rate with a range test",
-        "runner.cli.commands:lr_find",
         options=(
             Option("--steps", "STEPS", "Number of steps", number(10), default=100),
             Option("--from", "RATE", "First learning rate", amount, default=1e-7),
@@ -413,7 +394,6 @@ _TABLE = (
         "tune",
         "Tune",
         "Find the fastest settings with the same numbers",
-        "runner.cli.commands:tune",
         options=(
             Option("--seconds", "SECONDS", "Seconds to measure", amount, default=30.0),
             Option("--name", "NAME", "Name of the file that is written"),
@@ -428,7 +408,6 @@ _TABLE = (
         "schema",
         "Tune",
         "Write a JSON schema of conf/ for editors",
-        "runner.cli.commands:schema",
         options=(_OUTPUT,),
         details="Covers your options and targets. Prints the line that names the schema to an editor.",
         result="`output`, `lines`",
@@ -464,8 +443,8 @@ def _load(entry: Any) -> Command | None:
     return None
 
 
-def overview(config_groups: str) -> str:
-    """Return what `--help` prints. config_groups: the config groups with their options, one per line."""
+def overview() -> str:
+    """Return what `--help` prints."""
     commands = every_command()
     width = max(map(len, commands))
     lines = [
@@ -482,11 +461,22 @@ def overview(config_groups: str) -> str:
             lines += ["", group, *(f"  {name:<{width}}  {text}" for name, text in rows.items())]
     options = {JSON: JSON_HELP, "--version": "Print the version", "--help": "Print this help"}
     lines += ["", "Options", *(f"  {name:<{width}}  {text}" for name, text in options.items())]
-    lines += ["", "Examples", EXAMPLES, "", "Groups and their options", config_groups.rstrip(), ""]
+    lines += ["", "Examples", EXAMPLES, "", "Groups and their options", *_config_groups(), ""]
     lines.append(
         "`COMMAND --help` explains a command, `--cfg job` prints every key with its value. Documentation: README.md"
     )
     return "\n".join(lines)
+
+
+def _config_groups() -> list[str]:
+    """List the groups of ./conf and the built-in conf/ with their options, as Hydra does, which is slow to import."""
+    groups: dict[str, set[str]] = {}
+    for folder in (CONF, Path("conf")):
+        for file in folder.glob("*/**/*.yaml"):
+            groups.setdefault(file.parent.relative_to(folder).as_posix(), set()).add(file.stem)
+    return [
+        f"{group}: {', '.join(sorted(groups[group]))}" for group in sorted(groups) if group.split("/")[0] != "hydra"
+    ]
 
 
 def _heading(command: Command) -> str:

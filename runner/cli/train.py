@@ -1,67 +1,52 @@
-"""Runs `train`, and run() in a notebook: composes and checks the run or sweep, then hands it on."""
+"""Composes, checks and runs a training: one run, or a sweep."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from contextlib import nullcontext
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.utils import JobReturn, JobStatus, configure_log, run_job
+from hydra.core.utils import JobStatus, configure_log, run_job
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf.errors import OmegaConfBaseException
 
-from runner.cli import answer, check_first, notebook, unexpected
-from runner.cli.arguments import refuse_misspelt, sorted_words
-from runner.cli.check_first import Start, check, check_folder, folder_of
-from runner.cli.table import MULTIRUN, ONE_RUN, Arguments
+from runner.cli import answer, unexpected
+from runner.cli.table import MULTIRUN, Arguments
 from runner.config import compose as composing
-from runner.config import override_errors, validate
-from runner.config.compose import (
-    CheckedLoader,
-    asks_for_a_sweep,
-    composed_with,
-    composer,
-    hydra_with,
-    make_own_code_importable,
-    name_data,
-    restored,
-)
+from runner.config import logs, override_errors, validate
+from runner.config.compose import CheckedLoader, asks_for_a_sweep, composed_with, composer, hydra_with, name_data
 from runner.config.importing import loading
-from runner.config.instantiate import ALLOW_VARIABLE
-from runner.config.logs import logging_to
-from runner.distributed.environment import RankInfo, rank_here
-from runner.errors import SECRETS, Problem, RunnerError, path_problems, refuse
+from runner.config.trust import RERUN
+from runner.distributed.environment import rank_here
+from runner.errors import Problem, RunnerError, first_line, path_problems, refuse
 from runner.experiment import claim
 from runner.experiment.claim import RunDirectory
-from runner.experiment.context import RunContext
+from runner.experiment.context import Checked, RunContext
 from runner.experiment.summary import Summary, read_summary
+from runner.tracking.ahead import Ahead
 
-RunOne = Callable[[DictConfig, Path, Start], tuple[Summary, dict[str, Any]]]  # with more values for --json
+RunOne = Callable[[DictConfig, Path, "Start"], tuple[Summary, dict[str, Any]]]  # with more values for --json
 
 
 def train(given: Arguments) -> int:
     """Train one run or, with -m, several; or show what Hydra shows (--cfg job, --info, ...)."""
-    refuse_misspelt(given.words)
-    flags, overrides = sorted_words(given.words)
+    flags, overrides = given.flags, given.overrides
     place = rank_here(os.environ)  # of torchrun or srun
     if place is not None and (MULTIRUN & set(flags) or asks_for_a_sweep(flags, overrides)):
         problem = f"{place.by} has started {place.num} processes, and a sweep starts its jobs itself"
-        asked = "-m" if MULTIRUN & set(flags) else "hydra.mode: MULTIRUN, in a file"
-        raise RunnerError(
-            Problem(asked, problem, "python -m runner -m ..., once; or one run at a time: hydra.mode=RUN")
-        )
-    if place is not None and place.rank:
-        return _follow(flags, overrides, place)
-    return train_composed(flags, overrides)
-
-
-def _follow(flags: list[str], overrides: list[str], place: RankInfo) -> int:
-    compose = composer(flags)
-    cfg = composed_with(compose, overrides)
-    try:  # as the first one does, and then is not there to meet
+        source = "-m" if MULTIRUN & set(flags) else "hydra.mode: MULTIRUN, in a file"
+        fix = "python -m runner -m ..., once; or one run at a time: hydra.mode=RUN"
+        raise RunnerError(Problem(source, problem, fix))
+    if place is None or not place.rank:
+        return train_composed(flags, overrides)
+    cfg = composed_with(composer(flags), overrides)
+    try:  # as the first process does, which then does not wait for this one
         claim.refuse_used(Path(HydraConfig.get().run.dir), cfg)
     except claim.OverError:
         return 0
@@ -100,13 +85,12 @@ def train_composed(
                     raise
                 raise override_errors.explain(error, overrides, compose=compose, check=check) from None
         try:
-            with check_first.started(cfg, publishes=run_one is None) as start:
+            with started(cfg, publishes=run_one is None) as start:
                 return _run(cfg, loader, start, run_one)
         except claim.OverError as over:
             print(claim.over_line(over))
-            answer.give(
-                {"folder": str(folder_of(cfg, "hydra.run.dir")), **read_summary(folder_of(cfg, "hydra.run.dir"))}
-            )
+            folder = folder_of(cfg, "hydra.run.dir")
+            answer.give({"folder": str(folder), **read_summary(folder)})
             return 0
         except RunnerError as error:
             raise retold(error) from error
@@ -117,22 +101,26 @@ def _run(cfg: DictConfig, loader: CheckedLoader, start: Start, run_one: RunOne |
 
     def job(cfg: DictConfig) -> Summary:
         with loading():
-            from runner.experiment.run import run as run_experiment  # torch: not on the way to --help
+            from runner.experiment.run import run as run_experiment  # torch: not on the way to --cfg
 
         name_data(cfg)
         folder = Path(HydraConfig.get().runtime.output_dir)
         more: dict[str, Any] = {}
         context = RunContext(checked=start.checked, owns_process=True, publisher=start.publisher)
-        with nullcontext() if cfg.train.check else unexpected.noting(folder):  # a check's folder is removed
+        with nullcontext() if cfg.train.check else unexpected.logged(folder):  # a check's directory is removed
             if cfg.train.check:
-                summary = _checked(cfg, folder, context, stays=run_one is not None)
+                if run_one is not None:
+                    refuse_check(cfg, "reproduce")
+                from runner.runs.check import check_run
+
+                summary = check_run(cfg, folder, context=context)
             elif run_one is not None:
                 summary, more = run_one(cfg, folder, start)
             else:
                 summary = run_experiment(cfg, folder, context=context)
         answer.give({"folder": None if cfg.train.check else str(folder), **vars(summary), **more})
         if summary.ending == "out_of_memory":
-            _say_what_fits(cfg)
+            _print_what_fits(cfg)
         return summary
 
     context, name = composing.context_of(loader, cfg), cfg.hydra.job.config_name
@@ -143,18 +131,13 @@ def _run(cfg: DictConfig, loader: CheckedLoader, start: Start, run_one: RunOne |
     except BaseException:  # Hydra's own, or a Ctrl-C before the training began
         start.directory.leave_nothing()
         raise
-    if isinstance(done._return_value, RunnerError):
+    result: Any = done._return_value  # Hydra's property prints a line before it raises
+    if isinstance(result, RunnerError):
         start.directory.leave_nothing()
     context.callbacks.on_run_end(config=cfg, config_name=name, job_return=done)
-    return _value(done).code
-
-
-def _value(done: JobReturn) -> Summary:
-    """What a job returned. Raises: What it raised; Hydra's own property prints a line before it."""
     if done.status == JobStatus.FAILED:
-        raise done._return_value
-    value: Summary = done._return_value
-    return value
+        raise result
+    return int(result.code)
 
 
 def _sweep(cfg: DictConfig, loader: CheckedLoader) -> int:
@@ -163,7 +146,10 @@ def _sweep(cfg: DictConfig, loader: CheckedLoader) -> int:
     from runner.sweep.jobs import ledger
     from runner.sweep.jobs.run_job import task
 
-    check_first.check_sweep(cfg)
+    check_hydra(cfg.hydra)
+    refuse(hydra_plugins.part_problems(cfg.hydra))
+    if cfg.sweep.resume is None:
+        check_folder(folder_of(cfg, "hydra.sweep.dir"), key="hydra.sweep.dir")
     context, name = composing.context_of(loader, cfg), cfg.hydra.job.config_name
     configure_log(cfg.hydra.hydra_logging, cfg.hydra.verbose)
     context.callbacks.on_multirun_start(config=cfg, config_name=name)
@@ -172,86 +158,142 @@ def _sweep(cfg: DictConfig, loader: CheckedLoader) -> int:
     context.callbacks.on_multirun_end(config=cfg, config_name=name)
     folder = Path(cfg.hydra.sweep.dir)
     answer.give_report(folder)
-    has_ended = ("finished", "pruned", "skipped")
     jobs = ledger.read(folder).jobs.values() if (folder / ledger.FILE).is_file() else ()
-    return int(any(job.state not in has_ended for job in jobs))
+    return int(any(job.state not in ("finished", "pruned", "skipped") for job in jobs))
 
 
-def refuse_check(cfg: DictConfig, asked: str) -> None:
-    """Raises: RunnerError where a check is asked of a command whose run stays."""
-    if validate.value(cfg, "train.check"):
-        problem = "a check leaves nothing behind, and the run of this command stays"
-        fix = f"{asked} without it; to check a configuration: python -m runner [KEY=VALUE ...] train.check=true"
-        raise RunnerError(Problem(f"{asked} train.check=true", problem, fix))
-
-
-def _checked(cfg: DictConfig, folder: Path, context: RunContext, *, stays: bool) -> Summary:
-    if stays:
-        refuse_check(cfg, "reproduce")
-    from runner.runs.check import check_run  # torch
-
-    return check_run(cfg, folder, context=context)
-
-
-def run(words: list[str], *, config_name: str = "config", folder: Path | None = None) -> notebook.Result:
-    """One run from Python; see runner.run."""
-    notebook.refuse_in_own_process()
-    make_own_code_importable()
-    notebook.forget_edited()
-    with restored(ALLOW_VARIABLE), restored(SECRETS):
-        flags, overrides = sorted_words(words, of_python=True)
-        if others := [flag for flag in flags[::2] if flag not in ONE_RUN]:
-            fix = "python -m runner ..., or run() for each"
-            raise RunnerError(
-                *(Problem(flag, "run() is one run, and takes -cn, -cd and --allow", fix) for flag in others)
-            )
-        try:
-            result = _run_one(["-cn", config_name, *flags], overrides, folder)
-        finally:
-            notebook.note_loaded()
-    if result["exit_code"] == 130:
-        raise KeyboardInterrupt  # it has saved where it stands; the cells that follow are not to run
-    return result
-
-
-def _run_one(flags: list[str], overrides: list[str], folder: Path | None) -> notebook.Result:
-    compose = composer(flags)
-    with override_errors.explained(overrides, compose=compose, check=check):
-        cfg = compose(overrides)
-    if cfg.hydra.mode == RunMode.MULTIRUN:
-        fix = "hydra.mode=RUN, or python -m runner -m ..."
-        raise RunnerError(Problem("hydra.mode=MULTIRUN", "run() is one run", fix))
-    refuse_check(cfg, "run()")
-    with loading():
-        from runner.experiment.run import run as run_experiment
-
-    if folder is not None:
-        refuse(path_problems("folder", str(folder), is_written=True))
-    folder = (folder or folder_of(cfg, "hydra.run.dir")).absolute()  # its result is read after a chdir, too
-    check_folder(folder, key="hydra.run.dir")
-    HydraConfig.instance().set_config(cfg)
-    name_data(cfg)
-    del cfg.hydra
-    place = rank_here(os.environ)
-    if place is not None and place.rank:  # the first of several processes holds the folder
-        return notebook.Result(vars(run_experiment(cfg, folder)), folder)
-    try:
-        directory = RunDirectory.begin(folder, cfg, anew="-cd" in flags)
-    except claim.OverError as over:
-        print(claim.over_line(over))
-        return notebook.Result(read_summary(folder), folder)
-    with directory:
-        try:
-            with logging_to(folder):
-                return notebook.Result(vars(run_experiment(cfg, folder)), folder)
-        except (RunnerError, KeyboardInterrupt):  # before the training began
-            directory.leave_nothing()
-            raise
-
-
-def _say_what_fits(cfg: DictConfig) -> None:
+def _print_what_fits(cfg: DictConfig) -> None:
     from runner.plan.command import what_fits
 
     print("plan    of this run, on the whole of that memory:")
     for line in what_fits(cfg) or ["        not known: it could not be planned"]:
         print(line)
+
+
+def check(cfg: DictConfig) -> Checked:
+    """Return the machine and the run's device. Raises: RunnerError with every error of the configuration."""
+    with loading():
+        from runner.experiment.check import check_here  # torch
+
+    return check_here(cfg)
+
+
+def refuse_check(cfg: DictConfig, command: str) -> None:
+    """Raises: RunnerError for `train.check` with a command whose run stays."""
+    if validate.value(cfg, "train.check"):
+        problem = "a check leaves nothing behind, and the run of this command stays"
+        fix = f"{command} without it; to check a configuration: python -m runner [KEY=VALUE ...] train.check=true"
+        raise RunnerError(Problem(f"{command} train.check=true", problem, fix))
+
+
+def check_hydra(hydra: DictConfig) -> None:
+    """Raises: RunnerError for settings of Hydra that a run can't follow."""
+    if hydra.job.chdir:
+        problem = "a run works in the directory that it is started from, where it finds data, stores and your code"
+        fix = "hydra.job.chdir=false, and hydra.run.dir=FOLDER for its files"
+        raise RunnerError(Problem("hydra.job.chdir=true", problem, fix))
+
+
+def folder_of(cfg: DictConfig, key: str) -> Path:
+    """Return the directory that a key of Hydra names. Raises: RunnerError for an address and an unknown ${...}."""
+    try:
+        refuse(path_problems(key, folder := str(OmegaConf.select(cfg, key)), is_written=True))
+        return Path(folder)
+    except OmegaConfBaseException as error:
+        above, _, name = key.rpartition(".")
+        source = f"{key}={validate.written(OmegaConf.select(cfg, above), name)}"
+        raise RunnerError(Problem(source, first_line(error), f"{key}=FOLDER")) from None
+
+
+def check_folder(folder: Path, *, key: str) -> None:
+    """Create a directory, write a file in it, and remove both. key: Hydra's, that names it. Raises: RunnerError."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        problem = f"this directory can't be created or written to: {error.strerror} ({error.filename or folder})"
+        fix = f"{key}=FOLDER, in a place that you may write to"
+        raise RunnerError(Problem(f"{key}={folder}", problem, fix)) from None
+    finally:
+        with suppress(OSError):
+            for path in missing:
+                path.rmdir()
+
+
+def hydra_files(hydra: DictConfig, folder: Path) -> list[Path]:
+    """Return the files that Hydra writes for a run, in its directory or elsewhere. Raises: RunnerError if it can't."""
+    found = []
+    if hydra.output_subdir is not None:
+        place = Path(hydra.output_subdir)
+        if place.is_absolute() or ".." in place.parts:
+            problem = "it leads out of the run's folder, and Hydra writes its config.yaml there"
+            fix = "hydra.output_subdir=.hydra, or null for none"
+            raise RunnerError(Problem(f"hydra.output_subdir={place}", problem, fix))
+        check_folder(folder / place, key="hydra.output_subdir")
+        found = [folder / place / Path(name).name for name in claim.HYDRAS]
+    with read_write(hydra), open_dict(hydra):
+        hydra.runtime.output_dir = str(folder)  # as Hydra does next
+    for key, file in logs.files(hydra).items():
+        try:
+            is_new = not file.exists()
+            with file.open("ab"):
+                pass
+            if is_new:
+                file.unlink()
+        except OSError as error:
+            problem = f"this file can't be written: {error.strerror}"
+            raise RunnerError(Problem(f"{key}={file}", problem, f"{key}=FILE in a folder that is there")) from None
+        found.append(file)
+    return found
+
+
+def _store_of(cfg: DictConfig) -> str | None:
+    """Return the store that this process will publish to, as far as an unchecked configuration says."""
+    # hydra.job.env_set is applied later, and may say how a store is reached
+    is_alone = validate.value(cfg, "train.num_processes") in ("auto", 1) and not cfg.hydra.job.env_set
+    is_on = validate.value(cfg, "tracking.enabled") is True and not validate.value(cfg, "train.check")
+    uri = validate.value(cfg, "tracking.uri")
+    return uri if is_alone and is_on and isinstance(uri, str) else None
+
+
+@dataclass(frozen=True)
+class Start:
+    """A run that may begin: its directory is taken, its configuration checked."""
+
+    directory: RunDirectory
+    checked: Checked  # the machine and the run's device
+    publisher: Ahead | None  # the process that will publish
+
+
+@contextmanager
+def started(cfg: DictConfig, *, publishes: bool) -> Iterator[Start]:
+    """Check a run and take its directory, before anything is written there: an error leaves nothing.
+
+    publishes: whether the run has its own uploader process, which starts while the configuration is checked.
+    Raises: RunnerError with everything that is wrong, OverError for a run that has finished.
+    """
+    with ExitStack() as stack:
+        check_hydra(cfg.hydra)
+        publisher = None
+        if publishes and (uri := _store_of(cfg)) is not None:
+            publisher = Ahead(uri)
+            stack.callback(publisher.close)
+        checked = check(cfg)
+        folder = claim.spelled(folder_of(cfg, "hydra.run.dir"))
+        check_folder(folder, key="hydra.run.dir")
+        name_data(cfg, cfg.hydra)
+        anew = cfg.hydra.job.config_name == RERUN
+        if cfg.train.check:
+            claim.refuse_used(folder, cfg, anew=anew)
+            folder = stack.enter_context(claim.temporary_folder(folder))
+            with read_write(cfg.hydra):
+                cfg.hydra.run.dir = str(folder)
+        directory = stack.enter_context(RunDirectory.begin(folder, cfg, anew=anew))
+        try:
+            directory.expect(hydra_files(cfg.hydra, directory.path))
+        except RunnerError:
+            directory.leave_nothing()
+            raise
+        yield Start(directory, checked, publisher)

@@ -1,4 +1,4 @@
-"""Report an unexpected error: one line on the screen, the traceback in a file."""
+"""Reports an unexpected error: one line on the screen, the traceback in a file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ VARIABLE = "RUNNER_TRACEBACK"
 
 
 class UnexpectedError(Exception):
-    """One whose traceback lies in a run's log."""
+    """An error, its cause, whose traceback is in a run's log."""
 
     def __init__(self, log: Path) -> None:
         super().__init__(str(log))
@@ -38,8 +38,8 @@ class UnexpectedError(Exception):
 
 
 @contextmanager
-def noting(folder: Path) -> Iterator[None]:
-    """Writes the traceback of what is no mistake of the person's into the folder's log. Raises: UnexpectedError."""
+def logged(folder: Path) -> Iterator[None]:
+    """Write the traceback of an unexpected error into the directory's log. Raises: UnexpectedError."""
     try:
         yield
     except (RunnerError, BrokenPipeError):
@@ -50,22 +50,20 @@ def noting(folder: Path) -> Iterator[None]:
         raise UnexpectedError(log) from error
 
 
-def tell(error: BaseException) -> int:
-    """Print what failed, the line of the user's code, and where the traceback is. Returns the exit code."""
+def report(error: BaseException) -> int:
+    """Print the error, the line of the user's code, and where the traceback is. Returns the exit code."""
     cause = error.__cause__ if isinstance(error, UnexpectedError) and error.__cause__ else error
-    if isinstance(cause, ModuleNotFoundError) and (lacking := packages.missing(cause)) is not None:
-        return answer.report(lacking)
+    if isinstance(cause, ModuleNotFoundError) and (missing := packages.missing(cause)) is not None:
+        return answer.report(missing)
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:  # before a run began, which has its own log
         problem = f"this file system takes no name of {max(map(len, Path(error.filename).parts))} letters"
         return answer.report(RunnerError(Problem(str(error.filename), problem, "use a shorter name")))
-    text = traceback_of(cause)
-    if isinstance(error, UnexpectedError):
-        log = error.log
-    else:
+    text, log = traceback_of(cause), error.log if isinstance(error, UnexpectedError) else None
+    if log is None:
         number, name = tempfile.mkstemp(prefix="runner-", suffix=".log")
+        log = Path(name)
         with os.fdopen(number, "w", encoding="utf-8") as file:
             file.write(text)
-        log = Path(name)
     words = without_password(" ".join(in_words(cause).split()))
     if is_out_of_host_memory(cause):
         from runner.device.host_memory import memory_left, size_in_words

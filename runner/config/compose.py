@@ -6,7 +6,6 @@ only module that uses Hydra's private names (of 1.3).
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from argparse import ArgumentParser
@@ -334,12 +333,6 @@ def asks_for_a_sweep(flags: Sequence[str], overrides: list[str]) -> bool:
     return bool(cfg.hydra.mode == RunMode.MULTIRUN)
 
 
-def config_groups() -> str:
-    """Return the config groups with their options, one per line."""
-    with hydra_with(CheckedLoader()) as hydra:
-        return hydra.format_config_groups(lambda group: group.partition("/")[0] != "hydra")
-
-
 def known_keys() -> list[str]:
     """Every dotted key of the default configuration."""
     return [key for key in validate.all_keys(composer([])([])) if not key.startswith("hydra")]
@@ -357,22 +350,3 @@ def composed_with(compose: Compose, overrides: Sequence[str]) -> DictConfig:
     name_data(cfg)
     del cfg.hydra
     return cfg
-
-
-def make_own_code_importable() -> None:
-    """Let `runner` find the modules of the current directory as `python -m runner` does."""
-    here = str(Path.cwd())
-    if not sys.flags.safe_path and here not in sys.path and "" not in sys.path:
-        sys.path.insert(0, here)
-
-
-@contextmanager
-def restored(variable: str) -> Iterator[None]:
-    """Restore an environment variable at the end."""
-    before = os.environ.get(variable)
-    try:
-        yield
-    finally:
-        os.environ.pop(variable, None)
-        if before is not None:
-            os.environ[variable] = before

@@ -11,10 +11,8 @@ import yaml
 
 from runner.config import run_files
 from runner.config.identity import leaves
-from runner.version import HERE
+from runner.version import CONF as CONF
 
-#: in a wheel runner/conf; in a checkout and an editable install next to runner/
-CONF = HERE / "conf" if (HERE / "conf").is_dir() else HERE.parent / "conf"
 #: names and places, which make no other run
 NOT_OF_THE_RUN = ("name", "tracking.")
 #: shown of every model, also with their defaults

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,18 @@ def spelled(folder: Path) -> Path:
     if ".." not in folder.parts:
         return folder
     return Path(os.path.abspath(folder))  # noqa: PTH100  # resolve() follows links, which Hydra does not
+
+
+@contextmanager
+def temporary_folder(folder: Path) -> Iterator[Path]:
+    """Yield a directory on the disk of another one, where no command looks for runs; remove it afterwards."""
+    folder, here = folder.absolute(), Path.cwd()
+    near = here if folder.is_relative_to(here) else next(path for path in folder.parents if path.is_dir())
+    found = Path(tempfile.mkdtemp(prefix=".runner-check-", dir=near))
+    try:
+        yield found
+    finally:
+        shutil.rmtree(found, ignore_errors=True)
 
 
 class RunDirectory:

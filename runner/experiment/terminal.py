@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
 import re
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO
@@ -15,7 +13,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from runner.errors import harmless
+from runner.errors import harmless, leave_unread
 
 #: for an output that is not Unicode
 ASCII = str.maketrans({"✓": "+", "✗": "x", "·": "-", "…": "~", "━": "-", "╸": "-", "±": "+-"})
@@ -69,11 +67,6 @@ def labeled(text: str) -> Text:
 def say(text: str) -> None:
     """One or several lines, as they are, that hold names or errors from elsewhere."""
     print(harmless(text))
-
-
-def leave_unread() -> None:
-    """Discard what is still printed, and what Python flushes at its end: the reader is gone."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def short(folder: Path) -> str:

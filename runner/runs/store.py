@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from runner.config import origin
-from runner.config.compose import restored
+from runner.config.importing import restored
 from runner.errors import Problem, RunnerError
 from runner.tracking import mlflow_store, store_uri, stores
 from runner.tracking.stores import VARIABLE

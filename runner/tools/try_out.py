@@ -140,7 +140,7 @@ def _composed(own: Side, other: Side, overrides: list[str]) -> tuple[str, Any, D
         was, asked = validate.value(before, key), validate.value(now, key)
         if asked != was:
             problem = f"{other.name} has {key}={was}, and longer training is not a better configuration"
-            fix = f"{key}={was}; or a run of its own with {key}={asked}, and try --against that"
+            fix = f"{key}={was}; or a separate run with {key}={asked}, and try --against that"
             problems.append(Problem(f"{key}={asked}", problem, fix))
     refuse(problems)
     by = next(name for name, key in LENGTHS.items() if validate.value(now, key) is not None)
@@ -177,7 +177,7 @@ def _check(flags: Sequence[str], overrides: Sequence[str], settings: Sequence[st
     problems = [Problem(flag, problem, "use `KEY=VALUE` for what the try changes") for flag in flags]
     problem = "a try takes the seeds of what it is tried against, and more if need be"
     problems += [Problem(word, problem, "the same without seed=") for word in overrides if key_of(word) == "seed"]
-    problem = "a try is a sweep of its own, which adds seeds until it is decided"
+    problem = "a try starts its own sweep, which adds seeds until it is decided"
     own = [word for word in settings if key_of(word) in SWEEP_KEYS]
     refuse([*problems, *(Problem(word, problem, f"the same without {key_of(word)}=") for word in own)])
 

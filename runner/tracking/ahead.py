@@ -1,6 +1,6 @@
 """The publishing process, started while a run is still checked: what it imports takes as long as what the check imports.
 
-Called by cli/check_first.py before torch is there, so it imports nothing itself, and by publisher.py for all others.
+Called by cli/train.py before torch is there, so it imports nothing itself, and by publisher.py for all others.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import pytest
 
 from runner import cli
 from runner.cli import commands, table
-from runner.cli.answer import asked_for, give
+from runner.cli.answer import as_json, give
 from runner.errors import SECRETS
 from runner.version import PACKAGES
 
@@ -131,7 +131,7 @@ def test_a_password_is_masked_in_texts_alone(monkeypatch, capsys):
     monkeypatch.setenv("TRACK_PW", 'pä"1')
     monkeypatch.setenv("TRACK_NUMBER", "1234")
     monkeypatch.setenv(SECRETS, "TRACK_PW,TRACK_NUMBER")
-    with asked_for():
+    with as_json():
         give({"points": 51234, "at 1234": ["http://a:1234@host", 'it is pä"1'], "folder": Path("1234")})
     found = json.loads(capsys.readouterr().out)
     said = ["http://a:<oc.env:TRACK_NUMBER>@host", "it is <oc.env:TRACK_PW>"]

@@ -34,5 +34,5 @@ def test_an_unusable_gpu_is_shown_as_such(width, capsys, monkeypatch):
     assert facts["devices"][0]["usable"] is False
     assert "compute capability 6.1" in facts["devices"][0]["why_not"]
     assert facts["auto"]["device"] == "cpu"
-    devices._print(facts)
+    devices.print_devices(facts)
     assert "not usable" in " ".join(capsys.readouterr().out.split())

@@ -14,8 +14,8 @@ from omegaconf import MISSING, OmegaConf
 
 from runner import cli
 from runner.cli.arguments import sorted_words
-from runner.cli.check_first import check
 from runner.cli.table import MULTIRUN
+from runner.cli.train import check
 from runner.config import compose
 from runner.errors import RunnerError
 from runner.version import PACKAGES

@@ -10,7 +10,7 @@ import yaml
 from omegaconf import OmegaConf, open_dict, read_write
 from refused import problems_of
 
-from runner.cli import check_first
+from runner.cli import train
 from runner.config import logs, trust
 from runner.config.compose import composer
 from runner.errors import RunnerError
@@ -109,7 +109,7 @@ def test_a_runs_log_is_called_runner_whatever_the_job_is_called(tmp_path):
 )
 def test_what_hydra_can_not_write_or_writes_elsewhere_is_refused(own_folder, word, asked, so):
     hydra = hydra_with(word)
-    (problem,) = problems_of(check_first.check_written, hydra, Path("run").absolute())
+    (problem,) = problems_of(train.hydra_files, hydra, Path("run").absolute())
     assert asked in problem.source and so in problem.message and not list(own_folder.iterdir())
 
 

@@ -12,7 +12,7 @@ import pytest
 from trained_runs import NO_PICTURES
 
 import runner
-from runner.cli.history import show
+from runner.cli.commands import show_history
 from runner.runs.history import of_store
 from runner.tracking.journal import Journal
 
@@ -36,7 +36,7 @@ def test_of_a_folder(run):
 def test_a_name_is_whole_in_80_columns(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
     values = dict.fromkeys(("first", "last", "least", "greatest"), 118378.4)
-    show({"speed/samples_per_second": {"points": 1, "first_step": 1_200, "last_step": 1_200, **values}})
+    show_history({"speed/samples_per_second": {"points": 1, "first_step": 1_200, "last_step": 1_200, **values}})
     _, line = capsys.readouterr().out.splitlines()
     assert line.split() == ["speed/samples_per_second", "1", "1,200", *["118,378.4"] * 4] and len(line) <= 80
 
@@ -54,9 +54,7 @@ def test_as_a_file(run, tmp_path, ending):
 
 def test_a_store_that_is_named_beside_a_folder_is_said_not_to_be_asked(run):
     code, out, _ = run("history", "outputs/digits/run", "tracking.uri=http://me:secret@nowhere")
-    assert code == 0 and out.startswith(
-        "note: tracking.uri=http://me:***@nowhere is not asked: all that is named has its"
-    )
+    assert code == 0 and out.startswith("note: tracking.uri=http://me:***@nowhere has no effect: all runs have their")
     code, out, _ = run("history", "outputs/digits/run", "tracking.uri=http://nowhere", "--json")
     assert code == 0 and "train/loss" in json.loads(out)["metrics"]
 

@@ -206,7 +206,7 @@ def test_mistakes(a_few, capfd, words, problem):
 @pytest.mark.parametrize("command", ["diff", "compare"])
 def test_a_store_that_is_named_beside_folders_is_said_not_to_be_asked(a_few, command, capfd):
     assert cli.main([command, "outputs/a/run", "outputs/b/run", "tracking.uri=http://nowhere"]) == 0
-    assert capfd.readouterr().out.startswith("note: tracking.uri=http://nowhere is not asked: all that is named")
+    assert capfd.readouterr().out.startswith("note: tracking.uri=http://nowhere has no effect: all runs")
 
 
 @pytest.fixture

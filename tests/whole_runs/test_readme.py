@@ -135,7 +135,7 @@ def test_every_command_is_one(a_run, own_folder, monkeypatch):
     done = []
     for place, answer in (
         ("runner.cli.devices.show", {}),
-        ("runner.cli.sync.replay", []),
+        ("runner.runs.sync.replay", []),
         ("runner.sweep.report.show.show", own_folder),
         ("runner.cli.commands._become", 0),
     ):

@@ -22,8 +22,8 @@ from hydra.core.plugins import Plugins
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from runner.config.compose import restored
 from runner.config.identity import quoted
+from runner.config.importing import restored
 from runner.config.packages import install
 from runner.config.validate import written
 from runner.device import Hardware

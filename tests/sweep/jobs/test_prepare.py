@@ -7,6 +7,7 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 from refused import problems_of
 
+import runner
 from runner import cli
 from runner.cli.arguments import sorted_words
 from runner.config import compose
@@ -226,7 +227,7 @@ def test_a_files_mode_makes_a_sweep_of_a_command(own_folder, monkeypatch):
     assert cli.main(["experiment=two", "optimizer.lr=0.3"]) == 0
     assert swept == ["seed=1", "seed=2"]
     with pytest.raises(RunnerError, match="one run"):
-        cli.run(["experiment=two"])
+        runner.run(["experiment=two"])
 
 
 def test_a_jobs_folder_is_named_as_hydra_is_told():

@@ -1,4 +1,4 @@
-"""Sends to MLflow what it has not got of the journals in folders; gives a line for each, and plain values."""
+"""Sends the points in journals that MLflow has not received yet."""
 
 from __future__ import annotations
 
@@ -12,29 +12,31 @@ from runner.config.validate import without_password
 from runner.errors import Problem, RunnerError, nearest, refuse
 from runner.experiment.summary import note_tracker
 from runner.experiment.terminal import say
+from runner.runs.find import ROOTS
 from runner.tracking import recipes, store_uri, stores
 from runner.tracking.ack import read_ack
 from runner.tracking.damage import find_damage
 from runner.tracking.journal import is_being_written
 from runner.tracking.publisher import find_journals, sync
 
-PLACES = ("outputs", "multirun")
-
 
 def replay(folders: list[Path], *, uri: str | None) -> list[dict[str, Any]]:
-    """Sends what is missing. Returns for each run its folder, its store and whether that has all of it.
+    """Send what is missing, and return a row per run: its directory, its store, and whether the store is complete.
 
-    uri: of the store for all of them (None: each run's own).
-    Raises: RunnerError for a folder that is not there or has no journal, at once; for runs whose store is not known, last.
+    Args:
+        folders: Directories of runs, or above them (empty: outputs/ and multirun/).
+        uri: The store for all of them (None: each run's own).
+
+    Raises:
+        RunnerError: At once, for a directory without a journal; at the end, for runs whose store is unknown.
     """
     runs = _runs(folders)
     problems: list[Problem] = []
     rows: list[dict[str, Any]] = []
     for run in runs:
         if uri is None and origin.store_of(run) == "" and run not in folders:
-            say(
-                f"{run}: it was run with tracking.enabled=false; sync {shlex.quote(str(run))} tracking.uri=URI sends it"
-            )
+            send = f"sync {shlex.quote(str(run))} tracking.uri=URI"
+            say(f"{run}: it was run with tracking.enabled=false; {send} sends it")
             continue
         try:
             store = uri or stores.of_run(run, asked=f"sync {shlex.quote(str(run))}")
@@ -52,19 +54,19 @@ def replay(folders: list[Path], *, uri: str | None) -> list[dict[str, Any]]:
 
 def _runs(folders: list[Path]) -> list[Path]:
     problems, runs = [], []
-    for folder in folders or [Path(place) for place in PLACES if Path(place).is_dir()]:
+    for folder in folders or [Path(place) for place in ROOTS if Path(place).is_dir()]:
         found = find_journals(folder)
         runs += found
         if not folder.is_dir():
-            beside = [str(path) for path in folder.parent.glob("*/")]
-            fix = " or ".join(f"sync {shlex.quote(hit)}" for hit in nearest(str(folder), beside))
+            others = [str(path) for path in folder.parent.glob("*/")]
+            fix = " or ".join(f"sync {shlex.quote(hit)}" for hit in nearest(str(folder), others))
             fix = fix or "sync outputs, or a run's own folder below it"
             problems.append(Problem(f"sync {folder}", "there is no such folder", fix, code="missing-file"))
         elif not found and folders:
             problem = "there is no journal/journal.bin in it or below it, so there is nothing to send"
             problems.append(Problem(f"sync {folder}", problem, "use the directory of a run with its journal"))
     if not runs and not problems:
-        problems.append(Problem("sync", f"there is no run below {' or '.join(PLACES)}", "sync FOLDER"))
+        problems.append(Problem("sync", f"there is no run below {' or '.join(ROOTS)}", "sync FOLDER"))
     refuse(problems)
     return list(dict.fromkeys(runs))
 
@@ -80,10 +82,7 @@ def _while_it_runs(run: Path, uri: str, its_own: str | None) -> str:
 
 
 def _send(run: Path, uri: str, *, its_own: str | None) -> dict[str, Any]:
-    """Sends what one journal has and the store has not. Returns what became of it.
-
-    its_own: the store that its own process sends it to, as it may be shown; "" for none, None where nobody knows.
-    """
+    """Send one journal. its_own: the store that the run's process sends it to ("": none, None: unknown)."""
     if found := strays(run):
         say(f"{run}: not sent: {found[0][0]}: {found[0][1]}; rm -- {shlex.quote(str(found[0][0]))}")
         return {"is_complete": False}
@@ -96,7 +95,7 @@ def _send(run: Path, uri: str, *, its_own: str | None) -> dict[str, Any]:
     after = sync(run, uri, build=recipes.build_of(run))
     note_tracker(run, run_id=after.run_id, tracking_uri=after.uri or without_password(uri), tracker=after.counts)
     if after.run_id and origin.is_own(run):
-        origin.sign(run, after.uri)  # from now on that is where it lies
+        origin.sign(run, after.uri)  # its store from now on
     sent = after.points_written
     if before.run_id == after.run_id:
         sent += after.points_restored - before.points_restored - before.points_written
