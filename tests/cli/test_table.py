@@ -64,11 +64,15 @@ def test_broken_command_of_other_package_is_warned_about(other_package, capfd):
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=lambda command: command.name)
-def test_command_entry_is_whole(command):
+def test_command_entry_is_whole(command, capfd):
     assert command.group in table.GROUPS
     assert len(command.help) < 60 and command.help[0].isupper() and command.help[-1] != "."
     assert callable(command.find_function())
     assert all(option.help and option.help[-1] != "." for option in command.options)
+    assert cli.main([command.name, "--help"]) == 0
+    shown = capfd.readouterr().out
+    assert shown.startswith(f"Usage: python -m runner {command.name}")
+    assert all(option.usage in shown for option in command.options)
 
 
 def test_added_entry_is_a_command(monkeypatch, capfd):

@@ -1,6 +1,5 @@
 """What nobody foresaw: a line on the screen, its traceback in a file, and nothing left of a mistake."""
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -68,17 +67,6 @@ def test_code_of_a_persons_does_not_end_a_command_as_if_all_were_well(own_folder
     assert "unexpected error: SystemExit: it would end the program, with exit code 0 (mine.py:5)" in said
 
 
-def test_a_package_that_every_run_needs_and_nobody_installed_is_told_as_a_mistake(own_folder, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "psutil", None)
-
-    def fail(given):
-        raise ModuleNotFoundError(name="psutil")
-
-    monkeypatch.setitem(table.COMMANDS, "devices", replace(table.COMMANDS["devices"], function=fail))
-    assert cli.main(["devices"]) == 2
-    assert "pip install -e" in capsys.readouterr().err
-
-
 def test_a_run_that_is_resumed_writes_it_into_its_own_log(own_folder, monkeypatch, capsys):
     assert cli.main([*SMALL, "train.num_epochs=1", "hydra.run.dir=run"]) == 0
 
@@ -90,14 +78,6 @@ def test_a_run_that_is_resumed_writes_it_into_its_own_log(own_folder, monkeypatc
     said = capsys.readouterr().err
     assert "ValueError: of a resumed run" in said and "run/runner.log" in said and "Traceback" not in said
     assert "of a resumed run" in Path("run/runner.log").read_text()
-
-
-def test_a_mistake_leaves_no_folder(own_folder):
-    assert cli.main([*SMALL, "task.kind={}"]) == 2
-    assert not list(own_folder.iterdir())
-    (own_folder / "outputs").mkdir()
-    assert cli.main([*SMALL, "data.val_fraction=0.999"]) == 2
-    assert list(own_folder.rglob("*")) == [own_folder / "outputs"]
 
 
 @pytest.mark.parametrize("words", [["hydra.run.dir={}"], ["-cd", "{}"], ["-m", "seed=1,2", "sweep.resume={}"]])
