@@ -1,6 +1,6 @@
 """`try`: runs a change of the configuration or the code with as many seeds as it takes, and keeps it if it is better.
 
-First `plan` says whether it would run. The runs are a sweep below multirun/tries/, sweep/tries.py decides, and a line in
+First `plan` says whether it would run. The runs are a sweep below multirun/tries/, tries.py decides, and a line in
 tries.jsonl records what was tried, with which code, and the result.
 """
 
@@ -26,13 +26,12 @@ from runner.errors import Problem, RunnerError, refuse, without_password
 from runner.experiment.provenance import code, digest
 from runner.experiment.terminal import say, short
 from runner.runs import find
-from runner.sweep import hydra_plugins, tries
+from runner.sweep import hydra_plugins
 from runner.sweep.jobs.prepare import OF_THE_SWEEP
 from runner.sweep.report import number_format
 from runner.sweep.report.ranking import Goal
-from runner.sweep.tries import Decision
-from runner.sweep.trying import Side, measure
-from runner.tools import compare
+from runner.tools import compare, tries
+from runner.tools.tries import Decision, Side, measure
 from runner.tracking.journal_reader import read_events
 
 #: the length of a run, by what ends it: both sides have the same

@@ -10,12 +10,10 @@ from synthetic_sweep import Folder
 
 from runner import cli
 from runner.runs.find import find
-from runner.sweep import tries
 from runner.sweep.report.ranking import Goal
-from runner.sweep.tries import Decision
-from runner.sweep.trying import Side
-from runner.tools import try_out
+from runner.tools import tries, try_out
 from runner.tools.compare import one
+from runner.tools.tries import Decision, Side
 
 SHORT = ("data=iris", "model=linear", "train.num_epochs=2", "tracking.enabled=false", "task.plots=false", "device=cpu")
 MODEL = """
@@ -61,7 +59,7 @@ def test_a_night(answer, own_folder):
     worse = (
         ("model.salt=1", ""),  # as good, with luck of its own
         ("model.salt=13", "a run of it has no value: seed 0: train/loss is nan at step 1"),
-        ("metrics.pull_every=7", "the same values, to the bit, with 4 seeds"),
+        ("metrics.pull_every=7", "bitwise identical values with 4 seeds"),
     )
     chosen = drawn("tries that are not kept", worse, 1)
     for words, why in chosen:
@@ -104,7 +102,7 @@ def test_a_seed_with_which_the_reference_fails_is_left_out(answer, own_folder):
     answer(*SHORT[:1], "model=own", *SHORT[2:])
     code, found, said = answer("try", "model.bad=99", "--against", "last", "--budget", "120")
     assert (code, found["verdict"], list(found["values"])) == (1, "discarded", ["0", "1", "3", "4"]), said
-    assert found["why"].startswith("the same values, to the bit, with 4 seeds; a run of outputs/"), found["why"]
+    assert found["why"].startswith("bitwise identical values with 4 seeds; a run of outputs/"), found["why"]
     assert "has no value: seed 2: train/loss is nan" in found["why"]
 
 

@@ -4,11 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from runner.sweep import tries, trying
 from runner.sweep.jobs.ledger import Job
 from runner.sweep.report.ranking import Goal
 from runner.sweep.report.results import Best, Result
-from runner.sweep.trying import Side, measure
+from runner.tools import tries
+from runner.tools.tries import Side, measure
 
 LOSS = Goal("val/loss", "min")
 SEEDS = range(48)
@@ -46,9 +46,9 @@ def tried(monkeypatch):
             return tries.look(LOSS, SEEDS, own.values, other.values, lost=own.lost | other.lost, is_over=is_over)
 
         seeds = []
-        monkeypatch.setattr(trying, "read_results", lambda sweep: list(map(result, sweep.jobs.values())))
-        monkeypatch.setattr(trying, "add_jobs", add)
-        monkeypatch.setattr(trying, "run_sweep", run_sweep)
+        monkeypatch.setattr(tries, "read_results", lambda sweep: list(map(result, sweep.jobs.values())))
+        monkeypatch.setattr(tries, "add_jobs", add)
+        monkeypatch.setattr(tries, "run_sweep", run_sweep)
         return measure([own, other], look, None, None), seeds
 
     return run

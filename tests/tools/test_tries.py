@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from runner.sweep import tries
 from runner.sweep.report.ranking import Goal
-from runner.sweep.tries import Decision, look
+from runner.tools import tries
+from runner.tools.tries import Decision, look
 
 LOSS, ACCURACY = Goal("val/loss", "min"), Goal("val/accuracy", "max")
 SEEDS = range(48)
@@ -68,7 +68,7 @@ def test_what_is_asked_for_look_by_look():
     for known, wanted in ((0, 4), (4, 12), (12, 24), (24, 48)):
         mixed = [0.4 * (-1) ** seed - 0.1 for seed in range(known)]
         assert line_of(mixed) == list(range(wanted))
-    assert line_of([0.4 * (-1) ** seed - 0.1 for seed in range(48)]).why.startswith("48 seeds do not tell: about")
+    assert line_of([0.4 * (-1) ** seed - 0.1 for seed in range(48)]).why.startswith("48 seeds do not decide it: about")
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_what_is_asked_for_look_by_look():
     [
         ([0.1, 0.2, 0.3, 0.4], LOSS, "discarded", "better with none of 4 seeds"),
         ([-0.1, -0.2, -0.3, -0.4], ACCURACY, "discarded", "better with none of 4 seeds"),
-        ([0.0] * 4, LOSS, "discarded", "the same values, to the bit"),
+        ([0.0] * 4, LOSS, "discarded", "bitwise identical values"),
         ([0.0, 0.1, 0.2, 0.3], LOSS, "discarded", "better with none of 4 seeds"),
         ([-0.1, *[0.1, -0.05] * 5, 0.2], LOSS, "discarded", "no better, over 12 seeds"),
         ([-1 - seed / 100 for seed in range(12)], LOSS, "kept", "better, over 12 seeds"),
@@ -104,7 +104,7 @@ def test_values_that_can_not_be_more():
     theirs = dict.fromkeys(range(3, 17), 0.0)
     assert look(LOSS, list(theirs), {}, theirs) == [3, 4, 5, 6]
     ours = {seed: 0.4 * (-1) ** seed - 0.1 for seed in theirs}
-    assert look(LOSS, list(theirs), ours, theirs).why.startswith("14 seeds do not tell")
+    assert look(LOSS, list(theirs), ours, theirs).why.startswith("14 seeds do not decide it")
 
 
 def test_others_are_asked_for_in_the_place_of_seeds_that_fail():
@@ -115,7 +115,7 @@ def test_others_are_asked_for_in_the_place_of_seeds_that_fail():
     assert look(LOSS, SEEDS, ours, theirs, lost={5}) == [0, 1, 2, 3, 4, *range(6, 13)]
     seeds = [seed for seed in SEEDS if seed != 5]
     ours, theirs = {seed: 0.4 * (-1) ** seed - 0.1 for seed in seeds}, dict.fromkeys(seeds, 0.0)
-    assert look(LOSS, SEEDS, ours, theirs, lost={5}).why.startswith("47 seeds do not tell")
+    assert look(LOSS, SEEDS, ours, theirs, lost={5}).why.startswith("47 seeds do not decide it")
 
 
 def test_the_ledger(tmp_path):
