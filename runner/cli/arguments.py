@@ -85,7 +85,6 @@ def parse(command: Command, words: Sequence[str], *, of_python: bool = False) ->
     values: list[str] = []
     flags: list[str] = []
     overrides: list[str] = []
-    allowed: list[str] = []
     options: dict[str, Any] = {option.name: option.default if option.value else False for option in command.options}
     missing = {option.name: option for option in command.options if option.is_required}
     while rest:
@@ -109,7 +108,8 @@ def parse(command: Command, words: Sequence[str], *, of_python: bool = False) ->
             if own is not None:
                 options[own.name] = value
             elif name == "--allow":
-                allowed.append(text)
+                before = os.environ.get(ALLOW_VARIABLE)
+                os.environ[ALLOW_VARIABLE] = f"{before},{text}" if before else text
             else:
                 flags += [name, text] if option.value else [word]
         elif not word.startswith("-") and _is_value(command, word) and len(values) < command.max_values:
@@ -121,20 +121,11 @@ def parse(command: Command, words: Sequence[str], *, of_python: bool = False) ->
     for option in missing.values():
         source = f"{command.name} without {option.name}"
         problems.append(Problem(source, f"it is needed: {option.usage}", command.usage, code="missing-value"))
-    exclusive = [next(flag for flag in flags if flag in kind) for kind in EXCLUSIVE if kind & {*flags}]
-    if len(exclusive) > 1:
-        source, fix = " ".join(exclusive), " or ".join(exclusive)
-        problems.append(Problem(source, "these flags can't be combined", fix, code="clash"))
     if command.keys is not None:
-        if {*INFO, *SHELL} & {flag.partition("=")[0] for flag in flags}:
-            flags, overrides = [*words], []  # these read their own arguments
-        else:
-            flags, overrides = _checked(flags, overrides, problems, of_python=of_python)
+        flags, overrides = _checked(words, flags, overrides, problems, of_python=of_python)
         problems += _flag_problems(command, values, flags)
         problems += _key_problems(command, overrides)
     refuse(dict.fromkeys(problems))
-    if allowed:
-        os.environ[ALLOW_VARIABLE] = ",".join(filter(None, (os.environ.get(ALLOW_VARIABLE), *allowed)))
     return Arguments(command, [*words], tuple(values), options, flags, overrides)
 
 
@@ -229,7 +220,7 @@ def _commands_like(word: str, names: Sequence[str]) -> list[str]:
 
 
 def _checked(
-    flags: list[str], overrides: list[str], problems: list[Problem], *, of_python: bool
+    words: Sequence[str], flags: list[str], overrides: list[str], problems: list[Problem], *, of_python: bool
 ) -> tuple[list[str], list[str]]:
     """Return the flags, with -m for a sweep, and the overrides, with zip(...) as the setting that it is."""
     if zips := [word for word in overrides if word.startswith("zip(")]:
@@ -244,6 +235,12 @@ def _checked(
     elif modes and modes[-1] == "hydra.mode=RUN" and MULTIRUN & {*flags}:
         problem = "-m trains a sweep, and hydra.mode=RUN trains one run"
         problems.append(Problem("-m hydra.mode=RUN", problem, "one of them"))
+    exclusive = [next(flag for flag in flags if flag in kind) for kind in EXCLUSIVE if kind & {*flags}]
+    if len(exclusive) > 1:
+        source, fix = " ".join(exclusive), " or ".join(exclusive)
+        problems.append(Problem(source, "these flags can't be combined", fix, code="clash"))
+    if {*INFO, *SHELL} & {flag.partition("=")[0] for flag in flags}:
+        return [*words], []  # these read their own arguments
     only_with_cfg = [flag for flag in flags if flag in ("--resolve", "--package", "-p") and not CFG & {*flags}]
     problems += [Problem(flag, "it says how --cfg prints", f"--cfg job {flag}", code="clash") for flag in only_with_cfg]
     problems += _not_settings(overrides)

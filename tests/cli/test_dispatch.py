@@ -142,6 +142,7 @@ MISTAKES = [
     ("--allow", "--allow timm"),
     ("--resolve", "--cfg job --resolve"),
     ("-m seed=1,2 --cfg job", "-m or --cfg"),
+    ("hydra.mode=MULTIRUN --cfg job", "-m or --cfg"),
     ("--info searchpath --multirun", "--multirun or --info"),
     ("seed=1,2", "help: use `-m seed=1,2`\n"),
     ("data.fold=range(5)", "help: use `-m 'data.fold=range(5)'`\n"),
