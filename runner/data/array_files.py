@@ -51,8 +51,8 @@ def opened(path: str, *, key: str) -> Iterator[Arrays]:
     """
     file = existing(path, key=key)
     if file.suffix not in ENDINGS:
-        problem = f"files {f'of kind {file.suffix}' if file.suffix else 'without an ending'} are not read here"
-        raise RunnerError(Problem(f"{key}={path}", problem, "a file that ends in .npz, .npy or .safetensors"))
+        problem = f"files {f'that end in `{file.suffix}`' if file.suffix else 'without an ending'} can't be read"
+        raise RunnerError(Problem(f"{key}={path}", problem, "use a file that ends in `.npz`, `.npy` or `.safetensors`"))
     with ExitStack() as stack:
         with _explained(file, key):
             if file.suffix == ".safetensors":
@@ -72,10 +72,20 @@ def existing(path: str, *, key: str) -> Path:
     hits = nearest_files(sought, lambda item: item.suffix in ENDINGS)
     fix = " or ".join(as_typed(key, hit) for hit in hits)
     if not sought.parent.is_dir():
-        fix = fix or f"{key}=FILE, relative to the current folder ({Path.cwd()})"
-        raise RunnerError(Problem(f"{key}={path}", f"there is no folder {sought.parent}", fix, code="missing-file"))
-    problem = "that is a folder" if file.is_dir() else f"there is no such file in {sought.parent.resolve()}"
-    raise RunnerError(Problem(f"{key}={path}", problem, fix or f"{key}=FILE that ends in .npz, .npy or .safetensors"))
+        fix = fix or f"use `{key}=FILE`, relative to the current directory ({Path.cwd()})"
+        raise RunnerError(
+            Problem(f"{key}={path}", f"there is no directory `{sought.parent}`", fix, code="missing-file")
+        )
+    problem = (
+        f"`{file}` is a directory" if file.is_dir() else f"there is no file `{file.name}` in {sought.parent.resolve()}"
+    )
+    raise RunnerError(
+        Problem(
+            f"{key}={path}",
+            problem,
+            fix or f"use `{key}=FILE` with a file that ends in `.npz`, `.npy` or `.safetensors`",
+        )
+    )
 
 
 def _npz(stream: BinaryIO) -> Opened:
@@ -101,7 +111,7 @@ def _safetensors(file: Path, key: str, stack: ExitStack) -> Opened:
     try:
         from safetensors import safe_open  # an optional package
     except ImportError:
-        problem = "reading .safetensors takes a package that is not installed"
+        problem = "reading `.safetensors` needs a package that is not installed"
         raise RunnerError(Problem(f"{key}={file}", problem, install("safetensors"), code="missing-package")) from None
     found = stack.enter_context(safe_open(file, framework="pt"))
     return {name: tuple(found.get_slice(name).get_shape()) for name in list(found.keys())}, found.get_tensor
@@ -132,10 +142,10 @@ def _explained(file: Path, key: str) -> Iterator[None]:
 
 def _unreadable(file: Path, asked: str, error: Exception) -> Problem:
     if isinstance(error, PermissionError):
-        return Problem(asked, "you may not read that file", f"chmod u+r {file}")
+        return Problem(asked, f"no permission to read `{file}`", f"run `chmod u+r {file}`")
     if "pickle" in str(error) or "Python objects" in str(error):
-        problem = "it holds Python objects, which could run code when they are read; only plain arrays are read"
-        return Problem(asked, problem, "the file saved again from arrays of numbers or texts")
+        problem = f"`{file.name}` holds Python objects, which could run code when they are read"
+        return Problem(asked, problem, "save arrays of numbers or texts")
     message = first_line(error)
-    problem = f"it can't be read as {file.suffix}: {message}"
-    return Problem(asked, problem, "a whole file, saved by numpy or safetensors")
+    problem = f"`{file.name}` can't be read as `{file.suffix}`: {message}"
+    return Problem(asked, problem, "use a complete file, saved by numpy or safetensors")

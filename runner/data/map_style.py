@@ -26,10 +26,12 @@ class Told:
 def look_at(dataset: Dataset[Any], *, asked: str) -> Told:
     """Reads row 0, once. Raises: RunnerError for a Dataset without a length, without rows or with rows of no known kind."""
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-        problem = f"{type(dataset).__name__} is a stream without a length, and rows are drawn by their number here"
-        raise RunnerError(Problem(asked, problem, "a Dataset with __len__ and __getitem__"))
+        problem = f"`{type(dataset).__name__}` is a stream without a length, and rows are drawn by their number"
+        raise RunnerError(Problem(asked, problem, "return a Dataset with `__len__` and `__getitem__`"))
     if len(dataset) == 0:
-        raise RunnerError(Problem(asked, f"{type(dataset).__name__} has no rows", "a Dataset with rows in it"))
+        raise RunnerError(
+            Problem(asked, f"`{type(dataset).__name__}` has no rows", "return a Dataset with at least one row")
+        )
     return told_by(batch_of(dataset, [dataset[0]], asked=asked), dataset, labels=labels_of(dataset))
 
 
@@ -67,8 +69,8 @@ def collate(rows: list[Any], *, asked: str = "data") -> Any:
     try:
         batch = default_collate(rows)
     except (TypeError, RuntimeError) as error:
-        problem = f"the rows of the Dataset can't become a batch: {first_line(error)}"
-        fix = "rows of tensors, arrays, numbers, tuples or dicts, each of the same shapes"
+        problem = f"the rows of the Dataset can't be joined into a batch: {first_line(error)}"
+        fix = "return tensors, arrays, numbers, tuples or dicts of the same shapes for each row"
         raise RunnerError(Problem(asked, problem, fix)) from error
     return as_models_are(batch)
 

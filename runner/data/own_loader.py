@@ -38,7 +38,7 @@ class OwnLoader(IterableDataset[Any]):
         except (TypeError, NotImplementedError):
             self.has_length = False
         if self._length < 1:
-            raise RunnerError(Problem(asked, f"{type(self.dataset).__name__} has no rows", "one with rows in it"))
+            raise RunnerError(Problem(asked, f"`{type(self.dataset).__name__}` has no rows", "return at least one row"))
 
     @contextmanager
     def looked_at(self) -> Iterator[None]:
@@ -56,9 +56,11 @@ class OwnLoader(IterableDataset[Any]):
     def no_length(self, asked: str, *, or_steps: bool) -> Problem:
         """What to write where nobody knows when its epochs end. or_steps: a number of steps would say it, too."""
         kind = type(self.dataset).__name__
-        problem = f"{kind} has no length, and an epoch ends after as many rows as it has"
-        fix = f"def __len__(self) in {kind}: the rows of an epoch; of one without an end, as many as you like"
-        return Problem(asked, problem, f"train.num_steps=1000, which is one epoch then; or {fix}" if or_steps else fix)
+        problem = f"`{kind}` has no length, and an epoch is as long as its data"
+        fix = f"define `__len__` in `{kind}`: the number of rows of an epoch"
+        return Problem(
+            asked, problem, f"use `train.num_steps=1000`, which is then one epoch, or {fix}" if or_steps else fix
+        )
 
     @property
     def is_loader(self) -> bool:

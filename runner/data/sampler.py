@@ -28,7 +28,7 @@ def sampler_of(
     if asked is None:
         return None
     if labels is None or source.labels is None:
-        problem = f"the rows of {source.name} have no classes to be drawn by"
+        problem = f"the rows of `{source.name}` have no classes to draw by"
         raise RunnerError(Problem(_shown(asked), problem, "data.sampler=null"))
     sizes, shares = _sizes_and_shares(asked, labels, source)
     below = shares.cumsum(0)
@@ -48,8 +48,10 @@ def _sizes_and_shares(asked: Asked, labels: Tensor, source: Source) -> tuple[Ten
     sizes = torch.bincount(labels, minlength=len(classes))
     shares = torch.tensor(_weights(asked, classes, source.name), dtype=torch.float64) * (sizes > 0)
     if not shares.any():
-        problem = "no training row is of a class with a weight"
-        raise RunnerError(Problem(_shown(asked), problem, "a weight for another class, or data.sampler=balanced"))
+        problem = "no training row belongs to a class with a weight above 0"
+        raise RunnerError(
+            Problem(_shown(asked), problem, "give another class a weight, or use `data.sampler=balanced`")
+        )
     return sizes, shares
 
 
@@ -59,16 +61,20 @@ def _weights(asked: Asked, classes: Sequence[str], name: str) -> list[float]:
     if not isinstance(asked, Mapping):
         if len(asked) == len(classes):
             return list(asked)
-        problem = f"that is {len(asked)} weights, and {name} has {len(classes)} classes: {_listed(classes)}"
-        raise RunnerError(Problem(_shown(asked), problem, "a weight for each, in this order, or data.sampler=balanced"))
+        problem = f"there are {len(asked)} weights, and `{name}` has {len(classes)} classes: {_listed(classes)}"
+        raise RunnerError(
+            Problem(
+                _shown(asked), problem, "give a weight for each class, in this order, or use `data.sampler=balanced`"
+            )
+        )
     weights = {_called(each, classes): weight for each, weight in asked.items()}
     problems = []
     for unknown in (each for each in weights if each not in classes):
-        fix = " or ".join(nearest(unknown, classes)) or _listed(classes)
-        problems.append(Problem(f"data.sampler={{{unknown}: ...}}", f"{name} has no class {unknown}", fix))
+        fix = f"use {' or '.join(f'`{hit}`' for hit in nearest(unknown, classes)) or _listed(classes)}"
+        problems.append(Problem(f"data.sampler={{{unknown}: ...}}", f"`{name}` has no class `{unknown}`", fix))
     if missing := [each for each in classes if each not in weights]:
-        fix = f"data.sampler={{..., {', '.join(f'{each}: 1' for each in missing[:3])}}} (0: never drawn)"
-        problems.append(Problem(_shown(asked), f"it says nothing of {_listed(missing)}", fix))
+        fix = f"use `data.sampler={{..., {', '.join(f'{each}: 1' for each in missing[:3])}}}` (0: never drawn)"
+        problems.append(Problem(_shown(asked), f"`data.sampler` has no weight for {_listed(missing)}", fix))
     refuse(problems)
     return [weights[each] for each in classes]
 

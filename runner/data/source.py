@@ -80,8 +80,8 @@ def as_source(found: Any, *, name: str) -> Source:
         return _from_splits(found, name=name, asked=asked)
     if isinstance(found, list | tuple) and len(found) == 2:
         return from_arrays(found[0], found[1], name=name)
-    problem = f"it returned {_described(found)}, and data is {FORMS}"
-    raise RunnerError(Problem(asked, problem, "one of these forms at the end of your function"))
+    problem = f"the function returned {_described(found)}, and data must be {FORMS}"
+    raise RunnerError(Problem(asked, problem, "return one of these forms"))
 
 
 def from_arrays(
@@ -147,10 +147,10 @@ def _served(rows: OwnLoader, *, name: str, asked: str) -> Source:
 def _from_splits(found: Mapping[str, Any], *, name: str, asked: str) -> Source:
     if unknown := [key for key in found if key not in ("train", *GIVEN)]:
         hits = nearest(str(unknown[0]), ("train", *GIVEN), cutoff=0.6) or ("train", *GIVEN)
-        problem = f"it returned splits called {', '.join(map(str, found))}; they are called train, val and test here"
+        problem = f"the function returned splits called {', '.join(map(str, found))}; their names must be `train`, `val` and `test`"
         raise RunnerError(Problem(asked, problem, f"use {' or '.join(map(repr, hits))} instead of {unknown[0]!r}"))
     if "train" not in found:
-        problem = f"it returned {', '.join(found)} and nothing to train on"
+        problem = f"the function returned {', '.join(found)} and no training split"
         raise RunnerError(
             Problem(asked, problem, "return `{'train': (inputs, targets), ...}`, with the others next to it")
         )
@@ -190,8 +190,8 @@ def _beside_a_dataset(found: Sequence[Any], split: str, train: Source, read: Cal
     like = replace(train, facts={key: train.facts[key] for key in ("out_features",) if key in train.facts})
     if are_texts(targets):
         if not train.classes:
-            problem = f"the targets of {split} are texts, and the Dataset of train does not tell their numbers"
-            fix = f"`classes` in it, the names in the order of their numbers, or numbers in {split}"
+            problem = f"the targets of {split} are texts, and the training Dataset has no `classes` that number them"
+            fix = f"add `classes` to the training Dataset, the names in the order of their numbers, or use numbers in {split}"
             raise RunnerError(Problem(f"data={train.name}", problem, fix))
         return read(inputs, targets, like=like).rows
     targets, num_classes = without_bools(targets), train.facts.get("num_classes")
@@ -211,11 +211,11 @@ def _numbered_otherwise(given: Source, split: str, train: Source, asked: str) ->
         return None
     if theirs and not _are_numbers(theirs):
         problem = f"the classes of train are {', '.join(ours[:12])}, and those of {split} {', '.join(theirs[:12])}"
-        fix = f"`classes` of train in {split}, too, and its rows numbered so (ImageFolder: an empty folder and allow_empty=True)"
+        fix = f"use the `classes` of train in {split}, too, and their numbers (ImageFolder: an empty folder and `allow_empty=True`)"
         return Problem(asked, problem, fix)
     if isinstance(train.rows, Dataset):
         return None
-    problem = f"the classes of train ({', '.join(ours[:12])}) are numbered from 0 here, and {split} numbers them itself"
+    problem = f"the classes of train ({', '.join(ours[:12])}) are numbered from 0, and {split} has its own numbers"
     return Problem(
         asked, problem, f"use targets 0, 1, 2, ... in train, as {split} has them, or (inputs, targets) in {split}"
     )
@@ -237,10 +237,10 @@ def _checked(source: Source, asked: str) -> Source:
             Problem(asked, problem, "return `Source(rows=...)` of tensors with the same first dimension, 1 or more")
         )
     if source.labels is not None and len(source.labels) != num_rows(source.rows):
-        problem = f"it has {num_rows(source.rows):,} rows and {len(source.labels):,} labels"
+        problem = f"the `Source` has {num_rows(source.rows):,} rows and {len(source.labels):,} labels"
         raise RunnerError(Problem(asked, problem, "return `Source(labels=...)` with a label for each row, or None"))
     if unknown := set(source.given) - set(GIVEN):
-        problem = f"it brings splits called {', '.join(sorted(unknown))}"
+        problem = f"the `Source` has splits called {', '.join(sorted(unknown))}"
         raise RunnerError(
             Problem(asked, problem, "return `Source(given={'val': ..., 'test': ...})`; the training split is rows")
         )

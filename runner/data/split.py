@@ -225,35 +225,35 @@ def _empty_splits(total: int, cut: dict[str, float], counts: dict[str, int]) -> 
     problems = []
     for name, fraction in cut.items():
         if counts[name] == 0:
-            problem = f"of {total:,} rows that is none"
+            problem = f"`data.{name}_fraction` of {total:,} rows is no row"
             problems.append(
-                Problem(f"data.{name}_fraction={fraction}", problem, f"data.{name}_fraction=0, or more rows")
+                Problem(f"data.{name}_fraction={fraction}", problem, f"use `data.{name}_fraction=0`, or more rows")
             )
     if sum(cut.values()) >= 1 or sum(counts.values()) >= total:
         asked = " ".join(f"data.{name}_fraction={fraction}" for name, fraction in cut.items()) or "data"
-        problem = f"of {total:,} rows they leave none to train on"
-        problems.append(Problem(asked, problem, "data.val_fraction=0.1 data.test_fraction=0.1, or more rows"))
+        problem = f"the validation and test splits leave none of the {total:,} rows for training"
+        problems.append(Problem(asked, problem, "use `data.val_fraction=0.1 data.test_fraction=0.1`, or more rows"))
     return problems
 
 
 def _not_cut(limit: int | None, fold: tuple[int, int] | None) -> list[Problem]:
-    problem, fix = "a DataLoader of your own is served as it gives its rows", "tensors or a map-style Dataset"
+    problem, fix = "a custom DataLoader chooses its rows itself", "return tensors or a map-style Dataset"
     asked = {"data.limit": limit, "data.fold": None if fold is None else f"{fold[0]}/{fold[1]}"}
     return [
-        Problem(f"{key}={value}", problem, f"{key}=null, or {fix}") for key, value in asked.items() if value is not None
+        Problem(f"{key}={value}", problem, f"use `{key}=null`, or {fix}")
+        for key, value in asked.items()
+        if value is not None
     ]
 
 
 def _no_folds(source: Source, fold: tuple[int, int], total: int) -> list[Problem]:
     asked = f"data.fold={fold[0]}/{fold[1]}"
     if "val" in source.given:
-        return [Problem(asked, f"{source.name} brings its own validation split, which has no folds", "data.fold=null")]
+        return [Problem(asked, f"`{source.name}` has its own validation split, which has no folds", "data.fold=null")]
     if source.in_order:  # a window of a text is moved back by chance: behind a fold it would reach into it
-        problem = (
-            f"neighbouring rows of {source.name} tell of each other: what is learned behind a fold would tell of it"
-        )
-        return [Problem(asked, problem, "data.fold=null: its last part is validated on")]
+        problem = f"neighboring rows of `{source.name}` are related, so a fold would leak into training"
+        return [Problem(asked, problem, "use `data.fold=null`, which validates on the last part")]
     if total < fold[1]:
-        problem = f"there are {total:,} rows for {fold[1]:,} folds"
-        return [Problem(asked, problem, f"data.fold=0/{total}, or more rows" if total > 1 else "more rows")]
+        problem = f"{total:,} rows are too few for {fold[1]:,} folds"
+        return [Problem(asked, problem, f"use `data.fold=0/{total}`, or more rows" if total > 1 else "use more rows")]
     return []

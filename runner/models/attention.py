@@ -149,9 +149,9 @@ class Rotary(nn.Module):
     def __init__(self, length: int, size: int) -> None:
         super().__init__()
         if size % 2:
-            problem = f"rotary positions turn a head's numbers in pairs, and a head has {size}"
+            problem = f"rotary positions need an even width per head, and a head has {size}"
             raise RunnerError(
-                Problem("model.positions=rotary", problem, "a model.width of an even number for each head")
+                Problem("model.positions=rotary", problem, "use a `model.width` that gives each head an even number")
             )
         speeds = ROTARY_BASE ** -(torch.arange(0, size, 2) / size)
         angles = torch.arange(length)[:, None] * speeds
@@ -175,7 +175,12 @@ def check_sizes(*, width: Any, depth: Any, num_heads: Any, positions: Any) -> No
     """Raises: RunnerError with each that is none."""
     sizes = {"width": width, "depth": depth, "num_heads": num_heads}
     problems = [
-        Problem(f"model.{key}={value}", "it must be a whole number, 1 or more", f"model.{key}=4", code="bad-value")
+        Problem(
+            f"model.{key}={value}",
+            f"`model.{key}` must be a whole number, 1 or more",
+            f"model.{key}=4",
+            code="bad-value",
+        )
         for key, value in sizes.items()
         if type(value) is not int or value < 1
     ]
@@ -185,9 +190,15 @@ def check_sizes(*, width: Any, depth: Any, num_heads: Any, positions: Any) -> No
             f"model.num_heads={heads}" for heads in sorted(fits, key=lambda one: abs(one - num_heads))[:2]
         )
         problems.append(
-            Problem(f"model.num_heads={num_heads}", f"the heads share a model.width of {width} equally", fix)
+            Problem(
+                f"model.num_heads={num_heads}",
+                f"`model.width={width}` can't be divided into {num_heads} equal heads",
+                fix,
+            )
         )
     if positions not in POSITIONS:
         fix = " or ".join(f"model.positions={hit}" for hit in nearest(str(positions), POSITIONS) or POSITIONS)
-        problems.append(Problem(f"model.positions={positions}", f"positions are {' or '.join(POSITIONS)}", fix))
+        problems.append(
+            Problem(f"model.positions={positions}", f"`model.positions` must be {' or '.join(POSITIONS)}", fix)
+        )
     refuse(problems)

@@ -37,14 +37,16 @@ class Autoencoder(nn.Module):
     ) -> None:
         super().__init__()
         if vocab_size is not None:
-            problem = "its outputs are compared with its inputs as numbers, and this data is tokens"
-            raise RunnerError(Problem("model=autoencoder", problem, "model=gpt task=language, or data that is numbers"))
+            problem = "an autoencoder needs numbers as inputs, and this data is tokens"
+            raise RunnerError(
+                Problem("model=autoencoder", problem, "use `model=gpt task=language`, or data that is numbers")
+            )
         bottleneck = count(bottleneck, key="model.bottleneck", example=32)
         kind = choice(kind, ("auto", "conv", "mlp"), key="model.kind")
         can_convolve = len(input_shape) - 1 in LAYERS
         if kind == "conv" and not can_convolve:
             problem = (
-                "convolutions take images of shape (channels, height, width) and signals of shape (channels, length)"
+                "convolutions need images of shape (channels, height, width) or signals of shape (channels, length)"
             )
             fix = "model.kind=mlp"
             raise RunnerError(Problem(f"model.kind=conv on inputs of shape {tuple(input_shape)}", problem, fix))

@@ -37,11 +37,11 @@ def read_card(folder: Path) -> Card:
         found = run_files.read_json(file)
         card = Card(**{**found, "classes": tuple(found["classes"]), "targets": tuple(found["targets"])})
     except FileNotFoundError:
-        problem = "the run has not come to its model, or an earlier version wrote it"
+        problem = "the run did not get as far as its model, or an earlier version wrote it"
         raise RunnerError(
-            Problem(str(file), f"there is no such file: {problem}", "a run that has trained", code="missing-file")
+            Problem(str(file), f"there is no such file: {problem}", "use a run that has trained", code="missing-file")
         ) from None
     except (OSError, ValueError, TypeError, KeyError) as error:
-        problem = f"it can't be read: {type(error).__name__}: {error}"
-        raise RunnerError(Problem(str(file), problem, "the file as its run wrote it")) from None
+        problem = f"the file can't be read: {type(error).__name__}: {error}"
+        raise RunnerError(Problem(str(file), problem, "restore the file as the run wrote it")) from None
     return card

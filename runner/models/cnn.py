@@ -38,7 +38,7 @@ class CNN(nn.Module):
         dropout = probability(dropout, key="model.dropout")
         channels = widths(channels, key="model.channels", example="[32,64]")
         if type(kernel_size) is not int or kernel_size < 1 or kernel_size % 2 == 0:
-            problem = "a convolution keeps the size with an odd whole number, 1 or more"
+            problem = "`model.kernel_size` must be an odd whole number, 1 or more"
             raise RunnerError(
                 Problem(f"model.kernel_size={kernel_size}", problem, "model.kernel_size=3", code="bad-value")
             )
@@ -65,13 +65,15 @@ class CNN(nn.Module):
 def _check_shape(shape: Sequence[int], *, least: int) -> None:
     asked = f"model=cnn on inputs of shape {tuple(shape)}"
     if len(shape) not in (2, 3):
-        problem = "it takes images of shape (channels, height, width) and signals of shape (channels, length)"
-        fix = "model=mlp, which takes any shape, or inputs that are images or signals"
+        problem = "`cnn` needs images of shape (channels, height, width) or signals of shape (channels, length)"
+        fix = "use `model=mlp`, which takes any shape, or images or signals as inputs"
         raise RunnerError(Problem(asked, problem, fix))
     if min(shape[1:]) < least:
         side = "a side" if len(shape) == 3 else "a length"
-        problem = f"its channels halve the input until {side} of {least} is 1, and this input is shorter"
-        raise RunnerError(Problem(asked, problem, "model=mlp, or a shorter list in model.channels"))
+        problem = (
+            f"each entry of `model.channels` but the first halves the input, which needs {side} of at least {least}"
+        )
+        raise RunnerError(Problem(asked, problem, "use `model=mlp`, or a shorter list in `model.channels`"))
 
 
 def _convolution(num_dims: int, inputs: int, outputs: int, kernel_size: int) -> tuple[nn.Module, ...]:

@@ -69,20 +69,20 @@ def timm_model(
     """
     timm = _library("timm", asked=f"model.name={name}")
     if len(input_shape) != 3:
-        problem = "timm's models take images of shape (channels, height, width)"
-        fix = "model=cnn, which takes signals, too, or model=mlp, which takes any shape"
+        problem = "timm's models need images of shape (channels, height, width)"
+        fix = "use `model=cnn`, which also takes signals, or `model=mlp`, which takes any shape"
         raise RunnerError(Problem(f"model=timm on inputs of shape {tuple(input_shape)}", problem, fix))
     if not timm.is_model(name):  # also what names an address: hf-hub:..., local-dir:...
         known = timm.list_models()
         fix = (
             " or ".join(f"model.name={hit}" for hit in nearest(str(name), known))
-            or f"one of its {len(known)} names, timm.list_models()"
+            or f"use one of the {len(known)} names of `timm.list_models()`"
         )
-        raise RunnerError(Problem(f"model.name={name}", "timm has no such model", fix))
+        raise RunnerError(Problem(f"model.name={name}", f"timm has no model `{name}`", fix))
     settings = dict(settings or {})
     if refused := [key for key in settings if key in NO_SETTINGS]:
-        problem = "files, addresses and what follows from the data are not set here"
-        fix = "model.weights=FILE for weights, or without this key"
+        problem = "`model.settings` can't set files, addresses or values that follow from the data"
+        fix = "remove this key, and use `model.weights=FILE` for weights"
         raise RunnerError(Problem(f"model.settings.{refused[0]}={settings[refused[0]]}", problem, fix))
     try:
         model: Any = timm.create_model(
@@ -128,7 +128,7 @@ def transformers_model(
         )
     head = choice(head, HEADS, key="model.head")
     if vocab_size is None and head != "image_classification":
-        problem = "it takes tokens, and this data has no vocabulary"
+        problem = "the model needs tokens, and this data has no vocabulary"
         raise RunnerError(Problem(f"model=huggingface on inputs of shape {tuple(input_shape)}", problem, "model=mlp"))
     kind, argument = HEADS[head]
     settings = _settings(library, dict(config or {}), input_shape, out_features, head, vocab_size, pretrained)
@@ -142,9 +142,9 @@ def transformers_model(
     has = getattr(settings, "vocab_size", None)
     if vocab_size is not None and head != "image_classification" and isinstance(has, int) and has < vocab_size:
         problem = f"the model knows {has:,} tokens, and the data has {vocab_size:,}"
-        fix = f"model.config.vocab_size={vocab_size}, or without that key"
+        fix = f"use `model.config.vocab_size={vocab_size}`, or remove that key"
         if pretrained:
-            fix = f"its own tokenizer.json as data.tokenizer (data=text: data.tokens), or a model of {vocab_size:,} tokens"
+            fix = f"use the model's `tokenizer.json` as `data.tokenizer` (`data=text`: `data.tokens`), or a model of {vocab_size:,} tokens"
         raise RunnerError(Problem(asked, problem, fix))
     auto = getattr(library, kind)
     try:
@@ -299,7 +299,7 @@ def _check_keys(settings: Any, asked: Mapping[str, Any]) -> None:
     problems = []
     for key in (key for key in asked if key in set(vars(settings)) - known):
         if hits := nearest(key, known, cutoff=MISSPELT):
-            problem = f"the configuration of {settings.model_type} has no {key}"
+            problem = f"the configuration of `{settings.model_type}` has no key `{key}`"
             fix = " or ".join(f"model.config.{hit}=..." for hit in hits)
             problems.append(Problem(f"model.config.{key}={asked[key]}", problem, fix))
     refuse(problems)
@@ -316,8 +316,8 @@ def _known(library: Any, kind: Any) -> str:
     if kind in known:
         return str(kind)
     hits = nearest(str(kind), known) or ["bert", "gpt2", "vit"]
-    fix = " or ".join(f"model.config.model_type={hit}" for hit in hits) + "; or model.pretrained=FOLDER"
-    problem = f"transformers {library.__version__} has {len(known)} kinds of models, and this is none"
+    fix = " or ".join(f"model.config.model_type={hit}" for hit in hits) + " or model.pretrained=DIRECTORY"
+    problem = f"`{kind}` is not one of the {len(known)} kinds of models in transformers {library.__version__}"
     raise RunnerError(Problem(f"model.config.model_type={kind}", problem, fix))
 
 
@@ -326,14 +326,14 @@ def _library(name: str, *, asked: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         problem = (
-            f"it needs {name}, which is not installed" if error.name == name else f"importing {name} failed: {error}"
+            f"the package `{name}` is not installed" if error.name == name else f"importing {name} failed: {error}"
         )
         raise RunnerError(Problem(asked, problem, install(name))) from error
 
 
 def _not_reached(asked: str, error: Exception) -> Problem:
     fix = (
-        "a local folder that save_pretrained() made (config.json, model.safetensors) or model.weights=FILE; for a name on "
-        "the hub a network, or one run where there is one and HF_HOME with its cache here"
+        "use a directory made by `save_pretrained()`, or `model.weights=FILE`; a name on the Hub needs a network, "
+        "or the cache (`HF_HOME`) of a run that had one"
     )
-    return Problem(asked, f"it can't be had: {first_line(error)}", fix)
+    return Problem(asked, f"the model can't be loaded: {first_line(error)}", fix)

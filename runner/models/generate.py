@@ -103,14 +103,16 @@ def _context_length(model: nn.Module) -> int | None:
 def _check(prompt: Tensor, temperature: float, top_k: int | None) -> None:
     problems = []
     if prompt.dim() != 2 or not prompt.shape[1]:
-        problem = "a prompt is tokens, (B, P), at least one in a row"
-        problems.append(Problem(f"a prompt of shape {tuple(prompt.shape)}", problem, "a prompt of shape (1, 1)"))
+        problem = "a prompt must be tokens of shape (B, P), at least one per row"
+        problems.append(Problem(f"a prompt of shape {tuple(prompt.shape)}", problem, "use a prompt of shape (1, 1)"))
     if temperature < 0:
         problems.append(
-            Problem(f"temperature={temperature}", "it must be 0 or more", "temperature=1.0", code="bad-value")
+            Problem(
+                f"temperature={temperature}", "`temperature` must be 0 or more", "temperature=1.0", code="bad-value"
+            )
         )
     if top_k is not None and top_k < 1:
         problems.append(
-            Problem(f"top_k={top_k}", "it must be 1 or more", "top_k=null for all tokens", code="bad-value")
+            Problem(f"top_k={top_k}", "`top_k` must be 1 or more", "use `top_k=null` for all tokens", code="bad-value")
         )
     refuse(problems)

@@ -34,8 +34,8 @@ class GPT(nn.Module):
     ) -> None:
         super().__init__()
         if vocab_size is None or context_length is None:
-            problem = "it takes tokens, and this data has none: its facts have no vocab_size and context_length"
-            fix = "data=text or data=tokens, or model.vocab_size=... and model.context_length=..."
+            problem = "`gpt` needs tokens, and the data has no `vocab_size` and `context_length`"
+            fix = "use `data=text` or `data=tokens`, or set `model.vocab_size` and `model.context_length`"
             raise RunnerError(Problem("model=gpt", problem, fix))
         self.vocab_size, self.context_length = vocab_size, context_length
         self.stack = Stack(
@@ -54,10 +54,8 @@ class GPT(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:  # (B, T) -> (B, T, V), T <= context_length
         if tokens.shape[-1] > self.context_length:
-            problem = f"the model has positions for {self.context_length:,}"
-            fix = (
-                f"at most {self.context_length:,} of them, or data.context_length={tokens.shape[-1]} in a new training"
-            )
+            problem = f"the model has positions for {self.context_length:,} tokens"
+            fix = f"use at most {self.context_length:,} tokens, or train with `data.context_length={tokens.shape[-1]}`"
             raise RunnerError(Problem(f"{tokens.shape[-1]:,} tokens in a row", problem, fix))
         x = self.stack(self.embedding(tokens))
         logits: Tensor = F.linear(x, self.embedding.weight) if self.output is None else self.output(x)

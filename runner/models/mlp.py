@@ -59,7 +59,7 @@ def activation_class(name: str) -> type[nn.Module]:
     """The module class of an activation's name. Raises: RunnerError with the nearest one."""
     if name not in ACTIVATIONS:
         fix = " or ".join(f"model.activation={hit}" for hit in nearest(str(name), ACTIVATIONS) or ACTIVATIONS)
-        problem = f"there is no such activation here; there are {', '.join(ACTIVATIONS)}"
+        problem = f"`model.activation` must be one of {', '.join(ACTIVATIONS)}"
         raise RunnerError(Problem(f"model.activation={name}", problem, fix))
     return ACTIVATIONS[name]
 

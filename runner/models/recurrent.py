@@ -186,15 +186,15 @@ def _check_shape(shape: Sequence[int], *, model: str, is_tokens: bool) -> None:
     if is_tokens and len(shape) == 1:
         return
     if is_tokens:
-        problem = "with a vocabulary it takes texts: tokens of shape (length,)"
-        raise RunnerError(Problem(asked, problem, "model.vocab_size=null, or inputs that are tokens"))
+        problem = f"with a vocabulary `{model}` needs texts: tokens of shape (length,)"
+        raise RunnerError(Problem(asked, problem, "use `model.vocab_size=null`, or tokens as inputs"))
     if len(shape) == 1:
-        problem = "it takes signals of shape (channels, length), and these rows have no order; or tokens, and there is no vocabulary"
-        fix = "model=mlp; model.vocab_size=N for N tokens; or the inputs saved as x[:, None]"
+        problem = f"`{model}` needs signals of shape (channels, length), or tokens with a vocabulary"
+        fix = "use `model=mlp`, `model.vocab_size=N` for N tokens, or inputs saved as `x[:, None]`"
         raise RunnerError(Problem(asked, problem, fix))
     if len(shape) == 3:
-        problem = "it takes signals of shape (channels, length), and these are images"
+        problem = f"`{model}` needs signals of shape (channels, length), and these are images"
         raise RunnerError(Problem(asked, problem, "model=cnn"))
     if len(shape) != 2:
-        problem = "it takes signals of shape (channels, length)"
-        raise RunnerError(Problem(asked, problem, "model=mlp, which takes any shape"))
+        problem = "the model needs signals of shape (channels, length)"
+        raise RunnerError(Problem(asked, problem, "use `model=mlp`, which takes any shape"))

@@ -133,12 +133,14 @@ def _stages(depth: int) -> tuple[tuple[int, ...], bool]:
         return STAGES[depth]
     if type(depth) is int and depth >= 8 and depth % 6 == 2:
         return (depth // 6,) * 3, False
-    problem = "there are 18, 34, 50, 101, 152, and 6n + 2 for small images: 20, 32, 44, 56, 110"
+    problem = "`model.depth` must be 18, 34, 50, 101, 152, or 6n + 2 for small images: 20, 32, 44, 56, 110"
     raise RunnerError(Problem(f"model.depth={depth}", problem, "model.depth=18"))
 
 
 def _check_shape(shape: Sequence[int], *, depth: int) -> None:
     if len(shape) != 3:
-        problem = "it takes images of shape (channels, height, width)"
-        fix = "model=cnn, which takes signals, too" if len(shape) == 2 else "model=mlp, which takes any shape"
+        problem = "the model needs images of shape (channels, height, width)"
+        fix = (
+            "use `model=cnn`, which also takes signals" if len(shape) == 2 else "use `model=mlp`, which takes any shape"
+        )
         raise RunnerError(Problem(f"model=resnet on inputs of shape {tuple(shape)}", problem, fix))

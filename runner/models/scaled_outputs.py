@@ -36,14 +36,14 @@ class Scaled(nn.Module):
         if self.output not in parts:
             names = list(map(str, parts))
             hits = nearest(str(self.output), names) or names[:3]
-            problem = f"the model gives a {type(outputs).__name__} of {', '.join(names)}, and one is scaled to the targets' units"
+            problem = f"the model returns a {type(outputs).__name__} of {', '.join(names)}, and `task.output` must name the predictions"
             asked = f"task.output={'null' if self.output is None else self.output}"
             raise RunnerError(Problem(asked, problem, " or ".join(f"task.output={hit}" for hit in hits)))
         return _with(outputs, self.output, self._scaled(parts[self.output]))
 
     def _scaled(self, outputs: Tensor) -> Tensor:
         if outputs.dim() > 1 and outputs.shape[-1] != len(self.means):
-            problem = f"the model gives {tuple(outputs.shape)}, and the data has {len(self.means)} targets a row"
+            problem = f"the model returns {tuple(outputs.shape)}, and the data has {len(self.means)} targets per row"
             raise RunnerError(Problem("model", problem, "model.out_features='${facts.out_features}'"))
         return outputs * self.spreads + self.means
 

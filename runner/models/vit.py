@@ -41,7 +41,7 @@ class ViT(nn.Module):
         width, num_heads = count(width, key="model.width"), count(num_heads, key="model.num_heads", example=3)
         dropout = probability(dropout, key="model.dropout")
         if width % num_heads:
-            problem = f"a token of width {width} can't be cut into {num_heads} heads of equal width"
+            problem = f"`model.width={width}` can't be divided into {num_heads} equal heads"
             raise RunnerError(Problem(f"model.num_heads={num_heads}", problem, f"model.width={num_heads * 64}"))
         channels, height, length = input_shape
         num_patches = (height // patch_size) * (length // patch_size)
@@ -95,11 +95,13 @@ def _initialise(model: ViT) -> None:
 def _check_shape(shape: Sequence[int], patch_size: int) -> None:
     asked = f"model=vit on inputs of shape {tuple(shape)}"
     if len(shape) != 3:
-        problem = "it takes images of shape (channels, height, width)"
-        fix = "model=cnn, which takes signals, too" if len(shape) == 2 else "model=mlp, which takes any shape"
+        problem = "the model needs images of shape (channels, height, width)"
+        fix = (
+            "use `model=cnn`, which also takes signals" if len(shape) == 2 else "use `model=mlp`, which takes any shape"
+        )
         raise RunnerError(Problem(asked, problem, fix))
     if shape[1] % patch_size or shape[2] % patch_size:
         fitting = [size for size in range(min(shape[1:]), 0, -1) if not shape[1] % size and not shape[2] % size]
         best = min(fitting, key=lambda size: (abs(size - patch_size), size))
-        problem = f"patches of {patch_size} pixels don't fill it"
+        problem = f"patches of {patch_size} pixels don't fill the image"
         raise RunnerError(Problem(f"model.patch_size={patch_size}, {asked}", problem, f"model.patch_size={best}"))

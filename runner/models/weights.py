@@ -33,9 +33,9 @@ def load_weights(model: nn.Module, path: str, *, strict: bool) -> str:
     fitting = {name: value for name, value in found.items() if name in own and value.shape == own[name].shape}
     amiss = _amiss(own, found)
     if amiss and (strict or not fitting):
-        fix = "model.strict=false to take what fits, or a model with the sizes of the file"
+        fix = "use `model.strict=false` to load what fits, or a model with the sizes of the file"
         if not fitting:
-            fix = "the file of this model, or the model of this file"
+            fix = "use a file of this model, or the model of this file"
         raise RunnerError(Problem(f"model.weights={path}", "\n".join(amiss), fix))
     model.load_state_dict(fitting, strict=False)
     taken = f"{len(fitting)} of the model's {len(own)} tensors come from {path}"
@@ -49,16 +49,16 @@ def read_weights(path: str) -> dict[str, Tensor]:
     if is_there and file.is_dir():
         file = file / BEST
         if not file.is_file():
-            problem = f"the folder has no {BEST}: it is of no run, or of one that has kept no weights yet"
-            raise RunnerError(Problem(f"model.weights={path}", problem, "a run's folder, or a file of weights"))
+            problem = f"the directory has no `{BEST}`: it belongs to no run, or to a run without weights yet"
+            raise RunnerError(Problem(f"model.weights={path}", problem, "use a run directory, or a file of weights"))
     if not is_there or not file.is_file():
         beside = sorted(file.parent.glob("*")) if exists(file.parent) else []
         there = [str(each) for each in beside if each.suffix in (".safetensors", ".pt", ".pth")]
         fix = (
             " or ".join(f"model.weights={hit}" for hit in nearest(path, there))
-            or "a file or a run's folder that is there"
+            or "use a file or a run directory that exists"
         )
-        raise RunnerError(Problem(f"model.weights={path}", "there is no such file", fix, code="missing-file"))
+        raise RunnerError(Problem(f"model.weights={path}", f"there is no file `{path}`", fix, code="missing-file"))
     found = _from_safetensors(file) if file.suffix == ".safetensors" else _from_torch(file)
     for key in INSIDE:
         if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
@@ -67,8 +67,8 @@ def read_weights(path: str) -> dict[str, Tensor]:
     items = found.items() if isinstance(found, Mapping) else ()
     named = {str(name): value for name, value in items if isinstance(value, Tensor)}
     if not named:
-        problem = f"it holds {type(found).__name__}, and weights are tensors by name"
-        fix = "torch.save(model.state_dict(), FILE) where it was made"
+        problem = f"the file contains {type(found).__name__}, not tensors by name"
+        fix = "save it with `torch.save(model.state_dict(), FILE)`"
         raise RunnerError(Problem(f"model.weights={path}", problem, fix))
     return named
 
@@ -84,25 +84,23 @@ def _from_safetensors(file: Path) -> Any:
     try:
         from safetensors.torch import load_file  # an extra: who has no such file needs no such package
     except ImportError:
-        problem = "reading it needs safetensors, which is not installed"
+        problem = "reading the file needs `safetensors`, which is not installed"
         raise RunnerError(
             Problem(f"model.weights={file}", problem, install("safetensors"), code="missing-package")
         ) from None
     try:
         return load_file(file)
     except Exception as error:
-        problem = f"it can't be read: {type(error).__name__}: {error}"
-        raise RunnerError(Problem(f"model.weights={file}", problem, "the file once more from where it came")) from error
+        problem = f"the file can't be read: {type(error).__name__}: {error}"
+        raise RunnerError(Problem(f"model.weights={file}", problem, "download or copy the file again")) from error
 
 
 def _from_torch(file: Path) -> Any:
     try:
         return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
-        problem = "it can't be read without running code in it, or is damaged: " + first_line(error)
-        fix = (
-            "torch.save(model.state_dict(), FILE) where it was made, which holds tensors alone, or a .safetensors file"
-        )
+        problem = "the file is damaged, or can't be read without running code: " + first_line(error)
+        fix = "save it with `torch.save(model.state_dict(), FILE)`, or use a `.safetensors` file"
         raise RunnerError(Problem(f"model.weights={file}", problem, fix)) from error
 
 

@@ -20,7 +20,7 @@ def check_module(model: object, *, asked: str) -> None:
     """Raises: RunnerError for a model that torch can't train."""
     if not isinstance(model, nn.Module):
         kind = type(model).__name__
-        problem = f"it makes a {kind}, which is not a torch.nn.Module"
+        problem = f"`_target_` makes a `{kind}`, which is not a `torch.nn.Module`"
         raise RunnerError(
             Problem(asked, problem, f"make it `class {kind}(nn.Module)`, with `super().__init__()` first in `__init__`")
         )
@@ -48,7 +48,9 @@ def know_shapes(model: nn.Module, call: Callable[[nn.Module, Any], Any], batch: 
     except RunnerError:
         raise
     except Exception as error:
-        problem = f"its first forward pass failed, which tells the lazy layers' shapes: {type(error).__name__}: {error}"
+        problem = (
+            f"the first forward pass, which sets the shapes of lazy layers, failed: {type(error).__name__}: {error}"
+        )
         fix = NO_MOVES if moves_itself(error) else f"correct {call_site.line_of_error(error)}"
         raise RunnerError(Problem("model", problem, fix)) from error
     finally:
@@ -58,8 +60,8 @@ def know_shapes(model: nn.Module, call: Callable[[nn.Module, Any], Any], batch: 
         if callable(reset := getattr(module, "reset_parameters", None)) and not any(map(is_lazy, _own(module))):
             reset()
     if left := [name for name, tensor in model.named_parameters() if is_lazy(tensor)]:
-        problem = f"{left[0]} has no shape after a forward pass: no layer's work came to it"
-        raise RunnerError(Problem("model", problem, f"{left[0].rpartition('.')[0]} used in forward, or taken out"))
+        problem = f"`{left[0]}` has no shape after a forward pass, because forward doesn't use it"
+        raise RunnerError(Problem("model", problem, f"use `{left[0].rpartition('.')[0]}` in forward, or remove it"))
 
 
 def check_trains(model: nn.Module, *, asked: str) -> None:
@@ -76,14 +78,14 @@ def check_trains(model: nn.Module, *, asked: str) -> None:
         if tensor.requires_grad and tensor.is_leaf and id(tensor) not in known and not is_shape:
             holder, attribute, held = _holder(model, name.path)
             called, instead = _instead(held)
-            problem = (
-                f"torch does not see {name.path}, so it would not be trained or saved: {holder}.{attribute} is {called}"
-            )
-            fix = f"self.{attribute} = {instead} in {holder}.__init__, or requires_grad_(False) where it is to stay as it is"
+            problem = f"torch can't see `{name.path}`, so it would not be trained or saved: `{holder}.{attribute}` is {called}"
+            fix = f"write `self.{attribute} = {instead}` in `{holder}.__init__`, or `requires_grad_(False)` if it isn't trained"
             problems.setdefault(f"{holder}.{attribute}", Problem(asked, problem, fix))
     refuse(problems.values())
     if not known:
-        raise RunnerError(Problem(asked, "it has no parameters, so there is nothing to train", "a model with layers"))
+        raise RunnerError(
+            Problem(asked, "the model has no parameters, so there is nothing to train", "use a model with layers")
+        )
 
 
 def _own(module: nn.Module) -> list[Tensor]:

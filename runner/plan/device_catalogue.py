@@ -73,11 +73,11 @@ def model(name: str, *, kind: str) -> Model:
     asked = f"plan.device_name={name}"
     if not names:
         raise RunnerError(
-            Problem(asked, f"the table has no devices of the kind {kind}", "plan.device_memory=16GiB, say")
+            Problem(asked, f"there are no known devices of kind `{kind}`", "use, e.g., `plan.device_memory=16GiB`")
         )
     near = nearest(name, names) or names
-    problem = f"the table has, for {kind}: {', '.join(names)}"
-    raise RunnerError(Problem(asked, problem, f"plan.device_name={near[0]}, or plan.device_memory=80GiB"))
+    problem = f"there is no device `{name}`; for `{kind}` there are {', '.join(names)}"
+    raise RunnerError(Problem(asked, problem, f"use `plan.device_name={near[0]}`, or `plan.device_memory=80GiB`"))
 
 
 def fits(num_bytes: int, *, kind: str, share: float) -> list[str]:

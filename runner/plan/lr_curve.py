@@ -58,7 +58,7 @@ def suggest(rates: Any, losses: Any, *, away: float) -> Found:
     if end < 2 * EDGE + 2 or values.argmin() < 2:
         last = max(0, end - 1)
         problem = f"the loss never falls: {losses[0]:.4g} at {rates[0]:.1e}, {losses[last]:.4g} at {rates[last]:.1e}"
-        fix = f"lr-find --from {rates[0] / 100:.0e}, more steps, or a look at the data and the task"
+        fix = f"use `lr-find --from {rates[0] / 100:.0e}` or more steps, or check the data and the task"
         raise RunnerError(Problem("lr-find", problem, fix))
     at = int(values.argmin())
     slope = np.gradient(values, np.log(rates[:end]))

@@ -48,11 +48,11 @@ def find_rate(
     """
     if not lowest < highest:
         fix = f"--from {highest:g} --to {lowest:g}"
-        raise RunnerError(Problem(f"--from {lowest:g} --to {highest:g}", "the rate rises", fix))
+        raise RunnerError(Problem(f"--from {lowest:g} --to {highest:g}", "`--from` must be below `--to`", fix))
     cfg, folder = composed(flags, overrides)
     if turns := cfg.optimizer.get("turns"):
-        problem = "optimizers that take turns have a rate each, and no loss that says which is right"
-        fix = f"a sweep instead: -m {' '.join(f'+optimizer.turns.{name}.lr=1e-3,1e-4' for name in turns)}"
+        problem = "optimizers that take turns have one rate each, which no single loss can choose"
+        fix = f"run a sweep: `-m {' '.join(f'+optimizer.turns.{name}.lr=1e-3,1e-4' for name in turns)}`"
         raise RunnerError(Problem("lr-find with optimizer.turns", problem, fix))
     choice = check(cfg, probe())
     made = build.prepare(cfg, torch.device(choice.here))
@@ -83,9 +83,11 @@ def _moved(settings: DictConfig, optimizer: Optimizer) -> list[dict[str, Any]]:
     # as it is before a schedule has begun to move it
     found = [group for group in optimizer.param_groups if float(group.get("initial_lr", group["lr"])) == usual]
     if not found:
-        problem = "each parameter has a rate of its own there, and optimizer.lr moves none"
+        problem = "each parameter group sets its own rate, so `optimizer.lr` changes none"
         raise RunnerError(
-            Problem(f"lr-find with {', '.join(asked)}", problem, f"the same without {' or '.join(asked)}")
+            Problem(
+                f"lr-find with {', '.join(asked)}", problem, f"remove {' and '.join(f'`{each}`' for each in asked)}"
+            )
         )
     return found
 

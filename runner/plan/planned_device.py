@@ -78,7 +78,7 @@ def num_bytes(text: Any) -> int:
     """80GiB, 16G, 512MiB or plain bytes. GB counts as GiB: that is what people mean. Raises: RunnerError."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", str(text), flags=re.IGNORECASE)
     if found is None or float(found[1]) <= 0:
-        problem = "a size is a number with its unit: 16GiB, 512MiB"
+        problem = "`plan.device_memory` must be a number with its unit: 16GiB, 512MiB"
         raise RunnerError(Problem(f"plan.device_memory={text}", problem, "plan.device_memory=80GiB"))
     return int(float(found[1]) * UNITS[found[2].upper()])
 
@@ -94,8 +94,8 @@ def _choice(policy: tuple[str, ...], hardware: Hardware) -> tuple[Choice, Hardwa
     if device in hardware.devices():
         return choose(device, hardware), hardware
     if kind == "xpu":
-        problem = "Intel GPUs can't be simulated: plan knows cpu, cuda:N and mps"
-        raise RunnerError(Problem(f"plan device={first}", problem, "plan device=cuda:0 or plan device=cpu"))
+        problem = "`plan` can't simulate Intel GPUs, only `cpu`, `cuda:N` and `mps`"
+        raise RunnerError(Problem(f"plan device={first}", problem, "use `device=cuda:0` or `device=cpu`"))
     choice = Choice(device, "as asked; it is not on this machine, and is simulated")
     if kind == "mps":
         return choice, replace(hardware, mps=Gpu("Apple GPU, simulated"))

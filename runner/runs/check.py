@@ -94,8 +94,8 @@ def _check_weights(trained: Trained) -> None:
     saved, loaded = checkpoint.load(trained.folder / trained.weights)["model"], trained.model.state_dict()
     for name, value in saved.items():
         if not torch.equal(value.nan_to_num(), loaded[name].to(value.dtype).nan_to_num()):
-            problem = f"the model has another {name} than its checkpoint gave it"
-            fix = "a model whose load_state_dict() takes all that its state_dict() gives"
+            problem = f"the model's `{name}` differs from the checkpoint's after loading"
+            fix = "make `load_state_dict()` restore everything that `state_dict()` returns"
             raise RunnerError(Problem("train.check=true", problem, fix))
 
 
@@ -119,8 +119,8 @@ def _repeat(trained: Trained) -> None:
         (float((one.double() - other.double()).abs().max()) for one, other in pairs if one.numel()), default=0.0
     )
     if apart > 0:
-        problem = f"two passes over one batch differ by up to {apart:.3g} in eval mode: forward() draws random numbers"
-        fix = "layers that are made in __init__(), and F.dropout(x, training=self.training) instead of F.dropout(x)"
+        problem = f"two passes over one batch differ by up to {apart:.3g} in eval mode: `forward` draws random numbers"
+        fix = "create layers in `__init__`, and use `F.dropout(x, training=self.training)`"
         raise RunnerError(Problem("train.check=true", problem, fix))
 
 
@@ -135,8 +135,8 @@ def _pickled(trained: Trained) -> int:
     try:
         return len(pickle.dumps(trained.model))
     except Exception as error:
-        problem = f"the model has no graph, and no pickle: {type(error).__name__}: {error}"
-        fix = "a model of modules and tensors alone, or tracking.log_model=false"
+        problem = f"the model can't be exported as a graph or pickled: {type(error).__name__}: {error}"
+        fix = "use a model of modules and tensors only, or `tracking.log_model=false`"
         raise RunnerError(Problem("tracking.log_model=true", problem, fix)) from error
 
 

@@ -133,8 +133,8 @@ def _write(folder: Path, report: dict[str, Any], *, weights: str) -> None:
     try:
         write_whole(file, json.dumps(report, indent=2) + "\n")
     except OSError as error:
-        problem = f"what it found can't be written: {error.strerror} ({short(file)})"
-        fix = "a copy of the folder, in a place that you may write to"
+        problem = f"the results can't be written: {error.strerror} ({short(file)})"
+        fix = "copy the run directory to a place where you can write"
         raise RunnerError(Problem(f"evaluate {short(folder)}", problem, fix)) from None
 
 
@@ -148,7 +148,7 @@ def _track(folder: Path, report: dict[str, Any], overrides: list[str]) -> str:
     sync = f"python -m runner sync {shlex.quote(short(folder))}"
     if run_id is None:
         raise RunnerError(
-            Problem("evaluate --track", "MLflow has no run of it", f"run `{sync}`, then the same command")
+            Problem("evaluate --track", "the run is not in MLflow", f"run `{sync}`, then the same command")
         )
     prefix = "eval/" if report["is_own_data"] else f"eval/{report['data']}/"
     with answering("evaluate --track", uri):
@@ -164,7 +164,7 @@ def _track(folder: Path, report: dict[str, Any], overrides: list[str]) -> str:
             if ack.uri in (None, "", where := store_uri.shown(uri)):
                 raise
             problem = f"{first_line(error)}; the run went to {ack.uri} last"
-            fix = f"tracking.uri={ack.uri}; or {sync} tracking.uri={where}, and then again"
+            fix = f"use `tracking.uri={ack.uri}`, or run `{sync} tracking.uri={where}` first"
             raise RunnerError(Problem("evaluate --track", problem, fix)) from error
     return run_id
 

@@ -56,20 +56,20 @@ def is_other(overrides: Sequence[str], *, target: str) -> bool:
     """
     keys = {key_of(word) for word in overrides}
     if any(key.startswith(OF_TRAINING) for key in keys):
-        problem = "what is measured is measured row by row, each of them once"
-        raise RunnerError(Problem(OF_TRAINING, problem, f"evaluate without {OF_TRAINING}"))
+        problem = "an evaluation measures every row once, so this setting has no effect"
+        raise RunnerError(Problem(OF_TRAINING, problem, f"remove `{OF_TRAINING}`"))
     as_it_is = OF_READING + (OF_OWN_READING if target.startswith("runner.data.") else ())
     of_data = {key for key in keys if key == "data" or key.startswith("data.")}
     of_data = {key for key in of_data if ".".join(key.split(".")[:2]) not in as_it_is}
     cuts = sorted(of_data & set(OF_CUTTING))
     if of_data and of_data == set(cuts):
-        problem = "the run's own data would be cut another way, and rows that it has trained on would be measured"
+        problem = "the run's data would be split differently, so training rows would be measured"
         raise RunnerError(
-            *(Problem(key, problem, f"evaluate without {key}, or other data: data.path=...") for key in cuts)
+            *(Problem(key, problem, f"remove `{key}`, or name other data with `data.path=...`") for key in cuts)
         )
     if fractions := [key for key in cuts if key != "data.limit"]:
-        problem = "other data is measured whole, unless it brings splits of its own"
-        raise RunnerError(*(Problem(key, problem, f"evaluate without {key}") for key in fractions))
+        problem = "other data is measured completely, unless it has its own splits"
+        raise RunnerError(*(Problem(key, problem, f"remove `{key}`") for key in fractions))
     return bool(of_data)
 
 
@@ -88,8 +88,8 @@ def leave_own_rows(cfg: DictConfig, overrides: Sequence[str]) -> None:
             if cfg.data.get(name) is not None and f"data.{name}" not in typed:
                 cfg.data[name] = None
     if (targets := cfg.data.get("targets_path")) is not None and "data.targets_path" not in typed:
-        problem = f"the run's targets lie in another file, {targets}, which is of its own rows"
-        fix = "data.targets_path=FILE, of these rows, or data.targets_path=null where they lie in the same file"
+        problem = f"the run's targets are in another file, `{targets}`, which belongs to its own rows"
+        fix = "use `data.targets_path=FILE` for these rows, or `data.targets_path=null` if the targets are in the same file"
         raise RunnerError(Problem(f"data.path={cfg.data.path}", problem, fix))
 
 
@@ -107,8 +107,8 @@ def measured(cfg: DictConfig, card: Card, *, other: bool) -> Measured:
         found = {"val": splits.val, "test": splits.test}
         rows, how = {name: part for name, part in found.items() if part is not None}, "the run's own splits"
         if not rows:
-            problem = "it trained on all of its data: there is no val or test split"
-            raise RunnerError(Problem("evaluate", problem, "other data: evaluate RUN data.path=..."))
+            problem = "the run trained on all its data: there is no val or test split"
+            raise RunnerError(Problem("evaluate", problem, "name other data: `evaluate RUN data.path=...`"))
     return Measured(source, rows, not other, how, fingerprint(source), order)
 
 
@@ -141,16 +141,16 @@ def _found(node: dict[str, Any], card: Card | None) -> Any:
     except RunnerError:
         raise
     except Exception as error:
-        problem = f"it failed with {type(error).__name__}: {error}"
-        fix = "other values for its arguments"
+        problem = f"`{node['_target_']}` failed with {type(error).__name__}: {error}"
+        fix = "use other values for its arguments"
         raise RunnerError(Problem(f"data._target_={node['_target_']}", problem, fix)) from error
 
 
 def _whole(source: Source, limit: int | None, seed: int) -> tuple[dict[str, Any], str]:
     if source.given:
         if limit is not None:
-            problem = f"it brings splits of its own, {' and '.join(source.given)}, which are measured whole"
-            raise RunnerError(Problem(f"data.limit={limit}", problem, "evaluate without data.limit"))
+            problem = f"the data has its own splits, {' and '.join(source.given)}, which are measured completely"
+            raise RunnerError(Problem(f"data.limit={limit}", problem, "remove `data.limit`"))
         return dict(source.given), f"its own {' and '.join(source.given)}; what it has to train on is left out"
     if isinstance(source.rows, OwnLoader) and not source.rows.has_length:
         raise RunnerError(source.rows.no_length(f"data={source.name}", or_steps=False))
@@ -168,7 +168,7 @@ def _fitting(source: Source, card: Card, *, asked: str) -> Tensor | None:
         then, now = card.facts.get(key), source.facts.get(key)
         if then is not None and now is not None and _plain(then) != _plain(now):
             problem = f"the run's model takes {name} {then}, and this data has {now}"
-            problems.append(Problem(asked, problem, f"data as {card.data}, which the run trained on"))
+            problems.append(Problem(asked, problem, f"use data like `{card.data}`, which the run trained on"))
     error, order = _numbered(source, card, asked)
     if error is not None:
         problems.append(error)
@@ -179,9 +179,9 @@ def _fitting(source: Source, card: Card, *, asked: str) -> Tensor | None:
 def _numbered(source: Source, card: Card, asked: str) -> tuple[Problem | None, Tensor | None]:
     are_classes, were_classes = source.facts.get("num_classes") is not None, card.facts.get("num_classes") is not None
     if are_classes != were_classes:
-        problem = f"the run tells {_what(were_classes)}, and this data has {_what(are_classes)}"
+        problem = f"the run predicts {_what(were_classes)}, and this data has {_what(are_classes)}"
         return Problem(
-            asked, problem, f"data.kind={'classification' if were_classes else 'regression'}, for files of arrays"
+            asked, problem, f"use `data.kind={'classification' if were_classes else 'regression'}` for files of arrays"
         ), None
     names, known, what = (
         (source.classes, card.classes, "classes") if were_classes else (source.targets, card.targets, "targets")
@@ -189,14 +189,14 @@ def _numbered(source: Source, card: Card, asked: str) -> tuple[Problem | None, T
     if not names or not known:  # nobody named them: their number must do
         then, now = card.facts.get("out_features"), source.facts.get("out_features")
         too_many = isinstance(then, int) and isinstance(now, int) and (now > then if were_classes else now != then)
-        problem = f"the run tells {then} {what}, and this data has {now}"
-        return (Problem(asked, problem, f"data with {then} {what}") if too_many else None), None
+        problem = f"the run predicts {then} {what}, and this data has {now}"
+        return (Problem(asked, problem, f"use data with {then} {what}") if too_many else None), None
     unknown = [name for name in names if name not in known]
     missing = [] if were_classes else [name for name in known if name not in names]
     if unknown or missing:
         listed = ", ".join([*unknown[:5], *(f"no {name}" for name in missing[:5])])
         problem = f"the run's {what} are {', '.join(known[:12])}, and this data has {listed}"
-        return Problem(asked, problem, f"rows of the run's {what} alone, called as then"), None
+        return Problem(asked, problem, f"use rows of the run's {what} only, with the same names"), None
     if names == known[: len(names)] and (were_classes or len(names) == len(known)):
         return None, None
     numbers = [known.index(name) for name in names] if were_classes else [names.index(name) for name in known]

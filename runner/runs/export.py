@@ -154,10 +154,8 @@ def export_to(trained: Trained, form: str, target: Path, *, predictions: bool) -
     module: nn.Module = trained.model
     if predictions:
         if not is_predicting(trained.task) or form == "safetensors":
-            why = (
-                "weights alone hold no computation" if form == "safetensors" else "the run's task tells no predictions"
-            )
-            raise RunnerError(Problem("--predictions", why, f"export --format {form} without --predictions"))
+            why = "weights contain no computation" if form == "safetensors" else "the run's task defines no predictions"
+            raise RunnerError(Problem("--predictions", why, "remove `--predictions`"))
         module = Telling(trained.model, trained.task).eval()
     rows = example_of(trained)
     if num_rows(rows) == 1:  # an export takes a dimension of 1 for a constant
@@ -182,8 +180,8 @@ def _beside_it(target: Path) -> tempfile.TemporaryDirectory[str]:
         target.parent.mkdir(parents=True, exist_ok=True)
         return tempfile.TemporaryDirectory(dir=target.parent, prefix=".export-")
     except OSError as error:
-        problem = f"nothing can be written in {short(target.parent.absolute())}: {error.strerror}"
-        fix = f"--output {target.name}, or another path in a folder that you may write to"
+        problem = f"no permission to write in `{short(target.parent.absolute())}`: {error.strerror}"
+        fix = f"use `--output {target.name}`, or a path where you can write"
         raise RunnerError(Problem(f"--output {target}", problem, fix)) from None
 
 
@@ -191,10 +189,10 @@ def _check_form(form: str, output: str | None) -> None:
     if form in FORMS:
         _target(form, output)
         return
-    problem = f"there are {', '.join(FORMS)}"
+    problem = f"there is no format `{form}`; there are {', '.join(FORMS)}"
     hits = nearest(form, FORMS) or list(FORMS)
     if form in ("torchscript", "jit", "pt"):
-        problem, hits = f"{problem}; torch has given up TorchScript, and pt2 is in its place", ["pt2"]
+        problem, hits = f"{problem}; `pt2` replaces TorchScript", ["pt2"]
     raise RunnerError(Problem(f"export --format {form}", problem, " or ".join(f"--format {hit}" for hit in hits)))
 
 
@@ -207,11 +205,11 @@ def _target(form: str, output: str | None) -> Path | None:
         return path / name
     is_export = all((path / file).is_file() for file in (BESIDE, "MLmodel"))  # a person's own may have the one
     if path.exists() and form == "mlflow" and not is_export:
-        problem = "it is there, and no model that was exported"
-        fix = f"--output {path / 'model'}" if path.is_dir() else "another path"
+        problem = f"`{path}` exists and is not an exported model"
+        fix = f"--output {path / 'model'}" if path.is_dir() else "use another path"
         raise RunnerError(Problem(f"--output {output}", problem, fix))
     if form != "mlflow" and path.suffix != Path(name).suffix:
-        problem = f"a model in the format {form} ends in {Path(name).suffix}"
+        problem = f"a model in the format `{form}` ends in `{Path(name).suffix}`"
         raise RunnerError(Problem(f"--output {output}", problem, f"--output {path.with_suffix(Path(name).suffix)}"))
     return path
 

@@ -156,7 +156,7 @@ def _needing(package: str, extra: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        problem = f"it takes the package {error.name or package}, which is not installed"
+        problem = f"the format needs the package `{error.name or package}`, which is not installed"
         raise RunnerError(Problem(f"--format {package}", problem, install(extra), code="missing-package")) from None
 
 

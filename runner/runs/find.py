@@ -35,8 +35,8 @@ def find(wanted: str, *, verb: str = "resume") -> Path:
     """
     folder = locate(wanted, verb=verb)
     if is_being_written(folder):
-        problem = "this run is still running: another process writes there"
-        raise RunnerError(Problem(f"{verb} {wanted}", problem, "wait until that has ended"))
+        problem = "the run is still running in another process"
+        raise RunnerError(Problem(f"{verb} {wanted}", problem, "wait until it has ended"))
     return folder
 
 
@@ -46,8 +46,10 @@ def locate(wanted: str, *, verb: str) -> Path:
     if wanted == "last":
         folders = newest_first()
         if not folders:
-            problem = f"there is no run below {' or '.join(ROOTS)} of {Path.cwd()}"
-            raise RunnerError(Problem(f"{verb} last", problem, f"{verb} FOLDER, or python -m runner for a run"))
+            problem = f"there is no run in {' or '.join(ROOTS)} of {Path.cwd()}"
+            raise RunnerError(
+                Problem(f"{verb} last", problem, "name a run directory, or start a run with `python -m runner`")
+            )
         folder = folders[0]
     elif not os.path.isdir(folder):  # noqa: PTH112  # Path's own raises for a name of 300 letters
         folder = _by_id(wanted, verb)
@@ -56,10 +58,10 @@ def locate(wanted: str, *, verb: str) -> Path:
     if (folder / "ledger.jsonl").is_file():
         again = f"the words of the sweep with {shlex.quote(f'sweep.resume={folder}')}"
         fix = again if verb == "resume" else f"{verb} {shlex.quote(str(folder / '0'))}"
-        raise RunnerError(Problem(f"{verb} {wanted}", "that is a sweep's folder, with many runs in it", fix))
+        raise RunnerError(Problem(f"{verb} {wanted}", f"`{wanted}` is a sweep's directory with many runs", fix))
     if not (folder / "rerun.yaml").is_file():
-        problem = f"{folder} holds no run: it has no rerun.yaml"
-        fix = f"{verb} last, or the folder that the run's last lines name"
+        problem = f"`{folder}` is not a run directory: it has no `rerun.yaml`"
+        fix = "use `last`, or the directory that the run's last lines name"
         raise RunnerError(Problem(f"{verb} {wanted}", problem, fix))
     return folder
 
@@ -71,9 +73,13 @@ def check(before: DictConfig, now: DictConfig) -> None:
     for key in changes(old, new):
         if not may_change(key):
             asked, was = f"{key}={new.get(key)}", f"{key}={old.get(key)}"
-            problem = f"the run began with {was}, and with another value it would be another experiment"
+            problem = f"the run began with `{was}`, and another value makes it another experiment"
             problems.append(
-                Problem(asked, problem, f"{was}, or a new run: python -m runner -cd FOLDER -cn rerun {asked}")
+                Problem(
+                    asked,
+                    problem,
+                    f"use `{was}`, or start a new run: `python -m runner -cd DIRECTORY -cn rerun {asked}`",
+                )
             )
     refuse(problems)
 
@@ -105,7 +111,7 @@ def _from_home(error: Problem, folder: Path, verb: str, words: Sequence[str]) ->
         for home, name in product(_homes(folder), names):
             if os.path.exists(home / name):  # noqa: PTH110  # likewise
                 run = folder.relative_to(home) if folder.is_relative_to(home) else folder
-                problem = f"{name} lies in {home}, where the run was made, and not here"
+                problem = f"`{name}` is in {home}, where the run was made, and not here"
                 again = shlex.join(["python", "-m", "runner", verb, str(run), *words])
                 return Problem(error.source, problem, f"cd {shlex.quote(str(home))} && {again}")
     return error
@@ -139,9 +145,9 @@ def _by_id(wanted: str, verb: str) -> Path:
     if len(found) == 1:
         return found[0]
     if found:
-        problem = f"{len(found)} runs begin so: {', '.join(map(str, found[:3]))}"
+        problem = f"{len(found)} runs have an id that begins with `{wanted}`: {', '.join(map(str, found[:3]))}"
         raise RunnerError(Problem(f"{verb} {wanted}", problem, f"{verb} {shlex.quote(str(found[0]))}"))
-    problem = f"there is no folder {wanted}, and no run below {' or '.join(ROOTS)} has that id"
+    problem = f"there is no directory `{wanted}`, and no run in {' or '.join(ROOTS)} has this id"
     raise RunnerError(Problem(f"{verb} {wanted}", problem, _instead(wanted, verb), code="missing-file"))
 
 

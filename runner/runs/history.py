@@ -44,8 +44,8 @@ def history(wanted: str, *, uri: str) -> dict[str, Series]:
     path = store_uri.sqlite_path(uri)
     asked = f"history {wanted}"
     if path is not None and not path.is_file():  # opening it would make it
-        problem = f"no run here has this id, and there is no store {store_uri.shown(uri)}"
-        raise RunnerError(Problem(asked, problem, f"{asked} tracking.uri=URI, or a folder"))
+        problem = f"no run here has the id `{wanted}`, and there is no store {store_uri.shown(uri)}"
+        raise RunnerError(Problem(asked, problem, f"name a directory, or the store: `{asked} tracking.uri=URI`"))
     with answering(asked, uri):
         client = mlflow_store.open_store(uri)
         return of_store(client, client.get_run(wanted))

@@ -41,8 +41,8 @@ def numbers(file: Path, *, width: int | None) -> Iterator[Any]:
     table = _table(file)
     names = table.names()
     if width is not None and len(names) != width:
-        problem = f"it has {len(names)} columns ({listed(names)}), and the run's model takes {width}"
-        raise RunnerError(Problem(table.asked, problem, f"a table of {width} columns of numbers, none beside them"))
+        problem = f"the table has {len(names)} columns ({listed(names)}), and the run's model takes {width}"
+        raise RunnerError(Problem(table.asked, problem, f"use a table with exactly {width} columns of numbers"))
     encoder = Encoder(Columns(tuple(Column(name, "number") for name in names)), fix=FIX)
     for rows, _, place in encoder.chunks([table]):
         if (missing := np.isnan(rows)).any():

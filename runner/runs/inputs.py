@@ -36,9 +36,9 @@ def existing(path: str) -> Path:
         return file
     hits = nearest_files(file, lambda item: bool(nearest(file.name, [item.name])))
     fix = " or ".join(f"--input {shlex.quote(str(hit))}" for hit in hits) or "--input FILE"
-    problem = f"there is no such file in {file.parent.resolve()}"
+    problem = f"there is no file `{file.name}` in {file.parent.resolve()}"
     if not file.parent.is_dir():
-        problem = f"there is no folder {file.parent}"
+        problem = f"there is no directory `{file.parent}`"
     raise RunnerError(Problem(f"--input {path}", problem, fix, code="missing-file"))
 
 
@@ -58,13 +58,13 @@ def chunks(trained: Trained, file: Path, counts: dict[str, dict[str, int]] | Non
     for chunk in iter([found]) if tensors(found) else iter(found):
         lengths = {len(tensor) if tensor.dim() else 0 for tensor in tensors(chunk)}
         if len(lengths) != 1:
-            problem = f"its reader returned tensors of {' and '.join(map(str, sorted(lengths))) or 'no'} rows"
-            raise RunnerError(Problem(asked, problem, "a reader whose tensors share their first dimension"))
+            problem = f"the reader returned tensors of {' and '.join(map(str, sorted(lengths))) or 'no'} rows"
+            raise RunnerError(Problem(asked, problem, "return tensors with the same first dimension"))
         count += num_rows(chunk)
         if num_rows(chunk):
             yield chunk
     if not count:
-        raise RunnerError(Problem(asked, "it has no rows", "a file with rows in it"))
+        raise RunnerError(Problem(asked, f"`{file}` has no rows", "use a file with rows"))
     if counts is not None and isinstance(reader, TableReader):
         counts |= {"unknown": reader.unknown, "missing": reader.missing}
 
@@ -89,17 +89,17 @@ def example(trained: Trained) -> Any:
         try:
             return torch.load(trained.folder / EXAMPLE, map_location="cpu", weights_only=True)
         except Exception as error:
-            problem = f"it can't be read: {first_line(error)}"
+            problem = f"the file can't be read: {first_line(error)}"
             raise RunnerError(
-                Problem(str(trained.folder / EXAMPLE), problem, "the file as its run wrote it")
+                Problem(str(trained.folder / EXAMPLE), problem, "restore the file as the run wrote it")
             ) from error
     if (columns := columns_in(trained.card.reader)) is not None:
         reader: Any = reader_of(trained)
         return reader.frame(made_up(columns))
     shape, vocab_size = trained.card.facts.get("input_shape"), trained.card.facts.get("vocab_size")
     if not isinstance(shape, list):
-        problem = f"it has no {EXAMPLE}, and nothing tells its rows' shape"
-        raise RunnerError(Problem(str(trained.folder), problem, "a finished run"))
+        problem = f"the run has no `{EXAMPLE}`, so the shape of its rows is unknown"
+        raise RunnerError(Problem(str(trained.folder), problem, "use a finished run"))
     if vocab_size:
         return torch.randint(vocab_size, (4, *shape))
     return torch.randn(4, *shape, generator=torch.Generator().manual_seed(0))
@@ -120,7 +120,7 @@ def _read(trained: Trained, file: Path, reader: Callable[[str], Any] | None) -> 
             raise
         except Exception as error:
             problem = f"the run's reader failed with {type(error).__name__}: {error}"
-            raise RunnerError(Problem(asked, problem, "a file as the run's own data")) from error
+            raise RunnerError(Problem(asked, problem, "use a file like the run's own data")) from error
         return (_fitting(tensor, trained, file) for tensor in rows) if is_plain else rows
     shape = trained.card.facts.get("input_shape")
     if input_tables.is_table(file):
@@ -128,8 +128,8 @@ def _read(trained: Trained, file: Path, reader: Callable[[str], Any] | None) -> 
         found = map(torch.from_numpy, input_tables.numbers(file, width=width))
         return (_shaped(tensor, shape) for tensor in found)
     if file.is_dir() or file.suffix not in OF_ARRAYS:
-        problem = f"the run's data ({trained.card.data}) brought no reader for such files; arrays and tables of numbers need none"
-        fix = f"a file that ends in {', '.join((*OF_ARRAYS, *input_tables.ENDINGS))}"
+        problem = f"the run's data (`{trained.card.data}`) has no reader for such files"
+        fix = f"use a file that ends in {', '.join((*OF_ARRAYS, *input_tables.ENDINGS))}"
         raise RunnerError(Problem(asked, problem, fix))
     read = array_data.array_inputs(str(file), float_inputs=not trained.card.facts.get("vocab_size"))
     return (_fitting(tensor, trained, file) for tensor in read)
@@ -148,9 +148,9 @@ def _fitting(rows: Tensor, trained: Trained, file: Path) -> Tensor:
     flat = math.prod(shape)
     if rows.dim() == 2 and rows.shape[1] == flat:
         return _shaped(rows, shape)
-    problem = f"its rows have the shape {tuple(rows.shape[1:])}, and the run's model takes {tuple(shape)}"
-    fix = "rows as the run's own data has them, without their targets"
+    problem = f"the rows have the shape {tuple(rows.shape[1:])}, and the run's model takes {tuple(shape)}"
+    fix = "use rows like the run's own data, without targets"
     if file.suffix == ".npy" and rows.dim() == 2 and rows.shape[1] == flat + 1:
-        problem += "; the last column is the target, where it has one"
-        fix = f"np.save('inputs.npy', np.load({file.name!r})[:, :-1]), then --input inputs.npy"
+        problem += "; the last column may be the target"
+        fix = f"run `np.save('inputs.npy', np.load({file.name!r})[:, :-1])`, then use `--input inputs.npy`"
     raise RunnerError(Problem(f"--input {file}", problem, fix))

@@ -68,7 +68,7 @@ def find_run(wanted: str, *, verb: str) -> tuple[Path, str]:
     if is_checkpoint and not file.is_file() and file.parent.is_dir():
         there = sorted(str(each) for each in file.parent.glob("*.pt"))
         fix = " or ".join(f"{verb} {hit}" for hit in nearest(wanted, there) or there[:3])
-        raise RunnerError(Problem(f"{verb} {wanted}", "the run has no such checkpoint", fix or f"{verb} last"))
+        raise RunnerError(Problem(f"{verb} {wanted}", f"the run has no checkpoint `{wanted}`", fix or f"{verb} last"))
     folder = find.find(str(file.absolute().parents[1]) if is_checkpoint else wanted, verb=verb).absolute()
     trust.check_card(folder / NAME)
     return folder, f"{CHECKPOINTS}/{file.name}" if is_checkpoint else BEST
@@ -126,7 +126,12 @@ def _check_name(precision: Any) -> None:
         hits = nearest(str(precision), PRECISIONS) or PRECISIONS
         choices = " or ".join(f"train.precision={choice}" for choice in hits)
         raise RunnerError(
-            Problem(f"train.precision={precision}", f"it is one of {', '.join(PRECISIONS)}", choices, code="bad-value")
+            Problem(
+                f"train.precision={precision}",
+                f"`train.precision` must be one of {', '.join(PRECISIONS)}",
+                choices,
+                code="bad-value",
+            )
         )
 
 
@@ -135,7 +140,7 @@ def built(node: dict[str, Any], key: str, folder: Path) -> Any:
     try:
         return build(filled_in(node), key=key)
     except KeyError as error:
-        problem = f"the run took a value of its {key} from the environment, and {error} is not set now"
+        problem = f"the run's `{key}` uses the environment variable {error}, which is not set"
         fix = f"export {str(error).strip(chr(39))}=..."
         raise RunnerError(Problem(str(folder / "model.json"), problem, fix)) from None
 
@@ -152,16 +157,18 @@ def _state(folder: Path, weights: str) -> tuple[dict[str, Any], tuple[str, ...]]
     status = str(summary.get("status") or "killed, without a summary")
     if not file.is_file():
         why = f" ({summary['error']})" if summary.get("error") else ""
-        problem = f"it has no {BEST}: its status is {status}{why}, and it has not come to measure an epoch"
+        problem = f"the run has no `{BEST}`: its status is {status}{why}, before the first evaluation"
         fix = (
-            f"resume {shlex.quote(short(folder))}, or a run that has finished"
+            f"run `resume {shlex.quote(short(folder))}`, or use a finished run"
             if status != "failed"
-            else "a run that has finished"
+            else "use a finished run"
         )
         raise RunnerError(Problem(short(folder), problem, fix))
     state = checkpoint.load(file)
     if not isinstance(state.get("model"), dict):
-        raise RunnerError(Problem(str(file), "it holds no weights of a model", "the file as its run wrote it"))
+        raise RunnerError(
+            Problem(str(file), "the file contains no weights of a model", "restore the file as the run wrote it")
+        )
     notes = []
     if status not in ("finished", "pruned") and weights == BEST:
         notes.append(f"the run's status is {status}; these are the best weights that it reached")
@@ -177,8 +184,8 @@ def _with_weights(model: nn.Module, weights: dict[str, Any], file: Path) -> nn.M
         model.load_state_dict(weights)
     except Exception as error:  # a checkpoint may come from elsewhere, and hold anything
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        problem = f"its weights are not those of the model in model.json: {' '.join(lines[1:3] or lines[:1])}"
-        fix = "both files as the run wrote them, and the code of the model as it was then"
+        problem = f"the weights don't belong to the model in `model.json`: {' '.join(lines[1:3] or lines[:1])}"
+        fix = "restore both files as the run wrote them, and the model's code"
         raise RunnerError(Problem(str(file), problem, fix)) from error
     return model
 
@@ -187,5 +194,7 @@ def _precision_of(folder: Path) -> str:
     try:
         return str(OmegaConf.select(OmegaConf.load(folder / "rerun.yaml"), "train.precision") or "fp32")
     except Exception as error:  # YAML's and OmegaConf's own
-        problem = f"it can't be read: {first_line(error)}"
-        raise RunnerError(Problem(str(folder / "rerun.yaml"), problem, "the file as its run wrote it")) from None
+        problem = f"the file can't be read: {first_line(error)}"
+        raise RunnerError(
+            Problem(str(folder / "rerun.yaml"), problem, "restore the file as the run wrote it")
+        ) from None

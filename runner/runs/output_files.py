@@ -67,22 +67,22 @@ def check_output(path: str, *, inputs: Path) -> Path:
     file = Path(path).expanduser()
     if file.suffix not in OPENERS:
         hits = nearest(file.suffix, OPENERS) or list(OPENERS)
-        problem = f"what ends in {file.suffix or 'nothing'} is not written; there are {', '.join(OPENERS)}"
+        problem = f"the format `{file.suffix or 'without an ending'}` can't be written; there are {', '.join(OPENERS)}"
         fix = " or ".join(f"--output {file.with_suffix(hit)}" for hit in hits)
         raise RunnerError(Problem(f"--output {path}", problem, fix))
     if file.exists() and inputs.exists() and file.samefile(inputs):
-        raise RunnerError(Problem(f"--output {path}", "that is the input, and it would be overwritten", "another file"))
+        raise RunnerError(Problem(f"--output {path}", "the output would overwrite the input", "use another file"))
     if file.is_dir() or (inputs.is_dir() and file.resolve().is_relative_to(inputs.resolve())):
-        problem = "that is a folder" if file.is_dir() else f"it lies in {inputs}, which is read"
+        problem = f"`{file}` is a directory" if file.is_dir() else f"`{file}` is in `{inputs}`, which is read"
         raise RunnerError(Problem(f"--output {path}", problem, f"--output predictions{file.suffix or '.csv'}"))
     if not file.parent.is_dir():
-        problem = f"there is no folder {file.parent}"
-        raise RunnerError(Problem(f"--output {path}", problem, f"mkdir -p {file.parent}", code="missing-file"))
+        problem = f"there is no directory `{file.parent}`"
+        raise RunnerError(Problem(f"--output {path}", problem, f"run `mkdir -p {file.parent}`", code="missing-file"))
     try:
         tempfile.TemporaryFile(dir=file.parent).close()
     except OSError as error:
-        problem = f"nothing can be written in {file.parent}: {error.strerror}"
-        write = f"--output {file.name}, or another path in a folder that you may write to"
+        problem = f"no permission to write in `{file.parent}`: {error.strerror}"
+        write = f"use `--output {file.name}`, or a path where you can write"
         raise RunnerError(Problem(f"--output {path}", problem, write)) from None
     return file
 
@@ -179,7 +179,7 @@ def _in_arrow(values: Any, file: Path) -> Any:
 def _check_flat(columns: Mapping[str, Any], file: Path) -> None:
     deep = [f"{name} {values.shape[1:]}" for name, values in columns.items() if getattr(values, "ndim", 1) > 1]
     if deep:
-        problem = f"a row of {', '.join(deep)} does not fit into the cell of a table"
+        problem = f"a row of {', '.join(deep)} doesn't fit into a table's cell"
         raise RunnerError(Problem(f"--output {file}", problem, f"--output {file.with_suffix('.npz')}"))
 
 

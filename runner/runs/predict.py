@@ -136,7 +136,7 @@ def predict(
 def _check_keep(keep: bool, inputs: str) -> None:
     if keep and Path(inputs).expanduser().exists() and not input_tables.is_table(Path(inputs)):
         problem = "only tables have columns to keep"
-        fix = f"without --keep, or {', '.join(input_tables.ENDINGS)}"
+        fix = f"remove `--keep`, or use a table ({', '.join(input_tables.ENDINGS)})"
         raise RunnerError(Problem(f"--keep with {inputs}", problem, fix))
 
 
@@ -190,10 +190,8 @@ class Kept:
             raise self._problem()
 
     def _problem(self) -> RunnerError:
-        problem = (
-            "its reader leaves rows out, or makes several of one: the columns would stand beside other rows' answers"
-        )
-        return RunnerError(Problem(f"--keep with {self._file}", problem, "predict without --keep"))
+        problem = "the reader drops or splits rows, so the columns would not match the predictions"
+        return RunnerError(Problem(f"--keep with {self._file}", problem, "remove `--keep`"))
 
 
 def _unlike(answers: Columns, names: Sequence[str]) -> list[str]:

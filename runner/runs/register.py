@@ -38,7 +38,7 @@ def register(wanted: str, name: str, overrides: Sequence[str], *, alias: str | N
     at_once(partial(_check_names, name, alias), partial(find_run, wanted, verb="register"))
     folder, weights = find_run(wanted, verb="register")
     if weights != BEST:
-        problem = "MLflow's registry gets the run's model, which has its best weights"
+        problem = "MLflow's registry stores the run's best weights only"
         raise RunnerError(Problem(f"register {wanted}", problem, f"register {short(folder)}"))
     asked = f"register {wanted}"
     uri = store_of(folder, overrides, asked=asked)
@@ -62,13 +62,11 @@ def _check_names(name: str, alias: str | None) -> None:
     problems = []
     for flag, value in (("--name", name), ("--alias", alias)):
         if value is not None and (not value.strip() or set(REFUSED) & set(value)):
-            problem = f"MLflow takes names without {' '.join(REFUSED)}, and not empty ones"
+            problem = f"an MLflow name can't be empty or contain {' '.join(REFUSED)}"
             instead = "-".join(filter(None, re.split(rf"[{re.escape(REFUSED)}\s]+", value))) or "digits"
             problems.append(Problem(f"{flag} {value}", problem, f"{flag} {shlex.quote(instead)}"))
     if alias is not None and (alias == "latest" or (alias[1:].isdigit() and alias[:1].lower() == "v")):
-        problems.append(
-            Problem(f"--alias {alias}", "MLflow keeps latest and v1, v2, ... for itself", "--alias champion")
-        )
+        problems.append(Problem(f"--alias {alias}", "MLflow reserves `latest`, `v1`, `v2`, ...", "--alias champion"))
     refuse(problems)
 
 
@@ -78,8 +76,10 @@ def _sent(folder: Path, uri: str, *, asked: str) -> Ack:
         with answering(asked, uri):
             ack = sync(folder, uri, build=recipes.build_of(folder))
     if ack.run_id is None or not ack.is_complete:
-        problem = f"MLflow has not all of the run: {ack.error or 'it was not tracked, or its journal has no end'}"
-        raise RunnerError(Problem(asked, problem, f"python -m runner sync {short(folder)}, and then again"))
+        problem = f"the run is not complete in MLflow: {ack.error or 'it was not tracked, or has not ended'}"
+        raise RunnerError(
+            Problem(asked, problem, f"run `python -m runner sync {short(folder)}`, then the same command")
+        )
     return ack
 
 
@@ -95,8 +95,10 @@ def _model_of(client: MlflowClient, folder: Path, ack: Ack) -> str:
             )
             found = _logged(client, ack, step)
     except LeftOutError as error:
-        problem = f"MLflow has no model of the run, and it can't be made: {error}"
-        raise RunnerError(Problem(f"register {short(folder)}", problem, "a run whose model can be logged")) from error
+        problem = f"MLflow has no model of the run, and none can be made: {error}"
+        raise RunnerError(
+            Problem(f"register {short(folder)}", problem, "use a run whose model can be logged")
+        ) from error
     return found
 
 

@@ -67,7 +67,7 @@ def serve(wanted: str, port: int, *, predictions: bool, ready: Callable[[dict[st
                 _end(process)
     if got:
         return 128 + got[0]
-    problem = f"MLflow's server ended by itself with {process.returncode}"
+    problem = f"MLflow's server exited with {process.returncode}"
     raise RunnerError(Problem("serve", problem, "read what it printed above"))
 
 
@@ -82,8 +82,8 @@ def _check_port(port: int) -> None:
     with socket.socket() as other:
         other.bind((HOST, 0))
         free = other.getsockname()[1]
-    problem = f"{HOST}:{port} can't be had: {why}"
-    raise RunnerError(Problem(f"serve --port {port}", problem, f"--port {free}, which is free"))
+    problem = f"{HOST}:{port} can't be used: {why}"
+    raise RunnerError(Problem(f"serve --port {port}", problem, f"use `--port {free}`, which is free"))
 
 
 def _answers(process: subprocess.Popen[bytes], port: int, got: list[signal.Signals]) -> bool:

@@ -36,9 +36,12 @@ def answering(asked: str, uri: str) -> Iterator[None]:
     except RunnerError:
         raise
     except Exception as error:
-        problem, fix = mlflow_store.explain(error, uri=uri), "the same when the store answers, or tracking.uri=URI"
+        problem, fix = (
+            mlflow_store.explain(error, uri=uri),
+            "try again when the store answers, or use `tracking.uri=URI`",
+        )
         if getattr(error, "error_code", "") == "RESOURCE_DOES_NOT_EXIST":  # it did answer
-            fix = f"tracking.uri=URI of the store that has it; this was {store_uri.shown(uri)}"
+            fix = f"use `tracking.uri=URI` of the store that has it; this was {store_uri.shown(uri)}"
         raise RunnerError(Problem(asked, problem, fix)) from error
 
 

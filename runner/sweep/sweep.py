@@ -177,8 +177,8 @@ def _full_disk_told(sweep: Sweep) -> Iterator[None]:
         if not is_full_disk(error):
             raise
         folder = short(sweep.folder)
-        problem = f"the disk is full ({error}); what was saved before is there"
-        fix = f"once there is room, the same line with {messages.to_resume(folder)}"
+        problem = f"the disk is full ({error}); everything saved before is kept"
+        fix = f"free some space, then run the same line with `{messages.to_resume(folder)}`"
         raise RunnerError(Problem(f"sweep {folder}", problem, fix)) from error
 
 
@@ -187,7 +187,7 @@ def _sweep_of(plan: Plan, config: DictConfig) -> tuple[Sweep, bool]:
     wanted = config.sweep.resume
     if wanted is None:
         if (planned / ledger.FILE).exists():
-            problem = "a sweep has run in this folder, and nothing of it is overwritten"
+            problem = "the directory has a sweep, which is never overwritten"
             folder = config.hydra.sweep.dir
             raise RunnerError(Problem(f"hydra.sweep.dir={folder}", problem, messages.to_resume(folder)))
         config.hydra.sweep.dir = str(planned)
@@ -200,13 +200,13 @@ def _sweep_of(plan: Plan, config: DictConfig) -> tuple[Sweep, bool]:
     last = planned if (planned / ledger.FILE).exists() else ledger.find_last(root)
     folder = last if wanted == "last" else Path(wanted)
     if folder is None:
-        problem = f"no sweep has run below {root} yet"
-        raise RunnerError(Problem(f"sweep.resume={wanted}", problem, "the same line without sweep.resume"))
+        problem = f"there is no sweep in `{root}`"
+        raise RunnerError(Problem(f"sweep.resume={wanted}", problem, "remove `sweep.resume`"))
     sweep = ledger.read(folder.absolute())
     if sweep.objectives != plan.objectives:
         before, now = (messages.kind(objectives) for objectives in (sweep.objectives, plan.objectives))
-        fix = f"the words that it had, {' '.join(sweep.overrides)}, or a new sweep without sweep.resume"
-        raise RunnerError(Problem(f"sweep.resume={wanted}, {now}", f"that sweep is {before}", fix))
+        fix = f"use its arguments, `{' '.join(sweep.overrides)}`, or start a new sweep without `sweep.resume`"
+        raise RunnerError(Problem(f"sweep.resume={wanted}, {now}", f"the sweep was {before}", fix))
     if config.tracking.enabled and not origin.is_own(sweep.folder):
         for used in (sweep.folder, *map(sweep.folder_of, sweep.jobs.values())):
             recipes.check(used)  # sent from here; in a sweep of one's own a job may bear another machine's key

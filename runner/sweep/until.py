@@ -40,13 +40,17 @@ def check(jobs: Sequence[tuple[Words, str]], settings: DictConfig) -> None:
     found, asked = {without(SEED_AND_FOLD, overrides) for overrides, _ in jobs}, "sweep.until=decided"
     problems = []
     if len(found) < 2:
-        fix = "model=mlp,cnn beside it, say; or seed='range(8)' without it"
+        fix = "add, e.g., `model=mlp,cnn`, or use `seed='range(8)'` without it"
         alone = "seeds and folds" if len(configurations(jobs)) > 1 else "seeds"
         problems.append(
-            Problem(asked, f"it decides between configurations, and these jobs differ in their {alone} alone", fix)
+            Problem(
+                asked,
+                f"`sweep.until=decided` compares configurations, and these jobs differ only in their {alone}",
+                fix,
+            )
         )
     if settings.max_seeds < looks(settings.max_seeds)[0]:
-        problem = f"{settings.max_seeds} seeds of each decide nothing: all of one sign come by chance too often"
+        problem = f"{settings.max_seeds} seeds per configuration are too few to decide anything"
         problems.append(Problem(f"sweep.max_seeds={settings.max_seeds}", problem, "sweep.max_seeds=32"))
     if problems:
         raise RunnerError(*problems)

@@ -98,7 +98,7 @@ def diff(originals: Sequence[Original]) -> Diff:
     """Compare runs; 100,000 points of two take 0.1 s. Raises: RunnerError for a run and itself."""
     if len({each.folder if each.store is None else each.name for each in originals}) < len(originals):
         names = " ".join(each.name for each in originals)
-        raise RunnerError(Problem(f"diff {names}", "a run does not differ from itself", "diff A B, two runs"))
+        raise RunnerError(Problem(f"diff {names}", "both names mean the same run", "name two different runs"))
     as_stored = any(each.store for each in originals)
     series = [_spelled(each, as_stored=as_stored) for each in originals]
     chosen, makings = [each.chosen() for each in originals], [of_run(each) for each in originals]

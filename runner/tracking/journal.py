@@ -61,7 +61,7 @@ class Journal:
         try:
             self._lock.acquire(timeout=wait_seconds)
         except Timeout:
-            problem = "another process is writing this run's journal"
+            problem = "another process writes this run's journal"
             raise RunnerError(
                 Problem(f"run folder {folder}", problem, "use another directory, or wait for that run")
             ) from None
@@ -167,11 +167,13 @@ class Journal:
     def _settle(self, folder: Path, say: Callable[[str], None]) -> int:
         found = survey(self.path)
         if found.is_foreign:
-            raise RunnerError(Problem(f"journal {self.path}", "this file is no journal of a run", "another run folder"))
+            raise RunnerError(
+                Problem(f"journal {self.path}", "the file is not a run's journal", "use another run directory")
+            )
         if found.gaps and found.gaps[0].offset == 0 and not any(record.kind == "start" for record in scan(self.path)):
-            problem = "its first record is damaged, the one that says which run it is; it can be read, not gone on with"
+            problem = "the first record, which identifies the run, is damaged: the journal can be read, not continued"
             beside = self.path.parent.with_name("journal-damaged")
-            fix = f"mv {self.path.parent} {beside}, and again: the run goes on on a new page of MLflow"
+            fix = f"run `mv {self.path.parent} {beside}`, then the same command, which continues as a new run in MLflow"
             raise RunnerError(Problem(f"journal {self.path}", problem, fix))
         acknowledged = read_ack(folder).offset
         for sentence in describe(found, offset=acknowledged):

@@ -27,7 +27,9 @@ def check(folder: Path) -> None:
     known, found = _signed(folder), []
     for event in _events(folder):
         if event.get("kind") == "start" and not str(event.get("uid", "")).isalnum():
-            found.append(Problem(f"{folder / FILE}", "a run in it has no uid", "the file as its run wrote it"))
+            found.append(
+                Problem(f"{folder / FILE}", "a run in the file has no `uid`", "restore the file as the run wrote it")
+            )
         elif (node := event.get("node")) is not None and node != known:
             found += trust.recipe_problems(node, folder / FILE)
     refuse(dict.fromkeys(found))
@@ -54,6 +56,6 @@ def _events(folder: Path) -> Iterator[dict[str, Any]]:
     try:
         yield from scan_events(folder / FILE)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        problem = f"it can't be read: {type(error).__name__}: {error}"
-        raise RunnerError(Problem(str(folder / FILE), problem, "the file as its run wrote it")) from None
+        problem = f"the file can't be read: {type(error).__name__}: {error}"
+        raise RunnerError(Problem(str(folder / FILE), problem, "restore the file as the run wrote it")) from None
     yield from read_ack(folder).postponed

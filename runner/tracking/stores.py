@@ -34,21 +34,19 @@ def of_run(folder: Path, *, asked: str) -> str:
     store = origin.store_of(folder)
     path = store_uri.sqlite_path(store or "")
     if store is None:
-        problem = f"{folder} was not made here by you, or was changed since: the store that it names is not taken"
-        raise RunnerError(
-            Problem(asked, problem, f"{asked} tracking.uri=URI; {USUAL} is the usual store of this directory")
-        )
+        problem = f"`{folder}` was not made here by you, or was changed, so the store in it is not used"
+        raise RunnerError(Problem(asked, problem, f"run `{asked} tracking.uri=URI`; the default store here is {USUAL}"))
     if not store:
-        problem = f"{folder} was run with tracking.enabled=false, and belongs to no store"
-        raise RunnerError(Problem(asked, problem, f"{asked} tracking.uri=URI"))
+        problem = f"`{folder}` was run with `tracking.enabled=false`, so it has no store"
+        raise RunnerError(Problem(asked, problem, f"run `{asked} tracking.uri=URI`"))
     if HIDDEN.search(store):
-        fix = f"{asked} tracking.uri={HIDDEN.sub('PASSWORD', store)}, or export {VARIABLE} with it"
+        fix = f"run `{asked} tracking.uri={HIDDEN.sub('PASSWORD', store)}`, or set `{VARIABLE}`"
         raise RunnerError(
-            Problem(asked, f"its store is {store}, and a run directory stores no credentials", fix, code="secret")
+            Problem(asked, f"the run's store is {store}, and a run directory stores no credentials", fix, code="secret")
         )
     if path is not None and not path.parent.is_dir():
-        problem = f"it was tracked to {store}, and {path.parent} is not there any more"
-        raise RunnerError(Problem(asked, problem, f"{asked} tracking.uri=URI"))
+        problem = f"the run was tracked to {store}, and `{path.parent}` doesn't exist"
+        raise RunnerError(Problem(asked, problem, f"run `{asked} tracking.uri=URI`"))
     return _filled_in(store, asked=asked)
 
 
@@ -59,8 +57,8 @@ def of_last(folders: Iterable[Path], *, asked: str) -> str:
         return of_run(tracked, asked=asked)
     if (path := store_uri.sqlite_path(USUAL)) is not None and path.is_file():
         return USUAL
-    problem = f"no run below outputs or multirun was tracked, and there is no {USUAL.rpartition('/')[2]} here"
-    raise RunnerError(Problem(asked, problem, f"{asked} tracking.uri=URI"))
+    problem = f"no run in outputs or multirun was tracked, and there is no `{USUAL.rpartition('/')[2]}` here"
+    raise RunnerError(Problem(asked, problem, f"run `{asked} tracking.uri=URI`"))
 
 
 def page_of(uri: str, folders: Iterable[Path]) -> str:
@@ -80,8 +78,10 @@ def _filled_in(store: str, *, asked: str) -> str:
     try:
         uri = str(secrets.filled_in(store))
     except KeyError as error:
-        problem = f"its store is {store}, and the environment has no {error.args[0]}"
-        raise RunnerError(Problem(asked, problem, f"export {error.args[0]}=..., or {asked} tracking.uri=URI")) from None
+        problem = f"the run's store is {store}, and the environment variable {error.args[0]} is not set"
+        raise RunnerError(
+            Problem(asked, problem, f"set `{error.args[0]}`, or run `{asked} tracking.uri=URI`")
+        ) from None
     secrets.note_secrets(store)
     return uri
 

@@ -41,13 +41,17 @@ def playground(
     if shape not in SHAPES:
         choices = " or ".join(f"data.shape={one}" for one in nearest(str(shape), SHAPES) or SHAPES)
         problems.append(
-            Problem(f"data.shape={shape}", f"it must be one of {', '.join(SHAPES)}", choices, code="bad-value")
+            Problem(
+                f"data.shape={shape}", f"`data.shape` must be one of {', '.join(SHAPES)}", choices, code="bad-value"
+            )
         )
     if isinstance(noise, bool) or not isinstance(noise, int | float) or not 0 <= noise <= 0.5:
-        problems.append(Problem(f"data.noise={noise}", "it must be 0 to 0.5", "data.noise=0.1"))
+        problems.append(Problem(f"data.noise={noise}", "`data.noise` must be 0 to 0.5", "data.noise=0.1"))
     if type(num_rows) is not int or num_rows < 2:
         problems.append(
-            Problem(f"data.num_rows={num_rows}", "it must be 2 or more", "data.num_rows=1000", code="bad-value")
+            Problem(
+                f"data.num_rows={num_rows}", "`data.num_rows` must be 2 or more", "data.num_rows=1000", code="bad-value"
+            )
         )
     refuse(problems)
     draw = generator(seed, ROWS)

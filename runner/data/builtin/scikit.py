@@ -86,7 +86,9 @@ def scikit(which: str) -> Source:
     """
     if which not in SETS:
         fix = " or ".join(f"data={hit}" for hit in nearest(str(which), SETS) or SETS)
-        raise RunnerError(Problem(f"data.which={which}", f"there are {', '.join(SETS)}", fix))
+        raise RunnerError(
+            Problem(f"data.which={which}", f"there is no data set `{which}`; there are {', '.join(SETS)}", fix)
+        )
     found = SETS[which]
     values = _numbers(found.file, skip=bool(found.classes))
     if found.classes:

@@ -30,7 +30,7 @@ class Chosen:
 def chosen(features: Any, *, inputs: str | Sequence[str] | None, target: str | None, kind: str) -> Chosen:
     """features: by name, a table's. What is None is found. Raises: RunnerError with the columns that there are."""
     if kind not in KINDS:
-        problem = f"kinds are {', '.join(KINDS)}"
+        problem = f"`data.kind` must be one of {', '.join(KINDS)}"
         raise RunnerError(Problem(f"data.kind={kind}", problem, " or ".join(f"data.kind={choice}" for choice in KINDS)))
     forms = {name: form_of(feature) for name, feature in features.items()}
     asked = [inputs] if isinstance(inputs, str) else None if inputs is None else list(inputs)
@@ -40,7 +40,7 @@ def chosen(features: Any, *, inputs: str | Sequence[str] | None, target: str | N
                 hits = nearest(name, forms) or list(forms)
                 fix = " or ".join(f"data.{key}={hit}" for hit in hits)
                 raise RunnerError(
-                    Problem(f"data.{key}={name}", f"there is no such column; there are {_told(forms)}", fix)
+                    Problem(f"data.{key}={name}", f"there is no column `{name}`; there are {_told(forms)}", fix)
                 )
     if kind != "language":
         target = target or _found_target(forms, taken=asked or [])
@@ -48,16 +48,21 @@ def chosen(features: Any, *, inputs: str | Sequence[str] | None, target: str | N
     form = _one_form(columns, forms)
     if target is None or kind == "language":
         if form != TEXT:
-            fix = " or ".join(f"data.target={name}" for name in forms if name not in columns) or "a table with a target"
-            problem = f"no column is called {' or '.join(TARGETS[:3])}, and nothing says what to learn; there are {_told(forms)}"
+            fix = (
+                " or ".join(f"data.target={name}" for name in forms if name not in columns)
+                or "use a table with a target"
+            )
+            problem = f"`data.target` is not set, and no column is called {' or '.join(TARGETS[:3])}; there are {_told(forms)}"
             raise RunnerError(Problem("data.target=null", problem, fix))
         return Chosen(form, tuple(columns), None, "language", ())
     if kind == "auto":
         is_number = getattr(features[target], "dtype", "").startswith("float") or forms[target] == LIST
         kind = "regression" if is_number else "classification"
     if forms[target] in (IMAGE, OTHER):
-        problem = f"that column holds {forms[target]} values, and a target is a class or a number"
-        raise RunnerError(Problem(f"data.target={target}", problem, "data.target=COLUMN with classes or numbers"))
+        problem = f"column `{target}` has {forms[target]} values, and a target is a class or a number"
+        raise RunnerError(
+            Problem(f"data.target={target}", problem, "use a column with classes or numbers as `data.target`")
+        )
     own = tuple(features[target].names) if forms[target] == CLASS else ()
     return Chosen(form, tuple(columns), target, kind, own)
 
@@ -101,8 +106,8 @@ def _found_inputs(forms: dict[str, str], kind: str) -> list[str]:
         return texts
     if numbers and not texts and not images:
         return numbers
-    problem = f"they can be read in more than one way, or in none: there are {_told(forms)}"
-    fix = " or ".join(f"data.inputs={name}" for name in [*images, *texts]) or "a table of numbers, texts or images"
+    problem = f"the input columns are not clear: there are {_told(forms)}"
+    fix = " or ".join(f"data.inputs={name}" for name in [*images, *texts]) or "use a table of numbers, texts or images"
     if numbers:
         fix += f" or data.inputs=[{','.join(numbers)}]"
     raise RunnerError(Problem("data.inputs=null", problem, fix))
@@ -112,7 +117,7 @@ def _one_form(columns: Sequence[str], forms: dict[str, str]) -> str:
     found = {NUMBER if forms[name] in (LIST, CLASS) else forms[name] for name in columns}
     if len(found) == 1 and OTHER not in found and not (IMAGE in found and len(columns) > 1):
         return found.pop()
-    problem = f"inputs are numbers, texts or one image, and these are {_told({name: forms[name] for name in columns})}"
+    problem = f"inputs must be numbers, texts or one image; these are {_told({name: forms[name] for name in columns})}"
     alike = [name for name in columns if forms[name] in (NUMBER, LIST)] or list(columns[:1])
     raise RunnerError(Problem(f"data.inputs=[{','.join(columns)}]", problem, f"data.inputs=[{','.join(alike)}]"))
 

@@ -125,7 +125,7 @@ def huggingface(
 
 def _tokens(picked: Chosen, tokenizer: str, context_length: int, known: Mapping[str, Any]) -> TextRows:
     if type(context_length) is not int or context_length < 1:
-        problem = "it must be a whole number of tokens, 1 or more"
+        problem = "`data.context_length` must be a whole number of tokens, 1 or more"
         raise RunnerError(
             Problem(f"data.context_length={context_length}", problem, "data.context_length=256", code="bad-value")
         )
@@ -160,7 +160,7 @@ def _without_empty(tables: dict[str, Any], picked: Chosen, asked: str) -> dict[s
         full = [index for index, texts in enumerate(zip(*parts, strict=True)) if any(text for text in texts)]
         found[name] = table if len(full) == len(table) else table.select(full)
     if not len(found["train"]):
-        raise RunnerError(Problem(asked, "there is no text in it", "files with text in them"))
+        raise RunnerError(Problem(asked, "the files contain no text", "use files with text"))
     return found
 
 
@@ -192,8 +192,8 @@ def _all_targets(
 
 def _named(numbers: Any, names: tuple[str, ...], *, asked: str, called: str) -> Any:
     if numbers.min() < 0 or numbers.max() >= len(names):
-        problem = f"{called} holds {numbers.min()}..{numbers.max()}, and it has {len(names)} classes"
-        raise RunnerError(Problem(asked, problem, "the same set without rows of unknown class (-1)"))
+        problem = f"{called} contains {numbers.min()}..{numbers.max()}, and has {len(names)} classes"
+        raise RunnerError(Problem(asked, problem, "remove the rows of unknown class (-1)"))
     return np.array(names)[numbers]
 
 

@@ -46,13 +46,15 @@ def loaded(
     datasets = _library()
     asked = _asked(path, subset, data_files, data_dir)
     if streaming and num_rows is None:
-        problem = "a stream has no length, and rows are drawn by their number here"
+        problem = "a stream has no length, and rows are drawn by their number"
         raise RunnerError(
-            Problem("data.streaming=true", problem, "data.num_rows=10000, the rows of each split to fetch")
+            Problem(
+                "data.streaming=true", problem, "use `data.num_rows=10000`, the number of rows to fetch for each split"
+            )
         )
     if num_rows is not None and not streaming:
-        problem = "that is what is fetched of a stream, and without one all rows are read"
-        fix = f"data.streaming=true, or data.limit={num_rows} for so many rows in all"
+        problem = "`data.num_rows` limits a stream, and `data.streaming` is off"
+        fix = f"use `data.streaming=true`, or `data.limit={num_rows}` for that many rows in total"
         raise RunnerError(Problem(f"data.num_rows={num_rows}", problem, fix))
     if problems := _beside(path, subset=subset, data_files=data_files, data_dir=data_dir):
         raise RunnerError(*problems)
@@ -74,7 +76,7 @@ def _beside(path: str, **settings: Any) -> list[Problem]:
     is_file = Path(path).expanduser().is_file()
     if not is_file and not _is_saved(path):
         return []
-    problem = f"{path} is {'one file' if is_file else 'a set of save_to_disk()'}, which is read whole"
+    problem = f"`{path}` is {'one file' if is_file else 'a data set of save_to_disk()'}, which is read completely"
     said = {name: value for name, value in settings.items() if value is not None}
     return [Problem(f"data.{name}={value}", problem, f"data.{name}=null") for name, value in said.items()]
 
@@ -83,7 +85,7 @@ def _library() -> Any:
     try:
         import datasets  # an optional package, and a slow one
     except ImportError:
-        problem = "reading such sets takes a package that is not installed"
+        problem = "reading Hugging Face data sets needs a package that is not installed"
         raise RunnerError(
             Problem("data=huggingface", problem, install("huggingface"), code="missing-package")
         ) from None
@@ -94,17 +96,17 @@ def _words(path: str, subset: str | None, data_files: Files | None, data_dir: st
     place, asked = Path(path).expanduser(), f"data.path={path}"
     if path in BUILDERS:
         if data_files is None and data_dir is None:
-            problem = f"{path} reads files, and none are named"
-            fix = f"data.path={path} data.data_files=FILE" + (" or data.data_dir=FOLDER" if path != "text" else "")
+            problem = f"`{path}` reads files, and none are named"
+            fix = "use `data.data_files=FILE`" + (" or `data.data_dir=DIRECTORY`" if path != "text" else "")
             raise RunnerError(Problem(asked, problem, fix))
         if subset is not None:
             raise RunnerError(
-                Problem(f"data.subset={subset}", f"{path} reads files, which have none", "data.subset=null")
+                Problem(f"data.subset={subset}", f"`{path}` reads files, which have no subsets", "data.subset=null")
             )
         return {"path": path, "data_files": _expanded(data_files), "data_dir": _expanded(data_dir)}
     if place.is_file():
         if place.suffix.lower() not in BY_ENDING:
-            problem = f"files of kind {place.suffix or '(without an ending)'} are not read by their name alone"
+            problem = f"the format of `{place.name}` is not known from its ending"
             fix = " or ".join(f"data.path={name} data.data_files={path}" for name in BUILDERS[:3])
             raise RunnerError(Problem(asked, problem, fix))
         more = {"sep": "\t"} if place.suffix.lower() == ".tsv" else {}
@@ -112,17 +114,17 @@ def _words(path: str, subset: str | None, data_files: Files | None, data_dir: st
     if not place.is_dir() and (path.startswith((".", "/", "~")) or path.count("/") > 1 or place.suffix in BY_ENDING):
         there = [item.name for item in place.parent.iterdir()] if place.parent.is_dir() else []
         fix = " or ".join(f"data.path={place.parent / hit}" for hit in nearest(place.name, there))
-        problem = "there is no such file or folder here, and the Hub has no such names"
+        problem = f"there is no file or directory `{path}`, and the Hub has no such names"
         raise RunnerError(
             Problem(
                 asked,
                 problem,
-                fix or "data.path=FILE, or a name as huggingface.co/datasets has it",
+                fix or "use `data.path=FILE`, or a name from huggingface.co/datasets",
                 code="missing-file",
             )
         )
     if path in _all_builders():
-        problem = f"that reader of files is not taken here; {', '.join(BUILDERS)} are"
+        problem = f"the reader `{path}` is not supported; {', '.join(BUILDERS)} are"
         raise RunnerError(Problem(asked, problem, " or ".join(f"data.path={name}" for name in BUILDERS)))
     return {
         "path": str(place) if place.is_dir() else path,
@@ -155,15 +157,17 @@ def _is_saved(path: str) -> bool:
 def _chosen(asked: dict[str, str], there: list[str], set_asked: str) -> dict[str, str]:
     listed = ", ".join(there)
     if unknown := [name for name in asked if name not in SPLITS]:
-        problem = f"splits are called {', '.join(SPLITS)} here"
+        problem = f"there is no split `{unknown[0]}`; splits are called {', '.join(SPLITS)}"
         raise RunnerError(
-            Problem(f"data.split.{unknown[0]}={asked[unknown[0]]}", problem, "data.split={train:...,val:...}")
+            Problem(f"data.split.{unknown[0]}={asked[unknown[0]]}", problem, "use `data.split={train:...,val:...}`")
         )
     for name, theirs in asked.items():
         if theirs not in there:
             hits = nearest(theirs, there) or there
             fix = " or ".join(f"data.split.{name}={hit}" for hit in hits)
-            raise RunnerError(Problem(f"data.split.{name}={theirs}", f"the set's splits are {listed}", fix))
+            raise RunnerError(
+                Problem(f"data.split.{name}={theirs}", f"the data set has no split `{theirs}`; it has {listed}", fix)
+            )
     found = asked or {
         name: next(hit for hit in hits if hit in there) for name, hits in SPLITS.items() if set(hits) & set(there)
     }
@@ -171,7 +175,7 @@ def _chosen(asked: dict[str, str], there: list[str], set_asked: str) -> dict[str
         found = {"train": there[0]}
     if "train" not in found:
         fix = " or ".join(f"data.split={{train:{name}}}" for name in there)
-        raise RunnerError(Problem(set_asked, f"nothing says what to train on; the set's splits are {listed}", fix))
+        raise RunnerError(Problem(set_asked, f"the training split is not clear; the data set has {listed}", fix))
     return found
 
 
@@ -219,10 +223,12 @@ def _problem(asked: str, error: Exception) -> Problem:
     said = "; ".join(lines) or type(error).__name__
     if isinstance(error, ConnectionError | exceptions.DatasetNotFoundError):
         is_offline = config.HF_HUB_OFFLINE
-        why = "HF_HUB_OFFLINE says to stay offline" if is_offline else "it has no such set, or can't be reached"
-        problem = f"the set is not in {config.HF_DATASETS_CACHE}, and of the Hub: {why} ({said})"
-        fix = "a name as huggingface.co/datasets has it (OWNER/NAME), or data.path=csv data.data_files=FILE"
-        return Problem(asked, problem, f"unset HF_HUB_OFFLINE, {fix}" if is_offline else fix)
+        why = "`HF_HUB_OFFLINE` is set" if is_offline else "there is none of this name, or the Hub can't be reached"
+        problem = f"the data set is not in {config.HF_DATASETS_CACHE} and not on the Hub: {why} ({said})"
+        fix = "use a name from huggingface.co/datasets (OWNER/NAME), or `data.path=csv data.data_files=FILE`"
+        return Problem(asked, problem, f"run `unset HF_HUB_OFFLINE`, or {fix}" if is_offline else fix)
     if "Config name is missing" in said or "BuilderConfig" in said:
-        return Problem(asked, str(error).strip(), "data.subset=NAME, one of these")
-    return Problem(asked, f"it can't be read: {said}", f"whole files of that kind ({', '.join(BUILDERS)})")
+        return Problem(asked, str(error).strip(), "use `data.subset=NAME` with one of these")
+    return Problem(
+        asked, f"the data can't be read: {said}", f"use complete files of that format ({', '.join(BUILDERS)})"
+    )

@@ -80,6 +80,6 @@ def _check_columns(table: Any, columns: Sequence[str], path: Any) -> None:
     if missing := [name for name in columns if name not in there]:
         told = ", ".join(f"{name} ({form_of(table.features[name])})" for name in there)
         hits = nearest(missing[0], there)
-        fix = f"a column {missing[0]}" + (f"; {hits[0]} is called so, perhaps" if hits else "")
-        problem = f"it lacks {', '.join(missing)}, which the model was trained on; it has {told}"
+        fix = f"add a column `{missing[0]}`" + (f", or rename `{hits[0]}`" if hits else "")
+        problem = f"the file has no column {', '.join(missing)}, which the model was trained on; it has {told}"
         raise RunnerError(Problem(f"the file {path}", problem, fix))

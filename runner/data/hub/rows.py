@@ -90,7 +90,7 @@ class TableRows(Dataset[tuple[Tensor, Tensor]]):
             try:
                 images.append(decoded(one, mode=reading.mode, size=reading.size))
             except ValueError as error:
-                fix = "the same set without that row"
+                fix = "remove that row"
                 raise RunnerError(Problem(reading.asked, f"the image of row {index}: {error}", fix)) from None
         return torch.stack(images)
 
@@ -160,8 +160,8 @@ def target_values(table: Any, column: str, *, asked: str) -> Any:
     """(N,) or (N, T), as NumPy has it. Raises: RunnerError for rows without a target."""
     values = table.select_columns([column]).with_format("arrow")[:].column(column)
     if values.null_count:
-        problem = f"{values.null_count:,} of {len(values):,} rows have nothing in column {column}"
-        raise RunnerError(Problem(asked, problem, "the same table without these rows"))
+        problem = f"{values.null_count:,} of {len(values):,} rows have no value in column `{column}`"
+        raise RunnerError(Problem(asked, problem, "remove these rows"))
     if _is_list(values.type):
         return _numbers(values, column, asked)
     found = values.to_numpy()
@@ -189,8 +189,8 @@ def _numbers(column: Any, name: str, asked: str) -> Any:
     values, count = column.combine_chunks(), len(column)
     while _is_list(values.type):
         if len(compute.unique(compute.list_value_length(values))) != 1:  # one that is missing has the length None
-            problem = f"the lists in column {name} differ in length, or some are missing"
-            raise RunnerError(Problem(asked, problem, "a list of the same length in each row"))
+            problem = f"the lists in column `{name}` differ in length, or some are missing"
+            raise RunnerError(Problem(asked, problem, "use lists of the same length"))
         values = values.flatten()
     floats = values.cast("float64", safe=False).to_numpy(zero_copy_only=False)
     return floats.reshape(count, -1)

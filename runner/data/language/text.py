@@ -70,7 +70,7 @@ class TextReader:
         (file,) = found_files(path, key="--input", most=1)
         numbers = self._vocabulary.encode(file.read_bytes(), asked=f"--input {path}")
         if not len(numbers):
-            raise RunnerError(Problem(f"--input {path}", "the file is empty", "a file with text in it"))
+            raise RunnerError(Problem(f"--input {path}", f"`{path}` is empty", "use a file with text"))
         return rows_of(numbers, self.context_length)
 
     def encode(self, text: str) -> list[int]:
@@ -97,7 +97,7 @@ def found_files(path: str | Sequence[str], *, key: str, most: int | None = None)
             raise RunnerError(_missing(file, name, key))
         files += [hit for hit in hits if hit not in files]
     if not files or (most is not None and len(files) > most):
-        problem = f"that is {len(files)} files"
+        problem = f"the pattern matches {len(files)} files"
         raise RunnerError(Problem(f"{key}={path}", problem, f"{key}=FILE"))
     return files
 
@@ -105,14 +105,14 @@ def found_files(path: str | Sequence[str], *, key: str, most: int | None = None)
 def _missing(file: Path, name: str, key: str) -> Problem:
     asked = f"{key}={name}"
     if file.is_dir():
-        return Problem(asked, "that is a folder", f"{key}={file / '*.txt'}")
+        return Problem(asked, f"`{file}` is a directory", f"{key}={file / '*.txt'}")
     fix = " or ".join(as_typed(key, hit) for hit in nearest_files(file, Path.is_file))
     if not file.parent.is_dir():
-        fix = fix or f"{key}=FILE, relative to the current folder ({Path.cwd()})"
-        return Problem(asked, f"there is no folder {file.parent}", fix, code="missing-file")
+        fix = fix or f"use `{key}=FILE`, relative to the current directory ({Path.cwd()})"
+        return Problem(asked, f"there is no directory `{file.parent}`", fix, code="missing-file")
     return Problem(
         asked,
-        f"there is no such file in {file.parent.resolve()}",
-        fix or f"{key}=FILE with text in it",
+        f"there is no file `{file.name}` in {file.parent.resolve()}",
+        fix or f"use `{key}=FILE` with a text file",
         code="missing-file",
     )

@@ -79,7 +79,7 @@ def entries_of(tokenizer: str) -> str | None:
     if not file.is_file():
         there = [str(item) for item in file.parent.glob("*.json")] if file.parent.is_dir() else []
         hits = nearest(tokenizer, (BYTES, *there)) or [BYTES, *there]
-        problem = f"it is {BYTES} or a tokenizer.json, and there is no file {file}"
+        problem = f"`data.tokenizer` must be `{BYTES}` or a `tokenizer.json`, and there is no file `{file}`"
         fix = " or ".join(f"data.tokenizer={hit}" for hit in hits[:3])
         raise RunnerError(Problem(f"data.tokenizer={tokenizer}", problem, fix, code="missing-file"))
     return file.read_text(encoding="utf-8", errors="replace")

@@ -56,21 +56,25 @@ def opened(file: Path, dtype: str | None, *, asked: str) -> tuple[NDArray[Any], 
     Raises: RunnerError for an ending, a size or a content that no such file has.
     """
     if file.suffix not in ENDINGS:
-        problem = f"token files end in {' or '.join(ENDINGS)}"
-        raise RunnerError(Problem(asked, problem, "data=text for text files, or a file of runner.data.write_tokens"))
+        problem = f"token files must end in {' or '.join(ENDINGS)}"
+        raise RunnerError(
+            Problem(asked, problem, "use `data=text` for text files, or a file of `runner.data.write_tokens`")
+        )
     if file.suffix == ".npy":
         return _opened_npy(file, asked)
     told = _of_this_size(file, None if dtype else asked)
     dtype = dtype or (told.dtype if told else "uint16")
     if dtype not in DTYPES:
-        problem = f"tokens in a .bin are {', '.join(DTYPES)}"
+        problem = f"`data.dtype` must be one of {', '.join(DTYPES)}"
         raise RunnerError(Problem(f"data.dtype={dtype}", problem, " or ".join(f"data.dtype={name}" for name in DTYPES)))
     size, width = file.stat().st_size, np.dtype(dtype).itemsize
     if size == 0 or size % width:
         problem = (
-            f"its {size:,} bytes are no whole number of {dtype} tokens, {width} bytes each" if size else "it is empty"
+            f"`{file.name}` has {size:,} bytes, which is no multiple of {width}, the size of a {dtype} token"
+            if size
+            else f"`{file.name}` is empty"
         )
-        raise RunnerError(Problem(asked, problem, "the whole file, or data.dtype= as it was written"))
+        raise RunnerError(Problem(asked, problem, "use the complete file, or the `data.dtype` it was written with"))
     return mapped(file, dtype), dtype
 
 
@@ -87,8 +91,8 @@ def known(file: Path, tokens: NDArray[Any], dtype: str, *, asked: str) -> Known:
         part = tokens[start : start + TOKENS_A_PASS]
         if part.dtype.kind == "i" and part.min() < 0:
             at = int((part < 0).argmax())
-            problem = f"the number at position {start + at:,} is {part[at]:,}"
-            raise RunnerError(Problem(asked, problem, "tokens of 0 or more"))
+            problem = f"the token at position {start + at:,} is {part[at]:,}"
+            raise RunnerError(Problem(asked, problem, "use tokens of 0 or more"))
         if (most := int(part.max())) > greatest:
             greatest, at = most, start + int(part.argmax())
     state = _state(file)
@@ -125,11 +129,11 @@ def _opened_npy(file: Path, asked: str) -> tuple[NDArray[Any], str]:
     try:
         tokens = mapped(file, "")
     except (ValueError, OSError, EOFError) as error:
-        problem = f"it can't be read as .npy: {first_line(error)}"
-        raise RunnerError(Problem(asked, problem, "a whole file, saved by numpy")) from None
+        problem = f"`{file.name}` can't be read as `.npy`: {first_line(error)}"
+        raise RunnerError(Problem(asked, problem, "use a complete file, saved by numpy")) from None
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu" or not len(tokens):
-        problem = f"it holds {tokens.dtype} of shape {tokens.shape}"
-        raise RunnerError(Problem(asked, problem, "one row of whole numbers, (N,)"))
+        problem = f"`{file.name}` contains {tokens.dtype} of shape {tokens.shape}"
+        raise RunnerError(Problem(asked, problem, "use one row of whole numbers, (N,)"))
     return tokens, tokens.dtype.name
 
 
@@ -147,10 +151,8 @@ def _of_this_size(file: Path, asked: str | None = None) -> Known | None:
     if found.num_bytes == num_bytes:
         return found
     if found.reader is not None and asked is not None:
-        problem = (
-            f"{_beside(file).name} was written with a file of {found.num_bytes:,} bytes, and this one has {num_bytes:,}"
-        )
-        fix = f"the file that it was written with, or data.dtype={found.dtype} if this one's tokens are of that type"
+        problem = f"`{_beside(file).name}` belongs to a file of {found.num_bytes:,} bytes, and `{file.name}` has {num_bytes:,}"
+        fix = f"use the file that it belongs to, or `data.dtype={found.dtype}` if these tokens have that type"
         raise RunnerError(Problem(asked, problem, fix))
     return None
 
@@ -284,7 +286,9 @@ def write_tokens(texts: Iterable[str], path: str | Path, tokenizer: str = "bytes
     file = Path(path)
     if file.suffix != ".bin":
         raise RunnerError(
-            Problem(f"path={path}", "token files are written as .bin", f"path={file.with_suffix('.bin')}")
+            Problem(
+                f"path={path}", "`write_tokens` writes files that end in `.bin`", f"path={file.with_suffix('.bin')}"
+            )
         )
     needs_all = tokenizer == Characters.kind
     texts = list(texts) if needs_all else texts
@@ -302,7 +306,7 @@ def write_tokens(texts: Iterable[str], path: str | Path, tokenizer: str = "bytes
             stream.write(numbers.astype(dtype).tobytes())
             num_tokens, num_bytes = num_tokens + len(numbers), num_bytes + len(content)
     if not num_tokens:
-        raise RunnerError(Problem(f"path={path}", "the texts have no tokens", "texts with something in them"))
+        raise RunnerError(Problem(f"path={path}", "the texts have no tokens", "use texts that are not empty"))
     node = {"tokens": words.kind, "entries": words.entries}
     written(file, dtype.name, greatest, reader=node, bytes_per_token=num_bytes / num_tokens)
     return num_tokens
@@ -322,9 +326,9 @@ class TokensReader:
         if Path(path).suffix in ENDINGS:
             return self._blocks(path)
         if self._text is None:
-            problem = "the run's tokens came without a tokenizer, so no text can be read"
+            problem = "the run's tokens have no tokenizer, so text can't be read"
             raise RunnerError(
-                Problem(f"--input {path}", problem, "a token file, or a training with data.tokenizer=...")
+                Problem(f"--input {path}", problem, "use a token file, or a run with `data.tokenizer=...`")
             )
         return self._text(path)
 
@@ -345,8 +349,8 @@ class TokensReader:
     def encode(self, text: str) -> list[int]:
         """Raises: RunnerError where no vocabulary is known."""
         if self._text is None:
-            problem = "the run's tokens came without a tokenizer"
-            raise RunnerError(Problem(f"the text {text[:40]!r}", problem, "a training with data.tokenizer=..."))
+            problem = "the run's tokens have no tokenizer"
+            raise RunnerError(Problem(f"the text {text[:40]!r}", problem, "use a run with `data.tokenizer=...`"))
         return self._text.encode(text)
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -356,8 +360,8 @@ class TokensReader:
 
 def _vocabulary(told: Known, tokenizer: str | None) -> Vocabulary | None:
     if tokenizer == Characters.kind:
-        problem = "numbers do not tell which characters they stand for"
-        fix = "data.tokenizer=null: a file of write_tokens(..., 'characters') brings them"
+        problem = "the token file doesn't say which characters its numbers are"
+        fix = "use `data.tokenizer=null` with a file of `write_tokens(..., 'characters')`, which contains them"
         raise RunnerError(Problem(f"data.tokenizer={tokenizer}", problem, fix))
     if tokenizer is not None:
         return asked_for(tokenizer, (), asked=f"data.tokenizer={tokenizer}", key="data.tokenizer")
@@ -368,8 +372,8 @@ def _vocab_size(vocab_size: int | None, told: Known, words: Vocabulary | None, *
     size = vocab_size or max(told.greatest + 1, words.size if words else 0)
     if told.greatest >= min(size, MOST_TOKENS):
         problem = f"token {told.greatest:,} at position {told.greatest_at:,} is not below {min(size, MOST_TOKENS):,}"
-        fits = f"data.vocab_size={told.greatest + 1}, or " if told.greatest < MOST_TOKENS else ""
-        fix = f"{fits}data.dtype= as the file was written"
+        fits = f"use `data.vocab_size={told.greatest + 1}`, or " if told.greatest < MOST_TOKENS else "use "
+        fix = f"{fits}the `data.dtype` the file was written with"
         raise RunnerError(Problem(asked or f"data.vocab_size={size}", problem, fix))
     return size
 

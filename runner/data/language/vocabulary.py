@@ -54,8 +54,8 @@ class Characters:
         return self._codes[np.asarray(tokens, np.int64)].astype("<u4").tobytes().decode("utf-32-le")
 
     def _unknown(self, text: str, at: int, asked: str) -> Problem:
-        problem = f"{text[at]!r} {place(text, at)} is none of the {self.size} characters that were trained on"
-        fix = "the text without it, or a training on text that has it, or with data.tokens=bytes"
+        problem = f"{text[at]!r} {place(text, at)} is not one of the {self.size} characters of the training text"
+        fix = "remove it, or train on text that contains it or with `data.tokens=bytes`"
         return Problem(asked, problem, fix)
 
 
@@ -117,7 +117,7 @@ def asked_for(tokens: str, contents: Iterable[bytes], *, asked: str, key: str = 
     if not file.is_file():
         there = [str(item) for item in file.parent.glob("*.json")] if file.parent.is_dir() else []
         hits = nearest(tokens, (*KINDS, *there)) or [*KINDS, *there]
-        problem = f"tokens are {' or '.join(KINDS)}, or come from a tokenizer.json, and there is no file {file}"
+        problem = f"`{key}` must be {' or '.join(KINDS)} or a `tokenizer.json`, and there is no file `{file}`"
         raise RunnerError(
             Problem(f"{key}={tokens}", problem, " or ".join(f"{key}={hit}" for hit in hits[:3]), code="missing-file")
         )
@@ -130,8 +130,8 @@ def as_text(content: bytes, *, asked: str) -> str:
         return content.decode()
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        problem = f"it is not UTF-8: byte {error.start:,} (line {line:,}) is 0x{content[error.start]:02x}"
-        raise RunnerError(Problem(asked, problem, "the file saved as UTF-8, or data.tokens=bytes")) from None
+        problem = f"the file is not UTF-8: byte {error.start:,} (line {line:,}) is 0x{content[error.start]:02x}"
+        raise RunnerError(Problem(asked, problem, "save the file as UTF-8, or use `data.tokens=bytes`")) from None
 
 
 def place(text: str, at: int) -> str:
@@ -153,14 +153,14 @@ def tokenizer_of(content: str, *, asked: str) -> Any:
     try:
         from tokenizers import Tokenizer  # an optional package
     except ImportError:
-        problem = "reading a tokenizer.json takes a package that is not installed"
+        problem = "reading a `tokenizer.json` needs a package that is not installed"
         raise RunnerError(Problem(asked, problem, install("text"), code="missing-package")) from None
     try:
         json.loads(content)
         found = Tokenizer.from_str(content)
     except Exception as error:  # the library raises bare Exceptions
-        problem = f"it is no tokenizer.json: {first_line(error)}"
-        raise RunnerError(Problem(asked, problem, "a file that tokenizers or transformers saved")) from None
+        problem = f"the file is not a `tokenizer.json`: {first_line(error)}"
+        raise RunnerError(Problem(asked, problem, "use a file saved by tokenizers or transformers")) from None
     found.no_truncation()
     found.no_padding()
     return found

@@ -83,16 +83,21 @@ def check_windows(context_length: Any, windows: Any, *, num_tokens: int, path: s
     problems = []
     if windows not in WINDOWS:
         hits = nearest(str(windows), WINDOWS) or WINDOWS
-        problem = f"windows are {' or '.join(WINDOWS)}"
+        problem = f"`data.windows` must be {' or '.join(WINDOWS)}"
         problems.append(Problem(f"data.windows={windows}", problem, " or ".join(f"data.windows={hit}" for hit in hits)))
     asked = f"data.context_length={context_length}"
     if type(context_length) is not int or context_length < 1:
         problems.append(
-            Problem(asked, "it must be a number of tokens, 1 or more", "data.context_length=256", code="bad-value")
+            Problem(
+                asked,
+                "`data.context_length` must be a number of tokens, 1 or more",
+                "data.context_length=256",
+                code="bad-value",
+            )
         )
     elif num_windows(num_tokens, context_length) < 1:
-        problem = f"{path} has {num_tokens:,} tokens, and a window takes {context_length + 1:,} with the one behind it"
-        fits = f"data.context_length={max(1, num_tokens // 20)}, or a" if num_tokens > 1 else "a"
+        problem = f"`{path}` has {num_tokens:,} tokens, and a window needs {context_length + 1:,} (with the next token)"
+        fits = f"use `data.context_length={max(1, num_tokens // 20)}`, or a" if num_tokens > 1 else "use a"
         problems.append(Problem(asked, problem, f"{fits} longer text"))
     refuse(problems)
 

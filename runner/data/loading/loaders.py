@@ -141,12 +141,14 @@ def _residency(rows: Any, asked: str, *, device: torch.device, free_bytes: int |
     too_large = _too_large(rows, device)
     if asked == "device":
         if too_large:
-            fix = "data.residency=stream, or data.limit=... rows"
+            fix = "use `data.residency=stream`, or fewer rows with `data.limit=N`"
             raise RunnerError(Problem("data.residency=device", too_large, fix))
         if free is not None and size > free:
-            problem = f"the set takes {size_in_words(size)}, and {device} has {size_in_words(free)} free"
+            problem = f"the data set takes {size_in_words(size)}, and `{device}` has {size_in_words(free)} free"
             raise RunnerError(
-                Problem("data.residency=device", problem, "data.residency=stream, or data.limit=... rows")
+                Problem(
+                    "data.residency=device", problem, "use `data.residency=stream`, or fewer rows with `data.limit=N`"
+                )
             )
         return True, "on the device (as asked)"
     if asked == "stream":

@@ -66,9 +66,9 @@ class Served:
                 with self._drawing():
                     batch = next(batches, None)
                 if batch is None:
-                    raise RunnerError(Problem("data", f"{self._name} gives no rows", "one with rows in it"))
+                    raise RunnerError(Problem("data", f"`{self._name}` gives no rows", "return at least one row"))
             if batch is None:
-                problem = f"epoch {number + 1} ended after batch {index:,}, and its length says {self.num_batches:,}"
+                problem = f"epoch {number + 1} ended after batch {index:,}, and the length of the data is {self.num_batches:,} batches"
                 raise RunnerError(Problem("data", problem, self._rows.of_another_length()))
             if index == self.num_batches - 1 and self._rows.has_length:
                 self._look_further(batches, is_first=shard is None or shard.rank == 0)

@@ -67,8 +67,8 @@ def with_room(workers: int, batch_bytes: int, free: int | None, *, is_asked: boo
         f"/dev/shm has {free / 2**20:,.1f} MiB free, and batches for {workers} processes take {needed / 2**20:,.1f} MiB"
     )
     if is_asked:
-        fewer = f"data.num_workers={most}, " if most else ""
-        fix = f"{fewer}data.num_workers=0, a smaller train.batch_size, or {BIGGER}"
+        fewer = f"`data.num_workers={most}`, " if most else ""
+        fix = f"use {fewer}`data.num_workers=0`, a smaller `train.batch_size`, or {BIGGER}"
         raise RunnerError(Problem(f"data.num_workers={workers}", room, fix))
     return most, f"; read by {most} processes: {room}" if most else f"; read in this process: {room}"
 
@@ -83,6 +83,6 @@ def told(batches: Iterator[Any], workers: int) -> Iterator[Any]:
     except (RuntimeError, RunnerError) as error:  # torch's own, or where rows became no batch for want of it
         if not workers or "shared memory" not in str(error):
             raise
-        problem = f"its processes found no room in /dev/shm: {(free_room() or 0) / 2**20:,.1f} MiB are free"
-        fix = f"data.num_workers=0, fewer of them, a smaller train.batch_size, or {BIGGER}"
+        problem = f"the loading processes found no space in /dev/shm: {(free_room() or 0) / 2**20:,.1f} MiB are free"
+        fix = f"use `data.num_workers=0` or fewer of them, a smaller `train.batch_size`, or {BIGGER}"
         raise RunnerError(Problem(f"data.num_workers={workers}", problem, fix)) from error

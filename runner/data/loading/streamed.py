@@ -56,8 +56,8 @@ class Reader:
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             if not self._num_workers:
                 raise
-            problem = f"the Dataset can't be sent to the processes that would read it: {error}"
-            fix = "data.num_workers=0, or a Dataset without lambdas, open files and classes inside functions"
+            problem = f"the Dataset can't be sent to the loading processes: {error}"
+            fix = "use `data.num_workers=0`, or a Dataset without lambdas, open files and classes inside functions"
             raise RunnerError(Problem(f"data.num_workers={self._num_workers}", problem, fix)) from error
 
     def close(self) -> None:

@@ -74,8 +74,10 @@ def choose(
     complete = targets if drop_missing_targets else ()
     tallies, num_left_out = scan(files, [*inputs, *targets], counted=[*forced, *targets], complete=complete)
     if tallies[targets[0]].rows == 0:
-        problem = f"all of its {num_left_out:,} rows lack the target" if num_left_out else "it has no rows"
-        raise RunnerError(Problem(files[0].asked, problem, "a file with rows below its column names"))
+        problem = (
+            f"all {num_left_out:,} rows lack the target" if num_left_out else f"`{files[0].path.name}` has no rows"
+        )
+        raise RunnerError(Problem(files[0].asked, problem, "use a file with rows below the column names"))
     asked = f"data.target={targets[0] if len(targets) == 1 else '[' + ','.join(targets) + ']'}"
     problems: list[Problem] = []
     notes: list[str] = []
@@ -150,17 +152,19 @@ def _inputs(
     problems = [_unknown(key, name, names, file) for key, some in asked for name in some if name not in known]
     if both := [name for name in _texts(drop) if name in targets]:
         problems.append(
-            Problem(f"data.drop=[{both[0]}]", "that column is the target", "data.target=... another column")
+            Problem(
+                f"data.drop=[{both[0]}]", f"column `{both[0]}` is the target", "use another column as `data.target`"
+            )
         )
     if both := [name for name in _texts(columns) if name in targets]:
         problems.append(
-            Problem(f"data.columns=[{both[0]},...]", "that column is the target", "the other columns alone")
+            Problem(f"data.columns=[{both[0]},...]", f"column `{both[0]}` is the target", "name only the other columns")
         )
     left_out = {*_texts(drop), *(known.difference(_texts(columns)) if columns is not None else ())} - {*targets}
     if lost := [name for name in _texts(categorical) if name in left_out]:
-        key, fix = ("drop", "without it") if lost[0] in _texts(drop) else ("columns", f"with {lost[0]} among them")
-        problem = f"data.{key} leaves that column out"
-        fix = f"data.{key} {fix}, or data.categorical without it"
+        key, fix = ("drop", "remove it from") if lost[0] in _texts(drop) else ("columns", f"add `{lost[0]}` to")
+        problem = f"`data.{key}` leaves column `{lost[0]}` out"
+        fix = f"{fix} `data.{key}`, or remove it from `data.categorical`"
         problems.append(Problem(f"data.categorical=[{lost[0]}]", problem, fix))
     refuse(problems)
     taken = {*targets, *_texts(drop)}
@@ -170,7 +174,7 @@ def _inputs(
 def _nothing_left(targets: Sequence[str], left_out: Sequence[Tally], file: TableFile) -> Problem:
     problem = f"no input column is left next to {', '.join(targets)}"
     if not left_out:
-        return Problem(file.asked, f"{problem}: the table has no other column", "data.target=... another column")
+        return Problem(file.asked, f"{problem}: the table has no other column", "use another column as `data.target`")
     names = ", ".join(tally.name for tally in left_out)
     problem += f": {names} {'is' if len(left_out) == 1 else 'are'} left out, because nearly all the texts differ"
     first = left_out[0]
@@ -185,8 +189,8 @@ def _nothing_left(targets: Sequence[str], left_out: Sequence[Tally], file: Table
 def _unknown(key: str, name: str, names: Sequence[str], file: TableFile) -> Problem:
     hits = nearest(name, names, cutoff=0.6)
     fix = " or ".join(f"data.{key}={hit}" if key == "target" else f"data.{key}=[{hit}]" for hit in hits)
-    problem = f"{file.path.name} has no column {name!r}; it has {listed(names)}"
-    return Problem(f"data.{key}={name}", problem, fix or "a column that it has", code="unknown-option")
+    problem = f"`{file.path.name}` has no column {name!r}; it has {listed(names)}"
+    return Problem(f"data.{key}={name}", problem, fix or "use one of these columns", code="unknown-option")
 
 
 def _kind(tally: Tally, file: TableFile) -> str:
@@ -224,7 +228,7 @@ def _check_used(formats: Sequence[str], tallies: Mapping[str, Tally], file: Tabl
         return
     texts = {name: suggested(itertools.islice(tally.texts, MOST_LOOKED_AT)) for name, tally in tallies.items()}
     fix = next((found for found in texts.values() if found), "")
-    problem = f"no column of {file.path.name} has dates that are written so"
+    problem = f"no column of `{file.path.name}` has dates in this format"
     raise RunnerError(Problem(f"data.date_format={formats[0]}", problem, fix or "data.date_format=null"))
 
 
@@ -234,10 +238,10 @@ def _is_a_key(tally: Tally, most: int) -> bool:
 
 def _check(missing: str, max_categories: int) -> None:
     if missing not in ("mean", "refuse"):
-        problem = "missing values become the mean of the training split, or are refused"
+        problem = "`data.missing` must be `mean` (the training split's) or `refuse`"
         raise RunnerError(Problem(f"data.missing={missing}", problem, "data.missing=mean or data.missing=refuse"))
     if type(max_categories) is not int or max_categories < 1:
-        problem = "it must be a whole number, 1 or more"
+        problem = "`data.max_categories` must be a whole number, 1 or more"
         raise RunnerError(
             Problem(f"data.max_categories={max_categories}", problem, "data.max_categories=100", code="bad-value")
         )

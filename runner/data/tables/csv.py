@@ -31,7 +31,9 @@ def header(file: Path, *, form: Form, asked: str) -> list[str]:
         for names in csv.reader(stream, delimiter=separator(file, form, asked=asked)):
             if names:
                 return [name.strip() if form.header else f"c{index}" for index, name in enumerate(names)]
-    raise RunnerError(Problem(asked, f"{file.name} is empty", "a file with a line of column names and rows below it"))
+    raise RunnerError(
+        Problem(asked, f"`{file.name}` is empty", "use a file with a line of column names and rows below it")
+    )
 
 
 def separator(file: Path, form: Form, *, asked: str) -> str:
@@ -99,9 +101,9 @@ def _unreadable(file: Path, form: Form, width: int, error: Exception, asked: str
             reader = csv.reader(stream, delimiter=separator(file, form, asked=asked))
             for values in reader:
                 if values and len(values) != width:
-                    problem = f"{file.name}, line {reader.line_num}, has {len(values)} values, and the header names {width} columns"
+                    problem = f"`{file.name}`, line {reader.line_num}, has {len(values)} values, and the header names {width} columns"
                     return Problem(
-                        asked, problem, "that line mended (a value with the separator in it stands in quotes)"
+                        asked, problem, "correct that line; a value that contains the separator needs quotes"
                     )
     except RunnerError as found:
         return found.problems[0]
@@ -113,11 +115,11 @@ def _unreadable(file: Path, form: Form, width: int, error: Exception, asked: str
 def _no_table(file: Path, error: Exception, asked: str) -> Problem:
     if isinstance(error, csv.Error) and "new-line" in str(error):
         quoted = shlex.quote(file.name)
-        problem = f"{file.name} ends lines with a carriage return alone, as Excel once did on a Mac"
+        problem = f"the lines of `{file.name}` end with a carriage return only, as from old Excel on a Mac"
         unpacked = f"gunzip -c {quoted} | tr '\\r' '\\n'" if is_packed(file) else f"tr '\\r' '\\n' < {quoted}"
-        return Problem(asked, problem, f"{unpacked} > unix.csv")
-    problem = f"{file.name} can't be read as a table: {first_line(error)}"
-    return Problem(asked, problem, "a whole CSV file, saved as UTF-8")
+        return Problem(asked, problem, f"run `{unpacked} > unix.csv`")
+    problem = f"`{file.name}` can't be read as a table: {first_line(error)}"
+    return Problem(asked, problem, "use a complete CSV file, saved as UTF-8")
 
 
 def is_packed(file: Path) -> bool:
@@ -131,12 +133,12 @@ def _text(file: Path, asked: str) -> Iterator[Iterator[str]]:
         with gzip.open(file, "rb") if is_packed(file) else file.open("rb") as stream:
             yield _decoded(stream, file, asked)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        problem = f"{file.name} is no whole gzip file: {error}"
-        raise RunnerError(Problem(asked, problem, "the file packed again")) from None
+        problem = f"`{file.name}` is not a complete gzip file: {error}"
+        raise RunnerError(Problem(asked, problem, "compress the file again")) from None
     except csv.Error as error:
         raise RunnerError(_no_table(file, error, asked)) from None
     except PermissionError:
-        raise RunnerError(Problem(asked, f"you may not read {file.name}", f"chmod u+r {file}")) from None
+        raise RunnerError(Problem(asked, f"no permission to read `{file.name}`", f"run `chmod u+r {file}`")) from None
     finally:
         csv.field_size_limit(before)
 
@@ -148,6 +150,8 @@ def _decoded(stream: Any, file: Path, asked: str) -> Iterator[str]:
             yield raw.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
             kind = "UTF-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "another encoding than UTF-8"
-            problem = f"{file.name}, line {number}, holds {raw[error.start : error.start + 1]!r}: that is {kind}"
-            fix = f"iconv -f {'UTF-16' if kind == 'UTF-16' else 'WINDOWS-1252'} -t UTF-8 {file.name} > utf8.csv"
+            problem = (
+                f"`{file.name}`, line {number}, contains {raw[error.start : error.start + 1]!r}: the file is {kind}"
+            )
+            fix = f"run `iconv -f {'UTF-16' if kind == 'UTF-16' else 'WINDOWS-1252'} -t UTF-8 {file.name} > utf8.csv`"
             raise RunnerError(Problem(asked, problem, fix)) from None

@@ -184,12 +184,14 @@ def _tidied_at(values: Any, name: str, place: Place) -> Any:
     try:
         return place.file.form.tidied(tidy(values))
     except UnknownType as error:
-        problem = f"column {name!r} of {place.file.name} holds values of type {error}; numbers, texts, dates and booleans are read"
+        problem = (
+            f"column {name!r} of `{place.file.name}` has values of type {error}, not numbers, texts, dates or booleans"
+        )
         raise RunnerError(Problem(place.file.asked, problem, f"data.drop=[{name}]")) from None
 
 
 def bad_value(name: str, holds: str, bad: BadValue, place: Place, fix: str) -> Problem:
-    holds = f"that column holds {holds}"
+    holds = f"the column holds {holds}"
     if is_too_large(bad.value):
         holds = f"float32, in which models compute, ends at {np.finfo(np.float32).max:.1e}"
     found = [(place, bad.row, bad.value), *((place, row, value) for row, value in bad.others)]
@@ -212,10 +214,13 @@ def check_names(wanted: Sequence[str], file: Rows) -> None:
     if lacks := [name for name in wanted if name not in known]:
         hits = nearest(lacks[0], there)
         like = f" (is it {' or '.join(map(repr, hits))}?)" if hits else ""
-        problem = f"{file.name} has no column {', '.join(map(repr, lacks[:5]))}{like}; it has {listed(there)}"
+        problem = f"`{file.name}` has no column {', '.join(map(repr, lacks[:5]))}{like}; it has {listed(there)}"
         raise RunnerError(
             Problem(
-                file.asked, problem, "a file with the columns that were trained on, in any order", code="unknown-option"
+                file.asked,
+                problem,
+                "use a file with the columns that the model was trained on, in any order",
+                code="unknown-option",
             )
         )
 

@@ -46,8 +46,8 @@ class TableFile:
                 names = list((file.schema_arrow if hasattr(file, "schema_arrow") else file.schema).names)
         found = [name for name in names if name not in INDEX]
         if twice := sorted({name for name in found if found.count(name) > 1}) if len(set(found)) < len(found) else []:
-            problem = f"{self.path.name} has {found.count(twice[0])} columns called {twice[0]!r}"
-            fix = "a file whose columns have names of their own, or data.header=false if its first line is a row"
+            problem = f"`{self.path.name}` has {found.count(twice[0])} columns called {twice[0]!r}"
+            fix = "rename the columns, or use `data.header=false` if the first line is a row"
             raise RunnerError(Problem(self.asked, problem, fix))
         return found
 
@@ -94,13 +94,13 @@ class TableFile:
                 with pa.memory_map(str(self.path)) as source, pa.ipc.open_file(source) as file:
                     yield file
         except PermissionError:
-            problem = f"you may not read {self.path.name}"
-            raise RunnerError(Problem(self.asked, problem, f"chmod u+r {self.path}")) from None
+            problem = f"no permission to read `{self.path.name}`"
+            raise RunnerError(Problem(self.asked, problem, f"run `chmod u+r {self.path}`")) from None
         except pa.ArrowMemoryError:
             raise  # nothing is wrong with the file
         except (pa.ArrowException, OSError) as error:
-            problem = f"{self.path.name} is no whole {kind} file: {first_line(error)}"
-            fix = f"a file written as {kind}, or one with the ending it needs"
+            problem = f"`{self.path.name}` is not a complete {kind} file: {first_line(error)}"
+            fix = f"use a file written as {kind}, or give the file the ending of its format"
             raise RunnerError(Problem(self.asked, problem, fix)) from None
 
 
@@ -118,18 +118,18 @@ def table_files(path: str | Sequence[str], *, key: str, form: Form | None = None
     elif place.is_dir():
         found = sorted(item for item in place.rglob("*") if item.is_file() and is_table(item))
         if not found:
-            problem = f"there are no tables in that folder; {', '.join(ENDINGS)} are read"
+            problem = f"there are no tables in `{place}` (files that end in {', '.join(ENDINGS)})"
             raise RunnerError(Problem(asked, problem, f"{key}=FILE.csv"))
     else:
         found = sorted(Path(item) for item in glob.glob(str(place), recursive=True) if Path(item).is_file())  # noqa: PTH207 (Path.glob takes no absolute pattern)
         if not found:
             raise RunnerError(_missing(place, asked, key))
     if other := [item for item in found if not is_table(item)]:
-        problem = f"files like {other[0].name} are not read here; {', '.join(ENDINGS)} are"
-        raise RunnerError(Problem(asked, problem, "the table saved as CSV or Parquet"))
+        problem = f"`{other[0].name}` is not a table; files that end in {', '.join(ENDINGS)} are read"
+        raise RunnerError(Problem(asked, problem, "save the table as CSV or Parquet"))
     files = [TableFile(item, asked, form or Form()) for item in found]
     if form is not None and not form.header and (named := [file for file in files if not file.is_csv]):
-        problem = f"{named[0].path.name} has names for its columns, as all files of its kind have"
+        problem = f"`{named[0].path.name}` has column names, as every file of its format"
         raise RunnerError(Problem("data.header=false", problem, "data.header=true"))
     return files
 
@@ -142,8 +142,8 @@ def shared_names(files: Sequence[TableFile]) -> list[str]:
         if set(there) != set(names):
             lacks, more = [n for n in names if n not in there], [n for n in there if n not in names]
             what = f"lacks the columns {', '.join(lacks[:5])}" if lacks else f"has more columns: {', '.join(more[:5])}"
-            problem = f"{file.path.name} {what}, beside {files[0].path.name}"
-            raise RunnerError(Problem(file.asked, problem, "files with the same columns"))
+            problem = f"`{file.path.name}` {what}, unlike `{files[0].path.name}`"
+            raise RunnerError(Problem(file.asked, problem, "use files with the same columns"))
     return names
 
 
@@ -156,15 +156,17 @@ def _missing(place: Path, asked: str, key: str) -> Problem:
     folder = place.parent
     if glob.has_magic(str(place)):
         return Problem(
-            asked, "no file is called like that", f"{key}='FOLDER/*.parquet', relative to the current folder"
+            asked,
+            "no file matches the pattern",
+            f"use `{key}='DIRECTORY/*.parquet'`, relative to the current directory",
         )
     fix = " or ".join(as_typed(key, hit) for hit in nearest_files(place, is_table))
     if not folder.is_dir():
-        fix = fix or f"{key}=FILE, relative to the current folder ({Path.cwd()})"
-        return Problem(asked, f"there is no folder {folder}", fix, code="missing-file")
+        fix = fix or f"use `{key}=FILE`, relative to the current directory ({Path.cwd()})"
+        return Problem(asked, f"there is no directory `{folder}`", fix, code="missing-file")
     return Problem(
         asked,
-        f"there is no such file in {folder.resolve()}",
-        fix or f"{key}=FILE.csv or FILE.parquet",
+        f"there is no file `{place.name}` in {folder.resolve()}",
+        fix or f"use `{key}=FILE.csv` or `{key}=FILE.parquet`",
         code="missing-file",
     )

@@ -81,19 +81,19 @@ def form_of(
     """
     problems = []
     if decimal not in (".", ","):
-        problem = "the decimal separator is a point or a comma"
+        problem = "`data.decimal` must be a point or a comma"
         problems.append(Problem(f"data.decimal={decimal}", problem, "data.decimal=. or \"data.decimal=','\""))
     if not isinstance(header, bool):
-        problem = "the first line has the column names (true) or is data (false)"
+        problem = "`data.header` must be true (the first line has the column names) or false"
         problems.append(Problem(f"data.header={header}", problem, "data.header=true or data.header=false"))
     patterns = [date_format] if isinstance(date_format, str) else list(date_format or ())
     for pattern in patterns:
         if "%" not in str(pattern):
-            problem = "a date format uses the codes of strptime: %d %m %Y %H %M %S"
+            problem = "`data.date_format` must use the codes of strptime: %d %m %Y %H %M %S"
             problems.append(Problem(f"data.date_format={pattern}", problem, "data.date_format='%d.%m.%Y'"))
     marks = [missing_values] if isinstance(missing_values, str | int | float) else list(missing_values or ())
     if any(isinstance(mark, bool) or not isinstance(mark, str | int | float) for mark in marks):
-        problem = "it is a list of texts and numbers"
+        problem = "`data.missing_values` must be a list of texts and numbers"
         problems.append(Problem(f"data.missing_values={missing_values}", problem, "\"data.missing_values=['-']\""))
     refuse(problems)
     return Form(decimal, header, tuple(patterns), tuple(map(str, marks)))

@@ -54,7 +54,9 @@ class TableReader:
             return self._some(files)
         rows = self._all(files)
         if not len(rows):
-            raise RunnerError(Problem(f"{key}={path}", "it has no rows", "a file with rows below its column names"))
+            raise RunnerError(
+                Problem(f"{key}={path}", f"`{path}` has no rows", "use a file with rows below the column names")
+            )
         return rows
 
     def frame(self, frame: Any) -> Tensor:

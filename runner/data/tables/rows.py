@@ -89,8 +89,8 @@ def fits_in_memory(num_bytes: int, asked: str | bool) -> tuple[bool, str]:
     if isinstance(asked, bool):
         return asked, "as asked"
     if asked != "auto":
-        problem = "rows are kept in memory, or in a file that is mapped into it, or wherever they fit (auto)"
-        raise RunnerError(Problem(f"data.in_memory={asked}", problem, "data.in_memory=auto, true or false"))
+        problem = "`data.in_memory` must be `auto`, `true` (memory) or `false` (a mapped file)"
+        raise RunnerError(Problem(f"data.in_memory={asked}", problem, "use `data.in_memory=auto`, `true` or `false`"))
     left, whose = memory_left()
     is_small = num_bytes * COPIES <= left / 2
     return is_small, f"auto: {num_bytes / 2**20:,.1f} MiB of rows, {left / 2**20:,.0f} MiB {whose}"
@@ -130,8 +130,8 @@ def mapped(key: str, make: Callable[[], Chunks], *, plan: dict[str, Any], num_by
                 _check_room(folder.parent, num_bytes)
                 _make(folder, make(), plan)
     except OSError as error:
-        problem = f"{folder.parent} can't take the rows of a table that memory has no room for: {error}"
-        fix = f"{CACHE_VARIABLE}=FOLDER on a disk with room, before the command"
+        problem = f"the table doesn't fit into memory, and its rows can't be written to {folder.parent}: {error}"
+        fix = f"set `{CACHE_VARIABLE}` to a directory on a disk with free space"
         raise RunnerError(Problem(asked, problem, fix)) from error
     return MappedRows(folder)
 

@@ -141,7 +141,7 @@ class Tally:
                     means = "decimal commas" if "decimal" in form else "dates"
                     raise RunnerError(Problem(asked, f"column {self.name!r} has {means}, e.g., {value!r}", form))
                 num = self.present - count if kind == "number" else 0
-                problem = f"{bad_rows(self.name, found, num)}, and most values of that column are {words}"
+                problem = f"{bad_rows(self.name, found, num)}, and most values of the column are {words}"
                 raise RunnerError(
                     Problem(
                         asked,

@@ -121,7 +121,11 @@ def _rows(files: Sequence[TableFile], found: Table, asked: str | bool, key: str,
     if fits:
         rows = gathered(_chunks(files, found, complete=complete), num_rows=known, num_floats=found.columns.num_floats)
         if not len(rows[0]):
-            raise RunnerError(Problem(files[0].asked, "it has no rows", "a file with rows below its column names"))
+            raise RunnerError(
+                Problem(
+                    files[0].asked, f"`{files[0].path.name}` has no rows", "use a file with rows below the column names"
+                )
+            )
         return rows, f"in memory ({why})"
     plan = found.node()
     mapped_rows = mapped(

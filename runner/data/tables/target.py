@@ -45,7 +45,7 @@ class Target:
         if (codes < 0).any():
             row = int((codes < 0).argmax())
             problem = f"{place.of(row)}, column {self.names[0]!r}, is {values[0][row].as_py()!r}, a class that the training table lacks"
-            fix = f"rows of each class in the training table (it has {', '.join(self.classes[:10])}), or that line left out"
+            fix = f"add rows of this class to the training table (it has {', '.join(self.classes[:10])}), or remove that line"
             raise RunnerError(Problem(place.file.asked, problem, fix))
         return codes.astype(np.int64)
 
@@ -71,7 +71,7 @@ def target_of(node: Mapping[str, Any]) -> Target:
 def find_target(tallies: Sequence[Tally], kind: str, *, asked: str) -> tuple[Target, str]:
     """The target, and how its kind was found. Raises: RunnerError for one that is constant, missing or of another kind."""
     if kind not in KINDS:
-        problem = f"a target is one of {', '.join(KINDS)}"
+        problem = f"`data.kind` must be one of {', '.join(KINDS)}"
         raise RunnerError(
             Problem(
                 f"data.kind={kind}", problem, " or ".join(f"data.kind={choice}" for choice in KINDS), code="bad-value"
@@ -81,8 +81,10 @@ def find_target(tallies: Sequence[Tally], kind: str, *, asked: str) -> tuple[Tar
         if tally.first_missing is not None:
             raise RunnerError(_missing(tally.name, *tally.first_missing, count=tally.rows - tally.present))
         if len(tally.texts) == 1:
-            problem = f"column {tally.name!r} is {next(iter(tally.texts))!r} in all {tally.rows:,} rows: nothing can be learned of it"
-            raise RunnerError(Problem(asked, problem, "data.target=... another column, or rows with other values"))
+            problem = f"column {tally.name!r} is {next(iter(tally.texts))!r} in all {tally.rows:,} rows, so there is nothing to learn"
+            raise RunnerError(
+                Problem(asked, problem, "use another column as `data.target`, or add rows with other values")
+            )
     if kind != "classification" and (dates := [tally.name for tally in tallies if tally.dates == tally.rows]):
         raise RunnerError(holds_dates(dates[0], asked=asked, is_one=len(tallies) == 1))
     found, why = (kind, "as asked") if kind != "auto" else _guess(tallies)
@@ -90,20 +92,20 @@ def find_target(tallies: Sequence[Tally], kind: str, *, asked: str) -> tuple[Tar
     if found != "classification":
         return Target(names, found), f"{found}, {why}"
     if len(tallies) > 1:
-        problem = f"{', '.join(names)} are several columns, and a class is one value a row"
-        fix = "one column in data.target, or data.kind=multilabel"
+        problem = f"`{', '.join(names)}` are several columns, and a class is one value per row"
+        fix = "name one column in `data.target`, or use `data.kind=multilabel`"
         raise RunnerError(Problem(f"data.kind=classification {asked}", problem, fix))
     if tallies[0].is_cut:
-        problem = f"{names[0]!r} has over 100,000 values"
+        problem = f"column {names[0]!r} has more than 100,000 different values"
         raise RunnerError(Problem("data.kind=classification", problem, "data.kind=regression"))
     return Target(names, found, tuple(sorted(tallies[0].texts, key=_order))), f"{len(tallies[0].texts)} classes, {why}"
 
 
 def holds_dates(name: str, *, asked: str, is_one: bool = True) -> Problem:
     """Of a target that nobody has called classes. is_one: whether it is the only column of the target."""
-    fix = "data.target=... another column, or a column of numbers made of the dates"
+    fix = "use another column as `data.target`, make numbers of the dates"
     if is_one:
-        fix += ", or data.kind=classification for a class of each date"
+        fix += ", or use `data.kind=classification` for one class per date"
     return Problem(asked, f"column {name!r} holds dates, and a target is classes or numbers", fix)
 
 
@@ -131,7 +133,5 @@ def _order(text: str) -> tuple[bool, float, str]:
 def _missing(name: str, place: Place, row: int, *, count: int = 1) -> Problem:
     also = f"; so are {count - 1:,} more" if count > 1 else ""
     problem = f"{place.of(row)}, column {name!r}, is missing, and it is the target{also}"
-    fix = (
-        "data.drop_missing_targets=true, by which rows without a target are left out, or data.target=... another column"
-    )
+    fix = "use `data.drop_missing_targets=true` to leave out rows without a target, or another column as `data.target`"
     return Problem(place.file.asked, problem, fix)

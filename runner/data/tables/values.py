@@ -13,7 +13,7 @@ from runner.data.tables.scan import offset_of
 from runner.errors import Problem, RunnerError, first_line
 
 KINDS = ("auto", "classification", "regression")
-REGRESSION = "floats for a regression (of a file: data.kind=regression)"
+REGRESSION = "floats for a regression (`data.kind=regression` for a file)"
 #: tensors that hold more than float32 does
 WIDE = (torch.int32, torch.int64, torch.float64)
 #: rows that tell whether float32 has room for a column's digits
@@ -31,8 +31,8 @@ def to_inputs(values: Any, *, asked: str, called: str = "the inputs", keep_integ
     """
     array = _rows_of(values, asked, called)
     if array.dtype.kind not in "fiub":
-        problem = f"{called} hold {_kind_in_words(array.dtype)}, and a model computes with numbers"
-        fix = "the same rows as an array of numbers, texts turned into numbers first"
+        problem = f"{called} contain {_kind_in_words(array.dtype)}, and a model needs numbers"
+        fix = "convert them to an array of numbers"
         raise RunnerError(Problem(asked, problem, fix))
     if array.ndim == 1:
         array = array[:, None]
@@ -51,13 +51,13 @@ def to_targets(
     Raises: RunnerError for what is neither, for NaN and infinity, and for a class that `like` does not have.
     """
     if kind not in KINDS:
-        problem = f"targets are taken as one of {', '.join(KINDS)}"
+        problem = f"`data.kind` must be one of {', '.join(KINDS)}"
         raise RunnerError(Problem(f"data.kind={kind}", problem, " or ".join(f"data.kind={choice}" for choice in KINDS)))
     array = _rows_of(values, asked, called)
     if kind == "regression" or (kind == "auto" and array.dtype.kind == "f"):
         if array.dtype.kind not in "fiub":
-            problem = f"{called} hold {_kind_in_words(array.dtype)}, and a regression needs numbers"
-            raise RunnerError(Problem(asked, problem, "data.kind=classification, or targets that are numbers"))
+            problem = f"{called} contain {_kind_in_words(array.dtype)}, and a regression needs numbers"
+            raise RunnerError(Problem(asked, problem, "use `data.kind=classification`, or targets that are numbers"))
         return to_floats(array.reshape(len(array), -1), asked=asked, called=called), ()
     return _numbered(_one_column(array, asked, called), asked, called, like)
 
@@ -119,7 +119,7 @@ def to_floats(array: Any, *, asked: str, called: str) -> Tensor:
             f"{int(bad.sum()):,} values of {called} are NaN or infinite, in {_count(len(rows), 'row')} and "
             f"{_count(len(columns), 'column')}; the first is in row {int(rows[0])}, column {int(columns[0])}"
         )
-        raise RunnerError(Problem(asked, problem, "the same data with those rows mended or left out"))
+        raise RunnerError(Problem(asked, problem, "correct those rows, or leave them out"))
     return tensor
 
 
@@ -130,37 +130,37 @@ def _rows_of(values: Any, asked: str, called: str) -> Any:
     try:
         array = np.asarray(values)
     except (TypeError, ValueError, RuntimeError) as error:
-        problem = f"{called} can't become an array: {first_line(error)}"
-        raise RunnerError(Problem(asked, problem, "rows of the same length each, as an array or a tensor")) from None
+        problem = f"{called} can't be converted to an array: {first_line(error)}"
+        raise RunnerError(Problem(asked, problem, "use rows of the same length, as an array or a tensor")) from None
     if array.ndim == 0:
         problem = f"{called} are a single {type(values).__name__}, not an array with a row for each example"
-        raise RunnerError(Problem(asked, problem, "an array or a tensor whose first dimension counts the examples"))
+        raise RunnerError(Problem(asked, problem, "use an array or a tensor whose first dimension counts the examples"))
     if len(array) == 0:
-        raise RunnerError(Problem(asked, f"{called} have no rows", "a file or a function with rows in it"))
+        raise RunnerError(Problem(asked, f"{called} have no rows", "use a file or a function with at least one row"))
     if array.size == 0:
         raise RunnerError(
-            Problem(asked, f"{called} have the shape {array.shape}: no columns", "a column or more a row")
+            Problem(asked, f"{called} have the shape {array.shape}: no columns", "use at least one column")
         )
     return array
 
 
 def _one_column(array: Any, asked: str, called: str) -> Any:
     if array.size != len(array):
-        problem = f"{called} have the shape {array.shape}, and a class is one value a row"
-        raise RunnerError(Problem(asked, problem, f"targets.argmax(1) where a 1 marks the class, or {REGRESSION}"))
+        problem = f"{called} have the shape {array.shape}, and a class is one value per row"
+        raise RunnerError(Problem(asked, problem, f"use `targets.argmax(1)` if a 1 marks the class, or {REGRESSION}"))
     column = array.reshape(len(array))
     if column.dtype.kind == "f":
         to_floats(column[:, None], asked=asked, called=called)
         if not np.array_equal(column, np.round(column)):
             broken = column[column != np.round(column)][0]
-            problem = f"{called} hold {broken}, and classes are whole numbers or texts"
-            raise RunnerError(Problem(asked, problem, f"classes as integers or texts, or {REGRESSION}"))
+            problem = f"{called} contain {broken}, and classes are whole numbers or texts"
+            raise RunnerError(Problem(asked, problem, f"use integers or texts as classes, or {REGRESSION}"))
         return column.astype(np.int64)
     if column.dtype.kind == "O" and all(isinstance(item, str) for item in column):  # texts, as pandas keeps them
         return column.astype(str)
     if column.dtype.kind not in "iubUST":
-        problem = f"{called} hold {_kind_in_words(column.dtype)}, and classes are whole numbers or texts"
-        raise RunnerError(Problem(asked, problem, "targets as an array of integers, texts or floats"))
+        problem = f"{called} contain {_kind_in_words(column.dtype)}, and classes are whole numbers or texts"
+        raise RunnerError(Problem(asked, problem, "use an array of integers, texts or floats as targets"))
     return column
 
 
@@ -171,8 +171,10 @@ def _numbered(column: Any, asked: str, called: str, like: Sequence[str] | None) 
         return torch.from_numpy(indices.astype(np.int64)), names
     number = {name: index for index, name in enumerate(like)}
     if unknown := [name for name in names if name not in number]:
-        problem = f"{called} hold classes that the training split lacks: {', '.join(unknown[:5])}"
-        raise RunnerError(Problem(asked, problem, "rows of each class in the training split, or these rows left out"))
+        problem = f"{called} contain classes that the training split lacks: {', '.join(unknown[:5])}"
+        raise RunnerError(
+            Problem(asked, problem, "add rows of each class to the training split, or leave these rows out")
+        )
     return torch.tensor([number[name] for name in names])[torch.from_numpy(indices.astype(np.int64))], tuple(like)
 
 

@@ -62,8 +62,8 @@ def strengths_of(asked: Any) -> dict[str, float]:
             continue
         likely = {other: choices[0] for other, choices in meant.items() if choices and other != name}
         ways = [dict([*likely.values(), choice]) for choice in meant[name]] or [dict(likely.values())]
-        problem = f"there is no such augmentation; there are {', '.join(NAMES)}"
-        problem = f"it is {NAMES[name].valid}" if name in NAMES else problem
+        problem = f"there is no augmentation `{name}`; there are {', '.join(NAMES)}"
+        problem = f"`data.augment.{name}` must be {NAMES[name].valid}" if name in NAMES else problem
         problems.append(Problem(f"data.augment.{name}={value}", problem, " or ".join(map(written, ways))))
     refuse(problems)
     return {name: float(NAMES[name].usual if value is True else value) for name, value in pairs.items()}
@@ -96,7 +96,7 @@ def _pairs(asked: Any) -> dict[Any, Any]:
         for item in asked:
             pairs |= item if isinstance(item, Mapping) else {str(item): True}
         return pairs
-    problem = "it is a list of names, or names with their strengths"
+    problem = "`data.augment` must be a list of names, or names with strengths"
     fix = f"data.augment=[{asked if asked in NAMES else 'flip,crop'}] or data.augment={{flip:true,crop:4}}"
     raise RunnerError(Problem(f"data.augment={asked}", problem, fix))
 
@@ -106,7 +106,7 @@ def shape_problems(strengths: Mapping[str, float], shape: Sequence[int]) -> list
     if len(shape) != 3:
         problem = f"the inputs have the shape {tuple(shape)}, and images are (channels, height, width)"
         asked = f"data.augment={{{','.join(strengths)}}}"
-        return [Problem(asked, problem, "data.augment=null, or inputs that are images")]
+        return [Problem(asked, problem, "use `data.augment=null`, or images as inputs")]
     problems = []
     side = min(shape[1:])
     for name in ("crop", "cutout"):
@@ -115,9 +115,7 @@ def shape_problems(strengths: Mapping[str, float], shape: Sequence[int]) -> list
             fix = written({**strengths, name: max(1, side // 4)})
             problems.append(Problem(f"data.augment.{name}={strengths[name]:g}", problem, fix))
     if strengths.get("saturation") and shape[0] != 3:
-        problem = (
-            f"the images have {shape[0]} channel{'s' if shape[0] > 1 else ''}, and colours are red, green and blue"
-        )
+        problem = f"the images have {shape[0]} channel{'s' if shape[0] > 1 else ''}, and a saturation needs red, green and blue"
         fix = written({**strengths, "saturation": 0})
         problems.append(Problem(f"data.augment.saturation={strengths['saturation']:g}", problem, fix))
     return problems

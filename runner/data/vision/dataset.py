@@ -24,7 +24,7 @@ MOST_NAMED = 20
 #: images are kept decoded in memory up to this part of what is free there: the splits are a copy of them
 MOST_OF_MEMORY = 0.25
 DECODE = ("auto", "once", "workers")
-TAKE_OUT = "the same folder with that file mended or taken out"
+TAKE_OUT = "replace that file, or remove it"
 #: files that a thread takes at a time
 BLOCK = 32
 
@@ -101,8 +101,8 @@ def check_same(sizes: Sequence[tuple[int, int]], *, names: Sequence[str], asked:
     if others:
         other = next(index for index, found in enumerate(sizes) if found != most)
         problem = (
-            f"the images differ in size: {names[sizes.index(most)]} is {most[0]} high and {most[1]} wide, as {count:,} of "
-            f"{len(sizes):,} are, and {names[other]} is {sizes[other][0]} high and {sizes[other][1]} wide"
+            f"the images differ in size: `{names[sizes.index(most)]}` is {most[0]} high and {most[1]} wide, as {count:,} of "
+            f"{len(sizes):,} are, and `{names[other]}` is {sizes[other][0]} high and {sizes[other][1]} wide"
         )
         raise RunnerError(Problem(asked, problem, f"data.size={min(most)} or data.size=[{most[0]},{most[1]}]"))
     return most
@@ -129,7 +129,7 @@ def each(indices: Sequence[int], read: Callable[[int], T], *, names: Sequence[st
         more = [f"and {len(broken) - MOST_NAMED:,} more"] if len(broken) > MOST_NAMED else []
         count = f"{len(broken):,} of {len(indices):,} images can't be used"
         problem = "\n".join([f"{count}:", *broken[:MOST_NAMED], *more])
-        raise RunnerError(Problem(asked, problem, "the same folder with these files mended or taken out"))
+        raise RunnerError(Problem(asked, problem, "replace these files, or remove them"))
     return found
 
 
@@ -141,7 +141,7 @@ def is_decoded_once(asked: str, *, num_bytes: int) -> tuple[bool, str]:
     import psutil
 
     if asked not in DECODE:
-        problem = "rows are decoded once, into memory, or by the loader's workers, whenever they are needed"
+        problem = f"`data.decode` must be one of {', '.join(DECODE)}"
         raise RunnerError(
             Problem(f"data.decode={asked}", problem, " or ".join(f"data.decode={name}" for name in DECODE))
         )

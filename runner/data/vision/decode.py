@@ -54,7 +54,7 @@ def size_of(encoded: Encoded) -> tuple[int, int]:
 def checked_mode(mode: str) -> str:
     """Raises: RunnerError for a mode that is none."""
     if mode not in CHANNELS:
-        problem = f"images are taken as one of {', '.join(CHANNELS)}"
+        problem = f"`data.mode` must be one of {', '.join(CHANNELS)}"
         raise RunnerError(Problem(f"data.mode={mode}", problem, " or ".join(f"data.mode={name}" for name in CHANNELS)))
     return mode
 
@@ -65,7 +65,7 @@ def checked_size(size: Any) -> tuple[int, int] | None:
         return None
     sides = [size, size] if isinstance(size, int) else list(size) if isinstance(size, Sequence) else []
     if len(sides) != 2 or any(type(side) is not int or side < 1 for side in sides):
-        problem = "it is the side of a square in pixels, or [height,width], or null for images that share a size"
+        problem = "`data.size` must be the side of a square in pixels, [height,width], or null for images of one size"
         raise RunnerError(Problem(f"data.size={size}", problem, "data.size=64 or data.size=[48,64]"))
     return sides[0], sides[1]
 
@@ -75,8 +75,8 @@ def _opened(encoded: Encoded) -> Iterator[Image]:
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError:
-        problem = "reading images takes a package that is not installed"
-        raise RunnerError(Problem("images", problem, "pip install pillow", code="missing-package")) from None
+        problem = "reading images needs a package that is not installed"
+        raise RunnerError(Problem("images", problem, "run `pip install pillow`", code="missing-package")) from None
     try:
         with Image.open(io.BytesIO(encoded) if isinstance(encoded, bytes) else encoded) as image:
             yield image

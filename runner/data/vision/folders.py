@@ -56,10 +56,10 @@ def _ready_splits(folders: Sequence[Path], path: str) -> dict[str, Path]:
     doubled = next((some for some in by_split.values() if len(some) > 1), [])
     if others or doubled:
         names = ", ".join(folder.name for folder in doubled or called)
-        problem = f"{names} are called as splits are, and " + (
-            "two of them are the same one" if doubled else f"{', '.join(others[:MOST_NAMED])} beside them as none is"
+        problem = f"{names} have the names of splits, and " + (
+            "two of them are the same split" if doubled else f"{', '.join(others[:MOST_NAMED])} next to them have not"
         )
-        fix = f"{doubled[1].name if doubled else others[0]} moved elsewhere; or other names, if they are classes"
+        fix = f"move `{doubled[1].name if doubled else others[0]}` elsewhere, or rename the folders if they are classes"
         raise RunnerError(Problem(f"data.path={path}", problem, fix))
     return {name: some[0] for name, some in by_split.items() if some}
 
@@ -83,19 +83,25 @@ def no_folder(path: str | Path, *, key: str) -> RunnerError:
     parent = folder.parent
     there = sorted(item.name for item in parent.iterdir() if item.is_dir()) if parent.is_dir() else []
     fix = " or ".join(f"{key}={parent / hit}" for hit in (nearest(folder.name, there) or there)[:3])
-    problem = "that is a file" if folder.is_file() else f"there is no such folder in {parent.resolve()}"
-    return RunnerError(Problem(f"{key}={path}", problem, fix or f"{key}=FOLDER with a folder of images for each class"))
+    problem = (
+        f"`{folder}` is a file" if folder.is_file() else f"there is no directory `{folder.name}` in {parent.resolve()}"
+    )
+    return RunnerError(
+        Problem(f"{key}={path}", problem, fix or f"use `{key}=DIRECTORY` with a folder of images for each class")
+    )
 
 
 def _by_class(folder: Path, names: Sequence[str], path: str, *, is_train: bool) -> Found:
     asked, number = f"data.path={path}", {name: index for index, name in enumerate(names)}
     inner = _folders(folder, path)
     if unknown := [item.name for item in inner if item.name not in number]:
-        problem = f"{folder} holds classes that the training split lacks: {', '.join(unknown[:MOST_NAMED])}"
-        raise RunnerError(Problem(asked, problem, "the same classes in each split"))
+        problem = f"`{folder}` has classes that the training split lacks: {', '.join(unknown[:MOST_NAMED])}"
+        raise RunnerError(Problem(asked, problem, "use the same classes in each split"))
     if loose := [item.name for item in sorted(folder.iterdir()) if item.is_file() and _is_image(item.name)]:
-        problem = f"{len(loose):,} images lie in {folder} itself, {loose[0]} for one, and the folder says the class"
-        raise RunnerError(Problem(asked, problem, f"{folder}/CLASS/{loose[0]} and so on, a folder for each class"))
+        problem = f"{len(loose):,} images (such as `{loose[0]}`) are in `{folder}` itself and in no class's folder"
+        raise RunnerError(
+            Problem(asked, problem, f"move each into its class's folder, e.g., `{folder}/CLASS/{loose[0]}`")
+        )
     files, labels, empty = [], [], []
     for item in inner:
         here = list(image_files(item))
@@ -104,8 +110,10 @@ def _by_class(folder: Path, names: Sequence[str], path: str, *, is_train: bool) 
         if not here:
             empty.append(item.name)
     if not files or (is_train and empty):
-        problem = f"no images lie in {', '.join(empty[:MOST_NAMED]) or folder} (they end in {', '.join(ENDINGS)})"
-        raise RunnerError(Problem(asked, problem, f"images in {folder}/CLASS/, or those folders taken out"))
+        problem = (
+            f"there are no images in {', '.join(empty[:MOST_NAMED]) or folder} (files that end in {', '.join(ENDINGS)})"
+        )
+        raise RunnerError(Problem(asked, problem, f"put images into `{folder}/CLASS/`, or remove the empty folders"))
     return Found(folder, files, torch.tensor(labels))
 
 
@@ -114,12 +122,12 @@ def _single(only: Path, found: Mapping[str, Found], path: str) -> Problem:
     while len(inner := _folders(meant, path)) == 1:
         meant = inner[0]
     problem = (
-        f"{only.parent} has one folder, {only.name}, and so one class for all {len(found['train'].files):,} images"
+        f"`{only.parent}` has one folder, `{only.name}`, so all {len(found['train'].files):,} images have one class"
     )
     if not inner:
-        return Problem(f"data.path={path}", problem, f"a folder for each class beside {only}")
-    problem += f"; {meant} holds {', '.join(item.name for item in inner[:MOST_NAMED])}"
-    moved = f"the folders in {meant} moved up into {only.parent}, in each split alike"
+        return Problem(f"data.path={path}", problem, f"add a folder for each class next to `{only}`")
+    problem += f"; `{meant}` contains {', '.join(item.name for item in inner[:MOST_NAMED])}"
+    moved = f"move the folders in `{meant}` up into `{only.parent}`, in each split"
     return Problem(f"data.path={path}", problem, f"data.path={meant}" if len(found) == 1 else moved)
 
 

@@ -164,9 +164,11 @@ def asked_for(wanted: str, cfg: DictConfig, folder: Path, step: int | None) -> W
     series = read_series(folder).get(LOSS)
     if series is None:
         error, _, fix = str(read_summary(folder).get("error") or "").partition("; help: ")
-        problem = f"it failed in its first step: {error}" if error else "it has taken no step"
+        problem = f"the run failed in its first step: {error}" if error else "the run took no step"
         fix = fix or (
-            f"fix that and train again, or resume {shlex.quote(wanted)}" if error else f"resume {shlex.quote(wanted)}"
+            f"correct this and train again, or run `resume {shlex.quote(wanted)}`"
+            if error
+            else f"run `resume {shlex.quote(wanted)}`"
         )
         raise RunnerError(Problem(f"explain {wanted}", problem, fix))
     last = dict(zip(series[0].tolist(), series[2].tolist(), strict=True))  # one that went on has steps twice
@@ -176,7 +178,7 @@ def asked_for(wanted: str, cfg: DictConfig, folder: Path, step: int | None) -> W
         spoilt = [number for number, loss in by_step.items() if not math.isfinite(loss)]
         if not spoilt:
             leap = _largest_leap(by_step)
-            problem = f"its {len(last):,} losses are all finite; the largest leap of one is at step {leap:,}"
+            problem = f"all {len(last):,} losses are finite; the largest jump is at step {leap:,}"
             raise RunnerError(Problem(f"explain {wanted}", problem, f"explain {wanted} --step {leap}"))
         step = spoilt[0]
     elif step > newest:
@@ -253,8 +255,8 @@ def _replayed(asked: Wanted, cfg: DictConfig, device: torch.device) -> tuple[Sta
             start = start_before(asked.folder, start.step)
         else:
             until = moment.reached.step
-    problem = "replayed, it stays finite: what made it is not in its configuration, its data and its last checkpoint"
-    fix = "the same code, data, torch and device as the run's"
+    problem = "the replay stays finite: the cause is not in the configuration, the data or the last checkpoint"
+    fix = "use the run's code, data, torch version and device"
     raise RunnerError(Problem(f"explain {short(asked.folder)}", problem, fix))
 
 

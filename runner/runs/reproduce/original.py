@@ -36,7 +36,7 @@ def fetched(asked: str, run_id: str, *, uri: str, trusted: bool) -> Iterator[Ori
     path = store_uri.sqlite_path(uri)
     uri = uri if path is None else where  # MLflow keeps stores by their URI, whatever the current folder
     if path is not None and not path.is_file():  # opening it would make it
-        problem = f"no run below outputs or multirun has that id, and there is no store {where}"
+        problem = f"no run in outputs or multirun has this id, and there is no store {where}"
         raise RunnerError(Problem(asked, problem, f"{asked} tracking.uri=URI"))
     with tempfile.TemporaryDirectory(prefix="runner-reproduce-") as name:
         folder = Path(name)
@@ -44,14 +44,14 @@ def fetched(asked: str, run_id: str, *, uri: str, trusted: bool) -> Iterator[Ori
             with mlflow_store.settings():
                 run, series = _copy(run_id, folder, uri)
         except Exception as error:
-            problem = f"no run below outputs or multirun has that id, and of the store: {mlflow_store.explain(error, uri=uri)}"
-            raise RunnerError(Problem(asked, problem, f"{asked} tracking.uri=URI, or the run's folder")) from error
+            problem = f"no run in outputs or multirun has this id; the store: {mlflow_store.explain(error, uri=uri)}"
+            raise RunnerError(
+                Problem(asked, problem, f"name the run directory, or the store: `{asked} tracking.uri=URI`")
+            ) from error
         rerun = folder / RERUN
         if not rerun.is_file():
-            problem = (
-                f"that run of {where} has no {RERUN} among its artifacts: a sweep as a whole, or not of this runner"
-            )
-            raise RunnerError(Problem(asked, problem, "the id of a run that this runner has tracked"))
+            problem = f"the run in {where} has no artifact `{RERUN}`: it is a sweep's parent, or another program's"
+            raise RunnerError(Problem(asked, problem, "use the id of a run that this program tracked"))
         text = rerun.read_text(errors="replace")
         rerun.write_text(cleared(text, source=asked, look=how_to_get(RERUN, run_id, uri), trusted=trusted))
         with trusting():  # what is there now
@@ -126,7 +126,7 @@ def _in_folder(folder: Path, *, asked: str) -> Original:
     events = read_events(folder)
     starts = [event for event in events if event["kind"] == "start"]
     if not starts:
-        raise RunnerError(Problem(asked, f"{folder} has no journal", "a run that took a step, or -cn rerun"))
+        raise RunnerError(Problem(asked, f"`{folder}` has no journal", "use a run that took a step, or `-cn rerun`"))
     datasets = [event for event in events if event["kind"] == "dataset"]
     return Original(
         name=short(folder),

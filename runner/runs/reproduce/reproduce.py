@@ -182,8 +182,8 @@ def data_check(original: Original, *, anyway: bool, say: Callable[[str], None]) 
             problem = f"{original.data} then; {parts.source.name}, {sum(parts.splits.sizes.values()):,} rows, fingerprint {now[:12]} now"
             if not anyway:
                 asked = f"reproduce {original.name}"
-                fix = "that data, or --anyway to go on with this"
-                raise RunnerError(Problem(asked, f"the data is not the same: {problem}", fix))
+                fix = "restore the data, or use `--anyway` to continue"
+                raise RunnerError(Problem(asked, f"the data differs: {problem}", fix))
             say(f"warning: the data is not the same: {problem}")
 
     return check

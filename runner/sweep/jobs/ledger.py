@@ -73,7 +73,7 @@ class Ledger:
         except Timeout:
             problem = "another process is running this sweep"
             raise RunnerError(
-                Problem(f"sweep {folder}", problem, "wait for it, or stop it with Ctrl-C there")
+                Problem(f"sweep {folder}", problem, "wait until it has ended, or stop it with Ctrl-C")
             ) from None
         self.path = folder / FILE
         self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -146,8 +146,8 @@ def read(folder: Path) -> Sweep:
     """The sweep as its ledger has it. Raises: RunnerError when the folder holds none."""
     lines = _lines(folder / FILE)
     if not lines or lines[0]["kind"] != "sweep":
-        problem = "this folder holds no sweep" if folder.is_dir() else "there is no such folder"
-        raise RunnerError(Problem(f"sweep {folder}", problem, f"the folder of one: {_instead(folder)}"))
+        problem = f"`{folder}` has no sweep" if folder.is_dir() else f"there is no directory `{folder}`"
+        raise RunnerError(Problem(f"sweep {folder}", problem, f"name a sweep's directory: {_instead(folder)}"))
     head = lines[0]
     sweep = Sweep(folder, head["uid"], head["began_ms"], tuple(head["overrides"]), tuple(head["objectives"]))
     for line in lines[1:]:

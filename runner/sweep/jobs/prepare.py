@@ -76,7 +76,7 @@ def zips_of(config: DictConfig) -> list[Mapping[str, Any]]:
     found: Any = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
     each = found if isinstance(found, list) else [] if found is None else [found]
     if not all(isinstance(one, Mapping) for one in each):
-        problem = "it has lists of values by key, or several such mappings in a list"
+        problem = "`sweep.zip` must be lists of values by key, or a list of such mappings"
         raise RunnerError(Problem(f"{ZIP}={as_word(found)}", problem, ZIP_EXAMPLE))
     return each
 
@@ -95,9 +95,7 @@ def parsed_params(parser: Any, params: Mapping[str, Any]) -> list[Any]:
             problems.append(Problem(asked, problem, f"{PARAMS}: {{{key}: 'interval(0.001,0.1)'}}"))
             continue
         if is_of_the_sweep(override):
-            problems.append(
-                Problem(asked, f"{key} says how the sweep is run, and is no part of a job", f"{key}={value}")
-            )
+            problems.append(Problem(asked, f"`{key}` is a setting of the sweep, not of a job", f"{key}={value}"))
         found.append(override)
     refuse(problems)
     return found
@@ -131,8 +129,8 @@ def combinations(
     rows = together(zipped, {override.get_key_element() for override in own})
     (jobs,) = BasicSweeper.split_arguments(own, None)
     if not jobs:
-        fix = "KEY=VALUE1,VALUE2 with at least one value"
-        raise RunnerError(Problem(" ".join(words), "it describes no job at all", fix))
+        fix = "use `KEY=VALUE1,VALUE2` with at least one value"
+        raise RunnerError(Problem(" ".join(words), "the arguments describe no job", fix))
     swept |= {key for one in zipped for key in one}
     whole = [(*overrides, *row) for overrides in jobs for row in rows]
     each = list(dict.fromkeys(whole))
@@ -166,17 +164,19 @@ def _zip_problems(zipped: Mapping[str, Any], taken: Collection[str]) -> list[Pro
     for key, values in zipped.items():
         asked = f"{ZIP}={{{key}: {values}}}"
         if key_of(key).startswith(THE_SAME_FOR_ALL):
-            problems.append(
-                Problem(asked, f"{key} says how the sweep is run, and is the same for all jobs", f"{key}=...")
-            )
+            problems.append(Problem(asked, f"`{key}` is a setting of the sweep, the same for all jobs", f"{key}=..."))
         elif not isinstance(values, list) or not values:
-            problems.append(Problem(asked, "a key has a list of values, one for each job", ZIP_EXAMPLE))
+            problems.append(Problem(asked, f"`{key}` needs a list of values, one for each job", ZIP_EXAMPLE))
         elif key_of(key) in taken:
-            problems.append(Problem(asked, f"{key} is among the other words, too", f"{key} in one of the two"))
+            problems.append(Problem(asked, f"`{key}` is also among the arguments", f"set `{key}` in only one place"))
     lengths = {key: len(values) for key, values in zipped.items() if isinstance(values, list)}
     if len(set(lengths.values())) > 1:
         counts = ", ".join(f"{key} has {count}" for key, count in lengths.items())
-        problems.append(Problem(ZIP, f"values go together one by one, and {counts}", "as many for each key"))
+        problems.append(
+            Problem(
+                ZIP, f"the lists of `sweep.zip` must have one length, and {counts}", "use as many values for each key"
+            )
+        )
     return problems
 
 
@@ -259,20 +259,22 @@ def folder_problems(jobs: Sequence[Job]) -> list[Problem]:
     found = {}
     for name in names:
         if len(name.encode()) > LONGEST:
-            found[name] = f"a folder's name has {LONGEST} bytes at most, and this one {len(name.encode())}"
+            found[name] = f"a directory's name has at most {LONGEST} bytes, and this one has {len(name.encode())}"
         elif not re.fullmatch(USABLE, name):
-            found[name] = "letters, digits and .,=+@:[]()- are what a job's folder is named by"
+            found[name] = "the name of a job's directory may contain letters, digits and .,=+@:[]()-"
         elif names.count(name) > 1:
-            found[name] = "several jobs would have this folder"
-    fix = "hydra.sweep.subdir='${hydra.job.num}', or with hydra.job.config.override_dirname.exclude_keys=[KEY,...]"
+            found[name] = "several jobs would have this directory"
+    fix = (
+        "use `hydra.sweep.subdir='${hydra.job.num}'`, or add `hydra.job.config.override_dirname.exclude_keys=[KEY,...]`"
+    )
     return [Problem(f"hydra.sweep.subdir={name or repr(name)}", problem, fix) for name, problem in found.items()]
 
 
 def used_problems(folders: Iterable[Path]) -> list[Problem]:
     """What keeps new jobs out of their folders: a run that lies there."""
-    fix = "another hydra.sweep.dir (the usual one has the time in its name)"
+    fix = "use another `hydra.sweep.dir` (the default has the time in its name)"
     return [
-        Problem(f"hydra.sweep.dir={folder.parent}", f"a run is in {folder}, and nothing of it is overwritten", fix)
+        Problem(f"hydra.sweep.dir={folder.parent}", f"`{folder}` has a run, which is never overwritten", fix)
         for folder in folders
         if is_used(folder)
     ]
@@ -305,10 +307,8 @@ def examine(
             else:
                 problems += error.problems
         if validate.value(config, "train.check") is True:
-            fix = "python -m runner ... train.check=true, for the words of one job; or python -m runner plan -m ... for all"
-            problems.append(
-                Problem("train.check=true in a sweep", "a check is of one run, and a sweep's jobs stay", fix)
-            )
+            fix = "run `train.check=true` with the arguments of one job, or `python -m runner plan -m ...` for all"
+            problems.append(Problem("train.check=true in a sweep", "`train.check` checks a single run", fix))
         try:
             check_config(config, hardware if is_here else None, choice=Choice(devices[0] if devices else "cpu", ""))
         except RunnerError as error:
@@ -318,7 +318,7 @@ def examine(
 
 
 def _refuse_intervals(parsed: Sequence[Any]) -> None:
-    problem = "an interval has no end of values, and a grid takes them all; a search can do with some"
+    problem = "a grid needs a list of values, and an interval has none"
     found = [str(override.input_line) for override in parsed if override.is_interval_sweep()]
     refuse(Problem(text, problem, f"hydra/sweeper=optuna '{text}'") for text in found)
 
@@ -334,7 +334,9 @@ def refuse_swept_settings(parsed: Sequence[Any]) -> None:
     for override in parsed:
         text, key = str(override.input_line), override.key_or_group
         if override.is_sweep_override() and text.lstrip("+~").startswith(THE_SAME_FOR_ALL):
-            found.append(Problem(text, f"{key} is the same for all jobs of a sweep", f"{key}=... with one value"))
+            found.append(
+                Problem(text, f"`{key}` must be the same for all jobs of a sweep", f"use `{key}=...` with one value")
+            )
     refuse(found)
 
 
@@ -346,8 +348,8 @@ def store_problems(prepared: Sequence[Prepared], config: DictConfig) -> list[Pro
             theirs, ours = validate.value(job.config, key), validate.value(config, key)
             if theirs != ours:
                 asked, shown = (without_password(f"{key}={as_word(value)}") for value in (theirs, ours))
-                problem = f"{key} is the same for all jobs of a sweep, and of this one it is {shown}"
-                fix = f"{key}=... with one value, or a sweep for each"
+                problem = f"`{key}` must be the same for all jobs of a sweep, and the first job has `{shown}`"
+                fix = f"use `{key}=...` with one value, or a sweep for each value"
                 found.setdefault((key, theirs), Problem(f"{job.job.name}, with {asked}", problem, fix))
     return list(found.values())
 

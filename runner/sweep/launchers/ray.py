@@ -167,10 +167,10 @@ def _no_answer(where: str, error: Exception) -> Problem:
     text = _line_of(error)
     asked = f"hydra.launcher.address={where}"
     if "token" in str(error).lower():
-        fix = "RAY_AUTH_MODE and the token as the cluster has them (docs.ray.io: token authentication)"
+        fix = "set `RAY_AUTH_MODE` and the cluster's token (docs.ray.io: token authentication)"
         return Problem(asked, text, fix)
-    fix = "hydra.launcher.address=HOST:PORT as ray start --head printed it, or null for a cluster that is started here"
-    return Problem(asked, f"Ray does not answer there: {text}", fix)
+    fix = "use the `hydra.launcher.address=HOST:PORT` that `ray start --head` printed, or null to start a cluster here"
+    return Problem(asked, f"Ray doesn't answer at {where}: {text}", fix)
 
 
 def _line_of(error: Exception) -> str:
@@ -224,10 +224,10 @@ def _not_there(item: str, *, has_gpus: bool) -> Problem:
     if item.startswith("cuda:") and has_gpus:
         return Problem(asked, "Ray chooses which GPU a job gets", "device=cuda")
     if item.startswith("cuda"):
-        fix = "device=cpu, or start a node with ray start --num-gpus=N"
+        fix = "use `device=cpu`, or start a node with `ray start --num-gpus=N`"
         return Problem(asked, "no node of the cluster has a GPU", fix)
-    problem = "Ray knows CPUs and NVIDIA GPUs alone"
-    fix = f"device={'cuda' if has_gpus else 'cpu'}, or hydra/launcher=slots on a machine with {item}"
+    problem = "Ray supports only CPUs and NVIDIA GPUs"
+    fix = f"use `device={'cuda' if has_gpus else 'cpu'}`, or `hydra/launcher=slots` on a machine with `{item}`"
     return Problem(asked, problem, fix)
 
 

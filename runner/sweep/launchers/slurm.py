@@ -161,8 +161,10 @@ class Scheduled:
     def _refused(self, said: str) -> Problem:
         params = self._launcher.params
         asked = [f"hydra.launcher.{name}={params[name]}" for name in OFTEN_WRONG if params.get(name) is not None]
-        fix = "a partition that sinfo names, an account that `sacctmgr show assoc` names, GPUs that a node there has"
-        return Problem(" ".join(asked) or "hydra/launcher=slurm", said, f"{fix}; with sweep.resume=last the jobs go on")
+        fix = "use a partition of `sinfo`, an account of `sacctmgr show assoc`, and GPUs that a node has"
+        return Problem(
+            " ".join(asked) or "hydra/launcher=slurm", said, f"{fix}; `sweep.resume=last` continues the jobs"
+        )
 
     def _is_done(self, number: int) -> bool:
         if number not in self._done_at:
@@ -226,8 +228,8 @@ def check_there(config: DictConfig) -> None:
     with suppress(ModuleNotFoundError):
         if importlib.util.find_spec(PLUGIN) is not None:
             if target.endswith("SlurmLauncher") and shutil.which("srun") is None:
-                problem = "there is no Slurm on this machine: srun is not found"
-                fix = "the same line on the cluster's login node, or hydra/launcher=slots"
+                problem = "there is no Slurm on this machine: `srun` is not found"
+                fix = "run the same line on the cluster's login node, or use `hydra/launcher=slots`"
                 raise RunnerError(Problem(asked, problem, fix))
             return
     raise RunnerError(

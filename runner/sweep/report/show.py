@@ -17,8 +17,10 @@ def show(folder: Path | None) -> Path:
     """Returns the sweep's folder. None: the last sweep below multirun/."""
     found = folder if folder is not None else ledger.find_last(ROOT)
     if found is None:
-        problem = f"no sweep has run below {ROOT.absolute()}"
-        raise RunnerError(Problem("report", problem, "python -m runner -m KEY=VALUE1,VALUE2, or report FOLDER"))
+        problem = f"there is no sweep in {ROOT.absolute()}"
+        raise RunnerError(
+            Problem("report", problem, "run `python -m runner -m KEY=VALUE1,VALUE2`, or name a sweep's directory")
+        )
     check_folder(found)
     console = Terminal()
     text.show(build.write(found), console)

@@ -30,8 +30,8 @@ def read_stored(run_id: str, *, uri: str) -> tuple[list[Result], int | None]:
     asked, where = f"compare {run_id}", store_uri.shown(uri)
     path = store_uri.sqlite_path(uri)
     if path is not None and not path.is_file():  # opening it would make it
-        problem = f"no folder has this name, no run here this id, and there is no store {where}"
-        raise RunnerError(Problem(asked, problem, f"{asked} tracking.uri=URI, or a folder"))
+        problem = f"there is no directory and no run `{run_id}` here, and there is no store {where}"
+        raise RunnerError(Problem(asked, problem, f"name a directory, or the store: `{asked} tracking.uri=URI`"))
     try:
         with mlflow_store.settings():
             client = mlflow_store.open_store(uri)
@@ -40,10 +40,10 @@ def read_stored(run_id: str, *, uri: str) -> tuple[list[Result], int | None]:
             results = [_result(client, number, each, _apart(runs)) for number, each in enumerate(runs)]
             return results, int(most) if most else None
     except Exception as error:
-        problem = (
-            f"no folder has this name, no run here this id, and of the store: {mlflow_store.explain(error, uri=uri)}"
-        )
-        raise RunnerError(Problem(asked, problem, f"{asked} tracking.uri=URI, or a folder")) from error
+        problem = f"there is no directory and no run `{run_id}` here; the store: {mlflow_store.explain(error, uri=uri)}"
+        raise RunnerError(
+            Problem(asked, problem, f"name a directory, or the store: `{asked} tracking.uri=URI`")
+        ) from error
 
 
 def _as_sent(value: float) -> float:

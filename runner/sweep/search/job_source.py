@@ -120,16 +120,16 @@ def open_study(
         for half_made in folder.glob(f"{FILE}*"):
             half_made.unlink()
     elif not path.exists():
-        problem = f"{FILE}, the study of its {len(jobs)} trials, is not there any more"
-        raise RunnerError(Problem(f"sweep.resume={folder}", problem, "the same line without sweep.resume"))
+        problem = f"`{FILE}`, the study of the sweep's {len(jobs)} trials, is missing"
+        raise RunnerError(Problem(f"sweep.resume={folder}", problem, "remove `sweep.resume`"))
     storage = patiently(lambda: open_storage(path, is_new=not jobs, may_share_memory=is_here))
     study = patiently(lambda: make_study(storage, [goal["direction"] for goal in goals], pruning))
     if pruning is not None:
         study.pruner = make_pruner(pruning)  # hyperband's brackets are the sampler's business, too
     trials = patiently(lambda: study.get_trials(deepcopy=False))
     if max((job.number for job in jobs), default=-1) >= len(trials):
-        problem = f"{FILE} has {len(trials)} trials, and the ledger has more: it is an older copy"
-        raise RunnerError(Problem(f"sweep.resume={folder}", problem, "the same line without sweep.resume"))
+        problem = f"`{FILE}` has {len(trials)} trials, and the ledger has more: the file is an older copy"
+        raise RunnerError(Problem(f"sweep.resume={folder}", problem, "remove `sweep.resume`"))
     _refuse_other_choices(folder, space, trials)
     return study
 
@@ -144,8 +144,8 @@ def _refuse_other_choices(folder: Path, space: Space, trials: Sequence[FrozenTri
             check_distribution_compatibility(before, now.get(key, before))
         except ValueError:
             had = ", ".join(map(str, before.choices)) if isinstance(before, CategoricalDistribution) else "numbers"
-            problem = f"its study has {key} as {had}, and that can't change while it goes on"
-            fix = f"{key} as before, or a new sweep without sweep.resume"
+            problem = f"the study has `{key}` as {had}, which can't change while it continues"
+            fix = f"use `{key}` as before, or start a new sweep without `sweep.resume`"
             problems[key] = Problem(f"sweep.resume={folder}, {key}: {space.dimensions[key]}", problem, fix)
     refuse(problems.values())
 

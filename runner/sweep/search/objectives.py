@@ -25,11 +25,13 @@ def read_goals(metric: Any, direction: Any) -> tuple[Goals, list[Problem]]:
     if len(given) != len(metrics):
         asked = f"hydra.sweeper.direction={_listed(given)}"
         problem = f"there are {len(metrics)} metrics ({', '.join(metrics)}) and {len(given)} directions"
-        fix = f"hydra.sweeper.direction={_listed([_usual(name) for name in metrics])}, or null"
+        fix = f"use `hydra.sweeper.direction={_listed([_usual(name) for name in metrics])}`, or null"
         problems.append(Problem(asked, problem, fix))
         given = [None] * len(metrics)
     for name in {name for name in metrics if metrics.count(name) > 1}:
-        problems.append(Problem(f"hydra.sweeper.metric={_listed(metrics)}", f"{name} stands twice", f"{name} once"))
+        problems.append(
+            Problem(f"hydra.sweeper.metric={_listed(metrics)}", f"`{name}` is listed twice", f"name `{name}` once")
+        )
     goals = tuple({"metric": name, "direction": way or _usual(name)} for name, way in zip(metrics, given, strict=True))
     return goals, problems
 
@@ -55,12 +57,14 @@ def goal_problems(goals: Goals, config: Any, swept: Collection[str]) -> list[Pro
             hits = dict.fromkeys(
                 [*(hit for hit in (f"val/{name}", f"val/{leaf}") if hit in known), *nearest(name, known, cutoff=0.6)]
             )
-            problem = f"no job has a metric {name}; they have {', '.join(known)}" + ("" if reported else ", ...")
+            problem = f"no job has a metric `{name}`; there are {', '.join(known)}" + ("" if reported else ", ...")
             fix = " or ".join(f"hydra.sweeper.metric={hit}" for hit in [*(hits or known)][:3])
             problems.append(Problem(asked, problem, fix))
         elif data in WITHOUT_SPLITS and split in ("val", "test") and config.data[f"{split}_fraction"] == 0:
-            problem = f"data.{split}_fraction=0 leaves no rows to measure {name} on"
-            problems.append(Problem(asked, problem, f"data.{split}_fraction=0.1, or hydra.sweeper.metric=train/{leaf}"))
+            problem = f"`data.{split}_fraction=0` leaves no rows to measure `{name}`"
+            problems.append(
+                Problem(asked, problem, f"use `data.{split}_fraction=0.1`, or `hydra.sweeper.metric=train/{leaf}`")
+            )
     return problems
 
 

@@ -59,10 +59,10 @@ def read_space(words: Sequence[str], config_loader: Any, *, more: Mapping[str, A
             continue
         key = dimension.word.lstrip("+~")
         if key in dimensions:
-            problems.append(Problem(str(override.input_line), f"{key} stands twice", f"{key}=... once"))
+            problems.append(Problem(str(override.input_line), f"`{key}` is set twice", f"set `{key}` once"))
         dimensions[key] = dimension
     if not dimensions and not problems:
-        problem = "no word has several values, so there is nothing to search for"
+        problem = "no argument has several values, so there is nothing to search for"
         problems.append(Problem(" ".join(words) or "no words", problem, "'optimizer.lr=tag(log,interval(1e-4,1e-1))'"))
     refuse(problems)
     return Space(tuple(fixed), dimensions)
@@ -161,10 +161,10 @@ class Search(Sweeper):
         problems += found
         if self._config.sweep.until:
             problem = "a search tries each combination once"
-            problems.append(Problem("sweep.until=decided", problem, "sweep.until=null, or hydra/sweeper=grid"))
+            problems.append(Problem("sweep.until=decided", problem, "use `sweep.until=null`, or `hydra/sweeper=grid`"))
         if self._config.sweep.zip:
-            problem = "a search asks for each key's value by itself"
-            problems.append(Problem("sweep.zip", problem, "KEY=VALUE1,VALUE2, or hydra/sweeper=grid"))
+            problem = "a search chooses each key's value independently"
+            problems.append(Problem("sweep.zip", problem, "use `KEY=VALUE1,VALUE2`, or `hydra/sweeper=grid`"))
         try:
             space = read_space(arguments, self._context.config_loader, more=settings.params)
         except RunnerError as error:
@@ -172,7 +172,7 @@ class Search(Sweeper):
         problems += goal_problems(goals, self._config, space.dimensions)
         subdir = written(self._config.hydra.sweep, "subdir")
         if subdir != BY_NUMBER:
-            problem = "a search's folders have its trials' numbers"
+            problem = "a search names its directories by the trials' numbers"
             problems.append(Problem(f"hydra.sweep.subdir={subdir}", problem, f"hydra.sweep.subdir='{BY_NUMBER}'"))
         problems += _sampler_problems(settings, space, goals)
         kind, why, found = choose_pruner(settings.pruner, goals)
@@ -197,9 +197,7 @@ def read_settings(node: DictConfig) -> Settings:
     """The sweeper's settings. Raises: RunnerError with everything that is wrong with them as they stand."""
     problems = setting_problems(node, Settings, KEY)
     if node.get("metric", "") is None:
-        problems.append(
-            Problem(f"{KEY}.metric=null", "a search needs something to search for", f"{KEY}.metric=val/loss")
-        )
+        problems.append(Problem(f"{KEY}.metric=null", "a search needs a metric", f"{KEY}.metric=val/loss"))
     refuse(problems)
     values: dict[str, Any] = OmegaConf.to_container(node, resolve=True)  # type: ignore[assignment]
     return Settings(**{name: value for name, value in values.items() if name != "_target_"})
@@ -209,16 +207,16 @@ def choose_pruner(asked: str | None, goals: Goals) -> tuple[str | None, str, lis
     """The pruner's kind (None: none) with the reason for an automatic one, and what is wrong with what was asked."""
     metric = goals[0]["metric"]
     if len(goals) > 1:
-        why = "several metrics have no order to prune by"
+        why = "pruning needs a single metric"
     elif not metric.startswith(("train/", "val/")):
-        why = f"no epoch has {metric}"
+        why = f"no epoch reports `{metric}`"
     elif asked == "auto":
         return "median", "", []
     else:
         return (None if asked in (None, "none") else asked), "", []
     if asked in ("auto", "none", None):
         return None, why if asked == "auto" else "", []
-    fix = f"{KEY}.pruner=none, or {KEY}.metric=val/loss"
+    fix = f"use `{KEY}.pruner=none`, or `{KEY}.metric=val/loss`"
     return None, "", [Problem(f"{KEY}.pruner={asked}", why, fix)]
 
 
@@ -227,19 +225,17 @@ def _sampler_problems(settings: Settings, space: Space, goals: Goals) -> list[Pr
     dimensions = space.dimensions
     if settings.sampler == "grid":
         endless = [key for key, dimension in dimensions.items() if listed(dimension) is None]
-        fix = f"{KEY}.sampler=random or tpe, or {{}}=0.001,0.01,0.1"
-        return [Problem(asked, f"{key} is an interval, and a grid needs values", fix.format(key)) for key in endless]
+        fix = f"use `{KEY}.sampler=random` or `tpe`, or `{{}}=0.001,0.01,0.1`"
+        return [Problem(asked, f"`{key}` is an interval, and a grid needs values", fix.format(key)) for key in endless]
     if settings.sampler != "cmaes":
         return []
     problems = []
     numbers = [key for key, dimension in dimensions.items() if not isinstance(dimension, Choices)]
     if len(numbers) < 2:
-        problem = (
-            f"CMA-ES works on two numbers or more; of {', '.join(dimensions)}, {', '.join(numbers) or 'none'} is one"
-        )
+        problem = f"CMA-ES needs two or more numbers, and of {', '.join(dimensions)} only {', '.join(numbers) or 'none'} is one"
         problems.append(Problem(asked, problem, f"{KEY}.sampler=tpe"))
     if len(goals) > 1:
-        problems.append(Problem(asked, "CMA-ES has one goal", f"{KEY}.sampler=nsga2 or {KEY}.sampler=tpe"))
+        problems.append(Problem(asked, "CMA-ES needs a single metric", f"{KEY}.sampler=nsga2 or {KEY}.sampler=tpe"))
     return problems
 
 
@@ -248,7 +244,7 @@ def _missing_packages(settings: Settings) -> list[Problem]:
     missing = [name for name in needed if find_spec(name) is None]
     asked = f"hydra/sweeper=optuna, sampler={settings.sampler}"
     return [
-        Problem(asked, f"the package {name} is not installed", install("search"), code="missing-package")
+        Problem(asked, f"the package `{name}` is not installed", install("search"), code="missing-package")
         for name in missing
     ]
 
