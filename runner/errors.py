@@ -167,7 +167,7 @@ def leave_unread() -> None:
 #: KEY=[...] and KEY={...} outside of quotes
 _PATTERN = re.compile(r"(?<![\w.+~'\"])[+~]*[\w.@/]+=(?:\[(?:[^][']|\[[^][']*\])*\]|\{(?:[^{}']|\{[^{}']*\})*\})")
 #: KEY=VALUE or --flag VALUE, without a placeholder such as FILE or ...
-_OVERRIDE = re.compile(r"('?[+~]*[\w.@/]+=|--[\w-]+ )(?!\w*[A-Z]{2,}\b)(?!.*\.\.\.)(?:\S*[^\s,]|.+')")
+_OVERRIDE = re.compile(r"(['\"]?[+~]*[\w.@/]+=|--[\w-]+ )(?!\w*[A-Z]{2,}\b)(?!.*\.\.\.)(?:\S*[^\s,]|.+')")
 #: KEY=VALUE within a text
 _TYPED = re.compile(
     r"(?<![\w.+~'\"=/:-])(?:-m )?(?:(?P<quote>['\"])[+~]*[a-z_][\w.@/]*=.*?(?P=quote)(?![\w'\"])"
@@ -182,7 +182,7 @@ _VERBS = re.compile(
 _PROSE = re.compile(r" (?:without|with|of|for|in|from|to|again|say|before)\b|: ")
 #: a text that begins with a thing, and needs a verb
 _THING = re.compile(
-    r"(?:an?|the|one|another|its?|your|fewer|more|whole|files?|texts?|numbers?|names?|quotes|other|less)\b"
+    r"(?:an?|the|one|another|its?|your|fewer|more|whole|files?|texts?|numbers?|names|quotes|other|less)\b"
 )
 
 

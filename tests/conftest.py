@@ -20,6 +20,7 @@ import pytest
 import seeded
 import shortcuts
 import torch
+from snapshots import messages  # noqa: F401  # a fixture
 from trained_runs import at_home, home, run, table  # noqa: F401  # fixtures: of tests/runs, and of commands that name a run
 from written_journals import empty_store, patience, server, write  # noqa: F401  # of tests/tracking, and of `sync`
 
@@ -212,6 +213,7 @@ def pytest_runtest_makereport(item, call):
 
 def pytest_addoption(parser):
     parser.addoption("--device", default="cpu", help="real hardware to run the device tests on, e.g. cuda:0 or mps")
+    parser.addoption("--update-snapshots", action="store_true", help="rewrite the errors in tests/PACKAGE/messages.txt")
 
 
 @pytest.fixture(scope="session")

@@ -84,6 +84,7 @@ def existing(path: str, *, key: str) -> Path:
             f"{key}={path}",
             problem,
             fix or f"use `{key}=FILE` with a file that ends in `.npz`, `.npy` or `.safetensors`",
+            code="missing-file",
         )
     )
 

@@ -108,10 +108,10 @@ class OwnLoader(IterableDataset[Any]):
     def of_another_length(self) -> str:
         """What to write where it gives more or fewer batches than its length says."""
         if self.num_readers < 2:
-            return "def __len__(self): the rows that it gives in an epoch (of one without an end, as many as you like)"
+            return "define `__len__`: the number of rows of an epoch"
         ends = "drops rows" if getattr(self.found, "drop_last", False) else "may end with a smaller batch"
         return (
-            f"an __iter__ that takes its part by get_worker_info(), or num_workers=1: each of the {self.num_readers} "
+            f"use an `__iter__` that takes its part by `get_worker_info()`, or `num_workers=1`: each of the {self.num_readers} "
             f"processes reads the dataset by itself and {ends}"
         )
 

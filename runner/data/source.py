@@ -110,7 +110,7 @@ def from_arrays(
         partial(to_targets, targets, asked=asked, called=called[1], kind=kind, like=numbers),
     )
     if len(x) != len(y):
-        problem = f"{called[0]} have {len(x):,} rows and {called[1]} {len(y):,}"
+        problem = f"there are {len(x):,} rows in {called[0]}, and {len(y):,} in {called[1]}"
         raise RunnerError(Problem(asked, problem, "give as many targets as inputs"))
     facts = facts_of(x, y, num_classes=len(classes) or None)
     if like is not None and (error := _unlike(facts, like.facts, asked, called)):
@@ -232,7 +232,7 @@ def _checked(source: Source, asked: str) -> Source:
         return source
     lengths = sorted({len(tensor) if tensor.dim() else 0 for tensor in tensors(source.rows)})
     if len(lengths) != 1 or lengths == [0]:
-        problem = f"the tensors in its rows have {' and '.join(f'{length:,}' for length in lengths) or 'no'} rows"
+        problem = f"the tensors in `Source.rows` have {' and '.join(f'{length:,}' for length in lengths) or 'no'} rows"
         raise RunnerError(
             Problem(asked, problem, "return `Source(rows=...)` of tensors with the same first dimension, 1 or more")
         )
@@ -250,7 +250,7 @@ def _checked(source: Source, asked: str) -> Source:
 def _unlike(facts: dict[str, Any], train: dict[str, Any], asked: str, called: tuple[str, str]) -> Problem | None:
     for key, name in (("input_shape", called[0]), ("out_features", called[1])):
         if key in train and facts[key] != train[key]:
-            problem = f"{name} have {facts[key]} as their {key}, and the training split has {train[key]}"
+            problem = f"the `{key}` of {name} is {facts[key]}, and the training split has {train[key]}"
             return Problem(asked, problem, "use splits of the same shape")
     return None
 

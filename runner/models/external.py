@@ -317,7 +317,7 @@ def _known(library: Any, kind: Any) -> str:
         return str(kind)
     hits = nearest(str(kind), known) or ["bert", "gpt2", "vit"]
     fix = " or ".join(f"model.config.model_type={hit}" for hit in hits) + " or model.pretrained=DIRECTORY"
-    problem = f"`{kind}` is not one of the {len(known)} kinds of models in transformers {library.__version__}"
+    problem = f"transformers has no model type `{kind}`"
     raise RunnerError(Problem(f"model.config.model_type={kind}", problem, fix))
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from runner.config.packages import install
-from runner.errors import Problem, RunnerError, first_line, nearest
+from runner.errors import Problem, RunnerError, nearest
 
 #: what wrappers put before each name: torch.compile, DataParallel, and modules that hold the model
 PREFIXES = ("_orig_mod.", "module.", "model.")
@@ -99,7 +99,7 @@ def _from_torch(file: Path) -> Any:
     try:
         return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
-        problem = "the file is damaged, or can't be read without running code: " + first_line(error)
+        problem = "the file is damaged, or can't be read without running code"
         fix = "save it with `torch.save(model.state_dict(), FILE)`, or use a `.safetensors` file"
         raise RunnerError(Problem(f"model.weights={file}", problem, fix)) from error
 

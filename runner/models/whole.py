@@ -110,4 +110,5 @@ def _instead(held: Any) -> tuple[str, str]:
         return f"a plain {type(held).__name__}", f"nn.{kind}Dict(...)"
     if isinstance(held, list | tuple):
         return f"a plain {type(held).__name__}", f"nn.{kind}List(...)"
-    return f"a {type(held).__name__}, no nn.Module", f"an nn.Module ({type(held).__name__}(nn.Module))"
+    name = type(held).__name__
+    return f"a `{name}`, which is not an `nn.Module`", f"{name}(...)` with `class {name}(nn.Module)"

@@ -47,7 +47,7 @@ def find_rate(
     Raises: RunnerError for a configuration that can't be run, and where the loss never falls.
     """
     if not lowest < highest:
-        fix = f"--from {highest:g} --to {lowest:g}"
+        fix = f"use `--from {highest:g} --to {lowest:g}`"
         raise RunnerError(Problem(f"--from {lowest:g} --to {highest:g}", "`--from` must be below `--to`", fix))
     cfg, folder = composed(flags, overrides)
     if turns := cfg.optimizer.get("turns"):

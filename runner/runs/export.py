@@ -180,7 +180,7 @@ def _beside_it(target: Path) -> tempfile.TemporaryDirectory[str]:
         target.parent.mkdir(parents=True, exist_ok=True)
         return tempfile.TemporaryDirectory(dir=target.parent, prefix=".export-")
     except OSError as error:
-        problem = f"no permission to write in `{short(target.parent.absolute())}`: {error.strerror}"
+        problem = f"can't write in `{short(target.parent.absolute())}`: {error.strerror}"
         fix = f"use `--output {target.name}`, or a path where you can write"
         raise RunnerError(Problem(f"--output {target}", problem, fix)) from None
 

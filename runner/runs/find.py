@@ -56,7 +56,7 @@ def locate(wanted: str, *, verb: str) -> Path:
     if any(os.path.lexists(folder / name) for name in ("rerun.yaml", "ledger.jsonl")):
         check_folder(folder)  # walks through it, and / may be named, too
     if (folder / "ledger.jsonl").is_file():
-        again = f"the words of the sweep with {shlex.quote(f'sweep.resume={folder}')}"
+        again = f"run the sweep's arguments with `{shlex.quote(f'sweep.resume={folder}')}`"
         fix = again if verb == "resume" else f"{verb} {shlex.quote(str(folder / '0'))}"
         raise RunnerError(Problem(f"{verb} {wanted}", f"`{wanted}` is a sweep's directory with many runs", fix))
     if not (folder / "rerun.yaml").is_file():
@@ -159,4 +159,4 @@ def _instead(wanted: str, verb: str) -> str:
     ids = [read_ack(folder).run_id or "" for folder in known]
     if hits := nearest(str(path), map(str, (*known, *beside))) or nearest(wanted, ids):
         return " or ".join(f"{verb} {shlex.quote(hit)}" for hit in hits)
-    return f"{verb} {'last, or' if known else 'FOLDER:'} the folder that the run's last lines name"
+    return f"{f'use `{verb} last`, or ' if known else ''}name the directory in the run's last lines"

@@ -81,7 +81,7 @@ def check_output(path: str, *, inputs: Path) -> Path:
     try:
         tempfile.TemporaryFile(dir=file.parent).close()
     except OSError as error:
-        problem = f"no permission to write in `{file.parent}`: {error.strerror}"
+        problem = f"can't write in `{file.parent}`: {error.strerror}"
         write = f"use `--output {file.name}`, or a path where you can write"
         raise RunnerError(Problem(f"--output {path}", problem, write)) from None
     return file

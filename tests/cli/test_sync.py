@@ -110,7 +110,7 @@ def test_what_is_still_running_is_not_complete(run, stores, write, own_folder, c
         (["sync", "run", "tracking.uri=sqlite:///runs.db"], "there is no journal/journal.bin in it"),
         (["ui", "--port", "99999999"], "it must be a whole number, 1 to 65535"),
         (["ui", "--prot", "5001"], "ui does not take --prot"),
-        (["ui"], "no run below outputs or multirun was tracked"),
+        (["ui"], "no run in outputs or multirun was tracked"),
     ],
 )
 def test_nothing_to_send_is_told_and_is_no_success(own_folder, capfd, words, so):

@@ -8,7 +8,6 @@ from scipy.stats import chi2
 from runner.data.loading.order import EPOCH, generator
 from runner.data.sampler import class_counts, sampler_of
 from runner.data.source import Source, from_arrays
-from runner.errors import RunnerError
 
 COUNTS = {"cat": 700, "dog": 250, "eel": 50}
 
@@ -121,30 +120,20 @@ def test_without_a_sampler_there_is_none():
 
 
 @pytest.mark.parametrize(
-    ("asked", "of", "told"),
+    ("asked", "of"),
     [
-        ("balanced", from_arrays(torch.zeros(9, 2), torch.rand(9), name="n"), [("=balanced", "no classes", "=null")]),
-        ([1, 2], source(), [("=[1, 2]", "2 weights, and animals has 3 classes: cat, dog, eel", "in this order")]),
-        (
-            {"cat": 1, "dgo": 2},
-            source(),
-            [
-                ("{dgo: ...}", "animals has no class dgo", "dog"),
-                ("{cat: 1, dgo: 2}", "nothing of dog, eel", "{..., dog: 1, eel: 1} (0: never drawn)"),
-            ],
-        ),
+        ("balanced", from_arrays(torch.zeros(9, 2), torch.rand(9), name="n")),
+        ([1, 2], source()),
+        ({"cat": 1, "dgo": 2}, source()),
     ],
 )
-def test_what_can_not_be_drawn(asked, of, told):
-    for problem, (asked_for, so, write) in zip(problems_of(drawn, asked, of=of), told, strict=True):
-        assert problem.source.startswith("data.sampler=") and problem.source.endswith(asked_for)
-        assert so in problem.message and write in problem.help
+def test_what_can_not_be_drawn(asked, of, messages):
+    messages(problems_of(drawn, asked, of=of))
 
 
-def test_a_weight_on_what_has_no_rows_alone():
+def test_a_weight_on_what_has_no_rows_alone(messages):
     labels = source().labels
-    with pytest.raises(RunnerError, match="no training row is of a class with a weight"):
-        drawn([0, 0, 1], labels[labels != 2])
+    messages(problems_of(drawn, [0, 0, 1], labels[labels != 2]))
 
 
 @pytest.mark.parametrize(

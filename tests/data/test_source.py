@@ -6,7 +6,6 @@ from refused import problems_of
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from runner.data.source import Source, as_source, facts_of, from_arrays
-from runner.errors import RunnerError
 
 X, Y = np.arange(24.0).reshape(6, 4), np.array([0, 1, 2, 0, 1, 2])
 
@@ -188,67 +187,53 @@ def test_a_dataset_of_the_same_numbers_is_taken_as_it_is(train, val):
 
 
 @pytest.mark.parametrize(
-    ("train", "val", "so", "write"),
+    ("train", "val"),
     [
-        (Named(), Fewer(), "train are a, b, c, and those of val b, c", "`classes` of train in val"),
-        (DataLoader(Named(), 2), DataLoader(Fewer(), 2), "those of val b, c", "allow_empty=True"),
-        ((X, Y + 1), Three(), "(1, 2, 3) are numbered from 0 here", "targets 0, 1, 2, ... in train"),
-        ((X, Y + 1), Silent(), "val numbers them itself", "or (inputs, targets) in val"),
-        ((X, list("abcabc")), Three(), "(a, b, c) are numbered from 0 here", "(inputs, targets) in val"),
-        (Three(), (X4, [1, 2, 3]), "that the training split lacks: 3", "rows of each class"),
-        (Three(), (X4, ["b", "c", "b"]), "does not tell their numbers", "`classes` in it"),
+        (Named(), Fewer()),
+        (DataLoader(Named(), 2), DataLoader(Fewer(), 2)),
+        ((X, Y + 1), Three()),
+        ((X, Y + 1), Silent()),
+        ((X, list("abcabc")), Three()),
+        (Three(), (X4, [1, 2, 3])),
+        (Three(), (X4, ["b", "c", "b"])),
     ],
 )
-def test_other_numbers_of_classes_are_refused(train, val, so, write):
-    (problem,) = problems({"train": train, "val": val})
-    assert so in problem.message
-    assert write in problem.help
+def test_other_numbers_of_classes_are_refused(train, val, messages):
+    messages(problems({"train": train, "val": val}))
 
 
 @pytest.mark.parametrize(
-    ("found", "so", "write"),
+    "found",
     [
-        (None, "NoneType", "one of these forms"),
-        (X, "ndarray of shape (6, 4)", "one of these forms"),
-        ((X, Y, Y), "a tuple of 3", "one of these forms"),
-        ({"inputs": X}, "dict", "one of these forms"),
-        ((X, Y[:-1]), "the inputs have 6 rows and the targets 5", "as many targets as inputs"),
-        ({"train": (X, Y), "valid": (X, Y)}, "train, valid", "'val' instead of 'valid'"),
-        ({"val": (X, Y)}, "nothing to train on", "'train': (inputs, targets)"),
-        ({"train": (X, Y), "test": (X[:, :2], Y)}, "the inputs of test have [2]", "the same shape"),
-        ({"train": (X, Y / 2), "test": (X, np.ones((6, 2)))}, "the targets of test have 2", "the same shape"),
-        (
-            {"train": (X, Y), "test": (X[:1], [7])},
-            "the targets of test hold classes that the training split lacks: 7",
-            "rows of each class",
-        ),
-        (Source("s", (torch.ones(3, 1), torch.ones(2)), {}), "2 and 3 rows", "the same first dimension"),
-        (Source("s", (), {}), "no rows", "the same first dimension"),
-        (Source("s", torch.ones(3), {}, labels=torch.zeros(2)), "3 rows and 2 labels", "a label for each row"),
-        (Source("s", torch.ones(3), {}, given={"dev": torch.ones(1)}), "splits called dev", "'val': ..., 'test': ..."),
+        None,
+        X,
+        (X, Y, Y),
+        {"inputs": X},
+        (X, Y[:-1]),
+        {"train": (X, Y), "valid": (X, Y)},
+        {"val": (X, Y)},
+        {"train": (X, Y), "test": (X[:, :2], Y)},
+        {"train": (X, Y / 2), "test": (X, np.ones((6, 2)))},
+        {"train": (X, Y), "test": (X[:1], [7])},
+        Source("s", (torch.ones(3, 1), torch.ones(2)), {}),
+        Source("s", (), {}),
+        Source("s", torch.ones(3), {}, labels=torch.zeros(2)),
+        Source("s", torch.ones(3), {}, given={"dev": torch.ones(1)}),
     ],
 )
-def test_what_is_no_source(found, so, write):
-    (problem,) = problems(found)
-    assert so in problem.message
-    assert write in problem.help
+def test_what_is_no_source(found, messages):
+    messages(problems(found))
 
 
-def test_what_is_wrong_on_both_sides_is_told_at_once():
+def test_what_is_wrong_on_both_sides_is_told_at_once(messages):
     bad = X.copy()
     bad[0, 0] = np.nan
-    both = problems((bad, [None] * 6))
-    assert len(both) == 2
-    assert "the inputs" in both[0].message
-    assert "the targets" in both[1].message
+    messages(problems((bad, [None] * 6)))
 
 
-def test_the_message_names_what_was_asked_for():
-    with pytest.raises(RunnerError) as caught:
-        from_arrays(X, Y[:2], name="mine", asked="data.path=f.npz", called=("array x of f.npz", "array y of f.npz"))
-    (problem,) = caught.value.problems
-    assert problem.source == "data.path=f.npz"
-    assert problem.message == "array x of f.npz have 6 rows and array y of f.npz 2"
+def test_the_message_names_what_was_asked_for(messages):
+    names = ("array x of f.npz", "array y of f.npz")
+    messages(problems_of(from_arrays, X, Y[:2], name="mine", asked="data.path=f.npz", called=names))
 
 
 def test_integers_may_stay_in_every_split():

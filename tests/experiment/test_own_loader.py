@@ -374,13 +374,13 @@ def test_two_processes_share_each_batch(mine):
     [
         (
             ["data=endless"],
-            ["data=endless", "Endless has no length", "train.num_steps=1000", "def __len__(self) in Endless"],
+            ["data=endless", "Endless has no length", "train.num_steps=1000", "define __len__ in Endless"],
         ),
-        (["data=endless_beside"], ["data=endless_beside, val", "Endless has no length", "help: def __len__(self)"]),
+        (["data=endless_beside"], ["data=endless_beside, val", "help: define __len__ in Endless"]),
         (["data=nothing", "train.num_steps=3"], ["Nothing gives no rows"]),
         (
             ["data=stream", "data.limit=10", "data.fold=1", "data.num_folds=3"],
-            ["data.limit=10", "data.fold=1/3", "is served as it gives its rows", "data.fold=null"],
+            ["data.limit=10", "data.fold=1/3", "chooses its rows itself", "data.fold=null"],
         ),
         (["data=stream", "data.sampler=balanced"], ["data.sampler=balanced", "data.sampler=null"]),
         (
@@ -391,7 +391,7 @@ def test_two_processes_share_each_batch(mine):
             ["data=stream", "data.num_workers=2"],
             ["data.num_workers=2", "each process would read all", "data.num_workers=0", "get_worker_info()"],
         ),
-        (["data=stream", "model=mlp"], ["tells no out_features", "help: use model.out_features=..."]),
+        (["data=stream", "model=mlp"], ["has no out_features", "help: use model.out_features=..."]),
     ],
 )
 def test_what_it_can_not_be_asked(mine, capfd, words, told):
@@ -402,12 +402,12 @@ def test_what_it_can_not_be_asked(mine, capfd, words, told):
 
 def test_one_that_ends_early_is_named(mine, capfd):
     assert cli.main([*QUIET, "data=short", "train.batch_size=8"]) == 1
-    assert "epoch 1 ended after batch 3, and its length says 7" in capfd.readouterr().out
+    assert "epoch 1 ended after batch 3" in capfd.readouterr().out
 
 
 def test_one_that_goes_on_beyond_its_length_is_told_on_the_screen(mine, capfd):
     trained("run", "data=long", "train.batch_size=8")
-    told = "warning: Long goes on beyond its length (7 batches): what comes then is left out of each epoch; write def __len__"
+    told = "warning: Long goes on beyond its length (7 batches): what comes then is left out of each epoch; define `__len__`"
     assert capfd.readouterr().out.count(told) == 1
 
 

@@ -34,16 +34,15 @@ def test_the_decoder_mirrors_the_layers():
 
 
 @pytest.mark.parametrize(
-    ("shape", "settings", "asked", "write"),
+    ("shape", "settings"),
     [
-        ((5,), {"kind": "conv"}, "model.kind=conv on inputs of shape (5,)", "model.kind=mlp"),
-        ((5,), {"kind": "cnn"}, "model.kind=cnn", "model.kind=conv"),
-        ((5,), {"bottleneck": 0}, "model.bottleneck=0", "model.bottleneck=32"),
-        ((1, 8, 8), {"channels": 8}, "model.channels=8", "model.channels=[8]"),
-        ((5,), {"activation": "rleu"}, "model.activation=rleu", "model.activation=relu"),
+        ((5,), {"kind": "conv"}),
+        ((5,), {"kind": "cnn"}),
+        ((5,), {"bottleneck": 0}),
+        ((1, 8, 8), {"channels": 8}),
+        ((5,), {"activation": "rleu"}),
     ],
+    ids=str,
 )
-def test_what_is_no_autoencoder(shape, settings, asked, write):
-    (problem,) = problems_of(Autoencoder, shape, **settings)
-    assert problem.source == asked
-    assert write in problem.help
+def test_what_is_no_autoencoder(shape, settings, messages):
+    messages(problems_of(Autoencoder, shape, **settings))

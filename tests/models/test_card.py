@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from refused import problems_of
 
 from runner import run
 from runner.config.instantiate import build
-from runner.errors import RunnerError
 from runner.models.card import Card, read_card, write_card
 
 CARD = Card(
@@ -60,13 +60,11 @@ def test_it_comes_back_as_it_was(tmp_path):
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"model": 1}', '{"model": {}, "classes": 3, "targets": []}'])
 def test_another_file_is_refused(tmp_path, text):
     (tmp_path / "model.json").write_text(text)
-    with pytest.raises(RunnerError, match="can't be read"):
-        read_card(tmp_path)
+    assert "can't be read" in problems_of(read_card, tmp_path)[0].message
 
 
-def test_a_missing_one_says_what_it_would_take(tmp_path):
-    with pytest.raises(RunnerError, match="a run that has trained"):
-        read_card(tmp_path)
+def test_a_missing_one_says_what_it_would_take(tmp_path, messages):
+    messages(problems_of(read_card, tmp_path))
 
 
 def test_what_the_data_brings_along_is_fitted_on_the_training_split_and_kept_with_the_model(own_folder):

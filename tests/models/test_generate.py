@@ -127,14 +127,13 @@ def test_a_text_to_look_at():
 
 
 @pytest.mark.parametrize(
-    ("prompt", "settings", "asked", "write"),
+    ("prompt", "settings"),
     [
-        (torch.zeros(1, 0), {}, "a prompt of shape (1, 0)", "(1, 1)"),
-        (torch.zeros(3), {}, "a prompt of shape (3,)", "(1, 1)"),
-        (torch.zeros(1, 1), {"temperature": -1}, "temperature=-1", "temperature=1.0"),
-        (torch.zeros(1, 1), {"top_k": 0}, "top_k=0", "top_k=null"),
+        (torch.zeros(1, 0), {}),
+        (torch.zeros(3), {}),
+        (torch.zeros(1, 1), {"temperature": -1}),
+        (torch.zeros(1, 1), {"top_k": 0}),
     ],
 )
-def test_what_can_not_be_asked(prompt, settings, asked, write):
-    (problem,) = problems_of(generate, Chances(0.5, 0.5), prompt.long(), 3, **settings)
-    assert problem.source == asked and write in problem.help
+def test_what_can_not_be_asked(prompt, settings, messages):
+    messages(problems_of(generate, Chances(0.5, 0.5), prompt.long(), 3, **settings))

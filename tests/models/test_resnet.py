@@ -47,18 +47,16 @@ def test_a_block_starts_as_its_shortcut():
 
 
 @pytest.mark.parametrize(
-    ("shape", "settings", "asked", "so", "write"),
+    ("shape", "settings"),
     [
-        ((5,), {}, "model=resnet on inputs of shape (5,)", "images", "model=mlp"),
-        ((2, 40), {}, "model=resnet on inputs of shape (2, 40)", "images", "model=cnn"),
-        ((3, 8, 8), {"depth": 19}, "model.depth=19", "18, 34, 50", "model.depth=18"),
-        ((3, 8, 8), {"depth": 2}, "model.depth=2", "18, 34, 50", "model.depth=18"),
-        ((3, 8, 8), {"stem": "cifer"}, "model.stem=cifer", "auto, cifar, imagenet", "model.stem=cifar"),
-        ((3, 8, 8), {"width": -1}, "model.width=-1", "1 or more", "model.width=64"),
+        ((5,), {}),
+        ((2, 40), {}),
+        ((3, 8, 8), {"depth": 19}),
+        ((3, 8, 8), {"depth": 2}),
+        ((3, 8, 8), {"stem": "cifer"}),
+        ((3, 8, 8), {"width": -1}),
     ],
+    ids=str,
 )
-def test_what_is_no_resnet(shape, settings, asked, so, write):
-    (problem,) = problems_of(ResNet, shape, 10, **settings)
-    assert problem.source == asked
-    assert so in problem.message
-    assert write in problem.help
+def test_what_is_no_resnet(shape, settings, messages):
+    messages(problems_of(ResNet, shape, 10, **settings))

@@ -34,18 +34,16 @@ def test_dropout_is_off_in_evaluation():
 
 
 @pytest.mark.parametrize(
-    ("shape", "settings", "asked", "so", "write"),
+    ("shape", "settings"),
     [
-        ((5,), {}, "model=vit on inputs of shape (5,)", "images", "model=mlp"),
-        ((2, 40), {}, "model=vit on inputs of shape (2, 40)", "images", "model=cnn"),
-        ((1, 28, 28), {"patch_size": 5}, "model.patch_size=5", "don't fill it", "model.patch_size=4"),
-        ((1, 7, 7), {}, "model.patch_size=4", "don't fill it", "model.patch_size=1"),
-        ((1, 8, 8), {"num_heads": 5}, "model.num_heads=5", "192", "model.width=320"),
-        ((1, 8, 8), {"depth": 0}, "model.depth=0", "1 or more", "model.depth=6"),
+        ((5,), {}),
+        ((2, 40), {}),
+        ((1, 28, 28), {"patch_size": 5}),
+        ((1, 7, 7), {}),
+        ((1, 8, 8), {"num_heads": 5}),
+        ((1, 8, 8), {"depth": 0}),
     ],
+    ids=str,
 )
-def test_what_is_no_vit(shape, settings, asked, so, write):
-    (problem,) = problems_of(ViT, shape, 10, **settings)
-    assert problem.source.startswith(asked)
-    assert so in problem.message
-    assert problem.help.startswith(write)
+def test_what_is_no_vit(shape, settings, messages):
+    messages(problems_of(ViT, shape, 10, **settings))

@@ -98,7 +98,7 @@ def test_a_mistake_is_told_before_anything_is_planned(own_folder, capsys):
         ("device=cuda:0", "plan.device_memory=lots"): "plan.device_memory=80GiB",
         ("device=cuda:0", "plan.device_name=A101-80GB"): "plan.device_name=A100-80GB",
         ("device=mps", "plan.device_name=T4"): "M2-16GB",
-        ("device=xpu:0",): "plan device=cuda:0",
+        ("device=xpu:0",): "device=cuda:0",
         ("device=cuda:0", "plan.device_name=T4", "train.precision=bf16"): "train.precision=fp16",
         ("device=cuda:0,cpu",): "-m device=cuda:0,cpu",
         ("-m", "device=cpu,cuda:x", "model=linear"): "device=cuda:0",

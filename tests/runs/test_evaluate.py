@@ -11,7 +11,6 @@ import torch
 from omegaconf import OmegaConf
 from refused import problems_of
 
-from runner.errors import RunnerError
 from runner.experiment.terminal import readable
 from runner.runs import evaluate
 from runner.runs.evaluation_data import _whole, is_other, leave_own_rows
@@ -141,16 +140,14 @@ def test_the_runs_own_test_file_is_none_of_other_rows(words, left):
     assert {name: cfg.data[name] for name in left} == left
 
 
-def test_other_rows_need_targets_of_their_own():
+def test_other_rows_need_targets_of_their_own(messages):
     cfg = OmegaConf.create({"data": {"_target_": "runner.data.arrays", "path": "x.npy", "targets_path": "y.npy"}})
-    with pytest.raises(RunnerError, match=r"y\.npy.*(?s:.*)data\.targets_path=FILE"):
-        leave_own_rows(cfg, ["data.path=x.npy"])
+    messages(problems_of(leave_own_rows, cfg, ["data.path=x.npy"]))
     leave_own_rows(cfg, ["data.path=x.npy", "data.targets_path=y.npy"])
 
 
-def test_a_limit_of_splits_that_data_brings_is_refused():
-    with pytest.raises(RunnerError, match=r"evaluate without data\.limit"):
-        _whole(SimpleNamespace(given={"val": [1], "test": [2]}), 5, 0)
+def test_a_limit_of_splits_that_data_brings_is_refused(messages):
+    messages(problems_of(_whole, SimpleNamespace(given={"val": [1], "test": [2]}), 5, 0))
 
 
 def test_the_columns_of_then_are_read_of_a_table_that_has_more(run):
@@ -250,9 +247,9 @@ def test_a_fold_is_measured_again_and_nothing_of_its_cut_changes(run, tmp_path):
     code, out, _ = run("evaluate", folder, "device=cpu", "--json")
     found = json.loads(out)
     assert code == 0 and found["in_the_run"] == found["metrics"] and found["rows"] == {"val": 23, "test": 15}
-    for word, so in (("data.fold=3/6", "cut another way"), ("data.num_folds=6", "cut another way"), ("data.sampler=balanced", "each of them once"), ("data.sampler.setosa=2", "each of them once")):  # fmt: skip
+    for word, so in (("data.fold=3/6", "split differently"), ("data.num_folds=6", "split differently"), ("data.sampler=balanced", "measures every row once"), ("data.sampler.setosa=2", "measures every row once")):  # fmt: skip
         code, _, err = run("evaluate", folder, word)
-        assert code == 2 and so in err and f"help: evaluate without {word.partition('=')[0][:12]}" in err
+        assert code == 2 and so in err and f"help: remove `{word.partition('=')[0][:12]}" in err
     assert run("reproduce", folder, f"hydra.run.dir={tmp_path}/again", *QUIET)[0] == 0
 
 
@@ -268,14 +265,11 @@ def test_a_value_for_each_class_has_the_name_that_it_had_in_the_run(run, tmp_pat
 
 
 @pytest.mark.parametrize("is_own", [True, False])
-def test_where_nothing_can_be_written_that_is_said(tmp_path, is_own):
+def test_where_nothing_can_be_written_that_is_said(tmp_path, is_own, messages):
     (tmp_path / evaluate.OWN).mkdir()
     (tmp_path / evaluate.OTHERS).write_text("a file where a folder is to be")
     report = {"is_own_data": is_own, "data": "digits", "fingerprint": "0" * 64}
-    with pytest.raises(RunnerError, match=r"can't be written: (Is a directory|File exists|Not a directory)") as refused:
-        evaluate._write(tmp_path, report, weights="best")
-    (problem,) = refused.value.problems
-    assert problem.help == "a copy of the folder, in a place that you may write to"
+    messages(problems_of(evaluate._write, tmp_path, report, weights="best"))
 
 
 def test_convolutions_are_laid_out_as_in_the_run(run, tmp_path):
@@ -302,7 +296,7 @@ def test_values_whose_names_fall_together_are_tracked_apart(tmp_path, monkeypatc
     assert sent[0][0] == "eval/val/p_1" and sent[2][0] == "eval/val/loss"
 
 
-def test_a_store_that_has_not_the_run_is_told_with_the_one_that_has(tmp_path, monkeypatch):
+def test_a_store_that_has_not_the_run_is_told_with_the_one_that_has(tmp_path, monkeypatch, messages):
     class Client:
         def log_batch(self, run_id, metrics):
             raise ValueError(f"Run with id={run_id} not found")
@@ -310,7 +304,4 @@ def test_a_store_that_has_not_the_run_is_told_with_the_one_that_has(tmp_path, mo
     monkeypatch.setattr("runner.tracking.mlflow_store.open_store", lambda uri: Client())
     write_ack(folder := tmp_path / "a run", Ack(run_id="r", uri="sqlite:////elsewhere/q.db"))
     report = {"is_own_data": True, "step": 3, "metrics": {"val/loss": 3.0}}
-    (problem,) = problems_of(evaluate._track, folder, report, ["tracking.uri=sqlite:////here/mlflow.db"])
-    assert problem.message == "Run with id=r not found; the run went to sqlite:////elsewhere/q.db last"
-    sync = f"python -m runner sync '{folder}' tracking.uri=sqlite:////here/mlflow.db"
-    assert problem.help == f"tracking.uri=sqlite:////elsewhere/q.db; or {sync}, and then again"
+    messages(problems_of(evaluate._track, folder, report, ["tracking.uri=sqlite:////here/mlflow.db"]))

@@ -59,7 +59,7 @@ def test_one_that_is_not_there_is_named_with_those_that_are(run, folder):
     (first, _) = read_kept(folder / "checkpoints")
     wanted = str(folder / "checkpoints" / f"step-{first['step']}0.pt")
     code, _, err = run("evaluate", wanted)
-    assert code == 2 and "no such checkpoint" in err and first["file"] in err
+    assert code == 2 and "the run has no checkpoint" in err and first["file"] in err
     code, _, err = run("register", str(folder / "checkpoints" / first["file"]), "--name", "m")
     assert code == 2 and "best weights" in err
 

@@ -37,14 +37,14 @@ def refused(run, folder, *said):
 def test_a_run_without_a_best_checkpoint(run, copy):
     (copy / "checkpoints/best.pt").unlink()
     change(copy / "summary.json", status="failed", error="NotFiniteError: loss is nan at step 3")
-    refused(run, copy, "has no checkpoints/best.pt", "failed (NotFiniteError: loss is nan at step 3)")
+    refused(run, copy, "has no `checkpoints/best.pt`", "failed (NotFiniteError: loss is nan at step 3)")
     (copy / "summary.json").unlink()
     refused(run, copy, "killed, without a summary", f"resume {copy}")
 
 
 def test_a_run_that_is_running(run, copy):
     with Journal(copy):
-        refused(run, copy, "is still running: another process writes there")
+        refused(run, copy, "is still running in another process")
 
 
 def test_one_that_failed_later_gives_its_best_weights_and_says_so(run, copy):
@@ -57,13 +57,13 @@ def test_one_that_failed_later_gives_its_best_weights_and_says_so(run, copy):
 
 def test_a_torn_checkpoint(run, copy):
     (copy / "checkpoints/best.pt").write_bytes(b"torn")
-    refused(run, copy, "its checksum is not that of what is in it")
+    refused(run, copy, "its checksum is not that of its content")
 
 
 def test_weights_of_another_model(run, copy):
     model = json.loads((copy / "model.json").read_text())["model"]
     change(copy / "model.json", model={**model, "hidden_sizes": [9]})
-    refused(run, copy, "its weights are not those of the model in model.json", "size mismatch for hidden.0.weight")
+    refused(run, copy, "the weights don't belong to the model", "size mismatch for hidden.0.weight")
 
 
 @pytest.mark.parametrize(
@@ -75,14 +75,14 @@ def test_weights_of_another_model(run, copy):
             {"model": {"_target_": "runner.models.MLP", "in_features": "${oc.env:HOME}"}},
             "would be resolved a second time",
         ),
-        ({"model": {"_target_": "<oc.env:NO_SUCH_NAME_HERE>"}}, "takes a value of its model from the environment"),
-        ({"unheard": 1}, "it can't be read: TypeError"),
+        ({"model": {"_target_": "<oc.env:NO_SUCH_NAME_HERE>"}}, "uses the environment variable"),
+        ({"unheard": 1}, "can't be read: TypeError"),
     ],
 )
 def test_a_strangers_card_is_data(run, copy, values, said):
     change(copy / "model.json", **values)
     origin.sign(copy, "")  # as if it were the person's own: the rules of a card hold all the same
-    refused(run, copy, said.replace("takes", "took"))
+    refused(run, copy, said)
     assert not Path("owned").exists()
 
 
@@ -95,7 +95,7 @@ def test_a_strangers_reader_is_data(run, copy):
 
 def test_a_run_without_a_card(run, copy):
     (copy / "model.json").unlink()
-    refused(run, copy, "the run has not come to its model, or an earlier version wrote it")
+    refused(run, copy, "the run did not get as far as its model")
 
 
 def test_links_out_of_the_folder(run, copy, tmp_path):

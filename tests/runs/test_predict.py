@@ -277,10 +277,10 @@ def nan_row(rows):
     ("kind", "rows", "said"),
     [
         ("csv", nan_row(rows_of(4)), ["bad.csv, line 4, column 'a \"pixel\", 25', is missing"]),
-        ("npy", nan_row(rows_of(4)), ["1 values of the rows of bad.npy are NaN", "row 2, column 25"]),
-        ("csv", rows_of(0), ["it has no rows"]),
-        ("parquet", rows_of(0), ["it has no rows"]),
-        ("npy", rows_of(0), ["it has no rows"]),
+        ("npy", nan_row(rows_of(4)), ["NaN or infinite values in the rows of bad.npy", "row 2, column 25"]),
+        ("csv", rows_of(0), ["has no rows"]),
+        ("parquet", rows_of(0), ["has no rows"]),
+        ("npy", rows_of(0), ["has no rows"]),
         ("npy", np.zeros((3, 7), np.float32), ["(7,)", "takes (1, 8, 8)"]),
         ("npy", np.zeros((3, 1, 9, 9), np.float32), ["(1, 9, 9)", "takes (1, 8, 8)"]),
     ],
@@ -308,10 +308,10 @@ def arrays_run(run, tmp_path):
 @pytest.mark.parametrize(
     ("name", "width", "said"),
     [
-        ("rows.npz", 5, ["its rows have the shape (5,), and the run's model takes (4,)", "without their targets"]),
+        ("rows.npz", 5, ["the rows have the shape (5,), and the run's model takes (4,)", "without targets"]),
         ("rows.npz", 3, ["(3,)", "takes (4,)"]),
-        ("rows.npy", 3, ["(3,)", "without their targets"]),
-        ("rows.npy", 5, ["the last column is the target", "np.load('rows.npy')[:, :-1]"]),
+        ("rows.npy", 3, ["(3,)", "without targets"]),
+        ("rows.npy", 5, ["the last column may be the target", "np.load('rows.npy')[:, :-1]"]),
     ],
 )
 def test_arrays_of_another_width_are_refused(name, width, said, run, arrays_run, tmp_path):
@@ -374,7 +374,7 @@ def test_a_reader_that_leaves_rows_out_keeps_no_columns(run, table, monkeypatch)
     for cut in (slice(0, 5), slice(None)):
         monkeypatch.setattr(my_rows, "lines", lambda path, cut=cut: read(path)[cut] * (1 if cut.stop else 2))
         code, _, err = run("predict", "outputs/table/run", "--input", "new.csv", "--output", "never.csv", "--keep")
-        assert code == 2 and "without --keep" in err
+        assert code == 2 and "remove `--keep`" in err
         assert not Path("never.csv").exists()
 
 

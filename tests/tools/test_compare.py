@@ -161,7 +161,7 @@ def test_runs_by_the_seed_that_they_had(own_folder):
         (["{}:model=mpl", "{}"], "no job of it has these values", "model=mlp"),
         (["{}:model=mlp,sed=1", "{}"], "no job of it has these values", "seed=1"),
         (["{}", "{}:model=mlp"], "it has 3 configurations", ":model=mlp"),
-        (["{}:model=mlp", "nowhere"], "there is no folder nowhere", "compare FOLDER"),
+        (["{}:model=mlp", "nowhere"], "there is no directory `nowhere`", "the run's last lines"),
         (["{}", "metric=val/accurcy"], "no job of it has a metric 'val/accurcy'", "metric=test/accuracy"),
         (["{}:model=mlp", "{}:model=cnn", "metric=val/accurcy"], "no val/accurcy in common", "metric=test/accuracy"),
     ],

@@ -134,7 +134,7 @@ def test_a_folder_that_hydra_reads_in_quotes_alone(tmp_path, monkeypatch):
     ("words", "so", "write"),
     [
         ([], "no change has been kept here yet", "try --against last"),
-        (["--against", "nowhere"], "there is no folder nowhere", "last"),
+        (["--against", "nowhere"], "there is no directory nowhere", "last"),
         (["--against"], "it needs a value", "--against RUN"),
         (["--budget", "soon"], "it must be a number above 0", "--budget 60"),
         (["--budget=-1"], "it must be a number above 0", "--budget 60"),

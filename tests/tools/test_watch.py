@@ -231,8 +231,8 @@ def test_it_ends_with_the_run_and_the_last_frame_stays(own_folder, monkeypatch):
 
 def test_mistakes(run, capsys):
     for words, problem in {
-        ("nowhere",): "there is no folder nowhere",
-        ("a" * 300,): "there is no folder aaa",
+        ("nowhere",): "there is no directory `nowhere`",
+        ("a" * 300,): "there is no directory `aaa",
         ("last", "--fast"): "watch does not take --fast",
     }.items():
         assert cli.main(["watch", *words]) == 2

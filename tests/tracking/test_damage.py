@@ -109,7 +109,7 @@ def check_going_on(folder, damaged, expected):
         with Journal(folder) as journal:
             journal.event("added")
     except RunnerError as error:
-        assert "mv " in str(error) or "another run folder" in str(error)
+        assert "mv " in str(error) or "another run directory" in str(error)
         assert (folder / FILE).read_bytes() == damaged
         return False
     assert content(scan(folder / FILE)) == [*content(expected), ("added", "{}")]
@@ -287,7 +287,11 @@ def test_resume_refuses_a_journal_that_does_not_say_which_run_it_is(trained, cap
     before = (trained / FILE).read_bytes()
     assert cli.main(RESUME) == 2
     err = capfd.readouterr().err
-    assert "its first record is damaged" in err and "Traceback" not in err and (trained / FILE).read_bytes() == before
+    assert (
+        "first record, which identifies the run, is damaged" in err
+        and "Traceback" not in err
+        and (trained / FILE).read_bytes() == before
+    )
     mend = err.partition("mv ")[2].partition(",")[0].split()
     shutil.move(*mend)
     assert cli.main(RESUME) == 0

@@ -134,7 +134,7 @@ NET = ["data=iris", "device=cpu", "tracking.enabled=false", "~model", "+model.in
         (
             "+model._target_=forwards.NoModule",
             2,
-            "`forwards.NoModule` makes a NoModule, which is not a torch.nn.Module",
+            "makes a `NoModule`, which is not a `torch.nn.Module`",
         ),
         (
             "+model._target_=forwards.Net task=own task.function._target_=forwards.gradients",
@@ -150,4 +150,4 @@ def test_run_of_wrong_code_names_the_fix(own_folder, capsys, words, exit_code, s
     assert said in found.out + found.err
     if "in place" in said:
         assert cli.main(["explain", "run"]) == 2
-        assert f"it failed in its first step: {said}" in capsys.readouterr().err
+        assert f"the run failed in its first step: {said}" in capsys.readouterr().err

@@ -521,8 +521,8 @@ HISTORIES = {
         {"node": {"_target_": "torch.nn.Linear", "x": "<oc.env:HOME>"}},
         "model.x=<oc.env",
     ),
-    "a run without an id": ("start", {"experiment": "theirs"}, "has no uid"),
-    "no event": ("start", {"uid": "../x"}, "has no uid"),
+    "a run without an id": ("start", {"experiment": "theirs"}, "has no `uid`"),
+    "no event": ("start", {"uid": "../x"}, "has no `uid`"),
 }
 
 
@@ -533,7 +533,7 @@ def test_a_strangers_journal_does_not_become_ones_own_unread(run_folder, capfd, 
     (run_folder / origin.FILE).unlink()
     before = (run_folder / "journal/journal.bin").read_bytes()
     said = refused(["resume", str(run_folder), "train.num_steps=2"], capfd, says=says)
-    assert "--trust, when you have looked at" in said or "as its run wrote it" in said
+    assert "--trust, when you have looked at" in said or "as the run wrote it" in said
     assert (run_folder / "journal/journal.bin").read_bytes() == before and not origin.is_own(run_folder)
 
 

@@ -169,4 +169,6 @@ def _too_large(rows: Any, device: torch.device) -> str:
     largest = max((tensor.numel() * legal_dtype(tensor.dtype, device).itemsize for tensor in tensors(rows)), default=0)
     if limit is None or largest < limit:
         return ""
-    return f"a tensor of {size_in_words(largest)}, and {device.type} ends a process over one of {size_in_words(limit)}"
+    return (
+        f"a tensor of {size_in_words(largest)}, and {device.type} ends a process that has one of {size_in_words(limit)}"
+    )

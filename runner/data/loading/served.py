@@ -136,7 +136,7 @@ class Served:
             more = next(batches, None)
         if more is not None and is_first:
             log.warning(
-                "%s goes on beyond its length (%s batches): what comes then is left out of each epoch; write %s",
+                "%s goes on beyond its length (%s batches): what comes then is left out of each epoch; %s",
                 self._name,
                 f"{self.num_batches:,}",
                 self._rows.of_another_length(),

@@ -158,7 +158,9 @@ def _inputs(
         )
     if both := [name for name in _texts(columns) if name in targets]:
         problems.append(
-            Problem(f"data.columns=[{both[0]},...]", f"column `{both[0]}` is the target", "name only the other columns")
+            Problem(
+                f"data.columns=[{both[0]},...]", f"column `{both[0]}` is the target", "remove it from `data.columns`"
+            )
         )
     left_out = {*_texts(drop), *(known.difference(_texts(columns)) if columns is not None else ())} - {*targets}
     if lost := [name for name in _texts(categorical) if name in left_out]:

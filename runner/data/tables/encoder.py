@@ -214,7 +214,7 @@ def check_names(wanted: Sequence[str], file: Rows) -> None:
     if lacks := [name for name in wanted if name not in known]:
         hits = nearest(lacks[0], there)
         like = f" (is it {' or '.join(map(repr, hits))}?)" if hits else ""
-        problem = f"`{file.name}` has no column {', '.join(map(repr, lacks[:5]))}{like}; it has {listed(there)}"
+        problem = f"{file.name} has no column {', '.join(map(repr, lacks[:5]))}{like}; it has {listed(there)}"
         raise RunnerError(
             Problem(
                 file.asked,

@@ -82,7 +82,7 @@ def form_of(
     problems = []
     if decimal not in (".", ","):
         problem = "`data.decimal` must be a point or a comma"
-        problems.append(Problem(f"data.decimal={decimal}", problem, "data.decimal=. or \"data.decimal=','\""))
+        problems.append(Problem(f"data.decimal={decimal}", problem, "use `data.decimal=.` or `\"data.decimal=','\"`"))
     if not isinstance(header, bool):
         problem = "`data.header` must be true (the first line has the column names) or false"
         problems.append(Problem(f"data.header={header}", problem, "data.header=true or data.header=false"))

@@ -261,7 +261,7 @@ def _marks(found: Sequence[tuple[Place, int, Any]]) -> str:
     if len(marks) > 3 or any(len(mark) > 12 or re.search(r"[\d']", mark) for mark in marks):
         return ""
     quoted = ",".join(f"'{mark}'" for mark in marks)
-    return f'"data.missing_values=[{quoted}]", '
+    return f'"data.missing_values=[{quoted}]" or '
 
 
 def _matches(values: Any, pattern: str) -> int:

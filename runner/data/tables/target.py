@@ -92,7 +92,7 @@ def find_target(tallies: Sequence[Tally], kind: str, *, asked: str) -> tuple[Tar
     if found != "classification":
         return Target(names, found), f"{found}, {why}"
     if len(tallies) > 1:
-        problem = f"`{', '.join(names)}` are several columns, and a class is one value per row"
+        problem = "`data.target` names several columns, and a class is one value per row"
         fix = "name one column in `data.target`, or use `data.kind=multilabel`"
         raise RunnerError(Problem(f"data.kind=classification {asked}", problem, fix))
     if tallies[0].is_cut:
@@ -103,9 +103,9 @@ def find_target(tallies: Sequence[Tally], kind: str, *, asked: str) -> tuple[Tar
 
 def holds_dates(name: str, *, asked: str, is_one: bool = True) -> Problem:
     """Of a target that nobody has called classes. is_one: whether it is the only column of the target."""
-    fix = "use another column as `data.target`, make numbers of the dates"
+    fix = "use another column as `data.target`, or numbers instead of dates"
     if is_one:
-        fix += ", or use `data.kind=classification` for one class per date"
+        fix += ", or `data.kind=classification` for one class per date"
     return Problem(asked, f"column {name!r} holds dates, and a target is classes or numbers", fix)
 
 

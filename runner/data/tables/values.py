@@ -31,7 +31,7 @@ def to_inputs(values: Any, *, asked: str, called: str = "the inputs", keep_integ
     """
     array = _rows_of(values, asked, called)
     if array.dtype.kind not in "fiub":
-        problem = f"{called} contain {_kind_in_words(array.dtype)}, and a model needs numbers"
+        problem = f"there are {_kind_in_words(array.dtype)} in {called}, and a model needs numbers"
         fix = "convert them to an array of numbers"
         raise RunnerError(Problem(asked, problem, fix))
     if array.ndim == 1:
@@ -56,7 +56,7 @@ def to_targets(
     array = _rows_of(values, asked, called)
     if kind == "regression" or (kind == "auto" and array.dtype.kind == "f"):
         if array.dtype.kind not in "fiub":
-            problem = f"{called} contain {_kind_in_words(array.dtype)}, and a regression needs numbers"
+            problem = f"there are {_kind_in_words(array.dtype)} in {called}, and a regression needs numbers"
             raise RunnerError(Problem(asked, problem, "use `data.kind=classification`, or targets that are numbers"))
         return to_floats(array.reshape(len(array), -1), asked=asked, called=called), ()
     return _numbered(_one_column(array, asked, called), asked, called, like)
@@ -116,7 +116,7 @@ def to_floats(array: Any, *, asked: str, called: str) -> Tensor:
         bad = ~torch.isfinite(tensor).flatten(1)
         rows, columns = bad.any(1).nonzero()[:, 0], bad.any(0).nonzero()[:, 0]
         problem = (
-            f"{int(bad.sum()):,} values of {called} are NaN or infinite, in {_count(len(rows), 'row')} and "
+            f"there are NaN or infinite values in {called}: {int(bad.sum()):,} in {_count(len(rows), 'row')} and "
             f"{_count(len(columns), 'column')}; the first is in row {int(rows[0])}, column {int(columns[0])}"
         )
         raise RunnerError(Problem(asked, problem, "correct those rows, or leave them out"))
@@ -130,36 +130,38 @@ def _rows_of(values: Any, asked: str, called: str) -> Any:
     try:
         array = np.asarray(values)
     except (TypeError, ValueError, RuntimeError) as error:
-        problem = f"{called} can't be converted to an array: {first_line(error)}"
+        problem = f"no array can be made of {called}: {first_line(error)}"
         raise RunnerError(Problem(asked, problem, "use rows of the same length, as an array or a tensor")) from None
     if array.ndim == 0:
-        problem = f"{called} are a single {type(values).__name__}, not an array with a row for each example"
+        problem = f"there is a single {type(values).__name__} for {called}, not an array with a row for each example"
         raise RunnerError(Problem(asked, problem, "use an array or a tensor whose first dimension counts the examples"))
     if len(array) == 0:
-        raise RunnerError(Problem(asked, f"{called} have no rows", "use a file or a function with at least one row"))
+        raise RunnerError(
+            Problem(asked, f"there are no rows in {called}", "use a file or a function with at least one row")
+        )
     if array.size == 0:
         raise RunnerError(
-            Problem(asked, f"{called} have the shape {array.shape}: no columns", "use at least one column")
+            Problem(asked, f"there are no columns in {called}, whose shape is {array.shape}", "use at least one column")
         )
     return array
 
 
 def _one_column(array: Any, asked: str, called: str) -> Any:
     if array.size != len(array):
-        problem = f"{called} have the shape {array.shape}, and a class is one value per row"
+        problem = f"the shape of {called} is {array.shape}, and a class is one value per row"
         raise RunnerError(Problem(asked, problem, f"use `targets.argmax(1)` if a 1 marks the class, or {REGRESSION}"))
     column = array.reshape(len(array))
     if column.dtype.kind == "f":
         to_floats(column[:, None], asked=asked, called=called)
         if not np.array_equal(column, np.round(column)):
             broken = column[column != np.round(column)][0]
-            problem = f"{called} contain {broken}, and classes are whole numbers or texts"
+            problem = f"there is {broken} in {called}, and classes are whole numbers or texts"
             raise RunnerError(Problem(asked, problem, f"use integers or texts as classes, or {REGRESSION}"))
         return column.astype(np.int64)
     if column.dtype.kind == "O" and all(isinstance(item, str) for item in column):  # texts, as pandas keeps them
         return column.astype(str)
     if column.dtype.kind not in "iubUST":
-        problem = f"{called} contain {_kind_in_words(column.dtype)}, and classes are whole numbers or texts"
+        problem = f"there are {_kind_in_words(column.dtype)} in {called}, and classes are whole numbers or texts"
         raise RunnerError(Problem(asked, problem, "use an array of integers, texts or floats as targets"))
     return column
 
@@ -171,7 +173,7 @@ def _numbered(column: Any, asked: str, called: str, like: Sequence[str] | None) 
         return torch.from_numpy(indices.astype(np.int64)), names
     number = {name: index for index, name in enumerate(like)}
     if unknown := [name for name in names if name not in number]:
-        problem = f"{called} contain classes that the training split lacks: {', '.join(unknown[:5])}"
+        problem = f"there are classes in {called} that the training split lacks: {', '.join(unknown[:5])}"
         raise RunnerError(
             Problem(asked, problem, "add rows of each class to the training split, or leave these rows out")
         )

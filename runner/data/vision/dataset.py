@@ -101,8 +101,8 @@ def check_same(sizes: Sequence[tuple[int, int]], *, names: Sequence[str], asked:
     if others:
         other = next(index for index, found in enumerate(sizes) if found != most)
         problem = (
-            f"the images differ in size: `{names[sizes.index(most)]}` is {most[0]} high and {most[1]} wide, as {count:,} of "
-            f"{len(sizes):,} are, and `{names[other]}` is {sizes[other][0]} high and {sizes[other][1]} wide"
+            f"the images differ in size: {names[sizes.index(most)]} is {most[0]} high and {most[1]} wide, as {count:,} of "
+            f"{len(sizes):,} are, and {names[other]} is {sizes[other][0]} high and {sizes[other][1]} wide"
         )
         raise RunnerError(Problem(asked, problem, f"data.size={min(most)} or data.size=[{most[0]},{most[1]}]"))
     return most

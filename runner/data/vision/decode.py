@@ -81,7 +81,7 @@ def _opened(encoded: Encoded) -> Iterator[Image]:
         with Image.open(io.BytesIO(encoded) if isinstance(encoded, bytes) else encoded) as image:
             yield image
     except UnidentifiedImageError:
-        raise ValueError("it is no image that can be read") from None
+        raise ValueError("not a readable image") from None
     except (Image.DecompressionBombError, OSError, SyntaxError, EOFError, IndexError, KeyError, TypeError) as error:
         raise ValueError(f"it can't be read: {error or type(error).__name__}") from None
 

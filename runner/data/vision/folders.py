@@ -57,7 +57,7 @@ def _ready_splits(folders: Sequence[Path], path: str) -> dict[str, Path]:
     if others or doubled:
         names = ", ".join(folder.name for folder in doubled or called)
         problem = f"{names} have the names of splits, and " + (
-            "two of them are the same split" if doubled else f"{', '.join(others[:MOST_NAMED])} next to them have not"
+            "two of them are the same split" if doubled else f"{', '.join(others[:MOST_NAMED])} next to them do not"
         )
         fix = f"move `{doubled[1].name if doubled else others[0]}` elsewhere, or rename the folders if they are classes"
         raise RunnerError(Problem(f"data.path={path}", problem, fix))

@@ -53,10 +53,12 @@ def named_images(path: Any) -> list[Path]:
             files = [root]
     if missing := [file for file in files if not file.is_file()]:
         there = [item.name for item in missing[0].parent.iterdir()] if missing[0].parent.is_dir() else []
-        fix = " or ".join(str(missing[0].parent / hit) for hit in nearest(missing[0].name, there))
+        hits = " or ".join(f"`{missing[0].parent / hit}`" for hit in nearest(missing[0].name, there))
         problem = f"{len(missing):,} of {len(files):,} files don't exist, e.g., `{missing[0]}`"
-        fix = fix or "use a folder of images, an image or a list of images"
+        fix = f"use {hits or 'a directory of images, an image or a list of images'}"
         raise RunnerError(Problem(f"the images {path}", problem, fix))
     if not files:
-        raise RunnerError(Problem(f"the images {path}", f"there are no images in `{path}`", "use a folder with images"))
+        raise RunnerError(
+            Problem(f"the images {path}", f"there are no images in `{path}`", "use a directory with images")
+        )
     return files

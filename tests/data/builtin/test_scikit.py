@@ -47,7 +47,6 @@ def test_a_row_from_a_file(tmp_path):
     assert build(source.reader, key="reader")(str(file)).tolist() == [[12.0 - index for index in range(13)]]
 
 
-def test_another_name():
-    (problem,) = problems_of(scikit, "wines")
-    assert problem.help == "data=wine"
-    assert "diabetes" in problem.message
+def test_another_name(messages):
+    (problem,) = messages(problems_of(scikit, "wines"))
+    assert problem.typed == ("data=wine",)

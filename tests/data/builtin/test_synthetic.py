@@ -48,19 +48,18 @@ def test_a_regression_has_a_spread_of_one():
 
 
 @pytest.mark.parametrize(
-    ("sizes", "asked", "write"),
+    "sizes",
     [
-        ({"num_rows": 0}, "data.num_rows=0", "data.num_rows=10"),
-        ({"num_features": 0}, "data.num_features=0", "data.num_features=64"),
-        ({"shape": [1, 0, 8]}, "data.shape=[1,0,8]", "data.shape=[1,8,8]"),
-        ({"shape": None}, "data.shape=[]", "data.shape=[1,8,8]"),
-        ({"num_classes": 1}, "data.num_classes=1", "data.num_classes=10"),
+        {"num_rows": 0},
+        {"num_features": 0},
+        {"shape": [1, 0, 8]},
+        {"shape": None},
+        {"num_classes": 1},
     ],
+    ids=str,
 )
-def test_sizes_that_are_none(sizes, asked, write):
-    (problem,) = problems_of(synthetic, **sizes)
-    assert (problem.source, problem.help) == (asked, write)
-    assert "or more" in problem.message
+def test_sizes_that_are_none(sizes, messages):
+    messages(problems_of(synthetic, **sizes))
 
 
 def test_all_of_them_at_once():

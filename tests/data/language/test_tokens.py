@@ -126,13 +126,12 @@ def test_a_copy_is_read_as_it_was_written(tmp_path):
     assert [file.name for file in tmp_path.iterdir() if "part" in file.name] == []
 
 
-def test_of_another_files_vocabulary_the_type_is_asked_for(tmp_path):
+def test_of_another_files_vocabulary_the_type_is_asked_for(tmp_path, messages):
     path = tmp_path / "a.bin"
     write_tokens(["grün ", "und blau"] * 30, path)
     before = Path(f"{path}.json").read_text()
     path.write_bytes(np.arange(300, dtype="<u4").tobytes())
-    problem = problem_of(tokens, str(path), context_length=4)
-    assert "a.bin.json" in problem.message and "1,200" in problem.message and "data.dtype=uint16" in problem.help
+    messages(problem_of(tokens, str(path), context_length=4))
     assert tokens(str(path), dtype="uint32", context_length=4).facts["vocab_size"] == 300
     assert Path(f"{path}.json").read_text() == before
 
@@ -154,7 +153,7 @@ def test_what_a_tokenizer_of_the_library_makes_is_written_in_the_type_that_it_ne
     assert build(other.reader).encode("b a") == [70_000, 0]
 
 
-def test_a_reader_reads_token_files_block_by_block_and_text(tmp_path, monkeypatch):
+def test_a_reader_reads_token_files_block_by_block_and_text(tmp_path, monkeypatch, messages):
     from runner.data.language import tokens as room
 
     monkeypatch.setattr(room, "TOKENS_A_BLOCK", 40)
@@ -167,16 +166,15 @@ def test_a_reader_reads_token_files_block_by_block_and_text(tmp_path, monkeypatc
     assert reader(str(tmp_path / "b.txt")).tolist() == [[65]]
     bare = build(tokens(bin_file(tmp_path), context_length=10).reader)
     assert bare.decode([3, 4]) == "3 4"
-    for problem in (problem_of(bare, str(tmp_path / "b.txt")), problem_of(bare.encode, "A")):
-        assert "data.tokenizer" in problem.help
+    messages([problem_of(bare, str(tmp_path / "b.txt")), problem_of(bare.encode, "A")])
 
 
-def test_an_earlier_runs_reader_holds_for_another_file(tmp_path):
+def test_an_earlier_runs_reader_holds_for_another_file(tmp_path, messages):
     first = tokens(bin_file(tmp_path), context_length=10)
     second = tokens(bin_file(tmp_path, COUNTED[:500], "b.bin"), context_length=77, like=first.reader)
     assert second.facts == first.facts
     assert second.reader == first.reader
-    assert "1,000" in problem_of(tokens, bin_file(tmp_path), like={**first.reader, "vocab_size": 300}).message
+    messages(problem_of(tokens, bin_file(tmp_path), like={**first.reader, "vocab_size": 300}))
 
 
 def test_a_split_of_a_big_file_lists_no_rows(tmp_path):
@@ -203,7 +201,7 @@ def test_another_process_gets_the_way_to_the_file_not_its_content(tmp_path, monk
     assert torch.equal(pickle.loads(sent)[4][0], rows[4][0])
 
 
-def test_what_is_no_token_file(tmp_path, own_folder):
+def test_what_is_no_token_file(tmp_path, own_folder, messages):
     bin_file(own_folder)
     (own_folder / "odd.bin").write_bytes(b"abc")
     (own_folder / "none.bin").write_bytes(b"")
@@ -212,28 +210,25 @@ def test_what_is_no_token_file(tmp_path, own_folder):
     np.save("table.npy", np.zeros((3, 3), np.int64))
     np.save("floats.npy", np.zeros(300))
     np.save("below.npy", np.array([3, 4, -2, 5] * 9))
-    for settings, asked, so, mend in [
-        ({"path": "b.bin"}, "data.path=b.bin", "no such file", "data.path=a.bin"),
-        ({"path": "a.txt"}, "data.path=a.txt", "end in .bin or .npy", "data=text"),
-        ({"path": "odd.bin"}, "data.path=odd.bin", "its 3 bytes are no whole number of uint16", "data.dtype="),
-        ({"path": "none.bin"}, "data.path=none.bin", "empty", "whole file"),
-        ({"path": "a.bin", "dtype": "int7"}, "data.dtype=int7", "uint16", "data.dtype=uint16"),
-        ({"path": "a.bin", "vocab_size": 300}, "data.vocab_size=300", "token 1,000 at position 1,000 is not below 300", "data.vocab_size=1001"),
-        ({"path": "big.bin", "dtype": "uint32"}, "data.vocab_size=3000000001", "token 3,000,000,000 at position 0", "data.dtype="),
-        ({"path": "broken.npy"}, "data.path=broken.npy", "can't be read", "whole file"),
-        ({"path": "table.npy"}, "data.path=table.npy", "shape (3, 3)", "(N,)"),
-        ({"path": "floats.npy"}, "data.path=floats.npy", "float64", "whole numbers"),
-        ({"path": "below.npy"}, "data.path=below.npy", "position 2 is -2", "0 or more"),
-        ({"path": "a.bin"}, "data.context_length=1024", "1,001 tokens, and a window takes 1,025", "data.context_length=50"),
-        ({"path": "a.bin", "tokenizer": "characters"}, "data.tokenizer=characters", "which characters", "write_tokens"),
-        ({"path": "a.bin", "tokenizer": "byte"}, "data.tokenizer=byte", "no file", "data.tokenizer=bytes"),
-    ]:  # fmt: skip
-        bin_file(own_folder, np.array([3_000_000_000], np.uint32), "big.bin")
-        problem = problem_of(tokens, **settings)
-        assert problem.source == asked, problem
-        assert so in problem.message and mend in problem.help, problem
-    assert "path=a.bin" in problem_of(write_tokens, ["a"], "a.npy").help
-    assert "no tokens" in problem_of(write_tokens, [""], "e.bin").message
+    bin_file(own_folder, np.array([3_000_000_000], np.uint32), "big.bin")
+    for settings in (
+        {"path": "b.bin"},
+        {"path": "a.txt"},
+        {"path": "odd.bin"},
+        {"path": "none.bin"},
+        {"path": "a.bin", "dtype": "int7"},
+        {"path": "a.bin", "vocab_size": 300},
+        {"path": "big.bin", "dtype": "uint32"},
+        {"path": "broken.npy"},
+        {"path": "table.npy"},
+        {"path": "floats.npy"},
+        {"path": "below.npy"},
+        {"path": "a.bin"},
+        {"path": "a.bin", "tokenizer": "characters"},
+        {"path": "a.bin", "tokenizer": "byte"},
+    ):
+        messages(problem_of(tokens, **settings))
+    messages([problem_of(write_tokens, ["a"], "a.npy"), problem_of(write_tokens, [""], "e.bin")])
 
 
 #: trains on a file of 1 GiB with no more than 512 MiB of memory of its own. A mapped file's pages do not count there (the

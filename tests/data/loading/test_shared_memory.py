@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from own_disks import in_its_own_disks
+from refused import problems_of
 from torch.utils.data import Dataset
 from waiting import LONGEST
 
@@ -36,12 +37,8 @@ def test_fewer_processes_read_and_it_is_said_why():
     assert workers == 0 and "read in this process" in why and "for 4 processes take 9.0 MiB" in why
 
 
-def test_a_number_that_was_asked_for_is_refused():
-    with pytest.raises(RunnerError) as caught:
-        with_room(4, MIB, 6 * MIB, is_asked=True)
-    (problem,) = caught.value.problems
-    assert problem.source == "data.num_workers=4" and problem.help.startswith("data.num_workers=2, data.num_workers=0")
-    assert "--shm-size" in problem.help
+def test_a_number_that_was_asked_for_is_refused(messages):
+    messages(problems_of(with_room, 4, MIB, 6 * MIB, is_asked=True))
 
 
 class Rows(Dataset):
@@ -108,7 +105,7 @@ def test_no_room_in_the_midst_of_it_is_told_and_nothing_stands_still(tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("(1, 1)"), done.stdout
     assert done.stdout.count("--> data.num_workers=1") == 2, done.stdout
-    assert done.stdout.count("no room in /dev/shm") == done.stdout.count("--shm-size") == 2
+    assert done.stdout.count("no space in /dev/shm") == done.stdout.count("--shm-size") == 2
 
 
 def test_what_others_have_taken_of_it_is_not_free(monkeypatch, tmp_path):

@@ -120,14 +120,14 @@ def test_nothing_half_is_left(folder):
     assert [name.split("-")[0] for name in cached(folder)] == ["bad"]
 
 
-def test_a_folder_that_cannot_be_written_to(folder, monkeypatch):
+def test_a_folder_that_cannot_be_written_to(folder, monkeypatch, messages):
     (folder / "cache").write_text("a file")
-    assert problems_of(table, "t.csv", in_memory=False)[0].help.startswith("RUNNER_CACHE=FOLDER")
+    messages(problems_of(table, "t.csv", in_memory=False))
 
 
-def test_a_disk_without_room(monkeypatch, folder):
+def test_a_disk_without_room(monkeypatch, folder, messages):
     monkeypatch.setattr(table_rows.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 100}))
-    assert "GiB are free" in problems_of(table, "t.csv", in_memory=False)[0].message
+    messages(problems_of(table, "t.csv", in_memory=False))
     assert cached(folder) == []
 
 

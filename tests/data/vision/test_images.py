@@ -75,18 +75,18 @@ def test_ready_splits(tmp_path, val, decode):
 
 
 @pytest.mark.parametrize(
-    ("names", "said"),
+    "names",
     [
-        (["train", "val", "unlabeled"], "train, val are called as splits are, and unlabeled beside them as none is"),
-        (["train", "val", "validation"], "val, validation are called as splits are, and two of them are the same one"),
-        (["train", "test", "old", "older"], "and old, older beside them"),
+        ["train", "val", "unlabeled"],
+        ["train", "val", "validation"],
+        ["train", "test", "old", "older"],
     ],
+    ids=str,
 )
-def test_what_lies_beside_ready_splits_is_no_class(tmp_path, names, said):
+def test_what_lies_beside_ready_splits_is_no_class(tmp_path, names, messages):
     for name in names:
         make(tmp_path / name)
-    problem = refused(str(tmp_path))
-    assert said in problem.message and "moved elsewhere" in problem.help
+    messages(refused(str(tmp_path)))
 
 
 def test_a_class_that_is_called_train(tmp_path):
@@ -161,46 +161,34 @@ def test_a_big_jpeg_is_the_same_picture_when_it_is_made_small(tmp_path):
 
 
 @pytest.mark.parametrize("decode", ["once", "workers"])
-def test_sizes_that_differ_are_told_with_a_file(tmp_path, decode):
+def test_sizes_that_differ_are_told_with_a_file(tmp_path, decode, messages):
     make(tmp_path)
     save(tmp_path / "red" / "odd.png", np.zeros((5, 9, 3), np.uint8))
-    problem = refused(str(tmp_path), decode=decode)
-    assert problem.source == f"data.path={tmp_path}"
-    assert "red/odd.png is 5 high and 9 wide" in problem.message
-    assert "12 of 13" in problem.message
-    assert problem.help == "data.size=8 or data.size=[8,8]"
+    messages(refused(str(tmp_path), decode=decode))
 
 
-def test_broken_images_are_told_all_at_once(tmp_path):
+def test_broken_images_are_told_all_at_once(tmp_path, messages):
     make(tmp_path)
     whole = (tmp_path / "red" / "002.png").read_bytes()
     (tmp_path / "red" / "002.png").write_bytes(whole[: len(whole) // 2])
     (tmp_path / "blue" / "001.png").write_text("no image")
     (tmp_path / "blue" / "002.png").write_bytes(b"")
-    problem = refused(str(tmp_path), size=4)
-    assert problem.message.startswith("3 of 12 images can't be used:")
-    assert "blue/001.png: it is no image" in problem.message
-    assert "blue/002.png: it is no image" in problem.message
-    assert "red/002.png: it can't be read" in problem.message
+    problem = messages(refused(str(tmp_path), size=4))
     assert refused(str(tmp_path)).message == problem.message
-    assert refused(str(tmp_path), decode="workers").message.startswith("2 of 12")  # their headers alone are read
+    messages(refused(str(tmp_path), decode="workers"))  # only their headers are read
     for number in (1, 2):
         save(tmp_path / "blue" / f"00{number}.png", picture(number, is_red=False))
     streamed = images(str(tmp_path), decode="workers")
-    with pytest.raises(RunnerError, match=r"red/002\.png"):
-        channel_statistics(streamed.rows)
+    messages(problems_of(channel_statistics, streamed.rows))
 
 
-def test_of_many_broken_images_the_first_are_named(tmp_path):
+def test_of_many_broken_images_the_first_are_named(tmp_path, messages):
     for number in range(50):
         (tmp_path / "a").mkdir(exist_ok=True)
         (tmp_path / "a" / f"{number:02}.png").write_bytes(b"")
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "50.png").write_bytes(b"")
-    problem = refused(str(tmp_path))
-    assert "a/19.png" in problem.message
-    assert "a/20.png" not in problem.message
-    assert "and 31 more" in problem.message
+    messages(refused(str(tmp_path)))
 
 
 def test_kinds_of_images(tmp_path):
@@ -259,7 +247,7 @@ def test_the_model_is_given_what_normalises_the_training_split_alone(tmp_path):
         assert json.loads(json.dumps(before)) == before
 
 
-def test_a_reader_reads_images_of_the_same_kind(tmp_path):
+def test_a_reader_reads_images_of_the_same_kind(tmp_path, messages):
     source = images(str(make(tmp_path / "set")), size=[4, 6], mode="gray")
     read = build(json.loads(json.dumps(source.reader)))
     other = tmp_path / "other"
@@ -271,12 +259,9 @@ def test_a_reader_reads_images_of_the_same_kind(tmp_path):
     assert torch.equal(read([other / "2.png", str(other / "0.png")]), whole[[2, 0]])
     (other / "list.txt").write_text("2.png\n\n0.png\n")
     assert torch.equal(read(other / "list.txt"), whole[[2, 0]])
-    for wrong, message in [(other / "9.png", "are not there"), (tmp_path / "set" / "blue" / "none", "not there")]:
-        with pytest.raises(RunnerError, match=message):
-            read(wrong)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(RunnerError, match="no images"):
-        read(tmp_path / "empty")
+    for wrong in (other / "9.png", tmp_path / "set" / "blue" / "none", tmp_path / "empty"):
+        messages(problems_of(read, wrong))
 
 
 def test_what_is_too_big_for_memory_comes_in_blocks(tmp_path, monkeypatch):
@@ -289,7 +274,7 @@ def test_what_is_too_big_for_memory_comes_in_blocks(tmp_path, monkeypatch):
     assert [len(block) for block in blocks] == [5, 5, 2]
 
 
-def test_other_images_are_read_like_those_of_a_run(tmp_path):
+def test_other_images_are_read_like_those_of_a_run(tmp_path, messages):
     first = images(str(make(tmp_path / "first")), size=4, mode="gray")
     save(tmp_path / "second" / "red" / "1.png", picture(1, is_red=True, height=30, width=20))
     again = images(str(tmp_path / "second"), like=first.reader)
@@ -297,7 +282,7 @@ def test_other_images_are_read_like_those_of_a_run(tmp_path):
     assert again.classes == CLASSES
     assert again.rows[1].tolist() == [1]
     save(tmp_path / "second" / "green" / "1.png", picture(1, is_red=True))
-    assert "green" in refused(str(tmp_path / "second"), like=first.reader).message
+    messages(refused(str(tmp_path / "second"), like=first.reader))
 
 
 def test_what_does_not_fit_into_memory_is_left_to_workers(tmp_path, monkeypatch):
@@ -311,54 +296,49 @@ def test_what_does_not_fit_into_memory_is_left_to_workers(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(
-    ("settings", "asked", "write"),
+    "settings",
     [
-        ({"mode": "grey"}, "data.mode=grey", "data.mode=gray"),
-        ({"size": 0}, "data.size=0", "data.size=64"),
-        ({"size": [4, 4, 3]}, "data.size=[4, 4, 3]", "data.size=[48,64]"),
-        ({"size": "big"}, "data.size=big", "data.size=64"),
-        ({"decode": "never"}, "data.decode=never", "data.decode=workers"),
-        ({"augment": {"flop": 1}}, "data.augment.flop=1", "data.augment={flip:1}"),
+        {"mode": "grey"},
+        {"size": 0},
+        {"size": [4, 4, 3]},
+        {"size": "big"},
+        {"decode": "never"},
+        {"augment": {"flop": 1}},
     ],
+    ids=str,
 )
-def test_settings_that_are_none(tmp_path, settings, asked, write):
-    problem = refused(str(make(tmp_path)), **settings)
-    assert problem.source == asked
-    assert write in problem.help
+def test_settings_that_are_none(tmp_path, settings, messages):
+    messages(refused(str(make(tmp_path)), **settings))
 
 
-def test_folders_that_are_none(tmp_path):
+def test_folders_that_are_none(tmp_path, messages):
     make(tmp_path / "flowers")
-    assert f"data.path={tmp_path}/flowers" in refused(str(tmp_path / "flower")).help
-    problem = refused(str(tmp_path / "flowers" / "red"))
-    assert "lie in" in problem.message
-    assert "folder says the class" in problem.message
+    assert messages(refused(str(tmp_path / "flower"))).typed == (f"data.path={tmp_path}/flowers",)
+    messages(refused(str(tmp_path / "flowers" / "red")))
     (tmp_path / "flowers" / "white").mkdir()
-    assert "no images lie in white" in refused(str(tmp_path / "flowers")).message
+    messages(refused(str(tmp_path / "flowers")))
     make(tmp_path / "split" / "train")
     save(tmp_path / "split" / "val" / "grey" / "1.png", picture(1, is_red=True))
-    assert "the training split lacks: grey" in refused(str(tmp_path / "split")).message
+    messages(refused(str(tmp_path / "split")))
     (tmp_path / "nothing").mkdir()
-    assert "no images" in refused(str(tmp_path / "nothing")).message
+    messages(refused(str(tmp_path / "nothing")))
 
 
-def test_one_class_is_refused(tmp_path):
+def test_one_class_is_refused(tmp_path, messages):
     root, animals = tmp_path / "set", tmp_path / "set" / "animals"
     make(animals)
-    problem = refused(str(root))
-    assert "one folder, animals, and so one class for all 12 images" in problem.message
-    assert problem.help == f"data.path={animals}"
+    assert messages(refused(str(root))).typed == (f"data.path={animals}",)
     assert images(str(animals)).classes == CLASSES
     animals.rename(tmp_path / "inner")
     root.mkdir(exist_ok=True)
     (root / "all").mkdir()
     (tmp_path / "inner").rename(root / "all" / "animals")
-    assert refused(str(root)).help == f"data.path={root}/all/animals"
+    assert refused(str(root)).typed == (f"data.path={root}/all/animals",)
     root.rename(tmp_path / "train")
     make(tmp_path / "val" / "all")
-    assert f"{tmp_path}/train/all/animals moved up into {tmp_path}/train" in refused(str(tmp_path)).help
+    messages(refused(str(tmp_path)))
     save(tmp_path / "single" / "red" / "1.png", picture(1, is_red=True))
-    assert "a folder for each class beside" in refused(str(tmp_path / "single")).help
+    messages(refused(str(tmp_path / "single")))
     assert len(images(str(tmp_path / "single"), like={"classes": CLASSES}).labels) == 1  # measured by an earlier run
 
 

@@ -144,11 +144,11 @@ def test_an_own_loader_has_rows_of_batches_alone(here, capsys):
 def test_what_can_not_be_explained_is_told_with_what_to_write(here, capsys):
     assert cli.main([*words_of(SPIKES[0]), "hydra.run.dir=run", "train.num_epochs=1"]) == 0
     for words, so, write in (
-        (("run",), "its 20 losses are all finite", f"explain run --step {leap()}"),
+        (("run",), "all 20 losses are finite", f"explain run --step {leap()}"),
         (("run", "--step", "21"), "the run took 20 steps", "--step 20"),
         (("run", "--step", "0"), "it must be a whole number, 1 or more", "--step 1"),
         (("run", "seed=2"), "explain takes the run as it was", "explain [RUN]"),
-        (("nowhere",), "there is no folder nowhere", "explain FOLDER"),
+        (("nowhere",), "there is no directory `nowhere`", "the run's last lines"),
     ):
         code, found, _ = explain(capsys, *words)
         assert code == 2
@@ -161,7 +161,7 @@ def test_a_replay_that_stays_finite_says_so(here, capsys):
     rewrite("torch.log(rows)", "torch.log1p(rows)")
     code, found, _ = explain(capsys, "run")
     assert code == 2
-    assert "replayed, it stays finite" in found["faults"][0]["so"]
+    assert "the replay stays finite" in found["faults"][0]["so"]
 
 
 def test_notes_say_why_the_bits_may_differ(here):

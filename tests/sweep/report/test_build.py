@@ -4,9 +4,10 @@ import subprocess
 import sys
 
 import pytest
+from refused import problems_of
 from waiting import LONGEST
 
-from runner.errors import RunnerError, harmless
+from runner.errors import harmless
 from runner.sweep.report import build
 
 FIELDS = "job name overrides state device error metrics best num_steps num_epochs steps_per_second samples_per_second seconds_train run_id"
@@ -154,9 +155,9 @@ def test_two_goals_have_a_front(tmp_path, write):
     assert json.loads((tmp_path / "report.json").read_text())["pareto_front"] == list(found.front)
 
 
-def test_a_folder_without_a_sweep_is_refused(tmp_path):
-    with pytest.raises(RunnerError, match="holds no sweep"):
-        build.read_report(tmp_path)
+def test_a_folder_without_a_sweep_is_refused(tmp_path, messages):
+    (tmp_path / "one").mkdir()
+    messages(problems_of(build.read_report, tmp_path / "one"))
 
 
 @pytest.mark.slow

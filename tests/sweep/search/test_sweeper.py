@@ -296,7 +296,7 @@ MISTAKES = {
         ["train.batch_size=16,-3", "train.ema_decay=interval(0.5,1)", "device=cpu,cuda:97"],
         ["train.batch_size=1", "train.ema_decay=0.999", "device=cpu"],
     ),
-    "nothing to go on with": ([LR, "sweep.resume=last"], ["without sweep.resume"]),
+    "nothing to go on with": ([LR, "sweep.resume=last"], ["remove sweep.resume"]),
 }
 
 
@@ -339,7 +339,7 @@ def test_a_sweep_is_gone_on_with_only_as_what_it_was(own_folder, capfd):
     words = ["seed=1,2", "sweep.resume=found", "train.num_epochs=1"]
     assert cli.main(["-m", *COMMON[1:], *words]) == 2
     said = capfd.readouterr().err.replace("`", "")
-    assert "a grid" in said and "that sweep is a search (minimize val/loss)" in said
+    assert "a grid" in said and "the sweep was a search (minimize val/loss)" in said
     assert search(*words, "hydra.sweeper.metric=val/accuracy") == 2
     assert "a search (maximize val/accuracy)" in capfd.readouterr().err
     assert search("seed=1,3", *words[1:]) == 2
