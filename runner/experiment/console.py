@@ -32,6 +32,7 @@ from runner.tasks.metric_names import is_rate
 from runner.tracking import stores
 from runner.tracking.ack import read_ack
 from runner.training.metric_buffer import Window
+from runner.training.observer import EpochEnd
 from runner.training.parts import Parts
 
 log = logging.getLogger("runner")
@@ -118,24 +119,23 @@ class Screen:
         self._train_step = int(window.steps[-1])
         self._draw(self._train_step)
 
-    def epoch(self, epoch: int, step: int, values: Mapping[str, float], *, is_best: bool) -> None:
+    def epoch(self, end: EpochEnd) -> None:
         """Show an epoch's values: its last training point and what was measured at its end. Called in the background thread.
 
         A training value that is older than the epoch is not shown (metrics.every may be larger than an epoch).
         """
         train = self._train if self._train_step > self._epoch_step else {}
-        self._values, self._epoch, self._epoch_step = dict(values), epoch, step
-        number, most = f"{epoch:>{len(str(self._num_epochs))}}/{self._num_epochs}", f"{self._num_steps:,}"
-        text = row("epoch", f"{number}  step {step:>{len(most)},}  {_in_words({**train, **values})}")
+        self._values, self._epoch, self._epoch_step = dict(end.values), end.epoch, end.step
+        text = epoch_line(end, train, num_epochs=self._num_epochs, num_steps=self._num_steps)
         self._log.info(text)
-        self._held = Text.assemble(labeled(text), ("  *", "bold green") if is_best else "")
-        is_due = step - self._line_step >= self._num_steps / MAX_EPOCH_LINES
+        self._held = Text.assemble(labeled(text), ("  *", "bold green") if end.is_best else "")
+        is_due = end.step - self._line_step >= self._num_steps / MAX_EPOCH_LINES
         if self._bar is None:
             is_due = time.monotonic() - self._line_time > SECONDS_BETWEEN_LINES
         if is_due:
-            self._line_step, self._line_time = step, time.monotonic()
+            self._line_step, self._line_time = end.step, time.monotonic()
             self._print_epoch()
-        self._draw(step)
+        self._draw(end.step)
 
     def result(self, summary: Summary, *, folder: Path, rows: Mapping[str, str | Text]) -> None:
         """Print the results: the values by split, how the run ended, and the commands to continue. Advice comes last."""
@@ -197,6 +197,12 @@ class _OnTheScreen(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if record.levelno == logging.WARNING and not record.exc_info:
             self._console.print(Text.assemble(("warning:", "yellow"), f" {record.getMessage()}"))
+
+
+def epoch_line(end: EpochEnd, train: Mapping[str, float], *, num_epochs: int, num_steps: int) -> str:
+    """Return an epoch's line. train: the epoch's last training point."""
+    number, width = f"{end.epoch:>{len(str(num_epochs))}}/{num_epochs}", len(f"{num_steps:,}")
+    return row("epoch", f"{number}  step {end.step:>{width},}  {_in_words({**train, **end.values})}")
 
 
 def _in_words(values: Mapping[str, float]) -> str:

@@ -46,7 +46,7 @@ from runner.tracking.publisher import LOG, Publisher
 from runner.tracking.store_uri import shown
 from runner.training.hooks import HookValues
 from runner.training.metric_buffer import Window
-from runner.training.observer import Trial
+from runner.training.observer import EpochEnd, Trial
 from runner.training.parts import Parts
 from runner.training.profile import FOLDER as TRACES
 from runner.training.result import Result, fail
@@ -144,8 +144,8 @@ class Session:
     def say(self, text: str) -> None:
         self.screen.say(text)
 
-    def epoch(self, epoch: int, step: int, values: Mapping[str, float], *, is_best: bool) -> None:
-        self.screen.epoch(epoch, step, values, is_best=is_best)
+    def epoch(self, end: EpochEnd) -> None:
+        self.screen.epoch(end)
 
     def progress(self, *, num_steps: int, num_epochs: int) -> AbstractContextManager[None]:
         return self.screen.training(num_steps=num_steps, num_epochs=num_epochs)

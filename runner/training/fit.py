@@ -25,7 +25,7 @@ from runner.training.evaluate import Evaluation
 from runner.training.hooks import Hooks
 from runner.training.loop import Epochs, Loop, train
 from runner.training.metric_buffer import MetricBuffer, MetricRows, check_unread
-from runner.training.observer import Observer
+from runner.training.observer import EpochEnd, Observer
 from runner.training.parts import Parts
 from runner.training.profile import Profiled
 from runner.training.progress import missing_metric
@@ -229,23 +229,26 @@ class Training:
     def validate(self) -> Mapping[str, float]:
         """Evaluate the validation split, call the hooks and report the epoch's values. Waits for the device.
 
-        The metric buffer is pulled here, so that the training values next to the validation values are the epoch's own.
+        The metric buffer is pulled first: the training values next to the validation values are the epoch's own, and the
+        window's seconds are of steps only.
         """
         parts = self.parts
+        # before anything is evaluated or saved: weights after a loss that is not finite are never the best
+        check_unread(self.buffer.state(), step=self.progress.step)
+        self.buffer.pull(is_end=False)
+        began = time.perf_counter()
         with self.timed("validation"):
             measured = self.values = self.measure("val")
-            # before anything is saved: weights after a loss that is not finite are never the best
-            check_unread(self.buffer.state(), step=self.progress.step)
-            self.buffer.pull(is_end=False)
         values = self.values = {**measured, **self.call_hooks("epoch")}
+        self.buffer.skip(time.perf_counter() - began)
         if values and parts.best.metric not in values:
             self._report_missing(values)
         if values:
             parts.schedule.after_evaluation(values)
         progress, best = self.progress, self.progress.best
         is_best = best.metric in values and best.improves(values[best.metric])
-        show = partial(self.observer.epoch, progress.epoch + 1, progress.step, measured, is_best=is_best)
-        self.background.do(show)  # after the window
+        end = EpochEnd(progress.epoch + 1, progress.step, measured, is_best)
+        self.background.do(partial(self.observer.epoch, end))  # after the window
         return values
 
     def measure(self, split: str) -> Mapping[str, float]:

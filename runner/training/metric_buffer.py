@@ -58,6 +58,8 @@ class MetricRows(Protocol):
 
     def load_state(self, state: Mapping[str, Any]) -> None: ...
 
+    def skip(self, seconds: float) -> None: ...
+
 
 class MetricBuffer:
     """Keeps every step's values on the device and copies them in windows.
@@ -151,6 +153,10 @@ class MetricBuffer:
     def seen_until(self) -> float:
         """When the last window's last step was over, by time.perf_counter, after waiting for that window."""
         return self._seen[0]
+
+    def skip(self, seconds: float) -> None:
+        """Leave the last `seconds`, such as an evaluation's, out of the next window's time. Call it after a pull."""
+        self._background.do(lambda: setattr(self, "_seen", (self._seen[0] + seconds, self._seen[1] + seconds)))
 
     def note(self, name: str, value: float, *, ahead: int = 0) -> None:
         """Keep a host number for the next step, or one `ahead` steps later; it is delivered with the next window."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Protocol
 
 from runner.training.hooks import HookValues
@@ -18,6 +19,16 @@ class Trial(Protocol):
     def gives_up(self, value: float, epoch: int) -> bool:
         """Take the metric's value of an epoch; True if the search ends this trial."""
         ...
+
+
+@dataclass(frozen=True)
+class EpochEnd:
+    """What the line of an epoch shows (experiment/console.py): an evaluation's values and the facts next to them."""
+
+    epoch: int
+    step: int
+    values: Mapping[str, float]
+    is_best: bool
 
 
 class Observer(Protocol):
@@ -48,7 +59,7 @@ class Observer(Protocol):
         """The means over the training's rows since the last call."""
         ...
 
-    def epoch(self, epoch: int, step: int, values: Mapping[str, float], *, is_best: bool) -> None:
+    def epoch(self, end: EpochEnd) -> None:
         """Show an epoch's values, after the window of its last step."""
         ...
 
@@ -81,7 +92,7 @@ class SilentObserver:
     def means(self) -> dict[str, float]:
         return {}
 
-    def epoch(self, epoch: int, step: int, values: Mapping[str, float], *, is_best: bool) -> None:
+    def epoch(self, end: EpochEnd) -> None:
         pass
 
     def progress(self, *, num_steps: int, num_epochs: int) -> AbstractContextManager[None]:

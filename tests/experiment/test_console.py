@@ -22,6 +22,7 @@ from runner.models.recurrent import Recurrent
 from runner.tracking.ack import Ack, write_ack
 from runner.tracking.journal import read_points
 from runner.training.metric_buffer import Window
+from runner.training.observer import EpochEnd
 
 SUMMARY = Summary(
     "finished",
@@ -134,7 +135,7 @@ def test_epoch_lines_stay_in_a_terminal(num_epochs):
     screen = Screen(Console(file=io.StringIO(), width=120, force_terminal=True, no_color=True))
     with screen.training(num_steps=3 * num_epochs, num_epochs=num_epochs):
         for epoch in range(1, num_epochs + 1):
-            screen.epoch(epoch, 3 * epoch, {"val/loss": 1.0}, is_best=epoch == 1)
+            screen.epoch(EpochEnd(epoch, 3 * epoch, {"val/loss": 1.0}, is_best=epoch == 1))
         lines = re.findall(r"step +(\d+).*?(\*)?", screen.console.file.getvalue())
         assert len(lines) <= 20
     said = screen.console.file.getvalue()
@@ -148,7 +149,7 @@ def test_pipe_gets_the_first_and_last_epoch_line(screen, monkeypatch):
         for epoch in range(1, 6):
             if epoch < 5:  # no point in the last epoch: metrics.every is larger
                 screen.window(window(epoch, 1 / epoch))
-            screen.epoch(epoch, epoch, {"val/loss": 2.0}, is_best=epoch == 5)
+            screen.epoch(EpochEnd(epoch, epoch, {"val/loss": 2.0}, is_best=epoch == 5))
             clock[0] += 0.9
     assert screen.console.file.getvalue().splitlines() == [
         "epoch    1/5  step 1  train/loss 1.0000  val/loss 2.0000",

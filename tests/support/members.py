@@ -42,8 +42,8 @@ class Listener(SilentObserver):
         for name, noted in window.notes.items():
             self.points |= {(name, step): value for step, value in noted}
 
-    def epoch(self, epoch, step, values, *, is_best):
-        self.epochs.append((step, ("train/loss", step) in self.points))
+    def epoch(self, end):
+        self.epochs.append((end.step, ("train/loss", end.step) in self.points))
 
     def values(self, values, *, step, time_ms):
         self.points |= {(name, step): value for name, value in values.items()}

@@ -167,6 +167,10 @@ class _MemberRun:
     def load_state(self, state: Mapping[str, Any]) -> None:
         self._state = dict(state)
 
+    def skip(self, seconds: float) -> None:
+        if self._group is not None:
+            self._group.skip(seconds)
+
     def deliver(self, window: Window) -> None:
         """Report rows that were copied, in the background thread."""
         self.member.observer.window(window)
@@ -333,6 +337,9 @@ class _Group:
         run.pulls = self._pulls_before + self._buffer.pulls
         if run in self._columns and is_end and run.ended_at != run.step:
             self._deliver_last(run)
+
+    def skip(self, seconds: float) -> None:
+        self._buffer.skip(seconds)
 
     def _deliver_last(self, run: _MemberRun) -> None:
         state = self.state_of(run)

@@ -4,6 +4,7 @@ import math
 import signal
 import time
 from collections import defaultdict
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,9 @@ from torch import nn
 from runner.device.placement import tensors
 from runner.models import MLP as MLP_MODEL
 from runner.tasks.classification import Classification
+from runner.training import fit as one_fit
+from runner.training import metric_buffer
+from runner.training.evaluate import Evaluation
 from runner.training.signals import Stop
 from runner.training.stacked import fit
 from runner.training.stacked.stack import ModelStack
@@ -331,3 +335,19 @@ def test_members_get_same_answer_at_a_step():
     stop.signal = signal.SIGTERM
     assert [*answers, (shared(5), shared(5, at_once=True))] == [("save", None)] * 3
     assert shared(6) == shared(6, at_once=True) == "stopped"
+
+
+@pytest.mark.parametrize("trained", [trained_alone, trained_together])
+def test_window_seconds_exclude_evaluations(trained, tmp_path, monkeypatch):
+    now, measure = [0.0], Evaluation.measure
+
+    def slow(self, split):
+        now[0] += 100
+        return measure(self, split)
+
+    clock = SimpleNamespace(perf_counter=lambda: now[0], time=lambda: now[0])
+    monkeypatch.setattr(metric_buffer, "time", clock)
+    monkeypatch.setattr(one_fit, "time", clock)
+    monkeypatch.setattr(Evaluation, "measure", slow)
+    runs = trained(tmp_path, [*MLP, "metrics.pull_every=4"], SEEDS)
+    assert all(speed > 1000 for run in runs for speed in run.heard.speeds) and now[0] >= 900
