@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 #: public name -> the module that defines it
 HOMES = {
     "Muon": "muon",
-    "warmup_cosine": "optimizer",
+    "warmup_cosine": "schedule",
 }
 __all__ = [*HOMES]
 
 if TYPE_CHECKING:
     from runner.training.muon import Muon as Muon
-    from runner.training.optimizer import warmup_cosine as warmup_cosine
+    from runner.training.schedule import warmup_cosine as warmup_cosine
 else:
     from runner.config.exports import exports
 

@@ -1,4 +1,4 @@
-"""Makes an optimizer with parameter groups; freezes parameters; has warmup_cosine, Turns, and averaged weights (EMA).
+"""Makes an optimizer with parameter groups; freezes parameters; has Turns and averaged weights (EMA).
 
 For experiment/build.py and experiment/build_optimizer.py.
 """
@@ -6,7 +6,6 @@ For experiment/build.py and experiment/build_optimizer.py.
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
@@ -16,7 +15,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from runner.device import torch_private
 from runner.device.placement import copied
@@ -203,31 +201,6 @@ def matching(pattern: str, names: Sequence[str], *, key: str, kind: str = "param
         problem = f"it matches no {kind}; they are {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
         raise RunnerError(Problem(f"{key}: {pattern}", problem, " or ".join(hits)))
     return found
-
-
-def warmup_cosine(
-    optimizer: Optimizer, *, num_steps: int, warmup_fraction: float = 0.1, final_fraction: float = 0.0
-) -> LRScheduler:
-    """Linear warm-up over the first part of `num_steps`, then half a cosine down to `final_fraction` of the rate.
-
-    Raises:
-        ValueError: For an argument out of its range.
-    """
-    if not isinstance(num_steps, int) or num_steps < 1:
-        raise ValueError(f"num_steps is a whole number, 1 or more, and not {num_steps!r}")
-    if not 0 <= warmup_fraction <= 1:
-        raise ValueError(f"warmup_fraction is a part of all steps, from 0 to 1, and not {warmup_fraction}")
-    if not 0 <= final_fraction < math.inf:
-        raise ValueError(f"final_fraction is a part of the rate, 0 or more, and not {final_fraction}")
-    warmup = max(1, round(num_steps * warmup_fraction))
-
-    def factor(step: int) -> float:
-        if step < warmup:
-            return (step + 1) / warmup
-        progress = min(1.0, (step - warmup) / max(1, num_steps - warmup))
-        return final_fraction + (1 - final_fraction) * 0.5 * (1 + math.cos(math.pi * progress))
-
-    return LambdaLR(optimizer, factor)
 
 
 class Turns(Optimizer):

@@ -1,14 +1,15 @@
-"""Learning rates over a training: the only place that advances a scheduler and notes the rates for the metrics."""
+"""Learning rates over a training: the built-in schedules, and the only place that advances a schedule and notes its rates."""
 
 from __future__ import annotations
 
 import inspect
+import math
 import warnings
 from collections.abc import Mapping
 from typing import Any
 
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from runner.training.metric_buffer import MetricBuffer
 from runner.training.optimizer import Turns
@@ -107,3 +108,28 @@ class Rates:
             self.buffer.note("train/lr", self.progress.rate, ahead=ahead)
             for name, group in self._of_turns.items():
                 self.buffer.note(name, float(group["lr"]), ahead=ahead)
+
+
+def warmup_cosine(
+    optimizer: Optimizer, *, num_steps: int, warmup_fraction: float = 0.1, final_fraction: float = 0.0
+) -> LRScheduler:
+    """Linear warm-up over the first part of `num_steps`, then half a cosine down to `final_fraction` of the rate.
+
+    Raises:
+        ValueError: For an argument out of its range.
+    """
+    if not isinstance(num_steps, int) or num_steps < 1:
+        raise ValueError(f"num_steps is a whole number, 1 or more, and not {num_steps!r}")
+    if not 0 <= warmup_fraction <= 1:
+        raise ValueError(f"warmup_fraction is a part of all steps, from 0 to 1, and not {warmup_fraction}")
+    if not 0 <= final_fraction < math.inf:
+        raise ValueError(f"final_fraction is a part of the rate, 0 or more, and not {final_fraction}")
+    warmup = max(1, round(num_steps * warmup_fraction))
+
+    def factor(step: int) -> float:
+        if step < warmup:
+            return (step + 1) / warmup
+        progress = min(1.0, (step - warmup) / max(1, num_steps - warmup))
+        return final_fraction + (1 - final_fraction) * 0.5 * (1 + math.cos(math.pi * progress))
+
+    return LambdaLR(optimizer, factor)

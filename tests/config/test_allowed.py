@@ -110,6 +110,20 @@ def below(names):
         yield from below(f"{name}.{item.name}" for item in found if not item.name.startswith("_"))
 
 
+def test_built_in_options_are_listed():
+    targets = {
+        line
+        for file in (PACKAGES / "conf").glob("*/*.yaml")
+        for line in re.findall(r"_target_: (runner\.\S+)", file.read_text())
+    }
+    for name in sorted(target for target in targets if target.split(".")[1] in ("data", "models", "tasks", "training")):
+        package, _, part = name.rpartition(".")
+        assert part in importlib.import_module(package).HOMES, (
+            f"add {part} to HOMES in {package.replace('.', '/')}/__init__.py"
+        )
+        assert name in PARTS, f"add {name} to PARTS in runner/config/allowed.py"
+
+
 @pytest.fixture(scope="module")
 def allowed():
     """Every callable that a configuration reaches, with a path to it."""

@@ -12,9 +12,8 @@ from runner.device.precision import make_precision
 from runner.tasks.classification import Classification
 from runner.training.loop import Loop, train
 from runner.training.metric_buffer import MetricBuffer
-from runner.training.optimizer import warmup_cosine
 from runner.training.progress import Best, Progress
-from runner.training.schedule import Rates, Schedule
+from runner.training.schedule import Rates, Schedule, warmup_cosine
 from runner.training.signals import Stop
 from runner.training.step.train_step import EagerSteps, make_step
 from runner.training.stopping import Limits, OwnStopCondition

@@ -8,7 +8,7 @@ from refused import problems_of
 from torch import nn
 
 from runner.errors import RunnerError
-from runner.training.optimizer import AveragedWeights, Turns, freeze, make_optimizer, warmup_cosine
+from runner.training.optimizer import AveragedWeights, Turns, freeze, make_optimizer
 
 
 def model():
@@ -38,20 +38,6 @@ def test_frozen_parameters_stay_out():
     net[0].requires_grad_(False)
     optimizer = make_optimizer(torch.optim.SGD, net, device=torch.device("cpu"))
     assert len(optimizer.param_groups[0]["params"]) == 4
-
-
-def test_warmup_cosine_rises_then_falls_to_its_end():
-    optimizer = torch.optim.SGD(model().parameters(), lr=1.0)
-    schedule = warmup_cosine(optimizer, num_steps=100, warmup_fraction=0.1, final_fraction=0.2)
-    rates = []
-    for _ in range(100):
-        rates.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        schedule.step()
-    assert rates[:10] == pytest.approx([(step + 1) / 10 for step in range(10)])
-    assert max(rates) == rates[10] == pytest.approx(1.0)
-    assert rates[55] == pytest.approx(0.2 + 0.8 * 0.5 * (1 + math.cos(math.pi * 0.5)))
-    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.2)
 
 
 def test_averaged_weights_follow_the_formula_and_copy_counts():

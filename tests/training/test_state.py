@@ -13,9 +13,8 @@ from runner.device.precision import make_precision
 from runner.distributed.group import Alone
 from runner.training.checkpoint import save
 from runner.training.metric_buffer import MetricBuffer
-from runner.training.optimizer import warmup_cosine
 from runner.training.progress import Best, Progress
-from runner.training.schedule import Schedule
+from runner.training.schedule import Schedule, warmup_cosine
 from runner.training.state import Checkpoints, _restore_parts, best_state, full_state
 
 CPU = torch.device("cpu")

@@ -1,0 +1,22 @@
+"""The built-in schedules."""
+
+import math
+
+import pytest
+import torch
+
+from runner.training.schedule import warmup_cosine
+
+
+def test_warmup_cosine_rises_then_falls_to_its_end():
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    schedule = warmup_cosine(optimizer, num_steps=100, warmup_fraction=0.1, final_fraction=0.2)
+    rates = []
+    for _ in range(100):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    assert rates[:10] == pytest.approx([(step + 1) / 10 for step in range(10)])
+    assert max(rates) == rates[10] == pytest.approx(1.0)
+    assert rates[55] == pytest.approx(0.2 + 0.8 * 0.5 * (1 + math.cos(math.pi * 0.5)))
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.2)
