@@ -64,15 +64,15 @@ def draw_reconstructions(results: Results, path: Path) -> bool:
     return True
 
 
-def as_images(inputs: NDArray[Any], beside: NDArray[Any] | None = None) -> NDArray[np.float64] | None:
+def as_images(inputs: NDArray[Any], other: NDArray[Any] | None = None) -> NDArray[np.float64] | None:
     """(K, H, W, 3) or (K, H, W) in 0..1; None for other shapes. Values outside 0..1 are scaled to it together.
 
-    beside: other images, which share the scale.
+    other: images that share the scale.
     """
     if inputs.ndim not in (3, 4) or min(inputs.shape[-2:]) < 4 or (inputs.ndim == 4 and inputs.shape[1] > 4):
         return None
     images = inputs.astype(np.float64)
-    scale = images if beside is None else np.stack([images, beside.astype(np.float64)])
+    scale = images if other is None else np.stack([images, other.astype(np.float64)])
     low, high = np.nanmin(scale), np.nanmax(scale)
     if low < -0.01 or high > 1.01:
         images = (images - low) / max(high - low, 1e-12)
