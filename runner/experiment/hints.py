@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,37 +31,23 @@ NUM_SAMPLED = 256  # values of each parameter that are kept from the start
 MOST_NAMED = 3
 #: steps after which a parameter without a gradient or a constant loss (10), or a poor regression (50), is systematic
 ENOUGH_STEPS, MANY_STEPS = 10, 50
-#: of the weights, below which nothing has moved: Adam's usual rate moves them by that in a step or two
-TINY_CHANGE = 1e-4
-#: times the loss of a constant prediction; of the first learning rate
-MUCH_WORSE, TINY_RATE = 2.0, 1e-6
-#: why a parameter has no gradient
+TINY_CHANGE = 1e-4  # of the weights: Adam's default rate moves them further in a step or two
+MUCH_WORSE = 2.0  # times the loss of a constant prediction
+TINY_RATE = 1e-6  # of the first learning rate
+#: causes of a parameter without a gradient
 UNUSED = " (not used in forward()): use them, or write {freeze}"
 CUT = " (used, but cut off from the loss): remove the .detach() or torch.no_grad() after them"
 ZEROS = " (used, but multiplied by 0 later): look for weights that are all 0, or a ReLU that gives only 0"
-#: a target is far from where a model begins: so large, or so small
-FAR_AWAY = 100
-#: a class is rare below these shares: of all training examples, and of an even part
+FAR_AWAY = 100  # targets so large, or so small, are far from the first outputs of a model
+#: a class is rare below these shares of all training examples, and of an equal part
 RARE, RARE_OF_EVEN = 0.01, 0.1
-#: a validation loss has risen, and a training loss is far below it
+#: a validation loss has risen by this factor, and a training loss is this far below it
 RISEN, FAR_BELOW, ENOUGH_MEASURED, MEASURED_SINCE = 1.2, 0.5, 5, 3
-#: that rows of probabilities may be away from 1: where the last operation says what they are, and where it does not
+#: distance of sums of probabilities from 1, where the last operation is a softmax, and where it is not
 LOOSE, EXACT = 0.05, 1e-4
-#: what hands values on as they are, on the way from a model's last operation to its outputs
-PASSING = (
-    "View",
-    "UnsafeView",
-    "Reshape",
-    "Squeeze",
-    "Unsqueeze",
-    "Select",
-    "Slice",
-    "ToCopy",
-    "Alias",
-    "Clone",
-    "Stack",
-)
-#: of an optimizer's state, what is zero only if each gradient was
+#: operations that change no values
+PASSING = re.compile("View|UnsafeView|Reshape|Squeeze|Unsqueeze|Select|Slice|ToCopy|Alias|Clone|Stack")
+#: in an optimizer's state, zero only if every gradient was
 SQUARES = ("exp_avg_sq", "momentum_buffer")
 
 log = logging.getLogger("runner")
@@ -68,17 +55,47 @@ log = logging.getLogger("runner")
 
 @dataclass(frozen=True)
 class Ended:
-    """A finished run.
-
-    before: sample() of its model, from the start. rows: a few of the model's inputs (None: they would take a while to have).
-    """
+    """A finished run."""
 
     parts: Parts
     settings: Settings
     result: Result
     series: Mapping[str, Series]
-    before: Mapping[str, Tensor]
-    rows: Any
+    before: Mapping[str, Tensor]  # sample() of its model, from the start
+    rows: Any  # a few of the model's inputs; None if they would take a while to read
+
+    @property
+    def rate(self) -> float:
+        group = self.parts.optimizer.param_groups[0]
+        return float(group.get("initial_lr", group["lr"]))
+
+    def values(self, name: str) -> tuple[Any, Any]:
+        """Return the steps of a metric, and its values."""
+        steps, _, values = self.series.get(name, (np.zeros(0), np.zeros(0), np.zeros(0)))
+        return steps, values
+
+    def validation_targets(self) -> Tensor | None:
+        """Return the numbers of a validation split that is in memory, (N, T) in float64."""
+        rows = rows_of(self.parts.splits.val)
+        is_pair = isinstance(rows, tuple) and len(rows) == 2 and isinstance(rows[1], Tensor)
+        return rows[1].double().reshape(len(rows[1]), -1) if is_pair else None
+
+    def outputs(self) -> Tensor | None:
+        """Return the outputs for a few rows in eval mode, with their graph; None for other tasks and divided models."""
+        task, model = self.parts.task, self.parts.model
+        if not isinstance(task, Classification | Language | Regression):
+            return None
+        if self.parts.shards is not None or self.rows is None:
+            return None
+        modes = {module: module.training for module in model.modules()}
+        model.eval()
+        try:
+            with torch.enable_grad(), self.parts.precision.autocast():
+                outputs: Tensor = task.outputs(model, (self.rows, self.rows))  # only the inputs are used
+                return outputs
+        finally:
+            for module, mode in modes.items():
+                module.training = mode
 
 
 def sample(parts: Parts) -> dict[str, Tensor]:
@@ -104,26 +121,24 @@ def find(run: Ended) -> list[str]:
 
 def _wrong_outputs(run: Ended) -> str | None:
     task = run.parts.task
-    if not isinstance(task, Classification | Language) or (outputs := _outputs(run)) is None:
+    if not isinstance(task, Classification | Language) or (outputs := run.outputs()) is None:
         return None
-    last, found = _last_operation(outputs), outputs.detach().float()
-    classes = -1 if task.kind == "language" else 1
-    probabilities = found.exp() if last == "LogSoftmax" else found
-    sums = probabilities.sum(classes)
-    least, most, away = torch.stack([found.min(), found.max(), (sums - 1).abs().max()]).tolist()
-    if last in ("Softmax", "LogSoftmax") and task.kind != "multilabel" and away > LOOSE:
-        return f"the model's {last.lower()} is not over the classes; write dim={classes} for it, or leave it out"
+    last, values = _last_operation(outputs), outputs.detach().float()
+    dim, is_multilabel = -1 if task.kind == "language" else 1, task.kind == "multilabel"
+    sums = (values.exp() if last == "LogSoftmax" else values).sum(dim)
+    least, most, away = torch.stack([values.min(), values.max(), (sums - 1).abs().max()]).tolist()
+    if last in ("Softmax", "LogSoftmax") and not is_multilabel and away > LOOSE:
+        return f"the model's {last.lower()} is not over the classes; write dim={dim} for it, or leave it out"
     if last == "Relu":
         return "the model ends in a ReLU, so no score is below 0; write the model without its last relu"
     if least < 0 or most > 1:
         return None
-    if last == "Sigmoid" and task.kind == "multilabel":
+    if last == "Sigmoid" and is_multilabel:
         problem = "the loss takes a sigmoid of them again: a label that is 0 costs 0.69 at least"
     elif last == "Sigmoid":
         problem = f"the loss takes a softmax of them: {least:.2g} to {most:.2g} are not logits"
-    elif task.kind != "multilabel" and away < (LOOSE if last == "Softmax" else EXACT):
-        last = "Softmax"
-        lowest = math.log1p((found.shape[classes] - 1) / math.e)
+    elif not is_multilabel and away < (LOOSE if last == "Softmax" else EXACT):
+        last, lowest = "Softmax", math.log1p((values.shape[dim] - 1) / math.e)
         problem = f"the loss takes a softmax of them again: for no row it comes below {lowest:.2f}"
     else:
         return None
@@ -131,7 +146,7 @@ def _wrong_outputs(run: Ended) -> str | None:
 
 
 def _random_forward(run: Ended) -> str | None:
-    if (first := _outputs(run)) is None or (second := _outputs(run)) is None:
+    if (first := run.outputs()) is None or (second := run.outputs()) is None:
         return None
     known = set(map(id, run.parts.model.parameters()))
     if made := [value for value in _leaves(first) if id(value) not in known]:
@@ -149,7 +164,7 @@ def _random_forward(run: Ended) -> str | None:
 
 def _worse_than_constant(run: Ended) -> str | None:
     task, facts = run.parts.task, run.parts.card.facts
-    losses = _values(run, "train/loss")[1]
+    losses = run.values("train/loss")[1]
     if len(losses) < ENOUGH_STEPS:
         return None
     constant, last = math.inf, float(losses[-max(5, len(losses) // 5) :].mean())
@@ -160,14 +175,11 @@ def _worse_than_constant(run: Ended) -> str | None:
     elif (
         isinstance(task, Regression) and task.loss == "mse" and last > MUCH_WORSE * losses[0]
     ):  # else it may only need more steps
-        rows = rows_of(run.parts.splits.val)
-        is_pair = isinstance(rows, tuple) and len(rows) == 2 and isinstance(rows[1], Tensor)
-        constant = (
-            float(rows[1].double().reshape(len(rows[1]), -1).var(0, correction=0).mean()) if is_pair else math.inf
-        )
+        targets = run.validation_targets()
+        constant = math.inf if targets is None else float(targets.var(0, correction=0).mean())
     if not last > MUCH_WORSE * constant:
         return None
-    rate = _rate(run)
+    rate = run.rate
     return (
         f"train/loss is {last:.4g} at the end, and always predicting the same costs {constant:.4g}: the rate is too high; "
         f"write optimizer.lr={rate / 10:g}, or find one with python -m runner lr-find"
@@ -175,12 +187,10 @@ def _worse_than_constant(run: Ended) -> str | None:
 
 
 def _vanished_rate(run: Ended) -> str | None:
-    schedule, steps = (
-        run.parts.schedule.scheduler,
-        -(-run.parts.train.num_batches // run.settings.train.accumulate_steps),
-    )
-    rates = [float(group["lr"]) / (_rate(run) or 1.0) for group in run.parts.optimizer.param_groups[:1]]
-    if not isinstance(schedule, StepLR | MultiStepLR | ExponentialLR) or not rates[0] < TINY_RATE:
+    schedule = run.parts.schedule.scheduler
+    steps = -(-run.parts.train.num_batches // run.settings.train.accumulate_steps)
+    ratio = float(run.parts.optimizer.param_groups[0]["lr"]) / (run.rate or 1.0)
+    if not isinstance(schedule, StepLR | MultiStepLR | ExponentialLR) or not ratio < TINY_RATE:
         return None
     if isinstance(schedule, StepLR):
         fix = f"scheduler.step_size={schedule.step_size * steps}"
@@ -188,31 +198,27 @@ def _vanished_rate(run: Ended) -> str | None:
         fix = f"scheduler.milestones=[{','.join(str(at * steps) for at in sorted(schedule.milestones.elements()))}]"
     else:
         fix = f"scheduler.gamma={schedule.gamma ** (1 / steps):.6g}"
-    problem = f"{type(schedule).__name__} lowered the learning rate to {rates[0]:.0e} of its start"
+    problem = f"{type(schedule).__name__} lowered the learning rate to {ratio:.0e} of its start"
     return f"{problem}: it advances at each optimizer step, {steps} times an epoch; for the same by epochs write {fix}"
 
 
 def _without_gradients(run: Ended) -> str | None:
-    model, state = run.parts.model, run.parts.optimizer.state
-    if run.result.num_steps < ENOUGH_STEPS or run.parts.shards is not None or not state:
+    model, state, optimizer = run.parts.model, run.parts.optimizer.state, run.parts.optimizer
+    may_skip_steps = run.parts.precision.scaler.is_enabled()
+    if run.result.num_steps < ENOUGH_STEPS or run.parts.shards is not None or not state or may_skip_steps:
         return None
-    names = {value: name for name, value in model.named_parameters()}
-    trained = [value for group in run.parts.optimizer.param_groups for value in group["params"]]
-    has_state = [value for value in trained if state.get(value)]
-    if not has_state or run.parts.precision.scaler.is_enabled():  # its first steps may be left out
-        return None
-    squares = [
-        (value, state[value][key]) for value in has_state for key in SQUARES if _is_square(state[value].get(key))
-    ]
-    largest = (
-        torch.stack([square.abs().max().to(run.parts.device) for _, square in squares]).tolist() if squares else []
-    )
-    zero = {value for (value, _), most in zip(squares, largest, strict=True) if most == 0}
+    trained = [value for group in optimizer.param_groups for value in group["params"]]
+    kept = {value: state.get(value) or {} for value in trained}
+    squares = {value: kept[value][key] for value in trained for key in SQUARES if _is_square(kept[value].get(key))}
+    largest = [square.abs().max().to(run.parts.device) for square in squares.values()]
+    maxima = torch.stack(largest).tolist() if largest else []
+    zero = {value for value, most in zip(squares, maxima, strict=True) if most == 0}
     if getattr(run.parts.task, "kind", None) == "generation":
         zero = set()  # its losses compare two outputs of the critic, whose last bias is in both
-    left = [value for value in trained if not state.get(value) or value in zero]
+    left = [value for value in trained if not kept[value] or value in zero]
     if not left or len(left) == len(trained):
         return None
+    names = {value: name for name, value in model.named_parameters()}
     prefix = "model." if isinstance(model, Prepared) else ""
     causes: dict[str, list[str]] = {}
     for value, cause in zip(left, _causes(run, [names.get(value, "?") for value in left]), strict=True):
@@ -230,7 +236,7 @@ def _causes(run: Ended, names: Sequence[str]) -> list[str]:
     model, called = run.parts.model, set[nn.Module]()
     hooks = [one.register_forward_pre_hook(lambda module, _: called.add(module)) for one in model.modules()]
     try:
-        outputs = _outputs(run)
+        outputs = run.outputs()
     finally:
         for hook in hooks:
             hook.remove()
@@ -250,15 +256,9 @@ def _far_off(run: Ended) -> str | None:
     task = run.parts.task
     if not isinstance(task, Regression) or task.spreads is not None or run.result.num_steps < MANY_STEPS:
         return None
-    measured, rows = _values(run, "val/loss" if task.loss == "mse" else "val/mse")[1], rows_of(run.parts.splits.val)
-    if (
-        not isinstance(rows, tuple)
-        or len(rows) != 2
-        or not isinstance(rows[1], Tensor)
-        or not np.isfinite(measured).any()
-    ):
+    measured, targets = run.values("val/loss" if task.loss == "mse" else "val/mse")[1], run.validation_targets()
+    if targets is None or not np.isfinite(measured).any():
         return None
-    targets = rows[1].double().reshape(len(rows[1]), -1)
     mean, spread = targets.mean(0), targets.std(0, correction=0)
     at = int(spread.argmax())
     away, reached = max(abs(float(mean[at])), float(spread[at])), float(np.nanmin(measured))
@@ -271,7 +271,7 @@ def _far_off(run: Ended) -> str | None:
 
 
 def _stood_still(run: Ended) -> str | None:
-    losses = _values(run, "train/loss")[1]
+    losses = run.values("train/loss")[1]
     if len(losses) < ENOUGH_STEPS or run.parts.precision.scaler.is_enabled():
         return None
     num = max(5, len(losses) // 5)
@@ -289,7 +289,7 @@ def _stood_still(run: Ended) -> str | None:
         return None
     return (
         f"nothing has moved: in {run.result.num_steps:,} steps the weights changed by {change:.0e} of themselves, and train/loss "
-        f"stayed at {last.mean():.4g}; use a larger rate than optimizer.lr={_rate(run):g}: python -m runner lr-find finds one"
+        f"stayed at {last.mean():.4g}; use a larger rate than optimizer.lr={run.rate:g}: python -m runner lr-find finds one"
     )
 
 
@@ -312,7 +312,7 @@ def _rare_class(run: Ended) -> str | None:
 
 
 def _learnt_by_heart(run: Ended) -> str | None:
-    (at, measured), (steps, losses) = _values(run, "val/loss"), _values(run, "train/loss")
+    (at, measured), (steps, losses) = run.values("val/loss"), run.values("train/loss")
     if len(measured) < ENOUGH_MEASURED or run.parts.limits.patience is not None or run.parts.best.metric != "val/loss":
         return None
     if not math.isfinite(measured[-1]):
@@ -347,22 +347,6 @@ LOOKS = (
 )
 
 
-def _outputs(run: Ended) -> Tensor | None:
-    """The outputs for a few rows in eval mode, with their graph; None for tasks and models that are not looked at."""
-    task, model = run.parts.task, run.parts.model
-    if not isinstance(task, Classification | Language | Regression) or run.parts.shards is not None or run.rows is None:
-        return None
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        with torch.enable_grad(), run.parts.precision.autocast():
-            outputs: Tensor = task.outputs(model, (run.rows, run.rows))  # only the inputs are used
-            return outputs
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
-
-
 def _leaves(outputs: Tensor) -> list[Tensor]:
     nodes: list[Any] = [outputs.grad_fn] if outputs.grad_fn is not None else []
     seen, found = set(nodes), []
@@ -376,19 +360,9 @@ def _leaves(outputs: Tensor) -> list[Tensor]:
     return found
 
 
-def _rate(run: Ended) -> float:
-    group = run.parts.optimizer.param_groups[0]
-    return float(group.get("initial_lr", group["lr"]))
-
-
-def _values(run: Ended, name: str) -> tuple[Any, Any]:
-    steps, _, values = run.series.get(name, (np.zeros(0), np.zeros(0), np.zeros(0)))
-    return steps, values
-
-
 def _last_operation(outputs: Tensor) -> str:
     node: Any = outputs.grad_fn
-    while node is not None and _name(node) in PASSING:
+    while node is not None and PASSING.fullmatch(_name(node)):
         node = next((before for before, _ in node.next_functions if before is not None), None)
     return "" if node is None else _name(node)
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from runner import cli
+from runner.experiment.hints import Ended
 from runner.experiment.hints import _learnt_by_heart as learnt_by_heart
 
 PARTS = """
@@ -227,7 +228,7 @@ def test_a_validation_that_was_nan_is_not_the_lowest():
     def said(*measured):
         at, steps = 20 * np.arange(1, len(measured) + 1), np.arange(1, 20 * len(measured) + 1)
         series = {"val/loss": (at, at, np.array(measured)), "train/loss": (steps, steps, np.full(len(steps), 0.01))}
-        return learnt_by_heart(SimpleNamespace(parts=parts, series=series))
+        return learnt_by_heart(Ended(parts, None, None, series, {}, None))
 
     nan = float("nan")
     rising = [2.0, 1.0, *np.linspace(1.1, 3.0, 18)]
