@@ -104,8 +104,7 @@ class Session:
                 importlib.import_module("torch._dynamo")  # else torch's optimizers import it, 1.5 s
             with session._open:
                 yield session
-            summary, ack = session._sum_up()
-        session._close(summary, ack)
+            session._finish()
 
     def begin(self, cfg: DictConfig, parts: Parts, *, num_together: int = 1) -> None:
         """Opens the journal and listens to signals; rerun.yaml, model.json and what the run is are written.
@@ -227,38 +226,32 @@ class Session:
         finish = clock.seconds.get("finish", clock.since()) - self._waited
         return {"start-up": clock.before + clock.seconds.get("setup", 0.0), "tracker": self._waited, "finish": finish}
 
-    def _sum_up(self) -> tuple[Summary, Ack | None]:
-        """Write the summary as far as it is known, then wait for the tracker: it remains if the process is killed."""
+    def _finish(self) -> None:
         summary = self._summarize(exit_code=self.stop.exit_code, **self._end)
-        with self._failing():
-            summary.write(self.folder)
-        if self._publisher is None:
-            return summary, None
-        began = time.perf_counter()
-        ack = self._wait_for_tracker(self._publisher, within=self.stop.seconds_left)
-        self._waited = time.perf_counter() - began
-        return summary, ack
-
-    def _close(self, summary: Summary, ack: Ack | None) -> None:
+        if self._publisher is not None:
+            with self._failing():
+                summary.write(self.folder)  # it remains if the process is killed while it waits
+            began = time.perf_counter()
+            ack = self._wait_for_tracker(self._publisher, within=self.stop.seconds_left)
+            self._waited = time.perf_counter() - began
+            summary = replace(summary, run_id=ack.run_id, tracker=ack.counts)
         self._clock.lap("finish")
         total = self._clock.total()
-        summary = replace(
-            summary,
-            seconds={**summary.seconds, "finish": self._clock.seconds["finish"], "total": total},
-            time=time_spent.whole(summary.time, total=total, around=self._around()),
-        )
-        if ack is not None:
-            summary = replace(summary, run_id=ack.run_id, tracker=ack.counts)
+        seconds = {**summary.seconds, "finish": self._clock.seconds["finish"], "total": total}
+        time_by_cause = time_spent.whole(summary.time, total=total, around=self._around())
+        summary = replace(summary, seconds=seconds, time=time_by_cause)
         with self._failing():
             summary.write(self.folder)
-        self.summary = replace(summary, status=self._result.status, error=self._result.error)  # a disk may be full
+        self.summary = summary = replace(
+            summary, status=self._result.status, error=self._result.error
+        )  # of a full disk
         if self.settings.train.check:  # nothing stays of it
-            if self._result.status != "finished":
-                self.say(f"✗ {self._result.status}   {self._result.error or self._result.ending}")
-            self.screen.hints(self.summary.hints)
+            if summary.status != "finished":
+                self.say(f"✗ {summary.status}   {summary.error or summary.ending}")
+            self.screen.hints(summary.hints)
         else:
-            rows = last_rows(self.settings, self.summary, self.folder, publishes=self._publishes)
-            self.screen.result(self.summary, folder=self.folder, rows=rows)
+            rows = last_rows(self.settings, summary, self.folder, publishes=self._publishes)
+            self.screen.result(summary, folder=self.folder, rows=rows)
 
     def _summarize(self, **known: Any) -> Summary:
         clock = self._clock
