@@ -27,7 +27,7 @@ from runner.config.identity import key_of
 from runner.config.importing import loading
 from runner.config.logs import logging_to
 from runner.errors import Problem, RunnerError, nearest_files, refuse, without_password
-from runner.experiment.summary import Summary, is_over, length_key, read_summary
+from runner.experiment.summary import Summary, length_key
 from runner.experiment.terminal import short
 from runner.tracking import stores
 from runner.tracking.store_uri import sqlite_path
@@ -51,10 +51,10 @@ def resume(given: Arguments) -> int:
         refuse_check(cfg, asked)
         find.check(before, cfg)
         _check_length(asked, cfg, overrides)
-        if is_over(read_summary(folder), overrides):
+        if (summary := Summary.read(folder)).is_over(overrides):
             _check_overrides(overrides, cfg, compose=compose)
             print(f"{wanted}: it has finished; for more of it: {asked} {length_key(cfg)}=...")
-            answer.give({"folder": str(folder), **read_summary(folder)})
+            answer.give({"folder": str(folder), **vars(summary)})
             return 0
         with loading():
             from runner.experiment.context import RunContext

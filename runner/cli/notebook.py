@@ -26,7 +26,7 @@ from runner.config.logs import logging_to
 from runner.errors import SECRETS, Problem, RunnerError, path_problems, refuse
 from runner.experiment import claim
 from runner.experiment.claim import RunDirectory
-from runner.experiment.summary import read_summary
+from runner.experiment.summary import Summary
 
 if TYPE_CHECKING:
     import pandas
@@ -109,7 +109,7 @@ def _run(flags: list[str], overrides: list[str], folder: Path | None) -> Result:
         directory = RunDirectory.begin(folder, cfg, anew="-cd" in flags)
     except claim.OverError as over:
         print(claim.over_line(over))
-        return Result(read_summary(folder), folder)
+        return Result(vars(Summary.read(folder)), folder)
     with directory:
         try:
             with logging_to(folder):

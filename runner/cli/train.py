@@ -28,7 +28,7 @@ from runner.errors import Problem, RunnerError, first_line, path_problems, refus
 from runner.experiment import claim
 from runner.experiment.claim import RunDirectory
 from runner.experiment.context import Checked, RunContext
-from runner.experiment.summary import Summary, read_summary
+from runner.experiment.summary import Summary
 from runner.tracking.ahead import Ahead
 
 RunOne = Callable[[DictConfig, Path, "Start"], tuple[Summary, dict[str, Any]]]  # with more values for --json
@@ -90,7 +90,7 @@ def train_composed(
         except claim.OverError as over:
             print(claim.over_line(over))
             folder = folder_of(cfg, "hydra.run.dir")
-            answer.give({"folder": str(folder), **read_summary(folder)})
+            answer.give({"folder": str(folder), **vars(Summary.read(folder))})
             return 0
         except RunnerError as error:
             raise retold(error) from error

@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from runner.config.defaults import in_words
 from runner.config.identity import changes, chosen, may_change
 from runner.errors import Problem, RunnerError
-from runner.experiment.summary import is_over, length_key, read_summary
+from runner.experiment.summary import Summary, length_key
 
 #: held by the process that a person has started, from before its first file to its last; the journal's is its writer's
 LOCK = "journal/run.lock"
@@ -185,7 +185,7 @@ def refuse_used(folder: Path, cfg: DictConfig, *, anew: bool = False) -> None:
     more = in_words({key: now.get(key) for key in changed if key.startswith("train.")})
     if is_being_written(folder):
         raise RunnerError(Problem(asked, "this run is in it already, and is running", "use another directory, or wait"))
-    if is_over(read_summary(folder)) and not more:
+    if Summary.read(folder).is_over() and not more:
         if anew:
             raise RunnerError(Problem(asked, "this run is in it already, and has finished", "another folder"))
         fix = f"{resume} {length_key(cfg)}=... for more of it, or another folder"

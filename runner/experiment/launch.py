@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from runner.experiment.build import prepare
 from runner.experiment.console import Screen
 from runner.experiment.context import RunContext
 from runner.experiment.session import rerun_text
-from runner.experiment.summary import FILE, Summary, read_summary
+from runner.experiment.summary import FILE, Summary
 from runner.training import signals
 from runner.version import PACKAGES
 
@@ -72,11 +72,11 @@ def run_in_processes(cfg: DictConfig, directory: Path, choices: Sequence[Choice]
     if problems := messages.problems_of(directory):
         shutil.rmtree(directory / messages.FOLDER)
         raise RunnerError(*problems)
-    left = {key: value for key, value in read_summary(directory).items() if key in Summary.__dataclass_fields__}
-    if outcome.failure is None and left:
-        return Summary(**left)
-    summary = Summary(**{**left, **_failure(directory, outcome)})
-    if summary.error != left.get("error"):
+    left = Summary.read(directory)
+    if outcome.failure is None and left.status:
+        return left
+    summary = replace(left, **_failure(directory, outcome))
+    if summary.error != left.error:
         Screen().say(f"✗ {summary.status}   {summary.error}")
     summary.write(directory)
     return summary

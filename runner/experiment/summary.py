@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from omegaconf import DictConfig
 
@@ -19,7 +20,7 @@ FILE = "summary.json"
 class Summary:
     """A run's result. The fields are the keys of summary.json; defaults are those of a run that never began."""
 
-    status: str  # finished, pruned, killed, failed or skipped
+    status: str = ""  # finished, pruned, killed, failed or skipped; "" without a summary
     error: str | None = None
     run_id: str | None = None
     tracking_uri: str | None = None  # None: not tracked
@@ -52,36 +53,41 @@ class Summary:
         """The exit code of a command that made only this run."""
         return int(self.exit_code or self.status == "failed")
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the training came to an end of its own: it was neither killed nor skipped."""
+        return self.status in ("finished", "pruned", "failed")
+
+    def is_over(self, changed: Sequence[str] = ()) -> bool:
+        """Return whether a run is complete and the changed arguments do not make it longer."""
+        is_at_end = self.status in ("finished", "pruned") and self.ending != "max_seconds"
+        return is_at_end and not any(word.lstrip("+").startswith("train.") for word in changed)
+
+    @classmethod
+    def read(cls, directory: Path) -> Summary:
+        """Return a directory's summary, an empty one without a readable file. Values of a wrong type are left out."""
+        try:
+            values = run_files.read_json(directory / FILE)
+        except (OSError, ValueError):
+            return cls()
+        hints = get_type_hints(cls).items() if isinstance(values, dict) else ()
+        return cls(**{name: values[name] for name, kind in hints if name in values and _has_type(values[name], kind)})
+
     def write(self, directory: Path) -> None:
         """Raise an OSError if the disk is full; the file is the old one then."""
-        write_summary(directory, vars(self))
+        run_files.write_whole(directory / FILE, json.dumps(vars(self), indent=2) + "\n")
+
+    @classmethod
+    def note(cls, directory: Path, **known: Any) -> None:
+        """Add what the run's process could not know: where MLflow has it, and how much of it."""
+        before = cls.read(directory)
+        if before.status and (after := replace(before, **known)) != before:
+            after.write(directory)
 
 
-def read_summary(folder: Path) -> dict[str, Any]:
-    """Return what is in a directory's summary.json, or {} without a readable one."""
-    try:
-        summary = run_files.read_json(folder / FILE)
-    except (OSError, ValueError):
-        return {}
-    return summary if isinstance(summary, dict) else {}
-
-
-def note_tracker(folder: Path, **known: Any) -> None:
-    """Add what the run's process could not know: where MLflow has it, and how much of it."""
-    summary = read_summary(folder)
-    if summary and any(summary.get(name) != value for name, value in known.items()):
-        write_summary(folder, summary | known)
-
-
-def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
-    """Raise an OSError if the disk is full; the file is the old one then."""
-    run_files.write_whole(folder / FILE, json.dumps(summary, indent=2) + "\n")
-
-
-def is_over(summary: Mapping[str, Any], changed: Sequence[str] = ()) -> bool:
-    """Return whether a run is complete and the changed arguments do not make it longer."""
-    is_at_end = summary.get("status") in ("finished", "pruned") and summary.get("ending") != "max_seconds"
-    return is_at_end and not any(word.lstrip("+").startswith("train.") for word in changed)
+def _has_type(value: Any, kind: Any) -> bool:
+    kinds = [get_origin(each) or each for each in (get_args(kind) if isinstance(kind, UnionType) else (kind,))]
+    return isinstance(value, tuple(kinds)) or (float in kinds and isinstance(value, int))
 
 
 def length_key(cfg: DictConfig) -> str:

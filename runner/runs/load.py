@@ -25,7 +25,7 @@ from runner.device.placement import place
 from runner.device.precision import Precision, make_precision
 from runner.errors import Problem, RunnerError, at_once, first_line, nearest
 from runner.experiment.compose_run import last_value
-from runner.experiment.summary import read_summary
+from runner.experiment.summary import Summary
 from runner.experiment.terminal import short
 from runner.models.card import NAME, Card, read_card
 from runner.runs import find
@@ -153,10 +153,10 @@ def reader_of(trained: Trained) -> Callable[[str], Any] | None:
 
 
 def _state(folder: Path, weights: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    summary, file = read_summary(folder), folder / weights
-    status = str(summary.get("status") or "killed, without a summary")
+    summary, file = Summary.read(folder), folder / weights
+    status = summary.status or "killed, without a summary"
     if not file.is_file():
-        why = f" ({summary['error']})" if summary.get("error") else ""
+        why = f" ({summary.error})" if summary.error else ""
         problem = f"the run has no `{BEST}`: its status is {status}{why}, before the first evaluation"
         fix = (
             f"run `resume {shlex.quote(short(folder))}`, or use a finished run"
@@ -172,9 +172,7 @@ def _state(folder: Path, weights: str) -> tuple[dict[str, Any], tuple[str, ...]]
     notes = []
     if status not in ("finished", "pruned") and weights == BEST:
         notes.append(f"the run's status is {status}; these are the best weights that it reached")
-    versions = summary.get("versions")
-    then = versions.get("runner") if isinstance(versions, dict) else None
-    if then not in (None, __version__):
+    if (then := summary.versions.get("runner")) not in (None, __version__):
         notes.append(f"the run is of runner {then}, and this is {__version__}")
     return state, tuple(notes)
 

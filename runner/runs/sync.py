@@ -10,7 +10,7 @@ from runner.config import origin
 from runner.config.trust import strays
 from runner.config.validate import without_password
 from runner.errors import Problem, RunnerError, nearest, refuse
-from runner.experiment.summary import note_tracker
+from runner.experiment.summary import Summary
 from runner.experiment.terminal import say
 from runner.runs.find import ROOTS
 from runner.tracking import recipes, store_uri, stores
@@ -93,7 +93,7 @@ def _send(run: Path, uri: str, *, its_own: str | None) -> dict[str, Any]:
         say(f"{run}: {sentence}")
     before = read_ack(run)
     after = sync(run, uri, build=recipes.build_of(run))
-    note_tracker(run, run_id=after.run_id, tracking_uri=after.uri or without_password(uri), tracker=after.counts)
+    Summary.note(run, run_id=after.run_id, tracking_uri=after.uri or without_password(uri), tracker=after.counts)
     if after.run_id and origin.is_own(run):
         origin.sign(run, after.uri)  # its store from now on
     sent = after.points_written

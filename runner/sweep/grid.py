@@ -10,6 +10,7 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
+from runner.experiment.summary import Summary
 from runner.sweep import until
 from runner.sweep.jobs.ledger import Job
 from runner.sweep.jobs.prepare import Prepared, combinations, grid_params, zips_of
@@ -47,5 +48,5 @@ class Listed:
     def next(self, num_waiting: int) -> Prepared | None:
         return self._left.popleft() if self._left else None
 
-    def ended(self, job: Job, summary: dict[str, Any]) -> None:
+    def ended(self, job: Job, summary: Summary) -> None:
         pass

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from runner.config import origin
 from runner.config.validate import without_password
-from runner.experiment.summary import note_tracker, read_summary
+from runner.experiment.summary import Summary
 from runner.experiment.terminal import short
 from runner.experiment.user_tags import NOTE, described, user_tags
 from runner.sweep import outcome
@@ -103,9 +103,9 @@ class Parent:
             return
         for job in sweep.jobs.values():
             folder = sweep.folder_of(job)
-            if "run_id" in read_summary(folder):
+            if Summary.read(folder).tracking_uri is not None:
                 ack = read_ack(folder)
-                note_tracker(folder, run_id=ack.run_id, tracker=ack.counts)
+                Summary.note(folder, run_id=ack.run_id, tracker=ack.counts)
 
     def end(self, status: str, report: Report, *, stop: Stop, say: Callable[[str], None]) -> None:
         """Journal the best job, the report's files and the status, then wait for MLflow.

@@ -11,13 +11,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from runner.experiment.summary import Summary
 from runner.experiment.terminal import Terminal, labeled, readable, seconds
 from runner.sweep.jobs.ledger import DEFAULTS, ENDS, Job, Sweep
 from runner.tasks.metric_names import is_rising
@@ -102,13 +102,13 @@ class Table:
             self._drawn = now
             self._live.update(self._picture(sweep), refresh=True)
 
-    def ended(self, job: Job, summary: Mapping[str, Any]) -> None:
+    def ended(self, job: Job, summary: Summary) -> None:
         """Take how a job ended; in a pipe, print it."""
         self._took.pop(job.number, None)
         self._took[job.number] = time.monotonic() - self._began.get(job.number, time.monotonic())
-        best = summary.get("best") or {"value": None}
-        known = {} if best["value"] is None else {str(best["metric"]): float(best["value"])}
-        self._metrics[job.number] = {**(summary.get("metrics") or {}), **known}
+        best = summary.best
+        known = {} if best.get("value") is None else {str(best["metric"]): float(best["value"])}
+        self._metrics[job.number] = {**summary.metrics, **known}
         if self._live is None:
             error = f": {job.error}" if job.error else ""
             value = "".join(f"  {name} {readable(value)}" for name, value in known.items())

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from runner.device import Hardware
 from runner.errors import first_line
-from runner.experiment.summary import FILE, read_summary, write_summary
+from runner.experiment.summary import FILE, Summary
 from runner.sweep.jobs.ledger import Job, Ledger, Sweep
 from runner.sweep.jobs.prepare import Prepared
 from runner.sweep.jobs.run_job import ALONE, Assignment
@@ -37,7 +37,7 @@ class Source(Protocol):
         """A job to start when there is room; None when there is none now. num_waiting: jobs that wait for room already."""
         ...
 
-    def ended(self, job: Job, summary: dict[str, Any]) -> None:
+    def ended(self, job: Job, summary: Summary) -> None:
         """Hears how a job ended, before the ledger does; it may find that a job failed which thinks it finished."""
         ...
 
@@ -114,19 +114,19 @@ class Books:
     def part(self, prepared: Prepared) -> list[Job]:
         """Has those that could not be trained together wait again, each for itself; returns the other jobs."""
         each = [prepared, *prepared.others] if prepared.others else []
-        said = {member.job.number: read_summary(self.sweep.folder_of(member.job)) for member in each}
-        alone = [replace(member, others=()) for member in each if said[member.job.number].get("status") == ALONE]
+        said = {member.job.number: Summary.read(self.sweep.folder_of(member.job)) for member in each}
+        alone = [replace(member, others=()) for member in each if said[member.job.number].status == ALONE]
         for member in alone:
             member.job.state = "planned"
             (self.sweep.folder_of(member.job) / FILE).unlink(missing_ok=True)
         if alone:
             self.waiting += alone
-            reason = said[alone[0].job.number]["error"]
+            reason = said[alone[0].job.number].error
             which = f"{alone[0].job.name}{', ...' if len(alone) > 1 else ''}"
             self.table.say(f"batch    {len(alone)} jobs are trained one by one: {reason} ({which})")
         return [job for job in prepared.jobs if job.number not in {member.job.number for member in alone}]
 
-    def note_end(self, job: Job, summary: dict[str, Any]) -> None:
+    def note_end(self, job: Job, summary: Summary) -> None:
         self.ledger.note(job)
         if self.publisher is not None:
             self.publisher.gone(self.sweep.folder_of(job))
@@ -200,24 +200,23 @@ def _is_left(source: Source, books: Books) -> bool:
     return not all(job.is_done for job in books.sweep.jobs.values()) or source.next(0) is not None
 
 
-def settle(job: Job, folder: Path, code: int | None, *, is_stopped: bool, cause: str | None = None) -> dict[str, Any]:
+def settle(job: Job, folder: Path, code: int | None, *, is_stopped: bool, cause: str | None = None) -> Summary:
     """Writes into the job how it ended, and leaves a summary in its folder if it could not do that itself.
 
     code: of its process. is_stopped: whether it was told to save its state and end: then it goes on another time.
     cause: why it ended, where a launcher knows.
     """
-    summary = read_summary(folder)
-    status = summary.get("status")
-    if status in ("finished", "pruned", "failed"):
-        job.state, job.error = status, first_line(error) if (error := summary.get("error")) else None
+    summary = Summary.read(folder)
+    if summary.has_ended:
+        job.state, job.error = summary.status, first_line(summary.error) if summary.error else None
         return summary
     if is_stopped:
         job.state, job.error = "interrupted", None
         return summary
     job.state, job.error = _cause(code)
     job.error = cause or job.error
-    summary = {**summary, "status": job.state, "error": job.error, "device": job.device}
-    write_summary(folder, summary)
+    summary = replace(summary, status=job.state, error=job.error, device=job.device)
+    summary.write(folder)
     return summary
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +22,7 @@ from runner.config.override_errors import of_a_job
 from runner.config.secrets import for_disk
 from runner.device import Hardware, parse
 from runner.errors import Problem, RunnerError, is_full_disk, refuse
-from runner.experiment.summary import read_summary, write_summary
+from runner.experiment.summary import Summary
 from runner.experiment.terminal import short
 from runner.sweep import messages
 from runner.sweep.jobs import ledger
@@ -221,13 +221,13 @@ def _jobs_to_run(plan: Plan, sweep: Sweep, *, retry: bool, grace_seconds: float)
     for job, overrides in _listed(plan, sweep):
         job.overrides = overrides
         if job.state in ("failed", "killed") and retry:
-            if not _lacked_room(read_summary(sweep.folder_of(job))):
+            if not _lacked_room(Summary.read(sweep.folder_of(job))):
                 job.folder_name = _free_name(sweep, job)
         elif job.state == "running":  # it may have ended by itself when the sweep was killed
             _wait_for_its_end(sweep.folder_of(job), seconds=grace_seconds)
-            summary = read_summary(sweep.folder_of(job))
-            if summary.get("status") in ("finished", "failed", "pruned") and not _lacked_room(summary):
-                job.state, job.error = summary["status"], summary.get("error")
+            summary = Summary.read(sweep.folder_of(job))
+            if summary.has_ended and not _lacked_room(summary):
+                job.state, job.error = summary.status, summary.error
                 continue
         elif job.is_done and job.state != "skipped":
             continue
@@ -235,8 +235,8 @@ def _jobs_to_run(plan: Plan, sweep: Sweep, *, retry: bool, grace_seconds: float)
     return jobs
 
 
-def _lacked_room(summary: Mapping[str, Any]) -> bool:
-    return summary.get("ending") == "disk_full"
+def _lacked_room(summary: Summary) -> bool:
+    return summary.ending == "disk_full"
 
 
 def _listed(plan: Plan, sweep: Sweep) -> list[tuple[Job, tuple[str, ...]]]:
@@ -338,7 +338,7 @@ def _enlist(prepared: list[Prepared], hands: Hands) -> list[Prepared]:
         job.state, job.error = "planned", None
         if found.missing is not None:
             job.state, job.error = "skipped", found.missing.message
-            write_summary(hands.sweep.folder_of(job), {"status": "skipped", "error": job.error, "device": None})
+            Summary("skipped", job.error).write(hands.sweep.folder_of(job))
     hands.ledger.plan(*(found.job for found in prepared))
     hands.ledger.note(*(found.job for found in prepared))
     return [found for found in prepared if found.missing is None]

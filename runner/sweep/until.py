@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
 from runner.errors import Problem, RunnerError
+from runner.experiment.summary import Summary
 from runner.sweep.jobs.ledger import Job
 from runner.sweep.jobs.prepare import (
     SEED,
@@ -75,7 +76,7 @@ class Rounds:
         self._running |= {job.number for job in prepared.jobs}
         return prepared
 
-    def ended(self, job: Job, summary: dict[str, Any]) -> None:
+    def ended(self, job: Job, summary: Summary) -> None:
         self._running.discard(job.number)
 
 

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from runner.config.trust import check_folder
 from runner.errors import Problem, RunnerError, nearest
-from runner.experiment.summary import read_summary
+from runner.experiment.summary import Summary
 from runner.experiment.terminal import Terminal, text_table
 from runner.runs import find
 from runner.sweep.jobs import ledger
@@ -135,7 +135,7 @@ def _read(word: str, uri: str, verb: str = "compare") -> tuple[list[Result], tup
         results, max_seeds = read_stored(place, uri=uri)
     elif folder is None:
         run = find.find(place, verb=verb)
-        state = str(read_summary(run).get("status") or "running")
+        state = Summary.read(run).status or "running"
         job = ledger.Job(0, (), run.name, state=state, folder_name=run.name)
         results = read_results(ledger.Sweep(run.parent, "", 0, (), jobs={0: job}))
     else:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runner.experiment.summary import read_summary
+from runner.experiment.summary import Summary
 from runner.runs.reproduce.compare import Points
 from runner.runs.reproduce.recorded import num_steps_of
 from runner.sweep.report.ranking import Goal
@@ -87,7 +87,7 @@ class LiveRun:
         """`running`, `finished`, `failed`, `killed` or `pruned`."""
         now, file = time.monotonic(), self.folder / FILE
         if self._ended:
-            return str(read_summary(self.folder).get("status") or self._ended)
+            return Summary.read(self.folder).status or self._ended
         if now - self._looked > SECONDS_BETWEEN_LOOKS:
             self._looked = now
             if is_being_written(self.folder):

@@ -7,7 +7,7 @@ import pytest
 
 from runner import cli
 from runner.config import origin
-from runner.experiment.summary import read_summary, write_summary
+from runner.experiment.summary import Summary
 from runner.tracking import mlflow_store as store
 from runner.tracking.ack import read_ack
 from runner.tracking.journal import Journal
@@ -28,7 +28,7 @@ def run(write):
             write.start(journal)
             write.rows(journal, 1, 3)
             write.end(journal)
-        write_summary(folder, {"status": "finished", "run_id": None})
+        Summary("finished").write(folder)
         if store is not None:
             origin.sign(folder, store)
         return folder
@@ -51,9 +51,9 @@ def test_each_run_goes_to_its_own_store_and_its_summary_says_so(run, stores, cap
         ack = read_ack(folder)
         assert store.open_store(uri).get_run(ack.run_id).info.status == "FINISHED"
         assert len(store.open_store(uri).search_runs(["1"])) == 1
-        summary = read_summary(folder)
-        assert (summary["run_id"], summary["tracking_uri"]) == (ack.run_id, uri)
-        assert summary["tracker"] == {"points_written": 6, "points_pending": 0}
+        summary = Summary.read(folder)
+        assert (summary.run_id, summary.tracking_uri) == (ack.run_id, uri)
+        assert summary.tracker == {"points_written": 6, "points_pending": 0}
         assert f"1 of 1 runs are complete in {uri}" in shown
     assert "tracking.enabled=false" in shown and read_ack(untracked).run_id is None
     assert not Path("mlflow.db").exists()
@@ -114,7 +114,7 @@ def test_what_is_still_running_is_not_complete(run, stores, write, own_folder, c
     ],
 )
 def test_nothing_to_send_is_told_and_is_no_success(own_folder, capfd, words, so):
-    write_summary(Path("run"), {"status": "finished"})
+    Summary("finished").write(Path("run"))
     assert cli.main(words) == 2
     assert so in capfd.readouterr().err
     assert not list(own_folder.glob("*.db"))

@@ -18,7 +18,7 @@ from runner.errors import Problem, RunnerError
 from runner.experiment import build, build_data, hints, provenance, session, together
 from runner.experiment.build import prepare
 from runner.experiment.context import RunContext
-from runner.experiment.summary import read_summary
+from runner.experiment.summary import Summary
 from runner.experiment.together import CannotStackError, Job, run_together
 from runner.tracking.journal_reader import read_events
 
@@ -70,12 +70,12 @@ def test_one_whose_end_fails_fails_alone(tmp_path, monkeypatch, module, name):
     summaries = run_together(jobs)
     assert sorted(each.status for each in summaries.values()) == ["failed", "finished", "finished"]
     for number, summary in summaries.items():
-        ending = read_summary(jobs[number].folder)
+        ending = Summary.read(jobs[number].folder)
         events = [event for event in read_events(jobs[number].folder) if event["kind"] == "end"]
-        assert ending["status"] == summary.status and ending["metrics"]["val/loss"] > 0
+        assert ending.status == summary.status and ending.metrics["val/loss"] > 0
         assert events[-1]["status"] == ("FINISHED" if summary.status == "finished" else "FAILED")
         if summary.status == "failed":
-            assert ending["error"].startswith("RuntimeError: unexpected pos 704")
+            assert ending.error.startswith("RuntimeError: unexpected pos 704")
 
 
 def composed(*words):
@@ -182,7 +182,7 @@ def test_rows_that_one_of_several_groups_has_no_room_for_are_for_runs_alone(
         together._prepared(one, Hardware(cuda=(Gpu("H"),)), together.CommonRows())
     if raised is CannotStackError:
         assert str(caught.value).endswith("; or sweep.batch=128, one group")
-        assert read_summary(one.folder) == {}  # as one that never began
+        assert Summary.read(one.folder) == Summary()  # as one that never began
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch
 from mlflow.tracking import MlflowClient
 from waiting import wait_for
 
-from runner.experiment.summary import read_summary
+from runner.experiment.summary import Summary
 from runner.sweep.jobs import ledger
 from runner.tracking.journal_reader import read_series
 
@@ -72,15 +72,15 @@ def test_each_job_is_the_run_that_it_is_alone(own_folder, sweep, warm):
         assert "by the sweep\n" in log and "not reached" not in log  # what it sends, it tells of itself
         assert (folder / "runner.log").read_text().count("epoch    2/2") == 1
         assert (folder / ".hydra/overrides.yaml").read_text().count("seed=") == 1
-    summaries = [read_summary(folder) for folder in found]
-    best = min(summaries, key=lambda each: each["best"]["value"])
+    summaries = [Summary.read(folder) for folder in found]
+    best = min(summaries, key=lambda each: each.best["value"])
     for folder, summary in zip(found, summaries, strict=True):
         assert (folder / "plots").exists() == (summary is best)  # its pictures and its model
     runs = MlflowClient(f"sqlite:///{own_folder}/mlflow.db").search_runs(["1"])
     assert len(runs) == 5 and {run.info.status for run in runs} == {"FINISHED"}  # and the sweep's own
     by_id = {run.info.run_id: run for run in runs}
     for summary in summaries:
-        assert by_id[summary["run_id"]].data.metrics["val/loss"] == pytest.approx(summary["metrics"]["val/loss"])
+        assert by_id[summary.run_id].data.metrics["val/loss"] == pytest.approx(summary.metrics["val/loss"])
     again = warm.command(own_folder, "reproduce", str(found[3]), *QUIET)
     told, _ = again.communicate()
     assert again.returncode == 0 and "\nreproduced " in told
@@ -148,7 +148,7 @@ def test_one_whose_data_can_not_be_had_fails_alone(own_folder, warm):
     assert process.returncode == 1, said
     jobs = ledger.read(own_folder / "swept").jobs.values()
     assert [job.state for job in jobs] == ["finished", "finished", "failed", "finished", "finished"]
-    assert "no rows for two" in read_summary(own_folder / "swept/2")["error"]
+    assert "no rows for two" in Summary.read(own_folder / "swept/2").error
     assert "of 4 jobs compute together" in (own_folder / "swept/4/console.log").read_text()
 
 

@@ -6,6 +6,7 @@ import pytest
 from rich.console import Console
 from synthetic_sweep import Folder
 
+from runner.experiment.summary import Summary
 from runner.sweep import progress_table
 from runner.sweep.jobs import ledger
 from runner.sweep.progress_table import Table, Watch
@@ -49,8 +50,8 @@ def begun_sweep(folder, clock, console):
         table.show(sweep)
         clock[0] += 10
         jobs[0].state, jobs[1].state, jobs[1].error = "finished", "failed", "ValueError: x"
-        table.ended(jobs[0], {"best": {"metric": "val/loss", "value": 0.25, "step": 4}, "metrics": {"val/loss": 0.5}})
-        table.ended(jobs[1], {"metrics": {}})
+        table.ended(jobs[0], Summary(best={"metric": "val/loss", "value": 0.25, "step": 4}, metrics={"val/loss": 0.5}))
+        table.ended(jobs[1], Summary())
         for job in jobs[2:4]:
             job.state, job.device = "running", "cpu"
         for job, step in ((jobs[2], 5), (jobs[3], 0)):

@@ -24,7 +24,7 @@ from runner import cli
 from runner.device import diagnose, probe
 from runner.device.unavailable import why_not
 from runner.errors import RunnerError
-from runner.experiment.summary import read_summary
+from runner.experiment.summary import Summary
 from runner.sweep.jobs import ledger
 from runner.sweep.jobs.ledger import Job, Sweep
 from runner.sweep.progress_table import Table
@@ -321,7 +321,7 @@ def in_flight(folder):
     """Jobs that have saved their state, and not ended: they go on from there, and their journals have a second start."""
     jobs = [path.parents[1] for path in journals(folder)]
     saved = [job for job in jobs if (job / "checkpoints/last.pt").exists()]
-    return [job for job in saved if read_summary(job).get("status") not in ("finished", "failed")]
+    return [job for job in saved if Summary.read(job).status not in ("finished", "failed")]
 
 
 @pytest.mark.slow

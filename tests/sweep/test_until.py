@@ -9,6 +9,7 @@ from omegaconf import OmegaConf
 from refused import problems_of
 
 from runner import cli
+from runner.experiment.summary import Summary
 from runner.sweep.jobs.ledger import Job, Ledger, Sweep
 from runner.sweep.jobs.prepare import Prepared
 from runner.sweep.report import build
@@ -61,10 +62,12 @@ class Made:
             job.state = "finished" if value is not None else "failed"
             best = {"metric": "val/loss", "mode": "min", "value": value, "step": 1}
             (self.folder / job.folder_name).mkdir()
-            (self.folder / job.folder_name / "summary.json").write_text(json.dumps({"best": best, "num_steps": 1}))
+            (self.folder / job.folder_name / "summary.json").write_text(
+                json.dumps({"status": job.state, "best": best, "num_steps": 1})
+            )
             self.ledger.plan(job)
             self.ledger.note(job)
-            self.source.ended(job, {})
+            self.source.ended(job, Summary())
         self.ledger.close()
         return [sum(words <= set(job.overrides) for job in self.sweep.jobs.values()) for words in ({MLP[0]}, {CNN[0]})]
 

@@ -22,7 +22,7 @@ from torch import nn
 from runner import cli
 from runner.config import origin
 from runner.errors import RunnerError
-from runner.experiment.summary import read_summary
+from runner.experiment.summary import Summary
 from runner.tracking import recipes
 from runner.tracking.ack import Ack, write_ack
 from runner.tracking.journal import Journal
@@ -422,7 +422,7 @@ def test_a_configuration_that_grows_when_it_is_read_is_refused_before(run_folder
 
 def test_a_summary_of_many_levels_is_no_summary(own_folder):
     Path("summary.json").write_text("[" * 100_000)
-    assert read_summary(own_folder) == {}
+    assert Summary.read(own_folder) == Summary()
 
 
 def test_a_runs_folder_may_be_a_link_itself_and_hold_links_within(run_folder):

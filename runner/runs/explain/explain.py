@@ -25,7 +25,7 @@ from runner.errors import Problem, RunnerError, at_once
 from runner.experiment.check import check
 from runner.experiment.compose_run import of_run
 from runner.experiment.provenance import versions
-from runner.experiment.summary import read_summary
+from runner.experiment.summary import Summary
 from runner.experiment.terminal import say, short
 from runner.inspection.not_finite import Record, Size, Watch, is_finite
 from runner.inspection.tensor_names import Names
@@ -163,7 +163,7 @@ def asked_for(wanted: str, cfg: DictConfig, folder: Path, step: int | None) -> W
     """
     series = read_series(folder).get(LOSS)
     if series is None:
-        error, _, fix = str(read_summary(folder).get("error") or "").partition("; help: ")
+        error, _, fix = (Summary.read(folder).error or "").partition("; help: ")
         problem = f"the run failed in its first step: {error}" if error else "the run took no step"
         fix = fix or (
             f"correct this and train again, or run `resume {shlex.quote(wanted)}`"
@@ -222,14 +222,14 @@ def explain(wanted: str, overrides: list[str], *, step: int | None) -> dict[str,
 
 
 def _notes(asked: Wanted, device: str, moment: Moment, *, was_compiled: bool) -> list[str]:
-    summary, found = read_summary(asked.folder), []
-    if (num := summary.get("num_processes") or 1) > 1:
+    summary, found = Summary.read(asked.folder), []
+    if (num := summary.num_processes) > 1:
         found.append(f"{num} processes trained it, and one replays it: sums are rounded otherwise")
     if was_compiled:
         found.append("its steps were compiled, and are replayed as they are written: they are rounded otherwise")
-    if (then := summary.get("device")) not in (None, device):
+    if (then := summary.device) not in (None, device):
         found.append(f"it ran on {then}, and is replayed on {device}")
-    if (then := (summary.get("versions") or {}).get("torch")) not in (None, now := versions()["torch"]):
+    if (then := summary.versions.get("torch")) not in (None, now := versions()["torch"]):
         found.append(f"it ran with torch {then}, and this is {now}")
     told = [event["digest"] for event in read_events(asked.folder) if event["kind"] == "dataset"]
     if told and not moment.parts.splits.fingerprint.startswith(told[-1]):
@@ -261,7 +261,7 @@ def _replayed(asked: Wanted, cfg: DictConfig, device: torch.device) -> tuple[Sta
 
 
 def _say_how_long(asked: Wanted, start: Start) -> None:
-    rate = read_summary(asked.folder).get("steps_per_second") or math.inf
+    rate = Summary.read(asked.folder).steps_per_second or math.inf
     if (seconds := (asked.step - start.step) / rate) > WORTH_A_WORD:
         say(f"replay  {asked.step - start.step:,} steps, some {seconds:,.0f} s at least")
 

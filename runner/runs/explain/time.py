@@ -17,7 +17,7 @@ from runner.config.importing import loading
 from runner.errors import Problem, RunnerError
 from runner.experiment.claim import temporary_folder
 from runner.experiment.context import RunContext
-from runner.experiment.summary import read_summary
+from runner.experiment.summary import Summary
 from runner.experiment.terminal import Terminal, short
 from runner.experiment.time_spent import AROUND, NAMES
 from runner.runs import find
@@ -41,11 +41,13 @@ KEYS = ("time", "step", "advice", "seconds", "num_steps", "device", "status")
 def time_of(wanted: str) -> dict[str, Any]:
     """Return a run's directory, and the times in its summary. Raises: RunnerError for a run without them."""
     folder = find.find(wanted, verb="explain")
-    summary = read_summary(folder)
-    if not summary.get("time"):
-        problem = "its summary.json says nothing of its time: it did not end, or an earlier version wrote it"
-        raise RunnerError(Problem(f"explain {wanted} --time", problem, f"python -m runner explain {wanted} --trace"))
-    return {"folder": str(folder), **{key: summary.get(key) for key in KEYS}}
+    summary = Summary.read(folder)
+    if not summary.time:
+        problem = "the run's `summary.json` has no times: the run did not end, or an earlier version wrote it"
+        raise RunnerError(
+            Problem(f"explain {wanted} --time", problem, f"run `python -m runner explain {wanted} --trace`")
+        )
+    return {"folder": str(folder), **{key: getattr(summary, key) for key in KEYS}}
 
 
 def show_time(found: Mapping[str, Any]) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner.config.trust import cleared, trusting
 from runner.errors import Problem, RunnerError
-from runner.experiment.summary import read_summary
+from runner.experiment.summary import Summary
 from runner.experiment.terminal import short
 from runner.runs import find
 from runner.runs.history import of_store
@@ -144,4 +144,4 @@ def _in_folder(folder: Path, *, asked: str) -> Original:
 def _status(folder: Path) -> str:
     if is_being_written(folder):
         return "running"
-    return str(read_summary(folder).get("status", "killed"))
+    return Summary.read(folder).status or "killed"

@@ -29,7 +29,7 @@ from runner.config.validate import written
 from runner.device import Hardware
 from runner.errors import Problem, RunnerError
 from runner.experiment.claim import CONSOLE
-from runner.experiment.summary import Summary, read_summary
+from runner.experiment.summary import Summary
 from runner.sweep.jobs.prepare import Prepared
 from runner.sweep.jobs.run_job import VARIABLE, Assignment, task
 from runner.sweep.jobs.slots import DevicesFor, anywhere, devices_for
@@ -176,7 +176,7 @@ class Scheduled:
                 return False
             self._done_at[number] = time.monotonic()
         waited = time.monotonic() - self._done_at[number]
-        return self.is_here or waited > SECONDS_FOR_FILES or "status" in read_summary(self._folders[number])
+        return self.is_here or waited > SECONDS_FOR_FILES or bool(Summary.read(self._folders[number]).status)
 
     def _farewell(self, number: int) -> Ended:
         job, folder = self._jobs.pop(number), self._folders[number]
@@ -184,7 +184,7 @@ class Scheduled:
         for log in (job.paths.stdout, job.paths.stderr):
             if log.is_file() and log.stat().st_size:
                 link_console(log, folder)
-        if read_summary(folder).get("status") == "killed" and not self._is_stopping:
+        if Summary.read(folder).status == "killed" and not self._is_stopping:
             return Ended(number, None, is_interrupted=True)
         state = job.state.partition(" ")[0].upper()
         told = "its process ended" if self.is_here else f"Slurm says {state} of job {job.job_id}"

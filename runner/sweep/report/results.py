@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runner.config.validate import fold_of, without_password
-from runner.experiment.summary import read_summary
+from runner.experiment.summary import Summary
 from runner.sweep.jobs.ledger import Job, Sweep
 from runner.tracking.journal_reader import Series, read_series
 from runner.tracking.journal_records import FILE as JOURNAL
@@ -119,7 +119,7 @@ def thin(steps: NDArray[np.int64], values: NDArray[np.float64], most: int) -> Cu
 
 def _read(sweep: Sweep, job: Job, goals: set[str], most: int) -> Result:
     folder = sweep.folder_of(job) if job.folder_name else None
-    summary = read_summary(folder) if folder else {}
+    summary = vars(found) if folder and (found := Summary.read(folder)).status else {}
     series = read_series(folder) if folder else {}
     error = job.error or summary.get("error")
     best = _best(summary.get("best"), series, _began_ms(folder, series))

@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from runner.config.identity import key_of
 from runner.errors import RunnerError
-from runner.experiment.summary import read_summary
+from runner.experiment.summary import Summary
 from runner.sweep.jobs.ledger import Job, kept
 from runner.sweep.jobs.prepare import OF_THE_STORE, Prepared, without
 from runner.sweep.scheduler import settle
@@ -198,11 +198,11 @@ class Suggestions:
             except (HydraException, OmegaConfBaseException, RunnerError) as error:
                 # two choices that don't go together: each alone was checked before
                 job.state, job.error = "failed", " ".join(str(error).split()) or type(error).__name__
-                self.ended(job, {})
+                self.ended(job, Summary())
                 self._hands.ledger.note(job)
         return None
 
-    def ended(self, job: Job, summary: dict[str, Any]) -> None:
+    def ended(self, job: Job, summary: Summary) -> None:
         """Tells the study. A job that finished without the metric is a failed one from here on."""
         self._running.discard(job.number)
         if job.state == "interrupted":
@@ -241,7 +241,7 @@ class Suggestions:
         self._running.add(job.number)
         return prepared
 
-    def _conclude(self, job: Job, summary: dict[str, Any]) -> None:
+    def _conclude(self, job: Job, summary: Summary) -> None:
         from optuna.trial import TrialState
 
         values: list[float] | None = None
@@ -263,8 +263,8 @@ class Suggestions:
         if job.is_done:
             return
         folder = self._hands.sweep.folder_of(job)
-        summary = read_summary(folder)
-        if trial.state == TrialState.RUNNING and summary.get("status") not in ("finished", "pruned", "failed"):
+        summary = Summary.read(folder)
+        if trial.state == TrialState.RUNNING and not summary.has_ended:
             given = dict(zip(kept(self._space.fixed), self._space.fixed, strict=True))  # the ledger keeps no passwords
             store = {key_of(word): word for word in self._space.fixed if key_of(word) in OF_THE_STORE}
             job.overrides = tuple(store.get(key_of(word), given.get(word, word)) for word in job.overrides)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from runner.errors import Problem, nearest
+from runner.experiment.summary import Summary
 from runner.tasks.metric_names import REPORTED, is_of_a_class, is_rising, metrics_of
 
 SPLITS = ("train", "val", "test")
@@ -68,12 +69,12 @@ def goal_problems(goals: Goals, config: Any, swept: Collection[str]) -> list[Pro
     return problems
 
 
-def values_of(summary: Mapping[str, Any], goals: Goals) -> tuple[list[float] | None, str]:
+def values_of(summary: Summary, goals: Goals) -> tuple[list[float] | None, str]:
     """What a job that finished reached: the value of its best epoch, where that was kept by this metric, else the last.
 
     Or None, and the reason why it can't be compared.
     """
-    best, metrics = summary.get("best") or {}, summary.get("metrics") or {}
+    best, metrics = summary.best, summary.metrics
     values = []
     for name in (goal["metric"] for goal in goals):
         kept = best.get("value") if best.get("metric") == name else None

@@ -12,6 +12,7 @@ from refused import problems_of
 from runner.config.schema import Search as Settings
 from runner.device import Hardware
 from runner.errors import RunnerError
+from runner.experiment.summary import Summary
 from runner.sweep.jobs import ledger
 from runner.sweep.jobs.ledger import Ledger, Sweep
 from runner.sweep.jobs.prepare import Prepared
@@ -80,7 +81,7 @@ class Search:
     def end(self, job, state="finished", values=None):
         """As the engine does it: the summary, the source, the ledger."""
         summary = self.write(job, state, values)
-        job.state, job.error = state, summary["error"]
+        job.state, job.error = state, summary.error
         self.source.ended(job, summary)
         self.ledger.note(job)
 
@@ -88,8 +89,8 @@ class Search:
         metrics = values if values is not None else reached(job)
         folder = self.hands.sweep.folder_of(job)
         folder.mkdir(exist_ok=True)
-        summary = {"status": state, "error": "it burst" if state == "failed" else None, "metrics": metrics, "best": {}}
-        (folder / "summary.json").write_text(json.dumps(summary))
+        summary = Summary(state, "it burst" if state == "failed" else None, metrics=metrics)
+        summary.write(folder)
         return summary
 
     def run(self):
@@ -340,7 +341,7 @@ def test_a_stopped_trial_goes_on_as_the_same(search):
     first = search()
     job = first.start()
     job.state = "interrupted"
-    first.source.ended(job, {})
+    first.source.ended(job, Summary())
     first.ledger.note(job)
     first.leave()
     second = search()
@@ -351,7 +352,7 @@ def test_a_stopped_trial_sends_its_points_where_the_search_does_from_now_on(sear
     first = search(words=("tracking.uri=http://there", *WORDS))
     job = first.start()
     job.state = "interrupted"
-    first.source.ended(job, {})
+    first.source.ended(job, Summary())
     first.ledger.note(job)
     first.leave()
     second = search(words=("tracking.uri=sqlite:///here.db", *WORDS))

@@ -4,6 +4,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from runner.experiment.summary import Summary
 from runner.sweep.search.objectives import goal_problems, kept_by, read_goals, values_of
 from runner.tasks.metric_names import REPORTED
 
@@ -29,7 +30,7 @@ SUMMARIES = [
 
 @pytest.mark.parametrize(("best", "metrics", "goals", "expected"), SUMMARIES)
 def test_the_value_of_the_best_epoch_where_it_was_kept_else_the_last(best, metrics, goals, expected):
-    summary = {"metrics": metrics, "best": best and {"metric": best[0], "value": best[1]}}
+    summary = Summary(metrics=metrics, best={"metric": best[0], "value": best[1]} if best else {})
     values, reason = values_of(summary, goals)
     assert (reason if values is None else values) == expected
 
