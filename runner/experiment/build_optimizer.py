@@ -31,7 +31,7 @@ from runner.errors import OF_CODE, Problem, RunnerError, in_words, refuse
 from runner.training.optimizer import KERNEL_CHOICES, Turns, check_settings, make_optimizer, matching
 from runner.training.schedule import wants_metric
 
-#: in place of what only the data knows
+#: in place of facts that only the data has
 STAND_INS: dict[str, Any] = {
     **dict.fromkeys(
         ("in_features", "out_features", "num_classes", "vocab_size", "context_length", "padding_token"), 10
@@ -42,144 +42,92 @@ STAND_INS: dict[str, Any] = {
     "bytes_per_token": 1.0,
     "num_steps": 1000,
 }
-CALM = 10  # of a setting that has no usual value: a period, a number of steps
+SAFE_VALUE = 10  # of a setting without a default: a period, a number of steps
 NUM_STEPS = 3  # of a trial
 OTHERS = {"optimizer": "optimizer=adam, adamw or sgd", "scheduler": "scheduler=cosine or constant"}
+
+Attempt = Callable[[Mapping[str, Any]], BaseException | None]
 
 
 def optimizer_of(cfg: DictConfig, model: nn.Module, *, device: torch.device, prefix: str = "") -> Optimizer:
     """Make the optimizer of the model's parameters; `prefix` precedes the names that the user knows.
 
-    Raises: RunnerError for what it does not take, the model's parameters among it.
+    Raises:
+        RunnerError: For settings and parameters that it does not take.
     """
     if turns := turns_of(cfg):
-        return _taking_turns(cfg, turns, model, device=device, prefix=prefix)
-    node = _node(cfg, "optimizer")
+        return _make_turns(cfg, turns, model, device=device, prefix=prefix)
+    target = _target(cfg, "optimizer")
     shared = split_settings(resolved(cfg, "optimizer"), "optimizer")[1]
     shared.pop("turns", None)
     if "groups" in shared:
-        shared["groups"] = [_numbers(group, node.usual) for group in shared["groups"]]
+        shared["groups"] = [_numbers(group, target.defaults) for group in shared["groups"]]
     try:
-        make, precision = partial(node.make, **node.given), str(cfg.train.precision)
+        make, precision = partial(target.make, **target.settings), str(cfg.train.precision)
         return make_optimizer(make, model, device=device, prefix=prefix, precision=precision, **shared)
     except RunnerError:
         raise
     except OF_CODE as error:
-        raise RunnerError(*(rehearsed(cfg) or [_of_target(node, error)])) from error
+        raise RunnerError(*(rehearsed(cfg) or [_target_problem(target, error)])) from error
 
 
 def schedule_of(cfg: DictConfig, optimizer: Optimizer, *, mode: str) -> LRScheduler | None:
-    """None: the learning rates stay as they are. mode: min or max, whichever is better of the metric that epochs are judged by.
+    """Make the schedule of an optimizer's rates, or return None if they stay as they are.
 
-    Raises: RunnerError for what it does not take.
+    Args:
+        cfg: The configuration.
+        optimizer: The optimizer.
+        mode: "min" or "max", whichever is better of the metric that epochs are compared by.
+
+    Raises:
+        RunnerError: For settings that it does not take.
     """
     if not cfg.scheduler.get("_target_"):
         return None
-    node = _node(cfg, "scheduler", mode=mode)
-    if (each := _equal_rates(node, optimizer)) is not None:
-        raise RunnerError(each)
+    target, groups = _target(cfg, "scheduler", mode=mode), optimizer.param_groups
+    if (problem := _equal_rates(target, groups, optimizer.defaults)) is not None:
+        raise RunnerError(problem)
     try:
-        return _checked(node.make(optimizer, **node.given), mode)
+        return _checked(target.make(optimizer, **target.settings), mode)
     except RunnerError:
         raise
     except OF_CODE as error:
-        each, rates = _of_target(node, error), [group["lr"] for group in optimizer.param_groups]
+        problem, rates = _target_problem(target, error), [group["lr"] for group in groups]
         if len(rates) > 1:
-            problem = f"{each.message}; the optimizer has {len(rates)} groups, with the rates {_text(rates)}"
-            each = replace(each, message=problem)
-        raise RunnerError(*(rehearsed(cfg, mode=mode) or [each])) from error
+            message = f"{problem.message}; the optimizer has {len(rates)} groups, with the rates {_text(rates)}"
+            problem = replace(problem, message=message)
+        raise RunnerError(*(rehearsed(cfg, mode=mode) or [problem])) from error
 
 
 def rehearsed(cfg: DictConfig, *, mode: str | None = "min") -> list[Problem]:
     """Try the optimizers and the schedule with one parameter for each group, and return what is wrong. Takes milliseconds.
 
-    What depends on facts that are not known yet is left to optimizer_of() and schedule_of().
+    What depends on unknown facts, or on the model's number of groups, is left to optimizer_of() and schedule_of().
 
     mode: Whether the schedule's metric is minimized ("min") or maximized; None: the optimizers only.
     """
-    found: list[Problem] = []
-    makers: dict[str, Callable[[], Optimizer]] = {}
+    problems: list[Problem] = []
+    groups: list[dict[str, Any]] = []
+    defaults: dict[str, Any] = {}
     turns = turns_of(cfg)
-    for name, one in (turns or {"": cfg}).items():
-        problems, makers[name] = _rehearsed_optimizers(one)
-        found += [_of_turn(problem, cfg, name) if turns else problem for problem in problems]
-    if mode is not None and cfg.scheduler.get("_target_"):
-        with _standing_in(cfg) as unknown, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the run itself gives them
+    with _stand_ins(cfg) as unknown, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the run itself gives them
+        for name, one in (turns or {"": cfg}).items():
+            found, optimizer = _try_optimizer(one, unknown)
+            problems += [_of_turn(problem, cfg, name) if turns else problem for problem in found]
+            groups, defaults = groups + optimizer.param_groups, {**optimizer.defaults, **defaults}
+        if mode is not None and cfg.scheduler.get("_target_"):
             try:
-                schedule = _node(cfg, "scheduler", but=unknown, mode=mode)
+                target = _target(cfg, "scheduler", unknown=unknown, mode=mode)
                 has_groups = bool(turns or cfg.optimizer.get("groups") or cfg.optimizer.get("no_decay"))
-                num_steps = min(NUM_STEPS, cfg.facts.num_steps)
-                lists = [len(value) for value in schedule.given.values() if has_groups and isinstance(value, list)]
-
-                def attempt(given: Mapping[str, Any]) -> BaseException | None:
-                    """With the number of groups that a list is for: the model may make more or fewer of them."""
-                    counts, try_it = (0, *lists), partial(_rehearse_schedule, schedule, given, mode, num_steps)
-                    errors = [try_it(_all(makers, count)) for count in counts]
-                    return None if None in errors else errors[0]
-
-                blamed = _blamed(schedule, attempt)
-                found += blamed or filter(None, [_equal_rates(schedule, _all(makers))])
+                if not (has_groups and any(isinstance(value, list) for value in target.settings.values())):
+                    num_steps = min(NUM_STEPS, cfg.facts.num_steps)
+                    attempt = partial(_try_schedule, target, mode, num_steps, _copied(groups, defaults))
+                    wrong = _wrong_settings(target, attempt)
+                    problems += wrong or filter(None, [_equal_rates(target, groups, defaults)])
             except RunnerError as error:
-                found += error.problems
-    return list(dict.fromkeys(found))
-
-
-def _rehearsed_optimizers(cfg: DictConfig) -> tuple[list[Problem], Callable[[], Optimizer]]:
-    with _standing_in(cfg) as unknown, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            node = _node(cfg, "optimizer", but=unknown)
-            node = replace(node, given=_of_any_kernel(node.given))
-            found = _optimizer_problems(node, cfg)
-        except RunnerError as error:
-            return list(error.problems), _any_optimizer
-        if _rehearse_optimizer(node, node.given) is not None:  # it may be only for sparse gradients
-            return found, _any_optimizer
-        groups = split_settings(resolved(cfg, "optimizer"), "optimizer")[1].get("groups") or []
-        own = [{"lr": group["lr"]} if "lr" in group else {} for group in (_numbers(one, node.usual) for one in groups)]
-
-    def make() -> Optimizer:
-        optimizer = _rehearsed_optimizer(node)
-        for group in own:
-            optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2, 2))], **group})
-        return optimizer
-
-    return found, _any_optimizer if found else make
-
-
-def _all(makers: Mapping[str, Callable[[], Optimizer]], count: int = 0) -> Optimizer:
-    each = {name: make() for name, make in makers.items()}
-    one = _unwrapped(Turns)(each, dict.fromkeys(each, 1)) if len(each) > 1 else next(iter(each.values()))
-    del one.param_groups[count or len(one.param_groups) :]
-    for _ in range(len(one.param_groups), count):
-        one.add_param_group({"params": [nn.Parameter(torch.ones(2, 2))]})
-    return one
-
-
-def _equal_rates(node: _Node, optimizer: Optimizer) -> Problem | None:
-    rates = [float(group["lr"]) for group in optimizer.param_groups]
-    if len(set(rates)) == 1:
-        return None
-
-    def num_rates(given: Mapping[str, Any]) -> int:
-        """The most that differ at one of the first steps; 0 where the schedule can't be made."""
-        most, groups = 0, [{**group, "params": [nn.Parameter(torch.ones(2, 2))]} for group in optimizer.param_groups]
-        copied: Optimizer = _unwrapped(Optimizer)(groups, optimizer.defaults)
-        with warnings.catch_warnings(), suppress(*OF_CODE):  # a schedule may end after one step
-            warnings.simplefilter("ignore")
-            schedule = node.make(copied, **given)
-            for _ in range(NUM_STEPS):
-                most = max(most, len({float(group["lr"]) for group in copied.param_groups}))
-                schedule.step(1.0) if wants_metric(schedule) else schedule.step()
-        return most
-
-    if num_rates(node.given) != 1:
-        return None
-    numbers = [name for name, value in node.given.items() if _is_number(value)]
-    fixes = [f"scheduler.{name}={_text(rates)}" for name in numbers if num_rates({**node.given, name: rates}) > 1]
-    problem = f"{node.name} gives all groups of the optimizer one rate, and their own rates are {_text(rates)}"
-    return Problem(f"scheduler._target_={node.target}", problem, " or ".join([*fixes[:1], "scheduler=cosine"]))
+                problems += error.problems
+    return list(dict.fromkeys(problems))
 
 
 def turns_of(cfg: DictConfig) -> dict[str, DictConfig]:
@@ -194,9 +142,9 @@ def turns_of(cfg: DictConfig) -> dict[str, DictConfig]:
     if not schema.fits(whole["turns"], schema.TURNS):
         return {}
     found = {}
-    for name, asked in whole["turns"].items():
-        usual = {"no_decay": whole.get("no_decay")} if "_target_" in asked else whole
-        own = {key: value for key, value in asked.items() if key not in ("params", "every")}
+    for name, turn in whole["turns"].items():
+        usual = {"no_decay": whole.get("no_decay")} if "_target_" in turn else whole
+        own = {key: value for key, value in turn.items() if key not in ("params", "every")}
         found[str(name)] = one = copy.deepcopy(cfg)
         with read_write(one), open_dict(one):
             OmegaConf.update(one, "optimizer", {**usual, **own, "turns": None}, merge=False)
@@ -204,7 +152,7 @@ def turns_of(cfg: DictConfig) -> dict[str, DictConfig]:
 
 
 def turn_problems(cfg: DictConfig) -> list[Problem]:
-    """What is wrong with the targets of optimizers that take turns, and the names of their settings."""
+    """Return what is wrong with the targets of optimizers that take turns, and the names of their settings."""
     found = []
     for name, one in turns_of(cfg).items():
         node = split_settings(validate.target_node(one, "optimizer"), "optimizer")[0]
@@ -219,104 +167,95 @@ def _of_turn(problem: Problem, cfg: DictConfig, name: str) -> Problem:
     return problem
 
 
-def _taking_turns(
+def _make_turns(
     cfg: DictConfig, turns: Mapping[str, DictConfig], model: nn.Module, *, device: torch.device, prefix: str
 ) -> Turns:
-    """Raises: RunnerError for parameters that no optimizer owns, or more than one."""
     named = {name.removeprefix(prefix): each for name, each in model.named_parameters() if each.requires_grad}
     owners: dict[str, list[str]] = {name: [] for name in named}
-    for turn, asked in cfg.optimizer.turns.items():
-        patterns = [asked.params] if isinstance(asked.params, str) else asked.params
+    for turn, settings in cfg.optimizer.turns.items():
+        patterns = [settings.params] if isinstance(settings.params, str) else settings.params
         key = f"optimizer.turns.{turn}.params"
         for name in set().union(*(matching(pattern, list(named), key=key) for pattern in patterns)):
             owners[name].append(str(turn))
     found = []
     if left := [name for name, by in owners.items() if not by]:
-        problem = f"no optimizer owns {_some(left)}, and what trains has one"
+        problem = f"no optimizer owns {_first(left)}, and what trains has one"
         fix = f"use a pattern for it in the params of {' or '.join(turns)}, or model.freeze=[{left[0]}]"
         found.append(Problem("optimizer.turns", problem, fix))
     if shared := [name for name, by in owners.items() if len(by) > 1]:
-        problem = f"{' and '.join(owners[shared[0]])} both own {_some(shared)}, and each parameter has one optimizer"
+        problem = f"{' and '.join(owners[shared[0]])} both own {_first(shared)}, and each parameter has one optimizer"
         found.append(Problem("optimizer.turns", problem, f"{shared[0]} in only one of them"))
     refuse(found)
     made = {}
     for turn, one in turns.items():
         others = [named[name] for name, by in owners.items() if by != [turn]]
-        for parameter in others:  # what does not train, an optimizer is not made over
+        for parameter in others:  # optimizer_of() leaves out frozen parameters
             parameter.requires_grad_(False)
         try:
             made[turn] = optimizer_of(one, model, device=device, prefix=prefix)
         finally:
             for parameter in others:
                 parameter.requires_grad_(True)
-    return Turns(made, {str(turn): int(asked.get("every", 1)) for turn, asked in cfg.optimizer.turns.items()})
+    return Turns(made, {str(turn): int(settings.get("every", 1)) for turn, settings in cfg.optimizer.turns.items()})
 
 
-def _some(names: Sequence[str]) -> str:
+def _first(names: Sequence[str]) -> str:
     return f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
 
 
 @dataclass(frozen=True)
-class _Node:
+class _Target:
+    """The function or class of a key, and its settings."""
+
     key: str
-    target: str
+    path: str
     make: Callable[..., Any]
-    given: Mapping[str, Any]
-    usual: Mapping[str, Any]  # default values
+    settings: Mapping[str, Any]
+    defaults: Mapping[str, Any]
     unknown: frozenset[str] = frozenset()  # settings that depend on the data
 
     @property
     def name(self) -> str:
-        return self.target.rpartition(".")[2]
+        return self.path.rpartition(".")[2]
 
 
-def _node(cfg: DictConfig, key: str, *, but: frozenset[str] = frozenset(), mode: str | None = None) -> _Node:
-    """The target of a top-level key and its settings; a text that is a number is one, where a number is wanted.
+def _target(cfg: DictConfig, key: str, *, unknown: frozenset[str] = frozenset(), mode: str | None = None) -> _Target:
+    """Return the target of a key; a text that is a number is one, where a number is the default.
 
-    but: facts that are not known.
+    unknown: facts that are not known yet.
     """
-    written = validate.target_node(cfg, key)
-    node = split_settings(resolved(cfg, key), key)[0]
+    written, node = validate.target_node(cfg, key), split_settings(resolved(cfg, key), key)[0]
     if mode is not None and node.get("mode", "") is None:
         node["mode"] = mode
     made = build(node, key=key)
-    make, given = (made.func, made.keywords) if isinstance(made, partial) else (made, {})
-    target = str(node["_target_"])
-    usual = _defaults(make)
-    unknown = frozenset(name for name in given if any(f"facts.{fact}" in str(written.get(name)) for fact in but))
-    return _Node(key, target, make, _numbers(given, usual), usual, unknown)
-
-
-def _defaults(make: Any) -> dict[str, Any]:
+    make, settings = (made.func, made.keywords) if isinstance(made, partial) else (made, {})
     try:
-        parameters = inspect.signature(make).parameters.values()
+        parameters = [*inspect.signature(make).parameters.values()]
     except (TypeError, ValueError):  # some builtins have no signature
-        return {}
-    return {each.name: each.default for each in parameters if each.default is not each.empty}
+        parameters = []
+    defaults = {each.name: each.default for each in parameters if each.default is not each.empty}
+    of_facts = frozenset(
+        name for name in settings if any(f"facts.{fact}" in str(written.get(name)) for fact in unknown)
+    )
+    return _Target(key, str(node["_target_"]), make, _numbers(settings, defaults), defaults, of_facts)
 
 
-def _of_conf(key: str, target: str) -> dict[str, Any]:
-    for file in sorted((CONF / key).glob("*.yaml")):
+def _conf_defaults(target: _Target) -> dict[str, Any]:
+    for file in sorted((CONF / target.key.partition(".")[0]).glob("*.yaml")):
         node: Any = OmegaConf.to_container(OmegaConf.load(file))
-        if node.get("_target_") == target:
-            return {
-                name: value
-                for name, value in node.items()
-                if name[0] != "_" and value is not None and "${" not in str(value)
-            }
+        if node.get("_target_") == target.path:
+            return {name: value for name, value in node.items() if name[0] != "_" and "${" not in str(value)}
     return {}
 
 
-def _numbers(given: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _number(value) if _is_number(usual.get(name)) else value for name, value in given.items()}
+def _numbers(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _number(value) if _is_number(defaults.get(name)) else value for name, value in settings.items()}
 
 
 def _number(value: Any) -> Any:
     for kind in (int, float) if isinstance(value, str) else ():
-        try:
+        with suppress(ValueError):
             return kind(value)
-        except ValueError:
-            continue
     return value
 
 
@@ -325,7 +264,7 @@ def _is_number(value: Any) -> bool:
 
 
 @contextmanager
-def _standing_in(cfg: DictConfig) -> Iterator[frozenset[str]]:
+def _stand_ins(cfg: DictConfig) -> Iterator[frozenset[str]]:
     """Give facts that are not known yet some value, and yield their names."""
     unknown = [name for name in STAND_INS if OmegaConf.is_missing(cfg.facts, name)]
     steps = validate.value(cfg, "train.num_steps")
@@ -339,57 +278,73 @@ def _standing_in(cfg: DictConfig) -> Iterator[frozenset[str]]:
                 cfg.facts[name] = "???"
 
 
-def _optimizer_problems(node: _Node, cfg: DictConfig) -> list[Problem]:
-    step = getattr(node.make, "step", None)
-    wanted = (
-        [each.name for each in inspect.signature(step).parameters.values() if each.default is each.empty][1:]
-        if step
-        else []
-    )
-    if wanted:
-        problem = f"{node.name}.step() wants {', '.join(wanted)}, and a step here is taken once, from one gradient"
-        return [Problem(f"optimizer._target_={node.target}", problem, OTHERS["optimizer"])]
-    target = str(validate.value(cfg, "model._target_"))
-    is_sparse = not target.startswith("runner.")  # may be; built-in ones only have dense gradients
-    rehearse = partial(_rehearse_optimizer, node)
-    if is_sparse and rehearse(node.given) is not None and rehearse(node.given, sparse=True) is None:
+def _try_optimizer(cfg: DictConfig, unknown: frozenset[str]) -> tuple[list[Problem], Optimizer]:
+    """Return what is wrong with an optimizer, and it, with its groups; or any other, if this one can't be tried."""
+    any_other: Optimizer = _unwrapped(Adam)([nn.Parameter(torch.ones(2, 2))])
+    with _stand_ins(cfg):  # not only in the configuration of the caller
+        try:
+            target = _target(cfg, "optimizer", unknown=unknown)
+            target = replace(target, settings=_of_any_kernel(target.settings))
+            groups = split_settings(resolved(cfg, "optimizer"), "optimizer")[1].get("groups") or []
+            groups = [_numbers(group, target.defaults) for group in groups]
+            problems = _optimizer_problems(target, groups, may_be_sparse=_is_custom_model(cfg))
+            if problems or _try_steps(target, target.settings) is not None:  # it may be only for sparse gradients
+                return problems, any_other
+        except RunnerError as error:
+            return list(error.problems), any_other
+        optimizer = _take_steps(target, target.settings)
+        for group in groups:
+            rate = {"lr": group["lr"]} if "lr" in group else {}
+            optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2, 2))], **rate})
+        return [], optimizer
+
+
+def _is_custom_model(cfg: DictConfig) -> bool:
+    return not str(validate.value(cfg, "model._target_")).startswith("runner.")
+
+
+def _optimizer_problems(target: _Target, groups: Sequence[dict[str, Any]], *, may_be_sparse: bool) -> list[Problem]:
+    parameters = inspect.signature(getattr(target.make, "step", lambda self: None)).parameters.values()
+    if needed := [each.name for each in parameters if each.default is each.empty][1:]:
+        problem = f"{target.name}.step() needs {', '.join(needed)}, and a step here is taken once, from one gradient"
+        return [Problem(f"optimizer._target_={target.path}", problem, OTHERS["optimizer"])]
+    attempt = partial(_try_steps, target)
+    if may_be_sparse and attempt(target.settings) is not None and attempt(target.settings, is_sparse=True) is None:
         return []
-    found = _blamed(node, rehearse)
-    if found:
-        return found
-    known = set(node.usual) | set(inspect.signature(node.make).parameters)
-    for index, group in enumerate(split_settings(resolved(cfg, "optimizer"), "optimizer")[1].get("groups") or []):
-        key = f"optimizer.groups[{index}]"
-        own = {name: value for name, value in _numbers(group, node.usual).items() if name != "match"}
+    if problems := _wrong_settings(target, attempt):
+        return problems
+    known = set(target.defaults) | set(inspect.signature(target.make).parameters)
+    for index, group in enumerate(groups):
+        key, own = f"optimizer.groups[{index}]", {name: value for name, value in group.items() if name != "match"}
         check_settings(own, known, key)
         own = _of_any_kernel(own)
-        found += _blamed(node, rehearse, given={**node.given, **own}, among=own, key=key)
-    return found
+        in_group = replace(target, key=key, settings={**target.settings, **own})
+        problems += _wrong_settings(in_group, attempt, among=own)
+    return problems
 
 
-def _of_any_kernel(given: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in given.items() if name not in KERNEL_CHOICES}
+def _of_any_kernel(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if name not in KERNEL_CHOICES}
 
 
-def _rehearse_optimizer(node: _Node, given: Mapping[str, Any], *, sparse: bool = False) -> BaseException | None:
+def _try_steps(target: _Target, settings: Mapping[str, Any], *, is_sparse: bool = False) -> BaseException | None:
     try:
-        _rehearsed_optimizer(node, given, sparse=sparse)
+        _take_steps(target, settings, is_sparse=is_sparse)
     except OF_CODE as error:
         return error
     return None
 
 
-def _rehearsed_optimizer(node: _Node, given: Mapping[str, Any] | None = None, *, sparse: bool = False) -> Optimizer:
-    """One that has taken steps. Raises: whatever it raises, and ValueError for one that leads to nan or inf."""
+def _take_steps(target: _Target, settings: Mapping[str, Any], *, is_sparse: bool = False) -> Optimizer:
     parameter = nn.Parameter(torch.ones(2, 2))
-    make: Any = node.make
+    make: Any = target.make
     kind = _unwrapped(make) if isinstance(make, type) and issubclass(make, Optimizer) else make
-    optimizer: Any = kind([parameter], **(node.given if given is None else given))
+    optimizer: Any = kind([parameter], **settings)
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"it makes a {type(optimizer).__name__}, which is not a torch.optim.Optimizer")
     for _ in range(NUM_STEPS):
         gradient = torch.ones(2, 2)
-        parameter.grad = gradient.to_sparse(1) if sparse else gradient
+        parameter.grad = gradient.to_sparse(1) if is_sparse else gradient
         with torch.no_grad():
             optimizer.step()
     if not parameter.isfinite().all():
@@ -398,24 +353,26 @@ def _rehearsed_optimizer(node: _Node, given: Mapping[str, Any] | None = None, *,
 
 
 def _unwrapped(kind: type[Optimizer]) -> Any:
+    """Return the class without the decorators that import torch's compiler, which takes a second."""
     bare = {name: inspect.unwrap(getattr(kind, name)) for name in ("add_param_group", "step")}
     return type(kind.__name__, (kind,), bare)
 
 
-def _any_optimizer() -> Optimizer:
-    optimizer: Optimizer = _unwrapped(Adam)([nn.Parameter(torch.ones(2, 2))])
+def _copied(groups: Sequence[Mapping[str, Any]], defaults: Mapping[str, Any]) -> Optimizer:
+    """Return an optimizer with these groups that takes no steps: a schedule only sets its rates."""
+    own = [{**group, "params": [nn.Parameter(torch.ones(2, 2))]} for group in groups]
+    optimizer: Optimizer = _unwrapped(Optimizer)(own, dict(defaults))
     return optimizer
 
 
-def _rehearse_schedule(
-    node: _Node, given: Mapping[str, Any], mode: str, num_steps: int, optimizer: Optimizer
+def _try_schedule(
+    target: _Target, mode: str, num_steps: int, like: Optimizer, settings: Mapping[str, Any]
 ) -> BaseException | None:
     try:
-        schedule = _checked(node.make(optimizer, **given), mode)
+        optimizer = _copied(like.param_groups, like.defaults)
+        schedule = _checked(target.make(optimizer, **settings), mode)
         for _ in range(num_steps):
-            with torch.no_grad():
-                optimizer.step()
-            schedule.step(1.0) if wants_metric(schedule) else schedule.step()  # type: ignore[arg-type]
+            _advance(schedule)
             for group in optimizer.param_groups:
                 if not 0 <= group["lr"] < math.inf:
                     raise ValueError(f"it makes the learning rate {group['lr']}")
@@ -425,8 +382,11 @@ def _rehearse_schedule(
     return None
 
 
+def _advance(schedule: Any) -> None:
+    schedule.step(1.0) if wants_metric(schedule) else schedule.step()
+
+
 def _checked(schedule: Any, mode: str) -> LRScheduler:
-    """Raises: RunnerError for what can't be stepped here, TypeError for other classes."""
     if not all(callable(getattr(schedule, name, None)) for name in ("step", "state_dict", "load_state_dict")):
         raise TypeError(f"it makes {type(schedule).__name__}, which is not a schedule")
     if wants_metric(schedule) and getattr(schedule, "mode", mode) != mode:
@@ -436,89 +396,77 @@ def _checked(schedule: Any, mode: str) -> LRScheduler:
     return schedule  # type: ignore[no-any-return]
 
 
-def _blamed(
-    node: _Node,
-    attempt: Callable[[Mapping[str, Any]], BaseException | None],
-    *,
-    given: Mapping[str, Any] | None = None,
-    among: Mapping[str, Any] | None = None,
-    key: str | None = None,
-) -> list[Problem]:
-    """Return the settings that make an attempt fail: each with the defaults of the others, else all together.
+def _equal_rates(target: _Target, groups: Sequence[Mapping[str, Any]], defaults: Mapping[str, Any]) -> Problem | None:
+    """Return an error for a schedule that gives the same rate to groups whose own rates differ."""
+    rates = [float(group["lr"]) for group in groups]
+    if len(set(rates)) == 1:
+        return None
 
-    among: candidates (None: all). key: their prefix.
+    def num_rates(settings: Mapping[str, Any]) -> int:
+        """Return how many differ at most at the first steps, 0 if the schedule can't be made."""
+        most, optimizer = 0, _copied(groups, defaults)
+        with warnings.catch_warnings(), suppress(*OF_CODE):  # a schedule may end after one step
+            warnings.simplefilter("ignore")
+            schedule = target.make(optimizer, **settings)
+            for _ in range(NUM_STEPS):
+                most = max(most, len({float(group["lr"]) for group in optimizer.param_groups}))
+                _advance(schedule)
+        return most
+
+    if num_rates(target.settings) != 1:
+        return None
+    numbers = [name for name, value in target.settings.items() if _is_number(value)]
+    fixes = [f"scheduler.{name}={_text(rates)}" for name in numbers if num_rates({**target.settings, name: rates}) > 1]
+    problem = f"{target.name} gives all groups of the optimizer one rate, and their own rates are {_text(rates)}"
+    return Problem(f"scheduler._target_={target.path}", problem, " or ".join([*fixes[:1], "scheduler=cosine"]))
+
+
+def _wrong_settings(target: _Target, attempt: Attempt, *, among: Mapping[str, Any] | None = None) -> list[Problem]:
+    """Return an error for each setting that makes an attempt fail, or for the target if no setting does.
+
+    A setting is wrong if the attempt fails with the defaults of all others, or works with only its own default.
+    among: settings that may be wrong (None: all).
     """
-    given, key = node.given if given is None else given, key or node.key
-    among = given if among is None else among
-    if (whole := attempt(given)) is not None:
-        node = replace(node, usual={**node.usual, **_of_conf(node.key, node.target)})
-    numbers = [name for name in among if isinstance(among[name], bool) and _is_number(node.usual.get(name))]
-    found = [
-        _problem(node, key, name, given[name], f"it must be a number, such as {node.usual[name]}") for name in numbers
-    ]
-    if whole is None:
-        return found
-    if isinstance(whole, RunnerError):
-        return [*found, *whole.problems]
-    calm = {name: _calm(node, name, value) for name, value in given.items()}
-    if (even_so := attempt(calm)) is not None:
-        open_ones = [name for name in among if node.usual.get(name) is None]
-        if not open_ones:
-            return [_of_target(node, even_so)]
-        mending = [name for name in open_ones if attempt({**given, name: CALM}) is None]
-        among = {name: among[name] for name in mending or open_ones}
-        calm = {name: given[name] if name in among else value for name, value in calm.items()}
-    alone = {name: error for name in among if (error := attempt({**calm, name: given[name]})) is not None}
-    if not alone:  # it is what one makes of the others
-        alone = {name: whole for name in among if attempt({**given, name: calm[name]}) is None}
-    if alone.keys() & node.unknown or (not alone and node.unknown):
-        alone = {name: error for name, error in alone.items() if name not in node.unknown}
-        return [*found, *(_failed(node, key, name, given[name], error) for name, error in alone.items())]
-    if not alone:
-        return [*found, _of_target(node, whole)]
-    return [
-        *found,
-        *(_failed(node, key, name, given[name], error) for name, error in alone.items() if name not in numbers),
-    ]
+    settings, among = target.settings, target.settings if among is None else among
+    wrong: dict[str, BaseException | None] = {
+        name: None for name in among if isinstance(among[name], bool) and _is_number(target.defaults.get(name))
+    }
+    if (error := attempt(settings)) is not None:
+        target = replace(target, defaults={**target.defaults, **_conf_defaults(target)})
+        safe = {name: SAFE_VALUE if (usual := target.defaults.get(name)) is None else usual for name in settings}
+        alone = {name: attempt({**safe, name: settings[name]}) for name in among} if attempt(safe) is None else {}
+        found = {name: each for name, each in alone.items() if each is not None}
+        found = found or {name: error for name in among if attempt({**settings, name: safe[name]}) is None}
+        if isinstance(error, RunnerError) or not (found or target.unknown):
+            of_target = error.problems if isinstance(error, RunnerError) else [_target_problem(target, error)]
+            return [*(_setting_problem(target, name) for name in wrong), *of_target]
+        wrong = {**found, **wrong}
+    return [_setting_problem(target, name, wrong[name]) for name in wrong if name not in target.unknown]
 
 
-def _calm(node: _Node, name: str, value: Any) -> Any:
-    if name not in node.usual:
-        return CALM
-    return value if node.usual[name] is None else node.usual[name]
-
-
-def _failed(node: _Node, key: str, name: str, value: Any, error: BaseException) -> Problem:
+def _setting_problem(target: _Target, name: str, error: BaseException | None = None) -> Problem:
     if isinstance(error, RunnerError):
         return error.problems[0]
-    usual = node.usual.get(name)
-    if _is_number(usual) and not _is_number(value):
-        return _problem(node, key, name, value, f"it must be a number, such as {usual}")
-    return _problem(node, key, name, value, _said(node, error))
+    value, usual = target.settings[name], target.defaults.get(name)
+    has_number = _is_number(value) or not _is_number(usual)
+    reason = _reason(target, error) if error is not None and has_number else f"it must be a number, such as {usual}"
+    fix = f"={_text(usual)}" if name in target.defaults else "=... with another value"
+    return Problem(f"{target.key}.{name}={_text(value)}", reason, f"{target.key}.{name}{fix}")
 
 
-def _problem(node: _Node, key: str, name: str, value: Any, problem: str) -> Problem:
-    fix = f"{key}.{name}={_text(node.usual[name])}" if name in node.usual else f"{key}.{name}=... with another value"
-    return Problem(f"{key}.{name}={_text(value)}", problem, fix)
-
-
-def _of_target(node: _Node, error: BaseException) -> Problem:
+def _target_problem(target: _Target, error: BaseException) -> Problem:
     if isinstance(error, RunnerError):
         return error.problems[0]
-    return Problem(f"{node.key}._target_={node.target}", _said(node, error), OTHERS[node.key])
+    return Problem(f"{target.key}._target_={target.path}", _reason(target, error), OTHERS[target.key])
 
 
-def _said(node: _Node, error: BaseException) -> str:
-    return f"{node.name} does not take it: {_words(error)}"
-
-
-def _words(error: BaseException) -> str:
-    return " ".join(in_words(error).split())
+def _reason(target: _Target, error: BaseException) -> str:
+    return f"{target.name} does not take it: {' '.join(in_words(error).split())}"
 
 
 def _text(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list | tuple):
         return f"[{','.join(map(_text, value))}]"
-    return str(value)
+    return (
+        {None: "null", True: "true", False: "false"}[value] if value is None or isinstance(value, bool) else str(value)
+    )
