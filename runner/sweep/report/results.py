@@ -119,7 +119,8 @@ def thin(steps: NDArray[np.int64], values: NDArray[np.float64], most: int) -> Cu
 
 def _read(sweep: Sweep, job: Job, goals: set[str], most: int) -> Result:
     folder = sweep.folder_of(job) if job.folder_name else None
-    summary = vars(found) if folder and (found := Summary.read(folder)).status else {}
+    found = Summary.read(folder) if folder else Summary()
+    summary = vars(found) if found.has_ended or found.metrics else {}  # else its numbers are unknown
     series = read_series(folder) if folder else {}
     error = job.error or summary.get("error")
     best = _best(summary.get("best"), series, _began_ms(folder, series))
