@@ -20,7 +20,6 @@ from runner.config.nodes import SHARED
 from runner.data.builtin.digits import digits
 from runner.data.loading.order import EPOCH, SPLIT, generator, permutation
 from runner.experiment.build import prepare
-from runner.experiment.build_data import compiles_alone
 from runner.models.card import read_card
 from runner.models.mlp import MLP
 from runner.training.evaluate import evaluate
@@ -263,19 +262,6 @@ def test_a_run_with_a_sampler_goes_on_in_the_middle_of_an_epoch(tmp_path, where)
     assert losses_of(rest) == losses_of(whole)[6:]
     mine, theirs = whole.state()["model"], rest.state()["model"]
     assert all(torch.equal(value, theirs[name]) for name, value in mine.items())
-
-
-@pytest.mark.parametrize(
-    ("device", "is_compiled", "is_captured", "expected"),
-    [
-        ("cuda:0", True, False, True),
-        ("cuda:0", True, True, False),
-        ("cuda:0", False, False, False),
-        ("cpu", True, False, False),
-    ],
-)
-def test_augmentation_is_compiled_by_itself_where_no_step_has_it(device, is_compiled, is_captured, expected):
-    assert compiles_alone(torch.device(device), is_compiled=is_compiled, is_captured=is_captured) is expected
 
 
 @pytest.mark.parametrize(

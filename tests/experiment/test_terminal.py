@@ -46,11 +46,13 @@ def test_a_terminal_shows_control_characters_and_obeys_none(console, form):
     assert "\\x1b]0;PWNED" in own and "\\x9b2J" in own
 
 
-def test_ends_of_lines_and_tabs_stay(console, capsys):
+def test_say_keeps_newlines_and_tabs_only(console, capsys):
     console.print("a\n\tb")
     assert shown(console) == "a\n        b\n"
     say("a\n\tb")
     assert capsys.readouterr().out == "a\n\tb\n"
+    say(HOSTILE)
+    assert not CONTROLS.search(capsys.readouterr().out)
 
 
 def test_the_bar_still_moves_the_cursor(console):
@@ -65,11 +67,6 @@ def test_a_mistake_names_what_was_asked_without_obeying_it(capsys):
     report(RunnerError(Problem(f"name={HOSTILE}", HOSTILE, HOSTILE)))
     said = capsys.readouterr().err
     assert not CONTROLS.search(said) and said.count("\\x1b[2J") == 3
-
-
-def test_what_is_printed_without_a_console_is_held_to_the_same(capsys):
-    say(HOSTILE)
-    assert not CONTROLS.search(capsys.readouterr().out)
 
 
 def test_a_sweeps_table_and_a_runs_screen_obey_no_names(tmp_path, capsys):

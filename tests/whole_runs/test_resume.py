@@ -2,13 +2,11 @@
 
 import json
 import os
-import random
 import shutil
 import time
 from pathlib import Path
 
 import pytest
-import seeded
 import torch
 
 from runner import cli
@@ -43,30 +41,6 @@ def assert_same(one, other):
     # a run that was longer the second time was tested at its first end, too
     last = {name: series[-1:] if name.startswith("test/") else series for name, series in points.items()}
     assert last == expected_points
-
-
-@pytest.mark.slow
-def test_a_run_that_was_killed_goes_on_to_the_same_end(warm, own_folder):
-    words = [*WORDS, QUIET, "train.num_epochs=300", "train.checkpoint_every_steps=20", "data.limit=600"]
-    assert cli.main([*words, "hydra.run.dir=outputs/whole/run"]) == 0
-    following = [*words, "hydra.run.dir=outputs/killed/run"]
-    draw, num_killed = random.Random(seeded.SEED), 0
-    for number in range(100):
-        with warm.command(own_folder, *following) as process:
-            ready = Path("outputs/killed/run/checkpoints/last.pt")
-            began = ready.stat().st_mtime_ns if ready.exists() else 0
-            while process.poll() is None and not (ready.exists() and ready.stat().st_mtime_ns != began):
-                time.sleep(0.005)  # for a checkpoint of this process
-            time.sleep(draw.uniform(0, 0.3 + 0.8 * number))  # longer and longer: it must come to its end
-            process.kill()
-        if process.wait() == 0:
-            break
-        num_killed += 1
-        following = ["resume", "outputs/killed/run"]
-    else:
-        pytest.fail("it never came to its end")
-    assert num_killed >= 2
-    assert_same(Path("outputs/killed/run"), Path("outputs/whole/run"))
 
 
 def test_last_is_the_newest_and_a_longer_run_goes_on(own_folder, capfd):

@@ -7,7 +7,6 @@ import signal
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -146,18 +145,3 @@ def test_a_finished_run_that_is_run_again_only_tests_again(own_folder):
     }
     assert second["seconds"]["train"] >= first["seconds"]["train"]
     assert json.loads(Path("run/summary.json").read_text())["status"] == "finished"
-
-
-def test_generators_of_every_kind_go_on_where_they_stood():
-    import random
-
-    from runner.device import backends
-
-    cpu = torch.device("cpu")
-    backends.seed_everything(3)
-    random.gauss(0, 1), np.random.normal(), torch.randn(3)
-    states = backends.generator_states(cpu)
-    expected = random.gauss(0, 1), np.random.normal(), torch.randn(3).tolist()
-    backends.seed_everything(4)
-    backends.set_generator_states(states, cpu)
-    assert (random.gauss(0, 1), np.random.normal(), torch.randn(3).tolist()) == expected
