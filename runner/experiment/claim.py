@@ -19,9 +19,9 @@ from runner.config.identity import changes, chosen, may_change
 from runner.errors import Problem, RunnerError
 from runner.experiment.summary import Summary, length_key
 
-#: held by the process that a person has started, from before its first file to its last; the journal's is its writer's
+#: held by the process that was started, from its first file to its last; the journal has its writer's lock
 LOCK = "journal/run.lock"
-#: set above 0 by who starts a run's processes again after a failure: the same words then mean to go on
+#: above 0 if a launcher restarted the processes after a failure: the same command then continues the run
 RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 MOST_SHOWN = 4
 LOG = "runner.log"
@@ -30,11 +30,11 @@ HYDRAS = (".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml")
 
 
 class OverError(RunnerError):
-    """The run that is asked for has been here, and has come to its end."""
+    """The requested run is in the directory and has finished."""
 
 
 def spelled(folder: Path) -> Path:
-    """A run's folder without .. in its path, as Hydra spells it in the end."""
+    """Return a run's directory without `..` in its path, as Hydra spells it."""
     if ".." not in folder.parts:
         return folder
     return Path(os.path.abspath(folder))  # noqa: PTH100  # resolve() follows links, which Hydra does not
@@ -90,13 +90,13 @@ class RunDirectory:
     def begin(cls, path: Path, cfg: DictConfig, *, anew: bool = False) -> RunDirectory:
         """Take a directory for a run that begins.
 
-        anew: whether to refuse a run that has finished, too: it is repeated from its own configuration.
-        Raises: RunnerError for a directory that holds a run, OverError if that is this one and has finished.
+        anew: Also refuse a run that has finished (with `-cd DIRECTORY -cn rerun`).
+        Raises: RunnerError for a directory with a run, OverError if it is this run and has finished.
         """
         refuse_used(path, cfg, anew=anew)
         directory = cls(path)
         try:
-            refuse_used(path, cfg, anew=anew)  # the one that it was waited for
+            refuse_used(path, cfg, anew=anew)  # the run that it waited for
         except RunnerError:
             directory.release()
             raise
@@ -113,7 +113,7 @@ class RunDirectory:
         self._lock.release()
 
     def expect(self, files: Iterable[Path]) -> None:
-        """Note files that are going to be written for the run besides its usual ones."""
+        """Note further files that will be written for the run."""
         self._expected = [file for file in files if not file.exists()]
 
     def leave_nothing(self) -> None:
@@ -163,14 +163,14 @@ def is_used(folder: Path) -> bool:
 
 
 def refuse_used(folder: Path, cfg: DictConfig, *, anew: bool = False) -> None:
-    """Raises: RunnerError where a folder holds a run: what is another, or how to go on. Reads, and writes nothing."""
+    """Raise a RunnerError if a directory has a run: how it differs, or how to resume it. Writes nothing."""
     if not is_used(folder):
         return
     from runner.tracking.journal import is_being_written  # numpy, as above
 
     try:
         before = chosen(OmegaConf.load(folder / "rerun.yaml"))  # type: ignore[arg-type]
-    except Exception:  # it may be torn, or of anybody
+    except Exception:  # it may be incomplete, or another program's
         before = {}
     now = chosen(cfg)
     changed = changes(before, now)
@@ -197,7 +197,7 @@ def refuse_used(folder: Path, cfg: DictConfig, *, anew: bool = False) -> None:
 
 
 def over_line(error: OverError) -> str:
-    """What is said of a run that is asked for again, and is over."""
+    """Return the line for a run that is started again after its end."""
     (problem,) = error.problems
     return f"{problem.source}: {problem.message}; {problem.help}"
 

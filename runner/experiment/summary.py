@@ -55,7 +55,7 @@ class Summary:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the training has ended by itself: it was neither killed nor skipped."""
+        """Whether the training has ended: it was neither killed nor skipped."""
         return self.status in ("finished", "pruned", "failed")
 
     def is_over(self, changed: Sequence[str] = ()) -> bool:
