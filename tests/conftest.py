@@ -82,7 +82,7 @@ DRAWN_TESTS = {
     "tests/experiment/test_hints.py::test_a_planted_cause_is_told": 5,
     "tests/runs/test_check.py::test_recipes_and_settings_pass": 3,
     "tests/runs/test_check.py::test_a_run_that_stays_is_not_checked": 1,
-    "tests/runs/test_check.py::test_a_fault_in_any_part_is_found": 5,
+    "tests/runs/test_check.py::test_a_problem_in_any_part_is_found": 5,
     "tests/runs/test_export.py::test_another_process_without_this_package_computes_the_same": 1,
     "tests/sweep/jobs/test_together.py::test_what_may_be_a_number_of_each": 7,
     "tests/sweep/search/test_pruning.py::test_a_poor_trial_is_given_up_once_that_can_be_told": 4,
@@ -120,7 +120,7 @@ training/stacked/test_fit.py::test_each_comes_to_what_it_comes_to_alone
 runs/test_export.py::test_another_process_without_this_package_computes_the_same
 experiment/test_run.py::test_ui_opens_the_last_runs_store_and_names_it_to_nobody
 whole_runs/test_readme.py::test_the_plan_says_what_its_page_says
-device/test_layers device/test_backends.py::test_a_compiled_step_does_not_lay_channels_last_where_that_overwrites_memory
+device/test_layers.py device/test_backends.py::test_a_compiled_step_does_not_lay_channels_last_where_that_overwrites_memory
 tracking/test_mlflow_model.py::test_a_model_loads_elsewhere_without_this_package_for_any_number_of_rows
 sweep/launchers/test_pretended_gpus.py data/language/test_tokens.py::test_a_file_larger_than_the_memory_is_trained_on
 runs/test_check.py::test_recipes_and_settings_pass tools/test_try_out.py::test_other_code_is_tried_by_its_seeds
