@@ -122,7 +122,8 @@ def parse(command: Command, words: Sequence[str], *, of_python: bool = False) ->
         source = f"{command.name} without {option.name}"
         problems.append(Problem(source, f"it is needed: {option.usage}", command.usage, code="missing-value"))
     if command.keys is not None:
-        flags, overrides = _checked(words, flags, overrides, problems, of_python=of_python)
+        is_composed = command.name in ("train", "plan")  # before anything else is checked
+        flags, overrides = _checked(words, flags, overrides, problems, of_python=of_python, is_composed=is_composed)
         problems += _flag_problems(command, values, flags)
         problems += _key_problems(command, overrides)
     refuse(dict.fromkeys(problems))
@@ -220,7 +221,13 @@ def _commands_like(word: str, names: Sequence[str]) -> list[str]:
 
 
 def _checked(
-    words: Sequence[str], flags: list[str], overrides: list[str], problems: list[Problem], *, of_python: bool
+    words: Sequence[str],
+    flags: list[str],
+    overrides: list[str],
+    problems: list[Problem],
+    *,
+    of_python: bool,
+    is_composed: bool,
 ) -> tuple[list[str], list[str]]:
     """Return the flags, with -m for a sweep, and the overrides, with zip(...) as the setting that it is."""
     if zips := [word for word in overrides if word.startswith("zip(")]:
@@ -253,7 +260,7 @@ def _checked(
     if several and not MULTIRUN & {*flags}:
         if not problems and compose.asks_for_a_sweep(flags, overrides):
             flags = ["-m", *flags]
-        elif problems or of_python or any(word.startswith("sweep.zip=") for word in several):
+        elif problems or of_python or not is_composed or any(word.startswith("sweep.zip=") for word in several):
             problems += [override_errors.ambiguous(word, of_python=of_python) for word in several]
         # else the composition reports them, next to other errors
     return list(dict.fromkeys(flags)) if flags.count("-m") > 1 else flags, overrides

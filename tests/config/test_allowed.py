@@ -121,7 +121,7 @@ def test_built_in_options_are_listed():
         assert part in importlib.import_module(package).HOMES, (
             f"add {part} to HOMES in {package.replace('.', '/')}/__init__.py"
         )
-        assert name in PARTS, f"add {name} to PARTS in runner/config/allowed.py"
+        assert name in PARTS, f"add {name} to NAMES in runner/config/allowed.py"
 
 
 @pytest.fixture(scope="module")

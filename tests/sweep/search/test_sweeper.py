@@ -215,7 +215,7 @@ def test_two_goals_give_a_front(own_folder, capfd):
         summary = summary_of("found", trial.number)
         assert trial.values == [summary["best"]["value"], summary["metrics"]["speed/samples_per_second"]]
     said = capfd.readouterr().out
-    assert "minimize val/loss, maximize speed/samples_per_second" in said and "none (several metrics" in said
+    assert "minimize val/loss, maximize speed/samples_per_second" in said and "none (pruning needs" in said
 
 
 def test_a_metric_that_only_the_first_trial_tells_to_be_missing(own_folder, capfd):
