@@ -48,7 +48,7 @@ def test_a_port_that_is_taken_is_told_before_anything_is_made(run):
         other.listen()
         port = other.getsockname()[1]
         code, out, err = run("serve", RUN, "--port", str(port))
-    assert code == 2 and f"127.0.0.1:{port} can't be had" in err and "which is free" in err
+    assert code == 2 and f"127.0.0.1:{port} can't be used" in err and "which is free" in err
     assert out == ""
 
 

@@ -343,4 +343,4 @@ def test_a_sweep_is_gone_on_with_only_as_what_it_was(own_folder, capfd):
     assert search(*words, "hydra.sweeper.metric=val/accuracy") == 2
     assert "a search (maximize val/accuracy)" in capfd.readouterr().err
     assert search("seed=1,3", *words[1:]) == 2
-    assert "seed as before" in capfd.readouterr().err
+    assert "use `seed` as before" in capfd.readouterr().err
