@@ -128,7 +128,7 @@ def test_what_would_be_another_experiment_is_refused(own_folder, capfd):
     capfd.readouterr()
     for words, said in {
         ("model.hidden_sizes=[3]", "seed=1"): ("help: use `'model.hidden_sizes=[256]'`", "help: use `seed=0`"),
-        ("optimizer.lr=0.5",): ("the run began with optimizer.lr=0.001",),
+        ("optimizer.lr=0.5",): ("the run began with `optimizer.lr=0.001`",),
         ("data.limit=10",): ("another experiment",),
         ("train.batch_size=3",): ("help: use `train.batch_size=128`",),
         ("modle=mlp",): ("there is no key `modle`",),

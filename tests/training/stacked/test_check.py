@@ -324,7 +324,7 @@ def test_what_not_even_one_has_room_for_is_named(tmp_path, monkeypatch):
         raise torch.OutOfMemoryError("out of memory")
 
     monkeypatch.setattr("runner.training.stacked.size._seconds", limited)
-    with pytest.raises(CannotStackError, match="the memory does not take a step of one"):
+    with pytest.raises(CannotStackError, match="the memory is too small for a step of one"):
         check_alike(members(tmp_path), is_asked=True)
 
 
