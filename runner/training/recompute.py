@@ -5,16 +5,17 @@ experiment/build.py calls it before a model is split across processes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import random
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from runner.device import backends
 from runner.training.optimizer import matching
 
 CONTAINERS = (nn.ModuleList, nn.ModuleDict)
@@ -71,14 +72,17 @@ def _recompute(module: nn.Module, device: torch.device) -> None:
 def _contexts(
     module: nn.Module, device: torch.device
 ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    return nullcontext(), _as_before(module, backends.generator_states(device), device)
+    before = [get() for get, _ in _generators(device)]
+    return nullcontext(), _as_before(module, before, device)
 
 
 @contextmanager
-def _as_before(module: nn.Module, before: Mapping[str, Any], device: torch.device) -> Iterator[None]:
+def _as_before(module: nn.Module, before: Sequence[Any], device: torch.device) -> Iterator[None]:
     """Restore the generators, and replace running statistics by copies, as autograd saved the originals."""
-    now, statistics = backends.generator_states(device), _statistics(module)
-    backends.set_generator_states(before, device)
+    generators, statistics = _generators(device), _statistics(module)
+    now = [get() for get, _ in generators]
+    for (_, put), state in zip(generators, before, strict=True):
+        put(state)
     for buffers, name, value in statistics:
         buffers[name] = value.clone()
     try:
@@ -86,7 +90,21 @@ def _as_before(module: nn.Module, before: Mapping[str, Any], device: torch.devic
     finally:
         for buffers, name, value in statistics:
             buffers[name] = value
-        backends.set_generator_states(now, device)
+        for (_, put), state in zip(generators, now, strict=True):
+            put(state)
+
+
+def _generators(device: torch.device) -> list[tuple[Callable[[], Any], Callable[[Any], None]]]:
+    # not backends.generator_states: this runs in each step, and a plan would count its conversions as reads
+    found: list[Any] = [
+        (random.getstate, random.setstate),
+        (np.random.get_state, np.random.set_state),
+        (torch.get_rng_state, torch.set_rng_state),
+    ]
+    if device.type != "cpu" and hasattr(of_kind := getattr(torch, device.type), "get_rng_state"):
+        at = () if device.type == "mps" else (device,)
+        found.append((partial(of_kind.get_rng_state, *at), lambda state: of_kind.set_rng_state(state, *at)))
+    return found
 
 
 def _statistics(module: nn.Module) -> list[tuple[dict[str, Tensor | None], str, Tensor]]:

@@ -166,7 +166,7 @@ def test_what_the_environment_brings_into_the_stores_uri(own_folder, capfd, ende
     assert stores.of_run(Path("run"), asked="sync run") == real
     assert "<oc.env:TOKEN>" in str(RunnerError(*problems(OmegaConf.create({"tracking": {"uri": f"ftp:{real}"}}))))
     monkeypatch.delenv("TOKEN")
-    with pytest.raises(RunnerError, match=r"help: run `export TOKEN=\.\.\.`, or `sync run tracking\.uri=URI`"):
+    with pytest.raises(RunnerError, match=r"help: set `TOKEN`, or run `sync run tracking\.uri=URI`"):
         stores.of_run(Path("run"), asked="sync run")
 
 

@@ -150,7 +150,7 @@ def test_other_data_is_refused_before_anything_is_trained_unless_anyway(own_fold
     write_data(1)
     code, _, err = reproduce(capfd, "last", AGAIN)
     assert code == 2
-    assert "the data is not the same" in err and "--anyway" in err
+    assert "the data differs" in err and "--anyway" in err
     assert not Path("outputs/again/run").exists()
     code, lines, _ = reproduce(capfd, "last", "--anyway", AGAIN)
     assert code == 1
