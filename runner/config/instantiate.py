@@ -92,12 +92,12 @@ def problems(node: Any, *, key: str, own_code: bool = True) -> list[Problem]:
     return [problem for path, inner in targets(node, key) for problem in _target_problems(path, inner, own_code)]
 
 
-def arguments(target: object) -> Mapping[str, inspect.Parameter]:
-    """Return the arguments of a target by name; none if it is not allowed or has no signature."""
+def arguments(target: object) -> Mapping[str, inspect.Parameter] | None:
+    """Return the arguments of a target by name; None if it is not allowed or has no signature."""
     try:
         return inspect.signature(locate(str(target))).parameters
     except (RunnerError, TypeError, ValueError):
-        return {}
+        return None
 
 
 def locate(target: str, *, own_code: bool = True, more: tuple[str, ...] = ()) -> Any:

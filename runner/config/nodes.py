@@ -61,7 +61,7 @@ def _is_taken(load: Callable[[list[str]], DictConfig], key: str, overrides: Sequ
         chosen = load([word for word in overrides if "." not in word.partition("=")[0]])
         target = validate.value(chosen, f"{group}._target_")
     with loading():
-        takes = list(arguments(target))
+        takes = list(arguments(target) or ())
     return first in takes[group in validate.PARTIAL :]  # code gives the first argument of an optimizer
 
 
@@ -84,7 +84,7 @@ def leave_out(cfg: DictConfig, words: Sequence[str], file_of: FileOf) -> list[st
             continue
         with loading():
             takes = arguments(target)
-        if not takes or any(each.kind == each.VAR_KEYWORD for each in takes.values()):
+        if takes is None or any(each.kind == each.VAR_KEYWORD for each in takes.values()):
             continue
         values, kept = OmegaConf.to_container(cfg[group]), {*HYDRA_KEYS, *takes, *_shared_names(group)}
         unused = [
@@ -154,7 +154,7 @@ def resolved(cfg: DictConfig, key: str) -> dict[str, Any]:
 def split_settings(node: dict[str, Any], key: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return a node as its target takes it, and the settings that every model or optimizer has."""
     usual = SHARED[key][1] if key in SHARED else {}
-    taken = set(usual) & set(arguments(node.get("_target_"))) if usual else set()
+    taken = set(usual) & set(arguments(node.get("_target_")) or ()) if usual else set()
     own = {name: value for name, value in node.items() if name not in usual or (name in taken and value != usual[name])}
     return own, {name: node.get(name, value) for name, value in usual.items() if name not in taken}
 

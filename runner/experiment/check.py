@@ -127,7 +127,7 @@ def _augment_problems(cfg: DictConfig) -> list[Problem]:
     asked = validate.value(cfg, "data.augment")
     if asked is None or validate.value(cfg, "data._target_") not in PARTS:
         return []
-    if "augment" not in arguments(validate.value(cfg, "data._target_")):
+    if "augment" not in (arguments(validate.value(cfg, "data._target_")) or ()):
         return []  # told as an argument that it does not take
     try:
         strengths_of(OmegaConf.to_container(asked, throw_on_missing=True) if OmegaConf.is_config(asked) else asked)

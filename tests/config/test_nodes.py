@@ -44,6 +44,11 @@ def test_what_takes_any_argument_or_is_not_there_loses_none(model, own_folder):
         assert model(f"model._target_={target}") == model()
 
 
+def test_target_without_arguments_loses_all(model, own_folder):
+    (own_folder / "my_plain_nets.py").write_text("def net(): ...\n")
+    assert model("model._target_=my_plain_nets.net") == set()
+
+
 def test_only_what_is_missing_is_told(own_folder, capfd):
     (own_folder / "my_own_nets.py").write_text(
         "from torch import nn\n\n\nclass Net(nn.Linear):\n    def __init__(self, inputs, outputs): ...\n"

@@ -341,9 +341,9 @@ def test_texts_may_have_fewer_tokens_than_those_that_were_trained_on(run, tmp_pa
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("", "bad.csv is empty"),
-        ("a,b\n1,2\n", "it has 2 columns (a, b), and the run's model takes 64"),
-        (f"{LETTERS}\n{LETTERS},1\n", "bad.csv, line 2, has 65 values, and the header names 64 columns"),
+        ("", "`bad.csv` is empty"),
+        ("a,b\n1,2\n", "the table has 2 columns (a, b), and the run's model takes 64"),
+        (f"{LETTERS}\n{LETTERS},1\n", "`bad.csv`, line 2, has 65 values, and the header names 64 columns"),
         (LETTERS + "\n" + ",".join(["x"] * 64), "bad.csv, line 2, column 'c0', is 'x'"),
     ],
 )

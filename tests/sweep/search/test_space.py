@@ -68,7 +68,7 @@ MISTAKES = [
     (["a=tag(log,range(1,9,2))"], "a=tag(log,interval(1,7))"),
     (["a=tag(log,choice(1,2))"], "a=... without tag(log, ...)"),
     (["a=1,2", "a=3,4"], "set `a` once"),
-    (["sweep.slots.cpu=1,2", "a=1,2"], "sweep.slots.cpu=... with one value"),
+    (["sweep.slots.cpu=1,2", "a=1,2"], "`sweep.slots.cpu=...` with one value"),
 ]
 
 
