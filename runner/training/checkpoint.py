@@ -152,7 +152,7 @@ def load(path: Path) -> dict[str, Any]:
         RunnerError: If the file doesn't exist; TornError if it is not a checkpoint, was changed, or can't be read.
     """
     if not path.is_file():
-        fix = "use use the path of a run's checkpoints/last.pt"
+        fix = "use the path of a run's `checkpoints/last.pt`"
         raise RunnerError(Problem(f"checkpoint {path}", "there is no such file", fix, code="missing-file"))
     try:
         content = path.read_bytes()

@@ -287,8 +287,8 @@ def in_order(values: Mapping[str, Tensor], names: Sequence[str], *, of: str) -> 
     if tuple(values) == tuple(names):
         return values
     if values.keys() != set(names):
-        problem = f"those of {of} are {', '.join(values) or 'none'}, and those before it were {', '.join(names)}"
-        fix = "return return the same names each time, with torch.tensor(float('nan')) where there is no value"
+        problem = f"the values of {of} are {', '.join(values) or 'none'}, and those before were {', '.join(names)}"
+        fix = "return the same names each time, with `torch.tensor(float('nan'))` where there is no value"
         raise RunnerError(Problem("the values that the task returns", problem, fix))
     return {name: values[name] for name in names}
 

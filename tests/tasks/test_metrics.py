@@ -78,7 +78,7 @@ def test_values_that_come_and_go_are_told(second):
     def task(model, batch):
         return {name: torch.tensor(value) for name, value in next(each).items()}
 
-    with pytest.raises(RunnerError, match="those of a batch are"):
+    with pytest.raises(RunnerError, match="the values of a batch are"):
         measured(task, torch.ones(4, 1), torch.ones(4), size=2)
 
 

@@ -219,7 +219,7 @@ def test_values_of_other_names_are_told_and_another_order_is_put_right(backgroun
     fill(buffer, [1, 2])
     buffer.write({"accuracy": torch.tensor(1.5), "loss": torch.tensor(3.0)})
     for values in ({"loss": torch.tensor(1.0)}, {"loss": torch.tensor(1.0), "extra": torch.tensor(1.0)}):
-        with pytest.raises(RunnerError, match=r"those of a step are loss(.|\n)*before it were loss, accuracy"):
+        with pytest.raises(RunnerError, match=r"the values of a step are loss(.|\n)*before were loss, accuracy"):
             buffer.write(values)
     buffer.pull()
     background.wait()
