@@ -68,11 +68,11 @@ class Problem:
 
     @classmethod
     def suggest(
-        cls, source: str, message: str, suggestions: Iterable[str], otherwise: str, *, code: str = "bad-value"
+        cls, source: str, message: str, suggestions: Iterable[str], otherwise: str = "", *, code: str = "bad-value"
     ) -> Problem:
         """Make an error whose help is up to three suggestions; without one, the help is `otherwise`."""
-        found = tuple(dict.fromkeys(suggestions))[:3]
-        return cls(source, message, " or ".join(found) or otherwise, found, code=code)
+        found = tuple(dict.fromkeys(map(for_a_shell, suggestions)))[:3]
+        return cls(source, message, use(*found) if found else otherwise, found, code=code)
 
     @property
     def sentence(self) -> str:
@@ -94,8 +94,7 @@ class Problem:
     def advice(self) -> str:
         """Return the help text with its verb, and with what can be typed between backticks."""
         if self.help in ("", " or ".join(self.suggestions)):
-            verb = "run" if self.typed and self.typed[0].startswith("python -m runner") else "use"
-            return f"{verb} {' or '.join(f'`{each}`' for each in self.typed)}" if self.typed else ""
+            return use(*self.typed) if self.typed else ""
         return with_verb(for_a_shell(self.help))
 
     @classmethod
@@ -189,6 +188,12 @@ _THING = re.compile(
 def for_a_shell(text: str) -> str:
     """Return a text with quotes around overrides that hold [ ] or { }: zsh and bash take them for patterns."""
     return _PATTERN.sub(r"'\g<0>'", text)
+
+
+def use(*texts: str) -> str:
+    """Return the help text that offers texts for a shell: overrides, or whole commands."""
+    verb = "run" if texts[0].startswith("python -m runner") else "use"
+    return f"{verb} {' or '.join(f'`{text}`' for text in texts)}"
 
 
 def with_verb(text: str) -> str:

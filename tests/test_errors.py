@@ -141,7 +141,8 @@ def test_the_first_line_of_what_an_error_says(error, line):
 
 def test_suggestions_can_be_typed_in_a_shell():
     problem = Problem.suggest("a", "b", ["model.hidden_sizes=[8]", "x=1", "x=1", "y=2", "z=3"], "c")
-    assert problem.help == "model.hidden_sizes=[8] or x=1 or y=2" and Problem.suggest("a", "b", [], "c").help == "c"
+    assert problem.help == "use `'model.hidden_sizes=[8]'` or `x=1` or `y=2`"
+    assert Problem.suggest("a", "b", [], "c").help == "c"
     (found,) = as_facts(RunnerError(problem))["faults"]
     assert found["suggestions"] == ["'model.hidden_sizes=[8]'", "x=1", "y=2"]
 

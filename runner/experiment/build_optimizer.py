@@ -163,7 +163,10 @@ def turn_problems(cfg: DictConfig) -> list[Problem]:
 def _of_turn(problem: Problem, cfg: DictConfig, name: str) -> Problem:
     for key in cfg.optimizer.turns[name]:
         before, here = re.compile(rf"optimizer\.{key}\b"), f"optimizer.turns.{name}.{key}"
-        problem = replace(problem, source=before.sub(here, problem.source), help=before.sub(here, problem.help))
+        source, text, *suggestions = (
+            before.sub(here, each) for each in (problem.source, problem.help, *problem.suggestions)
+        )
+        problem = replace(problem, source=source, help=text, suggestions=tuple(suggestions))
     return problem
 
 
