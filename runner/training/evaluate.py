@@ -96,7 +96,9 @@ def evaluate(
             count += of
         sums = sums if total is None else total(sums)
         means = sums / count if num_counted is None else sums[:-1] / sums[-1].clamp(min=1)
-        gathered = _computed(metrics, labels)
+        gathered: dict[str, Any] = {}
+        for name, metric in metrics.items():
+            gathered |= named_values(name, metric.compute(), labels=labels)
     finally:
         for module, before in zip(modules, was_training, strict=True):
             module.train(before)
@@ -114,13 +116,6 @@ def _counted(item: Any) -> tuple[Any, int, int]:
         return item.batch, item.rows.num, item.rows.of
     rows = num_rows(item)
     return item, rows, rows
-
-
-def _computed(metrics: Mapping[str, Any], labels: Sequence[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, metric in metrics.items():
-        found |= named_values(name, metric.compute(), labels=labels)
-    return found
 
 
 class Evaluation:
@@ -151,7 +146,7 @@ class Evaluation:
             found = evaluate(
                 parts.kept_model,
                 parts.task,
-                self._until_stopped(loader.epoch(0, shard=shared) if shared else loader.epoch(0)),
+                self._until_stopped(loader.epoch(0, shard=shared)),
                 precision=parts.precision,
                 eval_step=self._eval_steps[split],
                 labels=parts.source.classes or parts.source.targets,
@@ -177,16 +172,16 @@ class Evaluation:
         return None if getattr(self._parts.task, "metrics", None) else Shard(self._ranks.rank, self._ranks.num)
 
     def _until_stopped(self, batches: Iterable[Any]) -> Iterator[Any]:
-        if self._ranks.num == 1:
-            yield from self._stop.until_stopped(batches)
-            return
+        is_cut = False
         for batch in batches:
-            if self._is_stopping(together=self._parts.shards is not None):  # each batch needs all processes
+            is_cut = self._stop.signal is not None
+            if self._parts.shards is not None:  # each batch needs all processes
+                is_cut = self._in_any_process(is_cut)
+            if is_cut:
                 break
             yield batch
-        if self._is_stopping(together=True):
+        if self._in_any_process(is_cut):
             raise StoppedError
 
-    def _is_stopping(self, *, together: bool) -> bool:
-        is_stopping = self._stop.signal is not None
-        return bool(self._ranks.all_reduce_max([float(is_stopping)])[0]) if together else is_stopping
+    def _in_any_process(self, is_so: bool) -> bool:
+        return bool(self._ranks.all_reduce_max([float(is_so)])[0])

@@ -23,7 +23,7 @@ from runner.inspection.guard import Guard, Watching
 from runner.training.background import Background
 from runner.training.evaluate import Evaluation
 from runner.training.hooks import Hooks
-from runner.training.loop import Epochs, Loop, train
+from runner.training.loop import CommonStopCondition, Epochs, Loop, OwnStopCondition, StopCondition, train
 from runner.training.metric_buffer import MetricBuffer, MetricRows, check_unread
 from runner.training.observer import EpochEnd, Observer
 from runner.training.parts import Parts
@@ -35,7 +35,6 @@ from runner.training.state import Checkpoints
 from runner.training.step.choose import Watchers, choose_steps
 from runner.training.step.clock import StepClock
 from runner.training.step.split_batch import explain
-from runner.training.stopping import StopCondition, make_stop_condition
 
 
 def fit(parts: Parts, settings: Settings, folder: Path, *, observer: Observer, stop: Stop, ranks: Ranks) -> Result:
@@ -121,7 +120,8 @@ class Training:
     def train(self) -> str:
         """Take steps until there is a reason to end; returns the reason."""
         steps = self._choose_steps()
-        self.begin(make_stop_condition(self.stop, self.parts.limits, self.ranks))
+        stop, limits, ranks = self.stop, self.parts.limits, self.ranks
+        self.begin(OwnStopCondition(stop, limits) if ranks.num == 1 else CommonStopCondition(stop, limits, ranks))
         return train(steps, self.loop)
 
     def begin(self, stop: StopCondition) -> None:

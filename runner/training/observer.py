@@ -37,66 +37,34 @@ class Observer(Protocol):
     @property
     def trial(self) -> Trial | None:
         """None: the run is not part of a search."""
-        ...
+        return None
 
     def window(self, window: Window) -> None:
         """Receive the training's rows since the last window."""
-        ...
 
     def values(self, values: Mapping[str, float], *, step: int, time_ms: int) -> None:
         """Receive the values of a whole split, or of hooks."""
-        ...
 
     def shown(self, shown: HookValues, *, step: int, time_ms: int) -> None:
         """Receive images and tables of hooks."""
-        ...
 
     def settle(self) -> None:
         """Write what was received to the disk."""
-        ...
 
     def means(self) -> dict[str, float]:
         """The means over the training's rows since the last call."""
-        ...
-
-    def epoch(self, end: EpochEnd) -> None:
-        """Show an epoch's values, after the window of its last step."""
-        ...
-
-    def progress(self, *, num_steps: int, num_epochs: int) -> AbstractContextManager[None]:
-        """Show the training's progress in the block."""
-        ...
-
-    def say(self, text: str) -> None:
-        """Print a line."""
-        ...
-
-
-class SilentObserver:
-    """Shows and stores nothing."""
-
-    trial = None
-
-    def window(self, window: Window) -> None:
-        pass
-
-    def values(self, values: Mapping[str, float], *, step: int, time_ms: int) -> None:
-        pass
-
-    def shown(self, shown: HookValues, *, step: int, time_ms: int) -> None:
-        pass
-
-    def settle(self) -> None:
-        pass
-
-    def means(self) -> dict[str, float]:
         return {}
 
     def epoch(self, end: EpochEnd) -> None:
-        pass
+        """Show an epoch's values, after the window of its last step."""
 
     def progress(self, *, num_steps: int, num_epochs: int) -> AbstractContextManager[None]:
+        """Show the training's progress in the block."""
         return nullcontext()
 
     def say(self, text: str) -> None:
-        pass
+        """Print a line."""
+
+
+class SilentObserver(Observer):
+    """Shows and stores nothing."""

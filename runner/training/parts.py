@@ -16,10 +16,10 @@ from runner.data.split import Splits
 from runner.device.precision import Precision
 from runner.models.card import Card
 from runner.tasks.task import Task
+from runner.training.loop import Limits
 from runner.training.optimizer import AveragedWeights
 from runner.training.progress import Best
 from runner.training.schedule import Schedule
-from runner.training.stopping import Limits
 
 if TYPE_CHECKING:
     from runner.distributed.sharding import Shards  # it imports for a second

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import errno
 import logging
+import re
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -30,7 +30,7 @@ from runner.errors import (
 from runner.inspection import call_site
 from runner.inspection.device_mismatch import PlacementError
 from runner.inspection.findings import Finding
-from runner.inspection.in_place import find_change
+from runner.inspection.host_reads import HostReads, Operation
 from runner.training.evaluate import Evaluation
 from runner.training.metric_buffer import NotFiniteError
 from runner.training.progress import Best
@@ -123,13 +123,49 @@ def _in_place(error: BaseException, stack: Sequence[FrameType]) -> str:
         predict, batch = frame.f_locals["predict"], frame.f_locals["batch"]
         device = next((tensor.device for tensor in tensors(batch)), torch.device("cpu"))
         with suppress(Exception):  # the step failed once already
-            if change := find_change(partial(predict, batch), device, error):
+            changes = _Changes()
+            with torch.enable_grad(), HostReads(device, observers=(changes,)):
+                predict(batch)
+            node = re.search(r"of (\w+?)Backward\d", str(error))
+            fits = [one for one in changes.found if node and one.made_by.replace("_", "") == node[1].lower()]
+            if change := next(reversed(fits or changes.found), None):
                 problem = (
                     f"{change.line} changes a tensor in place ({change.name}), and the gradient needs its old values"
                 )
                 made = f"{change.made_by} at {change.made_at} made it"
                 return f"{problem}: {made}; help: make a new tensor at {change.line}, e.g., `x = x + 1` instead of `x += 1`"
     return ""
+
+
+@dataclass(frozen=True)
+class _Change:
+    """An operation in place, and the one that made the tensor; a line is `my_models.py:12`."""
+
+    name: str
+    line: str
+    made_by: str
+    made_at: str
+
+
+class _Changes:
+    """Observes the operations in place of a block."""
+
+    def __init__(self) -> None:
+        self.found: list[_Change] = []
+        self._lines = call_site.Lines()
+        self._makers: dict[int, tuple[str, str]] = {}  # by the address of the memory
+
+    def after(self, done: Operation) -> None:
+        line = self._lines.now()[0]
+        changed = done.args[0] if done.op._schema.is_mutable and done.args else None
+        if isinstance(changed, Tensor):
+            if (maker := self._makers.get(changed.untyped_storage().data_ptr())) is not None:
+                self.found.append(_Change(done.name, line, *maker))
+        elif not done.op.is_view:
+            self._makers |= {one.untyped_storage().data_ptr(): (done.name, line) for one in done.outputs}
+
+    def failed(self, what: str, inputs: object, error: Exception) -> None:
+        pass
 
 
 def _fix(error: BaseException, stack: Sequence[FrameType]) -> str:

@@ -11,12 +11,10 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from types import FrameType
-from typing import Any, TypeVar
-
-T = TypeVar("T")
+from typing import Any
 
 #: Slurm sends SIGUSR1 some time before the end (--signal=USR1@60), a closed terminal SIGHUP
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP") if hasattr(signal, name))
@@ -47,13 +45,6 @@ class Stop:
     def seconds_left(self) -> float:
         """Until the process must have ended; infinite without a signal."""
         return max(0.0, self.deadline - time.monotonic())
-
-    def until_stopped(self, items: Iterable[T]) -> Iterator[T]:
-        """The items. Raises: StoppedError instead of the next one, after a signal."""
-        for item in items:
-            if self.signal is not None:
-                raise StoppedError
-            yield item
 
 
 @contextmanager
@@ -138,7 +129,8 @@ def _watch(reader: socket.socket, stop: Stop, grace_seconds: float, end_now: Cal
         try:
             received = reader.recv(64)
         except TimeoutError:
-            end_now(stop, f"it had not ended {grace_seconds:g} s after {_name(stop)} (train.grace_seconds)")
+            name = stop.signal.name if stop.signal else "a signal"
+            end_now(stop, f"it had not ended {grace_seconds:g} s after {name} (train.grace_seconds)")
         for number in received:
             if number == signal.SIGINT and stop.deadline < math.inf:
                 end_now(stop, "by a second Ctrl-C")
@@ -147,10 +139,6 @@ def _watch(reader: socket.socket, stop: Stop, grace_seconds: float, end_now: Cal
                 stop.deadline = time.monotonic() + grace_seconds
         if CLOSED in received:
             return
-
-
-def _name(stop: Stop) -> str:
-    return stop.signal.name if stop.signal else "a signal"
 
 
 def _forget_in_a_fork() -> None:

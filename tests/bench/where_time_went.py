@@ -25,8 +25,8 @@ from table import header
 
 sys.path.insert(0, str(ROOT))
 
+from runner.training.loop import Limits
 from runner.training.step.clock import ClockedEpochs, StepClock
-from runner.training.stopping import Limits
 
 PARTS = """
 import time

@@ -11,9 +11,9 @@ from torch.utils.data import Dataset
 from runner.experiment import time_spent
 from runner.experiment.time_spent import Trained, best
 from runner.inspection.findings import LIKELY, Finding
+from runner.training.loop import Limits
 from runner.training.result import Result
 from runner.training.step.clock import StepTimes
-from runner.training.stopping import Limits
 
 USUAL = {"data": 2.0, "launch": 2.0, "compute": 95.0, "metrics": 1.0}
 

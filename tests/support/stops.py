@@ -24,7 +24,7 @@ from seeded import SEED
 
 from runner.config.compose import composed_with, composer
 from runner.experiment import run, session
-from runner.training.stopping import OwnStopCondition
+from runner.training.loop import OwnStopCondition
 
 NUM_KILLS = 6
 #: where the run that nobody disturbed tells what it has imported

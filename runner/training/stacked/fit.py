@@ -26,6 +26,7 @@ from runner.distributed.group import Alone
 from runner.errors import OF_CODE, RunnerError, on_a_line
 from runner.training.background import Background
 from runner.training.fit import Training
+from runner.training.loop import OwnStopCondition, StopCondition
 from runner.training.metric_buffer import MetricBuffer, Window, check_finite
 from runner.training.observer import Observer
 from runner.training.parts import Parts
@@ -35,7 +36,6 @@ from runner.training.stacked.compiled import Compiled
 from runner.training.stacked.stack import ModelStack
 from runner.training.stacked.step import Members, StackedStep
 from runner.training.step.clock import STEP, StepClock
-from runner.training.stopping import OwnStopCondition, StopCondition
 
 #: seconds of steps between two checks whether the training ends
 MOST_SECONDS = 0.3

@@ -17,10 +17,9 @@ from torch import Tensor
 
 from runner.device import streams
 from runner.device.placement import num_bytes
-from runner.training.loop import Epochs
+from runner.training.loop import Epochs, Limits
 from runner.training.progress import Progress
 from runner.training.step.train_step import EagerSteps, Step
-from runner.training.stopping import Limits
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -17,10 +17,10 @@ from runner.tasks.classification import Classification
 from runner.training import fit as one_fit
 from runner.training import metric_buffer
 from runner.training.evaluate import Evaluation
+from runner.training.loop import Limits, OwnStopCondition
 from runner.training.signals import Stop
 from runner.training.stacked import fit
 from runner.training.stacked.stack import ModelStack
-from runner.training.stopping import Limits, OwnStopCondition
 
 SEEDS = [[f"seed={seed}"] for seed in (3, 0, 7)]
 RATES = [[f"seed={seed}", f"optimizer.lr={lr}"] for lr in (1e-3, 3e-3) for seed in (0, 1)]
