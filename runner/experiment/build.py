@@ -47,7 +47,6 @@ from runner.models.with_preprocessing import Prepared
 from runner.tasks.checks import check_turns, trains_nothing
 from runner.tasks.metric_names import is_rising
 from runner.tasks.regression import Regression
-from runner.tasks.task import has_requirements
 from runner.training.cpu_threads import flops_a_product, threads_worth
 from runner.training.loop import Limits
 from runner.training.optimizer import AveragedWeights, Turns, freeze
@@ -145,8 +144,8 @@ def prepare_training(
     optimizer = optimizer_of(cfg, model, device=device, prefix=prefix)
     trains_nothing(task)
     check_turns(task, [*optimizer.each] if isinstance(optimizer, Turns) else [])
-    if has_requirements(task):
-        task.check_model(model, keeps_inputs=around.keeps_inputs, data=source.name)
+    if check := getattr(task, "check_model", None):
+        check(model, keeps_inputs=around.keeps_inputs, data=source.name)
     best = best_of(cfg)
     residency = data.residency
     task = place(task, device) if isinstance(task, nn.Module) else task

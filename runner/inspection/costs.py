@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
 from runner.device import torch_private
-from runner.inspection.host_reads import Operation
+from runner.inspection.host_reads import Operation, OperationObserver
 from runner.inspection.tensor_names import storage_of
 
 #: what CUDA's allocator rounds a size up to
@@ -56,7 +56,7 @@ class Moment:
         return sum(self.parts.values())
 
 
-class Costs:
+class Costs(OperationObserver):
     """Counts while it is an observer of HostReads. `part` is the use of new memory, `phase` the part of the step."""
 
     def __init__(self, device: torch.device, *, speeds: Speeds | None = None, tf32: bool = False) -> None:
@@ -85,9 +85,6 @@ class Costs:
             self._track(tensor, part)
         if on_device and not done.op.is_view and done.name not in FREE:
             self._count(done, on_device[0])
-
-    def failed(self, what: str, inputs: object, error: Exception) -> None:
-        pass
 
     def hold(self, part: str, num_bytes: int) -> None:
         """Counts memory that was there before, for good."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from runner.device.capabilities import ONLY_BLOCKING, SLOW_TYPES, has_mps_kernel
@@ -18,7 +18,7 @@ from runner.device.precision import HALVES
 from runner.inspection import call_site
 from runner.inspection.device_mismatch import Meetings
 from runner.inspection.findings import LIKELY, Finding
-from runner.inspection.host_reads import HostRead, HostReads, Operation
+from runner.inspection.host_reads import HostRead, HostReads, Operation, OperationObserver
 from runner.inspection.tensor_names import Names
 
 #: products of a layer, and which argument is its input
@@ -133,7 +133,7 @@ class Guard:
             self.findings += [of_read(read) for read in reads.found] + slow.findings
 
 
-class Slow:
+class Slow(OperationObserver):
     """Observes operations that a device computes slowly, wrongly, or on the CPU, and copies that are not awaited."""
 
     def __init__(self, device: torch.device, lines: call_site.Lines) -> None:
@@ -156,9 +156,6 @@ class Slow:
             self._find("slow type", f"{name} in {dtype}, which is slow on {self._device.type}", instead)
         if self._device.type == "mps" and op.namespace == "aten":
             self._on_mps(done)
-
-    def failed(self, what: str, inputs: Sequence[Tensor], error: Exception) -> None:
-        pass
 
     def _on_mps(self, done: Operation) -> None:
         if not has_mps_kernel(done.op.name().removeprefix("aten::")):

@@ -1,6 +1,6 @@
 """Finds each place where running code reads a tensor's value on the host, or waits for the device. For the guard and `plan`.
 
-Each Observer sees the operations, too. Watched is the thread of a `with` block, with the backward passes that it starts;
+Each OperationObserver sees the operations, too. Watched is the thread of a `with` block, with the backward passes that it starts;
 nothing remains afterwards.
 """
 
@@ -88,16 +88,14 @@ class Operation:
         return found
 
 
-class Observer(Protocol):
+class OperationObserver(Protocol):
     """Observes the operations of a block, too: the guard, the plan."""
 
     def after(self, done: Operation) -> None:
         """Called when an operation is done."""
-        ...
 
     def failed(self, what: str, inputs: Sequence[Tensor], error: Exception) -> None:
         """Called when one has failed; may raise another error that says more."""
-        ...
 
 
 class HostReads:
@@ -117,7 +115,7 @@ class HostReads:
     Cost: some 30 us for each torch call in the block (2026-11, one core); it waits for nothing itself.
     """
 
-    def __init__(self, device: torch.device | str, *, observers: Sequence[Observer] = ()) -> None:
+    def __init__(self, device: torch.device | str, *, observers: Sequence[OperationObserver] = ()) -> None:
         self.device = torch.device(device)
         self.observers = observers
         self.found: list[HostRead] = []

@@ -29,7 +29,7 @@ from runner.inspection.costs import Costs, Moment, Speeds
 from runner.inspection.device_mismatch import Meetings
 from runner.inspection.findings import CERTAIN, LIKELY, Finding
 from runner.inspection.guard import Slow, of_read
-from runner.inspection.host_reads import HostRead, HostReads, Observer
+from runner.inspection.host_reads import HostRead, HostReads, OperationObserver
 from runner.inspection.tensor_names import Names
 from runner.plan.simulator import pretence, shapes
 from runner.plan.simulator.shapes import NotSimulated
@@ -194,7 +194,7 @@ class Trial:
         return [torch.empty(size, dtype=torch.uint8, device=self.device) for size in sizes]
 
     @contextmanager
-    def _watching(self, *observers: Observer) -> Iterator[None]:
+    def _watching(self, *observers: OperationObserver) -> Iterator[None]:
         reads = HostReads(self.device, observers=observers)
         try:
             with reads, _phases(self.costs, self.parts):

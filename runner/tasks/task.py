@@ -5,6 +5,9 @@ the batch, and nothing in it reads the device. A custom task works in the same w
 
 With optimizers that take turns (optimizer.turns) it is called as `task(model, batch, turn=NAME)` for the loss of each, and
 without a turn where a split is measured. An attribute `turns` restricts the names.
+
+A method `check_model(model, *, keeps_inputs, data)` raises a RunnerError for a model that the task can't train. The model
+has the layers that the data adds; `keeps_inputs` says whether these leave the inputs as they are; `data` is a name.
 """
 
 from __future__ import annotations
@@ -51,20 +54,6 @@ class Predicting(Protocol):
         ...
 
 
-class HasRequirements(Protocol):
-    """A task that only some models and data suit."""
-
-    def check_model(self, model: nn.Module, *, keeps_inputs: bool, data: str) -> None:
-        """Raise a RunnerError for a model that can't be trained.
-
-        Args:
-            model: The model, with the layers that the data adds.
-            keeps_inputs: Whether these layers leave the inputs as they are.
-            data: The name of the data.
-        """
-        ...
-
-
 #: its members, by name
 _MEMBERS = [*Predicting.__annotations__, *(name for name in vars(Predicting) if not name.startswith("_"))]
 
@@ -76,8 +65,3 @@ def is_predicting(task: object) -> TypeGuard[Predicting]:
     no longer looks since Python 3.12.
     """
     return all(hasattr(task, name) for name in _MEMBERS)
-
-
-def has_requirements(task: object) -> TypeGuard[HasRequirements]:
-    """Return whether a task checks the model that it is to train."""
-    return callable(getattr(task, "check_model", None))

@@ -13,10 +13,7 @@ from typing import Any
 
 #: seconds after which settle() is called, although more jobs wait
 MOST_SECONDS = 1.0
-
-
-def _nothing() -> None:
-    pass
+MOST_WAITING = 1000
 
 
 class Background:
@@ -31,11 +28,9 @@ class Background:
         begin: Called first, in the thread.
     """
 
-    def __init__(
-        self, settle: Callable[[], None] = _nothing, *, begin: Callable[[], None] = _nothing, most_waiting: int = 1000
-    ) -> None:
+    def __init__(self, settle: Callable[[], None] = lambda: None, *, begin: Callable[[], None] = lambda: None) -> None:
         # bounded: with a disk that is too slow, training waits instead of filling the memory
-        self._jobs: queue.Queue[Callable[[], Any] | None] = queue.Queue(most_waiting)
+        self._jobs: queue.Queue[Callable[[], Any] | None] = queue.Queue(MOST_WAITING)
         self._settle, self._begin = settle, begin
         self._error: BaseException | None = None
         self._has_failed = False
@@ -43,7 +38,7 @@ class Background:
         self._thread.start()
 
     def do(self, job: Callable[[], Any]) -> None:
-        """Queue a job; waits only if `most_waiting` jobs are queued. Raises errors of earlier jobs."""
+        """Queue a job; waits only if MOST_WAITING jobs are queued. Raises errors of earlier jobs."""
         self.put(job)
         self.raise_error()
 

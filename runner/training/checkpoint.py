@@ -370,9 +370,6 @@ class _Hashing(io.RawIOBase):
         self._file, self.digest = file, hashlib.sha256()
         self.error: OSError | None = None
 
-    def writable(self) -> bool:
-        return True
-
     def write(self, data: Any) -> int:
         self.digest.update(data)
         try:

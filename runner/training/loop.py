@@ -43,12 +43,9 @@ class Limits:
         return self.evaluate_every_steps is not None and step % self.evaluate_every_steps == 0
 
 
-class StopCondition(Protocol):
-    """Called after each step: "stopped" and "max_seconds" end the training, "save" saves a checkpoint, None continues."""
-
-    def __call__(self, step: int, *, at_once: bool = False) -> str | None:
-        """at_once: after an evaluation, where the answer is "stopped" or None, and the others come after the next step."""
-        ...
+#: called with each step: "stopped" and "max_seconds" end the training, "save" saves a checkpoint, None continues. With
+#: at_once=True, after an evaluation, the answer is "stopped" or None, and the others come after the next step
+StopCondition = Callable[..., str | None]
 
 
 class OwnStopCondition:

@@ -208,7 +208,9 @@ class MetricBuffer:
             self._filled = self._pulled = (self._filled // self._half + 1) * self._half
             if self._next_row is not None:
                 self._next_row.fill_(self._filled % len(self._rows))
-        self._wait_for_copy_out_of(1 - half)
+        # sleep until the other half may be written again: the host is never more than two windows ahead of the device
+        if (before := self._copied[1 - half]) is not None:
+            before.synchronize()
         pull = _Pull(host, copied, num_steps, left, self.step - left, self._notes, (time.perf_counter(), time.time()))
         self._notes = {}
         self._background.do(lambda: self._deliver(pull))
@@ -242,12 +244,6 @@ class MetricBuffer:
 
     def _over_all(self, rows: Tensor) -> Tensor:
         return rows if self._mean is None or not len(rows) else self._mean(rows)
-
-    def _wait_for_copy_out_of(self, half: int) -> None:
-        """Wait, asleep, until a half may be written again. So the host is never more than two windows ahead of the device."""
-        copied = self._copied[half]
-        if copied is not None:
-            copied.synchronize()
 
     def _deliver(self, pull: _Pull) -> None:
         # this thread may be late because of the disk: a copy that is over now ended when it was pulled
@@ -299,11 +295,11 @@ def check_finite(window: Window, name: str = WATCHED) -> None:
         _check(name, window.values[:, window.names.index(name)], window.steps)
 
 
-def check_unread(state: Mapping[str, Any], *, step: int, name: str = WATCHED) -> None:
+def check_unread(state: Mapping[str, Any], *, step: int) -> None:
     """The same for state(), the rows that are not pulled yet. Waits for the device."""
-    if name in state["names"]:
-        values = state["rows"][:, state["names"].index(name)].detach().cpu().numpy()
-        _check(name, values, range(step - len(values) + 1, step + 1))
+    if WATCHED in state["names"]:
+        values = state["rows"][:, state["names"].index(WATCHED)].detach().cpu().numpy()
+        _check(WATCHED, values, range(step - len(values) + 1, step + 1))
 
 
 def _check(name: str, values: NDArray[np.float32], steps: Sequence[int] | NDArray[np.int64]) -> None:

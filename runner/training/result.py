@@ -30,7 +30,7 @@ from runner.errors import (
 from runner.inspection import call_site
 from runner.inspection.device_mismatch import PlacementError
 from runner.inspection.findings import Finding
-from runner.inspection.host_reads import HostReads, Operation
+from runner.inspection.host_reads import HostReads, Operation, OperationObserver
 from runner.training.evaluate import Evaluation
 from runner.training.metric_buffer import NotFiniteError
 from runner.training.progress import Best
@@ -147,7 +147,7 @@ class _Change:
     made_at: str
 
 
-class _Changes:
+class _Changes(OperationObserver):
     """Observes the operations in place of a block."""
 
     def __init__(self) -> None:
@@ -163,9 +163,6 @@ class _Changes:
                 self.found.append(_Change(done.name, line, *maker))
         elif not done.op.is_view:
             self._makers |= {one.untyped_storage().data_ptr(): (done.name, line) for one in done.outputs}
-
-    def failed(self, what: str, inputs: object, error: Exception) -> None:
-        pass
 
 
 def _fix(error: BaseException, stack: Sequence[FrameType]) -> str:

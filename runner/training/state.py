@@ -121,7 +121,7 @@ class Checkpoints:
             self._writer.keep("best", best_state(self._parts, progress))
         best = self._writer.newest("best")
         assert best is not None
-        restore_best(self._parts, best)
+        _load_model(self._parts, self._parts.kept_model, best["model"])
 
 
 def best_state(parts: Parts, progress: Progress) -> dict[str, Any]:
@@ -129,11 +129,6 @@ def best_state(parts: Parts, progress: Progress) -> dict[str, Any]:
     best = progress.best
     model = _whole(parts, parts.kept_model.state_dict())
     return {"model": model, "step": best.step, "metric": best.metric, "value": best.value}
-
-
-def restore_best(parts: Parts, state: dict[str, Any]) -> None:
-    """Restore what best_state() returned."""
-    _load_model(parts, parts.kept_model, state["model"])
 
 
 def _whole(parts: Parts, tree: T) -> T:

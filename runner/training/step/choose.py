@@ -27,7 +27,7 @@ from runner.training.schedule import Rates
 from runner.training.step.clock import STEP, ClockedEpochs, StepClock
 from runner.training.step.compiled import CompiledSteps, Compiling, make_compiled
 from runner.training.step.cuda_graphs import STEPS_A_REPLAY, GraphSteps, cuda_graphs
-from runner.training.step.on_device import MOST_AT_ONCE, OnDevice, Repeatable, Repeater, Repeating
+from runner.training.step.on_device import MOST_AT_ONCE, OnDevice, Repeater, Repeating
 from runner.training.step.split_batch import SplitBatch
 from runner.training.step.train_step import EagerSteps, Step, StepOptions, in_turn, make_step, take_turns
 
@@ -116,7 +116,7 @@ def choose_steps(
 
 def _repeater(
     parts: Parts, settings: Settings, compiling: Compiling, *, say: Callable[[str], None]
-) -> Callable[[Repeatable], Repeater] | None:
+) -> Callable[[OnDevice], Repeater] | None:
     train, device = settings.train, parts.device
     compiled = partial(CompiledSteps, say=say, options=compiling.options)
     if train.cuda_graph:

@@ -16,7 +16,7 @@ from runner.device import torch_private
 from runner.device.placement import num_rows
 from runner.errors import Problem, RunnerError, first_line
 from runner.training.step.fused_update import CannotTraceError, FixedUpdate
-from runner.training.step.on_device import Repeatable, Sizes, host_generators
+from runner.training.step.on_device import OnDevice, Sizes, host_generators
 
 Step = Callable[[Sequence[Any]], Mapping[str, Tensor]]
 CPU = torch.device("cpu")
@@ -146,7 +146,7 @@ class CompiledSteps:
 
     def __init__(
         self,
-        steps: Repeatable,
+        steps: OnDevice,
         *,
         say: Callable[[str], None],
         options: Mapping[str, Any] | None = None,
@@ -186,7 +186,7 @@ class CompiledSteps:
 
 
 class _Function:
-    def __init__(self, steps: Repeatable, sizes: Sizes, compile_graph: Callable[..., Callable[..., Any]]) -> None:
+    def __init__(self, steps: OnDevice, sizes: Sizes, compile_graph: Callable[..., Callable[..., Any]]) -> None:
         self.calls, self.seconds, self.of_host = 0, 0.0, ""
         self._num, self._made, self._compile_graph = 1, 0, compile_graph
         self._prepare = partial(steps.prepare, sizes)

@@ -30,19 +30,6 @@ MOST_AT_ONCE = 64
 Sizes = tuple[int, ...]  # the examples in each batch of a step
 
 
-class Repeatable(Protocol):
-    """Steps from the device's current position."""
-
-    def take(self, sizes: Sizes, num: int) -> None:
-        """Take `num` steps with the table's first numbers."""
-
-    def prepare(self, sizes: Sizes, index: int) -> None:
-        """Copy the inputs of take_one(), for step `index` of those that are taken at once."""
-
-    def take_one(self, sizes: Sizes) -> None:
-        """Take one step, after prepare()."""
-
-
 class Repeater(Protocol):
     """Repeats steps without the host: GraphSteps or CompiledSteps."""
 
@@ -65,7 +52,7 @@ class Repeating:
         instead: Takes the steps that can't be repeated; None: they are an error.
     """
 
-    repeater: Callable[[Repeatable], Repeater]
+    repeater: Callable[[OnDevice], Repeater]
     as_formula: bool = False
     usual_rows: int | None = None
     times: int = 1
@@ -175,7 +162,7 @@ class OnDevice:
         self._rates.advance()
 
     def take(self, sizes: Sizes, num: int) -> None:
-        """See Repeatable."""
+        """Take `num` steps from the current position, with the table's first numbers."""
         update = self._update
         assert update is not None
         own, values = update.numbers, []
@@ -186,14 +173,17 @@ class OnDevice:
         self._buffer.write_on_device(values)
 
     def prepare(self, sizes: Sizes, index: int) -> None:
-        """See Repeatable. On a CPU compiled code is slow at indexing numbers, and at gathering images pixel by pixel."""
+        """Copy the inputs of take_one(), for step `index` of those that are taken at once.
+
+        On a CPU compiled code is slow at indexing numbers, and at gathering images pixel by pixel.
+        """
         assert self._update is not None
         self._update.numbers.copy_(self._table_rows[index])
         if self._gathers_before:
             self._gathered[sizes] = self._gather(sizes, 1, out=self._gathered.get(sizes))
 
     def take_one(self, sizes: Sizes) -> None:
-        """See Repeatable."""
+        """Take one step, after prepare()."""
         gathered = self._gathered[sizes] if self._gathers_before else self._gather(sizes, 1)
         self._buffer.write_on_device([self._step(self._data.batches(gathered, sizes))])
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from runner.config.settings import Settings
 from runner.device import backends
-from runner.device.placement import map_tensors, num_rows, tensors
+from runner.device.placement import map_tensors, num_bytes, num_rows
 from runner.device.torch_private import foreach_copy_
 from runner.errors import first_line
 from runner.training.parts import Parts
@@ -46,7 +46,10 @@ class SplitBatch:
                 values = self._forward_backward(forward_backward, batches)
                 if values is not None:  # outside the except clause, whose error keeps the activations alive
                     return values
-                self._undo()
+                self._optimizer.zero_grad()
+                if self._buffers:
+                    foreach_copy_(self._buffers, self._before)
+                backends.empty_cache(self._device)
                 self._progress.num_pieces *= 2
                 num = self._progress.num_pieces
                 rows = max(num_rows(batch) for batch in batches)
@@ -64,12 +67,6 @@ class SplitBatch:
             if not backends.is_out_of_memory(error) or max(map(num_rows, parts)) <= 1:
                 raise
         return None
-
-    def _undo(self) -> None:
-        self._optimizer.zero_grad()
-        if self._buffers:
-            foreach_copy_(self._buffers, self._before)
-        backends.empty_cache(self._device)
 
 
 def in_parts(batch: Any, num: int) -> Iterator[Any]:
@@ -95,11 +92,11 @@ def explain(error: BaseException, parts: Parts, settings: Settings, *, num_proce
     is_captured = settings.train.cuda_graph
     may_split = settings.train.on_oom != "split" and num_processes == 1 and not is_captured
     said = first_line(error).rpartition("DefaultCPUAllocator: ")[2]
-    weights = _num_bytes(parts.model.state_dict())
+    weights = num_bytes(parts.model.state_dict())
     taken = {
-        "weights": weights + (_num_bytes(parts.average.model.state_dict()) if parts.average else 0),
+        "weights": weights + (num_bytes(parts.average.model.state_dict()) if parts.average else 0),
         "gradients": sum(parameter.nbytes for parameter in parts.model.parameters() if parameter.requires_grad),
-        "optimizer": _num_bytes(dict(parts.optimizer.state)),
+        "optimizer": num_bytes(dict(parts.optimizer.state)),
         "data set": sum(loader.device_bytes for loader in (parts.train, parts.val, parts.test) if loader is not None),
     }
     named = ", ".join(f"{name} {count / 2**20:,.0f} MiB" for name, count in taken.items() if count >= 2**20)
@@ -110,7 +107,3 @@ def explain(error: BaseException, parts: Parts, settings: Settings, *, num_proce
     fix += ["data.residency=stream"] if taken["data set"] > weights and not is_captured else []
     fix = fix or ["a smaller model"]
     return f"out of memory on {parts.device}: {said} There: {named}; the rest is activations. Write {' or '.join(fix)}"
-
-
-def _num_bytes(tree: Any) -> int:
-    return sum(tensor.nbytes for tensor in tensors(tree))
