@@ -32,7 +32,7 @@ from runner.experiment.check import check_here
 from runner.experiment.context import Checked, RunContext
 from runner.experiment.summary import Summary
 from runner.training.fit import fit
-from runner.training.observer import SilentObserver
+from runner.training.observer import Observer
 from runner.training.parts import Parts
 from runner.training.signals import listening
 
@@ -132,7 +132,7 @@ def follow(cfg: DictConfig, rank: RankInfo, context: RunContext = RunContext()) 
         with listening(
             grace_seconds=settings.train.grace_seconds, end_now=lambda stop, _: os._exit(stop.exit_code)
         ) as stop:
-            result = fit(parts, settings, directory, observer=SilentObserver(), stop=stop, ranks=ranks)
+            result = fit(parts, settings, directory, observer=Observer(), stop=stop, ranks=ranks)
     if result.status != "failed":
         ranks.leave()
     return Summary(result.status, result.error, ending=result.ending, exit_code=stop.exit_code)

@@ -46,7 +46,7 @@ from runner.tracking.publisher import LOG, Publisher
 from runner.tracking.store_uri import shown
 from runner.training.hooks import HookValues
 from runner.training.metric_buffer import Window
-from runner.training.observer import EpochEnd, Trial
+from runner.training.observer import EpochEnd, Observer, Trial
 from runner.training.parts import Parts
 from runner.training.profile import FOLDER as TRACES
 from runner.training.result import Result, fail
@@ -59,7 +59,7 @@ MOST_WARNINGS = 3  # of the tracker, on the screen
 MLFLOW_STATUS = {"finished": "FINISHED", "pruned": "FINISHED", "killed": "KILLED", "failed": "FAILED"}
 
 
-class Session:
+class Session(Observer):
     """The observer of a training, with the journal, the tracker and the screen. Use Session.open()."""
 
     def __init__(

@@ -13,7 +13,7 @@ from torch import Tensor
 from runner.device.capabilities import NARROWER, supports_float64
 from runner.inspection import call_site
 from runner.inspection.findings import CERTAIN, Finding
-from runner.inspection.host_reads import Operation
+from runner.inspection.host_reads import Operation, OperationObserver
 from runner.inspection.tensor_names import Name, Names, in_frame, storage_of
 
 #: take tensors of two devices, each in its own way
@@ -29,7 +29,7 @@ class PlacementError(RuntimeError):
         self.finding = finding
 
 
-class Meetings:
+class Meetings(OperationObserver):
     """Remembers where each tensor of a step was made, to name the tensors if two devices meet."""
 
     def __init__(self, device: torch.device, names: Names, lines: call_site.Lines) -> None:
@@ -68,7 +68,7 @@ class Meetings:
 
     def explain(self, what: str, inputs: Sequence[Tensor]) -> Finding | None:
         """Return the error for an operation on these tensors, or None if they are on one device."""
-        involved = inputs[:1] if what in INDEXING else inputs
+        involved = inputs
         if what in INDEXING:
             involved = [
                 tensor for tensor in (inputs[0], *inputs[-1:]) if tensor.is_floating_point() or tensor is inputs[0]

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import FrameType, TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -88,7 +88,7 @@ class Operation:
         return found
 
 
-class OperationObserver(Protocol):
+class OperationObserver:
     """Observes the operations of a block, too: the guard, the plan."""
 
     def after(self, done: Operation) -> None:

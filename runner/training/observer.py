@@ -31,13 +31,13 @@ class EpochEnd:
     is_best: bool
 
 
-class Observer(Protocol):
-    """Receives values and messages. The background thread calls window(), values(), shown(), epoch() and settle()."""
+class Observer:
+    """Receives values and messages; this one shows and stores nothing.
 
-    @property
-    def trial(self) -> Trial | None:
-        """None: the run is not part of a search."""
-        return None
+    The background thread calls window(), values(), shown(), epoch() and settle().
+    """
+
+    trial: Trial | None = None  # None: the run is not part of a search
 
     def window(self, window: Window) -> None:
         """Receive the training's rows since the last window."""
@@ -64,7 +64,3 @@ class Observer(Protocol):
 
     def say(self, text: str) -> None:
         """Print a line."""
-
-
-class SilentObserver(Observer):
-    """Shows and stores nothing."""

@@ -14,7 +14,7 @@ from runner.distributed.group import Alone
 from runner.experiment.build import prepare
 from runner.experiment.together import lane_of
 from runner.training.fit import fit
-from runner.training.observer import SilentObserver
+from runner.training.observer import Observer
 from runner.training.optimizer import AveragedWeights
 from runner.training.parts import Parts
 from runner.training.result import Result
@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 SMALL = ["data=digits", "data.limit=300", "train.batch_size=50", "train.num_epochs=2", "tracking.enabled=false"]
 
 
-class Listener(SilentObserver):
+class Listener(Observer):
     """What a run has measured, by name and step."""
 
     def __init__(self):

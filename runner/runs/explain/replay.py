@@ -28,7 +28,7 @@ from runner.inspection.not_finite import is_finite
 from runner.runs.explain.noticed_task import NoticedTask
 from runner.training import checkpoint
 from runner.training.fit import Training
-from runner.training.observer import SilentObserver
+from runner.training.observer import Observer
 from runner.training.parts import Parts
 from runner.training.signals import Stop
 from runner.training.step.train_step import Step
@@ -165,7 +165,7 @@ def untracked(cfg: DictConfig, device: torch.device, start: Start = Start(None))
         parts = prepare(cfg, device, goes_on=start.file is not None)
         endless = replace(parts.limits, max_seconds=None, save_every_seconds=None, save_every_steps=None)
         parts, place = replace(parts, limits=endless), Path(folder)
-        training = Training(parts, settings, place, observer=SilentObserver(), stop=Stop(), ranks=Alone())
+        training = Training(parts, settings, place, observer=Observer(), stop=Stop(), ranks=Alone())
         try:
             yield training
         finally:
