@@ -49,27 +49,40 @@ def make_metrics(asked: Any, *, kind: str, num_outputs: int = UNKNOWN, reported:
     return nn.ModuleDict(metrics)
 
 
-class Waiting:
-    """Predictions and targets of many batches, which stay on the device until they are needed together."""
+class Gathering(nn.Module):
+    """Gives a metric the predictions and targets of many batches at once; until then they wait on the device."""
 
-    def __init__(self) -> None:
+    def __init__(self, metric: Any) -> None:
+        super().__init__()
+        self.metric = metric
         self._parts: list[tuple[Tensor, Tensor]] = []
-        self.num = 0  # of predicted numbers
+        self._num = 0  # of predicted numbers
 
-    def add(self, predictions: Tensor, targets: Tensor) -> None:
+    def update(self, predictions: Tensor, targets: Tensor) -> None:
         self._parts.append((predictions, targets))
-        self.num += predictions.numel()
+        self._num += predictions.numel()
+        if self._num >= MOST_WAITING:
+            self._pass_on()
 
-    def take(self) -> tuple[Tensor, Tensor] | None:
-        """All of them, (N, ...) each, and none waits any more; None where none does."""
-        parts, self._parts, self.num = self._parts, [], 0
-        if not parts:
-            return None
-        predictions, targets = (torch.cat(each) for each in zip(*parts, strict=True))
+    def compute(self) -> Any:
+        self._pass_on()
+        return self.metric.compute()
+
+    def reset(self) -> None:
+        self._parts, self._num = [], 0
+        self.metric.reset()
+
+    def prepared(self, predictions: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Change what the metric gets, (N, ...) each."""
         return predictions, targets
 
+    def _pass_on(self) -> None:
+        parts, self._parts, self._num = self._parts, [], 0
+        if parts:
+            self.metric.update(*self.prepared(*_joined(parts)))
 
-class OfTorchmetrics(nn.Module):
+
+class OfTorchmetrics(Gathering):
     """One of torchmetrics, which gets many batches at once: most of them read the device in each update (bincount).
 
     Of two classes a Binary... gets the second's probability; a regression's gets float64 where the device has it: its sums
@@ -78,8 +91,7 @@ class OfTorchmetrics(nn.Module):
     """
 
     def __init__(self, metric: Any, *, kind: str) -> None:
-        super().__init__()
-        self.metric = metric
+        super().__init__(metric)
         for part in metric.modules():
             if hasattr(part, "validate_args"):
                 part.validate_args = False
@@ -90,30 +102,20 @@ class OfTorchmetrics(nn.Module):
         self._unit: tuple[Tensor, Tensor] | None = None  # mean and spread of the first targets, (T,) each
         if type(metric).__module__.startswith("torchmetrics.regression"):
             metric.set_dtype(torch.float64)
-        self._waiting = Waiting()
-
-    def update(self, predictions: Tensor, targets: Tensor) -> None:
-        self._waiting.add(predictions, targets)
-        if self._waiting.num >= MOST_WAITING:
-            self._pass_on()
 
     def compute(self) -> Any:
-        self._pass_on()
         try:
-            return self.metric.compute()
+            return super().compute()
         except ValueError as error:  # r2 of one row: no number, and no reason to end a run
             if "at least two samples" not in str(error):
                 raise
             return torch.tensor(math.nan)
 
     def reset(self) -> None:
-        self._waiting, self._unit = Waiting(), None
-        self.metric.reset()
+        super().reset()
+        self._unit = None
 
-    def _pass_on(self) -> None:
-        if (found := self._waiting.take()) is None:
-            return
-        predictions, targets = found
+    def prepared(self, predictions: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         if self._takes_one:
             predictions = predictions[:, 1]
         if self._is_number:
@@ -124,7 +126,22 @@ class OfTorchmetrics(nn.Module):
                 self._unit = targets.mean(0), torch.where(spread > 0, spread, 1)
             mean, spread = self._unit
             predictions, targets = (predictions - mean) / spread, (targets - mean) / spread
-        self.metric.update(predictions, targets)
+        return predictions, targets
+
+
+class OfTokens(Gathering):
+    """One of these over the tokens that count, (K, V) and (K,), many batches at once: to pick them reads the device."""
+
+    def __init__(self, metric: nn.Module, ignore_index: int) -> None:
+        super().__init__(metric)
+        self._ignore_index = ignore_index
+
+    def update(self, predictions: Tensor, targets: Tensor) -> None:  # (B, T, V), (B, T)
+        super().update(predictions.flatten(0, -2), targets.flatten())
+
+    def prepared(self, predictions: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        counts = targets != self._ignore_index
+        return predictions[counts], targets[counts]
 
 
 class OfObject(nn.Module):
@@ -150,15 +167,16 @@ class OfFunction(nn.Module):
     def __init__(self, name: str, function: Callable[[Tensor, Tensor], Tensor]) -> None:
         super().__init__()
         self._name, self.function = name, function
-        self._waiting = Waiting()
+        self._parts: list[tuple[Tensor, Tensor]] = []
 
     def update(self, predictions: Tensor, targets: Tensor) -> None:
-        self._waiting.add(predictions, targets)
+        self._parts.append((predictions, targets))
 
     def compute(self) -> Tensor | None:
-        if (found := self._waiting.take()) is None:
+        parts, self._parts = self._parts, []
+        if not parts:
             return None
-        value = self.function(*found)
+        value = self.function(*_joined(parts))
         if not isinstance(value, Tensor) or value.dim():
             said = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             fix = "return a 0-d tensor, e.g., by .mean(), or an object with update(), compute() and reset()"
@@ -166,36 +184,12 @@ class OfFunction(nn.Module):
         return value.detach()
 
     def reset(self) -> None:
-        self._waiting = Waiting()
+        self._parts = []
 
 
-class OfTokens(nn.Module):
-    """One of these over the tokens that count, (K, V) and (K,), many batches at once: to pick them reads the device."""
-
-    def __init__(self, metric: nn.Module, ignore_index: int) -> None:
-        super().__init__()
-        self.metric: Any = metric
-        self._ignore_index = ignore_index
-        self._waiting = Waiting()
-
-    def update(self, predictions: Tensor, targets: Tensor) -> None:  # (B, T, V), (B, T)
-        self._waiting.add(predictions.flatten(0, -2), targets.flatten())
-        if self._waiting.num >= MOST_WAITING:
-            self._pass_on()
-
-    def compute(self) -> Any:
-        self._pass_on()
-        return self.metric.compute()
-
-    def reset(self) -> None:
-        self._waiting = Waiting()
-        self.metric.reset()
-
-    def _pass_on(self) -> None:
-        if (found := self._waiting.take()) is not None:
-            predictions, targets = found
-            counts = targets != self._ignore_index
-            self.metric.update(predictions[counts], targets[counts])
+def _joined(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    predictions, targets = (torch.cat(each) for each in zip(*parts, strict=True))
+    return predictions, targets
 
 
 def named_values(name: str, found: Any, *, labels: Sequence[str]) -> dict[str, Any]:

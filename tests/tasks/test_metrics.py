@@ -272,7 +272,7 @@ def test_many_rows_are_passed_on_before_the_end(monkeypatch):
     expected = sk.f1_score(targets.numpy(), logits.argmax(1).numpy(), average="macro")
     assert measured(task, logits, targets)["f1"] == pytest.approx(expected, abs=1e-6)
     task.metrics["f1"].update(logits, targets)  # more than 500 at once
-    assert task.metrics["f1"]._waiting.num == 0
+    assert task.metrics["f1"]._num == 0
 
 
 class Own:
