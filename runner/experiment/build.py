@@ -48,10 +48,9 @@ from runner.tasks.checks import check_turns, trains_nothing
 from runner.tasks.metric_names import is_rising
 from runner.tasks.regression import Regression
 from runner.training.cpu_threads import flops_a_product, threads_worth
-from runner.training.loop import Limits
+from runner.training.loop import Best, Limits
 from runner.training.optimizer import AveragedWeights, Turns, freeze
 from runner.training.parts import Hook, Parts
-from runner.training.progress import Best
 from runner.training.recompute import recompute
 from runner.training.schedule import Schedule
 

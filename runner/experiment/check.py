@@ -30,7 +30,7 @@ from runner.experiment.context import Checked
 from runner.models.checks import probability
 from runner.tasks.metric_names import is_of_a_class, metrics_of
 from runner.tasks.named_metrics import NAMED
-from runner.training.progress import KEY, missing_metric, what_to_write
+from runner.training.loop import KEY, missing_metric, what_to_write
 
 #: with an error in one of these keys, the optimizer or its schedule is not tried
 OF_OPTIMIZER = re.compile(r"(^|\W)(optimizer|facts|~?train(?![.\w]))(\W|$)")

@@ -27,8 +27,8 @@ from runner.experiment import build
 from runner.experiment.build_data import Data, set_switches
 from runner.inspection.guard import Guard
 from runner.training.background import Background
+from runner.training.loop import Progress
 from runner.training.metric_buffer import MetricBuffer, Window
-from runner.training.progress import Progress
 from runner.training.schedule import StepSchedule
 from runner.training.step.choose import Watchers, choose_steps
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 #: public name -> the module that defines it
 HOMES = {
     "Adversarial": "adversarial",
-    "Autoencoding": "autoencoding",
+    "Autoencoding": "regression",
     "Classification": "classification",
     "Language": "language",
     "Own": "custom",
@@ -17,10 +17,10 @@ __all__ = [*HOMES]
 
 if TYPE_CHECKING:
     from runner.tasks.adversarial import Adversarial as Adversarial
-    from runner.tasks.autoencoding import Autoencoding as Autoencoding
     from runner.tasks.classification import Classification as Classification
     from runner.tasks.custom import Own as Own
     from runner.tasks.language import Language as Language
+    from runner.tasks.regression import Autoencoding as Autoencoding
     from runner.tasks.regression import Regression as Regression
 else:
     from runner.config.exports import exports

@@ -23,12 +23,19 @@ from runner.inspection.guard import Guard, Watching
 from runner.training.background import Background
 from runner.training.evaluate import Evaluation
 from runner.training.hooks import Hooks
-from runner.training.loop import CommonStopCondition, Epochs, Loop, OwnStopCondition, StopCondition, train
+from runner.training.loop import (
+    CommonStopCondition,
+    Epochs,
+    Loop,
+    OwnStopCondition,
+    StopCondition,
+    missing_metric,
+    train,
+)
 from runner.training.metric_buffer import MetricBuffer, MetricRows, check_unread
 from runner.training.observer import EpochEnd, Observer
 from runner.training.parts import Parts
 from runner.training.profile import Profiled
-from runner.training.progress import missing_metric
 from runner.training.result import Result, fail
 from runner.training.signals import Stop, StoppedError
 from runner.training.state import Checkpoints

@@ -16,9 +16,8 @@ from runner.data.split import Splits
 from runner.device.precision import Precision
 from runner.models.card import Card
 from runner.tasks.task import Task
-from runner.training.loop import Limits
+from runner.training.loop import Best, Limits
 from runner.training.optimizer import AveragedWeights
-from runner.training.progress import Best
 from runner.training.schedule import Schedule
 
 if TYPE_CHECKING:

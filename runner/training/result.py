@@ -32,8 +32,8 @@ from runner.inspection.device_mismatch import PlacementError
 from runner.inspection.findings import Finding
 from runner.inspection.host_reads import HostReads, Operation, OperationObserver
 from runner.training.evaluate import Evaluation
+from runner.training.loop import Best
 from runner.training.metric_buffer import NotFiniteError
-from runner.training.progress import Best
 from runner.training.step.clock import StepTimes
 
 log = logging.getLogger("runner")

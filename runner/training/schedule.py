@@ -11,9 +11,9 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
+from runner.training.loop import Progress
 from runner.training.metric_buffer import MetricBuffer
 from runner.training.optimizer import Turns
-from runner.training.progress import Progress
 
 
 class Schedule:

@@ -21,9 +21,9 @@ from runner.distributed.group import Ranks
 from runner.errors import Problem, RunnerError, first_line
 from runner.training.background import Background
 from runner.training.checkpoint import CheckpointWriter, Keeping
+from runner.training.loop import Progress
 from runner.training.metric_buffer import MetricRows, check_unread
 from runner.training.parts import Parts
-from runner.training.progress import Progress
 from runner.training.schedule import StepSchedule
 
 T = TypeVar("T")

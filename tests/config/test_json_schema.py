@@ -196,7 +196,7 @@ def test_the_options_that_comments_list_are_those_of_the_code():
     from runner.data.tables import target, values
     from runner.data.vision import dataset, decode
     from runner.models import attention, external, mlp, recurrent, transformer
-    from runner.tasks import autoencoding, classification, regression
+    from runner.tasks import classification, regression
 
     known = {
         "runner.data.arrays": {"kind": values.KINDS},
@@ -214,7 +214,7 @@ def test_the_options_that_comments_list_are_those_of_the_code():
         "runner.models.ResNet": {"stem": ("auto", "cifar", "imagenet")},
         "runner.models.Transformer": {"pooling": transformer.POOLINGS, "positions": attention.POSITIONS},
         "runner.models.transformers_model": {"head": ("auto", *external.HEADS)},
-        "runner.tasks.Autoencoding": {"loss": autoencoding.LOSSES},
+        "runner.tasks.Autoencoding": {"loss": regression.LOSSES},
         "runner.tasks.Classification": {"kind": classification.KINDS},
         "runner.tasks.Regression": {"loss": regression.LOSSES},
     }

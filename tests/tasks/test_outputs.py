@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from runner.errors import RunnerError
-from runner.tasks.autoencoding import Autoencoding
 from runner.tasks.classification import Classification
 from runner.tasks.language import Language
-from runner.tasks.regression import Regression
+from runner.tasks.regression import Autoencoding, Regression
 
 LOGITS, PROBS = torch.randn(4, 3), torch.rand(4, 3)
 BATCH = (torch.randn(4, 3), torch.tensor([0, 1, 2, 0]))

@@ -6,8 +6,7 @@ from refused import problems_of
 from torch import nn
 from torch.nn import functional as F
 
-from runner.tasks.autoencoding import Autoencoding
-from runner.tasks.regression import Regression
+from runner.tasks.regression import Autoencoding, Regression
 from runner.tasks.task import is_predicting
 
 

@@ -10,9 +10,8 @@ from torch import nn
 from runner.data.loading.loaders import Resident
 from runner.device.precision import make_precision
 from runner.tasks.classification import Classification
-from runner.training.loop import Limits, Loop, OwnStopCondition, train
+from runner.training.loop import Best, Limits, Loop, OwnStopCondition, Progress, train
 from runner.training.metric_buffer import MetricBuffer
-from runner.training.progress import Best, Progress
 from runner.training.schedule import Rates, Schedule, warmup_cosine
 from runner.training.signals import Stop
 from runner.training.step.train_step import EagerSteps, make_step

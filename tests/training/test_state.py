@@ -12,8 +12,8 @@ from runner.data.loading.order import mixed
 from runner.device.precision import make_precision
 from runner.distributed.group import Alone
 from runner.training.checkpoint import save
+from runner.training.loop import Best, Progress
 from runner.training.metric_buffer import MetricBuffer
-from runner.training.progress import Best, Progress
 from runner.training.schedule import Schedule, warmup_cosine
 from runner.training.state import Checkpoints, _restore_parts, best_state, full_state
 

@@ -18,11 +18,10 @@ from runner.device.layers import overruns
 from runner.distributed.gradients import ShardedGradients, SharedGradients
 from runner.distributed.group import Ranks
 from runner.inspection.guard import Watching
-from runner.training.loop import Epochs
+from runner.training.loop import Epochs, Progress
 from runner.training.metric_buffer import MetricBuffer
 from runner.training.optimizer import Turns
 from runner.training.parts import Parts
-from runner.training.progress import Progress
 from runner.training.schedule import Rates
 from runner.training.step.clock import STEP, ClockedEpochs, StepClock
 from runner.training.step.compiled import CompiledSteps, Compiling, make_compiled

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from runner.device import streams
 from runner.device.placement import num_bytes
-from runner.training.loop import Epochs, Limits
-from runner.training.progress import Progress
+from runner.training.loop import Epochs, Limits, Progress
 from runner.training.step.train_step import EagerSteps, Step
 
 P = ParamSpec("P")

@@ -15,8 +15,8 @@ from runner.device import backends
 from runner.device.placement import map_tensors, num_bytes, num_rows
 from runner.device.torch_private import foreach_copy_
 from runner.errors import first_line
+from runner.training.loop import Progress
 from runner.training.parts import Parts
-from runner.training.progress import Progress
 
 ForwardBackward = Callable[[Sequence[Any]], Mapping[str, Tensor]]
 

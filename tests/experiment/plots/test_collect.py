@@ -13,9 +13,8 @@ from runner.experiment.plots.examples import draw_boundary as draw
 from runner.experiment.plots.predictions import GRID, NUM_SHOWN, collect
 from runner.models.table_inputs import TableColumns
 from runner.models.with_preprocessing import Prepared
-from runner.tasks.autoencoding import Autoencoding
 from runner.tasks.classification import Classification
-from runner.tasks.regression import Regression
+from runner.tasks.regression import Autoencoding, Regression
 
 
 def rows(count=60, width=2):

@@ -7,8 +7,7 @@ import torch
 
 from runner import cli
 from runner.tracking.journal_reader import read_points
-from runner.training.loop import Limits
-from runner.training.progress import Best, Progress
+from runner.training.loop import Best, Limits, Progress
 from runner.training.step import clock as clocks
 from runner.training.step.clock import ClockedEpochs, StepClock
 

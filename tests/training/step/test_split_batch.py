@@ -15,7 +15,7 @@ from runner.device import backends
 from runner.device.precision import make_precision
 from runner.tasks.classification import Classification
 from runner.tracking.journal import read_points
-from runner.training.progress import Best, Progress
+from runner.training.loop import Best, Progress
 from runner.training.step.split_batch import SplitBatch, explain, in_parts
 from runner.training.step.train_step import StepOptions, make_step
 from runner.version import PACKAGES
