@@ -87,10 +87,17 @@ def tensors(tree: Any) -> list[Tensor]:
     return found
 
 
-def leaves(tree: Any) -> list[Any]:
+def leaves(tree: Any, found: list[Any] | None = None) -> list[Any]:
     """List an operation's arguments in nested tuples, lists and dicts. Ten times as fast as torch's pytree, which has more kinds."""
-    found: list[Any] = []
-    _gather(tree, found)
+    found = [] if found is None else found
+    if isinstance(tree, tuple | list):
+        for part in tree:
+            leaves(part, found)
+    elif isinstance(tree, dict):
+        for part in tree.values():
+            leaves(part, found)
+    else:
+        found.append(tree)
     return found
 
 
@@ -121,23 +128,17 @@ def num_rows(tree: Any) -> int:
     return len(found[0]) if found and found[0].dim() else 0
 
 
-def _gather(tree: Any, found: list[Any]) -> None:
-    if isinstance(tree, tuple | list):
-        for part in tree:
-            _gather(part, found)
-    elif isinstance(tree, dict):
-        for part in tree.values():
-            _gather(part, found)
-    else:
-        found.append(tree)
-
-
 def _map(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(tree, Tensor):
         return change(tree)
     if isinstance(tree, dict | UserDict):  # UserDict: the batches of transformers
         changed = {key: new for key, old in tree.items() if (new := _map(old, change)) is not old}
-        return _with_items(tree, changed) if changed else tree
+        if not changed:
+            return tree
+        new = copy.copy(tree)  # keeps the class: OrderedDict, defaultdict, a library's batch
+        for key, value in changed.items():
+            new[key] = value
+        return new
     if isinstance(tree, list | tuple):
         items = [_map(item, change) for item in tree]
         if all(new is old for new, old in zip(items, tree, strict=True)):
@@ -146,19 +147,10 @@ def _map(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
         old_values = {field.name: getattr(tree, field.name, None) for field in dataclasses.fields(tree)}
         changed = {name: new for name, old in old_values.items() if (new := _map(old, change)) is not old}
-        return _with_fields(tree, changed) if changed else tree
+        if not changed:
+            return tree
+        new = copy.copy(tree)
+        for name, value in changed.items():
+            object.__setattr__(new, name, value)  # a frozen one refuses setattr
+        return new
     return tree
-
-
-def _with_items(mapping: Any, changed: dict[Any, Any]) -> Any:
-    new = copy.copy(mapping)  # keeps the class: OrderedDict, defaultdict, a library's batch
-    for key, value in changed.items():
-        new[key] = value
-    return new
-
-
-def _with_fields(record: Any, changed: dict[str, Any]) -> Any:
-    new = copy.copy(record)
-    for name, value in changed.items():
-        object.__setattr__(new, name, value)  # a frozen one refuses setattr
-    return new

@@ -6,11 +6,13 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+
+T = TypeVar("T")
 
 MOST_ITEMS = 64  # of a plain container that are looked at
 MOST_DEPTH = 4
@@ -80,7 +82,7 @@ class Names:
             self._add(tensor, name)
 
     def batch(self, batch: Any, path: str = "batch") -> None:
-        for found, tensor in _inside(batch, path):
+        for found, tensor in _inside(batch, path, Tensor):
             self._add(tensor, Name(found, "batch"))
 
     def object(self, value: Any, path: str) -> None:
@@ -89,7 +91,7 @@ class Names:
             self.model(value, path)
             return
         for attribute, inner in _attributes(value).items():
-            for found, tensor in _inside(inner, f"{path}.{attribute}"):
+            for found, tensor in _inside(inner, f"{path}.{attribute}", Tensor):
                 self._add(tensor, Name(found, "attribute", type(value).__name__))
 
     def optimizer(self, optimizer: Optimizer) -> None:
@@ -110,11 +112,11 @@ def in_frame(frame: FrameType | None, tensor: Tensor) -> Name | None:
         return None
     wanted, code = storage_of(tensor), frame.f_code
     for name, value in frame.f_locals.items():
-        for path, found in _inside(value, name):
+        for path, found in _inside(value, name, Tensor):
             if storage_of(found) == wanted:
                 return Name(path, "closure" if name in code.co_freevars else "local")
     for name in code.co_names:
-        for path, found in _inside(frame.f_globals.get(name), name):
+        for path, found in _inside(frame.f_globals.get(name), name, Tensor):
             if storage_of(found) == wanted:
                 return Name(path, "global")
     return None
@@ -136,26 +138,18 @@ def _tensors_of(module: nn.Module, path: str, seen: set[int], *, kind: str) -> I
     for name, value in vars(module).items():
         if name in TORCHS_OWN:
             continue
-        for found, tensor in _inside(value, f"{path}.{name}"):
+        for found, tensor in _inside(value, f"{path}.{name}", Tensor):
             yield tensor, Name(found, "attribute", owner)
-        for found, hidden in _modules_in(value, f"{path}.{name}"):
+        for found, hidden in _inside(value, f"{path}.{name}", nn.Module):
             yield from _tensors_of(hidden, found, seen, kind="list")
 
 
-def _inside(value: Any, path: str, depth: int = 0) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(value, Tensor):
+def _inside(value: Any, path: str, kind: type[T], depth: int = 0) -> Iterator[tuple[str, T]]:
+    if isinstance(value, kind):
         yield path, value
-    elif depth < MOST_DEPTH and not isinstance(value, nn.Module | type):
+    elif depth < MOST_DEPTH and not isinstance(value, Tensor | nn.Module | type):
         for step, inner in _parts(value):
-            yield from _inside(inner, path + step, depth + 1)
-
-
-def _modules_in(value: Any, path: str, depth: int = 0) -> Iterator[tuple[str, nn.Module]]:
-    if isinstance(value, nn.Module):
-        yield path, value
-    elif depth < MOST_DEPTH and not isinstance(value, Tensor | type):
-        for step, inner in _parts(value):
-            yield from _modules_in(inner, path + step, depth + 1)
+            yield from _inside(inner, path + step, kind, depth + 1)
 
 
 def _parts(value: Any) -> list[tuple[str, Any]]:
