@@ -25,6 +25,7 @@ from runner.device.benchmark import cache
 from runner.device.benchmark.cache import figure
 from runner.device.streams import wait_for
 from runner.device.unavailable import why_not
+from runner.errors import first_line
 
 DTYPES = {
     "fp32": torch.float32,
@@ -193,7 +194,7 @@ def measure(hardware: Hardware, *, sizes: Sizes, report: Callable[[str], None]) 
             try:
                 figures = _figures(Bench(torch.device(name), sizes, gpu.free_bytes), hardware, report)
             except Exception as error:  # a driver may raise anything; the other devices can still be measured
-                failed[name] = cause(error)
+                failed[name] = first_line(error)[:MAX_CAUSE_LENGTH]
             else:
                 devices[name] = {"name": gpu.name, **plain(figures)}
     finally:
@@ -224,28 +225,13 @@ def _figures(bench: Bench, hardware: Hardware, report: Callable[[str], None]) ->
 def plain(figures: Figures) -> dict[str, Any]:
     """Return the medians of one device, nested by their dotted names, with their `lowest` and `highest`."""
     values: dict[str, Any] = {"lowest": {}, "highest": {}}
+    places = {"median": values, "lowest": values["lowest"], "highest": values["highest"]}
     for name, spread in figures.items():
         outer, _, inner = name.partition(".")
-        if outer == "matmul_size":
-            values.setdefault(outer, {})[inner] = int(spread.median)
-            continue
-        for place, value in (
-            (values, spread.median),
-            (values["lowest"], spread.lowest),
-            (values["highest"], spread.highest),
-        ):
-            if inner:
-                place.setdefault(outer, {})[inner] = value
-            else:
-                place[outer] = value
+        for kind, place in places.items():
+            if kind == "median" or outer != "matmul_size":
+                (place.setdefault(outer, {}) if inner else place)[inner or outer] = getattr(spread, kind)
     return values
-
-
-def cause(error: BaseException) -> str:
-    """Return the first line of an error, shortened; its class where it has no text."""
-    lines = str(error).strip().splitlines()
-    text = lines[0] if lines else type(error).__name__
-    return text if len(text) <= MAX_CAUSE_LENGTH else f"{text[:MAX_CAUSE_LENGTH]}..."
 
 
 def bench(hardware: Hardware, *, sizes: Sizes | None = None) -> dict[str, Any]:
@@ -263,7 +249,7 @@ def bench(hardware: Hardware, *, sizes: Sizes | None = None) -> dict[str, Any]:
         try:
             kept = str(cache.keep(facts, hardware))
         except (OSError, RuntimeError) as error:  # the directory is missing, full or belongs to another user
-            reason = cause(error)
+            reason = first_line(error)
     return {**facts, "kept": kept, "not_kept": reason or None}
 
 

@@ -18,7 +18,7 @@ from runner.device import probe
 from runner.device.backends import THREADS
 from runner.device.benchmark import cache
 from runner.device.benchmark import measure as module
-from runner.device.benchmark.measure import Bench, Sizes, Spread, cause, measure, print_bench, rows
+from runner.device.benchmark.measure import Bench, Sizes, Spread, measure, print_bench, rows
 
 COPIES = ("copy_to_device_gb_per_s", "copy_from_device_gb_per_s")
 
@@ -123,18 +123,6 @@ def test_failing_device_is_reported_and_others_measured():
     assert list(found["devices"]) == ["cpu"]
     assert list(found["failed"]) == ["cuda:0"]
     assert "CUDA" in found["failed"]["cuda:0"] or "NVIDIA driver" in found["failed"]["cuda:0"]
-
-
-@pytest.mark.parametrize(
-    ("error", "text"),
-    [
-        (RuntimeError("CUDA out of memory.\nTried"), "CUDA out of memory."),
-        (MemoryError(), "MemoryError"),
-        (RuntimeError("x" * 1000), "x" * 160 + "..."),
-    ],
-)
-def test_cause_of_error_is_one_short_line(error, text):
-    assert cause(error) == text
 
 
 def measured(device, sizes):
