@@ -81,23 +81,32 @@ class Snapshot:
         return self.state
 
 
-def save(state: dict[str, Any], path: Path) -> None:
+def save(state: dict[str, Any], path: Path, *also: Path) -> None:
     """Write a new file and rename it to `path`: readers and crashes find the old file or the new one.
 
     The previous file is kept as NAME-before.pt. Hashing costs about 1 s for 1 GB.
 
+    Args:
+        also: Other paths for the same file, in the same directory, which exist before `path`.
+
     Raises:
         OSError: DeletedError if the directory is deleted in between.
     """
-    _replace(_written(state, path), path)
-
-
-def save_as_both(state: dict[str, Any], path: Path, other: Path) -> None:
-    """Like save(), and write the same to `other` before; one file with two names if the file system has hard links."""
-    _replace(_written(state, other), other, keeps_previous=False)
-    new = path.with_suffix(".writing")
-    _link(new, other)
-    _replace(new, path)
+    new = _written(state, path)
+    try:
+        for other in also:
+            _link(other, new)
+        if path.exists():
+            _link(before(path), path)
+        new.replace(path)
+    except FileNotFoundError as error:
+        raise DeletedError from error
+    if os.name == "posix":  # the renames must survive a power cut, too
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            sync(folder)
+        finally:
+            os.close(folder)
 
 
 def _written(state: dict[str, Any], path: Path) -> Path:
@@ -117,21 +126,6 @@ def _written(state: dict[str, Any], path: Path) -> Path:
         new.unlink(missing_ok=True)  # on a full disk this makes room for the journal's last lines
         raise
     return new
-
-
-def _replace(new: Path, path: Path, *, keeps_previous: bool = True) -> None:
-    try:
-        if keeps_previous and path.exists():
-            _link(before(path), path)
-        new.replace(path)
-    except FileNotFoundError as error:
-        raise DeletedError from error
-    if os.name == "posix":  # the renames must survive a power cut, too
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            sync(folder)
-        finally:
-            os.close(folder)
 
 
 def sync(descriptor: int) -> None:
@@ -339,7 +333,7 @@ class CheckpointWriter:
             # listed before it exists: a resumed run takes one again that a kill prevented
             others = [other for other in read_kept(self._folder) if other["step"] != entry["step"]]
             _write_kept(self._folder, [*others, {"file": _file_of(entry["step"]), **entry}])
-            save_as_both(state, path, self._folder / _file_of(entry["step"]))
+            save(state, path, self._folder / _file_of(entry["step"]))
             prune(self._folder, self._keeping)
         with self._lock:
             self._free[name] = state  # also the newest, until the next is taken
