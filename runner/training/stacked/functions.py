@@ -189,31 +189,6 @@ class MembersFunctions(TorchFunctionMode):
         return attend_by_steps(query, key, value, mask=attn_mask, is_causal=is_causal, drop=drop, scale=scale)
 
 
-class OneMembersFunctions(TorchFunctionMode):
-    """Draw a single model's masks on a CPU faster than torch does, bitwise identical, in the block.
-
-    `is_faster`: whether torch would have drawn some, as the mode itself costs time.
-    """
-
-    is_faster = False
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        kwargs = dict(kwargs or {})
-        if func is F.multi_head_attention_forward:
-            with self:
-                return of_heads(*args, **kwargs)
-        if (of_what := DROPOUTS.get(func)) is None:
-            return func(*args, **kwargs)
-        values, p, inplace = _asked(args, kwargs)
-        if values.device.type != "cpu" or not 0 < p < 1:
-            return func(*args, **kwargs)
-        self.is_faster = True
-        mask = _mask(values.detach(), p, of_what, False, None)
-        return values.mul_(mask) if inplace else values * mask
-
-
 def _asked(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Tensor, Any, bool]:
     named = dict(zip(("input", "p", "training", "inplace"), args, strict=False)) | dict(kwargs)
     trains = named["train"] if "train" in named else named.get("training", True)

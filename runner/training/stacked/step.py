@@ -20,7 +20,7 @@ from runner.device.placement import map_tensors, tensors
 from runner.device.torch_private import foreach_copy_
 from runner.training.parts import Parts
 from runner.training.stacked.compiled import Compiled, Function
-from runner.training.stacked.functions import MembersFunctions, OneMembersFunctions
+from runner.training.stacked.functions import MembersFunctions
 from runner.training.stacked.stack import ModelStack, Weights
 from runner.training.stacked.update import Lane, clip
 from runner.training.step.train_step import mean_over
@@ -111,7 +111,7 @@ class StackedStep:
             self.compiled.fit_to(size)
         self._pieces = [slice(at, min(at + size, len(self.stack))) for at in range(0, len(self.stack), size)]
         self._weights = [self.stack.weights(piece) for piece in self._pieces] if size > 1 or self.compiled else []
-        self._needs_functions = self._draws_faster = True  # until a step shows otherwise
+        self._needs_functions = True  # until a step shows otherwise
 
     def forward_backward(self, batches: Sequence[Any]) -> Mapping[str, Tensor]:
         """Values (M,) of all members; sets their parameters' gradients. Uses more pieces if memory runs out."""
@@ -176,14 +176,8 @@ class StackedStep:
             share[0] if isinstance(share, Tensor) else share
             for share in self._shares(batches, slice(number, number + 1))
         ]
-        # whether or not it has drawn before: a rate may grow from 0, a hook may begin to
         with _drawing_from(self._generators[number], self.device):
-            if not self._draws_faster:
-                return _accumulated(batches, shares, forward_backward)
-            with OneMembersFunctions() as functions:
-                values = _accumulated(batches, shares, forward_backward)
-        self._draws_faster = functions.is_faster
-        return values
+            return _accumulated(batches, shares, forward_backward)
 
     def _shares(self, batches: Sequence[Any], members: slice) -> Sequence[Any]:
         tasks: list[Any] = [whole.task for whole in self.stack.wholes[members]]
