@@ -13,6 +13,7 @@ from torch import Tensor
 
 from runner.device import backends
 from runner.device.host_memory import memory_left, size_in_words
+from runner.device.streams import wait_for
 from runner.training.parts import Parts
 from runner.training.stacked.compiled import Compiled
 from runner.training.stacked.step import StackedStep
@@ -100,7 +101,7 @@ def choose_size(
         try:
             first = time.monotonic()
             step.of_first(batches)
-            _synchronize(step)
+            wait_for(step.device)
             step.undo(states)
             began += time.monotonic() - first
             times[size] = _seconds(step, batches, states) / size
@@ -125,17 +126,12 @@ def choose_size(
     return GroupSize(best, words, times[best], times[1])
 
 
-def _synchronize(step: StackedStep) -> None:
-    if step.device.type != "cpu":
-        torch.accelerator.synchronize(step.device)
-
-
 def _seconds(step: StackedStep, batches: Sequence[Any], states: Sequence[Tensor]) -> float:
     least = float("inf")
     for _ in range(REPEATS):
         began = time.perf_counter()
         step.of_first(batches)
-        _synchronize(step)
+        wait_for(step.device)
         least = min(least, time.perf_counter() - began)
         step.undo(states)
         if least > LONG_STEP:
