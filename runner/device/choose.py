@@ -84,16 +84,13 @@ def resolve(policy: tuple[str, ...], hardware: Hardware) -> Choice:
     Raises:
         RunnerError: The device is missing. The error has the cause, the help and the devices of this machine.
     """
-    passed_over: list[str] = []
     problems: list[Problem] = []
     for item in policy:
         found = _find(item, hardware)
         if isinstance(found, Choice):
-            if passed_over:
-                return Choice(found.device, f"{found.reason}; {'; '.join(passed_over)}")
-            return found
+            others = [f"not {other}: {problem.message}" for other, problem in zip(policy, problems, strict=False)]
+            return Choice(found.device, "; ".join([found.reason, *others]))
         problems.append(found)
-        passed_over.append(f"not {item}: {found.message}")
     raise RunnerError(*problems)
 
 

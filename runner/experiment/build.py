@@ -155,7 +155,7 @@ def prepare_training(
             larger: dict[str, Any] = {name: loaders[name] for name in loaders if name != "train"}
             loaders = {**loaders, **{name: each.with_batch_size(size) for name, each in larger.items()}}
             residency += f"; evaluated in batches of {size:,} (auto: train.eval_batch_size=null)"
-    schedule = Schedule.of(schedule_of(cfg, optimizer, mode=best.mode), metric=best.metric)
+    schedule = Schedule(schedule_of(cfg, optimizer, mode=best.mode), metric=best.metric)
     situation = rules.Situation(
         has_validation="val" in loaders,
         has_hook_metric=bool(cfg.train.hooks) and cfg.train.early_stopping.metric is not None,

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 import numpy as np
@@ -142,11 +142,9 @@ class HostReads:
             self._open = stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         self._caller = self._copied = None
-        self._open.__exit__(kind, error, trace)
+        self._open.__exit__(*error)
 
     def lies_on_device(self, tensor: Tensor) -> bool:
         return tensor.device.type == self.device.type and not (self.host and tensor in self.host)

@@ -10,7 +10,7 @@ import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -154,11 +154,12 @@ class _Done(NamedTuple):
     has_infinity: bool  # whether it was written on purpose: masked_fill(mask, -inf)
 
 
-class Watch:
+class Watch(TorchDispatchMode):
     """Sees the operations of its `with` block, with the backward passes in it; `in_task` is set by the caller."""
 
     def __init__(self, model: nn.Module, names: Names) -> None:
         """names: what is known of the step's tensors; those of the batch are called batch..."""
+        super().__init__()  # type: ignore[no-untyped-call]
         self.in_task = False
         self.sizes: list[Size] = []
         self._model, self._names = model, names
@@ -168,26 +169,25 @@ class Watch:
         self._number, self._went_back = 0, False
         self._caller: FrameType | None = None
         self._lines = call_site.Lines()
-        self._mode = _Mode(self)
 
     def __enter__(self) -> Self:
         self._caller = sys._getframe(1)
         self._lines = call_site.Lines(self._caller)
-        self._mode.__enter__()  # type: ignore[no-untyped-call]
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         self._caller = None
-        self._mode.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def record_of(self, tensor: Tensor) -> Record | None:
         """What made it, where it is not finite."""
         return self._records.get(storage_of(tensor))
 
-    def run(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Has an operation done, and looks at what it gives."""
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        op, kwargs = func, kwargs or {}
+        if op.namespace == "prim":  # C++ reads a tensor's device
+            return op(*args, **kwargs)
         name = op._overloadpacket.__name__
         given = list(_arguments(op, args, kwargs))
         written = [one.tensor for one in given if one.is_written]
@@ -282,17 +282,6 @@ class Watch:
             running = call_site.modules(list(call_site.frames(self._caller)))
             return "forward" if any(module is self._model for module in running) else "loss"
         return "optimizer" if self._went_back else "loss"
-
-
-class _Mode(TorchDispatchMode):
-    def __init__(self, watch: Watch) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._watch = watch
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace == "prim":  # C++ reads a tensor's device
-            return func(*args, **(kwargs or {}))
-        return self._watch.run(func, args, kwargs or {})
 
 
 def _arguments(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[_Given]:

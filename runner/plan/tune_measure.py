@@ -29,7 +29,6 @@ from runner.inspection.guard import Guard
 from runner.training.background import Background
 from runner.training.loop import Progress
 from runner.training.metric_buffer import MetricBuffer, Window
-from runner.training.schedule import StepSchedule
 from runner.training.step.choose import Watchers, choose_steps
 
 NUM_LOSSES = 50
@@ -78,7 +77,7 @@ class Candidate:
 
     def _endless(self, buffer: MetricBuffer) -> Iterator[int]:
         parts, schedule = replace(self.parts, limits=replace(self.parts.limits, num_steps=2**40)), self.parts.schedule
-        if isinstance(schedule, StepSchedule):
+        if schedule.scheduler is not None and schedule.follows_steps:
             _keep_at_its_end(schedule.scheduler, self.parts.limits.num_steps)
         guard = Guard(parts.device, when="off", model=parts.model, task=parts.task, optimizer=parts.optimizer)
         steps = choose_steps(

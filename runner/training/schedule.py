@@ -17,46 +17,27 @@ from runner.training.optimizer import Turns
 
 
 class Schedule:
-    """Constant rates, and what the other schedules have in common.
+    """Advances learning rates after each optimizer step, after each evaluation, or never.
 
-    A training calls after_step() and after_evaluation(); each kind of schedule advances at one of them.
+    Args:
+        scheduler: None: constant rates.
+        metric: The name of the value that a scheduler such as ReduceLROnPlateau follows.
     """
 
-    scheduler: LRScheduler | None = None
-    follows_steps = follows_metric = False
-
-    @staticmethod
-    def of(scheduler: LRScheduler | None, *, metric: str = "") -> Schedule:
-        """Wrap a scheduler. metric: the name of the value that one such as ReduceLROnPlateau follows."""
-        if scheduler is None:
-            return Schedule()
-        return MetricSchedule(scheduler, metric) if wants_metric(scheduler) else StepSchedule(scheduler)
+    def __init__(self, scheduler: LRScheduler | None = None, *, metric: str = "") -> None:
+        self.scheduler, self._metric = scheduler, metric
+        self.follows_metric = scheduler is not None and wants_metric(scheduler)
+        self.follows_steps = scheduler is not None and not self.follows_metric
 
     def after_step(self) -> None:
         """Advance by an optimizer step, however many batches it accumulated."""
+        if self.scheduler is not None and self.follows_steps:
+            self.scheduler.step()
 
     def after_evaluation(self, values: Mapping[str, float]) -> None:
         """Advance by an evaluation of the validation split."""
-
-    def state_dict(self) -> dict[str, Any] | None:
-        return self.scheduler.state_dict() if self.scheduler is not None else None
-
-    def load_state_dict(self, state: Any) -> None:
-        if self.scheduler is not None:
-            self.scheduler.load_state_dict(state)
-
-
-class StepSchedule(Schedule):
-    """Advances after each optimizer step."""
-
-    scheduler: LRScheduler
-    follows_steps = True
-
-    def __init__(self, scheduler: LRScheduler) -> None:
-        self.scheduler = scheduler
-
-    def after_step(self) -> None:
-        self.scheduler.step()
+        if self.scheduler is not None and self.follows_metric:
+            self.scheduler.step(values[self._metric])  # type: ignore[arg-type]
 
     def catch_up(self, num_steps: int) -> None:
         """Advance a new scheduler by the steps that a run has taken; the state of one of another length doesn't fit it."""
@@ -64,20 +45,14 @@ class StepSchedule(Schedule):
             # the optimizer has taken its steps before
             warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
             for _ in range(num_steps):
-                self.scheduler.step()
+                self.after_step()
 
+    def state_dict(self) -> dict[str, Any] | None:
+        return self.scheduler.state_dict() if self.scheduler is not None else None
 
-class MetricSchedule(Schedule):
-    """Advances after each evaluation, by its metric."""
-
-    scheduler: LRScheduler
-    follows_metric = True
-
-    def __init__(self, scheduler: LRScheduler, metric: str) -> None:
-        self.scheduler, self._metric = scheduler, metric
-
-    def after_evaluation(self, values: Mapping[str, float]) -> None:
-        self.scheduler.step(values[self._metric])  # type: ignore[arg-type]
+    def load_state_dict(self, state: Any) -> None:
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(state)
 
 
 def wants_metric(scheduler: Any) -> bool:

@@ -18,13 +18,12 @@ from runner.data.loading.order import mixed
 from runner.data.loading.served import Served
 from runner.device import backends
 from runner.distributed.group import Ranks
-from runner.errors import Problem, RunnerError, first_line
+from runner.errors import Problem, RunnerError, first_line, refuse
 from runner.training.background import Background
 from runner.training.checkpoint import CheckpointWriter, Keeping
 from runner.training.loop import Progress
 from runner.training.metric_buffer import MetricRows, check_unread
 from runner.training.parts import Parts
-from runner.training.schedule import StepSchedule
 
 T = TypeVar("T")
 
@@ -168,17 +167,12 @@ def _check_losses(state: Mapping[str, Any]) -> None:
 
 
 def _check_experiment(before: Any, now: Mapping[str, Any]) -> None:
-    if not isinstance(before, dict):
-        return
-    others = [key for key in changes(before, now) if key in before and key in now and not may_change(key)]
-    if others:
-        problems = [
-            Problem(
-                f"{key}={now[key]}", f"the folder's checkpoint is of a run with {key}={before[key]}", "a new folder"
-            )
-            for key in others
-        ]
-        raise RunnerError(*problems)
+    before = before if isinstance(before, dict) else {}
+    refuse(
+        Problem(f"{key}={now[key]}", f"the folder's checkpoint is of a run with {key}={before[key]}", "a new folder")
+        for key in changes(before, now)
+        if key in before and key in now and not may_change(key)
+    )
 
 
 def _restore(
@@ -214,7 +208,7 @@ def _restore_parts(state: dict[str, Any], parts: Parts) -> None:
     else:
         parts.shards.load_optimizer(parts.optimizer, state["optimizer"])
     num_steps = parts.limits.num_steps
-    if isinstance(parts.schedule, StepSchedule) and state.get("num_steps", num_steps) != num_steps:
+    if parts.schedule.follows_steps and state.get("num_steps", num_steps) != num_steps:
         for group, values in zip(parts.optimizer.param_groups, begun, strict=True):
             group.update(values)
         parts.schedule.catch_up(state["step"])

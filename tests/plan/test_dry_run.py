@@ -20,7 +20,7 @@ def test_a_schedule_is_not_asked_for_more_steps_than_the_run_has(num_steps):
     schedule = OneCycleLR(optimizer, max_lr=0.01, total_steps=num_steps)
     limits = SimpleNamespace(num_steps=num_steps)
     trial = SimpleNamespace(
-        parts=SimpleNamespace(schedule=Schedule.of(schedule), limits=limits, optimizer=optimizer),
+        parts=SimpleNamespace(schedule=Schedule(schedule), limits=limits, optimizer=optimizer),
         step=lambda: lambda group: optimizer.step(),
         group=(),
         costs=costs,

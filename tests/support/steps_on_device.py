@@ -109,7 +109,7 @@ def trained(
     def make(**more):
         return make_step(model, task, **chosen, options=StepOptions(**more))
 
-    rates = Rates(opt, Schedule.of(schedule(opt) if schedule else None), buffer=buffer, progress=progress)
+    rates = Rates(opt, Schedule(schedule(opt) if schedule else None), buffer=buffer, progress=progress)
     epochs = EagerSteps(make(), data, accumulate_steps=accumulate, rates=rates, buffer=buffer)
     if repeater is not None:
         epochs = OnDevice(

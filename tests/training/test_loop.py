@@ -55,7 +55,7 @@ def run(
             Resident(data, batch_size=10, device=CPU, seed=0, shuffle=True),
             accumulate_steps=accumulate_steps,
             rates=Rates(
-                optimizer, Schedule.of(schedule(optimizer) if schedule else None), buffer=buffer, progress=progress
+                optimizer, Schedule(schedule(optimizer) if schedule else None), buffer=buffer, progress=progress
             ),
             buffer=buffer,
         ),

@@ -116,7 +116,7 @@ def test_a_schedule_of_another_length_is_where_it_would_have_been(parts, tmp_pat
 
     def begin(num_steps, of):
         of.optimizer = torch.optim.SGD(of.model.parameters(), lr=0.1, momentum=0.9)
-        of.schedule, of.limits.num_steps = Schedule.of(LONGER[name](of.optimizer, num_steps)), num_steps
+        of.schedule, of.limits.num_steps = Schedule(LONGER[name](of.optimizer, num_steps)), num_steps
         return of.schedule.scheduler, of.optimizer.param_groups[0]
 
     def rates(schedule, group, num):

@@ -71,7 +71,7 @@ def reads_of(
         with HostReads(device) as reads, detector(device):
             schedule = warmup_cosine(optimizer, num_steps=NUM_STEPS)
             progress = Progress(Best("val/loss", "min"))
-            rates = Rates(optimizer, Schedule.of(schedule), buffer=buffer, progress=progress)
+            rates = Rates(optimizer, Schedule(schedule), buffer=buffer, progress=progress)
             stop = OwnStopCondition(Stop(), limits)
             train(
                 train_step.EagerSteps(take, batches, accumulate_steps=2, rates=rates, buffer=buffer),
