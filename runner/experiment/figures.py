@@ -1,6 +1,6 @@
 """Draws a run's plots at its end: its curves, and the predictions of its best weights for the test split.
 
-Another plot: a function in plots/, its name in _drawing() and in tasks/metric_names.py.
+Another plot: a function draw_NAME in plots/, and its name in tasks/metric_names.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from runner.config.importing import loading
 from runner.config.instantiate import build
 from runner.device.placement import place
 from runner.errors import first_line
-from runner.experiment.plots import examples, scores
+from runner.experiment.plots import examples, scores, style
 from runner.experiment.plots.curves import draw_curves, draw_time
 from runner.experiment.plots.predictions import Results, collect
 from runner.models.generate import sample
@@ -29,7 +29,7 @@ from runner.training.parts import Parts
 from runner.training.result import Result
 
 Say = Callable[[str], None]
-Draw = Callable[[Results, Path], bool]
+SCORES = ("confusion", "roc", "calibration", "residuals")  # in plots/scores.py
 
 
 def illustrate(
@@ -110,30 +110,22 @@ def _write_sample(parts: Parts, plots: Path) -> list[Path]:
 def draw_results(
     results: Results, folder: Path, *, wanted: Sequence[str], say: Callable[[str], None] = print
 ) -> list[Path]:
-    """The wanted pictures that make sense of these results; returns their files, about 0.15 s each.
+    """Draw the wanted plots that make sense for these results, about 0.15 s each, and return their files.
 
-    wanted: names as in runner.tasks.metric_names.PLOTS. say: told, in a line, of a picture that failed. Raises nothing.
+    Args:
+        results: Predictions of a split.
+        folder: Where the files go.
+        wanted: Names as in runner.tasks.metric_names.PLOTS.
+        say: Called with a line about a plot that failed.
     """
     drawn = []
     for name in wanted:
-        path = folder / f"{name}.png"
+        path, module = folder / f"{name}.png", scores if name in SCORES else examples
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            if _drawing(name)(results, path):
-                drawn.append(path)
+            figure = getattr(module, f"draw_{name}")(results)
+            if figure is not None:
+                drawn.append(style.save(figure, path))
         except Exception as error:
             say(f"plots: {path.name} left out: {type(error).__name__}: {first_line(error)}")
     return drawn
-
-
-def _drawing(name: str) -> Draw:
-    return {
-        "confusion": scores.draw_confusion,
-        "roc": scores.draw_roc,
-        "calibration": scores.draw_calibration,
-        "residuals": scores.draw_residuals,
-        "samples": examples.draw_samples,
-        "reconstructions": examples.draw_reconstructions,
-        "boundary": examples.draw_boundary,
-        "generated": examples.draw_generated,
-    }[name]

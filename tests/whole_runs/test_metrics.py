@@ -79,7 +79,7 @@ def test_pictures_of_the_best_weights_lie_in_the_runs_folder(own_folder):
 def test_pictures_that_fail_never_fail_the_run(own_folder, monkeypatch, capsys):
     from runner.experiment.plots import scores
 
-    def fails(results, path):
+    def fails(results):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(scores, "draw_confusion", fails)

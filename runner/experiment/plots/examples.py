@@ -2,55 +2,54 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from runner.experiment.plots import style
-from runner.experiment.plots.predictions import Plane, Results, Shown
+from runner.experiment.plots.predictions import Results, Shown
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 COLUMNS = 8
-MOST_LABELS = 3
+MAX_LABELS = 3
+MAX_POINTS = 2000  # of generated rows
+MAX_CLASSES = 10  # of a decision boundary
 
 
-def draw_samples(results: Results, path: Path) -> bool:
-    """Images with prediction and truth, those where the model is furthest off first."""
+def draw_samples(results: Results) -> Figure | None:
+    """Draw images with prediction and truth, the worst first."""
     shown = results.worst
     images = None if shown is None else as_images(shown.inputs)
     if shown is None or images is None:
-        return False
+        return None
     columns = min(COLUMNS, len(images))
-    rows = -(-len(images) // columns)
-    width, height = max(5.2, 0.3 + 1.32 * columns), style.HEAD + 1.66 * rows
-    figure = style.new(width, height, title=results.title, figure_of="Samples, the worst first")
-    axes = _whole(figure)
+    size = max(5.2, 0.3 + 1.32 * columns), style.HEAD + 1.66 * -(-len(images) // columns)
+    figure, axes = _canvas(results, "Samples, the worst first", size)
     for number, image in enumerate(images):
         row, column = divmod(number, columns)
-        left, top = 0.2 + 1.32 * column, height - style.HEAD - 0.3 - 1.66 * row
+        left, top = 0.2 + 1.32 * column, size[1] - style.HEAD - 0.3 - 1.66 * row
         _show(axes, image, left, top, side=1.2)
-        text, is_right = _said(results, shown, number)
-        color = style.INK if is_right else style.RED
+        text, is_right = _caption(results, shown, number)
         look: dict[str, Any] = {"ha": "center", "va": "bottom", "fontsize": 7.8, "linespacing": 1.15}
-        axes.text(left + 0.6, top + 0.03, text, color=color, **look)
-    style.save(figure, path)
-    return True
+        axes.text(left + 0.6, top + 0.03, text, color=style.INK if is_right else style.RED, **look)
+    return figure
 
 
-def draw_reconstructions(results: Results, path: Path) -> bool:
-    """Inputs above what was made of them: the split's first rows, then the worst. Signals are drawn as lines."""
+def draw_reconstructions(results: Results) -> Figure | None:
+    """Draw inputs above their reconstructions: the split's first rows, then the worst. Signals are drawn as lines."""
     groups = [(name, shown) for name, shown in (("first rows", results.first), ("worst rows", results.worst)) if shown]
     if not groups:
-        return False
+        return None
     columns = max(len(shown.inputs) for _, shown in groups)
-    width, height = max(5.2, 1.15 + 1.15 * columns), style.HEAD + 2.45 * len(groups)
-    figure = style.new(width, height, title=results.title, figure_of="Reconstructions")
-    axes = _whole(figure)
+    size = max(5.2, 1.15 + 1.15 * columns), style.HEAD + 2.45 * len(groups)
+    figure, axes = _canvas(results, "Reconstructions", size)
     for group, (name, shown) in enumerate(groups):
         made = shown.predictions.reshape(shown.inputs.shape)
         images, copies = as_images(shown.inputs, made), as_images(made, shown.inputs)
-        top = height - style.HEAD - 2.45 * group
+        top = size[1] - style.HEAD - 2.45 * group
         for label, at in ((name, top - 0.53), ("made of\nthem", top - 1.68)):
             axes.text(0.85, at, label, ha="right", va="center", fontsize=8.5, color=style.INK)
         for number in range(len(shown.inputs)):
@@ -60,12 +59,11 @@ def draw_reconstructions(results: Results, path: Path) -> bool:
                 _show(axes, copies[number], left, top - 1.14, side=1.06)
             else:
                 _lines(axes, shown.inputs[number].reshape(-1), made[number].reshape(-1), left, top)
-    style.save(figure, path)
-    return True
+    return figure
 
 
 def as_images(inputs: NDArray[Any], other: NDArray[Any] | None = None) -> NDArray[np.float64] | None:
-    """(K, H, W, 3) or (K, H, W) in 0..1; None for other shapes. Values outside 0..1 are scaled to it together.
+    """Return images (K, H, W, 3) or (K, H, W) in 0..1, or None for other shapes. Values outside 0..1 are scaled together.
 
     other: images that share the scale.
     """
@@ -78,17 +76,16 @@ def as_images(inputs: NDArray[Any], other: NDArray[Any] | None = None) -> NDArra
         images = (images - low) / max(high - low, 1e-12)
     images = np.clip(images, 0, 1)
     if images.ndim == 4:
-        channels = images.shape[1]
-        images = images[:, :3].transpose(0, 2, 3, 1) if channels >= 3 else images.mean(1)
+        images = images[:, :3].transpose(0, 2, 3, 1) if images.shape[1] >= 3 else images.mean(1)
     return images
 
 
-def _whole(figure: Any) -> Any:
-    width, height = figure.get_size_inches()
-    axes = figure.add_axes((0, 0, 1, 1))
+def _canvas(results: Results, heading: str, size: tuple[float, float]) -> tuple[Figure, Any]:
+    """Return a figure and one axes over all of it, in inches."""
+    figure, (axes,) = style.panels(results.title, heading, size, margins=(0, 0, 0, 0), has_grid=False)
     axes.set_axis_off()
-    axes.set(xlim=(0, width), ylim=(0, height), autoscale_on=False)
-    return axes
+    axes.set(xlim=(0, size[0]), ylim=(0, size[1]), autoscale_on=False)
+    return figure, axes
 
 
 def _show(axes: Any, image: NDArray[np.float64], left: float, top: float, *, side: float) -> None:
@@ -102,132 +99,99 @@ def _show(axes: Any, image: NDArray[np.float64], left: float, top: float, *, sid
 def _lines(axes: Any, true: NDArray[Any], made: NDArray[Any], left: float, top: float) -> None:
     low, high = min(true.min(), made.min()), max(true.max(), made.max())
     x = left + np.linspace(0, 1.06, len(true))
-    for values, below, color in ((true, 1.06, style.INK), (made, 2.2, style.BLUE)):
-        axes.plot(x, top - below + 1.06 * (values - low) / max(high - low, 1e-12), color=color, linewidth=0.9)
+    for values, bottom, color in ((true, top - 1.06, style.INK), (made, top - 2.2, style.BLUE)):
+        axes.plot(x, bottom + 1.06 * (values - low) / max(high - low, 1e-12), color=color, linewidth=0.9)
 
 
-def _said(results: Results, shown: Shown, number: int) -> tuple[str, bool]:
-    said, true = shown.predictions[number], shown.targets[number]
+def _caption(results: Results, shown: Shown, number: int) -> tuple[str, bool]:
+    predicted, true = shown.predictions[number], shown.targets[number]
     if results.kind == "multiclass":
-        names = style.names_of(results.classes, len(said))
-        best = int(said.argmax())
-        text = f"{style.cut(names[best], 14)} {said[best]:.0%}\ntrue {style.cut(names[int(true)], 13)}"
+        names = style.names_of(results.classes, len(predicted))
+        best = int(predicted.argmax())
+        text = f"{style.cut(names[best], 14)} {predicted[best]:.0%}\ntrue {style.cut(names[int(true)], 13)}"
         return text, best == int(true)
     if results.kind == "multilabel":
-        names = style.names_of(results.names, len(said))
-        return f"{_labels(names, said > 0.5)}\ntrue {_labels(names, true > 0)}", bool(
-            ((said > 0.5) == (true > 0)).all()
-        )
-    return f"{said[0]:.4g}\ntrue {true[0]:.4g}", True
+        names, chosen = style.names_of(results.names, len(predicted)), predicted > 0.5
+        return f"{_labels(names, chosen)}\ntrue {_labels(names, true > 0)}", bool((chosen == (true > 0)).all())
+    return f"{predicted[0]:.4g}\ntrue {true[0]:.4g}", True
 
 
-def _labels(names: list[str], are: NDArray[np.bool_]) -> str:
-    chosen = [names[number] for number in np.flatnonzero(are)]
-    more = f" +{len(chosen) - MOST_LABELS}" if len(chosen) > MOST_LABELS else ""
-    return style.cut(", ".join(chosen[:MOST_LABELS]) or "none", 18) + more
+def _labels(names: list[str], is_label: NDArray[np.bool_]) -> str:
+    chosen = [names[number] for number in np.flatnonzero(is_label)]
+    more = f" +{len(chosen) - MAX_LABELS}" if len(chosen) > MAX_LABELS else ""
+    return style.cut(", ".join(chosen[:MAX_LABELS]) or "none", 18) + more
 
 
-MOST_POINTS = 2000
-
-
-def draw_generated(results: Results, path: Path) -> bool:
-    """Of rows of two numbers, in the same frame, which is the real ones'; what is generated outside of it, is counted."""
+def draw_generated(results: Results) -> Figure | None:
+    """Draw real and generated rows of two numbers in the frame of the real ones, and count those outside of it."""
     generated, real = results.predictions, results.targets
     if real.ndim != 2 or real.shape[1] != 2 or generated.shape != real.shape:
-        return False
+        return None
     low, high = real.min(0), real.max(0)
     room = 0.25 * (high - low)
     outside = ((generated < low - room) | (generated > high + room)).any(1).mean()
-    figure = style.new(8.4, 5.1, title=results.title, figure_of="Real and generated rows")
-    grid = style.inside(figure, left=0.5, right=0.2, bottom=0.35, top=1.0, gap=0.12)
-    panels = figure.subplots(1, 2, sharex=True, sharey=True, gridspec_kw=grid)
-    said = f"generated ({outside:.1%} of them outside)" if outside else "generated"
-    for axes, rows, color, title in ((panels[0], real, style.BLUE, "real"), (panels[1], generated, style.ORANGE, said)):
-        rows = rows[:MOST_POINTS]
-        axes.plot(rows[:, 0], rows[:, 1], "o", markersize=2.4, markeredgewidth=0, alpha=0.5, color=color)
-        axes.set_title(title, loc="left", fontsize=10)
+    figure, panels = style.panels(
+        results.title,
+        "Real and generated rows",
+        (8.4, 5.1),
+        shape=(1, 2),
+        margins=(0.5, 0.2, 0.35, 1.0),
+        sharex=True,
+        sharey=True,
+        gridspec_kw={"wspace": 0.12},
+    )
+    title = f"generated ({outside:.1%} of them outside)" if outside else "generated"
+    for axes, rows, color, name in zip(
+        panels, (real, generated), (style.BLUE, style.ORANGE), ("real", title), strict=True
+    ):
+        axes.plot(*rows[:MAX_POINTS].T, "o", markersize=2.4, markeredgewidth=0, alpha=0.5, color=color)
+        axes.set_title(name, loc="left", fontsize=10)
         axes.set_aspect("equal")
-        style.plain(axes)
     panels[0].set(xlim=(low[0] - room[0], high[0] + room[0]), ylim=(low[1] - room[1], high[1] + room[1]))
-    style.save(figure, path)
-    return True
+    return figure
 
 
-MOST_CLASSES = 10
+def draw_boundary(results: Results) -> Figure | None:
+    """Draw the prediction all over the plane of two inputs: the class, paler where the model is less sure, or the number."""
+    from matplotlib.colors import ListedColormap, to_rgb
 
-
-def draw_boundary(results: Results, path: Path) -> bool:
-    """The class's color, paler where the model is less sure; of a regression its first number. Not of over 10 classes."""
-    plane = results.plane
-    if plane is None or (results.kind == "multiclass" and plane.predictions.shape[2] > MOST_CLASSES):
-        return False
-    is_number = results.kind == "regression"
-    figure = style.new(
-        7.4, 5.6, title=results.title, figure_of="Predicted surface" if is_number else "Decision boundary"
-    )
-    axes = figure.subplots(gridspec_kw=style.inside(figure, left=0.65, right=1.7, bottom=0.55))
-    (_draw_numbers if is_number else _draw_classes)(figure, axes, plane, results)
-    axes.set(xlabel=style.cut(plane.names[0], 40), ylabel=style.cut(plane.names[1], 40))
-    axes.set(xlim=(plane.x[0], plane.x[-1]), ylim=(plane.y[0], plane.y[-1]))
-    style.plain(axes, grid=False)
-    style.save(figure, path)
-    return True
-
-
-def _draw_classes(figure: Any, axes: Any, plane: Plane, results: Results) -> None:
-    from matplotlib.colors import to_rgb
-    from matplotlib.lines import Line2D
-
-    count = plane.predictions.shape[2]
-    colors = np.array([to_rgb(style.color(number, count)) for number in range(count)])
-    sure = plane.predictions.max(2, keepdims=True)
-    strength = 0.12 + 0.5 * (sure - 1 / count) / (1 - 1 / count)
-    filled = 1 - strength * (1 - colors[plane.predictions.argmax(2)])
-    axes.imshow(filled, origin="lower", extent=_extent(plane), aspect="auto", interpolation="bilinear")
-    best = plane.predictions.argmax(2)
-    for number in range(count if count > 2 else 1):
-        if 0 < (best == number).sum() < best.size:
-            others = np.delete(plane.predictions, number, axis=2).max(2)
-            margin = plane.predictions[:, :, number] - others
-            axes.contour(plane.x, plane.y, margin, levels=[0], colors=[style.INK], linewidths=0.9)
-    for rows, marker, size, edge in ((plane.train, "o", 13, "white"), (plane.rows, "s", 20, style.INK)):
+    plane, is_number = results.plane, results.kind == "regression"
+    if plane is None or (not is_number and plane.predictions.shape[2] > MAX_CLASSES):
+        return None
+    heading = "Predicted surface" if is_number else "Decision boundary"
+    margins = (0.65, 1.7, 0.55, style.HEAD)
+    figure, (axes,) = style.panels(results.title, heading, (7.4, 5.6), margins=margins, has_grid=False)
+    points = [(plane.train, "train", "o", 13, "white"), (plane.rows, results.split, "s", 20, style.INK)]
+    extent = tuple(float(each) for each in (plane.x[0], plane.x[-1], plane.y[0], plane.y[-1]))
+    look: dict[str, Any] = {"origin": "lower", "extent": extent, "aspect": "auto", "interpolation": "bilinear"}
+    keys: list[tuple[str, str, Any, Any]] = []  # label, marker, color and color of the edge
+    if is_number:
+        surface = plane.predictions[:, :, 0]
+        shown = [rows[1].reshape(len(rows[1]), -1)[:, 0] for rows, *_ in points if rows is not None]
+        low, high = np.quantile(np.concatenate([surface.reshape(-1), *shown]).astype(np.float64), [0.005, 0.995])
+        scale: dict[str, Any] = {"cmap": "viridis", "vmin": low, "vmax": high if high > low else low + 1}
+        image = axes.imshow(surface, alpha=0.85, **look, **scale)
+        figure.colorbar(image, cax=figure.add_axes((0.8, 0.11, 0.025, 0.6)))
+    else:
+        count, best = plane.predictions.shape[2], plane.predictions.argmax(2)
+        colors = np.array([to_rgb(style.color(number, count)) for number in range(count)])
+        strength = 0.12 + 0.5 * (plane.predictions.max(2, keepdims=True) - 1 / count) / (1 - 1 / count)
+        axes.imshow(1 - strength * (1 - colors[best]), **look)
+        for number in range(count if count > 2 else 1):
+            if 0 < (best == number).sum() < best.size:
+                margin = plane.predictions[:, :, number] - np.delete(plane.predictions, number, axis=2).max(2)
+                axes.contour(plane.x, plane.y, margin, levels=[0], colors=[style.INK], linewidths=0.9)
+        scale = {"cmap": ListedColormap(colors), "vmin": -0.5, "vmax": count - 0.5}
+        names = style.names_of(results.classes, count)
+        keys = [(style.cut(name, 16), "o", color, "none") for name, color in zip(names, colors, strict=True)]
+    for rows, label, marker, area, edge in points:
         if rows is not None:
-            points, targets = rows
-            axes.scatter(
-                *points.T, s=size, marker=marker, c=colors[targets.astype(np.int64)], edgecolors=edge, linewidths=0.5
-            )
-    names = style.names_of(results.classes, count)
-    keys = [
-        Line2D([], [], marker="o", linestyle="", color=colors[number], label=style.cut(names[number], 16))
-        for number in range(count)
-    ]
-    keys += [
-        Line2D([], [], marker="o", linestyle="", color="#aaaaaa", markeredgecolor="white", label="train"),
-        Line2D([], [], marker="s", linestyle="", color="#aaaaaa", markeredgecolor=style.INK, label=results.split),
-    ]
-    axes.legend(handles=keys[: count + 2], loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, fontsize=8.5)
-
-
-def _draw_numbers(figure: Any, axes: Any, plane: Plane, results: Results) -> None:
-    surface = plane.predictions[:, :, 0]
-    shown = [rows[1].reshape(len(rows[1]), -1)[:, 0] for rows in (plane.train, plane.rows) if rows is not None]
-    both = np.concatenate([surface.reshape(-1), *shown]).astype(np.float64)
-    low, high = np.quantile(both, [0.005, 0.995])
-    look: dict[str, Any] = {"cmap": "viridis", "vmin": low, "vmax": high if high > low else low + 1}
-    image = axes.imshow(
-        surface, origin="lower", extent=_extent(plane), aspect="auto", interpolation="bilinear", alpha=0.85, **look
-    )
-    for rows, marker, size, edge in ((plane.train, "o", 13, "white"), (plane.rows, "s", 20, style.INK)):
-        if rows is not None:
-            points, targets = rows
-            values = targets.reshape(len(targets), -1)[:, 0]
-            label = "train" if rows is plane.train else results.split
-            axes.scatter(
-                *points.T, s=size, marker=marker, c=values, edgecolors=edge, linewidths=0.5, label=label, **look
-            )
-    figure.colorbar(image, cax=figure.add_axes((0.8, 0.11, 0.025, 0.6)))
+            values = rows[1].reshape(len(rows[1]), -1)[:, 0]
+            axes.scatter(*rows[0].T, s=area, marker=marker, c=values, edgecolors=edge, linewidths=0.5, **scale)
+            keys.append((label, marker, "#aaaaaa", edge))
+    for label, marker, color, edge in keys:
+        axes.plot([], [], linestyle="", label=label, marker=marker, color=color, markeredgecolor=edge)
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, fontsize=8.5)
-
-
-def _extent(plane: Plane) -> tuple[float, float, float, float]:
-    return float(plane.x[0]), float(plane.x[-1]), float(plane.y[0]), float(plane.y[-1])
+    axes.set(xlabel=style.cut(plane.names[0], 40), ylabel=style.cut(plane.names[1], 40))
+    axes.set(xlim=extent[:2], ylim=extent[2:])
+    return figure

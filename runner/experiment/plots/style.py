@@ -1,4 +1,4 @@
-"""Makes matplotlib figures with this house's look, of a size and a title, and saves them as PNG files."""
+"""Makes figures with one look, of a size and a title, and saves them as PNG files."""
 
 from __future__ import annotations
 
@@ -12,61 +12,55 @@ if TYPE_CHECKING:
 
 INK, MUTED, LINE = "#1f2430", "#6b7280", "#d5d9e0"
 BLUE, ORANGE, GREEN, RED = "#3b6fd4", "#e08330", "#3a9e5c", "#cc4040"
-#: of up to ten classes or targets; told apart also by those who see red and green as one (Okabe and Ito's, 2008, and grey)
+#: of up to ten classes or targets, distinguishable by the color-blind (Okabe and Ito, 2008), and grey
 COLORS = (
     *("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#b8a800", "#7a4fb5", "#8c6239", "#7f7f7f"),
 )
-HEAD = 1.0  # inches, of the two or three lines above all panels
+HEAD = 1.0  # inches, of the heading and the title above all panels
 
 
-def new(width: float, height: float, *, title: str, figure_of: str) -> Figure:
-    """Make a figure of this size in inches. title: of the run, one or two lines; figure_of: its topic. They take HEAD inches."""
+def panels(
+    title: str,
+    heading: str,
+    size: tuple[float, float],
+    *,
+    shape: tuple[int, int] = (1, 1),
+    margins: tuple[float, float, float, float] = (0.65, 0.25, 0.55, HEAD),
+    has_grid: bool = True,
+    **layout: Any,
+) -> tuple[Figure, Any]:
+    """Return a figure and its axes, row by row.
+
+    Args:
+        title: Of the run, one or two lines.
+        heading: The figure's topic.
+        size: Width and height in inches.
+        shape: Rows and columns of panels.
+        margins: Left, right, bottom and top in inches. Fixed ones: a layout computed from the content takes as long as drawing.
+        has_grid: Whether to draw grid lines.
+        layout: Further arguments of `Figure.subplots`.
+    """
     from matplotlib.figure import Figure  # heavy; pyplot would keep global state
 
-    figure = Figure(figsize=(width, height))
-    most = int(width * 12.8)
-    lines = textwrap.wrap(" ".join(title.split()), most, max_lines=2, placeholder=" …")
-    heading = cut(figure_of, int(most * 0.82))
-    figure.text(0.16 / width, 1 - 0.26 / height, heading, fontsize=12, color=INK, weight="bold")
+    (width, height), (left, right, bottom, top) = size, margins
+    figure, limit = Figure(figsize=size), int(width * 12.8)
+    figure.text(0.16 / width, 1 - 0.26 / height, cut(heading, int(limit * 0.82)), fontsize=12, color=INK, weight="bold")
+    lines = textwrap.wrap(" ".join(title.split()), limit, max_lines=2, placeholder=" …")
     for number, line in enumerate(lines):
         at = 1 - (0.49 + 0.19 * number) / height
-        figure.text(0.16 / width, at, cut(line, most), fontsize=9, color=MUTED)
-    return figure
-
-
-def inside(
-    figure: Figure,
-    *,
-    left: float,
-    right: float,
-    bottom: float,
-    top: float = HEAD,
-    gap: float = 0.0,
-    row_gap: float = 0.0,
-) -> dict[str, float]:
-    """Margins in inches as matplotlib takes them; fixed ones: laying out by what is drawn takes as long as drawing."""
-    width, height = figure.get_size_inches()
-    return {
-        "left": left / width,
-        "right": 1 - right / width,
-        "bottom": bottom / height,
-        "top": 1 - top / height,
-        "wspace": gap,
-        "hspace": row_gap,
-    }
-
-
-def plain(axes: Any, *, grid: bool = True) -> None:
-    """The look of every panel."""
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(LINE)
-    axes.tick_params(color=LINE, labelcolor=INK, labelsize=8.5)
-    axes.xaxis.label.set(color=INK, fontsize=9.5)
-    axes.yaxis.label.set(color=INK, fontsize=9.5)
-    axes.title.set(color=INK, fontsize=10)
-    if grid:
-        axes.grid(color=LINE, linewidth=0.6, alpha=0.7)
-        axes.set_axisbelow(True)
+        figure.text(0.16 / width, at, cut(line, limit), fontsize=9, color=MUTED)
+    figure.subplots_adjust(left / width, bottom / height, 1 - right / width, 1 - top / height)
+    found = figure.subplots(*shape, squeeze=False, **layout).reshape(-1)
+    for axes in found:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.spines[["left", "bottom"]].set_color(LINE)
+        axes.tick_params(color=LINE, labelcolor=INK, labelsize=8.5)
+        for text, points in ((axes.xaxis.label, 9.5), (axes.yaxis.label, 9.5), (axes.title, 10)):
+            text.set(color=INK, fontsize=points)
+        if has_grid:
+            axes.grid(color=LINE, linewidth=0.6, alpha=0.7)
+            axes.set_axisbelow(True)
+    return figure, found
 
 
 def save(figure: Figure, path: Path) -> Path:
@@ -74,22 +68,22 @@ def save(figure: Figure, path: Path) -> Path:
     return path
 
 
-def color(number: int, of: int) -> Any:
-    """A color for each of `of` classes; beyond ten they are shades of one scale."""
-    if of <= len(COLORS):
+def color(number: int, count: int) -> Any:
+    """Return a color for each of `count` classes; beyond ten they are shades of one scale."""
+    if count <= len(COLORS):
         return COLORS[number]
     import matplotlib
 
-    return matplotlib.colormaps["turbo"](0.04 + 0.92 * number / (of - 1))
+    return matplotlib.colormaps["turbo"](0.04 + 0.92 * number / (count - 1))
 
 
-def cut(text: str, most: int) -> str:
-    """Cut a text to one line of at most `most` characters, without matplotlib's markup."""
+def cut(text: str, limit: int) -> str:
+    """Cut a text to one line of at most `limit` characters, without matplotlib's markup."""
     text = " ".join(text.split())
-    text = text if len(text) <= most else text[: max(1, most - 1)].rstrip() + "…"
+    text = text if len(text) <= limit else text[: max(1, limit - 1)].rstrip() + "…"
     return text.replace("$", r"\$")
 
 
-def names_of(names: Sequence[str], count: int, *, what: str = "") -> list[str]:
-    """As many names: those that are given, or numbers."""
-    return [str(name) for name in names] if len(names) == count else [f"{what}{number}" for number in range(count)]
+def names_of(names: Sequence[str], count: int, *, prefix: str = "") -> list[str]:
+    """Return `count` names: those of the data, or numbers."""
+    return [str(name) for name in names] if len(names) == count else [f"{prefix}{number}" for number in range(count)]

@@ -123,4 +123,4 @@ def test_the_plane_is_drawn_whatever_the_inputs_are(inputs, tmp_path):
     )
     assert (np.diff(found.plane.x) > 0).all() and (np.diff(found.plane.y) > 0).all()
     assert np.isfinite(found.plane.rows[0]).all() and np.isfinite(found.plane.train[0]).all()
-    assert draw(found, tmp_path / "boundary.png")
+    assert draw(found) is not None

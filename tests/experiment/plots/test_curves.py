@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from runner.experiment.plots.curves import MOST_POINTS, _smoothed, _thinned, draw_curves
+from runner.experiment.plots.curves import MAX_POINTS, _smoothed, _thinned, draw_curves
 
 
 @pytest.mark.parametrize("num", [1, 2, 2999, 3000, 100_001])
@@ -13,7 +13,7 @@ def test_a_spike_of_one_step_is_drawn(num):
     values[num // 3], values[num // 2] = 9.0, -9.0
     values[num // 5] = np.nan if num > 9 else values[num // 5]
     some, kept = _thinned(steps, values)
-    assert len(some) <= max(3000, MOST_POINTS + 2) and (np.diff(some) > 0).all()
+    assert len(some) <= max(3000, MAX_POINTS + 2) and (np.diff(some) > 0).all()
     assert some[0] == 1 and some[-1] == num
     assert (np.nanmax(kept), np.nanmin(kept)) == (np.nanmax(values), np.nanmin(values))
     assert all(value == values[step - 1] or np.isnan(value) for step, value in zip(some, kept, strict=True))
@@ -30,7 +30,7 @@ def test_smoothed_curve_is_mean_of_neighbors():
 
 def test_smoothed_long_curve_has_few_points():
     steps, smooth = _smoothed(np.arange(1, 500_001), np.full(500_000, 0.7))
-    assert len(steps) <= MOST_POINTS and np.allclose(smooth, 0.7)
+    assert len(steps) <= MAX_POINTS and np.allclose(smooth, 0.7)
 
 
 def test_no_picture_is_written_over_another_one(tmp_path):
