@@ -39,8 +39,6 @@ UNUSED = " (not used in forward()): use them, or write {freeze}"
 CUT = " (used, but cut off from the loss): remove the .detach() or torch.no_grad() after them"
 ZEROS = " (used, but multiplied by 0 later): look for weights that are all 0, or a ReLU that gives only 0"
 FAR_AWAY = 100  # targets so large, or so small, are far from the first outputs of a model
-#: a class is rare below these shares of all training examples, and of an equal part
-RARE, RARE_OF_EVEN = 0.01, 0.1
 #: a validation loss has risen by this factor, and a training loss is this far below it
 RISEN, FAR_BELOW, ENOUGH_MEASURED, MEASURED_SINCE = 1.2, 0.5, 5, 3
 #: distance of sums of probabilities from 1, where the last operation is a softmax, and where it is not
@@ -293,25 +291,7 @@ def _stood_still(run: Ended) -> str | None:
     )
 
 
-def _rare_class(run: Ended) -> str | None:
-    task, facts, asked = run.parts.task, run.parts.card.facts, run.settings.experiment
-    counts, names = facts.get("class_counts"), run.parts.source.classes
-    if not isinstance(task, Classification) or task.kind != "multiclass" or not counts or not names:
-        return None
-    if task.class_weights is not None or task.metrics or asked.get("data.sampler") is not None:
-        return None  # already handled
-    total, there = sum(counts), [count for count in counts if count]
-    least = min(there)
-    if least > RARE * total or least > RARE_OF_EVEN * total / len(there):
-        return None
-    name = names[counts.index(least)]
-    return (
-        f"class {name} is in {least:,} of {total:,} training rows ({least / total:.2%}), and the accuracy hardly notices it; "
-        "write task.metrics=[f1], and data.sampler=balanced or task.class_weights=balanced"
-    )
-
-
-def _learnt_by_heart(run: Ended) -> str | None:
+def _overfit(run: Ended) -> str | None:
     (at, measured), (steps, losses) = run.values("val/loss"), run.values("train/loss")
     if len(measured) < ENOUGH_MEASURED or run.parts.limits.patience is not None or run.parts.best.metric != "val/loss":
         return None
@@ -342,8 +322,7 @@ LOOKS = (
     _worse_than_constant,
     _far_off,
     _stood_still,
-    _rare_class,
-    _learnt_by_heart,
+    _overfit,
 )
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from runner import cli
 from runner.experiment.hints import Ended
-from runner.experiment.hints import _learnt_by_heart as learnt_by_heart
+from runner.experiment.hints import _overfit as overfit
 
 PARTS = """
 import torch
@@ -70,15 +70,12 @@ def numbers(unit=1.0):
     inputs = torch.randn(400, 4, generator=torch.Generator().manual_seed(0))
     return inputs, unit * (3 + inputs.sum(1, keepdim=True))
 
-def rows(num=400, classes=3, rare=0, noise=False, labels=False):
+def rows(num=400, classes=3, noise=False, labels=False):
     made = torch.Generator().manual_seed(0)
     inputs = torch.randn(num, 4, generator=made)
     if labels:
         return inputs, (inputs[:, :3] > 0).float()
     targets = torch.randint(classes, (num,), generator=made) if noise else inputs[:, :classes].argmax(1)
-    if rare:
-        targets = targets.clamp(max=1)
-        targets[:: num // rare] = 2
     return inputs, targets
 """
 WORDS = ["model=net", "data=own", "tracking.enabled=false", "hydra.run.dir=run", "train.batch_size=32"]
@@ -99,7 +96,7 @@ def hints(own_folder, monkeypatch):
         (
             "data",
             "own",
-            "_target_: my_parts.rows\nnum: 400\nclasses: 3\nrare: 0\nnoise: false\nlabels: false\n",
+            "_target_: my_parts.rows\nnum: 400\nclasses: 3\nnoise: false\nlabels: false\n",
         ),
         ("data", "numbers", "_target_: my_parts.numbers\nunit: 1.0\n"),
     ):
@@ -172,7 +169,6 @@ HEAVY = "data.num=200 data.noise=true optimizer.lr=0.03 data.val_fraction=0.4"
             12,
             "10 times an epoch; for the same by epochs write scheduler",
         ),
-        ("data.num=1000 data.rare=5", 12, "class 2 is in 5 of 800 training rows (0.62%)"),
         ("optimizer.lr=1e-9", 12, "a larger rate than optimizer.lr=1e-09: python -m runner lr-find"),
         ("optimizer.lr=0", 60, "in 60 steps the weights changed by 0e+00 of themselves"),
         (
@@ -203,10 +199,6 @@ def test_a_planted_cause_is_told(hints, words, num_steps, said):
         ("model.unused=true model.freeze=[unused,aside]", 12),
         ("model.unused=true", 5),
         ("optimizer=sgd optimizer.momentum=0 optimizer.nesterov=false", 60),
-        ("data.num=1000 data.rare=5 task.class_weights=balanced", 12),
-        ("data.num=1000 data.rare=5 task.metrics=[f1]", 12),
-        ("data.num=1000 data.rare=40", 12),
-        ("data=synthetic data.num_rows=3000 data.num_classes=100 model=linear", 12),  # each has a hundredth
         ("optimizer.lr=1e-9", 5),
         (f"{SCHEDULE}.StepLR +scheduler.step_size=10 +scheduler.gamma=0.1", 12),
         ("data.noise=true", 60),  # there is nothing to learn, and the weights move
@@ -222,13 +214,12 @@ def test_a_healthy_run_gets_none(hints, words, num_steps):
 
 
 def test_a_validation_that_was_nan_is_not_the_lowest():
-    """A run that gets better all the time learns nothing by heart."""
     parts = SimpleNamespace(limits=SimpleNamespace(patience=None), best=SimpleNamespace(metric="val/loss"))
 
     def said(*measured):
         at, steps = 20 * np.arange(1, len(measured) + 1), np.arange(1, 20 * len(measured) + 1)
         series = {"val/loss": (at, at, np.array(measured)), "train/loss": (steps, steps, np.full(len(steps), 0.01))}
-        return learnt_by_heart(Ended(parts, None, None, series, {}, None))
+        return overfit(Ended(parts, None, None, series, {}, None))
 
     nan = float("nan")
     rising = [2.0, 1.0, *np.linspace(1.1, 3.0, 18)]
