@@ -1,4 +1,4 @@
-"""Reads this process's rank from the environment that torchrun, Slurm's srun or launch.py has set."""
+"""Reads this process's rank from the environment that torchrun, Slurm's srun or this program has set."""
 
 from __future__ import annotations
 

@@ -1,14 +1,24 @@
 """Several processes that train one run: which of them this is, their devices, how they meet, and what all but the first do.
 
-launch.py starts them, unless torchrun or srun has.
+Unless torchrun or srun has started them, this process starts them by torch's launcher, passes signals on to them, and
+sums up how they ended. It trains nothing itself then; each process that it starts runs rank.py.
 """
 
 from __future__ import annotations
 
+import copy
+import json
+import logging
 import os
+import shutil
+import signal
 import sys
-from collections.abc import Iterator
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +26,7 @@ import torch
 from omegaconf import DictConfig
 
 from runner.config import validate
+from runner.config.secrets import lacking
 from runner.config.settings import Settings
 from runner.data.loading.order import mixed
 from runner.device import Choice, parse
@@ -29,16 +40,186 @@ from runner.errors import Problem, RunnerError
 from runner.experiment import rules
 from runner.experiment.build import prepare
 from runner.experiment.check import check_here
+from runner.experiment.console import Screen
 from runner.experiment.context import Checked, RunContext
-from runner.experiment.summary import Summary
+from runner.experiment.session import rerun_text
+from runner.experiment.summary import FILE, Summary
+from runner.training import signals
 from runner.training.fit import fit
 from runner.training.observer import Observer
 from runner.training.parts import Parts
-from runner.training.signals import listening
+from runner.version import PACKAGES
+
+MEMBER = "runner.experiment.rank"  # the module that each process is
+ELASTIC = "torch.distributed.elastic"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the processes ended."""
+
+    asked: signal.Signals | None = None  # the first signal to stop
+    failure: str | None = None  # which process died, and how; None: all ended normally
+    attempt: int = 0  # how often they were started again
+
+
+def run_in_processes(cfg: DictConfig, directory: Path, choices: Sequence[Choice], context: RunContext) -> Summary:
+    """Run in one new process for each device, and return the summary that they leave.
+
+    Raises:
+        RunnerError: For errors that they find before the training.
+    """
+    member, repetition = context.member, context.repetition
+    if repetition is not None:
+        repetition.check(prepare(copy.deepcopy(cfg), torch.device("cpu")))
+    handover = messages.Handover(
+        parent=os.getpid(),
+        choices=[vars(choice) for choice in choices],
+        path=[path or str(Path.cwd()) for path in sys.path],
+        member=vars(member) if member else None,
+        reproduces=repetition.of if repetition else None,
+    )
+    messages.give(directory, rerun := rerun_text(cfg), handover)
+    (directory / FILE).unlink(missing_ok=True)  # of a part before
+    environment = {messages.LACKING: json.dumps(lacking(cfg, rerun))}
+    outcome = launch(directory, num=len(choices), max_restarts=cfg.train.max_restarts, environment=environment)
+    if problems := messages.problems_of(directory):
+        shutil.rmtree(directory / messages.FOLDER)
+        raise RunnerError(*problems)
+    left = Summary.read(directory)
+    if outcome.failure is None and left.status:
+        return left
+    summary = replace(left, **_failure(directory, outcome))
+    if summary.error != left.error:
+        Screen().say(f"✗ {summary.status}   {summary.error}")
+    summary.write(directory)
+    return summary
+
+
+def _failure(directory: Path, outcome: Outcome) -> dict[str, Any]:
+    words = messages.first_failure(directory, of=outcome.attempt)
+    has_more = words is not None and words.text != messages.LOST
+    error = words.text if has_more and words is not None else outcome.failure or "its processes left no word"
+    code = 0 if outcome.asked is None else 128 + (signal.SIGINT if outcome.asked == signal.SIGINT else signal.SIGTERM)
+    return {"status": "killed" if code else "failed", "error": error, "exit_code": code}
+
+
+def launch(folder: Path, *, num: int, max_restarts: int, environment: Mapping[str, str]) -> Outcome:
+    """Start `python -m runner.experiment.rank FOLDER` `num` times, wait until all have ended, and pass signals on to them.
+
+    environment: what they get besides this process's own variables. When one dies, the others are ended, and all are
+    started again as often as `max_restarts` says. Outside the main thread Python receives no signals.
+    """
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    result: list[Outcome] = []
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            _agent(folder, num, max_restarts)
+            result.append(Outcome())
+        except ChildFailedError as error:
+            # a process that was killed before one that says that it misses it
+            rank, code = min(((rank, each.exitcode) for rank, each in error.failures.items()), key=lambda it: it[1] > 0)
+            result.append(Outcome(failure=_how(rank, code), attempt=max_restarts))
+        except BaseException as error:
+            errors.append(error)
+
+    with _environment(environment), _quiet(), signals.collected() as heard:
+        thread = threading.Thread(target=work, name="runner-ranks")
+        thread.start()
+        asked: signal.Signals | None = None
+        sent: list[dict[int, int]] = []  # for each signal, who has it
+        try:
+            while thread.is_alive():
+                thread.join(0.05)
+                while len(sent) < len(heard):
+                    asked = asked or heard[len(sent)]
+                    (folder / messages.FOLDER / messages.STOPPING).touch()
+                    sent.append({})
+                for number, those in zip(heard, sent, strict=True):
+                    _pass_on(folder, number, those)
+        except BaseException:  # nothing waits for them any more
+            _pass_on(folder, signal.SIGKILL, {})
+            thread.join()
+            raise
+    if errors:
+        raise errors[0]
+    return Outcome(asked, result[0].failure, result[0].attempt)
+
+
+def _agent(folder: Path, num: int, max_restarts: int) -> None:
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    with tempfile.TemporaryDirectory() as logs:
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=num,
+            run_id=f"runner-{os.getpid()}-{time.time_ns()}",
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            local_addr="localhost",
+            max_restarts=max_restarts,
+            monitor_interval=0.1,
+            logs_specs=DefaultLogsSpecs(log_dir=logs),
+        )
+        # -P: a directory `runner` of the user must not be imported instead of this package
+        elastic_launch(config, sys.executable)("-P", "-m", MEMBER, str(folder))
+
+
+def _pass_on(folder: Path, number: signal.Signals, sent: dict[int, int]) -> None:
+    for file in (folder / messages.FOLDER).glob("*.pid"):
+        with suppress(OSError, ValueError):  # it is just being written, or over
+            pid = int(file.read_text())
+            if pid not in sent:
+                sent[pid] = 1
+                os.kill(pid, number)
+
+
+def _how(rank: int, code: int) -> str:
+    if code < 0:
+        return f"process {rank} was ended by {signal.Signals(-code).name}"
+    return f"process {rank} ended with exit code {code}"
+
+
+@contextmanager
+def _environment(more: Mapping[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    paths = [str(PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])]
+    if sys.platform == "darwin":  # gloo looks for the machine's name, which a Mac's network often does not know
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0")
+    os.environ.update({"PYTHONPATH": os.pathsep.join(paths), **more})
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    from torch.distributed import launcher  # noqa: F401  # makes its loggers
+
+    names = [
+        name for name in logging.Logger.manager.loggerDict if name.startswith((ELASTIC, "torch.distributed.launch"))
+    ]
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def find_rank(cfg: DictConfig) -> RankInfo | None:
-    """Return this process's rank, if torchrun, srun or launch.py has started it as one of several.
+    """Return this process's rank, if torchrun, srun or this program has started it as one of several.
 
     Raises:
         RunnerError: If `train.num_processes` is another number.
@@ -83,7 +264,7 @@ def join(rank: RankInfo | None, choice: Choice) -> Ranks:
 
 
 def share_directory(ranks: Ranks, directory: Path, *, is_launched: bool) -> None:
-    """Send the run's directory to the other processes. is_launched: launch.py has prepared it."""
+    """Send the run's directory to the other processes. is_launched: run_in_processes() has prepared it."""
     if ranks.num > 1 and not is_launched:
         messages.forget(directory)  # of a part before: the others do not know the directory yet
     ranks.broadcast_object(str(directory.absolute()))
@@ -129,7 +310,7 @@ def follow(cfg: DictConfig, rank: RankInfo, context: RunContext = RunContext()) 
         except RunnerError as error:
             messages.tell(directory, rank.rank, str(error), problems=error.problems)
             raise
-        with listening(
+        with signals.listening(
             grace_seconds=settings.train.grace_seconds, end_now=lambda stop, _: os._exit(stop.exit_code)
         ) as stop:
             result = fit(parts, settings, directory, observer=Observer(), stop=stop, ranks=ranks)

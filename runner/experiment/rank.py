@@ -1,4 +1,4 @@
-"""`python -m runner.experiment.rank FOLDER`: one of the processes that train a run, as launch.py starts them.
+"""`python -m runner.experiment.rank FOLDER`: one of the processes that train a run, as processes.py starts them.
 
 It reads from FOLDER what the launching process left there (distributed/messages.py), and calls run.py.
 """

@@ -17,7 +17,6 @@ from runner.config.trust import check_folder
 from runner.experiment import claim, processes
 from runner.experiment.check import check_here
 from runner.experiment.context import Checked, RunContext
-from runner.experiment.launch import run_in_processes
 from runner.experiment.session import Session
 from runner.experiment.summary import Summary
 from runner.tracking import recipes
@@ -45,7 +44,7 @@ def run(cfg: DictConfig, directory: Path, *, context: RunContext = RunContext())
         if len(choices) > 1:
             if context.publisher is not None:
                 context.publisher.close()  # the first of the processes starts its own
-            return run_in_processes(cfg, directory, choices, context)
+            return processes.run_in_processes(cfg, directory, choices, context)
         ranks = processes.join(rank, choices[0])  # one process, or the first of several
         processes.share_directory(ranks, directory, is_launched=context.is_launched)
         settings, machine = Settings.of(cfg), Checked(checked.hardware, choices[0])  # training sees no cfg

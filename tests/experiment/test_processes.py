@@ -12,7 +12,7 @@ from runner.device import Choice, Gpu, Hardware
 from runner.distributed import messages
 from runner.distributed.environment import RankInfo
 from runner.errors import RunnerError
-from runner.experiment import launch, processes
+from runner.experiment import processes
 from runner.experiment.context import Checked, RunContext
 
 GIB = 2**30
@@ -85,7 +85,7 @@ def test_processes_of_one_mac_meet_on_its_own_network(platform, own, found, monk
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", own or "")
     if own is None:
         monkeypatch.delenv("GLOO_SOCKET_IFNAME")
-    with launch._environment({}):
+    with processes._environment({}):
         assert os.environ.get("GLOO_SOCKET_IFNAME") == found
     assert os.environ.get("GLOO_SOCKET_IFNAME") == own
 
