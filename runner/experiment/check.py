@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -73,7 +74,7 @@ def check(cfg: DictConfig, hardware: Hardware | None, *, choice: Choice | None =
         + turn_problems(cfg)
         + metric_problems(cfg)
         + rules.clashes(cfg, _situation(cfg, hardware, choice))
-        + _dropout_problems(cfg)
+        + _model_problems(cfg)
     )
     if not any(OF_OPTIMIZER.search(fault.source) for fault in found):
         has_schedule = not any(OF_SCHEDULE.search(fault.source) for fault in found)
@@ -111,28 +112,27 @@ def _path_problems(cfg: DictConfig) -> list[Problem]:
     return found
 
 
-def _dropout_problems(cfg: DictConfig) -> list[Problem]:
-    """What the model would refuse when it is built, reported with the rest."""
+def _model_problems(cfg: DictConfig) -> list[Problem]:
+    """Report a dropout that the model would refuse when it is built."""
     dropout = validate.value(cfg, "model.dropout")
     if validate.value(cfg, "model._target_") not in PARTS or not isinstance(dropout, int | float | str):
         return []
-    try:
-        probability(dropout, key="model.dropout")
-    except RunnerError as error:
-        return list(error.problems)
-    return []
+    return _problems_of(probability, dropout, key="model.dropout")
 
 
 def _augment_problems(cfg: DictConfig) -> list[Problem]:
-    asked = validate.value(cfg, "data.augment")
-    if asked is None or validate.value(cfg, "data._target_") not in PARTS:
-        return []
-    if "augment" not in (arguments(validate.value(cfg, "data._target_")) or ()):
-        return []  # told as an argument that it does not take
+    augment, target = validate.value(cfg, "data.augment"), validate.value(cfg, "data._target_")
+    if augment is None or target not in PARTS or "augment" not in (arguments(target) or ()):
+        return []  # an argument that the data doesn't take is reported already
+    with suppress(OmegaConfBaseException):  # and so is a missing value
+        plain = OmegaConf.to_container(augment, throw_on_missing=True) if OmegaConf.is_config(augment) else augment
+        return _problems_of(strengths_of, plain)
+    return []
+
+
+def _problems_of(call: Callable[..., object], *arguments: Any, **settings: Any) -> list[Problem]:
     try:
-        strengths_of(OmegaConf.to_container(asked, throw_on_missing=True) if OmegaConf.is_config(asked) else asked)
-    except OmegaConfBaseException:
-        return []  # told as a value that is missing
+        call(*arguments, **settings)
     except RunnerError as error:
         return list(error.problems)
     return []

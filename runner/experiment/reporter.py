@@ -1,6 +1,6 @@
-"""Sends a run's measurements to the journal, the screen and the record; hooks' images and tables become files.
+"""Sends a run's values to its journal and the screen; hooks' images and tables become files.
 
-Made by session.py; all but means() runs in the background thread. Points that can't be written yet wait here.
+Made by session.py. Points that can't be written yet wait here.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import json
 import threading
 import uuid
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,38 +17,72 @@ import numpy as np
 
 from runner.config.run_files import write_whole
 from runner.experiment.console import Screen
-from runner.experiment.run_record import Record
+from runner.tasks.metric_names import is_rate
 from runner.tracking.journal import Journal, Points, UnsyncedError
+from runner.tracking.journal_reader import read_events, read_series
 from runner.tracking.publisher import Publisher
 from runner.training.hooks import HookValues
 from runner.training.metric_buffer import Window
+from runner.training.observer import EpochEnd, Observer, Trial
 
 if TYPE_CHECKING:
     from PIL import Image
 
+SPLITS = ("train/", "val/", "test/")
+IMAGES, TABLES = "images", "tables"
+SMALL = 256  # pixels of the image that MLflow's charts show
 
-class Reporter:
-    """Sends what was measured to the journal, the publisher, the screen and the record.
 
-    A resumed run measures some steps again: points that are in the journal are not written twice.
+class Reporter(Observer):
+    """The observer of a training: sends its values to the journal, the publisher and the screen, and keeps the last ones.
 
     All but means() runs in the background thread. What window() and values() take is in the journal after settle().
+
+    Attributes:
+        uid: Identifies the run; also when it is resumed.
+        metrics: The last value of each metric.
+        points: How many points the journal has.
     """
 
     def __init__(
-        self, record: Record, *, journal: Journal, publisher: Publisher | None, screen: Screen, batch_rows: int
+        self,
+        folder: Path,
+        journal: Journal,
+        screen: Screen,
+        *,
+        publisher: Publisher | None = None,
+        trial: Trial | None = None,
+        batch_size: int = 1,
     ) -> None:
-        self._record, self._journal, self._publisher, self._screen = record, journal, publisher, screen
-        self._batch_rows = batch_rows
+        """Read what the journal of a resumed run has, 1 s a million points: these points are not written twice."""
+        self.folder, self.journal, self.trial = folder, journal, trial
+        self._screen, self._publisher, self._batch_size = screen, publisher, batch_size
+        starts = [event["uid"] for event in read_events(folder) if event["kind"] == "start"]
+        self.uid: str = starts[0] if starts else uuid.uuid4().hex
+        self.metrics: dict[str, float] = {}
+        self.points = 0
+        self._last_steps: dict[str, int] = {}  # by name, the last step that the journal had at the start
+        for name, (steps, _, values) in read_series(folder).items() if starts else ():
+            self._last_steps[name], self.metrics[name] = int(steps.max()), float(values[-1])
+            self.points += len(values) if name.startswith(SPLITS) and not is_rate(name) else 0
         self._sums: dict[str, float] = {}
         self._num_rows = 0
         self._lock = threading.Lock()  # of the sums: means() is called while windows still arrive
         self._waiting: list[Points] = []
         self._num_waiting = 0  # of the points that are counted
 
+    def say(self, text: str) -> None:
+        self._screen.say(text)
+
+    def epoch(self, end: EpochEnd) -> None:
+        self._screen.epoch(end)
+
+    def progress(self, *, num_steps: int, num_epochs: int) -> AbstractContextManager[None]:
+        return self._screen.training(num_steps=num_steps, num_epochs=num_epochs)
+
     def window(self, window: Window) -> None:
         """The training's rows since the last window."""
-        new = window.steps > self._record.journaled.get(window.names[0], 0)
+        new = window.steps > self._last_steps.get(window.names[0], 0)
         blocks = []
         if new.any():
             values = window.values[new].astype(np.float64)
@@ -56,7 +91,7 @@ class Reporter:
         last_step, now_ms = int(window.steps[-1]), int(window.times_ms[-1])
         speed = {
             "speed/steps_per_second": steps_per_second,
-            "speed/samples_per_second": steps_per_second * self._batch_rows,
+            "speed/samples_per_second": steps_per_second * self._batch_size,
         }
         blocks += self._one_row(speed, last_step, now_ms)
         for name, noted in window.notes.items():
@@ -65,10 +100,10 @@ class Reporter:
                 continue
             steps, values = np.array([step for step, _ in points]), np.array([[value] for _, value in points])
             blocks.append(Points((name,), steps, np.full(len(points), now_ms), values))
-            self._record.metrics[name] = points[-1][1]
+            self.metrics[name] = points[-1][1]
         self._waiting += blocks
         self._num_waiting += int(new.sum()) * len(window.names)
-        self._record.metrics |= dict(zip(window.names, map(float, window.values[-1]), strict=True)) | speed
+        self.metrics |= dict(zip(window.names, map(float, window.values[-1]), strict=True)) | speed
         with self._lock:
             for name, total in zip(window.names, window.values.sum(0, dtype=np.float64), strict=True):
                 self._sums[name] = self._sums.get(name, 0.0) + float(total)
@@ -77,7 +112,7 @@ class Reporter:
 
     def values(self, values: Mapping[str, float], *, step: int, time_ms: int) -> None:
         """The values of a whole split, at `step`."""
-        self._record.metrics |= values
+        self.metrics |= values
         blocks = self._one_row(values, step, time_ms)
         self._waiting += blocks
         self._num_waiting += sum(block.values.size for block in blocks)
@@ -90,14 +125,14 @@ class Reporter:
         if not self._waiting:
             return
         try:
-            self._journal.blocks(self._waiting)
+            self.journal.blocks(self._waiting)
         except UnsyncedError:
             self._journaled()
             raise
         self._journaled()
 
     def _journaled(self) -> None:
-        self._record.points += self._num_waiting
+        self.points += self._num_waiting
         self._waiting, self._num_waiting = [], 0
         if self._publisher is not None:
             self._publisher.wake()
@@ -111,33 +146,30 @@ class Reporter:
             self._sums, self._num_rows = {}, 0
         return means
 
+    def shown(self, shown: HookValues, *, step: int, time_ms: int) -> None:
+        """Write a hook's images and tables to files, and have them sent. Raises: OSError."""
+        for name, image in shown.images.items():
+            for file in _write_image(self.folder / IMAGES, name, image, step=step, time_ms=time_ms):
+                self.journal.event("artifact", path=f"{IMAGES}/{file.name}", to=IMAGES)
+        tags = {"mlflow.loggedImages": "True"} if shown.images else {}
+        for name, rows in shown.tables.items():
+            file = _add_rows(self.folder / TABLES / f"{name.replace('/', '~')}.json", rows, step=step)
+            self.journal.event("artifact", path=f"{TABLES}/{file.name}", to=TABLES)
+        if shown.tables:
+            written = [f"{TABLES}/{file.name}" for file in sorted((self.folder / TABLES).glob("*.json"))]
+            tags["mlflow.loggedArtifacts"] = json.dumps([{"path": path, "type": "table"} for path in written])
+        if tags:
+            self.journal.event("tags", tags=tags)
+        if self._publisher is not None:
+            self._publisher.wake()
+
     def _one_row(self, values: Mapping[str, float], step: int, time_ms: int) -> list[Points]:
         new = {name: value for name, value in values.items() if self._is_new(name, step)}
         row = np.array([list(new.values())], dtype=np.float64)
         return [Points(tuple(new), np.array([step]), np.array([time_ms]), row)] if new else []
 
     def _is_new(self, name: str, step: int) -> bool:
-        return step > self._record.journaled.get(name, -1)
-
-
-IMAGES, TABLES = "images", "tables"
-SMALL = 256  # pixels, of the picture that MLflow's charts show
-
-
-def show(shown: HookValues, folder: Path, journal: Journal, *, step: int, time_ms: int) -> None:
-    """Writes each image and table, and has them sent. Raises: OSError."""
-    for name, image in shown.images.items():
-        for file in _write_image(folder / IMAGES, name, image, step=step, time_ms=time_ms):
-            journal.event("artifact", path=f"{IMAGES}/{file.name}", to=IMAGES)
-    tags = {"mlflow.loggedImages": "True"} if shown.images else {}
-    for name, rows in shown.tables.items():
-        file = _add_rows(folder / TABLES / f"{name.replace('/', '~')}.json", rows, step=step)
-        journal.event("artifact", path=f"{TABLES}/{file.name}", to=TABLES)
-    if shown.tables:
-        there = [f"{TABLES}/{file.name}" for file in sorted((folder / TABLES).glob("*.json"))]
-        tags["mlflow.loggedArtifacts"] = json.dumps([{"path": path, "type": "table"} for path in there])
-    if tags:
-        journal.event("tags", tags=tags)
+        return step > self._last_steps.get(name, -1)
 
 
 def _write_image(folder: Path, name: str, image: Image.Image, *, step: int, time_ms: int) -> list[Path]:

@@ -52,7 +52,7 @@ def run(cfg: DictConfig, directory: Path, *, context: RunContext = RunContext())
             device = torch.device(choices[0].here)
             parts = processes.prepare_in_turn(cfg, ranks, device, directory=directory, rank=rank)
             session.begin(cfg, parts)
-            result = fit(parts, settings, directory, observer=session, stop=session.stop, ranks=ranks)
+            result = fit(parts, settings, directory, observer=session.reporter, stop=session.stop, ranks=ranks)
             if settings.train.compile:
                 torch.compiler.reset()  # it keeps each run's functions, and refuses the ninth of a process
             session.end(result, ranks)

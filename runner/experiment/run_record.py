@@ -1,6 +1,6 @@
 """Records a run: its start and its model in the journal, which MLflow's page is made from, and its summary.
 
-Called by session.py. Record keeps what the journal has so far.
+Called by session.py.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ import os
 import shlex
 import sys
 import time
-import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +28,13 @@ from runner.device import Choice, backends
 from runner.device.placement import map_tensors
 from runner.experiment import provenance
 from runner.experiment.context import Checked, RunContext
+from runner.experiment.reporter import Reporter
 from runner.experiment.summary import Summary
 from runner.experiment.user_tags import NOTE, described, user_tags
 from runner.inspection import call_site
 from runner.models.card import NAME as CARD
 from runner.models.card import Card
-from runner.tasks.metric_names import is_rate
-from runner.tracking.journal import Journal
-from runner.tracking.journal_reader import read_events, read_measured, read_series
+from runner.tracking.journal_reader import read_events, read_measured
 from runner.tracking.mlflow_model import BEST, leave_graph
 from runner.training.checkpoint import read_kept
 from runner.training.parts import Parts
@@ -46,45 +43,19 @@ from runner.version import __version__
 
 EXAMPLE = "journal/example.pt"
 NUM_EXAMPLE_ROWS = 4
-SPLITS = ("train/", "val/", "test/")
-
-
-@dataclass
-class Record:
-    """What a run's journal holds of it so far, collected as it is written."""
-
-    directory: Path = Path()
-    uid: str = field(default_factory=lambda: uuid.uuid4().hex)
-    metrics: dict[str, float] = field(default_factory=dict)  # the last value of each
-    points: int = 0
-    journaled: dict[str, int] = field(default_factory=dict)  # by name, the last step that the journal had at the start
-
-
-def restore(folder: Path) -> Record:
-    """The record of a run that is taken up again: what its journal holds already. Reads it whole, 1 s a million points."""
-    starts = [event for event in read_events(folder) if event["kind"] == "start"]
-    if not starts:
-        return Record(folder)
-    record = Record(folder, uid=starts[0]["uid"])
-    for name, (steps, _, values) in read_series(folder).items():
-        record.journaled[name] = int(steps.max())
-        record.metrics[name] = float(values[-1])
-        record.points += len(values) if name.startswith(SPLITS) and not is_rate(name) else 0
-    return record
 
 
 def log_start(
-    journal: Journal,
+    reporter: Reporter,
     cfg: DictConfig,
     parts: Parts,
-    record: Record,
     *,
     machine: Checked,
     context: RunContext,
     num_together: int = 1,
 ) -> None:
     """Writes what the run is, before its first step: configuration, tags, data set, code."""
-    choice, member, folder = machine.choice, context.member, record.directory
+    choice, member, folder, journal = machine.choice, context.member, reporter.folder, reporter.journal
     git = provenance.git_state()
     values = chosen(cfg)
     changed = defaults.in_words(defaults.changed(values))
@@ -110,7 +81,7 @@ def log_start(
         tags["reproduces"] = context.repetition.of
     journal.event(
         "start",
-        uid=record.uid,
+        uid=reporter.uid,
         experiment=cfg.tracking.experiment or parts.source.name,
         run_name=cfg.name or (member and member.name) or f"{model_name(cfg)} {parts.source.name} {choice.device}",
         start_ms=int(time.time() * 1000),
@@ -162,11 +133,9 @@ def example_rows(parts: Parts) -> Any:
     return map_tensors(inputs, lambda t: t[:NUM_EXAMPLE_ROWS].detach())
 
 
-def log_model(journal: Journal, parts: Parts, settings: Settings, folder: Path, rows: Any, *, step: int) -> None:
-    """Leaves the best weights' recipe, a few rows and their graph; the publisher makes the model of MLflow from them.
-
-    Also of other kept checkpoints (train.keep_checkpoints), from which the publisher makes models. step: of the best weights.
-    """
+def log_model(reporter: Reporter, parts: Parts, settings: Settings, rows: Any, *, step: int) -> None:
+    """Leave what the publisher makes MLflow's models from: of the best weights (of `step`), and of other kept checkpoints."""
+    folder, journal = reporter.folder, reporter.journal
     torch.save(map_tensors(rows, lambda t: t.cpu().clone()), folder / EXAMPLE)
     dataset = [parts.source.name, data_digest(parts)]
     event = model_event(folder, parts.card, EXAMPLE, step=step, dataset=dataset)
@@ -202,14 +171,14 @@ def model_event(folder: Path, card: Card, example: str, *, step: int, dataset: l
 
 
 def summarize(
-    settings: Settings, parts: Parts, record: Record, result: Result, choice: Choice, **known: Any
+    settings: Settings, parts: Parts, reporter: Reporter, result: Result, choice: Choice, **known: Any
 ) -> Summary:
     """Return a run's summary, but for what the end of the run adds.
 
     Args:
         settings: The run's settings.
         parts: What it trained.
-        record: What its journal has.
+        reporter: What has its last values.
         result: What came of the training.
         choice: Its device.
         known: Further fields, see Summary.
@@ -229,15 +198,15 @@ def summarize(
         num_steps=result.num_steps,
         num_samples=result.num_samples,
         num_parameters=parts.num_parameters,
-        metrics=record.metrics,
+        metrics=reporter.metrics,
         best={"metric": best.metric, "value": best.value, "step": best.step, "mode": best.mode},
         ending=result.ending,
         steps_per_second=result.num_steps * per_second,
         samples_per_second=result.num_samples * per_second,
         peak_memory_bytes=peak_bytes,
         peak_memory_of=whose,
-        host_reads={"pulls": result.pulls, "points": record.points, "unexpected": num_reads},
-        tracker={"points_written": 0, "points_pending": record.points if is_tracked else 0},
+        host_reads={"pulls": result.pulls, "points": reporter.points, "unexpected": num_reads},
+        tracker={"points_written": 0, "points_pending": reporter.points if is_tracked else 0},
         versions=provenance.versions(),
         **known,
     )

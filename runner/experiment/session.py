@@ -1,7 +1,6 @@
 """Opens what a run needs while it lasts, and closes it however the run ends: screen, journal, publisher, signals.
 
-Lives in the process that tracks, prints and writes: the only one of a run, or rank 0. fit() reports to it; its window(),
-values(), shown(), epoch() and settle() are called in the background thread.
+Lives in the process that tracks, prints and writes: the only one of a run, or rank 0. fit() reports to its `reporter`.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import os
 import shlex
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -32,8 +31,8 @@ from runner.experiment import summary as summaries
 from runner.experiment.console import Screen, describe_parts, last_rows
 from runner.experiment.context import Checked, RunContext
 from runner.experiment.figures import illustrate
-from runner.experiment.reporter import Reporter, show
-from runner.experiment.run_record import Record, example_rows, log_model, log_start, restore, summarize
+from runner.experiment.reporter import Reporter
+from runner.experiment.run_record import example_rows, log_model, log_start, summarize
 from runner.experiment.summary import Summary
 from runner.experiment.terminal import row, short
 from runner.models.card import write_card
@@ -44,9 +43,6 @@ from runner.tracking.mlflow_model import GRAPH
 from runner.tracking.model_graph import forget_graph
 from runner.tracking.publisher import LOG, Publisher
 from runner.tracking.store_uri import shown
-from runner.training.hooks import HookValues
-from runner.training.metric_buffer import Window
-from runner.training.observer import EpochEnd, Observer, Trial
 from runner.training.parts import Parts
 from runner.training.profile import FOLDER as TRACES
 from runner.training.result import Result, fail
@@ -59,14 +55,13 @@ MOST_WARNINGS = 3  # of the tracker, on the screen
 MLFLOW_STATUS = {"finished": "FINISHED", "pruned": "FINISHED", "killed": "KILLED", "failed": "FAILED"}
 
 
-class Session(Observer):
-    """The observer of a training, with the journal, the tracker and the screen. Use Session.open()."""
+class Session:
+    """A run's journal, tracker, screen and signals while it lasts. Use Session.open()."""
 
     def __init__(
         self, cfg: DictConfig, folder: Path, *, settings: Settings, machine: Checked, context: RunContext
     ) -> None:
         self.folder, self.settings = folder, settings
-        self.trial: Trial | None = context.trial
         self.screen = context.screen or Screen()
         self._machine, self._context = machine, context
         self._clock = Clock(since_import=context.owns_process)
@@ -77,11 +72,9 @@ class Session(Observer):
         # from begin() on
         self.stop: Stop
         self.summary: Summary  # once it is closed
-        self._journal: Journal
-        self._reporter: Reporter
+        self.reporter: Reporter
         self._parts: Parts
         self._before: Mapping[str, Tensor]  # of the weights, for hints
-        self._record: Record
         self._result: Result
         self._end: dict[str, Any] = {}  # fields of the summary that end() finds
 
@@ -115,25 +108,27 @@ class Session(Observer):
         if context.repetition is not None:
             context.repetition.check(parts)
         self._parts, self._result, self._before = parts, Result(best=parts.best), hints.sample(parts)
-        self._journal = self._open.enter_context(Journal(folder, say=self.say))
+        journal = self._open.enter_context(Journal(folder, say=self.say))
         (folder / summaries.FILE).unlink(missing_ok=True)  # of a part before: one that is killed now has not finished
         (folder / "rerun.yaml").write_text(self._rerun)
         write_card(folder, parts.card)
         tracking = self.settings.tracking
         origin.sign(folder, shown(tracking.uri) if tracking.enabled else "")
-        self._record = record = restore(folder)
+        self.reporter = Reporter(
+            folder,
+            journal,
+            self.screen,
+            publisher=self._publisher,
+            trial=context.trial,
+            batch_size=parts.train.batch_size * self.settings.train.accumulate_steps,
+        )
         grace, end_now = self.settings.train.grace_seconds, self._end_now if context.owns_process else None
         self.stop = self._open.enter_context(listening(grace_seconds=grace, end_now=end_now))
-        machine = self._machine
-        log_start(self._journal, cfg, parts, record, machine=machine, context=context, num_together=num_together)
+        log_start(self.reporter, cfg, parts, machine=self._machine, context=context, num_together=num_together)
         for line, in_log in describe_parts(self.settings, parts):
             self.screen.say(line, in_log=in_log)
         if not self.settings.train.check:
             self.say(row("run", short(folder)))
-        rows = parts.train.batch_size * self.settings.train.accumulate_steps
-        self._reporter = Reporter(
-            record, journal=self._journal, publisher=self._publisher, screen=self.screen, batch_rows=rows
-        )
         self._clock.lap("setup")
         if self.settings.train.check:
             self.say(f"check:  data, model, optimizer ({self._clock.seconds['setup']:.2f} s)")
@@ -142,29 +137,6 @@ class Session(Observer):
 
     def say(self, text: str) -> None:
         self.screen.say(text)
-
-    def epoch(self, end: EpochEnd) -> None:
-        self.screen.epoch(end)
-
-    def progress(self, *, num_steps: int, num_epochs: int) -> AbstractContextManager[None]:
-        return self.screen.training(num_steps=num_steps, num_epochs=num_epochs)
-
-    def window(self, window: Window) -> None:
-        self._reporter.window(window)
-
-    def values(self, values: Mapping[str, float], *, step: int, time_ms: int) -> None:
-        self._reporter.values(values, step=step, time_ms=time_ms)
-
-    def settle(self) -> None:
-        self._reporter.settle()
-
-    def means(self) -> dict[str, float]:
-        return self._reporter.means()
-
-    def shown(self, shown: HookValues, *, step: int, time_ms: int) -> None:
-        show(shown, self.folder, self._journal, step=step, time_ms=time_ms)
-        if self._publisher is not None:
-            self._publisher.wake()
 
     def end(self, result: Result, ranks: Ranks, *, shows: bool = True) -> None:
         """The model, the pictures and the status: the last of the journal. shows: whether there are a model and pictures."""
@@ -184,7 +156,7 @@ class Session(Observer):
             series = read_series(self.folder)
             rows = example_rows(parts) if has_rows else None
             if has_model:
-                log_model(self._journal, parts, self.settings, self.folder, rows, step=result.best.step)
+                log_model(self.reporter, parts, self.settings, rows, step=result.best.step)
                 if self._publisher is not None:
                     self._publisher.wake()  # it goes while the pictures are drawn
         with self._failing():
@@ -197,15 +169,15 @@ class Session(Observer):
                 say = left_out.append
                 drawn = illustrate(parts, result, self.folder, series=series, of=of, say=say, spent=spent)
             if drawn:
-                self._journal.event("artifact", path="plots", to="plots")
+                self.reporter.journal.event("artifact", path="plots", to="plots")
             for line in left_out:
                 self.say(line)
             if self.settings.train.check and result.status == "finished" and left_out:
                 self._result.status, self._result.error = "failed", left_out[0]
             if (self.folder / TRACES).is_dir():
-                self._journal.event("artifact", path=TRACES, to=TRACES)
+                self.reporter.journal.event("artifact", path=TRACES, to=TRACES)
         with self._failing():
-            self._journal.event("end", status=MLFLOW_STATUS[result.status], end_ms=int(time.time() * 1000))
+            self.reporter.journal.event("end", status=MLFLOW_STATUS[result.status], end_ms=int(time.time() * 1000))
         if result.status == "finished":
             ended = hints.Ended(parts, self.settings, result, series, self._before, rows)
             self._end["hints"] = hints.find(ended)
@@ -214,7 +186,7 @@ class Session(Observer):
         """What end() raised is the run's error, and the journal's last word."""
         fail(self._result, error)
         with self._failing():
-            self._journal.event("end", status=MLFLOW_STATUS["failed"], end_ms=int(time.time() * 1000))
+            self.reporter.journal.event("end", status=MLFLOW_STATUS["failed"], end_ms=int(time.time() * 1000))
 
     def _time_of(self, result: Result) -> dict[str, Any]:
         hardware, choice = self._machine
@@ -257,7 +229,7 @@ class Session(Observer):
         clock = self._clock
         before = {"start": clock.before, "setup": clock.seconds.get("setup", 0.0)}
         known["seconds"] = before | self._result.seconds
-        return summarize(self.settings, self._parts, self._record, self._result, self._machine.choice, **known)
+        return summarize(self.settings, self._parts, self.reporter, self._result, self._machine.choice, **known)
 
     @property
     def _publishes(self) -> bool:

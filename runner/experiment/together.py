@@ -43,6 +43,7 @@ from runner.experiment.context import Checked, RunContext
 from runner.experiment.session import Session
 from runner.experiment.summary import Summary
 from runner.tracking import recipes
+from runner.training.observer import Observer
 from runner.training.parts import Parts
 from runner.training.result import Result
 from runner.training.signals import listening
@@ -106,13 +107,14 @@ def run_together(jobs: Sequence[Job]) -> dict[int, Summary]:
         if not members:
             return summaries
         each = [
-            Member(one.parts, one.settings, one.job.folder, one.session, lane_of(one.settings), one.generators)
+            Member(one.parts, one.settings, one.job.folder, Observer(), lane_of(one.settings), one.generators)
             for one in members.values()
         ]
         size = check_alike(each, is_asked=jobs[0].cfg.sweep.batch != "auto")
-        for one in members.values():
+        for one, member in zip(members.values(), each, strict=True):
             one.session.begin(one.job.cfg, one.parts, num_together=size.num_together)
             one.session.say(f"batch    {size.words}")
+            member.observer = one.session.reporter
         first = next(iter(members.values()))
         results = fit_together(each, size.num_together, stop=stop, say=first.session.say, compiled=size.compiled)
         best = _best(results)

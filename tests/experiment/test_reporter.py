@@ -11,15 +11,13 @@ import pytest
 
 from runner import cli
 from runner.experiment.reporter import Reporter
-from runner.experiment.run_record import Record
 from runner.tracking import journal as journal_module
 from runner.tracking.journal import Journal, read_points
 from runner.training.metric_buffer import Window
 
 
-class Screen:
-    def window(self, window):
-        pass
+def screen(say=None):
+    return SimpleNamespace(say=say, window=lambda window: None)
 
 
 def window(step):
@@ -28,14 +26,9 @@ def window(step):
     )
 
 
-@pytest.fixture
-def record():
-    return Record()
-
-
-def test_a_disk_that_was_full_for_a_while_loses_nothing(tmp_path, record, monkeypatch):
+def test_a_disk_that_was_full_for_a_while_loses_nothing(tmp_path, monkeypatch):
     with Journal(tmp_path) as journal:
-        reporter = Reporter(record, journal=journal, publisher=None, screen=Screen(), batch_rows=1)
+        reporter = Reporter(tmp_path, journal, screen())
         append, calls = journal._append, []
 
         def full_at_first(data):
@@ -48,34 +41,33 @@ def test_a_disk_that_was_full_for_a_while_loses_nothing(tmp_path, record, monkey
         reporter.window(window(1))
         with pytest.raises(OSError, match="No space left"):
             reporter.settle()
-        assert record.points == 0
+        assert reporter.points == 0
         reporter.window(window(2))
         reporter.values({"val/loss": 0.5}, step=2, time_ms=7)
         reporter.settle()
         reporter.settle()
         assert len(calls) == 2
-        assert record.points == 3
-        assert record.metrics["val/loss"] == 0.5
+        assert reporter.points == 3
+        assert reporter.metrics["val/loss"] == 0.5
     points = read_points(tmp_path)
     assert [row[0] for row in points["train/loss"]] == [1, 2]
     assert [tuple(row) for row in points["val/loss"]] == [(2, 0.5)]
 
 
-def test_failure_of_mlflow_is_printed_when_it_happens(tmp_path, record):
+def test_failure_of_mlflow_is_printed_when_it_happens(tmp_path):
     found, said = [None, "no room", None], []
-    screen = SimpleNamespace(window=lambda window: None, say=said.append)
     publisher = SimpleNamespace(wake=lambda: None, first_failure=lambda: found.pop(0))
     with Journal(tmp_path) as journal:
-        reporter = Reporter(record, journal=journal, publisher=publisher, screen=screen, batch_rows=1)
+        reporter = Reporter(tmp_path, journal, screen(said.append), publisher=publisher)
         for step in (1, 2, 3):
             reporter.window(window(step))
             reporter.settle()
     assert said == ["tracking: no room; the run continues, and its journal keeps everything"] and found == []
 
 
-def test_what_the_journal_has_is_not_written_again_where_the_disk_does_not_answer_for_it(tmp_path, record, monkeypatch):
+def test_what_the_journal_has_is_not_written_again_where_the_disk_does_not_answer_for_it(tmp_path, monkeypatch):
     with Journal(tmp_path) as journal:
-        reporter = Reporter(record, journal=journal, publisher=None, screen=Screen(), batch_rows=1)
+        reporter = Reporter(tmp_path, journal, screen())
 
         def refuse(fd):
             raise OSError(5, "Input/output error")
@@ -88,7 +80,7 @@ def test_what_the_journal_has_is_not_written_again_where_the_disk_does_not_answe
         reporter.window(window(2))
         reporter.settle()
     assert [row[0] for row in read_points(tmp_path)["train/loss"]] == [1, 2]
-    assert record.points == 2
+    assert reporter.points == 2
 
 
 LATE = """

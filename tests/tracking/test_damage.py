@@ -9,7 +9,8 @@ import pytest
 
 from runner import cli
 from runner.errors import RunnerError
-from runner.experiment.run_record import restore
+from runner.experiment.console import Screen
+from runner.experiment.reporter import Reporter
 from runner.tracking import ack as acks
 from runner.tracking.ack import Ack, read_ack, write_ack
 from runner.tracking.damage import find_damage
@@ -123,6 +124,7 @@ def check_going_on(folder, damaged, expected):
 def test_wherever_it_is_damaged_the_rest_is_read_and_the_loss_is_told(how, folder, whole, monkeypatch, caplog):
     data, records = whole
     monkeypatch.setattr("runner.tracking.journal._sync", lambda fd: None)
+    screen = Screen()
     draw, num_refused, num_behind = random.Random(how.__name__), 0, 0
     for _ in range(NUM_DAMAGES // 4):
         damaged, begin, end = how(data, draw)
@@ -134,7 +136,7 @@ def test_wherever_it_is_damaged_the_rest_is_read_and_the_loss_is_told(how, folde
         told = find_damage(folder)
         assert bool(told) != is_clean_cut
         starts = [record for record in expected if record.kind == "start"]
-        assert restore(folder).uid == "u1" if starts else restore(folder).uid != "u1"
+        assert (Reporter(folder, None, screen).uid == "u1") == bool(starts)
         caplog.clear()
         goes_on = check_going_on(folder, damaged, expected)
         num_refused += not goes_on
