@@ -26,7 +26,6 @@ from runner.config.instantiate import PREPARED, build, locate
 from runner.config.nodes import fill_facts, leave_out_unknown_facts, resolved, split_settings
 from runner.config.schema import HOOKS, fits
 from runner.data.loading.first_and_last import FirstAndLast
-from runner.data.loading.loaders import Batches
 from runner.data.own_loader import OwnLoader
 from runner.data.sampler import class_counts
 from runner.data.source import Preprocessing, Source
@@ -111,7 +110,8 @@ def prepare_training(
 
     leave_out_unknown_facts(cfg, "task")
     around = source.around(data.splits.train) if source.around is not None else Preprocessing()
-    around = _for_output(around, cfg.task.get("output"))
+    if _is_scaled(around.after) and isinstance(output := cfg.task.get("output"), int | str):
+        around = replace(around, after={**around.after, "output": output})
     backends.seed_everything(cfg.seed)  # the weights depend only on the seed, not on earlier draws
     with device if cfg.placement.init == "device" else contextlib.nullcontext():
         node, shared = split_settings(resolved(cfg, "model"), "model")
@@ -162,12 +162,13 @@ def prepare_training(
         metric_schedule=f"scheduler={type(schedule.scheduler).__name__}" if schedule.follows_metric else None,
     )
     rules.check(cfg, situation)
+    checks = cfg.train.check and not isinstance(data.splits.train, OwnLoader)
     return Parts(
         device=device,
         source=source,
         splits=data.splits,
         residency=residency,
-        train=_first_and_last(loaders["train"], data.splits) if cfg.train.check else loaders["train"],
+        train=FirstAndLast(loaders["train"]) if checks else loaders["train"],
         val=loaders.get("val"),
         test=loaders.get("test"),
         model=model,
@@ -192,10 +193,6 @@ def prepare_training(
         hooks=hooks_of(cfg),
         shards=shards,
     )
-
-
-def _first_and_last(batches: Batches, splits: Splits) -> Batches:
-    return batches if isinstance(splits.train, OwnLoader) else FirstAndLast(batches)
 
 
 def _choose_threads(cfg: DictConfig, parts: Parts) -> str:
@@ -249,13 +246,6 @@ def _counted(cfg: DictConfig, source: Source, splits: Splits) -> dict[str, Any]:
     if splits.labels is None or not source.classes:
         return {}
     return {"class_counts": class_counts(validate.shared_data_settings(cfg)["sampler"], splits.labels, source)}
-
-
-def _for_output(around: Preprocessing, output: Any) -> Preprocessing:
-    after = around.after
-    if not _is_scaled(after) or not isinstance(output, int | str):
-        return around
-    return replace(around, after={**after, "output": output})
 
 
 def _is_scaled(after: dict[str, Any] | None) -> TypeGuard[dict[str, Any]]:

@@ -126,7 +126,7 @@ def batches_of(
     )
     if source.finish is not None:  # a copy each: one is in training mode, the others are not
         finish = place(copy.deepcopy(source.finish), device)
-        if is_training and compiles_alone(device, is_compiled=train.compile, is_captured=train.cuda_graph):
+        if is_training and device.type == "cuda" and train.compile and not train.cuda_graph:  # else part of the step
             finish.compile(dynamic=False)
         batches = TransformedBatches(batches, finish, device=device, seed=cfg.seed, is_training=is_training)
     return batches, why
@@ -136,11 +136,6 @@ def _rows_kind(rows: Any) -> str:
     if isinstance(rows, OwnLoader):
         return "loader" if rows.is_loader else "iterable"
     return "dataset" if isinstance(rows, Dataset) else "tensors"
-
-
-def compiles_alone(device: torch.device, *, is_compiled: bool, is_captured: bool) -> bool:
-    """Return whether the augmentation is compiled separately: on a GPU, unless it is part of a captured step."""
-    return device.type == "cuda" and is_compiled and not is_captured
 
 
 def eval_batch_size(

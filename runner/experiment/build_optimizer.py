@@ -283,6 +283,7 @@ def _stand_ins(cfg: DictConfig) -> Iterator[frozenset[str]]:
 
 def _try_optimizer(cfg: DictConfig, unknown: frozenset[str]) -> tuple[list[Problem], Optimizer]:
     """Return what is wrong with an optimizer, and it, with its groups; or any other, if this one can't be tried."""
+    is_builtin = str(validate.value(cfg, "model._target_")).startswith("runner.")
     any_other: Optimizer = _unwrapped(Adam)([nn.Parameter(torch.ones(2, 2))])
     with _stand_ins(cfg):  # not only in the configuration of the caller
         try:
@@ -290,7 +291,7 @@ def _try_optimizer(cfg: DictConfig, unknown: frozenset[str]) -> tuple[list[Probl
             target = replace(target, settings=_of_any_kernel(target.settings))
             groups = split_settings(resolved(cfg, "optimizer"), "optimizer")[1].get("groups") or []
             groups = [_numbers(group, target.defaults) for group in groups]
-            problems = _optimizer_problems(target, groups, may_be_sparse=_is_custom_model(cfg))
+            problems = _optimizer_problems(target, groups, may_be_sparse=not is_builtin)
             if problems or _try_steps(target, target.settings) is not None:  # it may be only for sparse gradients
                 return problems, any_other
         except RunnerError as error:
@@ -300,10 +301,6 @@ def _try_optimizer(cfg: DictConfig, unknown: frozenset[str]) -> tuple[list[Probl
             rate = {"lr": group["lr"]} if "lr" in group else {}
             optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2, 2))], **rate})
         return [], optimizer
-
-
-def _is_custom_model(cfg: DictConfig) -> bool:
-    return not str(validate.value(cfg, "model._target_")).startswith("runner.")
 
 
 def _optimizer_problems(target: _Target, groups: Sequence[dict[str, Any]], *, may_be_sparse: bool) -> list[Problem]:

@@ -126,7 +126,8 @@ class Screen:
         """
         train = self._train if self._train_step > self._epoch_step else {}
         self._values, self._epoch, self._epoch_step = dict(end.values), end.epoch, end.step
-        text = epoch_line(end, train, num_epochs=self._num_epochs, num_steps=self._num_steps)
+        number, width = f"{end.epoch:>{len(str(self._num_epochs))}}/{self._num_epochs}", len(f"{self._num_steps:,}")
+        text = row("epoch", f"{number}  step {end.step:>{width},}  {_in_words({**train, **end.values})}")
         self._log.info(text)
         self._held = Text.assemble(labeled(text), ("  *", "bold green") if end.is_best else "")
         is_due = end.step - self._line_step >= self._num_steps / MAX_EPOCH_LINES
@@ -197,12 +198,6 @@ class _OnTheScreen(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if record.levelno == logging.WARNING and not record.exc_info:
             self._console.print(Text.assemble(("warning:", "yellow"), f" {record.getMessage()}"))
-
-
-def epoch_line(end: EpochEnd, train: Mapping[str, float], *, num_epochs: int, num_steps: int) -> str:
-    """Return an epoch's line. train: the epoch's last training point."""
-    number, width = f"{end.epoch:>{len(str(num_epochs))}}/{num_epochs}", len(f"{num_steps:,}")
-    return row("epoch", f"{number}  step {end.step:>{width},}  {_in_words({**train, **end.values})}")
 
 
 def _in_words(values: Mapping[str, float]) -> str:

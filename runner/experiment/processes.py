@@ -122,7 +122,8 @@ def launch(folder: Path, *, num: int, max_restarts: int, environment: Mapping[st
         except ChildFailedError as error:
             # a process that was killed before one that says that it misses it
             rank, code = min(((rank, each.exitcode) for rank, each in error.failures.items()), key=lambda it: it[1] > 0)
-            result.append(Outcome(failure=_how(rank, code), attempt=max_restarts))
+            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            result.append(Outcome(failure=f"process {rank} {how}", attempt=max_restarts))
         except BaseException as error:
             errors.append(error)
 
@@ -177,12 +178,6 @@ def _pass_on(folder: Path, number: signal.Signals, sent: dict[int, int]) -> None
             if pid not in sent:
                 sent[pid] = 1
                 os.kill(pid, number)
-
-
-def _how(rank: int, code: int) -> str:
-    if code < 0:
-        return f"process {rank} was ended by {signal.Signals(-code).name}"
-    return f"process {rank} ended with exit code {code}"
 
 
 @contextmanager

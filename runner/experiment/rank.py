@@ -73,12 +73,6 @@ def _train(folder: Path, place: RankInfo, given: messages.Handover) -> int:
     return int(summary.status == "failed")
 
 
-def _let_the_first_go_first(folder: Path) -> None:
-    words = messages.first_failure(folder)
-    if words is not None and words.text == messages.LOST:
-        time.sleep(SECONDS_BEHIND)
-
-
 def _die_with(parent: int, *, grace_seconds: float, end: Callable[[], None]) -> None:
     """Ends this process once the one that launched it is gone, also by SIGKILL: a SIGTERM, then time to save, then `end`."""
 
@@ -94,8 +88,9 @@ def _die_with(parent: int, *, grace_seconds: float, end: Callable[[], None]) -> 
 
 if __name__ == "__main__":
     code = main(Path(sys.argv[1]))
-    if code:
-        _let_the_first_go_first(Path(sys.argv[1]))
+    failure = messages.first_failure(Path(sys.argv[1])) if code else None
+    if failure is not None and failure.text == messages.LOST:
+        time.sleep(SECONDS_BEHIND)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # not sys.exit: what joins the processes may wait for one that is dead

@@ -68,14 +68,6 @@ def is_some(value: Any) -> bool:
     return str(value).isdigit() and int(value) > 0  # `data` is an open group, where numbers may be texts
 
 
-def is_not_cuda(device: str) -> bool:
-    return not device.startswith("cuda")
-
-
-def is_accelerator(device: str) -> bool:
-    return device != "cpu"
-
-
 GRAPH, SPLIT = {"train.cuda_graph": True}, {"train.on_oom": "split"}
 COMPILE, RECOMPUTE = {"train.compile": True}, {"train.recompute": is_set}
 TURNS, FP16 = {"optimizer.turns": is_set}, {"train.precision": "fp16"}
@@ -91,7 +83,7 @@ REPLAYED = "the second forward pass restores the generators of the first, which 
 RULES = (
     # CUDA graphs
     Rule(
-        {**GRAPH, "device": is_not_cuda},
+        {**GRAPH, "device": lambda device: not device.startswith("cuda")},
         "CUDA graphs need an NVIDIA GPU, and this run is on {device}",
         (NO_GRAPH, "device=cuda"),
     ),
@@ -136,7 +128,7 @@ RULES = (
         "a search asks one process whether its trial continues",
         ("hydra.sweeper.pruner=none", ONE_PROCESS),
     ),
-    Rule({**SEVERAL, "slot": is_accelerator}, "a sweep gives each of its jobs one device", (ONE_PROCESS,)),
+    Rule({**SEVERAL, "slot": lambda slot: slot != "cpu"}, "a sweep gives each of its jobs one device", (ONE_PROCESS,)),
     # a model divided among processes
     Rule(
         {**FSDP, "train.hooks": is_set},

@@ -160,7 +160,8 @@ class Session:
                 if self._publisher is not None:
                     self._publisher.wake()  # it goes while the pictures are drawn
         with self._failing():
-            self._end |= self._time_of(result)
+            speeds = cache.read(self._machine.hardware).get(self._machine.choice.device)
+            self._end |= time_spent.of_training(parts, self.settings, result, speeds=speeds)
             of = f"{self.settings.model} on {parts.source.name}, {parts.device}"
             left_out: list[str] = []
             spent = time_spent.whole(self._end["time"], total=self._clock.total(), around=self._around())
@@ -187,11 +188,6 @@ class Session:
         fail(self._result, error)
         with self._failing():
             self.reporter.journal.event("end", status=MLFLOW_STATUS["failed"], end_ms=int(time.time() * 1000))
-
-    def _time_of(self, result: Result) -> dict[str, Any]:
-        hardware, choice = self._machine
-        speeds = cache.read(hardware).get(choice.device)
-        return time_spent.of_training(self._parts, self.settings, result, speeds=speeds)
 
     def _around(self) -> dict[str, float]:
         clock = self._clock

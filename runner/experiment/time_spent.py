@@ -77,7 +77,13 @@ def of_training(parts: Parts, settings: Settings, result: Result, *, speeds: Mea
         "saves": found.seconds / trained.seconds,
         "words": found.in_words(trained.seconds),
     }
-    return {"time": dict(trained.spent), "step": _of_one_step(steps), "advice": advice}
+    step = {
+        "clocked": steps.num_clocked,
+        "seconds": sum(steps.parts.values()) / steps.num_steps,
+        "parts": {name: value / steps.num_steps for name, value in steps.parts.items()},
+        "device_seconds": steps.device_seconds and steps.device_seconds / steps.num_steps,
+    }
+    return {"time": dict(trained.spent), "step": step, "advice": advice}
 
 
 def in_words(time: Mapping[str, float]) -> str:
@@ -86,15 +92,6 @@ def in_words(time: Mapping[str, float]) -> str:
     parts = {"startup": around["start-up"], "training": total - sum(around.values())}
     parts |= {"plots and model logging": around["finish"], "tracking": around["tracker"], "other": around["other"]}
     return ", ".join(f"{name} {value / total:.0%}" for name, value in parts.items() if value >= LEAST_SHOWN * total)
-
-
-def _of_one_step(steps: StepTimes) -> dict[str, Any]:
-    return {
-        "clocked": steps.num_clocked,
-        "seconds": sum(steps.parts.values()) / steps.num_steps,
-        "parts": {name: value / steps.num_steps for name, value in steps.parts.items()},
-        "device_seconds": steps.device_seconds and steps.device_seconds / steps.num_steps,
-    }
 
 
 def whole(training: Mapping[str, float], *, total: float, around: Mapping[str, float]) -> dict[str, float]:
@@ -113,7 +110,10 @@ def _of_steps(parts: Parts, steps: StepTimes, speeds: MeasuredDevice | None, acc
         return {"data": data, "compute": queued, "metrics": metrics}
     compute = min(seconds, steps.device_seconds)
     left = (seconds - compute) / seconds if seconds else 0.0
-    copies = min(data, _copy_seconds(parts, steps, speeds, accumulate_steps)) * left
+    copies = 0.0
+    if speeds is not None and steps.batch_bytes is not None and parts.train.indexed() is None:
+        num_bytes = steps.batch_bytes * accumulate_steps * steps.num_steps
+        copies = min(data, num_bytes / speeds.copy_bytes_per_second) * left
     return {
         "data": data * left - copies,
         "copies": copies,
@@ -121,12 +121,6 @@ def _of_steps(parts: Parts, steps: StepTimes, speeds: MeasuredDevice | None, acc
         "compute": compute,
         "metrics": metrics * left,
     }
-
-
-def _copy_seconds(parts: Parts, steps: StepTimes, speeds: MeasuredDevice | None, accumulate_steps: int) -> float:
-    if speeds is None or steps.batch_bytes is None or parts.train.indexed() is not None:
-        return 0.0
-    return steps.batch_bytes * accumulate_steps * steps.num_steps / speeds.copy_bytes_per_second
 
 
 #: of the training: less is not worth a word

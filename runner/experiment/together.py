@@ -160,17 +160,13 @@ def _prepared(job: Job, hardware: Any, rows: CommonRows) -> _Open:
         try:
             parts = prepare(job.cfg, device, goes_on=goes_on, read=rows.read(job.cfg))
         except RunnerError as error:
-            if _may_have_room_alone(error, device):
+            is_full = any(problem.source == "data.residency=device" for problem in error.problems)
+            if is_full and device.type != "cpu" and host_memory.is_shared():
                 problem = f"of {context.device.device}'s memory each of several groups takes its part"
                 raise CannotStackError(f"{problem}; {on_a_line(error)}; or sweep.batch=128, one group") from error
             raise
         parts = rows.shared(parts, job.cfg)
         return _Open(job, session, settings, parts, backends.generator_states(device), own.pop_all())
-
-
-def _may_have_room_alone(error: RunnerError, device: torch.device) -> bool:
-    is_shared = device.type != "cpu" and host_memory.is_shared()
-    return is_shared and any(problem.source == "data.residency=device" for problem in error.problems)
 
 
 class CommonRows:
