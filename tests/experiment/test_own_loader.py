@@ -3,6 +3,7 @@
 import importlib
 import json
 import random
+import re
 from pathlib import Path
 
 import numpy as np
@@ -229,23 +230,7 @@ def mine(own_folder, monkeypatch):
     module = importlib.import_module("mine")
     Path("conf/data").mkdir(parents=True)
     Path("conf/model").mkdir()
-    for name in (
-        "weighted",
-        "own_generator",
-        "own_generator_drawing",
-        "batches",
-        "stream",
-        "counted",
-        "stateful",
-        "endless",
-        "endless_loader",
-        "stateful_endless",
-        "nothing",
-        "endless_beside",
-        "immense",
-        "short",
-        "long",
-    ):
+    for name in re.findall(r"^def (\w+)\(\):", MINE, re.MULTILINE):
         Path(f"conf/data/{name}.yaml").write_text(f"_target_: mine.{name}\n")
     Path("conf/model/mine.yaml").write_text("_target_: mine.Net\n")
     return module

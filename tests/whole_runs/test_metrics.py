@@ -127,10 +127,6 @@ def test_data_that_does_not_suit_is_told_before_anything_is_trained(own_folder, 
     assert mend in capsys.readouterr().err
 
 
-def test_balanced_weights_come_from_the_training_split(own_folder):
-    assert cli.main([*SHORT, "task.class_weights=balanced", "train.num_epochs=1", "task.plots=false"]) == 0
-
-
 def test_a_dataset_that_tells_no_sizes_runs_with_a_model_that_needs_none(own_folder):
     (own_folder / "mine.py").write_text(
         "import torch\nfrom torch import nn\nfrom torch.utils.data import Dataset\n"

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -99,30 +98,6 @@ def test_a_stopped_run_ends_as_one_that_was_not(case, stop_at, own_folder, monke
     assert metrics[0] == metrics[1]
     assert whole["best"] == second["best"] and whole["num_samples"] == second["num_samples"]
     assert whole["host_reads"]["points"] == second["host_reads"]["points"]
-
-
-def test_steps_after_the_checkpoint_are_not_written_twice(warm, own_folder):
-    """As after a SIGKILL: the journal has steps that the checkpoint has not."""
-    words = [*WORDS["plain"], "train.checkpoint_every_steps=10"]
-    train(words, "whole")
-    script = (
-        "import os, sys; from runner import cli; from runner.experiment import reporter\n"
-        "take = reporter.Reporter.window\n"
-        "def die_later(self, window):\n"
-        "    take(self, window)\n"
-        "    self.settle()\n"
-        "    if window.steps[-1] >= 24: os.kill(os.getpid(), 9)\n"
-        "reporter.Reporter.window = die_later\n"
-        "cli.main(sys.argv[1:])"
-    )
-    process = warm.program([sys.executable, "-c", script, *COMMON, *words, "hydra.run.dir=parts"])
-    assert process.wait() == -signal.SIGKILL
-    kept = torch.load("parts/checkpoints/last.pt", weights_only=True)["step"]
-    journaled = len(read_points(Path("parts"))["train/loss"])
-    assert kept < journaled < len(read_points(Path("whole"))["train/loss"])
-    train(words, "parts")
-    for one, other in zip(final(own_folder / "whole"), final(own_folder / "parts"), strict=True):
-        assert_same(one, other)
 
 
 def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again_with_the_same_id(own_folder):
