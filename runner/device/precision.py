@@ -61,8 +61,7 @@ def set_float32(*, is_tf32: bool) -> None:
     first one. So set that one, and reset the values of the second one (torch 2.9) above the operations.
     """
     for backend in (torch.backends, torch.backends.cudnn, torch.backends.mkldnn):
-        if hasattr(backend, "fp32_precision"):
-            backend.fp32_precision = "none"  # type: ignore[attr-defined]
+        backend.fp32_precision = "none"  # type: ignore[attr-defined]
     torch.set_float32_matmul_precision("high" if is_tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = is_tf32
 

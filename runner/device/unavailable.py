@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from runner.device.hardware import Driver, Gpu, Hardware
@@ -12,7 +11,6 @@ from runner.errors import Problem, RunnerError
 OLDEST_MACOS = 14
 #: compute capability from which NVIDIA's GPUs have bf16 and tf32 arithmetic
 AMPERE = (8, 0)
-SCALED_ON_MPS = (2, 8)
 #: precisions to suggest for each, in order, if the device has them
 NEAREST = {"bf16": ("fp16", "fp32"), "fp16": ("bf16", "fp32"), "tf32": ("fp32",)}
 CUDA_WHEELS = "install torch's CUDA build (pytorch.org/get-started/locally)"
@@ -175,9 +173,14 @@ def _mps(index: int, machine: Hardware) -> Why | None:
             f"torch {machine.torch_version} was built without MPS",
             "install torch's wheel for macOS arm64: pip install torch",
         )
-    if (version := machine.macos.split(".")[0]).isdigit() and int(version) < OLDEST_MACOS:
+    if _is_too_old(machine.macos):
         return Why(f"macOS {machine.macos} is too old", f"update to macOS {OLDEST_MACOS} or newer")
     return Why("Metal offers no GPU here", "run outside of the virtual machine or sandbox")
+
+
+def _is_too_old(macos: str) -> bool:
+    version = macos.partition(".")[0]
+    return version.isdigit() and int(version) < OLDEST_MACOS
 
 
 def _xpu(index: int, machine: Hardware) -> Why | None:
@@ -207,19 +210,13 @@ def precisions(device: str, hardware: Hardware) -> dict[str, str]:
             old = f"it takes compute capability 8.0, and {device} has {capability[0]}.{capability[1]}"
             reasons |= {"bf16": old, "tf32": old}
         return reasons
-    if kind == "mps" and (0,) < _version(hardware.macos) < (OLDEST_MACOS,):  # torch turns autocast off, and warns
+    if kind == "mps" and _is_too_old(hardware.macos):  # torch turns autocast off, and warns
         reasons["bf16"] = f"bf16 on mps takes macOS {OLDEST_MACOS}, and this is {hardware.macos}"
-    if kind == "mps" and _version(hardware.torch_version) < SCALED_ON_MPS:
-        reasons["fp16"] = "torch before 2.8 can't scale gradients on mps (pytorch#142397)"
     if kind == hardware.other_kind:
         missing = [name for name in ("bf16", "fp16") if name not in hardware.other_halves]
         reasons |= dict.fromkeys(missing, f"the package of {kind} did not register it with torch's autocast")
     reasons["tf32"] = "tf32 is of NVIDIA GPUs, compute capability 8.0 and up"
     return reasons
-
-
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(map(int, re.findall(r"\d+", text)[:2]))
 
 
 def check_precision(precision: str, device: str, hardware: Hardware) -> str:

@@ -356,25 +356,13 @@ def test_a_gpu_that_tells_no_mode_tells_its_memory_nevertheless(two_gpus, monkey
     assert two_gpus[1] == []
 
 
-@pytest.mark.parametrize(("version", "can"), [("2.6.0", False), ("2.7.1", False), ("2.8.0", True), ("2.13.0", True)])
-def test_fp16_on_a_mac_needs_a_torch_that_scales_gradients_there(version, can):
-    assert (precisions("mps", replace(MAC, torch_version=version))["fp16"] == "") is can
-    if not can:
-        with pytest.raises(RunnerError, match=r"train\.precision=bf16"):
-            check_precision("fp16", "mps", replace(MAC, torch_version=version))
-
-
-@pytest.mark.parametrize(
-    ("macos", "torch_version", "precision", "write"),
-    [("13.6", "2.8.0", "bf16", "fp16"), ("13.6", "2.7.1", "bf16", "fp32"), ("13.6", "2.7.1", "fp16", "fp32")],
-)
-def test_an_old_macos_has_no_bf16(macos, torch_version, precision, write):
+def test_an_old_macos_has_no_bf16():
     """Where torch would compute in float32 and warn."""
-    with pytest.raises(RunnerError, match=rf"train\.precision={write}`$"):
-        check_precision(precision, "mps", replace(MAC, macos=macos, torch_version=torch_version))
+    with pytest.raises(RunnerError, match=r"train\.precision=fp16`$"):
+        check_precision("bf16", "mps", replace(MAC, macos="13.6"))
     for fine in ("14.0", "26.1", ""):
         assert precisions("mps", replace(MAC, macos=fine))["bf16"] == ""
-    assert precisions("cpu", replace(MAC, macos=macos))["bf16"] == ""
+    assert precisions("cpu", replace(MAC, macos="13.6"))["bf16"] == ""
 
 
 def test_a_mac_without_its_tools_is_a_mac_all_the_same(monkeypatch):
