@@ -71,15 +71,21 @@ def test_a_label_that_no_row_has_is_left_out():
     assert measured(task, logits, targets)["auroc"] == pytest.approx(expected, abs=1e-6)
 
 
+def reported(*batches):
+    """Evaluate a task that reports these values, batch by batch."""
+    each = iter(batches)
+    task = lambda model, batch: {name: torch.tensor(value) for name, value in next(each).items()}  # noqa: E731
+    return measured(task, torch.ones(4, 1), torch.ones(4), size=2)
+
+
 @pytest.mark.parametrize("second", [{"loss": 3.0, "extra": 1.0}, {"other": 3.0}, {}])
 def test_values_that_come_and_go_are_told(second):
-    each = iter([{"loss": 1.0}, second])
-
-    def task(model, batch):
-        return {name: torch.tensor(value) for name, value in next(each).items()}
-
     with pytest.raises(RunnerError, match="the values of a batch are"):
-        measured(task, torch.ones(4, 1), torch.ones(4), size=2)
+        reported({"loss": 1.0}, second)
+
+
+def test_values_in_another_order_are_put_right():
+    assert reported({"loss": 1.0, "a": 10.0}, {"a": 20.0, "loss": 3.0}) == {"loss": 2.0, "a": 15.0}
 
 
 def test_a_task_may_be_a_loss_of_torchs_with_weights_of_its_own():
@@ -93,15 +99,6 @@ def test_a_task_may_be_a_loss_of_torchs_with_weights_of_its_own():
     assert measured(task, logits, targets)["loss"] == pytest.approx(
         sk.log_loss(targets, logits.double().softmax(1)), abs=1e-6
     )
-
-
-def test_values_in_another_order_are_put_right():
-    each = iter([{"loss": 1.0, "a": 10.0}, {"a": 20.0, "loss": 3.0}])
-
-    def task(model, batch):
-        return {name: torch.tensor(value) for name, value in next(each).items()}
-
-    assert measured(task, torch.ones(4, 1), torch.ones(4), size=2) == {"loss": 2.0, "a": 15.0}
 
 
 @pytest.mark.parametrize("unit", [1e-9, 1.0, 1e9])
