@@ -10,6 +10,8 @@ from torch import nn
 from runner.errors import RunnerError
 from runner.training.optimizer import AveragedWeights, Turns, freeze, make_optimizer
 
+CPU = torch.device("cpu")
+
 
 def model():
     torch.manual_seed(0)
@@ -17,26 +19,24 @@ def model():
 
 
 def test_the_fused_kernel_is_taken_where_nobody_says_otherwise():
-    assert (
-        make_optimizer(partial(torch.optim.Adam, lr=0.1), model(), device=torch.device("cpu")).defaults["fused"] is True
-    )
+    assert make_optimizer(partial(torch.optim.Adam, lr=0.1), model(), device=CPU).defaults["fused"] is True
 
 
 @pytest.mark.parametrize("asked", [{"fused": False}, {"foreach": True}])
 def test_what_yaml_says_of_the_kernel_wins(asked):
-    optimizer = make_optimizer(partial(torch.optim.Adam, **asked), model(), device=torch.device("cpu"))
+    optimizer = make_optimizer(partial(torch.optim.Adam, **asked), model(), device=CPU)
     assert all(optimizer.defaults[name] == value for name, value in asked.items())
     assert optimizer.defaults["fused"] is not True
 
 
 def test_an_optimizer_without_a_fused_kernel_is_made_plainly():
-    assert isinstance(make_optimizer(torch.optim.Rprop, model(), device=torch.device("cpu")), torch.optim.Rprop)
+    assert isinstance(make_optimizer(torch.optim.Rprop, model(), device=CPU), torch.optim.Rprop)
 
 
 def test_frozen_parameters_stay_out():
     net = model()
     net[0].requires_grad_(False)
-    optimizer = make_optimizer(torch.optim.SGD, net, device=torch.device("cpu"))
+    optimizer = make_optimizer(torch.optim.SGD, net, device=CPU)
     assert len(optimizer.param_groups[0]["params"]) == 4
 
 
@@ -61,9 +61,7 @@ def test_averaged_weights_follow_the_formula_and_copy_counts():
 
 
 def groups_of(**settings):
-    optimizer = make_optimizer(
-        partial(torch.optim.AdamW, lr=0.1, weight_decay=0.5), model(), device=torch.device("cpu"), **settings
-    )
+    optimizer = make_optimizer(partial(torch.optim.AdamW, lr=0.1, weight_decay=0.5), model(), device=CPU, **settings)
     found = []
     for group in optimizer.param_groups:
         shapes = [tuple(parameter.shape) for parameter in group["params"]]
@@ -84,9 +82,7 @@ def test_norms_and_biases_do_not_decay():
 def test_names_are_those_of_the_person_s_model():
     net = nn.ModuleDict({"model": model()})
     make = partial(torch.optim.SGD, lr=0.1)
-    optimizer = make_optimizer(
-        make, net, device=torch.device("cpu"), groups=[{"match": "0", "lr": 0.2}], prefix="model."
-    )
+    optimizer = make_optimizer(make, net, device=CPU, groups=[{"match": "0", "lr": 0.2}], prefix="model.")
     assert [len(group["params"]) for group in optimizer.param_groups] == [4, 2]
     freeze(net, ["0.weight"], prefix="model.")
     assert [name for name, value in net.named_parameters() if not value.requires_grad] == ["model.0.weight"]
@@ -118,7 +114,7 @@ def test_an_optimizer_without_weight_decay_has_none_to_leave_out():
             super().__init__(params, lr=lr)
 
     with pytest.raises(RunnerError, match="no setting weight_decay"):
-        make_optimizer(partial(Plain, lr=1.0), model(), device=torch.device("cpu"), no_decay="norms_and_biases")
+        make_optimizer(partial(Plain, lr=1.0), model(), device=CPU, no_decay="norms_and_biases")
 
 
 def test_frozen_layers_stay_as_they_are():
@@ -126,7 +122,7 @@ def test_frozen_layers_stay_as_they_are():
     freeze(net, ["[01]"])
     before = copy.deepcopy(net.state_dict())
     net.train()
-    optimizer = make_optimizer(partial(torch.optim.SGD, lr=0.1), net, device=torch.device("cpu"))
+    optimizer = make_optimizer(partial(torch.optim.SGD, lr=0.1), net, device=CPU)
     net(torch.randn(16, 4)).square().sum().backward()
     optimizer.step()
     changed = [name for name, value in net.state_dict().items() if not torch.equal(value, before[name])]
@@ -181,7 +177,7 @@ def test_a_first_step_that_fp16_leaves_out_is_none_to_sgds_momentum(dampening, i
     nets = [nn.Linear(4, 2, device="cpu") for _ in range(2)]
     nets[1].load_state_dict(nets[0].state_dict())
     make = partial(torch.optim.SGD, **settings)
-    made = make_optimizer(make, nets[0], device=torch.device("cpu"), precision="fp16")
+    made = make_optimizer(make, nets[0], device=CPU, precision="fp16")
     assert (made.defaults["fused"] is True) == (not dampening)
     if in_turn:
         Turns({"one": made}, {"one": 1})
@@ -193,9 +189,9 @@ def test_a_first_step_that_fp16_leaves_out_is_none_to_sgds_momentum(dampening, i
 
 def test_a_fused_dampened_momentum_is_refused_with_fp16():
     make = partial(torch.optim.SGD, lr=0.1, momentum=0.9, dampening=0.5, fused=True)
-    problems = problems_of(make_optimizer, make, model(), device=torch.device("cpu"), precision="fp16")
+    problems = problems_of(make_optimizer, make, model(), device=CPU, precision="fp16")
     assert "optimizer.fused=null" in problems[0].help
-    make_optimizer(make, model(), device=torch.device("cpu"), precision="bf16")
+    make_optimizer(make, model(), device=CPU, precision="bf16")
 
 
 class Tied(nn.Module):

@@ -100,13 +100,18 @@ def test_a_schedule_of_more_than_rates_is_refused(device):
     assert "moves betas" in str(caught.value) and "cycle_momentum=false" in str(caught.value)
 
 
-def test_a_step_that_needs_the_host_is_told():
-    class Failing(Repeated):
-        def capture(self, run):
-            raise RuntimeError("operation not permitted when stream is capturing\nmore")
+def fail_to_capture(error):
+    def capture(run):
+        raise error
 
+    repeated = Repeated()
+    repeated.capture = capture
+    trained(torch.device("cpu"), repeater=replays(repeated))
+
+
+def test_a_step_that_needs_the_host_is_told():
     with pytest.raises(RunnerError) as caught:
-        trained(torch.device("cpu"), repeater=replays(Failing()))
+        fail_to_capture(RuntimeError("operation not permitted when stream is capturing\nmore"))
     assert "not permitted when stream is capturing;" not in str(caught.value)
     assert "operation not permitted" in str(caught.value) and "train.cuda_graph=false" in str(caught.value)
     assert f"{Path(__file__).name}:" in str(caught.value)
@@ -200,21 +205,13 @@ def test_a_draw_on_the_host_is_not_frozen_into_a_graph(draw, name, monkeypatch):
     "error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("CUDA error: out of memory")]
 )
 def test_a_capture_without_memory_is_no_step_that_needs_the_host(error):
-    class Failing(Repeated):
-        def capture(self, run):
-            raise error
-
     with pytest.raises(type(error), match="out of memory"):
-        trained(torch.device("cpu"), repeater=replays(Failing()))
+        fail_to_capture(error)
 
 
 def test_what_draws_is_told_with_what_to_write():
-    class Failing(Repeated):
-        def capture(self, run):
-            raise HostDrawError("the step draws from NumPy's random")
-
     with pytest.raises(RunnerError, match="draws on the device"):
-        trained(torch.device("cpu"), repeater=replays(Failing()))
+        fail_to_capture(HostDrawError("the step draws from NumPy's random"))
 
 
 def test_a_run_that_goes_on_has_the_graphs_rates_from_its_first_step(monkeypatch):
