@@ -88,7 +88,6 @@ class MetricBuffer:
         mean: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self.pulls = 0
-        self.points = 0
         self.step = 0
         self.device, self._sink, self._background, self._watch = device, sink, background, watch
         self._every, self._mean = every, mean
@@ -259,7 +258,6 @@ class MetricBuffer:
         ends = np.minimum(np.arange(1, len(values) + 1) * self._every, num_steps)
         times_ms = ((clock_before + (clock - clock_before) * ends / num_steps) * 1000).astype(np.int64)
         steps = pull.last_step - num_steps + ends
-        self.points += values.size
         window = Window(self._names, steps, values, times_ms, now - before, num_steps, pull.notes)
         self._sink(window)
         check_finite(window, self._watch)

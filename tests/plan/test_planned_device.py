@@ -59,7 +59,7 @@ def test_what_is_said_wins_over_the_data_sheet_and_that_over_the_machine():
 
 
 def test_what_was_measured_here_is_used(monkeypatch):
-    done = MeasuredDevice({"fp32": 1e12}, 1e11, 1e10, 5e-6, 2e-5, "2026-11-21T10:00:00+00:00")
+    done = MeasuredDevice({"fp32": 1e12}, 1e11, 1e10, 5e-6, "2026-11-21T10:00:00+00:00")
     monkeypatch.setattr(planned_device.cache, "read", lambda hardware: {"cuda:0": done})
     found = planned_device.find(cfg("cuda:0"), BOX)
     assert (found.flops_per_second, found.launch_seconds) == ({"fp32": 1e12}, 5e-6)

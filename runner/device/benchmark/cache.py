@@ -26,7 +26,6 @@ class MeasuredDevice:
     memory_bytes_per_second: float  # read and written
     copy_bytes_per_second: float  # to the device, from pinned memory if there is any; on the CPU a memcpy
     launch_seconds: float
-    host_read_seconds: float  # of a tiny operation and the read of its result
     measured_at: str  # ISO date and time, UTC
 
 
@@ -102,7 +101,6 @@ def _device(facts: Mapping[str, Any], at: str) -> MeasuredDevice:
         memory_bytes_per_second=_positive(facts["memory_gb_per_s"]) * 1e9,
         copy_bytes_per_second=_positive(copies.get("pinned", copies.get("pageable"))) * 1e9,
         launch_seconds=_positive(facts["launch_us"]) / 1e6,
-        host_read_seconds=_positive(facts["host_read_us"]) / 1e6,
         measured_at=at,
     )
 

@@ -36,7 +36,7 @@ def test_read_after_keep_returns_the_figures(own_cache):
     assert gpu.flops_per_second == {"fp32": 42e12, "bf16": 700e12}
     assert gpu.memory_bytes_per_second == 4000e9
     assert gpu.copy_bytes_per_second == 50e9  # to the device, from pinned memory
-    assert (gpu.launch_seconds, gpu.host_read_seconds) == pytest.approx((4e-6, 12e-6))
+    assert gpu.launch_seconds == pytest.approx(4e-6)
     assert gpu.measured_at == "2026-01-02T03:04:05+00:00"
     assert measured["cpu"].copy_bytes_per_second == 18e9
 
@@ -102,7 +102,7 @@ DAMAGE = {
     "a speed that is none": lambda file: damage(file, "devices", "cpu", "matmul_tflops", value={"fp32": "fast"}),
     "no number": lambda file: damage(file, "devices", "cpu", "launch_us", value=float("nan")),
     "below nothing": lambda file: damage(file, "devices", "cpu", "memory_gb_per_s", value=-1),
-    "beyond a float": lambda file: damage(file, "devices", "cpu", "host_read_us", value=10**400),
+    "beyond a float": lambda file: damage(file, "devices", "cpu", "launch_us", value=10**400),
     "no copies": lambda file: damage(file, "devices", "cpu", "memcpy_gb_per_s", value=None),
 }
 
@@ -154,7 +154,7 @@ def test_reading_loads_neither_torch_nor_matplotlib(own_cache):
 def measured(**tflops):
     """By name, with a _ for the colon."""
     return {
-        name.replace("_", ":"): MeasuredDevice({"fp32": value * 1e12} if value else {}, 1.0, 1.0, 1.0, 1.0, "")
+        name.replace("_", ":"): MeasuredDevice({"fp32": value * 1e12} if value else {}, 1.0, 1.0, 1.0, "")
         for name, value in tflops.items()
     }
 
