@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -22,134 +23,88 @@ seen = []
 
 
 class Head(nn.Module):
-    """Rows of digits to logits; what comes between is each test's own."""
+    """Rows of digits to logits. make: makes a layer in between; between: calls it."""
 
-    def __init__(self, seed):
+    def __init__(self, seed, make=nn.Identity, between=lambda layer, hidden: layer(hidden)):
         super().__init__()
         torch.manual_seed(seed)
         self.enter, self.leave = nn.Linear(64, 8), nn.Linear(8, 10)
-        self.extra = self.make()
-
-    def make(self):
-        return nn.Identity()
-
-    def between(self, hidden):
-        return self.extra(hidden)
+        self.extra, self.between = make(), between
 
     def forward(self, rows):
-        return self.leave(self.between(self.enter(rows.flatten(1))))
+        return self.leave(self.between(self.extra, self.enter(rows.flatten(1))))
 
 
-class Recurrent(Head):
-    def make(self):
-        return nn.GRU(8, 8, batch_first=True)
+class OwnNumber(nn.Module):
+    """A number that each has for itself, drawn when it is made."""
 
-    def between(self, hidden):
-        return self.extra(hidden[:, None])[0][:, 0]
-
-
-class LongShort(Recurrent):
-    def make(self):
-        return nn.LSTM(8, 8, batch_first=True)
-
-
-class Reads(Head):
-    def between(self, hidden):
-        return hidden * (2.0 if hidden.abs().max().item() > 0 else 1.0)
-
-
-class Decides(Head):
-    def between(self, hidden):
-        return hidden.relu() if hidden.mean() > 0 else hidden
-
-
-class Chooses(Head):
-    def between(self, hidden):
-        return hidden * (hidden[hidden > 0].numel() > 0)
-
-
-class WritesOutside(Head):
-    """Into one tensor that it made itself, the same for all."""
-
-    def between(self, hidden):
-        kept = torch.zeros(hidden.shape)
-        kept += hidden.detach()
-        return hidden + kept
-
-
-class Noisy(Head):
-    def between(self, hidden):
-        return hidden + torch.randn_like(hidden)
-
-
-class Alpha(Head):
-    def make(self):
-        return nn.AlphaDropout(0.5)
-
-
-class OfPython(Head):
-    def between(self, hidden):
-        return hidden * random.random()
-
-
-class OfNumpy(Head):
-    def between(self, hidden):
-        return hidden * float(np.random.rand())
-
-
-class Counts(Head):
-    """A number of the module's own, that is no buffer."""
-
-    def between(self, hidden):
-        seen.append(1)
-        return hidden * len(seen)
-
-
-class OwnNumber(Head):
-    """Drawn when it was made, and kept beside the weights: a number that each has for itself."""
-
-    def make(self):
+    def __init__(self):
+        super().__init__()
         self.factor = float(torch.rand(()))
-        return nn.Identity()
 
-    def between(self, hidden):
+    def forward(self, hidden):
         return hidden * self.factor
 
 
 class OwnList(OwnNumber):
-    def make(self):
-        self.factors = [float(torch.rand(()))]
-        return nn.Identity()
+    def __init__(self):
+        super().__init__()
+        self.factors = [self.factor]
+        del self.factor
 
-    def between(self, hidden):
+    def forward(self, hidden):
         return hidden * self.factors[0]
 
 
 class DecidesByItsNumber(OwnNumber):
-    def between(self, hidden):
+    def forward(self, hidden):
         return hidden * self.factor if self.factor > 0 else hidden
 
 
-class OtherShape(Head):
-    def make(self):
-        return nn.Linear(8, 8, bias=bool(torch.rand(()) > 0.5))
+def write_outside(_, hidden):
+    """Into one tensor that is made here, the same for all."""
+    kept = torch.zeros(hidden.shape)
+    kept += hidden.detach()
+    return hidden + kept
 
 
+def calling(between):
+    return partial(Head, between=lambda _, hidden: between(hidden))
+
+
+def recurrent(kind):
+    make = partial(kind, 8, 8, batch_first=True)
+    return partial(Head, make=make, between=lambda layer, hidden: layer(hidden[:, None])[0][:, 0])
+
+
+GRU = recurrent(nn.GRU)
+BY_VALUES = "what it does depends on values of tensors "
+DRAWS = "it draws random numbers by other means than dropout"
+NOT_ALONE = "not as in a single run"
 CANNOT = {
-    Recurrent: "torch can't take aten::gru.input for several models at once",
-    LongShort: "torch can't take aten::lstm.input for several models at once",
-    Reads: "what it does depends on values of tensors (.item())",
-    Decides: "what it does depends on values of tensors (if, while)",
-    Chooses: "what it does depends on values of tensors (rows that a mask chooses)",
-    WritesOutside: "it writes into a tensor in place that is one for all of them",
-    Noisy: "it draws random numbers by other means than dropout",
-    Alpha: "it draws random numbers by other means than dropout",
-    OfPython: "not as in a single run",
-    OfNumpy: "not as in a single run",
-    Counts: "not as in a single run",
-    OwnList: "not as in a single run",
-    DecidesByItsNumber: "what it does depends on values of tensors (if, while)",
-    OtherShape: "their weights differ in shape",
+    "GRU": (GRU, "torch can't take aten::gru.input for several models at once"),
+    "LSTM": (recurrent(nn.LSTM), "torch can't take aten::lstm.input for several models at once"),
+    "reads": (
+        calling(lambda hidden: hidden * (2.0 if hidden.abs().max().item() > 0 else 1.0)),
+        f"{BY_VALUES}(.item())",
+    ),
+    "decides": (calling(lambda hidden: hidden.relu() if hidden.mean() > 0 else hidden), f"{BY_VALUES}(if, while)"),
+    "chooses": (
+        calling(lambda hidden: hidden * (hidden[hidden > 0].numel() > 0)),
+        f"{BY_VALUES}(rows that a mask chooses)",
+    ),
+    "writes": (partial(Head, between=write_outside), "it writes into a tensor in place that is one for all of them"),
+    "noise": (calling(lambda hidden: hidden + torch.randn_like(hidden)), DRAWS),
+    "alpha dropout": (partial(Head, make=partial(nn.AlphaDropout, 0.5)), DRAWS),
+    "draws by Python": (calling(lambda hidden: hidden * random.random()), NOT_ALONE),
+    "draws by NumPy": (calling(lambda hidden: hidden * float(np.random.rand())), NOT_ALONE),
+    "counts": (calling(lambda hidden: seen.append(1) or hidden * len(seen)), NOT_ALONE),
+    "own list": (partial(Head, make=OwnList), NOT_ALONE),
+    "decides by its number": (partial(Head, make=DecidesByItsNumber), f"{BY_VALUES}(if, while)"),
+    "other shape": (
+        partial(Head, make=lambda: nn.Linear(8, 8, bias=bool(torch.rand(()) > 0.5))),
+        "their weights differ in shape",
+    ),
 }
 
 
@@ -179,13 +134,14 @@ def test_choosing_a_size_keeps_the_allocators_cache(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("all_together")
-@pytest.mark.parametrize("make", CANNOT)
-def test_what_can_not_be_trained_together_is_named(tmp_path, make):
+@pytest.mark.parametrize("name", CANNOT)
+def test_what_can_not_be_trained_together_is_named(tmp_path, name):
+    make, reason = CANNOT[name]
     found = members(tmp_path, make)
     before = [{name: value.clone() for name, value in member.parts.model.state_dict().items()} for member in found]
     with pytest.raises(CannotStackError) as raised:
         check_alike(found, is_asked=True)
-    assert CANNOT[make] in str(raised.value)
+    assert reason in str(raised.value)
     for member, weights in zip(found, before, strict=True):
         assert all(torch.equal(value, weights[name]) for name, value in member.parts.model.state_dict().items())
 
@@ -203,21 +159,14 @@ def test_an_optimizer_that_looks_at_several_layers_is_named(tmp_path):
         check_alike(members(tmp_path, Head, optimizer=Own), is_asked=True)
 
 
-class Normed(Head):
-    def make(self):
-        return nn.Sequential(nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5))
-
-
-class Kinks(Head):
-    """Of its 150,000 values in front of a ReLU some lie so near to 0 that rounding decides."""
-
-    def make(self):
-        return nn.Sequential(nn.Linear(8, 3000), nn.ReLU(), nn.Linear(3000, 8))
+NORMED = partial(Head, make=lambda: nn.Sequential(nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5)))
+#: of its 150,000 values in front of a ReLU some are so near to 0 that rounding decides
+KINKS = partial(Head, make=lambda: nn.Sequential(nn.Linear(8, 3000), nn.ReLU(), nn.Linear(3000, 8)))
 
 
 @pytest.mark.usefixtures("all_together")
 @pytest.mark.parametrize(("make", "by", "nudge", "reason"), [
-    (Kinks, 3e-3, check.NUDGE, None), (Kinks, 0.5, check.NUDGE, "gradients are"), (Kinks, 0.5, 1.0, "gradients are"),
+    (KINKS, 3e-3, check.NUDGE, None), (KINKS, 0.5, check.NUDGE, "gradients are"), (KINKS, 0.5, 1.0, "gradients are"),
     (Head, 3e-3, check.NUDGE, "gradients are"), (Head, float("nan"), check.NUDGE, "gradients are"),
 ])  # fmt: skip
 def test_gradients_may_part_as_far_as_rounding_drives_them_alone(tmp_path, monkeypatch, make, by, nudge, reason):
@@ -299,7 +248,7 @@ def test_attention_without_dropout_has_a_size(tmp_path):
 def test_two_are_tried_however_long_a_step_takes(tmp_path, monkeypatch):
     monkeypatch.setattr("runner.training.stacked.size.LONG_STEP", 0.0)
     with pytest.raises(CannotStackError, match="gru"):
-        check_alike(members(tmp_path, Recurrent), is_asked=True)
+        check_alike(members(tmp_path, GRU), is_asked=True)
 
 
 def test_of_more_than_the_memory_takes_fewer_compute_at_a_time(tmp_path, monkeypatch):
@@ -328,28 +277,22 @@ def test_what_not_even_one_has_room_for_is_named(tmp_path, monkeypatch):
         check_alike(members(tmp_path), is_asked=True)
 
 
-class Attends(Head):
-    """Torch's own layer, whose dropouts lie in a function of torch's, on values that are transposed in memory."""
-
-    def make(self):
-        return nn.TransformerEncoderLayer(4, 2, 8, dropout=0.5, batch_first=True)
-
-    def between(self, hidden):
-        return self.extra(hidden.unflatten(1, (2, 4))).flatten(1)
-
-
-class DropsTransposed(Head):
-    def between(self, hidden):
-        return nn.functional.dropout(hidden.T, 0.5).T
+#: torch's own layer, whose dropouts are in a function of torch's, on values that are transposed in memory
+ATTENDS = partial(
+    Head,
+    make=partial(nn.TransformerEncoderLayer, 4, 2, 8, dropout=0.5, batch_first=True),
+    between=lambda layer, hidden: layer(hidden.unflatten(1, (2, 4))).flatten(1),
+)
+DROPS_TRANSPOSED = calling(lambda hidden: nn.functional.dropout(hidden.T, 0.5).T)
 
 
 @pytest.mark.usefixtures("all_together")
-@pytest.mark.parametrize("make", [Attends, DropsTransposed])
+@pytest.mark.parametrize("make", [ATTENDS, DROPS_TRANSPOSED])
 def test_masks_are_those_of_one_alone_however_the_values_lie(tmp_path, make):
     check_alike(members(tmp_path, make), is_asked=True)
 
 
-@pytest.mark.parametrize("make", [None, Head, Normed, OwnNumber, Attends, DropsTransposed])
+@pytest.mark.parametrize("make", [None, Head, NORMED, partial(Head, make=OwnNumber), ATTENDS, DROPS_TRANSPOSED])
 def test_what_can_be_is_left_as_it_was(tmp_path, make):
     """Weights, running statistics, gradients and the process's generators."""
     found = members(tmp_path, make, ["model.dropout=0.2"])

@@ -17,7 +17,7 @@ from runner.errors import RunnerError
 from runner.tasks.classification import Classification
 from runner.training.step import compiled
 from runner.training.step.compiled import CompiledSteps
-from runner.training.step.cuda_graphs import GraphSteps
+from runner.training.step.cuda_graphs import Capture, GraphSteps
 from runner.training.step.on_device import OnDevice, Repeating
 
 CPU = torch.device("cpu")
@@ -136,25 +136,19 @@ def test_a_step_with_something_of_the_host_is_not_repeated(task, reason):
     random.seed(0)
     with pytest.raises(RunnerError) as caught:
         captured = Watched()
-        trained(CPU, repeater=lambda steps: GraphSteps(captured(steps).take, Again()), as_formula=True, task=task())
+        trained(CPU, repeater=lambda steps: GraphSteps(captured(steps).take, AGAIN), as_formula=True, task=task())
     assert reason in str(caught.value) and "train.cuda_graph=false" in str(caught.value)
 
 
-class Again:
-    """Stands in for CUDA graphs: runs again what it was given."""
-
-    def capture(self, run):
-        return run
-
-    def warm(self, run):
-        run()
+#: stands in for CUDA graphs: runs again what it was given
+AGAIN = Capture(lambda run: run, lambda run: run())
 
 
 @pytest.mark.parametrize("name", ["accumulated, clipped, averaged", "a schedule", "augmented"])
 def test_a_graph_of_a_compiled_step(name):
     watched = Watched()
     ours = trained(
-        CPU, repeater=lambda steps: GraphSteps(watched(steps).take, Again()), as_formula=True, **SETTINGS[name]
+        CPU, repeater=lambda steps: GraphSteps(watched(steps).take, AGAIN), as_formula=True, **SETTINGS[name]
     )
     assert_close(ours, trained(CPU, **SETTINGS[name]))
     assert 8 in watched.nums
