@@ -39,13 +39,18 @@ class Net(nn.Module):
         return self.head(self.body(x))
 
 
-# models with an error
-
-
-class Attribute(nn.Module):
+class Linear(nn.Module):
     def __init__(self):
         super().__init__()
         self.linear = nn.Linear(WIDTH, CLASSES)
+
+
+# models with an error
+
+
+class Attribute(Linear):
+    def __init__(self):
+        super().__init__()
         self.scale = torch.ones(CLASSES)
 
     def forward(self, x):
@@ -65,11 +70,7 @@ class PlainList(nn.Module):
         return x + self.bias
 
 
-class NoDevice(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(WIDTH, CLASSES)
-
+class NoDevice(Linear):
     def forward(self, x):
         noise = torch.zeros(CLASSES)
         return self.linear(x) + noise  # <- no device
@@ -97,21 +98,13 @@ def masked_loss():
     return task
 
 
-class Double(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(WIDTH, CLASSES)
-
+class Double(Linear):
     def forward(self, x):
         shift = torch.full((CLASSES,), 0.1, dtype=torch.float64, device=x.device)  # <- float64
         return self.linear(x) + shift.float()
 
 
-class Item(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(WIDTH, CLASSES)
-
+class Item(Linear):
     def forward(self, x):
         return self.linear(x) / x.detach().abs().max().item()  # <- item
 
@@ -123,10 +116,9 @@ def loss_by_numpy(model, batch):
     return {"loss": F.cross_entropy(logits, targets), "right": torch.full((), float(right))}
 
 
-class Reassigned(nn.Module):
+class Reassigned(Linear):
     def __init__(self):
         super().__init__()
-        self.linear = nn.Linear(WIDTH, CLASSES)
         self.register_buffer("mean", torch.zeros(CLASSES))
 
     def forward(self, x):
@@ -134,21 +126,19 @@ class Reassigned(nn.Module):
         return self.linear(x) - self.mean  # <- re-assigned
 
 
-class Frozen(nn.Module):
+class Frozen(Linear):
     def __init__(self):
         super().__init__()
-        self.linear = nn.Linear(WIDTH, CLASSES)
         self.start = self.linear.weight.detach().clone()
 
     def forward(self, x):
         return self.linear(x) - F.linear(x, self.start)  # <- frozen copy
 
 
-class Positions(nn.Module):
+class Positions(Linear):
     def __init__(self):
         super().__init__()
         self.embedding = nn.Embedding(WIDTH, CLASSES)
-        self.linear = nn.Linear(WIDTH, CLASSES)
 
     def forward(self, x):
         positions = torch.arange(WIDTH)
@@ -207,55 +197,47 @@ WRONG = [
 # models without an error
 
 
-class Buffered(nn.Module):
+class Buffered(Linear):
     def __init__(self):
         super().__init__()
-        self.linear = nn.Linear(WIDTH, CLASSES)
         self.register_buffer("scale", torch.ones(CLASSES))
 
     def forward(self, x):
         return self.linear(x) * self.scale
 
 
-class OnDevice(nn.Module):
+class OnDevice(Linear):
     def __init__(self):
         super().__init__()
         self.embedding = nn.Embedding(WIDTH, CLASSES)
-        self.linear = nn.Linear(WIDTH, CLASSES)
 
     def forward(self, x):
         positions = torch.arange(x.shape[1], device=x.device)
         return self.linear(x) + self.embedding(positions).mean(0) + x.new_zeros(CLASSES)
 
 
-class Masked(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(WIDTH, CLASSES)
-
+class Masked(Linear):
     def forward(self, x):
         y = self.linear(x)
         return y.masked_fill(y < -100.0, 0.0)
 
 
-class Counting(nn.Module):
+class Counting(Linear):
     """A number of the host may join: torch takes it along."""
 
     def __init__(self):
         super().__init__()
-        self.linear = nn.Linear(WIDTH, CLASSES)
         self.temperature = torch.tensor(2.0)
 
     def forward(self, x):
         return self.linear(x) / self.temperature / math.sqrt(WIDTH)
 
 
-class Running(nn.Module):
+class Running(Linear):
     """A buffer written in place, where it lies."""
 
     def __init__(self):
         super().__init__()
-        self.linear = nn.Linear(WIDTH, CLASSES)
         self.register_buffer("mean", torch.zeros(CLASSES))
 
     def forward(self, x):
