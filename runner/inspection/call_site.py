@@ -108,13 +108,10 @@ class Lines:
                 return found
         stack = list(frames(self._outermost))
         here = line(stack), module(stack)
-        if node is None and (torch.is_grad_enabled() or _is_in_product(stack)):
+        is_in_product = any(frame.f_code is layers.OneDNNProduct.forward.__code__ for frame in stack)
+        if node is None and (torch.is_grad_enabled() or is_in_product):
             self._by_sequence[torch_private.sequence_number() - 1] = here
         return here
-
-
-def _is_in_product(stack: Sequence[FrameType]) -> bool:
-    return any(frame.f_code is layers.OneDNNProduct.forward.__code__ for frame in stack)
 
 
 def _place(frame: FrameType, number: int) -> str:

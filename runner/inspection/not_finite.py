@@ -203,7 +203,8 @@ class Watch(TorchDispatchMode):
             return result
         self._number += 1
         name = name.strip("_")
-        done = _Done(name, self._phase(), line, module, given, before, bad, _has_infinity(args, kwargs))
+        has_infinity = any(isinstance(value, float) and math.isinf(value) for value in leaves((args, kwargs)))
+        done = _Done(name, self._phase(), line, module, given, before, bad, has_infinity)
         records = [self._looked_at(done, place, tensor) for place, tensor in outputs]
         for (_, tensor), record in zip(outputs, records, strict=True):
             self._note(tensor, record, (name, line))
@@ -221,13 +222,14 @@ class Watch(TorchDispatchMode):
         bad = [one.tensor for one in mine if id(one.tensor) in done.bad]
         causes, is_meant = self._causes(bad, measured, is_written=done.has_infinity)
         inputs = [self._seen(one.argument, one.tensor, done.before.get(id(one.tensor))) for one in mine]
+        node = current_autograd_node()
         return Record(
             self._number,
             done.name,
             done.phase,
             done.line,
             done.module,
-            _node_name(),
+            "" if node is None else str(node.name()),
             tuple(seen for seen in inputs if seen is not None),
             Seen("", self._name(tensor), ("", ""), tuple(tensor.shape), tensor.dtype, measured),
             bad_rows(tensor),
@@ -294,12 +296,3 @@ def _arguments(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Itera
             for index, item in enumerate(value):
                 if isinstance(item, Tensor):
                     yield _Given(argument.name, index, item, is_written)
-
-
-def _has_infinity(args: Any, kwargs: Any) -> bool:
-    return any(isinstance(value, float) and math.isinf(value) for value in leaves((args, kwargs)))
-
-
-def _node_name() -> str:
-    node = current_autograd_node()
-    return "" if node is None else str(node.name())
