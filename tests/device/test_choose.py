@@ -117,76 +117,42 @@ def test_every_wrong_form_is_told_the_right_one(value, mend):
     assert mend in str(caught.value)
 
 
-def linux(**facts):
-    return Hardware(torch_version="2.13.0+cu130", cuda_build="13.0", arch_list=KERNELS, **facts)
+def linux(driver=None, **facts):
+    return Hardware(torch_version="2.13.0+cu130", cuda_build="13.0", arch_list=KERNELS, driver=driver, **facts)
 
 
 def mac(**facts):
-    return Hardware(
-        **{
-            "system": "darwin",
-            "machine": "arm64",
-            "macos": "15.5",
-            "torch_version": "2.13.0",
-            "mps_built": True,
-            **facts,
-        }
-    )
+    return replace(MAC, mps=None, **facts)
 
 
 @pytest.mark.parametrize(
     ("device", "machine", "cause", "mend"),
     [
         ("cuda", LAPTOP, "CPU-only build", "CUDA build"),
-        (
-            "cuda",
-            Hardware(torch_version="2.13.0+cpu", driver=Driver(gpu_on_bus=True)),
-            "there is an NVIDIA GPU",
-            "CUDA build",
-        ),
+        ("cuda", replace(LAPTOP, driver=Driver(gpu_on_bus=True)), "there is an NVIDIA GPU", "CUDA build"),
         ("cuda", MAC, "a Mac has no CUDA", "device=mps"),
-        ("cuda", linux(driver=Driver(library_error="x")), "no NVIDIA driver is installed", "its driver"),
+        ("cuda", linux(Driver(library_error="x")), "no NVIDIA driver is installed", "its driver"),
+        ("cuda", linux(Driver(library_error="x", gpu_on_bus=True)), "no driver for it", "install NVIDIA's driver"),
+        ("cuda", linux(Driver(library_error="x", kernel_module="580")), "does not load", "libcuda.so.1"),
+        ("cuda", linux(Driver(library_error="x", in_container=True)), "not in this container", "--gpus all"),
+        ("cuda", linux(Driver(library_error="x", in_wsl=True)), "WSL", "in Windows"),
         (
             "cuda",
-            linux(driver=Driver(library_error="x", gpu_on_bus=True)),
-            "no driver for it",
-            "install NVIDIA's driver",
-        ),
-        ("cuda", linux(driver=Driver(library_error="x", kernel_module="580")), "does not load", "libcuda.so.1"),
-        ("cuda", linux(driver=Driver(library_error="x", in_container=True)), "not in this container", "--gpus all"),
-        ("cuda", linux(driver=Driver(library_error="x", in_wsl=True)), "WSL", "in Windows"),
-        (
-            "cuda",
-            linux(container_visible="void", driver=Driver(in_container=True)),
+            linux(Driver(in_container=True), container_visible="void"),
             "NVIDIA_VISIBLE_DEVICES=void",
             "--gpus all",
         ),
-        (
-            "cuda",
-            linux(driver=Driver(cuda=12040, init_code=0)),
-            "too old: it serves CUDA up to 12.4",
-            "update the driver",
-        ),
-        (
-            "cuda",
-            linux(visible="", driver=Driver(cuda=13000)),
-            "CUDA_VISIBLE_DEVICES='' hides",
-            "unset CUDA_VISIBLE_DEVICES",
-        ),
-        ("cuda", linux(visible="-1", driver=Driver(cuda=13000)), "hides every GPU", "unset CUDA_VISIBLE_DEVICES"),
-        ("cuda", linux(visible="7", driver=Driver(cuda=13000, init_code=100)), "names no GPU", "nvidia-smi -L"),
-        ("cuda", linux(driver=Driver(cuda=13000, init_code=803)), "different versions (cuInit gave 803)", "reboot"),
-        ("cuda", linux(driver=Driver(cuda=13000, init_code=802)), "switch is not ready", "fabricmanager"),
-        ("cuda", linux(driver=Driver(cuda=13000, init_code=0, mig=True)), "MIG mode", "MIG-..."),
-        (
-            "cuda:1",
-            linux(cuda=(gpu(8, name="H100 MIG 1g.10gb"),), driver=Driver(mig=True)),
-            "one slice",
-            "device=cuda:0",
-        ),
+        ("cuda", linux(Driver(cuda=12040, init_code=0)), "too old: it serves CUDA up to 12.4", "update the driver"),
+        ("cuda", linux(Driver(cuda=13000), visible=""), "CUDA_VISIBLE_DEVICES='' hides", "unset CUDA_VISIBLE_DEVICES"),
+        ("cuda", linux(Driver(cuda=13000), visible="-1"), "hides every GPU", "unset CUDA_VISIBLE_DEVICES"),
+        ("cuda", linux(Driver(cuda=13000, init_code=100), visible="7"), "names no GPU", "nvidia-smi -L"),
+        ("cuda", linux(Driver(cuda=13000, init_code=803)), "different versions (cuInit gave 803)", "reboot"),
+        ("cuda", linux(Driver(cuda=13000, init_code=802)), "switch is not ready", "fabricmanager"),
+        ("cuda", linux(Driver(cuda=13000, init_code=0, mig=True)), "MIG mode", "MIG-..."),
+        ("cuda:1", linux(Driver(mig=True), cuda=(gpu(8, name="H100 MIG 1g.10gb"),)), "one slice", "device=cuda:0"),
         ("cuda:1", ONE, "1 CUDA device: cuda:0", "device=cuda:0"),
         ("cuda:9", EIGHT, "8 CUDA devices: cuda:0 to cuda:7", "device=cuda:7"),
-        ("cuda:1", linux(visible="3", cuda=(gpu(8),), driver=Driver()), "numbers them from 0", "add the GPU"),
+        ("cuda:1", linux(Driver(), visible="3", cuda=(gpu(8),)), "numbers them from 0", "add the GPU"),
         ("cuda:0", OLD, "compute capability 6.1", "install a torch build"),
         ("mps", LAPTOP, "this machine runs linux", "Apple silicon"),
         ("mps", mac(machine="x86_64", rosetta=True), "Rosetta", "arm64 Python"),
@@ -212,7 +178,7 @@ def test_a_missing_device_is_told_why_and_what_there_is(device, machine, cause, 
 
 
 def test_newer_hardware_runs_from_intermediate_code():
-    assert resolve(parse("cuda:0"), linux(cuda=(gpu(8, capability=(12, 1)),), driver=Driver())).device == "cuda:0"
+    assert resolve(parse("cuda:0"), linux(Driver(), cuda=(gpu(8, capability=(12, 1)),))).device == "cuda:0"
 
 
 @pytest.mark.parametrize(

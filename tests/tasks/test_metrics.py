@@ -74,7 +74,10 @@ def test_a_label_that_no_row_has_is_left_out():
 def reported(*batches):
     """Evaluate a task that reports these values, batch by batch."""
     each = iter(batches)
-    task = lambda model, batch: {name: torch.tensor(value) for name, value in next(each).items()}  # noqa: E731
+
+    def task(model, batch):
+        return {name: torch.tensor(value) for name, value in next(each).items()}
+
     return measured(task, torch.ones(4, 1), torch.ones(4), size=2)
 
 
