@@ -8,7 +8,6 @@ from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import OmegaConfBaseException
 
 from runner.config import override_errors
 from runner.config.compose import composer, name_data
@@ -53,10 +52,6 @@ def last_value(overrides: Sequence[str], key: str) -> Any:
     given = [word.lstrip("+") for word in overrides if key_of(word) == key and word[0] != "~"]
     try:
         return OmegaConf.select(OmegaConf.from_dotlist([given[-1]]), key) if given else None
-    except (OmegaConfBaseException, ValueError) as error:
+    except Exception as error:  # OmegaConf's or YAML's
         problem = f"its value can't be read: {first_line(error)}"
         raise RunnerError(Problem(given[-1], problem, f"put it in quotes: `'{key}=...'`")) from None
-    except Exception as error:  # YAML's own
-        raise RunnerError(
-            Problem(given[-1], f"its value can't be read: {error}", f"put it in quotes: `'{key}=...'`")
-        ) from None

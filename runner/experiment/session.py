@@ -100,10 +100,7 @@ class Session:
             session._finish()
 
     def begin(self, cfg: DictConfig, parts: Parts, *, num_together: int = 1) -> None:
-        """Opens the journal and listens to signals; rerun.yaml, model.json and what the run is are written.
-
-        num_together: of several runs, that take each step together.
-        """
+        """Open the journal, listen to signals, and write what the run is. num_together: runs that take each step together."""
         context, folder = self._context, self.folder
         if context.repetition is not None:
             context.repetition.check(parts)
@@ -139,7 +136,7 @@ class Session:
         self.screen.say(text)
 
     def end(self, result: Result, ranks: Ranks, *, shows: bool = True) -> None:
-        """The model, the pictures and the status: the last of the journal. shows: whether there are a model and pictures."""
+        """Log the model, draw the plots and note the status. shows: whether there are a model and plots."""
         self._result = result
         for finding in result.findings:
             self.say(row("guard", str(finding)))
@@ -158,18 +155,15 @@ class Session:
             if has_model:
                 log_model(self.reporter, parts, self.settings, rows, step=result.best.step)
                 if self._publisher is not None:
-                    self._publisher.wake()  # it goes while the pictures are drawn
+                    self._publisher.wake()  # it is sent while the plots are drawn
         with self._failing():
             speeds = cache.read(self._machine.hardware).get(self._machine.choice.device)
             self._end |= time_spent.of_training(parts, self.settings, result, speeds=speeds)
             of = f"{self.settings.model} on {parts.source.name}, {parts.device}"
             left_out: list[str] = []
             spent = time_spent.whole(self._end["time"], total=self._clock.total(), around=self._around())
-            drawn: list[Path] = []
-            if shows:
-                say = left_out.append
-                drawn = illustrate(parts, result, self.folder, series=series, of=of, say=say, spent=spent)
-            if drawn:
+            how: dict[str, Any] = {"series": series, "of": of, "say": left_out.append, "spent": spent}
+            if shows and illustrate(parts, result, self.folder, **how):
                 self.reporter.journal.event("artifact", path="plots", to="plots")
             for line in left_out:
                 self.say(line)
@@ -177,17 +171,20 @@ class Session:
                 self._result.status, self._result.error = "failed", left_out[0]
             if (self.folder / TRACES).is_dir():
                 self.reporter.journal.event("artifact", path=TRACES, to=TRACES)
-        with self._failing():
-            self.reporter.journal.event("end", status=MLFLOW_STATUS[result.status], end_ms=int(time.time() * 1000))
+        self._note_end()
         if result.status == "finished":
             ended = hints.Ended(parts, self.settings, result, series, self._before, rows)
             self._end["hints"] = hints.find(ended)
 
     def could_not_end(self, error: BaseException) -> None:
-        """What end() raised is the run's error, and the journal's last word."""
+        """Take what end() raised for the run's error."""
         fail(self._result, error)
+        self._note_end()
+
+    def _note_end(self) -> None:
         with self._failing():
-            self.reporter.journal.event("end", status=MLFLOW_STATUS["failed"], end_ms=int(time.time() * 1000))
+            status = MLFLOW_STATUS[self._result.status]
+            self.reporter.journal.event("end", status=status, end_ms=int(time.time() * 1000))
 
     def _around(self) -> dict[str, float]:
         clock = self._clock
@@ -210,9 +207,8 @@ class Session:
         summary = replace(summary, seconds=seconds, time=time_by_cause)
         with self._failing():
             summary.write(self.folder)
-        self.summary = summary = replace(
-            summary, status=self._result.status, error=self._result.error
-        )  # of a full disk
+        summary = replace(summary, status=self._result.status, error=self._result.error)  # of a full disk
+        self.summary = summary
         if self.settings.train.check:  # nothing stays of it
             if summary.status != "finished":
                 self.say(f"✗ {summary.status}   {summary.error or summary.ending}")
