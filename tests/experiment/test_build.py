@@ -264,22 +264,6 @@ def test_a_run_with_a_sampler_goes_on_in_the_middle_of_an_epoch(tmp_path, where)
     assert all(torch.equal(value, theirs[name]) for name, value in mine.items())
 
 
-@pytest.mark.parametrize(
-    ("words", "fits"),
-    [
-        (["model=resnet", "model.width=4", "data.limit=101"], "train.batch_size=15"),  # 81 rows
-        (["model=resnet", "model.width=4", "data.limit=100"], None),
-        # where a map has several places one row is as good
-        (["model=cnn", "model.channels=[4]", "data.limit=101"], None),
-    ],
-)
-def test_a_last_batch_of_one_row_is_told_where_a_layer_needs_two(own_folder, capsys, words, fits):
-    code = cli.main([*SHORT[:3], "task.plots=false", "train.batch_size=16", *words])
-    err = capsys.readouterr().err
-    assert code == (2 if fits else 0), err
-    assert not fits or (fits in err and "of 81 rows the last batch of an epoch has one" in err)
-
-
 def test_targets_are_learnt_alike_in_each_unit(own_folder):
     for name, unit in (("small", 1e-9), ("large", 1e9)):
         rows = "".join(f"{number},{unit * (number * 7 % 40)!r}\n" for number in range(40))

@@ -87,27 +87,32 @@ def collect(
     most_rows: int = MOST_ROWS,
     train: Iterable[Any] | None = None,
 ) -> Results:
-    """Predicts up to most_rows rows, evenly spread over the split: its classes may come one after the other. Keeps the inputs
-    of the worst. Waits for the device once or twice, at the end.
+    """Predict examples spread evenly over a split, and keep the inputs of the worst. Waits for the device at the end only.
 
-    split_rows: that there are. train: batches of the training split, for its points on the plane of two inputs (None: without them).
-    What the rows are called, and the titles, the caller adds.
+    Args:
+        model: The model.
+        task: Its task.
+        batches: Of the split, whose classes may come one after the other.
+        split_rows: How many examples the split has.
+        autocast: The context of a forward pass.
+        most_rows: How many to predict at most.
+        train: Batches of the training split, for its points on the plane of two inputs (None: without them).
     """
     was_training = model.training
     model.eval()
-    said: list[Tensor] = []
-    true: list[Tensor] = []
-    points: list[Tensor] = []
+    said, true, points = list[Tensor](), list[Tensor](), list[Tensor]()
     first: tuple[Tensor, ...] | None = None
     num_first = NUM_RECONSTRUCTED if task.kind == "autoencoding" else 0
-    worst = _Worst(num_first or NUM_SHOWN)
+    worst: tuple[Tensor, ...] | None = None
     try:
         for predictions, targets, inputs in _spread(model, task, batches, autocast, split_rows, most_rows):
             said.append(predictions)
             true.append(targets)
             if isinstance(inputs, Tensor) and inputs.is_floating_point():
                 parts = (inputs, predictions, targets)
-                worst.take(*parts, _badness(task.kind, predictions, targets))
+                worst = _joined(worst, (*parts, _badness(task.kind, predictions, targets)))
+                order = worst[-1].topk(min(num_first or NUM_SHOWN, len(worst[-1]))).indices
+                worst = tuple(part.index_select(0, order) for part in worst)
                 points += [inputs] if inputs.dim() == 2 and inputs.shape[1] == 2 else []
                 if num_first and (first is None or len(first[0]) < num_first):
                     first = tuple(part[:num_first] for part in _joined(first, parts))
@@ -116,25 +121,12 @@ def collect(
             task.kind,
             _host(torch.cat(said)[:most_rows]).astype(np.float32, copy=False),
             _host(torch.cat(true)[:most_rows]),
-            worst=_shown(worst.kept),
+            worst=_shown(worst),
             first=_shown(first),
             plane=plane,
         )
     finally:
         model.train(was_training)
-
-
-class _Worst:
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._badness: Tensor | None = None
-        self.kept: tuple[Tensor, ...] | None = None
-
-    def take(self, inputs: Tensor, predictions: Tensor, targets: Tensor, badness: Tensor) -> None:
-        parts = _joined(self.kept, (inputs, predictions, targets))
-        badness = badness if self._badness is None else torch.cat([self._badness, badness])
-        self._badness, chosen = badness.topk(min(self._most, len(badness)))
-        self.kept = tuple(part.index_select(0, chosen) for part in parts)
 
 
 def _joined(old: tuple[Tensor, ...] | None, new: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -208,8 +200,7 @@ def _plane(
 
 
 def _some(batches: Iterable[Any], task: Predicting) -> tuple[Tensor, Tensor]:
-    inputs: list[Tensor] = []
-    targets: list[Tensor] = []
+    inputs, targets = list[Tensor](), list[Tensor]()
     for batch in batches:
         inputs.append(batch[0])
         targets.append(task.targets(batch))
@@ -221,7 +212,7 @@ def _some(batches: Iterable[Any], task: Predicting) -> tuple[Tensor, Tensor]:
 def _shown(kept: tuple[Tensor, ...] | None) -> Shown | None:
     if kept is None:
         return None
-    inputs, predictions, targets = map(_host, kept)
+    inputs, predictions, targets = map(_host, kept[:3])
     return Shown(inputs.astype(np.float32), predictions, targets)
 
 
