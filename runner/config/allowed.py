@@ -11,40 +11,18 @@ from typing import Any
 
 #: our parts by package, which conf/ and the nodes that runs write name
 NAMES = {
-    "runner.data": (
-        *(
-            "array_inputs",
-            "arrays",
-            "digits",
-            "Features",
-            "huggingface",
-            "images",
-            "mnist1d",
-            "playground",
-            "read_images",
-        ),
-        *("read_rows", "scikit", "synthetic", "table", "TableReader", "text", "TextReader", "tokens", "TokensReader"),
-    ),
-    "runner.models": (
-        *(
-            "Autoencoder",
-            "CNN",
-            "GAN",
-            "GPT",
-            "ImageInputs",
-            "Linear",
-            "MLP",
-            "Prepared",
-            "Recurrent",
-            "ResNet",
-            "Scaled",
-        ),
-        *("TableColumns", "timm_model", "Transformer", "transformers_model", "ViT"),
-    ),
-    "runner.training": ("Muon", "warmup_cosine"),
-    "runner.tasks": ("Adversarial", "Autoencoding", "Classification", "Language", "Own", "Regression"),
+    "runner.data": """
+        array_inputs arrays digits Features huggingface images mnist1d playground read_images read_rows
+        scikit synthetic table TableReader text TextReader tokens TokensReader
+    """,
+    "runner.models": """
+        Autoencoder CNN GAN GPT ImageInputs Linear MLP Prepared Recurrent ResNet Scaled TableColumns
+        timm_model Transformer transformers_model ViT
+    """,
+    "runner.training": "Muon warmup_cosine",
+    "runner.tasks": "Adversarial Autoencoding Classification Language Own Regression",
 }
-PARTS = tuple(f"{package}.{name}" for package, names in NAMES.items() for name in names)
+PARTS = tuple(f"{package}.{name}" for package, names in NAMES.items() for name in names.split())
 FUNCTION = "function"
 METRIC = ("torchmetrics.metric.Metric",)
 #: metrics that only calculate: others download weights
