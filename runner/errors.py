@@ -192,8 +192,9 @@ def for_a_shell(text: str) -> str:
 
 def use(*texts: str) -> str:
     """Return the help text that offers texts for a shell: overrides, or whole commands."""
-    verb = "run" if texts[0].startswith("python -m runner") else "use"
-    return f"{verb} {' or '.join(f'`{text}`' for text in texts)}"
+    verb = "run" if texts[0].startswith(("python -m runner", "pip install")) else "use"
+    *first, last = (f"`{text}`" for text in texts)
+    return f"{verb} {', '.join(first)} or {last}" if first else f"{verb} {last}"
 
 
 def with_verb(text: str) -> str:
@@ -401,7 +402,7 @@ def nearest_files(file: Path, is_wanted: Callable[[Path], bool]) -> list[Path]:
 
 #: s3://bucket/key, also as a Path spells it; a drive of Windows has one letter
 _ADDRESS = re.compile(r"(?P<scheme>[A-Za-z][\w+.-]+):/+(?P<rest>.*)")
-_COPY = {"s3": "aws s3 cp", "gs": "gcloud storage cp", "http": "curl -LO", "https": "curl -LO"}
+_COPY = {"s3": "aws s3 cp {} .", "gs": "gcloud storage cp {} .", "http": "curl -LO {}", "https": "curl -LO {}"}
 
 
 def path_problems(key: str, path: str, *, is_written: bool = False) -> list[Problem]:
@@ -411,23 +412,23 @@ def path_problems(key: str, path: str, *, is_written: bool = False) -> list[Prob
     """
     if (found := _ADDRESS.match(path)) is not None:
         scheme, rest = found["scheme"].lower(), found["rest"]
-        problem = f"{scheme}:// is an address, and only files of this machine are read and written"
-        if scheme == "file":
-            fix = f"{key}=/{rest}"
-        elif is_written:
-            fix = f"{key}=PATH on this machine; copy it to {scheme}://{rest} afterwards"
+        address = f"{scheme}://{rest}"
+        if is_written:
+            fix = f"use `{key}=PATH` on this machine; copy it to {address} afterwards"
         else:
-            copy = f"{_COPY[scheme]} {scheme}://{rest}" if scheme in _COPY else f"copy {scheme}://{rest} here"
+            copy = f"run `{_COPY[scheme].format(address)}`" if scheme in _COPY else f"copy {address} here"
             name = rest.partition("?")[0].rstrip("/").rpartition("/")[2] or "FILE"
-            fix = f"{copy}{' .' if scheme in ('s3', 'gs') else ''}, then {key}={name}"
-        return [Problem(f"{key}={path if '://' in path else f'{scheme}://{rest}'}", problem, fix)]
+            fix = f"use `{key}=/{rest}`" if scheme == "file" else f"{copy}, then use `{key}={name}`"
+        problem = f"{scheme}:// is an address, and only files of this machine are read and written"
+        return [Problem(f"{key}={path if '://' in path else address}", problem, fix, code="bad-value")]
     try:
         mode = Path(path).expanduser().stat().st_mode
     except (OSError, RuntimeError, ValueError):  # who reads it reports that
         return []
     if is_written or stat.S_ISREG(mode) or stat.S_ISDIR(mode):
         return []
-    return [Problem(f"{key}={path}", "that is a pipe or a device, which can't be read twice", f"{key}=FILE")]
+    problem = f"`{path}` is a pipe or a device, which can't be read twice"
+    return [Problem(f"{key}={path}", problem, f"use `{key}=FILE`", code="bad-value")]
 
 
 _NO_SUCH_DEVICE = re.compile(
@@ -441,7 +442,7 @@ def moves_itself(error: BaseException) -> bool:
 
 
 #: the fix
-NO_MOVES = "remove .cuda() and .to(...): device= places the model and each batch"
+NO_MOVES = "remove `.cuda()` and `.to(...)`: `device=` places the model and each batch"
 
 
 def is_out_of_host_memory(error: BaseException) -> bool:

@@ -89,7 +89,7 @@ DRAWN_TESTS = {
     "tests/sweep/search/test_job_source.py::test_each_sampler_gives_as_many_trials_as_were_asked_for": 4,
     "tests/sweep/search/test_sweeper.py::test_mistakes_are_told_before_anything_is_written": 5,
     "tests/sweep/test_sweep.py::test_a_mistake_in_one_job_is_told_before_any_runs": 6,
-    "tests/cli/test_dispatch.py::test_a_mistake_exits_with_2_and_says_what_to_write": 40,
+    "tests/cli/test_dispatch.py::test_wrong_command_exits_with_2_and_help": 40,
     # kinds of nets and optimizers: 2 to 4 s each
     "tests/training/stacked/test_fit.py::test_each_comes_to_what_it_comes_to_alone": 8,
     "tests/training/step/test_on_device.py::test_the_same_as_step_by_step_but_for_rounding": 5,
@@ -153,7 +153,7 @@ tracking/test_deadline.py::test_files_take_as_long_as_they_move
 experiment/test_together.py::test_one_whose_end_fails_fails_alone sweep/report/test_page_in_a_browser.py::test_a_search_is_drawn
 plan/test_models.py::test_each_would_run_and_reads_nothing
 plan/test_tune.py::test_what_wins_stays_and_the_next_is_tried_on_top_of_it
-cli/test_dispatch.py::test_a_key_that_a_sweeps_other_options_have_not_is_told_by_its_name
+cli/test_dispatch.py::test_key_of_other_sweep_options_is_named
 plan/test_command.py::test_one_of_several_processes
 experiment/test_hooks.py::test_images_and_tables_are_where_mlflows_pages_look_for_them
 sweep/test_batched.py::test_one_whose_data_can_not_be_had_fails_alone

@@ -16,13 +16,14 @@ from runner.config import compose, override_errors
 from runner.config.identity import key_of
 from runner.config.instantiate import ALLOW_VARIABLE
 from runner.config.other_names import COMMANDS as OTHER_NAMES
-from runner.errors import Problem, RunnerError, nearest, refuse, without_password
+from runner.errors import Problem, RunnerError, nearest, refuse, use, without_password
 
 
 def _configuration(option: Option, value: str) -> str:
     if value not in (known := ("job", "hydra", "all")):
-        fix = " or ".join(f"{option.name} {each}" for each in nearest(value, known) or known)
-        raise RunnerError(Problem(f"{option.name} {value}", f"{option.name} is job, hydra or all", fix))
+        ways = [f"{option.name} {each}" for each in nearest(value, known) or known]
+        problem = f"`{option.name}` must be job, hydra or all, got `{value}`"
+        raise RunnerError(Problem.suggest(f"{option.name} {value}", problem, ways))
     return value
 
 
@@ -30,15 +31,15 @@ def _directory(option: Option, value: str) -> str:
     if not Path(value).is_dir():
         parent = Path(value).parent
         near = nearest(str(Path(value)), [str(each) for each in parent.glob("*/")] if parent.is_dir() else [])
-        fix = " or ".join(f"{option.name} {shlex.quote(hit)}" for hit in near)
-        fix = fix or f"{option.name} FOLDER, with one that is there"
-        raise RunnerError(Problem(f"{option.name} {value}", "there is no such folder", fix, code="missing-file"))
+        ways, otherwise = [f"{option.name} {shlex.quote(hit)}" for hit in near], "name a directory that exists"
+        problem = f"there is no directory `{value}`"
+        raise RunnerError(Problem.suggest(f"{option.name} {value}", problem, ways, otherwise, code="missing-file"))
     return value
 
 
 def _no_directory(option: Option, value: str) -> str:
-    problem = "-cp would replace the built-in configuration, and -cd adds a directory to it"
-    raise RunnerError(Problem(f"{option.name} {value}", problem, f"-cd {value}"))
+    problem = "`-cp` would replace the built-in configuration, and `-cd` adds a directory to it"
+    raise RunnerError(Problem.suggest(f"{option.name} {value}", problem, [f"-cd {value}"], code="unknown-flag"))
 
 
 def _any_value(option: Option, value: str) -> str:
@@ -69,13 +70,12 @@ EXCLUSIVE = (MULTIRUN, {"-r", "--run"}, CFG, INFO, SHELL)
 OPTION = re.compile(r"-[^\d.]|-$")
 
 
-def parse(command: Command, words: Sequence[str], *, of_python: bool = False) -> Arguments:
+def parse(command: Command, words: Sequence[str]) -> Arguments:
     """Parse the arguments of a command. Flags may be anywhere (hydra#3053).
 
     Args:
         command: The command that they follow.
         words: As they were typed.
-        of_python: Whether they are run()'s, which the help texts then show.
 
     Raises:
         RunnerError: All errors in them: unknown flags, values out of range, flags that are missing, keys that the
@@ -93,9 +93,8 @@ def parse(command: Command, words: Sequence[str], *, of_python: bool = False) ->
         own = command.option(f"{name}=" if equals and word[:1] != "-" else name)
         option = own or (FLAGS.get(name) if command.keys is not None else None)
         if not word:
-            fix = f"{command.name} last, or {command.usage}" if "RUN" in command.values else command.usage
             problem = "an argument is empty; perhaps a variable is not set"
-            problems.append(Problem(f"{command.name} ''", problem, fix))
+            problems.append(Problem(f"{command.name} ''", problem, use(command.usage), code="bad-argument"))
         elif option is not None and (option.value or not equals or own is None):
             missing.pop(option.name, None)
             if option.value and not equals and rest and not OPTION.match(rest[0]):
@@ -119,11 +118,10 @@ def parse(command: Command, words: Sequence[str], *, of_python: bool = False) ->
         else:
             overrides.append(word)
     for option in missing.values():
-        source = f"{command.name} without {option.name}"
-        problems.append(Problem(source, f"it is needed: {option.usage}", command.usage, code="missing-value"))
+        source, problem = f"{command.name} without {option.name}", f"`{command.name}` needs `{option.usage}`"
+        problems.append(Problem(source, problem, use(command.usage), code="missing-value"))
     if command.keys is not None:
-        is_composed = command.name in ("train", "plan")  # before anything else is checked
-        flags, overrides = _checked(words, flags, overrides, problems, of_python=of_python, is_composed=is_composed)
+        flags, overrides = _checked(command, words, flags, overrides, problems)
         problems += _flag_problems(command, values, flags)
         problems += _key_problems(command, overrides)
     refuse(dict.fromkeys(problems))
@@ -140,7 +138,8 @@ def _read(option: Option, text: str) -> Any:
     if not option.value:
         return True
     if not text and not option.name.endswith("="):
-        raise RunnerError(Problem(option.name, "it needs a value", option.usage, code="missing-value"))
+        problem = f"`{option.name}` needs a value"
+        raise RunnerError(Problem(option.name, problem, use(option.usage), code="missing-value"))
     return option.read(option, text)
 
 
@@ -165,8 +164,9 @@ def _unknown(command: Command, word: str, rest: list[str], missing: dict[str, Op
     """Return the error for an argument that the command does not take; its value is removed from `rest`."""
     name, equals, value = word.partition("=")
     if _is_value(command, word):
-        problem = f"{command.name} takes one {command.values.strip('[]').lower()} at a time"
-        return Problem(f"{command.name} {word}", problem, f"python -m runner {command.name} {shlex.quote(word)}")
+        problem = f"`{command.name}` takes one {command.values.strip('[]').lower()} at a time"
+        ways = [f"python -m runner {command.name} {shlex.quote(word)}"]
+        return Problem.suggest(f"{command.name} {word}", problem, ways, code="bad-argument")
     own = {option.name: option for option in command.options}
     hits = nearest(f"{name}=" if equals and name[:1] != "-" else name, (*own, JSON))
     meant = own.get(hits[0]) if hits else None
@@ -178,14 +178,12 @@ def _unknown(command: Command, word: str, rest: list[str], missing: dict[str, Op
     shown = [_typed(own[hit], value) if hit in own else hit for hit in hits]
     if command.keys != ANY_KEY or shown:
         source = f"{command.name} {name} {value}" if word[:1] == "-" else f"{command.name} {word}"
-        problem = f"{command.name} does not take {name if equals else word}"
-        return Problem.suggest(source.rstrip(), problem, shown, command.usage, code="unknown-flag")
+        problem = f"`{command.name}` does not take `{name if equals else word}`"
+        return Problem.suggest(source.rstrip(), problem, shown, use(command.usage), code="unknown-flag")
     ways = _suggestions(name.lstrip("-").replace("-", "_"), value or "true")
     ways = ways or [_typed(FLAGS[hit], value) for hit in nearest(name, FLAGS)]
-    problem = f"unknown flag {name}; values are set without dashes"
-    return Problem.suggest(
-        f"{name} {value}".rstrip(), problem, ways, "leave it out; --help lists the keys and the flags"
-    )
+    problem, otherwise = f"unknown flag `{name}`; values are set without dashes", "leave it out; see `--help`"
+    return Problem.suggest(f"{name} {value}".rstrip(), problem, ways, otherwise, code="unknown-flag")
 
 
 def _typed(option: Option, value: str) -> str:
@@ -208,12 +206,12 @@ def refuse_misspelt(words: Sequence[str]) -> None:
     names = [*table.every_command()]
     meant = _commands_like(first, names)
     if meant and first not in compose.known_keys():
-        problem = f"there is no command {first}; there are {', '.join(names)}"
+        problem = f"there is no command `{first}`; there are {', '.join(names)}"
         after = words[1:]
         if meant == ["--help"] and after and after[0] in names:  # help train
             meant, after = [after[0]], ["--help"]
         typed = shlex.join(["python", "-m", "runner", *meant[0].split(), *after])
-        raise RunnerError(Problem.suggest(shlex.join(words), problem, [typed], "", code="unknown-command"))
+        raise RunnerError(Problem.suggest(shlex.join(words), problem, [typed], code="unknown-command"))
 
 
 def _commands_like(word: str, names: Sequence[str]) -> list[str]:
@@ -221,13 +219,11 @@ def _commands_like(word: str, names: Sequence[str]) -> list[str]:
 
 
 def _checked(
+    command: Command,
     words: Sequence[str],
     flags: list[str],
     overrides: list[str],
     problems: list[Problem],
-    *,
-    of_python: bool,
-    is_composed: bool,
 ) -> tuple[list[str], list[str]]:
     """Return the flags, with -m for a sweep, and the overrides, with zip(...) as the setting that it is."""
     if zips := [word for word in overrides if word.startswith("zip(")]:
@@ -240,16 +236,18 @@ def _checked(
     if modes and modes[-1] == "hydra.mode=MULTIRUN":
         flags, overrides = ["-m", *flags], [word for word in overrides if word not in modes]
     elif modes and modes[-1] == "hydra.mode=RUN" and MULTIRUN & {*flags}:
-        problem = "-m trains a sweep, and hydra.mode=RUN trains one run"
-        problems.append(Problem("-m hydra.mode=RUN", problem, "one of them"))
+        problem = "`-m` trains a sweep, and `hydra.mode=RUN` trains one run"
+        problems.append(Problem.suggest("-m hydra.mode=RUN", problem, ["-m", "hydra.mode=RUN"], code="conflict"))
     exclusive = [next(flag for flag in flags if flag in kind) for kind in EXCLUSIVE if kind & {*flags}]
     if len(exclusive) > 1:
-        source, fix = " ".join(exclusive), " or ".join(exclusive)
-        problems.append(Problem(source, "these flags can't be combined", fix, code="clash"))
+        problem = "these flags can't be combined"
+        problems.append(Problem.suggest(" ".join(exclusive), problem, exclusive, code="conflict"))
     if {*INFO, *SHELL} & {flag.partition("=")[0] for flag in flags}:
         return [*words], []  # these read their own arguments
     only_with_cfg = [flag for flag in flags if flag in ("--resolve", "--package", "-p") and not CFG & {*flags}]
-    problems += [Problem(flag, "it says how --cfg prints", f"--cfg job {flag}", code="clash") for flag in only_with_cfg]
+    for flag in only_with_cfg:
+        problem = f"`{flag}` says how `--cfg` prints"
+        problems.append(Problem.suggest(flag, problem, [f"--cfg job {flag}"], code="conflict"))
     problems += _not_settings(overrides)
     values = [word for word in overrides if not word.startswith("~") and "={" not in word]  # mappings are merged
     last = {key_of(word): word for word in values}
@@ -260,36 +258,38 @@ def _checked(
     if several and not MULTIRUN & {*flags}:
         if not problems and compose.asks_for_a_sweep(flags, overrides):
             flags = ["-m", *flags]
-        elif problems or of_python or not is_composed or any(word.startswith("sweep.zip=") for word in several):
-            problems += [override_errors.ambiguous(word, of_python=of_python) for word in several]
+        elif problems or not command.composes or any(word.startswith("sweep.zip=") for word in several):
+            takes_sweep = command.hydra_flags >= MULTIRUN
+            problems += [override_errors.ambiguous(word, takes_sweep=takes_sweep) for word in several]
         # else the composition reports them, next to other errors
     return list(dict.fromkeys(flags)) if flags.count("-m") > 1 else flags, overrides
 
 
 def _flag_problems(command: Command, values: Sequence[str], flags: Sequence[str]) -> Iterator[Problem]:
     """Yield an error for each of Hydra's flags that the command has no use for."""
-    asked = shlex.join([command.name, *values])
+    asked = f"{command.name} {shlex.join(values)}".rstrip()
     is_run = bool(values) and Path(values[0]).is_dir()
     shown = shlex.join(["-cd", values[0], "-cn", "rerun"]) if is_run else "..."  # the same configuration, for train
     for flag in dict.fromkeys(word.partition("=")[0] for word in flags if word.startswith("-")):
         if flag in command.hydra_flags:
             continue
-        problem, fix = f"{command.name} does not take {flag}", f"{asked} without {flag}"
+        problem, fix = f"`{command.name}` does not take `{flag}`", f"leave out `{flag}`"
         if flag in MULTIRUN:
-            problem = f"{problem}: it is of one run at a time"
+            problem += ": it takes one run at a time"
         elif flag in ONE_RUN:
-            problem = f"{problem}: it takes the run's own configuration"
+            problem += ": it takes the configuration of the run"
         else:
-            fix += f"; to see the configuration: python -m runner {shown} --cfg job"
-        yield Problem(f"{asked} {flag}", problem, fix)
+            fix += f"; to see the configuration, run `python -m runner {shown} --cfg job`"
+        yield Problem(f"{asked} {flag}", problem, fix, code="unknown-flag")
 
 
 def _key_problems(command: Command, overrides: Sequence[str]) -> list[Problem]:
     """Return an error for each override of a key that the command does not take."""
     keys = command.keys or ()
     listed = ", ".join(f"{key}..." if key.endswith(".") or key == "data" else key for key in keys) or "none"
-    problem = f"{command.name} takes the run as it was; what may be changed: {listed}"
-    return [Problem(word, problem, command.usage) for word in overrides if not any(_is_of(word, key) for key in keys)]
+    problem = f"`{command.name}` takes the run as it was; what may be changed: {listed}"
+    refused = [word for word in overrides if not any(_is_of(word, key) for key in keys)]
+    return [Problem(word, problem, use(command.usage), code="unknown-key") for word in refused]
 
 
 def _is_of(word: str, beginning: str) -> bool:
@@ -311,14 +311,16 @@ def _not_settings(overrides: Sequence[str]) -> list[Problem]:
         if _is_setting(word):
             continue
         if word in names:
-            command = f"python -m runner {word}"
-            problems.append(Problem(word, "a command must be the first argument", f"{command} ...", (command,)))
+            ways = [f"python -m runner {word}"]
+            problem = f"the command `{word}` must be the first argument"
+            problems.append(Problem.suggest(word, problem, ways, code="unknown-command"))
             continue
         has_value = left and not _is_setting(left[0]) and left[0] not in (*names, *known)  # epochs 3
         value = left.pop(0) if has_value else ""
         ways = [*_suggestions(word, value), *(f"python -m runner {name}" for name in _commands_like(word, names))]
-        problem = f"{word} is neither a command nor KEY=VALUE; --help lists both"
-        problems.append(Problem.suggest(f"{word} {value}".strip(), problem, ways, "leave it out, or KEY=VALUE"))
+        problem = f"`{word}` is neither a command nor KEY=VALUE; `--help` lists both"
+        otherwise = "leave it out, or write KEY=VALUE"
+        problems.append(Problem.suggest(f"{word} {value}".strip(), problem, ways, otherwise, code="bad-argument"))
     return problems
 
 
@@ -353,7 +355,7 @@ def _joined(words: Sequence[str]) -> tuple[list[str], list[Problem]]:
         if len(parts) == 1:
             rest += parts
         else:
-            problems.append(Problem.suggest(" ".join(parts), problem, [shlex.quote(typed)], ""))
+            problems.append(Problem.suggest(" ".join(parts), problem, [shlex.quote(typed)]))
     return rest, problems
 
 
@@ -382,14 +384,14 @@ def _columns(word: str) -> str:
     rows = [_parts(row.strip()[1:-1]) for row in _parts(value) if row.strip().startswith("(")]
     problem = ""
     if not rows or len(rows) != len(_parts(value)) or any(len(row) != len(keys) for row in rows):
-        problem = f"it is a row in parentheses for each job, with a value for each of {', '.join(keys)}"
+        problem = f"`zip` needs a row in parentheses for each job, with a value for each of {', '.join(keys)}"
     elif several := [part.strip() for row in rows for part in row if override_errors.SEVERAL.match(part.strip())]:
-        problem = f"a row is of one job, and {several[0]} is several values"
+        problem = f"a row is of one job, and `{several[0]}` is several values"
     elif len(set(keys)) < len(keys):
         problem = f"each key is named once, and these are {', '.join(keys)}"
     if problem:
-        example = "'zip(model.width,optimizer.lr)=(64,1e-3),(128,3e-4)', in quotes"
-        raise RunnerError(Problem(word, problem, example))
+        fix = "write rows in quotes, e.g., `'zip(model.width,optimizer.lr)=(64,1e-3),(128,3e-4)'`"
+        raise RunnerError(Problem(word, problem, fix, code="bad-value"))
     columns = zip(*rows, strict=True)
     return "{" + ",".join(f"{key}:[{','.join(column)}]" for key, column in zip(keys, columns, strict=True)) + "}"
 

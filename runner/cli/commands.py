@@ -84,9 +84,9 @@ def _check_length(asked: str, cfg: DictConfig, overrides: list[str]) -> None:
     num_steps = cfg.train.num_steps
     if "train.num_epochs" in given and "train.num_steps" not in given and num_steps is not None:
         epochs = given["train.num_epochs"]
-        problem = f"the run has train.num_steps={num_steps}, which says how long it is, whatever the number of epochs"
-        fix = f"{asked} train.num_steps=..., or {asked} {epochs} train.num_steps=null"
-        raise RunnerError(Problem(f"{asked} {epochs}", problem, fix))
+        problem = f"the run has `train.num_steps={num_steps}`, which takes precedence over the number of epochs"
+        way = f"python -m runner {asked} {epochs} train.num_steps=null"
+        raise RunnerError(Problem.suggest(f"{asked} {epochs}", problem, [way], code="conflict"))
 
 
 def reproduce(given: Arguments) -> int:
@@ -236,9 +236,8 @@ def explain(given: Arguments) -> int:
     kinds = [name for name in ("--time", "--trace") if given[name]]
     if kinds != ["--trace"]:
         of_a_trace = [word for word in given.overrides if key_of(word) in TRACE_KEYS]
-        refuse(
-            Problem(word, "only explain --trace takes it", f"explain {given.run} --trace {word}") for word in of_a_trace
-        )
+        command, problem = f"python -m runner explain {given.run} --trace", "only `explain --trace` takes this key"
+        refuse(Problem.suggest(word, problem, [f"{command} {word}"], code="unknown-key") for word in of_a_trace)
     if not kinds:
         from runner.runs.explain.explain import explain  # torch
 
@@ -250,13 +249,13 @@ def explain(given: Arguments) -> int:
     kind, *others = kinds
     if others or given["--step"]:
         other = others[0] if others else f"--step {given['--step']}"
-        problem = f"{kind} is of the whole run" if kind == "--time" else f"{kind} is of the run's first steps"
-        write = f"explain {given.run} {kind}, or explain {given.run} {other}"
-        raise RunnerError(Problem(f"explain {kind} {other}", problem, write))
-    if kind == "--time" and given.overrides:
-        problem = "explain --time reads what the run has measured, and computes nothing"
-        fix = f"explain {given.run} --time"
-        raise RunnerError(*(Problem(f"explain --time {word}", problem, fix) for word in given.overrides))
+        problem = f"`{kind}` explains {'the whole run' if kind == '--time' else 'the first steps of the run'}"
+        ways = [f"python -m runner explain {given.run} {each}" for each in (kind, other)]
+        raise RunnerError(Problem.suggest(f"explain {kind} {other}", problem, ways, code="conflict"))
+    if kind == "--time":
+        problem, ways = "`explain --time` computes nothing", [f"python -m runner explain {given.run} --time"]
+        sources = [f"explain --time {word}" for word in given.overrides]
+        refuse(Problem.suggest(source, problem, ways, code="unknown-key") for source in sources)
     if kind == "--time":
         show_time(found := time_of(given.run))
         answer.give(found)
@@ -353,8 +352,9 @@ def schema(given: Arguments) -> int:
     own = [here] if here.is_dir() and not here.samefile(CONF) else []
     file = Path(output) if output else here / json_schema.FILE
     if output and not file.parent.is_dir():
-        fix = shlex.join(["mkdir", "-p", str(file.parent)])
-        raise RunnerError(Problem(f"schema --output {output}", f"the directory {file.parent} does not exist", fix))
+        problem = f"the directory `{file.parent}` does not exist"
+        fix = f"run `{shlex.join(['mkdir', '-p', str(file.parent)])}`"
+        raise RunnerError(Problem(f"schema --output {output}", problem, fix, code="missing-file"))
     with loading():  # torch, whose signatures are read
         lines = json_schema.write(file, *own)
     answer.give({"output": str(file), "lines": lines})
@@ -379,11 +379,9 @@ def ui(given: Arguments) -> int:
     if (path := sqlite_path(uri)) is not None and not path.is_file():  # MLflow would create an empty one
         there = nearest_files(path, lambda file: file.suffix == path.suffix)
         near = [f"python -m runner ui tracking.uri=sqlite:///{short(file)}" for file in there]
-        problem, otherwise = (
-            f"the file {short(path)} does not exist",
-            f"python -m runner tracking.uri={uri}, which creates it",
-        )
-        raise RunnerError(Problem.suggest(f"ui tracking.uri={uri}", problem, near, otherwise))
+        problem = f"the file `{short(path)}` does not exist"
+        otherwise = f"run `python -m runner tracking.uri={uri}`, which creates it"
+        raise RunnerError(Problem.suggest(f"ui tracking.uri={uri}", problem, near, otherwise, code="missing-file"))
     page = stores.page_of(uri, runs)
     if uri.startswith("http"):
         print(f"it is a server already: open {validate.without_password(uri.rstrip('/'))}{page} in a browser")

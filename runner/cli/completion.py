@@ -48,8 +48,9 @@ def complete(words: list[str]) -> int:
     """Do what `-sc install=SHELL`, `-sc uninstall=SHELL` or `-sc query=SHELL` says."""
     action, _, shell = next((word for word in words if not word.startswith("-")), "").partition("=")
     if action not in ("install", "uninstall", "query") or shell not in INSTALL:
-        fix = " or ".join(f'eval "$(python -m runner -sc install={name})"' for name in INSTALL)
-        raise RunnerError(Problem(f"-sc {action}={shell}", f"there is completion for {', '.join(INSTALL)}", fix))
+        fix = "run `" + "` or `".join(f'eval "$(python -m runner -sc install={name})"' for name in INSTALL) + "`"
+        problem = f"there is completion for {', '.join(INSTALL)}"
+        raise RunnerError(Problem(f"-sc {action}={shell}", problem, fix, code="bad-value"))
     if action != "query":
         uninstall = FISH_UNINSTALL if shell == "fish" else BASH_UNINSTALL
         print(INSTALL[shell] if action == "install" else uninstall, end="")

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from runner.cli import answer, table
 from runner.config import packages
 from runner.config.importing import make_own_code_importable, restored
-from runner.errors import MISTAKE, SECRETS, Problem, RunnerError, leave_unread
+from runner.errors import MISTAKE, SECRETS, Problem, RunnerError, leave_unread, refuse
 from runner.version import __version__
 
 HELP = {"--help", "-h"}
@@ -92,6 +92,6 @@ def _call(words: list[str]) -> int:
 def _check_encoding(words: list[str]) -> None:
     """Raises: RunnerError for letters that this Python could not decode, as LANG=C says that they are ASCII."""
     problem = "this Python reads the command line as ASCII, and these letters are not ASCII"
-    fix = "export PYTHONUTF8=1 (or LANG=C.UTF-8) before the command"
-    if unread := [word for word in words if any("\udc80" <= char <= "\udcff" for char in word)]:
-        raise RunnerError(*(Problem(ascii(word), problem, fix) for word in unread))
+    fix = "run `export PYTHONUTF8=1` before the command"
+    unread = [word for word in words if any("\udc80" <= char <= "\udcff" for char in word)]
+    refuse(Problem(ascii(word), problem, fix, code="bad-argument") for word in unread)

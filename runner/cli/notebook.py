@@ -8,6 +8,7 @@ import shlex
 import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,16 +66,14 @@ def run(
     if values:
         given = ", ".join(f"{key}={value!r}" for key, value in values.items())
         fix = f"run({[f'{key}={value}' for key, value in values.items()]})"
-        raise RunnerError(Problem.suggest(f"run({given})", "run() takes overrides, KEY=VALUE in a list", [fix], fix))
+        problem = "run() takes overrides, KEY=VALUE in a list"
+        raise RunnerError(Problem.suggest(f"run({given})", problem, [fix], code="bad-argument"))
     _refuse_data_worker()
     make_own_code_importable()
     _forget_edited_modules()
     words = shlex.split(overrides) if isinstance(overrides, str) else overrides
     with restored(ALLOW_VARIABLE), restored(SECRETS):
-        found = parse(COMMANDS["train"], words, of_python=True)
-        fix = "python -m runner ..., or run() for each"
-        others = [flag for flag in found.flags[::2] if flag not in ONE_RUN]
-        refuse(Problem(flag, "run() is one run, and takes -cn, -cd and --allow", fix) for flag in others)
+        found = parse(replace(COMMANDS["train"], name="run()", hydra_flags=ONE_RUN, composes=False), words)
         try:
             result = _run(["-cn", config_name, *found.flags], found.overrides, folder)
         finally:
@@ -90,8 +89,9 @@ def _run(flags: list[str], overrides: list[str], folder: Path | None) -> Result:
     with override_errors.explained(overrides, compose=compose, check=check):
         cfg = compose(overrides)
     if cfg.hydra.mode == RunMode.MULTIRUN:
-        fix = "hydra.mode=RUN, or python -m runner -m ..."
-        raise RunnerError(Problem("hydra.mode=MULTIRUN", "run() is one run", fix))
+        raise RunnerError(
+            Problem.suggest("hydra.mode=MULTIRUN", "run() is one run", ["hydra.mode=RUN"], code="conflict")
+        )
     refuse_check(cfg, "run()")
     with loading():
         from runner.experiment.run import run as run_experiment
@@ -126,7 +126,8 @@ def _refuse_data_worker() -> None:
         if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__mp_main__":
             source = f"run() in {Path(frame.f_code.co_filename).name}"
             problem = "the processes that read its data load the script themselves, and each would begin a run"
-            raise RunnerError(Problem(source, problem, "if __name__ == '__main__': before it, or data.num_workers=0"))
+            fix = "write `if __name__ == '__main__':` before it, or use `data.num_workers=0`"
+            raise RunnerError(Problem(source, problem, fix, code="conflict"))
         frame = frame.f_back
 
 

@@ -58,9 +58,12 @@ def number(least: int = 1, most: int | None = None) -> Callable[[Option, str], i
     def read(option: Option, value: str) -> int:
         if value.isdecimal() and least <= int(value) and (most is None or int(value) <= most):
             return int(value)
-        problem = f"it must be a whole number, {least} " + ("or more" if most is None else f"to {most}")
-        fix = f"{option.name} {max(least, option.default or 0)}"
-        raise RunnerError(Problem(f"{option.name} {value}", problem, fix, code="bad-value"))
+        numbers = f"{least} or more" if most is None else f"{least} to {most}"
+        problem, way = (
+            f"`{option.name}` must be a whole number, {numbers}",
+            f"{option.name} {max(least, option.default or 0)}",
+        )
+        raise RunnerError(Problem.suggest(f"{option.name} {value}", problem, [way]))
 
     return read
 
@@ -70,8 +73,8 @@ def amount(option: Option, value: str) -> float:
     with suppress(ValueError):
         if 0 < (found := float(value)) < float("inf"):
             return found
-    fix = f"{option.name} {option.default or 60:g}"
-    raise RunnerError(Problem(f"{option.name} {value}", "it must be a number above 0", fix, code="bad-value"))
+    problem, way = f"`{option.name}` must be a number above 0", f"{option.name} {option.default or 60:g}"
+    raise RunnerError(Problem.suggest(f"{option.name} {value}", problem, [way]))
 
 
 def input_path(option: Option, value: str) -> str:
@@ -99,6 +102,7 @@ class Command:
         options: Its flags and settings.
         keys: Beginnings of the configuration keys that it takes as overrides (None: it takes no configuration).
         hydra_flags: Flags of Hydra that it takes.
+        composes: Whether composing its overrides reports several values without -m, next to other errors.
         details: More lines for `COMMAND --help` and the reference.
         result: What `--json` prints, in Markdown.
     """
@@ -111,6 +115,7 @@ class Command:
     options: tuple[Option, ...] = ()
     keys: tuple[str, ...] | None = None
     hydra_flags: frozenset[str] = frozenset()
+    composes: bool = False
     details: str = ""
     result: str = "the result"
 
@@ -174,6 +179,7 @@ _TABLE = (
         "Train one run (the default command)",
         keys=ANY_KEY,
         hydra_flags=EVERY_FLAG,
+        composes=True,
         details="`-m KEY=A,B` trains a sweep: every combination of the values. `--cfg job` prints the configuration.\n"
         "`train.check=true` tests in a few seconds whether a run would work.",
         result="`summary.json` with its `folder`; of a sweep: as `report`",
@@ -229,6 +235,7 @@ _TABLE = (
         "Estimate memory and speed on a device you may not have",
         keys=ANY_KEY,
         hydra_flags=ONE_RUN | MULTIRUN | SHOWS,
+        composes=True,
         details="Simulates the run, or with `-m` several; trains and tracks nothing.\n"
         "`plan.device_name=T4` or `plan.device_memory=80GiB` describes the device. Exit code 0 if it would run, else 1.",
         result="`plan.json`; for several jobs `would_run` of all, and `jobs`",

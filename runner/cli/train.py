@@ -41,8 +41,8 @@ def train(given: Arguments) -> int:
     if place is not None and (MULTIRUN & set(flags) or asks_for_a_sweep(flags, overrides)):
         problem = f"{place.by} has started {place.num} processes, and a sweep starts its jobs itself"
         source = "-m" if MULTIRUN & set(flags) else "hydra.mode: MULTIRUN, in a file"
-        fix = "python -m runner -m ..., once; or one run at a time: hydra.mode=RUN"
-        raise RunnerError(Problem(source, problem, fix))
+        fix = "run `python -m runner -m ...` once, or use `hydra.mode=RUN` for one run"
+        raise RunnerError(Problem(source, problem, fix, code="conflict"))
     if place is None or not place.rank:
         return train_composed(flags, overrides)
     cfg = composed_with(composer(flags), overrides)
@@ -182,16 +182,15 @@ def refuse_check(cfg: DictConfig, command: str) -> None:
     """Raises: RunnerError for `train.check` with a command whose run stays."""
     if validate.value(cfg, "train.check"):
         problem = "a check leaves nothing behind, and the run of this command stays"
-        fix = f"{command} without it; to check a configuration: python -m runner [KEY=VALUE ...] train.check=true"
-        raise RunnerError(Problem(f"{command} train.check=true", problem, fix))
+        fix = "leave it out; to check a configuration, run `python -m runner train.check=true`"
+        raise RunnerError(Problem(f"{command} train.check=true", problem, fix, code="conflict"))
 
 
 def check_hydra(hydra: DictConfig) -> None:
     """Raises: RunnerError for settings of Hydra that a run can't follow."""
     if hydra.job.chdir:
         problem = "a run works in the directory that it is started from, where it finds data, stores and your code"
-        fix = "hydra.job.chdir=false, and hydra.run.dir=FOLDER for its files"
-        raise RunnerError(Problem("hydra.job.chdir=true", problem, fix))
+        raise RunnerError(Problem.suggest("hydra.job.chdir=true", problem, ["hydra.job.chdir=false"]))
 
 
 def folder_of(cfg: DictConfig, key: str) -> Path:
@@ -202,7 +201,7 @@ def folder_of(cfg: DictConfig, key: str) -> Path:
     except OmegaConfBaseException as error:
         above, _, name = key.rpartition(".")
         source = f"{key}={validate.written(OmegaConf.select(cfg, above), name)}"
-        raise RunnerError(Problem(source, first_line(error), f"{key}=FOLDER")) from None
+        raise RunnerError(Problem(source, first_line(error), f"use `{key}=FOLDER`", code="bad-value")) from None
 
 
 def check_folder(folder: Path, *, key: str) -> None:
@@ -214,8 +213,8 @@ def check_folder(folder: Path, *, key: str) -> None:
             pass
     except OSError as error:
         problem = f"this directory can't be created or written to: {error.strerror} ({error.filename or folder})"
-        fix = f"{key}=FOLDER, in a place that you may write to"
-        raise RunnerError(Problem(f"{key}={folder}", problem, fix)) from None
+        fix = f"use `{key}=FOLDER` in a place that you may write to"
+        raise RunnerError(Problem(f"{key}={folder}", problem, fix, code="missing-file")) from None
     finally:
         with suppress(OSError):
             for path in missing:
@@ -228,9 +227,9 @@ def hydra_files(hydra: DictConfig, folder: Path) -> list[Path]:
     if hydra.output_subdir is not None:
         place = Path(hydra.output_subdir)
         if place.is_absolute() or ".." in place.parts:
-            problem = "it leads out of the run's folder, and Hydra writes its config.yaml there"
-            fix = "hydra.output_subdir=.hydra, or null for none"
-            raise RunnerError(Problem(f"hydra.output_subdir={place}", problem, fix))
+            problem = "`hydra.output_subdir` leads out of the run directory"
+            ways = ["hydra.output_subdir=.hydra", "hydra.output_subdir=null"]
+            raise RunnerError(Problem.suggest(f"hydra.output_subdir={place}", problem, ways))
         check_folder(folder / place, key="hydra.output_subdir")
         found = [folder / place / Path(name).name for name in claim.HYDRAS]
     with read_write(hydra), open_dict(hydra):
@@ -244,7 +243,8 @@ def hydra_files(hydra: DictConfig, folder: Path) -> list[Path]:
                 file.unlink()
         except OSError as error:
             problem = f"this file can't be written: {error.strerror}"
-            raise RunnerError(Problem(f"{key}={file}", problem, f"{key}=FILE in a folder that is there")) from None
+            fix = f"use `{key}=FILE` in a directory that exists"
+            raise RunnerError(Problem(f"{key}={file}", problem, fix, code="missing-file")) from None
         found.append(file)
     return found
 

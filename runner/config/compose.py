@@ -28,11 +28,11 @@ from hydra.errors import ConfigCompositionException, HydraException
 from hydra.plugins.config_source import ConfigResult
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException, ValidationError
 
 from runner.config import logs, nodes, schema, secrets, trust, validate
 from runner.config.defaults import CONF as CONF
-from runner.config.identity import REMOVED
+from runner.config.identity import REMOVED, key_of
 from runner.config.run_files import MAX_ALIASED_VALUES, yaml_refusal
 from runner.errors import Problem, RunnerError, harmless, refuse
 
@@ -64,7 +64,8 @@ class CheckedFiles(FileConfigSource):
     def load_config(self, config_path: str) -> ConfigResult:
         file = Path(self.path, self._normalize_file_name(config_path))
         if why := yaml_refusal(file, max_values=MAX_ALIASED_VALUES):
-            raise RunnerError(Problem(str(file), why, f"the values in {file.name} instead of aliases"))
+            fix = f"write the values in {file.name} instead of aliases"
+            raise RunnerError(Problem(str(file), why, fix, code="bad-file"))
         found = super().load_config(config_path)
         for key in REMOVED if file.stem == trust.RERUN else ():
             section, _, name = key.rpartition(".")
@@ -72,8 +73,8 @@ class CheckedFiles(FileConfigSource):
             if not isinstance(node, DictConfig) or name not in node:
                 continue
             if node[name] is not None:
-                problem = f"{key} was removed: a model is on one device"
-                raise RunnerError(Problem(f"{key} in {file}", problem, f"write `{name}: null` in that file"))
+                problem, fix = f"`{key}` was removed: a model is on one device", f"write `{name}: null` in that file"
+                raise RunnerError(Problem(f"{key} in {file}", problem, fix, code="unknown-key"))
             del node[name]
         return found
 
@@ -149,6 +150,8 @@ class CheckedLoader(ConfigLoaderImpl):
             found = trust.rerun_problems(first) if first is not None else []
         if not found:
             secrets.note_secrets_in(overrides)
+            for word in filter(_is_number_for_boolean, overrides):  # which OmegaConf takes for true
+                raise ConfigCompositionException(word) from ValidationError(word)
             try:
                 cfg = super().load_configuration(config_name, overrides, run_mode, False, validate_sweep_overrides)
             except ConfigCompositionException as error:
@@ -178,6 +181,11 @@ class CheckedLoader(ConfigLoaderImpl):
         """Return the file that Hydra reads a configuration from."""
         places = (Path(item.path.removeprefix("file://")) for item in self.get_search_path().get_path() if item.path)
         return next((file for place in places if (file := place / f"{name}.yaml").is_file()), None)
+
+
+def _is_number_for_boolean(override: str) -> bool:
+    kind = validate.kind_of(key_of(override)) if re.search(r"=-?[\d.]+$", override) else None
+    return kind is not None and kind.startswith("bool")
 
 
 def _search_path(flags: Sequence[str]) -> ConfigSearchPath:
@@ -231,13 +239,11 @@ def composer(flags: Sequence[str] = (), *, mode: RunMode = RunMode.RUN, loader: 
     mode: MULTIRUN for the values that a sweep's jobs share, without overrides with several values.
     loader: A loader that has composed before (None: a new one).
     """
-    made = [loader] if loader is not None else []
+    reader = loader or CheckedLoader(flags)
 
     def compose(overrides: list[str]) -> DictConfig:
-        if not made:
-            made.append(CheckedLoader(flags))
-        with hydra_with(made[0]):
-            return made[0].load_configuration(config_name(flags), overrides, mode)
+        with hydra_with(reader):
+            return reader.load_configuration(config_name(flags), overrides, mode)
 
     return compose
 
@@ -286,12 +292,8 @@ def show(flags: Sequence[str], overrides: Sequence[str]) -> bool:
         return False
     parser = _hydra_flags()
     asked = parser.parse_intermixed_args([*flags, *overrides])
-    named = [
-        *(("-cd", asked.config_dir) if asked.config_dir else ()),
-        *(("-cn", asked.config_name) if asked.config_name else ()),
-    ]
-    name, words = config_name(named), asked.overrides
-    with hydra_with(CheckedLoader(named, completes=asked.shell_completion)) as hydra:
+    name, words = config_name(flags), asked.overrides
+    with hydra_with(CheckedLoader(flags, completes=asked.shell_completion)) as hydra:
         if asked.hydra_help:
             hydra.hydra_help(name, parser, asked)
         elif asked.cfg:

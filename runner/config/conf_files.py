@@ -44,18 +44,19 @@ def defaults_fault(text: str, error: Exception) -> Problem | None:
     if isinstance(error, MissingConfigException) and error.missing_cfg_file not in (None, chosen):
         wanted, _, name = str(error.missing_cfg_file).rpartition("/")
         options = sorted(error.options or [])
-        problem = f"{wanted} has no {name}; it has {', '.join(options)}" if options else f"conf/ has no {wanted}/"
-        hits = " or ".join(f"{wanted}: {hit}" for hit in nearest(name, options) or options[:3])
-        fix = hits or f"a file conf/{wanted}/{name}.yaml"
-        return Problem(f"{wanted}: {name} in the defaults of {chosen}", problem, fix)
+        problem = f"`{wanted}` has no `{name}`; it has {', '.join(options)}" if options else f"conf/ has no {wanted}/"
+        hits = " or ".join(f"`{wanted}: {hit}`" for hit in nearest(name, options) or options[:3])
+        fix = f"write {hits}" if hits else f"add a file conf/{wanted}/{name}.yaml"
+        return Problem(f"{wanted}: {name} in the defaults of {chosen}", problem, fix, code="unknown-option")
     told = WRONG_PACKAGE.match(str(error))
     if told and f"{told['package']}.".startswith(f"{told['group'].replace('/', '.')}."):
         file = Path("conf", f"{told['name']}.yaml")
         return _without_package(file if file.is_file() else None, told["name"], told["group"])
     if told := NO_SUCH_DEFAULT.match(str(error)):
-        problem = f"the defaults before it choose no {told['group']}, which it would override"
-        fix = "a group that --info defaults lists, or without override"
-        return Problem(f"override {told['group']} in the defaults of {told['name']}", problem, fix)
+        problem = f"the defaults before it choose no `{told['group']}`, which it would override"
+        fix = "use a group that `--info defaults` lists, or remove `override`"
+        source = f"override {told['group']} in the defaults of {told['name']}"
+        return Problem(source, problem, fix, code="unknown-option")
     return None
 
 
@@ -84,15 +85,17 @@ def _problem(error: WrongFile, text: str, key: str, value: Any, kind: str | None
     asked = f"{as_yaml(inside, value)} in {place}"
     if kind is not None:
         example = validate.EXAMPLES.get(kind.split("|")[0].strip(), "...")
-        return Problem(asked, validate.wrong_type(key, _shown(value), kind).message, f"{as_yaml(inside, example)}")
+        problem = validate.wrong_type(key, _shown(value), kind).message
+        return Problem(asked, problem, f"write `{as_yaml(inside, example)}`", code="bad-value")
     if key.startswith("hydra."):
-        return Problem(
-            asked, f"Hydra has no setting {key}", "use one of those that `--cfg hydra` prints", code="unknown-key"
-        )
+        fix = "use a key that `--cfg hydra` prints"
+        return Problem(asked, f"Hydra has no setting `{key}`", fix, code="unknown-key")
     leaf = key.rpartition(".")[2]
     hits = [hit for hit in validate.suggest_keys(key, known) if nearest(leaf, [hit.rpartition(".")[2]], cutoff=0.7)]
-    near = [as_yaml(hit.removeprefix(f"{error.package}."), value) for hit in hits if hit.startswith(error.package)]
-    fix = f"write {' or '.join(near)} instead" if near else f"use a key that `--cfg job` prints; {OWN}"
+    near = [
+        f"`{as_yaml(hit.removeprefix(f'{error.package}.'), value)}`" for hit in hits if hit.startswith(error.package)
+    ]
+    fix = f"write {' or '.join(near)}" if near else f"{validate.PRINTED}; {OWN}"
     return validate.unknown_key(asked, key, fix)
 
 
@@ -109,9 +112,8 @@ def _misplaced(error: WrongFile) -> Problem:
 
 def _without_package(file: Path | None, name: str, package: str) -> Problem:
     problem = f"a file without a package line has its keys below `{package}`, where no key is"
-    return Problem(
-        _shown_path(file, name), problem, "write `# @package _global_` as its first line", code="unknown-key"
-    )
+    fix = "write `# @package _global_` as its first line"
+    return Problem(_shown_path(file, name), problem, fix, code="unknown-key")
 
 
 def _leaves(text: str, package: str) -> Iterator[tuple[str, Any]]:

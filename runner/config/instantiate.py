@@ -13,7 +13,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
-import re
 import shlex
 import sys
 import sysconfig
@@ -26,7 +25,17 @@ from runner.config.allowed import LIBRARIES, PARTS, is_part, public_name, under
 from runner.config.exports import exported_name
 from runner.config.other_names import keys_for
 from runner.config.packages import install
-from runner.errors import NO_MOVES, Problem, RunnerError, in_words, is_out_of_host_memory, moves_itself, nearest, refuse
+from runner.errors import (
+    NO_MOVES,
+    Problem,
+    RunnerError,
+    in_words,
+    is_out_of_host_memory,
+    moves_itself,
+    nearest,
+    refuse,
+    use,
+)
 from runner.version import HERE
 
 #: prefixes that the command line adds, comma-separated; processes of a run inherit them
@@ -76,15 +85,16 @@ def _not_built(node: dict[str, Any], key: str, cause: BaseException) -> Problem:
     if node["_target_"] == PREPARED:  # the user wrote the model in it
         node = node["model"]
     where = own_line(cause)
-    fix = f"other values for {', '.join(f'{key}.{name}' for name in node if name not in HYDRA_KEYS) or 'its arguments'}"
+    named = ", ".join(f"`{key}.{name}`" for name in node if name not in HYDRA_KEYS)
+    fix = f"set {named or 'its arguments'} to other values"
     if "before Module.__init__() call" in str(cause):
-        fix = f"super().__init__() before the first line that sets something{where}"
+        fix = f"call `super().__init__()` before the first line that sets something{where}"
     elif where and not isinstance(cause, TypeError | ValueError):
         fix = f"correct {where.strip(' ()')}"
     if moves_itself(cause):
         fix = NO_MOVES
-    problem = f"it failed with {in_words(cause)}{where}"
-    return Problem(f"{key}._target_={node['_target_']}", problem, fix)
+    problem = f"`{node['_target_']}` failed with {in_words(cause)}{where}"
+    return Problem(f"{key}._target_={node['_target_']}", problem, fix, code="bad-argument")
 
 
 def problems(node: Any, *, key: str, own_code: bool = True) -> list[Problem]:
@@ -100,11 +110,12 @@ def arguments(target: object) -> Mapping[str, inspect.Parameter] | None:
         return None
 
 
-def locate(target: str, *, own_code: bool = True, more: tuple[str, ...] = ()) -> Any:
+def locate(target: str, *, key: str = "_target_", own_code: bool = True, more: tuple[str, ...] = ()) -> Any:
     """Return the class or function of a dotted path.
 
     Args:
         target: The dotted path.
+        key: The key that has it, for errors.
         own_code: Whether modules of the current directory and of --allow count.
         more: Further prefixes that are allowed.
 
@@ -112,39 +123,46 @@ def locate(target: str, *, own_code: bool = True, more: tuple[str, ...] = ()) ->
         RunnerError: The path is not allowed, or leads nowhere.
     """
     if target in PARTS:
-        return _part(target)
+        return _part(key, target)
     if (public := public_name(target)) is not None:
-        raise RunnerError(otherwise_named(target, public))
+        raise RunnerError(otherwise_named(key, target, public))
     own = (own_prefixes(target) if own_code else ()) + more
     if not under(target, LIBRARIES + own):
-        raise _refused(target, _refusal(target, own), _allowed_write(target, own_code))
+        allowed = f"those of the runner's conf/, {', '.join((*LIBRARIES, *own))} and modules in the current directory"
+        problem = f"`{target}` is not a part that a configuration may name here; allowed are {allowed}"
+        raise _refused(key, target, problem, own_code)
     if _is_private(target):
         problem = "a configuration may not name anything that begins with an underscore"
-        raise _refused(target, problem, _allowed_write(target, own_code))
-    thing, module = _import(target)
+        raise _refused(key, target, problem, own_code)
+    thing, module = _import(key, target)
     home = str(getattr(thing, "__module__", None) or module)
     own += own_prefixes(home) if own_code else ()  # a custom module may import from another one
     if not callable(thing) or inspect.ismodule(thing) or not (under(home, own) or is_part(thing, home)):
         # torch.nn.modules.linear.torch.os.system starts well and ends in the operating system
         name = exported_name(f"{home}.{getattr(thing, '__qualname__', thing)}")
-        problem = f"it leads to {name}, which is not a part that a configuration may name"
-        fix = f"_target_={name}" if name in PARTS else _allowed_write(target, own_code)
         if name in PARTS:
-            problem = f"the module {module} imports it; its name is {name}"
-        raise _refused(target, problem, fix)
+            problem = f"the module `{module}` imports it; its name is `{name}`"
+            raise RunnerError(Problem.suggest(f"{key}={target}", problem, [f"{key}={name}"], code="bad-target"))
+        problem = f"`{target}` leads to `{name}`, which is not a part that a configuration may name"
+        raise _refused(key, target, problem, own_code)
     return thing
 
 
-def _refused(target: str, message: str, help: str) -> RunnerError:
-    certain = tuple(way for way in help.split(", or ") if re.fullmatch(r"_target_=[\w.]*\w", way))
-    return RunnerError(Problem(f"_target_={target}", message, help, certain, code="bad-target"))
+def _refused(key: str, target: str, message: str, own_code: bool) -> RunnerError:
+    near = [hit for hit in (*(_in_files_like(target) if own_code else ()), *nearest(target, PARTS)) if hit != target]
+    ways = tuple(f"{key}={hit}" for hit in near[:1])
+    fixes = [f"use `{way}`" for way in ways]
+    fixes.append(f"add your own class to a file of the current directory (`{key}=my_models.Net`)")
+    if (first := target.split(".")[0]) not in (*OURS, *own_prefixes(target)):
+        fixes.append(f"use `--allow {first}` if you trust it")
+    return RunnerError(Problem(f"{key}={target}", message, ", or ".join(fixes), ways, code="bad-target"))
 
 
-def otherwise_named(target: str, public: str) -> Problem:
+def otherwise_named(key: str, target: str, public: str) -> Problem:
     """Return the error of a path to one of our modules, which an earlier version may have written."""
-    problem = f"{target} is not a part that a configuration may name: the runner's own have one name each, and this is {public}"
-    again = "a run of an earlier version, whose files have the other name, can be trained again with this one"
-    return Problem(f"_target_={target}", problem, f"_target_={public}; {again}")
+    problem = f"`{target}` is not a part that a configuration may name: the runner's own parts have one name each"
+    fix = f"use `{key}={public}`; a run of an earlier version with the other name can be trained again with it"
+    return Problem(f"{key}={target}", problem, fix, (f"{key}={public}",), code="bad-target")
 
 
 def own_prefixes(target: str) -> tuple[str, ...]:
@@ -178,8 +196,8 @@ def _left_open(node: Any, path: str) -> Iterator[Problem]:
         for index, child in enumerate(node):
             yield from _left_open(child, f"{path}[{index}]")
     elif isinstance(node, str) and "${" in node:
-        problem = "a text with ${ in it would be resolved a second time"
-        yield Problem(f"{path}={node}", problem, f"{path}=... without the backslash before ${{, or without ${{")
+        fix = "remove the backslash before `${`, or remove `${`"
+        yield Problem(f"{path}={node}", "a text with `${` in it would be resolved a second time", fix, code="bad-value")
 
 
 def targets(node: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -198,20 +216,16 @@ def _target_problems(path: str, node: dict[str, Any], own_code: bool) -> list[Pr
     target = str(node["_target_"])
     flags = [flag for flag in ("_partial_", "_recursive_") if not isinstance(node.get(flag, False), bool)]
     if flags:
+        keys = {f"{path}.{flag}": node[flag] for flag in flags}
         return [
-            Problem.suggest(
-                f"{path}.{flag}={node[flag]}",
-                f"`{path}.{flag}` must be true or false",
-                [f"{path}.{flag}=true", f"{path}.{flag}=false"],
-                "",
-            )
-            for flag in flags
+            Problem.suggest(f"{key}={value}", f"`{key}` must be true or false", [f"{key}=true", f"{key}=false"])
+            for key, value in keys.items()
         ]
     try:
-        thing = locate(target, own_code=own_code)
+        thing = locate(target, key=f"{path}._target_", own_code=own_code)
         parameters = inspect.signature(thing).parameters
     except RunnerError as error:
-        return [each.below(path) for each in error.problems]
+        return list(error.problems)
     except (TypeError, ValueError):
         return []  # a builtin without a signature; the call reports its errors
     takes = {name: each for name, each in parameters.items() if name != "self"}
@@ -223,8 +237,8 @@ def _target_problems(path: str, node: dict[str, Any], own_code: bool) -> list[Pr
         for name, each in takes.items():
             is_named = each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
             if each.default is each.empty and is_named and name not in node:
-                problem = f"{thing.__name__} needs an argument {name}"
-                found.append(Problem(f"{path}._target_={target}", problem, f"{path}.{name}=..."))
+                problem, fix = f"`{thing.__name__}` needs an argument `{name}`", f"set `{path}.{name}=...`"
+                found.append(Problem(f"{path}._target_={target}", problem, fix, code="missing-value"))
     return found
 
 
@@ -235,96 +249,74 @@ def _refused_argument(path: str, name: str, node: dict[str, Any], thing: Any, ta
         numbers = [isinstance(value, int | float) for value in (node[name], node.get(hit, node[name]))]
         ways.append(shlex.quote(f"{path}.{hit}={node[name] if numbers[0] == numbers[1] else node[hit]}"))
     listed = f"{', '.join(takes[:12])}{', ...' if len(takes) > 12 else ''}" or "none"
-    problem = f"{thing.__name__} takes no argument {name}; its arguments: {listed}"
-    return Problem.suggest(
-        f"{path}.{name}={node[name]}", problem, ways, f"leave out {path}.{name}", code="bad-argument"
-    )
+    problem = f"`{thing.__name__}` takes no argument `{name}`; its arguments: {listed}"
+    otherwise = f"leave out `{path}.{name}`"
+    return Problem.suggest(f"{path}.{name}={node[name]}", problem, ways, otherwise, code="bad-argument")
 
 
-def _part(target: str) -> Any:
+def _part(key: str, target: str) -> Any:
     package, _, name = target.rpartition(".")
-    home = _import_module(package, target).HOMES[name]
-    return getattr(_import_module(f"{package}.{home}", target), name)
+    home = _import_module(package, key, target).HOMES[name]
+    return getattr(_import_module(f"{package}.{home}", key, target), name)
 
 
-def _import(target: str) -> tuple[Any, str]:
+def _import(key: str, target: str) -> tuple[Any, str]:
     words = target.split(".")
     if not all(word.isidentifier() for word in words):
-        raise RunnerError(
-            Problem(f"_target_={target}", "a `_target_` is a dotted path", "_target_=package.module.Name")
-        )
-    thing: Any = _import_module(words[0], target)
+        fix = f"write a path such as `{key}=package.module.Name`"
+        raise RunnerError(Problem(f"{key}={target}", "a `_target_` is a dotted path", fix, code="bad-target"))
+    thing: Any = _import_module(words[0], key, target)
     for index, word in enumerate(words[1:], start=1):
         found = None
         if not hasattr(thing, word) and inspect.ismodule(thing) and hasattr(thing, "__path__"):
-            found = _import_module(".".join(words[: index + 1]), target, missing_is_fine=True)
+            found = _import_module(".".join(words[: index + 1]), key, target, missing_is_fine=True)
         if not hasattr(thing, word) and found is None:
-            raise RunnerError(_no_such_name(target, thing, word))
+            raise RunnerError(_no_such_name(key, target, thing, word))
         thing = getattr(thing, word, found)  # Hydra's search for plugins does not set the attribute
     return thing, words[0]
 
 
-def _import_module(name: str, target: str, *, missing_is_fine: bool = False) -> Any:
+def _import_module(name: str, key: str, target: str, *, missing_is_fine: bool = False) -> Any:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if missing_is_fine and error.name == name:
             return None
         if error.name == name:
-            raise RunnerError(_no_module(name, target)) from None
-        problem = f"importing {name} failed: it needs the module {error.name}, which is not installed{own_line(error)}"
-        fix = f"pip install {error.name}, or remove that import"
+            raise RunnerError(_no_module(name, key, target)) from None
+        problem = f"importing `{name}` failed: it needs `{error.name}`, which is not installed{own_line(error)}"
+        fix = f"run `pip install {error.name}`, or remove that import"
         if under(str(error.name), NO_OWN_CODE):  # not the packages of this name on the public index
             fix = "import it as this version has it, or remove the import"
-        raise RunnerError(Problem(f"_target_={target}", problem, fix, code="missing-package")) from error
+        raise RunnerError(Problem(f"{key}={target}", problem, fix, code="missing-package")) from error
     except SystemExit as error:
-        problem = f"importing {name} ended the program (exit code {error.code or 0}){own_line(error)}"
+        problem = f"importing `{name}` ended the program (exit code {error.code or 0}){own_line(error)}"
         fix = 'put `if __name__ == "__main__":` before what it does as a script'
-        raise RunnerError(Problem(f"_target_={target}", problem, fix)) from error
+        raise RunnerError(Problem(f"{key}={target}", problem, fix, code="bad-target")) from error
     except Exception as error:
-        problem = f"importing {name} failed with {in_words(error)}{own_line(error)}"
-        raise RunnerError(
-            Problem(f"_target_={target}", problem, f"correct {own_line(error).strip(' ()') or name}")
-        ) from error
+        problem = f"importing `{name}` failed with {in_words(error)}{own_line(error)}"
+        fix = f"correct {own_line(error).strip(' ()') or name}"
+        raise RunnerError(Problem(f"{key}={target}", problem, fix, code="bad-target")) from error
 
 
-def _no_module(name: str, target: str) -> Problem:
+def _no_module(name: str, key: str, target: str) -> Problem:
     if name == "torchmetrics":
-        return Problem(
-            f"_target_={target}", "torchmetrics is not installed", install("metrics"), code="missing-package"
-        )
-    fix = (
-        " or ".join(f"_target_={hit}" for hit in _in_files_like(target))
-        or f"add a file {name}.py to the current directory, {Path.cwd().name}/"
-    )
-    return Problem(f"_target_={target}", f"the module {name} was not found", fix)
+        problem, fix = "`torchmetrics` is not installed", use(install("metrics"))
+        return Problem(f"{key}={target}", problem, fix, code="missing-package")
+    problem, otherwise = f"the module `{name}` was not found", f"add a file {name}.py to the current directory"
+    ways = [f"{key}={hit}" for hit in _in_files_like(target)]
+    return Problem.suggest(f"{key}={target}", problem, ways, otherwise, code="bad-target")
 
 
-def _no_such_name(target: str, thing: Any, word: str) -> Problem:
+def _no_such_name(key: str, target: str, thing: Any, word: str) -> Problem:
     name = getattr(thing, "__name__", str(thing))
     public = [item for item in dir(thing) if item[0] != "_" and not inspect.ismodule(getattr(thing, item, None))]
     hits = nearest(word, public)
     head = target[: target.index(word)] if word in target else name + "."
-    fix = " or ".join(f"_target_={head}{hit}" for hit in hits) or f"use a name that {name} has"
-    return Problem(f"_target_={target}", f"{name} has no {word}", fix)
-
-
-def _refusal(target: str, own: tuple[str, ...]) -> str:
-    allowed = ", ".join((*LIBRARIES, *own))
-    return (
-        f"{target} is not a part that a configuration may name here; allowed are those of the runner's conf/, {allowed} "
-        "and modules in the current folder"
+    ways = [f"{key}={head}{hit}" for hit in hits]
+    return Problem.suggest(
+        f"{key}={target}", f"`{name}` has no `{word}`", ways, f"use a name that `{name}` has", code="bad-target"
     )
-
-
-def _allowed_write(target: str, own_code: bool) -> str:
-    hits = [hit for hit in _in_files_like(target) if hit != target][:1] if own_code else []
-    hits += [hit if hit in PARTS else f"{hit}..." for hit in nearest(target, (*PARTS, *LIBRARIES))[:1]]
-    ways = [f"_target_={hit}" for hit in hits]
-    ways.append("your own class in a file of the current directory (_target_=my_models.Net)")
-    if (first := target.split(".")[0]) not in (*OURS, *own_prefixes(target)):
-        ways.append(f"--allow {first} if you trust it")
-    return ", or ".join(ways)
 
 
 def _in_files_like(target: str) -> list[str]:

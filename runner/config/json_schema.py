@@ -223,8 +223,8 @@ def write(file: Path, *own: Path) -> dict[str, str]:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
     except OSError as error:
-        fix = "python -m runner schema --output FILE, in a folder of yours"
-        raise RunnerError(Problem(str(file), f"this file can't be written: {error.strerror}", fix)) from None
+        problem, fix = f"this file can't be written: {error.strerror}", "use `--output FILE` in a directory of yours"
+        raise RunnerError(Problem(str(file), problem, fix, code="missing-file")) from None
     return {group: line_for(group, file, Path("conf", group)) for group in ("experiment", *WHOLE, *GROUPS)}
 
 

@@ -143,12 +143,13 @@ def resolved(cfg: DictConfig, key: str) -> dict[str, Any]:
         facts = {name: value for name, value in known.items() if value is not None}
         match = re.search(r"facts\.(\w+)", str(error))
         name = match[1] if match else "such fact"
-        problem = f"this data has no {name}; it has {', '.join(f'{fact}={value}' for fact, value in facts.items())}"
+        problem = f"this data has no `{name}`; it has {', '.join(f'{fact}={value}' for fact, value in facts.items())}"
         needing = [word for word, text in validate.target_node(cfg, key).items() if text == f"${{facts.{name}}}"]
-        fix = f"{key}.{needing[0]}=..." if needing else f"the value itself instead of ${{facts.{name}}} in {key}"
+        fix = f"set `{key}.{needing[0] if needing else 'KEY'}=...` to the value itself"
         if key == "model" and facts.get("vocab_size"):
-            fix = f"model=gpt, model=transformer, model=gru or model=lstm, which take tokens, or {fix}"
-        raise RunnerError(Problem(f"{key}={cfg[key].get('_target_')}", problem, fix)) from None
+            fix = "use a model of tokens: `model=gpt`, `model=transformer`, `model=gru` or `model=lstm`"
+        source = f"{key}={cfg[key].get('_target_')}"
+        raise RunnerError(Problem(source, problem, fix, code="missing-value")) from None
 
 
 def split_settings(node: dict[str, Any], key: str) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -123,8 +123,8 @@ def explain(
 def _several_for_hydra(text: str) -> Problem:
     key, _, values = text.lstrip("+").partition("=")
     is_param = key.startswith("hydra.sweeper.params.")  # the sweeper reads its text
-    fix = shlex.quote(f'++{key}="{values}"') if is_param else f"{key}=... with one value"
-    return Problem(text, f"{key} is the same for all jobs of a sweep", fix)
+    ways = [shlex.quote(f'++{key}="{values}"')] if is_param else []
+    return Problem.suggest(text, f"`{key}` is the same for all jobs of a sweep", ways, f"set `{key}` to one value")
 
 
 @contextmanager
@@ -172,40 +172,26 @@ def _singles(text: str) -> Iterator[str]:
         yield text
 
 
-def ambiguous(text: str, *, of_python: bool = False) -> Problem:
-    """Return the error of commas without -m, or in an override of run()."""
+def ambiguous(text: str, *, takes_sweep: bool = True) -> Problem:
+    """Return the error of several values without -m. takes_sweep: Whether the command takes -m."""
     key, _, value = text.partition("=")
-    takes = "run() is one" if of_python else "that takes -m"
-    several = SEVERAL.match(value)
-    if several or key == "sweep.zip":
-        what = f"{several[1]}(...) makes" if several else "values that go together make"
-        ways = [] if of_python else [f"-m {shlex.quote(text)}"]
-        return Problem.suggest(text, f"{what} several runs, and {takes}", ways, "run([...]) for each of them")
     if not value.strip(","):
-        quoted_commas = shlex.quote(f"{key}={quoted(value, MARK)}")
-        return Problem.suggest(text, "a single comma as the value needs quotes", [quoted_commas], "")
-    values = value.split(",")
+        way = shlex.quote(f"{key}={quoted(value, MARK)}")
+        return Problem.suggest(text, "a single comma as the value needs quotes", [way])
+    takes, otherwise = "that takes `-m`" if takes_sweep else "this is one run", "use one value"
+    if (several := SEVERAL.match(value)) or key == "sweep.zip":
+        what = f"`{several[1]}(...)` makes" if several else "values that go together make"
+        ways = [f"-m {shlex.quote(text)}"] if takes_sweep else []
+        return Problem.suggest(text, f"{what} several runs, and {takes}", ways, otherwise)
+    values, kind = value.split(","), validate.kind_of(_bare_key(text)) or "Any"
     if key.startswith("device"):
         values = [f"cuda:{item}" if item.isdigit() else item for item in values]
-    elif of_python:
-        values = [single.partition("=")[2] for single in _singles(text)]  # two of [64],[32,32]
-    each = f"-m {key}={','.join(values)}"
-    as_list = shlex.quote(f"{key}=[{','.join(values)}]")
-    problem = f"a comma between values means a run for each of them, and {takes}"
-    ways = [] if of_python else [each]
-    if of_python:
-        each = f"[run([*words, f'{key}={{value}}']) for value in {values}]"
-    kind = validate.kind_of(_bare_key(text))
-    if key.startswith("device"):
-        fix, more = f"{each} for a run on each, or {as_list} for the first available", (*ways, as_list)
-    elif re.fullmatch(r"-?0,\d+", value) and (kind or "float").startswith("float"):
-        number = f"{key}={value.replace(',', '.')}"
-        fix, more = f"{number} for one number, or {each} for a run with each", (number, *ways)
-    elif kind is not None and kind != "Any":  # the key takes no list
-        fix, more = each, tuple(ways)
-    else:
-        fix, more = f"{each} for a run with each, or {as_list} for a list", (*ways, as_list)
-    return Problem(text, problem, fix, more)
+    ways = [f"-m {key}={','.join(values)}"] if takes_sweep else []
+    if re.fullmatch(r"-?0,\d+", value) and kind.startswith(("float", "Any")):
+        ways = [f"{key}={value.replace(',', '.')}", *ways]
+    elif kind == "Any":  # the key may take a list
+        ways.append(shlex.quote(f"{key}=[{','.join(values)}]"))
+    return Problem.suggest(text, f"a comma between values means a run for each of them, and {takes}", ways, otherwise)
 
 
 def _problem(text: str, error: Exception, known: list[str], cfg: DictConfig, compose: Compose) -> Problem:
@@ -215,12 +201,12 @@ def _problem(text: str, error: Exception, known: list[str], cfg: DictConfig, com
     bare, message, cause = _bare_key(text), str(error), error.__cause__
     if "group override must be" in message:
         present = cfg.hydra.runtime.choices.get(bare)
-        return Problem.suggest(text, f"{bare} needs the name of an option", [f"{bare}={present}"], "")
+        return Problem.suggest(text, f"`{bare}` needs the name of an option", [f"{bare}={present}"])
     if key.startswith("~") and "Error merging" in message:
-        problem = f"{bare} is needed: it can be changed, not removed"
-        return Problem(text, problem, f"{bare}=... (--cfg job shows the default)", code="missing-value")
+        problem = f"`{bare}` is needed: it can be changed, not removed"
+        return Problem(text, problem, f"set `{bare}=...` (`--cfg job` shows the default)", code="missing-value")
     if key.startswith("~") and "does not exist" in message and bare in known:
-        return Problem(text, f"{bare} is null already", f"leave it out, or use `{bare}=null`")
+        return Problem(text, f"`{bare}` is null already", f"leave it out, or use `{bare}=null`", code="bad-value")
     if hasattr(_innermost(error), "problem_mark"):
         return _broken_files(error)
     if "Ambiguous value" in message or (value and not value.strip(",")):
@@ -230,46 +216,45 @@ def _problem(text: str, error: Exception, known: list[str], cfg: DictConfig, com
     is_there = key.startswith("+") and not key.startswith("++") and bare in known
     if is_there or ("add" in message and "already" in message) or "Could not append" in message:
         way = shlex.quote(f"{bare}={value}")
-        return Problem.suggest(text, f"{bare} exists already, and + only adds new keys", [way], "")
+        return Problem.suggest(text, f"`{bare}` exists already, and + only adds new keys", [way])
     if isinstance(cause, ValidationError):
         return _wrong_value(text, bare, value, cause)
     is_unread = message.startswith(UNREAD_LETTERS)
     if is_unread and PLAIN_KEY.fullmatch(bare):
-        fix = f"put quotes around it: `{_in_quotes(key, value)}`"
-        return Problem(text, "Hydra reads such letters in quotes only", fix)
+        return Problem.suggest(text, "Hydra reads such letters in quotes only", [_in_quotes(key, value)])
     if is_unread or any(part in message for part in ("Could not override", "Could not delete", "Key '")):
         return _unknown_key(text, known, cfg, compose)
     if isinstance(error, HydraException) and any(part in message for part in SYNTAX):
         problem = "Hydra can't read the value: " + " ".join(message.splitlines()[0].split())
-        return Problem(text, problem, f"put quotes around it: `{shlex.quote(key + '=' + quoted(value, MARK))}`")
+        return Problem.suggest(text, problem, [shlex.quote(f"{key}={quoted(value, MARK)}")])
     inner = first_line(cause) if cause is not None and str(cause) else ""
     problem = " ".join(f"{message.splitlines()[0] if message else type(error).__name__} {inner}".split())
-    return Problem(text, problem, f"{key}=... with another value")
+    return Problem(text, problem, f"set `{key}` to another value", code="bad-value")
 
 
 def _unknown_key(text: str, known: list[str], cfg: DictConfig, compose: Compose) -> Problem:
     bare, value = _bare_key(text), text.partition("=")[2]
     group = bare.partition(".")[0]
     if bare == "tuned":  # a group of files that `tune` writes
-        fix = f"python -m runner tune --name {value}, with the same overrides: it writes one"
-        return Problem(text, "the current folder has no conf/tuned", fix)
+        fix = f"run `python -m runner tune --name {value}` with the same overrides, which writes one"
+        return Problem(text, "the current directory has no conf/tuned", fix, code="unknown-option")
     if text.startswith("~"):
         return validate.unknown_key(text, bare, "leave it out")
     if bare in known and value.startswith("{"):
         has = ", ".join(key.rpartition(".")[2] for key in known if key.rpartition(".")[0] == bare)
-        problem = f"{bare} does not have these keys; it has {has}"
-        return Problem(text, problem, f"{bare}.KEY=VALUE for one of its keys")
+        problem = f"`{bare}` does not have these keys; it has {has}"
+        return Problem(text, problem, f"set `{bare}.KEY=VALUE` for one of its keys", code="unknown-key")
     values = [single.partition("=")[2] for single in _singles(text)]
     hits = [_with_sweep(hit, value, values) for hit in suggestions(bare, values, cfg, compose)]
     is_near = "." in bare and any(hit.lstrip("'").startswith(f"{group}.") for hit in hits)
-    if group in FREE and not is_near and (having := _options_with(text, group, compose)):
+    if group in FREE and not is_near and (having := _options_with(text, group)):
         problem = f"there is no key `{bare}` here: it belongs to other options"
         ways = [f"{group}={option} {shlex.quote(text)}" for option in having]
-        return Problem.suggest(text, problem, ways, "", code="unknown-key")
+        return Problem.suggest(text, problem, ways, code="unknown-key")
     otherwise = f"leave it out; `--cfg job` prints the keys{f' of {group}' if group in FREE else ''}"
     keys = [] if hits else [key for key in validate.suggest_keys(bare, known) if "." not in key]
-    if keys and (options := _options(keys[0], compose)):
-        otherwise = f"{keys[0]}=OPTION, with one of {', '.join(sorted(options))}"
+    if keys and (options := _options(keys[0])):
+        otherwise = f"use `{keys[0]}=OPTION` with one of {', '.join(options)}"
     return validate.unknown_key(text, bare, otherwise, hits)
 
 
@@ -287,7 +272,7 @@ def suggestions(key: str, values: list[str], cfg: DictConfig, compose: Compose) 
         more = other_names.WITH.get(hit, "") if hit not in known else ""
         has = compose(more.split()) if more else cfg
         is_group = "." not in hit and OmegaConf.is_dict(validate.value(cfg, hit))
-        way = _with_option(hit, values, has, compose) if is_group else validate.with_value(has, hit, values)
+        way = _with_option(hit, values, has) if is_group else validate.with_value(has, hit, values)
         ways += [f"{more} {way}".strip()] if way else []
     return ways[:3]
 
@@ -299,15 +284,13 @@ def _with_sweep(hit: str, value: str, values: list[str]) -> str:
     return f"{more} {shlex.quote(override.partition('=')[0] + '=' + value)}".strip()
 
 
-def _with_option(group: str, values: list[str], cfg: DictConfig, compose: Compose) -> str | None:
-    options = _options(group, compose)
-    meant = (
-        [_option(group, value, options) for value in values] if any(values) else [cfg.hydra.runtime.choices.get(group)]
-    )
+def _with_option(group: str, values: list[str], cfg: DictConfig) -> str | None:
+    options, present = _options(group), cfg.hydra.runtime.choices.get(group)
+    meant = [_option(group, value, options) for value in values] if any(values) else [present]
     return f"{group}={','.join(filter(None, meant))}" if all(meant) else None
 
 
-def _option(group: str, value: str, options: list[str]) -> str | None:
+def _option(group: str, value: str, options: Iterable[str]) -> str | None:
     ours = other_names.value_for(group, value)
     if ours.partition(" ")[0] in options:
         return ours
@@ -315,14 +298,12 @@ def _option(group: str, value: str, options: list[str]) -> str | None:
     return next((hit for hit in nearest(value, options) if re.sub(r"\D", "", hit) == digits), None)
 
 
-def _options_with(text: str, group: str, compose: Compose) -> list[str]:
+def _options_with(text: str, group: str) -> list[str]:
     first = _bare_key(text).split(".")[1]
     options = []
-    for option in sorted(_options(group, compose)):
-        files = (place / group / f"{option}.yaml" for place in (Path("conf"), CONF))
-        file = next((file for file in files if file.is_file()), None)
+    for option, file in _options(group).items():
         with suppress(Exception):  # a broken file is not an option to suggest
-            options += [option] if file is not None and first in OmegaConf.load(file).keys() else []  # noqa: SIM118 - ???
+            options += [option] if first in OmegaConf.load(file).keys() else []  # noqa: SIM118 - ???
     likely = other_names.value_for(group, Path(text).suffix.lstrip("."))
     return [likely] if likely in options else options
 
@@ -340,33 +321,32 @@ def _no_hydra_key(text: str, error: Exception, accepted: list[str], cfg: DictCon
         compose([*accepted, "hydra/sweeper=optuna", text])
     except Exception:
         return _problem(text, error, list(validate.all_keys(cfg.hydra, "hydra.")), cfg, compose)
-    return Problem(text, "this setting belongs to a search, and this sweep is a grid", f"hydra/sweeper=optuna {text}")
+    problem = "this setting belongs to a search, and this sweep is a grid"
+    return Problem.suggest(text, problem, [f"hydra/sweeper=optuna {text}"], code="conflict")
 
 
 def _missing_option(text: str, group: str, value: str, options: list[str]) -> Problem:
     if group in ("hydra/launcher", "hydra/sweeper"):
         options = [option for option in options if option != "basic"]  # a sweep refuses Hydra's own
     if not options:
-        fix = f"a file conf/{group}/{value}.yaml in the current folder"
-        return Problem(text, f"the group {group} does not exist or has no file", fix, code="unknown-option")
-    problem = f"{group} has no {value or 'empty option'}; it has {', '.join(sorted(options))}"
+        fix = f"add a file conf/{group}/{value}.yaml to the current directory"
+        return Problem(text, f"the group `{group}` does not exist or has no file", fix, code="unknown-option")
+    problem = (
+        f"`{group}` has no {f'option `{value}`' if value else 'empty option'}; it has {', '.join(sorted(options))}"
+    )
     if group == "data" and re.sub(r"\W|_", "", value.lower()) in other_names.ELSEWHERE:
-        fix = (
-            "download it, then data=images data.path=FOLDER for a folder of images, or data=huggingface data.path=NAME"
-        )
+        fix = "download it, then use `data=images data.path=FOLDER` or `data=huggingface data.path=NAME`"
         return Problem(text, problem, fix, code="unknown-option")
     meant = _option(group, value, options)
-    own = f"add your own file conf/{group}/{value}.yaml"
-    fix = f"{group}={meant}, or {own}" if meant else f"one of these, or {own}"
-    return Problem(text, problem, fix, (f"{group}={meant}",) if meant else ())
+    fix = f"use {f'`{group}={meant}`' if meant else 'one of these'}, or add your own file conf/{group}/{value}.yaml"
+    return Problem(text, problem, fix, (f"{group}={meant}",) if meant else (), code="unknown-option")
 
 
 def _wrong_value(text: str, key: str, value: str, cause: ValidationError) -> Problem:
     kind = validate.kind_of(key)
     if kind is None:
-        return Problem(text, first_line(cause), f"{key}=... with another value")
-    problem = validate.wrong_type(key, value, kind)
-    return replace(problem, source=text)
+        return Problem(text, first_line(cause), f"set `{key}` to another value", code="bad-value")
+    return replace(validate.wrong_type(key, value, kind), source=text)
 
 
 def _broken_files(error: Exception) -> Problem:
@@ -379,18 +359,17 @@ def _broken_files(error: Exception) -> Problem:
         there = [file.stem for place in (Path("conf"), CONF) for file in place.glob("*.yaml")]
         options = ", ".join(error.options or dict.fromkeys(there))
         problem = f"the search path has no such file (options: {options})"
-        fix = " or ".join(f"-cn {hit}" for hit in nearest(name, there))
-        fix = fix or "use a name on the path that `--info searchpath` prints, or -cd FOLDER for its folder"
-        return Problem(f"the configuration {name}", problem, fix, code="missing-file")
+        otherwise = "use a name on the path that `--info searchpath` prints, or `-cd FOLDER` for its directory"
+        ways = [f"-cn {hit}" for hit in nearest(name, there)]
+        return Problem.suggest(f"the configuration {name}", problem, ways, otherwise, code="missing-file")
     mark: Any = getattr(cause, "problem_mark", None)
     where = f" in {mark.name}, line {mark.line + 1}" if mark is not None else ""
     problem = getattr(cause, "problem", None) or next(iter(str(cause).splitlines()), "no reason is given")
     kind = "YAML can't be read" if mark is not None else type(cause).__name__
     if isinstance(cause, OmegaConfBaseException) and cause.full_key:
         where += f" at {cause.full_key}"
-    return Problem(
-        "the configuration's files", f"{kind}{where}: {problem}", "correct that line, then run the same command"
-    )
+    fix = "correct that line, then run the same command"
+    return Problem("the configuration's files", f"{kind}{where}: {problem}", fix, code="bad-file")
 
 
 def _innermost(error: BaseException) -> BaseException:
@@ -399,13 +378,6 @@ def _innermost(error: BaseException) -> BaseException:
     return error
 
 
-def _options(group: str, compose: Compose) -> list[str]:
-    from hydra.errors import MissingConfigException
-
-    try:
-        compose([f"{group}=no_such_option"])
-    except MissingConfigException as error:
-        return list(error.options or [])
-    except Exception:
-        return []
-    return []
+def _options(group: str) -> dict[str, Path]:
+    files = {file.stem: file for place in (CONF, Path("conf")) for file in (place / group).glob("*.yaml")}
+    return dict(sorted(files.items()))

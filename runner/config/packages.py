@@ -65,8 +65,9 @@ def missing(error: ModuleNotFoundError) -> RunnerError | None:
     others = [module for module in lacks if module != name]
     named = ", ".join((name, *others[:2])) + (f" and {len(others) - 2} more" if len(others) > 2 else "")
     what = f"-e {shlex.quote(_checkout())}" if _is_checkout(PACKAGES) else " ".join(lacks.values())
-    fix = f"{shlex.quote(sys.executable)} -m pip install {what}"  # `pip` may be another Python's
-    return RunnerError(Problem("python -m runner", f"this Python has no {named}, which the runner imports", fix))
+    fix = f"run `{shlex.quote(sys.executable)} -m pip install {what}`"  # `pip` may be another Python's
+    problem = f"this Python has no {named}, which the runner imports"
+    return RunnerError(Problem("python -m runner", problem, fix, code="missing-package"))
 
 
 def _is_here(module: str) -> bool:

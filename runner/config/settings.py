@@ -39,9 +39,8 @@ class Settings:
                 found[key] = OmegaConf.to_object(cfg[key])
             except OmegaConfBaseException as error:
                 problem = f"the value is known only when the data is there ({first_line(error)})"
-                problems.append(
-                    Problem(getattr(error, "full_key", None) or key, problem, "a value without a reference")
-                )
+                source, fix = getattr(error, "full_key", None) or key, "set it to a value without a reference"
+                problems.append(Problem(source, problem, fix, code="missing-value"))
         refuse(problems)
         model = str(cfg.model.get("_target_", "model")).rsplit(".", 1)[-1]
         return cls(seed=cfg.seed, name=cfg.name, model=model, experiment=chosen(cfg), **found)

@@ -10,7 +10,6 @@ used: it would receive the run and the user's credentials.
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import shlex
@@ -28,7 +27,7 @@ from runner.config.allowed import public_name
 from runner.config.instantiate import locate, otherwise_named
 from runner.config.run_files import yaml_refusal
 from runner.config.secrets import ENVIRONMENT
-from runner.errors import Problem, RunnerError, first_line, nearest, refuse, without_password
+from runner.errors import Problem, RunnerError, first_line, refuse, without_password
 
 #: launchers, sweepers and callbacks that conf/ names; importing them takes time
 OURS = (
@@ -58,7 +57,6 @@ CALLING = tuple(
 #: a value that is a single ${...}, and such values that are a text, now and later
 SINGLE = re.compile(r"\s*\$\{\s*([^{}]*?)\s*\}\s*")
 TEXTS = re.compile(r"hydra[.:](runtime|job|run|sweep)\.[\w.]+|(oc\.env|now):.*")
-LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL", "NOTSET")
 STREAMS = ("ext://sys.stdout", "ext://sys.stderr")
 #: variables for hydra.job.env_set; others make programs load or start something: LD_PRELOAD, GIT_EXTERNAL_DIFF, CXX
 VARIABLES = re.compile(
@@ -73,6 +71,7 @@ OWN_RESOLVERS = ("${oc.env:MLFLOW_TRACKING_URI,sqlite:///mlflow.db}", "${oc.env:
 FROM_STORE = "this configuration came from a store"
 FROM_FOLDER = "this run was not made here by you, or was changed since"
 STORE = "tracking.uri"
+AS_WRITTEN = "restore the file as its run wrote it"
 
 _trusts: ContextVar[bool] = ContextVar("trusts", default=False)
 
@@ -87,20 +86,19 @@ def hydra_problems(hydra: DictConfig) -> list[Problem]:
             continue  # texts, as they were typed
         if isinstance(value, Unsure):
             problem = "Hydra's settings must be written out, without references to groups or texts"
-            found.append(Problem(source, problem, f"{path}.{key}: {{...}}"))
+            found.append(Problem(source, problem, f"write out the value of `{path}.{key}`", code="untrusted"))
         elif key == "_target_":
-            found += _target_problems(path, name)
+            found += _target_problems(f"{path}._target_", name)
         elif is_log and (key in ("()", "class", ".", "queue", "listener") and not LOGS.fullmatch(name)):
             problem = "a log's classes are those of Python's logging, colorlog and rich"
-            found.append(Problem(source, problem, f"{path}.class=logging.StreamHandler"))
+            found.append(Problem.suggest(source, problem, [f"{path}.class=logging.StreamHandler"]))
         elif is_log and (key == "stream" or name.startswith("ext://")) and name not in STREAMS:
-            found.append(Problem(source, "a log is written to a file or to a stream", f"{path}.{key}={STREAMS[0]}"))
-        elif is_log and key == "level" and not _is_level(value):
-            problem = f"a log's level is {', '.join(LEVELS)} or a whole number"
-            found.append(Problem(source, problem, f"{path}.level={next(iter(nearest(name, LEVELS)), 'INFO')}"))
+            problem = "a log is written to a file or to a stream"
+            found.append(Problem.suggest(source, problem, [f"{path}.{key}={STREAMS[0]}"]))
         elif path == "hydra.job.env_set" and not VARIABLES.fullmatch(key):
             problem = f"a configuration can't set {key}: some variables make a program start another one"
-            found.append(Problem(source, problem, f"export {key}={value} before the command"))
+            fix = f"run `export {key}={value}` before the command"
+            found.append(Problem(source, problem, fix, code="untrusted"))
     return found
 
 
@@ -110,19 +108,15 @@ class Unsure(str):
     __slots__ = ()
 
 
-def _is_level(value: Any) -> bool:
-    return value in logging.getLevelNamesMapping() if isinstance(value, str) else isinstance(value, int)
-
-
-def _target_problems(path: str, target: str) -> list[Problem]:
+def _target_problems(key: str, target: str) -> list[Problem]:
     if target in OURS:
         return []
     try:
         if (public := public_name(target, OURS)) is not None:
-            raise RunnerError(otherwise_named(target, public))
-        locate(target, more=PLUGINS)
+            return [otherwise_named(key, target, public)]
+        locate(target, key=key, more=PLUGINS)
     except RunnerError as error:
-        return [problem.below(path) for problem in error.problems]
+        return list(error.problems)
     return []
 
 
@@ -197,12 +191,13 @@ def cleared(text: str, *, source: str, look: str, trusted: bool) -> str:
         node = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
     except Exception as error:  # YAML's and OmegaConf's own
         problem = f"the run's rerun.yaml can't be read: {first_line(error)}"
-        raise RunnerError(Problem(source, problem, "a run that this runner has tracked")) from None
+        raise RunnerError(Problem(source, problem, "use a run that this runner has tracked", code="bad-file")) from None
     if not isinstance(node, dict) or node.get("defaults") != DEFAULTS or "hydra" in node:
         problem = "the run's rerun.yaml was not written by the runner: it uses other files or sets Hydra's keys"
-        raise RunnerError(Problem(source, problem, f"a run with an unchanged file; {look} shows the file"))
+        fix = f"use a run with an unchanged file; {look} shows the file"
+        raise RunnerError(Problem(source, problem, fix, code="bad-file"))
     if not trusted:
-        refuse(_problems(node, "", FROM_STORE, f"--trust, when you have looked at the file: {look}"))
+        refuse(_problems(node, "", FROM_STORE, f"use `--trust` when you have looked at the file: {look}"))
     del node["defaults"]
     return f"defaults: [{', '.join(DEFAULTS)}]\n{OmegaConf.to_yaml(OmegaConf.create(node))}"
 
@@ -210,32 +205,32 @@ def cleared(text: str, *, source: str, look: str, trusted: bool) -> str:
 def rerun_problems(file: Path) -> list[Problem]:
     """Return every error of a run directory's rerun.yaml: content that no run writes, and code where it is only data."""
     if why := yaml_refusal(file):
-        return [Problem(str(file), why, "the file as its run wrote it")]
+        return [Problem(str(file), why, AS_WRITTEN, code="bad-file")]
     try:
         text = file.read_text()
         content = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
     except Exception:
         return []  # the composition reports it
     content = content if isinstance(content, dict) else {}
-    fix = f"the lines that you trust in a file of yours, conf/mine.yaml, and -cn mine instead of -cn {RERUN}"
-    found = [
-        Problem(f"{key} in {file}", "a run's configuration has no settings of Hydra's", fix)
-        for key in map(str, content)
-        if key.partition("/")[0] == "hydra"
-    ]
+    fix = f"copy the lines that you trust to conf/mine.yaml, and use `-cn mine` instead of `-cn {RERUN}`"
+    wrong = {key: "a run's configuration has no settings of Hydra's" for key in map(str, content) if _is_hydras(key)}
     if content.get("defaults") != DEFAULTS:
-        problem = f"its defaults are {content.get('defaults')}, and a run writes [{', '.join(DEFAULTS)}]"
-        found.append(Problem(f"defaults in {file}", problem, fix))
+        wrong["defaults"] = f"the defaults are {content.get('defaults')}, and a run writes [{', '.join(DEFAULTS)}]"
     if re.search(r"^\s*#\s*@package", text, re.MULTILINE):
-        found.append(Problem(f"@package in {file}", "a run's configuration is no part of another one", fix))
+        wrong["@package"] = "a run's configuration is not a part of another one"
+    found = [Problem(f"{key} in {file}", problem, fix, code="untrusted") for key, problem in wrong.items()]
     for name in ("schema", "base"):
         if (other := file.with_name(f"{name}.yaml")).exists():
             problem = f"this file would replace the runner's own {name}, which {file.name} builds on"
-            found.append(Problem(str(other), problem, f"the folder without {other.name}"))
+            found.append(Problem(str(other), problem, f"move {other.name} out of the directory", code="untrusted"))
     if not found and is_untrusted(file.parent):  # take_no_store() replaces the store
         foreign = _problems(content, "", FROM_FOLDER, _look(file))
         found = [problem for problem in foreign if not problem.source.startswith(f"{STORE}=")]
     return found
+
+
+def _is_hydras(key: str) -> bool:
+    return key.partition("/")[0] == "hydra"
 
 
 def take_no_store(cfg: DictConfig, file: Path, words: Sequence[str]) -> list[Problem]:
@@ -253,8 +248,9 @@ def take_no_store(cfg: DictConfig, file: Path, words: Sequence[str]) -> list[Pro
     if uri in OWN_RESOLVERS or os.environ.get("MLFLOW_TRACKING_URI") or not validate.value(cfg, "tracking.enabled"):
         return []
     problem = f"{FROM_FOLDER}, and its store is used only if you name it"
-    fix = f"{STORE}=sqlite:///mlflow.db for the usual one of this folder, {STORE}=URI for another, or {_look(file)}"
-    return [Problem(f"{STORE}={without_password(uri)}", problem, fix)]
+    way = f"{STORE}=sqlite:///mlflow.db"
+    fix = f"use `{way}` or `{STORE}=URI`, or {_look(file)}"
+    return [Problem(f"{STORE}={without_password(uri)}", problem, fix, (way,), code="untrusted")]
 
 
 def check_card(file: Path) -> None:
@@ -274,17 +270,17 @@ def recipe_problems(node: Any, file: Path) -> list[Problem]:
 
 
 def _look(file: Path) -> str:
-    return f"--trust, when you have looked at {file}"
+    return f"use `--trust` when you have looked at {file}"
 
 
 def _problems(node: Any, key: str, reason: str, fix: str) -> Iterator[Problem]:
     if isinstance(node, dict):
         target = node.get("_target_")
         if target is not None and (public := public_name(str(target))) is not None:  # --trust would not help
-            yield otherwise_named(target, public).below(key)
+            yield otherwise_named(f"{key}._target_", str(target), public)
         elif target is not None and _is_foreign(str(target)):
             problem = f"{reason}, and names code that is neither the runner's nor torch's"
-            yield Problem(f"{key}._target_={target}", problem, fix)
+            yield Problem(f"{key}._target_={target}", problem, fix, code="untrusted")
         for name, child in node.items():
             yield from _problems(child, f"{key}.{name}" if key else str(name), reason, fix)
     elif isinstance(node, list):
@@ -296,9 +292,11 @@ def _problems(node: Any, key: str, reason: str, fix: str) -> Iterator[Problem]:
         yield from _problems({"_target_": node}, key, reason, fix)
     elif key in ("train", "train.hooks"):
         problem = f"{reason}, and a reference to hooks may name any code"
-        yield Problem(f"{key}={node}", problem, f"the hooks written out, as train.hooks: [NAME], or {fix}")
+        yield Problem(
+            f"{key}={node}", problem, f"write out the hooks, `train.hooks: [NAME]`, or {fix}", code="untrusted"
+        )
     elif node not in OWN_RESOLVERS and (("${" in node and ":" in node) or f"<{ENVIRONMENT}:" in node):
-        yield Problem(f"{key}={node}", f"{reason}, and may not read what lies outside it", fix)
+        yield Problem(f"{key}={node}", f"{reason}, and may not read values from outside it", fix, code="untrusted")
 
 
 def _is_foreign(target: str) -> bool:
@@ -312,13 +310,12 @@ def _is_foreign(target: str) -> bool:
 def check_folder(folder: Path) -> None:
     """Raise a RunnerError for every path in the directory of a run or sweep that may not be there, before it is read."""
     is_runs = any((folder / name).exists() for name in (f"{RERUN}.yaml", "ledger.jsonl"))
-    own = "hydra.run.dir=FOLDER, with a directory for this run"  # other files in the directory are the user's
-    found = [
-        Problem(str(path), problem, f"rm -- {shlex.quote(str(path))}" if is_runs else own)
-        for path, problem in strays(folder)
-    ]
+    found = []
+    for path, problem in strays(folder):
+        fix = f"run `rm -- {shlex.quote(str(path))}`" if is_runs else "use `hydra.run.dir=FOLDER`, an empty directory"
+        found.append(Problem(str(path), problem, fix, code="untrusted"))
     if why := yaml_refusal(rerun := folder / f"{RERUN}.yaml"):
-        found.append(Problem(str(rerun), why, "the file as its run wrote it"))
+        found.append(Problem(str(rerun), why, AS_WRITTEN, code="bad-file"))
     refuse(found)
 
 

@@ -35,6 +35,7 @@ HIDDEN = re.compile(r"(?<=[:/])\*\*\*(?=@)|(?<==)\*\*\*(?=&|'|$)")
 #: an example for each type of the schema
 EXAMPLES = {"int": "10", "float": "0.5", "bool": "true", "str": "name"}
 UNSET = re.compile(r"Environment variable '(\w+)' not found")
+PRINTED = "use a key that `--cfg job` prints"
 STORES = ("sqlite:", "http://", "https://", "postgresql", "mysql", "mssql", "databricks")
 
 
@@ -72,13 +73,14 @@ def setting_problems(node: DictConfig, schema: type, key: str) -> list[Problem]:
     found = []
     for name in map(str, node):
         if name not in known and name != "_target_":
-            fix = " or ".join(f"{key}.{hit}=..." for hit in nearest(name, known)) or f"use one of {', '.join(known)}"
-            found.append(unknown_key(f"{key}.{name}={node[name]}", f"{key}.{name}", fix))
+            ways = [f"{key}.{hit}={node[name]}" for hit in nearest(name, known)]
+            otherwise = f"use one of {', '.join(known)}"
+            found.append(unknown_key(f"{key}.{name}={node[name]}", f"{key}.{name}", otherwise, ways))
     return [*found, *_bad_values(node, schema, key)]
 
 
 def unknown_key(source: str, key: str, otherwise: str, ways: Iterable[str] = ()) -> Problem:
-    """Return the error of an unknown key; its help is `ways`, as they can be typed, or `otherwise`."""
+    """Return the error of an unknown key; its help is `ways`, which can be typed, or `otherwise`."""
     return Problem.suggest(source, f"there is no key `{key}`", ways, otherwise, code="unknown-key")
 
 
@@ -223,8 +225,7 @@ def _unknown_keys(cfg: DictConfig) -> list[Problem]:
         typed = str(value(cfg, name))
         ways: list[str | None] = [*other_names.overrides_for(name, typed)]
         ways = ways or [with_value(cfg, hit, [typed]) for hit in suggest_keys(name, known)]
-        otherwise = "use a key that `--cfg job` prints"
-        found.append(unknown_key(f"{name}={typed}", name, otherwise, filter(None, ways)))
+        found.append(unknown_key(f"{name}={typed}", name, PRINTED, filter(None, ways)))
     return found
 
 
@@ -262,8 +263,8 @@ def _is_written(node: Any, kind: type[Container] = DictConfig) -> bool:
 def _bad_values(node: DictConfig, schema: type, group: str) -> Iterator[Problem]:
     settings = [item for item in fields(schema) if not is_dataclass(item.default_factory)]
     if group and settings and not any(_has(node, item.name) for item in settings):
-        problem, fix = f"{group} is needed and has no values", f"{group}=default, or leave it out"
-        yield Problem(f"~{group}", problem, fix, code="missing-value")
+        fix = f"leave it out, or use `{group}=default`"
+        yield Problem(f"~{group}", f"`{group}` is needed and has no values", fix, code="missing-value")
         return
     for item in fields(schema):
         key = f"{group}.{item.name}".lstrip(".")
@@ -277,8 +278,8 @@ def _bad_values(node: DictConfig, schema: type, group: str) -> Iterator[Problem]
                 yield _bad_value(key, value, item.metadata)
         except InterpolationToMissingValueError:
             text = written(node, item.name)
-            problem = f"{text} is known when the data is there, and {key} is needed before"
-            yield Problem(f"{key}={text}", problem, f"{key}=... with the value itself", code="missing-value")
+            problem = f"`{text}` is known when the data is there, and `{key}` is needed before"
+            yield Problem(f"{key}={text}", problem, f"set `{key}=...` to the value itself", code="missing-value")
         except (InterpolationKeyError, InterpolationResolutionError, UnsupportedInterpolationType):
             pass  # _interpolations() reports it
         except OmegaConfBaseException:
@@ -286,7 +287,7 @@ def _bad_values(node: DictConfig, schema: type, group: str) -> Iterator[Problem]
 
 
 def _needed(key: str, fix: str = "") -> Problem:
-    return Problem(f"no {key}", f"{key} is needed and has no value", fix or f"{key}=...", code="missing-value")
+    return Problem(f"no {key}", f"`{key}` is needed and has no value", fix or f"set `{key}=...`", code="missing-value")
 
 
 def _keeps_rule(value: Any, metadata: Any) -> bool:
@@ -302,9 +303,7 @@ def _bad_value(key: str, value: Any, metadata: Any) -> Problem:
     if choices := metadata.get("choices"):
         ours = other_names.value_for(key, str(value))
         ways = [ours] if ours in choices else nearest(str(value), choices) or choices
-    return Problem.suggest(
-        f"{key}={shown}", f"`{key}` must be {metadata['valid']}", [f"{key}={way}" for way in ways], ""
-    )
+    return Problem.suggest(f"{key}={shown}", f"`{key}` must be {metadata['valid']}", [f"{key}={way}" for way in ways])
 
 
 def kind_of(key: str) -> str | None:
@@ -324,11 +323,13 @@ def wrong_type(key: str, value: str, kind: str) -> Problem:
     words = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text"}
     parts = [words.get(part.strip(), "null" if part.strip() == "None" else "a group") for part in kind.split("|")]
     example = EXAMPLES.get(kind.split("|")[0].strip())
-    fix = f"{key}={example}" if example else f"{key}.KEY=VALUE for the keys below it (--cfg job lists them)"
-    suggestions = (f"{key}={example}",) if example else ()
-    return Problem(
-        f"{key}={value}", f"`{key}` must be {' or '.join(parts)}, got `{value}`", fix, suggestions, code="bad-value"
-    )
+    kinds = " or ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
+    problem = f"`{key}` must be {kinds}, got `{value}`"
+    return Problem.suggest(f"{key}={value}", problem, [f"{key}={example}"] if example else [], _below(key))
+
+
+def _below(key: str) -> str:
+    return f"set `{key}.KEY=VALUE` for the keys below it (`--cfg job` lists them)"
 
 
 def _interpolations(node: Any, prefix: str) -> Iterator[Problem]:
@@ -342,35 +343,33 @@ def _interpolations(node: Any, prefix: str) -> Iterator[Problem]:
             continue
         text = str(child._value())
         if path in BUILT or path in ("backends", "facts") or path in dict(groups()):
-            problem = f"{path} is a group of keys, and a reference brings single values"
-            yield Problem(f"{path}={text}", problem, f"{path}.KEY=VALUE for the keys below it (--cfg job lists them)")
+            problem = f"`{path}` is a group of keys, and a reference brings single values"
+            yield Problem(f"{path}={text}", problem, _below(path), code="bad-value")
             continue
         try:
             node[key]
         except UnsupportedInterpolationType:
-            problem = (
-                "no resolver has this name; a reference is `${GROUP.KEY}`, or `${oc.env:NAME}` for the environment"
-            )
-            yield Problem(f"{path}={text}", problem, f"{path}=... with another value")
+            problem = f"no resolver has the name in `{text}`"
+            fix = "refer to a key with `${GROUP.KEY}`, or to the environment with `${oc.env:NAME}`"
+            yield Problem(f"{path}={text}", problem, fix, code="bad-value")
         except (InterpolationKeyError, InterpolationResolutionError) as error:
             if unset := UNSET.search(str(error)):
                 yield _unset(path, text, unset[1])
             elif not re.search(r"\?\?\?|missing", str(error), re.IGNORECASE):  # the data fills in a missing fact
                 wanted = text.strip("${} ")
                 known = [name for name in all_keys(node._get_root()) if not name.startswith("hydra")]
-                fix = " or ".join(f"${{{hit}}}" for hit in suggest_keys(wanted, known))
-                fix = fix or "use a key that `--cfg job` prints"
-                yield Problem(f"{path}={text}", f"{wanted} does not exist in this configuration", fix)
+                ways = [shlex.quote(f"{path}=${{{hit}}}") for hit in suggest_keys(wanted, known)]
+                yield unknown_key(f"{path}={text}", wanted, PRINTED, ways)
         except OmegaConfBaseException:
             continue  # a fact, too
 
 
 def _unset(key: str, text: str, name: str) -> Problem:
-    problem = f"the environment variable {name} is not set"
-    if (default := _schema_example(key)) is None:
-        return Problem(f"{key}={text}", problem, f"export {name}=... before the command")
+    default = _schema_example(key)
     ours = shlex.quote(f"{key}={text.replace(f'oc.env:{name}', f'oc.env:{name},{default}')}")
-    return Problem(f"{key}={text}", problem, f"export {name}={default} before the command, or {ours}", (ours,))
+    fix = f"run `export {name}={default or '...'}` before the command{f', or use `{ours}`' if default else ''}"
+    problem = f"the environment variable `{name}` is not set"
+    return Problem(f"{key}={text}", problem, fix, (ours,) if default else (), code="missing-value")
 
 
 def _missing(node: Any, key: str) -> Iterator[Problem]:
@@ -381,15 +380,15 @@ def _missing(node: Any, key: str) -> Iterator[Problem]:
         OmegaConf.is_missing(node, "_target_")
         or (key in BUILT and key != "scheduler" and (target is None or not target._value()))
     ):
-        fix = f"{key}=OPTION for a file in conf/{key}/, with its _target_ line"
-        problem = f"{key} has no `_target_`, which says what to build"
-        yield Problem(f"{key}=...", problem, fix if key in BUILT else f"{key}._target_=...")
+        fix = f"use `{key}=OPTION` for a file in conf/{key}/ with a `_target_` line"
+        problem = f"`{key}` has no `_target_`, which says what to build"
+        yield Problem(f"{key}=...", problem, fix if key in BUILT else f"set `{key}._target_=...`", code="missing-value")
     for name in range(len(node)) if is_list else node if _is_written(node) else ():
         where = f"{key}[{name}]" if is_list else f"{key}.{name}"
         if not OmegaConf.is_missing(node, name):
             yield from _missing(node._get_node(name), where)
         elif name != "_target_":
-            yield _needed(where, f"{key}=[...] with a value for each" if is_list else "")
+            yield _needed(where, f"set `{key}=[...]` with a value for each" if is_list else "")
 
 
 def _uri(cfg: DictConfig) -> list[Problem]:
@@ -403,11 +402,11 @@ def uri_problems(uri: str) -> list[Problem]:
     """Return the error of a URI that MLflow has no store for."""
     asked = f"tracking.uri={without_password(uri)}"
     if HIDDEN.search(uri):
-        fix = HIDDEN.sub("PASSWORD", asked) + ", or export MLFLOW_TRACKING_URI with it"
+        fix = f"use `{HIDDEN.sub('PASSWORD', asked)}`, or export MLFLOW_TRACKING_URI with it"
         return [Problem(asked, "a run directory stores no credentials", fix, code="secret")]
     if uri.startswith("sqlite:") and not re.match("sqlite:///|sqlite://$", uri):
         problem = "a file's URI has three slashes before its path, and an absolute path begins with one more"
-        return [Problem(asked, problem, f"tracking.uri={_sqlite(uri)}")]
+        return [Problem.suggest(asked, problem, [f"tracking.uri={_sqlite(uri)}"])]
     if uri.startswith(STORES):
         return []
     if "://" not in uri.replace("file://", "") or uri.startswith("file:"):
@@ -416,7 +415,7 @@ def uri_problems(uri: str) -> list[Problem]:
         )
     else:
         problem = f"MLflow has no store for {uri.split(':')[0]}://"
-    return [Problem(asked, problem, "tracking.uri=sqlite:///mlflow.db or tracking.uri=http://127.0.0.1:5000")]
+    return [Problem.suggest(asked, problem, ["tracking.uri=sqlite:///mlflow.db", "tracking.uri=http://127.0.0.1:5000"])]
 
 
 def _sqlite(uri: str) -> str:
@@ -430,11 +429,13 @@ def _hidden(cfg: DictConfig) -> list[Problem]:
     parts = OmegaConf.to_container(OmegaConf.masked_copy(cfg, [key for key in BUILT if key in cfg]))
     for key, text in ((key, str(each)) for key, each in leaves(parts)):
         if "://" in text and HIDDEN.search(text):
-            fix = f"{key}={HIDDEN.sub('PASSWORD', text)}"
+            fix = f"use `{key}={HIDDEN.sub('PASSWORD', text)}`"
             found.append(Problem(f"{key}={text}", "a run directory stores no credentials", fix, code="secret"))
     for key in secret_keys():
         if value(cfg, key) == "***":
-            found.append(Problem(f"{key}=***", "a run directory stores no secrets", f"{key}=... again", code="secret"))
+            found.append(
+                Problem(f"{key}=***", "a run directory stores no secrets", f"set `{key}` again", code="secret")
+            )
     return found
 
 
@@ -442,7 +443,8 @@ def _folds(cfg: DictConfig) -> list[Problem]:
     fold, num = value(cfg, "data.fold"), value(cfg, "data.num_folds")
     if fold is None:
         problem = "`data.num_folds` is set, and `data.fold` is null"
-        return [Problem(f"data.num_folds={num}", problem, f"add -m 'data.fold=range({num})'")] if num else []
+        fix = f"add `-m 'data.fold=range({num})'`"
+        return [Problem(f"data.num_folds={num}", problem, fix, code="missing-value")] if num else []
     try:
         which, of = fold_of(fold, num) or (0, 0)
     except (TypeError, ValueError):
@@ -450,20 +452,23 @@ def _folds(cfg: DictConfig) -> list[Problem]:
     source = f"data.fold={fold}"
     if num is not None and str(of) != str(num):
         problem = f"`data.fold` has {of} folds, and `data.num_folds` {num}"
-        return [Problem(f"{source} data.num_folds={num}", problem, f"{source} without data.num_folds")]
+        fix = f"use `{source}` without `data.num_folds`"
+        return [Problem(f"{source} data.num_folds={num}", problem, fix, (source,), code="conflict")]
     if of < 2 and num is None:
-        return [Problem(source, f"the number of folds must be 2 or more, got {of}", f"data.fold={which}/{NUM_FOLDS}")]
+        problem = f"the number of folds must be 2 or more, got {of}"
+        return [Problem.suggest(source, problem, [f"data.fold={which}/{NUM_FOLDS}"])]
     if which >= of:
         problem = f"folds are counted from 0: the last of {of} is {of - 1}"
-        return [Problem(source, problem, f"data.fold={of - 1}/{of}, or all of them: -m 'data.fold=range({of})'")]
+        ways = (f"data.fold={of - 1}/{of}", f"-m 'data.fold=range({of})'")
+        return [Problem(source, problem, f"use `{ways[0]}`, or all of them: `{ways[1]}`", ways, code="bad-value")]
     return []
 
 
 def _early_stopping(cfg: DictConfig) -> list[Problem]:
     mode, metric, patience = (value(cfg, f"train.early_stopping.{name}") for name in ("mode", "metric", "patience"))
     if mode and not metric and not patience:
-        fix = "train.early_stopping.patience=5"
-        return [Problem(f"train.early_stopping.mode={mode}", "early stopping is off while patience is null", fix)]
+        source, problem = f"train.early_stopping.mode={mode}", "early stopping is off while its patience is null"
+        return [Problem.suggest(source, problem, [f"{source} train.early_stopping.patience=5"], code="missing-value")]
     return []
 
 
@@ -471,7 +476,7 @@ def _constant(cfg: DictConfig) -> list[Problem]:
     node = _group(cfg, "scheduler")
     if node is None or "_target_" in node:
         return []
-    problem, fix = "a constant learning rate has no arguments", "leave it out, or choose a schedule: scheduler=cosine"
+    problem, fix = "a constant learning rate has no arguments", "leave it out, or choose a schedule: `scheduler=cosine`"
     names = [name for name in map(str, node) if not name.startswith("_")]
     return [Problem(f"scheduler.{name}={written(node, name)}", problem, fix, code="bad-argument") for name in names]
 
@@ -479,4 +484,4 @@ def _constant(cfg: DictConfig) -> list[Problem]:
 def _built_too_early(cfg: DictConfig) -> list[Problem]:
     problem = "a part that needs the model's parameters is built after the model"
     keys = [f"{key}._partial_" for key in PARTIAL]
-    return [Problem(f"{key}=false", problem, f"{key}=true") for key in keys if value(cfg, key) is False]
+    return [Problem.suggest(f"{key}=false", problem, [f"{key}=true"]) for key in keys if value(cfg, key) is False]

@@ -133,15 +133,10 @@ def test_a_script_that_a_process_of_its_own_loads_does_not_train_there(own_folde
 def test_run_takes_one_run(own_folder):
     with pytest.raises(RunnerError, match="one run"):
         runner.run(["-m", "seed=1,2"])
-    for word, write in (
-        ("seed=1,2", "[run([*words, f'seed={value}']) for value in ['1', '2']]"),
-        ("device=cpu,0", "[run([*words, f'device={value}']) for value in ['cpu', 'cuda:0']] for a run on each"),
-        ("model.hidden_sizes=[64],[32,32]", "f'model.hidden_sizes={value}']) for value in ['[64]', '[32,32]']]"),
-        ("zip(seed,name)=(1,a),(2,b)", "run([...]) for each of them"),
-    ):
-        with pytest.raises(RunnerError, match=r"run\(\) is one") as raised:
+    for word in ("seed=1,2", "device=cpu,0", "model.hidden_sizes=[64],[32,32]", "zip(seed,name)=(1,a),(2,b)"):
+        with pytest.raises(RunnerError, match="this is one run") as raised:
             runner.run([word])
-        assert write in raised.value.problems[0].help and "-m" not in str(raised.value)
+        assert "-m" not in str(raised.value)
     with pytest.raises(RunnerError) as raised:  # a line is split, and has one error
         runner.run("seed=1 modle='mlp'")
     assert [problem.source for problem in raised.value.problems] == ["modle=mlp"]

@@ -108,8 +108,6 @@ def test_what_is_still_running_is_not_complete(run, stores, write, own_folder, c
         (["sync"], "there is no run below outputs or multirun"),
         (["sync", "run"], "there is no journal/journal.bin in it"),
         (["sync", "run", "tracking.uri=sqlite:///runs.db"], "there is no journal/journal.bin in it"),
-        (["ui", "--port", "99999999"], "it must be a whole number, 1 to 65535"),
-        (["ui", "--prot", "5001"], "ui does not take --prot"),
         (["ui"], "no run in outputs or multirun was tracked"),
     ],
 )

@@ -116,4 +116,4 @@ def test_path_of_a_definition_is_its_exported_name(path, name):
 def test_a_launcher_by_its_module_is_offered_by_its_name():
     (problem,) = hydra_problems(OmegaConf.create({"launcher": {"_target_": "runner.sweep.launchers.local.Slots"}}))
     assert problem.source == "hydra.launcher._target_=runner.sweep.launchers.local.Slots"
-    assert problem.help.startswith("hydra.launcher._target_=runner.sweep.Slots;")
+    assert problem.suggestions == ("hydra.launcher._target_=runner.sweep.Slots",)

@@ -309,10 +309,3 @@ def test_where_it_is_written(own_folder, capsys):
     assert told["lines"]["model"] == "# yaml-language-server: $schema=../../editor/runner.json#/definitions/model"
     assert told["lines"]["experiment"] == "# yaml-language-server: $schema=../../editor/runner.json"
     assert (own_folder / "editor/runner.json").is_file() and not (own_folder / "conf").exists()
-
-
-@pytest.mark.parametrize(("words", "told"), [(["--otput", "x"], "help: use `--output x`"), (["--output"], "it needs a value"), (["--output", "file/x"], "file/x")])  # fmt: skip
-def test_what_it_does_not_take(words, told, own_folder, capsys):
-    (own_folder / "file").touch()
-    assert cli.main(["schema", *words]) == 2
-    assert told in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """What a group's file has for its own target is left out where the command line names another one; nothing else is."""
 
 import pytest
+from refused import problems_in
 
 from runner import cli
 from runner.config import compose
@@ -53,10 +54,6 @@ def test_only_what_is_missing_is_told(own_folder, capfd):
     (own_folder / "my_own_nets.py").write_text(
         "from torch import nn\n\n\nclass Net(nn.Linear):\n    def __init__(self, inputs, outputs): ...\n"
     )
-    assert cli.main(["model._target_=my_own_nets.Net", "tracking.enabled=false"]) == 2
-    said = capfd.readouterr().err
-    assert (
-        said.count("help:") == 2 and "help: use `model.inputs=...`" in said and "help: use `model.outputs=...`" in said
-    )
-    assert cli.main(["model._target_=my_own_nets.Net", "+model.width=1", "tracking.enabled=false"]) == 2
-    assert "Net takes no argument width; its arguments: inputs, outputs\n" in capfd.readouterr().err
+    for more, codes in (([], ["missing-value"] * 2), (["+model.width=1"], ["bad-argument", *["missing-value"] * 2])):
+        assert cli.main(["model._target_=my_own_nets.Net", *more, "tracking.enabled=false", "--json"]) == 2
+        assert [problem.code for problem in problems_in(capfd.readouterr().out)] == codes

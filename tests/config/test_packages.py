@@ -65,12 +65,12 @@ def test_a_package_that_every_run_needs_is_installed_by_the_checkout(beside, own
     monkeypatch.chdir(own_folder if beside else PACKAGES)
     (problem,) = packages.missing(ModuleNotFoundError(name="torch.nn")).problems
     assert problem.message == "this Python has no torch, which the runner imports"
-    assert problem.help == f"{sys.executable} -m pip install -e {PACKAGES if beside else '.'}"
+    assert problem.help == f"run `{sys.executable} -m pip install -e {PACKAGES if beside else '.'}`"
     assert packages.missing(ModuleNotFoundError(name="my_module")) is None
     monkeypatch.setattr(packages, "PACKAGES", own_folder)
     monkeypatch.setitem(sys.modules, "sklearn", None)
     (problem,) = packages.missing(ModuleNotFoundError(name="torch")).problems
-    assert problem.help == f"{sys.executable} -m pip install scikit-learn torch"
+    assert problem.help == f"run `{sys.executable} -m pip install scikit-learn torch`"
 
 
 def test_every_extra_that_a_message_names_is_there():

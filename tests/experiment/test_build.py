@@ -159,7 +159,7 @@ def test_a_class_with_such_an_argument_gets_it(words, told, own_folder, capsys):
         ("model.weights=nowhere.pt", "a file or a run directory"),
         ("model.wieghts=first", "model.weights"),
         (f"model.weights={'w' * 300}", "a file or a run directory"),
-        (f"model._target_={'w' * 300}.Net", "your own class in a file"),
+        (f"model._target_={'w' * 300}.Net", "add your own class to a file"),
         ("train.early_stopping.metric=val/acuracy", "train.early_stopping.metric=val/accuracy"),
     ],
 )
@@ -173,8 +173,8 @@ def test_a_fact_that_the_data_does_not_tell_is_named_with_the_models_that_suit(o
     words = ["data=text", "data.path=text.txt", "data.context_length=8", "task=language", "device=cpu"]
     assert cli.main([*words, "model=mlp"]) == 2
     said = capsys.readouterr().err
-    assert "this data has no in_features; it has input_shape=[8]" in said and "=None" not in said
-    assert "help: use `model=gpt`, `model=transformer`" in said
+    assert "this data has no `in_features`; it has input_shape=[8]" in said and "=None" not in said
+    assert "help: use a model of tokens: `model=gpt`, `model=transformer`" in said
 
 
 HIDDEN, ROWS, BATCH, EPOCHS = [8], 200, 50, 2

@@ -361,7 +361,7 @@ def test_memory_that_ends_is_told(search, monkeypatch, messages):
     [
         (["train.num_processes=2"], "train.num_processes=1"),
         (["--name", "a/b"], "--name fast"),
-        (["--second", "3"], "does not take --second"),
+        (["--second", "3"], "does not take `--second`"),
         (["--seconds", "0"], "--seconds 30"),
         (["train.num_epoch=3"], "train.num_epochs=3"),
     ],

@@ -135,9 +135,9 @@ def test_a_folder_that_hydra_reads_in_quotes_alone(tmp_path, monkeypatch):
     [
         ([], "no change has been kept here yet", "try --against last"),
         (["--against", "nowhere"], "there is no directory nowhere", "last"),
-        (["--against"], "it needs a value", "--against RUN"),
-        (["--budget", "soon"], "it must be a number above 0", "--budget 60"),
-        (["--budget=-1"], "it must be a number above 0", "--budget 60"),
+        (["--against"], "--against needs a value", "--against RUN"),
+        (["--budget", "soon"], "--budget must be a number above 0", "--budget 60"),
+        (["--budget=-1"], "--budget must be a number above 0", "--budget 60"),
         (["seed=3"], "seeds of what it is tried against", "without seed="),
         (["sweep.resume=last", "optimizer.lr=1"], "its own sweep", "without sweep.resume="),
         (["sweep.until=decided", "sweep.max_seeds=9"], "its own sweep", "without sweep.max_seeds="),

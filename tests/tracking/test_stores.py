@@ -61,14 +61,14 @@ def test_the_last_word_counts_before_the_environment(monkeypatch):
 @pytest.mark.parametrize(
     ("uri", "write"),
     [
-        ("foo", "sqlite:///mlflow.db or "),
+        ("foo", "sqlite:///mlflow.db"),
         ("sqlite:/a.db", "sqlite:////a.db"),
-        ("ftp://there", "sqlite:///mlflow.db or "),
+        ("ftp://there", "sqlite:///mlflow.db"),
     ],
 )
 def test_words_that_name_no_store_are_told_before_mlflow_is_asked(uri, write):
     (problem,) = problems_of(stores.named, [f"tracking.uri={uri}"])
-    assert problem.source == f"tracking.uri={uri}" and problem.help.startswith(f"tracking.uri={write}")
+    assert (problem.source, problem.suggestions[0]) == (f"tracking.uri={uri}", f"tracking.uri={write}")
 
 
 def test_a_store_whose_file_is_still_to_be_made_is_taken(own_folder):

@@ -76,11 +76,11 @@ class Moves(nn.Module):
 @pytest.mark.parametrize(
     ("name", "write"),
     [
-        ("NoSuper", r"super\(\).__init__\(\) before the first line that sets something \(failing_nets.py:5\)"),
+        ("NoSuper", r"call `super\(\).__init__\(\)` before the first line that sets something \(failing_nets.py:5\)"),
         ("Typo", "correct failing_nets.py:9"),
         ("Exits", "correct failing_nets.py:15"),
-        ("Argument", "other values for model.i"),
-        ("Moves", r"remove .cuda\(\) and .to\(...\): .device=. places the model and each batch"),
+        ("Argument", "set `model.i` to other values"),
+        ("Moves", r"remove `.cuda\(\)` and `.to\(...\)`: `device=` places the model and each batch"),
     ],
 )
 def test_a_constructor_that_fails(own_folder, name, write):
@@ -130,7 +130,7 @@ NET = ["data=iris", "device=cpu", "tracking.enabled=false", "~model", "+model.in
     [
         ("+model._target_=forwards.InPlace", 1, "forwards.py:13 changes a tensor in place (add_)"),
         ("+model._target_=forwards.Slice", 1, "forwards.py:20 changes a tensor in place (fill_)"),
-        ("+model._target_=forwards.Moves", 1, "help: remove .cuda() and .to(...): device= places the model"),
+        ("+model._target_=forwards.Moves", 1, "help: remove `.cuda()` and `.to(...)`: `device=` places the model"),
         (
             "+model._target_=forwards.NoModule",
             2,

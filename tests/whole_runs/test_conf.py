@@ -128,7 +128,7 @@ def test_a_resolver_in_quotes_is_what_the_message_says(monkeypatch):
     monkeypatch.delenv("LRX", raising=False)
     word, explained = "optimizer.lr=${oc.decode:${oc.env:LRX,0.5}}", compose.composer([])
     (problem,) = override_errors.explain(HydraException(), [word], compose=explained, check=lambda cfg: None).problems
-    (mend,) = shlex.split(problem.help.partition(": ")[2].strip("`"))
+    (mend,) = shlex.split(problem.suggestions[0])
     cfg = explained([mend])
     assert validate.problems(cfg) == []
     assert validate.target_node(cfg, "optimizer", resolve=True)["lr"] == 0.5

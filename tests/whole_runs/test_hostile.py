@@ -207,7 +207,7 @@ RERUNS = {
         f"hydra: {{callbacks: {{x: {{{CALL}}}}}}}\nwhere: !!python/object/apply:pathlib.PosixPath [a]\n",
         "no settings of Hydra's",
     ),
-    "a package": ("# @package hydra\n", "is no part of another one"),
+    "a package": ("# @package hydra\n", "is not a part of another one"),
     "a Python object": ("where: !!python/object/apply:os.makedirs [PWNED]\n", "YAML can't be read"),
 }
 
@@ -236,8 +236,8 @@ def test_a_runs_configuration_has_the_runners_own_defaults(run_folder, capfd, de
     (run_folder / "part.yaml").write_text(f"{CALL.replace(', ', chr(10))}\n")
     own = (run_folder / "rerun.yaml").read_text().splitlines()
     (run_folder / "rerun.yaml").write_text("\n".join([f"defaults: {defaults}", *own[1:]]))
-    refused(["-cd", str(run_folder), "-cn", "rerun", "hydra.run.dir=again"], capfd, says="its defaults are")
-    refused(["resume", str(run_folder), "train.num_steps=2"], capfd, says="its defaults are")
+    refused(["-cd", str(run_folder), "-cn", "rerun", "hydra.run.dir=again"], capfd, says="the defaults are")
+    refused(["resume", str(run_folder), "train.num_steps=2"], capfd, says="the defaults are")
 
 
 @pytest.mark.parametrize("name", ["schema", "base"])
@@ -481,7 +481,7 @@ def test_a_strangers_folder_gets_neither_the_environment_nor_the_token_nor_the_r
     again = ["-cd", str(run_folder), "-cn", "rerun", "hydra.run.dir=again"]
     for words in (["resume", str(run_folder), "train.num_steps=2"], again, ["reproduce", str(run_folder)]):
         said = refused(words, capfd, says="was not made here by you")
-        assert "`tracking.uri=sqlite:///mlflow.db` for the usual one" in said and "--trust" in said
+        assert "use `tracking.uri=sqlite:///mlflow.db`" in said and "--trust" in said
     for words in (["sync", str(run_folder)], ["ui"], ["register", str(run_folder), "--name", "mine"]):
         refused(words, capfd, says="was not made here by you")
     assert not Path("again").exists() and not list(Path().glob("*.db"))
@@ -504,13 +504,13 @@ def test_a_strangers_folder_gets_neither_the_environment_nor_the_token_nor_the_r
 def test_a_strangers_folder_reads_no_environment_and_names_no_code_of_the_current_folder(run_folder, capfd, change):
     rewritten(run_folder, **change)
     for words in (["resume", str(run_folder)], ["-cd", str(run_folder), "-cn", "rerun"], ["evaluate", str(run_folder)]):
-        refused(words, capfd, says="--trust, when you have looked at")
+        refused(words, capfd, says="`--trust` when you have looked at")
 
 
 def test_a_strangers_model_takes_nothing_of_the_environment(run_folder, capfd):
     card = run_folder / "model.json"
     card.write_text(card.read_text().replace('"synthetic"', '"<oc.env:HOME>"'))
-    refused(["export", str(run_folder), "--format", "safetensors"], capfd, says="may not read what lies outside it")
+    refused(["export", str(run_folder), "--format", "safetensors"], capfd, says="may not read values from outside it")
 
 
 THEIRS = {"node": {"_target_": "mine.Net"}, "weights": "checkpoints/best.pt", "example": "journal/example.pt"}
@@ -533,7 +533,7 @@ def test_a_strangers_journal_does_not_become_ones_own_unread(run_folder, capfd, 
     (run_folder / origin.FILE).unlink()
     before = (run_folder / "journal/journal.bin").read_bytes()
     said = refused(["resume", str(run_folder), "train.num_steps=2"], capfd, says=says)
-    assert "--trust, when you have looked at" in said or "as the run wrote it" in said
+    assert "`--trust` when you have looked at" in said or "as the run wrote it" in said
     assert (run_folder / "journal/journal.bin").read_bytes() == before and not origin.is_own(run_folder)
 
 

@@ -334,7 +334,7 @@ def test_address_in_place_of_a_file_is_hidden():
 
 def test_a_lost_password_of_the_data_is_asked_for():
     cfg = OmegaConf.create({"data": {"_target_": "x", "url": "s3://me:***@there"}})
-    assert any(problem.help == "data.url=s3://me:PASSWORD@there" for problem in problems(cfg))
+    assert any(problem.help == "use `data.url=s3://me:PASSWORD@there`" for problem in problems(cfg))
 
 
 def test_a_journal_that_asks_for_what_is_not_there_builds_no_model(own_folder):

@@ -242,5 +242,5 @@ def test_bench_after_ctrl_c_exits_130(own_cache, monkeypatch, tiny):
 def test_unknown_flag_of_devices_is_refused(capsys):
     assert cli.main(["devices", "--bench", "--fast"]) == 2
     text = capsys.readouterr().err
-    assert "devices does not take --fast" in text
+    assert "`devices` does not take `--fast`" in text
     assert "python -m runner devices [--bench]" in text

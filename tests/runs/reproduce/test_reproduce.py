@@ -270,7 +270,7 @@ def test_a_stores_configuration_may_not_name_code_of_the_folder(on_a_store, capf
     run_id, uri = on_a_store("model._target_=my_models.Net")
     code, _, err = reproduce(capfd, run_id, uri, AGAIN)
     assert code == 2
-    assert "model._target_=my_models.Net" in err and "--trust, when you have looked at the file" in err
+    assert "model._target_=my_models.Net" in err and "use `--trust` when you have looked at the file" in err
     assert f"mlflow artifacts download -r {run_id} -a rerun.yaml" in err
     assert not Path("was_imported").exists() and not Path("outputs").exists()
     code, lines, _ = reproduce(capfd, run_id, uri, "--trust", AGAIN)

@@ -286,7 +286,7 @@ MISTAKES = {
     "whole numbers": (["train.batch_size=interval(8,64)"], ["train.batch_size=int(interval(8,64))"]),
     "params": ([LR, f"{SWEEPER}params={{seed:'range(1,x)'}}"], [f"{SWEEPER}params: {{seed: "]),
     "a key's name": ([LR, f"{SWEEPER}n_trial=5"], ["n_trials=5"]),
-    "a key that is added": ([LR, f"+{SWEEPER}trials=5"], ["n_trials=..."]),
+    "a key that is added": ([LR, f"+{SWEEPER}trials=5"], ["n_trials=5"]),
     "a swept setting": ([LR, f"{SWEEPER}sampler=tpe,random"], [f"{SWEEPER}sampler=... with one value"]),
     # what the composed examples tell
     "a file's name": ([LR, "model=mlp,mpl"], ["model=mlp"]),
