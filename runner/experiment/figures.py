@@ -42,11 +42,19 @@ def illustrate(
     say: Say,
     spent: Mapping[str, float],
 ) -> list[Path]:
-    """Writes below plots/ of the run's folder, and returns the files. of: model, data and device, for the titles.
+    """Draw a run's plots below plots/ of its directory, and return the files.
 
-    spent: seconds of the run by name, so far.
+    Args:
+        parts: What the run trained.
+        result: How the training ended.
+        folder: The run's directory.
+        series: The run's points.
+        of: Model, data and device, for the titles.
+        say: Called with a line about a plot of predictions that failed.
+        spent: Seconds of the run by name, so far.
 
-    A plot of predictions that fails is reported by `say`. Raises: OSError for curves on a full disk.
+    Raises:
+        OSError: For curves on a full disk.
     """
     plots, task = folder / "plots", parts.task
     best = (result.best.metric, result.best.step) if result.best.value is not None else None

@@ -341,17 +341,16 @@ def _leaves(outputs: Tensor) -> list[Tensor]:
 
 def _last_operation(outputs: Tensor) -> str:
     node: Any = outputs.grad_fn
-    while node is not None and PASSING.fullmatch(_name(node)):
+    while node is not None:
+        name = str(node.name()).partition("Backward")[0].removesuffix("Alias") or "Alias"
+        if not PASSING.fullmatch(name):
+            return name
         node = next((before for before, _ in node.next_functions if before is not None), None)
-    return "" if node is None else _name(node)
-
-
-def _name(node: Any) -> str:
-    return str(node.name()).partition("Backward")[0].removesuffix("Alias") or "Alias"
+    return ""
 
 
 def _is_square(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.dtype is not torch.float16  # there a square may be too small to be seen
+    return isinstance(value, Tensor) and value.dtype is not torch.float16  # there a small square is 0
 
 
 @torch.no_grad()

@@ -14,11 +14,11 @@ import shutil
 import signal
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent import futures
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,15 +54,6 @@ MEMBER = "runner.experiment.rank"  # the module that each process is
 ELASTIC = "torch.distributed.elastic"
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """How the processes ended."""
-
-    asked: signal.Signals | None = None  # the first signal to stop
-    failure: str | None = None  # which process died, and how; None: all ended normally
-    attempt: int = 0  # how often they were started again
-
-
 def run_in_processes(cfg: DictConfig, directory: Path, choices: Sequence[Choice], context: RunContext) -> Summary:
     """Run in one new process for each device, and return the summary that they leave.
 
@@ -82,72 +73,67 @@ def run_in_processes(cfg: DictConfig, directory: Path, choices: Sequence[Choice]
     messages.give(directory, rerun := rerun_text(cfg), handover)
     (directory / FILE).unlink(missing_ok=True)  # of a part before
     environment = {messages.LACKING: json.dumps(lacking(cfg, rerun))}
-    outcome = launch(directory, num=len(choices), max_restarts=cfg.train.max_restarts, environment=environment)
+    max_restarts = cfg.train.max_restarts
+    stop, failure = launch(directory, num=len(choices), max_restarts=max_restarts, environment=environment)
     if problems := messages.problems_of(directory):
         shutil.rmtree(directory / messages.FOLDER)
         raise RunnerError(*problems)
     left = Summary.read(directory)
-    if outcome.failure is None and left.status:
+    if failure is None and left.status:
         return left
-    summary = replace(left, **_failure(directory, outcome))
+    words = messages.first_failure(directory, of=max_restarts if failure else 0)
+    has_reason = words is not None and words.text != messages.LOST
+    error = words.text if words is not None and has_reason else failure or "its processes left no word"
+    code = 0 if stop is None else 128 + (signal.SIGINT if stop == signal.SIGINT else signal.SIGTERM)
+    summary = replace(left, status="killed" if code else "failed", error=error, exit_code=code)
     if summary.error != left.error:
         Screen().say(f"✗ {summary.status}   {summary.error}")
     summary.write(directory)
     return summary
 
 
-def _failure(directory: Path, outcome: Outcome) -> dict[str, Any]:
-    words = messages.first_failure(directory, of=outcome.attempt)
-    has_more = words is not None and words.text != messages.LOST
-    error = words.text if has_more and words is not None else outcome.failure or "its processes left no word"
-    code = 0 if outcome.asked is None else 128 + (signal.SIGINT if outcome.asked == signal.SIGINT else signal.SIGTERM)
-    return {"status": "killed" if code else "failed", "error": error, "exit_code": code}
-
-
-def launch(folder: Path, *, num: int, max_restarts: int, environment: Mapping[str, str]) -> Outcome:
+def launch(
+    folder: Path, *, num: int, max_restarts: int, environment: Mapping[str, str]
+) -> tuple[signal.Signals | None, str | None]:
     """Start `python -m runner.experiment.rank FOLDER` `num` times, wait until all have ended, and pass signals on to them.
 
-    environment: what they get besides this process's own variables. When one dies, the others are ended, and all are
-    started again as often as `max_restarts` says. Outside the main thread Python receives no signals.
+    When one dies, the others are ended, and all are started again at most `max_restarts` times. Outside the main thread
+    Python receives no signals.
+
+    Returns:
+        The first signal to stop; and which process died, and how (None: all ended normally).
     """
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    result: list[Outcome] = []
-    errors: list[BaseException] = []
-
-    def work() -> None:
+    stop: signal.Signals | None = None
+    sent: list[dict[int, int]] = []  # for each signal, who has it
+    with (
+        _environment(environment),
+        _quiet(),
+        signals.collected() as heard,
+        futures.ThreadPoolExecutor(1, "runner-ranks") as pool,
+    ):
+        end = pool.submit(_agent, folder, num, max_restarts)
         try:
-            _agent(folder, num, max_restarts)
-            result.append(Outcome())
-        except ChildFailedError as error:
-            # a process that was killed before one that says that it misses it
-            rank, code = min(((rank, each.exitcode) for rank, each in error.failures.items()), key=lambda it: it[1] > 0)
-            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-            result.append(Outcome(failure=f"process {rank} {how}", attempt=max_restarts))
-        except BaseException as error:
-            errors.append(error)
-
-    with _environment(environment), _quiet(), signals.collected() as heard:
-        thread = threading.Thread(target=work, name="runner-ranks")
-        thread.start()
-        asked: signal.Signals | None = None
-        sent: list[dict[int, int]] = []  # for each signal, who has it
-        try:
-            while thread.is_alive():
-                thread.join(0.05)
+            while not end.done():
+                futures.wait([end], 0.05)
                 while len(sent) < len(heard):
-                    asked = asked or heard[len(sent)]
+                    stop = stop or heard[len(sent)]
                     (folder / messages.FOLDER / messages.STOPPING).touch()
                     sent.append({})
                 for number, those in zip(heard, sent, strict=True):
                     _pass_on(folder, number, those)
         except BaseException:  # nothing waits for them any more
             _pass_on(folder, signal.SIGKILL, {})
-            thread.join()
             raise
-    if errors:
-        raise errors[0]
-    return Outcome(asked, result[0].failure, result[0].attempt)
+    try:
+        end.result()
+    except ChildFailedError as error:
+        # a process that was killed before one that says that it misses it
+        rank, code = min(((rank, each.exitcode) for rank, each in error.failures.items()), key=lambda it: it[1] > 0)
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return stop, f"process {rank} {how}"
+    return stop, None
 
 
 def _agent(folder: Path, num: int, max_restarts: int) -> None:

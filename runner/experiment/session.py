@@ -162,8 +162,7 @@ class Session:
             of = f"{self.settings.model} on {parts.source.name}, {parts.device}"
             left_out: list[str] = []
             spent = time_spent.whole(self._end["time"], total=self._clock.total(), around=self._around())
-            how: dict[str, Any] = {"series": series, "of": of, "say": left_out.append, "spent": spent}
-            if shows and illustrate(parts, result, self.folder, **how):
+            if shows and illustrate(parts, result, self.folder, series=series, of=of, say=left_out.append, spent=spent):
                 self.reporter.journal.event("artifact", path="plots", to="plots")
             for line in left_out:
                 self.say(line)
