@@ -455,8 +455,6 @@ def _setting_problem(target: _Target, name: str, error: BaseException | None = N
 
 
 def _target_problem(target: _Target, error: BaseException) -> Problem:
-    if isinstance(error, RunnerError):
-        return error.problems[0]
     return Problem(f"{target.key}._target_={target.path}", _reason(target, error), OTHERS[target.key])
 
 

@@ -106,7 +106,7 @@ def launch(
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     stop: signal.Signals | None = None
-    sent: list[dict[int, int]] = []  # for each signal, who has it
+    sent: list[set[int]] = []  # for each signal, who has it
     with (
         _environment(environment),
         _quiet(),
@@ -120,11 +120,11 @@ def launch(
                 while len(sent) < len(heard):
                     stop = stop or heard[len(sent)]
                     (folder / messages.FOLDER / messages.STOPPING).touch()
-                    sent.append({})
+                    sent.append(set())
                 for number, those in zip(heard, sent, strict=True):
                     _pass_on(folder, number, those)
         except BaseException:  # nothing waits for them any more
-            _pass_on(folder, signal.SIGKILL, {})
+            _pass_on(folder, signal.SIGKILL, set())
             raise
     try:
         end.result()
@@ -157,12 +157,12 @@ def _agent(folder: Path, num: int, max_restarts: int) -> None:
         elastic_launch(config, sys.executable)("-P", "-m", MEMBER, str(folder))
 
 
-def _pass_on(folder: Path, number: signal.Signals, sent: dict[int, int]) -> None:
+def _pass_on(folder: Path, number: signal.Signals, sent: set[int]) -> None:
     for file in (folder / messages.FOLDER).glob("*.pid"):
         with suppress(OSError, ValueError):  # it is just being written, or over
             pid = int(file.read_text())
             if pid not in sent:
-                sent[pid] = 1
+                sent.add(pid)
                 os.kill(pid, number)
 
 

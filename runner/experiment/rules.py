@@ -218,11 +218,6 @@ def clashes(cfg: DictConfig, situation: Situation) -> list[Problem]:
     return [_error(rule, cfg, situation) for rule in RULES if _holds(rule, cfg, situation, {})]
 
 
-def allows(cfg: DictConfig | Settings, changes: Mapping[str, Any], situation: Situation = Situation()) -> bool:
-    """Return whether the changes would clash with nothing, see why_not()."""
-    return not why_not(cfg, changes, situation)
-
-
 def why_not(cfg: DictConfig | Settings, changes: Mapping[str, Any], situation: Situation = Situation()) -> str:
     """Return why changes would clash with other settings, or "" if they would not.
 

@@ -233,9 +233,9 @@ def _compile(run: Trained) -> Advice | None:
     is_on_device = parts.train.indexed() is not None
     situation = rules.Situation("cuda", run.result.num_processes, is_on_device=is_on_device)
     if is_on_device:
-        has_graph = rules.allows(run.settings, {"train.cuda_graph": True}, situation)
-        return Advice("launch-bound", "train.cuda_graph=true", GRAPH_SAVES * launch) if has_graph else None
-    if not rules.allows(run.settings, {"train.compile": True}, situation) or not _has_compiler():
+        clash = rules.why_not(run.settings, {"train.cuda_graph": True}, situation)
+        return None if clash else Advice("launch-bound", "train.cuda_graph=true", GRAPH_SAVES * launch)
+    if rules.why_not(run.settings, {"train.compile": True}, situation) or not _has_compiler():
         return None
     but = "compiling takes some seconds, once" if launch < MINUTE else ""
     return Advice("launch-bound", "train.compile=true", COMPILED_SAVES * launch, but=but)

@@ -137,7 +137,7 @@ def _draw(kind: str, splits: Mapping[str, Series], *, title: str, best_step: int
         axes.yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "25" else "")
         axes.tick_params(which="minor", color=style.LINE, labelcolor=style.INK, labelsize=8.5)
     axes.set(xlabel="step", ylabel=kind)
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, fontsize=8.5)
     return figure
 
 
