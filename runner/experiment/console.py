@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.style import Style
-from rich.table import Column, Table
+from rich.table import Column
 from rich.text import Text
 
 from runner.config.settings import Settings
@@ -26,7 +26,7 @@ from runner.device.precision import precision_note
 from runner.errors import harmless
 from runner.experiment.claim import CONSOLE, LOG
 from runner.experiment.summary import Summary
-from runner.experiment.terminal import Terminal, labeled, readable, row, seconds, short
+from runner.experiment.terminal import Terminal, labeled, readable, row, seconds, short, text_table
 from runner.experiment.time_spent import in_words
 from runner.tasks.metric_names import is_rate
 from runner.tracking import stores
@@ -145,17 +145,13 @@ class Screen:
             split, _, metric = name.partition("/")
             if split in ("train", "val", "test") and not is_rate(name):
                 splits.setdefault(metric, {})[split] = value
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        table.add_column("")
         columns = [split for split in ("train", "val", "test") if any(split in values for values in splits.values())]
-        for split in columns:
-            table.add_column(split, justify="right")
-        for metric, values in splits.items():
-            table.add_row(metric, *(readable(values[split]) if split in values else "" for split in columns))
+        table = [
+            [metric, *(readable(values[split]) if split in values else "" for split in columns)]
+            for metric, values in splits.items()
+        ]
         if columns:
-            self.console.print()
-            self.console.print(table)
-            self.console.print()
+            self.console.print("", text_table(["", *columns], table, right=range(1, 4)), "", sep="\n")
         self.console.print(_headline(summary))
         for name, text in {**_facts(summary, folder), **rows}.items():
             self.console.print(Text.assemble((row(name, ""), "bold"), text))
