@@ -33,8 +33,7 @@ from runner.models.with_preprocessing import Prepared
 from runner.runs import find
 from runner.runs.explain import text
 from runner.runs.explain.blame import Blame, blame, losses
-from runner.runs.explain.noticed_task import LossNotFiniteError
-from runner.runs.explain.replay import Moment, Start, replay, start_before
+from runner.runs.explain.replay import LossNotFiniteError, Moment, Start, replay, start_before
 from runner.runs.explain.rows import MOST_ROWS, placed
 from runner.runs.explain.text import Case, advice
 from runner.runs.load import computing

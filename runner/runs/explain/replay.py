@@ -24,8 +24,7 @@ from runner.distributed.group import Alone
 from runner.errors import RunnerError
 from runner.experiment.build import prepare
 from runner.inspection.findings import Finding
-from runner.inspection.not_finite import is_finite
-from runner.runs.explain.noticed_task import NoticedTask
+from runner.inspection.not_finite import Record, Watch, is_finite
 from runner.training import checkpoint
 from runner.training.fit import Training
 from runner.training.observer import Observer
@@ -181,3 +180,39 @@ def _lay(file: Path, folder: Path) -> None:
         (folder / "last.pt").symlink_to(file.absolute())
     except OSError:  # a system without them
         shutil.copyfile(file, folder / "last.pt")
+
+
+class LossNotFiniteError(Exception):
+    """Ends a watched step before its backward pass, so that the weights stay what they were."""
+
+    def __init__(self, record: Record, value: float) -> None:
+        super().__init__()
+        self.record, self.value = record, value
+
+
+class NoticedTask:
+    """A run's task. While `watch` is set, it keeps the batches, and reports a loss that is not finite at once."""
+
+    def __init__(self, task: Any) -> None:
+        self.task = task
+        self.watch: Watch | None = None
+        self.batches: list[Any] = []
+
+    def __call__(self, model: Any, batch: Any, **turn: Any) -> Any:
+        """Raises: LossNotFiniteError, in a step that is watched."""
+        watch = self.watch
+        if watch is None:
+            return self.task(model, batch, **turn)
+        self.batches.append(batch)
+        watch.in_task = True
+        try:
+            values = self.task(model, batch, **turn)
+        finally:
+            watch.in_task = False
+        loss = next(iter(values.values()))
+        if (record := watch.record_of(loss)) is not None:
+            raise LossNotFiniteError(record, float(loss.detach()))
+        return values
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.task, name)
