@@ -1,28 +1,34 @@
 """The parts that a configuration may name. Does not import them.
 
-Our own parts are listed by the name that their package exports (runner.config.exports): other functions of their modules write
-files and fetch. In torch and torchmetrics parts are layers, losses, optimizers, schedules, metrics and functions of numbers.
+Our own parts are the public names of their package (config/exports.py): other functions of their modules write files and
+download. In torch and torchmetrics parts are layers, losses, optimizers, schedules, metrics and functions of numbers.
 """
 
 from __future__ import annotations
 
 import inspect
+import re
 from typing import Any
 
-#: our parts by package, which conf/ and the nodes that runs write name
-NAMES = {
-    "runner.data": """
-        array_inputs arrays digits Features huggingface images mnist1d playground read_images read_rows
-        scikit synthetic table TableReader text TextReader tokens TokensReader
-    """,
-    "runner.models": """
-        Autoencoder CNN GAN GPT ImageInputs Linear MLP Prepared Recurrent ResNet Scaled TableColumns
-        timm_model Transformer transformers_model ViT
-    """,
-    "runner.training": "Muon warmup_cosine",
-    "runner.tasks": "Adversarial Autoencoding Classification Language Own Regression",
-}
-PARTS = tuple(f"{package}.{name}" for package, names in NAMES.items() for name in names.split())
+from runner.version import PACKAGES
+
+#: public names that write files
+NO_PARTS = ("runner.data.write_tokens",)
+
+
+def homes(package: str) -> dict[str, str]:
+    """Return the module of each public name of a package: the imports for type checkers in its `__init__.py`."""
+    text = (PACKAGES / package.replace(".", "/") / "__init__.py").read_text()
+    return {name: home for home, name in re.findall(r"^    from (\S+) import (\w+) as \2$", text, re.MULTILINE)}
+
+
+#: our parts, which conf/ and the nodes that runs write name
+PARTS = tuple(
+    path
+    for package in ("runner.data", "runner.models", "runner.training", "runner.tasks")
+    for path in (f"{package}.{name}" for name in homes(package))
+    if path not in NO_PARTS
+)
 FUNCTION = "function"
 METRIC = ("torchmetrics.metric.Metric",)
 #: metrics that only calculate: others download weights

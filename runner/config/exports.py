@@ -7,24 +7,25 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
-from runner.config.allowed import public_name
+from runner.config.allowed import homes, public_name
 
 
-def exports(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return a package's `__getattr__` and `__dir__`. homes: the module of each public name."""
+def exports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Return a package's `__getattr__`, `__dir__` and `__all__`."""
+    modules = homes(package)
 
     def load(name: str) -> Any:
-        if name not in homes:
+        if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(f"{package}.{homes[name]}"), name)
+        return getattr(importlib.import_module(modules[name]), name)
 
     def names() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *homes})
+        return sorted({*vars(sys.modules[package]), *modules})
 
-    return load, names
+    return load, names, [*modules]
 
 
 def exported_name(path: str) -> str:
@@ -33,4 +34,4 @@ def exported_name(path: str) -> str:
     if public is None:
         return path
     package, _, name = public.rpartition(".")
-    return public if path == f"{package}.{importlib.import_module(package).HOMES[name]}.{name}" else path
+    return public if path == f"{homes(package)[name]}.{name}" else path

@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from runner.config.allowed import LIBRARIES, PARTS, is_part, public_name, under
+from runner.config.allowed import LIBRARIES, PARTS, homes, is_part, public_name, under
 from runner.config.exports import exported_name
 from runner.config.other_names import keys_for
 from runner.config.packages import install
@@ -256,8 +256,7 @@ def _refused_argument(path: str, name: str, node: dict[str, Any], thing: Any, ta
 
 def _part(key: str, target: str) -> Any:
     package, _, name = target.rpartition(".")
-    home = _import_module(package, key, target).HOMES[name]
-    return getattr(_import_module(f"{package}.{home}", key, target), name)
+    return getattr(_import_module(homes(package)[name], key, target), name)
 
 
 def _import(key: str, target: str) -> tuple[Any, str]:

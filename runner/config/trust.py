@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from runner.config import origin, run_files, validate
-from runner.config.allowed import public_name
+from runner.config.allowed import homes, public_name
 from runner.config.instantiate import locate, otherwise_named
 from runner.config.run_files import yaml_refusal
 from runner.config.secrets import ENVIRONMENT
@@ -31,10 +31,7 @@ from runner.errors import Problem, RunnerError, first_line, refuse, without_pass
 
 #: launchers, sweepers and callbacks that conf/ names; importing them takes time
 OURS = (
-    "runner.sweep.Grid",
-    "runner.sweep.Search",
-    "runner.sweep.Slots",
-    "runner.sweep.RayCluster",
+    *(f"runner.sweep.{name}" for name in homes("runner.sweep")),
     "hydra._internal.core_plugins.basic_launcher.BasicLauncher",
     "hydra._internal.core_plugins.basic_sweeper.BasicSweeper",
     "hydra_plugins.hydra_submitit_launcher.submitit_launcher.SlurmLauncher",

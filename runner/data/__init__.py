@@ -4,30 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-#: public name -> the module that defines it
-HOMES = {
-    "array_inputs": "array_data",
-    "arrays": "array_data",
-    "digits": "builtin.digits",
-    "Features": "builtin.plane",
-    "huggingface": "hub.datasets",
-    "images": "vision.images",
-    "mnist1d": "builtin.mnist1d",
-    "playground": "builtin.playground",
-    "read_images": "vision.reader",
-    "read_rows": "hub.reader",
-    "scikit": "builtin.scikit",
-    "synthetic": "builtin.synthetic",
-    "table": "tables.table",
-    "TableReader": "tables.reader",
-    "text": "language.text",
-    "TextReader": "language.text",
-    "tokens": "language.tokens",
-    "TokensReader": "language.tokens",
-    "write_tokens": "language.tokens",
-}
-__all__ = [*HOMES]
-
+#: the public names: what configurations and other programs may name
 if TYPE_CHECKING:
     from runner.data.array_data import array_inputs as array_inputs
     from runner.data.array_data import arrays as arrays
@@ -51,4 +28,4 @@ if TYPE_CHECKING:
 else:
     from runner.config.exports import exports
 
-    __getattr__, __dir__ = exports(__name__, HOMES)
+    __getattr__, __dir__, __all__ = exports(__name__)

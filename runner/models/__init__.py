@@ -4,27 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-#: public name -> the module that defines it
-HOMES = {
-    "Autoencoder": "autoencoder",
-    "CNN": "cnn",
-    "GAN": "gan",
-    "GPT": "gpt",
-    "ImageInputs": "image_inputs",
-    "Linear": "linear",
-    "MLP": "mlp",
-    "Prepared": "with_preprocessing",
-    "Recurrent": "recurrent",
-    "ResNet": "resnet",
-    "Scaled": "scaled_outputs",
-    "TableColumns": "table_inputs",
-    "timm_model": "external",
-    "Transformer": "transformer",
-    "transformers_model": "external",
-    "ViT": "vit",
-}
-__all__ = [*HOMES]
-
+#: the public names: what configurations and other programs may name
 if TYPE_CHECKING:
     from runner.models.autoencoder import Autoencoder as Autoencoder
     from runner.models.cnn import CNN as CNN
@@ -45,4 +25,4 @@ if TYPE_CHECKING:
 else:
     from runner.config.exports import exports
 
-    __getattr__, __dir__ = exports(__name__, HOMES)
+    __getattr__, __dir__, __all__ = exports(__name__)

@@ -7,15 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-#: public name -> the module that defines it
-HOMES = {
-    "Grid": "grid",
-    "RayCluster": "launchers.ray",
-    "Search": "search.sweeper",
-    "Slots": "launchers.local",
-}
-__all__ = [*HOMES]
-
+#: the public names: what configurations and other programs may name
 if TYPE_CHECKING:
     from runner.sweep.grid import Grid as Grid
     from runner.sweep.launchers.local import Slots as Slots
@@ -24,4 +16,4 @@ if TYPE_CHECKING:
 else:
     from runner.config.exports import exports
 
-    __getattr__, __dir__ = exports(__name__, HOMES)
+    __getattr__, __dir__, __all__ = exports(__name__)

@@ -4,17 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-#: public name -> the module that defines it
-HOMES = {
-    "Adversarial": "adversarial",
-    "Autoencoding": "regression",
-    "Classification": "classification",
-    "Language": "language",
-    "Own": "custom",
-    "Regression": "regression",
-}
-__all__ = [*HOMES]
-
+#: the public names: what configurations and other programs may name
 if TYPE_CHECKING:
     from runner.tasks.adversarial import Adversarial as Adversarial
     from runner.tasks.classification import Classification as Classification
@@ -25,4 +15,4 @@ if TYPE_CHECKING:
 else:
     from runner.config.exports import exports
 
-    __getattr__, __dir__ = exports(__name__, HOMES)
+    __getattr__, __dir__, __all__ = exports(__name__)

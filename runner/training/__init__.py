@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-#: public name -> the module that defines it
-HOMES = {
-    "Muon": "muon",
-    "warmup_cosine": "schedule",
-}
-__all__ = [*HOMES]
-
+#: the public names: what configurations and other programs may name
 if TYPE_CHECKING:
     from runner.training.muon import Muon as Muon
     from runner.training.schedule import warmup_cosine as warmup_cosine
 else:
     from runner.config.exports import exports
 
-    __getattr__, __dir__ = exports(__name__, HOMES)
+    __getattr__, __dir__, __all__ = exports(__name__)
