@@ -62,7 +62,10 @@ def build(node: dict[str, Any], *, key: str = "", own_code: bool = True) -> Any:
     Raises:
         RunnerError: A target is not allowed, does not exist or refuses its arguments.
     """
-    refuse([*_left_open(node, key), *problems(node, key=key, own_code=own_code)])
+    problem, fix = "a text with `${` in it would be resolved a second time", "remove the backslash before `${`, or `${`"
+    texts = ((path, each) for path, each in nested(node, key) if isinstance(each, str) and "${" in each)
+    left_open = [Problem(f"{path}={text}", problem, fix, code="bad-value") for path, text in texts]
+    refuse([*left_open, *problems(node, key=key, own_code=own_code)])
     from hydra.errors import InstantiationException
     from hydra.utils import instantiate
 
@@ -188,28 +191,22 @@ def _is_private(target: str) -> bool:
     return any(word.startswith("__") or (word.startswith("_") and is_ours) for word in words)
 
 
-def _left_open(node: Any, path: str) -> Iterator[Problem]:
+def nested(node: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield a plain value and every value below it, each with its key."""
+    yield path, node
     if isinstance(node, dict):
         for name, child in node.items():
-            yield from _left_open(child, f"{path}.{name}")
+            yield from nested(child, f"{path}.{name}" if path else str(name))
     elif isinstance(node, list | tuple):
         for index, child in enumerate(node):
-            yield from _left_open(child, f"{path}[{index}]")
-    elif isinstance(node, str) and "${" in node:
-        fix = "remove the backslash before `${`, or remove `${`"
-        yield Problem(f"{path}={node}", "a text with `${` in it would be resolved a second time", fix, code="bad-value")
+            yield from nested(child, f"{path}[{index}]")
 
 
 def targets(node: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield every node with a `_target_`, with its key."""
-    if isinstance(node, dict):
-        if node.get("_target_") is not None:
-            yield path, node
-        for name, child in node.items():
-            yield from targets(child, f"{path}.{name}")
-    elif isinstance(node, list | tuple):
-        for index, child in enumerate(node):
-            yield from targets(child, f"{path}[{index}]")
+    return (
+        (key, each) for key, each in nested(node, path) if isinstance(each, dict) and each.get("_target_") is not None
+    )
 
 
 def _target_problems(path: str, node: dict[str, Any], own_code: bool) -> list[Problem]:

@@ -24,7 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from runner.config import origin, run_files, validate
 from runner.config.allowed import homes, public_name
-from runner.config.instantiate import locate, otherwise_named
+from runner.config.instantiate import locate, nested, otherwise_named
 from runner.config.run_files import yaml_refusal
 from runner.config.secrets import ENVIRONMENT
 from runner.errors import Problem, RunnerError, first_line, refuse, without_password
@@ -271,29 +271,23 @@ def _look(file: Path) -> str:
 
 
 def _problems(node: Any, key: str, reason: str, fix: str) -> Iterator[Problem]:
-    if isinstance(node, dict):
-        target = node.get("_target_")
+    for place, each in nested(node, key):
+        target = each.get("_target_") if isinstance(each, dict) else None
+        if isinstance(each, str) and re.fullmatch(r"train\.hooks\[\d+\]", place):
+            target = each
         if target is not None and (public := public_name(str(target))) is not None:  # --trust would not help
-            yield otherwise_named(f"{key}._target_", str(target), public)
+            yield otherwise_named(f"{place}._target_", str(target), public)
         elif target is not None and _is_foreign(str(target)):
             problem = f"{reason}, and names code that is neither the runner's nor torch's"
-            yield Problem(f"{key}._target_={target}", problem, fix, code="untrusted")
-        for name, child in node.items():
-            yield from _problems(child, f"{key}.{name}" if key else str(name), reason, fix)
-    elif isinstance(node, list):
-        for index, child in enumerate(node):
-            yield from _problems(child, f"{key}[{index}]", reason, fix)
-    elif not isinstance(node, str):
-        return
-    elif re.fullmatch(r"train\.hooks\[\d+\]", key):
-        yield from _problems({"_target_": node}, key, reason, fix)
-    elif key in ("train", "train.hooks"):
-        problem = f"{reason}, and a reference to hooks may name any code"
-        yield Problem(
-            f"{key}={node}", problem, f"write out the hooks, `train.hooks: [NAME]`, or {fix}", code="untrusted"
-        )
-    elif node not in OWN_RESOLVERS and (("${" in node and ":" in node) or f"<{ENVIRONMENT}:" in node):
-        yield Problem(f"{key}={node}", f"{reason}, and may not read values from outside it", fix, code="untrusted")
+            yield Problem(f"{place}._target_={target}", problem, fix, code="untrusted")
+        elif target is not None or not isinstance(each, str):
+            continue
+        elif place in ("train", "train.hooks"):
+            problem, ways = f"{reason}, and a reference to hooks may name any code", f"write out the hooks, or {fix}"
+            yield Problem(f"{place}={each}", problem, ways, code="untrusted")
+        elif each not in OWN_RESOLVERS and (("${" in each and ":" in each) or f"<{ENVIRONMENT}:" in each):
+            problem = f"{reason}, and may not read values from outside it"
+            yield Problem(f"{place}={each}", problem, fix, code="untrusted")
 
 
 def _is_foreign(target: str) -> bool:
