@@ -8,8 +8,9 @@ from __future__ import annotations
 import logging
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -48,6 +49,22 @@ COLORS = {"finished": "green", "pruned": "yellow", "killed": "yellow", "failed":
 ENDINGS = {"max_seconds": " (train.max_seconds)", "patience": " (early stopping)"}
 
 
+@dataclass(frozen=True)
+class EpochFacts:
+    """What an epoch's line can show."""
+
+    end: EpochEnd
+    train: Mapping[str, float]  # the last training point; empty if it is older than the epoch (metrics.every)
+    num_steps: int  # since the last line
+    seconds: float  # of these steps, without evaluations and hooks
+
+
+#: the values of an epoch's line, in order: each function returns texts by name
+EPOCH_LINE: tuple[Callable[[EpochFacts], Mapping[str, str]], ...] = (
+    lambda epoch: {name: readable(value) for name, value in {**epoch.train, **epoch.end.values}.items()},
+)
+
+
 class Screen:
     """The terminal of one run: a bar and lines that stay, or only lines in a pipe."""
 
@@ -61,6 +78,7 @@ class Screen:
         self._values: dict[str, float] = {}  # of the last epoch
         self._held: Text | None = None  # the last epoch's line, while it is not printed
         self._speed = 0.0
+        self._steps, self._seconds = 0, 0.0  # of the windows since the last epoch
 
     @classmethod
     @contextmanager
@@ -117,17 +135,18 @@ class Screen:
         self._speed = window.num_steps / max(window.seconds, 1e-9)
         self._train = dict(zip(window.names, map(float, window.values[-1]), strict=True))
         self._train_step = int(window.steps[-1])
+        self._steps, self._seconds = self._steps + window.num_steps, self._seconds + window.seconds
         self._draw(self._train_step)
 
     def epoch(self, end: EpochEnd) -> None:
-        """Show an epoch's values: its last training point and what was measured at its end. Called in the background thread.
-
-        A training value that is older than the epoch is not shown (metrics.every may be larger than an epoch).
-        """
+        """Show an epoch's values (EPOCH_LINE). Called in the background thread."""
         train = self._train if self._train_step > self._epoch_step else {}
+        facts = EpochFacts(end, train, self._steps, self._seconds)
+        self._steps, self._seconds = 0, 0.0
         self._values, self._epoch, self._epoch_step = dict(end.values), end.epoch, end.step
         number, width = f"{end.epoch:>{len(str(self._num_epochs))}}/{self._num_epochs}", len(f"{self._num_steps:,}")
-        text = row("epoch", f"{number}  step {end.step:>{width},}  {_in_words({**train, **end.values})}")
+        values = "  ".join(f"{name} {text}" for show in EPOCH_LINE for name, text in show(facts).items())
+        text = row("epoch", f"{number}  step {end.step:>{width},}  {values}")
         self._log.info(text)
         self._held = Text.assemble(labeled(text), ("  *", "bold green") if end.is_best else "")
         is_due = end.step - self._line_step >= self._num_steps / MAX_EPOCH_LINES

@@ -139,6 +139,8 @@ class Training:
             self.call_hooks("start")
         self._display.enter_context(self.observer.progress(num_steps=limits.num_steps, num_epochs=limits.num_epochs))
         self._steps_began = self._step_time()
+        if isinstance(self.buffer, MetricBuffer):
+            self.buffer.skip(time.perf_counter() - self.buffer.seen_until)  # the start of the run
         self.loop = Loop(
             self.progress,
             limits,

@@ -154,7 +154,7 @@ class MetricBuffer:
         return self._seen[0]
 
     def skip(self, seconds: float) -> None:
-        """Leave the last `seconds`, such as an evaluation's, out of the next window's time. Call it after a pull."""
+        """Leave the last `seconds`, such as an evaluation's, out of the next window's time. Call it before steps or after a pull."""
         self._background.do(lambda: setattr(self, "_seen", (self._seen[0] + seconds, self._seen[1] + seconds)))
 
     def note(self, name: str, value: float, *, ahead: int = 0) -> None:

@@ -158,6 +158,16 @@ def test_pipe_gets_the_first_and_last_epoch_line(screen, monkeypatch):
     ]
 
 
+def test_value_of_epoch_line_is_one_function(screen, monkeypatch):
+    speed = lambda epoch: {"ms": f"{1000 * epoch.seconds / epoch.num_steps:.1f}"}  # noqa: E731
+    monkeypatch.setattr(console, "EPOCH_LINE", (*console.EPOCH_LINE, speed))
+    with screen.training(num_steps=2, num_epochs=1):
+        screen.window(replace(window(1, 1.0), num_steps=1, seconds=0.002))
+        screen.window(replace(window(2, 0.5), num_steps=1, seconds=0.004))
+        screen.epoch(EpochEnd(1, 2, {}, is_best=False))
+    assert screen.console.file.getvalue() == "epoch    1/1  step 2  train/loss 0.5000  ms 3.0\n"
+
+
 @pytest.mark.parametrize("words", ["", "train.evaluate_every_steps=4", "metrics.every=4", "data.val_fraction=0"])
 def test_epoch_line_shows_the_epochs_own_points(own_folder, words):
     own = [

@@ -1,7 +1,9 @@
 """`train.hooks`: numbers, images and tables of a person's functions, beside a loop by hand; refusals; a run that goes on."""
 
 import json
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +16,8 @@ from runner.data.loading.order import permutation
 from runner.data.split import split
 from runner.models.mlp import MLP
 from runner.tracking.journal_reader import read_points
+from runner.training import fit, metric_buffer
+from runner.training.fit import Training
 
 HOOKS = """
 import torch
@@ -88,6 +92,24 @@ def test_the_weights_norms_are_those_of_a_loop_by_hand(here):
     assert json.loads(Path("run/summary.json").read_text())["metrics"]["norm/output.bias"] == norms[3]["output.bias"]
     assert cli.main([*WORDS, "train.num_epochs=3", "hydra.run.dir=plain", "tracking.enabled=false"]) == 0
     assert list(points["train/loss"]) == list(read_points(Path("plain"))["train/loss"])
+
+
+def test_first_window_leaves_out_the_start(here, monkeypatch):
+    start, times = Training.call_hooks, []
+
+    def slow(self, when):
+        times.append(when)
+        return start(self, when)
+
+    def clock():
+        return time.perf_counter() + 1e6 * ("start" in times)
+
+    monkeypatch.setattr(Training, "call_hooks", slow)
+    for module in (fit, metric_buffer):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=clock, time=time.time))
+    words = ["train.num_epochs=1", "hydra.run.dir=run", "tracking.enabled=false"]
+    assert cli.main([*WORDS, *words]) == 0 and "start" in times
+    assert all(value > 0.01 for _, value in read_points(Path("run"))["speed/steps_per_second"])
 
 
 def test_images_and_tables_are_where_mlflows_pages_look_for_them(here):
