@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Self, TextIO
 from urllib.parse import quote, unquote, unquote_plus
 
 #: the exit code of an error of the user
@@ -226,6 +226,18 @@ class RunnerError(Exception):
     def __init__(self, *problems: Problem) -> None:
         super().__init__(*problems)
         self.problems = problems
+
+    @classmethod
+    def of(cls, source: str, message: str, help: str, *, code: str = "invalid-setting") -> Self:
+        """Make the error of one problem."""
+        return cls(Problem(source, message, help, code=code))
+
+    @classmethod
+    def suggest(
+        cls, source: str, message: str, suggestions: Iterable[str], otherwise: str = "", *, code: str = "bad-value"
+    ) -> Self:
+        """Make the error of one problem whose help is suggestions, as `Problem.suggest` does."""
+        return cls(Problem.suggest(source, message, suggestions, otherwise, code=code))
 
     def __str__(self) -> str:
         return "\n\n".join(map(str, self.problems))

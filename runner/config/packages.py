@@ -55,6 +55,13 @@ def install(extra: str) -> str:
     return " ".join(("pip install", *(f'"{name}"' if re.search(r"[<>=!~]", name) else name for name in names)))
 
 
+def not_installed(source: str, problem: str, extra: str) -> RunnerError:
+    """Return the error of a setting whose optional packages are missing."""
+    command = install(extra)
+    fix = f"run `{command}`" if command.startswith("pip") else f"install {command}"
+    return RunnerError(Problem(source, problem, fix, code="missing-package"))
+
+
 def missing(error: ModuleNotFoundError) -> RunnerError | None:
     """Return the error of packages that every run needs; None if another module was not found."""
     lacks = {IMPORTED_AS.get(package, package): package for package in NEEDED}

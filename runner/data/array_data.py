@@ -81,9 +81,7 @@ def array_inputs(path: str, *, inputs: str = "x", float_inputs: bool = True) -> 
         if inputs not in names and len(names) != 1:
             listed = ", ".join(f"{name} {shape}" for name, shape in found.shapes.items()) or "nothing in it"
             problem = f"`{Path(path).name}` has no array `{inputs}`; it has {listed}"
-            raise RunnerError(
-                Problem(f"--input {path}", problem, f"save the rows as `{inputs}`", code="unknown-option")
-            )
+            raise RunnerError.of(f"--input {path}", problem, f"save the rows as `{inputs}`", code="unknown-option")
         name = inputs if inputs in names else names[0]
         array = found[name]
         for start in range(0, len(array), ROWS_A_CHUNK) if len(found.shapes[name]) else ():
@@ -125,12 +123,13 @@ class Column:
         listed = ", ".join(f"{item} {shape}" for item, shape in self.found.shapes.items()) or "nothing in it"
         names = [item.removesuffix(suffix) for item in self.found if item.endswith(suffix)]
         names = [name for name in names if name != self.other]
-        fix = " or ".join(f"{self.key}={hit}" for hit in (nearest(self.name, names) or names)[:3])
+        ways = [f"{self.key}={hit}" for hit in (nearest(self.name, names) or names)[:3]]
         problem = f"`{Path(self.path).name}` has no array `{self.name}{suffix}`; it has {listed}"
-        return Problem(
+        return Problem.suggest(
             f"{self.key}={self.name}",
             problem,
-            fix or f"use a file with an array `{self.name}{suffix}`",
+            ways,
+            f"use a file with an array `{self.name}{suffix}`",
             code="unknown-option",
         )
 
@@ -162,7 +161,7 @@ def _from_table(table: Any, path: str, settings: dict[str, Any]) -> Source:
     asked = f"data.path={path}"
     if table.ndim != 2 or table.shape[1] < 2:
         problem = f"the array has the shape {table.shape}; without `data.targets_path` the targets are the last column of a table"
-        raise RunnerError(Problem(asked, problem, "data.targets_path=FILE.npy"))
+        raise RunnerError.of(asked, problem, "use `data.targets_path=FILE.npy`")
     targets = table[:, -1]
     if settings["kind"] == "auto" and table.dtype.kind in "fiu":
         values = np.unique(targets)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 import numpy as np
 
 from runner.config.identity import as_typed
-from runner.config.packages import install
+from runner.config.packages import not_installed
 from runner.errors import Problem, RunnerError, first_line, nearest_files
 
 #: what the only array of a npy file is called
@@ -52,7 +53,7 @@ def opened(path: str, *, key: str) -> Iterator[Arrays]:
     file = existing(path, key=key)
     if file.suffix not in ENDINGS:
         problem = f"files {f'that end in `{file.suffix}`' if file.suffix else 'without an ending'} can't be read"
-        raise RunnerError(Problem(f"{key}={path}", problem, "use a file that ends in `.npz`, `.npy` or `.safetensors`"))
+        raise RunnerError.of(f"{key}={path}", problem, "use a file that ends in `.npz`, `.npy` or `.safetensors`")
     with ExitStack() as stack:
         with _explained(file, key):
             if file.suffix == ".safetensors":
@@ -69,24 +70,19 @@ def existing(path: str, *, key: str) -> Path:
     if file.is_file():
         return file
     sought = file / file.name if file.is_dir() else file
-    hits = nearest_files(sought, lambda item: item.suffix in ENDINGS)
-    fix = " or ".join(as_typed(key, hit) for hit in hits)
-    if not sought.parent.is_dir():
-        fix = fix or f"use `{key}=FILE`, relative to the current directory ({Path.cwd()})"
-        raise RunnerError(
-            Problem(f"{key}={path}", f"there is no directory `{sought.parent}`", fix, code="missing-file")
-        )
-    problem = (
-        f"`{file}` is a directory" if file.is_dir() else f"there is no file `{file.name}` in {sought.parent.resolve()}"
-    )
-    raise RunnerError(
-        Problem(
-            f"{key}={path}",
-            problem,
-            fix or f"use `{key}=FILE` with a file that ends in `.npz`, `.npy` or `.safetensors`",
-            code="missing-file",
-        )
-    )
+    otherwise = f"use `{key}=FILE` with a file that ends in `.npz`, `.npy` or `.safetensors`"
+    problem = no_such_file(f"{key}={path}", sought, key, lambda item: item.suffix in ENDINGS, otherwise)
+    raise RunnerError(replace(problem, message=f"`{file}` is a directory") if file.is_dir() else problem)
+
+
+def no_such_file(source: str, file: Path, key: str, is_wanted: Callable[[Path], bool], otherwise: str) -> Problem:
+    """Return the error of a path without a file, with the nearest names; without one, the help is `otherwise`."""
+    folder, ways = file.parent, [as_typed(key, hit) for hit in nearest_files(file, is_wanted)]
+    problem = f"there is no file `{file.name}` in {folder.resolve()}"
+    if not folder.is_dir():
+        problem = f"there is no directory `{folder}`"
+        otherwise = f"use `{key}=FILE`, relative to the current directory ({Path.cwd()})"
+    return Problem.suggest(source, problem, ways, otherwise, code="missing-file")
 
 
 def _npz(stream: BinaryIO) -> Opened:
@@ -113,7 +109,7 @@ def _safetensors(file: Path, key: str, stack: ExitStack) -> Opened:
         from safetensors import safe_open  # an optional package
     except ImportError:
         problem = "reading `.safetensors` needs a package that is not installed"
-        raise RunnerError(Problem(f"{key}={file}", problem, install("safetensors"), code="missing-package")) from None
+        raise not_installed(f"{key}={file}", problem, "safetensors") from None
     found = stack.enter_context(safe_open(file, framework="pt"))
     return {name: tuple(found.get_slice(name).get_shape()) for name in list(found.keys())}, found.get_tensor
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
 from runner.device.placement import map_tensors, tensors
-from runner.errors import Problem, RunnerError, first_line
+from runner.errors import RunnerError, first_line
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,9 @@ def look_at(dataset: Dataset[Any], *, asked: str) -> Told:
     """Reads row 0, once. Raises: RunnerError for a Dataset without a length, without rows or with rows of no known kind."""
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         problem = f"`{type(dataset).__name__}` is a stream without a length, and rows are drawn by their number"
-        raise RunnerError(Problem(asked, problem, "return a Dataset with `__len__` and `__getitem__`"))
+        raise RunnerError.of(asked, problem, "return a Dataset with `__len__` and `__getitem__`")
     if len(dataset) == 0:
-        raise RunnerError(
-            Problem(asked, f"`{type(dataset).__name__}` has no rows", "return a Dataset with at least one row")
-        )
+        raise RunnerError.of(asked, f"`{type(dataset).__name__}` has no rows", "return a Dataset with at least one row")
     return told_by(batch_of(dataset, [dataset[0]], asked=asked), dataset, labels=labels_of(dataset))
 
 
@@ -71,7 +69,7 @@ def collate(rows: list[Any], *, asked: str = "data") -> Any:
     except (TypeError, RuntimeError) as error:
         problem = f"the rows of the Dataset can't be joined into a batch: {first_line(error)}"
         fix = "return tensors, arrays, numbers, tuples or dicts of the same shapes for each row"
-        raise RunnerError(Problem(asked, problem, fix)) from error
+        raise RunnerError.of(asked, problem, fix) from error
     return as_models_are(batch)
 
 

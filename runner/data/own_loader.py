@@ -38,7 +38,7 @@ class OwnLoader(IterableDataset[Any]):
         except (TypeError, NotImplementedError):
             self.has_length = False
         if self._length < 1:
-            raise RunnerError(Problem(asked, f"`{type(self.dataset).__name__}` has no rows", "return at least one row"))
+            raise RunnerError.of(asked, f"`{type(self.dataset).__name__}` has no rows", "return at least one row")
 
     @contextmanager
     def looked_at(self) -> Iterator[None]:

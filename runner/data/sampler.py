@@ -29,7 +29,7 @@ def sampler_of(
         return None
     if labels is None or source.labels is None:
         problem = f"the rows of `{source.name}` have no classes to draw by"
-        raise RunnerError(Problem(_shown(asked), problem, "data.sampler=null"))
+        raise RunnerError.suggest(_shown(asked), problem, ["data.sampler=null"])
     sizes, shares = _sizes_and_shares(asked, labels, source)
     below = shares.cumsum(0)
     return ClassSampler(below / below[-1], labels.argsort(stable=True), sizes)
@@ -49,9 +49,7 @@ def _sizes_and_shares(asked: Asked, labels: Tensor, source: Source) -> tuple[Ten
     shares = torch.tensor(_weights(asked, classes, source.name), dtype=torch.float64) * (sizes > 0)
     if not shares.any():
         problem = "no training row belongs to a class with a weight above 0"
-        raise RunnerError(
-            Problem(_shown(asked), problem, "give another class a weight, or use `data.sampler=balanced`")
-        )
+        raise RunnerError.of(_shown(asked), problem, "give another class a weight, or use `data.sampler=balanced`")
     return sizes, shares
 
 
@@ -62,10 +60,8 @@ def _weights(asked: Asked, classes: Sequence[str], name: str) -> list[float]:
         if len(asked) == len(classes):
             return list(asked)
         problem = f"there are {len(asked)} weights, and `{name}` has {len(classes)} classes: {_listed(classes)}"
-        raise RunnerError(
-            Problem(
-                _shown(asked), problem, "give a weight for each class, in this order, or use `data.sampler=balanced`"
-            )
+        raise RunnerError.of(
+            _shown(asked), problem, "give a weight for each class, in this order, or use `data.sampler=balanced`"
         )
     weights = {_called(each, classes): weight for each, weight in asked.items()}
     problems = []
@@ -73,7 +69,8 @@ def _weights(asked: Asked, classes: Sequence[str], name: str) -> list[float]:
         fix = f"use {' or '.join(f'`{hit}`' for hit in nearest(unknown, classes)) or _listed(classes)}"
         problems.append(Problem(f"data.sampler={{{unknown}: ...}}", f"`{name}` has no class `{unknown}`", fix))
     if missing := [each for each in classes if each not in weights]:
-        fix = f"use `data.sampler={{..., {', '.join(f'{each}: 1' for each in missing[:3])}}}` (0: never drawn)"
+        ones = ", ".join(f"{each}: 1" for each in missing[:3])
+        fix = f"use `'data.sampler={{..., {ones}}}'` (0: never drawn)"
         problems.append(Problem(_shown(asked), f"`data.sampler` has no weight for {_listed(missing)}", fix))
     refuse(problems)
     return [weights[each] for each in classes]

@@ -81,7 +81,7 @@ def as_source(found: Any, *, name: str) -> Source:
     if isinstance(found, list | tuple) and len(found) == 2:
         return from_arrays(found[0], found[1], name=name)
     problem = f"the function returned {_described(found)}, and data must be {FORMS}"
-    raise RunnerError(Problem(asked, problem, "return one of these forms"))
+    raise RunnerError.of(asked, problem, "return one of these forms")
 
 
 def from_arrays(
@@ -111,7 +111,7 @@ def from_arrays(
     )
     if len(x) != len(y):
         problem = f"there are {len(x):,} rows in {called[0]}, and {len(y):,} in {called[1]}"
-        raise RunnerError(Problem(asked, problem, "give as many targets as inputs"))
+        raise RunnerError.of(asked, problem, "give as many targets as inputs")
     facts = facts_of(x, y, num_classes=len(classes) or None)
     if like is not None and (error := _unlike(facts, like.facts, asked, called)):
         raise RunnerError(error)
@@ -148,12 +148,10 @@ def _from_splits(found: Mapping[str, Any], *, name: str, asked: str) -> Source:
     if unknown := [key for key in found if key not in ("train", *GIVEN)]:
         hits = nearest(str(unknown[0]), ("train", *GIVEN), cutoff=0.6) or ("train", *GIVEN)
         problem = f"the function returned splits called {', '.join(map(str, found))}; their names must be `train`, `val` and `test`"
-        raise RunnerError(Problem(asked, problem, f"use {' or '.join(map(repr, hits))} instead of {unknown[0]!r}"))
+        raise RunnerError.of(asked, problem, f"use {' or '.join(map(repr, hits))} instead of {unknown[0]!r}")
     if "train" not in found:
         problem = f"the function returned {', '.join(found)} and no training split"
-        raise RunnerError(
-            Problem(asked, problem, "return `{'train': (inputs, targets), ...}`, with the others next to it")
-        )
+        raise RunnerError.of(asked, problem, "return `{'train': (inputs, targets), ...}`, with the others next to it")
     train = as_source(found["train"], name=name)
     return replace(train, given={split: _given(found[split], split, train, asked) for split in GIVEN if split in found})
 
@@ -192,7 +190,7 @@ def _beside_a_dataset(found: Sequence[Any], split: str, train: Source, read: Cal
         if not train.classes:
             problem = f"the targets of {split} are texts, and the training Dataset has no `classes` that number them"
             fix = f"add `classes` to the training Dataset, the names in the order of their numbers, or use numbers in {split}"
-            raise RunnerError(Problem(f"data={train.name}", problem, fix))
+            raise RunnerError.of(f"data={train.name}", problem, fix)
         return read(inputs, targets, like=like).rows
     targets, num_classes = without_bools(targets), train.facts.get("num_classes")
     if "num_classes" in train.facts:  # None of a regression, and of labels of which a row has several
@@ -233,16 +231,16 @@ def _checked(source: Source, asked: str) -> Source:
     lengths = sorted({len(tensor) if tensor.dim() else 0 for tensor in tensors(source.rows)})
     if len(lengths) != 1 or lengths == [0]:
         problem = f"the tensors in `Source.rows` have {' and '.join(f'{length:,}' for length in lengths) or 'no'} rows"
-        raise RunnerError(
-            Problem(asked, problem, "return `Source(rows=...)` of tensors with the same first dimension, 1 or more")
+        raise RunnerError.of(
+            asked, problem, "return `Source(rows=...)` of tensors with the same first dimension, 1 or more"
         )
     if source.labels is not None and len(source.labels) != num_rows(source.rows):
         problem = f"the `Source` has {num_rows(source.rows):,} rows and {len(source.labels):,} labels"
-        raise RunnerError(Problem(asked, problem, "return `Source(labels=...)` with a label for each row, or None"))
+        raise RunnerError.of(asked, problem, "return `Source(labels=...)` with a label for each row, or None")
     if unknown := set(source.given) - set(GIVEN):
         problem = f"the `Source` has splits called {', '.join(sorted(unknown))}"
-        raise RunnerError(
-            Problem(asked, problem, "return `Source(given={'val': ..., 'test': ...})`; the training split is rows")
+        raise RunnerError.of(
+            asked, problem, "return `Source(given={'val': ..., 'test': ...})`; the training split is rows"
         )
     return source
 

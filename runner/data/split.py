@@ -249,7 +249,11 @@ def _not_cut(limit: int | None, fold: tuple[int, int] | None) -> list[Problem]:
 def _no_folds(source: Source, fold: tuple[int, int], total: int) -> list[Problem]:
     asked = f"data.fold={fold[0]}/{fold[1]}"
     if "val" in source.given:
-        return [Problem(asked, f"`{source.name}` has its own validation split, which has no folds", "data.fold=null")]
+        return [
+            Problem.suggest(
+                asked, f"`{source.name}` has its own validation split, which has no folds", ["data.fold=null"]
+            )
+        ]
     if source.in_order:  # a window of a text is moved back by chance: behind a fold it would reach into it
         problem = f"neighboring rows of `{source.name}` are related, so a fold would leak into training"
         return [Problem(asked, problem, "use `data.fold=null`, which validates on the last part")]

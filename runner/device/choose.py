@@ -64,16 +64,16 @@ def parse(value: Any) -> tuple[str, ...]:
     if isinstance(value, Sequence) and not isinstance(value, str):
         items = list(value)
         if not items:
-            raise _no_device("device=[]", "the list names no device", "device=auto, or 'device=[cuda:1,cpu]'")
+            raise _no_device("device=[]", "the list names no device", "device=auto", "device=[cuda:1,cpu]")
         parsed = [_one(item) for item in items]
         if "all" in parsed and len(parsed) > 1:
-            raise _no_device(f"device={items}", "all can't be in a list", "device=all")
+            raise _no_device(f"device={items}", "`all` can't be in a list", "device=all")
         return tuple(parsed)
     return (_one(value),)
 
 
-def _no_device(source: str, message: str, help: str) -> RunnerError:
-    return RunnerError(Problem(source, message, help, code="unknown-device"))
+def _no_device(source: str, message: str, *suggestions: str) -> RunnerError:
+    return RunnerError(Problem.suggest(source, message, suggestions, code="unknown-device"))
 
 
 def resolve(policy: tuple[str, ...], hardware: Hardware) -> Choice:
@@ -104,9 +104,9 @@ def _find(item: str, hardware: Hardware) -> Choice | Problem:
     why = why_not(item, hardware)
     if why is not None:
         best, there = _auto(hardware).device, ", ".join(hardware.devices())
-        write = f"device={best} (here: {there})"
-        write = write if why.mend in write else f"{write}; to have it: {why.mend}"
-        return Problem(f"device={item}", why.cause, write, (f"device={best}",), code="missing-device")
+        fix = f"use `device={best}` (here: {there})"
+        fix = fix if why.mend in fix else f"{fix}; to have `{item}`: {why.mend}"
+        return Problem(f"device={item}", why.cause, fix, (f"device={best}",), code="missing-device")
     if item == "cuda":
         device, reason = _most_free(hardware)
         return Choice(device, f"cuda: {reason}")
@@ -162,7 +162,7 @@ def _one(value: Any) -> str:
     if isinstance(value, str) and (FORM.fullmatch(value) or _is_other(value)):
         return value
     if value is None or value == "":
-        raise _no_device(asked, "it names no device", "device=auto")
+        raise _no_device(asked, "`device` is empty", "device=auto")
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise _no_device(asked, f"a device is {FORMS}", "device=auto")
     if isinstance(value, int):
@@ -178,7 +178,7 @@ def _one(value: Any) -> str:
         raise _no_device(asked, f"a device is {FORMS}", f"device={OTHER_NAMES[kind]}:{number}")
     if text.startswith("mps:"):
         raise _no_device(asked, "a Mac has one GPU, and it has no number", "device=mps")
-    raise _no_device(asked, f"a device is {FORMS}", _nearest_form(text))
+    raise _no_device(asked, f"a device is {FORMS}", *_nearest_forms(text))
 
 
 def _is_other(text: str) -> bool:
@@ -186,17 +186,17 @@ def _is_other(text: str) -> bool:
     return kind.isidentifier() and (not number or number.isdigit()) and kind == other_kind()
 
 
-def _nearest_form(text: str) -> str:
+def _nearest_forms(text: str) -> list[str]:
     if "," in text:
         items = [f"cuda:{item}" if item.isdigit() else item for item in text.split(",")]
-        return f"'device=[{','.join(items)}]' for the first that is there, or -m device={','.join(items)} for a run on each"
+        return [f"device=[{','.join(items)}]", f"-m device={','.join(items)}"]
     if FORM.fullmatch(text):
-        return f"device={text}"
+        return [f"device={text}"]
     kind = re.match(r"(cuda|xpu)\W*(\d*)", text)
     if kind:
-        return f"device={kind[1]}:{kind[2] if kind[2] and '-' not in text else 0}"
+        return [f"device={kind[1]}:{kind[2] if kind[2] and '-' not in text else 0}"]
     hits = nearest(text.partition(":")[0], ["auto", "cpu", "cuda", "mps", "xpu", "all", *filter(None, [other_kind()])])
-    return " or ".join(f"device={hit}" for hit in hits) or "device=auto"
+    return [f"device={hit}" for hit in hits or ["auto"]]
 
 
 def devices_of_processes(
@@ -226,15 +226,14 @@ def devices_of_processes(
     source = f"device={requested} train.num_processes={count}"
     if kind == "mps":
         problem = "a Mac has one GPU, and only one process can train on it"
-        raise RunnerError(Problem(source, problem, "train.num_processes=1, or device=cpu"))
+        raise RunnerError(Problem.suggest(source, problem, ["train.num_processes=1", "device=cpu"]))
     if ":" in requested:
         problem = f"{requested} is one device, and each process needs its own"
-        raise RunnerError(Problem(source, problem, f"device={kind}, device=all, or train.num_processes=1"))
+        raise RunnerError(Problem.suggest(source, problem, [f"device={kind}", "device=all", "train.num_processes=1"]))
     usable = _usable(kind, hardware)
     if len(usable) < count:
         problem = f"each process needs its own device; here: {', '.join(usable)}"
-        fix = f"train.num_processes={len(usable)}, or device=cpu"
-        raise RunnerError(Problem(source, problem, fix))
+        raise RunnerError(Problem.suggest(source, problem, [f"train.num_processes={len(usable)}", "device=cpu"]))
     if requested != "all" and not by_number:
         devices = hardware.devices()
         usable.sort(key=lambda name: -(devices[name].free_bytes or 0))  # stable: by number where they are equal

@@ -83,7 +83,7 @@ def __getattr__(name: str) -> Any:
         import torch
 
         problem = f"this torch has no {path}, which is needed for: {use}"
-        fix = "torch 2.13, with which this version was tested"
+        fix = "use torch 2.13, with which this version was tested"
         raise RunnerError(Problem(f"torch {torch.__version__}", problem, fix, code="missing-value")) from None
     return found
 

@@ -22,13 +22,13 @@ CU_INIT = {
         "libcuda is the stub of the CUDA toolkit, not the driver's",
         "take the toolkit's stubs folder out of LD_LIBRARY_PATH",
     ),
-    46: ("the GPU is in exclusive mode and another process has it", "end that process, or sudo nvidia-smi -c 0"),
+    46: ("the GPU is in exclusive mode and another process has it", "end that process, or run `sudo nvidia-smi -c 0`"),
     100: ("the driver finds no GPU", "see that the GPU is in its slot and on in the machine's firmware"),
     101: ("CUDA_VISIBLE_DEVICES names a GPU that is not there", "unset CUDA_VISIBLE_DEVICES"),
     802: ("the GPUs' switch is not ready", "start nvidia-fabricmanager"),
     803: ("the driver's kernel module and its libraries have different versions", "reboot, or load the module again"),
     804: ("CUDA's compatibility libraries do not serve this GPU", "take cuda-compat out of LD_LIBRARY_PATH"),
-    999: ("the driver fails with an unknown error", "sudo modprobe nvidia_uvm, or reboot"),
+    999: ("the driver fails with an unknown error", "run `sudo modprobe nvidia_uvm`, or reboot"),
 }
 
 
@@ -58,7 +58,7 @@ def why_not(device: str, hardware: Hardware) -> Why | None:
     if last < 0:
         return Why(f"torch finds no device of the kind {kind}", f"see whether the driver of {kind} is installed")
     there = f"{kind}:0" if last == 0 else f"{kind}:0 to {kind}:{last}"
-    return None if index <= last else Why(f"this machine has {there}", f"device={kind}:{last}")
+    return None if index <= last else Why(f"this machine has {there}", f"`device={kind}:{last}`")
 
 
 def _cuda(index: int, machine: Hardware) -> Why | None:
@@ -78,7 +78,7 @@ def _cuda(index: int, machine: Hardware) -> Why | None:
 def _cpu_only(machine: Hardware) -> Why:
     cause = f"torch {machine.torch_version} is a CPU-only build"
     if machine.system == "darwin":
-        return Why(f"{cause}, and a Mac has no CUDA", "device=mps")
+        return Why(f"{cause}, and a Mac has no CUDA", "`device=mps`")
     driver = machine.driver or Driver()
     if driver.gpu_on_bus or driver.kernel_module:
         return Why(f"{cause}, and there is an NVIDIA GPU in this machine", CUDA_WHEELS)
@@ -88,7 +88,7 @@ def _cpu_only(machine: Hardware) -> Why:
 def _driver(machine: Hardware, driver: Driver) -> Why:
     if driver.in_container and (machine.container_visible or "") in ("void", "none"):
         cause = f"the container was started with NVIDIA_VISIBLE_DEVICES={machine.container_visible}"
-        return Why(cause, "docker run --gpus all")
+        return Why(cause, "run `docker run --gpus all`")
     if driver.library_error is not None:
         return _no_library(driver)
     built = (machine.cuda_build or "").split(".")[0]
@@ -101,7 +101,8 @@ def _driver(machine: Hardware, driver: Driver) -> Why:
     if driver.mig and driver.num_gpus == 0:
         cause = "the GPU is in MIG mode, and this process has no slice of it"
         return Why(
-            cause, "CUDA_VISIBLE_DEVICES=MIG-... with a name from nvidia-smi -L, or make one with nvidia-smi mig -cgi"
+            cause,
+            "set `CUDA_VISIBLE_DEVICES=MIG-...` with a name from nvidia-smi -L, or make one with nvidia-smi mig -cgi",
         )
     if driver.init_code and driver.init_code != 100:
         cause, mend = CU_INIT.get(driver.init_code, ("the driver does not start", "see cuda.h for the code, or reboot"))
@@ -115,7 +116,7 @@ def _driver(machine: Hardware, driver: Driver) -> Why:
 
 def _no_library(driver: Driver) -> Why:
     if driver.in_container:
-        return Why("the NVIDIA driver is not in this container", "docker run --gpus all")
+        return Why("the NVIDIA driver is not in this container", "run `docker run --gpus all`")
     if driver.in_wsl:
         return Why("WSL has no NVIDIA driver", "install NVIDIA's driver in Windows, and nothing in WSL")
     if driver.kernel_module:
@@ -134,11 +135,15 @@ def _index(index: int, machine: Hardware) -> Why:
     if any("MIG" in gpu.name or gpu.uuid.startswith("MIG") for gpu in machine.cuda) or (
         machine.driver and machine.driver.mig
     ):
-        return Why("with MIG a process sees one slice, cuda:0", "device=cuda:0, with the slice in CUDA_VISIBLE_DEVICES")
+        return Why(
+            "with MIG a process sees one slice, cuda:0", "`device=cuda:0`, with the slice in CUDA_VISIBLE_DEVICES"
+        )
     if machine.visible:
         cause = f"CUDA_VISIBLE_DEVICES={machine.visible!r} shows {len(machine.cuda)} and numbers them from 0: {there}"
-        return Why(cause, f"device=cuda:{last}, or add the GPU to CUDA_VISIBLE_DEVICES")
-    return Why(f"this machine has {len(machine.cuda)} CUDA device{'s' if last else ''}: {there}", f"device=cuda:{last}")
+        return Why(cause, f"`device=cuda:{last}`, or add the GPU to CUDA_VISIBLE_DEVICES")
+    return Why(
+        f"this machine has {len(machine.cuda)} CUDA device{'s' if last else ''}: {there}", f"`device=cuda:{last}`"
+    )
 
 
 def _architecture(gpu: Gpu, machine: Hardware) -> Why | None:
@@ -158,7 +163,7 @@ def _architecture(gpu: Gpu, machine: Hardware) -> Why | None:
 
 def _mps(index: int, machine: Hardware) -> Why | None:
     if machine.mps is not None:
-        return Why("a Mac has one GPU", "device=mps") if index else None
+        return Why("a Mac has one GPU", "`device=mps`") if index else None
     if machine.system != "darwin":
         return Why(f"mps is Apple's GPU, and this machine runs {machine.system}", "use a Mac with Apple silicon")
     if machine.rosetta:
@@ -171,7 +176,7 @@ def _mps(index: int, machine: Hardware) -> Why | None:
     if not machine.mps_built:
         return Why(
             f"torch {machine.torch_version} was built without MPS",
-            "install torch's wheel for macOS arm64: pip install torch",
+            "install torch's wheel for macOS arm64: `pip install torch`",
         )
     if _is_too_old(machine.macos):
         return Why(f"macOS {machine.macos} is too old", f"update to macOS {OLDEST_MACOS} or newer")
@@ -188,7 +193,7 @@ def _xpu(index: int, machine: Hardware) -> Why | None:
         return None
     if machine.xpu:
         return Why(
-            f"this machine has {len(machine.xpu)} Intel GPU(s), from xpu:0", f"device=xpu:{len(machine.xpu) - 1}"
+            f"this machine has {len(machine.xpu)} Intel GPU(s), from xpu:0", f"`device=xpu:{len(machine.xpu) - 1}`"
         )
     if not machine.xpu_built:
         return Why(
@@ -232,5 +237,5 @@ def check_precision(precision: str, device: str, hardware: Hardware) -> str:
         near = next(name for name in NEAREST[precision] if not reasons[name])
         does = ", ".join(name for name, no in reasons.items() if not no)
         source = f"train.precision={precision} on {device}"
-        raise RunnerError(Problem(source, f"{why}; it does {does}", f"train.precision={near}"))
+        raise RunnerError(Problem.suggest(source, f"{why}; it does {does}", [f"train.precision={near}"]))
     return precision

@@ -82,8 +82,8 @@ def _tasks_of(text: str, node: int) -> int:
 def _number(environ: Mapping[str, str], name: str, default: str | None = None) -> int:
     text = environ.get(name, default)
     if text is None or not text.isdigit():
-        problem = "it is the rank of a process, and must be a whole number"
-        raise RunnerError(Problem(f"{name}={text}", problem, f"unset {name}, or torchrun, which sets it"))
+        problem = f"`{name}` must be a whole number, the rank of a process"
+        raise RunnerError(Problem(f"{name}={text}", problem, f"run `unset {name}`, or use torchrun, which sets it"))
     return int(text)
 
 

@@ -43,7 +43,7 @@ class SharedGradients:
             if "find_unused_parameters" not in str(error):
                 raise
             problem = "some parameters of the model took no part in the last step's loss, and the processes wait for all of them"
-            fix = "placement.unused_parameters=true, or model.freeze for those that never learn"
+            fix = "use `placement.unused_parameters=true`, or `model.freeze` for those that never learn"
             raise RunnerError(Problem("several processes", problem, fix)) from error
         return values
 

@@ -160,8 +160,8 @@ def _meeting(place: RankInfo) -> Iterator[None]:
         elif "trying to connect" in text:
             problem = f"process {place.rank} did not reach the first one in {MOST_APART}"
         fix = (
-            "the same line once each of them begins: its own output (srun --output=%t.log) says why one did not, or ended; "
-            f"and the machines must reach each other: ping {place.address}, no firewall before port {place.port}"
+            "read why one did not start, or ended, in its own output (`srun --output=%t.log`); "
+            f"the machines must reach each other: `ping {place.address}`, no firewall before port {place.port}"
         )
         raise UnmetError(Problem(source, f"{problem} ({text})", fix)) from error
 

@@ -105,7 +105,7 @@ def _divided(model: nn.Module, mesh: DeviceMesh, block: int) -> FSDPModule:
     for name, parameter in model.named_parameters():
         if not parameter.dim():
             problem = f"{name} is a number without a dimension, and each process takes a part of the first one"
-            fix = f"torch.ones(1) in place of torch.tensor(1.0) for {name}, or placement.strategy=ddp"
+            fix = f"use `torch.ones(1)` instead of `torch.tensor(1.0)` for {name}, or `placement.strategy=ddp`"
             raise RunnerError(Problem("placement.strategy=fsdp", problem, fix))
     for each in blocks(model, at_least=block):
         fully_shard(each, mesh=mesh)

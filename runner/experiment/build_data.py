@@ -216,8 +216,8 @@ def _last_batch_problem(rows: int, size: int, num_ranks: int) -> Problem:
         problem = f"of {rows:,} rows the last batch of an epoch has {last}, {last / num_ranks:.2g} for each of {num_ranks} processes"
         problem += ", and batch normalisation needs two rows in each"
     if rows < least:
-        fix = f"train.num_processes={max(1, rows // 2)}" if num_ranks > 1 else "data with more rows"
-        return Problem(f"train.batch_size={size}", problem, fix)
+        ways = [f"train.num_processes={max(1, rows // 2)}"] * (num_ranks > 1)
+        return Problem.suggest(f"train.batch_size={size}", problem, ways, "use data with more rows")
     others = itertools.chain(range(size - 1, least - 1, -1), itertools.count(max(size + 1, least)))
     fits = next(other for other in others if _all_have_two(rows, other, num_ranks))
-    return Problem(f"train.batch_size={size}", problem, f"train.batch_size={fits}")
+    return Problem.suggest(f"train.batch_size={size}", problem, [f"train.batch_size={fits}"])

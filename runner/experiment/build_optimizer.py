@@ -44,7 +44,10 @@ STAND_INS: dict[str, Any] = {
 }
 SAFE_VALUE = 10  # of a setting without a default: a period, a number of steps
 NUM_STEPS = 3  # of a trial
-OTHERS = {"optimizer": "optimizer=adam, adamw or sgd", "scheduler": "scheduler=cosine or constant"}
+OTHERS = {
+    "optimizer": ("optimizer=adam", "optimizer=adamw", "optimizer=sgd"),
+    "scheduler": ("scheduler=cosine", "scheduler=constant"),
+}
 
 Attempt = Callable[[Mapping[str, Any]], BaseException | None]
 
@@ -183,11 +186,11 @@ def _make_turns(
     found = []
     if left := [name for name, by in owners.items() if not by]:
         problem = f"no optimizer owns {_first(left)}, and what trains has one"
-        fix = f"use a pattern for it in the params of {' or '.join(turns)}, or model.freeze=[{left[0]}]"
+        fix = f"use a pattern for it in the params of {' or '.join(turns)}, or `'model.freeze=[{left[0]}]'`"
         found.append(Problem("optimizer.turns", problem, fix))
     if shared := [name for name, by in owners.items() if len(by) > 1]:
         problem = f"{' and '.join(owners[shared[0]])} both own {_first(shared)}, and each parameter has one optimizer"
-        found.append(Problem("optimizer.turns", problem, f"{shared[0]} in only one of them"))
+        found.append(Problem("optimizer.turns", problem, f"name `{shared[0]}` in only one of them"))
     refuse(found)
     made = {}
     for turn, one in turns.items():
@@ -307,7 +310,7 @@ def _optimizer_problems(target: _Target, groups: Sequence[dict[str, Any]], *, ma
     parameters = inspect.signature(getattr(target.make, "step", lambda self: None)).parameters.values()
     if needed := [each.name for each in parameters if each.default is each.empty][1:]:
         problem = f"{target.name}.step() needs {', '.join(needed)}, and a step here is taken once, from one gradient"
-        return [Problem(f"optimizer._target_={target.path}", problem, OTHERS["optimizer"])]
+        return [Problem.suggest(f"optimizer._target_={target.path}", problem, OTHERS["optimizer"])]
     attempt = partial(_try_steps, target)
     if may_be_sparse and attempt(target.settings) is not None and attempt(target.settings, is_sparse=True) is None:
         return []
@@ -392,7 +395,7 @@ def _checked(schedule: Any, mode: str) -> LRScheduler:
     if wants_metric(schedule) and getattr(schedule, "mode", mode) != mode:
         better = "less" if mode == "min" else "more"
         problem = f"epochs are judged by a metric that is better when it is {better} (train.early_stopping.metric)"
-        raise RunnerError(Problem(f"scheduler.mode={schedule.mode}", problem, f"scheduler.mode={mode}"))
+        raise RunnerError(Problem.suggest(f"scheduler.mode={schedule.mode}", problem, [f"scheduler.mode={mode}"]))
     return schedule  # type: ignore[no-any-return]
 
 
@@ -418,7 +421,7 @@ def _equal_rates(target: _Target, groups: Sequence[Mapping[str, Any]], defaults:
     numbers = [name for name, value in target.settings.items() if _is_number(value)]
     fixes = [f"scheduler.{name}={_text(rates)}" for name in numbers if num_rates({**target.settings, name: rates}) > 1]
     problem = f"{target.name} gives all groups of the optimizer one rate, and their own rates are {_text(rates)}"
-    return Problem(f"scheduler._target_={target.path}", problem, " or ".join([*fixes[:1], "scheduler=cosine"]))
+    return Problem.suggest(f"scheduler._target_={target.path}", problem, [*fixes[:1], "scheduler=cosine"])
 
 
 def _wrong_settings(target: _Target, attempt: Attempt, *, among: Mapping[str, Any] | None = None) -> list[Problem]:
@@ -449,13 +452,16 @@ def _setting_problem(target: _Target, name: str, error: BaseException | None = N
         return error.problems[0]
     value, usual = target.settings[name], target.defaults.get(name)
     has_number = _is_number(value) or not _is_number(usual)
-    reason = _reason(target, error) if error is not None and has_number else f"it must be a number, such as {usual}"
-    fix = f"={_text(usual)}" if name in target.defaults else "=... with another value"
-    return Problem(f"{target.key}.{name}={_text(value)}", reason, f"{target.key}.{name}{fix}")
+    key = f"{target.key}.{name}"
+    reason = (
+        _reason(target, error) if error is not None and has_number else f"`{key}` must be a number, such as {usual}"
+    )
+    ways = [f"{key}={_text(usual)}"] if name in target.defaults else []
+    return Problem.suggest(f"{key}={_text(value)}", reason, ways, f"use another value of `{key}`")
 
 
 def _target_problem(target: _Target, error: BaseException) -> Problem:
-    return Problem(f"{target.key}._target_={target.path}", _reason(target, error), OTHERS[target.key])
+    return Problem.suggest(f"{target.key}._target_={target.path}", _reason(target, error), OTHERS[target.key])
 
 
 def _reason(target: _Target, error: BaseException) -> str:

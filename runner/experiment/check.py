@@ -16,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from runner.config import validate
 from runner.config.allowed import PARTS
+from runner.config.checks import probability
 from runner.config.instantiate import arguments
 from runner.config.instantiate import problems as target_problems
 from runner.config.nodes import SHARED, split_settings
@@ -28,10 +29,9 @@ from runner.errors import Problem, RunnerError, nearest, path_problems
 from runner.experiment import build, rules
 from runner.experiment.build_optimizer import rehearsed, turn_problems
 from runner.experiment.context import Checked
-from runner.models.checks import probability
 from runner.tasks.metric_names import is_of_a_class, metrics_of
 from runner.tasks.named_metrics import NAMED
-from runner.training.loop import KEY, missing_metric, what_to_write
+from runner.training.loop import KEY, missing_metric
 
 #: with an error in one of these keys, the optimizer or its schedule is not tried
 OF_OPTIMIZER = re.compile(r"(^|\W)(optimizer|facts|~?train(?![.\w]))(\W|$)")
@@ -156,16 +156,13 @@ def metric_problems(cfg: DictConfig) -> list[Problem]:
     if split != "val" or not leaf:
         problem = "epochs are compared by a metric of the validation split, val/..."
         hits = [f"val/{word}" for word in (metric, leaf) if word in (measured or ())]
-        return [
-            Problem(
-                f"{KEY}={metric}", problem, what_to_write([*hits, *nearest(metric, _of_val(measured or ("loss",)))])
-            )
-        ]
+        hits = [*hits, *nearest(metric, _of_val(measured or ("loss",)))] or ["val/loss"]
+        return [Problem.suggest(f"{KEY}={metric}", problem, (f"{KEY}={hit}" for hit in hits))]
     if measured is None or leaf in measured or is_of_a_class(leaf, task) or validate.value(cfg, "train.hooks"):
         return []  # a hook's names come with its first call
     fault = missing_metric(metric, _of_val(measured))
-    asks = f"task.metrics=[{leaf}], or " if any(leaf in names for names in NAMED.values()) else ""
-    return [Problem(fault.source, fault.message, asks + fault.help)]
+    ways = [f"task.metrics=[{leaf}]"] if any(leaf in names for names in NAMED.values()) else []
+    return [Problem.suggest(fault.source, fault.message, [*ways, *fault.suggestions], code=fault.code)]
 
 
 def _of_val(names: Iterable[str]) -> list[str]:

@@ -83,8 +83,10 @@ class RunDirectory:
                 Problem(asked, "another run is writing there", "use another directory, or wait")
             ) from None
         except OSError as error:
-            problem = f"it can't be made or written: {error.strerror}"
-            raise RunnerError(Problem(asked, problem, "hydra.run.dir=FOLDER with one that you may write to")) from None
+            problem = f"the directory can't be created or written: {error.strerror}"
+            raise RunnerError(
+                Problem(asked, problem, "use `hydra.run.dir=FOLDER` with one that you may write to")
+            ) from None
 
     @classmethod
     def begin(cls, path: Path, cfg: DictConfig, *, anew: bool = False) -> RunDirectory:
@@ -180,19 +182,19 @@ def refuse_used(folder: Path, cfg: DictConfig, *, anew: bool = False) -> None:
         problem = (
             f"another experiment is in it: {_differences(others, before, now) or 'its rerun.yaml can not be read'}"
         )
-        fix = f"another folder (the usual one has the time in its name), or {resume}"
+        fix = f"use another directory (the usual one has the time in its name), or run `{resume}`"
         raise RunnerError(Problem(asked, problem, fix))
     more = in_words({key: now.get(key) for key in changed if key.startswith("train.")})
     if is_being_written(folder):
         raise RunnerError(Problem(asked, "this run is in it already, and is running", "use another directory, or wait"))
     if Summary.read(folder).is_over() and not more:
         if anew:
-            raise RunnerError(Problem(asked, "this run is in it already, and has finished", "another folder"))
-        fix = f"{resume} {length_key(cfg)}=... for more of it, or another folder"
-        raise OverError(Problem(asked, "it has finished", fix))
+            raise RunnerError(Problem(asked, "this run is in it already, and has finished", "use another directory"))
+        fix = f"run `{resume} {length_key(cfg)}=...` for more of it, or use another directory"
+        raise OverError(Problem(asked, "the run has finished", fix))
     if any(os.environ.get(name, "0") != "0" for name in RESTARTS):
         return
-    fix = f"{resume} {more}".rstrip() + ", or another folder"
+    fix = f"run `{f'{resume} {more}'.rstrip()}`, or use another directory"
     raise RunnerError(Problem(asked, "this run is in it already, and can be resumed", fix))
 
 
@@ -203,6 +205,6 @@ def over_line(error: OverError) -> str:
 
 
 def _differences(keys: list[str], before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    shown = [f"{key}={before.get(key, '-')} (asked: {now.get(key, '-')})" for key in keys[:MOST_SHOWN]]
+    shown = [f"{key}={before.get(key, '-')} (now: {now.get(key, '-')})" for key in keys[:MOST_SHOWN]]
     more = len(keys) - MOST_SHOWN
     return ", ".join(shown) + (f", and {more} more" if more > 0 else "")

@@ -209,8 +209,8 @@ def find_rank(cfg: DictConfig) -> RankInfo | None:
     count = validate.value(cfg, "train.num_processes")
     if rank is not None and count not in ("auto", rank.num):
         problem = f"{rank.by} has started {rank.num} processes"
-        fix = f"train.num_processes=auto, or train.num_processes={rank.num}"
-        raise RunnerError(Problem(f"train.num_processes={count}", problem, fix))
+        ways = ["train.num_processes=auto", f"train.num_processes={rank.num}"]
+        raise RunnerError(Problem.suggest(f"train.num_processes={count}", problem, ways))
     return rank
 
 

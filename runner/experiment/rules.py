@@ -255,7 +255,7 @@ def _error(rule: Rule, cfg: DictConfig, situation: Situation) -> Problem:
     if "num_processes" in rule.conditions:
         typed.append(f"train.num_processes={situation.num_processes}")
     reason = rule.reason.format_map(vars(situation))
-    return Problem(" ".join(typed), reason, ", or ".join(rule.fixes), rule.fixes, code="conflict")
+    return Problem.suggest(" ".join(typed), reason, rule.fixes, code="conflict")
 
 
 def _typed(key: str, value: Any) -> str:

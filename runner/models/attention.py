@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from runner.config.checks import probability
 from runner.errors import Problem, RunnerError, nearest, refuse
-from runner.models.checks import probability
 
 POSITIONS = ("learned", "rotary")
 #: of all weights but those that write into the residual stream (Radford et al. 2019, "Language Models are Unsupervised ...")
@@ -150,8 +150,8 @@ class Rotary(nn.Module):
         super().__init__()
         if size % 2:
             problem = f"rotary positions need an even width per head, and a head has {size}"
-            raise RunnerError(
-                Problem("model.positions=rotary", problem, "use a `model.width` that gives each head an even number")
+            raise RunnerError.of(
+                "model.positions=rotary", problem, "use a `model.width` that gives each head an even number"
             )
         speeds = ROTARY_BASE ** -(torch.arange(0, size, 2) / size)
         angles = torch.arange(length)[:, None] * speeds
@@ -175,30 +175,22 @@ def check_sizes(*, width: Any, depth: Any, num_heads: Any, positions: Any) -> No
     """Raises: RunnerError with each that is none."""
     sizes = {"width": width, "depth": depth, "num_heads": num_heads}
     problems = [
-        Problem(
+        Problem.suggest(
             f"model.{key}={value}",
             f"`model.{key}` must be a whole number, 1 or more",
-            f"model.{key}=4",
-            code="bad-value",
+            [f"model.{key}=4"],
         )
         for key, value in sizes.items()
         if type(value) is not int or value < 1
     ]
     if not problems and width % num_heads:
         fits = [heads for heads in range(1, width + 1) if width % heads == 0]
-        fix = " or ".join(
-            f"model.num_heads={heads}" for heads in sorted(fits, key=lambda one: abs(one - num_heads))[:2]
-        )
-        problems.append(
-            Problem(
-                f"model.num_heads={num_heads}",
-                f"`model.width={width}` can't be divided into {num_heads} equal heads",
-                fix,
-            )
-        )
+        near = sorted(fits, key=lambda heads: abs(heads - num_heads))[:2]
+        problem = f"`model.width={width}` can't be divided into {num_heads} equal heads"
+        ways = [f"model.num_heads={heads}" for heads in near]
+        problems.append(Problem.suggest(f"model.num_heads={num_heads}", problem, ways))
     if positions not in POSITIONS:
-        fix = " or ".join(f"model.positions={hit}" for hit in nearest(str(positions), POSITIONS) or POSITIONS)
-        problems.append(
-            Problem(f"model.positions={positions}", f"`model.positions` must be {' or '.join(POSITIONS)}", fix)
-        )
+        problem = f"`model.positions` must be {' or '.join(POSITIONS)}"
+        ways = [f"model.positions={hit}" for hit in nearest(str(positions), POSITIONS) or POSITIONS]
+        problems.append(Problem.suggest(f"model.positions={positions}", problem, ways))
     refuse(problems)

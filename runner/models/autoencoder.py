@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from runner.errors import Problem, RunnerError
-from runner.models.checks import choice, count, widths
+from runner.config.checks import choice, count, widths
+from runner.errors import RunnerError
 from runner.models.cnn import LAYERS
 from runner.models.mlp import activation_class
 
@@ -38,9 +38,7 @@ class Autoencoder(nn.Module):
         super().__init__()
         if vocab_size is not None:
             problem = "an autoencoder needs numbers as inputs, and this data is tokens"
-            raise RunnerError(
-                Problem("model=autoencoder", problem, "use `model=gpt task=language`, or data that is numbers")
-            )
+            raise RunnerError.of("model=autoencoder", problem, "use `model=gpt task=language`, or data that is numbers")
         bottleneck = count(bottleneck, key="model.bottleneck", example=32)
         kind = choice(kind, ("auto", "conv", "mlp"), key="model.kind")
         can_convolve = len(input_shape) - 1 in LAYERS
@@ -48,8 +46,8 @@ class Autoencoder(nn.Module):
             problem = (
                 "convolutions need images of shape (channels, height, width) or signals of shape (channels, length)"
             )
-            fix = "model.kind=mlp"
-            raise RunnerError(Problem(f"model.kind=conv on inputs of shape {tuple(input_shape)}", problem, fix))
+            source = f"model.kind=conv on inputs of shape {tuple(input_shape)}"
+            raise RunnerError.suggest(source, problem, ["model.kind=mlp"])
         if kind == "conv" or (kind == "auto" and can_convolve):
             channels = widths(channels, key="model.channels", example="[32,64]")
             layers = _convolutional(input_shape, channels, bottleneck, activation)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.config import run_files
-from runner.errors import Problem, RunnerError
+from runner.errors import RunnerError
 
 NAME = "model.json"
 
@@ -38,10 +38,10 @@ def read_card(folder: Path) -> Card:
         card = Card(**{**found, "classes": tuple(found["classes"]), "targets": tuple(found["targets"])})
     except FileNotFoundError:
         problem = "the run did not get as far as its model, or an earlier version wrote it"
-        raise RunnerError(
-            Problem(str(file), f"there is no such file: {problem}", "use a run that has trained", code="missing-file")
+        raise RunnerError.of(
+            str(file), f"there is no such file: {problem}", "use a run that has trained", code="missing-file"
         ) from None
     except (OSError, ValueError, TypeError, KeyError) as error:
         problem = f"the file can't be read: {type(error).__name__}: {error}"
-        raise RunnerError(Problem(str(file), problem, "restore the file as the run wrote it")) from None
+        raise RunnerError.of(str(file), problem, "restore the file as the run wrote it") from None
     return card

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from runner.errors import Problem, RunnerError
-from runner.models.checks import probability, widths
+from runner.config.checks import probability, widths
+from runner.errors import RunnerError
 
 #: of what has so many dimensions beside its channels: convolution, normalisation, pooling
 LAYERS: dict[int, tuple[Any, Any, Any]] = {
@@ -39,9 +39,7 @@ class CNN(nn.Module):
         channels = widths(channels, key="model.channels", example="[32,64]")
         if type(kernel_size) is not int or kernel_size < 1 or kernel_size % 2 == 0:
             problem = "`model.kernel_size` must be an odd whole number, 1 or more"
-            raise RunnerError(
-                Problem(f"model.kernel_size={kernel_size}", problem, "model.kernel_size=3", code="bad-value")
-            )
+            raise RunnerError.suggest(f"model.kernel_size={kernel_size}", problem, ["model.kernel_size=3"])
         _check_shape(input_shape, least=2 ** len(channels))
         num_dims = len(input_shape) - 1
         blocks: list[nn.Module] = []
@@ -67,13 +65,13 @@ def _check_shape(shape: Sequence[int], *, least: int) -> None:
     if len(shape) not in (2, 3):
         problem = "`cnn` needs images of shape (channels, height, width) or signals of shape (channels, length)"
         fix = "use `model=mlp`, which takes any shape, or images or signals as inputs"
-        raise RunnerError(Problem(asked, problem, fix))
+        raise RunnerError.of(asked, problem, fix)
     if min(shape[1:]) < least:
         side = "a side" if len(shape) == 3 else "a length"
         problem = (
             f"each entry of `model.channels` but the first halves the input, which needs {side} of at least {least}"
         )
-        raise RunnerError(Problem(asked, problem, "use `model=mlp`, or a shorter list in `model.channels`"))
+        raise RunnerError.of(asked, problem, "use `model=mlp`, or a shorter list in `model.channels`")
 
 
 def _convolution(num_dims: int, inputs: int, outputs: int, kernel_size: int) -> tuple[nn.Module, ...]:

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from runner.config.packages import install
+from runner.config.checks import choice
+from runner.config.packages import not_installed
 from runner.errors import Problem, RunnerError, first_line, nearest, refuse
-from runner.models.checks import choice
 
 log = logging.getLogger("runner")
 
@@ -71,19 +71,17 @@ def timm_model(
     if len(input_shape) != 3:
         problem = "timm's models need images of shape (channels, height, width)"
         fix = "use `model=cnn`, which also takes signals, or `model=mlp`, which takes any shape"
-        raise RunnerError(Problem(f"model=timm on inputs of shape {tuple(input_shape)}", problem, fix))
+        raise RunnerError.of(f"model=timm on inputs of shape {tuple(input_shape)}", problem, fix)
     if not timm.is_model(name):  # also what names an address: hf-hub:..., local-dir:...
         known = timm.list_models()
-        fix = (
-            " or ".join(f"model.name={hit}" for hit in nearest(str(name), known))
-            or f"use one of the {len(known)} names of `timm.list_models()`"
-        )
-        raise RunnerError(Problem(f"model.name={name}", f"timm has no model `{name}`", fix))
+        ways = [f"model.name={hit}" for hit in nearest(str(name), known)]
+        otherwise = f"use one of the {len(known)} names of `timm.list_models()`"
+        raise RunnerError.suggest(f"model.name={name}", f"timm has no model `{name}`", ways, otherwise)
     settings = dict(settings or {})
     if refused := [key for key in settings if key in NO_SETTINGS]:
         problem = "`model.settings` can't set files, addresses or values that follow from the data"
         fix = "remove this key, and use `model.weights=FILE` for weights"
-        raise RunnerError(Problem(f"model.settings.{refused[0]}={settings[refused[0]]}", problem, fix))
+        raise RunnerError.of(f"model.settings.{refused[0]}={settings[refused[0]]}", problem, fix)
     try:
         model: Any = timm.create_model(
             name, pretrained=pretrained, num_classes=out_features, in_chans=input_shape[0], **settings
@@ -129,7 +127,7 @@ def transformers_model(
     head = choice(head, HEADS, key="model.head")
     if vocab_size is None and head != "image_classification":
         problem = "the model needs tokens, and this data has no vocabulary"
-        raise RunnerError(Problem(f"model=huggingface on inputs of shape {tuple(input_shape)}", problem, "model=mlp"))
+        raise RunnerError.suggest(f"model=huggingface on inputs of shape {tuple(input_shape)}", problem, ["model=mlp"])
     kind, argument = HEADS[head]
     settings = _settings(library, dict(config or {}), input_shape, out_features, head, vocab_size, pretrained)
     _check_keys(settings, dict(config or {}))
@@ -145,7 +143,7 @@ def transformers_model(
         fix = f"use `model.config.vocab_size={vocab_size}`, or remove that key"
         if pretrained:
             fix = f"use the model's `tokenizer.json` as `data.tokenizer` (`data=text`: `data.tokens`), or a model of {vocab_size:,} tokens"
-        raise RunnerError(Problem(asked, problem, fix))
+        raise RunnerError.of(asked, problem, fix)
     auto = getattr(library, kind)
     try:
         if pretrained:
@@ -300,7 +298,7 @@ def _check_keys(settings: Any, asked: Mapping[str, Any]) -> None:
     for key in (key for key in asked if key in set(vars(settings)) - known):
         if hits := nearest(key, known, cutoff=MISSPELT):
             problem = f"the configuration of `{settings.model_type}` has no key `{key}`"
-            fix = " or ".join(f"model.config.{hit}=..." for hit in hits)
+            fix = f"set {' or '.join(f'`model.config.{hit}`' for hit in hits)}"
             problems.append(Problem(f"model.config.{key}={asked[key]}", problem, fix))
     refuse(problems)
 
@@ -316,9 +314,9 @@ def _known(library: Any, kind: Any) -> str:
     if kind in known:
         return str(kind)
     hits = nearest(str(kind), known) or ["bert", "gpt2", "vit"]
-    fix = " or ".join(f"model.config.model_type={hit}" for hit in hits) + " or model.pretrained=DIRECTORY"
     problem = f"transformers has no model type `{kind}`"
-    raise RunnerError(Problem(f"model.config.model_type={kind}", problem, fix))
+    ways = [f"model.config.model_type={hit}" for hit in hits]
+    raise RunnerError.suggest(f"model.config.model_type={kind}", problem, ways)
 
 
 def _library(name: str, *, asked: str) -> Any:
@@ -328,7 +326,7 @@ def _library(name: str, *, asked: str) -> Any:
         problem = (
             f"the package `{name}` is not installed" if error.name == name else f"importing {name} failed: {error}"
         )
-        raise RunnerError(Problem(asked, problem, install(name))) from error
+        raise not_installed(asked, problem, name) from error
 
 
 def _not_reached(asked: str, error: Exception) -> Problem:

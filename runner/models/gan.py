@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from runner.models.checks import count
+from runner.config.checks import count
 from runner.models.mlp import MLP
 
 

@@ -107,9 +107,7 @@ def _check(prompt: Tensor, temperature: float, top_k: int | None) -> None:
         problems.append(Problem(f"a prompt of shape {tuple(prompt.shape)}", problem, "use a prompt of shape (1, 1)"))
     if temperature < 0:
         problems.append(
-            Problem(
-                f"temperature={temperature}", "`temperature` must be 0 or more", "temperature=1.0", code="bad-value"
-            )
+            Problem.suggest(f"temperature={temperature}", "`temperature` must be 0 or more", ["temperature=1.0"])
         )
     if top_k is not None and top_k < 1:
         problems.append(

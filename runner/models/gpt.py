@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from runner.errors import Problem, RunnerError
+from runner.errors import RunnerError
 from runner.models.attention import SPREAD, Stack, linear
 
 #: the spread of a logit at the start is at most this: it is a row of the embedding times a vector of length sqrt(width).
@@ -36,7 +36,7 @@ class GPT(nn.Module):
         if vocab_size is None or context_length is None:
             problem = "`gpt` needs tokens, and the data has no `vocab_size` and `context_length`"
             fix = "use `data=text` or `data=tokens`, or set `model.vocab_size` and `model.context_length`"
-            raise RunnerError(Problem("model=gpt", problem, fix))
+            raise RunnerError.of("model=gpt", problem, fix)
         self.vocab_size, self.context_length = vocab_size, context_length
         self.stack = Stack(
             context_length,
@@ -56,7 +56,7 @@ class GPT(nn.Module):
         if tokens.shape[-1] > self.context_length:
             problem = f"the model has positions for {self.context_length:,} tokens"
             fix = f"use at most {self.context_length:,} tokens, or train with `data.context_length={tokens.shape[-1]}`"
-            raise RunnerError(Problem(f"{tokens.shape[-1]:,} tokens in a row", problem, fix))
+            raise RunnerError.of(f"{tokens.shape[-1]:,} tokens in a row", problem, fix)
         x = self.stack(self.embedding(tokens))
         logits: Tensor = F.linear(x, self.embedding.weight) if self.output is None else self.output(x)
         return logits

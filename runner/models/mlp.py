@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from runner.errors import Problem, RunnerError, nearest
-from runner.models.checks import probability, widths
+from runner.config.checks import choice, probability, widths
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
@@ -57,11 +56,7 @@ class MLP(nn.Module):
 
 def activation_class(name: str) -> type[nn.Module]:
     """The module class of an activation's name. Raises: RunnerError with the nearest one."""
-    if name not in ACTIVATIONS:
-        fix = " or ".join(f"model.activation={hit}" for hit in nearest(str(name), ACTIVATIONS) or ACTIVATIONS)
-        problem = f"`model.activation` must be one of {', '.join(ACTIVATIONS)}"
-        raise RunnerError(Problem(f"model.activation={name}", problem, fix))
-    return ACTIVATIONS[name]
+    return ACTIVATIONS[choice(name, ACTIVATIONS, key="model.activation")]
 
 
 def _linear(inputs: int, outputs: int, *, gain: float) -> nn.Linear:

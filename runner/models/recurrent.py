@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from runner.errors import Problem, RunnerError
-from runner.models.checks import choice, count, probability
+from runner.config.checks import choice, count, probability
+from runner.errors import RunnerError
 
 CELLS: dict[str, type[nn.GRU] | type[nn.LSTM]] = {"gru": nn.GRU, "lstm": nn.LSTM}
 POOLINGS = ("last", "mean", "each")
@@ -187,14 +187,14 @@ def _check_shape(shape: Sequence[int], *, model: str, is_tokens: bool) -> None:
         return
     if is_tokens:
         problem = f"with a vocabulary `{model}` needs texts: tokens of shape (length,)"
-        raise RunnerError(Problem(asked, problem, "use `model.vocab_size=null`, or tokens as inputs"))
+        raise RunnerError.of(asked, problem, "use `model.vocab_size=null`, or tokens as inputs")
     if len(shape) == 1:
         problem = f"`{model}` needs signals of shape (channels, length), or tokens with a vocabulary"
         fix = "use `model=mlp`, `model.vocab_size=N` for N tokens, or inputs saved as `x[:, None]`"
-        raise RunnerError(Problem(asked, problem, fix))
+        raise RunnerError.of(asked, problem, fix)
     if len(shape) == 3:
         problem = f"`{model}` needs signals of shape (channels, length), and these are images"
-        raise RunnerError(Problem(asked, problem, "model=cnn"))
+        raise RunnerError.suggest(asked, problem, ["model=cnn"])
     if len(shape) != 2:
         problem = "the model needs signals of shape (channels, length)"
-        raise RunnerError(Problem(asked, problem, "use `model=mlp`, which takes any shape"))
+        raise RunnerError.of(asked, problem, "use `model=mlp`, which takes any shape")

@@ -7,8 +7,8 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from runner.errors import Problem, RunnerError
-from runner.models.checks import choice, count
+from runner.config.checks import choice, count
+from runner.errors import RunnerError
 
 #: blocks in each stage of the networks for large images, and whether they are bottlenecks (He et al. 2015, table 1)
 STAGES = {
@@ -134,7 +134,7 @@ def _stages(depth: int) -> tuple[tuple[int, ...], bool]:
     if type(depth) is int and depth >= 8 and depth % 6 == 2:
         return (depth // 6,) * 3, False
     problem = "`model.depth` must be 18, 34, 50, 101, 152, or 6n + 2 for small images: 20, 32, 44, 56, 110"
-    raise RunnerError(Problem(f"model.depth={depth}", problem, "model.depth=18"))
+    raise RunnerError.suggest(f"model.depth={depth}", problem, ["model.depth=18"])
 
 
 def _check_shape(shape: Sequence[int], *, depth: int) -> None:
@@ -143,4 +143,4 @@ def _check_shape(shape: Sequence[int], *, depth: int) -> None:
         fix = (
             "use `model=cnn`, which also takes signals" if len(shape) == 2 else "use `model=mlp`, which takes any shape"
         )
-        raise RunnerError(Problem(f"model=resnet on inputs of shape {tuple(shape)}", problem, fix))
+        raise RunnerError.of(f"model=resnet on inputs of shape {tuple(shape)}", problem, fix)

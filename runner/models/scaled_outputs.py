@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from runner.errors import Problem, RunnerError, nearest
+from runner.errors import RunnerError, nearest
 
 
 class Scaled(nn.Module):
@@ -38,13 +38,13 @@ class Scaled(nn.Module):
             hits = nearest(str(self.output), names) or names[:3]
             problem = f"the model returns a {type(outputs).__name__} of {', '.join(names)}, and `task.output` must name the predictions"
             asked = f"task.output={'null' if self.output is None else self.output}"
-            raise RunnerError(Problem(asked, problem, " or ".join(f"task.output={hit}" for hit in hits)))
+            raise RunnerError.suggest(asked, problem, (f"task.output={hit}" for hit in hits))
         return _with(outputs, self.output, self._scaled(parts[self.output]))
 
     def _scaled(self, outputs: Tensor) -> Tensor:
         if outputs.dim() > 1 and outputs.shape[-1] != len(self.means):
             problem = f"the model returns {tuple(outputs.shape)}, and the data has {len(self.means)} targets per row"
-            raise RunnerError(Problem("model", problem, "model.out_features='${facts.out_features}'"))
+            raise RunnerError.suggest("model", problem, ["model.out_features='${facts.out_features}'"])
         return outputs * self.spreads + self.means
 
 

@@ -100,7 +100,9 @@ def _mean(x: Tensor, is_there: Tensor | None) -> Tensor:
 def _check(shape: Sequence[int], vocab_size: int | None, patch_size: int, pooling: str) -> None:
     asked, problems = f"model=transformer on inputs of shape {tuple(shape)}", []
     if vocab_size is not None and len(shape) != 1:
-        problems.append(Problem(asked, "with `model.vocab_size` the model needs tokens, (T,)", "model.vocab_size=null"))
+        problems.append(
+            Problem.suggest(asked, "with `model.vocab_size` the model needs tokens, (T,)", ["model.vocab_size=null"])
+        )
     if vocab_size is None and len(shape) == 1:
         problem = "`transformer` needs signals of shape (channels, length), or tokens and `model.vocab_size`"
         problems.append(Problem(asked, problem, "use `model.vocab_size=N` for tokens, or `model=mlp` for tables"))
@@ -109,14 +111,15 @@ def _check(shape: Sequence[int], vocab_size: int | None, patch_size: int, poolin
         problems.append(Problem(asked, problem, "use `model=cnn` for images, or signals as inputs"))
     if type(patch_size) is not int or not 1 <= patch_size <= shape[-1]:
         problem = f"`model.patch_size` must be 1 to {shape[-1]}, the number of samples"
-        problems.append(Problem(f"model.patch_size={patch_size}", problem, "model.patch_size=1"))
+        problems.append(Problem.suggest(f"model.patch_size={patch_size}", problem, ["model.patch_size=1"]))
     elif vocab_size is None and shape[-1] % patch_size:
         problem = f"the last {shape[-1] % patch_size} of {shape[-1]} samples would be in no patch"
         fits = [size for size in range(1, shape[-1] + 1) if shape[-1] % size == 0]
         near = sorted(sorted(fits, key=lambda size: abs(size - patch_size))[:2])
-        fix = " or ".join(f"model.patch_size={n}" for n in near)
-        problems.append(Problem(f"model.patch_size={patch_size}", problem, fix))
+        ways = [f"model.patch_size={size}" for size in near]
+        problems.append(Problem.suggest(f"model.patch_size={patch_size}", problem, ways))
     if pooling not in POOLINGS:
-        fix = " or ".join(f"model.pooling={hit}" for hit in nearest(str(pooling), POOLINGS) or POOLINGS)
-        problems.append(Problem(f"model.pooling={pooling}", f"`model.pooling` must be {' or '.join(POOLINGS)}", fix))
+        problem = f"`model.pooling` must be {' or '.join(POOLINGS)}"
+        ways = [f"model.pooling={hit}" for hit in nearest(str(pooling), POOLINGS) or POOLINGS]
+        problems.append(Problem.suggest(f"model.pooling={pooling}", problem, ways))
     refuse(problems)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from runner.errors import Problem, RunnerError
+from runner.config.checks import count, probability
+from runner.errors import RunnerError
 from runner.models.attention import attend
-from runner.models.checks import count, probability
 
 #: the spread of position embeddings and of weights at the start (Touvron et al. 2021, as most do since)
 SPREAD = 0.02
@@ -42,7 +42,7 @@ class ViT(nn.Module):
         dropout = probability(dropout, key="model.dropout")
         if width % num_heads:
             problem = f"`model.width={width}` can't be divided into {num_heads} equal heads"
-            raise RunnerError(Problem(f"model.num_heads={num_heads}", problem, f"model.width={num_heads * 64}"))
+            raise RunnerError.suggest(f"model.num_heads={num_heads}", problem, [f"model.width={num_heads * 64}"])
         channels, height, length = input_shape
         num_patches = (height // patch_size) * (length // patch_size)
         self.patches = nn.Conv2d(channels, width, patch_size, patch_size)
@@ -99,9 +99,9 @@ def _check_shape(shape: Sequence[int], patch_size: int) -> None:
         fix = (
             "use `model=cnn`, which also takes signals" if len(shape) == 2 else "use `model=mlp`, which takes any shape"
         )
-        raise RunnerError(Problem(asked, problem, fix))
+        raise RunnerError.of(asked, problem, fix)
     if shape[1] % patch_size or shape[2] % patch_size:
         fitting = [size for size in range(min(shape[1:]), 0, -1) if not shape[1] % size and not shape[2] % size]
         best = min(fitting, key=lambda size: (abs(size - patch_size), size))
         problem = f"patches of {patch_size} pixels don't fill the image"
-        raise RunnerError(Problem(f"model.patch_size={patch_size}, {asked}", problem, f"model.patch_size={best}"))
+        raise RunnerError.suggest(f"model.patch_size={patch_size}, {asked}", problem, [f"model.patch_size={best}"])

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from runner.config.packages import install
-from runner.errors import Problem, RunnerError, nearest
+from runner.config.packages import not_installed
+from runner.errors import RunnerError, nearest
 
 #: what wrappers put before each name: torch.compile, DataParallel, and modules that hold the model
 PREFIXES = ("_orig_mod.", "module.", "model.")
@@ -36,7 +36,7 @@ def load_weights(model: nn.Module, path: str, *, strict: bool) -> str:
         fix = "use `model.strict=false` to load what fits, or a model with the sizes of the file"
         if not fitting:
             fix = "use a file of this model, or the model of this file"
-        raise RunnerError(Problem(f"model.weights={path}", "\n".join(amiss), fix))
+        raise RunnerError.of(f"model.weights={path}", "\n".join(amiss), fix)
     model.load_state_dict(fitting, strict=False)
     taken = f"{len(fitting)} of the model's {len(own)} tensors come from {path}"
     return "; ".join([taken, *amiss])
@@ -50,15 +50,14 @@ def read_weights(path: str) -> dict[str, Tensor]:
         file = file / BEST
         if not file.is_file():
             problem = f"the directory has no `{BEST}`: it belongs to no run, or to a run without weights yet"
-            raise RunnerError(Problem(f"model.weights={path}", problem, "use a run directory, or a file of weights"))
+            raise RunnerError.of(f"model.weights={path}", problem, "use a run directory, or a file of weights")
     if not is_there or not file.is_file():
         beside = sorted(file.parent.glob("*")) if exists(file.parent) else []
         there = [str(each) for each in beside if each.suffix in (".safetensors", ".pt", ".pth")]
-        fix = (
-            " or ".join(f"model.weights={hit}" for hit in nearest(path, there))
-            or "use a file or a run directory that exists"
-        )
-        raise RunnerError(Problem(f"model.weights={path}", f"there is no file `{path}`", fix, code="missing-file"))
+        source, problem = f"model.weights={path}", f"there is no file `{path}`"
+        ways = [f"model.weights={hit}" for hit in nearest(path, there)]
+        otherwise = "use a file or a run directory that exists"
+        raise RunnerError.suggest(source, problem, ways, otherwise, code="missing-file")
     found = _from_safetensors(file) if file.suffix == ".safetensors" else _from_torch(file)
     for key in INSIDE:
         if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
@@ -69,7 +68,7 @@ def read_weights(path: str) -> dict[str, Tensor]:
     if not named:
         problem = f"the file contains {type(found).__name__}, not tensors by name"
         fix = "save it with `torch.save(model.state_dict(), FILE)`"
-        raise RunnerError(Problem(f"model.weights={path}", problem, fix))
+        raise RunnerError.of(f"model.weights={path}", problem, fix)
     return named
 
 
@@ -85,14 +84,12 @@ def _from_safetensors(file: Path) -> Any:
         from safetensors.torch import load_file  # an extra: who has no such file needs no such package
     except ImportError:
         problem = "reading the file needs `safetensors`, which is not installed"
-        raise RunnerError(
-            Problem(f"model.weights={file}", problem, install("safetensors"), code="missing-package")
-        ) from None
+        raise not_installed(f"model.weights={file}", problem, "safetensors") from None
     try:
         return load_file(file)
     except Exception as error:
         problem = f"the file can't be read: {type(error).__name__}: {error}"
-        raise RunnerError(Problem(f"model.weights={file}", problem, "download or copy the file again")) from error
+        raise RunnerError.of(f"model.weights={file}", problem, "download or copy the file again") from error
 
 
 def _from_torch(file: Path) -> Any:
@@ -101,7 +98,7 @@ def _from_torch(file: Path) -> Any:
     except Exception as error:
         problem = "the file is damaged, or can't be read without running code"
         fix = "save it with `torch.save(model.state_dict(), FILE)`, or use a `.safetensors` file"
-        raise RunnerError(Problem(f"model.weights={file}", problem, fix)) from error
+        raise RunnerError.of(f"model.weights={file}", problem, fix) from error
 
 
 def _unwrapped(found: dict[str, Tensor], own: set[str]) -> dict[str, Tensor]:

@@ -21,8 +21,8 @@ def check_module(model: object, *, asked: str) -> None:
     if not isinstance(model, nn.Module):
         kind = type(model).__name__
         problem = f"`_target_` makes a `{kind}`, which is not a `torch.nn.Module`"
-        raise RunnerError(
-            Problem(asked, problem, f"make it `class {kind}(nn.Module)`, with `super().__init__()` first in `__init__`")
+        raise RunnerError.of(
+            asked, problem, f"make it `class {kind}(nn.Module)`, with `super().__init__()` first in `__init__`"
         )
 
 
@@ -52,7 +52,7 @@ def know_shapes(model: nn.Module, call: Callable[[nn.Module, Any], Any], batch: 
             f"the first forward pass, which sets the shapes of lazy layers, failed: {type(error).__name__}: {error}"
         )
         fix = NO_MOVES if moves_itself(error) else f"correct {call_site.line_of_error(error)}"
-        raise RunnerError(Problem("model", problem, fix)) from error
+        raise RunnerError.of("model", problem, fix) from error
     finally:
         model.train(was_training)
         backends.set_generator_states(states, device)
@@ -61,7 +61,7 @@ def know_shapes(model: nn.Module, call: Callable[[nn.Module, Any], Any], batch: 
             reset()
     if left := [name for name, tensor in model.named_parameters() if is_lazy(tensor)]:
         problem = f"`{left[0]}` has no shape after a forward pass, because forward doesn't use it"
-        raise RunnerError(Problem("model", problem, f"use `{left[0].rpartition('.')[0]}` in forward, or remove it"))
+        raise RunnerError.of("model", problem, f"use `{left[0].rpartition('.')[0]}` in forward, or remove it")
 
 
 def check_trains(model: nn.Module, *, asked: str) -> None:
@@ -83,8 +83,8 @@ def check_trains(model: nn.Module, *, asked: str) -> None:
             problems.setdefault(f"{holder}.{attribute}", Problem(asked, problem, fix))
     refuse(problems.values())
     if not known:
-        raise RunnerError(
-            Problem(asked, "the model has no parameters, so there is nothing to train", "use a model with layers")
+        raise RunnerError.of(
+            asked, "the model has no parameters, so there is nothing to train", "use a model with layers"
         )
 
 

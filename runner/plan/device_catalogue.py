@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from runner.errors import Problem, RunnerError, nearest
+from runner.errors import RunnerError, nearest
 
 GIB = 2**30
 GB, TERA = 1e9, 1e12
@@ -72,12 +72,12 @@ def model(name: str, *, kind: str) -> Model:
         return MODELS[name]
     asked = f"plan.device_name={name}"
     if not names:
-        raise RunnerError(
-            Problem(asked, f"there are no known devices of kind `{kind}`", "use, e.g., `plan.device_memory=16GiB`")
+        raise RunnerError.of(
+            asked, f"there are no known devices of kind `{kind}`", "use, e.g., `plan.device_memory=16GiB`"
         )
     near = nearest(name, names) or names
     problem = f"there is no device `{name}`; for `{kind}` there are {', '.join(names)}"
-    raise RunnerError(Problem(asked, problem, f"use `plan.device_name={near[0]}`, or `plan.device_memory=80GiB`"))
+    raise RunnerError.of(asked, problem, f"use `plan.device_name={near[0]}`, or `plan.device_memory=80GiB`")
 
 
 def fits(num_bytes: int, *, kind: str, share: float) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from runner.errors import Problem, RunnerError
+from runner.errors import RunnerError
 
 #: of the running mean: each value counts with so much of what was before
 MEMORY = 0.9
@@ -59,7 +59,7 @@ def suggest(rates: Any, losses: Any, *, away: float) -> Found:
         last = max(0, end - 1)
         problem = f"the loss never falls: {losses[0]:.4g} at {rates[0]:.1e}, {losses[last]:.4g} at {rates[last]:.1e}"
         fix = f"use `lr-find --from {rates[0] / 100:.0e}` or more steps, or check the data and the task"
-        raise RunnerError(Problem("lr-find", problem, fix))
+        raise RunnerError.of("lr-find", problem, fix)
     at = int(values.argmin())
     slope = np.gradient(values, np.log(rates[:end]))
     inner = slope[EDGE : max(EDGE + 1, min(at + 1, end - EDGE))]

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from runner.data.loading.loaders import Batches
 from runner.device import backends, probe
-from runner.errors import Problem, RunnerError
+from runner.errors import RunnerError
 from runner.experiment import build
 from runner.experiment.check import check
 from runner.experiment.compose_run import composed
@@ -48,12 +48,12 @@ def find_rate(
     """
     if not lowest < highest:
         fix = f"use `--from {highest:g} --to {lowest:g}`"
-        raise RunnerError(Problem(f"--from {lowest:g} --to {highest:g}", "`--from` must be below `--to`", fix))
+        raise RunnerError.of(f"--from {lowest:g} --to {highest:g}", "`--from` must be below `--to`", fix)
     cfg, folder = composed(flags, overrides)
     if turns := cfg.optimizer.get("turns"):
         problem = "optimizers that take turns have one rate each, which no single loss can choose"
         fix = f"run a sweep: `-m {' '.join(f'+optimizer.turns.{name}.lr=1e-3,1e-4' for name in turns)}`"
-        raise RunnerError(Problem("lr-find with optimizer.turns", problem, fix))
+        raise RunnerError.of("lr-find with optimizer.turns", problem, fix)
     choice = check(cfg, probe())
     made = build.prepare(cfg, torch.device(choice.here))
     rates, losses = _tried(
@@ -84,10 +84,8 @@ def _moved(settings: DictConfig, optimizer: Optimizer) -> list[dict[str, Any]]:
     found = [group for group in optimizer.param_groups if float(group.get("initial_lr", group["lr"])) == usual]
     if not found:
         problem = "each parameter group sets its own rate, so `optimizer.lr` changes none"
-        raise RunnerError(
-            Problem(
-                f"lr-find with {', '.join(asked)}", problem, f"remove {' and '.join(f'`{each}`' for each in asked)}"
-            )
+        raise RunnerError.of(
+            f"lr-find with {', '.join(asked)}", problem, f"remove {' and '.join(f'`{each}`' for each in asked)}"
         )
     return found
 

@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from runner.device import Choice, Gpu, Hardware, choose, parse
 from runner.device.benchmark import cache
-from runner.errors import Problem, RunnerError
+from runner.errors import RunnerError
 from runner.plan import device_catalogue
 
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -79,7 +79,7 @@ def num_bytes(text: Any) -> int:
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", str(text), flags=re.IGNORECASE)
     if found is None or float(found[1]) <= 0:
         problem = "`plan.device_memory` must be a number with its unit: 16GiB, 512MiB"
-        raise RunnerError(Problem(f"plan.device_memory={text}", problem, "plan.device_memory=80GiB"))
+        raise RunnerError.suggest(f"plan.device_memory={text}", problem, ["plan.device_memory=80GiB"])
     return int(float(found[1]) * UNITS[found[2].upper()])
 
 
@@ -95,7 +95,7 @@ def _choice(policy: tuple[str, ...], hardware: Hardware) -> tuple[Choice, Hardwa
         return choose(device, hardware), hardware
     if kind == "xpu":
         problem = "`plan` can't simulate Intel GPUs, only `cpu`, `cuda:N` and `mps`"
-        raise RunnerError(Problem(f"plan device={first}", problem, "use `device=cuda:0` or `device=cpu`"))
+        raise RunnerError.of(f"plan device={first}", problem, "use `device=cuda:0` or `device=cpu`")
     choice = Choice(device, "as asked; it is not on this machine, and is simulated")
     if kind == "mps":
         return choice, replace(hardware, mps=Gpu("Apple GPU, simulated"))

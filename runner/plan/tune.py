@@ -87,8 +87,8 @@ class Search:
             if not backends.is_out_of_memory(error):
                 raise
             fix = "run `python -m runner plan` with the same arguments, which says what fits"
-            raise RunnerError(
-                Problem("tune", "a step of the run doesn't fit into memory", fix, code="unknown-flag")
+            raise RunnerError.of(
+                "tune", "a step of the run doesn't fit into memory", fix, code="unknown-flag"
             ) from error
         self.numbers = _numbers(self.usual)
         self.step_seconds, self.num_steps = self.usual.step_seconds, self.usual.parts.limits.num_steps
@@ -232,12 +232,16 @@ def _check(cfg: DictConfig, name: str | None, usual: str) -> str:
     found = []
     if cfg.train.num_processes not in ("auto", 1) or cfg.device == "all":
         problem = "`tune` measures one process, and several wait for each other"
-        found.append(Problem("tune of several processes", problem, "device=cuda:0 train.num_processes=1"))
+        found.append(Problem("tune of several processes", problem, "use `device=cuda:0 train.num_processes=1`"))
     if name is not None and not re.fullmatch(r"[\w.-]+", name):
-        found.append(Problem(f"--name {name}", "`--name` must be a plain file name (in conf/tuned)", "--name fast"))
+        found.append(
+            Problem.suggest(f"--name {name}", "`--name` must be a plain file name (in conf/tuned)", ["--name fast"])
+        )
     elif (file := _file(name or usual)).is_file() and BY_TUNE not in file.read_text(encoding="utf-8", errors="replace"):
         asked = f"--name {name}" if name else "tune"
-        found.append(Problem(asked, f"`{file}` exists, and `tune` did not write it", f"--name {name or usual}_2"))
+        found.append(
+            Problem.suggest(asked, f"`{file}` exists, and `tune` did not write it", [f"--name {name or usual}_2"])
+        )
     refuse(found)
     return name or usual
 

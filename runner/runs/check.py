@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 from runner.config.validate import without_password
 from runner.device.host_memory import size_in_words
 from runner.device.placement import tensors
-from runner.errors import Problem, RunnerError
+from runner.errors import RunnerError
 from runner.experiment.claim import LOG
 from runner.experiment.context import RunContext
 from runner.experiment.run import run
@@ -96,7 +96,7 @@ def _check_weights(trained: Trained) -> None:
         if not torch.equal(value.nan_to_num(), loaded[name].to(value.dtype).nan_to_num()):
             problem = f"the model's `{name}` differs from the checkpoint's after loading"
             fix = "make `load_state_dict()` restore everything that `state_dict()` returns"
-            raise RunnerError(Problem("train.check=true", problem, fix))
+            raise RunnerError.of("train.check=true", problem, fix)
 
 
 def _export(trained: Trained) -> None:
@@ -121,7 +121,7 @@ def _repeat(trained: Trained) -> None:
     if apart > 0:
         problem = f"two passes over one batch differ by up to {apart:.3g} in eval mode: `forward` draws random numbers"
         fix = "create layers in `__init__`, and use `F.dropout(x, training=self.training)`"
-        raise RunnerError(Problem("train.check=true", problem, fix))
+        raise RunnerError.of("train.check=true", problem, fix)
 
 
 def _export_as(form: str, trained: Trained) -> None:
@@ -137,7 +137,7 @@ def _pickled(trained: Trained) -> int:
     except Exception as error:
         problem = f"the model can't be exported as a graph or pickled: {type(error).__name__}: {error}"
         fix = "use a model of modules and tensors only, or `tracking.log_model=false`"
-        raise RunnerError(Problem("tracking.log_model=true", problem, fix)) from error
+        raise RunnerError.of("tracking.log_model=true", problem, fix) from error
 
 
 def _reached(uri: str) -> str:

@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from runner.config.identity import key_of
 from runner.config.run_files import write_whole
 from runner.device import layers, probe
-from runner.errors import Problem, RunnerError, at_once, first_line
+from runner.errors import RunnerError, at_once, first_line
 from runner.experiment.build_data import set_switches
 from runner.experiment.check import check
 from runner.experiment.compose_run import of_run
@@ -135,7 +135,7 @@ def _write(folder: Path, report: dict[str, Any], *, weights: str) -> None:
     except OSError as error:
         problem = f"the results can't be written: {error.strerror} ({short(file)})"
         fix = "copy the run directory to a place where you can write"
-        raise RunnerError(Problem(f"evaluate {short(folder)}", problem, fix)) from None
+        raise RunnerError.of(f"evaluate {short(folder)}", problem, fix) from None
 
 
 def _track(folder: Path, report: dict[str, Any], overrides: list[str]) -> str:
@@ -147,9 +147,7 @@ def _track(folder: Path, report: dict[str, Any], overrides: list[str]) -> str:
     run_id, uri = ack.run_id, store_of(folder, overrides, asked="evaluate --track")
     sync = f"python -m runner sync {shlex.quote(short(folder))}"
     if run_id is None:
-        raise RunnerError(
-            Problem("evaluate --track", "the run is not in MLflow", f"run `{sync}`, then the same command")
-        )
+        raise RunnerError.of("evaluate --track", "the run is not in MLflow", f"run `{sync}`, then the same command")
     prefix = "eval/" if report["is_own_data"] else f"eval/{report['data']}/"
     with answering("evaluate --track", uri):
         from mlflow.entities import Metric
@@ -165,7 +163,7 @@ def _track(folder: Path, report: dict[str, Any], overrides: list[str]) -> str:
                 raise
             problem = f"{first_line(error)}; the run went to {ack.uri} last"
             fix = f"use `tracking.uri={ack.uri}`, or run `{sync} tracking.uri={where}` first"
-            raise RunnerError(Problem("evaluate --track", problem, fix)) from error
+            raise RunnerError.of("evaluate --track", problem, fix) from error
     return run_id
 
 

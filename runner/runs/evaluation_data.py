@@ -57,7 +57,7 @@ def is_other(overrides: Sequence[str], *, target: str) -> bool:
     keys = {key_of(word) for word in overrides}
     if any(key.startswith(OF_TRAINING) for key in keys):
         problem = "an evaluation measures every row once, so this setting has no effect"
-        raise RunnerError(Problem(OF_TRAINING, problem, f"remove `{OF_TRAINING}`"))
+        raise RunnerError.of(OF_TRAINING, problem, f"remove `{OF_TRAINING}`")
     as_it_is = OF_READING + (OF_OWN_READING if target.startswith("runner.data.") else ())
     of_data = {key for key in keys if key == "data" or key.startswith("data.")}
     of_data = {key for key in of_data if ".".join(key.split(".")[:2]) not in as_it_is}
@@ -90,7 +90,7 @@ def leave_own_rows(cfg: DictConfig, overrides: Sequence[str]) -> None:
     if (targets := cfg.data.get("targets_path")) is not None and "data.targets_path" not in typed:
         problem = f"the run's targets are in another file, `{targets}`, which belongs to its own rows"
         fix = "use `data.targets_path=FILE` for these rows, or `data.targets_path=null` if the targets are in the same file"
-        raise RunnerError(Problem(f"data.path={cfg.data.path}", problem, fix))
+        raise RunnerError.of(f"data.path={cfg.data.path}", problem, fix)
 
 
 def measured(cfg: DictConfig, card: Card, *, other: bool) -> Measured:
@@ -108,7 +108,7 @@ def measured(cfg: DictConfig, card: Card, *, other: bool) -> Measured:
         rows, how = {name: part for name, part in found.items() if part is not None}, "the run's own splits"
         if not rows:
             problem = "the run trained on all its data: there is no val or test split"
-            raise RunnerError(Problem("evaluate", problem, "name other data: `evaluate RUN data.path=...`"))
+            raise RunnerError.of("evaluate", problem, "name other data: `evaluate RUN data.path=...`")
     return Measured(source, rows, not other, how, fingerprint(source), order)
 
 
@@ -143,14 +143,14 @@ def _found(node: dict[str, Any], card: Card | None) -> Any:
     except Exception as error:
         problem = f"`{node['_target_']}` failed with {type(error).__name__}: {error}"
         fix = "use other values for its arguments"
-        raise RunnerError(Problem(f"data._target_={node['_target_']}", problem, fix)) from error
+        raise RunnerError.of(f"data._target_={node['_target_']}", problem, fix) from error
 
 
 def _whole(source: Source, limit: int | None, seed: int) -> tuple[dict[str, Any], str]:
     if source.given:
         if limit is not None:
             problem = f"the data has its own splits, {' and '.join(source.given)}, which are measured completely"
-            raise RunnerError(Problem(f"data.limit={limit}", problem, "remove `data.limit`"))
+            raise RunnerError.of(f"data.limit={limit}", problem, "remove `data.limit`")
         return dict(source.given), f"its own {' and '.join(source.given)}; what it has to train on is left out"
     if isinstance(source.rows, OwnLoader) and not source.rows.has_length:
         raise RunnerError(source.rows.no_length(f"data={source.name}", or_steps=False))

@@ -21,7 +21,7 @@ from runner.config.packages import install
 from runner.data.tables.encoder import Columns
 from runner.data.tables.node import columns_in
 from runner.device.placement import map_tensors, num_rows, tensors
-from runner.errors import Problem, RunnerError, at_once, nearest
+from runner.errors import RunnerError, at_once, nearest
 from runner.experiment.provenance import versions
 from runner.experiment.terminal import say, short
 from runner.runs import export_formats
@@ -108,10 +108,10 @@ TRIED_ROWS = (1, 2, 3, 7, 16)
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 #: what to take where a format can't hold a model
 INSTEAD = {
-    "safetensors": "--format mlflow, which pickles what has no other form",
-    "onnx": "--format pt2 for torch, --format safetensors for the weights alone, or --format mlflow, which pickles",
-    "pt2": "--format safetensors for the weights alone, or --format mlflow, which pickles",
-    "mlflow": "--format safetensors for the weights alone",
+    "safetensors": "use `--format mlflow`, which pickles what has no other form",
+    "onnx": "use `--format pt2` for torch, `--format safetensors` for the weights, or `--format mlflow`, which pickles",
+    "pt2": "use `--format safetensors` for the weights, or `--format mlflow`, which pickles",
+    "mlflow": "use `--format safetensors` for the weights",
 }
 
 
@@ -155,7 +155,7 @@ def export_to(trained: Trained, form: str, target: Path, *, predictions: bool) -
     if predictions:
         if not is_predicting(trained.task) or form == "safetensors":
             why = "weights contain no computation" if form == "safetensors" else "the run's task defines no predictions"
-            raise RunnerError(Problem("--predictions", why, "remove `--predictions`"))
+            raise RunnerError.of("--predictions", why, "remove `--predictions`")
         module = Telling(trained.model, trained.task).eval()
     rows = example_of(trained)
     if num_rows(rows) == 1:  # an export takes a dimension of 1 for a constant
@@ -182,7 +182,7 @@ def _beside_it(target: Path) -> tempfile.TemporaryDirectory[str]:
     except OSError as error:
         problem = f"can't write in `{short(target.parent.absolute())}`: {error.strerror}"
         fix = f"use `--output {target.name}`, or a path where you can write"
-        raise RunnerError(Problem(f"--output {target}", problem, fix)) from None
+        raise RunnerError.of(f"--output {target}", problem, fix) from None
 
 
 def _check_form(form: str, output: str | None) -> None:
@@ -193,7 +193,7 @@ def _check_form(form: str, output: str | None) -> None:
     hits = nearest(form, FORMS) or list(FORMS)
     if form in ("torchscript", "jit", "pt"):
         problem, hits = f"{problem}; `pt2` replaces TorchScript", ["pt2"]
-    raise RunnerError(Problem(f"export --format {form}", problem, " or ".join(f"--format {hit}" for hit in hits)))
+    raise RunnerError.suggest(f"export --format {form}", problem, (f"--format {hit}" for hit in hits))
 
 
 def _target(form: str, output: str | None) -> Path | None:
@@ -206,11 +206,11 @@ def _target(form: str, output: str | None) -> Path | None:
     is_export = all((path / file).is_file() for file in (BESIDE, "MLmodel"))  # a person's own may have the one
     if path.exists() and form == "mlflow" and not is_export:
         problem = f"`{path}` exists and is not an exported model"
-        fix = f"--output {path / 'model'}" if path.is_dir() else "use another path"
-        raise RunnerError(Problem(f"--output {output}", problem, fix))
+        ways = [f"--output {path / 'model'}"] * path.is_dir()
+        raise RunnerError.suggest(f"--output {output}", problem, ways, "use another path")
     if form != "mlflow" and path.suffix != Path(name).suffix:
         problem = f"a model in the format `{form}` ends in `{Path(name).suffix}`"
-        raise RunnerError(Problem(f"--output {output}", problem, f"--output {path.with_suffix(Path(name).suffix)}"))
+        raise RunnerError.suggest(f"--output {output}", problem, [f"--output {path.with_suffix(Path(name).suffix)}"])
     return path
 
 
@@ -229,12 +229,12 @@ def _checked(
             found = tensors(compute(some))
         if [part.shape for part in wanted] != [part.shape for part in found]:
             shapes = f"{[tuple(part.shape) for part in found]} instead of {[tuple(part.shape) for part in wanted]}"
-            raise RunnerError(Problem(asked, f"for {count} rows the outputs have the shape {shapes}", write))
+            raise RunnerError.of(asked, f"for {count} rows the outputs have the shape {shapes}", write)
         for number, (one, other) in enumerate(zip(wanted, found, strict=True)):
             away = (one.double() - other.double()).abs()
             if not torch.allclose(other.double(), one.double(), equal_nan=True, **CLOSE):
                 most = float(away.nan_to_num(torch.inf).max())
                 problem = f"for {count} rows output {number} differs from the original's by up to {most:.3g}"
-                raise RunnerError(Problem(asked, problem, write))
+                raise RunnerError.of(asked, problem, write)
             largest = max(largest, float(away.nan_to_num(0.0).max()) if away.numel() else 0.0)
     return {"rows": list(TRIED_ROWS), "largest_difference": largest}

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from runner.config.packages import install
+from runner.config.packages import not_installed
 from runner.device.placement import map_tensors, tensors
-from runner.errors import Problem, RunnerError
+from runner.errors import RunnerError
 from runner.runs.load import Trained, built
 
 Compute = Callable[[Any], Any]  # a tree of inputs on the host -> outputs
@@ -146,7 +146,7 @@ def explained(asked: str, write: str) -> Iterator[None]:
     except RunnerError:
         raise
     except Exception as error:
-        raise RunnerError(Problem(asked, _why(error), write)) from error
+        raise RunnerError.of(asked, _why(error), write) from error
     finally:
         logging.disable(before)
 
@@ -157,7 +157,7 @@ def _needing(package: str, extra: str) -> Iterator[None]:
         yield
     except ImportError as error:
         problem = f"the format needs the package `{error.name or package}`, which is not installed"
-        raise RunnerError(Problem(f"--format {package}", problem, install(extra), code="missing-package")) from None
+        raise not_installed(f"--format {package}", problem, extra) from None
 
 
 def _why(error: Exception) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import product
 from pathlib import Path
@@ -36,7 +36,7 @@ def find(wanted: str, *, verb: str = "resume") -> Path:
     folder = locate(wanted, verb=verb)
     if is_being_written(folder):
         problem = "the run is still running in another process"
-        raise RunnerError(Problem(f"{verb} {wanted}", problem, "wait until it has ended"))
+        raise RunnerError.of(f"{verb} {wanted}", problem, "wait until it has ended")
     return folder
 
 
@@ -47,8 +47,8 @@ def locate(wanted: str, *, verb: str) -> Path:
         folders = newest_first()
         if not folders:
             problem = f"there is no run in {' or '.join(ROOTS)} of {Path.cwd()}"
-            raise RunnerError(
-                Problem(f"{verb} last", problem, "name a run directory, or start a run with `python -m runner`")
+            raise RunnerError.of(
+                f"{verb} last", problem, "name a run directory, or start a run with `python -m runner`"
             )
         folder = folders[0]
     elif not os.path.isdir(folder):  # noqa: PTH112  # Path's own raises for a name of 300 letters
@@ -57,12 +57,13 @@ def locate(wanted: str, *, verb: str) -> Path:
         check_folder(folder)  # walks through it, and / may be named, too
     if (folder / "ledger.jsonl").is_file():
         again = f"run the sweep's arguments with `{shlex.quote(f'sweep.resume={folder}')}`"
-        fix = again if verb == "resume" else f"{verb} {shlex.quote(str(folder / '0'))}"
-        raise RunnerError(Problem(f"{verb} {wanted}", f"`{wanted}` is a sweep's directory with many runs", fix))
+        ways = [] if verb == "resume" else _commands(verb, [str(folder / "0")])
+        problem = f"`{wanted}` is a sweep's directory with many runs"
+        raise RunnerError.suggest(f"{verb} {wanted}", problem, ways, again)
     if not (folder / "rerun.yaml").is_file():
         problem = f"`{folder}` is not a run directory: it has no `rerun.yaml`"
         fix = "use `last`, or the directory that the run's last lines name"
-        raise RunnerError(Problem(f"{verb} {wanted}", problem, fix))
+        raise RunnerError.of(f"{verb} {wanted}", problem, fix)
     return folder
 
 
@@ -113,7 +114,7 @@ def _from_home(error: Problem, folder: Path, verb: str, words: Sequence[str]) ->
                 run = folder.relative_to(home) if folder.is_relative_to(home) else folder
                 problem = f"`{name}` is in {home}, where the run was made, and not here"
                 again = shlex.join(["python", "-m", "runner", verb, str(run), *words])
-                return Problem(error.source, problem, f"cd {shlex.quote(str(home))} && {again}")
+                return Problem(error.source, problem, f"run `cd {shlex.quote(str(home))} && {again}`")
     return error
 
 
@@ -146,17 +147,18 @@ def _by_id(wanted: str, verb: str) -> Path:
         return found[0]
     if found:
         problem = f"{len(found)} runs have an id that begins with `{wanted}`: {', '.join(map(str, found[:3]))}"
-        raise RunnerError(Problem(f"{verb} {wanted}", problem, f"{verb} {shlex.quote(str(found[0]))}"))
+        raise RunnerError.suggest(f"{verb} {wanted}", problem, _commands(verb, map(str, found[:1])))
     problem = f"there is no directory `{wanted}`, and no run in {' or '.join(ROOTS)} has this id"
-    raise RunnerError(Problem(f"{verb} {wanted}", problem, _instead(wanted, verb), code="missing-file"))
-
-
-def _instead(wanted: str, verb: str) -> str:
     path, known = Path(wanted), newest_first()
     beside: list[Path] = []
     with suppress(OSError, ValueError):  # a name that is too long or has a zero in it, a folder that may not be read
         beside = [file.parent for file in path.parent.glob("*/rerun.yaml")]
     ids = [read_ack(folder).run_id or "" for folder in known]
-    if hits := nearest(str(path), map(str, (*known, *beside))) or nearest(wanted, ids):
-        return " or ".join(f"{verb} {shlex.quote(hit)}" for hit in hits)
-    return f"{f'use `{verb} last`, or ' if known else ''}name the directory in the run's last lines"
+    hits = nearest(str(path), map(str, (*known, *beside))) or nearest(wanted, ids)
+    otherwise = f"{f'use `{verb} last`, or ' if known else ''}name the directory in the run's last lines"
+    ways = _commands(verb, hits)
+    raise RunnerError.suggest(f"{verb} {wanted}", problem, ways, otherwise, code="missing-file")
+
+
+def _commands(verb: str, runs: Iterable[str]) -> list[str]:
+    return [f"python -m runner {verb} {shlex.quote(run)}" for run in runs]

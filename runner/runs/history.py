@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runner.errors import Problem, RunnerError
+from runner.errors import RunnerError
 from runner.runs import find
 from runner.runs.output_files import check_output, writing
 from runner.runs.store import answering
@@ -45,7 +45,7 @@ def history(wanted: str, *, uri: str) -> dict[str, Series]:
     asked = f"history {wanted}"
     if path is not None and not path.is_file():  # opening it would make it
         problem = f"no run here has the id `{wanted}`, and there is no store {store_uri.shown(uri)}"
-        raise RunnerError(Problem(asked, problem, f"name a directory, or the store: `{asked} tracking.uri=URI`"))
+        raise RunnerError.of(asked, problem, f"name a directory, or the store: `{asked} tracking.uri=URI`")
     with answering(asked, uri):
         client = mlflow_store.open_store(uri)
         return of_store(client, client.get_run(wanted))

@@ -19,9 +19,9 @@ from runner.data.tables.files import ENDINGS as ENDINGS
 from runner.data.tables.files import TableFile
 from runner.data.tables.files import is_table as is_table
 from runner.data.tables.forms import Form
-from runner.errors import Problem, RunnerError
+from runner.errors import RunnerError
 
-FIX = "the same file with those rows mended or left out"
+FIX = "correct or remove those rows"
 
 
 def columns(file: Path, *, form: Form | None = None) -> Iterator[Any]:
@@ -42,13 +42,13 @@ def numbers(file: Path, *, width: int | None) -> Iterator[Any]:
     names = table.names()
     if width is not None and len(names) != width:
         problem = f"the table has {len(names)} columns ({listed(names)}), and the run's model takes {width}"
-        raise RunnerError(Problem(table.asked, problem, f"use a table with exactly {width} columns of numbers"))
+        raise RunnerError.of(table.asked, problem, f"use a table with exactly {width} columns of numbers")
     encoder = Encoder(Columns(tuple(Column(name, "number") for name in names)), fix=FIX)
     for rows, _, place in encoder.chunks([table]):
         if (missing := np.isnan(rows)).any():
             row, column = np.argwhere(missing)[0]
             problem = f"{place.of(int(row))}, column {names[column]!r}, is missing, and the run's model takes numbers"
-            raise RunnerError(Problem(table.asked, problem, FIX))
+            raise RunnerError.of(table.asked, problem, FIX)
         yield rows
 
 

@@ -21,7 +21,7 @@ from runner.data.tables.node import columns_in
 from runner.data.tables.reader import TableReader
 from runner.data.vision.reader import named_images
 from runner.device.placement import map_tensors, num_rows, tensors
-from runner.errors import Problem, RunnerError, first_line, nearest, nearest_files
+from runner.errors import RunnerError, first_line, nearest, nearest_files
 from runner.runs import input_tables
 from runner.runs.load import Trained, reader_of
 
@@ -35,11 +35,11 @@ def existing(path: str) -> Path:
     if file.exists():
         return file
     hits = nearest_files(file, lambda item: bool(nearest(file.name, [item.name])))
-    fix = " or ".join(f"--input {shlex.quote(str(hit))}" for hit in hits) or "--input FILE"
+    ways = [f"--input {shlex.quote(str(hit))}" for hit in hits]
     problem = f"there is no file `{file.name}` in {file.parent.resolve()}"
     if not file.parent.is_dir():
         problem = f"there is no directory `{file.parent}`"
-    raise RunnerError(Problem(f"--input {path}", problem, fix, code="missing-file"))
+    raise RunnerError.suggest(f"--input {path}", problem, ways, "use `--input FILE`", code="missing-file")
 
 
 def chunks(trained: Trained, file: Path, counts: dict[str, dict[str, int]] | None = None) -> Iterator[Any]:
@@ -59,12 +59,12 @@ def chunks(trained: Trained, file: Path, counts: dict[str, dict[str, int]] | Non
         lengths = {len(tensor) if tensor.dim() else 0 for tensor in tensors(chunk)}
         if len(lengths) != 1:
             problem = f"the reader returned tensors of {' and '.join(map(str, sorted(lengths))) or 'no'} rows"
-            raise RunnerError(Problem(asked, problem, "return tensors with the same first dimension"))
+            raise RunnerError.of(asked, problem, "return tensors with the same first dimension")
         count += num_rows(chunk)
         if num_rows(chunk):
             yield chunk
     if not count:
-        raise RunnerError(Problem(asked, f"`{file}` has no rows", "use a file with rows"))
+        raise RunnerError.of(asked, f"`{file}` has no rows", "use a file with rows")
     if counts is not None and isinstance(reader, TableReader):
         counts |= {"unknown": reader.unknown, "missing": reader.missing}
 
@@ -90,8 +90,8 @@ def example(trained: Trained) -> Any:
             return torch.load(trained.folder / EXAMPLE, map_location="cpu", weights_only=True)
         except Exception as error:
             problem = f"the file can't be read: {first_line(error)}"
-            raise RunnerError(
-                Problem(str(trained.folder / EXAMPLE), problem, "restore the file as the run wrote it")
+            raise RunnerError.of(
+                str(trained.folder / EXAMPLE), problem, "restore the file as the run wrote it"
             ) from error
     if (columns := columns_in(trained.card.reader)) is not None:
         reader: Any = reader_of(trained)
@@ -99,7 +99,7 @@ def example(trained: Trained) -> Any:
     shape, vocab_size = trained.card.facts.get("input_shape"), trained.card.facts.get("vocab_size")
     if not isinstance(shape, list):
         problem = f"the run has no `{EXAMPLE}`, so the shape of its rows is unknown"
-        raise RunnerError(Problem(str(trained.folder), problem, "use a finished run"))
+        raise RunnerError.of(str(trained.folder), problem, "use a finished run")
     if vocab_size:
         return torch.randint(vocab_size, (4, *shape))
     return torch.randn(4, *shape, generator=torch.Generator().manual_seed(0))
@@ -120,7 +120,7 @@ def _read(trained: Trained, file: Path, reader: Callable[[str], Any] | None) -> 
             raise
         except Exception as error:
             problem = f"the run's reader failed with {type(error).__name__}: {error}"
-            raise RunnerError(Problem(asked, problem, "use a file like the run's own data")) from error
+            raise RunnerError.of(asked, problem, "use a file like the run's own data") from error
         return (_fitting(tensor, trained, file) for tensor in rows) if is_plain else rows
     shape = trained.card.facts.get("input_shape")
     if input_tables.is_table(file):
@@ -130,7 +130,7 @@ def _read(trained: Trained, file: Path, reader: Callable[[str], Any] | None) -> 
     if file.is_dir() or file.suffix not in OF_ARRAYS:
         problem = f"the run's data (`{trained.card.data}`) has no reader for such files"
         fix = f"use a file that ends in {', '.join((*OF_ARRAYS, *input_tables.ENDINGS))}"
-        raise RunnerError(Problem(asked, problem, fix))
+        raise RunnerError.of(asked, problem, fix)
     read = array_data.array_inputs(str(file), float_inputs=not trained.card.facts.get("vocab_size"))
     return (_fitting(tensor, trained, file) for tensor in read)
 
@@ -153,4 +153,4 @@ def _fitting(rows: Tensor, trained: Trained, file: Path) -> Tensor:
     if file.suffix == ".npy" and rows.dim() == 2 and rows.shape[1] == flat + 1:
         problem += "; the last column may be the target"
         fix = f"run `np.save('inputs.npy', np.load({file.name!r})[:, :-1])`, then use `--input inputs.npy`"
-    raise RunnerError(Problem(f"--input {file}", problem, fix))
+    raise RunnerError.of(f"--input {file}", problem, fix)

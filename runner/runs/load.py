@@ -17,13 +17,14 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from runner.config import trust
+from runner.config.checks import choice
 from runner.config.instantiate import build
 from runner.config.schema import PRECISIONS
 from runner.config.secrets import filled_in
 from runner.device import Choice, check_precision, choose, probe
 from runner.device.placement import place
 from runner.device.precision import Precision, make_precision
-from runner.errors import Problem, RunnerError, at_once, first_line, nearest
+from runner.errors import RunnerError, at_once, first_line, nearest
 from runner.experiment.compose_run import last_value
 from runner.experiment.summary import Summary
 from runner.experiment.terminal import short
@@ -67,8 +68,10 @@ def find_run(wanted: str, *, verb: str) -> tuple[Path, str]:
     is_checkpoint = file.suffix == ".pt" and file.parent.name == CHECKPOINTS
     if is_checkpoint and not file.is_file() and file.parent.is_dir():
         there = sorted(str(each) for each in file.parent.glob("*.pt"))
-        fix = " or ".join(f"{verb} {hit}" for hit in nearest(wanted, there) or there[:3])
-        raise RunnerError(Problem(f"{verb} {wanted}", f"the run has no checkpoint `{wanted}`", fix or f"{verb} last"))
+        ways = [f"python -m runner {verb} {hit}" for hit in nearest(wanted, there) or there[:3]]
+        raise RunnerError.suggest(
+            f"{verb} {wanted}", f"the run has no checkpoint `{wanted}`", ways, f"use `{verb} last`"
+        )
     folder = find.find(str(file.absolute().parents[1]) if is_checkpoint else wanted, verb=verb).absolute()
     trust.check_card(folder / NAME)
     return folder, f"{CHECKPOINTS}/{file.name}" if is_checkpoint else BEST
@@ -87,14 +90,13 @@ def open_run(
     folder, weights = run
     state, notes = _state(folder, weights)
     card = read_card(folder)
-    name = precision or _precision_of(folder)
-    _check_name(name)
-    choice = own_device
-    if choice is None:
+    name = choice(precision or _precision_of(folder), PRECISIONS, key="train.precision")
+    chosen = own_device
+    if chosen is None:
         hardware = probe()
-        choice = choose("auto" if device is None else device, hardware)
-        name = check_precision(name, choice.here, hardware)
-    there = torch.device(choice.here)
+        chosen = choose("auto" if device is None else device, hardware)
+        name = check_precision(name, chosen.here, hardware)
+    there = torch.device(chosen.here)
     # of one to go on from, what is measured is the average, if there is one
     kept = state.get("average") or state["model"]
     model = place(_with_weights(built(card.model, "model", folder), kept, folder / weights), there).eval()
@@ -104,7 +106,7 @@ def open_run(
         card=card,
         model=model,
         task=place(task, there) if isinstance(task, nn.Module) else task,
-        choice=choice,
+        choice=chosen,
         device=there,
         precision=make_precision(name, device=there),
         step=int(state.get("step") or 0),
@@ -117,22 +119,10 @@ def computing(overrides: Sequence[str]) -> tuple[Any, str | None]:
     """What these words say of device and train.precision, for open_run(). Raises: RunnerError for what is none, or not here."""
     device, precision = last_value(overrides, "device"), last_value(overrides, "train.precision")
     checks = [partial(choose, device, probe())] if device is not None else []
-    at_once(*checks, *([partial(_check_name, precision)] if precision is not None else []))
+    at_once(
+        *checks, *([partial(choice, precision, PRECISIONS, key="train.precision")] if precision is not None else [])
+    )
     return device, precision
-
-
-def _check_name(precision: Any) -> None:
-    if precision not in PRECISIONS:
-        hits = nearest(str(precision), PRECISIONS) or PRECISIONS
-        choices = " or ".join(f"train.precision={choice}" for choice in hits)
-        raise RunnerError(
-            Problem(
-                f"train.precision={precision}",
-                f"`train.precision` must be one of {', '.join(PRECISIONS)}",
-                choices,
-                code="bad-value",
-            )
-        )
 
 
 def built(node: dict[str, Any], key: str, folder: Path) -> Any:
@@ -141,8 +131,8 @@ def built(node: dict[str, Any], key: str, folder: Path) -> Any:
         return build(filled_in(node), key=key)
     except KeyError as error:
         problem = f"the run's `{key}` uses the environment variable {error}, which is not set"
-        fix = f"export {str(error).strip(chr(39))}=..."
-        raise RunnerError(Problem(str(folder / "model.json"), problem, fix)) from None
+        fix = f"run `export {str(error).strip(chr(39))}=...`"
+        raise RunnerError.of(str(folder / "model.json"), problem, fix) from None
 
 
 def reader_of(trained: Trained) -> Callable[[str], Any] | None:
@@ -163,11 +153,11 @@ def _state(folder: Path, weights: str) -> tuple[dict[str, Any], tuple[str, ...]]
             if status != "failed"
             else "use a finished run"
         )
-        raise RunnerError(Problem(short(folder), problem, fix))
+        raise RunnerError.of(short(folder), problem, fix)
     state = checkpoint.load(file)
     if not isinstance(state.get("model"), dict):
-        raise RunnerError(
-            Problem(str(file), "the file contains no weights of a model", "restore the file as the run wrote it")
+        raise RunnerError.of(
+            str(file), "the file contains no weights of a model", "restore the file as the run wrote it"
         )
     notes = []
     if status not in ("finished", "pruned") and weights == BEST:
@@ -184,7 +174,7 @@ def _with_weights(model: nn.Module, weights: dict[str, Any], file: Path) -> nn.M
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         problem = f"the weights don't belong to the model in `model.json`: {' '.join(lines[1:3] or lines[:1])}"
         fix = "restore both files as the run wrote them, and the model's code"
-        raise RunnerError(Problem(str(file), problem, fix)) from error
+        raise RunnerError.of(str(file), problem, fix) from error
     return model
 
 
@@ -193,6 +183,4 @@ def _precision_of(folder: Path) -> str:
         return str(OmegaConf.select(OmegaConf.load(folder / "rerun.yaml"), "train.precision") or "fp32")
     except Exception as error:  # YAML's and OmegaConf's own
         problem = f"the file can't be read: {first_line(error)}"
-        raise RunnerError(
-            Problem(str(folder / "rerun.yaml"), problem, "restore the file as the run wrote it")
-        ) from None
+        raise RunnerError.of(str(folder / "rerun.yaml"), problem, "restore the file as the run wrote it") from None

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from runner.errors import Problem, RunnerError, nearest
+from runner.errors import RunnerError, nearest
 
 
 def texts(values: Any) -> list[Any]:
@@ -68,22 +68,22 @@ def check_output(path: str, *, inputs: Path) -> Path:
     if file.suffix not in OPENERS:
         hits = nearest(file.suffix, OPENERS) or list(OPENERS)
         problem = f"the format `{file.suffix or 'without an ending'}` can't be written; there are {', '.join(OPENERS)}"
-        fix = " or ".join(f"--output {file.with_suffix(hit)}" for hit in hits)
-        raise RunnerError(Problem(f"--output {path}", problem, fix))
+        ways = [f"--output {file.with_suffix(hit)}" for hit in hits]
+        raise RunnerError.suggest(f"--output {path}", problem, ways)
     if file.exists() and inputs.exists() and file.samefile(inputs):
-        raise RunnerError(Problem(f"--output {path}", "the output would overwrite the input", "use another file"))
+        raise RunnerError.of(f"--output {path}", "the output would overwrite the input", "use another file")
     if file.is_dir() or (inputs.is_dir() and file.resolve().is_relative_to(inputs.resolve())):
         problem = f"`{file}` is a directory" if file.is_dir() else f"`{file}` is in `{inputs}`, which is read"
-        raise RunnerError(Problem(f"--output {path}", problem, f"--output predictions{file.suffix or '.csv'}"))
+        raise RunnerError.suggest(f"--output {path}", problem, [f"--output predictions{file.suffix or '.csv'}"])
     if not file.parent.is_dir():
         problem = f"there is no directory `{file.parent}`"
-        raise RunnerError(Problem(f"--output {path}", problem, f"run `mkdir -p {file.parent}`", code="missing-file"))
+        raise RunnerError.of(f"--output {path}", problem, f"run `mkdir -p {file.parent}`", code="missing-file")
     try:
         tempfile.TemporaryFile(dir=file.parent).close()
     except OSError as error:
         problem = f"can't write in `{file.parent}`: {error.strerror}"
         write = f"use `--output {file.name}`, or a path where you can write"
-        raise RunnerError(Problem(f"--output {path}", problem, write)) from None
+        raise RunnerError.of(f"--output {path}", problem, write) from None
     return file
 
 
@@ -180,7 +180,7 @@ def _check_flat(columns: Mapping[str, Any], file: Path) -> None:
     deep = [f"{name} {values.shape[1:]}" for name, values in columns.items() if getattr(values, "ndim", 1) > 1]
     if deep:
         problem = f"a row of {', '.join(deep)} doesn't fit into a table's cell"
-        raise RunnerError(Problem(f"--output {file}", problem, f"--output {file.with_suffix('.npz')}"))
+        raise RunnerError.suggest(f"--output {file}", problem, [f"--output {file.with_suffix('.npz')}"])
 
 
 OPENERS: dict[str, Callable[[Path, Path], AbstractContextManager[Write]]] = {

@@ -21,7 +21,7 @@ from runner.config.identity import key_of
 from runner.data.tables.node import form_in
 from runner.device import backends, layers
 from runner.device.placement import map_tensors, move
-from runner.errors import Problem, RunnerError, at_once, refuse
+from runner.errors import RunnerError, at_once, refuse
 from runner.experiment.compose_run import of_run
 from runner.experiment.terminal import say, short
 from runner.models.card import Card
@@ -137,7 +137,7 @@ def _check_keep(keep: bool, inputs: str) -> None:
     if keep and Path(inputs).expanduser().exists() and not input_tables.is_table(Path(inputs)):
         problem = "only tables have columns to keep"
         fix = f"remove `--keep`, or use a table ({', '.join(input_tables.ENDINGS)})"
-        raise RunnerError(Problem(f"--keep with {inputs}", problem, fix))
+        raise RunnerError.of(f"--keep with {inputs}", problem, fix)
 
 
 def _backends(folder: Path, overrides: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -191,7 +191,7 @@ class Kept:
 
     def _problem(self) -> RunnerError:
         problem = "the reader drops or splits rows, so the columns would not match the predictions"
-        return RunnerError(Problem(f"--keep with {self._file}", problem, "remove `--keep`"))
+        return RunnerError.of(f"--keep with {self._file}", problem, "remove `--keep`")
 
 
 def _unlike(answers: Columns, names: Sequence[str]) -> list[str]:

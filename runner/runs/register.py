@@ -39,7 +39,7 @@ def register(wanted: str, name: str, overrides: Sequence[str], *, alias: str | N
     folder, weights = find_run(wanted, verb="register")
     if weights != BEST:
         problem = "MLflow's registry stores the run's best weights only"
-        raise RunnerError(Problem(f"register {wanted}", problem, f"register {short(folder)}"))
+        raise RunnerError.suggest(f"register {wanted}", problem, [f"python -m runner register {short(folder)}"])
     asked = f"register {wanted}"
     uri = store_of(folder, overrides, asked=asked)
     ack = _sent(folder, uri, asked=asked)
@@ -64,9 +64,11 @@ def _check_names(name: str, alias: str | None) -> None:
         if value is not None and (not value.strip() or set(REFUSED) & set(value)):
             problem = f"an MLflow name can't be empty or contain {' '.join(REFUSED)}"
             instead = "-".join(filter(None, re.split(rf"[{re.escape(REFUSED)}\s]+", value))) or "digits"
-            problems.append(Problem(f"{flag} {value}", problem, f"{flag} {shlex.quote(instead)}"))
+            problems.append(Problem.suggest(f"{flag} {value}", problem, [f"{flag} {shlex.quote(instead)}"]))
     if alias is not None and (alias == "latest" or (alias[1:].isdigit() and alias[:1].lower() == "v")):
-        problems.append(Problem(f"--alias {alias}", "MLflow reserves `latest`, `v1`, `v2`, ...", "--alias champion"))
+        problems.append(
+            Problem.suggest(f"--alias {alias}", "MLflow reserves `latest`, `v1`, `v2`, ...", ["--alias champion"])
+        )
     refuse(problems)
 
 
@@ -77,9 +79,7 @@ def _sent(folder: Path, uri: str, *, asked: str) -> Ack:
             ack = sync(folder, uri, build=recipes.build_of(folder))
     if ack.run_id is None or not ack.is_complete:
         problem = f"the run is not complete in MLflow: {ack.error or 'it was not tracked, or has not ended'}"
-        raise RunnerError(
-            Problem(asked, problem, f"run `python -m runner sync {short(folder)}`, then the same command")
-        )
+        raise RunnerError.of(asked, problem, f"run `python -m runner sync {short(folder)}`, then the same command")
     return ack
 
 
@@ -96,9 +96,7 @@ def _model_of(client: MlflowClient, folder: Path, ack: Ack) -> str:
             found = _logged(client, ack, step)
     except LeftOutError as error:
         problem = f"MLflow has no model of the run, and none can be made: {error}"
-        raise RunnerError(
-            Problem(f"register {short(folder)}", problem, "use a run whose model can be logged")
-        ) from error
+        raise RunnerError.of(f"register {short(folder)}", problem, "use a run whose model can be logged") from error
     return found
 
 

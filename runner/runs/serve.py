@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.data.tables.node import columns_in
-from runner.errors import Problem, RunnerError, at_once
+from runner.errors import RunnerError, at_once
 from runner.experiment.terminal import say
 from runner.runs.export import export_to
 from runner.runs.load import find_run, open_run
@@ -68,7 +68,7 @@ def serve(wanted: str, port: int, *, predictions: bool, ready: Callable[[dict[st
     if got:
         return 128 + got[0]
     problem = f"MLflow's server exited with {process.returncode}"
-    raise RunnerError(Problem("serve", problem, "read what it printed above"))
+    raise RunnerError.of("serve", problem, "read what it printed above")
 
 
 def _check_port(port: int) -> None:
@@ -83,7 +83,7 @@ def _check_port(port: int) -> None:
         other.bind((HOST, 0))
         free = other.getsockname()[1]
     problem = f"{HOST}:{port} can't be used: {why}"
-    raise RunnerError(Problem(f"serve --port {port}", problem, f"use `--port {free}`, which is free"))
+    raise RunnerError.of(f"serve --port {port}", problem, f"use `--port {free}`, which is free")
 
 
 def _answers(process: subprocess.Popen[bytes], port: int, got: list[signal.Signals]) -> bool:

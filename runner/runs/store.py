@@ -9,7 +9,7 @@ from pathlib import Path
 
 from runner.config import origin
 from runner.config.importing import restored
-from runner.errors import Problem, RunnerError
+from runner.errors import RunnerError
 from runner.tracking import mlflow_store, store_uri, stores
 from runner.tracking.stores import VARIABLE
 
@@ -42,7 +42,7 @@ def answering(asked: str, uri: str) -> Iterator[None]:
         )
         if getattr(error, "error_code", "") == "RESOURCE_DOES_NOT_EXIST":  # it did answer
             fix = f"use `tracking.uri=URI` of the store that has it; this was {store_uri.shown(uri)}"
-        raise RunnerError(Problem(asked, problem, fix)) from error
+        raise RunnerError.of(asked, problem, fix) from error
 
 
 @contextmanager

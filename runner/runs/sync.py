@@ -59,14 +59,23 @@ def _runs(folders: list[Path]) -> list[Path]:
         runs += found
         if not folder.is_dir():
             others = [str(path) for path in folder.parent.glob("*/")]
-            fix = " or ".join(f"sync {shlex.quote(hit)}" for hit in nearest(str(folder), others))
-            fix = fix or "sync outputs, or a run's own folder below it"
-            problems.append(Problem(f"sync {folder}", "there is no such folder", fix, code="missing-file"))
+            problem, otherwise = (
+                f"there is no directory `{folder}`",
+                "run `python -m runner sync outputs`, or name the directory of a run",
+            )
+            ways = [f"python -m runner sync {shlex.quote(hit)}" for hit in nearest(str(folder), others)]
+            problems.append(Problem.suggest(f"sync {folder}", problem, ways, otherwise, code="missing-file"))
         elif not found and folders:
-            problem = "there is no journal/journal.bin in it or below it, so there is nothing to send"
+            problem = f"there is no `journal/journal.bin` below `{folder}`, so there is nothing to send"
             problems.append(Problem(f"sync {folder}", problem, "use the directory of a run with its journal"))
     if not runs and not problems:
-        problems.append(Problem("sync", f"there is no run below {' or '.join(ROOTS)}", "sync FOLDER"))
+        problems.append(
+            Problem(
+                "sync",
+                f"there is no run below {' or '.join(ROOTS)}",
+                "name a directory: `python -m runner sync DIRECTORY`",
+            )
+        )
     refuse(problems)
     return list(dict.fromkeys(runs))
 

@@ -40,6 +40,6 @@ def part_problems(hydra: DictConfig) -> list[Problem]:
         if not target.startswith(known):
             choice = OmegaConf.select(hydra, f"runtime.choices.hydra/{part}")
             asked = f"hydra/{part}={choice}" if choice else f"hydra.{part}._target_={target}"
-            fix = " or ".join(f"hydra/{part}={name}" for name in WRITE[part])
-            found.append(Problem(asked, SO[part], fix))
+            ways = [f"hydra/{part}={name}" for name in WRITE[part]]
+            found.append(Problem.suggest(asked, SO[part], ways))
     return found

@@ -179,7 +179,7 @@ def _full_disk_told(sweep: Sweep) -> Iterator[None]:
         folder = short(sweep.folder)
         problem = f"the disk is full ({error}); everything saved before is kept"
         fix = f"free some space, then run the same line with `{messages.to_resume(folder)}`"
-        raise RunnerError(Problem(f"sweep {folder}", problem, fix)) from error
+        raise RunnerError.of(f"sweep {folder}", problem, fix) from error
 
 
 def _sweep_of(plan: Plan, config: DictConfig) -> tuple[Sweep, bool]:
@@ -189,7 +189,7 @@ def _sweep_of(plan: Plan, config: DictConfig) -> tuple[Sweep, bool]:
         if (planned / ledger.FILE).exists():
             problem = "the directory has a sweep, which is never overwritten"
             folder = config.hydra.sweep.dir
-            raise RunnerError(Problem(f"hydra.sweep.dir={folder}", problem, messages.to_resume(folder)))
+            raise RunnerError.suggest(f"hydra.sweep.dir={folder}", problem, [messages.to_resume(folder)])
         config.hydra.sweep.dir = str(planned)
         hydras = [word for word in config.hydra.overrides.hydra if not word.startswith("hydra.mode=")]
         words = (*hydras, *plan.words)
@@ -201,12 +201,12 @@ def _sweep_of(plan: Plan, config: DictConfig) -> tuple[Sweep, bool]:
     folder = last if wanted == "last" else Path(wanted)
     if folder is None:
         problem = f"there is no sweep in `{root}`"
-        raise RunnerError(Problem(f"sweep.resume={wanted}", problem, "remove `sweep.resume`"))
+        raise RunnerError.of(f"sweep.resume={wanted}", problem, "remove `sweep.resume`")
     sweep = ledger.read(folder.absolute())
     if sweep.objectives != plan.objectives:
         before, now = (messages.kind(objectives) for objectives in (sweep.objectives, plan.objectives))
         fix = f"use its arguments, `{' '.join(sweep.overrides)}`, or start a new sweep without `sweep.resume`"
-        raise RunnerError(Problem(f"sweep.resume={wanted}, {now}", f"the sweep was {before}", fix))
+        raise RunnerError.of(f"sweep.resume={wanted}, {now}", f"the sweep was {before}", fix)
     if config.tracking.enabled and not origin.is_own(sweep.folder):
         for used in (sweep.folder, *map(sweep.folder_of, sweep.jobs.values())):
             recipes.check(used)  # sent from here; in a sweep of one's own a job may bear another machine's key

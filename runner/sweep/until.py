@@ -52,7 +52,7 @@ def check(jobs: Sequence[tuple[Words, str]], settings: DictConfig) -> None:
         )
     if settings.max_seeds < looks(settings.max_seeds)[0]:
         problem = f"{settings.max_seeds} seeds per configuration are too few to decide anything"
-        problems.append(Problem(f"sweep.max_seeds={settings.max_seeds}", problem, "sweep.max_seeds=32"))
+        problems.append(Problem.suggest(f"sweep.max_seeds={settings.max_seeds}", problem, ["sweep.max_seeds=32"]))
     if problems:
         raise RunnerError(*problems)
 

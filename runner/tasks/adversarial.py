@@ -43,7 +43,7 @@ class Adversarial(nn.Module):
     def check_model(self, model: nn.Module, *, keeps_inputs: bool, data: str) -> None:
         if not hasattr(model, "generate"):
             problem = f"{type(model).__name__} has no generate(real) and critic(rows)"
-            fix = "model=gan, on data that needs no layer before the model (data=playground, arrays)"
+            fix = "use `model=gan`, on data that needs no layer before the model (`data=playground`, `data=arrays`)"
             raise RunnerError(Problem("task=adversarial", problem, fix))
 
     def outputs(self, model: Any, batch: Any, /) -> Tensor:

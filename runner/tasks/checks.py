@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -17,21 +17,6 @@ UNKNOWN = -1
 OUTPUTS = ("out_features", "outputs", "num_classes", "n_classes", "num_outputs", "out_dim", "output_size", "num_labels")
 
 
-def one_of(value: Any, choices: Collection[str], *, key: str) -> str:
-    """The value, if it is one of the choices. Raises: RunnerError with the nearest."""
-    if value not in choices:
-        fix = " or ".join(f"{key}={hit}" for hit in nearest(str(value), choices) or choices)
-        raise RunnerError(Problem(f"{key}={value}", f"it must be one of {', '.join(choices)}", fix, code="bad-value"))
-    return str(value)
-
-
-def fraction(value: Any, *, key: str) -> float:
-    """0 or more and less than 1. Raises: RunnerError."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-        raise RunnerError(Problem(f"{key}={value}", "it must be 0 or more and less than 1", f"{key}=0.1"))
-    return float(value)
-
-
 def plots_of(asked: Any, *, kind: str) -> tuple[str, ...]:
     """The pictures to draw at the end of a run. asked: true (all that suit the kind of task), false, or their names.
 
@@ -43,8 +28,8 @@ def plots_of(asked: Any, *, kind: str) -> tuple[str, ...]:
     names = [asked] if isinstance(asked, str) else list(asked) if isinstance(asked, Iterable) else [asked]
     if bad := [name for name in names if name not in can]:
         problem = f"plots of this kind of task, {kind}, are {', '.join(can) or 'not available'}"
-        fix = " or ".join([*(f"task.plots=[{hit}]" for hit in nearest(str(bad[0]), can)), "task.plots=true"])
-        raise RunnerError(Problem(f"task.plots={bad[0]}", problem, fix))
+        ways = [*(f"task.plots=[{hit}]" for hit in nearest(str(bad[0]), can)), "task.plots=true"]
+        raise RunnerError(Problem.suggest(f"task.plots={bad[0]}", problem, ways))
     return tuple(names)
 
 
@@ -56,8 +41,12 @@ def trains_nothing(task: Any) -> None:
     if not isinstance(task, nn.Module):
         return
     if learned := [name for name, parameter in task.named_parameters() if parameter.requires_grad]:
-        problem = f"it has parameters to learn ({', '.join(learned[:3])}), and only the model's are trained and kept"
-        fix = "them as parameters of your model, which the task gets (model.log_scale), or requires_grad=False"
+        problem = (
+            f"the task has parameters to learn ({', '.join(learned[:3])}), and only the model's are trained and kept"
+        )
+        fix = (
+            "make them parameters of your model, which the task gets (`model.log_scale`), or set `requires_grad=False`"
+        )
         raise RunnerError(Problem(f"task={type(task).__name__}", problem, fix))
 
 
@@ -70,14 +59,14 @@ def check_turns(task: Any, turns: Sequence[str]) -> None:
     if wanted is not None and set(wanted) != set(turns):
         has = f"optimizer.turns has {', '.join(turns)}" if turns else "there is one optimizer"
         example = ", ".join(f"{each}: {{params: {each}}}" for each in wanted)
-        problem = f"it has a loss for each of {' and '.join(wanted)}, and {has}"
-        raise RunnerError(Problem(f"task={name}", problem, f"optimizer.turns={{{example}}}"))
+        problem = f"the task has a loss for each of {' and '.join(wanted)}, and {has}"
+        raise RunnerError(Problem.suggest(f"task={name}", problem, [f"optimizer.turns={{{example}}}"]))
     call = getattr(task, "function", task)
     known = inspect.signature(call).parameters
     takes_any = any(each.kind is each.VAR_KEYWORD for each in known.values())
     if turns and not takes_any and ("turn" not in known or known["turn"].default is inspect.Parameter.empty):
-        problem = f"it does not say which loss is that of {' and which that of '.join(turns)}"
-        fix = f"def loss(model, batch, turn=None), where turn is {' or '.join(turns)}, or None to measure; or optimizer.turns=null"
+        problem = f"the task does not say which loss is that of {' and which that of '.join(turns)}"
+        fix = f"use `def loss(model, batch, turn=None)` with turn {', '.join(turns)} or None (to measure), or `optimizer.turns=null`"
         raise RunnerError(Problem(f"optimizer.turns with task={getattr(call, '__name__', name)}", problem, fix))
 
 
@@ -86,7 +75,9 @@ def inputs_of(batch: Any, *, task: str) -> Any:
     if isinstance(batch, tuple | list) and len(batch) > 1:
         return batch[0]
     problem = f"a batch is {described(batch)}, and this task takes (inputs, targets)"
-    fix = "a collate_fn, or rows, that give (inputs, targets); or a task of yours: task=own task.function._target_=..."
+    fix = (
+        "use a collate_fn or rows that give (inputs, targets), or a custom task: `task=own task.function._target_=...`"
+    )
     raise RunnerError(Problem(f"task={task}", problem, fix))
 
 
@@ -99,22 +90,24 @@ def output_of(found: Any, chosen: int | str | None, *, task: str) -> Tensor:
     if chosen is None and isinstance(found, Tensor):
         return found
     asked = f"task={task}" if chosen is None else f"task={task} task.output={chosen}"
-    problem, fix = f"the model gives {described(found)}", "a model that returns one tensor"
+    problem, fix = f"the model gives {described(found)}", "use a model that returns one tensor"
     if chosen is None:
         if choices := [f"task.output={key}" for key, part in _parts(found) if isinstance(part, Tensor)]:
-            fix = f"{' or '.join(choices[:3])} to take one of them, or {fix}"
+            fix = f"use {' or '.join(f'`{each}`' for each in choices[:3])} to take one of them, or a model that returns one tensor"
         elif found is None:
-            problem, fix = "the model gives None", "return with what forward computed, one tensor"
+            problem, fix = "the model gives None", "return one tensor from `forward`"
         raise RunnerError(Problem(asked, problem, fix))
     taken = dict(_parts(found)).get(chosen)
     if isinstance(taken, Tensor):
         return taken
     if isinstance(found, Tensor):
-        raise RunnerError(Problem(asked, f"{problem}, and nothing is to be taken out of it", "task.output=null"))
+        raise RunnerError(
+            Problem.suggest(asked, f"{problem}, and nothing is to be taken out of it", ["task.output=null"])
+        )
     names = [str(key) for key, part in _parts(found) if isinstance(part, Tensor)]
     hits = nearest(str(chosen), names) or names[:3]
-    fix = " or ".join(f"task.output={hit}" for hit in hits) or fix
-    raise RunnerError(Problem(asked, f"{problem}, and no tensor in it is called {chosen}", fix))
+    problem += f", and no tensor in it is called {chosen}"
+    raise RunnerError(Problem.suggest(asked, problem, (f"task.output={hit}" for hit in hits), fix))
 
 
 def wider(model: nn.Module, count: int) -> str:
@@ -124,8 +117,8 @@ def wider(model: nn.Module, count: int) -> str:
     arguments = inspect.signature(type(model)).parameters
     if name := next((name for name in OUTPUTS if name in arguments), None):
         is_ours = type(model).__module__.startswith("runner.")
-        return f"{'' if is_ours else '++'}model.{name}='${{facts.out_features}}'"
-    return f"a last layer with {count} outputs in {type(model).__name__}, e.g., nn.Linear(..., {count})"
+        return f"use `{'' if is_ours else '++'}model.{name}='${{facts.out_features}}'`"
+    return f"use a last layer with {count} outputs in {type(model).__name__}, e.g., nn.Linear(..., {count})"
 
 
 def described(found: Any) -> str:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from runner.config.checks import choice, probability
 from runner.errors import Problem, RunnerError
-from runner.tasks.checks import UNKNOWN, described, fraction, inputs_of, one_of, output_of, plots_of, wider
+from runner.tasks.checks import UNKNOWN, described, inputs_of, output_of, plots_of, wider
 from runner.tasks.metrics import make_metrics
 
 KINDS = ("auto", "multiclass", "multilabel")
@@ -48,7 +49,7 @@ class Classification(nn.Module):
         super().__init__()
         self.kind = _kind(kind, num_classes, is_multilabel=is_multilabel)
         self.num_classes = num_outputs if self.kind == "multilabel" else (num_classes or UNKNOWN)
-        self.label_smoothing = fraction(label_smoothing, key="task.label_smoothing")
+        self.label_smoothing = probability(label_smoothing, key="task.label_smoothing")
         weights = _weights(class_weights, class_counts, self.num_classes, kind=self.kind)
         self.register_buffer("class_weights", weights, persistent=False)
         reported = ("loss", "accuracy")
@@ -113,18 +114,18 @@ class Classification(nn.Module):
 
 
 def _kind(asked: str, num_classes: int | None, *, is_multilabel: bool) -> str:
-    kind = one_of(asked, KINDS, key="task.kind")
+    kind = choice(asked, KINDS, key="task.kind")
     if kind == "auto" and is_multilabel:
         return "multilabel"
     if kind == "multilabel" and num_classes not in (None, UNKNOWN):
         problem = f"each row of this data is one of {num_classes} classes"
-        fix = "task.kind=auto, or data with a column of 0 and 1 for each label"
+        fix = "use `task.kind=auto`, or data with a column of 0 and 1 for each label"
         raise RunnerError(Problem("task.kind=multilabel", problem, fix, code="bad-value"))
     if kind != "multilabel" and num_classes is None:
         problem = "the targets of this data are numbers, and nothing says that they are classes"
         fix = (
-            "task=regression, or data.kind=classification where the numbers are classes (in a custom Dataset: "
-            "integer targets), or task.kind=multilabel where each of them is 0 or 1"
+            "use `task=regression`, or `data.kind=classification` if the numbers are classes (in a custom Dataset: "
+            "integer targets), or `task.kind=multilabel` if each of them is 0 or 1"
         )
         raise RunnerError(Problem("task=classification", problem, fix))
     return "multiclass" if kind == "auto" else kind
@@ -133,7 +134,7 @@ def _kind(asked: str, num_classes: int | None, *, is_multilabel: bool) -> str:
 def _weights(asked: Any, counts: Sequence[int] | None, num_classes: int, *, kind: str) -> Tensor | None:
     if asked is None:
         return None
-    example = "task.class_weights=[1.0,2.0], one for each class"
+    example = "'task.class_weights=[1.0,2.0]'"
     if asked == "balanced":
         if counts is None or kind == "multilabel":
             problem = (
@@ -141,15 +142,17 @@ def _weights(asked: Any, counts: Sequence[int] | None, num_classes: int, *, kind
                 if counts is None
                 else "labels are not counted"
             )
-            raise RunnerError(Problem("task.class_weights=balanced", problem, example))
+            raise RunnerError(Problem("task.class_weights=balanced", problem, f"use `{example}`, one for each class"))
         counted = torch.tensor(list(counts), dtype=torch.float64)
         present = counted > 0  # a class that the training split lacks has no part to balance
         weights = counted.sum() / (present.sum() * counted.clamp(min=1))
         return torch.where(present, weights, 1.0).float()
     values = list(asked) if isinstance(asked, Sequence) and not isinstance(asked, str) else []
     if not values or not all(type(value) in (int, float) and value >= 0 for value in values):
-        problem = "it must be null, balanced or a list of numbers, 0 or more each"
-        raise RunnerError(Problem(f"task.class_weights={asked}", problem, f"task.class_weights=balanced, or {example}"))
+        problem = "`task.class_weights` must be null, balanced or a list of numbers, 0 or more each"
+        raise RunnerError(
+            Problem.suggest(f"task.class_weights={asked}", problem, ["task.class_weights=balanced", example])
+        )
     if num_classes not in (UNKNOWN, len(values)):
         problem = f"these are {len(values)} weights, and there are {num_classes} classes"
         raise RunnerError(

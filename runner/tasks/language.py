@@ -41,7 +41,7 @@ class Language(nn.Module):
         super().__init__()
         if num_classes is not None:
             problem = f"each row of this data is one of {num_classes} classes, and the targets here are the tokens that follow"
-            raise RunnerError(Problem("task=language", problem, "task=classification, or data=text", code="bad-value"))
+            raise RunnerError(Problem.suggest("task=language", problem, ["task=classification", "data=text"]))
         self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
         self.output = output
         self.bytes_per_token, self.sample_tokens = bytes_per_token, sample_tokens
@@ -62,7 +62,7 @@ class Language(nn.Module):
         targets = batch[1]
         if outputs.dim() != targets.dim() + 1 or outputs.shape[:-1] != targets.shape:
             problem = f"the model gives {tuple(outputs.shape)}, and {tuple(targets.shape)} tokens are to be predicted"
-            fix = "model=gpt, model=gru model.pooling=each, or a model that gives (B, T, V)"
+            fix = "use `model=gpt`, `model=gru model.pooling=each`, or a model that gives (B, T, V)"
             raise RunnerError(Problem("task=language", problem, fix))
         losses = F.cross_entropy(
             outputs.flatten(0, -2),

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from runner.device.capabilities import legal_dtype
 from runner.errors import Problem, RunnerError
 from runner.tasks.checks import UNKNOWN
-from runner.tasks.named_metrics import NAMED, MeanOverPresent, named_metrics
+from runner.tasks.named_metrics import BY_NAME, NAMED, MeanOverPresent, named_metrics
 
 #: numbers of one metric that get a name each; more are not useful as curves
 MOST_VALUES = 32
@@ -42,8 +42,8 @@ def make_metrics(asked: Any, *, kind: str, num_outputs: int = UNKNOWN, reported:
         made = named_metrics([_named(name) for name in asked], kind=kind, num_outputs=num_outputs)
         metrics = {name: OfTorchmetrics(metric, kind=kind) for name, metric in made.items()}
     else:
-        problem = "it is a list of names or {NAME: {_target_: ...}}"
-        raise RunnerError(Problem(f"task.metrics={asked}", problem, _example(kind)))
+        problem = "`task.metrics` must be a list of names, or `{NAME: {_target_: ...}}`"
+        raise RunnerError(Problem.suggest(f"task.metrics={asked}", problem, _example(kind), BY_NAME))
     for name in metrics:
         _check_name(name, reported)
     return nn.ModuleDict(metrics)
@@ -203,8 +203,8 @@ def named_values(name: str, found: Any, *, labels: Sequence[str]) -> dict[str, A
     if not isinstance(found, Tensor) or found.numel() == 1:
         return {name: found.reshape(()) if isinstance(found, Tensor) else found}
     if found.dim() > 1 or len(found) > MOST_VALUES:
-        problem = f"it gives {tuple(found.shape)} numbers, and up to {MOST_VALUES} in a row get a name each"
-        fix = f"task.metrics.{name}.average=macro, or one that gives a number"
+        problem = f"`{name}` gives {tuple(found.shape)} numbers, and up to {MOST_VALUES} in a row get a name each"
+        fix = f"use `task.metrics.{name}.average=macro`, or a metric that gives a number"
         raise RunnerError(Problem(f"task.metrics.{name}", problem, fix))
     spelled = [_spelled(label) for label in labels]
     if len(set(spelled)) != len(found):
@@ -217,34 +217,32 @@ def _gathering(name: str, value: Any, kind: str) -> nn.Module:
         return OfTorchmetrics(value, kind=kind)
     if isinstance(value, type):
         problem = f"{value.__name__} is a class, and a metric is one of it"
-        raise RunnerError(
-            Problem(f"task.metrics.{name}", problem, f"task.metrics.{name}._partial_=false", code="bad-value")
-        )
+        raise RunnerError(Problem.suggest(f"task.metrics.{name}", problem, [f"task.metrics.{name}._partial_=false"]))
     if all(callable(getattr(value, method, None)) for method in ("update", "compute", "reset")):
         return OfObject(value)
     if callable(value):
         return OfFunction(name, value)
-    problem = f"it is {value!r}, and a metric is an object with update(), compute() and reset(), or a function"
-    short = f"task.metrics=[{value}]" if isinstance(value, str) and value in NAMED.get(kind, {}) else _example(kind)
-    raise RunnerError(Problem(f"task.metrics.{name}={value}", problem, short))
+    problem = f"`task.metrics.{name}` is {value!r}, and a metric is an object with update(), compute() and reset(), or a function"
+    ways = [f"task.metrics=[{value}]"] if isinstance(value, str) and value in NAMED.get(kind, {}) else _example(kind)
+    raise RunnerError(Problem.suggest(f"task.metrics.{name}={value}", problem, ways, BY_NAME))
 
 
 def _named(name: Any) -> str:
     if isinstance(name, str):
         return name
     problem = "a list of metrics holds names; one with arguments needs a key"
-    raise RunnerError(Problem(f"task.metrics=[{name}]", problem, "task.metrics={NAME: {_target_: ...}}"))
+    raise RunnerError(Problem(f"task.metrics=[{name}]", problem, BY_NAME))
 
 
 def _check_name(name: str, reported: Collection[str]) -> None:
     if name in reported:
         problem = f"the task already reports {name}"
-        raise RunnerError(Problem(f"task.metrics.{name}", problem, f"another name, e.g. {name}_of_torchmetrics"))
+        raise RunnerError(Problem(f"task.metrics.{name}", problem, f"use another name, e.g., `{name}_of_torchmetrics`"))
     if not re.fullmatch(r"[A-Za-z0-9_-]+", name) or hasattr(nn.ModuleDict, name):
         problem = (
             "a metric's name is part of val/NAME: letters, digits, _ and -, and not a method of torch's ModuleDict"
         )
-        raise RunnerError(Problem(f"task.metrics.{name}", problem, f"another name, e.g. {_spelled(name)}_value"))
+        raise RunnerError(Problem(f"task.metrics.{name}", problem, f"use another name, e.g., `{_spelled(name)}_value`"))
 
 
 def _spelled(label: str) -> str:
@@ -256,6 +254,6 @@ def _precise(tensor: Tensor) -> Tensor:
     return tensor[:, 0] if tensor.dim() == 2 and tensor.shape[1] == 1 else tensor
 
 
-def _example(kind: str) -> str:
-    names = ",".join([*NAMED.get(kind, {})][:2])
-    return f"task.metrics=[{names}]" if names else "task.metrics={NAME: {_target_: ...}}"
+def _example(kind: str) -> list[str]:
+    names = [*NAMED.get(kind, {})][:2]
+    return [f"task.metrics=[{','.join(names)}]"] * bool(names)

@@ -13,9 +13,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from runner.config.packages import install
+from runner.config.packages import not_installed
 from runner.errors import Problem, RunnerError, nearest, refuse
 from runner.tasks.checks import UNKNOWN
+
+BY_NAME = "use `'task.metrics={NAME: {_target_: ...}}'`"
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ def named_metrics(names: Sequence[str], *, kind: str, num_outputs: int) -> dict[
     refuse([_unknown(name, known, kind) for name in names if name not in known])
     if num_outputs == UNKNOWN and kind != "autoencoding":
         problem = "the number of classes, or of values per example, is not known"
-        fix = "use `task.num_classes=10`, or `task.metrics=[]`"
+        fix = "use `task.num_classes=10`, or `'task.metrics=[]'`"
         raise RunnerError(Problem(f"task.metrics=[{','.join(names)}]", problem, fix))
     return {name: _make(name, kind, num_outputs) for name in names}
 
@@ -112,7 +114,7 @@ def _make(name: str, kind: str, num_outputs: int) -> Any:
         arguments |= {"validate_args": False} | ({} if is_binary else {COUNTS[kind]: num_outputs})
     if arguments.get("top_k", 0) > num_outputs != UNKNOWN:
         problem = f"`{name}` is always 1 with {num_outputs} classes"
-        raise RunnerError(Problem(f"task.metrics=[{name}]", problem, "use `task.metrics=[]`, or another metric"))
+        raise RunnerError(Problem(f"task.metrics=[{name}]", problem, "use `'task.metrics=[]'`, or another metric"))
     module = _module("classification" if kind in COUNTS else "regression")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Metric `.*` will save all", UserWarning)  # documented in named_metrics()
@@ -156,12 +158,11 @@ def _module(name: str) -> Any:
         return importlib.import_module(f"torchmetrics.{name}")
     except ModuleNotFoundError as error:
         problem = f"named metrics need `{error.name}`, which is not installed"
-        raise RunnerError(Problem("task.metrics", problem, install("metrics"), code="missing-package")) from None
+        raise not_installed("task.metrics", problem, "metrics") from None
 
 
 def _unknown(name: str, known: dict[str, Named], kind: str) -> Problem:
     hits = nearest(name, known)
-    fix = " or ".join(f"task.metrics=[{hit}]" for hit in hits or [*known][:3])
-    fix = fix or "use `task.metrics={NAME: {_target_: ...}}`"
+    ways = [f"task.metrics=[{hit}]" for hit in hits or known]
     problem = f"there is no metric `{name}` for a task of kind {kind}; there are {', '.join(known) or 'none'}"
-    return Problem(f"task.metrics=[{name}]", problem, fix)
+    return Problem.suggest(f"task.metrics=[{name}]", problem, ways, BY_NAME)

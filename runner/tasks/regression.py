@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from runner.config.checks import choice
 from runner.errors import Problem, RunnerError
-from runner.tasks.checks import UNKNOWN, inputs_of, one_of, output_of, plots_of
+from runner.tasks.checks import UNKNOWN, inputs_of, output_of, plots_of
 from runner.tasks.metrics import make_metrics
 
 LOSSES = ("mse", "mae", "huber")
@@ -43,12 +44,14 @@ class Regression(nn.Module):
         super().__init__()
         if num_classes not in (None, UNKNOWN):
             problem = f"the targets of this data are {num_classes} classes, and a regression predicts numbers"
-            fix = "task=classification, or data.kind=regression where the numbers mean more and less"
+            fix = "use `task=classification`, or `data.kind=regression` if the numbers are quantities"
             raise RunnerError(Problem("task=regression", problem, fix))
         if is_multilabel:
             problem = "the targets of this data are labels, each 0 or 1, and a regression predicts numbers"
-            raise RunnerError(Problem("task=regression", problem, "task=classification, or data.kind=regression"))
-        self.loss, self.huber_delta = one_of(loss, LOSSES, key="task.loss"), _delta(huber_delta)
+            raise RunnerError(
+                Problem.suggest("task=regression", problem, ["task=classification", "data.kind=regression"])
+            )
+        self.loss, self.huber_delta = choice(loss, LOSSES, key="task.loss"), _delta(huber_delta)
         reported = distances_reported(self.loss)
         self.metrics = make_metrics(metrics, kind=self.kind, num_outputs=num_outputs, reported=(*reported, "rmse"))
         self.plots = plots_of(plots, kind=self.kind)
@@ -107,9 +110,9 @@ class Autoencoding(nn.Module):
         super().__init__()
         if vocab_size is not None:
             problem = "this data is texts, and distances between tokens mean nothing"
-            fix = "task=language, or data of images, signals or tables"
+            fix = "use `task=language`, or data of images, signals or tables"
             raise RunnerError(Problem("task=autoencoding", problem, fix))
-        self.loss = one_of(loss, LOSSES, key="task.loss")
+        self.loss = choice(loss, LOSSES, key="task.loss")
         reported = distances_reported(self.loss)
         self.metrics = make_metrics(metrics, kind=self.kind, reported=(*reported, "rmse"))
         self.plots = plots_of(plots, kind=self.kind)
@@ -121,7 +124,9 @@ class Autoencoding(nn.Module):
     def check_model(self, model: nn.Module, *, keeps_inputs: bool, data: str) -> None:
         if not keeps_inputs:
             problem = f"a layer before the model changes the columns of {data}, so a model can't reproduce them"
-            raise RunnerError(Problem("task=autoencoding", problem, "numeric rows (data=arrays), or a custom task"))
+            raise RunnerError(
+                Problem("task=autoencoding", problem, "use numeric rows (`data=arrays`), or a custom task")
+            )
 
     def outputs(self, model: nn.Module, batch: Any, /) -> Tensor:
         found = model(batch[0] if isinstance(batch, tuple | list) else batch)
@@ -187,14 +192,18 @@ def like(targets: Tensor, outputs: Tensor) -> Tensor:
     if targets.numel() != outputs.numel():
         given, wanted = tuple(outputs.shape), tuple(targets.shape)
         problem = f"the model gives {given}, and what it is compared with is {wanted}"
-        fix = f"a last layer that gives {(count := math.prod(wanted[1:]))} for each row, e.g., nn.Linear(..., {count})"
+        fix = f"use a last layer that gives {(count := math.prod(wanted[1:]))} for each row, e.g., nn.Linear(..., {count})"
         raise RunnerError(Problem("task on this model", problem, fix))
     return targets.reshape(outputs.shape)
 
 
 def _delta(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-        raise RunnerError(Problem(f"task.huber_delta={value}", "it must be more than 0", "task.huber_delta=1.0"))
+        raise RunnerError(
+            Problem.suggest(
+                f"task.huber_delta={value}", "`task.huber_delta` must be more than 0", ["task.huber_delta=1.0"]
+            )
+        )
     return float(value)
 
 
@@ -205,7 +214,7 @@ def _inputs(batch: Any) -> Tensor:
     if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
         said = f"a tensor of {inputs.dtype}" if isinstance(inputs, Tensor) else f"a {type(inputs).__name__}"
         problem = f"the inputs are {said}, and an autoencoder gives back one tensor of floats"
-        fix = "data whose inputs are such a tensor, or a custom task"
+        fix = "use data whose inputs are such a tensor, or a custom task"
         raise RunnerError(Problem("task=autoencoding", problem, fix))
     return inputs
 
@@ -214,5 +223,5 @@ def _as(outputs: Tensor, inputs: Tensor) -> Tensor:
     if outputs.numel() != inputs.numel():
         given, wanted = tuple(outputs.shape), tuple(inputs.shape)
         problem = f"the model gives {given}, and its inputs are {wanted}"
-        raise RunnerError(Problem("task=autoencoding", problem, "model.out_features='${facts.in_features}'"))
+        raise RunnerError(Problem.suggest("task=autoencoding", problem, ["model.out_features='${facts.in_features}'"]))
     return like(outputs, inputs)

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.text import Text
 
 from runner.config.trust import check_folder
-from runner.errors import Problem, RunnerError, nearest
+from runner.errors import RunnerError, nearest
 from runner.experiment.summary import Summary
 from runner.experiment.terminal import Terminal, text_table
 from runner.runs import find
@@ -31,7 +31,7 @@ ID = re.compile(r"[0-9a-f]{32}")  # of a run in MLflow
 TOKEN = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[\[({]|[\])}]|,(?=[+~]?[\w./@-]+=)""")
 COLUMNS = ("A - B", "95 %", "p", "n", "A is")
 PIPE_WIDTH = 200  # of a table in a pipe, unless COLUMNS is set
-FORMS = "compare SWEEP; or compare A B, each a run, a sweep or SWEEP:KEY=VALUE,... for some of its jobs"
+FORMS = "name a sweep, or name A and B, each a run, a sweep or SWEEP:KEY=VALUE,... for some of its jobs"
 
 
 def compare(words: Sequence[str], *, metric: str | None = None, uri: str = stores.USUAL) -> list[Comparison]:
@@ -49,7 +49,7 @@ def compare(words: Sequence[str], *, metric: str | None = None, uri: str = store
         return _compare_sweep(words[0], metric, uri)
     if len(words) != 2:
         problem = "compare takes two runs or sweeps, or one sweep"
-        raise RunnerError(Problem(f"compare {' '.join(words)}".strip(), problem, FORMS))
+        raise RunnerError.of(f"compare {' '.join(words)}".strip(), problem, FORMS)
     a, b = (one(word, uri) for word in words)
     names, looks = _names(a.name, b.name), max(a.num_looks, b.num_looks)
     found = [compared(a, b, goal, names, num_comparisons=looks) for goal in _shared_goals(a, b, metric)]
@@ -57,9 +57,9 @@ def compare(words: Sequence[str], *, metric: str | None = None, uri: str = store
         return comparisons
     asked = f"compare {' '.join(words)}{f' metric={metric}' if metric else ''}"
     shared = [name for name in _metric_names(a) if name in _metric_names(b)]
-    fix = " or ".join(f"metric={name}" for name in (nearest(metric, shared) if metric else []) or shared)
+    ways = [f"metric={name}" for name in (nearest(metric, shared) if metric else []) or shared]
     problem = f"they have no {metric or 'metric'} in common"
-    raise RunnerError(Problem(asked, problem, fix or "two finished runs or sweeps with a metric in common"))
+    raise RunnerError.suggest(asked, problem, ways, "use two finished runs or sweeps with a metric in common")
 
 
 def show(found: Sequence[Comparison]) -> None:
@@ -96,18 +96,21 @@ def _compare_sweep(word: str, metric: str | None, uri: str) -> list[Comparison]:
     groups = configurations(results)
     known = sorted({name for each in results for name in each.metrics} | {each.metric for each in goals})
     if metric is not None and metric not in known:
-        fix = " or ".join(f"metric={name}" for name in nearest(metric, known) or known) or "a sweep with finished jobs"
-        raise RunnerError(Problem(f"compare {word} metric={metric}", f"no job of it has a metric {metric!r}", fix))
+        ways = [f"metric={name}" for name in nearest(metric, known) or known]
+        asked, problem = f"compare {word} metric={metric}", f"no job of `{word}` has a metric `{metric}`"
+        raise RunnerError.suggest(asked, problem, ways, "use a sweep with finished jobs")
     goal = goal_of(metric, goals) if metric is not None else goals[0] if goals else None
     if goal is not None and (found := against_best(groups, goal, num_looks=looks)):
         return found
-    problem = f"it has {len(groups)} configuration{'' if len(groups) == 1 else 's'} with a finished job and a value"
-    fix = "compare A B, or a sweep over two configurations and some seeds"
+    are = "configuration" if len(groups) == 1 else "configurations"
+    problem = f"`{word}` has {len(groups)} {are} with a finished job and a value"
+    ways = []
     tests = [name for name in known if name.startswith("test/")]
     if goal is not None and len(groups) > 1 and tests:  # without a validation split
-        problem = f"fewer than two of its configurations have a {goal.metric}"
-        fix = " or ".join(f"compare {shlex.quote(word)} metric={name}" for name in tests)
-    raise RunnerError(Problem(f"compare {word}", problem, fix))
+        problem = f"fewer than two configurations of `{word}` have `{goal.metric}`"
+        ways = [f"python -m runner compare {shlex.quote(word)} metric={name}" for name in tests]
+    otherwise = "name A and B, or a sweep over two configurations and some seeds"
+    raise RunnerError.suggest(f"compare {word}", problem, ways, otherwise)
 
 
 def one(word: str, uri: str = stores.USUAL, *, verb: str = "compare") -> Configuration:
@@ -119,11 +122,12 @@ def one(word: str, uri: str = stores.USUAL, *, verb: str = "compare") -> Configu
         return Configuration(word, tuple(of_group), goals, looks)
     names = [name for name in groups if name != "all"]
     if not names:
-        raise RunnerError(Problem(f"{verb} {word}", "no job of it has finished", "a run that has finished"))
+        raise RunnerError.of(f"{verb} {word}", f"no job of `{word}` has finished", "use a run that has finished")
     pairs = [f"{key}={value}" for key, value in groups[names[0]][0].keys.items()]
     chosen = ",".join(pair for pair in pairs if pair in names[0])  # the name is made of those that differ
-    fix = f"{verb} {shlex.quote(word.partition(':')[0] + ':' + chosen)} ..."
-    raise RunnerError(Problem(f"{verb} {word}", f"it has {len(groups)} configurations: {', '.join(names)}", fix))
+    fix = f"run `{verb} {shlex.quote(word.partition(':')[0] + ':' + chosen)} ...`"
+    problem = f"`{word}` has {len(groups)} configurations: {', '.join(names)}"
+    raise RunnerError.of(f"{verb} {word}", problem, fix)
 
 
 def _read(word: str, uri: str, verb: str = "compare") -> tuple[list[Result], tuple[Goal, ...], int]:
@@ -182,7 +186,7 @@ def _chosen(results: list[Result], chosen: str, asked: str) -> list[Result]:
         return found
     known = list(dict.fromkeys(f"{key}={value}" for each in results for key, value in each.keys.items()))
     near = [hit for pair in pairs for hit in nearest(pair, known)] or known[:6]
-    raise RunnerError(Problem(asked, "no job of it has these values", " or ".join(near) or "no :KEY=VALUE"))
+    raise RunnerError.suggest(asked, "no job of the sweep has these values", near, "leave `:KEY=VALUE` out")
 
 
 def _has(result: Result, keys: Mapping[str, str]) -> bool:

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from runner.config import defaults
 from runner.config.trust import check_folder
-from runner.errors import Problem, RunnerError
+from runner.errors import RunnerError
 from runner.experiment.terminal import Terminal, readable, text_table
 from runner.runs.reproduce.compare import Comparison, Points, compare_all, where_parted
 from runner.runs.reproduce.making import Difference, differing, of_run, of_values, unknown
@@ -28,7 +28,7 @@ from runner.tasks.metric_names import is_rising
 from runner.tools.compare import sweep_folder
 from runner.tracking.mlflow_names import Names
 
-FORMS = "diff A B, each a run's folder, a sweep's, an id in MLflow, or last"
+FORMS = "name two or more: the directory of a run or a sweep, an MLflow run id, or `last`"
 MAX_COLUMNS = 4  # runs side by side; more of them have a row each
 
 
@@ -78,8 +78,8 @@ def opened(words: Sequence[str], *, uri: str) -> Iterator[list[Original]]:
     """
     runs = [run for word in words for run in (_jobs(word) or [word])]
     if len(runs) < 2:
-        problem = "it takes two runs or more" if len(words) < 2 else "one of them has no job that has begun"
-        raise RunnerError(Problem(f"diff {' '.join(words)}".strip(), problem, FORMS))
+        problem = "`diff` takes two runs or more" if len(words) < 2 else "the sweep has no job that has begun"
+        raise RunnerError.of(f"diff {' '.join(words)}".strip(), problem, FORMS)
     with ExitStack() as stack:
         yield [stack.enter_context(original(run, uri=uri, trusted=True, verb="diff")) for run in runs]
 
@@ -98,7 +98,7 @@ def diff(originals: Sequence[Original]) -> Diff:
     """Compare runs; 100,000 points of two take 0.1 s. Raises: RunnerError for a run and itself."""
     if len({each.folder if each.store is None else each.name for each in originals}) < len(originals):
         names = " ".join(each.name for each in originals)
-        raise RunnerError(Problem(f"diff {names}", "both names mean the same run", "name two different runs"))
+        raise RunnerError.of(f"diff {names}", "both names mean the same run", "name two different runs")
     as_stored = any(each.store for each in originals)
     series = [_spelled(each, as_stored=as_stored) for each in originals]
     chosen, makings = [each.chosen() for each in originals], [of_run(each) for each in originals]

@@ -139,7 +139,7 @@ def _composed(own: Side, other: Side, overrides: list[str]) -> tuple[str, Any, D
         was, asked = validate.value(before, key), validate.value(now, key)
         if asked != was:
             problem = f"{other.name} has {key}={was}, and longer training is not a better configuration"
-            fix = f"{key}={was}; or a separate run with {key}={asked}, and try --against that"
+            fix = f"use `{key}={was}`, or make a separate run with `{key}={asked}` and name it after `--against`"
             problems.append(Problem(f"{key}={asked}", problem, fix))
     refuse(problems)
     by = next(name for name, key in LENGTHS.items() if validate.value(now, key) is not None)
@@ -175,17 +175,17 @@ def _check(flags: Sequence[str], overrides: Sequence[str], settings: Sequence[st
     problem = "a try has the configuration of what it is tried against"
     problems = [Problem(flag, problem, "use `KEY=VALUE` for what the try changes") for flag in flags]
     problem = "a try takes the seeds of what it is tried against, and more if need be"
-    problems += [Problem(word, problem, "the same without seed=") for word in overrides if key_of(word) == "seed"]
+    problems += [Problem(word, problem, "leave `seed` out") for word in overrides if key_of(word) == "seed"]
     problem = "a try starts its own sweep, which adds seeds until it is decided"
     own = [word for word in settings if key_of(word) in SWEEP_KEYS]
-    refuse([*problems, *(Problem(word, problem, f"the same without {key_of(word)}=") for word in own)])
+    refuse([*problems, *(Problem(word, problem, f"leave `{key_of(word)}` out") for word in own)])
 
 
 def _too_few(other: Side, against: str) -> Problem:
     has = f"{other.name} has {len(other.values)} seeds, and fewer than {tries.LEAST} keep nothing"
     problem = f"{has}; more can't be measured, as the code here is not the code of that run"
-    again = f"python -m runner try --against {against}, for {tries.LOOKS[1]} seeds; then the change"
-    return Problem(f"try --against {against}", problem, f"the code as it was (git stash), and {again}")
+    again = f"run `python -m runner try --against {against}` for {tries.LOOKS[1]} seeds, and then try the change"
+    return Problem(f"try --against {against}", problem, f"restore the code as it was (`git stash`), {again}")
 
 
 @contextmanager
@@ -196,7 +196,7 @@ def _locked() -> Iterator[None]:
             yield
     except Timeout:
         problem = "another process is trying a change in this directory"
-        raise RunnerError(Problem("try", problem, "wait until that has ended")) from None
+        raise RunnerError.of("try", problem, "wait until that has ended") from None
 
 
 def _line(number: int, overrides: Sequence[str], own: Side, other: Side, found: Decision) -> dict[str, Any]:
@@ -248,13 +248,13 @@ def find_reference(against: str, lines: Sequence[Mapping[str, Any]], metric: str
     line = tries.best(lines)
     if line is None and not lines:
         problem = "no change has been kept here yet, and a try needs a run to compare with"
-        raise RunnerError(Problem("try --against best", problem, "try --against last, or the folder of a run"))
+        raise RunnerError.of("try --against best", problem, "use `--against last`, or the directory of a run")
     if line is None:
         return _side_of_runs(str(lines[-1]["against"]["name"]), lines, metric or str(lines[-1]["metric"]))
     goal = Goal(line["metric"], line["mode"])
     if metric not in (None, goal.metric):
         problem = f"the best try is the best by {goal.metric}"
-        raise RunnerError(Problem(f"try metric={metric}", problem, f"begin again with `--against RUN metric={metric}`"))
+        raise RunnerError.of(f"try metric={metric}", problem, f"begin again with `--against RUN metric={metric}`")
     name, made = f"try {line['try']}", line["code"]
     values = tries.by_seed(line["values"]) | tries.known_of(name, made, lines)
     return Side(name, list(line["flags"]), list(line["configuration"]), goal, made, values, may_add=made == code())
@@ -267,12 +267,13 @@ def _side_of_runs(word: str, lines: Sequence[Mapping[str, Any]], metric: str | N
     reached = found.values(goals[0]) if goals else {}
     values = {place: value for place, value in reached.items() if math.isfinite(value)}  # else other seeds are tried
     if not values:
-        problem = f"it has no {metric or 'metric by which a best was kept'}"
-        raise RunnerError(Problem(f"{verb} {word}", problem, "metric=val/loss, or another run"))
+        problem = f"`{word}` has no {metric or 'metric by which a best was kept'}"
+        raise RunnerError.of(f"{verb} {word}", problem, "use `metric=val/loss`, or another run")
     if len({fold for _, fold in values}) > 1:
         fold = next((each.keys["data.fold"] for each in found.results if "data.fold" in each.keys), "0")
-        fix = f"{verb} {shlex.quote(f'{word}:data.fold={fold}')}"
-        raise RunnerError(Problem(f"{verb} {word}", "its jobs have several folds, and a try compares seeds", fix))
+        problem = f"the jobs of `{word}` have several folds, and a try compares seeds"
+        way = f"python -m runner {verb} {shlex.quote(f'{word}:data.fold={fold}')}"
+        raise RunnerError.suggest(f"{verb} {word}", problem, [way])
     sweep = compare.sweep_folder(word if Path(word).exists() else word.partition(":")[0])
     folder = (sweep / found.results[0].folder if sweep else find.find(word, verb=verb)).absolute()
     flags, words = _words_of(folder)

@@ -19,7 +19,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 from numpy.typing import ArrayLike
 
-from runner.errors import DeletedError, Problem, RunnerError
+from runner.errors import DeletedError, RunnerError
 from runner.tracking.ack import FILE as ACK
 from runner.tracking.ack import read_ack
 from runner.tracking.damage import describe
@@ -62,8 +62,8 @@ class Journal:
             self._lock.acquire(timeout=wait_seconds)
         except Timeout:
             problem = "another process writes this run's journal"
-            raise RunnerError(
-                Problem(f"run folder {folder}", problem, "use another directory, or wait for that run")
+            raise RunnerError.of(
+                f"run folder {folder}", problem, "use another directory, or wait for that run"
             ) from None
         try:
             self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o644)
@@ -167,14 +167,12 @@ class Journal:
     def _settle(self, folder: Path, say: Callable[[str], None]) -> int:
         found = survey(self.path)
         if found.is_foreign:
-            raise RunnerError(
-                Problem(f"journal {self.path}", "the file is not a run's journal", "use another run directory")
-            )
+            raise RunnerError.of(f"journal {self.path}", "the file is not a run's journal", "use another run directory")
         if found.gaps and found.gaps[0].offset == 0 and not any(record.kind == "start" for record in scan(self.path)):
             problem = "the first record, which identifies the run, is damaged: the journal can be read, not continued"
             beside = self.path.parent.with_name("journal-damaged")
             fix = f"run `mv {self.path.parent} {beside}`, then the same command, which continues as a new run in MLflow"
-            raise RunnerError(Problem(f"journal {self.path}", problem, fix))
+            raise RunnerError.of(f"journal {self.path}", problem, fix)
         acknowledged = read_ack(folder).offset
         for sentence in describe(found, offset=acknowledged):
             say(f"{self.path}: {sentence}")

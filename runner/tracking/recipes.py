@@ -57,5 +57,5 @@ def _events(folder: Path) -> Iterator[dict[str, Any]]:
         yield from scan_events(folder / FILE)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         problem = f"the file can't be read: {type(error).__name__}: {error}"
-        raise RunnerError(Problem(str(folder / FILE), problem, "restore the file as the run wrote it")) from None
+        raise RunnerError.of(str(folder / FILE), problem, "restore the file as the run wrote it") from None
     yield from read_ack(folder).postponed

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from runner.config import origin, secrets
 from runner.config.validate import HIDDEN, uri_problems, without_password
-from runner.errors import Problem, RunnerError, refuse
+from runner.errors import RunnerError, refuse
 from runner.tracking import store_uri
 
 VARIABLE = "MLFLOW_TRACKING_URI"
@@ -35,18 +35,18 @@ def of_run(folder: Path, *, asked: str) -> str:
     path = store_uri.sqlite_path(store or "")
     if store is None:
         problem = f"`{folder}` was not made here by you, or was changed, so the store in it is not used"
-        raise RunnerError(Problem(asked, problem, f"run `{asked} tracking.uri=URI`; the default store here is {USUAL}"))
+        raise RunnerError.of(asked, problem, f"run `{asked} tracking.uri=URI`; the default store here is {USUAL}")
     if not store:
         problem = f"`{folder}` was run with `tracking.enabled=false`, so it has no store"
-        raise RunnerError(Problem(asked, problem, f"run `{asked} tracking.uri=URI`"))
+        raise RunnerError.of(asked, problem, f"run `{asked} tracking.uri=URI`")
     if HIDDEN.search(store):
         fix = f"run `{asked} tracking.uri={HIDDEN.sub('PASSWORD', store)}`, or set `{VARIABLE}`"
-        raise RunnerError(
-            Problem(asked, f"the run's store is {store}, and a run directory stores no credentials", fix, code="secret")
+        raise RunnerError.of(
+            asked, f"the run's store is {store}, and a run directory stores no credentials", fix, code="secret"
         )
     if path is not None and not path.parent.is_dir():
         problem = f"the run was tracked to {store}, and `{path.parent}` doesn't exist"
-        raise RunnerError(Problem(asked, problem, f"run `{asked} tracking.uri=URI`"))
+        raise RunnerError.of(asked, problem, f"run `{asked} tracking.uri=URI`")
     return _filled_in(store, asked=asked)
 
 
@@ -58,7 +58,7 @@ def of_last(folders: Iterable[Path], *, asked: str) -> str:
     if (path := store_uri.sqlite_path(USUAL)) is not None and path.is_file():
         return USUAL
     problem = f"no run in outputs or multirun was tracked, and there is no `{USUAL.rpartition('/')[2]}` here"
-    raise RunnerError(Problem(asked, problem, f"run `{asked} tracking.uri=URI`"))
+    raise RunnerError.of(asked, problem, f"run `{asked} tracking.uri=URI`")
 
 
 def page_of(uri: str, folders: Iterable[Path]) -> str:
@@ -79,9 +79,7 @@ def _filled_in(store: str, *, asked: str) -> str:
         uri = str(secrets.filled_in(store))
     except KeyError as error:
         problem = f"the run's store is {store}, and the environment variable {error.args[0]} is not set"
-        raise RunnerError(
-            Problem(asked, problem, f"set `{error.args[0]}`, or run `{asked} tracking.uri=URI`")
-        ) from None
+        raise RunnerError.of(asked, problem, f"set `{error.args[0]}`, or run `{asked} tracking.uri=URI`") from None
     secrets.note_secrets(store)
     return uri
 

@@ -407,5 +407,5 @@ def _is_complete(content: bytes) -> bool:
 
 
 def _torn(path: Path, problem: str) -> TornError:
-    fix = f"{before(path).name} of the same folder instead, or run it again in another folder"
+    fix = f"use `{before(path).name}` of the same directory, or run again in another directory"
     return TornError(Problem(f"checkpoint {path}", problem, fix))

@@ -65,12 +65,8 @@ def missing_metric(metric: str, measured: Iterable[str]) -> Problem:
     names = list(measured)
     problem = f"the validation split has no {metric}; it has {', '.join(names)}"
     judged = [name for name in names if name.startswith("val/")]  # hooks add others
-    return Problem(f"{KEY}={metric}", problem, what_to_write(nearest(metric, judged) or judged), code="unknown-option")
-
-
-def what_to_write(hits: list[str]) -> str:
-    """The setting with each of the nearest names, at most three."""
-    return " or ".join(f"{KEY}={hit}" for hit in [*dict.fromkeys(hits or ["val/loss"])][:3])
+    ways = [f"{KEY}={hit}" for hit in nearest(metric, judged) or judged or ["val/loss"]]
+    return Problem.suggest(f"{KEY}={metric}", problem, ways, code="unknown-option")
 
 
 #: seconds until all processes know an answer

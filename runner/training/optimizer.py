@@ -61,8 +61,8 @@ def make_optimizer(
     has_kernel = not in_parts or kind in FUSED_IN_PARTS
     if kind is Muon and in_parts:
         problem = "muon looks at whole matrices, and each process has a part of every weight"
-        fix = "placement.strategy=ddp or optimizer=adamw"
-        raise RunnerError(Problem("optimizer=muon placement.strategy=fsdp", problem, fix))
+        ways = ["placement.strategy=ddp", "optimizer=adamw"]
+        raise RunnerError(Problem.suggest("optimizer=muon placement.strategy=fsdp", problem, ways))
     if groups or no_decay or kind is Muon:
         parameters = _grouped(
             [(name.removeprefix(prefix), value) for name, value in named],
@@ -101,8 +101,9 @@ def _begin_momentum(optimizer: torch.optim.SGD) -> None:
             continue
         if _is_dampened(group):
             problem = "torch's fused step starts with uninitialized momentum if fp16 skips the first step"
-            fix = "optimizer.fused=null, optimizer.dampening=0 or train.precision=bf16"
-            raise RunnerError(Problem("optimizer.fused=true with dampening and train.precision=fp16", problem, fix))
+            source = "optimizer.fused=true with dampening and train.precision=fp16"
+            ways = ["optimizer.fused=null", "optimizer.dampening=0", "train.precision=bf16"]
+            raise RunnerError(Problem.suggest(source, problem, ways))
         for parameter in group["params"]:
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
@@ -171,7 +172,9 @@ def freeze(model: nn.Module, patterns: Sequence[str], *, prefix: str = "") -> No
                 named[name].requires_grad_(False)
     if patterns and not any(parameter.requires_grad for parameter in named.values()):
         source = f"model.freeze=[{','.join(patterns)}]"
-        raise RunnerError(Problem(source, "it leaves nothing to train", "use patterns that leave the last layer out"))
+        raise RunnerError(
+            Problem(source, "`model.freeze` leaves nothing to train", "use patterns that leave the last layer out")
+        )
     for module in model.modules():
         own = list(module.parameters(recurse=False))
         is_frozen = bool(patterns and own) and not any(parameter.requires_grad for parameter in own)
@@ -197,9 +200,9 @@ def matching(pattern: str, names: Sequence[str], *, key: str, kind: str = "param
         tops = ", ".join(dict.fromkeys(name.partition(".")[0] for name in names))
         typed, ends = pattern.strip("*."), {name.rpartition(".")[2]: name for name in reversed([*modules, *names])}
         hits = nearest(typed, [*modules, *names]) or [ends[end] for end in nearest(typed, ends)]
-        hits = hits or [f"a pattern of names that begin with {tops}"]
-        problem = f"it matches no {kind}; they are {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
-        raise RunnerError(Problem(f"{key}: {pattern}", problem, " or ".join(hits)))
+        fix = f"use {' or '.join(f'`{hit}`' for hit in hits) or f'a pattern of names that begin with {tops}'}"
+        problem = f"`{pattern}` matches no {kind}; they are {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
+        raise RunnerError(Problem(f"{key}: {pattern}", problem, fix))
     return found
 
 
@@ -286,7 +289,7 @@ class AveragedWeights:
             self.model = (copied(model) if mean is None else mean).requires_grad_(False)
         except Exception as error:  # any module's; the old weight_norm makes weights that can't be copied
             problem = f"this model can't be copied for the averages: {first_line(error)}"
-            fix = "train.ema_decay=null, or torch.nn.utils.parametrizations instead of weight_norm"
+            fix = "use `train.ema_decay=null`, or `torch.nn.utils.parametrizations` instead of `weight_norm`"
             raise RunnerError(Problem(f"train.ema_decay={decay:g}", problem, fix)) from None
         self.decay = decay
         pairs = list(zip(_own(self.model), _own(model), strict=True))

@@ -76,8 +76,8 @@ class Checkpoints:
             _restore(state, self._parts, progress, self._writer, buffer)
             _restore_generators(state, self._parts, self._ranks)
         except Exception as error:  # a checkpoint may come from elsewhere, and hold anything
-            problem = f"it is not of this model and optimizer, or no run wrote it: {type(error).__name__}: {first_line(error)}"
-            fix = "the run in a new folder, or the checkpoint that its own run wrote"
+            problem = f"the checkpoint is not of this model and optimizer, or no run wrote it: {type(error).__name__}: {first_line(error)}"
+            fix = "use a new directory, or the checkpoint that its own run wrote"
             raise RunnerError(Problem("the folder's checkpoint", problem, fix)) from error
         return progress
 
@@ -169,7 +169,7 @@ def _check_losses(state: Mapping[str, Any]) -> None:
 def _check_experiment(before: Any, now: Mapping[str, Any]) -> None:
     before = before if isinstance(before, dict) else {}
     refuse(
-        Problem(f"{key}={now[key]}", f"the folder's checkpoint is of a run with {key}={before[key]}", "a new folder")
+        Problem(f"{key}={now[key]}", f"the checkpoint is of a run with `{key}={before[key]}`", "use a new directory")
         for key in changes(before, now)
         if key in before and key in now and not may_change(key)
     )

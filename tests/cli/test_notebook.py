@@ -92,7 +92,7 @@ def test_the_cells_of_a_notebook(own_folder, warm):
     assert {"train/loss", "val/loss", "test/accuracy", "train/lr"} <= set(found["columns"])
     assert found["edited"] == (64 + 1) * 2 + 10 * 2  # two more units between 64 inputs and 10 outputs
     assert found["again"] == found["over"] == 8
-    assert "it has finished" in said and "INTERRUPTED killed" in said and "WENT ON" not in said
+    assert "has finished" in said and "INTERRUPTED killed" in said and "WENT ON" not in said
     assert "can't" not in said and "Traceback" not in said, said
     model = MlflowClient(f"sqlite:///{own_folder}/runs.db").get_run(found["run_id"])
     assert model.info.status == "FINISHED"

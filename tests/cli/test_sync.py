@@ -106,8 +106,8 @@ def test_what_is_still_running_is_not_complete(run, stores, write, own_folder, c
     ("words", "so"),
     [
         (["sync"], "there is no run below outputs or multirun"),
-        (["sync", "run"], "there is no journal/journal.bin in it"),
-        (["sync", "run", "tracking.uri=sqlite:///runs.db"], "there is no journal/journal.bin in it"),
+        (["sync", "run"], "there is no `journal/journal.bin` below"),
+        (["sync", "run", "tracking.uri=sqlite:///runs.db"], "there is no `journal/journal.bin` below"),
         (["ui"], "no run in outputs or multirun was tracked"),
     ],
 )

@@ -129,4 +129,4 @@ def test_safetensors_is_a_package_of_its_own(own_folder, monkeypatch):
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    assert problem("a.safetensors").help == install("safetensors")
+    assert problem("a.safetensors").help == f"run `{install('safetensors')}`"

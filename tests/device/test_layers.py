@@ -88,7 +88,7 @@ def test_without_a_word_it_is_the_cpu_that_decides(cpu, family, is_taken, tmp_pa
 def test_a_torch_without_it_is_told(monkeypatch):
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     (problem,) = problems_of(take_onednn, nn.Linear(3, 4), requested=True)
-    assert (problem.source, problem.help) == ("backends.cpu.onednn=true", "backends.cpu.onednn=null")
+    assert (problem.source, problem.suggestions) == ("backends.cpu.onednn=true", ("backends.cpu.onednn=null",))
     model = nn.Sequential(nn.Linear(3, 4))
     take_onednn(model, requested=None)
     assert type(model[0]) is nn.Linear

@@ -87,8 +87,8 @@ def problems(*words):
         ("scheduler=plateau scheduler.mode=max", "scheduler.mode=max", "is less", "scheduler.mode=min"),
         (f"{SCHEDULES}.StepLR +scheduler.step_size=a", "scheduler.step_size=a", "TypeError", "another value"),
         (f"{SCHEDULES}.CosineAnnealingLR +scheduler.T_max=0", "scheduler.T_max=0", "ZeroDivision", "another value"),
-        (f"{ONE_CYCLE}0.1 {GROUP}", "OneCycleLR", "own rates are [0.001,0.5]", "scheduler.max_lr=[0.001,0.5] or"),
-        (f"{ONE_CYCLE}0.1 {TURNS}", "OneCycleLR", "own rates are [0.001,0.5]", "scheduler.max_lr=[0.001,0.5] or"),
+        (f"{ONE_CYCLE}0.1 {GROUP}", "OneCycleLR", "own rates are [0.001,0.5]", "scheduler.max_lr=[0.001,0.5]"),
+        (f"{ONE_CYCLE}0.1 {TURNS}", "OneCycleLR", "own rates are [0.001,0.5]", "scheduler.max_lr=[0.001,0.5]"),
         (f"{ONE_CYCLE}[0.1,0.2]", "scheduler.max_lr=[0.1,0.2]", "OneCycleLR does not take it", "another value"),
     ],
 )  # fmt: skip

@@ -22,12 +22,12 @@ from runner.tracking.journal import read_points
 SHORT = ["device=cpu", "model=linear", "train.num_steps=6", "tracking.enabled=false", "hydra.run.dir=run"]
 #: what makes another experiment of it, and what is said of it
 OTHERS = {
-    "optimizer.lr=0.1": "optimizer.lr=0.001 (asked: 0.1)",
-    "seed=3": "seed=0 (asked: 3)",
-    "data=iris": "data.name=digits (asked: iris)",
-    "optimizer=sgd": "optimizer._target_=torch.optim.Adam (asked: torch.optim.SGD)",
-    "+optimizer.weight_decay=0.1": "optimizer.weight_decay=- (asked: 0.1)",
-    "train.ema_decay=0.9": "train.ema_decay=None (asked: 0.9)",
+    "optimizer.lr=0.1": "optimizer.lr=0.001 (now: 0.1)",
+    "seed=3": "seed=0 (now: 3)",
+    "data=iris": "data.name=digits (now: iris)",
+    "optimizer=sgd": "optimizer._target_=torch.optim.Adam (now: torch.optim.SGD)",
+    "+optimizer.weight_decay=0.1": "optimizer.weight_decay=- (now: 0.1)",
+    "train.ema_decay=0.9": "train.ema_decay=None (now: 0.9)",
 }
 
 
@@ -68,7 +68,7 @@ def test_a_folder_with_another_experiment_is_refused_and_stays_as_it_was(word, u
 def test_the_same_words_again_say_that_it_has_finished(used, capsys):
     before = content()
     assert cli.main(SHORT) == 0
-    assert "it has finished; python -m runner resume run train.num_steps=" in capsys.readouterr().out
+    assert "the run has finished; run `python -m runner resume run train.num_steps=" in capsys.readouterr().out
     assert content() == before
 
 
@@ -97,7 +97,7 @@ def test_of_a_run_that_has_finished_the_words_are_looked_at_before_it_is_said(us
     for words, code in (([], 0), (["metrics.pull_every=7"], 0), (["metrics.pull_every=0"], 2)):
         assert cli.main(["resume", "run", *words]) == code
         said = capsys.readouterr()
-        assert "cuda:97" not in said.err and ("it has finished" in said.out) == (code == 0)
+        assert "cuda:97" not in said.err and ("has finished" in said.out) == (code == 0)
 
 
 def test_a_folder_with_a_blank_is_whole_in_what_is_to_be_typed(trained, own_folder, capsys):

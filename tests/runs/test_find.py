@@ -81,5 +81,5 @@ def test_what_was_moved_with_its_run_is_found_above_it(own_folder, monkeypatch):
     ]
     told = find.retold(RunnerError(*mistakes), Path("link"), "evaluate", ["device=cpu"]).problems
     project = own_folder / "project"
-    assert told[0].help == f"cd {project} && python -m runner evaluate 'runs/a b' device=cpu"
+    assert told[0].help == f"run `cd {project} && python -m runner evaluate 'runs/a b' device=cpu`"
     assert told[1:] == tuple(mistakes[1:])

@@ -93,7 +93,7 @@ def test_a_number_is_chosen_however_it_is_written(own_folder):
     (found,) = compare(["s:optimizer.lr=1e-3", "s:optimizer.lr=1e30,seed=1"])
     assert found.difference.n == 1
     (found,) = compare(["s:optimizer.lr=nan", "s:optimizer.lr=1.0e-03"])
-    with pytest.raises(RunnerError, match="no job of it has these values"):
+    with pytest.raises(RunnerError, match="no job of the sweep has these values"):
         compare(["s:optimizer.lr=2e-3", "s"])
 
 
@@ -157,12 +157,12 @@ def test_runs_by_the_seed_that_they_had(own_folder):
 @pytest.mark.parametrize(
     ("words", "so", "write"),
     [
-        ([], "two runs or sweeps, or one sweep", "compare SWEEP"),
-        (["{}:model=mpl", "{}"], "no job of it has these values", "model=mlp"),
-        (["{}:model=mlp,sed=1", "{}"], "no job of it has these values", "seed=1"),
-        (["{}", "{}:model=mlp"], "it has 3 configurations", ":model=mlp"),
+        ([], "two runs or sweeps, or one sweep", "name a sweep"),
+        (["{}:model=mpl", "{}"], "no job of the sweep has these values", "model=mlp"),
+        (["{}:model=mlp,sed=1", "{}"], "no job of the sweep has these values", "seed=1"),
+        (["{}", "{}:model=mlp"], "has 3 configurations", ":model=mlp"),
         (["{}:model=mlp", "nowhere"], "there is no directory `nowhere`", "the run's last lines"),
-        (["{}", "metric=val/accurcy"], "no job of it has a metric 'val/accurcy'", "metric=test/accuracy"),
+        (["{}", "metric=val/accurcy"], "has a metric `val/accurcy`", "metric=test/accuracy"),
         (["{}:model=mlp", "{}:model=cnn", "metric=val/accurcy"], "no val/accurcy in common", "metric=test/accuracy"),
     ],
 )
@@ -180,7 +180,7 @@ def test_what_is_to_be_written_has_a_value_with_a_blank_whole(own_folder):
     sweep.close()
     with pytest.raises(RunnerError) as raised:
         compare(["blank", "blank:name=one"])
-    _, written, _ = shlex.split(raised.value.problems[0].help)
+    _, written, _ = shlex.split(raised.value.problems[0].help.split("`")[1])
     (found,) = compare([written, "blank:name=one"])
     assert (found.mean_a, found.mean_b) == (0.1, 0.2)
 
@@ -188,7 +188,7 @@ def test_what_is_to_be_written_has_a_value_with_a_blank_whole(own_folder):
 def test_a_sweep_without_a_finished_job(own_folder):
     sweep = Folder(own_folder / "none")
     sweep.job(("seed=1",), "failed")
-    with pytest.raises(RunnerError, match="no job of it has finished"):
+    with pytest.raises(RunnerError, match="has finished"):
         compare([str(sweep.close()), "none"])
     with pytest.raises(RunnerError, match="0 configurations"):
         compare(["none"])
@@ -202,8 +202,10 @@ def test_a_sweep_without_validation_rows_has_its_test_metrics(own_folder, capsys
     sweep.close()
     assert cli.main(["compare", "tested"]) == 2
     said = capsys.readouterr().err
-    assert "fewer than two of its configurations have a val/loss" in said
-    assert "help: run `compare tested metric=test/loss`" in said and compare(["tested"], metric="test/loss")
+    assert "fewer than two configurations of `tested` have `val/loss`" in said
+    assert "help: run `python -m runner compare tested metric=test/loss`" in said and compare(
+        ["tested"], metric="test/loss"
+    )
 
 
 def test_no_winner_is_named_without_a_decision(own_folder, capsys):

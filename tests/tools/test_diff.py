@@ -189,8 +189,8 @@ def test_names_that_fall_together_on_a_store_are_told_apart_in_a_folder_as_there
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        ([], "it takes two runs or more"),
-        (["outputs/a/run"], "it takes two runs or more"),
+        ([], "`diff` takes two runs or more"),
+        (["outputs/a/run"], "`diff` takes two runs or more"),
         (["outputs/a/run", "outputs/a/run"], "both names mean the same run"),
         (["outputs/a/run", "nowhere"], "there is no directory `nowhere`"),
         (["outputs/a/run", "outputs/b/run", "--op"], "`diff` does not take `--op`"),

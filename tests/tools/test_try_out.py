@@ -133,14 +133,14 @@ def test_a_folder_that_hydra_reads_in_quotes_alone(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "so", "write"),
     [
-        ([], "no change has been kept here yet", "try --against last"),
+        ([], "no change has been kept here yet", "use --against last"),
         (["--against", "nowhere"], "there is no directory nowhere", "last"),
         (["--against"], "--against needs a value", "--against RUN"),
         (["--budget", "soon"], "--budget must be a number above 0", "--budget 60"),
         (["--budget=-1"], "--budget must be a number above 0", "--budget 60"),
-        (["seed=3"], "seeds of what it is tried against", "without seed="),
-        (["sweep.resume=last", "optimizer.lr=1"], "its own sweep", "without sweep.resume="),
-        (["sweep.until=decided", "sweep.max_seeds=9"], "its own sweep", "without sweep.max_seeds="),
+        (["seed=3"], "seeds of what it is tried against", "leave seed out"),
+        (["sweep.resume=last", "optimizer.lr=1"], "its own sweep", "leave sweep.resume out"),
+        (["sweep.until=decided", "sweep.max_seeds=9"], "its own sweep", "leave sweep.max_seeds out"),
         (["-m", "optimizer.lr=1,2"], "the configuration of what it is tried against", "KEY=VALUE"),
         (["optimizer.lr=1,2"], "a comma between values", ""),
         (["--agianst", "last"], "does not take --agianst", "--against last"),
@@ -162,8 +162,8 @@ def test_one_of_several_folds_is_named_as_the_sweep_has_it(own_folder, capsys):
     assert cli.main(["try", "--against", "it's a sweep", "optimizer.lr=0.1"]) == 2
     (write,) = (line for line in capsys.readouterr().err.splitlines() if "help:" in line)
     words = shlex.split(write.split("`")[1])
-    assert words == ["try", "--against", "it's a sweep:data.fold=0"]
-    assert one(words[2], verb="try").values(Goal("val/loss", "min")) == {(0, "0/4"): 1.0}
+    assert words[3:] == ["try", "--against", "it's a sweep:data.fold=0"]
+    assert one(words[5], verb="try").values(Goal("val/loss", "min")) == {(0, "0/4"): 1.0}
 
 
 def test_mistakes_in_what_is_tried(at_home, run):
@@ -171,7 +171,7 @@ def test_mistakes_in_what_is_tried(at_home, run):
     for words, so in (
         (["optimizer.lrr=1"], "optimizer.lr"),
         (["train.num_epochs=3"], "longer training is not a better configuration"),
-        (["metric=val/accurcy"], "it has no val/accurcy"),
+        (["metric=val/accurcy"], "has no val/accurcy"),
     ):
         code, _, said = run("try", "--against", "outputs/digits/run", *words)
         assert code == 2 and so in said, said

@@ -45,11 +45,10 @@ def mnist1d(num_rows: int = 4000, num_test_rows: int = 1000, *, seed: int = 0) -
     Raises: RunnerError for sizes that are none.
     """
     problems = [
-        Problem(
+        Problem.suggest(
             f"data.{name}={count}",
             f"`data.{name}` must be 10 or more, one of each class",
-            f"data.{name}={usual}",
-            code="bad-value",
+            [f"data.{name}={usual}"],
         )
         for name, count, usual in (("num_rows", num_rows, 4000), ("num_test_rows", num_test_rows, 1000))
         if count < NUM_CLASSES

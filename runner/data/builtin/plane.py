@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from runner.errors import Problem, RunnerError, nearest
+from runner.errors import RunnerError, nearest
 
 FEATURES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "x1": lambda x1, x2: x1,
@@ -36,11 +36,11 @@ class Features(nn.Module):
 def check_features(names: Any, *, key: str) -> list[str]:
     """The names, if all are known. Raises: RunnerError with the nearest."""
     if isinstance(names, str) or not isinstance(names, Sequence) or not names:
-        raise RunnerError(Problem(f"{key}={names}", f"`{key}` must be a list of features", f"{key}=[x1,x2]"))
+        raise RunnerError.suggest(f"{key}={names}", f"`{key}` must be a list of features", [f"{key}=[x1,x2]"])
     for name in names:
         if name not in FEATURES:
             hits = nearest(str(name), FEATURES) or FEATURES
             problem = f"there is no feature `{name}`; there are {', '.join(FEATURES)}"
             fix = f"use {' or '.join(f'`{hit}`' for hit in hits)} instead of `{name}`"
-            raise RunnerError(Problem(f"{key}=[{','.join(map(str, names))}]", problem, fix))
+            raise RunnerError.of(f"{key}=[{','.join(map(str, names))}]", problem, fix)
     return list(names)

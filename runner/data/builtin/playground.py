@@ -39,19 +39,15 @@ def playground(
     features = check_features(features, key="data.features")
     problems = []
     if shape not in SHAPES:
-        choices = " or ".join(f"data.shape={one}" for one in nearest(str(shape), SHAPES) or SHAPES)
+        ways = [f"data.shape={one}" for one in nearest(str(shape), SHAPES) or SHAPES]
         problems.append(
-            Problem(
-                f"data.shape={shape}", f"`data.shape` must be one of {', '.join(SHAPES)}", choices, code="bad-value"
-            )
+            Problem.suggest(f"data.shape={shape}", f"`data.shape` must be one of {', '.join(SHAPES)}", ways)
         )
     if isinstance(noise, bool) or not isinstance(noise, int | float) or not 0 <= noise <= 0.5:
-        problems.append(Problem(f"data.noise={noise}", "`data.noise` must be 0 to 0.5", "data.noise=0.1"))
+        problems.append(Problem.suggest(f"data.noise={noise}", "`data.noise` must be 0 to 0.5", ["data.noise=0.1"]))
     if type(num_rows) is not int or num_rows < 2:
         problems.append(
-            Problem(
-                f"data.num_rows={num_rows}", "`data.num_rows` must be 2 or more", "data.num_rows=1000", code="bad-value"
-            )
+            Problem.suggest(f"data.num_rows={num_rows}", "`data.num_rows` must be 2 or more", ["data.num_rows=1000"])
         )
     refuse(problems)
     draw = generator(seed, ROWS)

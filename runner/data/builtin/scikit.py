@@ -16,7 +16,7 @@ from runner.data.tables.encoder import Column, Columns
 from runner.data.tables.node import reader_node
 from runner.data.tables.statistics import fit
 from runner.data.tables.target import Target
-from runner.errors import Problem, RunnerError, nearest
+from runner.errors import RunnerError, nearest
 
 CELL = (
     "radius",
@@ -85,9 +85,9 @@ def scikit(which: str) -> Source:
     scales a regression back. Raises: RunnerError for another name.
     """
     if which not in SETS:
-        fix = " or ".join(f"data={hit}" for hit in nearest(str(which), SETS) or SETS)
-        raise RunnerError(
-            Problem(f"data.which={which}", f"there is no data set `{which}`; there are {', '.join(SETS)}", fix)
+        ways = [f"data={hit}" for hit in nearest(str(which), SETS) or SETS]
+        raise RunnerError.suggest(
+            f"data.which={which}", f"there is no data set `{which}`; there are {', '.join(SETS)}", ways
         )
     found = SETS[which]
     values = _numbers(found.file, skip=bool(found.classes))

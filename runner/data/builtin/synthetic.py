@@ -60,9 +60,7 @@ def _check(num_rows: int, num_features: int | None, size: Sequence[int], num_cla
     if num_classes is not None:
         checks.append(("num_classes", num_classes, num_classes, 2, "10"))
     problems = [
-        Problem(
-            f"data.{key}={shown}", f"`data.{key}` must be {least} or more", f"data.{key}={example}", code="bad-value"
-        )
+        Problem.suggest(f"data.{key}={shown}", f"`data.{key}` must be {least} or more", [f"data.{key}={example}"])
         for key, shown, value, least, example in checks
         if value < least
     ]

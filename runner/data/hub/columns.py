@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runner.errors import Problem, RunnerError, nearest
+from runner.config.checks import choice
+from runner.errors import RunnerError, nearest
 
 KINDS = ("auto", "classification", "regression", "language")
 #: what targets are usually called, the likeliest first
@@ -29,40 +30,31 @@ class Chosen:
 
 def chosen(features: Any, *, inputs: str | Sequence[str] | None, target: str | None, kind: str) -> Chosen:
     """features: by name, a table's. What is None is found. Raises: RunnerError with the columns that there are."""
-    if kind not in KINDS:
-        problem = f"`data.kind` must be one of {', '.join(KINDS)}"
-        raise RunnerError(Problem(f"data.kind={kind}", problem, " or ".join(f"data.kind={choice}" for choice in KINDS)))
+    choice(kind, KINDS, key="data.kind")
     forms = {name: form_of(feature) for name, feature in features.items()}
     asked = [inputs] if isinstance(inputs, str) else None if inputs is None else list(inputs)
     for key, names in (("inputs", asked or []), ("target", [target] if target else [])):
         for name in names:
             if name not in forms:
                 hits = nearest(name, forms) or list(forms)
-                fix = " or ".join(f"data.{key}={hit}" for hit in hits)
-                raise RunnerError(
-                    Problem(f"data.{key}={name}", f"there is no column `{name}`; there are {_told(forms)}", fix)
-                )
+                problem = f"there is no column `{name}`; there are {_told(forms)}"
+                raise RunnerError.suggest(f"data.{key}={name}", problem, (f"data.{key}={hit}" for hit in hits))
     if kind != "language":
         target = target or _found_target(forms, taken=asked or [])
     columns = asked or _found_inputs({name: form for name, form in forms.items() if name != target}, kind)
     form = _one_form(columns, forms)
     if target is None or kind == "language":
         if form != TEXT:
-            fix = (
-                " or ".join(f"data.target={name}" for name in forms if name not in columns)
-                or "use a table with a target"
-            )
+            ways = [f"data.target={name}" for name in forms if name not in columns]
             problem = f"`data.target` is not set, and no column is called {' or '.join(TARGETS[:3])}; there are {_told(forms)}"
-            raise RunnerError(Problem("data.target=null", problem, fix))
+            raise RunnerError.suggest("data.target=null", problem, ways, "use a table with a target")
         return Chosen(form, tuple(columns), None, "language", ())
     if kind == "auto":
         is_number = getattr(features[target], "dtype", "").startswith("float") or forms[target] == LIST
         kind = "regression" if is_number else "classification"
     if forms[target] in (IMAGE, OTHER):
         problem = f"column `{target}` has {forms[target]} values, and a target is a class or a number"
-        raise RunnerError(
-            Problem(f"data.target={target}", problem, "use a column with classes or numbers as `data.target`")
-        )
+        raise RunnerError.of(f"data.target={target}", problem, "use a column with classes or numbers as `data.target`")
     own = tuple(features[target].names) if forms[target] == CLASS else ()
     return Chosen(form, tuple(columns), target, kind, own)
 
@@ -107,10 +99,9 @@ def _found_inputs(forms: dict[str, str], kind: str) -> list[str]:
     if numbers and not texts and not images:
         return numbers
     problem = f"the input columns are not clear: there are {_told(forms)}"
-    fix = " or ".join(f"data.inputs={name}" for name in [*images, *texts]) or "use a table of numbers, texts or images"
-    if numbers:
-        fix += f" or data.inputs=[{','.join(numbers)}]"
-    raise RunnerError(Problem("data.inputs=null", problem, fix))
+    ways = [f"data.inputs={name}" for name in [*images, *texts]]
+    ways += [f"data.inputs=[{','.join(numbers)}]"] * bool(numbers)
+    raise RunnerError.suggest("data.inputs=null", problem, ways, "use a table of numbers, texts or images")
 
 
 def _one_form(columns: Sequence[str], forms: dict[str, str]) -> str:
@@ -119,7 +110,7 @@ def _one_form(columns: Sequence[str], forms: dict[str, str]) -> str:
         return found.pop()
     problem = f"inputs must be numbers, texts or one image; these are {_told({name: forms[name] for name in columns})}"
     alike = [name for name in columns if forms[name] in (NUMBER, LIST)] or list(columns[:1])
-    raise RunnerError(Problem(f"data.inputs=[{','.join(columns)}]", problem, f"data.inputs=[{','.join(alike)}]"))
+    raise RunnerError.suggest(f"data.inputs=[{','.join(columns)}]", problem, [f"data.inputs=[{','.join(alike)}]"])
 
 
 def _told(forms: dict[str, str]) -> str:

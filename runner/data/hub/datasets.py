@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from runner.config.checks import choice
 from runner.data.hub.columns import IMAGE, NUMBER, TEXT, Chosen, chosen
 from runner.data.hub.load import Files, loaded
 from runner.data.hub.rows import (
@@ -32,9 +33,9 @@ from runner.data.tables.target import holds_dates
 from runner.data.tables.values import fall_together, to_targets
 from runner.data.vision.augment import augmented
 from runner.data.vision.dataset import is_decoded_once
-from runner.data.vision.decode import checked_mode, checked_size
+from runner.data.vision.decode import CHANNELS, checked_size
 from runner.data.vision.statistics import normalised
-from runner.errors import Problem, RunnerError
+from runner.errors import RunnerError
 
 READER = "runner.data.read_rows"
 
@@ -84,7 +85,9 @@ def huggingface(
         target=known.get("target", target),
         kind=known.get("kind", kind),
     )
-    reading = Reading(picked, asked, checked_mode(known.get("mode", mode)), checked_size(known.get("size", size)))
+    reading = Reading(
+        picked, asked, choice(known.get("mode", mode), CHANNELS, key="data.mode"), checked_size(known.get("size", size))
+    )
     if picked.form == TEXT:
         reading = replace(reading, tokens=_tokens(picked, tokenizer, context_length, known))
         tables = _without_empty(tables, picked, asked)
@@ -126,9 +129,7 @@ def huggingface(
 def _tokens(picked: Chosen, tokenizer: str, context_length: int, known: Mapping[str, Any]) -> TextRows:
     if type(context_length) is not int or context_length < 1:
         problem = "`data.context_length` must be a whole number of tokens, 1 or more"
-        raise RunnerError(
-            Problem(f"data.context_length={context_length}", problem, "data.context_length=256", code="bad-value")
-        )
+        raise RunnerError.suggest(f"data.context_length={context_length}", problem, ["data.context_length=256"])
     entries = known["entries"] if known else entries_of(tokenizer)
     length = known.get("context_length", context_length) + (
         picked.target is None
@@ -160,7 +161,7 @@ def _without_empty(tables: dict[str, Any], picked: Chosen, asked: str) -> dict[s
         full = [index for index, texts in enumerate(zip(*parts, strict=True)) if any(text for text in texts)]
         found[name] = table if len(full) == len(table) else table.select(full)
     if not len(found["train"]):
-        raise RunnerError(Problem(asked, "the files contain no text", "use files with text"))
+        raise RunnerError.of(asked, "the files contain no text", "use files with text")
     return found
 
 
@@ -193,7 +194,7 @@ def _all_targets(
 def _named(numbers: Any, names: tuple[str, ...], *, asked: str, called: str) -> Any:
     if numbers.min() < 0 or numbers.max() >= len(names):
         problem = f"{called} contains {numbers.min()}..{numbers.max()}, and has {len(names)} classes"
-        raise RunnerError(Problem(asked, problem, "remove the rows of unknown class (-1)"))
+        raise RunnerError.of(asked, problem, "remove the rows of unknown class (-1)")
     return np.array(names)[numbers]
 
 

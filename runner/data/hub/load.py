@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from runner.config.packages import install
+from runner.config.packages import not_installed
 from runner.errors import Problem, RunnerError, first_line, nearest
 
 #: readers of files that data.path may name. Not all that the library has: some have read pickles, which can run code.
@@ -47,15 +47,13 @@ def loaded(
     asked = _asked(path, subset, data_files, data_dir)
     if streaming and num_rows is None:
         problem = "a stream has no length, and rows are drawn by their number"
-        raise RunnerError(
-            Problem(
-                "data.streaming=true", problem, "use `data.num_rows=10000`, the number of rows to fetch for each split"
-            )
+        raise RunnerError.of(
+            "data.streaming=true", problem, "use `data.num_rows=10000`, the number of rows to fetch for each split"
         )
     if num_rows is not None and not streaming:
         problem = "`data.num_rows` limits a stream, and `data.streaming` is off"
         fix = f"use `data.streaming=true`, or `data.limit={num_rows}` for that many rows in total"
-        raise RunnerError(Problem(f"data.num_rows={num_rows}", problem, fix))
+        raise RunnerError.of(f"data.num_rows={num_rows}", problem, fix)
     if problems := _beside(path, subset=subset, data_files=data_files, data_dir=data_dir):
         raise RunnerError(*problems)
     with _quiet(datasets), _explained(asked):
@@ -78,7 +76,7 @@ def _beside(path: str, **settings: Any) -> list[Problem]:
         return []
     problem = f"`{path}` is {'one file' if is_file else 'a data set of save_to_disk()'}, which is read completely"
     said = {name: value for name, value in settings.items() if value is not None}
-    return [Problem(f"data.{name}={value}", problem, f"data.{name}=null") for name, value in said.items()]
+    return [Problem.suggest(f"data.{name}={value}", problem, [f"data.{name}=null"]) for name, value in said.items()]
 
 
 def _library() -> Any:
@@ -86,9 +84,7 @@ def _library() -> Any:
         import datasets  # an optional package, and a slow one
     except ImportError:
         problem = "reading Hugging Face data sets needs a package that is not installed"
-        raise RunnerError(
-            Problem("data=huggingface", problem, install("huggingface"), code="missing-package")
-        ) from None
+        raise not_installed("data=huggingface", problem, "huggingface") from None
     return datasets
 
 
@@ -98,34 +94,28 @@ def _words(path: str, subset: str | None, data_files: Files | None, data_dir: st
         if data_files is None and data_dir is None:
             problem = f"`{path}` reads files, and none are named"
             fix = "use `data.data_files=FILE`" + (" or `data.data_dir=DIRECTORY`" if path != "text" else "")
-            raise RunnerError(Problem(asked, problem, fix))
+            raise RunnerError.of(asked, problem, fix)
         if subset is not None:
-            raise RunnerError(
-                Problem(f"data.subset={subset}", f"`{path}` reads files, which have no subsets", "data.subset=null")
+            raise RunnerError.suggest(
+                f"data.subset={subset}", f"`{path}` reads files, which have no subsets", ["data.subset=null"]
             )
         return {"path": path, "data_files": _expanded(data_files), "data_dir": _expanded(data_dir)}
     if place.is_file():
         if place.suffix.lower() not in BY_ENDING:
             problem = f"the format of `{place.name}` is not known from its ending"
-            fix = " or ".join(f"data.path={name} data.data_files={path}" for name in BUILDERS[:3])
-            raise RunnerError(Problem(asked, problem, fix))
+            ways = [f"data.path={name} data.data_files={path}" for name in BUILDERS[:3]]
+            raise RunnerError.suggest(asked, problem, ways)
         more = {"sep": "\t"} if place.suffix.lower() == ".tsv" else {}
         return {"path": BY_ENDING[place.suffix.lower()], "data_files": str(place), **more}
     if not place.is_dir() and (path.startswith((".", "/", "~")) or path.count("/") > 1 or place.suffix in BY_ENDING):
         there = [item.name for item in place.parent.iterdir()] if place.parent.is_dir() else []
-        fix = " or ".join(f"data.path={place.parent / hit}" for hit in nearest(place.name, there))
+        ways = [f"data.path={place.parent / hit}" for hit in nearest(place.name, there)]
+        otherwise = "use `data.path=FILE`, or a name from huggingface.co/datasets"
         problem = f"there is no file or directory `{path}`, and the Hub has no such names"
-        raise RunnerError(
-            Problem(
-                asked,
-                problem,
-                fix or "use `data.path=FILE`, or a name from huggingface.co/datasets",
-                code="missing-file",
-            )
-        )
+        raise RunnerError.suggest(asked, problem, ways, otherwise, code="missing-file")
     if path in _all_builders():
         problem = f"the reader `{path}` is not supported; {', '.join(BUILDERS)} are"
-        raise RunnerError(Problem(asked, problem, " or ".join(f"data.path={name}" for name in BUILDERS)))
+        raise RunnerError.suggest(asked, problem, (f"data.path={name}" for name in BUILDERS))
     return {
         "path": str(place) if place.is_dir() else path,
         "name": subset,
@@ -158,24 +148,23 @@ def _chosen(asked: dict[str, str], there: list[str], set_asked: str) -> dict[str
     listed = ", ".join(there)
     if unknown := [name for name in asked if name not in SPLITS]:
         problem = f"there is no split `{unknown[0]}`; splits are called {', '.join(SPLITS)}"
-        raise RunnerError(
-            Problem(f"data.split.{unknown[0]}={asked[unknown[0]]}", problem, "use `data.split={train:...,val:...}`")
+        raise RunnerError.of(
+            f"data.split.{unknown[0]}={asked[unknown[0]]}", problem, "use `'data.split={train:...,val:...}'`"
         )
     for name, theirs in asked.items():
         if theirs not in there:
             hits = nearest(theirs, there) or there
-            fix = " or ".join(f"data.split.{name}={hit}" for hit in hits)
-            raise RunnerError(
-                Problem(f"data.split.{name}={theirs}", f"the data set has no split `{theirs}`; it has {listed}", fix)
-            )
+            ways = [f"data.split.{name}={hit}" for hit in hits]
+            problem = f"the data set has no split `{theirs}`; it has {listed}"
+            raise RunnerError.suggest(f"data.split.{name}={theirs}", problem, ways)
     found = asked or {
         name: next(hit for hit in hits if hit in there) for name, hits in SPLITS.items() if set(hits) & set(there)
     }
     if "train" not in found and len(there) == 1:
         found = {"train": there[0]}
     if "train" not in found:
-        fix = " or ".join(f"data.split={{train:{name}}}" for name in there)
-        raise RunnerError(Problem(set_asked, f"the training split is not clear; the data set has {listed}", fix))
+        problem = f"the training split is not clear; the data set has {listed}"
+        raise RunnerError.suggest(set_asked, problem, (f"data.split={{train:{name}}}" for name in there))
     return found
 
 

@@ -9,14 +9,15 @@ from typing import Any
 
 from torch import Tensor
 
+from runner.config.checks import choice
 from runner.data.hub.columns import IMAGE, Chosen, form_of
 from runner.data.hub.load import loaded
 from runner.data.hub.rows import Reading, row_shape
 from runner.data.language.text_rows import TextRows
 from runner.data.vision.dataset import is_decoded_once
-from runner.data.vision.decode import checked_mode, checked_size
+from runner.data.vision.decode import CHANNELS, checked_size
 from runner.data.vision.reader import read_images
-from runner.errors import Problem, RunnerError, nearest
+from runner.errors import RunnerError, nearest
 
 log = logging.getLogger("runner")
 
@@ -54,7 +55,9 @@ def read_rows(
     _check_columns(table, columns, path)
     tokens = None if context_length is None else TextRows(entries, context_length)
     picked = Chosen(form, columns, target or "", kind, tuple(classes))
-    reading = Reading(picked, f"the file {path}", checked_mode(mode), checked_size(size), tokens, tuple(offsets))
+    reading = Reading(
+        picked, f"the file {path}", choice(mode, CHANNELS, key="data.mode"), checked_size(size), tokens, tuple(offsets)
+    )
     rows = table.with_format("arrow")
     once, _ = is_decoded_once("auto", num_bytes=len(rows) * 8 * math.prod(row_shape(table, reading)))
     if once:
@@ -82,4 +85,4 @@ def _check_columns(table: Any, columns: Sequence[str], path: Any) -> None:
         hits = nearest(missing[0], there)
         fix = f"add a column `{missing[0]}`" + (f", or rename `{hits[0]}`" if hits else "")
         problem = f"the file has no column {', '.join(missing)}, which the model was trained on; it has {told}"
-        raise RunnerError(Problem(f"the file {path}", problem, fix))
+        raise RunnerError.of(f"the file {path}", problem, fix)

@@ -17,7 +17,7 @@ from runner.data.language.text_rows import TextRows
 from runner.data.tables.values import MOST_LOOKED_AT, offsets_of, to_floats
 from runner.data.vision.dataset import check_same, decoded_at_once, each
 from runner.data.vision.decode import CHANNELS, Encoded, decoded, size_of
-from runner.errors import Problem, RunnerError
+from runner.errors import RunnerError
 
 #: rows that a fingerprint reads, evenly spread
 FINGERPRINT_ROWS = 64
@@ -91,7 +91,7 @@ class TableRows(Dataset[tuple[Tensor, Tensor]]):
                 images.append(decoded(one, mode=reading.mode, size=reading.size))
             except ValueError as error:
                 fix = "remove that row"
-                raise RunnerError(Problem(reading.asked, f"the image of row {index}: {error}", fix)) from None
+                raise RunnerError.of(reading.asked, f"the image of row {index}: {error}", fix) from None
         return torch.stack(images)
 
 
@@ -161,7 +161,7 @@ def target_values(table: Any, column: str, *, asked: str) -> Any:
     values = table.select_columns([column]).with_format("arrow")[:].column(column)
     if values.null_count:
         problem = f"{values.null_count:,} of {len(values):,} rows have no value in column `{column}`"
-        raise RunnerError(Problem(asked, problem, "remove these rows"))
+        raise RunnerError.of(asked, problem, "remove these rows")
     if _is_list(values.type):
         return _numbers(values, column, asked)
     found = values.to_numpy()
@@ -190,7 +190,7 @@ def _numbers(column: Any, name: str, asked: str) -> Any:
     while _is_list(values.type):
         if len(compute.unique(compute.list_value_length(values))) != 1:  # one that is missing has the length None
             problem = f"the lists in column `{name}` differ in length, or some are missing"
-            raise RunnerError(Problem(asked, problem, "use lists of the same length"))
+            raise RunnerError.of(asked, problem, "use lists of the same length")
         values = values.flatten()
     floats = values.cast("float64", safe=False).to_numpy(zero_copy_only=False)
     return floats.reshape(count, -1)

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runner.config.identity import as_typed
+from runner.data.array_files import no_such_file
 from runner.data.language.vocabulary import Vocabulary, asked_for, vocabulary
 from runner.data.language.windows import TokenWindows, check_windows, facts_of_tokens, num_windows, rows_of
 from runner.data.source import Source
-from runner.errors import Problem, RunnerError, nearest_files
+from runner.errors import RunnerError
 
 READER = "runner.data.TextReader"
 
@@ -70,7 +70,7 @@ class TextReader:
         (file,) = found_files(path, key="--input", most=1)
         numbers = self._vocabulary.encode(file.read_bytes(), asked=f"--input {path}")
         if not len(numbers):
-            raise RunnerError(Problem(f"--input {path}", f"`{path}` is empty", "use a file with text"))
+            raise RunnerError.of(f"--input {path}", f"`{path}` is empty", "use a file with text")
         return rows_of(numbers, self.context_length)
 
     def encode(self, text: str) -> list[int]:
@@ -94,25 +94,12 @@ def found_files(path: str | Sequence[str], *, key: str, most: int | None = None)
         hits = [file] if file.is_file() else [Path(hit) for hit in sorted(glob.glob(str(file), recursive=True))]  # noqa: PTH207 - Path.glob raises ValueError for some names
         hits = [hit for hit in hits if hit.is_file()]
         if not hits:
-            raise RunnerError(_missing(file, name, key))
+            asked = f"{key}={name}"
+            if file.is_dir():
+                raise RunnerError.suggest(asked, f"`{file}` is a directory", [f"{key}={file / '*.txt'}"])
+            raise RunnerError(no_such_file(asked, file, key, Path.is_file, f"use `{key}=FILE` with a text file"))
         files += [hit for hit in hits if hit not in files]
     if not files or (most is not None and len(files) > most):
         problem = f"the pattern matches {len(files)} files"
-        raise RunnerError(Problem(f"{key}={path}", problem, f"{key}=FILE"))
+        raise RunnerError.of(f"{key}={path}", problem, f"use `{key}=FILE`")
     return files
-
-
-def _missing(file: Path, name: str, key: str) -> Problem:
-    asked = f"{key}={name}"
-    if file.is_dir():
-        return Problem(asked, f"`{file}` is a directory", f"{key}={file / '*.txt'}")
-    fix = " or ".join(as_typed(key, hit) for hit in nearest_files(file, Path.is_file))
-    if not file.parent.is_dir():
-        fix = fix or f"use `{key}=FILE`, relative to the current directory ({Path.cwd()})"
-        return Problem(asked, f"there is no directory `{file.parent}`", fix, code="missing-file")
-    return Problem(
-        asked,
-        f"there is no file `{file.name}` in {file.parent.resolve()}",
-        fix or f"use `{key}=FILE` with a text file",
-        code="missing-file",
-    )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from runner.data.language.vocabulary import tokenizer_of
-from runner.errors import Problem, RunnerError, nearest
+from runner.errors import RunnerError, nearest
 
 BYTES = "bytes"
 NUM_BYTES = 256
@@ -80,6 +80,6 @@ def entries_of(tokenizer: str) -> str | None:
         there = [str(item) for item in file.parent.glob("*.json")] if file.parent.is_dir() else []
         hits = nearest(tokenizer, (BYTES, *there)) or [BYTES, *there]
         problem = f"`data.tokenizer` must be `{BYTES}` or a `tokenizer.json`, and there is no file `{file}`"
-        fix = " or ".join(f"data.tokenizer={hit}" for hit in hits[:3])
-        raise RunnerError(Problem(f"data.tokenizer={tokenizer}", problem, fix, code="missing-file"))
+        ways = [f"data.tokenizer={hit}" for hit in hits[:3]]
+        raise RunnerError.suggest(f"data.tokenizer={tokenizer}", problem, ways, code="missing-file")
     return file.read_text(encoding="utf-8", errors="replace")

@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from runner.config.checks import choice
 from runner.data.language.text import TextReader, found_files
 from runner.data.language.vocabulary import Characters, Vocabulary, asked_for, vocabulary
 from runner.data.language.windows import ChunkWindows, check_windows, facts_of_tokens, num_windows, rows_of
 from runner.data.source import Source
-from runner.errors import Problem, RunnerError, first_line
+from runner.errors import RunnerError, first_line
 
 ENDINGS = (".bin", ".npy")
 DTYPES = ("uint8", "uint16", "uint32")
@@ -57,16 +58,12 @@ def opened(file: Path, dtype: str | None, *, asked: str) -> tuple[NDArray[Any], 
     """
     if file.suffix not in ENDINGS:
         problem = f"token files must end in {' or '.join(ENDINGS)}"
-        raise RunnerError(
-            Problem(asked, problem, "use `data=text` for text files, or a file of `runner.data.write_tokens`")
-        )
+        raise RunnerError.of(asked, problem, "use `data=text` for text files, or a file of `runner.data.write_tokens`")
     if file.suffix == ".npy":
         return _opened_npy(file, asked)
     told = _of_this_size(file, None if dtype else asked)
     dtype = dtype or (told.dtype if told else "uint16")
-    if dtype not in DTYPES:
-        problem = f"`data.dtype` must be one of {', '.join(DTYPES)}"
-        raise RunnerError(Problem(f"data.dtype={dtype}", problem, " or ".join(f"data.dtype={name}" for name in DTYPES)))
+    choice(dtype, DTYPES, key="data.dtype")
     size, width = file.stat().st_size, np.dtype(dtype).itemsize
     if size == 0 or size % width:
         problem = (
@@ -74,7 +71,7 @@ def opened(file: Path, dtype: str | None, *, asked: str) -> tuple[NDArray[Any], 
             if size
             else f"`{file.name}` is empty"
         )
-        raise RunnerError(Problem(asked, problem, "use the complete file, or the `data.dtype` it was written with"))
+        raise RunnerError.of(asked, problem, "use the complete file, or the `data.dtype` it was written with")
     return mapped(file, dtype), dtype
 
 
@@ -92,7 +89,7 @@ def known(file: Path, tokens: NDArray[Any], dtype: str, *, asked: str) -> Known:
         if part.dtype.kind == "i" and part.min() < 0:
             at = int((part < 0).argmax())
             problem = f"the token at position {start + at:,} is {part[at]:,}"
-            raise RunnerError(Problem(asked, problem, "use tokens of 0 or more"))
+            raise RunnerError.of(asked, problem, "use tokens of 0 or more")
         if (most := int(part.max())) > greatest:
             greatest, at = most, start + int(part.argmax())
     state = _state(file)
@@ -130,10 +127,10 @@ def _opened_npy(file: Path, asked: str) -> tuple[NDArray[Any], str]:
         tokens = mapped(file, "")
     except (ValueError, OSError, EOFError) as error:
         problem = f"`{file.name}` can't be read as `.npy`: {first_line(error)}"
-        raise RunnerError(Problem(asked, problem, "use a complete file, saved by numpy")) from None
+        raise RunnerError.of(asked, problem, "use a complete file, saved by numpy") from None
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu" or not len(tokens):
         problem = f"`{file.name}` contains {tokens.dtype} of shape {tokens.shape}"
-        raise RunnerError(Problem(asked, problem, "use one row of whole numbers, (N,)"))
+        raise RunnerError.of(asked, problem, "use one row of whole numbers, (N,)")
     return tokens, tokens.dtype.name
 
 
@@ -153,7 +150,7 @@ def _of_this_size(file: Path, asked: str | None = None) -> Known | None:
     if found.reader is not None and asked is not None:
         problem = f"`{_beside(file).name}` belongs to a file of {found.num_bytes:,} bytes, and `{file.name}` has {num_bytes:,}"
         fix = f"use the file that it belongs to, or `data.dtype={found.dtype}` if these tokens have that type"
-        raise RunnerError(Problem(asked, problem, fix))
+        raise RunnerError.of(asked, problem, fix)
     return None
 
 
@@ -285,10 +282,8 @@ def write_tokens(texts: Iterable[str], path: str | Path, tokenizer: str = "bytes
     """
     file = Path(path)
     if file.suffix != ".bin":
-        raise RunnerError(
-            Problem(
-                f"path={path}", "`write_tokens` writes files that end in `.bin`", f"path={file.with_suffix('.bin')}"
-            )
+        raise RunnerError.suggest(
+            f"path={path}", "`write_tokens` writes files that end in `.bin`", [f"path={file.with_suffix('.bin')}"]
         )
     needs_all = tokenizer == Characters.kind
     texts = list(texts) if needs_all else texts
@@ -306,7 +301,7 @@ def write_tokens(texts: Iterable[str], path: str | Path, tokenizer: str = "bytes
             stream.write(numbers.astype(dtype).tobytes())
             num_tokens, num_bytes = num_tokens + len(numbers), num_bytes + len(content)
     if not num_tokens:
-        raise RunnerError(Problem(f"path={path}", "the texts have no tokens", "use texts that are not empty"))
+        raise RunnerError.of(f"path={path}", "the texts have no tokens", "use texts that are not empty")
     node = {"tokens": words.kind, "entries": words.entries}
     written(file, dtype.name, greatest, reader=node, bytes_per_token=num_bytes / num_tokens)
     return num_tokens
@@ -327,9 +322,7 @@ class TokensReader:
             return self._blocks(path)
         if self._text is None:
             problem = "the run's tokens have no tokenizer, so text can't be read"
-            raise RunnerError(
-                Problem(f"--input {path}", problem, "use a token file, or a run with `data.tokenizer=...`")
-            )
+            raise RunnerError.of(f"--input {path}", problem, "use a token file, or a run with `data.tokenizer=...`")
         return self._text(path)
 
     def _blocks(self, path: str) -> Iterator[Tensor]:
@@ -350,7 +343,7 @@ class TokensReader:
         """Raises: RunnerError where no vocabulary is known."""
         if self._text is None:
             problem = "the run's tokens have no tokenizer"
-            raise RunnerError(Problem(f"the text {text[:40]!r}", problem, "use a run with `data.tokenizer=...`"))
+            raise RunnerError.of(f"the text {text[:40]!r}", problem, "use a run with `data.tokenizer=...`")
         return self._text.encode(text)
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -362,7 +355,7 @@ def _vocabulary(told: Known, tokenizer: str | None) -> Vocabulary | None:
     if tokenizer == Characters.kind:
         problem = "the token file doesn't say which characters its numbers are"
         fix = "use `data.tokenizer=null` with a file of `write_tokens(..., 'characters')`, which contains them"
-        raise RunnerError(Problem(f"data.tokenizer={tokenizer}", problem, fix))
+        raise RunnerError.of(f"data.tokenizer={tokenizer}", problem, fix)
     if tokenizer is not None:
         return asked_for(tokenizer, (), asked=f"data.tokenizer={tokenizer}", key="data.tokenizer")
     return vocabulary(told.reader["tokens"], told.reader["entries"]) if told.reader else None
@@ -374,7 +367,7 @@ def _vocab_size(vocab_size: int | None, told: Known, words: Vocabulary | None, *
         problem = f"token {told.greatest:,} at position {told.greatest_at:,} is not below {min(size, MOST_TOKENS):,}"
         fits = f"use `data.vocab_size={told.greatest + 1}`, or " if told.greatest < MOST_TOKENS else "use "
         fix = f"{fits}the `data.dtype` the file was written with"
-        raise RunnerError(Problem(asked or f"data.vocab_size={size}", problem, fix))
+        raise RunnerError.of(asked or f"data.vocab_size={size}", problem, fix)
     return size
 
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from runner.config.packages import install
+from runner.config.packages import not_installed
 from runner.errors import Problem, RunnerError, first_line, nearest
 
 Tokens = NDArray[Any]  # (N,) whole numbers
@@ -118,9 +118,7 @@ def asked_for(tokens: str, contents: Iterable[bytes], *, asked: str, key: str = 
         there = [str(item) for item in file.parent.glob("*.json")] if file.parent.is_dir() else []
         hits = nearest(tokens, (*KINDS, *there)) or [*KINDS, *there]
         problem = f"`{key}` must be {' or '.join(KINDS)} or a `tokenizer.json`, and there is no file `{file}`"
-        raise RunnerError(
-            Problem(f"{key}={tokens}", problem, " or ".join(f"{key}={hit}" for hit in hits[:3]), code="missing-file")
-        )
+        raise RunnerError.suggest(f"{key}={tokens}", problem, (f"{key}={hit}" for hit in hits[:3]), code="missing-file")
     return Subwords(file.read_text(encoding="utf-8", errors="replace"), asked=f"{key}={tokens}")
 
 
@@ -131,7 +129,7 @@ def as_text(content: bytes, *, asked: str) -> str:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         problem = f"the file is not UTF-8: byte {error.start:,} (line {line:,}) is 0x{content[error.start]:02x}"
-        raise RunnerError(Problem(asked, problem, "save the file as UTF-8, or use `data.tokens=bytes`")) from None
+        raise RunnerError.of(asked, problem, "save the file as UTF-8, or use `data.tokens=bytes`") from None
 
 
 def place(text: str, at: int) -> str:
@@ -154,13 +152,13 @@ def tokenizer_of(content: str, *, asked: str) -> Any:
         from tokenizers import Tokenizer  # an optional package
     except ImportError:
         problem = "reading a `tokenizer.json` needs a package that is not installed"
-        raise RunnerError(Problem(asked, problem, install("text"), code="missing-package")) from None
+        raise not_installed(asked, problem, "text") from None
     try:
         json.loads(content)
         found = Tokenizer.from_str(content)
     except Exception as error:  # the library raises bare Exceptions
         problem = f"the file is not a `tokenizer.json`: {first_line(error)}"
-        raise RunnerError(Problem(asked, problem, "use a file saved by tokenizers or transformers")) from None
+        raise RunnerError.of(asked, problem, "use a file saved by tokenizers or transformers") from None
     found.no_truncation()
     found.no_padding()
     return found

@@ -84,15 +84,14 @@ def check_windows(context_length: Any, windows: Any, *, num_tokens: int, path: s
     if windows not in WINDOWS:
         hits = nearest(str(windows), WINDOWS) or WINDOWS
         problem = f"`data.windows` must be {' or '.join(WINDOWS)}"
-        problems.append(Problem(f"data.windows={windows}", problem, " or ".join(f"data.windows={hit}" for hit in hits)))
+        problems.append(Problem.suggest(f"data.windows={windows}", problem, (f"data.windows={hit}" for hit in hits)))
     asked = f"data.context_length={context_length}"
     if type(context_length) is not int or context_length < 1:
         problems.append(
-            Problem(
+            Problem.suggest(
                 asked,
                 "`data.context_length` must be a number of tokens, 1 or more",
-                "data.context_length=256",
-                code="bad-value",
+                ["data.context_length=256"],
             )
         )
     elif num_windows(num_tokens, context_length) < 1:

@@ -21,7 +21,7 @@ from runner.device.capabilities import TOO_LARGE_BYTES, legal_dtype
 from runner.device.hardware import num_usable_cpus
 from runner.device.host_memory import size_in_words
 from runner.device.placement import num_bytes, tensors
-from runner.errors import Problem, RunnerError
+from runner.errors import RunnerError
 
 __all__ = ["Batches", "Loading", "Resident", "Streamed", "load", "permutation"]
 
@@ -142,13 +142,11 @@ def _residency(rows: Any, asked: str, *, device: torch.device, free_bytes: int |
     if asked == "device":
         if too_large:
             fix = "use `data.residency=stream`, or fewer rows with `data.limit=N`"
-            raise RunnerError(Problem("data.residency=device", too_large, fix))
+            raise RunnerError.of("data.residency=device", too_large, fix)
         if free is not None and size > free:
             problem = f"the data set takes {size_in_words(size)}, and `{device}` has {size_in_words(free)} free"
-            raise RunnerError(
-                Problem(
-                    "data.residency=device", problem, "use `data.residency=stream`, or fewer rows with `data.limit=N`"
-                )
+            raise RunnerError.of(
+                "data.residency=device", problem, "use `data.residency=stream`, or fewer rows with `data.limit=N`"
             )
         return True, "on the device (as asked)"
     if asked == "stream":

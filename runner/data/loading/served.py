@@ -19,7 +19,7 @@ from runner.data.map_style import as_models_are
 from runner.data.own_loader import OwnLoader
 from runner.device import backends
 from runner.device.placement import in_batches, leaves, map_tensors, move, num_rows, tensors
-from runner.errors import Problem, RunnerError
+from runner.errors import RunnerError
 
 CPU = torch.device("cpu")
 
@@ -66,10 +66,10 @@ class Served:
                 with self._drawing():
                     batch = next(batches, None)
                 if batch is None:
-                    raise RunnerError(Problem("data", f"`{self._name}` gives no rows", "return at least one row"))
+                    raise RunnerError.of("data", f"`{self._name}` gives no rows", "return at least one row")
             if batch is None:
                 problem = f"epoch {number + 1} ended after batch {index:,}, and the length of the data is {self.num_batches:,} batches"
-                raise RunnerError(Problem("data", problem, self._rows.of_another_length()))
+                raise RunnerError.of("data", problem, self._rows.of_another_length())
             if index == self.num_batches - 1 and self._rows.has_length:
                 self._look_further(batches, is_first=shard is None or shard.rank == 0)
             if index >= first_batch:

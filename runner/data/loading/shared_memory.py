@@ -69,7 +69,7 @@ def with_room(workers: int, batch_bytes: int, free: int | None, *, is_asked: boo
     if is_asked:
         fewer = f"`data.num_workers={most}`, " if most else ""
         fix = f"use {fewer}`data.num_workers=0`, a smaller `train.batch_size`, or {BIGGER}"
-        raise RunnerError(Problem(f"data.num_workers={workers}", room, fix))
+        raise RunnerError.of(f"data.num_workers={workers}", room, fix)
     return most, f"; read by {most} processes: {room}" if most else f"; read in this process: {room}"
 
 
@@ -85,4 +85,4 @@ def told(batches: Iterator[Any], workers: int) -> Iterator[Any]:
             raise
         problem = f"the loading processes found no space in /dev/shm: {(free_room() or 0) / 2**20:,.1f} MiB are free"
         fix = f"use `data.num_workers=0` or fewer of them, a smaller `train.batch_size`, or {BIGGER}"
-        raise RunnerError(Problem(f"data.num_workers={workers}", problem, fix)) from error
+        raise RunnerError.of(f"data.num_workers={workers}", problem, fix) from error

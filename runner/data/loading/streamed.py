@@ -23,7 +23,7 @@ from runner.data.loading.shared_memory import PREFETCH, Refused, told
 from runner.data.map_style import batch_of
 from runner.device import streams
 from runner.device.placement import in_batches, map_tensors, move, num_rows, tensors
-from runner.errors import Problem, RunnerError, in_words
+from runner.errors import RunnerError, in_words
 
 Planned = tuple[int, list[int]]  # of a batch: the seed for what it draws, and the numbers of its rows
 
@@ -58,7 +58,7 @@ class Reader:
                 raise
             problem = f"the Dataset can't be sent to the loading processes: {error}"
             fix = "use `data.num_workers=0`, or a Dataset without lambdas, open files and classes inside functions"
-            raise RunnerError(Problem(f"data.num_workers={self._num_workers}", problem, fix)) from error
+            raise RunnerError.of(f"data.num_workers={self._num_workers}", problem, fix) from error
 
     def close(self) -> None:
         """Ends the processes and waits for that; DataLoader itself leaves it to the garbage collector."""

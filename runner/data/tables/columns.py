@@ -77,7 +77,7 @@ def choose(
         problem = (
             f"all {num_left_out:,} rows lack the target" if num_left_out else f"`{files[0].path.name}` has no rows"
         )
-        raise RunnerError(Problem(files[0].asked, problem, "use a file with rows below the column names"))
+        raise RunnerError.of(files[0].asked, problem, "use a file with rows below the column names")
     asked = f"data.target={targets[0] if len(targets) == 1 else '[' + ','.join(targets) + ']'}"
     problems: list[Problem] = []
     notes: list[str] = []
@@ -109,7 +109,9 @@ def choose(
         if missing == "refuse" and tally.first_missing is not None:
             place, row = tally.first_missing
             problem = f"{place.of(row)}, column {name!r}, is missing"
-            problems.append(Problem("data.missing=refuse", problem, f"data.missing=mean or data.drop=[{name}]"))
+            problems.append(
+                Problem.suggest("data.missing=refuse", problem, ["data.missing=mean", f"data.drop=[{name}]"])
+            )
             continue
         kept.append(tally.column(what, most=max_categories))
     refuse(problems)
@@ -181,25 +183,25 @@ def _nothing_left(targets: Sequence[str], left_out: Sequence[Tally], file: Table
     problem += f": {names} {'is' if len(left_out) == 1 else 'are'} left out, because nearly all the texts differ"
     first = left_out[0]
     texts = list(itertools.islice(first.texts, MOST_LOOKED_AT))
-    fix = suggested(texts)
-    if not fix and sum(" " in text.strip() for text in texts) * 2 > len(texts):
+    ways = suggested(texts)
+    if not ways and sum(" " in text.strip() for text in texts) * 2 > len(texts):
         words = f"data.data_files={file.path} data.inputs={first.name} data.target={targets[0]} model=transformer"
-        fix = f"data=huggingface data.path={'csv' if file.is_csv else 'parquet'} {words}"
-    return Problem(file.asked, problem, fix or f"data.categorical=[{first.name}]")
+        ways = [f"data=huggingface data.path={'csv' if file.is_csv else 'parquet'} {words}"]
+    return Problem.suggest(file.asked, problem, ways or [f"data.categorical=[{first.name}]"])
 
 
 def _unknown(key: str, name: str, names: Sequence[str], file: TableFile) -> Problem:
     hits = nearest(name, names, cutoff=0.6)
-    fix = " or ".join(f"data.{key}={hit}" if key == "target" else f"data.{key}=[{hit}]" for hit in hits)
+    ways = [f"data.{key}={hit}" if key == "target" else f"data.{key}=[{hit}]" for hit in hits]
     problem = f"`{file.path.name}` has no column {name!r}; it has {listed(names)}"
-    return Problem(f"data.{key}={name}", problem, fix or "use one of these columns", code="unknown-option")
+    return Problem.suggest(f"data.{key}={name}", problem, ways, "use one of these columns", code="unknown-option")
 
 
 def _kind(tally: Tally, file: TableFile) -> str:
     kind = tally.kind()
     if not kind:
         problem = f"column {tally.name!r} of {file.path.name} has no value in any of its {tally.rows:,} rows"
-        raise RunnerError(Problem(file.asked, problem, f"data.drop=[{tally.name}]"))
+        raise RunnerError.suggest(file.asked, problem, [f"data.drop=[{tally.name}]"])
     return kind
 
 
@@ -211,7 +213,7 @@ def _on_the_header(names: Sequence[str], file: TableFile) -> list[str]:
 
 
 def _on_the_form(tally: Tally, what: str) -> list[str]:
-    fix = suggested(itertools.islice(tally.texts, MOST_LOOKED_AT))
+    fix = " or ".join(suggested(itertools.islice(tally.texts, MOST_LOOKED_AT)))
     first = next(iter(tally.texts), "")
     return [f"column {tally.name} ({first}) is {what}; {fix}"] if fix else []
 
@@ -229,9 +231,9 @@ def _check_used(formats: Sequence[str], tallies: Mapping[str, Tally], file: Tabl
     if any(tally.dates for tally in tallies.values()):
         return
     texts = {name: suggested(itertools.islice(tally.texts, MOST_LOOKED_AT)) for name, tally in tallies.items()}
-    fix = next((found for found in texts.values() if found), "")
+    ways = next((found for found in texts.values() if found), ["data.date_format=null"])
     problem = f"no column of `{file.path.name}` has dates in this format"
-    raise RunnerError(Problem(f"data.date_format={formats[0]}", problem, fix or "data.date_format=null"))
+    raise RunnerError.suggest(f"data.date_format={formats[0]}", problem, ways)
 
 
 def _is_a_key(tally: Tally, most: int) -> bool:
@@ -241,12 +243,10 @@ def _is_a_key(tally: Tally, most: int) -> bool:
 def _check(missing: str, max_categories: int) -> None:
     if missing not in ("mean", "refuse"):
         problem = "`data.missing` must be `mean` (the training split's) or `refuse`"
-        raise RunnerError(Problem(f"data.missing={missing}", problem, "data.missing=mean or data.missing=refuse"))
+        raise RunnerError.suggest(f"data.missing={missing}", problem, ["data.missing=mean", "data.missing=refuse"])
     if type(max_categories) is not int or max_categories < 1:
         problem = "`data.max_categories` must be a whole number, 1 or more"
-        raise RunnerError(
-            Problem(f"data.max_categories={max_categories}", problem, "data.max_categories=100", code="bad-value")
-        )
+        raise RunnerError.suggest(f"data.max_categories={max_categories}", problem, ["data.max_categories=100"])
 
 
 def _texts(names: str | Sequence[str] | None) -> list[str]:

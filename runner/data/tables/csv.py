@@ -31,9 +31,7 @@ def header(file: Path, *, form: Form, asked: str) -> list[str]:
         for names in csv.reader(stream, delimiter=separator(file, form, asked=asked)):
             if names:
                 return [name.strip() if form.header else f"c{index}" for index, name in enumerate(names)]
-    raise RunnerError(
-        Problem(asked, f"`{file.name}` is empty", "use a file with a line of column names and rows below it")
-    )
+    raise RunnerError.of(asked, f"`{file.name}` is empty", "use a file with a line of column names and rows below it")
 
 
 def separator(file: Path, form: Form, *, asked: str) -> str:
@@ -134,11 +132,11 @@ def _text(file: Path, asked: str) -> Iterator[Iterator[str]]:
             yield _decoded(stream, file, asked)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         problem = f"`{file.name}` is not a complete gzip file: {error}"
-        raise RunnerError(Problem(asked, problem, "compress the file again")) from None
+        raise RunnerError.of(asked, problem, "compress the file again") from None
     except csv.Error as error:
         raise RunnerError(_no_table(file, error, asked)) from None
     except PermissionError:
-        raise RunnerError(Problem(asked, f"no permission to read `{file.name}`", f"run `chmod u+r {file}`")) from None
+        raise RunnerError.of(asked, f"no permission to read `{file.name}`", f"run `chmod u+r {file}`") from None
     finally:
         csv.field_size_limit(before)
 
@@ -154,4 +152,4 @@ def _decoded(stream: Any, file: Path, asked: str) -> Iterator[str]:
                 f"`{file.name}`, line {number}, contains {raw[error.start : error.start + 1]!r}: the file is {kind}"
             )
             fix = f"run `iconv -f {'UTF-16' if kind == 'UTF-16' else 'WINDOWS-1252'} -t UTF-8 {file.name} > utf8.csv`"
-            raise RunnerError(Problem(asked, problem, fix)) from None
+            raise RunnerError.of(asked, problem, fix) from None

@@ -93,11 +93,11 @@ def columns_of(node: Sequence[dict[str, Any]], *, refuses_missing: bool) -> Colu
 class Encoder:
     """Encode rows of a table's files as float32; count unknown categories and missing values by column."""
 
-    def __init__(self, columns: Columns, *, fix: str) -> None:
+    def __init__(self, columns: Columns, *, fix: str = "") -> None:
         self.columns = columns
         self.unknown: dict[str, int] = {}  # by column: rows with a category that the training table does not have
         self.missing: dict[str, int] = {}  # by column: rows without a value
-        self._fix = fix  # help for a value that does not fit; {column} is the column's name
+        self._fix = fix  # help for a value that does not fit
         self._numbers = [{text: index for index, text in enumerate(column.categories)} for column in columns.columns]
 
     def chunks(
@@ -124,7 +124,8 @@ class Encoder:
             try:
                 found = self._floats(column, tidied[column.name], numbers)
             except BadValue as bad:
-                raise RunnerError(bad_value(column.name, WORDS[column.kind], bad, place, self._fix)) from None
+                ways = [] if self._fix else [f"data.categorical=[{column.name}]", f"data.drop=[{column.name}]"]
+                raise RunnerError(bad_value(column.name, WORDS[column.kind], bad, place, ways, self._fix)) from None
             rows[:, start:end] = found.reshape(num_rows, -1)
             if (is_missing := np.isnan(rows[:, start])).any():
                 if self.columns.refuses_missing:
@@ -187,15 +188,15 @@ def _tidied_at(values: Any, name: str, place: Place) -> Any:
         problem = (
             f"column {name!r} of `{place.file.name}` has values of type {error}, not numbers, texts, dates or booleans"
         )
-        raise RunnerError(Problem(place.file.asked, problem, f"data.drop=[{name}]")) from None
+        raise RunnerError.suggest(place.file.asked, problem, [f"data.drop=[{name}]"]) from None
 
 
-def bad_value(name: str, holds: str, bad: BadValue, place: Place, fix: str) -> Problem:
+def bad_value(name: str, holds: str, bad: BadValue, place: Place, ways: Sequence[str], otherwise: str) -> Problem:
     holds = f"the column holds {holds}"
     if is_too_large(bad.value):
         holds = f"float32, in which models compute, ends at {np.finfo(np.float32).max:.1e}"
     found = [(place, bad.row, bad.value), *((place, row, value) for row, value in bad.others)]
-    return Problem(place.file.asked, f"{bad_rows(name, found)}, and {holds}", fix.format(column=name))
+    return Problem.suggest(place.file.asked, f"{bad_rows(name, found)}, and {holds}", ways, otherwise)
 
 
 def bad_rows(name: str, found: Sequence[tuple[Place, int, Any]], num: int = 0) -> str:
@@ -215,13 +216,11 @@ def check_names(wanted: Sequence[str], file: Rows) -> None:
         hits = nearest(lacks[0], there)
         like = f" (is it {' or '.join(map(repr, hits))}?)" if hits else ""
         problem = f"{file.name} has no column {', '.join(map(repr, lacks[:5]))}{like}; it has {listed(there)}"
-        raise RunnerError(
-            Problem(
-                file.asked,
-                problem,
-                "use a file with the columns that the model was trained on, in any order",
-                code="unknown-option",
-            )
+        raise RunnerError.of(
+            file.asked,
+            problem,
+            "use a file with the columns that the model was trained on, in any order",
+            code="unknown-option",
         )
 
 
@@ -232,7 +231,7 @@ def listed(names: Sequence[str]) -> str:
 
 def _missing_value(name: str, place: Place, row: int) -> Problem:
     problem = f"{place.of(row)}, column {name!r}, is missing"
-    return Problem("data.missing=refuse", problem, f"data.missing=mean or data.drop=[{name}]")
+    return Problem.suggest("data.missing=refuse", problem, ["data.missing=mean", f"data.drop=[{name}]"])
 
 
 def _shown(value: Any) -> str:

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runner.config.identity import as_typed
+from runner.data.array_files import no_such_file
 from runner.data.tables import csv
 from runner.data.tables.forms import Form
-from runner.errors import Problem, RunnerError, first_line, nearest_files
+from runner.errors import RunnerError, first_line
 
 ARROW_ENDINGS = (".parquet", ".pq", ".feather", ".arrow")
 ENDINGS = (*csv.ENDINGS, *ARROW_ENDINGS)
@@ -48,7 +48,7 @@ class TableFile:
         if twice := sorted({name for name in found if found.count(name) > 1}) if len(set(found)) < len(found) else []:
             problem = f"`{self.path.name}` has {found.count(twice[0])} columns called {twice[0]!r}"
             fix = "rename the columns, or use `data.header=false` if the first line is a row"
-            raise RunnerError(Problem(self.asked, problem, fix))
+            raise RunnerError.of(self.asked, problem, fix)
         return found
 
     def batches(self, wanted: Sequence[str]) -> Iterator[Any]:
@@ -95,13 +95,13 @@ class TableFile:
                     yield file
         except PermissionError:
             problem = f"no permission to read `{self.path.name}`"
-            raise RunnerError(Problem(self.asked, problem, f"run `chmod u+r {self.path}`")) from None
+            raise RunnerError.of(self.asked, problem, f"run `chmod u+r {self.path}`") from None
         except pa.ArrowMemoryError:
             raise  # nothing is wrong with the file
         except (pa.ArrowException, OSError) as error:
             problem = f"`{self.path.name}` is not a complete {kind} file: {first_line(error)}"
             fix = f"use a file written as {kind}, or give the file the ending of its format"
-            raise RunnerError(Problem(self.asked, problem, fix)) from None
+            raise RunnerError.of(self.asked, problem, fix) from None
 
 
 def table_files(path: str | Sequence[str], *, key: str, form: Form | None = None) -> list[TableFile]:
@@ -119,18 +119,23 @@ def table_files(path: str | Sequence[str], *, key: str, form: Form | None = None
         found = sorted(item for item in place.rglob("*") if item.is_file() and is_table(item))
         if not found:
             problem = f"there are no tables in `{place}` (files that end in {', '.join(ENDINGS)})"
-            raise RunnerError(Problem(asked, problem, f"{key}=FILE.csv"))
+            raise RunnerError.of(asked, problem, f"use `{key}=FILE.csv`")
     else:
         found = sorted(Path(item) for item in glob.glob(str(place), recursive=True) if Path(item).is_file())  # noqa: PTH207 (Path.glob takes no absolute pattern)
         if not found:
-            raise RunnerError(_missing(place, asked, key))
+            if glob.has_magic(str(place)):
+                fix = f"use `{key}='DIRECTORY/*.parquet'`, relative to the current directory"
+                raise RunnerError.of(asked, "no file matches the pattern", fix)
+            raise RunnerError(
+                no_such_file(asked, place, key, is_table, f"use `{key}=FILE.csv` or `{key}=FILE.parquet`")
+            )
     if other := [item for item in found if not is_table(item)]:
         problem = f"`{other[0].name}` is not a table; files that end in {', '.join(ENDINGS)} are read"
-        raise RunnerError(Problem(asked, problem, "save the table as CSV or Parquet"))
+        raise RunnerError.of(asked, problem, "save the table as CSV or Parquet")
     files = [TableFile(item, asked, form or Form()) for item in found]
     if form is not None and not form.header and (named := [file for file in files if not file.is_csv]):
         problem = f"`{named[0].path.name}` has column names, as every file of its format"
-        raise RunnerError(Problem("data.header=false", problem, "data.header=true"))
+        raise RunnerError.suggest("data.header=false", problem, ["data.header=true"])
     return files
 
 
@@ -143,30 +148,10 @@ def shared_names(files: Sequence[TableFile]) -> list[str]:
             lacks, more = [n for n in names if n not in there], [n for n in there if n not in names]
             what = f"lacks the columns {', '.join(lacks[:5])}" if lacks else f"has more columns: {', '.join(more[:5])}"
             problem = f"`{file.path.name}` {what}, unlike `{files[0].path.name}`"
-            raise RunnerError(Problem(file.asked, problem, "use files with the same columns"))
+            raise RunnerError.of(file.asked, problem, "use files with the same columns")
     return names
 
 
 def is_table(path: Path) -> bool:
     """Whether its ending is one that is read here."""
     return path.name.lower().endswith(ENDINGS)
-
-
-def _missing(place: Path, asked: str, key: str) -> Problem:
-    folder = place.parent
-    if glob.has_magic(str(place)):
-        return Problem(
-            asked,
-            "no file matches the pattern",
-            f"use `{key}='DIRECTORY/*.parquet'`, relative to the current directory",
-        )
-    fix = " or ".join(as_typed(key, hit) for hit in nearest_files(place, is_table))
-    if not folder.is_dir():
-        fix = fix or f"use `{key}=FILE`, relative to the current directory ({Path.cwd()})"
-        return Problem(asked, f"there is no directory `{folder}`", fix, code="missing-file")
-    return Problem(
-        asked,
-        f"there is no file `{place.name}` in {folder.resolve()}",
-        fix or f"use `{key}=FILE.csv` or `{key}=FILE.parquet`",
-        code="missing-file",
-    )

@@ -85,29 +85,31 @@ def form_of(
         problems.append(Problem(f"data.decimal={decimal}", problem, "use `data.decimal=.` or `\"data.decimal=','\"`"))
     if not isinstance(header, bool):
         problem = "`data.header` must be true (the first line has the column names) or false"
-        problems.append(Problem(f"data.header={header}", problem, "data.header=true or data.header=false"))
+        problems.append(Problem.suggest(f"data.header={header}", problem, ["data.header=true", "data.header=false"]))
     patterns = [date_format] if isinstance(date_format, str) else list(date_format or ())
     for pattern in patterns:
         if "%" not in str(pattern):
             problem = "`data.date_format` must use the codes of strptime: %d %m %Y %H %M %S"
-            problems.append(Problem(f"data.date_format={pattern}", problem, "data.date_format='%d.%m.%Y'"))
+            problems.append(Problem.suggest(f"data.date_format={pattern}", problem, ["data.date_format='%d.%m.%Y'"]))
     marks = [missing_values] if isinstance(missing_values, str | int | float) else list(missing_values or ())
     if any(isinstance(mark, bool) or not isinstance(mark, str | int | float) for mark in marks):
         problem = "`data.missing_values` must be a list of texts and numbers"
-        problems.append(Problem(f"data.missing_values={missing_values}", problem, "\"data.missing_values=['-']\""))
+        problems.append(
+            Problem.suggest(f"data.missing_values={missing_values}", problem, ["\"data.missing_values=['-']\""])
+        )
     refuse(problems)
     return Form(decimal, header, tuple(patterns), tuple(map(str, marks)))
 
 
-def suggested(texts: Iterable[str]) -> str:
-    """The setting with which all of the texts are numbers or dates; empty where there is none."""
+def suggested(texts: Iterable[str]) -> list[str]:
+    """Return the settings with which all of the texts are numbers or dates."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     found = list(texts)
     values = pa.array(found, pa.string())
     if not found:
-        return ""
+        return []
     commas = sum("," in text for text in found)
     in_thousands = pc.sum(pc.match_substring_regex(values, THOUSANDS)).as_py()
     if (
@@ -115,9 +117,9 @@ def suggested(texts: Iterable[str]) -> str:
         and commas * 2 >= len(found)
         and pc.all(pc.match_substring_regex(values, WITH_COMMA)).as_py()
     ):
-        return "\"data.decimal=','\""
+        return ["\"data.decimal=','\""]
     fitting = [pattern for pattern in FORMATS if not _as_dates(values, pattern).null_count]
-    return " or ".join(f"data.date_format='{pattern}'" for pattern in fitting[:2])
+    return [f"data.date_format='{pattern}'" for pattern in fitting[:2]]
 
 
 def _is_number(text: str) -> bool:

@@ -15,10 +15,10 @@ from runner.data.tables.frame import TableFrame
 from runner.data.tables.node import visible
 from runner.data.tables.rows import fits_in_memory, gathered
 from runner.data.tables.target import Target, target_of
-from runner.errors import Problem, RunnerError
+from runner.errors import RunnerError
 
 log = logging.getLogger("runner")
-FIX = "a file like the one that the run was trained on"
+FIX = "use a file like the one that the run was trained on"
 
 
 class TableReader:
@@ -54,8 +54,8 @@ class TableReader:
             return self._some(files)
         rows = self._all(files)
         if not len(rows):
-            raise RunnerError(
-                Problem(f"{key}={path}", f"`{path}` has no rows", "use a file with rows below the column names")
+            raise RunnerError.of(
+                f"{key}={path}", f"`{path}` has no rows", "use a file with rows below the column names"
             )
         return rows
 

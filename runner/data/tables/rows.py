@@ -20,7 +20,7 @@ from torch.utils.data import Dataset
 
 from runner.data.tables.files import TableFile
 from runner.device.host_memory import memory_left
-from runner.errors import Problem, RunnerError
+from runner.errors import RunnerError
 
 #: the variable that names the folder for what is made of big tables; without it, ~/.cache/runner
 CACHE_VARIABLE = "RUNNER_CACHE"
@@ -90,7 +90,7 @@ def fits_in_memory(num_bytes: int, asked: str | bool) -> tuple[bool, str]:
         return asked, "as asked"
     if asked != "auto":
         problem = "`data.in_memory` must be `auto`, `true` (memory) or `false` (a mapped file)"
-        raise RunnerError(Problem(f"data.in_memory={asked}", problem, "use `data.in_memory=auto`, `true` or `false`"))
+        raise RunnerError.of(f"data.in_memory={asked}", problem, "use `data.in_memory=auto`, `true` or `false`")
     left, whose = memory_left()
     is_small = num_bytes * COPIES <= left / 2
     return is_small, f"auto: {num_bytes / 2**20:,.1f} MiB of rows, {left / 2**20:,.0f} MiB {whose}"
@@ -132,7 +132,7 @@ def mapped(key: str, make: Callable[[], Chunks], *, plan: dict[str, Any], num_by
     except OSError as error:
         problem = f"the table doesn't fit into memory, and its rows can't be written to {folder.parent}: {error}"
         fix = f"set `{CACHE_VARIABLE}` to a directory on a disk with free space"
-        raise RunnerError(Problem(asked, problem, fix)) from error
+        raise RunnerError.of(asked, problem, fix) from error
     return MappedRows(folder)
 
 

@@ -25,7 +25,7 @@ from runner.data.tables.arrow_values import (
 from runner.data.tables.encoder import Column, Place, bad_rows, tidied_batches
 from runner.data.tables.files import TableFile
 from runner.data.tables.forms import suggested
-from runner.errors import Problem, RunnerError
+from runner.errors import RunnerError
 
 #: texts of a column that are counted at a time: of more, the rarer half is forgotten, so that memory has a limit
 MOST_COUNTED = 200_000
@@ -123,9 +123,15 @@ class Tally:
         if self.counts or (is_text and self.counted >= 0):
             self._count(values)
 
-    def kind(self, *, fix: str = "") -> str:
-        """number, boolean, date, category; or "" for a column without values. fix: what helps with a mixture, where that
-        is not what helps with an input. Raises: RunnerError for a mixture."""
+    def kind(self, *ways: str) -> str:
+        """Return number, boolean, date or category; "" for a column without values.
+
+        Args:
+            ways: What helps with a mixture; without any, what helps with an input.
+
+        Raises:
+            RunnerError: The column is a mixture.
+        """
         if self.present == 0:
             return ""
         for kind, count, like, words in (
@@ -137,18 +143,13 @@ class Tally:
             if (count + like) * 2 >= self.present and kind in self.odd:
                 found = self.odd[kind]
                 asked, value = found[0][0].file.asked, found[0][2]
-                if form := suggested(self.texts):
-                    means = "decimal commas" if "decimal" in form else "dates"
-                    raise RunnerError(Problem(asked, f"column {self.name!r} has {means}, e.g., {value!r}", form))
+                if forms := suggested(self.texts):
+                    problem = f"column {self.name!r} has {'decimal commas' if 'decimal' in forms[0] else 'dates'}, e.g., {value!r}"
+                    raise RunnerError.suggest(asked, problem, forms)
                 num = self.present - count if kind == "number" else 0
                 problem = f"{bad_rows(self.name, found, num)}, and most values of the column are {words}"
-                raise RunnerError(
-                    Problem(
-                        asked,
-                        problem,
-                        f"{_marks(found)}{fix or f'data.categorical=[{self.name}] or data.drop=[{self.name}]'}",
-                    )
-                )
+                ways = ways or (f"data.categorical=[{self.name}]", f"data.drop=[{self.name}]")
+                raise RunnerError.suggest(asked, problem, [*_marks(found), *ways])
         return "boolean" if self.booleans == self.present else "category"
 
     def is_category(self) -> bool:
@@ -256,12 +257,12 @@ def scan(
         always.update(again)
 
 
-def _marks(found: Sequence[tuple[Place, int, Any]]) -> str:
+def _marks(found: Sequence[tuple[Place, int, Any]]) -> list[str]:
     marks = list(dict.fromkeys(str(value) for _, _, value in found))
     if len(marks) > 3 or any(len(mark) > 12 or re.search(r"[\d']", mark) for mark in marks):
-        return ""
+        return []
     quoted = ",".join(f"'{mark}'" for mark in marks)
-    return f'"data.missing_values=[{quoted}]" or '
+    return [f'"data.missing_values=[{quoted}]"']
 
 
 def _matches(values: Any, pattern: str) -> int:

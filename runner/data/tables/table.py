@@ -18,9 +18,7 @@ from runner.data.tables.node import reader_node
 from runner.data.tables.reader import TableReader, report_unknown
 from runner.data.tables.rows import MappedRows, cache_key, fits_in_memory, gathered, mapped, remembered_plan
 from runner.data.tables.statistics import fit
-from runner.errors import Problem, RunnerError
-
-FIX = "data.categorical=[{column}] or data.drop=[{column}]"
+from runner.errors import RunnerError
 
 
 def table(
@@ -121,10 +119,8 @@ def _rows(files: Sequence[TableFile], found: Table, asked: str | bool, key: str,
     if fits:
         rows = gathered(_chunks(files, found, complete=complete), num_rows=known, num_floats=found.columns.num_floats)
         if not len(rows[0]):
-            raise RunnerError(
-                Problem(
-                    files[0].asked, f"`{files[0].path.name}` has no rows", "use a file with rows below the column names"
-                )
+            raise RunnerError.of(
+                files[0].asked, f"`{files[0].path.name}` has no rows", "use a file with rows below the column names"
             )
         return rows, f"in memory ({why})"
     plan = found.node()
@@ -144,7 +140,7 @@ def _place(files: Sequence[TableFile], targets: Sequence[str], row: int, *, comp
 
 
 def _chunks(files: Sequence[TableFile], found: Table, *, complete: bool) -> Iterator[tuple[Any, Any]]:
-    encoder = Encoder(found.columns, fix=FIX)
+    encoder = Encoder(found.columns)
     for rows, targets, place in encoder.chunks(files, found.target.names, complete=complete):
         yield rows, found.target.encode(targets, place)
     if not found.is_cut:  # else the rare categories are unknown in training, too

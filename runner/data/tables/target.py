@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from runner.config.checks import choice
 from runner.data.tables.arrow_values import BadValue, as_booleans, as_codes, as_numbers
 from runner.data.tables.encoder import Place, bad_value
 from runner.data.tables.scan import Tally
@@ -46,7 +47,7 @@ class Target:
             row = int((codes < 0).argmax())
             problem = f"{place.of(row)}, column {self.names[0]!r}, is {values[0][row].as_py()!r}, a class that the training table lacks"
             fix = f"add rows of this class to the training table (it has {', '.join(self.classes[:10])}), or remove that line"
-            raise RunnerError(Problem(place.file.asked, problem, fix))
+            raise RunnerError.of(place.file.asked, problem, fix)
         return codes.astype(np.int64)
 
     def _floats(self, name: str, values: Any, place: Place) -> Any:
@@ -59,8 +60,8 @@ class Target:
                 found = as_numbers(values)
         except BadValue as bad:
             holds = "labels, 0 or 1" if self.kind == "multilabel" else "the numbers of a regression"
-            instead = "data.kind=classification" if len(self.names) == 1 else f"data.target=... without {name}"
-            raise RunnerError(bad_value(name, holds, bad, place, instead)) from None
+            ways = ["data.kind=classification"] * (len(self.names) == 1)
+            raise RunnerError(bad_value(name, holds, bad, place, ways, f"leave {name} out of `data.target`")) from None
         return found.astype(np.float32)
 
 
@@ -70,21 +71,13 @@ def target_of(node: Mapping[str, Any]) -> Target:
 
 def find_target(tallies: Sequence[Tally], kind: str, *, asked: str) -> tuple[Target, str]:
     """The target, and how its kind was found. Raises: RunnerError for one that is constant, missing or of another kind."""
-    if kind not in KINDS:
-        problem = f"`data.kind` must be one of {', '.join(KINDS)}"
-        raise RunnerError(
-            Problem(
-                f"data.kind={kind}", problem, " or ".join(f"data.kind={choice}" for choice in KINDS), code="bad-value"
-            )
-        )
+    choice(kind, KINDS, key="data.kind")
     for tally in tallies:
         if tally.first_missing is not None:
             raise RunnerError(_missing(tally.name, *tally.first_missing, count=tally.rows - tally.present))
         if len(tally.texts) == 1:
             problem = f"column {tally.name!r} is {next(iter(tally.texts))!r} in all {tally.rows:,} rows, so there is nothing to learn"
-            raise RunnerError(
-                Problem(asked, problem, "use another column as `data.target`, or add rows with other values")
-            )
+            raise RunnerError.of(asked, problem, "use another column as `data.target`, or add rows with other values")
     if kind != "classification" and (dates := [tally.name for tally in tallies if tally.dates == tally.rows]):
         raise RunnerError(holds_dates(dates[0], asked=asked, is_one=len(tallies) == 1))
     found, why = (kind, "as asked") if kind != "auto" else _guess(tallies)
@@ -94,10 +87,10 @@ def find_target(tallies: Sequence[Tally], kind: str, *, asked: str) -> tuple[Tar
     if len(tallies) > 1:
         problem = "`data.target` names several columns, and a class is one value per row"
         fix = "name one column in `data.target`, or use `data.kind=multilabel`"
-        raise RunnerError(Problem(f"data.kind=classification {asked}", problem, fix))
+        raise RunnerError.of(f"data.kind=classification {asked}", problem, fix)
     if tallies[0].is_cut:
         problem = f"column {names[0]!r} has more than 100,000 different values"
-        raise RunnerError(Problem("data.kind=classification", problem, "data.kind=regression"))
+        raise RunnerError.suggest("data.kind=classification", problem, ["data.kind=regression"])
     return Target(names, found, tuple(sorted(tallies[0].texts, key=_order))), f"{len(tallies[0].texts)} classes, {why}"
 
 
@@ -114,7 +107,7 @@ def _guess(tallies: Sequence[Tally]) -> tuple[str, str]:
         are_labels = all(set(tally.texts) <= {"0", "1", "true", "false"} for tally in tallies)
         return ("multilabel", "all of them are 0 and 1") if are_labels else ("regression", "they hold numbers")
     (tally,) = tallies
-    kind = tally.kind(fix="data.kind=classification")
+    kind = tally.kind("data.kind=classification")
     if kind != "number":
         return "classification", f"they are {'texts' if kind != 'boolean' else 'true and false'}"
     are_whole = not tally.is_cut and all(text.lstrip("+-").isdecimal() for text in tally.texts)

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from runner.config.checks import choice
 from runner.data.tables.scan import offset_of
-from runner.errors import Problem, RunnerError, first_line
+from runner.errors import RunnerError, first_line
 
 KINDS = ("auto", "classification", "regression")
 REGRESSION = "floats for a regression (`data.kind=regression` for a file)"
@@ -33,7 +34,7 @@ def to_inputs(values: Any, *, asked: str, called: str = "the inputs", keep_integ
     if array.dtype.kind not in "fiub":
         problem = f"there are {_kind_in_words(array.dtype)} in {called}, and a model needs numbers"
         fix = "convert them to an array of numbers"
-        raise RunnerError(Problem(asked, problem, fix))
+        raise RunnerError.of(asked, problem, fix)
     if array.ndim == 1:
         array = array[:, None]
     if keep_integers and array.dtype.kind in "iu":
@@ -50,14 +51,12 @@ def to_targets(
     classes, numbered from 0 in sorted order, or as in `like`, the names of another split.
     Raises: RunnerError for what is neither, for NaN and infinity, and for a class that `like` does not have.
     """
-    if kind not in KINDS:
-        problem = f"`data.kind` must be one of {', '.join(KINDS)}"
-        raise RunnerError(Problem(f"data.kind={kind}", problem, " or ".join(f"data.kind={choice}" for choice in KINDS)))
+    choice(kind, KINDS, key="data.kind")
     array = _rows_of(values, asked, called)
     if kind == "regression" or (kind == "auto" and array.dtype.kind == "f"):
         if array.dtype.kind not in "fiub":
             problem = f"there are {_kind_in_words(array.dtype)} in {called}, and a regression needs numbers"
-            raise RunnerError(Problem(asked, problem, "use `data.kind=classification`, or targets that are numbers"))
+            raise RunnerError.of(asked, problem, "use `data.kind=classification`, or targets that are numbers")
         return to_floats(array.reshape(len(array), -1), asked=asked, called=called), ()
     return _numbered(_one_column(array, asked, called), asked, called, like)
 
@@ -119,7 +118,7 @@ def to_floats(array: Any, *, asked: str, called: str) -> Tensor:
             f"there are NaN or infinite values in {called}: {int(bad.sum()):,} in {_count(len(rows), 'row')} and "
             f"{_count(len(columns), 'column')}; the first is in row {int(rows[0])}, column {int(columns[0])}"
         )
-        raise RunnerError(Problem(asked, problem, "correct those rows, or leave them out"))
+        raise RunnerError.of(asked, problem, "correct those rows, or leave them out")
     return tensor
 
 
@@ -131,17 +130,15 @@ def _rows_of(values: Any, asked: str, called: str) -> Any:
         array = np.asarray(values)
     except (TypeError, ValueError, RuntimeError) as error:
         problem = f"no array can be made of {called}: {first_line(error)}"
-        raise RunnerError(Problem(asked, problem, "use rows of the same length, as an array or a tensor")) from None
+        raise RunnerError.of(asked, problem, "use rows of the same length, as an array or a tensor") from None
     if array.ndim == 0:
         problem = f"there is a single {type(values).__name__} for {called}, not an array with a row for each example"
-        raise RunnerError(Problem(asked, problem, "use an array or a tensor whose first dimension counts the examples"))
+        raise RunnerError.of(asked, problem, "use an array or a tensor whose first dimension counts the examples")
     if len(array) == 0:
-        raise RunnerError(
-            Problem(asked, f"there are no rows in {called}", "use a file or a function with at least one row")
-        )
+        raise RunnerError.of(asked, f"there are no rows in {called}", "use a file or a function with at least one row")
     if array.size == 0:
-        raise RunnerError(
-            Problem(asked, f"there are no columns in {called}, whose shape is {array.shape}", "use at least one column")
+        raise RunnerError.of(
+            asked, f"there are no columns in {called}, whose shape is {array.shape}", "use at least one column"
         )
     return array
 
@@ -149,20 +146,20 @@ def _rows_of(values: Any, asked: str, called: str) -> Any:
 def _one_column(array: Any, asked: str, called: str) -> Any:
     if array.size != len(array):
         problem = f"the shape of {called} is {array.shape}, and a class is one value per row"
-        raise RunnerError(Problem(asked, problem, f"use `targets.argmax(1)` if a 1 marks the class, or {REGRESSION}"))
+        raise RunnerError.of(asked, problem, f"use `targets.argmax(1)` if a 1 marks the class, or {REGRESSION}")
     column = array.reshape(len(array))
     if column.dtype.kind == "f":
         to_floats(column[:, None], asked=asked, called=called)
         if not np.array_equal(column, np.round(column)):
             broken = column[column != np.round(column)][0]
             problem = f"there is {broken} in {called}, and classes are whole numbers or texts"
-            raise RunnerError(Problem(asked, problem, f"use integers or texts as classes, or {REGRESSION}"))
+            raise RunnerError.of(asked, problem, f"use integers or texts as classes, or {REGRESSION}")
         return column.astype(np.int64)
     if column.dtype.kind == "O" and all(isinstance(item, str) for item in column):  # texts, as pandas keeps them
         return column.astype(str)
     if column.dtype.kind not in "iubUST":
         problem = f"there are {_kind_in_words(column.dtype)} in {called}, and classes are whole numbers or texts"
-        raise RunnerError(Problem(asked, problem, "use an array of integers, texts or floats as targets"))
+        raise RunnerError.of(asked, problem, "use an array of integers, texts or floats as targets")
     return column
 
 
@@ -174,9 +171,7 @@ def _numbered(column: Any, asked: str, called: str, like: Sequence[str] | None) 
     number = {name: index for index, name in enumerate(like)}
     if unknown := [name for name in names if name not in number]:
         problem = f"there are classes in {called} that the training split lacks: {', '.join(unknown[:5])}"
-        raise RunnerError(
-            Problem(asked, problem, "add rows of each class to the training split, or leave these rows out")
-        )
+        raise RunnerError.of(asked, problem, "add rows of each class to the training split, or leave these rows out")
     return torch.tensor([number[name] for name in names])[torch.from_numpy(indices.astype(np.int64))], tuple(like)
 
 

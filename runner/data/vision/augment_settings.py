@@ -64,7 +64,7 @@ def strengths_of(asked: Any) -> dict[str, float]:
         ways = [dict([*likely.values(), choice]) for choice in meant[name]] or [dict(likely.values())]
         problem = f"there is no augmentation `{name}`; there are {', '.join(NAMES)}"
         problem = f"`data.augment.{name}` must be {NAMES[name].valid}" if name in NAMES else problem
-        problems.append(Problem(f"data.augment.{name}={value}", problem, " or ".join(map(written, ways))))
+        problems.append(Problem.suggest(f"data.augment.{name}={value}", problem, map(written, ways)))
     refuse(problems)
     return {name: float(NAMES[name].usual if value is True else value) for name, value in pairs.items()}
 
@@ -97,8 +97,8 @@ def _pairs(asked: Any) -> dict[Any, Any]:
             pairs |= item if isinstance(item, Mapping) else {str(item): True}
         return pairs
     problem = "`data.augment` must be a list of names, or names with strengths"
-    fix = f"data.augment=[{asked if asked in NAMES else 'flip,crop'}] or data.augment={{flip:true,crop:4}}"
-    raise RunnerError(Problem(f"data.augment={asked}", problem, fix))
+    ways = [f"data.augment=[{asked if asked in NAMES else 'flip,crop'}]", "data.augment={flip:true,crop:4}"]
+    raise RunnerError.suggest(f"data.augment={asked}", problem, ways)
 
 
 def shape_problems(strengths: Mapping[str, float], shape: Sequence[int]) -> list[Problem]:
@@ -112,10 +112,10 @@ def shape_problems(strengths: Mapping[str, float], shape: Sequence[int]) -> list
     for name in ("crop", "cutout"):
         if strengths.get(name, 0) > side:
             problem = f"the images have a side of {side} pixels"
-            fix = written({**strengths, name: max(1, side // 4)})
-            problems.append(Problem(f"data.augment.{name}={strengths[name]:g}", problem, fix))
+            way = written({**strengths, name: max(1, side // 4)})
+            problems.append(Problem.suggest(f"data.augment.{name}={strengths[name]:g}", problem, [way]))
     if strengths.get("saturation") and shape[0] != 3:
         problem = f"the images have {shape[0]} channel{'s' if shape[0] > 1 else ''}, and a saturation needs red, green and blue"
-        fix = written({**strengths, "saturation": 0})
-        problems.append(Problem(f"data.augment.saturation={strengths['saturation']:g}", problem, fix))
+        way = written({**strengths, "saturation": 0})
+        problems.append(Problem.suggest(f"data.augment.saturation={strengths['saturation']:g}", problem, [way]))
     return problems

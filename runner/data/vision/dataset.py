@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from runner.config.checks import choice
 from runner.data.vision.decode import CHANNELS, Encoded, decoded, size_of
 from runner.device.hardware import num_usable_cpus
-from runner.errors import Problem, RunnerError
+from runner.errors import RunnerError
 
 T = TypeVar("T")
 #: of the images that can't be read so many are named
@@ -63,7 +64,7 @@ class ImageFiles(Dataset[tuple[Tensor, Tensor]]):
         try:
             return decoded(self.files[index], mode=self.mode, size=self.size)
         except ValueError as error:
-            raise RunnerError(Problem(f"data.path={self.root}", f"{self.files[index]}: {error}", TAKE_OUT)) from None
+            raise RunnerError.of(f"data.path={self.root}", f"{self.files[index]}: {error}", TAKE_OUT) from None
 
 
 def decoded_at_once(
@@ -104,7 +105,7 @@ def check_same(sizes: Sequence[tuple[int, int]], *, names: Sequence[str], asked:
             f"the images differ in size: {names[sizes.index(most)]} is {most[0]} high and {most[1]} wide, as {count:,} of "
             f"{len(sizes):,} are, and {names[other]} is {sizes[other][0]} high and {sizes[other][1]} wide"
         )
-        raise RunnerError(Problem(asked, problem, f"data.size={min(most)} or data.size=[{most[0]},{most[1]}]"))
+        raise RunnerError.suggest(asked, problem, [f"data.size={min(most)}", f"data.size=[{most[0]},{most[1]}]"])
     return most
 
 
@@ -129,7 +130,7 @@ def each(indices: Sequence[int], read: Callable[[int], T], *, names: Sequence[st
         more = [f"and {len(broken) - MOST_NAMED:,} more"] if len(broken) > MOST_NAMED else []
         count = f"{len(broken):,} of {len(indices):,} images can't be used"
         problem = "\n".join([f"{count}:", *broken[:MOST_NAMED], *more])
-        raise RunnerError(Problem(asked, problem, "replace these files, or remove them"))
+        raise RunnerError.of(asked, problem, "replace these files, or remove them")
     return found
 
 
@@ -140,11 +141,7 @@ def is_decoded_once(asked: str, *, num_bytes: int) -> tuple[bool, str]:
     """
     import psutil
 
-    if asked not in DECODE:
-        problem = f"`data.decode` must be one of {', '.join(DECODE)}"
-        raise RunnerError(
-            Problem(f"data.decode={asked}", problem, " or ".join(f"data.decode={name}" for name in DECODE))
-        )
+    choice(asked, DECODE, key="data.decode")
     free = psutil.virtual_memory().available
     size = f"{num_bytes / 2**20:,.1f} MiB of {free / 2**20:,.0f} MiB free"
     if asked != "auto":

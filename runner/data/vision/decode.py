@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runner.errors import Problem, RunnerError
+from runner.errors import RunnerError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -51,14 +51,6 @@ def size_of(encoded: Encoded) -> tuple[int, int]:
         return (image.width, image.height) if is_lying else (image.height, image.width)
 
 
-def checked_mode(mode: str) -> str:
-    """Raises: RunnerError for a mode that is none."""
-    if mode not in CHANNELS:
-        problem = f"`data.mode` must be one of {', '.join(CHANNELS)}"
-        raise RunnerError(Problem(f"data.mode={mode}", problem, " or ".join(f"data.mode={name}" for name in CHANNELS)))
-    return mode
-
-
 def checked_size(size: Any) -> tuple[int, int] | None:
     """(H, W) from a whole number or two. Raises: RunnerError for what is no size."""
     if size is None:
@@ -66,7 +58,7 @@ def checked_size(size: Any) -> tuple[int, int] | None:
     sides = [size, size] if isinstance(size, int) else list(size) if isinstance(size, Sequence) else []
     if len(sides) != 2 or any(type(side) is not int or side < 1 for side in sides):
         problem = "`data.size` must be the side of a square in pixels, [height,width], or null for images of one size"
-        raise RunnerError(Problem(f"data.size={size}", problem, "data.size=64 or data.size=[48,64]"))
+        raise RunnerError.suggest(f"data.size={size}", problem, ["data.size=64", "data.size=[48,64]"])
     return sides[0], sides[1]
 
 
@@ -76,7 +68,7 @@ def _opened(encoded: Encoded) -> Iterator[Image]:
         from PIL import Image, UnidentifiedImageError
     except ImportError:
         problem = "reading images needs a package that is not installed"
-        raise RunnerError(Problem("images", problem, "run `pip install pillow`", code="missing-package")) from None
+        raise RunnerError.of("images", problem, "run `pip install pillow`", code="missing-package") from None
     try:
         with Image.open(io.BytesIO(encoded) if isinstance(encoded, bytes) else encoded) as image:
             yield image

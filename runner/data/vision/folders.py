@@ -60,7 +60,7 @@ def _ready_splits(folders: Sequence[Path], path: str) -> dict[str, Path]:
             "two of them are the same split" if doubled else f"{', '.join(others[:MOST_NAMED])} next to them do not"
         )
         fix = f"move `{doubled[1].name if doubled else others[0]}` elsewhere, or rename the folders if they are classes"
-        raise RunnerError(Problem(f"data.path={path}", problem, fix))
+        raise RunnerError.of(f"data.path={path}", problem, fix)
     return {name: some[0] for name, some in by_split.items() if some}
 
 
@@ -82,12 +82,12 @@ def no_folder(path: str | Path, *, key: str) -> RunnerError:
     folder = Path(path).expanduser()
     parent = folder.parent
     there = sorted(item.name for item in parent.iterdir() if item.is_dir()) if parent.is_dir() else []
-    fix = " or ".join(f"{key}={parent / hit}" for hit in (nearest(folder.name, there) or there)[:3])
+    ways = [f"{key}={parent / hit}" for hit in (nearest(folder.name, there) or there)[:3]]
     problem = (
         f"`{folder}` is a file" if folder.is_file() else f"there is no directory `{folder.name}` in {parent.resolve()}"
     )
-    return RunnerError(
-        Problem(f"{key}={path}", problem, fix or f"use `{key}=DIRECTORY` with a folder of images for each class")
+    return RunnerError.suggest(
+        f"{key}={path}", problem, ways, f"use `{key}=DIRECTORY` with a folder of images for each class"
     )
 
 
@@ -96,12 +96,10 @@ def _by_class(folder: Path, names: Sequence[str], path: str, *, is_train: bool) 
     inner = _folders(folder, path)
     if unknown := [item.name for item in inner if item.name not in number]:
         problem = f"`{folder}` has classes that the training split lacks: {', '.join(unknown[:MOST_NAMED])}"
-        raise RunnerError(Problem(asked, problem, "use the same classes in each split"))
+        raise RunnerError.of(asked, problem, "use the same classes in each split")
     if loose := [item.name for item in sorted(folder.iterdir()) if item.is_file() and _is_image(item.name)]:
         problem = f"{len(loose):,} images (such as `{loose[0]}`) are in `{folder}` itself and in no class's folder"
-        raise RunnerError(
-            Problem(asked, problem, f"move each into its class's folder, e.g., `{folder}/CLASS/{loose[0]}`")
-        )
+        raise RunnerError.of(asked, problem, f"move each into its class's folder, e.g., `{folder}/CLASS/{loose[0]}`")
     files, labels, empty = [], [], []
     for item in inner:
         here = list(image_files(item))
@@ -113,7 +111,7 @@ def _by_class(folder: Path, names: Sequence[str], path: str, *, is_train: bool) 
         problem = (
             f"there are no images in {', '.join(empty[:MOST_NAMED]) or folder} (files that end in {', '.join(ENDINGS)})"
         )
-        raise RunnerError(Problem(asked, problem, f"put images into `{folder}/CLASS/`, or remove the empty folders"))
+        raise RunnerError.of(asked, problem, f"put images into `{folder}/CLASS/`, or remove the empty folders")
     return Found(folder, files, torch.tensor(labels))
 
 
@@ -128,7 +126,7 @@ def _single(only: Path, found: Mapping[str, Found], path: str) -> Problem:
         return Problem(f"data.path={path}", problem, f"add a folder for each class next to `{only}`")
     problem += f"; `{meant}` contains {', '.join(item.name for item in inner[:MOST_NAMED])}"
     moved = f"move the folders in `{meant}` up into `{only.parent}`, in each split"
-    return Problem(f"data.path={path}", problem, f"data.path={meant}" if len(found) == 1 else moved)
+    return Problem.suggest(f"data.path={path}", problem, [f"data.path={meant}"] * (len(found) == 1), moved)
 
 
 def _folders(root: Path, path: str) -> list[Path]:

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from runner.config.checks import choice
 from runner.data.source import Source
 from runner.data.vision.augment import augmented
 from runner.data.vision.dataset import (
@@ -19,7 +20,7 @@ from runner.data.vision.dataset import (
     first_size,
     is_decoded_once,
 )
-from runner.data.vision.decode import CHANNELS, checked_mode, checked_size, size_of
+from runner.data.vision.decode import CHANNELS, checked_size, size_of
 from runner.data.vision.folders import found_splits
 from runner.data.vision.statistics import normalised
 
@@ -47,7 +48,7 @@ def images(
     Raises: RunnerError that tells all files that can't be read, and for sizes that differ.
     """
     known = dict(like or {})
-    mode = checked_mode(known.get("mode", mode))
+    mode = choice(known.get("mode", mode), CHANNELS, key="data.mode")
     sides = checked_size(known.get("size", size))
     found, classes = found_splits(path, classes=known.get("classes", ()))
     files = [file for part in found.values() for file in part.files]

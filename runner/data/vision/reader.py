@@ -8,10 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
+from runner.config.checks import choice
 from runner.data.vision.dataset import decoded_at_once, is_decoded_once
-from runner.data.vision.decode import CHANNELS, checked_mode, checked_size
+from runner.data.vision.decode import CHANNELS, checked_size
 from runner.data.vision.folders import image_files
-from runner.errors import Problem, RunnerError, nearest
+from runner.errors import RunnerError, nearest
 
 #: images in a block, where all of them do not fit into memory
 BLOCK = 1024
@@ -27,7 +28,7 @@ def read_images(
     Raises: RunnerError for a path that leads to no images, and for images that can't be read, all of them at once.
     """
     files = named_images(path)
-    sides, mode = checked_size(list(size)), checked_mode(mode)
+    sides, mode = checked_size(list(size)), choice(mode, CHANNELS, key="data.mode")
     assert sides is not None
     once, _ = is_decoded_once("auto", num_bytes=len(files) * CHANNELS[mode] * sides[0] * sides[1])
 
@@ -56,9 +57,7 @@ def named_images(path: Any) -> list[Path]:
         hits = " or ".join(f"`{missing[0].parent / hit}`" for hit in nearest(missing[0].name, there))
         problem = f"{len(missing):,} of {len(files):,} files don't exist, e.g., `{missing[0]}`"
         fix = f"use {hits or 'a directory of images, an image or a list of images'}"
-        raise RunnerError(Problem(f"the images {path}", problem, fix))
+        raise RunnerError.of(f"the images {path}", problem, fix)
     if not files:
-        raise RunnerError(
-            Problem(f"the images {path}", f"there are no images in `{path}`", "use a directory with images")
-        )
+        raise RunnerError.of(f"the images {path}", f"there are no images in `{path}`", "use a directory with images")
     return files

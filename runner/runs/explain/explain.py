@@ -21,7 +21,7 @@ from torch import Tensor
 
 from runner.device import backends, probe
 from runner.device.placement import num_rows
-from runner.errors import Problem, RunnerError, at_once
+from runner.errors import RunnerError, at_once
 from runner.experiment.check import check
 from runner.experiment.compose_run import of_run
 from runner.experiment.provenance import versions
@@ -164,12 +164,9 @@ def asked_for(wanted: str, cfg: DictConfig, folder: Path, step: int | None) -> W
     if series is None:
         error, _, fix = (Summary.read(folder).error or "").partition("; help: ")
         problem = f"the run failed in its first step: {error}" if error else "the run took no step"
-        fix = fix or (
-            f"correct this and train again, or run `resume {shlex.quote(wanted)}`"
-            if error
-            else f"run `resume {shlex.quote(wanted)}`"
-        )
-        raise RunnerError(Problem(f"explain {wanted}", problem, fix))
+        command = f"run `python -m runner resume {shlex.quote(wanted)}`"
+        fix = fix or (f"correct this and train again, or {command}" if error else command)
+        raise RunnerError.of(f"explain {wanted}", problem, fix)
     last = dict(zip(series[0].tolist(), series[2].tolist(), strict=True))  # one that went on has steps twice
     by_step = {number: last[number] for number in sorted(last)}
     newest = max(by_step)
@@ -178,10 +175,12 @@ def asked_for(wanted: str, cfg: DictConfig, folder: Path, step: int | None) -> W
         if not spoilt:
             leap = _largest_leap(by_step)
             problem = f"all {len(last):,} losses are finite; the largest jump is at step {leap:,}"
-            raise RunnerError(Problem(f"explain {wanted}", problem, f"explain {wanted} --step {leap}"))
+            raise RunnerError.suggest(
+                f"explain {wanted}", problem, [f"python -m runner explain {wanted} --step {leap}"]
+            )
         step = spoilt[0]
     elif step > newest:
-        raise RunnerError(Problem(f"--step {step}", f"the run took {newest:,} steps", f"--step {newest}"))
+        raise RunnerError.suggest(f"--step {step}", f"the run took {newest:,} steps", [f"--step {newest}"])
     is_failure = not math.isfinite(by_step.get(step, 0.0))
     return Wanted(folder, step, is_failure, by_step, int(cfg.metrics.every))
 
@@ -256,7 +255,7 @@ def _replayed(asked: Wanted, cfg: DictConfig, device: torch.device) -> tuple[Sta
             until = moment.reached.step
     problem = "the replay stays finite: the cause is not in the configuration, the data or the last checkpoint"
     fix = "use the run's code, data, torch version and device"
-    raise RunnerError(Problem(f"explain {short(asked.folder)}", problem, fix))
+    raise RunnerError.of(f"explain {short(asked.folder)}", problem, fix)
 
 
 def _say_how_long(asked: Wanted, start: Start) -> None:

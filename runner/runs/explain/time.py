@@ -14,7 +14,7 @@ from rich.tree import Tree
 from runner.config import override_errors
 from runner.config.compose import composed_with, composer
 from runner.config.importing import loading
-from runner.errors import Problem, RunnerError
+from runner.errors import RunnerError
 from runner.experiment.claim import temporary_folder
 from runner.experiment.context import RunContext
 from runner.experiment.summary import Summary
@@ -44,9 +44,7 @@ def time_of(wanted: str) -> dict[str, Any]:
     summary = Summary.read(folder)
     if not summary.time:
         problem = "the run's `summary.json` has no times: the run did not end, or an earlier version wrote it"
-        raise RunnerError(
-            Problem(f"explain {wanted} --time", problem, f"run `python -m runner explain {wanted} --trace`")
-        )
+        raise RunnerError.of(f"explain {wanted} --time", problem, f"run `python -m runner explain {wanted} --trace`")
     return {"folder": str(folder), **{key: getattr(summary, key) for key in KEYS}}
 
 
@@ -98,7 +96,8 @@ def trace(wanted: str, overrides: list[str]) -> dict[str, Any]:
         done = run(cfg, place, context=RunContext(screen=Screen(Console(quiet=True))))
         if done.status != "finished":
             problem = f"its first steps failed when repeated: {done.error}"
-            raise RunnerError(Problem(f"explain {wanted} --trace", problem, f"explain {wanted} --trace device=cpu"))
+            asked = f"explain {wanted} --trace"
+            raise RunnerError.suggest(asked, problem, [f"python -m runner {asked} device=cpu"])
         shutil.rmtree(folder / FOLDER, ignore_errors=True)
         shutil.copytree(place / FOLDER, folder / FOLDER)
     trace, table, last = folder / FOLDER / TRACE, folder / FOLDER / TABLE, done.num_steps

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.config.trust import cleared, trusting
-from runner.errors import Problem, RunnerError
+from runner.errors import RunnerError
 from runner.experiment.summary import Summary
 from runner.experiment.terminal import short
 from runner.runs import find
@@ -37,7 +37,7 @@ def fetched(asked: str, run_id: str, *, uri: str, trusted: bool) -> Iterator[Ori
     uri = uri if path is None else where  # MLflow keeps stores by their URI, whatever the current folder
     if path is not None and not path.is_file():  # opening it would make it
         problem = f"no run in outputs or multirun has this id, and there is no store {where}"
-        raise RunnerError(Problem(asked, problem, f"{asked} tracking.uri=URI"))
+        raise RunnerError.of(asked, problem, f"run `{asked} tracking.uri=URI`")
     with tempfile.TemporaryDirectory(prefix="runner-reproduce-") as name:
         folder = Path(name)
         try:
@@ -45,13 +45,13 @@ def fetched(asked: str, run_id: str, *, uri: str, trusted: bool) -> Iterator[Ori
                 run, series = _copy(run_id, folder, uri)
         except Exception as error:
             problem = f"no run in outputs or multirun has this id; the store: {mlflow_store.explain(error, uri=uri)}"
-            raise RunnerError(
-                Problem(asked, problem, f"name the run directory, or the store: `{asked} tracking.uri=URI`")
+            raise RunnerError.of(
+                asked, problem, f"name the run directory, or the store: `{asked} tracking.uri=URI`"
             ) from error
         rerun = folder / RERUN
         if not rerun.is_file():
             problem = f"the run in {where} has no artifact `{RERUN}`: it is a sweep's parent, or another program's"
-            raise RunnerError(Problem(asked, problem, "use the id of a run that this program tracked"))
+            raise RunnerError.of(asked, problem, "use the id of a run that this program tracked")
         text = rerun.read_text(errors="replace")
         rerun.write_text(cleared(text, source=asked, look=how_to_get(RERUN, run_id, uri), trusted=trusted))
         with trusting():  # what is there now
@@ -126,7 +126,7 @@ def _in_folder(folder: Path, *, asked: str) -> Original:
     events = read_events(folder)
     starts = [event for event in events if event["kind"] == "start"]
     if not starts:
-        raise RunnerError(Problem(asked, f"`{folder}` has no journal", "use a run that took a step, or `-cn rerun`"))
+        raise RunnerError.of(asked, f"`{folder}` has no journal", "use a run that took a step, or `-cn rerun`")
     datasets = [event for event in events if event["kind"] == "dataset"]
     return Original(
         name=short(folder),

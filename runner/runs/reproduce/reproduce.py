@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 
 from torch.utils.data import Dataset
 
-from runner.errors import Problem, RunnerError
+from runner.errors import RunnerError
 from runner.experiment import provenance
 from runner.experiment.run_record import data_digest
 from runner.runs.reproduce.compare import CLOSE, DIFFERENT, NOT_COMPARED, Comparison, earliest, overall
@@ -183,7 +183,7 @@ def data_check(original: Original, *, anyway: bool, say: Callable[[str], None]) 
             if not anyway:
                 asked = f"reproduce {original.name}"
                 fix = "restore the data, or use `--anyway` to continue"
-                raise RunnerError(Problem(asked, f"the data differs: {problem}", fix))
+                raise RunnerError.of(asked, f"the data differs: {problem}", fix)
             say(f"warning: the data is not the same: {problem}")
 
     return check

@@ -15,7 +15,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from runner.errors import Problem, RunnerError, nearest, without_password
+from runner.errors import RunnerError, nearest, without_password
 from runner.experiment.provenance import TRIES
 from runner.tracking.journal import is_held
 
@@ -72,8 +72,8 @@ class Ledger:
             self._lock.acquire(timeout=0)
         except Timeout:
             problem = "another process is running this sweep"
-            raise RunnerError(
-                Problem(f"sweep {folder}", problem, "wait until it has ended, or stop it with Ctrl-C")
+            raise RunnerError.of(
+                f"sweep {folder}", problem, "wait until it has ended, or stop it with Ctrl-C"
             ) from None
         self.path = folder / FILE
         self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -147,7 +147,7 @@ def read(folder: Path) -> Sweep:
     lines = _lines(folder / FILE)
     if not lines or lines[0]["kind"] != "sweep":
         problem = f"`{folder}` has no sweep" if folder.is_dir() else f"there is no directory `{folder}`"
-        raise RunnerError(Problem(f"sweep {folder}", problem, f"name a sweep's directory: {_instead(folder)}"))
+        raise RunnerError.of(f"sweep {folder}", problem, f"name a sweep's directory: {_instead(folder)}")
     head = lines[0]
     sweep = Sweep(folder, head["uid"], head["began_ms"], tuple(head["overrides"]), tuple(head["objectives"]))
     for line in lines[1:]:

@@ -77,7 +77,7 @@ def zips_of(config: DictConfig) -> list[Mapping[str, Any]]:
     each = found if isinstance(found, list) else [] if found is None else [found]
     if not all(isinstance(one, Mapping) for one in each):
         problem = "`sweep.zip` must be lists of values by key, or a list of such mappings"
-        raise RunnerError(Problem(f"{ZIP}={as_word(found)}", problem, ZIP_EXAMPLE))
+        raise RunnerError.suggest(f"{ZIP}={as_word(found)}", problem, [ZIP_EXAMPLE])
     return each
 
 
@@ -92,10 +92,12 @@ def parsed_params(parser: Any, params: Mapping[str, Any]) -> list[Any]:
             (override,) = parser.parse_overrides([f"{key}={'null' if value is None else value}"])
         except HydraException as error:
             problem = " ".join(first_line(error).split())
-            problems.append(Problem(asked, problem, f"{PARAMS}: {{{key}: 'interval(0.001,0.1)'}}"))
+            problems.append(Problem(asked, problem, f"use `{PARAMS}: {{{key}: 'interval(0.001,0.1)'}}`"))
             continue
         if is_of_the_sweep(override):
-            problems.append(Problem(asked, f"`{key}` is a setting of the sweep, not of a job", f"{key}={value}"))
+            problems.append(
+                Problem.suggest(asked, f"`{key}` is a setting of the sweep, not of a job", [f"{key}={value}"])
+            )
         found.append(override)
     refuse(problems)
     return found
@@ -130,7 +132,7 @@ def combinations(
     (jobs,) = BasicSweeper.split_arguments(own, None)
     if not jobs:
         fix = "use `KEY=VALUE1,VALUE2` with at least one value"
-        raise RunnerError(Problem(" ".join(words), "the arguments describe no job", fix))
+        raise RunnerError.of(" ".join(words), "the arguments describe no job", fix)
     swept |= {key for one in zipped for key in one}
     whole = [(*overrides, *row) for overrides in jobs for row in rows]
     each = list(dict.fromkeys(whole))
@@ -164,9 +166,12 @@ def _zip_problems(zipped: Mapping[str, Any], taken: Collection[str]) -> list[Pro
     for key, values in zipped.items():
         asked = f"{ZIP}={{{key}: {values}}}"
         if key_of(key).startswith(THE_SAME_FOR_ALL):
-            problems.append(Problem(asked, f"`{key}` is a setting of the sweep, the same for all jobs", f"{key}=..."))
+            problems.append(
+                Problem(asked, f"`{key}` is a setting of the sweep, the same for all jobs", f"use `{key}=...`")
+            )
         elif not isinstance(values, list) or not values:
-            problems.append(Problem(asked, f"`{key}` needs a list of values, one for each job", ZIP_EXAMPLE))
+            problem = f"`{key}` needs a list of values, one for each job"
+            problems.append(Problem.suggest(asked, problem, [ZIP_EXAMPLE]))
         elif key_of(key) in taken:
             problems.append(Problem(asked, f"`{key}` is also among the arguments", f"set `{key}` in only one place"))
     lengths = {key: len(values) for key, values in zipped.items() if isinstance(values, list)}
@@ -264,9 +269,7 @@ def folder_problems(jobs: Sequence[Job]) -> list[Problem]:
             found[name] = "the name of a job's directory may contain letters, digits and .,=+@:[]()-"
         elif names.count(name) > 1:
             found[name] = "several jobs would have this directory"
-    fix = (
-        "use `hydra.sweep.subdir='${hydra.job.num}'`, or add `hydra.job.config.override_dirname.exclude_keys=[KEY,...]`"
-    )
+    fix = "use `hydra.sweep.subdir='${hydra.job.num}'`, or add `'hydra.job.config.override_dirname.exclude_keys=[KEY,...]'`"
     return [Problem(f"hydra.sweep.subdir={name or repr(name)}", problem, fix) for name, problem in found.items()]
 
 
@@ -320,7 +323,7 @@ def examine(
 def _refuse_intervals(parsed: Sequence[Any]) -> None:
     problem = "a grid needs a list of values, and an interval has none"
     found = [str(override.input_line) for override in parsed if override.is_interval_sweep()]
-    refuse(Problem(text, problem, f"hydra/sweeper=optuna '{text}'") for text in found)
+    refuse(Problem.suggest(text, problem, [f"hydra/sweeper=optuna '{text}'"]) for text in found)
 
 
 def is_of_the_sweep(override: Any) -> bool:

@@ -25,7 +25,7 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from runner.config.packages import install
+from runner.config.packages import not_installed
 from runner.device import Hardware
 from runner.errors import Problem, RunnerError
 from runner.experiment.claim import CONSOLE
@@ -132,9 +132,7 @@ def connect(address: str | None) -> Connection:
     try:
         import ray
     except ImportError:
-        raise RunnerError(
-            Problem("hydra/launcher=ray", "Ray is not installed", install("ray"), code="missing-package")
-        ) from None
+        raise not_installed("hydra/launcher=ray", "Ray is not installed", "ray") from None
     if ray.is_initialized():  # in a notebook
         return Connection(ray, "as it is connected here", is_ours=False)
     where = address or os.environ.get("RAY_ADDRESS") or "local"
@@ -222,7 +220,7 @@ def in_words(demand: Mapping[str, float]) -> str:
 def _not_there(item: str, *, has_gpus: bool) -> Problem:
     asked = f"device={item} on Ray"
     if item.startswith("cuda:") and has_gpus:
-        return Problem(asked, "Ray chooses which GPU a job gets", "device=cuda")
+        return Problem.suggest(asked, "Ray chooses which GPU a job gets", ["device=cuda"])
     if item.startswith("cuda"):
         fix = "use `device=cpu`, or start a node with `ray start --num-gpus=N`"
         return Problem(asked, "no node of the cluster has a GPU", fix)

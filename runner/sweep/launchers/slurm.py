@@ -24,7 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from runner.config.identity import quoted
 from runner.config.importing import restored
-from runner.config.packages import install
+from runner.config.packages import not_installed
 from runner.config.validate import written
 from runner.device import Hardware
 from runner.errors import Problem, RunnerError
@@ -230,11 +230,9 @@ def check_there(config: DictConfig) -> None:
             if target.endswith("SlurmLauncher") and shutil.which("srun") is None:
                 problem = "there is no Slurm on this machine: `srun` is not found"
                 fix = "run the same line on the cluster's login node, or use `hydra/launcher=slots`"
-                raise RunnerError(Problem(asked, problem, fix))
+                raise RunnerError.of(asked, problem, fix)
             return
-    raise RunnerError(
-        Problem(asked, "hydra-submitit-launcher is not installed", install("slurm"), code="missing-package")
-    )
+    raise not_installed(asked, "hydra-submitit-launcher is not installed", "slurm")
 
 
 def scheduled_task(cfg: DictConfig) -> Summary:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from runner.config.trust import check_folder
-from runner.errors import Problem, RunnerError
+from runner.errors import RunnerError
 from runner.experiment.terminal import Terminal
 from runner.sweep.jobs import ledger
 from runner.sweep.report import build, text
@@ -18,8 +18,8 @@ def show(folder: Path | None) -> Path:
     found = folder if folder is not None else ledger.find_last(ROOT)
     if found is None:
         problem = f"there is no sweep in {ROOT.absolute()}"
-        raise RunnerError(
-            Problem("report", problem, "run `python -m runner -m KEY=VALUE1,VALUE2`, or name a sweep's directory")
+        raise RunnerError.of(
+            "report", problem, "run `python -m runner -m KEY=VALUE1,VALUE2`, or name a sweep's directory"
         )
     check_folder(found)
     console = Terminal()

@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from runner.config.identity import NOT_CHOSEN
-from runner.errors import Problem, RunnerError
+from runner.errors import RunnerError
 from runner.sweep.report.results import Best, Result, as_fold
 from runner.tasks.metric_names import is_rising
 from runner.tracking import mlflow_store, store_uri
@@ -31,7 +31,7 @@ def read_stored(run_id: str, *, uri: str) -> tuple[list[Result], int | None]:
     path = store_uri.sqlite_path(uri)
     if path is not None and not path.is_file():  # opening it would make it
         problem = f"there is no directory and no run `{run_id}` here, and there is no store {where}"
-        raise RunnerError(Problem(asked, problem, f"name a directory, or the store: `{asked} tracking.uri=URI`"))
+        raise RunnerError.of(asked, problem, f"name a directory, or the store: `{asked} tracking.uri=URI`")
     try:
         with mlflow_store.settings():
             client = mlflow_store.open_store(uri)
@@ -41,9 +41,7 @@ def read_stored(run_id: str, *, uri: str) -> tuple[list[Result], int | None]:
             return results, int(most) if most else None
     except Exception as error:
         problem = f"there is no directory and no run `{run_id}` here; the store: {mlflow_store.explain(error, uri=uri)}"
-        raise RunnerError(
-            Problem(asked, problem, f"name a directory, or the store: `{asked} tracking.uri=URI`")
-        ) from error
+        raise RunnerError.of(asked, problem, f"name a directory, or the store: `{asked} tracking.uri=URI`") from error
 
 
 def _as_sent(value: float) -> float:

@@ -121,7 +121,7 @@ def open_study(
             half_made.unlink()
     elif not path.exists():
         problem = f"`{FILE}`, the study of the sweep's {len(jobs)} trials, is missing"
-        raise RunnerError(Problem(f"sweep.resume={folder}", problem, "remove `sweep.resume`"))
+        raise RunnerError.of(f"sweep.resume={folder}", problem, "remove `sweep.resume`")
     storage = patiently(lambda: open_storage(path, is_new=not jobs, may_share_memory=is_here))
     study = patiently(lambda: make_study(storage, [goal["direction"] for goal in goals], pruning))
     if pruning is not None:
@@ -129,7 +129,7 @@ def open_study(
     trials = patiently(lambda: study.get_trials(deepcopy=False))
     if max((job.number for job in jobs), default=-1) >= len(trials):
         problem = f"`{FILE}` has {len(trials)} trials, and the ledger has more: the file is an older copy"
-        raise RunnerError(Problem(f"sweep.resume={folder}", problem, "remove `sweep.resume`"))
+        raise RunnerError.of(f"sweep.resume={folder}", problem, "remove `sweep.resume`")
     _refuse_other_choices(folder, space, trials)
     return study
 

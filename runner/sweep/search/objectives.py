@@ -59,8 +59,8 @@ def goal_problems(goals: Goals, config: Any, swept: Collection[str]) -> list[Pro
                 [*(hit for hit in (f"val/{name}", f"val/{leaf}") if hit in known), *nearest(name, known, cutoff=0.6)]
             )
             problem = f"no job has a metric `{name}`; there are {', '.join(known)}" + ("" if reported else ", ...")
-            fix = " or ".join(f"hydra.sweeper.metric={hit}" for hit in [*(hits or known)][:3])
-            problems.append(Problem(asked, problem, fix))
+            ways = [f"hydra.sweeper.metric={hit}" for hit in [*(hits or known)][:3]]
+            problems.append(Problem.suggest(asked, problem, ways))
         elif data in WITHOUT_SPLITS and split in ("val", "test") and config.data[f"{split}_fraction"] == 0:
             problem = f"`data.{split}_fraction=0` leaves no rows to measure `{name}`"
             problems.append(

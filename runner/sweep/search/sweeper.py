@@ -5,6 +5,7 @@ It reads and checks the settings; the sampler and the pruner are made in study.p
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from runner.config import validate
-from runner.config.packages import install
+from runner.config.packages import not_installed
 from runner.config.schema import Search as Settings
 from runner.config.validate import setting_problems, written
 from runner.errors import Problem, RunnerError, refuse
@@ -63,7 +64,9 @@ def read_space(words: Sequence[str], config_loader: Any, *, more: Mapping[str, A
         dimensions[key] = dimension
     if not dimensions and not problems:
         problem = "no argument has several values, so there is nothing to search for"
-        problems.append(Problem(" ".join(words) or "no words", problem, "'optimizer.lr=tag(log,interval(1e-4,1e-1))'"))
+        problems.append(
+            Problem.suggest(" ".join(words) or "no words", problem, ["'optimizer.lr=tag(log,interval(1e-4,1e-1))'"])
+        )
     refuse(problems)
     return Space(tuple(fixed), dimensions)
 
@@ -92,10 +95,10 @@ def _interval(override: Override, value: IntervalSweep) -> Numbers:
     if is_log and low <= 0:
         least = 1 if isinstance(low, int) else f"{high / 1000:g}"
         problem = "a logarithmic interval begins above 0"
-        raise _problem(override, problem, f"'{key}=tag(log,interval({least},{high:g}))'")
+        raise _problem(override, problem, f"{key}=tag(log,interval({least},{high:g}))")
     if isinstance(low, float) and (validate.kind_of(key) or "").startswith("int"):
         problem = f"{key} is a whole number, and an interval is one of floats"
-        raise _problem(override, problem, f"'{key}={tag.format(f'int(interval({low:g},{high:g}))')}'")
+        raise _problem(override, problem, f"{key}={tag.format(f'int(interval({low:g},{high:g}))')}")
     step = 1 if isinstance(low, int) else None
     return Numbers(override.get_key_element(), low, high, step, is_log)
 
@@ -106,13 +109,13 @@ def _range(override: Override, value: RangeSweep) -> Numbers:
         raise _problem(override, "a step of 0 leads nowhere", f"{key}=range({value.start},{value.stop})")
     found = sorted(value.range())
     if not found:
-        problem = "it has no values: a range goes from its start towards its end, which is not part of it"
+        problem = "the range has no values: it goes from its start towards its end, which is not part of it"
         assert value.start is not None and value.stop is not None
         first, last = (value.stop, value.start) if value.start != value.stop else (value.start, value.start + 1)
         raise _problem(override, problem, f"{key}=range({first},{last})")
     if is_log and (value.step != 1 or found[0] < 1):
         problem = "a logarithmic range has steps of 1, and begins at 1 or above"
-        raise _problem(override, problem, f"'{key}=tag(log,interval({max(found[0], 1):g},{found[-1]:g}))'")
+        raise _problem(override, problem, f"{key}=tag(log,interval({max(found[0], 1):g},{found[-1]:g}))")
     return Numbers(override.get_key_element(), found[0], found[-1], abs(value.step), is_log)
 
 
@@ -120,19 +123,20 @@ def _choices(override: Override, value: Any) -> Choices:
     from hydra.core.override_parser.types import ChoiceSweep, Transformer
 
     if getattr(value, "tags", ()):
-        raise _problem(override, "choices have no scale", f"{override.key_or_group}=... without tag(log, ...)")
+        problem, fix = "choices have no scale", f"remove `tag(log, ...)` from `{override.key_or_group}`"
+        raise RunnerError.of(str(override.input_line), problem, fix)
     if isinstance(value, ChoiceSweep):  # not by sweep_string_iterator(), which would shuffle them if it is told to
         texts = [Transformer.str(element) for element in value.list]
     else:
         texts = list(override.sweep_string_iterator())
     if not texts:
         problem = f"no file in {override.key_or_group} has such a name"
-        raise _problem(override, problem, f"'{override.key_or_group}=glob(*)'")
+        raise _problem(override, problem, f"{override.key_or_group}=glob(*)")
     return Choices(override.get_key_element(), tuple(dict.fromkeys(texts)))
 
 
-def _problem(override: Override, problem: str, write: str) -> RunnerError:
-    return RunnerError(Problem(str(override.input_line), problem, write))
+def _problem(override: Override, problem: str, way: str) -> RunnerError:
+    return RunnerError.suggest(str(override.input_line), problem, [shlex.quote(way)])
 
 
 KEY = "hydra.sweeper"
@@ -173,7 +177,9 @@ class Search(Sweeper):
         subdir = written(self._config.hydra.sweep, "subdir")
         if subdir != BY_NUMBER:
             problem = "a search names its directories by the trials' numbers"
-            problems.append(Problem(f"hydra.sweep.subdir={subdir}", problem, f"hydra.sweep.subdir='{BY_NUMBER}'"))
+            problems.append(
+                Problem.suggest(f"hydra.sweep.subdir={subdir}", problem, [f"hydra.sweep.subdir='{BY_NUMBER}'"])
+            )
         problems += _sampler_problems(settings, space, goals)
         kind, why, found = choose_pruner(settings.pruner, goals)
         problems += found + _missing_packages(settings)
@@ -197,7 +203,7 @@ def read_settings(node: DictConfig) -> Settings:
     """The sweeper's settings. Raises: RunnerError with everything that is wrong with them as they stand."""
     problems = setting_problems(node, Settings, KEY)
     if node.get("metric", "") is None:
-        problems.append(Problem(f"{KEY}.metric=null", "a search needs a metric", f"{KEY}.metric=val/loss"))
+        problems.append(Problem.suggest(f"{KEY}.metric=null", "a search needs a metric", [f"{KEY}.metric=val/loss"]))
     refuse(problems)
     values: dict[str, Any] = OmegaConf.to_container(node, resolve=True)  # type: ignore[assignment]
     return Settings(**{name: value for name, value in values.items() if name != "_target_"})
@@ -233,9 +239,11 @@ def _sampler_problems(settings: Settings, space: Space, goals: Goals) -> list[Pr
     numbers = [key for key, dimension in dimensions.items() if not isinstance(dimension, Choices)]
     if len(numbers) < 2:
         problem = f"CMA-ES needs two or more numbers, and of {', '.join(dimensions)} only {', '.join(numbers) or 'none'} is one"
-        problems.append(Problem(asked, problem, f"{KEY}.sampler=tpe"))
+        problems.append(Problem.suggest(asked, problem, [f"{KEY}.sampler=tpe"]))
     if len(goals) > 1:
-        problems.append(Problem(asked, "CMA-ES needs a single metric", f"{KEY}.sampler=nsga2 or {KEY}.sampler=tpe"))
+        problems.append(
+            Problem.suggest(asked, "CMA-ES needs a single metric", [f"{KEY}.sampler=nsga2", f"{KEY}.sampler=tpe"])
+        )
     return problems
 
 
@@ -243,10 +251,7 @@ def _missing_packages(settings: Settings) -> list[Problem]:
     needed = ["optuna", *(["cmaes"] if settings.sampler == "cmaes" else [])]
     missing = [name for name in needed if find_spec(name) is None]
     asked = f"hydra/sweeper=optuna, sampler={settings.sampler}"
-    return [
-        Problem(asked, f"the package `{name}` is not installed", install("search"), code="missing-package")
-        for name in missing
-    ]
+    return [not_installed(asked, f"the package `{name}` is not installed", "search").problems[0] for name in missing]
 
 
 def _num_epochs(config: DictConfig, space: Space) -> int | None:

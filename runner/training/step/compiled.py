@@ -99,7 +99,7 @@ def make_compiled(
         except _compiling_errors() as error:
             check_compiler(error)
             problem = f"torch can't compile this model: {first_line(error)}"
-            raise RunnerError(Problem("train.compile=true", problem, "train.compile=false")) from error
+            raise RunnerError(Problem.suggest("train.compile=true", problem, ["train.compile=false"])) from error
 
     return step
 
@@ -279,9 +279,9 @@ def check_compiler(error: BaseException) -> None:
     words = "\n".join(str(cause) for cause in causes)
     if any(isinstance(cause, inductor.InvalidCxxCompiler) for cause in causes) or "No working C++ compiler" in words:
         problem = "torch finds no C++ compiler here"
-        fix = "train.compile=false; or install g++ or clang++, or name one in the environment variable CXX"
+        fix = "use `train.compile=false`, or install g++ or clang++, or name one in the environment variable `CXX`"
     elif any(isinstance(cause, inductor.TritonMissing) for cause in causes):
-        problem, fix = "torch finds no Triton here", "train.compile=false; or install triton"
+        problem, fix = "torch finds no Triton here", "use `train.compile=false`, or install triton"
     else:
         return
     raise RunnerError(Problem("train.compile=true", problem, fix)) from error

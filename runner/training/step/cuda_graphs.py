@@ -61,13 +61,13 @@ class GraphSteps:
         try:
             return self._capture.capture(run)
         except HostDrawError as error:
-            raise CannotTraceError(str(error), "draws on the device (torch.rand(..., device=x.device))") from error
+            raise CannotTraceError(str(error), "draws on the device (`torch.rand(..., device=x.device)`)") from error
         except RuntimeError as error:
             if is_out_of_memory(error):
                 raise
             problem = f"the step can't be captured, as something in it needs the host: {first_line(error)}"
             problem += f" at {line}" if (line := line_of_error(error)) != UNKNOWN else ""
-            fix = "a step that reads nothing of the device (placement.guard=always names what does)"
+            fix = "a step that reads nothing of the device (`placement.guard=always` names what does)"
             raise CannotTraceError(problem, fix) from error
 
 

@@ -98,7 +98,7 @@ class FixedUpdate:
         self._kernels = _kernels(optimizer)
         if not self._kernels:
             problem = f"{type(optimizer).__name__} with these settings takes its steps itself"
-            raise CannotTraceError(problem, "optimizer=adam, adamw or sgd (fused, as they are by default)")
+            raise CannotTraceError(problem, "`optimizer=adam`, `adamw` or `sgd` (fused, as they are by default)")
         self._parameters = [parameter for kernel in self._kernels for parameter in kernel.parameters]
         device = self._parameters[0].device
         self._fixed = [{name: kernel.group[name] for name in NUMBERS & kernel.group.keys()} for kernel in self._kernels]
@@ -127,7 +127,7 @@ class FixedUpdate:
             for name, value in fixed.items():
                 if kernel.group[name] != value:
                     problem = f"the schedule moves {name}, and that is a number in the optimizer's step"
-                    raise CannotTraceError(problem, "a schedule that changes only rates (cycle_momentum=false)")
+                    raise CannotTraceError(problem, "a schedule that changes only rates (`cycle_momentum=false`)")
         if self._as_formula:
             return [list(step) for step in zip(*(kernel.numbers(since, num) for kernel in self._kernels), strict=True)]
         return [[[float(kernel.group["lr"])] for kernel in self._kernels]] * num
@@ -311,7 +311,7 @@ def _sgd_formula(kernel: _Kernel, numbers: Tensor, grads: Any) -> None:
 
 def _matrices(kernel: _Kernel, rate: float | Tensor, grads: Any, scaled: FixedUpdate | None = None) -> None:
     if scaled is not None:
-        raise CannotTraceError("Muon's step of a matrix takes no scale of gradients", "train.precision=bf16")
+        raise CannotTraceError("Muon's step of a matrix takes no scale of gradients", "`train.precision=bf16`")
     first = rate[0] if isinstance(rate, Tensor) and rate.dim() else rate
     matrix_steps(kernel.parameters, grads, kernel.states["momentum_buffer"], first, kernel.group)
 

@@ -253,7 +253,7 @@ class OnDevice:
 
     def _refused(self, error: CannotTraceError) -> RunnerError:
         fix = f"{error.fix}, or " if error.fix else ""
-        return RunnerError(Problem("train.cuda_graph=true", str(error), f"{fix}train.cuda_graph=false"))
+        return RunnerError(Problem("train.cuda_graph=true", str(error), f"use {fix}`train.cuda_graph=false`"))
 
 
 def host_generators(device: torch.device) -> dict[str, Any]:

@@ -441,7 +441,7 @@ def test_without_the_package_its_name_is_told(tmp_path, monkeypatch):
 
     file = write_tokenizer(tmp_path / "tokenizer.json")
     monkeypatch.setattr(builtins, "__import__", without)
-    assert refused("a/b").help == install("huggingface")
+    assert refused("a/b").help == f"run `{install('huggingface')}`"
     with pytest.raises(RunnerError, match=re.escape(install("text"))):
         TextRows(Path(file).read_text(), 4)
 

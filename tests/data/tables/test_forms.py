@@ -118,7 +118,7 @@ def test_a_file_of_another_form_is_told_as_one(folder, messages):
     (folder / "numbers.csv").write_text("x,y\n1,0\n2,1\n")
     writes = {"t.csv": "'%d/%m/%Y'", "short.csv": "'%m/%d/%y'", "numbers.csv": "null"}
     for name, write in ((name, f"data.date_format={write}") for name, write in writes.items()):
-        assert messages(problem(name, date_format="%m/%d/%Y")).help == write
+        assert messages(problem(name, date_format="%m/%d/%Y")).suggestions == (write,)
 
 
 def test_what_looks_like_dates_is_told(folder):

@@ -232,7 +232,7 @@ def test_without_the_plugin_it_says_what_to_install(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     problems = problems_of(check_there, settings(f"{PLUGIN}.submitit_launcher.SlurmLauncher"))
     assert problems[0].source == "hydra/launcher=slurm"
-    assert problems[0].help == install("slurm")
+    assert problems[0].help == f"run `{install('slurm')}`"
 
 
 def test_without_slurm_it_says_so(monkeypatch, tmp_path):

@@ -66,7 +66,7 @@ MISTAKES = [
     (["a=range(5,1)"], "a=range(1,5)"),
     (["a=range(1,5,0)"], "a=range(1,5)"),
     (["a=tag(log,range(1,9,2))"], "a=tag(log,interval(1,7))"),
-    (["a=tag(log,choice(1,2))"], "a=... without tag(log, ...)"),
+    (["a=tag(log,choice(1,2))"], "remove `tag(log, ...)` from `a`"),
     (["a=1,2", "a=3,4"], "set `a` once"),
     (["sweep.slots.cpu=1,2", "a=1,2"], "`sweep.slots.cpu=...` with one value"),
 ]

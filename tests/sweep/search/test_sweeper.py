@@ -257,11 +257,11 @@ MISTAKES = {
             f"{SWEEPER}n_trials=many",
             f"{SWEEPER}pruner=medain",
         ],
-        ["sampler=tpe or", "metric=val/loss", "pruner=median"],
+        ["sampler=tpe", "metric=val/loss", "pruner=median"],
     ),
     "a metric's name, a grid of an interval": (
         [LR, f"{SWEEPER}metric=accuracy", f"{SWEEPER}sampler=grid"],
-        ["metric=val/accuracy or", "optimizer.lr=0.001,0.01,0.1"],
+        ["metric=val/accuracy", "optimizer.lr=0.001,0.01,0.1"],
     ),
     "a metric without rows, one number for cmaes": (
         ["model=mlp,cnn", LR, f"{SWEEPER}metric=val/loss", "data.val_fraction=0", f"{SWEEPER}sampler=cmaes"],
@@ -287,7 +287,7 @@ MISTAKES = {
     "params": ([LR, f"{SWEEPER}params={{seed:'range(1,x)'}}"], [f"{SWEEPER}params: {{seed: "]),
     "a key's name": ([LR, f"{SWEEPER}n_trial=5"], ["n_trials=5"]),
     "a key that is added": ([LR, f"+{SWEEPER}trials=5"], ["n_trials=5"]),
-    "a swept setting": ([LR, f"{SWEEPER}sampler=tpe,random"], [f"{SWEEPER}sampler=... with one value"]),
+    "a swept setting": ([LR, f"{SWEEPER}sampler=tpe,random"], [f"set {SWEEPER}sampler to one value"]),
     # what the composed examples tell
     "a file's name": ([LR, "model=mlp,mpl"], ["model=mlp"]),
     "a job's key": ([LR, "train.num_epoch=3"], ["train.num_epochs=3"]),
