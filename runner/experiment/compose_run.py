@@ -53,5 +53,5 @@ def last_value(overrides: Sequence[str], key: str) -> Any:
     try:
         return OmegaConf.select(OmegaConf.from_dotlist([given[-1]]), key) if given else None
     except Exception as error:  # OmegaConf's or YAML's
-        problem = f"its value can't be read: {first_line(error)}"
+        problem = f"the value can't be read: {first_line(error)}"
         raise RunnerError(Problem(given[-1], problem, f"put it in quotes: `'{key}=...'`")) from None

@@ -75,7 +75,7 @@ def test_the_same_words_again_say_that_it_has_finished(used, capsys):
 def test_what_can_go_on_is_told_how(used, capsys):
     before = content()
     assert cli.main([*SHORT, "train.num_steps=12"]) == 2
-    assert "help: run `python -m runner resume run train.num_steps=12`, or another" in capsys.readouterr().err
+    assert "help: run `python -m runner resume run train.num_steps=12`, or use another" in capsys.readouterr().err
     assert cli.main([*SHORT, "train.num_epochs=null", "train.max_seconds=null", "train.num_steps=12"]) == 2
     assert " train.num_epochs=null" in capsys.readouterr().err
     summary = json.loads((used / "summary.json").read_text())
@@ -107,7 +107,7 @@ def test_a_folder_with_a_blank_is_whole_in_what_is_to_be_typed(trained, own_fold
     with pytest.raises(RunnerError, match="python -m runner resume 'my run'"):
         claim.refuse_used(Path("my run"), OmegaConf.create({"seed": 1}))
     assert cli.main(["resume", "my run", "train.num_epochs=2"]) == 2
-    assert "`resume 'my run' train" in capsys.readouterr().err
+    assert "`python -m runner resume 'my run' train" in capsys.readouterr().err
 
 
 def test_processes_that_are_started_again_go_on(used, monkeypatch):
