@@ -126,9 +126,9 @@ class Session:
             self.screen.say(line, in_log=in_log)
         if not self.settings.train.check:
             self.say(row("run", short(folder)))
-        self._clock.lap("setup")
+        self._clock.setup = time.perf_counter() - self._clock.began
         if self.settings.train.check:
-            self.say(f"check:  data, model, optimizer ({self._clock.seconds['setup']:.2f} s)")
+            self.say(f"check:  data, model, optimizer ({self._clock.setup:.2f} s)")
             if parts.train.num_batches > 1:
                 self.say(f"check:  the last batch of train: {parts.train.num_rows % parts.train.batch_size} rows")
 
@@ -143,7 +143,7 @@ class Session:
         if result.status != "failed":  # else another process may be gone
             ranks.leave()
         self._end["num_processes"] = ranks.num
-        self._clock.lap("")
+        self._clock.trained = time.perf_counter()
         tracking, parts = self.settings.tracking, self._parts
         has_model = result.status == "finished" and bool(tracking.log_model) and shows
         has_rows = has_model or (result.status == "finished" and (parts.val or parts.train).indexed() is not None)
@@ -187,8 +187,8 @@ class Session:
 
     def _around(self) -> dict[str, float]:
         clock = self._clock
-        finish = clock.seconds.get("finish", clock.since()) - self._waited
-        return {"start-up": clock.before + clock.seconds.get("setup", 0.0), "tracker": self._waited, "finish": finish}
+        finish = time.perf_counter() - clock.trained - self._waited
+        return {"start-up": clock.before + clock.setup, "tracker": self._waited, "finish": finish}
 
     def _finish(self) -> None:
         summary = self._summarize(exit_code=self.stop.exit_code, **self._end)
@@ -199,10 +199,9 @@ class Session:
             ack = self._wait_for_tracker(self._publisher, within=self.stop.seconds_left)
             self._waited = time.perf_counter() - began
             summary = replace(summary, run_id=ack.run_id, tracker=ack.counts)
-        self._clock.lap("finish")
-        total = self._clock.total()
-        seconds = {**summary.seconds, "finish": self._clock.seconds["finish"], "total": total}
-        time_by_cause = time_spent.whole(summary.time, total=total, around=self._around())
+        around, total = self._around(), self._clock.total()
+        seconds = {**summary.seconds, "finish": around["finish"] + self._waited, "total": total}
+        time_by_cause = time_spent.whole(summary.time, total=total, around=around)
         summary = replace(summary, seconds=seconds, time=time_by_cause)
         with self._failing():
             summary.write(self.folder)
@@ -217,9 +216,7 @@ class Session:
             self.screen.result(summary, folder=self.folder, rows=rows)
 
     def _summarize(self, **known: Any) -> Summary:
-        clock = self._clock
-        before = {"start": clock.before, "setup": clock.seconds.get("setup", 0.0)}
-        known["seconds"] = before | self._result.seconds
+        known["seconds"] = {"start": self._clock.before, "setup": self._clock.setup, **self._result.seconds}
         return summarize(self.settings, self._parts, self.reporter, self._result, self._machine.choice, **known)
 
     @property
@@ -286,28 +283,19 @@ class Session:
 
 
 class Clock:
-    """Seconds since the command began, in laps."""
+    """Seconds since the command began, and when its parts ended."""
 
     def __init__(self, *, since_import: bool) -> None:
         """since_import: whether the process has only this run, so that its imports are the run's start.
 
         The process's age would be wrong: a shell that is replaced by its last command passes its age on.
         """
-        self._began = self._lap = time.perf_counter()
-        self.before = self._began - IMPORTED if since_import else 0.0
-        self.seconds: dict[str, float] = {}
-
-    def lap(self, name: str) -> None:
-        """Ends a lap, which counts as `name`."""
-        before, self._lap = self._lap, time.perf_counter()
-        self.seconds[name] = self._lap - before
-
-    def since(self) -> float:
-        """The last lap."""
-        return time.perf_counter() - self._lap
+        self.began = self.trained = time.perf_counter()
+        self.before = self.began - IMPORTED if since_import else 0.0
+        self.setup = 0.0  # seconds
 
     def total(self) -> float:
-        return self.before + time.perf_counter() - self._began
+        return self.before + time.perf_counter() - self.began
 
 
 def rerun_text(cfg: DictConfig) -> str:
