@@ -11,7 +11,7 @@ import stat
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TextIO
 from urllib.parse import quote, unquote, unquote_plus
@@ -52,8 +52,8 @@ class Problem:
 
     Args:
         source: What was typed, or a file and a line.
-        message: The problem as one sentence in lower case, without a period. "it" at its beginning is `source`.
-        help: What to type or do. Overrides and commands in it are shown between backticks.
+        message: The problem as one sentence in lower case, without a period; it names its subject.
+        help: What to type or do: a verb first, backticks around what can be typed.
         suggestions: Texts for a shell, each of which replaces `source`; a whole command begins with `python -m runner`.
         notes: Further facts.
         code: A short stable name for the kind of error.
@@ -74,42 +74,11 @@ class Problem:
         found = tuple(dict.fromkeys(map(for_a_shell, suggestions)))[:3]
         return cls(source, message, use(*found) if found else otherwise, found, code=code)
 
-    @property
-    def sentence(self) -> str:
-        """Return the message with the name of the setting in place of "it"."""
-        key, equals, value = self.source.partition("=")
-        if not (self.message.startswith("it ") and equals and " " not in self.source):
-            return self.message
-        name = value if key.endswith("_target_") else key if "." in key else self.source
-        return f"`{name}` {self.message.removeprefix('it ')}"
-
-    @property
-    def typed(self) -> tuple[str, ...]:
-        """Return the suggestions as they are typed into a shell; without any, a help text that consists of overrides."""
-        parts = self.suggestions or tuple(re.split(",? or ", self.help))
-        is_typed = bool(self.suggestions) or all(_OVERRIDE.fullmatch(part) for part in parts)
-        return tuple(map(for_a_shell, parts)) if is_typed else ()
-
-    @property
-    def advice(self) -> str:
-        """Return the help text with its verb, and with what can be typed between backticks."""
-        if self.help in ("", " or ".join(self.suggestions)):
-            return use(*self.typed) if self.typed else ""
-        return with_verb(for_a_shell(self.help))
-
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> Problem:
         """Return the error that `asdict()` was written of as JSON, where tuples are lists."""
         lists = {key: tuple(facts[key]) for key in ("suggestions", "notes")}
         return cls(**{**facts, **lists})
-
-    def below(self, path: str) -> Problem:
-        """Return the same error of a `_target_` at a dotted path of the configuration."""
-        source, text, *typed = (
-            re.sub(r"(?<![\w.])_target_=", f"{path}._target_=", each)
-            for each in (self.source, self.help, *self.suggestions)
-        )
-        return replace(self, source=source, help=text, suggestions=tuple(typed))
 
     def masked(self) -> Problem:
         """Return the same error without secrets."""
@@ -127,7 +96,7 @@ _COLORS = {"error": 31, "warning": 33, "hint": 36, "help": 36, "note": 36}
 
 def render(problem: Problem, *, kind: str = "error", in_color: bool = False) -> str:
     """Return an error (or a warning, or a hint) as lines of text without secrets and control characters."""
-    lines = [(f"{kind}: ", problem.sentence), ("  --> ", problem.source), ("help: ", problem.advice)]
+    lines = [(f"{kind}: ", problem.message), ("  --> ", problem.source), ("help: ", problem.help)]
     lines += [("note: ", note) for note in problem.notes]
     text = [_hang(head, harmless(without_password(text))) for head, text in lines if text]
     return "\n".join(map(colored, text) if in_color else text)
@@ -165,24 +134,6 @@ def leave_unread() -> None:
 
 #: KEY=[...] and KEY={...} outside of quotes
 _PATTERN = re.compile(r"(?<![\w.+~'\"])[+~]*[\w.@/]+=(?:\[(?:[^][']|\[[^][']*\])*\]|\{(?:[^{}']|\{[^{}']*\})*\})")
-#: KEY=VALUE or --flag VALUE, without a placeholder such as FILE or ...
-_OVERRIDE = re.compile(r"(['\"]?[+~]*[\w.@/]+=|--[\w-]+ )(?!\w*[A-Z]{2,}\b)(?!.*\.\.\.)(?:\S*[^\s,]|.+')")
-#: KEY=VALUE within a text
-_TYPED = re.compile(
-    r"(?<![\w.+~'\"=/:-])(?:-m )?(?:(?P<quote>['\"])[+~]*[a-z_][\w.@/]*=.*?(?P=quote)(?![\w'\"])"
-    r"|[+~]*[a-z_][\w.@/]*=(?:'[^']*'|\"[^\"]*\"|\S*))"
-)
-_FLAG = re.compile(r"--?[a-z][\w-]*(?: \S+)?")
-_COMMANDS = ("python -m ", f"{sys.executable} -m ", "cd ", "chmod ", "mkdir ", "rm -- ", "aws s3 ", "gcloud ", "curl ")
-_VERBS = re.compile(
-    r"(?:resume|sync|evaluate|predict|export|serve|register|reproduce|compare|diff|explain|watch|history|ui|tune|plan|try) "
-    r"(?!the |an? |its? |that |this )\S"
-)
-_PROSE = re.compile(r" (?:without|with|of|for|in|from|to|again|say|before)\b|: ")
-#: a text that begins with a thing, and needs a verb
-_THING = re.compile(
-    r"(?:an?|the|one|another|its?|your|fewer|more|whole|files?|texts?|numbers?|names|quotes|other|less)\b"
-)
 
 
 def for_a_shell(text: str) -> str:
@@ -195,29 +146,6 @@ def use(*texts: str) -> str:
     verb = "run" if texts[0].startswith(("python -m runner", "pip install")) else "use"
     *first, last = (f"`{text}`" for text in texts)
     return f"{verb} {', '.join(first)} or {last}" if first else f"{verb} {last}"
-
-
-def with_verb(text: str) -> str:
-    """Return a help text with backticks around what can be typed, and with a verb before a bare override or command."""
-    if "`" in text:
-        return text
-    parts = re.split(r"(, or |; | or |, then )", text)
-    parts[::2] = [f"`{part}`" if _is_typed(part) else _TYPED.sub(_quoted, part) for part in parts[::2]]
-    is_run = text.startswith(_COMMANDS) or (_VERBS.match(text) and parts[0].startswith("`"))
-    verb = "run " if is_run else "use " if parts[0].startswith("`") or _THING.match(text) else ""
-    return (verb + "".join(parts)).replace("` `", " ")
-
-
-def _is_typed(part: str) -> bool:
-    is_command = part.startswith(_COMMANDS) or _VERBS.match(part) is not None
-    return (is_command and not _PROSE.search(part)) or _FLAG.fullmatch(part) is not None
-
-
-def _quoted(match: re.Match[str]) -> str:
-    typed = match[0] if match[0].endswith("...") else match[0].rstrip(",;:.")
-    while typed.endswith(")") and typed.count(")") > typed.count("("):
-        typed = typed[:-1]
-    return f"`{typed}`{match[0][len(typed) :]}"
 
 
 class RunnerError(Exception):
@@ -272,9 +200,9 @@ def as_facts(error: RunnerError) -> dict[str, list[dict[str, Any]]]:
         "faults": [
             {
                 "code": each.code,
-                "message": each.sentence,
-                "help": each.advice,
-                "suggestions": list(each.typed),
+                "message": each.message,
+                "help": each.help,
+                "suggestions": list(each.suggestions),
                 "notes": list(each.notes),
                 "asked": each.source,
                 "so": each.message,
@@ -287,9 +215,7 @@ def as_facts(error: RunnerError) -> dict[str, list[dict[str, Any]]]:
 
 def on_a_line(error: RunnerError) -> str:
     """Return all errors on one line, for a summary."""
-    return without_password(
-        "; ".join(f"{each.sentence} ({each.source}); help: {each.advice}" for each in error.problems)
-    )
+    return without_password("; ".join(f"{each.message} ({each.source}); help: {each.help}" for each in error.problems))
 
 
 def without_password(text: str, uri: str = "") -> str:

@@ -90,5 +90,5 @@ def _number(environ: Mapping[str, str], name: str, default: str | None = None) -
 def _sound(place: RankInfo) -> RankInfo:
     if not (place.rank < place.num and place.local_rank < place.local_num):
         problem = f"process {place.rank} of {place.num} (here {place.local_rank} of {place.local_num}) does not exist"
-        raise RunnerError(Problem(f"what {place.by} has set", problem, "unset RANK WORLD_SIZE LOCAL_RANK"))
+        raise RunnerError(Problem(f"what {place.by} has set", problem, "run `unset RANK WORLD_SIZE LOCAL_RANK`"))
     return place

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from runner.errors import with_verb
-
 CERTAIN, LIKELY, ESTIMATE = "certain", "likely", "estimate"
 GRADES = (CERTAIN, LIKELY, ESTIMATE)
 
@@ -32,7 +30,7 @@ class Finding:
     def __str__(self) -> str:
         times = f" ({self.count} times)" if self.count > 1 else ""
         place = f" at {self.where}" if self.where else ""
-        return f"{self.what}{place}{times}" + (f"; help: {with_verb(self.write)}" if self.write else "")
+        return f"{self.what}{place}{times}" + (f"; help: use {self.write}" if self.write else "")
 
 
 def merged(findings: Iterable[Finding]) -> list[Finding]:

@@ -342,7 +342,7 @@ class Training:
         if self.parts.limits.patience is not None or self.parts.schedule.follows_metric:
             raise RunnerError(problem)  # it would never stop early, or the rate would never fall
         if not self.progress.measured and self.parts.val is not None:
-            self.observer.say(f"best: the last weights are kept, as {problem.message}; {problem.advice}")
+            self.observer.say(f"best: the last weights are kept, as {problem.message}; {problem.help}")
 
     def _step_time(self) -> float:
         return time.perf_counter() - sum(self._other_seconds.values())

@@ -65,16 +65,16 @@ def test_a_missing_file_offers_the_nearest_in_that_folder(own_folder, messages):
     (own_folder / "sets").mkdir()
     for name in ("digits.npz", "faces.npy", "notes.txt"):
         (own_folder / "sets" / name).touch()
-    assert messages(problem("sets/digit.npz")).typed == ("data.path=sets/digits.npz",)
-    assert messages(problem("sets/zzz.npz")).typed == ("data.path=sets/digits.npz", "data.path=sets/faces.npy")
-    assert messages(problem("sets")).typed == ("data.path=sets/digits.npz", "data.path=sets/faces.npy")
+    assert messages(problem("sets/digit.npz")).suggestions == ("data.path=sets/digits.npz",)
+    assert messages(problem("sets/zzz.npz")).suggestions == ("data.path=sets/digits.npz", "data.path=sets/faces.npy")
+    assert messages(problem("sets")).suggestions == ("data.path=sets/digits.npz", "data.path=sets/faces.npy")
 
 
 def test_a_missing_folder(own_folder, messages):
     (own_folder / "sets").mkdir()
     (own_folder / "sets/my digits.npz").touch()
     near = messages(problem("stes/digits.npz", key="data.targets_path"))
-    assert near.typed == ("'data.targets_path=sets/my digits.npz'",)
+    assert near.suggestions == ("'data.targets_path=sets/my digits.npz'",)
     messages(problem("elsewhere/digits.npz", key="data.targets_path"))
     messages(problem("digits.npz"))
 

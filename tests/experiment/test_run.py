@@ -339,7 +339,7 @@ def test_a_persons_bug_is_told_with_its_line_and_the_points_are_kept(own_folder,
 def test_a_part_that_finds_out_late_that_it_does_not_suit_says_what_to_write(own_folder):
     (own_folder / "my_tasks.py").write_text(
         "from runner.errors import Problem, RunnerError\n\ndef loss(model, batch):\n"
-        "    raise RunnerError(Problem('model=cnn', 'it gives too little', 'model=mlp'))\n"
+        "    raise RunnerError(Problem('model=cnn', '`model=cnn` gives too little', 'use `model=mlp`'))\n"
     )
     words = ["task=own", "task.function._target_=my_tasks.loss", "tracking.enabled=false", "hydra.run.dir=run"]
     assert cli.main(words) == 1

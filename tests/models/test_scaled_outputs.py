@@ -45,7 +45,7 @@ def test_of_several_outputs_the_answer_alone_is_scaled(given, output, taken):
 )
 def test_an_answer_that_nobody_named_is_asked_for(given, output, typed, messages):
     (problem,) = messages(problems_of(Scaled([100.0], [50.0], output=output), given))
-    assert problem.typed == typed
+    assert problem.suggestions == typed
 
 
 def test_what_is_no_tensor_is_left_to_the_task():

@@ -128,5 +128,5 @@ def test_a_file_in_a_folder_that_can_not_be_there(name):
 def test_a_file_that_is_not_there(tmp_path, messages):
     torch.save(state(), tmp_path / "weights.pt")
     (problem,) = messages(problems_of(load_weights, net(), str(tmp_path / "wieghts.pt"), strict=True))
-    assert problem.typed == (f"model.weights={tmp_path / 'weights.pt'}",)
+    assert problem.suggestions == (f"model.weights={tmp_path / 'weights.pt'}",)
     messages(problems_of(load_weights, net(), str(tmp_path), strict=True))

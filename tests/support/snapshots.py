@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.errors import Problem, render
+from runner.errors import Problem, for_a_shell, render
 
 TESTS = Path(__file__).parents[1]
 
@@ -20,7 +20,7 @@ def read(path: Path) -> dict[str, str]:
 
 def shown(problem: Problem) -> str:
     """Return an error as the terminal shows it, with its code, and with the suggestions that the help leaves out."""
-    hidden = [each for each in problem.typed if each not in problem.advice]
+    hidden = [each for each in problem.suggestions if each not in problem.help]
     return "\n".join([render(problem, kind=f"error[{problem.code}]"), *(f"suggestion: {each}" for each in hidden)])
 
 
@@ -28,7 +28,8 @@ def check_typed(problem: Problem) -> None:
     """Fail if a shell and Hydra don't take every suggestion as it is."""
     from hydra.core.override_parser.overrides_parser import OverridesParser  # takes 0.2 s
 
-    for word in (word for suggestion in problem.typed for word in shlex.split(suggestion)):
+    assert all(each == for_a_shell(each) for each in problem.suggestions)
+    for word in (word for suggestion in problem.suggestions for word in shlex.split(suggestion)):
         if "=" in word and not word.startswith("-"):
             OverridesParser.create().parse_override(word)
 

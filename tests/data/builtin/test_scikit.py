@@ -49,4 +49,4 @@ def test_a_row_from_a_file(tmp_path):
 
 def test_another_name(messages):
     (problem,) = messages(problems_of(scikit, "wines"))
-    assert problem.typed == ("data=wine",)
+    assert problem.suggestions == ("data=wine",)

@@ -111,8 +111,8 @@ def test_rows_without_a_target_are_left_out(folder, in_memory, monkeypatch, mess
 
 
 def test_a_file_of_another_form_is_told_as_one(folder, messages):
-    assert messages(problem("german.csv")).typed == ("\"data.decimal=','\"",)
-    assert messages(problem("german.csv", decimal=",")).typed == ("data.date_format='%d.%m.%Y'",)
+    assert messages(problem("german.csv")).suggestions == ("\"data.decimal=','\"",)
+    assert messages(problem("german.csv", decimal=",")).suggestions == ("data.date_format='%d.%m.%Y'",)
     (folder / "t.csv").write_text("day,y\n31/12/2024,0\n30/12/2024,1\n")
     (folder / "short.csv").write_text("day,y\n12/31/99,0\n01/01/01,1\n")
     (folder / "numbers.csv").write_text("x,y\n1,0\n2,1\n")

@@ -313,7 +313,7 @@ def test_settings_that_are_none(tmp_path, settings, messages):
 
 def test_folders_that_are_none(tmp_path, messages):
     make(tmp_path / "flowers")
-    assert messages(refused(str(tmp_path / "flower"))).typed == (f"data.path={tmp_path}/flowers",)
+    assert messages(refused(str(tmp_path / "flower"))).suggestions == (f"data.path={tmp_path}/flowers",)
     messages(refused(str(tmp_path / "flowers" / "red")))
     (tmp_path / "flowers" / "white").mkdir()
     messages(refused(str(tmp_path / "flowers")))
@@ -327,13 +327,13 @@ def test_folders_that_are_none(tmp_path, messages):
 def test_one_class_is_refused(tmp_path, messages):
     root, animals = tmp_path / "set", tmp_path / "set" / "animals"
     make(animals)
-    assert messages(refused(str(root))).typed == (f"data.path={animals}",)
+    assert messages(refused(str(root))).suggestions == (f"data.path={animals}",)
     assert images(str(animals)).classes == CLASSES
     animals.rename(tmp_path / "inner")
     root.mkdir(exist_ok=True)
     (root / "all").mkdir()
     (tmp_path / "inner").rename(root / "all" / "animals")
-    assert refused(str(root)).typed == (f"data.path={root}/all/animals",)
+    assert refused(str(root)).suggestions == (f"data.path={root}/all/animals",)
     root.rename(tmp_path / "train")
     make(tmp_path / "val" / "all")
     messages(refused(str(tmp_path)))
