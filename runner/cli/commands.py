@@ -1,4 +1,4 @@
-"""The functions of the commands in table.py: each takes the arguments and returns the exit code.
+"""The functions of the commands in table.py: each takes the arguments and returns the exit code, or what `--json` prints.
 
 Each imports what it needs, so that a command does not wait for torch without a reason.
 """
@@ -35,6 +35,7 @@ from runner.tracking.store_uri import sqlite_path
 #: overrides of a trace only: the steps are the same
 TRACE_KEYS = ("train.compile", "train.cuda_graph")
 PORT = 5000  # the first one for MLflow's page
+Result = Mapping[str, Any]
 
 
 def resume(given: Arguments) -> int:
@@ -150,15 +151,14 @@ def report(given: Arguments) -> int:
     return 0
 
 
-def compare(given: Arguments) -> int:
+def compare(given: Arguments) -> Result:
     from runner.sweep.report.comparisons import as_values
     from runner.tools import compare as comparing
 
     found = comparing.compare(given.values, metric=given["metric="] or None, uri=_uri(given) or stores.USUAL)
     _note_unused_store(given, is_used=any(map(comparing.is_in_store, given.values)))
     comparing.show(found)
-    answer.give({"comparisons": [as_values(each) for each in found]})
-    return 0
+    return {"comparisons": [as_values(each) for each in found]}
 
 
 def try_out(given: Arguments) -> int:
@@ -170,19 +170,17 @@ def try_out(given: Arguments) -> int:
     return int(line["verdict"] != "kept")
 
 
-def history(given: Arguments) -> int:
+def history(given: Arguments) -> Result:
     from runner.runs import history as reading
 
     uri = _uri(given) or stores.USUAL
     _note_unused_store(given, is_used=reading.folder_of(given.run) is None)
     if given["--output"] is not None:
         written = reading.write(given.run, given["--output"], uri=uri)
-        answer.give({"run": given.run, **written})
         print(f"{written['points']:,} points in {written['output']}")
-        return 0
+        return {"run": given.run, **written}
     show_history(found := reading.summary(reading.history(given.run, uri=uri)))
-    answer.give({"run": given.run, "metrics": found})
-    return 0
+    return {"run": given.run, "metrics": found}
 
 
 def show_history(found: Mapping[str, Mapping[str, Any]]) -> None:
@@ -214,25 +212,23 @@ def _note_unused_store(given: Arguments, *, is_used: bool) -> None:
         print(f"note: {shown} has no effect: all runs have their directories here, with all points in them")
 
 
-def diff(given: Arguments) -> int:
+def diff(given: Arguments) -> Result:
     from runner.tools import diff as comparing
 
     with comparing.opened(given.values, uri=_uri(given) or stores.USUAL) as originals:
         found = comparing.diff(originals)
         _note_unused_store(given, is_used=any(each.store for each in originals))
         comparing.show(found)
-    answer.give(comparing.as_values(found))
-    return 0
+    return comparing.as_values(found)
 
 
-def watch(given: Arguments) -> int:
+def watch(given: Arguments) -> Result:
     from runner.tools.watch import watch
 
-    answer.give(watch(given.run, once=answer.is_json()))
-    return 0
+    return watch(given.run, once=answer.is_json())
 
 
-def explain(given: Arguments) -> int:
+def explain(given: Arguments) -> Result:
     kinds = [name for name in ("--time", "--trace") if given[name]]
     if kinds != ["--trace"]:
         of_a_trace = [word for word in given.overrides if key_of(word) in TRACE_KEYS]
@@ -242,8 +238,7 @@ def explain(given: Arguments) -> int:
         from runner.runs.explain.explain import explain  # torch
 
         with _located(given):
-            answer.give(explain(given.run, given.overrides, step=given["--step"] or None))
-        return 0
+            return explain(given.run, given.overrides, step=given["--step"] or None)
     from runner.runs.explain.time import show_time, time_of, trace
 
     kind, *others = kinds
@@ -258,13 +253,11 @@ def explain(given: Arguments) -> int:
         refuse(Problem.suggest(source, problem, ways, code="unknown-key") for source in sources)
     if kind == "--time":
         show_time(found := time_of(given.run))
-        answer.give(found)
-    else:
-        answer.give(trace(given.run, given.overrides))
-    return 0
+        return found
+    return trace(given.run, given.overrides)
 
 
-def evaluate(given: Arguments) -> int:
+def evaluate(given: Arguments) -> Result:
     from runner.runs.evaluate import evaluate  # torch
 
     with _located(given):
@@ -272,25 +265,22 @@ def evaluate(given: Arguments) -> int:
     uris = [word for word in given.overrides if key_of(word) == "tracking.uri"]
     if uris and not given["--track"]:
         print(f"note: {without_password(uris[-1])} gets nothing of this: --track sends it there")
-    answer.give(found)
-    return 0
+    return found
 
 
-def predict(given: Arguments) -> int:
+def predict(given: Arguments) -> Result:
     from runner.runs.predict import predict  # torch
 
     files, size = (given["--input"], given["--output"]), given["--batch-size"]
     with _located(given):
-        answer.give(predict(given.run, *files, batch_size=size, keep=given["--keep"], overrides=given.overrides))
-    return 0
+        return predict(given.run, *files, batch_size=size, keep=given["--keep"], overrides=given.overrides)
 
 
-def export(given: Arguments) -> int:
+def export(given: Arguments) -> Result:
     from runner.runs.export import export  # torch
 
     with _located(given):
-        answer.give(export(given.run, given["--format"], given["--output"], predictions=given["--predictions"]))
-    return 0
+        return export(given.run, given["--format"], given["--output"], predictions=given["--predictions"])
 
 
 def serve(given: Arguments) -> int:
@@ -300,29 +290,26 @@ def serve(given: Arguments) -> int:
         return serve(given.run, given["--port"], predictions=given["--predictions"], ready=answer.give)
 
 
-def register(given: Arguments) -> int:
+def register(given: Arguments) -> Result:
     from runner.runs.register import register
 
     with _located(given):
         alias, again = given["--alias"], given["--again"]
-        answer.give(register(given.run, given["--name"], given.overrides, alias=alias, again=again))
-    return 0
+        return register(given.run, given["--name"], given.overrides, alias=alias, again=again)
 
 
-def lr_find(given: Arguments) -> int:
+def lr_find(given: Arguments) -> Result:
     from runner.plan.lr_find import find_rate  # torch
 
     num_steps, lowest, highest = given["--steps"], given["--from"], given["--to"]
-    answer.give(find_rate(given.flags, given.overrides, num_steps=num_steps, lowest=lowest, highest=highest))
-    return 0
+    return find_rate(given.flags, given.overrides, num_steps=num_steps, lowest=lowest, highest=highest)
 
 
-def tune(given: Arguments) -> int:
+def tune(given: Arguments) -> Result:
     from runner.plan.tune import tune  # torch
 
     seconds, name, precision = given["--seconds"], given["--name"], given["--precision"]
-    answer.give(tune(given.flags, given.overrides, seconds=seconds, name=name, precision=precision))
-    return 0
+    return tune(given.flags, given.overrides, seconds=seconds, name=name, precision=precision)
 
 
 @contextmanager
@@ -345,7 +332,7 @@ def _located(given: Arguments) -> Iterator[None]:
         raise find.retold(error, folder, given.command.name, words) from error
 
 
-def schema(given: Arguments) -> int:
+def schema(given: Arguments) -> Result:
     from runner.config import json_schema
 
     output, here = given["--output"], Path("conf")
@@ -357,10 +344,9 @@ def schema(given: Arguments) -> int:
         raise RunnerError(Problem(f"schema --output {output}", problem, fix, code="missing-file"))
     with loading():  # torch, whose signatures are read
         lines = json_schema.write(file, *own)
-    answer.give({"output": str(file), "lines": lines})
     print(f"{file}; an editor checks by it what has at its head")
     print("\n".join(f"  in {f'conf/{group}/':<22} {line}" for group, line in lines.items()))
-    return 0
+    return {"output": str(file), "lines": lines}
 
 
 def sync(given: Arguments) -> int:

@@ -86,7 +86,11 @@ def _call(words: list[str]) -> int:
         refuse_misspelt(rest)
     with trust.trusting(TRUST in rest):
         given = parse(command, [word for word in rest if word != TRUST or command.option(TRUST)])
-        return command.find_function()(given)
+        result = command.find_function()(given)
+    if isinstance(result, int):
+        return result
+    answer.give(result)
+    return 0
 
 
 def _check_encoding(words: list[str]) -> None:

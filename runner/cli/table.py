@@ -1,6 +1,6 @@
 """The table of commands. Parsing, `--help`, shell completion and the reference in runner/README.md are made from it.
 
-A command is one entry in COMMANDS and one function in commands.py with its name. Another package adds one by an entry
+A command is one entry in COMMANDS and one function, in commands.py or where the entry says. Another package adds one by an entry
 point that names a `runner.cli.Command`:
 
     [project.entry-points."runner.commands"]
@@ -10,7 +10,7 @@ point that names a `runner.cli.Command`:
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -89,6 +89,9 @@ def output_path(option: Option, value: str) -> str:
     return value
 
 
+Function = Callable[["Arguments"], "int | Mapping[str, Any]"]
+
+
 @dataclass(frozen=True)
 class Command:
     """What a command is called, what it takes, and the function that runs it.
@@ -97,7 +100,8 @@ class Command:
         name: The first argument of the command line.
         group: The heading in `--help`.
         help: One line: imperative, capital, no period, under 60 characters.
-        function: Takes `Arguments`, returns the exit code. A text names a function in commands.py ("": the command's name).
+        function: Takes `Arguments`; returns the exit code, or the result that `--json` prints. A text is `MODULE:NAME`, or names a
+            function in commands.py ("": the command's name).
         values: How the positional arguments are called in the help: `[RUN]` for one, `[DIR ...]` or `A B` for several.
         options: Its flags and settings.
         keys: Beginnings of the configuration keys that it takes as overrides (None: it takes no configuration).
@@ -110,7 +114,7 @@ class Command:
     name: str
     group: str
     help: str
-    function: Callable[[Arguments], int] | str = ""
+    function: Function | str = ""
     values: str = ""
     options: tuple[Option, ...] = ()
     keys: tuple[str, ...] | None = None
@@ -119,11 +123,12 @@ class Command:
     details: str = ""
     result: str = "the result"
 
-    def find_function(self) -> Callable[[Arguments], int]:
+    def find_function(self) -> Function:
         if not isinstance(self.function, str):
             return self.function
-        function = getattr(import_module("runner.cli.commands"), self.function or self.name.replace("-", "_"))
-        return cast(Callable[[Arguments], int], function)
+        module, _, name = self.function.rpartition(":")
+        found = getattr(import_module(module or "runner.cli.commands"), name or self.name.replace("-", "_"))
+        return cast(Function, found)
 
     def option(self, name: str) -> Option | None:
         return next((option for option in self.options if option.name == name), None)
@@ -433,9 +438,16 @@ def find(name: str) -> Command | None:
 
 
 def every_command() -> dict[str, Command]:
-    """Return all commands, also of other packages, by name. Looks through the installed packages."""
-    others = {each.name: command for each in entry_points(group=ENTRY_POINTS) if (command := _load(each))}
-    return COMMANDS | {name: command for name, command in others.items() if name not in COMMANDS}
+    """Return all commands, also of other packages, by name; built-in ones come first. Looks through the installed packages."""
+    found = dict(COMMANDS)
+    for entry in entry_points(group=ENTRY_POINTS):
+        if entry.name in COMMANDS:
+            print(
+                f"warning: the command `{entry.name}` of {entry.value} has a built-in command's name", file=sys.stderr
+            )
+        elif (command := _load(entry)) is not None:
+            found[entry.name] = command
+    return found
 
 
 def _load(entry: Any) -> Command | None:

@@ -1,5 +1,7 @@
 """The table of commands: its entries are whole, and another package adds one."""
 
+import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -9,7 +11,9 @@ from runner.cli import table
 from runner.cli.arguments import parse
 from runner.cli.table import COMMANDS, Command, Option, amount, number
 from runner.errors import RunnerError
+from runner.version import HERE
 
+PLUGIN = re.compile(r"```python\n(from runner\.cli import .*?)```", re.DOTALL)
 OTHER = """
 from runner.cli import Command, Option
 
@@ -61,6 +65,16 @@ def test_broken_command_of_other_package_is_warned_about(other_package, capfd):
     out, err = capfd.readouterr()
     assert "warning: the command `greet` can't be loaded from nowhere:COMMAND" in err
     assert "`wave` is left out" in err and "Say hello" not in out
+    assert "warning: the command `train` of other_commands:COMMAND has a built-in command's name" in err
+
+
+def test_mapping_from_command_is_its_json(other_package, own_folder, capfd):
+    text = PLUGIN.search((HERE / "README.md").read_text())[1]
+    (own_folder / "site/readme_command.py").write_text(text)
+    other_package("hello = readme_command:COMMAND")
+    assert cli.main(["hello", "a", "--json"]) == 0
+    out, err = capfd.readouterr()
+    assert json.loads(out) == {"run": "a"} and err == "hello a\n"
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=lambda command: command.name)

@@ -233,7 +233,7 @@ def test_mistakes(run, capsys):
     for words, problem in {
         ("nowhere",): "there is no directory `nowhere`",
         ("a" * 300,): "there is no directory `aaa",
-        ("last", "--fast"): "watch does not take --fast",
+        ("last", "--fast"): "`watch` does not take `--fast`",
     }.items():
         assert cli.main(["watch", *words]) == 2
         assert problem in capsys.readouterr().err
