@@ -23,7 +23,7 @@ def _configuration(option: Option, value: str) -> str:
     if value not in (known := ("job", "hydra", "all")):
         ways = [f"{option.name} {each}" for each in nearest(value, known) or known]
         problem = f"`{option.name}` must be job, hydra or all, got `{value}`"
-        raise RunnerError(Problem.suggest(f"{option.name} {value}", problem, ways))
+        raise RunnerError.suggest(f"{option.name} {value}", problem, ways)
     return value
 
 
@@ -33,13 +33,13 @@ def _directory(option: Option, value: str) -> str:
         near = nearest(str(Path(value)), [str(each) for each in parent.glob("*/")] if parent.is_dir() else [])
         ways, otherwise = [f"{option.name} {shlex.quote(hit)}" for hit in near], "name a directory that exists"
         problem = f"there is no directory `{value}`"
-        raise RunnerError(Problem.suggest(f"{option.name} {value}", problem, ways, otherwise, code="missing-file"))
+        raise RunnerError.suggest(f"{option.name} {value}", problem, ways, otherwise, code="missing-file")
     return value
 
 
 def _no_directory(option: Option, value: str) -> str:
     problem = "`-cp` would replace the built-in configuration, and `-cd` adds a directory to it"
-    raise RunnerError(Problem.suggest(f"{option.name} {value}", problem, [f"-cd {value}"], code="unknown-flag"))
+    raise RunnerError.suggest(f"{option.name} {value}", problem, [f"-cd {value}"], code="unknown-flag")
 
 
 def _any_value(option: Option, value: str) -> str:
@@ -139,7 +139,7 @@ def _read(option: Option, text: str) -> Any:
         return True
     if not text and not option.name.endswith("="):
         problem = f"`{option.name}` needs a value"
-        raise RunnerError(Problem(option.name, problem, use(option.usage), code="missing-value"))
+        raise RunnerError.of(option.name, problem, use(option.usage), code="missing-value")
     return option.read(option, text)
 
 
@@ -211,7 +211,7 @@ def refuse_misspelt(words: Sequence[str]) -> None:
         if meant == ["--help"] and after and after[0] in names:  # help train
             meant, after = [after[0]], ["--help"]
         typed = shlex.join(["python", "-m", "runner", *meant[0].split(), *after])
-        raise RunnerError(Problem.suggest(shlex.join(words), problem, [typed], code="unknown-command"))
+        raise RunnerError.suggest(shlex.join(words), problem, [typed], code="unknown-command")
 
 
 def _commands_like(word: str, names: Sequence[str]) -> list[str]:
@@ -391,7 +391,7 @@ def _columns(word: str) -> str:
         problem = f"each key is named once, and these are {', '.join(keys)}"
     if problem:
         fix = "write rows in quotes, e.g., `'zip(model.width,optimizer.lr)=(64,1e-3),(128,3e-4)'`"
-        raise RunnerError(Problem(word, problem, fix, code="bad-value"))
+        raise RunnerError.of(word, problem, fix, code="bad-value")
     columns = zip(*rows, strict=True)
     return "{" + ",".join(f"{key}:[{','.join(column)}]" for key, column in zip(keys, columns, strict=True)) + "}"
 

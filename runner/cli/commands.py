@@ -87,7 +87,7 @@ def _check_length(asked: str, cfg: DictConfig, overrides: list[str]) -> None:
         epochs = given["train.num_epochs"]
         problem = f"the run has `train.num_steps={num_steps}`, which takes precedence over the number of epochs"
         way = f"python -m runner {asked} {epochs} train.num_steps=null"
-        raise RunnerError(Problem.suggest(f"{asked} {epochs}", problem, [way], code="conflict"))
+        raise RunnerError.suggest(f"{asked} {epochs}", problem, [way], code="conflict")
 
 
 def reproduce(given: Arguments) -> int:
@@ -246,7 +246,7 @@ def explain(given: Arguments) -> Result:
         other = others[0] if others else f"--step {given['--step']}"
         problem = f"`{kind}` explains {'the whole run' if kind == '--time' else 'the first steps of the run'}"
         ways = [f"python -m runner explain {given.run} {each}" for each in (kind, other)]
-        raise RunnerError(Problem.suggest(f"explain {kind} {other}", problem, ways, code="conflict"))
+        raise RunnerError.suggest(f"explain {kind} {other}", problem, ways, code="conflict")
     if kind == "--time":
         problem, ways = "`explain --time` computes nothing", [f"python -m runner explain {given.run} --time"]
         sources = [f"explain --time {word}" for word in given.overrides]
@@ -341,7 +341,7 @@ def schema(given: Arguments) -> Result:
     if output and not file.parent.is_dir():
         problem = f"the directory `{file.parent}` does not exist"
         fix = f"run `{shlex.join(['mkdir', '-p', str(file.parent)])}`"
-        raise RunnerError(Problem(f"schema --output {output}", problem, fix, code="missing-file"))
+        raise RunnerError.of(f"schema --output {output}", problem, fix, code="missing-file")
     with loading():  # torch, whose signatures are read
         lines = json_schema.write(file, *own)
     print(f"{file}; an editor checks by it what has at its head")
@@ -367,7 +367,7 @@ def ui(given: Arguments) -> int:
         near = [f"python -m runner ui tracking.uri=sqlite:///{short(file)}" for file in there]
         problem = f"the file `{short(path)}` does not exist"
         otherwise = f"run `python -m runner tracking.uri={uri}`, which creates it"
-        raise RunnerError(Problem.suggest(f"ui tracking.uri={uri}", problem, near, otherwise, code="missing-file"))
+        raise RunnerError.suggest(f"ui tracking.uri={uri}", problem, near, otherwise, code="missing-file")
     page = stores.page_of(uri, runs)
     if uri.startswith("http"):
         print(f"it is a server already: open {validate.without_password(uri.rstrip('/'))}{page} in a browser")

@@ -9,7 +9,7 @@ from pathlib import Path
 from runner.cli import table
 from runner.cli.table import Command
 from runner.config.importing import restored
-from runner.errors import Problem, RunnerError
+from runner.errors import RunnerError
 
 MAX_FOLDERS = 20
 
@@ -50,7 +50,7 @@ def complete(words: list[str]) -> int:
     if action not in ("install", "uninstall", "query") or shell not in INSTALL:
         fix = "run `" + "` or `".join(f'eval "$(python -m runner -sc install={name})"' for name in INSTALL) + "`"
         problem = f"there is completion for {', '.join(INSTALL)}"
-        raise RunnerError(Problem(f"-sc {action}={shell}", problem, fix, code="bad-value"))
+        raise RunnerError.of(f"-sc {action}={shell}", problem, fix, code="bad-value")
     if action != "query":
         uninstall = FISH_UNINSTALL if shell == "fish" else BASH_UNINSTALL
         print(INSTALL[shell] if action == "install" else uninstall, end="")

@@ -24,7 +24,7 @@ from runner.config.compose import composer, name_data
 from runner.config.importing import loading, make_own_code_importable, restored
 from runner.config.instantiate import ALLOW_VARIABLE
 from runner.config.logs import logging_to
-from runner.errors import SECRETS, Problem, RunnerError, path_problems, refuse
+from runner.errors import SECRETS, RunnerError, path_problems, refuse
 from runner.experiment import claim
 from runner.experiment.claim import RunDirectory
 from runner.experiment.summary import Summary
@@ -67,7 +67,7 @@ def run(
         given = ", ".join(f"{key}={value!r}" for key, value in values.items())
         fix = f"run({[f'{key}={value}' for key, value in values.items()]})"
         problem = "run() takes overrides, KEY=VALUE in a list"
-        raise RunnerError(Problem.suggest(f"run({given})", problem, [fix], code="bad-argument"))
+        raise RunnerError.suggest(f"run({given})", problem, [fix], code="bad-argument")
     _refuse_data_worker()
     make_own_code_importable()
     _forget_edited_modules()
@@ -89,9 +89,7 @@ def _run(flags: list[str], overrides: list[str], folder: Path | None) -> Result:
     with override_errors.explained(overrides, compose=compose, check=check):
         cfg = compose(overrides)
     if cfg.hydra.mode == RunMode.MULTIRUN:
-        raise RunnerError(
-            Problem.suggest("hydra.mode=MULTIRUN", "run() is one run", ["hydra.mode=RUN"], code="conflict")
-        )
+        raise RunnerError.suggest("hydra.mode=MULTIRUN", "run() is one run", ["hydra.mode=RUN"], code="conflict")
     refuse_check(cfg, "run()")
     with loading():
         from runner.experiment.run import run as run_experiment
@@ -127,7 +125,7 @@ def _refuse_data_worker() -> None:
             source = f"run() in {Path(frame.f_code.co_filename).name}"
             problem = "the processes that read its data load the script themselves, and each would begin a run"
             fix = "write `if __name__ == '__main__':` before it, or use `data.num_workers=0`"
-            raise RunnerError(Problem(source, problem, fix, code="conflict"))
+            raise RunnerError.of(source, problem, fix, code="conflict")
         frame = frame.f_back
 
 

@@ -18,7 +18,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, cast
 
-from runner.errors import Problem, RunnerError, path_problems, refuse
+from runner.errors import RunnerError, path_problems, refuse
 from runner.version import CONF
 
 ENTRY_POINTS = "runner.commands"
@@ -63,7 +63,7 @@ def number(least: int = 1, most: int | None = None) -> Callable[[Option, str], i
             f"`{option.name}` must be a whole number, {numbers}",
             f"{option.name} {max(least, option.default or 0)}",
         )
-        raise RunnerError(Problem.suggest(f"{option.name} {value}", problem, [way]))
+        raise RunnerError.suggest(f"{option.name} {value}", problem, [way])
 
     return read
 
@@ -74,7 +74,7 @@ def amount(option: Option, value: str) -> float:
         if 0 < (found := float(value)) < float("inf"):
             return found
     problem, way = f"`{option.name}` must be a number above 0", f"{option.name} {option.default or 60:g}"
-    raise RunnerError(Problem.suggest(f"{option.name} {value}", problem, [way]))
+    raise RunnerError.suggest(f"{option.name} {value}", problem, [way])
 
 
 def input_path(option: Option, value: str) -> str:

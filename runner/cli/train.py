@@ -24,7 +24,7 @@ from runner.config.compose import CheckedLoader, asks_for_a_sweep, composed_with
 from runner.config.importing import loading
 from runner.config.trust import RERUN
 from runner.distributed.environment import rank_here
-from runner.errors import Problem, RunnerError, first_line, path_problems, refuse
+from runner.errors import RunnerError, first_line, path_problems, refuse
 from runner.experiment import claim
 from runner.experiment.claim import RunDirectory
 from runner.experiment.context import Checked, RunContext
@@ -42,7 +42,7 @@ def train(given: Arguments) -> int:
         problem = f"{place.by} has started {place.num} processes, and a sweep starts its jobs itself"
         source = "-m" if MULTIRUN & set(flags) else "hydra.mode: MULTIRUN, in a file"
         fix = "run `python -m runner -m ...` once, or use `hydra.mode=RUN` for one run"
-        raise RunnerError(Problem(source, problem, fix, code="conflict"))
+        raise RunnerError.of(source, problem, fix, code="conflict")
     if place is None or not place.rank:
         return train_composed(flags, overrides)
     cfg = composed_with(composer(flags), overrides)
@@ -183,14 +183,14 @@ def refuse_check(cfg: DictConfig, command: str) -> None:
     if validate.value(cfg, "train.check"):
         problem = "a check leaves nothing behind, and the run of this command stays"
         fix = "leave it out; to check a configuration, run `python -m runner train.check=true`"
-        raise RunnerError(Problem(f"{command} train.check=true", problem, fix, code="conflict"))
+        raise RunnerError.of(f"{command} train.check=true", problem, fix, code="conflict")
 
 
 def check_hydra(hydra: DictConfig) -> None:
     """Raises: RunnerError for settings of Hydra that a run can't follow."""
     if hydra.job.chdir:
         problem = "a run works in the directory that it is started from, where it finds data, stores and your code"
-        raise RunnerError(Problem.suggest("hydra.job.chdir=true", problem, ["hydra.job.chdir=false"]))
+        raise RunnerError.suggest("hydra.job.chdir=true", problem, ["hydra.job.chdir=false"])
 
 
 def folder_of(cfg: DictConfig, key: str) -> Path:
@@ -201,7 +201,7 @@ def folder_of(cfg: DictConfig, key: str) -> Path:
     except OmegaConfBaseException as error:
         above, _, name = key.rpartition(".")
         source = f"{key}={validate.written(OmegaConf.select(cfg, above), name)}"
-        raise RunnerError(Problem(source, first_line(error), f"use `{key}=FOLDER`", code="bad-value")) from None
+        raise RunnerError.of(source, first_line(error), f"use `{key}=FOLDER`", code="bad-value") from None
 
 
 def check_folder(folder: Path, *, key: str) -> None:
@@ -214,7 +214,7 @@ def check_folder(folder: Path, *, key: str) -> None:
     except OSError as error:
         problem = f"this directory can't be created or written to: {error.strerror} ({error.filename or folder})"
         fix = f"use `{key}=FOLDER` in a place that you may write to"
-        raise RunnerError(Problem(f"{key}={folder}", problem, fix, code="missing-file")) from None
+        raise RunnerError.of(f"{key}={folder}", problem, fix, code="missing-file") from None
     finally:
         with suppress(OSError):
             for path in missing:
@@ -229,7 +229,7 @@ def hydra_files(hydra: DictConfig, folder: Path) -> list[Path]:
         if place.is_absolute() or ".." in place.parts:
             problem = "`hydra.output_subdir` leads out of the run directory"
             ways = ["hydra.output_subdir=.hydra", "hydra.output_subdir=null"]
-            raise RunnerError(Problem.suggest(f"hydra.output_subdir={place}", problem, ways))
+            raise RunnerError.suggest(f"hydra.output_subdir={place}", problem, ways)
         check_folder(folder / place, key="hydra.output_subdir")
         found = [folder / place / Path(name).name for name in claim.HYDRAS]
     with read_write(hydra), open_dict(hydra):
@@ -244,7 +244,7 @@ def hydra_files(hydra: DictConfig, folder: Path) -> list[Path]:
         except OSError as error:
             problem = f"this file can't be written: {error.strerror}"
             fix = f"use `{key}=FILE` in a directory that exists"
-            raise RunnerError(Problem(f"{key}={file}", problem, fix, code="missing-file")) from None
+            raise RunnerError.of(f"{key}={file}", problem, fix, code="missing-file") from None
         found.append(file)
     return found
 

@@ -15,7 +15,6 @@ from runner.config import packages
 from runner.config.instantiate import own_line
 from runner.errors import (
     OF_CODE,
-    Problem,
     RunnerError,
     colored,
     has_colors,
@@ -57,7 +56,7 @@ def report(error: BaseException) -> int:
         return answer.report(missing)
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:  # before a run began, which has its own log
         problem = f"this file system takes no name of {max(map(len, Path(error.filename).parts))} letters"
-        return answer.report(RunnerError(Problem(str(error.filename), problem, "use a shorter name", code="bad-value")))
+        return answer.report(RunnerError.of(str(error.filename), problem, "use a shorter name", code="bad-value"))
     text, log = traceback_of(cause), error.log if isinstance(error, UnexpectedError) else None
     if log is None:
         number, name = tempfile.mkstemp(prefix="runner-", suffix=".log")

@@ -34,7 +34,7 @@ from runner.config import logs, nodes, schema, secrets, trust, validate
 from runner.config.defaults import CONF as CONF
 from runner.config.identity import REMOVED, key_of
 from runner.config.run_files import MAX_ALIASED_VALUES, yaml_refusal
-from runner.errors import Problem, RunnerError, harmless, refuse
+from runner.errors import RunnerError, harmless, refuse
 
 Compose = Callable[[list[str]], DictConfig]
 
@@ -65,7 +65,7 @@ class CheckedFiles(FileConfigSource):
         file = Path(self.path, self._normalize_file_name(config_path))
         if why := yaml_refusal(file, max_values=MAX_ALIASED_VALUES):
             fix = f"write the values in {file.name} instead of aliases"
-            raise RunnerError(Problem(str(file), why, fix, code="bad-file"))
+            raise RunnerError.of(str(file), why, fix, code="bad-file")
         found = super().load_config(config_path)
         for key in REMOVED if file.stem == trust.RERUN else ():
             section, _, name = key.rpartition(".")
@@ -74,7 +74,7 @@ class CheckedFiles(FileConfigSource):
                 continue
             if node[name] is not None:
                 problem, fix = f"`{key}` was removed: a model is on one device", f"write `{name}: null` in that file"
-                raise RunnerError(Problem(f"{key} in {file}", problem, fix, code="unknown-key"))
+                raise RunnerError.of(f"{key} in {file}", problem, fix, code="unknown-key")
             del node[name]
         return found
 

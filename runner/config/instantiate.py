@@ -145,7 +145,7 @@ def locate(target: str, *, key: str = "_target_", own_code: bool = True, more: t
         name = exported_name(f"{home}.{getattr(thing, '__qualname__', thing)}")
         if name in PARTS:
             problem = f"the module `{module}` imports it; its name is `{name}`"
-            raise RunnerError(Problem.suggest(f"{key}={target}", problem, [f"{key}={name}"], code="bad-target"))
+            raise RunnerError.suggest(f"{key}={target}", problem, [f"{key}={name}"], code="bad-target")
         problem = f"`{target}` leads to `{name}`, which is not a part that a configuration may name"
         raise _refused(key, target, problem, own_code)
     return thing
@@ -260,7 +260,7 @@ def _import(key: str, target: str) -> tuple[Any, str]:
     words = target.split(".")
     if not all(word.isidentifier() for word in words):
         fix = f"write a path such as `{key}=package.module.Name`"
-        raise RunnerError(Problem(f"{key}={target}", "a `_target_` is a dotted path", fix, code="bad-target"))
+        raise RunnerError.of(f"{key}={target}", "a `_target_` is a dotted path", fix, code="bad-target")
     thing: Any = _import_module(words[0], key, target)
     for index, word in enumerate(words[1:], start=1):
         found = None
@@ -284,15 +284,15 @@ def _import_module(name: str, key: str, target: str, *, missing_is_fine: bool = 
         fix = f"run `pip install {error.name}`, or remove that import"
         if under(str(error.name), NO_OWN_CODE):  # not the packages of this name on the public index
             fix = "import it as this version has it, or remove the import"
-        raise RunnerError(Problem(f"{key}={target}", problem, fix, code="missing-package")) from error
+        raise RunnerError.of(f"{key}={target}", problem, fix, code="missing-package") from error
     except SystemExit as error:
         problem = f"importing `{name}` ended the program (exit code {error.code or 0}){own_line(error)}"
         fix = 'put `if __name__ == "__main__":` before what it does as a script'
-        raise RunnerError(Problem(f"{key}={target}", problem, fix, code="bad-target")) from error
+        raise RunnerError.of(f"{key}={target}", problem, fix, code="bad-target") from error
     except Exception as error:
         problem = f"importing `{name}` failed with {in_words(error)}{own_line(error)}"
         fix = f"correct {own_line(error).strip(' ()') or name}"
-        raise RunnerError(Problem(f"{key}={target}", problem, fix, code="bad-target")) from error
+        raise RunnerError.of(f"{key}={target}", problem, fix, code="bad-target") from error
 
 
 def _no_module(name: str, key: str, target: str) -> Problem:

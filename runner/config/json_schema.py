@@ -28,7 +28,7 @@ from runner.config.instantiate import HYDRA_KEYS, locate
 from runner.config.run_files import MAX_ALIASED_VALUES, yaml_refusal
 from runner.config.schema import SHARED, Config, Grid, Search, Tracking, Train
 from runner.config.validate import PARTIAL
-from runner.errors import Problem, RunnerError, finite
+from runner.errors import RunnerError, finite
 
 Json = dict[str, Any]
 Docs = Mapping[str, tuple[str, Any]]  # the comment and the value of each dotted key in conf/
@@ -224,7 +224,7 @@ def write(file: Path, *own: Path) -> dict[str, str]:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
         problem, fix = f"this file can't be written: {error.strerror}", "use `--output FILE` in a directory of yours"
-        raise RunnerError(Problem(str(file), problem, fix, code="missing-file")) from None
+        raise RunnerError.of(str(file), problem, fix, code="missing-file") from None
     return {group: line_for(group, file, Path("conf", group)) for group in ("experiment", *WHOLE, *GROUPS)}
 
 

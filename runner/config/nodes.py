@@ -22,7 +22,7 @@ from runner.config.identity import key_of
 from runner.config.importing import loading
 from runner.config.instantiate import HYDRA_KEYS, arguments
 from runner.config.schema import Model, Optimizer
-from runner.errors import Problem, RunnerError
+from runner.errors import RunnerError
 
 #: settings of every model and every optimizer, as conf/base.yaml has them; a target with an argument of the same name gets
 #: the argument where its value is another one
@@ -149,7 +149,7 @@ def resolved(cfg: DictConfig, key: str) -> dict[str, Any]:
         if key == "model" and facts.get("vocab_size"):
             fix = "use a model of tokens: `model=gpt`, `model=transformer`, `model=gru` or `model=lstm`"
         source = f"{key}={cfg[key].get('_target_')}"
-        raise RunnerError(Problem(source, problem, fix, code="missing-value")) from None
+        raise RunnerError.of(source, problem, fix, code="missing-value") from None
 
 
 def split_settings(node: dict[str, Any], key: str) -> tuple[dict[str, Any], dict[str, Any]]:

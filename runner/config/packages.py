@@ -13,7 +13,7 @@ from contextlib import suppress
 from importlib import metadata, util
 from pathlib import Path
 
-from runner.errors import Problem, RunnerError
+from runner.errors import RunnerError
 from runner.version import DISTRIBUTION, PACKAGES
 
 #: packages that are imported by another name
@@ -59,7 +59,7 @@ def not_installed(source: str, problem: str, extra: str) -> RunnerError:
     """Return the error of a setting whose optional packages are missing."""
     command = install(extra)
     fix = f"run `{command}`" if command.startswith("pip") else f"install {command}"
-    return RunnerError(Problem(source, problem, fix, code="missing-package"))
+    return RunnerError.of(source, problem, fix, code="missing-package")
 
 
 def missing(error: ModuleNotFoundError) -> RunnerError | None:
@@ -74,7 +74,7 @@ def missing(error: ModuleNotFoundError) -> RunnerError | None:
     what = f"-e {shlex.quote(_checkout())}" if _is_checkout(PACKAGES) else " ".join(lacks.values())
     fix = f"run `{shlex.quote(sys.executable)} -m pip install {what}`"  # `pip` may be another Python's
     problem = f"this Python has no {named}, which the runner imports"
-    return RunnerError(Problem("python -m runner", problem, fix, code="missing-package"))
+    return RunnerError.of("python -m runner", problem, fix, code="missing-package")
 
 
 def _is_here(module: str) -> bool:

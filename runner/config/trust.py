@@ -188,11 +188,11 @@ def cleared(text: str, *, source: str, look: str, trusted: bool) -> str:
         node = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
     except Exception as error:  # YAML's and OmegaConf's own
         problem = f"the run's rerun.yaml can't be read: {first_line(error)}"
-        raise RunnerError(Problem(source, problem, "use a run that this runner has tracked", code="bad-file")) from None
+        raise RunnerError.of(source, problem, "use a run that this runner has tracked", code="bad-file") from None
     if not isinstance(node, dict) or node.get("defaults") != DEFAULTS or "hydra" in node:
         problem = "the run's rerun.yaml was not written by the runner: it uses other files or sets Hydra's keys"
         fix = f"use a run with an unchanged file; {look} shows the file"
-        raise RunnerError(Problem(source, problem, fix, code="bad-file"))
+        raise RunnerError.of(source, problem, fix, code="bad-file")
     if not trusted:
         refuse(_problems(node, "", FROM_STORE, f"use `--trust` when you have looked at the file: {look}"))
     del node["defaults"]

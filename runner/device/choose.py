@@ -73,7 +73,7 @@ def parse(value: Any) -> tuple[str, ...]:
 
 
 def _no_device(source: str, message: str, *suggestions: str) -> RunnerError:
-    return RunnerError(Problem.suggest(source, message, suggestions, code="unknown-device"))
+    return RunnerError.suggest(source, message, suggestions, code="unknown-device")
 
 
 def resolve(policy: tuple[str, ...], hardware: Hardware) -> Choice:
@@ -226,14 +226,14 @@ def devices_of_processes(
     source = f"device={requested} train.num_processes={count}"
     if kind == "mps":
         problem = "a Mac has one GPU, and only one process can train on it"
-        raise RunnerError(Problem.suggest(source, problem, ["train.num_processes=1", "device=cpu"]))
+        raise RunnerError.suggest(source, problem, ["train.num_processes=1", "device=cpu"])
     if ":" in requested:
         problem = f"{requested} is one device, and each process needs its own"
-        raise RunnerError(Problem.suggest(source, problem, [f"device={kind}", "device=all", "train.num_processes=1"]))
+        raise RunnerError.suggest(source, problem, [f"device={kind}", "device=all", "train.num_processes=1"])
     usable = _usable(kind, hardware)
     if len(usable) < count:
         problem = f"each process needs its own device; here: {', '.join(usable)}"
-        raise RunnerError(Problem.suggest(source, problem, [f"train.num_processes={len(usable)}", "device=cpu"]))
+        raise RunnerError.suggest(source, problem, [f"train.num_processes={len(usable)}", "device=cpu"])
     if requested != "all" and not by_number:
         devices = hardware.devices()
         usable.sort(key=lambda name: -(devices[name].free_bytes or 0))  # stable: by number where they are equal

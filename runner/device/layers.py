@@ -18,7 +18,7 @@ from torch.autograd.forward_ad import unpack_dual
 from torch.nn import functional as F
 
 from runner.device import torch_private
-from runner.errors import Problem, RunnerError
+from runner.errors import RunnerError
 
 #: settings of conf/base.yaml's backends that are for lay_out(); set_switches() takes the others
 LAYOUT_SETTINGS = ("channels_last", "onednn")
@@ -71,7 +71,7 @@ def takes_channels_last(
     if requested and layer:
         problem = f"oneDNN overwrites memory in the backward pass of {layer} then: a 1x1 convolution with a stride and few inputs"
         fix = f"use `backends.cpu.channels_last=null`, or {SAFE_INPUTS} inputs or more in that layer"
-        raise RunnerError(Problem("backends.cpu.channels_last=true", f"{problem} (oneDNN's issue 6035)", fix))
+        raise RunnerError.of("backends.cpu.channels_last=true", f"{problem} (oneDNN's issue 6035)", fix)
     if requested is not None:
         return requested, "as asked" if requested else ""
     if layer:
@@ -101,7 +101,7 @@ def take_onednn(model: nn.Module, *, requested: bool | None) -> None:
     is_there = torch.backends.mkldnn.is_available()
     if requested and not is_there:
         problem = "this torch was built without oneDNN"
-        raise RunnerError(Problem.suggest("backends.cpu.onednn=true", problem, ["backends.cpu.onednn=null"]))
+        raise RunnerError.suggest("backends.cpu.onednn=true", problem, ["backends.cpu.onednn=null"])
     if requested or (requested is None and is_there and _is_faster_here()):
         for module in model.modules():
             if type(module) is nn.Linear:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from runner.errors import Problem, RunnerError
+from runner.errors import RunnerError
 
 if TYPE_CHECKING:  # what classes are made from, and types
     from torch._ops import OpOverload as OpOverload
@@ -84,7 +84,7 @@ def __getattr__(name: str) -> Any:
 
         problem = f"this torch has no {path}, which is needed for: {use}"
         fix = "use torch 2.13, with which this version was tested"
-        raise RunnerError(Problem(f"torch {torch.__version__}", problem, fix, code="missing-value")) from None
+        raise RunnerError.of(f"torch {torch.__version__}", problem, fix, code="missing-value") from None
     return found
 
 

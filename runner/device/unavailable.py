@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from runner.device.hardware import Driver, Gpu, Hardware
-from runner.errors import Problem, RunnerError
+from runner.errors import RunnerError
 
 #: macOS that torch 2.13's MPS needs; its headers gate features from 14 up
 OLDEST_MACOS = 14
@@ -237,5 +237,5 @@ def check_precision(precision: str, device: str, hardware: Hardware) -> str:
         near = next(name for name in NEAREST[precision] if not reasons[name])
         does = ", ".join(name for name, no in reasons.items() if not no)
         source = f"train.precision={precision} on {device}"
-        raise RunnerError(Problem.suggest(source, f"{why}; it does {does}", [f"train.precision={near}"]))
+        raise RunnerError.suggest(source, f"{why}; it does {does}", [f"train.precision={near}"])
     return precision

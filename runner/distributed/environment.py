@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from runner.errors import Problem, RunnerError
+from runner.errors import RunnerError
 
 
 class UnmetError(RunnerError):
@@ -83,12 +83,12 @@ def _number(environ: Mapping[str, str], name: str, default: str | None = None) -
     text = environ.get(name, default)
     if text is None or not text.isdigit():
         problem = f"`{name}` must be a whole number, the rank of a process"
-        raise RunnerError(Problem(f"{name}={text}", problem, f"run `unset {name}`, or use torchrun, which sets it"))
+        raise RunnerError.of(f"{name}={text}", problem, f"run `unset {name}`, or use torchrun, which sets it")
     return int(text)
 
 
 def _sound(place: RankInfo) -> RankInfo:
     if not (place.rank < place.num and place.local_rank < place.local_num):
         problem = f"process {place.rank} of {place.num} (here {place.local_rank} of {place.local_num}) does not exist"
-        raise RunnerError(Problem(f"what {place.by} has set", problem, "run `unset RANK WORLD_SIZE LOCAL_RANK`"))
+        raise RunnerError.of(f"what {place.by} has set", problem, "run `unset RANK WORLD_SIZE LOCAL_RANK`")
     return place

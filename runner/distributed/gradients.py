@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from runner.data.loading.shard import Share
-from runner.errors import Problem, RunnerError
+from runner.errors import RunnerError
 from runner.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class SharedGradients:
                 raise
             problem = "some parameters of the model took no part in the last step's loss, and the processes wait for all of them"
             fix = "use `placement.unused_parameters=true`, or `model.freeze` for those that never learn"
-            raise RunnerError(Problem("several processes", problem, fix)) from error
+            raise RunnerError.of("several processes", problem, fix) from error
         return values
 
     def own_batches(self, shares: Sequence[Share]) -> Iterator[tuple[Any, float | Tensor]]:

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
 from runner.device.placement import map_tensors
-from runner.errors import Problem, RunnerError
+from runner.errors import RunnerError
 
 T = TypeVar("T")
 
@@ -106,7 +106,7 @@ def _divided(model: nn.Module, mesh: DeviceMesh, block: int) -> FSDPModule:
         if not parameter.dim():
             problem = f"{name} is a number without a dimension, and each process takes a part of the first one"
             fix = f"use `torch.ones(1)` instead of `torch.tensor(1.0)` for {name}, or `placement.strategy=ddp`"
-            raise RunnerError(Problem("placement.strategy=fsdp", problem, fix))
+            raise RunnerError.of("placement.strategy=fsdp", problem, fix)
     for each in blocks(model, at_least=block):
         fully_shard(each, mesh=mesh)
     root: Any = fully_shard(_Root(model), mesh=mesh)  # its class changes

@@ -35,7 +35,7 @@ from runner.device import backends, layers
 from runner.device.host_memory import keep_what_is_freed
 from runner.device.placement import place
 from runner.device.precision import make_precision
-from runner.errors import Problem, RunnerError
+from runner.errors import RunnerError
 from runner.experiment import rules
 from runner.experiment.build_data import Data, check_last_batch, eval_batch_size, prepare_data
 from runner.experiment.build_optimizer import optimizer_of, schedule_of
@@ -280,8 +280,8 @@ def hooks_of(cfg: DictConfig) -> tuple[Hook, ...]:
             inspect.signature(call).bind(object())
         except TypeError as error:
             problem = f"a hook is called with a view of the training, which fails: {error}"
-            raise RunnerError(
-                Problem(f"{key}={name}", problem, f"define it as `def {name.rpartition('.')[2]}(view): ...`")
+            raise RunnerError.of(
+                f"{key}={name}", problem, f"define it as `def {name.rpartition('.')[2]}(view): ...`"
             ) from None
         except ValueError:  # a builtin without a signature
             pass

@@ -395,7 +395,7 @@ def _checked(schedule: Any, mode: str) -> LRScheduler:
     if wants_metric(schedule) and getattr(schedule, "mode", mode) != mode:
         better = "less" if mode == "min" else "more"
         problem = f"epochs are judged by a metric that is better when it is {better} (train.early_stopping.metric)"
-        raise RunnerError(Problem.suggest(f"scheduler.mode={schedule.mode}", problem, [f"scheduler.mode={mode}"]))
+        raise RunnerError.suggest(f"scheduler.mode={schedule.mode}", problem, [f"scheduler.mode={mode}"])
     return schedule  # type: ignore[no-any-return]
 
 

@@ -79,14 +79,10 @@ class RunDirectory:
             self._lock = FileLock(self.path / LOCK, thread_local=False, is_singleton=True)
             self._lock.acquire(timeout=wait_seconds)
         except Timeout:
-            raise RunnerError(
-                Problem(asked, "another run is writing there", "use another directory, or wait")
-            ) from None
+            raise RunnerError.of(asked, "another run is writing there", "use another directory, or wait") from None
         except OSError as error:
             problem = f"the directory can't be created or written: {error.strerror}"
-            raise RunnerError(
-                Problem(asked, problem, "use `hydra.run.dir=FOLDER` with one that you may write to")
-            ) from None
+            raise RunnerError.of(asked, problem, "use `hydra.run.dir=FOLDER` with one that you may write to") from None
 
     @classmethod
     def begin(cls, path: Path, cfg: DictConfig, *, anew: bool = False) -> RunDirectory:
@@ -183,19 +179,19 @@ def refuse_used(folder: Path, cfg: DictConfig, *, anew: bool = False) -> None:
             f"another experiment is in it: {_differences(others, before, now) or 'its rerun.yaml can not be read'}"
         )
         fix = f"use another directory (the usual one has the time in its name), or run `{resume}`"
-        raise RunnerError(Problem(asked, problem, fix))
+        raise RunnerError.of(asked, problem, fix)
     more = in_words({key: now.get(key) for key in changed if key.startswith("train.")})
     if is_being_written(folder):
-        raise RunnerError(Problem(asked, "this run is in it already, and is running", "use another directory, or wait"))
+        raise RunnerError.of(asked, "this run is in it already, and is running", "use another directory, or wait")
     if Summary.read(folder).is_over() and not more:
         if anew:
-            raise RunnerError(Problem(asked, "this run is in it already, and has finished", "use another directory"))
+            raise RunnerError.of(asked, "this run is in it already, and has finished", "use another directory")
         fix = f"run `{resume} {length_key(cfg)}=...` for more of it, or use another directory"
         raise OverError(Problem(asked, "the run has finished", fix))
     if any(os.environ.get(name, "0") != "0" for name in RESTARTS):
         return
     fix = f"run `{f'{resume} {more}'.rstrip()}`, or use another directory"
-    raise RunnerError(Problem(asked, "this run is in it already, and can be resumed", fix))
+    raise RunnerError.of(asked, "this run is in it already, and can be resumed", fix)
 
 
 def over_line(error: OverError) -> str:

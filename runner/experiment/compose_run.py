@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from runner.config import override_errors
 from runner.config.compose import composer, name_data
 from runner.config.identity import key_of
-from runner.errors import Problem, RunnerError, first_line
+from runner.errors import RunnerError, first_line
 from runner.experiment.check import check_here
 
 
@@ -54,4 +54,4 @@ def last_value(overrides: Sequence[str], key: str) -> Any:
         return OmegaConf.select(OmegaConf.from_dotlist([given[-1]]), key) if given else None
     except Exception as error:  # OmegaConf's or YAML's
         problem = f"the value can't be read: {first_line(error)}"
-        raise RunnerError(Problem(given[-1], problem, f"put it in quotes: `'{key}=...'`")) from None
+        raise RunnerError.of(given[-1], problem, f"put it in quotes: `'{key}=...'`") from None

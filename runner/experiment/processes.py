@@ -36,7 +36,7 @@ from runner.distributed import messages
 from runner.distributed.environment import RankInfo, rank_here
 from runner.distributed.group import Alone, Ranks
 from runner.distributed.group import join as join_group
-from runner.errors import Problem, RunnerError
+from runner.errors import RunnerError
 from runner.experiment import rules
 from runner.experiment.build import prepare
 from runner.experiment.check import check_here
@@ -210,7 +210,7 @@ def find_rank(cfg: DictConfig) -> RankInfo | None:
     if rank is not None and count not in ("auto", rank.num):
         problem = f"{rank.by} has started {rank.num} processes"
         ways = ["train.num_processes=auto", f"train.num_processes={rank.num}"]
-        raise RunnerError(Problem.suggest(f"train.num_processes={count}", problem, ways))
+        raise RunnerError.suggest(f"train.num_processes={count}", problem, ways)
     return rank
 
 

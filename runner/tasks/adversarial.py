@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from runner.errors import Problem, RunnerError
+from runner.errors import RunnerError
 from runner.tasks.checks import plots_of
 from runner.tasks.metrics import make_metrics
 
@@ -44,7 +44,7 @@ class Adversarial(nn.Module):
         if not hasattr(model, "generate"):
             problem = f"{type(model).__name__} has no generate(real) and critic(rows)"
             fix = "use `model=gan`, on data that needs no layer before the model (`data=playground`, `data=arrays`)"
-            raise RunnerError(Problem("task=adversarial", problem, fix))
+            raise RunnerError.of("task=adversarial", problem, fix)
 
     def outputs(self, model: Any, batch: Any, /) -> Tensor:
         real = _real(batch)

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from runner.errors import Problem, RunnerError, nearest
+from runner.errors import RunnerError, nearest
 from runner.tasks.metric_names import PLOTS
 
 #: a count that is not known: the task was made in code, without the data's facts
@@ -29,7 +29,7 @@ def plots_of(asked: Any, *, kind: str) -> tuple[str, ...]:
     if bad := [name for name in names if name not in can]:
         problem = f"plots of this kind of task, {kind}, are {', '.join(can) or 'not available'}"
         ways = [*(f"task.plots=[{hit}]" for hit in nearest(str(bad[0]), can)), "task.plots=true"]
-        raise RunnerError(Problem.suggest(f"task.plots={bad[0]}", problem, ways))
+        raise RunnerError.suggest(f"task.plots={bad[0]}", problem, ways)
     return tuple(names)
 
 
@@ -47,7 +47,7 @@ def trains_nothing(task: Any) -> None:
         fix = (
             "make them parameters of your model, which the task gets (`model.log_scale`), or set `requires_grad=False`"
         )
-        raise RunnerError(Problem(f"task={type(task).__name__}", problem, fix))
+        raise RunnerError.of(f"task={type(task).__name__}", problem, fix)
 
 
 def check_turns(task: Any, turns: Sequence[str]) -> None:
@@ -60,14 +60,14 @@ def check_turns(task: Any, turns: Sequence[str]) -> None:
         has = f"optimizer.turns has {', '.join(turns)}" if turns else "there is one optimizer"
         example = ", ".join(f"{each}: {{params: {each}}}" for each in wanted)
         problem = f"the task has a loss for each of {' and '.join(wanted)}, and {has}"
-        raise RunnerError(Problem.suggest(f"task={name}", problem, [f"optimizer.turns={{{example}}}"]))
+        raise RunnerError.suggest(f"task={name}", problem, [f"optimizer.turns={{{example}}}"])
     call = getattr(task, "function", task)
     known = inspect.signature(call).parameters
     takes_any = any(each.kind is each.VAR_KEYWORD for each in known.values())
     if turns and not takes_any and ("turn" not in known or known["turn"].default is inspect.Parameter.empty):
         problem = f"the task does not say which loss is that of {' and which that of '.join(turns)}"
         fix = f"use `def loss(model, batch, turn=None)` with turn {', '.join(turns)} or None (to measure), or `optimizer.turns=null`"
-        raise RunnerError(Problem(f"optimizer.turns with task={getattr(call, '__name__', name)}", problem, fix))
+        raise RunnerError.of(f"optimizer.turns with task={getattr(call, '__name__', name)}", problem, fix)
 
 
 def inputs_of(batch: Any, *, task: str) -> Any:
@@ -78,7 +78,7 @@ def inputs_of(batch: Any, *, task: str) -> Any:
     fix = (
         "use a collate_fn or rows that give (inputs, targets), or a custom task: `task=own task.function._target_=...`"
     )
-    raise RunnerError(Problem(f"task={task}", problem, fix))
+    raise RunnerError.of(f"task={task}", problem, fix)
 
 
 def output_of(found: Any, chosen: int | str | None, *, task: str) -> Tensor:
@@ -96,18 +96,16 @@ def output_of(found: Any, chosen: int | str | None, *, task: str) -> Tensor:
             fix = f"use {' or '.join(f'`{each}`' for each in choices[:3])} to take one of them, or a model that returns one tensor"
         elif found is None:
             problem, fix = "the model gives None", "return one tensor from `forward`"
-        raise RunnerError(Problem(asked, problem, fix))
+        raise RunnerError.of(asked, problem, fix)
     taken = dict(_parts(found)).get(chosen)
     if isinstance(taken, Tensor):
         return taken
     if isinstance(found, Tensor):
-        raise RunnerError(
-            Problem.suggest(asked, f"{problem}, and nothing is to be taken out of it", ["task.output=null"])
-        )
+        raise RunnerError.suggest(asked, f"{problem}, and nothing is to be taken out of it", ["task.output=null"])
     names = [str(key) for key, part in _parts(found) if isinstance(part, Tensor)]
     hits = nearest(str(chosen), names) or names[:3]
     problem += f", and no tensor in it is called {chosen}"
-    raise RunnerError(Problem.suggest(asked, problem, (f"task.output={hit}" for hit in hits), fix))
+    raise RunnerError.suggest(asked, problem, (f"task.output={hit}" for hit in hits), fix)
 
 
 def wider(model: nn.Module, count: int) -> str:

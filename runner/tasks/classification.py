@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from runner.config.checks import choice, probability
-from runner.errors import Problem, RunnerError
+from runner.errors import RunnerError
 from runner.tasks.checks import UNKNOWN, described, inputs_of, output_of, plots_of, wider
 from runner.tasks.metrics import make_metrics
 
@@ -65,14 +65,14 @@ class Classification(nn.Module):
         if not outputs.is_floating_point():
             problem = f"the model gives {described(outputs)} of {outputs.dtype}: argmax can't be trained"
             fix = f"return the scores, ({len(outputs)}, {self.num_classes}), without argmax"
-            raise RunnerError(Problem("task=classification", problem, fix))
+            raise RunnerError.of("task=classification", problem, fix)
         is_one_logit = outputs.dim() == 1 or outputs.shape[1] == 1
         if self.kind == "multiclass" and self.num_classes == 2 and is_one_logit:
             logit = outputs.reshape(-1)  # its sigmoid is the softmax of (0, logit)
             return torch.stack([torch.zeros_like(logit), logit], dim=1)
         if self.num_classes != UNKNOWN and outputs.shape[1:2] != (self.num_classes,):
             problem = f"the model gives {tuple(outputs.shape)}, and the data has {self.num_classes} classes"
-            raise RunnerError(Problem("task=classification", problem, wider(model, self.num_classes)))
+            raise RunnerError.of("task=classification", problem, wider(model, self.num_classes))
         return outputs
 
     def judge(self, outputs: Tensor, batch: Any, /) -> dict[str, Tensor]:
@@ -120,14 +120,14 @@ def _kind(asked: str, num_classes: int | None, *, is_multilabel: bool) -> str:
     if kind == "multilabel" and num_classes not in (None, UNKNOWN):
         problem = f"each row of this data is one of {num_classes} classes"
         fix = "use `task.kind=auto`, or data with a column of 0 and 1 for each label"
-        raise RunnerError(Problem("task.kind=multilabel", problem, fix, code="bad-value"))
+        raise RunnerError.of("task.kind=multilabel", problem, fix, code="bad-value")
     if kind != "multilabel" and num_classes is None:
         problem = "the targets of this data are numbers, and nothing says that they are classes"
         fix = (
             "use `task=regression`, or `data.kind=classification` if the numbers are classes (in a custom Dataset: "
             "integer targets), or `task.kind=multilabel` if each of them is 0 or 1"
         )
-        raise RunnerError(Problem("task=classification", problem, fix))
+        raise RunnerError.of("task=classification", problem, fix)
     return "multiclass" if kind == "auto" else kind
 
 
@@ -142,7 +142,7 @@ def _weights(asked: Any, counts: Sequence[int] | None, num_classes: int, *, kind
                 if counts is None
                 else "labels are not counted"
             )
-            raise RunnerError(Problem("task.class_weights=balanced", problem, f"use `{example}`, one for each class"))
+            raise RunnerError.of("task.class_weights=balanced", problem, f"use `{example}`, one for each class")
         counted = torch.tensor(list(counts), dtype=torch.float64)
         present = counted > 0  # a class that the training split lacks has no part to balance
         weights = counted.sum() / (present.sum() * counted.clamp(min=1))
@@ -150,16 +150,12 @@ def _weights(asked: Any, counts: Sequence[int] | None, num_classes: int, *, kind
     values = list(asked) if isinstance(asked, Sequence) and not isinstance(asked, str) else []
     if not values or not all(type(value) in (int, float) and value >= 0 for value in values):
         problem = "`task.class_weights` must be null, balanced or a list of numbers, 0 or more each"
-        raise RunnerError(
-            Problem.suggest(f"task.class_weights={asked}", problem, ["task.class_weights=balanced", example])
-        )
+        raise RunnerError.suggest(f"task.class_weights={asked}", problem, ["task.class_weights=balanced", example])
     if num_classes not in (UNKNOWN, len(values)):
         problem = f"these are {len(values)} weights, and there are {num_classes} classes"
-        raise RunnerError(
-            Problem(
-                f"task.class_weights={values}",
-                problem,
-                f"give {num_classes} weights, or use `task.class_weights=balanced`",
-            )
+        raise RunnerError.of(
+            f"task.class_weights={values}",
+            problem,
+            f"give {num_classes} weights, or use `task.class_weights=balanced`",
         )
     return torch.tensor(values, dtype=torch.float32)

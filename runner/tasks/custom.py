@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from runner.errors import Problem, RunnerError
+from runner.errors import RunnerError
 from runner.tasks.checks import trains_nothing
 
 FORM = '`def loss(model, batch): return {"loss": ..., "another metric": ...}`'
@@ -38,16 +38,14 @@ def _callable(function: Any) -> Callable[[nn.Module, Any], Any]:
     made = function.func if isinstance(function, functools.partial) else function
     if isinstance(function, str):
         problem = "a text names nothing here; objects have their own _target_"
-        raise RunnerError(Problem.suggest(f"task.function={function}", problem, [f"task.function._target_={function}"]))
+        raise RunnerError.suggest(f"task.function={function}", problem, [f"task.function._target_={function}"])
     if inspect.isclass(made):
         problem = f"{made.__name__} is a class, and with _partial_ one would be made in each step"
-        raise RunnerError(
-            Problem.suggest(f"task.function._target_={made.__name__}", problem, ["task.function._partial_=false"])
-        )
+        raise RunnerError.suggest(f"task.function._target_={made.__name__}", problem, ["task.function._partial_=false"])
     if not callable(function):
         problem = f"`task.function` made a {type(function).__name__}, which can't be called"
         fix = f"use `task.function._partial_=true` for a function: {FORM}"
-        raise RunnerError(Problem("task.function", problem, fix))
+        raise RunnerError.of("task.function", problem, fix)
     return function  # type: ignore[no-any-return]
 
 
@@ -58,14 +56,12 @@ def _checked(found: Any, function: Any) -> dict[str, Tensor]:
         found = {"loss": found}
     if not isinstance(found, Mapping) or "loss" not in found:
         said = f"a dict of {', '.join(map(str, found))}" if isinstance(found, Mapping) else f"a {type(found).__name__}"
-        raise RunnerError(Problem(asked, f"the function returned {said or 'nothing'}, and no loss", f"write {FORM}"))
+        raise RunnerError.of(asked, f"the function returned {said or 'nothing'}, and no loss", f"write {FORM}")
     for key, value in found.items():
         if not isinstance(value, Tensor):
             problem = f"the value `{key}` is a {type(value).__name__}, and each value is a tensor, read later"
-            raise RunnerError(
-                Problem(asked, problem, f"return `{key}` as it is computed, without `.item()` and `float()`")
-            )
+            raise RunnerError.of(asked, problem, f"return `{key}` as it is computed, without `.item()` and `float()`")
         if value.dim():
             problem = f"the value `{key}` has the shape {tuple(value.shape)}, and each value is one number"
-            raise RunnerError(Problem(asked, problem, f"return `{key}.mean()`"))
+            raise RunnerError.of(asked, problem, f"return `{key}.mean()`")
     return {"loss": found["loss"], **found}

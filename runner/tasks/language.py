@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from runner.errors import Problem, RunnerError
+from runner.errors import RunnerError
 from runner.tasks.checks import inputs_of, output_of
 from runner.tasks.metrics import OfTokens, make_metrics
 
@@ -41,7 +41,7 @@ class Language(nn.Module):
         super().__init__()
         if num_classes is not None:
             problem = f"each row of this data is one of {num_classes} classes, and the targets here are the tokens that follow"
-            raise RunnerError(Problem.suggest("task=language", problem, ["task=classification", "data=text"]))
+            raise RunnerError.suggest("task=language", problem, ["task=classification", "data=text"])
         self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
         self.output = output
         self.bytes_per_token, self.sample_tokens = bytes_per_token, sample_tokens
@@ -63,7 +63,7 @@ class Language(nn.Module):
         if outputs.dim() != targets.dim() + 1 or outputs.shape[:-1] != targets.shape:
             problem = f"the model gives {tuple(outputs.shape)}, and {tuple(targets.shape)} tokens are to be predicted"
             fix = "use `model=gpt`, `model=gru model.pooling=each`, or a model that gives (B, T, V)"
-            raise RunnerError(Problem("task=language", problem, fix))
+            raise RunnerError.of("task=language", problem, fix)
         losses = F.cross_entropy(
             outputs.flatten(0, -2),
             targets.flatten(),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from runner.device.capabilities import legal_dtype
-from runner.errors import Problem, RunnerError
+from runner.errors import RunnerError
 from runner.tasks.checks import UNKNOWN
 from runner.tasks.named_metrics import BY_NAME, NAMED, MeanOverPresent, named_metrics
 
@@ -43,7 +43,7 @@ def make_metrics(asked: Any, *, kind: str, num_outputs: int = UNKNOWN, reported:
         metrics = {name: OfTorchmetrics(metric, kind=kind) for name, metric in made.items()}
     else:
         problem = "`task.metrics` must be a list of names, or `{NAME: {_target_: ...}}`"
-        raise RunnerError(Problem.suggest(f"task.metrics={asked}", problem, _example(kind), BY_NAME))
+        raise RunnerError.suggest(f"task.metrics={asked}", problem, _example(kind), BY_NAME)
     for name in metrics:
         _check_name(name, reported)
     return nn.ModuleDict(metrics)
@@ -180,7 +180,7 @@ class OfFunction(nn.Module):
         if not isinstance(value, Tensor) or value.dim():
             said = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             fix = "return a 0-d tensor, e.g., by .mean(), or an object with update(), compute() and reset()"
-            raise RunnerError(Problem(f"task.metrics.{self._name}", f"the function returned {said}", fix))
+            raise RunnerError.of(f"task.metrics.{self._name}", f"the function returned {said}", fix)
         return value.detach()
 
     def reset(self) -> None:
@@ -205,7 +205,7 @@ def named_values(name: str, found: Any, *, labels: Sequence[str]) -> dict[str, A
     if found.dim() > 1 or len(found) > MOST_VALUES:
         problem = f"`{name}` gives {tuple(found.shape)} numbers, and up to {MOST_VALUES} in a row get a name each"
         fix = f"use `task.metrics.{name}.average=macro`, or a metric that gives a number"
-        raise RunnerError(Problem(f"task.metrics.{name}", problem, fix))
+        raise RunnerError.of(f"task.metrics.{name}", problem, fix)
     spelled = [_spelled(label) for label in labels]
     if len(set(spelled)) != len(found):
         spelled = [str(number) for number in range(len(found))]
@@ -217,32 +217,32 @@ def _gathering(name: str, value: Any, kind: str) -> nn.Module:
         return OfTorchmetrics(value, kind=kind)
     if isinstance(value, type):
         problem = f"{value.__name__} is a class, and a metric is one of it"
-        raise RunnerError(Problem.suggest(f"task.metrics.{name}", problem, [f"task.metrics.{name}._partial_=false"]))
+        raise RunnerError.suggest(f"task.metrics.{name}", problem, [f"task.metrics.{name}._partial_=false"])
     if all(callable(getattr(value, method, None)) for method in ("update", "compute", "reset")):
         return OfObject(value)
     if callable(value):
         return OfFunction(name, value)
     problem = f"`task.metrics.{name}` is {value!r}, and a metric is an object with update(), compute() and reset(), or a function"
     ways = [f"task.metrics=[{value}]"] if isinstance(value, str) and value in NAMED.get(kind, {}) else _example(kind)
-    raise RunnerError(Problem.suggest(f"task.metrics.{name}={value}", problem, ways, BY_NAME))
+    raise RunnerError.suggest(f"task.metrics.{name}={value}", problem, ways, BY_NAME)
 
 
 def _named(name: Any) -> str:
     if isinstance(name, str):
         return name
     problem = "a list of metrics holds names; one with arguments needs a key"
-    raise RunnerError(Problem(f"task.metrics=[{name}]", problem, BY_NAME))
+    raise RunnerError.of(f"task.metrics=[{name}]", problem, BY_NAME)
 
 
 def _check_name(name: str, reported: Collection[str]) -> None:
     if name in reported:
         problem = f"the task already reports {name}"
-        raise RunnerError(Problem(f"task.metrics.{name}", problem, f"use another name, e.g., `{name}_of_torchmetrics`"))
+        raise RunnerError.of(f"task.metrics.{name}", problem, f"use another name, e.g., `{name}_of_torchmetrics`")
     if not re.fullmatch(r"[A-Za-z0-9_-]+", name) or hasattr(nn.ModuleDict, name):
         problem = (
             "a metric's name is part of val/NAME: letters, digits, _ and -, and not a method of torch's ModuleDict"
         )
-        raise RunnerError(Problem(f"task.metrics.{name}", problem, f"use another name, e.g., `{_spelled(name)}_value`"))
+        raise RunnerError.of(f"task.metrics.{name}", problem, f"use another name, e.g., `{_spelled(name)}_value`")
 
 
 def _spelled(label: str) -> str:

@@ -102,7 +102,7 @@ def named_metrics(names: Sequence[str], *, kind: str, num_outputs: int) -> dict[
     if num_outputs == UNKNOWN and kind != "autoencoding":
         problem = "the number of classes, or of values per example, is not known"
         fix = "use `task.num_classes=10`, or `'task.metrics=[]'`"
-        raise RunnerError(Problem(f"task.metrics=[{','.join(names)}]", problem, fix))
+        raise RunnerError.of(f"task.metrics=[{','.join(names)}]", problem, fix)
     return {name: _make(name, kind, num_outputs) for name in names}
 
 
@@ -114,7 +114,7 @@ def _make(name: str, kind: str, num_outputs: int) -> Any:
         arguments |= {"validate_args": False} | ({} if is_binary else {COUNTS[kind]: num_outputs})
     if arguments.get("top_k", 0) > num_outputs != UNKNOWN:
         problem = f"`{name}` is always 1 with {num_outputs} classes"
-        raise RunnerError(Problem(f"task.metrics=[{name}]", problem, "use `'task.metrics=[]'`, or another metric"))
+        raise RunnerError.of(f"task.metrics=[{name}]", problem, "use `'task.metrics=[]'`, or another metric")
     module = _module("classification" if kind in COUNTS else "regression")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Metric `.*` will save all", UserWarning)  # documented in named_metrics()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from runner.config.checks import choice
-from runner.errors import Problem, RunnerError
+from runner.errors import RunnerError
 from runner.tasks.checks import UNKNOWN, inputs_of, output_of, plots_of
 from runner.tasks.metrics import make_metrics
 
@@ -45,12 +45,10 @@ class Regression(nn.Module):
         if num_classes not in (None, UNKNOWN):
             problem = f"the targets of this data are {num_classes} classes, and a regression predicts numbers"
             fix = "use `task=classification`, or `data.kind=regression` if the numbers are quantities"
-            raise RunnerError(Problem("task=regression", problem, fix))
+            raise RunnerError.of("task=regression", problem, fix)
         if is_multilabel:
             problem = "the targets of this data are labels, each 0 or 1, and a regression predicts numbers"
-            raise RunnerError(
-                Problem.suggest("task=regression", problem, ["task=classification", "data.kind=regression"])
-            )
+            raise RunnerError.suggest("task=regression", problem, ["task=classification", "data.kind=regression"])
         self.loss, self.huber_delta = choice(loss, LOSSES, key="task.loss"), _delta(huber_delta)
         reported = distances_reported(self.loss)
         self.metrics = make_metrics(metrics, kind=self.kind, num_outputs=num_outputs, reported=(*reported, "rmse"))
@@ -111,7 +109,7 @@ class Autoencoding(nn.Module):
         if vocab_size is not None:
             problem = "this data is texts, and distances between tokens mean nothing"
             fix = "use `task=language`, or data of images, signals or tables"
-            raise RunnerError(Problem("task=autoencoding", problem, fix))
+            raise RunnerError.of("task=autoencoding", problem, fix)
         self.loss = choice(loss, LOSSES, key="task.loss")
         reported = distances_reported(self.loss)
         self.metrics = make_metrics(metrics, kind=self.kind, reported=(*reported, "rmse"))
@@ -124,9 +122,7 @@ class Autoencoding(nn.Module):
     def check_model(self, model: nn.Module, *, keeps_inputs: bool, data: str) -> None:
         if not keeps_inputs:
             problem = f"a layer before the model changes the columns of {data}, so a model can't reproduce them"
-            raise RunnerError(
-                Problem("task=autoencoding", problem, "use numeric rows (`data=arrays`), or a custom task")
-            )
+            raise RunnerError.of("task=autoencoding", problem, "use numeric rows (`data=arrays`), or a custom task")
 
     def outputs(self, model: nn.Module, batch: Any, /) -> Tensor:
         found = model(batch[0] if isinstance(batch, tuple | list) else batch)
@@ -193,16 +189,14 @@ def like(targets: Tensor, outputs: Tensor) -> Tensor:
         given, wanted = tuple(outputs.shape), tuple(targets.shape)
         problem = f"the model gives {given}, and what it is compared with is {wanted}"
         fix = f"use a last layer that gives {(count := math.prod(wanted[1:]))} for each row, e.g., nn.Linear(..., {count})"
-        raise RunnerError(Problem("task on this model", problem, fix))
+        raise RunnerError.of("task on this model", problem, fix)
     return targets.reshape(outputs.shape)
 
 
 def _delta(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-        raise RunnerError(
-            Problem.suggest(
-                f"task.huber_delta={value}", "`task.huber_delta` must be more than 0", ["task.huber_delta=1.0"]
-            )
+        raise RunnerError.suggest(
+            f"task.huber_delta={value}", "`task.huber_delta` must be more than 0", ["task.huber_delta=1.0"]
         )
     return float(value)
 
@@ -215,7 +209,7 @@ def _inputs(batch: Any) -> Tensor:
         said = f"a tensor of {inputs.dtype}" if isinstance(inputs, Tensor) else f"a {type(inputs).__name__}"
         problem = f"the inputs are {said}, and an autoencoder gives back one tensor of floats"
         fix = "use data whose inputs are such a tensor, or a custom task"
-        raise RunnerError(Problem("task=autoencoding", problem, fix))
+        raise RunnerError.of("task=autoencoding", problem, fix)
     return inputs
 
 
@@ -223,5 +217,5 @@ def _as(outputs: Tensor, inputs: Tensor) -> Tensor:
     if outputs.numel() != inputs.numel():
         given, wanted = tuple(outputs.shape), tuple(inputs.shape)
         problem = f"the model gives {given}, and its inputs are {wanted}"
-        raise RunnerError(Problem.suggest("task=autoencoding", problem, ["model.out_features='${facts.in_features}'"]))
+        raise RunnerError.suggest("task=autoencoding", problem, ["model.out_features='${facts.in_features}'"])
     return like(outputs, inputs)

@@ -147,7 +147,7 @@ def load(path: Path) -> dict[str, Any]:
     """
     if not path.is_file():
         fix = "use the path of a run's `checkpoints/last.pt`"
-        raise RunnerError(Problem(f"checkpoint {path}", "there is no such file", fix, code="missing-file"))
+        raise RunnerError.of(f"checkpoint {path}", "there is no such file", fix, code="missing-file")
     try:
         content = path.read_bytes()
     except OSError as error:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from runner.device import streams
-from runner.errors import Problem, RunnerError
+from runner.errors import RunnerError
 from runner.training.background import Background
 
 #: values that must be finite, or the training ends
@@ -283,7 +283,7 @@ def in_order(values: Mapping[str, Tensor], names: Sequence[str], *, of: str) -> 
     if values.keys() != set(names):
         problem = f"the values of {of} are {', '.join(values) or 'none'}, and those before were {', '.join(names)}"
         fix = "return the same names each time, with `torch.tensor(float('nan'))` where there is no value"
-        raise RunnerError(Problem("the values that the task returns", problem, fix))
+        raise RunnerError.of("the values that the task returns", problem, fix)
     return {name: values[name] for name in names}
 
 

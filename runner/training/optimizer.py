@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from runner.device import torch_private
 from runner.device.placement import copied
-from runner.errors import Problem, RunnerError, first_line, nearest
+from runner.errors import RunnerError, first_line, nearest
 from runner.training.muon import Muon, hidden_matrices
 
 #: device types with fused optimizer kernels
@@ -62,7 +62,7 @@ def make_optimizer(
     if kind is Muon and in_parts:
         problem = "muon looks at whole matrices, and each process has a part of every weight"
         ways = ["placement.strategy=ddp", "optimizer=adamw"]
-        raise RunnerError(Problem.suggest("optimizer=muon placement.strategy=fsdp", problem, ways))
+        raise RunnerError.suggest("optimizer=muon placement.strategy=fsdp", problem, ways)
     if groups or no_decay or kind is Muon:
         parameters = _grouped(
             [(name.removeprefix(prefix), value) for name, value in named],
@@ -103,7 +103,7 @@ def _begin_momentum(optimizer: torch.optim.SGD) -> None:
             problem = "torch's fused step starts with uninitialized momentum if fp16 skips the first step"
             source = "optimizer.fused=true with dampening and train.precision=fp16"
             ways = ["optimizer.fused=null", "optimizer.dampening=0", "train.precision=bf16"]
-            raise RunnerError(Problem.suggest(source, problem, ways))
+            raise RunnerError.suggest(source, problem, ways)
         for parameter in group["params"]:
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
@@ -146,7 +146,7 @@ def check_settings(group: Mapping[str, Any], settings: set[str], source: str) ->
             hits = nearest(name, settings) or sorted(settings - {"params"})
             problem = f"this optimizer has no setting {name}"
             fix = f"use {' or '.join(f'`{hit}`' for hit in hits)} instead of `{name}`"
-            raise RunnerError(Problem(f"{source}.{name}={group[name]}", problem, fix, code="unknown-key"))
+            raise RunnerError.of(f"{source}.{name}={group[name]}", problem, fix, code="unknown-key")
 
 
 def freeze(model: nn.Module, patterns: Sequence[str], *, prefix: str = "") -> None:
@@ -172,8 +172,8 @@ def freeze(model: nn.Module, patterns: Sequence[str], *, prefix: str = "") -> No
                 named[name].requires_grad_(False)
     if patterns and not any(parameter.requires_grad for parameter in named.values()):
         source = f"model.freeze=[{','.join(patterns)}]"
-        raise RunnerError(
-            Problem(source, "`model.freeze` leaves nothing to train", "use patterns that leave the last layer out")
+        raise RunnerError.of(
+            source, "`model.freeze` leaves nothing to train", "use patterns that leave the last layer out"
         )
     for module in model.modules():
         own = list(module.parameters(recurse=False))
@@ -202,7 +202,7 @@ def matching(pattern: str, names: Sequence[str], *, key: str, kind: str = "param
         hits = nearest(typed, [*modules, *names]) or [ends[end] for end in nearest(typed, ends)]
         fix = f"use {' or '.join(f'`{hit}`' for hit in hits) or f'a pattern of names that begin with {tops}'}"
         problem = f"`{pattern}` matches no {kind}; they are {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
-        raise RunnerError(Problem(f"{key}: {pattern}", problem, fix))
+        raise RunnerError.of(f"{key}: {pattern}", problem, fix)
     return found
 
 
@@ -290,7 +290,7 @@ class AveragedWeights:
         except Exception as error:  # any module's; the old weight_norm makes weights that can't be copied
             problem = f"this model can't be copied for the averages: {first_line(error)}"
             fix = "use `train.ema_decay=null`, or `torch.nn.utils.parametrizations` instead of `weight_norm`"
-            raise RunnerError(Problem(f"train.ema_decay={decay:g}", problem, fix)) from None
+            raise RunnerError.of(f"train.ema_decay={decay:g}", problem, fix) from None
         self.decay = decay
         pairs = list(zip(_own(self.model), _own(model), strict=True))
         self._whole = [(mean, now) for mean, now in pairs if not (now.is_floating_point() or now.is_complex())]

@@ -78,7 +78,7 @@ class Checkpoints:
         except Exception as error:  # a checkpoint may come from elsewhere, and hold anything
             problem = f"the checkpoint is not of this model and optimizer, or no run wrote it: {type(error).__name__}: {first_line(error)}"
             fix = "use a new directory, or the checkpoint that its own run wrote"
-            raise RunnerError(Problem("the folder's checkpoint", problem, fix)) from error
+            raise RunnerError.of("the folder's checkpoint", problem, fix) from error
         return progress
 
     @property

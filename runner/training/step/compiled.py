@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from runner.device import torch_private
 from runner.device.placement import num_rows
-from runner.errors import Problem, RunnerError, first_line
+from runner.errors import RunnerError, first_line
 from runner.training.step.fused_update import CannotTraceError, FixedUpdate
 from runner.training.step.on_device import OnDevice, Sizes, host_generators
 
@@ -99,7 +99,7 @@ def make_compiled(
         except _compiling_errors() as error:
             check_compiler(error)
             problem = f"torch can't compile this model: {first_line(error)}"
-            raise RunnerError(Problem.suggest("train.compile=true", problem, ["train.compile=false"])) from error
+            raise RunnerError.suggest("train.compile=true", problem, ["train.compile=false"]) from error
 
     return step
 
@@ -284,4 +284,4 @@ def check_compiler(error: BaseException) -> None:
         problem, fix = "torch finds no Triton here", "use `train.compile=false`, or install triton"
     else:
         return
-    raise RunnerError(Problem("train.compile=true", problem, fix)) from error
+    raise RunnerError.of("train.compile=true", problem, fix) from error

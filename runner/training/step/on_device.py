@@ -18,7 +18,7 @@ from torch import Tensor
 
 from runner.data.loading.loaders import Batches
 from runner.data.loading.resident import sent
-from runner.errors import Problem, RunnerError
+from runner.errors import RunnerError
 from runner.training.loop import Epochs, Limits
 from runner.training.schedule import Rates
 from runner.training.step.fused_update import CannotTraceError, FixedUpdate
@@ -253,7 +253,7 @@ class OnDevice:
 
     def _refused(self, error: CannotTraceError) -> RunnerError:
         fix = f"{error.fix}, or " if error.fix else ""
-        return RunnerError(Problem("train.cuda_graph=true", str(error), f"use {fix}`train.cuda_graph=false`"))
+        return RunnerError.of("train.cuda_graph=true", str(error), f"use {fix}`train.cuda_graph=false`")
 
 
 def host_generators(device: torch.device) -> dict[str, Any]:
