@@ -376,7 +376,7 @@ def test_two_processes_share_each_batch(mine):
             ["data=stream", "data.num_workers=2"],
             ["data.num_workers=2", "each process would read all", "data.num_workers=0", "get_worker_info()"],
         ),
-        (["data=stream", "model=mlp"], ["has no out_features", "help: use model.out_features=..."]),
+        (["data=stream", "model=mlp"], ["has no out_features", "help: set model.out_features=... to the value itself"]),
     ],
 )
 def test_what_it_can_not_be_asked(mine, capfd, words, told):

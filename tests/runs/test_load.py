@@ -69,8 +69,8 @@ def test_weights_of_another_model(run, copy):
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"model": {"_target_": "os.system", "command": "touch owned"}}, "os.system is not a part"),
-        ({"task": {"_target_": "subprocess.run", "args": "touch owned"}}, "subprocess.run is not a part"),
+        ({"model": {"_target_": "os.system", "command": "touch owned"}}, "`os.system` is not a part"),
+        ({"task": {"_target_": "subprocess.run", "args": "touch owned"}}, "`subprocess.run` is not a part"),
         (
             {"model": {"_target_": "runner.models.MLP", "in_features": "${oc.env:HOME}"}},
             "would be resolved a second time",
@@ -90,7 +90,7 @@ def test_a_strangers_reader_is_data(run, copy):
     change(copy / "model.json", reader={"_target_": "os.system", "_partial_": True})
     origin.sign(copy, "")
     code, _, err = run("predict", str(copy), "--input", "my_rows.py", "--output", "never.csv")
-    assert code == 2 and "os.system is not a part" in err
+    assert code == 2 and "`os.system` is not a part" in err
 
 
 def test_a_run_without_a_card(run, copy):
@@ -129,9 +129,9 @@ def test_a_run_of_a_version_whose_files_lay_elsewhere(is_own, run, copy):
         origin.sign(copy, "")
     assert origin.is_own(copy) == is_own
     said = (
-        "error: runner.models.networks.MLP is not a part",
-        "this is runner.models.MLP",
-        "can be trained again with this one",
+        "error: `runner.models.networks.MLP` is not a part",
+        "_target_=runner.models.MLP`",
+        "can be trained again with it",
     )
     refused(run, copy, *said)
     for words in (

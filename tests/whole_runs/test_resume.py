@@ -127,10 +127,10 @@ def test_what_would_be_another_experiment_is_refused(own_folder, capfd):
     assert cli.main([*WORDS, QUIET, "train.num_steps=2", "hydra.run.dir=outputs/a/run"]) == 0
     capfd.readouterr()
     for words, said in {
-        ("model.hidden_sizes=[3]", "seed=1"): ("help: use `'model.hidden_sizes=[256]'`", "help: use `seed=0`"),
+        ("model.hidden_sizes=[3]", "seed=1"): ("help: use `'model.hidden_sizes=[256]'`,", "help: use `seed=0`,"),
         ("optimizer.lr=0.5",): ("the run began with `optimizer.lr=0.001`",),
         ("data.limit=10",): ("another experiment",),
-        ("train.batch_size=3",): ("help: use `train.batch_size=128`",),
+        ("train.batch_size=3",): ("help: use `train.batch_size=128`,",),
         ("modle=mlp",): ("there is no key `modle`",),
     }.items():
         assert cli.main(["resume", "outputs/a/run", *words]) == 2, words
