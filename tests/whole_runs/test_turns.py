@@ -121,7 +121,7 @@ def test_a_task_with_one_loss_is_refused(own_folder, capsys):
     (own_folder / "my_tasks.py").write_text(OWN)
     turns = "optimizer.turns={a:{params:hidden},b:{params:output}}"
     assert cli.main(["device=cpu", "model=mlp", "task=own", "task.function._target_=my_tasks.one", turns]) == 2
-    assert "def loss(model, batch, `turn=None`), where turn is a or b" in capsys.readouterr().err
+    assert "`def loss(model, batch, turn=None)` with turn a, b or None" in capsys.readouterr().err
     assert cli.main(["device=cpu", "model=mlp", turns]) == 2
     assert "optimizer.turns with task=Classification" in capsys.readouterr().err
 

@@ -54,7 +54,7 @@ def test_what_explain_does_not_take(own_folder, capfd):
     assert cli.main(["explain", "run", "--trace", "device=cpu", "train.cuda_graph=false", "optimizer.lr=1"]) == 2
     said = capfd.readouterr().err
     assert (
-        "error: explain takes the run as it was" in said and "--> optimizer.lr=1\n" in said and said.count("-->") == 1
+        "error: `explain` takes the run as it was" in said and "--> optimizer.lr=1\n" in said and said.count("-->") == 1
     )
     for first, other in (("--time", "--step=3"), ("--trace", "--step=3"), ("--trace", "--time")):
         assert cli.main(["explain", "run", first, other]) == 2
