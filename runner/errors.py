@@ -66,12 +66,16 @@ class Problem:
     notes: tuple[str, ...] = ()
     code: str = "invalid-setting"
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "help", for_a_shell(self.help))
+        object.__setattr__(self, "suggestions", tuple(map(for_a_shell, self.suggestions)))
+
     @classmethod
     def suggest(
         cls, source: str, message: str, suggestions: Iterable[str], otherwise: str = "", *, code: str = "bad-value"
     ) -> Problem:
         """Make an error whose help is up to three suggestions; without one, the help is `otherwise`."""
-        found = tuple(dict.fromkeys(map(for_a_shell, suggestions)))[:3]
+        found = tuple(dict.fromkeys(suggestions))[:3]
         return cls(source, message, use(*found) if found else otherwise, found, code=code)
 
     @classmethod

@@ -145,3 +145,8 @@ def test_path_that_is_no_local_file_is_refused(path, is_written, fix):
     assert [problem.help for problem in path_problems("data.path", path, is_written=is_written)] == [fix] * (
         fix is not None
     )
+
+
+def test_help_is_quoted_for_a_shell():
+    problem = Problem("a=1", "no", "use `a=[1,2]`, or 'b={c: 1}'", ("a=[1,2]",))
+    assert problem.help == "use `'a=[1,2]'`, or 'b={c: 1}'" and problem.suggestions == ("'a=[1,2]'",)

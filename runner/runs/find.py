@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 
 from runner.config.identity import changes, flat, may_change
 from runner.config.trust import check_folder
-from runner.errors import Problem, RunnerError, for_a_shell, nearest, refuse
+from runner.errors import Problem, RunnerError, nearest, refuse
 from runner.experiment.provenance import TRIES
 from runner.tracking.ack import read_ack
 from runner.tracking.journal import is_being_written
@@ -73,7 +73,7 @@ def check(before: DictConfig, now: DictConfig) -> None:
     problems = []
     for key in changes(old, new):
         if not may_change(key):
-            asked, was = (for_a_shell(f"{key}={values.get(key)}") for values in (new, old))
+            asked, was = (f"{key}={values.get(key)}" for values in (new, old))
             problem = f"the run began with `{was}`, and another value makes it another experiment"
             fix = f"use `{was}`, or start a new run: `python -m runner -cd DIRECTORY -cn rerun {asked}`"
             problems.append(Problem(asked, problem, fix, (was,), code="conflict"))

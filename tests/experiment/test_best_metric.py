@@ -29,7 +29,7 @@ def config(metric, target="Classification", **task):
         ("accuracy", {}, "train.early_stopping.metric=val/accuracy"),
         ("train/accuracy", {}, "train.early_stopping.metric=val/accuracy"),
         ("train/anything", {"target": "Own"}, "train.early_stopping.metric=val/loss"),
-        ("val/f1", {}, "task.metrics=[f1], or"),
+        ("val/f1", {}, "use `'task.metrics=[f1]'`,"),
         ("val/accuracy", {"target": "Regression"}, "train.early_stopping.metric=val/loss"),
         ("val/mse", {"target": "Regression", "loss": "mse"}, "train.early_stopping.metric=val/rmse"),
     ],

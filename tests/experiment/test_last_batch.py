@@ -46,13 +46,13 @@ def test_a_size_that_does_not_do_is_told_with_one_that_does(num_ranks, batch_siz
         fix = told(num_rows, batch_size, num_ranks, model)
         assert bool(fix) == crashes(batch_size), num_rows
         if fix:
-            assert not crashes(int(fix.removeprefix("train.batch_size="))), num_rows
+            assert not crashes(int(fix.removeprefix("use `train.batch_size=").removesuffix("`"))), num_rows
 
 
 def test_fewer_processes_where_no_size_does():
     model = nn.BatchNorm1d(3)
-    assert told(5, 4, 4, model) == "train.num_processes=2"
-    assert told(1, 4, 1, model) == "data with more rows"
+    assert told(5, 4, 4, model) == "use `train.num_processes=2`"
+    assert told(1, 4, 1, model) == "use data with more rows"
 
 
 def test_what_takes_no_mean_over_a_processs_rows_alone_is_not_told():

@@ -8,6 +8,7 @@ from omegaconf import OmegaConf, open_dict
 from runner import cli
 from runner.config.compose import composer
 from runner.config.settings import Settings
+from runner.errors import for_a_shell
 from runner.experiment import rules
 from runner.experiment.rules import RULES, Situation
 
@@ -55,7 +56,7 @@ def test_rule_has_fixes_that_resolve_it(rule):
     cfg, situation = clashing(rule)
     reason = rule.reason.format_map(vars(situation))
     errors = {error.message: error for error in rules.clashes(cfg, situation)}
-    assert errors[reason].suggestions == rule.fixes
+    assert errors[reason].suggestions == tuple(map(for_a_shell, rule.fixes))
     for fix in rule.fixes:
         key, _, value = fix.partition("=")
         if "." in key and key in rule.conditions:

@@ -8,8 +8,8 @@ from runner import cli
 from runner.config import compose
 from runner.sweep.hydra_plugins import part_problems
 
-LAUNCHERS = "hydra/launcher=slots or hydra/launcher=ray or hydra/launcher=slurm"
-SWEEPERS = "hydra/sweeper=grid or hydra/sweeper=optuna"
+LAUNCHERS = "use `hydra/launcher=slots`, `hydra/launcher=ray` or `hydra/launcher=slurm`"
+SWEEPERS = "use `hydra/sweeper=grid` or `hydra/sweeper=optuna`"
 
 
 def test_what_conf_and_submitit_offer_is_taken(own_folder):
@@ -25,10 +25,10 @@ def test_those_of_others_are_refused_both_at_once_with_what_to_write(own_folder,
     for word in (
         "--> hydra/launcher=basic",
         "--> hydra/sweeper=basic",
-        f"help: use {LAUNCHERS}",
-        f"help: use {SWEEPERS}",
+        f"help: {LAUNCHERS}",
+        f"help: {SWEEPERS}",
     ):
-        assert word in told.replace("`", "")
+        assert word in told
 
 
 def test_one_that_a_file_names_by_its_class_is_asked_about_by_its_key():

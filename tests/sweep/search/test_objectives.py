@@ -77,7 +77,7 @@ def config(**changes):
     [
         ("val/loss", {}, None),
         ("speed/samples_per_second", {}, None),
-        ("accuracy", {}, "hydra.sweeper.metric=val/accuracy or"),
+        ("accuracy", {}, "use `hydra.sweeper.metric=val/accuracy`, `"),
         ("val/acc", {}, "hydra.sweeper.metric=val/accuracy"),
         ("valid/loss", {}, "hydra.sweeper.metric=val/loss"),
         ("val/", {}, "hydra.sweeper.metric=val/loss"),
