@@ -13,7 +13,7 @@ MOST_NAMED = 4
 
 
 def balance(source: Source) -> str:
-    """Empty where there is nothing to tell: a regression, or classes with enough rows each."""
+    """Return the line about uneven classes; "" for a regression, or if each class has enough rows."""
     if source.labels is None or not source.classes:
         return ""
     counts = torch.bincount(source.labels, minlength=len(source.classes))
@@ -27,7 +27,8 @@ def balance(source: Source) -> str:
     if most < UNEVEN * max(1, least):
         return ""
     always = source.classes[int(counts.argmax())]
-    return f"uneven classes: {_listed(counts, source)} rows; always {always} is right in {most / total:.1%} of them"
+    share = f"always {always} is right in {most / total:.1%} of them"
+    return f"uneven classes: {_listed(counts, source)} rows; {share} (see task.metrics=[f1], data.sampler=balanced)"
 
 
 def _listed(counts: Tensor, source: Source) -> str:
