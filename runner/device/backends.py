@@ -8,6 +8,7 @@ import random
 import sys
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,11 @@ def set_switches(
     elif device.type != "cpu":
         torch.accelerator.set_device_index(device)
         _ask(torch.accelerator.reset_peak_memory_stats, device)
+
+
+def backward_in_this_thread() -> AbstractContextManager[Any]:
+    """Take backward passes in the thread that calls them. By default torch wakes a thread of the device for each."""
+    return torch.autograd.set_multithreading_enabled(False)
 
 
 def automatic_threads(num_processes: int = 1) -> int:

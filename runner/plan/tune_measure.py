@@ -112,8 +112,9 @@ class Candidate:
             torch.set_num_threads(self.threads)
         self._wait()
         began, taken = time.perf_counter(), 0
-        while time.perf_counter() - began < seconds or not taken:
-            taken += next(self._steps)
+        with backends.backward_in_this_thread():  # as a run does
+            while time.perf_counter() - began < seconds or not taken:
+                taken += next(self._steps)
         self._wait()
         return (time.perf_counter() - began) / taken
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from runner.device.backends import backward_in_this_thread
 from runner.distributed.group import Ranks
 from runner.errors import Problem, nearest
 from runner.training.signals import Stop, StoppedError
@@ -275,11 +276,12 @@ class Loop:
 def train(steps: Epochs, loop: Loop) -> str:
     """Take steps until there is a reason to end; returns the reason."""
     progress, reason = loop.progress, loop.begin()
-    while reason is None:
-        for num in steps.epoch(progress.epoch, first_step=loop.step_in_epoch):
-            reason = loop.after_steps(num)
-            if reason is not None or progress.step >= loop.limits.num_steps:
-                break
-        if reason is None:
-            reason = loop.end_of_epoch()
+    with backward_in_this_thread():
+        while reason is None:
+            for num in steps.epoch(progress.epoch, first_step=loop.step_in_epoch):
+                reason = loop.after_steps(num)
+                if reason is not None or progress.step >= loop.limits.num_steps:
+                    break
+            if reason is None:
+                reason = loop.end_of_epoch()
     return reason

@@ -77,6 +77,10 @@ def test_metrics_and_batches_come_over_on_streams_of_their_own(found):
         assert not any("stream_id=0" in stream for stream in streams)  # the one that the steps are on
 
 
+def test_backward_runs_in_the_main_thread(found):
+    assert found["threads"] == {"acme": True}
+
+
 def test_the_peak_is_the_allocators(found):
     weights = 19_210 * 4
     assert 4 * weights < found["acme"]["peak_memory_bytes"] < 20 * weights < found["cpu"]["peak_memory_bytes"]
@@ -99,7 +103,7 @@ def test_auto_takes_it_and_devices_lists_it(found):
 
 
 def test_a_tensor_in_the_wrong_place_is_named(found):
-    assert "own.py:10" in found["lost"]
+    assert "own.py:28" in found["lost"]
     assert "cpu" in found["lost"] and "acme:0" in found["lost"]
 
 

@@ -219,7 +219,8 @@ class _Group:
                 try:
                     if len(runs) != len(self._columns):
                         self._form(runs)
-                    num = self._take_steps()
+                    with backends.backward_in_this_thread():
+                        num = self._take_steps()
                 except OF_CODE as failed:
                     error = failed
                 runs = [run for run in runs if run.advance(partial(run.after_steps, num, error))]

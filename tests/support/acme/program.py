@@ -19,9 +19,27 @@ WORDS += ["+optimizer.fused=false", "+optimizer.foreach=false", "metrics.pull_ev
 WORDS += ["train.clip_grad_norm=1.0", "train.ema_decay=0.9"]
 
 
-#: makes a tensor on the CPU in its step, and computes with it on the device
-LOST = """import torch
+#: a model that makes a tensor on the CPU in its step, and a task that writes which threads compute gradients
+OWN = """import json
+import threading
+from pathlib import Path
+
+import torch
 from torch import nn
+from torch.nn import functional as F
+
+def Threads():
+    def step(model, batch):
+        outputs = model(batch[0])
+        if outputs.requires_grad:
+            outputs.register_hook(note)
+        return {"loss": F.cross_entropy(outputs, batch[1])}
+
+    return step
+
+def note(gradient):
+    names = {gradient.device.type: threading.current_thread() is threading.main_thread()}
+    Path("threads.json").write_text(json.dumps(names))
 
 class Lost(nn.Module):
     def __init__(self):
@@ -57,13 +75,17 @@ def main() -> None:
         found[name] |= {"losses": losses(name), "said": said.getvalue()}
         found[name]["streams"] = [str(side) for side in sides if side is not None]
         sides.clear()
+    Path("own.py").write_text(OWN)
+    for folder in ("model", "task"):
+        Path("conf", folder).mkdir(parents=True)
+    Path("conf/model/lost.yaml").write_text("_target_: own.Lost\n")
+    Path("conf/task/threads.yaml").write_text("_target_: own.Threads\n")
+    run([*WORDS, "device=acme", "task=threads"], folder="threads")
+    found["threads"] = json.loads(Path("threads.json").read_text())
     run([*WORDS, "device=acme", "train.max_seconds=0.000001"], folder="parts")
     with contextlib.redirect_stdout(io.StringIO()) as said:
         codes = [cli.main(words) for words in (["resume", "parts", "train.max_seconds=null"], ["evaluate", "acme"])]
     found["resumed"] = {"codes": codes, "losses": losses("parts"), "said": said.getvalue()}
-    Path("own.py").write_text(LOST)
-    Path("conf/model").mkdir(parents=True)
-    Path("conf/model/lost.yaml").write_text("_target_: own.Lost\n")
     for name, words in {
         "lost": ["device=acme", "model=lost"],
         "half": ["device=acme", "train.precision=bf16"],
