@@ -82,7 +82,7 @@ class Classification(nn.Module):
         loss = self._cross_entropy(outputs, targets)
         with torch.no_grad():
             right = targets.argmax(1) if targets.is_floating_point() else targets
-            accuracy = (outputs.argmax(1) == right).float().mean()
+            accuracy = (outputs.argmax(1) == right).mean(dtype=torch.float32)
         return {"loss": loss, "accuracy": accuracy}
 
     def predictions(self, outputs: Tensor, /) -> Tensor:

@@ -305,8 +305,8 @@ def groups(asked: Asked) -> None:
     cases = {
         f"{many}, automatic": [f"seed=range({many})"],
         f"{many}, one group": [f"seed=range({many})", "sweep.batch=128"],
-        f"{few}, three at a time": [*apart, f"sweep.slots.{asked.device.partition(':')[0]}=3"],
         f"{few}, one at a time": apart,
+        f"{few}, three at a time": [*apart, f"sweep.slots.{asked.device.partition(':')[0]}=3"],
     }
     if asked.is_short:
         cases = {name: [*cases[name], *QUIET, "train.num_steps=5"] for name in list(cases)[:2]}
@@ -361,27 +361,24 @@ def _group(name: str, words: list[str], asked: Asked) -> None:
 
 
 def steps(asked: Asked) -> None:
-    """A step in each way, with the backward pass in autograd's thread and in the caller's."""
+    """A step in each way, without validation and tracking."""
     from runner.experiment.build_data import prepare_data
     from runner.plan.tune_measure import Candidate
 
     models = {"mlp": ROWS, "cnn": ["data=synthetic", "data.shape=[3,32,32]", "model=cnn"]}
     models |= {"vit, bf16": [*MODELS["ViT, 256 images of 32x32"], "data=synthetic", "train.precision=bf16"]}
     device, seconds = torch.device(asked.device), 0.02 if asked.is_short else 0.3
-    head("model", "way", "us, autograd's thread", "us, the caller's", "us, autograd's again")
+    head("model", "way", "us")
     for name in list(models)[: 1 if asked.is_short else 3]:
         for way, more in asked.ways.items():
             words = [*models[name], "data.num_rows=8192", *WITHOUT_SPLITS, *QUIET, "placement.guard=off", *more]
             try:
                 cfg = composed([*words, "train.num_steps=1000000", f"device={device}"])
                 with closing(Candidate(cfg, device, read=prepare_data(cfg, device))) as candidate:
-                    found = []
-                    for has_thread in (True, False, True):
-                        with torch.autograd.set_multithreading_enabled(has_thread):
-                            found.append(statistics.median(candidate.seconds_a_step(seconds) for _ in range(5)))
-                row(name, way, *(f"{each * 1e6:.0f}" for each in found))
+                    found = statistics.median(candidate.seconds_a_step(seconds) for _ in range(5))
+                row(name, way, f"{found * 1e6:.0f}")
             except Exception as error:
-                row(name, way, f"FAILED, {first_line(error)}", "", "")
+                row(name, way, f"FAILED, {first_line(error)}")
             gc.collect()
 
 
@@ -392,10 +389,11 @@ def host(asked: Asked) -> None:
 
     device, number = torch.device(asked.device), 20 if asked.is_short else 500
     x, weight, table = (torch.rand(shape, device=device) for shape in ((128, 64), (128, 64), (60_000, 64)))
-    places = torch.arange(128, device=device)
+    places, bias = torch.arange(128, device=device), torch.zeros(128, device=device)
     calls = {
         "add_(1)": lambda: places.add_(0),
         "F.linear": lambda: F.linear(x, weight),
+        "F.linear with a bias": lambda: F.linear(x, weight, bias),
         "index_select": lambda: table.index_select(0, places),
     }
     if asked.is_cuda:
@@ -437,24 +435,19 @@ def _microseconds(call, device: torch.device, number: int) -> float:
 
 
 def evaluation(asked: Asked) -> None:
-    """An evaluation, by the size of its batches."""
-    from runner.experiment.build import prepare
-    from runner.training.evaluate import evaluate
-
-    rows, device = (600 if asked.is_short else 20_480), torch.device(asked.device)
-    head("model", "batch", "us per batch", "us per example")
-    for model in ("mlp", "cnn") if asked.is_short else ("mlp", "cnn", "resnet"):
-        data = ["data=synthetic", f"data.num_rows={rows}", "data.val_fraction=0.5", *QUIET]
-        data += ["data.num_features=64"] if model == "mlp" else ["data.shape=[3,32,32]"]
-        for size in (128, 1024, 2048):
-            cfg = composed([*data, f"model={model}", f"train.eval_batch_size={size}", f"device={device}"])
-            parts, took = prepare(cfg, device), []
-            for _ in range(2 if asked.is_short else 4):
-                began = time.perf_counter()
-                evaluate(parts.model, parts.task, parts.val.epoch(0), precision=parts.precision)
-                took.append(time.perf_counter() - began)
-            least = min(took) * 1e6
-            row(model, size, f"{least / parts.val.num_batches:.0f}", f"{least / parts.val.num_rows:.2f}")
+    """Seconds of ten epochs and of the evaluations after each; a tenth of the examples is for them."""
+    num_rows, num_epochs = (600, 2) if asked.is_short else (60_000, 10)
+    head("model", "way", "steps, s", "evaluations, s", "evaluations / steps")
+    for model, words in {"mlp": ROWS, "cnn": ["data=synthetic", "data.shape=[3,32,32]", "model=cnn"]}.items():
+        for way in ("eager", "graph")[: 1 + asked.is_cuda]:
+            more = [f"data.num_rows={num_rows}", f"train.num_epochs={num_epochs}", "data.test_fraction=0", *QUIET]
+            try:
+                seconds = trained([*words, *more, *asked.ways[way]], asked)["seconds"]
+            except RuntimeError as error:
+                row(model, way, f"FAILED, {error}", "", "")
+                continue
+            share = seconds["evaluate"] / seconds["train"]
+            row(model, way, f"{seconds['train']:.2f}", f"{seconds['evaluate']:.3f}", f"{share:.1%}")
 
 
 def start(asked: Asked) -> None:
@@ -476,6 +469,19 @@ torch.nn.Conv2d(3, 8, 3).to(device)(torch.ones(2, 3, 9, 9, device=device)).sum()
 """
     head("what", "s")
     subprocess.run([sys.executable, "-c", code, asked.device], cwd=ROOT, timeout=120, check=True)
+    words = ["-u", "-m", "runner", "model=mlp", f"device={asked.device}", "tracking.enabled=false"]
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with tempfile.TemporaryDirectory() as folder:
+        began, command = time.perf_counter(), [sys.executable, *words]
+        environment = {**os.environ, "PYTHONPATH": path}
+        with subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if line.startswith("epoch"):
+                    row("a digits MLP, Enter to the first epoch's line", f"{time.perf_counter() - began:.2f}")
+                    break
+            process.stdout.read()
+        row("the same, Enter to prompt", f"{time.perf_counter() - began:.2f}")
 
 
 def syncs(asked: Asked) -> None:

@@ -119,7 +119,7 @@ def commands(name: str, device: str, *, is_short: bool) -> list[list[str]]:
                     "refused",
                 ]
             ]
-        options += ["-n", "10", "--dist", "worksteal", "--timeout", "120"]
+        options += ["-n", "10", "--dist", "worksteal", "--timeout", "120", "--ignore", "tests/bench"]
         return [[*python, "-m", "pytest", *options, "--device", device, "tests"]]
     if name == "tables":
         peers = PEERS.get(device, EVERY_PEER)
