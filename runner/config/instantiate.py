@@ -48,6 +48,8 @@ PREPARED = "runner.models.Prepared"
 OURS = ("runner", *dict.fromkeys(name.split(".")[0] for name in LIBRARIES))
 #: of this Python, which may be below the current directory
 STDLIB = (sysconfig.get_path("stdlib"), str(Path(os.__file__).parent))
+#: groups whose targets get their first argument from code: the model's parameters, and the optimizer
+PARTIAL = ("optimizer", "scheduler")
 HYDRA_KEYS = ("_target_", "_partial_", "_args_", "_convert_", "_recursive_")
 
 
@@ -113,6 +115,11 @@ def arguments(target: object) -> Mapping[str, inspect.Parameter] | None:
         return None
 
 
+def argument_names(target: object, group: str) -> list[str]:
+    """Return the arguments that a configuration can give the target of a group; none if they are not known."""
+    return list(arguments(target) or ())[group in PARTIAL :]
+
+
 def locate(target: str, *, key: str = "_target_", own_code: bool = True, more: tuple[str, ...] = ()) -> Any:
     """Return the class or function of a dotted path.
 
@@ -147,16 +154,20 @@ def locate(target: str, *, key: str = "_target_", own_code: bool = True, more: t
             problem = f"the module `{module}` imports it; its name is `{name}`"
             raise RunnerError.suggest(f"{key}={target}", problem, [f"{key}={name}"], code="bad-target")
         problem = f"`{target}` leads to `{name}`, which is not a part that a configuration may name"
-        raise _refused(key, target, problem, own_code)
+        raise _refused(key, target, problem, own_code, leads_to=name)
     return thing
 
 
-def _refused(key: str, target: str, message: str, own_code: bool) -> RunnerError:
-    near = [hit for hit in (*(_in_files_like(target) if own_code else ()), *nearest(target, PARTS)) if hit != target]
-    ways = tuple(f"{key}={hit}" for hit in near[:1])
+def _refused(key: str, target: str, message: str, own_code: bool, leads_to: str = "") -> RunnerError:
+    path = leads_to or target
+    if parts := _parts_of_torch(path):
+        return RunnerError.suggest(f"{key}={target}", message, [f"{key}={parts[0]}"], code="bad-target")
+    near = [*(_in_files_like(path) if own_code else ()), *nearest(path, PARTS)]
+    ways = tuple(f"{key}={hit}" for hit in near if hit not in (path, target))[:1]
     fixes = [f"use `{way}`" for way in ways]
     fixes.append(f"add your own class to a file of the current directory (`{key}=my_models.Net`)")
-    if (first := target.split(".")[0]) not in (*OURS, *own_prefixes(target)):
+    never = (*OURS, *own_prefixes(path), *(sys.stdlib_module_names if leads_to else ()))
+    if (first := path.split(".")[0]) not in never:
         fixes.append(f"use `--allow {first}` if you trust it")
     return RunnerError(Problem(f"{key}={target}", message, ", or ".join(fixes), ways, code="bad-target"))
 
@@ -230,8 +241,8 @@ def _target_problems(path: str, node: dict[str, Any], own_code: bool) -> list[Pr
     if not any(each.kind == each.VAR_KEYWORD for each in takes.values()):
         unknown = [name for name in node if name not in HYDRA_KEYS and name not in takes]
         found = [_refused_argument(path, name, node, thing, list(takes)) for name in unknown]
-    if not node.get("_partial_") and not node.get("_args_"):
-        for name, each in takes.items():
+    if path in PARTIAL or not (node.get("_partial_") or node.get("_args_")):
+        for name, each in list(takes.items())[path in PARTIAL :]:
             is_named = each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
             if each.default is each.empty and is_named and name not in node:
                 problem, fix = f"`{thing.__name__}` needs an argument `{name}`", f"set `{path}.{name}=...`"
@@ -320,6 +331,13 @@ def _in_files_like(target: str) -> list[str]:
     found = [path.stem for path in here.glob("*.py")] + [path.parent.name for path in here.glob("*/__init__.py")]
     first, dot, rest = target.partition(".")
     return [f"{hit}{dot}{rest}" for hit in nearest(first, {*found} - {*NO_OWN_CODE})]
+
+
+def _parts_of_torch(path: str) -> list[str]:
+    rooms, name = ("torch.optim.lr_scheduler", "torch.optim", "torch.nn"), path.rpartition(".")[2]
+    if not under(path, (name, "nn", "optim", "lr_scheduler")):
+        return []
+    return [f"{room}.{name}" for room in rooms if inspect.isclass(getattr(importlib.import_module(room), name, None))]
 
 
 def own_line(error: BaseException) -> str:

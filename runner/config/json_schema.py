@@ -24,10 +24,9 @@ import yaml
 
 from runner.config.allowed import is_part
 from runner.config.compose import CONF
-from runner.config.instantiate import HYDRA_KEYS, locate
+from runner.config.instantiate import HYDRA_KEYS, PARTIAL, locate
 from runner.config.run_files import MAX_ALIASED_VALUES, yaml_refusal
 from runner.config.schema import SHARED, Config, Grid, Search, Tracking, Train
-from runner.config.validate import PARTIAL
 from runner.errors import RunnerError, finite
 
 Json = dict[str, Any]

@@ -20,7 +20,7 @@ from runner.config import schema, validate
 from runner.config.exports import exported_name
 from runner.config.identity import key_of
 from runner.config.importing import loading
-from runner.config.instantiate import HYDRA_KEYS, arguments
+from runner.config.instantiate import HYDRA_KEYS, argument_names, arguments
 from runner.config.schema import Model, Optimizer
 from runner.errors import RunnerError
 
@@ -60,9 +60,12 @@ def _is_taken(load: Callable[[list[str]], DictConfig], key: str, overrides: Sequ
     if target is None:
         chosen = load([word for word in overrides if "." not in word.partition("=")[0]])
         target = validate.value(chosen, f"{group}._target_")
+    if not isinstance(target, str):
+        return False
     with loading():
-        takes = list(arguments(target) or ())
-    return first in takes[group in validate.PARTIAL :]  # code gives the first argument of an optimizer
+        return arguments(target) is None or first in argument_names(
+            target, group
+        )  # the check reports what it can't read
 
 
 def _shared_names(group: str) -> set[str]:

@@ -18,11 +18,11 @@ from runner.config import other_names, validate
 from runner.config.compose import CONF, OF_ONE_RUN, CheckedLoader, Compose, WrongFile
 from runner.config.conf_files import defaults_fault, file_problems
 from runner.config.identity import as_read, key_of, quoted
+from runner.config.importing import loading
+from runner.config.instantiate import argument_names, arguments
 from runner.config.schema import Config
 from runner.errors import Problem, RunnerError, first_line, nearest
 
-#: groups whose options have different keys
-FREE = ("data", "model", "optimizer", "scheduler", "task")
 #: how Hydra's grammar reports errors
 SYNTAX = ("mismatched", "extraneous", "token recognition", "no viable alternative", "missing ")
 UNREAD_LETTERS = "LexerNoViableAltException"
@@ -86,7 +86,7 @@ def explain(
     accepted: list[str] = []
     refused_keys: set[str] = set()
     is_one_run = str(error).startswith(OF_ONE_RUN)
-    for text in sorted(overrides, key=lambda text: "." in text.split("=")[0]):  # keys depend on groups
+    for text in sorted(overrides, key=_depth):
         is_of_hydra = text.lstrip("+").startswith("hydra")
         if not is_of_hydra and key_of(text).partition(".")[0] in refused_keys:
             continue
@@ -118,6 +118,11 @@ def explain(
         found = [each for each in more.problems if _bare_key(each.source.removeprefix("no ")) not in refused_keys]
         problems |= dict.fromkeys(found)
     return RunnerError(*(problems or [_broken_files(error)]))
+
+
+def _depth(text: str) -> int:
+    key = key_of(text)  # keys depend on groups and targets
+    return 2 if "." in key and not key.endswith("._target_") else int("." in key)
 
 
 def _several_for_hydra(text: str) -> Problem:
@@ -247,11 +252,15 @@ def _unknown_key(text: str, known: list[str], cfg: DictConfig, compose: Compose)
     values = [single.partition("=")[2] for single in _singles(text)]
     hits = [_with_sweep(hit, value, values) for hit in suggestions(bare, values, cfg, compose)]
     is_near = "." in bare and any(hit.lstrip("'").startswith(f"{group}.") for hit in hits)
-    if group in FREE and not is_near and (having := _options_with(text, group)):
+    if group in validate.BUILT and not is_near and (having := _options_with(text, group)):
         problem = f"there is no key `{bare}` here: it belongs to other options"
-        ways = [f"{group}={option} {shlex.quote(text)}" for option in having]
+        ways = [f"{option} {shlex.quote(text)}" for option in having]
         return Problem.suggest(text, problem, ways, code="unknown-key")
-    otherwise = f"leave it out; `--cfg job` prints the keys{f' of {group}' if group in FREE else ''}"
+    otherwise = "leave it out; `--cfg job` prints the keys"
+    if group in validate.BUILT:
+        otherwise += f" of {group}"
+        if names := _argument_names(cfg, group):
+            otherwise = f"leave it out, or use an argument of `{_target(cfg, group)}`: {', '.join(names)}"
     keys = [] if hits else [key for key in validate.suggest_keys(bare, known) if "." not in key]
     if keys and (options := _options(keys[0])):
         otherwise = f"use `{keys[0]}=OPTION` with one of {', '.join(options)}"
@@ -264,6 +273,12 @@ def suggestions(key: str, values: list[str], cfg: DictConfig, compose: Compose) 
         return found
     known = [name for name in validate.all_keys(cfg) if name.startswith("hydra.") == key.startswith("hydra.")]
     known = [name for name in known if not name.startswith("facts.")]
+    group, _, name = key.partition(".")
+    known += [f"{group}.{each}" for each in _argument_names(cfg, group)] if name else []
+    first, dot, below = name.partition(".")
+    if dot and group in validate.BUILT and f"{group}.{first}" not in known:
+        hits = [f"{hit}.{below}" for hit in validate.suggest_keys(f"{group}.{first}", known)]
+        return [way for hit in hits if (way := validate.with_value(cfg, hit, values))]
     hits = validate.suggest_keys(key, known) or [
         name for name in other_names.keys_for(key) if name in (*other_names.WITH, "hydra.run.dir")
     ]
@@ -298,14 +313,36 @@ def _option(group: str, value: str, options: Iterable[str]) -> str | None:
     return next((hit for hit in nearest(value, options) if re.sub(r"\D", "", hit) == digits), None)
 
 
+def _argument_names(cfg: DictConfig, group: str) -> list[str]:
+    with loading():
+        return argument_names(_target(cfg, group), group) if group in validate.BUILT else []
+
+
+def _target(cfg: DictConfig, group: str) -> Any:
+    return validate.value(cfg, f"{group}._target_")
+
+
 def _options_with(text: str, group: str) -> list[str]:
     first = _bare_key(text).split(".")[1]
     options = []
     for option, file in _options(group).items():
         with suppress(Exception):  # a broken file is not an option to suggest
-            options += [option] if first in OmegaConf.load(file).keys() else []  # noqa: SIM118 - ???
+            node: Any = OmegaConf.load(file)
+            options += [option] if first in (*node, *argument_names(node.get("_target_"), group)) else []
     likely = other_names.value_for(group, Path(text).suffix.lstrip("."))
-    return [likely] if likely in options else options
+    if likely in options:
+        return [f"{group}={likely}"]
+    return [f"{group}={option}" for option in options] or (_schedules_with(first) if group == "scheduler" else [])
+
+
+def _schedules_with(name: str) -> list[str]:
+    with loading():
+        from torch.optim import lr_scheduler
+
+    paths = [f"{lr_scheduler.__name__}.{kind}" for kind in lr_scheduler.__all__]
+    found = {path: dict(list((arguments(path) or {}).items())[1:]) for path in paths}
+    needed = {path: {each.name for each in found[path].values() if each.default is each.empty} for path in paths}
+    return [f"scheduler._target_={path}" for path in paths if name in found[path] and needed[path] <= {name}]
 
 
 def _in_quotes(key: str, value: str) -> str:

@@ -20,14 +20,13 @@ from omegaconf.errors import (
 
 from runner.config import other_names
 from runner.config.identity import leaves
+from runner.config.instantiate import PARTIAL
 from runner.config.schema import Config, Data, fits, secret_keys
 from runner.errors import Problem, nearest
 from runner.errors import without_password as without_password  # for other modules
 
 #: the keys whose nodes are built from their `_target_`
 BUILT = ("data", "model", "task", "optimizer", "scheduler")
-#: those that are built from the model's parameters
-PARTIAL = ("optimizer", "scheduler")
 #: the number of folds where `data.num_folds` is null
 NUM_FOLDS = 5
 #: where a stored text had a secret

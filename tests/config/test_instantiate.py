@@ -105,6 +105,17 @@ def test_class_of_another_own_module_is_taken(own_folder):
     assert refused("our_network.Net", own_code=False)[0].suggestions == ()
 
 
+def test_class_from_elsewhere_gets_its_package(own_folder, monkeypatch):
+    for path, text in (("lib/siamese.py", OWN["siam.py"]), ("parts.py", "from siamese import Net\n")):
+        (own_folder / path).parent.mkdir(exist_ok=True)
+        (own_folder / path).write_text(text)
+    monkeypatch.syspath_prepend(own_folder / "lib")
+    problem = refused("parts.Net")[0]
+    assert "--allow siamese" in problem.help and "parts.Net" not in problem.help
+    monkeypatch.setenv(ALLOW_VARIABLE, "siamese")
+    assert locate("parts.Net").__module__ == "siamese"
+
+
 def test_more_prefixes_come_from_the_command_line_alone(monkeypatch):
     assert "--allow collections" in refused("collections.OrderedDict")[0].help
     monkeypatch.setenv(ALLOW_VARIABLE, "collections")

@@ -58,6 +58,11 @@ SUGGESTIONS = {
     # misspelled
     "modle=mlp": ["model=mlp"],
     "optimizer.rl=0.1": ["optimizer.lr=0.1"],
+    "optimizer.wieght_decay=0.1": ["optimizer.weight_decay=0.1"],
+    "model=timm model.setings.drop_rate=0.1": ["model.settings.drop_rate=0.1"],
+    "scheduler.stepsize=1 scheduler._target_=torch.optim.lr_scheduler.StepLR": ["scheduler.step_size=1"],
+    "scheduler._target_=StepLR scheduler.step_size=1": ["scheduler._target_=torch.optim.lr_scheduler.StepLR"],
+    "optimizer._target_=optim.SGD": ["optimizer._target_=torch.optim.SGD"],
     "train.num_epoch=x": ["train.num_epochs=10"],
     "-m sed=1,2": ["seed=1,2"],
     "trian": ["python -m runner train"],
@@ -82,6 +87,8 @@ SUGGESTIONS = {
         "model.out_features=2",
     ],
     "optimizer.momentum=0.9": ["optimizer=muon optimizer.momentum=0.9", "optimizer=sgd optimizer.momentum=0.9"],
+    "scheduler.step_size=1": ["scheduler._target_=torch.optim.lr_scheduler.StepLR scheduler.step_size=1"],
+    "optimizer=sgd optimizer.eps=0.1": [f"optimizer={name} optimizer.eps=0.1" for name in ("adam", "adamw", "muon")],
     "data.path=x.csv": ["data=table data.path=x.csv"],
     "model=mlp model._target_=runner.models.MPL": ["model._target_=runner.models.MLP"],
     # nothing is certain
@@ -90,7 +97,6 @@ SUGGESTIONS = {
     "dataset=cifar10": [],
     "experiment=nothing": [],
     "model=resnet50": [],
-    "scheduler.step_size=1": [],
     "hydra.sweeper.n_jobs=1": [],
     "hydra.sweeper.sampler.seed=1": [],
     "sweep.slots={gpu:2}": [],
