@@ -1,6 +1,6 @@
 """The command line: turns it into one command of a table, and the result into text, JSON and an exit code."""
 
 from runner.cli.dispatch import main
-from runner.cli.table import Arguments, Command, Option
+from runner.command import Arguments, Command, Option
 
 __all__ = ["Arguments", "Command", "Option", "main"]

@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from runner.cli import table
-from runner.cli.table import ANY_KEY, COMMANDS, JSON, MULTIRUN, ONE_RUN, Arguments, Command, Option
+from runner.cli import answer, table
+from runner.cli.table import COMMANDS, JSON, MULTIRUN, ONE_RUN
+from runner.command import ANY_KEY, Arguments, Command, Option
 from runner.config import compose, override_errors
 from runner.config.identity import key_of
 from runner.config.instantiate import ALLOW_VARIABLE
@@ -125,7 +126,7 @@ def parse(command: Command, words: Sequence[str]) -> Arguments:
         problems += _flag_problems(command, values, flags)
         problems += _key_problems(command, overrides)
     refuse(dict.fromkeys(problems))
-    return Arguments(command, [*words], tuple(values), options, flags, overrides)
+    return Arguments(command, [*words], tuple(values), options, flags, overrides, answer.is_json())
 
 
 def sorted_words(words: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -19,8 +19,9 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from runner.cli import answer, unexpected
-from runner.cli.table import MULTIRUN, Arguments
+from runner.cli.table import MULTIRUN
 from runner.cli.train import Start, check, refuse_check, train, train_composed
+from runner.command import Arguments, Facts
 from runner.config import override_errors, validate
 from runner.config.compose import CONF, CheckedLoader, Compose, composed_with, composer
 from runner.config.identity import key_of
@@ -35,10 +36,9 @@ from runner.tracking.store_uri import sqlite_path
 #: overrides of a trace only: the steps are the same
 TRACE_KEYS = ("train.compile", "train.cuda_graph")
 PORT = 5000  # the first one for MLflow's page
-Result = Mapping[str, Any]
 
 
-def resume(given: Arguments) -> int:
+def resume(given: Arguments) -> tuple[int, Facts]:
     from runner.runs import find
 
     wanted, overrides = given.run, given.overrides
@@ -55,16 +55,14 @@ def resume(given: Arguments) -> int:
         if (summary := Summary.read(folder)).is_over(overrides):
             _check_overrides(overrides, cfg, compose=compose)
             print(f"{wanted}: it has finished; for more of it: {asked} {length_key(cfg)}=...")
-            answer.give({"folder": str(folder), **vars(summary)})
-            return 0
+            return 0, {"folder": str(folder), **vars(summary)}
         with loading():
             from runner.experiment.context import RunContext
             from runner.experiment.run import run as run_experiment
 
         with logging_to(folder), unexpected.logged(folder):
             summary = run_experiment(cfg, folder, context=RunContext(owns_process=True))
-    answer.give({"folder": str(folder), **vars(summary)})
-    return summary.code
+    return summary.code, {"folder": str(folder), **vars(summary)}
 
 
 def _check_overrides(overrides: list[str], cfg: DictConfig, *, compose: Compose) -> None:
@@ -108,7 +106,7 @@ def reproduce(given: Arguments) -> int:
     return int(not results[0]) if results else code
 
 
-def plan(given: Arguments) -> int:
+def plan(given: Arguments) -> int | tuple[int, Facts]:
     if {"-c", "--cfg", "--hydra-help"} & set(given.flags):
         return train(given)  # what is composed is the same
     is_sweep = bool(MULTIRUN & set(given.flags))
@@ -124,8 +122,8 @@ def plan(given: Arguments) -> int:
         for words, name in planned_jobs(overrides, master) if is_sweep else [(tuple(overrides), "")]:
             with override_errors.of_a_job(words):
                 jobs.append(command.Job(name, composed_with(compose, words)))
-    answer.give(planned := command.plan(jobs))
-    return int(not planned["would_run"])
+    planned = command.plan(jobs)
+    return int(not planned["would_run"]), planned
 
 
 def planned_jobs(overrides: list[str], master: DictConfig) -> list[tuple[tuple[str, ...], str]]:
@@ -136,11 +134,11 @@ def planned_jobs(overrides: list[str], master: DictConfig) -> list[tuple[tuple[s
     return combinations(overrides, CheckedLoader(), params=params, zipped=zips_of(master))
 
 
-def devices(given: Arguments) -> int:
+def devices(given: Arguments) -> tuple[int, Facts]:
     from runner.cli.devices import show
 
-    answer.give(facts := show(measured=given["--bench"]))
-    return int("bench" in facts and not facts["bench"]["devices"])
+    facts = show(measured=given["--bench"])
+    return int("bench" in facts and not facts["bench"]["devices"]), facts
 
 
 def report(given: Arguments) -> int:
@@ -151,30 +149,12 @@ def report(given: Arguments) -> int:
     return 0
 
 
-def compare(given: Arguments) -> Result:
-    from runner.sweep.report.comparisons import as_values
-    from runner.tools import compare as comparing
-
-    found = comparing.compare(given.values, metric=given["metric="] or None, uri=_uri(given) or stores.USUAL)
-    _note_unused_store(given, is_used=any(map(comparing.is_in_store, given.values)))
-    comparing.show(found)
-    return {"comparisons": [as_values(each) for each in found]}
-
-
-def try_out(given: Arguments) -> int:
-    from runner.tools.try_out import try_out
-
-    budget, against, metric = given["--budget"], given["--against"], given["metric="]
-    line = try_out(given.flags, given.overrides, budget=budget, against=against, metric=metric)
-    answer.give(line)
-    return int(line["verdict"] != "kept")
-
-
-def history(given: Arguments) -> Result:
+def history(given: Arguments) -> Facts:
     from runner.runs import history as reading
 
-    uri = _uri(given) or stores.USUAL
-    _note_unused_store(given, is_used=reading.folder_of(given.run) is None)
+    uri = stores.named(given.words) or stores.USUAL
+    if reading.folder_of(given.run) is not None:
+        stores.note_unused(given.words)
     if given["--output"] is not None:
         written = reading.write(given.run, given["--output"], uri=uri)
         print(f"{written['points']:,} points in {written['output']}")
@@ -199,36 +179,7 @@ def show_history(found: Mapping[str, Mapping[str, Any]]) -> None:
     Terminal(soft_wrap=False).print(table)
 
 
-def _uri(given: Arguments) -> str | None:
-    """Return the store that the arguments name, else the environment. Raises: RunnerError."""
-    uri = given["tracking.uri="]
-    return stores.named([] if uri is None else [f"tracking.uri={uri}"])
-
-
-def _note_unused_store(given: Arguments, *, is_used: bool) -> None:
-    uri = given["tracking.uri="]
-    if uri is not None and not is_used:
-        shown = validate.without_password(f"tracking.uri={uri}")
-        print(f"note: {shown} has no effect: all runs have their directories here, with all points in them")
-
-
-def diff(given: Arguments) -> Result:
-    from runner.tools import diff as comparing
-
-    with comparing.opened(given.values, uri=_uri(given) or stores.USUAL) as originals:
-        found = comparing.diff(originals)
-        _note_unused_store(given, is_used=any(each.store for each in originals))
-        comparing.show(found)
-    return comparing.as_values(found)
-
-
-def watch(given: Arguments) -> Result:
-    from runner.tools.watch import watch
-
-    return watch(given.run, once=answer.is_json())
-
-
-def explain(given: Arguments) -> Result:
+def explain(given: Arguments) -> Facts:
     kinds = [name for name in ("--time", "--trace") if given[name]]
     if kinds != ["--trace"]:
         of_a_trace = [word for word in given.overrides if key_of(word) in TRACE_KEYS]
@@ -257,7 +208,7 @@ def explain(given: Arguments) -> Result:
     return trace(given.run, given.overrides)
 
 
-def evaluate(given: Arguments) -> Result:
+def evaluate(given: Arguments) -> Facts:
     from runner.runs.evaluate import evaluate  # torch
 
     with _located(given):
@@ -268,7 +219,7 @@ def evaluate(given: Arguments) -> Result:
     return found
 
 
-def predict(given: Arguments) -> Result:
+def predict(given: Arguments) -> Facts:
     from runner.runs.predict import predict  # torch
 
     files, size = (given["--input"], given["--output"]), given["--batch-size"]
@@ -276,7 +227,7 @@ def predict(given: Arguments) -> Result:
         return predict(given.run, *files, batch_size=size, keep=given["--keep"], overrides=given.overrides)
 
 
-def export(given: Arguments) -> Result:
+def export(given: Arguments) -> Facts:
     from runner.runs.export import export  # torch
 
     with _located(given):
@@ -290,7 +241,7 @@ def serve(given: Arguments) -> int:
         return serve(given.run, given["--port"], predictions=given["--predictions"], ready=answer.give)
 
 
-def register(given: Arguments) -> Result:
+def register(given: Arguments) -> Facts:
     from runner.runs.register import register
 
     with _located(given):
@@ -298,14 +249,14 @@ def register(given: Arguments) -> Result:
         return register(given.run, given["--name"], given.overrides, alias=alias, again=again)
 
 
-def lr_find(given: Arguments) -> Result:
+def lr_find(given: Arguments) -> Facts:
     from runner.plan.lr_find import find_rate  # torch
 
     num_steps, lowest, highest = given["--steps"], given["--from"], given["--to"]
     return find_rate(given.flags, given.overrides, num_steps=num_steps, lowest=lowest, highest=highest)
 
 
-def tune(given: Arguments) -> Result:
+def tune(given: Arguments) -> Facts:
     from runner.plan.tune import tune  # torch
 
     seconds, name, precision = given["--seconds"], given["--name"], given["--precision"]
@@ -332,7 +283,7 @@ def _located(given: Arguments) -> Iterator[None]:
         raise find.retold(error, folder, given.command.name, words) from error
 
 
-def schema(given: Arguments) -> Result:
+def schema(given: Arguments) -> Facts:
     from runner.config import json_schema
 
     output, here = given["--output"], Path("conf")
@@ -349,19 +300,18 @@ def schema(given: Arguments) -> Result:
     return {"output": str(file), "lines": lines}
 
 
-def sync(given: Arguments) -> int:
+def sync(given: Arguments) -> tuple[int, Facts]:
     from runner.runs.sync import replay
 
-    rows = replay([Path(folder) for folder in given.values], uri=_uri(given))
-    answer.give({"runs": rows})
-    return int(not all(row["is_complete"] for row in rows))
+    rows = replay([Path(folder) for folder in given.values], uri=stores.named(given.words))
+    return int(not all(row["is_complete"] for row in rows)), {"runs": rows}
 
 
-def ui(given: Arguments) -> int:
+def ui(given: Arguments) -> tuple[int, Facts]:
     from runner.runs import find
 
     runs = find.newest_first()
-    uri = _uri(given) or stores.of_last(runs, asked="ui")
+    uri = stores.named(given.words) or stores.of_last(runs, asked="ui")
     if (path := sqlite_path(uri)) is not None and not path.is_file():  # MLflow would create an empty one
         there = nearest_files(path, lambda file: file.suffix == path.suffix)
         near = [f"python -m runner ui tracking.uri=sqlite:///{short(file)}" for file in there]
@@ -371,8 +321,7 @@ def ui(given: Arguments) -> int:
     page = stores.page_of(uri, runs)
     if uri.startswith("http"):
         print(f"it is a server already: open {validate.without_password(uri.rstrip('/'))}{page} in a browser")
-        answer.give({"url": uri, "page": f"{uri.rstrip('/')}{page}"})
-        return 0
+        return 0, {"url": uri, "page": f"{uri.rstrip('/')}{page}"}
     port = str(given["--port"] or _free_port(PORT))
     url = f"http://127.0.0.1:{port}"
     print(f"{url}{page}", flush=True)

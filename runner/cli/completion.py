@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from runner.cli import table
-from runner.cli.table import Command
+from runner.command import Command
 from runner.config.importing import restored
 from runner.errors import RunnerError
 

@@ -87,10 +87,10 @@ def _call(words: list[str]) -> int:
     with trust.trusting(TRUST in rest):
         given = parse(command, [word for word in rest if word != TRUST or command.option(TRUST)])
         result = command.find_function()(given)
-    if isinstance(result, int):
-        return result
-    answer.give(result)
-    return 0
+    code, facts = result if isinstance(result, tuple) else (result, None) if isinstance(result, int) else (0, result)
+    if facts is not None:
+        answer.give(facts)
+    return code
 
 
 def _check_encoding(words: list[str]) -> None:

@@ -1,30 +1,22 @@
 """The table of commands. Parsing, `--help`, shell completion and the reference in runner/README.md are made from it.
 
-A command is one entry in COMMANDS and one function, in commands.py or where the entry says. Another package adds one by an entry
-point that names a `runner.cli.Command`:
-
-    [project.entry-points."runner.commands"]
-    hello = "my_package:COMMAND"
+A command is one entry in COMMANDS and one function, in commands.py or where the entry says. runner/README.md says how another
+package adds one.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
-from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from runner.errors import RunnerError, path_problems, refuse
+from runner.command import ANY_KEY, Command, Option, amount, input_path, number, output_path
 from runner.version import CONF
 
 ENTRY_POINTS = "runner.commands"
 GROUPS = ("Train", "Inspect", "Use", "Track", "Tune")
 OTHER_GROUP = "From other packages"
-ANY_KEY = ("",)
 #: keys that change how a run is computed, not which run it is
 COMPUTING = ("device", "train.precision", "backends.")
 JSON = "--json"
@@ -34,138 +26,6 @@ EXAMPLES = """\
   python -m runner device=cuda:0 model=mlp data=digits train.num_epochs=5
   python -m runner -m model=linear,mlp,cnn seed=1,2,3
   python -m runner data=table data.path=people.csv data.target=buys model=mlp"""
-
-
-@dataclass(frozen=True)
-class Option:
-    """A flag (`--keep`), a flag with a value (`--input FILE`) or a setting (`metric=NAME`) of one command."""
-
-    name: str  # a setting's ends in =
-    value: str = ""  # what the value is called in the help; "" for a flag without one
-    help: str = ""
-    read: Callable[[Option, str], Any] = lambda option, value: value
-    default: Any = None
-    is_required: bool = False
-
-    @property
-    def usage(self) -> str:
-        return f"{self.name}{self.value}" if self.name.endswith("=") else f"{self.name} {self.value}".rstrip()
-
-
-def number(least: int = 1, most: int | None = None) -> Callable[[Option, str], int]:
-    """Return a reader of whole numbers."""
-
-    def read(option: Option, value: str) -> int:
-        if value.isdecimal() and least <= int(value) and (most is None or int(value) <= most):
-            return int(value)
-        numbers = f"{least} or more" if most is None else f"{least} to {most}"
-        problem, way = (
-            f"`{option.name}` must be a whole number, {numbers}",
-            f"{option.name} {max(least, option.default or 0)}",
-        )
-        raise RunnerError.suggest(f"{option.name} {value}", problem, [way])
-
-    return read
-
-
-def amount(option: Option, value: str) -> float:
-    """Read a number above 0."""
-    with suppress(ValueError):
-        if 0 < (found := float(value)) < float("inf"):
-            return found
-    problem, way = f"`{option.name}` must be a number above 0", f"{option.name} {option.default or 60:g}"
-    raise RunnerError.suggest(f"{option.name} {value}", problem, [way])
-
-
-def input_path(option: Option, value: str) -> str:
-    """Read the path of a file of this machine."""
-    refuse(path_problems(option.name, value))
-    return value
-
-
-def output_path(option: Option, value: str) -> str:
-    """Read the path of a file to write."""
-    refuse(path_problems(option.name, value, is_written=True))
-    return value
-
-
-Function = Callable[["Arguments"], "int | Mapping[str, Any]"]
-
-
-@dataclass(frozen=True)
-class Command:
-    """What a command is called, what it takes, and the function that runs it.
-
-    Args:
-        name: The first argument of the command line.
-        group: The heading in `--help`.
-        help: One line: imperative, capital, no period, under 60 characters.
-        function: Takes `Arguments`; returns the exit code, or the result that `--json` prints. A text is `MODULE:NAME`, or names a
-            function in commands.py ("": the command's name).
-        values: How the positional arguments are called in the help: `[RUN]` for one, `[DIR ...]` or `A B` for several.
-        options: Its flags and settings.
-        keys: Beginnings of the configuration keys that it takes as overrides (None: it takes no configuration).
-        hydra_flags: Flags of Hydra that it takes.
-        composes: Whether composing its overrides reports several values without -m, next to other errors.
-        details: More lines for `COMMAND --help` and the reference.
-        result: What `--json` prints, in Markdown.
-    """
-
-    name: str
-    group: str
-    help: str
-    function: Function | str = ""
-    values: str = ""
-    options: tuple[Option, ...] = ()
-    keys: tuple[str, ...] | None = None
-    hydra_flags: frozenset[str] = frozenset()
-    composes: bool = False
-    details: str = ""
-    result: str = "the result"
-
-    def find_function(self) -> Function:
-        if not isinstance(self.function, str):
-            return self.function
-        module, _, name = self.function.rpartition(":")
-        found = getattr(import_module(module or "runner.cli.commands"), name or self.name.replace("-", "_"))
-        return cast(Function, found)
-
-    def option(self, name: str) -> Option | None:
-        return next((option for option in self.options if option.name == name), None)
-
-    @property
-    def max_values(self) -> float:
-        if not self.values:
-            return 0
-        return 1 if self.values.endswith("]") and " " not in self.values else float("inf")
-
-    @property
-    def usage(self) -> str:
-        parts = ["python -m runner", self.name, self.values]
-        parts += [option.usage if option.is_required else f"[{option.usage}]" for option in self.options]
-        if self.keys:
-            parts.append("[KEY=VALUE ...]" if self.keys == ANY_KEY or len(self.keys) > 1 else f"[{self.keys[0]}=...]")
-        return " ".join(filter(None, parts))
-
-
-@dataclass(frozen=True)
-class Arguments:
-    """The arguments of one command, checked."""
-
-    command: Command
-    words: list[str]  # as they were typed
-    values: tuple[str, ...]  # positional: runs, sweeps, directories
-    options: dict[str, Any]  # by name; the default of an option that was not typed
-    flags: list[str]  # Hydra's
-    overrides: list[str]
-
-    @property
-    def run(self) -> str:
-        """The run that is meant: `last` if none was typed."""
-        return self.values[0] if self.values else "last"
-
-    def __getitem__(self, option: str) -> Any:
-        return self.options[option]
 
 
 ONE_RUN = frozenset({"--config-name", "-cn", "--config-dir", "-cd"})
@@ -216,7 +76,7 @@ _TABLE = (
         "try",
         "Train",
         "Keep a change only if it is better across seeds",
-        "try_out",
+        "runner.tools.try_out:try_out",
         options=(
             Option("--against", "RUN", "Run or sweep to compare with (`best`: the best try)", default="best"),
             Option("--budget", "SECONDS", "Seconds for all of it", amount),
@@ -249,6 +109,7 @@ _TABLE = (
         "watch",
         "Inspect",
         "Show live curves of a run or a sweep",
+        "runner.tools.watch:watch",
         values="[RUN]",
         details="Prints them once if the run has ended, or in a pipe.",
         result="`status`, `step`, `num_steps`, `goal`, `metrics` of a run, or a sweep's `jobs`",
@@ -271,6 +132,7 @@ _TABLE = (
         "diff",
         "Inspect",
         "Show differences between runs",
+        "runner.tools.diff:run",
         values="A B [...]",
         options=(_URI,),
         details="Configuration, code, data, versions, machine, and the step at which the curves diverge.",
@@ -280,6 +142,7 @@ _TABLE = (
         "compare",
         "Inspect",
         "Compare runs or sweeps, with a confidence interval",
+        "runner.tools.compare:run",
         values="A B | SWEEP",
         options=(_METRIC, _URI),
         details="A and B are runs, sweeps or `SWEEP:KEY=VALUE`. SWEEP: its best configuration with each other one.",
@@ -456,9 +319,10 @@ def _load(entry: Any) -> Command | None:
     except Exception as error:  # the other package's own code
         print(f"warning: the command `{entry.name}` can't be loaded from {entry.value}: {error}", file=sys.stderr)
         return None
-    if isinstance(command, Command):
+    if isinstance(command, Command) and command.name == entry.name:
         return command
-    print(f"warning: {entry.value} is not a runner.cli.Command: `{entry.name}` is left out", file=sys.stderr)
+    problem = f"is the command `{command.name}`" if isinstance(command, Command) else "is not a runner.cli.Command"
+    print(f"warning: {entry.value} {problem}: `{entry.name}` is left out", file=sys.stderr)
     return None
 
 

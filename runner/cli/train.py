@@ -17,7 +17,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from runner.cli import answer, unexpected
-from runner.cli.table import MULTIRUN, Arguments
+from runner.cli.table import MULTIRUN
+from runner.command import Arguments
 from runner.config import compose as composing
 from runner.config import logs, override_errors, validate
 from runner.config.compose import CheckedLoader, asks_for_a_sweep, composed_with, composer, hydra_with, name_data

@@ -1,1 +1,1 @@
-"""Tools that look at runs from outside: watch, compare, diff and try. Nothing below imports them."""
+"""Commands that look at runs from outside. Nothing below imports them."""

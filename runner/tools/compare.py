@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rich.text import Text
 
+from runner.command import Arguments, Facts
 from runner.config.trust import check_folder
 from runner.errors import RunnerError, nearest
 from runner.experiment.summary import Summary
@@ -17,7 +18,15 @@ from runner.experiment.terminal import Terminal, text_table
 from runner.runs import find
 from runner.sweep.jobs import ledger
 from runner.sweep.report import number_format
-from runner.sweep.report.comparisons import Comparison, Configuration, against_best, compared, num_looks, words_of
+from runner.sweep.report.comparisons import (
+    Comparison,
+    Configuration,
+    against_best,
+    as_values,
+    compared,
+    num_looks,
+    words_of,
+)
 from runner.sweep.report.ranking import Goal, find_goals
 from runner.sweep.report.results import Result, as_keys, read_results
 from runner.sweep.report.seeds import configurations
@@ -32,6 +41,14 @@ TOKEN = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[\[({]|[\])}]|,(?=[+~
 COLUMNS = ("A - B", "95 %", "p", "n", "A is")
 PIPE_WIDTH = 200  # of a table in a pipe, unless COLUMNS is set
 FORMS = "name a sweep, or name A and B, each a run, a sweep or SWEEP:KEY=VALUE,... for some of its jobs"
+
+
+def run(given: Arguments) -> Facts:
+    found = compare(given.values, metric=given["metric="] or None, uri=stores.named(given.words) or stores.USUAL)
+    if not any(map(is_in_store, given.values)):
+        stores.note_unused(given.words)
+    show(found)
+    return {"comparisons": [as_values(each) for each in found]}
 
 
 def compare(words: Sequence[str], *, metric: str | None = None, uri: str = stores.USUAL) -> list[Comparison]:

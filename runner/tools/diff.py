@@ -15,6 +15,7 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
+from runner.command import Arguments, Facts
 from runner.config import defaults
 from runner.config.trust import check_folder
 from runner.errors import RunnerError
@@ -26,6 +27,7 @@ from runner.runs.reproduce.recorded import Original
 from runner.sweep.jobs import ledger
 from runner.tasks.metric_names import is_rising
 from runner.tools.compare import sweep_folder
+from runner.tracking import stores
 from runner.tracking.mlflow_names import Names
 
 FORMS = "name two or more: the directory of a run or a sweep, an MLflow run id, or `last`"
@@ -67,6 +69,15 @@ class Diff:
             return "their curves have no point in common"
         count = sum(each.num_common for each in compared)
         return f"their curves are bitwise identical ({count:,} points of {len(compared)} metrics)"
+
+
+def run(given: Arguments) -> Facts:
+    with opened(given.values, uri=stores.named(given.words) or stores.USUAL) as originals:
+        found = diff(originals)
+        if not any(each.store for each in originals):
+            stores.note_unused(given.words)
+        show(found)
+    return as_values(found)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 from omegaconf import DictConfig, OmegaConf
 
+from runner.command import Arguments, Facts
 from runner.config import override_errors, validate
 from runner.config.compose import composed_with, composer, sweep_context
 from runner.config.identity import changes, chosen, key_of, quoted
@@ -47,29 +48,20 @@ RUN_KEYS = ("seed", "hydra.run.", "hydra.sweep.", "sweep.")
 FREE_KEYS = ("seed", "name", "device", "tracking.")
 
 
-def try_out(
-    flags: Sequence[str], overrides: list[str], *, budget: float | None, against: str, metric: str | None
-) -> dict[str, Any]:
-    """Try a change once, and return its line in the ledger.
-
-    Args:
-        flags: Hydra's flags, all of which are refused.
-        overrides: The change, and settings of its sweep.
-        budget: Seconds for all of it.
-        against: As `find_reference` takes it.
-        metric: What to compare by (None: what the other side is judged by).
+def try_out(given: Arguments) -> tuple[int, Facts]:
+    """Try a change once. Returns the exit code, and the line in the ledger.
 
     Raises:
         RunnerError: Errors of the user.
         SystemExit: It was stopped.
     """
-    began = time.monotonic()
-    settings = [word for word in overrides if word.startswith(OF_THE_SWEEP)]
-    overrides = [word for word in overrides if word not in settings]
-    _check(flags, overrides, settings)
+    began, budget = time.monotonic(), given["--budget"]
+    settings = [word for word in given.overrides if word.startswith(OF_THE_SWEEP)]
+    overrides = [word for word in given.overrides if word not in settings]
+    _check(given.flags, overrides, settings)
     with _locked():
         lines = tries.read(tries.LEDGER)
-        other = find_reference(against, lines, metric)
+        other = find_reference(given["--against"], lines, given["metric="])
         folders = [int(path.name) for path in tries.FOLDER.iterdir() if path.name.isdecimal()]
         number = 1 + max([*(int(line["try"]) for line in lines), *folders], default=0)
         folder = tries.FOLDER / str(number)
@@ -77,7 +69,7 @@ def try_out(
         by, length, cfg = _composed(own, other, overrides)
         is_new = bool(overrides) or not other.may_add
         if not other.may_add and len(other.values) < tries.LEAST:
-            raise RunnerError(_too_few(other, against))
+            raise RunnerError(_too_few(other, given["--against"]))
         changed = " ".join(overrides) or ("other code" if is_new else "nothing new")
         say(f"try:    {number}, {changed}, against {other.name}")
         say(f"fair:   {LENGTHS[by]}={length} on both sides, by {other.goal.metric} ({other.goal.mode})")
@@ -92,7 +84,7 @@ def try_out(
         line = _line(number, overrides, own, other, found) | {"fair": fair, "folder": str(folder)}
         tries.write(tries.LEDGER, line)
     _show(line)
-    return line
+    return int(line["verdict"] != tries.KEPT), line
 
 
 def _decide(

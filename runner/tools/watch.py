@@ -26,6 +26,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from runner.command import Arguments, Facts
 from runner.config.trust import check_folder
 from runner.experiment.terminal import WIDTH, Terminal, readable, seconds, short
 from runner.runs import find
@@ -152,11 +153,11 @@ def find_target(wanted: str) -> WatchedRun | WatchedSweep:
     return WatchedSweep(folder)
 
 
-def watch(wanted: str, *, once: bool = False) -> dict[str, Any]:
-    """Show a run or a sweep until it is over, or until `q`. In a pipe, or with `once`, print it once. Returns its values."""
-    target, terminal = find_target(wanted), Terminal(soft_wrap=False)
+def watch(given: Arguments) -> Facts:
+    """Show a run or a sweep until it is over, or until `q`. In a pipe, or with `--json`, print it once. Returns its values."""
+    target, terminal = find_target(given.run), Terminal(soft_wrap=False)
     target.read()
-    is_live = terminal.is_terminal and not terminal.is_dumb_terminal and not target.is_over and not once
+    is_live = terminal.is_terminal and not terminal.is_dumb_terminal and not target.is_over and not given.is_json
     if is_live and not _follow(target, terminal):
         terminal.print(Text(f"{target.name}: it continues; python -m runner watch {target.name}"), soft_wrap=True)
         return target.as_values()

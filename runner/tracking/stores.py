@@ -29,6 +29,14 @@ def named(words: Sequence[str]) -> str | None:
     return uri
 
 
+def note_unused(words: Sequence[str]) -> None:
+    """Print that the store in these words, if there is one, is not read."""
+    for uri in [word for word in words if word.startswith("tracking.uri=")][-1:]:
+        print(
+            f"note: {without_password(uri)} has no effect: all runs have their directories here, with all points in them"
+        )
+
+
 def of_run(folder: Path, *, asked: str) -> str:
     """The store that a run was tracked to, when this person made it. Raises: RunnerError that asks for one."""
     store = origin.store_of(folder)

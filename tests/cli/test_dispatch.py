@@ -339,7 +339,7 @@ def test_who_has_read_enough_gets_no_error(words, warm, tmp_path):
 def test_what_failed_has_failed_though_nobody_reads_on(tmp_path):
     reading, writing = os.pipe()
     os.close(reading)
-    failing = "import sys; from runner import cli; from runner.cli.table import COMMANDS, Command; COMMANDS['ui'] = Command('ui', 'Track', 'Say so', lambda given: print('so') or 1); sys.exit(cli.main(['ui']))"
+    failing = "import sys; from runner import cli; from runner.cli import Command; from runner.cli.table import COMMANDS; COMMANDS['ui'] = Command('ui', 'Track', 'Say so', lambda given: print('so') or 1); sys.exit(cli.main(['ui']))"
     try:
         environment = {**os.environ, "PYTHONUNBUFFERED": ""}  # what is printed is met at the end
         done = subprocess.run(

@@ -9,11 +9,12 @@ import pytest
 from runner import cli
 from runner.cli import table
 from runner.cli.arguments import parse
-from runner.cli.table import COMMANDS, Command, Option, amount, number
+from runner.cli.table import COMMANDS
+from runner.command import Command, Option, amount, number
 from runner.errors import RunnerError
 from runner.version import HERE
 
-PLUGIN = re.compile(r"```python\n(from runner\.cli import .*?)```", re.DOTALL)
+PLUGIN = re.compile(r"```python\n(# my_package.py\n.*?)```", re.DOTALL)
 OTHER = """
 from runner.cli import Command, Option
 
@@ -60,11 +61,14 @@ def test_command_of_other_package_is_listed(other_package, capfd, monkeypatch):
 
 
 def test_broken_command_of_other_package_is_warned_about(other_package, capfd):
-    other_package("greet = nowhere:COMMAND\nwave = other_commands:greet\ntrain = other_commands:COMMAND")
+    other_package(
+        "greet = nowhere:COMMAND\nwave = other_commands:greet\nhi = other_commands:COMMAND\ntrain = other_commands:COMMAND"
+    )
     assert cli.main(["--help"]) == 0
     out, err = capfd.readouterr()
     assert "warning: the command `greet` can't be loaded from nowhere:COMMAND" in err
     assert "`wave` is left out" in err and "Say hello" not in out
+    assert "other_commands:COMMAND is the command `greet`: `hi` is left out" in err
     assert "warning: the command `train` of other_commands:COMMAND has a built-in command's name" in err
 
 

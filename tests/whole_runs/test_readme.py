@@ -13,7 +13,8 @@ from runner import cli
 from runner.cli import commands, table
 from runner.cli.answer import report
 from runner.cli.arguments import parse, sorted_words
-from runner.cli.table import ANY_KEY, COMMANDS, MULTIRUN
+from runner.cli.table import COMMANDS, MULTIRUN
+from runner.command import ANY_KEY
 from runner.config.compose import CONF, CheckedLoader, composed_with, composer
 from runner.device import Driver, Gpu, Hardware
 from runner.device.hardware import GIB
