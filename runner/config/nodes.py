@@ -21,14 +21,15 @@ from runner.config.exports import exported_name
 from runner.config.identity import key_of
 from runner.config.importing import loading
 from runner.config.instantiate import HYDRA_KEYS, argument_names, arguments
-from runner.config.schema import Model, Optimizer
+from runner.config.schema import Model, Optimizer, Scheduler
 from runner.errors import RunnerError
 
-#: settings of every model and every optimizer, as conf/base.yaml has them; a target with an argument of the same name gets
+#: settings of every model, optimizer and schedule, as conf/base.yaml has them; a target with an argument of the same name gets
 #: the argument where its value is another one
 SHARED: dict[str, tuple[type, dict[str, Any]]] = {
     "model": (Model, {"weights": None, "strict": True, "freeze": []}),
     "optimizer": (Optimizer, {"groups": [], "no_decay": None, "turns": None}),
+    "scheduler": (Scheduler, {"interval": None}),
 }
 #: how Hydra reports an override of an unknown key
 UNKNOWN_KEY = re.compile(r"(?:Could not override '|Error merging override )([\w.]+)")
@@ -156,7 +157,7 @@ def resolved(cfg: DictConfig, key: str) -> dict[str, Any]:
 
 
 def split_settings(node: dict[str, Any], key: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a node as its target takes it, and the settings that every model or optimizer has."""
+    """Return a node as its target takes it, and the settings that every one of its kind has."""
     usual = SHARED[key][1] if key in SHARED else {}
     taken = set(usual) & set(arguments(node.get("_target_")) or ()) if usual else set()
     own = {name: value for name, value in node.items() if name not in usual or (name in taken and value != usual[name])}

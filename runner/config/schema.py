@@ -200,6 +200,13 @@ class Optimizer:
 
 
 @dataclass
+class Scheduler:
+    """The keys of every schedule; the other keys of `scheduler` are the arguments of its `_target_`."""
+
+    interval: str | None = _one_of("step", "epoch")
+
+
+@dataclass
 class EarlyStopping:
     metric: str | None = MISSING
     mode: str | None = _one_of("min", "max")
@@ -403,7 +410,7 @@ class Search:
 
 
 #: the keys that all files of an open group share
-SHARED = {"data": Data, "model": Model, "optimizer": Optimizer}
+SHARED = {"data": Data, "model": Model, "optimizer": Optimizer, "scheduler": Scheduler}
 
 
 @dataclass

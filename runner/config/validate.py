@@ -476,7 +476,9 @@ def _constant(cfg: DictConfig) -> list[Problem]:
     if node is None or "_target_" in node:
         return []
     problem, fix = "a constant learning rate has no arguments", "leave it out, or choose a schedule: `scheduler=cosine`"
-    names = [name for name in map(str, node) if not name.startswith("_")]
+    names = [
+        name for name in map(str, node) if not name.startswith("_") and value(cfg, f"scheduler.{name}") is not None
+    ]
     return [Problem(f"scheduler.{name}={written(node, name)}", problem, fix, code="bad-argument") for name in names]
 
 

@@ -51,7 +51,6 @@ from runner.training.loop import Best, Limits
 from runner.training.optimizer import AveragedWeights, Turns, freeze
 from runner.training.parts import Hook, Parts
 from runner.training.recompute import recompute
-from runner.training.schedule import Schedule
 
 if TYPE_CHECKING:
     from runner.distributed.sharding import Shards
@@ -155,7 +154,7 @@ def prepare_training(
             larger: dict[str, Any] = {name: loaders[name] for name in loaders if name != "train"}
             loaders = {**loaders, **{name: each.with_batch_size(size) for name, each in larger.items()}}
             residency += f"; evaluated in batches of {size:,} (auto: train.eval_batch_size=null)"
-    schedule = Schedule(schedule_of(cfg, optimizer, mode=best.mode), metric=best.metric)
+    schedule = schedule_of(cfg, optimizer, best=best, steps_per_epoch=steps_per_epoch)
     situation = rules.Situation(
         has_validation="val" in loaders,
         has_hook_metric=bool(cfg.train.hooks) and cfg.train.early_stopping.metric is not None,

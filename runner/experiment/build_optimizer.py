@@ -28,8 +28,9 @@ from runner.config.instantiate import build
 from runner.config.instantiate import problems as target_problems
 from runner.config.nodes import resolved, split_settings
 from runner.errors import OF_CODE, Problem, RunnerError, in_words, refuse
+from runner.training.loop import Best
 from runner.training.optimizer import KERNEL_CHOICES, Turns, check_settings, make_optimizer, matching
-from runner.training.schedule import wants_metric
+from runner.training.schedule import Schedule, wants_metric
 
 #: in place of facts that only the data has
 STAND_INS: dict[str, Any] = {
@@ -42,6 +43,8 @@ STAND_INS: dict[str, Any] = {
     "bytes_per_token": 1.0,
     "num_steps": 1000,
 }
+#: classes of torch.optim.lr_scheduler whose documentation calls step() after each batch; the others after each epoch
+BY_STEP = ("OneCycleLR", "CyclicLR")
 SAFE_VALUE = 10  # of a setting without a default: a period, a number of steps
 NUM_STEPS = 3  # of a trial
 OTHERS = {
@@ -74,24 +77,29 @@ def optimizer_of(cfg: DictConfig, model: nn.Module, *, device: torch.device, pre
         raise RunnerError(*(rehearsed(cfg) or [_target_problem(target, error)])) from error
 
 
-def schedule_of(cfg: DictConfig, optimizer: Optimizer, *, mode: str) -> LRScheduler | None:
-    """Make the schedule of an optimizer's rates, or return None if they stay as they are.
+def schedule_of(cfg: DictConfig, optimizer: Optimizer, *, best: Best, steps_per_epoch: int) -> Schedule:
+    """Make the schedule of an optimizer's rates.
 
     Args:
         cfg: The configuration.
         optimizer: The optimizer.
-        mode: "min" or "max", whichever is better of the metric that epochs are compared by.
+        best: The metric that epochs are compared by.
+        steps_per_epoch: Optimizer steps.
 
     Raises:
         RunnerError: For settings that it does not take.
     """
     if not cfg.scheduler.get("_target_"):
-        return None
+        return Schedule()
+    mode, interval = best.mode, _interval(cfg)
     target, groups = _target(cfg, "scheduler", mode=mode), optimizer.param_groups
     if (problem := _equal_rates(target, groups, optimizer.defaults)) is not None:
         raise RunnerError(problem)
     try:
-        return _checked(target.make(optimizer, **target.settings), mode)
+        made = _checked(target.make(optimizer, **target.settings), mode, cfg)
+        unit, every = ("epoch", steps_per_epoch) if interval == "epoch" else ("optimizer step", 1)
+        unit = f"evaluation, by {best.metric}" if wants_metric(made) else unit
+        return Schedule(made, metric=best.metric, every=every, words=f"{target.name} advances after each {unit}")
     except RunnerError:
         raise
     except OF_CODE as error:
@@ -125,7 +133,15 @@ def rehearsed(cfg: DictConfig, *, mode: str | None = "min") -> list[Problem]:
                 has_groups = bool(turns or cfg.optimizer.get("groups") or cfg.optimizer.get("no_decay"))
                 if not (has_groups and any(isinstance(value, list) for value in target.settings.values())):
                     num_steps = min(NUM_STEPS, cfg.facts.num_steps)
-                    attempt = partial(_try_schedule, target, mode, num_steps, _copied(groups, defaults))
+                    if _interval(cfg) == "epoch" and not cfg.train.num_steps:
+                        num_steps = min(NUM_STEPS, cfg.train.num_epochs)
+                    attempt = partial(
+                        _try_schedule,
+                        target,
+                        partial(_checked, mode=mode, cfg=cfg),
+                        num_steps,
+                        _copied(groups, defaults),
+                    )
                     wrong = _wrong_settings(target, attempt)
                     problems += wrong or filter(None, [_equal_rates(target, groups, defaults)])
             except RunnerError as error:
@@ -369,11 +385,15 @@ def _copied(groups: Sequence[Mapping[str, Any]], defaults: Mapping[str, Any]) ->
 
 
 def _try_schedule(
-    target: _Target, mode: str, num_steps: int, like: Optimizer, settings: Mapping[str, Any]
+    target: _Target,
+    check: Callable[[Any], LRScheduler],
+    num_steps: int,
+    like: Optimizer,
+    settings: Mapping[str, Any],
 ) -> BaseException | None:
     try:
         optimizer = _copied(like.param_groups, like.defaults)
-        schedule = _checked(target.make(optimizer, **settings), mode)
+        schedule = check(target.make(optimizer, **settings))
         for _ in range(num_steps):
             _advance(schedule)
             for group in optimizer.param_groups:
@@ -389,13 +409,24 @@ def _advance(schedule: Any) -> None:
     schedule.step(1.0) if wants_metric(schedule) else schedule.step()
 
 
-def _checked(schedule: Any, mode: str) -> LRScheduler:
+def _interval(cfg: DictConfig) -> str:
+    """Return `scheduler.interval`, or how code that has this schedule calls it, if it is null."""
+    node = validate.target_node(cfg, "scheduler")
+    home, _, name = str(node["_target_"]).rpartition(".")
+    is_by_epoch = home.startswith("torch.") and name not in BY_STEP and "facts.num_steps" not in str(node)
+    return str(node.get("interval") or ("epoch" if is_by_epoch else "step"))
+
+
+def _checked(schedule: Any, mode: str, cfg: DictConfig) -> LRScheduler:
     if not all(callable(getattr(schedule, name, None)) for name in ("step", "state_dict", "load_state_dict")):
         raise TypeError(f"it makes {type(schedule).__name__}, which is not a schedule")
     if wants_metric(schedule) and getattr(schedule, "mode", mode) != mode:
         better = "less" if mode == "min" else "more"
         problem = f"epochs are judged by a metric that is better when it is {better} (train.early_stopping.metric)"
         raise RunnerError.suggest(f"scheduler.mode={schedule.mode}", problem, [f"scheduler.mode={mode}"])
+    if wants_metric(schedule) and (interval := validate.value(cfg, "scheduler.interval")):
+        problem = f"{type(schedule).__name__} follows a metric, so it advances after each evaluation"
+        raise RunnerError.suggest(f"scheduler.interval={interval}", problem, ["scheduler.interval=null"])
     return schedule  # type: ignore[no-any-return]
 
 

@@ -35,7 +35,7 @@ from runner.training.loop import KEY, missing_metric
 
 #: with an error in one of these keys, the optimizer or its schedule is not tried
 OF_OPTIMIZER = re.compile(r"(^|\W)(optimizer|facts|~?train(?![.\w]))(\W|$)")
-OF_SCHEDULE = re.compile(r"(^|\W)(scheduler|early_stopping|train.num_steps)(\W|$)")
+OF_SCHEDULE = re.compile(r"(^|\W)(scheduler|early_stopping|train.num_(steps|epochs))(\W|$)")
 
 
 def check_here(cfg: DictConfig, *, choice: Choice | None = None) -> Checked:

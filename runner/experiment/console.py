@@ -258,6 +258,8 @@ def describe_parts(settings: Settings, parts: Parts) -> Iterator[tuple[str, str]
     yield ", ".join([model, *(words.partition(" (")[0] for words in details)]), ", ".join([model, *details])
     for note in filter(None, (*slow_layers(parts.model, parts.device), precision_note(parts.device, precision))):
         yield (row("model", note),) * 2
+    if parts.schedule.words:
+        yield (row("rate", parts.schedule.words),) * 2
     if parts.weights:
         yield (row("starts", parts.weights),) * 2
 

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import ExponentialLR, MultiStepLR, StepLR
 
 from runner.config.settings import Settings
 from runner.data.split import rows_of
@@ -33,7 +32,7 @@ MOST_NAMED = 3
 ENOUGH_STEPS, MANY_STEPS = 10, 50
 TINY_CHANGE = 1e-4  # of the weights: Adam's default rate moves them further in a step or two
 MUCH_WORSE = 2.0  # times the loss of a constant prediction
-TINY_RATE = 1e-6  # of the first learning rate
+TINY_RATE, LATE = 1e-6, 0.75  # of the first learning rate, of all steps
 #: causes of a parameter without a gradient
 UNUSED = " (not used in forward()): use them, or write {freeze}"
 CUT = " (used, but cut off from the loss): remove the .detach() or torch.no_grad() after them"
@@ -185,19 +184,16 @@ def _worse_than_constant(run: Ended) -> str | None:
 
 
 def _vanished_rate(run: Ended) -> str | None:
-    schedule = run.parts.schedule.scheduler
-    steps = -(-run.parts.train.num_batches // run.settings.train.accumulate_steps)
-    ratio = float(run.parts.optimizer.param_groups[0]["lr"]) / (run.rate or 1.0)
-    if not isinstance(schedule, StepLR | MultiStepLR | ExponentialLR) or not ratio < TINY_RATE:
+    (steps, rates), num_steps, schedule = run.values("train/lr"), run.result.num_steps, run.parts.schedule
+    is_tiny = rates < TINY_RATE * run.rate
+    if not len(rates) or not is_tiny[-1] or schedule.scheduler is None:
         return None
-    if isinstance(schedule, StepLR):
-        fix = f"scheduler.step_size={schedule.step_size * steps}"
-    elif isinstance(schedule, MultiStepLR):
-        fix = f"scheduler.milestones=[{','.join(str(at * steps) for at in sorted(schedule.milestones.elements()))}]"
-    else:
-        fix = f"scheduler.gamma={schedule.gamma ** (1 / steps):.6g}"
-    problem = f"{type(schedule).__name__} lowered the learning rate to {ratio:.0e} of its start"
-    return f"{problem}: it advances at each optimizer step, {steps} times an epoch; for the same by epochs write {fix}"
+    at = int(steps[len(rates) - int((~is_tiny[::-1]).argmax())]) if not is_tiny.all() else 1
+    if at > LATE * num_steps:
+        return None
+    fix = "stretch the schedule" if schedule.every > 1 else "if it counts epochs, write scheduler.interval=epoch"
+    problem = f"the learning rate was below {TINY_RATE:g} of its start from step {at:,} of {num_steps:,} on"
+    return f"{problem} ({schedule.words}); {fix}"
 
 
 def _without_gradients(run: Ended) -> str | None:

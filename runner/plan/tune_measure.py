@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 from omegaconf import DictConfig
-from torch.optim.lr_scheduler import LRScheduler
 
 from runner.config.settings import Settings
 from runner.device import backends
@@ -76,9 +75,8 @@ class Candidate:
         return np.concatenate([window.values[:, 0] for window in self._windows])[:NUM_LOSSES]
 
     def _endless(self, buffer: MetricBuffer) -> Iterator[int]:
-        parts, schedule = replace(self.parts, limits=replace(self.parts.limits, num_steps=2**40)), self.parts.schedule
-        if schedule.scheduler is not None and schedule.follows_steps:
-            _keep_at_its_end(schedule.scheduler, self.parts.limits.num_steps)
+        self.parts.schedule.last_step = self.parts.limits.num_steps  # some refuse more steps than the run's
+        parts = replace(self.parts, limits=replace(self.parts.limits, num_steps=2**40))
         guard = Guard(parts.device, when="off", model=parts.model, task=parts.task, optimizer=parts.optimizer)
         steps = choose_steps(
             parts,
@@ -152,16 +150,6 @@ class Comparison:
     def _by_chance(self, num: int) -> float:
         num_against = sum(ratio >= 1 for ratio in self.ratios)
         return sum(math.comb(num, against) for against in range(num_against + 1)) * 0.5**num
-
-
-def _keep_at_its_end(schedule: LRScheduler, num_steps: int) -> None:
-    step, left = schedule.step, iter(range(num_steps))
-
-    def take(epoch: int | None = None) -> None:
-        if next(left, None) is not None:
-            step(epoch)
-
-    schedule.step = take  # type: ignore[method-assign]
 
 
 def compare(holder: Candidate, challenger: Candidate, *, seconds: float, to_the_end: bool = False) -> Comparison:

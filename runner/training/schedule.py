@@ -17,21 +17,32 @@ from runner.training.optimizer import Turns
 
 
 class Schedule:
-    """Advances learning rates after each optimizer step, after each evaluation, or never.
+    """Advances learning rates after each optimizer step, each epoch, each evaluation, or never.
 
     Args:
         scheduler: None: constant rates.
         metric: The name of the value that a scheduler such as ReduceLROnPlateau follows.
+        every: Optimizer steps from one advance to the next: 1, or the steps of an epoch.
+        words: When it advances, for the run's lines.
+
+    Attributes:
+        step: The optimizer steps so far.
+        last_step: It stays as it is after this step.
     """
 
-    def __init__(self, scheduler: LRScheduler | None = None, *, metric: str = "") -> None:
-        self.scheduler, self._metric = scheduler, metric
+    def __init__(
+        self, scheduler: LRScheduler | None = None, *, metric: str = "", every: int = 1, words: str = ""
+    ) -> None:
+        self.scheduler, self.every, self.words, self._metric = scheduler, every, words, metric
+        self.step, self.last_step = 0, math.inf
         self.follows_metric = scheduler is not None and wants_metric(scheduler)
         self.follows_steps = scheduler is not None and not self.follows_metric
 
     def after_step(self) -> None:
-        """Advance by an optimizer step, however many batches it accumulated."""
-        if self.scheduler is not None and self.follows_steps:
+        """Count an optimizer step, however many batches it accumulated, and advance if it is due."""
+        self.step += 1
+        is_due = self.step % self.every == 0 and self.step <= self.last_step
+        if self.scheduler is not None and self.follows_steps and is_due:
             self.scheduler.step()
 
     def after_evaluation(self, values: Mapping[str, float]) -> None:
@@ -50,7 +61,8 @@ class Schedule:
     def state_dict(self) -> dict[str, Any] | None:
         return self.scheduler.state_dict() if self.scheduler is not None else None
 
-    def load_state_dict(self, state: Any) -> None:
+    def load_state_dict(self, state: Any, *, step: int) -> None:
+        self.step = step
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state)
 

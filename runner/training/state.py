@@ -213,7 +213,7 @@ def _restore_parts(state: dict[str, Any], parts: Parts) -> None:
             group.update(values)
         parts.schedule.catch_up(state["step"])
     else:
-        parts.schedule.load_state_dict(state["schedule"])
+        parts.schedule.load_state_dict(state["schedule"], step=state["step"])
     parts.precision.scaler.load_state_dict(state["scaler"])
     if parts.average is not None:
         _load_model(parts, parts.average.model, state["average"])

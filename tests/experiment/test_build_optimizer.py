@@ -10,6 +10,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf, open_dict
 from refused import problems_of
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from runner import cli
 from runner.config.compose import composer
@@ -18,6 +19,7 @@ from runner.errors import RunnerError
 from runner.experiment.build_optimizer import optimizer_of, schedule_of
 from runner.experiment.check import check
 from runner.tracking.journal_reader import read_points
+from runner.training.loop import Best
 
 SMALL = ["data=synthetic", "data.num_rows=40", "data.num_features=3", "model=mlp", "device=cpu"]
 LR = "optimizer.lr=0.001"
@@ -168,7 +170,7 @@ def test_a_number_that_only_the_data_tells_is_looked_at_when_it_is_known():
     check(cfg, Hardware())
     cfg.facts.num_steps = -5
     with pytest.raises(RunnerError, match=r"scheduler\.total_steps=-5"):
-        schedule_of(cfg, optimizer, mode="min")
+        schedule_of(cfg, optimizer, best=Best("val/loss", "min"), steps_per_epoch=3)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +180,7 @@ def test_schedule_of_unequal_groups_is_refused(max_lr, said):
     groups = [{"params": [nn.Parameter(torch.ones(2))], "lr": rate} for rate in (0.1, 0.2)]
     cfg = composed(f"{SCHEDULES}.OneCycleLR", "+scheduler.total_steps=9", f"+scheduler.max_lr={max_lr}", GROUP)
     with pytest.raises(RunnerError, match=said):
-        schedule_of(cfg, torch.optim.Adam(groups), mode="min")
+        schedule_of(cfg, torch.optim.Adam(groups), best=Best("val/loss", "min"), steps_per_epoch=3)
 
 
 OWN = """
@@ -220,6 +222,81 @@ def test_the_rate_falls_where_epochs_get_no_better(own_folder):
             expected.append((step + 1, rate.param_groups[0]["lr"]))
     assert len(expected) > 2
     assert points["train/lr"] == expected
+
+
+BY_HAND = {  # as torch's documentation calls them: after each epoch, each batch, or with a loss
+    "StepLR": ("epoch", {"step_size": 1, "gamma": 0.7}),
+    "MultiStepLR": ("epoch", {"milestones": [1, 3], "gamma": 0.1}),
+    "ExponentialLR": ("epoch", {"gamma": 0.5}),
+    "CosineAnnealingLR": ("epoch", {"T_max": 4}),
+    "CosineAnnealingWarmRestarts": ("epoch", {"T_0": 2}),
+    "OneCycleLR": ("step", {"max_lr": [0.2, 0.6], "total_steps": 12}),
+    "CyclicLR": ("step", {"base_lr": [0.1, 0.2], "max_lr": [0.2, 0.6], "step_size_up": 2}),
+    "ReduceLROnPlateau": ("metric", {"patience": 0, "threshold": 0.5, "factor": 0.5}),
+}
+
+
+def rates_by_hand(name, num_steps, losses):
+    called, settings = BY_HAND[name]
+    groups = [{"params": [nn.Parameter(torch.ones(2))], "lr": rate} for rate in (0.001, 0.5)]
+    optimizer = torch.optim.SGD(groups, momentum=0.9)
+    scheduler = getattr(torch.optim.lr_scheduler, name)(optimizer, **settings)
+    rates = []
+    for loss in losses:
+        for _ in range(num_steps):
+            rates += [group["lr"] for group in optimizer.param_groups]
+            optimizer.step()
+            if called == "step":
+                scheduler.step()
+        if called != "step":
+            scheduler.step(*[loss] * (called == "metric"))
+    return rates
+
+
+@pytest.mark.parametrize("accumulate_steps", [1, 2])
+@pytest.mark.parametrize("name", BY_HAND)
+def test_schedule_rates_equal_a_torch_loop(own_folder, name, accumulate_steps):
+    settings = [f"+scheduler.{key}={value}".replace(" ", "") for key, value in BY_HAND[name][1].items()]
+    words = [f"{SCHEDULES}.{name}", *settings, LR, GROUP, "optimizer=sgd", "train.num_epochs=4"]
+    rates = []
+    hook = register_optimizer_step_pre_hook(
+        lambda optimizer, *_: rates.extend(group["lr"] for group in optimizer.param_groups)
+    )
+    try:
+        more = [f"train.accumulate_steps={accumulate_steps}", "data.num_rows=60", "train.batch_size=16"]
+        assert cli.main([*PLATEAU, *words, *more, "hydra.run.dir=run"]) == 0
+    finally:
+        hook.remove()
+    losses = [value for _, value in read_points(own_folder / "run")["val/loss"]]
+    expected = rates_by_hand(name, 3 // accumulate_steps + 3 % accumulate_steps, losses)
+    assert len(set(expected)) > 2
+    assert rates[-len(expected) :] == expected  # trial steps come first
+
+
+def test_interval_replaces_the_usual_one(own_folder, capsys):
+    step = ["+scheduler._target_=torch.optim.lr_scheduler.StepLR", "+scheduler.step_size=1"]
+    for words, expected in (
+        (step, "rate     StepLR advances after each epoch"),
+        ([*step, "scheduler.interval=step"], "rate     StepLR advances after each optimizer step"),
+        (["scheduler=cosine"], "rate     warmup_cosine advances after each optimizer step"),
+        (["scheduler=cosine", "scheduler.interval=epoch", "scheduler.num_steps=2"], "after each epoch"),
+        (
+            [ONE_CYCLE.split()[0].replace("OneCycleLR", "CosineAnnealingLR"), "+scheduler.T_max=${facts.num_steps}"],
+            "step",
+        ),
+        (["scheduler=plateau"], "rate     ReduceLROnPlateau advances after each evaluation, by val/loss"),
+    ):
+        assert cli.main([*PLATEAU, *words, "train.num_epochs=2"]) == 0
+        assert expected in capsys.readouterr().out
+
+
+def test_interval_is_refused_where_it_has_no_effect():
+    (fault,) = problems("scheduler=plateau", "scheduler.interval=step")
+    assert fault.suggestions == ("scheduler.interval=null",)
+    (fault,) = problems("scheduler.interval=epoch")
+    assert fault.suggestions == () and "constant learning rate" in fault.message
+    (fault,) = problems("scheduler=cosine", "scheduler.interval=day")
+    assert "step" in fault.help
 
 
 def test_without_validation_it_can_never_fall_and_training_never_ends_early(own_folder, capsys):

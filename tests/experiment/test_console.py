@@ -23,6 +23,7 @@ from runner.tracking.ack import Ack, write_ack
 from runner.tracking.journal import read_points
 from runner.training.metric_buffer import Window
 from runner.training.observer import EpochEnd
+from runner.training.schedule import Schedule
 
 SUMMARY = Summary(
     "finished",
@@ -212,6 +213,7 @@ def test_layers_slow_on_a_mac_are_reported(device, model, notes):
     source = SimpleNamespace(name="x", notes=(), labels=None, classes=None)
     parts = SimpleNamespace(
         source=source, splits=splits, residency="", num_parameters=1, layout="", threads="", weights="",
+        schedule=Schedule(),
         model=Recurrent((3, 7), 2, cell=model), device=torch.device(device),
     )  # fmt: skip
     settings = SimpleNamespace(train=SimpleNamespace(precision="fp32"), model="lstm")

@@ -163,12 +163,12 @@ HEAVY = "data.num=200 data.noise=true optimizer.lr=0.03 data.val_fraction=0.4"
         ("model.last=dropout", 12, "two passes over the same rows differ by up to"),
         ("optimizer.lr=100", 12, "always predicting the same costs 1.099: the rate is too high; write optimizer.lr=10"),
         (f"{NUMBERS} optimizer.lr=30", 12, "the rate is too high; write optimizer.lr=3"),
-        (f"{SCHEDULE}.StepLR +scheduler.step_size=1 +scheduler.gamma=0.1", 12, "write scheduler.step_size=10"),
         (
-            f"{SCHEDULE}.ExponentialLR +scheduler.gamma=0.1",
+            f"{SCHEDULE}.StepLR +scheduler.step_size=1 +scheduler.gamma=0.1 scheduler.interval=step",
             12,
-            "10 times an epoch; for the same by epochs write scheduler",
+            "from step 8 of 12 on (StepLR advances after each optimizer step); if it counts epochs, write scheduler.i",
         ),
+        (f"{SCHEDULE}.PolynomialLR +scheduler.total_iters=2", 60, "from step 21 of 60 on (PolynomialLR"),
         ("optimizer.lr=1e-9", 12, "a larger rate than optimizer.lr=1e-09: python -m runner lr-find"),
         ("optimizer.lr=0", 60, "in 60 steps the weights changed by 0e+00 of themselves"),
         (
@@ -200,7 +200,8 @@ def test_a_planted_cause_is_told(hints, words, num_steps, said):
         ("model.unused=true", 5),
         ("optimizer=sgd optimizer.momentum=0 optimizer.nesterov=false", 60),
         ("optimizer.lr=1e-9", 5),
-        (f"{SCHEDULE}.StepLR +scheduler.step_size=10 +scheduler.gamma=0.1", 12),
+        (f"{SCHEDULE}.StepLR +scheduler.step_size=2 +scheduler.gamma=0.1", 120),
+        (f"{SCHEDULE}.PolynomialLR +scheduler.total_iters=5", 60),
         ("data.noise=true", 60),  # there is nothing to learn, and the weights move
         (NUMBERS, 60),
         (f"{NUMBERS} data.unit=1e3 optimizer.lr=0.3", 300),

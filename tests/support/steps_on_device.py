@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import OneCycleLR
+from torch.optim.lr_scheduler import OneCycleLR, StepLR
 
 from runner.data.loading.batch_transform import TransformedBatches
 from runner.data.loading.resident import Resident
@@ -32,7 +32,13 @@ class Net(nn.Sequential):
 ADAM = partial(torch.optim.Adam, lr=2**-7, fused=True)
 SETTINGS = {
     "adam": {},
-    "accumulated, clipped, averaged": {"accumulate": 3, "clip": 0.5, "ema": 0.9},
+    "accumulated, clipped, averaged": {
+        "accumulate": 3,
+        "clip": 0.5,
+        "ema": 0.9,
+        "schedule": partial(StepLR, step_size=1, gamma=0.5),
+        "rate_every": 13,  # by epoch
+    },
     "a schedule": {"schedule": lambda opt: OneCycleLR(opt, max_lr=0.1, total_steps=200, cycle_momentum=False)},
     "sgd with momentum": {"optimizer": partial(torch.optim.SGD, lr=2**-3, momentum=0.9, fused=True)},
     "groups": {
@@ -66,6 +72,7 @@ def trained(
     repeater=None,
     optimizer=ADAM,
     schedule=None,
+    rate_every=1,
     accumulate=1,
     clip=None,
     ema=None,
@@ -109,7 +116,9 @@ def trained(
     def make(**more):
         return make_step(model, task, **chosen, options=StepOptions(**more))
 
-    rates = Rates(opt, Schedule(schedule(opt) if schedule else None), buffer=buffer, progress=progress)
+    rates = Rates(
+        opt, Schedule(schedule(opt) if schedule else None, every=rate_every), buffer=buffer, progress=progress
+    )
     epochs = EagerSteps(make(), data, accumulate_steps=accumulate, rates=rates, buffer=buffer)
     if repeater is not None:
         epochs = OnDevice(

@@ -35,7 +35,13 @@ WORDS = {
         "+scheduler.threshold=0.9",
     ],
     "half": ["model=mlp", "model.hidden_sizes=[16]", "train.precision=fp16"],
-    "streamed": ["model=cnn", "data.residency=stream", "data.limit=1500"],
+    "streamed, rates by epoch": [
+        "model=cnn",
+        "data.residency=stream",
+        "data.limit=1500",
+        "+scheduler._target_=torch.optim.lr_scheduler.StepLR",
+        "+scheduler.step_size=1",
+    ],
 }
 COMMON = ["tracking.enabled=false", "task.plots=false", "train.num_epochs=3", "metrics.pull_every=12", "device=cpu"]
 

@@ -76,7 +76,7 @@ class Lane:
         for other in self._members[1:]:
             for theirs, group in zip(other.optimizer.param_groups, leader.optimizer.param_groups, strict=True):
                 theirs |= {name: value for name, value in group.items() if name != "params"}
-            other.schedule.load_state_dict(leader.schedule.state_dict())
+            other.schedule.load_state_dict(leader.schedule.state_dict(), step=leader.schedule.step)
         for parts, parameters in zip(self._members, self.parameters, strict=True):
             parts.optimizer.state.update(
                 (own, self._optimizer.state[own]) for own in parameters if own in self._optimizer.state
