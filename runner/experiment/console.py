@@ -10,7 +10,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
@@ -49,19 +49,23 @@ COLORS = {"finished": "green", "pruned": "yellow", "killed": "yellow", "failed":
 ENDINGS = {"max_seconds": " (train.max_seconds)", "patience": " (early stopping)"}
 
 
-@dataclass(frozen=True)
-class EpochFacts:
-    """What an epoch's line can show."""
+@dataclass
+class SinceLine:
+    """The steps since the last epoch's line."""
 
-    end: EpochEnd
-    train: Mapping[str, float]  # the last training point; empty if it is older than the epoch (metrics.every)
-    num_steps: int  # since the last line
-    seconds: float  # of these steps, without evaluations and hooks
+    train: Mapping[str, float] = field(default_factory=dict)  # their last point; empty without one (metrics.every)
+    num_steps: int = 0
+    seconds: float = 0.0  # without evaluations and hooks
+
+    def add(self, window: Window) -> None:
+        self.train = dict(zip(window.names, map(float, window.values[-1]), strict=True))
+        self.num_steps += window.num_steps
+        self.seconds += window.seconds
 
 
 #: the values of an epoch's line, in order: each function returns texts by name
-EPOCH_LINE: tuple[Callable[[EpochFacts], Mapping[str, str]], ...] = (
-    lambda epoch: {name: readable(value) for name, value in {**epoch.train, **epoch.end.values}.items()},
+EPOCH_LINE: tuple[Callable[[EpochEnd, SinceLine], Mapping[str, str]], ...] = (
+    lambda end, since: {name: readable(value) for name, value in {**since.train, **end.values}.items()},
 )
 
 
@@ -71,14 +75,11 @@ class Screen:
     def __init__(self, console: Console | None = None, *, log: logging.Logger = log) -> None:
         self.console, self._log = console or Terminal(), log
         self._bar: Progress | None = None
-        self._num_epochs = self._num_steps = 0
-        self._epoch = self._epoch_step = self._train_step = self._line_step = 0
-        self._drawn = self._line_time = 0.0
-        self._train: dict[str, float] = {}  # of the last window
-        self._values: dict[str, float] = {}  # of the last epoch
+        self._num_epochs = self._num_steps = self._epoch = self._printed_step = 0
+        self._drawn = self._printed = self._speed = 0.0
+        self._since = SinceLine()
+        self._news: dict[str, float] = {}  # the last values of all names, for the bar
         self._held: Text | None = None  # the last epoch's line, while it is not printed
-        self._speed = 0.0
-        self._steps, self._seconds = 0, 0.0  # of the windows since the last epoch
 
     @classmethod
     @contextmanager
@@ -133,27 +134,25 @@ class Screen:
     def window(self, window: Window) -> None:
         """Take the values of a window. Called in the background thread."""
         self._speed = window.num_steps / max(window.seconds, 1e-9)
-        self._train = dict(zip(window.names, map(float, window.values[-1]), strict=True))
-        self._train_step = int(window.steps[-1])
-        self._steps, self._seconds = self._steps + window.num_steps, self._seconds + window.seconds
-        self._draw(self._train_step)
+        self._since.add(window)
+        self._news |= self._since.train
+        self._draw(int(window.steps[-1]))
 
     def epoch(self, end: EpochEnd) -> None:
         """Show an epoch's values (EPOCH_LINE). Called in the background thread."""
-        train = self._train if self._train_step > self._epoch_step else {}
-        facts = EpochFacts(end, train, self._steps, self._seconds)
-        self._steps, self._seconds = 0, 0.0
-        self._values, self._epoch, self._epoch_step = dict(end.values), end.epoch, end.step
+        since, self._since = self._since, SinceLine()
+        self._epoch = end.epoch
+        self._news.update(end.values)
         number, width = f"{end.epoch:>{len(str(self._num_epochs))}}/{self._num_epochs}", len(f"{self._num_steps:,}")
-        values = "  ".join(f"{name} {text}" for show in EPOCH_LINE for name, text in show(facts).items())
+        values = "  ".join(f"{name} {text}" for show in EPOCH_LINE for name, text in show(end, since).items())
         text = row("epoch", f"{number}  step {end.step:>{width},}  {values}")
         self._log.info(text)
         self._held = Text.assemble(labeled(text), ("  *", "bold green") if end.is_best else "")
-        is_due = end.step - self._line_step >= self._num_steps / MAX_EPOCH_LINES
+        is_due = end.step - self._printed_step >= self._num_steps / MAX_EPOCH_LINES
         if self._bar is None:
-            is_due = time.monotonic() - self._line_time > SECONDS_BETWEEN_LINES
+            is_due = time.monotonic() - self._printed > SECONDS_BETWEEN_LINES
         if is_due:
-            self._line_step, self._line_time = end.step, time.monotonic()
+            self._printed_step, self._printed = end.step, time.monotonic()
             self._print_epoch()
         self._draw(end.step)
 
@@ -198,10 +197,10 @@ class Screen:
         if bar is None or time.monotonic() - self._drawn < SECONDS_BETWEEN_FRAMES:
             return
         self._drawn = time.monotonic()
-        news = f"{self._speed:,.0f} steps/s  {_in_words({**self._train, **self._values})}"
+        values = "  ".join(f"{name} {readable(value)}" for name, value in self._news.items())
         epoch = min(self._epoch + 1, self._num_epochs)
         name = f"epoch {epoch}/{self._num_epochs}"
-        bar.update(bar.task_ids[0], completed=step, description=name, news=news)
+        bar.update(bar.task_ids[0], completed=step, description=name, news=f"{self._speed:,.0f} steps/s  {values}")
         bar.refresh()
 
 
@@ -213,10 +212,6 @@ class _OnTheScreen(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if record.levelno == logging.WARNING and not record.exc_info:
             self._console.print(Text.assemble(("warning:", "yellow"), f" {record.getMessage()}"))
-
-
-def _in_words(values: Mapping[str, float]) -> str:
-    return "  ".join(f"{name} {readable(value)}" for name, value in values.items())
 
 
 def _headline(summary: Summary) -> Text:

@@ -23,7 +23,7 @@ class Trial(Protocol):
 
 @dataclass(frozen=True)
 class EpochEnd:
-    """What the line of an epoch shows (experiment/console.py): an evaluation's values and the facts next to them."""
+    """An evaluation: its values, and after which epoch and step."""
 
     epoch: int
     step: int
