@@ -1,8 +1,10 @@
-"""Finds the sizes and classes of a user's map-style Dataset from its first row alone; collates batches of it."""
+"""Finds the sizes and classes of user-defined data from its first batch; collates and converts batches."""
 
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +15,75 @@ from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 from runner.device.placement import map_tensors, tensors
 from runner.errors import RunnerError, first_line
 
+#: types that a model's precision replaces
+FLOATS = (torch.float32, torch.float64)
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What is done to the tensors of user-defined data, whole or in batches, in whatever container they came.
+
+    The default is what the runner's tasks need; a custom task gets them as they are, except for the precision.
+    """
+
+    dtype: torch.dtype = torch.float32  # of float32 and float64 tensors
+    has_columns: bool = True  # inputs and targets of one float per example become (B, 1); classes are numbered from 0
+
+    def __call__(self, batch: Any) -> Any:
+        batch = map_tensors(batch, lambda tensor: tensor.to(self.dtype) if tensor.dtype in FLOATS else tensor)
+        if not self.has_columns or not is_pair(batch):
+            return batch
+        inputs, targets = map(_as_columns, batch)
+        return batch if inputs is batch[0] and targets is batch[1] else type(batch)((inputs, targets))
+
+
+#: for the runner's tasks in float32
+STANDARD = Conversion()
+
+
+def _as_columns(part: Any) -> Any:
+    is_flat = isinstance(part, Tensor) and part.dim() == 1 and part.is_floating_point()
+    return part[:, None] if is_flat else part
+
+
+def is_pair(batch: Any) -> bool:
+    return type(batch) in (list, tuple) and len(batch) == 2
+
+
+def changes(before: Any, after: Any) -> tuple[str, ...]:
+    """Describe what a conversion changed: "the targets, (N,) float64, are given as (N, 1) float32"."""
+    names: tuple[str, ...] = ("the inputs", "the targets")
+    if not is_pair(after):
+        names, before, after = ("the data",), (before,), (after,)
+    lines: dict[str, None] = {}
+    for called, old, new in zip(names, before, after, strict=True):
+        olds = [old] if isinstance(new, Tensor) else tensors(old)
+        for then, now in zip(map(_form, olds), map(_form, tensors(new)), strict=True):
+            if then and now and then != now:
+                lines[f"{called}, {then}, are given as {now}"] = None
+    return tuple(lines)
+
+
+def _form(values: Any) -> str:
+    """(N, 3) float32; "" for what has no such form, and for texts."""
+    shape, dtype = getattr(values, "shape", None), str(getattr(values, "dtype", "")).removeprefix("torch.")
+    if shape is None or not re.match("float|bfloat|int|uint|bool", dtype):
+        return ""
+    return f"({', '.join(['N', *map(str, shape[1:])])}{',' * (len(shape) == 1)}) {dtype}"
+
+
+class Rows(Dataset[Any]):
+    """A list of examples as a Dataset."""
+
+    def __init__(self, rows: Sequence[Any]) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.rows[index]
+
 
 @dataclass(frozen=True)
 class Told:
@@ -21,23 +92,24 @@ class Told:
     facts: dict[str, Any]
     labels: Tensor | None  # (N,) int64, from its attribute `targets` or `labels`, as torchvision's sets have it
     classes: tuple[str, ...]  # from its attribute `classes`
+    notes: tuple[str, ...] = ()  # see changes()
 
 
-def look_at(dataset: Dataset[Any], *, asked: str) -> Told:
-    """Reads row 0, once. Raises: RunnerError for a Dataset without a length, without rows or with rows of no known kind."""
+def look_at(dataset: Dataset[Any], *, asked: str, conversion: Conversion = STANDARD) -> Told:
+    """Read row 0, once. Raises: RunnerError for a Dataset without a length, without rows or with rows of no known kind."""
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         problem = f"`{type(dataset).__name__}` is a stream without a length, and rows are drawn by their number"
         raise RunnerError.of(asked, problem, "return a Dataset with `__len__` and `__getitem__`")
     if len(dataset) == 0:
         raise RunnerError.of(asked, f"`{type(dataset).__name__}` has no rows", "return a Dataset with at least one row")
-    return told_by(batch_of(dataset, [dataset[0]], asked=asked), dataset, labels=labels_of(dataset))
+    return told_by(batch_of(dataset, [dataset[0]], asked=asked), dataset, labels_of(dataset), conversion)
 
 
-def told_by(batch: Any, dataset: Any, *, labels: Tensor | None) -> Told:
-    """By a batch of it, and what it says of itself. labels: (N,) int64, of all its rows."""
+def told_by(given: Any, dataset: Any, labels: Tensor | None, conversion: Conversion) -> Told:
+    """Describe a Dataset by a batch of it, and by its attributes. labels: (N,) int64, of all its rows."""
+    batch = conversion(given)
     parts = tensors(batch)
-    is_pair = isinstance(batch, list | tuple) and len(batch) == 2
-    targets = tensors(batch[1]) if is_pair else parts[1:2]  # ((x, z), y): z is no target
+    targets = tensors(batch[1]) if is_pair(batch) else parts[1:2]  # in ((x, z), y), z is an input
     whole = _whole(dataset)
     classes = tuple(map(str, getattr(whole, "classes", None) or ()))
     facts: dict[str, Any] = {}
@@ -50,7 +122,7 @@ def told_by(batch: Any, dataset: Any, *, labels: Tensor | None) -> Told:
         facts |= {"num_classes": num_classes, "out_features": num_classes}
     elif targets and targets[0].is_floating_point():
         facts |= {"num_classes": None, "out_features": math.prod(targets[0].shape[1:])}
-    return Told(facts, labels, classes)
+    return Told(facts, labels, classes, changes(given, batch))
 
 
 def batch_of(dataset: Any, rows: list[Any], *, asked: str = "data") -> Any:
@@ -60,22 +132,16 @@ def batch_of(dataset: Any, rows: list[Any], *, asked: str = "data") -> Any:
 
 
 def collate(rows: list[Any], *, asked: str = "data") -> Any:
-    """A batch of a Dataset's rows, by torch's own rules but for doubles: Python's floats become float32, as models are.
+    """Join a Dataset's rows into a batch by torch's rules.
 
     Raises: RunnerError for rows that torch can't put together.
     """
     try:
-        batch = default_collate(rows)
+        return default_collate(rows)
     except (TypeError, RuntimeError) as error:
         problem = f"the rows of the Dataset can't be joined into a batch: {first_line(error)}"
         fix = "return tensors, arrays, numbers, tuples or dicts of the same shapes for each row"
         raise RunnerError.of(asked, problem, fix) from error
-    return as_models_are(batch)
-
-
-def as_models_are(batch: Any) -> Any:
-    """Its doubles become float32."""
-    return map_tensors(batch, lambda tensor: tensor.float() if tensor.dtype == torch.float64 else tensor)
 
 
 def labels_of(dataset: Any) -> Tensor | None:

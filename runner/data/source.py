@@ -13,16 +13,19 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from runner.data.loading.served import Served
-from runner.data.map_style import batch_of, labels_of, look_at, told_by
+from runner.data.map_style import STANDARD, Conversion, Rows, batch_of, changes, is_pair, labels_of, look_at, told_by
 from runner.data.own_loader import OwnLoader
-from runner.data.tables.values import are_texts, fall_together, to_inputs, to_targets, without_bools
+from runner.data.tables.values import are_texts, fall_together, to_inputs, to_targets, to_tensor, without_bools
 from runner.device.placement import num_rows, tensors
 from runner.errors import Problem, RunnerError, at_once, nearest
 
 FORMS = (
-    "(inputs, targets), {'train': (inputs, targets), 'test': ...}, a torch Dataset or DataLoader, or a runner Source"
+    "(inputs, targets), {'train': (inputs, targets), 'test': ...}, a torch Dataset or DataLoader, a list of dicts, "
+    "or a runner Source"
 )
 GIVEN = ("val", "test")
+#: classes that a line names
+MOST_NAMED = 4
 
 
 @dataclass(frozen=True)
@@ -60,28 +63,82 @@ class Source:
     told: str = ""  # what its rows are, for the fingerprint, the same wherever they lie ("": they say it themselves)
 
 
-def as_source(found: Any, *, name: str) -> Source:
-    """A Source, called `name`, from anything that a person's function may return.
+def as_source(found: Any, *, name: str, conversion: Conversion = STANDARD) -> Source:
+    """Make a Source, called `name`, of anything that a user-defined function may return.
 
-    Raises: RunnerError for another form, for lengths that differ, and for values that are NaN or infinite.
+    What the conversion changes is in `notes`. Without columns, nested tensors of any shapes and types are examples.
+
+    Raises: RunnerError for another form, for lengths that differ, and, with columns, for values that are NaN or infinite.
     """
     asked = f"data={name}"
     if isinstance(found, Source):
         return _checked(replace(found, name=name), asked)
-    if isinstance(found, TensorDataset) and len(found.tensors) == 2:
-        return from_arrays(*found.tensors, name=name, origin="TensorDataset")
-    if isinstance(found, DataLoader | IterableDataset):
-        return _served(OwnLoader(found, asked=asked), name=name, asked=asked)
-    if isinstance(found, Dataset):
-        told = look_at(found, asked=asked)
-        origin = type(found).__name__
-        return Source(name, found, told.facts, labels=told.labels, origin=origin, classes=told.classes)
     if isinstance(found, Mapping) and {"train", *GIVEN} & set(found):
-        return _from_splits(found, name=name, asked=asked)
-    if isinstance(found, list | tuple) and len(found) == 2:
-        return from_arrays(found[0], found[1], name=name)
+        return _from_splits(found, name, asked, conversion)
+    if isinstance(found, DataLoader | IterableDataset):
+        return _served(OwnLoader(found, asked=asked), name, conversion)
+    if isinstance(arrays := _arrays_of(found), Dataset):
+        told = look_at(arrays, asked=asked, conversion=conversion)
+        origin = type(found).__name__
+        return Source(name, arrays, told.facts, told.labels, origin=origin, classes=told.classes, notes=told.notes)
+    if not conversion.has_columns:
+        return _as_they_are(arrays, name, asked, conversion)
+    if isinstance(arrays, list | tuple) and len(arrays) == 2:
+        inputs, targets = arrays
+        made = from_arrays(inputs, targets, name=name, keep_integers=_are_indices(inputs))
+        return replace(made, notes=(*made.notes, *changes(arrays, made.rows), *_renumbered(made.classes)))
     problem = f"the function returned {_described(found)}, and data must be {FORMS}"
     raise RunnerError.of(asked, problem, "return one of these forms")
+
+
+def _are_indices(inputs: Any) -> bool:
+    """Return whether a tensor has a type that embeddings take. Integers of arrays and lists are numbers of a table."""
+    return isinstance(inputs, Tensor) and inputs.dtype in (torch.int32, torch.int64)
+
+
+def _arrays_of(found: Any) -> Any:
+    """Return the tensors of a pair in a TensorDataset, and a list of examples as a Dataset."""
+    if isinstance(found, TensorDataset) and len(found.tensors) == 2:
+        return tuple(found.tensors)
+    is_rows = isinstance(found, list) and found and all(isinstance(row, Mapping | tuple) for row in found)
+    return Rows(found) if is_rows and (len(found) != 2 or isinstance(found[0], Mapping)) else found
+
+
+def _as_they_are(found: Any, name: str, asked: str, conversion: Conversion, train: Source | None = None) -> Source:
+    """Nested tensors of any shapes and types. train: the training split, if this is another one; its classes hold."""
+    classes: Sequence[str] = ()
+    if isinstance(found, list):
+        found = tuple(found) if len(found) == 2 else to_tensor(found, asked=asked, called="the data")
+    if is_pair(found) and are_texts(found[1]):
+        targets, classes = to_targets(found[1], asked=asked, like=train.classes if train else None)
+        found = (found[0], targets)
+    given = _tensors_of(found, asked, "the data")
+    rows = _checked(Source(name, given, {}), asked).rows
+    pair = TensorDataset(*rows) if is_pair(rows) and all(isinstance(part, Tensor) for part in rows) else None
+    labels = labels_of(pair)
+    told = told_by(given, pair, labels, conversion)
+    if labels is not None and not classes and len(labels.unique()) == told.facts["num_classes"]:
+        classes = [str(number) for number in range(told.facts["num_classes"])]
+    notes = (*told.notes, *_renumbered(classes))
+    return Source(name, conversion(given), told.facts, labels, classes=tuple(classes), notes=notes)
+
+
+def _tensors_of(found: Any, asked: str, called: str) -> Any:
+    if isinstance(found, Mapping):
+        return {key: _tensors_of(part, asked, f"`{key}`") for key, part in found.items()}
+    if isinstance(found, tuple):
+        names = ("the inputs", "the targets") if len(found) == 2 else [f"part {index}" for index in range(len(found))]
+        parts = [_tensors_of(part, asked, name) for part, name in zip(found, names, strict=True)]
+        return type(found)(*parts) if hasattr(found, "_fields") else tuple(parts)
+    return to_tensor(found, asked=asked, called=called)
+
+
+def _renumbered(classes: Sequence[str]) -> tuple[str, ...]:
+    """Describe which numbers stand for the classes, unless they were numbered from 0."""
+    if not classes or _are_numbers(classes):
+        return ()
+    shown = classes if len(classes) <= MOST_NAMED else (*classes[: MOST_NAMED - 1], "...", classes[-1])
+    return (f"the classes {', '.join(shown)} are numbered from 0",)
 
 
 def from_arrays(
@@ -132,19 +189,19 @@ def facts_of(inputs: Tensor, targets: Tensor, *, num_classes: int | None) -> dic
     }
 
 
-def _served(rows: OwnLoader, *, name: str, asked: str) -> Source:
-    served = Served(rows, batch_size=1, device=torch.device("cpu"), seed=0)
+def _served(rows: OwnLoader, name: str, conversion: Conversion) -> Source:
+    served = Served(rows, batch_size=1, device=torch.device("cpu"), seed=0, conversion=lambda batch: batch)
     with rows.looked_at():
         first = next(iter(served.epoch(0)))
     rows.rows_a_batch = num_rows(first)
     rows.has_integers = not tensors(first)[0].is_floating_point()
-    told = told_by(first, rows.dataset, labels=labels_of(rows.dataset))
+    told = told_by(first, rows.dataset, labels_of(rows.dataset), conversion)
     note = "rows come as your DataLoader gives them: val and test are what your function returns beside them"
     origin = type(rows.dataset).__name__
-    return Source(name, rows, told.facts, origin=origin, classes=told.classes, notes=(note,))
+    return Source(name, rows, told.facts, origin=origin, classes=told.classes, notes=(note, *told.notes))
 
 
-def _from_splits(found: Mapping[str, Any], *, name: str, asked: str) -> Source:
+def _from_splits(found: Mapping[str, Any], name: str, asked: str, conversion: Conversion) -> Source:
     if unknown := [key for key in found if key not in ("train", *GIVEN)]:
         hits = nearest(str(unknown[0]), ("train", *GIVEN), cutoff=0.6) or ("train", *GIVEN)
         problem = f"the function returned splits called {', '.join(map(str, found))}; their names must be `train`, `val` and `test`"
@@ -152,15 +209,18 @@ def _from_splits(found: Mapping[str, Any], *, name: str, asked: str) -> Source:
     if "train" not in found:
         problem = f"the function returned {', '.join(found)} and no training split"
         raise RunnerError.of(asked, problem, "return `{'train': (inputs, targets), ...}`, with the others next to it")
-    train = as_source(found["train"], name=name)
-    return replace(train, given={split: _given(found[split], split, train, asked) for split in GIVEN if split in found})
+    train = as_source(found["train"], name=name, conversion=conversion)
+    given = {
+        split: _given(_arrays_of(found[split]), split, train, asked, conversion) for split in GIVEN if split in found
+    }
+    return replace(train, given=given)
 
 
-def _given(found: Any, split: str, train: Source, asked: str) -> Any:
-    if isinstance(found, TensorDataset) and len(found.tensors) == 2:
-        found = found.tensors
+def _given(found: Any, split: str, train: Source, asked: str, conversion: Conversion) -> Any:
+    if not conversion.has_columns and not isinstance(found, Source | Dataset | DataLoader):
+        return _as_they_are(found, split, asked, conversion, train).rows
     if not isinstance(found, list | tuple) or len(found) != 2:
-        given = as_source(found, name=split)
+        given = as_source(found, name=split, conversion=conversion)
         if isinstance(given.rows, OwnLoader) and not given.rows.has_length:
             raise RunnerError(given.rows.no_length(f"{asked}, {split}", or_steps=False))
         if problem := _numbered_otherwise(given, split, train, asked):
@@ -230,10 +290,8 @@ def _checked(source: Source, asked: str) -> Source:
         return source
     lengths = sorted({len(tensor) if tensor.dim() else 0 for tensor in tensors(source.rows)})
     if len(lengths) != 1 or lengths == [0]:
-        problem = f"the tensors in `Source.rows` have {' and '.join(f'{length:,}' for length in lengths) or 'no'} rows"
-        raise RunnerError.of(
-            asked, problem, "return `Source(rows=...)` of tensors with the same first dimension, 1 or more"
-        )
+        problem = f"the tensors of the data have {' and '.join(f'{length:,}' for length in lengths) or 'no'} rows"
+        raise RunnerError.of(asked, problem, "return tensors with the same first dimension, 1 or more")
     if source.labels is not None and len(source.labels) != num_rows(source.rows):
         problem = f"the `Source` has {num_rows(source.rows):,} rows and {len(source.labels):,} labels"
         raise RunnerError.of(asked, problem, "return `Source(labels=...)` with a label for each row, or None")

@@ -14,12 +14,13 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from runner.config import validate
-from runner.config.instantiate import build
+from runner.config.instantiate import build, locate
 from runner.config.nodes import resolved
 from runner.data.loading.batch_transform import TransformedBatches
 from runner.data.loading.first_and_last import FirstAndLast
 from runner.data.loading.loaders import Batches, Loading, load
 from runner.data.loading.order import ClassSampler
+from runner.data.map_style import Conversion
 from runner.data.own_loader import OwnLoader
 from runner.data.sampler import sampler_of
 from runner.data.source import Source, as_source
@@ -52,7 +53,8 @@ def prepare_data(cfg: DictConfig, device: torch.device, num_processes: int = 1, 
     set_switches(cfg, device, num_processes)
     if read is None:
         shared, node = validate.shared_data_settings(cfg), resolved(cfg, "data")
-        source = _of_known_length(as_source(build(node, key="data"), name=shared["name"] or "data"), cfg)
+        found = as_source(build(node, key="data"), name=shared["name"] or "data", conversion=conversion_of(cfg))
+        source = _of_known_length(found, cfg)
         splits = split(source, seed=cfg.seed, **validate.how_to_cut(cfg))
     else:
         source, splits = read.source, read.splits
@@ -69,6 +71,13 @@ def set_switches(cfg: DictConfig, device: torch.device, num_processes: int = 1) 
         settings["num_threads"] = settings.get("num_threads") or backends.automatic_threads(num_processes)
     backends.set_switches(device, precision=cfg.train.precision, deterministic=cfg.train.deterministic, **settings)
     backends.seed_everything(cfg.seed)
+
+
+def conversion_of(cfg: DictConfig) -> Conversion:
+    """Return what the run's task needs of user-defined data; a custom task takes tensors as they are."""
+    task = locate(str(cfg.task._target_))
+    dtype = torch.float64 if cfg.train.precision == "fp64" else torch.float32
+    return Conversion(dtype, has_columns=getattr(task, "converts_data", False))
 
 
 def _of_known_length(source: Source, cfg: DictConfig) -> Source:
@@ -120,7 +129,7 @@ def batches_of(
     batch_size = train.batch_size if is_training else train.eval_batch_size or train.batch_size
     fraction = cfg.backends.cuda.memory_fraction if device.type == "cuda" else None
     free_bytes = backends.free_memory_bytes(device, memory_fraction=fraction)
-    loading = Loading(shared["residency"], free_bytes, shared["num_workers"], num_processes)
+    loading = Loading(shared["residency"], free_bytes, shared["num_workers"], num_processes, conversion_of(cfg))
     batches, why = load(
         rows, loading, batch_size=batch_size, device=device, seed=cfg.seed, shuffle=is_training, sampler=sampler
     )

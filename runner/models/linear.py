@@ -15,5 +15,10 @@ class Linear(nn.Module):
         nn.init.zeros_(self.output.bias)
 
     def forward(self, inputs: Tensor) -> Tensor:  # (B, ...) -> (B, out_features)
-        output: Tensor = self.output(inputs.flatten(1))
+        output: Tensor = self.output(flat(inputs))
         return output
+
+
+def flat(inputs: Tensor) -> Tensor:  # (B, ...) -> (B, F)
+    """Flatten the inputs to numbers; integers become floats."""
+    return (inputs if inputs.is_floating_point() or inputs.is_complex() else inputs.float()).flatten(1)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from runner.config.checks import choice, probability, widths
+from runner.models.linear import flat
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
@@ -50,7 +51,7 @@ class MLP(nn.Module):
         self.output = _linear(size, out_features, gain=1.0)
 
     def forward(self, inputs: Tensor) -> Tensor:  # (B, ...) -> (B, out_features)
-        output: Tensor = self.output(self.hidden(inputs.flatten(1)))
+        output: Tensor = self.output(self.hidden(flat(inputs)))
         return output
 
 

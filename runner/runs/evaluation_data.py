@@ -97,7 +97,8 @@ def measured(cfg: DictConfig, card: Card, *, other: bool) -> Measured:
     """Reads the data. Raises: RunnerError for data that this run's model can't take."""
     shared = validate.shared_data_settings(cfg)
     node = validate.target_node(cfg, "data", resolve=True)
-    source = as_source(_found(node, card if other else None), name=shared["name"] or card.data)
+    found, conversion = _found(node, card if other else None), build_data.conversion_of(cfg)
+    source = as_source(found, name=shared["name"] or card.data, conversion=conversion)
     order = None
     if other:
         rows, how = _whole(source, shared["limit"], cfg.seed)

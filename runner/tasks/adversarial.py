@@ -24,6 +24,7 @@ class Adversarial(nn.Module):
     """
 
     kind = "generation"
+    converts_data = True
     turns = ("critic", "generator")
 
     def __init__(self, *, metrics: Any = None, plots: Any = True) -> None:

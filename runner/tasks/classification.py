@@ -29,6 +29,7 @@ class Classification(nn.Module):
     weights of the batch, and would depend on which rows meet in one.
     """
 
+    converts_data = True
     class_weights: Tensor | None
 
     def __init__(

@@ -26,6 +26,7 @@ class Regression(nn.Module):
     """
 
     kind = "regression"
+    converts_data = True
     spreads: Tensor | None
 
     def __init__(
@@ -94,6 +95,7 @@ class Autoencoding(nn.Module):
     """
 
     kind = "autoencoding"
+    converts_data = True
 
     def __init__(
         self,

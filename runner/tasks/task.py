@@ -6,6 +6,9 @@ the batch, and nothing in it reads the device. A custom task works in the same w
 With optimizers that take turns (optimizer.turns) it is called as `task(model, batch, turn=NAME)` for the loss of each, and
 without a turn where a split is measured. An attribute `turns` restricts the names.
 
+A class attribute `converts_data = True` requests what the runner's tasks need of user-defined data: inputs and targets of one float
+per example as (N, 1), numbers of arrays and tables as float32, and classes numbered from 0. Without it, tensors come as they are.
+
 A method `check_model(model, *, keeps_inputs, data)` raises a RunnerError for a model that the task can't train. The model
 has the layers that the data adds; `keeps_inputs` says whether these leave the inputs as they are; `data` is a name.
 """

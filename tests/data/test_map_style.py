@@ -5,7 +5,7 @@ from refused import problems_of
 from torch.utils.data import Dataset, IterableDataset, Subset
 
 from runner.data.loading.streamed import Streamed
-from runner.data.map_style import collate, look_at
+from runner.data.map_style import Conversion, collate, look_at
 
 
 class Rows(Dataset):
@@ -79,10 +79,12 @@ def test_what_a_dataset_must_be(dataset, messages):
     messages(problems_of(look_at, dataset, asked="data=mine"))
 
 
-def test_doubles_become_what_models_are():
+def test_conversion_of_doubles_gives_the_precision():
     batch = collate([({"x": np.ones(2), "n": 1}, 0.5), ({"x": np.ones(2), "n": 2}, 1.5)])
-    assert batch[0]["x"].dtype == batch[1].dtype == torch.float32
-    assert batch[0]["n"].dtype == torch.int64
+    for dtype in (torch.float32, torch.float64):
+        inputs, targets = Conversion(dtype)(batch)
+        assert inputs["x"].dtype == targets.dtype == dtype and targets.shape == (2, 1)
+        assert inputs["n"].dtype == torch.int64
 
 
 def test_rows_of_different_lengths_make_no_batch(messages):

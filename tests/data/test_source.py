@@ -3,8 +3,10 @@ import pandas as pd
 import pytest
 import torch
 from refused import problems_of
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
+from runner.data.loading.loaders import Loading, load
+from runner.data.map_style import STANDARD, Conversion
 from runner.data.source import Source, as_source, facts_of, from_arrays
 
 X, Y = np.arange(24.0).reshape(6, 4), np.array([0, 1, 2, 0, 1, 2])
@@ -264,3 +266,112 @@ STAMPS = 1_700_000_000 + np.arange(40).reshape(20, 2)
 def test_numbers_that_fall_together_as_float32_are_told(inputs, targets, told):
     notes = from_arrays(inputs, targets, name="mine").notes
     assert len(notes) == bool(told) and all(told in note and "less 1,700,000,0" in note for note in notes)
+
+
+AS_THEY_ARE = Conversion(has_columns=False)
+
+
+class Pairs(Dataset):
+    def __init__(self, *parts):
+        self.parts = parts
+
+    def __len__(self):
+        return len(self.parts[0])
+
+    def __getitem__(self, index):
+        return tuple(part[index] for part in self.parts)
+
+
+CONTAINERS = {
+    "tensors": lambda *parts: parts,
+    "TensorDataset": TensorDataset,
+    "Dataset": Pairs,
+    "DataLoader": lambda *parts: DataLoader(TensorDataset(*parts), 4),
+    "IterableDataset": lambda *parts: OfRows(zip(*parts, strict=True)),
+    "list of tuples": lambda *parts: list(zip(*parts, strict=True)),
+    "arrays": lambda *parts: [part.numpy() for part in parts],
+}
+
+
+class OfRows(IterableDataset):
+    def __init__(self, rows):
+        self.rows = list(rows)
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __iter__(self):
+        return iter(self.rows)
+
+
+def batches(source, conversion):
+    loading = Loading(num_workers=0, conversion=conversion)
+    loader, _ = load(source.rows, loading, batch_size=4, device=torch.device("cpu"), seed=0, shuffle=False)
+    return list(loader.epoch(0))
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+@pytest.mark.parametrize(
+    ("inputs", "targets"),
+    [
+        (torch.rand(8, 4), torch.rand(8)),
+        (torch.rand(8), torch.rand(8, 1, 4, 4)),
+        (torch.arange(8), torch.arange(8) % 3),
+        (torch.rand(8, 1, 4, 4, dtype=torch.float64), torch.ones(8, 2, dtype=torch.bool)),
+        (torch.ones(8, 3, dtype=torch.uint8), torch.arange(8, dtype=torch.int32)),
+    ],
+    ids=["targets of one number", "images as targets", "indices", "float64", "small integers"],
+)
+def test_custom_task_gets_tensors_as_they_are(container, inputs, targets):
+    source = as_source(CONTAINERS[container](inputs, targets), name="mine", conversion=AS_THEY_ARE)
+    wanted = [part.float() if part.dtype == torch.float64 else part for part in (inputs, targets)]
+    for got, whole in zip(zip(*batches(source, AS_THEY_ARE), strict=True), wanted, strict=True):
+        assert torch.equal(torch.cat(got), whole) and got[0].dtype == whole.dtype
+    told = "the inputs, (N, 1, 4, 4) float64, are given as (N, 1, 4, 4) float32"
+    assert (told in source.notes) == (inputs.dtype == torch.float64)
+    assert source.facts["input_shape"] == list(inputs.shape[1:])
+
+
+@pytest.mark.parametrize("container", [name for name in CONTAINERS if name != "arrays"])
+@pytest.mark.parametrize("inputs", [torch.rand(8, 4), torch.rand(8), torch.arange(8), torch.arange(16).reshape(8, 2)])
+@pytest.mark.parametrize("targets", [torch.rand(8), torch.rand(8, dtype=torch.float64), torch.arange(8) % 3])
+def test_batches_do_not_depend_on_the_container(container, inputs, targets):
+    first, other = (as_source(CONTAINERS[each](inputs, targets), name="mine") for each in ("tensors", container))
+    for ours, theirs in zip(batches(first, STANDARD), batches(other, STANDARD), strict=True):
+        assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(ours, theirs, strict=True))
+    assert set(first.notes) <= set(other.notes)
+
+
+def test_conversions_of_a_task_are_notes():
+    notes = as_source((X[:, 0], Y[::-1] * 2.0), name="mine").notes
+    assert notes == (
+        "the inputs, (N,) float64, are given as (N, 1) float32",
+        "the targets, (N,) float64, are given as (N, 1) float32",
+    )
+    assert as_source((X.astype("f4"), list("bbcaab")), name="mine").notes == (
+        "the classes a, b, c are numbered from 0",
+    )
+    assert as_source((X.astype("f4"), Y), name="mine").notes == ()
+
+
+def test_nested_tensors_are_data_as_they_are():
+    parts = {"a": torch.zeros(6, 2), "b": (torch.arange(6), np.ones((6, 1, 1), "f4"))}
+    source = as_source({"train": parts, "val": parts}, name="mine", conversion=AS_THEY_ARE)
+    assert source.rows["a"].data_ptr() == parts["a"].data_ptr() and source.rows["b"][0].dtype == torch.int64
+    assert source.given["val"]["b"][1].shape == (6, 1, 1)
+    texts = as_source({"train": (X, list("abcabc")), "val": (X[:2], ["c", "b"])}, name="mine", conversion=AS_THEY_ARE)
+    assert texts.classes == ("a", "b", "c") and texts.given["val"][1].tolist() == [2, 1]
+
+
+@pytest.mark.parametrize("found", [None, (X, Y[:-1]), (X, [None] * 6), {}])
+def test_custom_task_refuses_no_tensors(found, messages):
+    messages(problems_of(as_source, found, name="mine", conversion=AS_THEY_ARE))
+
+
+@pytest.mark.parametrize("conversion", [STANDARD, AS_THEY_ARE])
+def test_list_of_dicts_is_data(conversion):
+    rows = [{"x": torch.full((2,), float(index)), "words": "a"} for index in range(6)]
+    source = as_source({"train": rows, "val": rows[:2]}, name="mine", conversion=conversion)
+    first = batches(source, conversion)[0]
+    assert first["x"].tolist() == [[0, 0], [1, 1], [2, 2], [3, 3]] and first["words"] == ["a"] * 4
+    assert (len(source.rows), len(source.given["val"])) == (6, 2)

@@ -67,6 +67,25 @@ def test_it_is_built_from_yaml(own_folder):
     assert task(MODEL, BATCH)["loss"].item() == 2.0
 
 
+def test_run_with_targets_of_one_number_fits(own_folder):
+    """Targets (N, 1) would broadcast against outputs (N,), and the loss would stay at the variance."""
+    (own_folder / "sums.py").write_text(
+        "import torch\n"
+        "from torch.nn.functional import mse_loss\n"
+        "def data():\n"
+        "    x = torch.randn(300, 4, generator=torch.Generator().manual_seed(0))\n"
+        "    return x, x.sum(1)\n"
+        "def loss(model, batch):\n"
+        "    assert batch[1].dim() == 1\n"
+        "    return mse_loss(model(batch[0]).squeeze(-1), batch[1])\n"
+    )
+    words = ["data._target_=sums.data", "task=own", "task.function._target_=sums.loss", "model=linear"]
+    words += ["optimizer.lr=0.1", "train.num_epochs=60", "tracking.enabled=false", "hydra.run.dir=run"]
+    assert cli.main(words) == 0
+    assert read_points(own_folder / "run")["val/loss"][-1][1] < 1e-4
+    assert cli.main(["evaluate", "run"]) == 0
+
+
 def test_a_run_with_it(own_folder, capsys):
     (own_folder / "my_tasks.py").write_text(
         "from torch.nn.functional import cross_entropy\n"

@@ -16,6 +16,7 @@ from runner.data.loading.served import Served
 from runner.data.loading.shard import Shard
 from runner.data.loading.shared_memory import bytes_of_a_batch, free_room, with_room
 from runner.data.loading.streamed import Streamed
+from runner.data.map_style import STANDARD, Conversion
 from runner.data.own_loader import OwnLoader
 from runner.device.capabilities import TOO_LARGE_BYTES, legal_dtype
 from runner.device.hardware import num_usable_cpus
@@ -73,12 +74,14 @@ class Loading:
 
     residency: auto, device or stream. free_bytes: of the device; None where nobody can tell. num_workers: of a streamed
     set, None for automatic; of a person's own stream none. num_processes: that train on this machine, and load each its own.
+    conversion: of batches that a Dataset or DataLoader gives.
     """
 
     residency: str = "auto"
     free_bytes: int | None = None
     num_workers: int | None = None
     num_processes: int = 1
+    conversion: Conversion = STANDARD
 
 
 def load(
@@ -98,20 +101,20 @@ def load(
     settings: dict[str, Any] = dict(batch_size=batch_size, device=device, seed=seed, shuffle=shuffle, sampler=sampler)
     residency, num_workers, num_processes = loading.residency, loading.num_workers, loading.num_processes
     if isinstance(rows, OwnLoader):
-        return _served(rows, batch_size=batch_size, device=device, seed=seed)
+        return _served(rows, batch_size=batch_size, device=device, seed=seed, conversion=loading.conversion)
     on_device, reason = _residency(rows, residency, device=device, free_bytes=loading.free_bytes)
     if on_device:
         return Resident(rows, **settings), reason
     workers = automatic_workers(rows, num_processes, is_training=shuffle) if num_workers is None else num_workers
     if workers and (free := free_room()) is not None:
-        batch_bytes = bytes_of_a_batch(rows, -(-batch_size // num_processes))
+        batch_bytes = bytes_of_a_batch(rows, -(-batch_size // num_processes), loading.conversion)
         workers, why = with_room(workers, batch_bytes, free // num_processes, is_asked=num_workers is not None)
         reason += why
-    return Streamed(rows, num_workers=workers, **settings), reason
+    return Streamed(rows, num_workers=workers, conversion=loading.conversion, **settings), reason
 
 
-def _served(rows: OwnLoader, *, batch_size: int, device: torch.device, seed: int) -> tuple[Served, str]:
-    served = Served(rows, batch_size=batch_size, device=device, seed=seed)
+def _served(rows: OwnLoader, **settings: Any) -> tuple[Served, str]:
+    served = Served(rows, **settings)
     what = f"your DataLoader, batches of {served.batch_size}" if rows.is_loader else "your IterableDataset"
     goes_on = "by its own state" if served.tells_state else "by reading again what it has had"
     return served, f"streamed ({what}; a run goes on {goes_on})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import operator
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from runner.data.loading.order import EPOCH, mixed
 from runner.data.loading.shard import Shard, Share
-from runner.data.map_style import as_models_are
+from runner.data.map_style import STANDARD
 from runner.data.own_loader import OwnLoader
 from runner.device import backends
 from runner.device.placement import in_batches, leaves, map_tensors, move, num_rows, tensors
@@ -34,8 +34,16 @@ class Served:
     In one epoch a loader without a length is gone through as often as it takes; each time begins as an epoch does.
     """
 
-    def __init__(self, rows: OwnLoader, *, batch_size: int, device: torch.device, seed: int) -> None:
-        self._rows, self._device, self._seed = rows, device, seed
+    def __init__(
+        self,
+        rows: OwnLoader,
+        *,
+        batch_size: int,
+        device: torch.device,
+        seed: int,
+        conversion: Callable[[Any], Any] = STANDARD,
+    ) -> None:
+        self._rows, self._device, self._seed, self._conversion = rows, device, seed, conversion
         self.is_loader = rows.is_loader  # whose batches have a size of their own
         self.num_rows, self.num_batches = len(rows), rows.num_batches(batch_size)
         by_sampler = rows.is_loader and rows.batch_size is None
@@ -74,7 +82,7 @@ class Served:
                 self._look_further(batches, is_first=shard is None or shard.rank == 0)
             if index >= first_batch:
                 self._at = number, index + 1
-                batch = as_models_are(batch)
+                batch = self._conversion(batch)
                 if shard is None:
                     yield move(batch, self._device)
                 else:

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-from runner.data.map_style import batch_of
+from runner.data.map_style import STANDARD, Conversion, batch_of
 from runner.device.placement import num_bytes, num_rows
 from runner.errors import OF_CODE, Problem, RunnerError
 
@@ -44,13 +44,13 @@ def most_workers(free: int, batch_bytes: int, *, prefetch: int = PREFETCH) -> in
     return max(0, (free // max(batch_bytes, 1) - 1) // prefetch)
 
 
-def bytes_of_a_batch(rows: Any, batch_size: int) -> int:
+def bytes_of_a_batch(rows: Any, batch_size: int, conversion: Conversion = STANDARD) -> int:
     """By the first row; 0 where it can't be read, which the reading will tell."""
     if not isinstance(rows, Dataset):
         return num_bytes(rows) * batch_size // max(1, num_rows(rows))
     try:
         several = getattr(rows, "__getitems__", None)
-        return num_bytes(batch_of(rows, several([0]) if several else [rows[0]])) * batch_size
+        return num_bytes(conversion(batch_of(rows, several([0]) if several else [rows[0]]))) * batch_size
     except OF_CODE:  # a person's code, which fails where it is asked for batches, and is told there
         return 0
 

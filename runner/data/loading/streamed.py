@@ -20,7 +20,7 @@ from runner.data.loading.order import BATCH, ClassSampler, Orders, generator, mi
 from runner.data.loading.resident import batches_a_gather
 from runner.data.loading.shard import Shard, Share
 from runner.data.loading.shared_memory import PREFETCH, Refused, told
-from runner.data.map_style import batch_of
+from runner.data.map_style import STANDARD, Conversion, batch_of
 from runner.device import streams
 from runner.device.placement import in_batches, map_tensors, move, num_rows, tensors
 from runner.errors import RunnerError, in_words
@@ -34,10 +34,10 @@ class Reader:
     They stay from epoch to epoch: 2 of them take 0.1 s to start by fork and 2 to 4 s by spawn (2 cores, 2026-11).
     """
 
-    def __init__(self, rows: Any, *, num_workers: int, pin_memory: bool) -> None:
+    def __init__(self, rows: Any, conversion: Conversion = STANDARD, *, num_workers: int, pin_memory: bool) -> None:
         self._plan, self._num_workers = _Plan(), num_workers
         self._loader: DataLoader[Any] = DataLoader(
-            _FromDataset(rows) if isinstance(rows, Dataset) else _FromTensors(rows),
+            _FromDataset(rows, conversion) if isinstance(rows, Dataset) else _FromTensors(rows),
             batch_sampler=self._plan,
             num_workers=num_workers,
             prefetch_factor=PREFETCH if num_workers else None,
@@ -89,8 +89,8 @@ class _FromTensors(Dataset[Any]):
 
 
 class _FromDataset(Dataset[Any]):
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
+    def __init__(self, dataset: Any, conversion: Conversion) -> None:
+        self._dataset, self._conversion = dataset, conversion
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -111,7 +111,7 @@ class _FromDataset(Dataset[Any]):
         with _drawing_from(seed):
             several = getattr(self._dataset, "__getitems__", None)
             rows = several(chosen) if several else [self._dataset[index] for index in chosen]
-            return batch_of(self._dataset, rows)
+            return self._conversion(batch_of(self._dataset, rows))
 
 
 def _shared(batch: Any) -> Any:
@@ -159,12 +159,13 @@ class Streamed:
         shuffle: bool,
         sampler: ClassSampler | None = None,
         num_workers: int = 0,
+        conversion: Conversion = STANDARD,
     ) -> None:
         self._rows, self.batch_size = rows, batch_size
         self.num_rows = len(rows) if isinstance(rows, Dataset) else num_rows(rows)  # type: ignore[arg-type]
         self._device, self._seed = device, seed
         self._orders = Orders(self.num_rows, seed=seed, sampler=sampler) if shuffle else None
-        self._num_workers = num_workers
+        self._num_workers, self._conversion = num_workers, conversion
         self._side = streams.side_stream(device)
         self._idle: Reader | None = None
         self.device_bytes = 0
@@ -250,7 +251,7 @@ class Streamed:
             yield torch.arange(start, stop) if order is None else order[start:stop]
 
     def _reader(self) -> Reader:
-        return Reader(self._rows, num_workers=self._num_workers, pin_memory=self._side is not None)
+        return Reader(self._rows, self._conversion, num_workers=self._num_workers, pin_memory=self._side is not None)
 
 
 def _gather(tensor: Tensor, *, chosen: Tensor, pinned: bool) -> Tensor:

@@ -30,16 +30,18 @@ def to_inputs(values: Any, *, asked: str, called: str = "the inputs", keep_integ
     bytes. asked, called: how the message names them. Memory is shared where nothing has to change.
     Raises: RunnerError for what is no array of numbers, has no rows or no columns, or holds NaN or infinity.
     """
-    array = _rows_of(values, asked, called)
-    if array.dtype.kind not in "fiub":
-        problem = f"there are {_kind_in_words(array.dtype)} in {called}, and a model needs numbers"
-        fix = "convert them to an array of numbers"
-        raise RunnerError.of(asked, problem, fix)
-    if array.ndim == 1:
-        array = array[:, None]
+    array = _numbers(values, asked, called)
     if keep_integers and array.dtype.kind in "iu":
-        return _shared(array.astype(WIDER.get(array.dtype.name, array.dtype.newbyteorder("=")), copy=False))
-    return to_floats(array, asked=asked, called=called)
+        return to_tensor(array, asked=asked, called=called)
+    return to_floats(array[:, None] if array.ndim == 1 else array, asked=asked, called=called)
+
+
+def to_tensor(values: Any, *, asked: str, called: str) -> Tensor:
+    """Make a tensor of the same shape and type, on the host. Raises: RunnerError for other values than numbers."""
+    if isinstance(values, Tensor):
+        return values.detach().cpu()
+    array = _numbers(values, asked, called)
+    return _shared(array.astype(WIDER.get(array.dtype.name, array.dtype.newbyteorder("=")), copy=False))
 
 
 def to_targets(
@@ -140,6 +142,14 @@ def _rows_of(values: Any, asked: str, called: str) -> Any:
         raise RunnerError.of(
             asked, f"there are no columns in {called}, whose shape is {array.shape}", "use at least one column"
         )
+    return array
+
+
+def _numbers(values: Any, asked: str, called: str) -> Any:
+    array = _rows_of(values, asked, called)
+    if array.dtype.kind not in "fiub":
+        problem = f"there are {_kind_in_words(array.dtype)} in {called}, and a model needs numbers"
+        raise RunnerError.of(asked, problem, "convert them to an array of numbers")
     return array
 
 
