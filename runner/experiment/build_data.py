@@ -157,11 +157,12 @@ def eval_batch_size(
 ) -> int:
     """Return how many examples to evaluate at a time: on an accelerator more than in a step, as its kernels are short then.
 
-    Takes one batch through the model to count its memory. `train.deterministic` keeps the step's size, since free memory
-    may differ when a run is resumed.
+    Takes one batch through the model to count its memory. `train.check` keeps the step's size, and so does
+    `train.deterministic`, since free memory may differ when a run is resumed.
     """
-    size, rows = int(cfg.train.eval_batch_size or cfg.train.batch_size), [*loaders.values()][1:]
-    is_fixed = device.type == "cpu" or cfg.train.eval_batch_size or cfg.train.deterministic
+    train = cfg.train
+    size, rows = int(train.eval_batch_size or train.batch_size), [*loaders.values()][1:]
+    is_fixed = device.type == "cpu" or train.eval_batch_size or train.deterministic or train.check
     if is_fixed or not rows or any(each.indexed() is None for each in rows) or rows[0].num_rows <= size:
         return size
     costs, states = Costs(device), backends.generator_states(device)

@@ -77,6 +77,10 @@ def test_metrics_and_batches_come_over_on_streams_of_their_own(found):
         assert not any("stream_id=0" in stream for stream in streams)  # the one that the steps are on
 
 
+def test_check_works_on_an_accelerator(found):
+    assert found["check"] == 0
+
+
 def test_backward_runs_in_the_main_thread(found):
     assert found["threads"] == {"acme": True}
 

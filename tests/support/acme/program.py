@@ -82,6 +82,8 @@ def main() -> None:
     Path("conf/task/threads.yaml").write_text("_target_: own.Threads\n")
     run([*WORDS, "device=acme", "task=threads"], folder="threads")
     found["threads"] = json.loads(Path("threads.json").read_text())
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        found["check"] = cli.main([*WORDS, "device=acme", "train.batch_size=16", "train.check=true"])
     run([*WORDS, "device=acme", "train.max_seconds=0.000001"], folder="parts")
     with contextlib.redirect_stdout(io.StringIO()) as said:
         codes = [cli.main(words) for words in (["resume", "parts", "train.max_seconds=null"], ["evaluate", "acme"])]

@@ -169,11 +169,16 @@ def test_what_is_warmed_up_in_a_folder_leaves_none_behind(tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(not FORKS, reason="each job is a process of its own")
 def test_a_forked_job_computes_on_the_device(device, tmp_path):
-    """What it is forked from may not look for a GPU, which a machine without one does not show: no export, no question."""
+    """What it is forked from may not look for a GPU, also on a machine without one."""
     (tmp_path / "no_looking.py").write_text(
         "import os, torch\n"
         "from torch._subclasses.fake_tensor import FakeTensorMode\n"
-        "torch.cuda.is_available = torch.cuda.device_count = FakeTensorMode.__enter__ = lambda *given: os._exit(3)\n"
+        "warm = os.getpid()\n"
+        "def refused(real):\n"
+        "    return lambda *given: os._exit(3) if os.getpid() == warm else real(*given)\n"
+        "torch.cuda.is_available = refused(torch.cuda.is_available)\n"
+        "torch.cuda.device_count = refused(torch.cuda.device_count)\n"
+        "FakeTensorMode.__enter__ = refused(FakeTensorMode.__enter__)\n"
     )
     paths = {"PYTHONPATH": os.pathsep.join([SUPPORT, str(PACKAGES), str(tmp_path)])}
     nursery = ProcessPool(paths, preload=["no_looking", *local.PRELOAD, "runner.sweep.search.preload"])
