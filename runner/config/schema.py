@@ -145,7 +145,7 @@ class Data:
 
     name: str | None = MISSING
     val_fraction: float = _fraction()
-    test_fraction: float = _fraction()
+    test_fraction: float | None = _fraction()
     limit: int | None = _at_least(1)
     fold: Any = _value(
         "null, a fold's number from 0, or K/N for fold K of N",

@@ -19,6 +19,8 @@ from runner.errors import Problem, refuse
 #: a tensor is read whole up to so many bytes, else in this many blocks, evenly spread: a big set must not cost seconds
 FINGERPRINT_BYTES = 64 * 2**20
 FINGERPRINT_BLOCKS = 1024
+#: of a source without a validation split
+TEST_FRACTION = 0.1
 
 
 @dataclass(frozen=True)
@@ -50,14 +52,15 @@ def split(
     source: Source,
     *,
     val_fraction: float,
-    test_fraction: float,
+    test_fraction: float | None,
     limit: int | None,
     seed: int,
     fold: tuple[int, int] | None = None,
 ) -> Splits:
     """Cuts the source, each class in the same proportion where it has labels; the seed alone decides.
 
-    A split that the source brings itself is used whole and its fraction is not cut. limit: so many rows, in the
+    A split that the source brings itself is used whole and its fraction is not cut. test_fraction: None for TEST_FRACTION, or
+    none if the source brings its validation split, so that all training rows are trained on. limit: so many rows, in the
     classes' proportions, are kept before the cut; None for all. Rows keep their order within a split.
     A source that is `in_order` is cut into blocks instead, whatever the seed and the labels: the first rows are kept,
     and of them the last are the test split, those before it the validation split.
@@ -82,12 +85,14 @@ def indices(
     source: Source,
     *,
     val_fraction: float,
-    test_fraction: float,
+    test_fraction: float | None,
     limit: int | None,
     seed: int,
     fold: tuple[int, int] | None = None,
 ) -> dict[str, Tensor]:
     """Which rows of the source are in each split that is cut of it, ascending; see split()."""
+    if test_fraction is None:
+        test_fraction = 0.0 if "val" in source.given else TEST_FRACTION
     cut = {"test": test_fraction} if fold else {"test": test_fraction, "val": val_fraction}
     cut = {name: fraction for name, fraction in cut.items() if name not in source.given and fraction > 0}
     draw = generator(seed, SPLIT)

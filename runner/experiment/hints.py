@@ -126,6 +126,9 @@ def _wrong_outputs(run: Ended) -> str | None:
     least, most, away = torch.stack([values.min(), values.max(), (sums - 1).abs().max()]).tolist()
     if last in ("Softmax", "LogSoftmax") and not is_multilabel and away > LOOSE:
         return f"the model's {last.lower()} is not over the classes; write dim={dim} for it, or leave it out"
+    if last == "LogSoftmax" and not is_multilabel:
+        problem = "the loss takes a log_softmax of them again: the values are the same, but rounding grows"
+        return f"the model's outputs are log_softmax's, and {problem}; write the model without its last log_softmax"
     if last == "Relu":
         return "the model ends in a ReLU, so no score is below 0; write the model without its last relu"
     if least < 0 or most > 1:

@@ -112,6 +112,15 @@ def test_a_given_split_is_not_cut_again():
     assert splits.sizes == {"train": 40, "val": 10, "test": 7}
 
 
+@pytest.mark.parametrize(
+    ("given", "fraction", "size"), [("val", None, 50), ("val", 0.1, 45), ("test", None, 50), ("", None, 45)]
+)
+def test_given_validation_split_leaves_all_training_rows(given, fraction, size):
+    rows = (torch.ones(7, 1), torch.ones(7))
+    splits = cut(numbered(50, given={given: rows} if given else {}), val=0, test=fraction)
+    assert splits.sizes["train"] == size
+
+
 def test_a_limit_keeps_the_proportions_and_comes_first():
     labels = [0] * 600 + [1] * 300 + [2] * 100
     splits = cut(numbered(1000, labels), limit=100)

@@ -158,6 +158,7 @@ HEAVY = "data.num=200 data.noise=true optimizer.lr=0.03 data.val_fraction=0.4"
         ("model.unused=true optimizer=sgd", 12, "aside.weight and 1 more (not used in forward()): use them, or write"),
         ("model.cut=true", 12, "inner.weight, inner.bias (used, but cut off from the loss): remove the .detach()"),
         ("model.last=over_rows", 12, "the model's logsoftmax is not over the classes; write dim=1"),
+        ("model.last=log_softmax", 12, "write the model without its last log_softmax"),
         ("model.last=relu", 12, "the model ends in a ReLU"),
         ("model.last=fresh", 12, "forward() makes a layer with weights (3, 3), new at each step"),
         ("model.last=dropout", 12, "two passes over the same rows differ by up to"),
@@ -190,7 +191,6 @@ def test_a_planted_cause_is_told(hints, words, num_steps, said):
     ("words", "num_steps"),
     [
         ("", 60),
-        ("model.last=log_softmax", 12),
         ("model.last=gate", 12),
         ("model.last=between", 12),
         (f"model.last=null {TWO}", 12),
