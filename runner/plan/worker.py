@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+import traceback
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict
@@ -124,7 +125,9 @@ def look(cfg: Any, device: torch.device, request: dict[str, Any]) -> dict[str, A
     except RunnerError as error:
         return {"problems": [asdict(problem) for problem in error.problems]}
     except NotSimulated as error:
-        unknown = f"{error} at {call_site.line_of_error(error)}"
+        files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+        place = f" at {call_site.line_of_error(error)}" if any(map(call_site.is_own, files)) else ""
+        unknown = f"{error}{place}"
     except OF_CODE as error:
         if trial is not None and trial.unknown:  # with the device's own values it may well go on
             unknown = f"{trial.unknown}, and with others in their place it ends: {of_error(error)}"

@@ -144,12 +144,21 @@ class Net(nn.Module):
         return self.linear(x)
 """
 COMPARED = STEERED.replace("x.mean() > 0", "x.mean().item() > 0")
-MISSHAPEN = STEERED.replace("if x.mean() > 0:\n            x = x * 2", "x = x[:, 1:]")
+BRANCH = "if x.mean() > 0:\n            x = x * 2\n        return self.linear(x)"
+MISSHAPEN = STEERED.replace(BRANCH, "\n        return self.linear(x[:, 1:])")
+DOUBLE = STEERED.replace(BRANCH, "\n        return self.linear(x.double())")
+SPARSE = STEERED.replace(BRANCH, "\n        return self.linear(x.mul(x.new_ones(1).cpu().to_sparse()))")
 
 
 @pytest.mark.parametrize(
     ("source", "verdict", "line"),
-    [(STEERED, "can't be told", 11), (COMPARED, "can't be told", 11), (MISSHAPEN, "would not run", 12)],
+    [
+        (STEERED, "can't be told", 11),
+        (COMPARED, "can't be told", 11),
+        (MISSHAPEN, "would not run", 12),
+        (DOUBLE, "would not run", 12),
+        (SPARSE, "can't be told", 12),
+    ],
 )
 def test_what_goes_by_values_and_what_is_wrong_are_told_with_their_line(own_folder, capsys, source, verdict, line):
     Path("conf/model").mkdir(parents=True)

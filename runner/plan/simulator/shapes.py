@@ -19,6 +19,8 @@ from runner.plan.simulator.values import goes_by, goes_by_size, mark_usual, valu
 
 aten = torch.ops.aten
 META = torch.device("meta")
+#: multiply tensors of one type
+PRODUCTS = {aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.mv, aten.dot, aten.convolution, *CELLS}
 #: an operation without a kernel for meta is computed on the CPU, on zeros, as long as they take no more than this
 MOST_BYTES_OF_ZEROS = 2**30
 
@@ -28,13 +30,27 @@ class NotSimulated(RuntimeError):
 
 
 def of(tensor: Tensor) -> Tensor:
-    """The shape, strides and type of a tensor, without its numbers."""
+    """Return the shape, strides and type of a tensor, without its numbers.
+
+    Raises:
+        NotSimulated: The tensor is sparse.
+    """
+    if tensor.layout is not torch.strided:
+        raise NotSimulated("sparse tensors are not simulated")
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=META)
 
 
 def run(func: Any, *args: Any, **kwargs: Any) -> Any:
-    """`func` on tensors of meta. Raises: NotSimulated where neither a rule, nor meta, nor zeros on the CPU tell."""
+    """Return the results of an operation on tensors of meta.
+
+    Raises:
+        NotSimulated: Neither a rule, nor meta, nor zeros on the CPU give them.
+        RuntimeError: A product of tensors of different types, which meta does not refuse.
+    """
     packet = func._overloadpacket
+    if packet in PRODUCTS and len(types := {tensor.dtype for tensor in tensor_leaves(args)}) > 1:
+        names = " and ".join(sorted(str(each).removeprefix("torch.") for each in types))
+        raise RuntimeError(f"{packet.__name__} needs tensors of one type, and they are {names}")
     rule = RULES.get(packet) or RULES.get(func)
     if rule is not None:
         return rule(*args, **kwargs)
