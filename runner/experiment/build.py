@@ -46,6 +46,7 @@ from runner.models.with_preprocessing import Prepared
 from runner.tasks.checks import check_turns, trains_nothing
 from runner.tasks.metric_names import is_rising
 from runner.tasks.regression import Regression
+from runner.training.carried_state import CarriedState
 from runner.training.cpu_threads import flops_a_product, threads_worth
 from runner.training.loop import Best, Limits
 from runner.training.optimizer import AveragedWeights, Turns, freeze
@@ -189,6 +190,7 @@ def prepare_training(
             evaluate_every_steps=CHECKED_STEPS if cfg.train.check else cfg.train.evaluate_every_steps,
         ),
         best=best,
+        carried=CarriedState(model, task, device=device),
         hooks=hooks_of(cfg),
         shards=shards,
     )

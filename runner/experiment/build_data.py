@@ -33,6 +33,7 @@ from runner.experiment import rules
 from runner.inspection.costs import Costs
 from runner.inspection.host_reads import HostReads
 from runner.tasks.task import Task
+from runner.training.carried_state import restored
 
 #: examples that an accelerator evaluates at a time, and the part of its free memory that they may take
 MAX_EVAL_BATCH, FOR_EVALUATION = 2048, 0.25
@@ -170,7 +171,7 @@ def eval_batch_size(
     try:
         for module in modules:
             module.eval()
-        with torch.no_grad(), HostReads(device, observers=(costs,)), precision.autocast():
+        with restored(model, task), torch.no_grad(), HostReads(device, observers=(costs,)), precision.autocast():
             task(model, next(iter(rows[0].epoch(0))))
     except Exception:  # the evaluation itself reports it
         return size

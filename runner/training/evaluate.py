@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from runner.distributed.group import Ranks
 from runner.inspection.guard import Guard
 from runner.tasks.metrics import named_values
 from runner.tasks.task import Task, is_predicting
+from runner.training.carried_state import reset_state, restored
 from runner.training.metric_buffer import in_order
 from runner.training.parts import Parts
 from runner.training.signals import Stop, StoppedError
@@ -143,15 +145,16 @@ class Evaluation:
         began, generators = time.perf_counter(), backends.generator_states(parts.device)
         try:
             shared = self._share()
-            found = evaluate(
-                parts.kept_model,
-                parts.task,
-                self._until_stopped(loader.epoch(0, shard=shared)),
-                precision=parts.precision,
-                eval_step=self._eval_steps[split],
-                labels=parts.source.classes or parts.source.targets,
-                total=self._ranks.total if shared else None,
-            )
+            with self._own_state():
+                found = evaluate(
+                    parts.kept_model,
+                    parts.task,
+                    self._until_stopped(loader.epoch(0, shard=shared)),
+                    precision=parts.precision,
+                    eval_step=self._eval_steps[split],
+                    labels=parts.source.classes or parts.source.targets,
+                    total=self._ranks.total if shared else None,
+                )
         except StoppedError:
             backends.set_generator_states(generators, parts.device)
             raise
@@ -161,6 +164,16 @@ class Evaluation:
         self.seconds += time.perf_counter() - began
         self.times += split == "val"
         return {f"{split}/{name}": value for name, value in found.items()}
+
+    @contextmanager
+    def _own_state(self) -> Iterator[None]:
+        """Begin with a copy of the training's state, or with reset_state(), and restore the training's state afterwards."""
+        parts, model = self._parts, self._parts.kept_model
+        with restored(model, parts.task):
+            if model is not parts.model:
+                parts.carried.load_state(parts.carried.state(), model)
+            reset_state(model, parts.task)
+            yield
 
     def _share(self) -> Shard | None:
         """Which rows of a split this process evaluates; None: all, also with metrics, which can't be combined."""

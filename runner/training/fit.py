@@ -21,6 +21,7 @@ from runner.errors import RunnerError
 from runner.inspection.findings import merged
 from runner.inspection.guard import Guard, Watching
 from runner.training.background import Background
+from runner.training.carried_state import reset_state, unsaved_in_words
 from runner.training.evaluate import Evaluation
 from runner.training.hooks import Hooks
 from runner.training.loop import (
@@ -129,7 +130,7 @@ class Training:
         steps = self._choose_steps()
         stop, limits, ranks = self.stop, self.parts.limits, self.ranks
         self.begin(OwnStopCondition(stop, limits) if ranks.num == 1 else CommonStopCondition(stop, limits, ranks))
-        return train(steps, self.loop)
+        return train(steps, self.loop, begin_epoch=partial(reset_state, self.parts.model, self.parts.task))
 
     def begin(self, stop: StopCondition) -> None:
         """Make the loop, call the hooks and open the display."""
@@ -284,6 +285,8 @@ class Training:
 
     def save(self, name: str) -> None:
         """Take a checkpoint: "best", "last" or "measured" (after an evaluation). The background thread writes it."""
+        if not self.result.times and (names := self.parts.carried.unsaved()):
+            self.observer.say(f"checkpoint: {unsaved_in_words(names)}")
         if name != "measured" or self.checkpoints.keeps_measured:
             self.result.times[name] = self.result.times.get(name, 0) + 1
         with self.timed("checkpoints"):

@@ -13,6 +13,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 from runner.data.loading.loaders import Batches
 from runner.device import backends
 from runner.errors import OF_CODE, first_line, in_words, traceback_of, without_password
+from runner.training.carried_state import restored
 from runner.training.parts import Hook, Parts
 
 if TYPE_CHECKING:
@@ -106,8 +108,9 @@ class Hooks:
         splits = {"val": parts.val, "test": parts.test}
         modes = {module: module.training for module in model.modules()}
         gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
-        found = HookValues()
+        found, undo = HookValues(), ExitStack()
         try:
+            undo.enter_context(restored(model, parts.task))
             for hook in due:
                 model.eval()
                 for parameter, _ in gradients:
@@ -127,6 +130,7 @@ class Hooks:
                     problem = without_password(first_line(in_words(error)))
                     self._say(f"hook:   {hook.name} failed at step {step:,}, and is not called any more: {problem}")
         finally:
+            undo.close()
             for module, training in modes.items():
                 module.training = training
             for parameter, gradient in gradients:

@@ -273,11 +273,13 @@ class Loop:
         return patience is not None and self.progress.epochs_without_best >= patience
 
 
-def train(steps: Epochs, loop: Loop) -> str:
+def train(steps: Epochs, loop: Loop, *, begin_epoch: Callable[[], None] = lambda: None) -> str:
     """Take steps until there is a reason to end; returns the reason."""
     progress, reason = loop.progress, loop.begin()
     with backward_in_this_thread():
         while reason is None:
+            if loop.step_in_epoch == 0:
+                begin_epoch()
             for num in steps.epoch(progress.epoch, first_step=loop.step_in_epoch):
                 reason = loop.after_steps(num)
                 if reason is not None or progress.step >= loop.limits.num_steps:

@@ -16,6 +16,7 @@ from runner.data.split import Splits
 from runner.device.precision import Precision
 from runner.models.card import Card
 from runner.tasks.task import Task
+from runner.training.carried_state import CarriedState
 from runner.training.loop import Best, Limits
 from runner.training.optimizer import AveragedWeights
 from runner.training.schedule import Schedule
@@ -55,6 +56,7 @@ class Parts:
     precision: Precision
     limits: Limits
     best: Best
+    carried: CarriedState
     hooks: tuple[Hook, ...] = ()
     shards: Shards | None = None  # of a model that is split across processes
     threads: str = ""  # text: CPU threads, if the amount of work decides their number

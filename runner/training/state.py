@@ -20,7 +20,7 @@ from runner.device import backends
 from runner.distributed.group import Ranks
 from runner.errors import Problem, RunnerError, first_line, refuse
 from runner.training.background import Background
-from runner.training.checkpoint import CheckpointWriter, Keeping
+from runner.training.checkpoint import CheckpointWriter, Keeping, snapshot
 from runner.training.loop import Progress
 from runner.training.metric_buffer import MetricRows, check_unread
 from runner.training.parts import Parts
@@ -74,7 +74,7 @@ class Checkpoints:
         _check_experiment(state.get("experiment"), self._experiment)
         try:
             _restore(state, self._parts, progress, self._writer, buffer)
-            _restore_generators(state, self._parts, self._ranks)
+            _restore_of_process(state, self._parts, self._ranks)
         except Exception as error:  # a checkpoint may come from elsewhere, and hold anything
             problem = f"the checkpoint is not of this model and optimizer, or no run wrote it: {type(error).__name__}: {first_line(error)}"
             fix = "use a new directory, or the checkpoint that its own run wrote"
@@ -121,13 +121,15 @@ class Checkpoints:
         best = self._writer.newest("best")
         assert best is not None
         _load_model(self._parts, self._parts.kept_model, best["model"])
+        self._parts.carried.load_state(best.get("carried", {}))
 
 
 def best_state(parts: Parts, progress: Progress) -> dict[str, Any]:
     """The weights that are saved, and their value."""
     best = progress.best
     model = _whole(parts, parts.kept_model.state_dict())
-    return {"model": model, "step": best.step, "metric": best.metric, "value": best.value}
+    carried = {"carried": state} if (state := parts.carried.state()) else {}
+    return {"model": model, "step": best.step, "metric": best.metric, "value": best.value, **carried}
 
 
 def _whole(parts: Parts, tree: T) -> T:
@@ -143,7 +145,9 @@ def _load_model(parts: Parts, model: nn.Module, state: dict[str, Any]) -> None:
 
 def full_state(parts: Parts, progress: Progress, buffer: MetricRows, ranks: Ranks) -> dict[str, Any]:
     """The complete state of a run, in the first process; all processes take part."""
-    generators = ranks.gather(backends.generator_states(parts.device))
+    carried = parts.carried.state()
+    own = backends.generator_states(parts.device), snapshot(carried) if ranks.num > 1 else carried
+    generators, carried_by = zip(*found, strict=True) if (found := ranks.gather(own)) else ((), ())
     return {
         "format": 3,
         **asdict(progress),
@@ -156,7 +160,8 @@ def full_state(parts: Parts, progress: Progress, buffer: MetricRows, ranks: Rank
         "scaler": parts.precision.scaler.state_dict(),
         "loader": parts.train.state() if isinstance(parts.train, Served) else None,
         "generators": generators[0] if generators else {},
-        "generators_of_others": generators[1:],
+        "generators_of_others": list(generators[1:]),
+        "carried": list(carried_by),
     }
 
 
@@ -219,7 +224,10 @@ def _restore_parts(state: dict[str, Any], parts: Parts) -> None:
         _load_model(parts, parts.average.model, state["average"])
 
 
-def _restore_generators(state: dict[str, Any], parts: Parts, ranks: Ranks) -> None:
+def _restore_of_process(state: dict[str, Any], parts: Parts, ranks: Ranks) -> None:
+    carried = state.get("carried", [])  # missing in old checkpoints
+    if ranks.rank < len(carried):
+        parts.carried.load_state(carried[ranks.rank])
     generators = [state["generators"], *state.get("generators_of_others", [])]
     if ranks.rank < len(generators):
         backends.set_generator_states(generators[ranks.rank], parts.device)

@@ -152,6 +152,7 @@ def called(tmp_path):
     parts = types.SimpleNamespace(
         device=torch.device("cpu"),
         kept_model=Net(),
+        task=None,
         val=types.SimpleNamespace(epoch=lambda _: [1, 2]),
         test=None,
     )

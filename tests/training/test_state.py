@@ -11,6 +11,7 @@ from torch import nn
 from runner.data.loading.order import mixed
 from runner.device.precision import make_precision
 from runner.distributed.group import Alone
+from runner.training.carried_state import CarriedState
 from runner.training.checkpoint import save
 from runner.training.loop import Best, Progress
 from runner.training.metric_buffer import MetricBuffer
@@ -33,6 +34,7 @@ def parts():
         schedule=Schedule(),
         precision=make_precision("fp32", device=CPU),
         shards=None,
+        carried=CarriedState(model, None, device=CPU),
         limits=SimpleNamespace(num_steps=100),
     )
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from runner.device import backends
 from runner.errors import OF_CODE, first_line
+from runner.training.carried_state import CarriedState, restored
 from runner.training.stacked.compiled import Compiled
 from runner.training.stacked.fit import Member, stacked_batches, world
 from runner.training.stacked.size import WORTH, GroupSize, choose_size
@@ -64,8 +65,15 @@ def check_alike(members: Sequence[Member], *, is_asked: bool) -> GroupSize:
     for each in parts:
         each.model.train()
     stack = ModelStack(parts)
-    together, size = _together(stack, members, batches)
-    _put_back(parts, before)
+    model, task = parts[0].model, parts[0].task  # through which all of them are computed
+    carried = CarriedState(model, task, device=parts[0].device)
+    with restored(model, task):
+        try:
+            together, size = _together(stack, members, batches)
+        finally:
+            _put_back(parts, before)
+            if names := carried.replaced():  # the reason of whatever else went wrong
+                raise CannotStackError(f"forward replaces `{names[0]}`, which all of them would share")
     for number in _to_compare(members):
         try:
             _compare(members[number], batches[number], together[number], whole=len(parts))

@@ -119,7 +119,9 @@ def _repeater(
     train, device = settings.train, parts.device
     compiled = partial(CompiledSteps, say=say, options=compiling.options)
     if train.cuda_graph:
-        return lambda steps: GraphSteps((compiled(steps) if train.compile else steps).take, cuda_graphs())
+        return lambda steps: GraphSteps(
+            (compiled(steps) if train.compile else steps).take, cuda_graphs(), replaced=parts.carried.replaced
+        )
     is_one = device.type == "cpu" and not isinstance(parts.optimizer, Turns) and not parts.precision.scaler.is_enabled()
     can_repeat = is_one and train.on_oom != "split" and parts.train.indexed() is not None
     return compiled if train.compile and can_repeat else None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -37,10 +37,18 @@ class GraphSteps:
 
     Args:
         take: Takes the steps to capture, OnDevice.take or a compiled one.
+        replaced: The names of what the model carries from step to step in new tensors or numbers: a graph would repeat the
+            values of the capture.
     """
 
-    def __init__(self, take: Callable[[Sizes, int], None], capture: Capture) -> None:
-        self._take, self._capture = take, capture
+    def __init__(
+        self,
+        take: Callable[[Sizes, int], None],
+        capture: Capture,
+        *,
+        replaced: Callable[[], Sequence[str]] = lambda: (),
+    ) -> None:
+        self._take, self._capture, self._replaced = take, capture, replaced
         self._taken: Counter[Sizes] = Counter()
         self._graphs: dict[tuple[Sizes, int], Run] = {}
 
@@ -58,6 +66,9 @@ class GraphSteps:
         self._taken[sizes] += num
 
     def _captured(self, run: Run) -> Run:
+        if names := self._replaced():
+            problem = f"forward replaces `{names[0]}`, and a graph would repeat the value that it has in the capture"
+            raise CannotTraceError(problem, "a change in place (`copy_`)")
         try:
             return self._capture.capture(run)
         except HostDrawError as error:

@@ -56,6 +56,15 @@ class OwnList(OwnNumber):
         return hidden * self.factors[0]
 
 
+class Carries(nn.Module):
+    last = 0.0
+
+    def forward(self, hidden):
+        found = hidden + 0.1 * self.last
+        self.last = hidden.detach()
+        return found
+
+
 class DecidesByItsNumber(OwnNumber):
     def forward(self, hidden):
         return hidden * self.factor if self.factor > 0 else hidden
@@ -99,6 +108,7 @@ CANNOT = {
     "draws by Python": (calling(lambda hidden: hidden * random.random()), NOT_ALONE),
     "draws by NumPy": (calling(lambda hidden: hidden * float(np.random.rand())), NOT_ALONE),
     "counts": (calling(lambda hidden: seen.append(1) or hidden * len(seen)), NOT_ALONE),
+    "carries": (partial(Head, make=Carries), "forward replaces `model.extra.last`"),
     "own list": (partial(Head, make=OwnList), NOT_ALONE),
     "decides by its number": (partial(Head, make=DecidesByItsNumber), f"{BY_VALUES}(if, while)"),
     "other shape": (
