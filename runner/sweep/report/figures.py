@@ -296,7 +296,7 @@ def _value_axis(name: str, values: np.ndarray[Any, Any]) -> dict[str, Any]:
     title = {"title_text": plain(name)}
     if spread <= 10 or "loss" not in name:
         return title
-    return {**title, "type": "log", "dtick": "D2" if spread < 1000 else 1}
+    return {**title, "type": "log", "dtick": "D2" if spread < 1000 else 1, "tickformat": "~g"}
 
 
 def _axis(values: Sequence[Any], *, few: int = FEW) -> tuple[list[float], list[tuple[float, str]]]:
