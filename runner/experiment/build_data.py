@@ -171,7 +171,8 @@ def eval_batch_size(
     try:
         for module in modules:
             module.eval()
-        with restored(model, task), torch.no_grad(), HostReads(device, observers=(costs,)), precision.autocast():
+        enabled = torch.set_grad_enabled(getattr(task, "needs_grad", False))
+        with enabled, restored(model, task), HostReads(device, observers=(costs,)), precision.autocast():
             task(model, next(iter(rows[0].epoch(0))))
     except Exception:  # the evaluation itself reports it
         return size

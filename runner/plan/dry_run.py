@@ -116,7 +116,8 @@ class Trial:
             return
         parts.kept_model.eval()
         self._count_anew()
-        with torch.no_grad(), self._watching(self.meetings, self.slow), parts.precision.autocast():
+        enabled = torch.set_grad_enabled(getattr(parts.task, "needs_grad", False))
+        with enabled, self._watching(self.meetings, self.slow), parts.precision.autocast():
             parts.task(parts.kept_model, self.group[0])
         parts.model.train()
 
@@ -177,7 +178,8 @@ class Trial:
                 ahead = self._ahead((batch,))
                 self.costs.belongs(_all((batch, *ahead)), "batch")
                 self.costs.forget_work()
-                with torch.no_grad(), parts.precision.autocast():
+                enabled = torch.set_grad_enabled(getattr(parts.task, "needs_grad", False))
+                with enabled, parts.precision.autocast():
                     parts.task(parts.kept_model, batch)
         finally:
             parts.kept_model.train()

@@ -28,6 +28,7 @@ class Own(nn.Module):
         """Raises: RunnerError for what can't be called so, and for a module with parameters to learn."""
         super().__init__()
         self.function: Callable[[nn.Module, Any], Any] = _callable(function)
+        self.needs_grad = bool(getattr(getattr(function, "func", function), "needs_grad", False))
         trains_nothing(self)
 
     def __call__(self, model: nn.Module, batch: Any, /, **turn: str) -> dict[str, Tensor]:

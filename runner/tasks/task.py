@@ -9,6 +9,8 @@ without a turn where a split is measured. An attribute `turns` restricts the nam
 A class attribute `converts_data = True` requests what the runner's tasks need of user-defined data: inputs and targets of one float
 per example as (N, 1), numbers of arrays and tables as float32, and classes numbered from 0. Without it, tensors come as they are.
 
+With an attribute `needs_grad = True`, evaluation doesn't disable gradients: for a loss of derivatives (PINN, forces).
+
 A method `check_model(model, *, keeps_inputs, data)` raises a RunnerError for a model that the task can't train. The model
 has the layers that the data adds; `keeps_inputs` says whether these leave the inputs as they are; `data` is a name.
 """

@@ -82,6 +82,7 @@ class CarriedState:
 
     def _values(self) -> Iterator[tuple[str, Any]]:
         owners = {id(owner) for owner in self._owners.values()}
+        owner: Any
         for owner_name, owner in self._owners.items():
             is_task = owner_name.startswith("task")
             if is_task and _methods(owner) is not None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -41,13 +41,12 @@ def make_eval_step(task: Task, *, precision: Precision) -> EvalStep:
             values = task.judge(outputs, batch)
         predictions, targets = task.predictions(outputs), task.targets(batch)
         for metric in metrics.values():
-            metric.update(predictions, targets)
+            metric.update(predictions.detach(), targets)
         return values
 
     return eval_step
 
 
-@torch.no_grad()
 def evaluate(
     model: nn.Module,
     task: Task,
@@ -60,8 +59,9 @@ def evaluate(
 ) -> dict[str, float]:
     """The task's values over a whole split, its metrics, and values derived from them.
 
-    Every example counts the same, unless the task has num_counted(batch), e.g., the tokens of a language model. Waits for the
-    device once, at the end; a metric that sorts (auroc) waits several times more there.
+    Every example counts the same, unless the task has num_counted(batch), e.g., the tokens of a language model. Gradients are
+    disabled, unless the task has needs_grad. Waits for the device once, at the end; a metric that sorts (auroc) waits several
+    times more there.
 
     Args:
         eval_step: From make_eval_step(), with a guard on it.
@@ -80,12 +80,15 @@ def evaluate(
     sums, count = torch.zeros(()), 0
     for metric in metrics.values():  # an earlier evaluation may have been interrupted
         metric.reset()
+    gradients = [(parameter, parameter.grad) for module in modules for parameter in module.parameters()]
+    undo = ExitStack()
     try:
+        undo.enter_context(torch.set_grad_enabled(getattr(task, "needs_grad", False)))
         for module in modules:
             module.eval()
         for item in batches:
             batch, rows, of = _counted(item)
-            values = eval_step(model, batch)
+            values: Mapping[str, Tensor] = {name: value.detach() for name, value in eval_step(model, batch).items()}
             values = in_order(values, names or tuple(values), of="a batch")
             part = torch.stack([value.float() for value in values.values()])  # (k,)
             if num_counted is None:
@@ -102,6 +105,9 @@ def evaluate(
         for name, metric in metrics.items():
             gathered |= named_values(name, metric.compute(), labels=labels)
     finally:
+        undo.close()
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
         for module, before in zip(modules, was_training, strict=True):
             module.train(before)
         for metric in metrics.values():

@@ -173,7 +173,7 @@ def _fix(error: BaseException, stack: Sequence[FrameType]) -> str:
         return "help: run `ulimit -n 4096` before the command, or use `data.num_workers=0`"
     if "does not require grad" in text and any(frame.f_code is Evaluation.measure.__code__ for frame in stack):
         problem = "validation and test run under torch.no_grad(), and this task needs gradients"
-        return f"{problem}; help: put `with torch.enable_grad():` around `torch.autograd.grad(...)` in the task"
+        return f"{problem}; help: set `needs_grad = True` in the task's class, or `loss.needs_grad = True` after a function `loss`"
     if "does not require grad" in text and isinstance(error, RuntimeError):
         problem = (
             "nothing connects the loss with the weights: .detach(), .numpy(), .item() or torch.no_grad() cuts it off"

@@ -121,6 +121,12 @@ def gradients(model, batch):
     x = batch[0].requires_grad_()
     (found,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
     return {"loss": found.square().mean()}
+
+def derivatives(model, batch):
+    assert torch.is_grad_enabled()
+    return gradients(model, batch)
+
+derivatives.needs_grad = True
 """
 NET = ["data=iris", "device=cpu", "tracking.enabled=false", "~model", "+model.inputs=4", "+model.outputs=3"]
 
@@ -139,8 +145,9 @@ NET = ["data=iris", "device=cpu", "tracking.enabled=false", "~model", "+model.in
         (
             "+model._target_=forwards.Net task=own task.function._target_=forwards.gradients",
             1,
-            "this task needs gradients; help: put `with torch.enable_grad():`",
+            "this task needs gradients; help: set `needs_grad = True`",
         ),
+        ("+model._target_=forwards.Net task=own task.function._target_=forwards.derivatives", 0, "finished"),
     ],
 )
 def test_run_of_wrong_code_names_the_fix(own_folder, capsys, words, exit_code, said):
