@@ -34,6 +34,8 @@ from runner.experiment.user_tags import NOTE, described, user_tags
 from runner.inspection import call_site
 from runner.models.card import NAME as CARD
 from runner.models.card import Card
+from runner.models.example import call_of
+from runner.tasks.task import is_predicting
 from runner.tracking.journal_reader import read_events, read_measured
 from runner.tracking.mlflow_model import BEST, leave_graph
 from runner.training.checkpoint import read_kept
@@ -126,17 +128,37 @@ def data_digest(parts: Parts) -> str:
 
 
 def example_rows(parts: Parts) -> Any:
-    """A few of the model's inputs, on the device."""
-    batches = parts.val or parts.train
-    batch = next(iter(batches.epoch(0)))
+    """Return a few examples of the batches' inputs, on the device."""
+    batch = _example_batch(parts)
     inputs = batch[0] if isinstance(batch, tuple | list) else batch
-    return map_tensors(inputs, lambda t: t[:NUM_EXAMPLE_ROWS].detach())
+    return map_tensors(inputs, _few)
+
+
+def _example_batch(parts: Parts) -> Any:
+    return next(iter((parts.val or parts.train).epoch(0)))
+
+
+def _few(tensor: torch.Tensor) -> torch.Tensor:
+    return (tensor[:NUM_EXAMPLE_ROWS] if tensor.dim() else tensor).detach()
+
+
+def _called_with(parts: Parts) -> Any:
+    """Return what a custom task calls the model with, for a few examples or else a whole batch; None if that fails."""
+    model, batch = parts.kept_model.eval(), _example_batch(parts)
+    few = map_tensors(batch, _few)
+    found = call_of(model, lambda: parts.task(model, few))
+    return found if found is not None else call_of(model, lambda: parts.task(model, batch))
 
 
 def log_model(reporter: Reporter, parts: Parts, settings: Settings, rows: Any, *, step: int) -> None:
-    """Leave what the publisher makes MLflow's models from: of the best weights (of `step`), and of other kept checkpoints."""
+    """Leave what the publisher makes MLflow's models from: of the best weights (of `step`), and of other kept checkpoints.
+
+    rows: From example_rows(); a custom task's model may take other inputs.
+    """
     folder, journal = reporter.folder, reporter.journal
-    torch.save(map_tensors(rows, lambda t: t.cpu().clone()), folder / EXAMPLE)
+    example = None if is_predicting(parts.task) else _called_with(parts)
+    example = rows if example is None else example
+    torch.save(map_tensors(example, lambda t: t.detach().cpu().clone()), folder / EXAMPLE)
     dataset = [parts.source.name, data_digest(parts)]
     event = model_event(folder, parts.card, EXAMPLE, step=step, dataset=dataset)
     event["params"] = texts(defaults.main(settings.experiment))

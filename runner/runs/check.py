@@ -25,6 +25,7 @@ from runner.experiment.run import run
 from runner.experiment.summary import Summary
 from runner.experiment.terminal import say
 from runner.experiment.terminal import seconds as in_seconds
+from runner.models.example import call
 from runner.runs.export import FOLDER, FORMS, export_to
 from runner.runs.inputs import example
 from runner.runs.load import BEST, Trained, open_run
@@ -114,7 +115,7 @@ def _export(trained: Trained) -> None:
 def _repeat(trained: Trained) -> None:
     """Raises: RunnerError for a model whose outputs for the same rows differ in eval mode."""
     rows, model = example(trained), trained.model
-    pairs = zip(tensors(model(rows)), tensors(model(rows)), strict=True)
+    pairs = zip(tensors(call(model, rows)), tensors(call(model, rows)), strict=True)
     apart = max(
         (float((one.double() - other.double()).abs().max()) for one, other in pairs if one.numel()), default=0.0
     )

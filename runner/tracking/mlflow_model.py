@@ -15,6 +15,7 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner.config import run_files
 from runner.config.importing import loading
+from runner.errors import first_line
 from runner.tracking import mlflow_store
 from runner.tracking.journal_records import FILE as JOURNAL
 from runner.tracking.journal_records import scan_names
@@ -40,9 +42,8 @@ Build = Callable[[dict[str, Any]], Any]
 NAME = "model"  # of one whose event has none
 BEST = "checkpoints/best.pt"
 GRAPH = "journal/exported"  # in a run's folder, until the store has it
-NO_MODELS = (
-    "the server has no logged models, an MLflow older than 3; tracking.log_model=false, or MLflow 3 on the server"
-)
+OFF = "tracking.log_model=false"
+NO_MODELS = f"the server has no logged models, an MLflow older than 3; {OFF}, or MLflow 3 on the server"
 BUILDING = threading.Lock()  # torch.export and what saves a pickle are not for several threads at once
 RECORD_TAG = "runner.record"  # which record of the journal the model came from
 WEIGHTS_TAG = "runner.weights"  # which file of the run's folder
@@ -161,13 +162,22 @@ def _of_graph(graph: Path, place: Path, run_id: str, reader: Reader | None) -> P
 def _pickle(path: Path, run_id: str, module: torch.nn.Module, example: Any, reader: Reader | None) -> Path:
     import mlflow.pytorch
     import torch
+    from mlflow.exceptions import MlflowException
     from mlflow.models import Model
 
-    with torch.no_grad():
-        outputs = module(example)
+    from runner.models.example import call, named
+
+    try:
+        with torch.no_grad():
+            outputs = call(module, example)
+    except Exception as error:
+        reason = f"its forward pass fails for an example: {type(error).__name__}: {first_line(error)}"
+        raise LeftOutError(f"{reason}; call the model as `model(...)` in the task, or set {OFF}") from error
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # they are about MLflow's and torch's own code
-        signature, rows = signature_and_example(_to_numpy(example), _to_numpy(outputs), reader)
+        signature, rows = None, None
+        with suppress(MlflowException):  # inputs or outputs that a signature has no words for
+            signature, rows = signature_and_example(_to_numpy(named(module, example)), _to_numpy(outputs), reader)
         mlflow.pytorch.save_model(
             module,
             str(path),
@@ -193,7 +203,7 @@ def _to_numpy(tree: Any) -> Any:
         return tree.numpy()
     if isinstance(tree, dict):
         return {key: _to_numpy(value) for key, value in tree.items()}
-    return [_to_numpy(value) for value in tree]
+    return [_to_numpy(value) for value in tree] if isinstance(tree, list | tuple) else tree
 
 
 def _own_code(module: torch.nn.Module) -> list[str]:

@@ -48,8 +48,7 @@ def write_graph(
         example = torch.cat([example, example])  # an export takes a dimension of 1 for a constant
     try:
         (folder / FILE).parent.mkdir(parents=True, exist_ok=True)
-        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):  # where torch prints the part that it has got
-            warnings.simplefilter("ignore")  # they are about torch's own code
+        with _silence():
             graph = torch.export.export(module, (example,), dynamic_shapes=[{0: torch.export.Dim.AUTO}])
             torch.export.save(graph, folder / FILE)
             outputs = _compared(torch.export.load(folder / FILE).module(), module, example)
@@ -61,6 +60,19 @@ def write_graph(
         forget_graph(folder)
         return False
     return True
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Drop the warnings and logs of an export, and the part of the graph that it prints."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)
 
 
 def _compared(graph: Any, module: torch.nn.Module, example: torch.Tensor) -> torch.Tensor:

@@ -22,6 +22,7 @@ from runner.config import origin
 from runner.data.builtin.digits import digits
 from runner.data.loading.order import permutation
 from runner.data.split import split
+from runner.device.placement import map_tensors
 from runner.models.mlp import MLP
 from runner.tracking.journal import read_points
 from runner.tracking.mlflow_model import is_best
@@ -345,3 +346,29 @@ def test_a_part_that_finds_out_late_that_it_does_not_suit_says_what_to_write(own
     assert cli.main(words) == 1
     assert summary(own_folder)["error"] == "`model=cnn` gives too little (model=cnn); help: use `model=mlp`"
     assert "Traceback" not in (own_folder / "run" / "runner.log").read_text()
+
+
+ROWS = (4, 4)  # of the validation split
+
+
+@pytest.mark.parametrize(
+    ("called", "expected"),
+    [
+        ("a, b=b", {"forward()": {"args": [ROWS], "kwargs": {"b": ROWS}}}),
+        ("a + b, b", {"forward()": {"args": [ROWS, ROWS], "kwargs": {}}}),
+        ("a", ROWS),
+    ],
+)
+def test_custom_task_leaves_its_call_as_example(called, expected, own_folder):
+    (own_folder / "my_parts.py").write_text(
+        "import torch\nfrom torch import nn\n\n\n"
+        "class Net(nn.Linear):\n    def __init__(self):\n        super().__init__(4, 1)\n\n"
+        "    def forward(self, a, b=0):\n        return super().forward(a + b)\n\n\n"
+        "def rows():\n    return torch.rand(40, 4), torch.rand(40, 4)\n\n\n"
+        f"def loss(model, batch):\n    a, b = batch\n    return model({called}).square().mean()\n"
+    )
+    words = [f"{group}._target_=my_parts.{name}" for group, name in (("model", "Net"), ("data", "rows"))]
+    words += ["task=own", "task.function._target_=my_parts.loss", "train.num_steps=1", "tracking.enabled=false"]
+    assert cli.main([*words, "device=cpu", "hydra.run.dir=run"]) == 0
+    example = torch.load(own_folder / "run/journal/example.pt", weights_only=True)
+    assert map_tensors(example, lambda tensor: tuple(tensor.shape)) == expected

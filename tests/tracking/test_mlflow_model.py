@@ -10,6 +10,7 @@ from torch import nn
 from runner.data.tables.encoder import Column, Columns
 from runner.data.tables.node import reader_node
 from runner.data.tables.target import Target
+from runner.models.example import call_of
 from runner.tracking import mlflow_model, mlflow_store
 from runner.tracking.ack import Ack, read_ack, write_ack
 from runner.tracking.journal import Journal
@@ -67,6 +68,15 @@ class OfColumns(nn.Linear):
 class OfColumnsBranching(OfColumns):
     def forward(self, rows):
         return super().forward(rows) * (2 if float(rows[0, 0]) > 0 else 1)
+
+
+class OfPairs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, inputs, pair, *, scale=None):
+        return self.head(inputs + pair[0] * scale), pair
 
 
 class TwoInputs(nn.Module):
@@ -248,6 +258,45 @@ def test_nested_inputs_are_pickled_with_their_example(publish, client):
     ack, module = publish(TwoInputs, rows)
     assert ack.is_complete and ack.warnings == ()
     torch.testing.assert_close(mlflow.pytorch.load_model(f"runs:/{ack.run_id}/model")(rows), module(rows))
+
+
+def test_forward_of_several_inputs_is_stored(publish, client):
+    import mlflow
+
+    inputs, pair, scale = torch.rand(3, 8), [torch.rand(3, 8)], torch.tensor(2.0)
+    module = OfPairs().eval()
+    example = call_of(module, lambda: module(inputs, pair, scale=scale))
+    ack, module = publish(OfPairs, example)
+    assert ack.is_complete and ack.warnings == ()
+    loaded = mlflow.pytorch.load_model(f"runs:/{ack.run_id}/model")
+    torch.testing.assert_close(loaded(inputs, pair, scale=scale), module(inputs, pair, scale=scale))
+
+
+def test_example_of_two_tensors_has_their_names(publish):
+    import mlflow
+
+    module = nn.Bilinear(8, 8, 2)
+    example = call_of(module, lambda: module(torch.rand(3, 8), input2=torch.rand(3, 8)))
+    ack, _ = publish(lambda: nn.Bilinear(8, 8, 2), example)
+    signature = mlflow.models.get_model_info(f"runs:/{ack.run_id}/model").signature
+    assert signature.inputs.input_names() == ["input1", "input2"]
+
+
+def test_example_that_forward_refuses_is_left_out_with_help(publish):
+    ack, _ = publish(OfPairs, torch.rand(3, 8))
+    (warning,) = ack.warnings
+    assert "missing 1 required positional argument: 'pair'" in warning and "tracking.log_model=false" in warning
+
+
+def test_call_of_a_custom_model_is_recorded_before_forward():
+    model = nn.Linear(2, 1)
+    assert call_of(model, lambda: None) is None
+    model.forward = None  # is not needed
+    rows = torch.ones(3, 2)
+    assert call_of(model, lambda: model(rows)) is rows
+    before = torch.get_rng_state()
+    assert call_of(model, lambda: model(rows, torch.rand(1)))["forward()"]["args"][0] is rows
+    assert torch.equal(before, torch.get_rng_state())
 
 
 def test_a_model_of_the_current_folder_travels_with_its_code(
