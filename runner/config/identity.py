@@ -21,6 +21,7 @@ MAY_CHANGE = (
     "train.grace_seconds",
     "train.on_oom",
     "train.early_stopping.patience",
+    "train.stop_when",
     "train.checkpoint_every",
     "train.keep_checkpoints",
     "train.hooks",

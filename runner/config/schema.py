@@ -89,7 +89,9 @@ KEYWORDS: dict[str, Callable[[Any, Any], bool]] = {
     "properties": lambda value, rules: (
         not isinstance(value, dict) or all(fits(value[name], rule) for name, rule in rules.items() if name in value)
     ),
-    "additionalProperties": lambda value, rule: all(fits(each, rule) for each in value.values()),
+    "additionalProperties": lambda value, rule: (
+        not isinstance(value, dict) or all(fits(each, rule) for each in value.values())
+    ),
     "propertyNames": lambda value, rule: all(fits(name, rule) for name in value),
 }
 
@@ -227,6 +229,13 @@ class Train:
     clip_grad_norm: float | None = _more_than_zero()
     ema_decay: float | None = _value("more than 0 and less than 1", 0.999, exclusiveMinimum=0, exclusiveMaximum=1)
     early_stopping: EarlyStopping = field(default_factory=EarlyStopping)
+    stop_when: Any = _value(
+        "{METRIC: COMPARISON}, with a comparison such as <0.1, <=0.1, >0.9 or >=0.9",
+        "{val/loss: '<1e-3'}",
+        default=None,
+        type=["object", "null"],
+        additionalProperties={"type": "string", "pattern": r"^[<>]=? *[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$"},
+    )
     max_seconds: float | None = _more_than_zero()
     grace_seconds: float = _more_than_zero()
     on_oom: str = _one_of("fail", "split")

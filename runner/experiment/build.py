@@ -185,6 +185,7 @@ def prepare_training(
             num_steps=min(num_steps, CHECKED_STEPS) if cfg.train.check else num_steps,
             max_seconds=cfg.train.max_seconds,
             patience=cfg.train.early_stopping.patience,
+            stop_when=dict(cfg.train.stop_when or {}),
             save_every_seconds=cfg.train.checkpoint_every_seconds,
             save_every_steps=cfg.train.checkpoint_every_steps,
             evaluate_every_steps=CHECKED_STEPS if cfg.train.check else cfg.train.evaluate_every_steps,

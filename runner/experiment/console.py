@@ -66,6 +66,7 @@ class SinceLine:
 #: the values of an epoch's line, in order: each function returns texts by name
 EPOCH_LINE: tuple[Callable[[EpochEnd, SinceLine], Mapping[str, str]], ...] = (
     lambda end, since: {name: readable(value) for name, value in {**since.train, **end.values}.items()},
+    lambda end, since: {"stop": end.reached} if end.reached else {},
 )
 
 
@@ -223,7 +224,7 @@ def _headline(summary: Summary) -> Text:
     error = f"   {summary.error}" if summary.error else ""
     return Text.assemble(
         (f"{'✓' if is_good else '✗'} {text}", f"bold {COLORS[status]}"),
-        ENDINGS.get(summary.ending, ""),
+        f" ({summary.ending})" if summary.ending.startswith("train.") else ENDINGS.get(summary.ending, ""),
         error or steps,
     )
 

@@ -197,7 +197,7 @@ RULES = (
         (VALIDATE, "train.early_stopping.patience=null"),
     ),
     Rule(
-        {**NO_VALIDATION, "train.evaluate_every_steps": is_set, "train.hooks": is_empty},
+        {**NO_VALIDATION, "train.evaluate_every_steps": is_set, "train.hooks": is_empty, "train.stop_when": is_empty},
         "evaluation during an epoch needs a validation split",
         (VALIDATE, "train.evaluate_every_steps=null"),
     ),

@@ -30,6 +30,7 @@ from runner.training.loop import (
     Loop,
     OwnStopCondition,
     StopCondition,
+    first_reached,
     missing_metric,
     train,
 )
@@ -43,6 +44,9 @@ from runner.training.state import Checkpoints
 from runner.training.step.choose import Watchers, choose_steps
 from runner.training.step.clock import StepClock
 from runner.training.step.split_batch import explain
+
+#: beginnings of Progress.reached
+STOP_WHEN, HOOKS = "train.stop_when: ", "train.hooks: "
 
 
 def fit(parts: Parts, settings: Settings, folder: Path, *, observer: Observer, stop: Stop, ranks: Ranks) -> Result:
@@ -109,6 +113,9 @@ class Training:
         except BaseException:
             self.background.close()
             raise
+        reasons = [f"{STOP_WHEN}{' '.join(each)}" for each in parts.limits.stop_when.items()]
+        if self.progress.reached not in (*reasons, *(f"{HOOKS}{hook.name}" for hook in parts.hooks)):
+            self.progress.reached = ""  # a resumed run has other conditions
         for note in self.checkpoints.notes:
             observer.say(f"checkpoint: {note}")
         when = settings.placement.guard
@@ -256,8 +263,10 @@ class Training:
         if values:
             parts.schedule.after_evaluation(values)
         progress, best = self.progress, self.progress.best
+        if parts.limits.stop_when or parts.hooks:
+            progress.reached = self.ranks.broadcast_object(self._reached(values) if self.ranks.is_first else "")
         is_best = best.metric in values and best.improves(values[best.metric])
-        end = EpochEnd(progress.epoch + 1, progress.step, measured, is_best)
+        end = EpochEnd(progress.epoch + 1, progress.step, measured, is_best, progress.reached)
         self.background.do(partial(self.observer.epoch, end))  # after the window
         return values
 
@@ -339,6 +348,16 @@ class Training:
             left=parts.limits.num_steps - self.progress.step,
         )
         return self.profiled
+
+    def _reached(self, values: Mapping[str, float]) -> str:
+        """Return which hook or condition of train.stop_when ends the training, or an empty text."""
+        if self.hooks.stopped_by:
+            return f"{HOOKS}{self.hooks.stopped_by}"
+        conditions = self.parts.limits.stop_when
+        if any(metric.startswith("train/") for metric in conditions):
+            self.background.wait()
+        condition = first_reached(conditions, {**self.observer.metrics, **values})
+        return condition and f"{STOP_WHEN}{condition}"
 
     def _report_missing(self, values: Mapping[str, float]) -> None:
         problem = missing_metric(self.parts.best.metric, values)

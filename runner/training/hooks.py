@@ -39,7 +39,7 @@ RESERVED = ("train/", "speed/", "system/")
 BEFORE_THE_END = (*RESERVED, "test/")
 NAME = re.compile(r"[\w\-./ ]+")  # that MLflow accepts for metrics and images
 MOST_NAME = 150  # bytes: an image's file name has 90 more, and the limit of file systems is 255
-KINDS = "a hook returns None or {name: a number, figure, image or table}"
+KINDS = "a hook returns None or {name: a number, figure, image or table, stop: True to end the run}"
 FORMS = "a table is {column: values}, or [{column: value}, ...], a row each"
 #: PIL's modes that a PNG file takes, and the modes of numbers, some of them of 16 bits
 FILE_MODES = ("1", "L", "LA", "P", "RGB", "RGBA")
@@ -94,6 +94,7 @@ class Hooks:
         self.seconds = 0.0
         self._must_work = must_work
         self._hooks, self._parts, self._folder, self._say = list(hooks), parts, folder, say
+        self.stopped_by = ""  # the hook that ends the training
         self._measured: set[str] = set()  # names of the validation's values so far
 
     def call(self, when: str, *, epoch: int, step: int, values: dict[str, float]) -> HookValues:
@@ -121,6 +122,7 @@ class Hooks:
                     with torch.no_grad():
                         shown = sorted_out(hook.call(view))
                     _check_names(shown.numbers, when)
+                    self.stopped_by = self.stopped_by or (hook.name if shown.stop else "")
                     found = found.with_(shown, taken=known.keys() | self._measured)
                 except OF_CODE as error:
                     if self._must_work:
@@ -154,6 +156,7 @@ class HookValues:
     numbers: dict[str, float] = field(default_factory=dict)
     images: dict[str, Image.Image] = field(default_factory=dict)
     tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    stop: bool = False  # end the training
 
     def with_(self, other: HookValues, *, taken: Set[str]) -> HookValues:
         """Add another hook's. taken: names of numbers. Raises: ValueError for a name that exists."""
@@ -170,8 +173,10 @@ def sorted_out(returned: Any) -> HookValues:
         return HookValues()
     if not isinstance(returned, Mapping):
         raise TypeError(f"it returned a {type(returned).__name__}; {KINDS}")
-    shown = HookValues()
+    shown = HookValues(stop=bool(returned.get("stop", False)))
     for name, value in returned.items():
+        if name == "stop":
+            continue
         if not isinstance(name, str) or not NAME.fullmatch(name) or ".." in name or name.startswith("/"):
             raise ValueError(f"{name!r} is not a name for MLflow: use letters, digits and _ - . /")
         if (number := _number(value)) is not None:

@@ -6,14 +6,15 @@
 from __future__ import annotations
 
 import math
+import operator
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from runner.device.backends import backward_in_this_thread
 from runner.distributed.group import Ranks
-from runner.errors import Problem, nearest
+from runner.errors import Problem, RunnerError, nearest
 from runner.training.signals import Stop, StoppedError
 
 KEY = "train.early_stopping.metric"
@@ -47,6 +48,7 @@ class Progress:
     num_pieces: int = 1  # into which each batch is split (step/split_batch.py)
     num_together: int = 0  # members that compute together, of jobs that are trained together (stacked/size.py)
     seconds: float = 0.0  # of training before this process resumed it
+    reached: str = ""  # the condition of train.stop_when, or the hook, that ends the training
 
     def update_best(self, values: Mapping[str, float]) -> bool:
         """Count an evaluation for early stopping; returns whether its value is the best so far."""
@@ -70,6 +72,28 @@ def missing_metric(metric: str, measured: Iterable[str]) -> Problem:
     return Problem.suggest(f"{KEY}={metric}", problem, ways, code="unknown-option")
 
 
+#: of train.stop_when
+COMPARISONS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+
+
+def first_reached(conditions: Mapping[str, str], values: Mapping[str, float]) -> str:
+    """Return the first condition that holds, as `val/loss <1e-3`, or an empty text.
+
+    Raises:
+        RunnerError: For a metric without a value.
+    """
+    for metric, condition in conditions.items():
+        if metric not in values:
+            names = [name for name in values if name.startswith(("train/", "val/"))]
+            fix = f"use {' or '.join(f'`{name}`' for name in nearest(metric, names) or names[:3])}"
+            problem = f"`{metric}` is not measured; measured are {', '.join(names)}"
+            raise RunnerError.of(f"train.stop_when={{{metric}: {condition}}}", problem, fix, code="unknown-option")
+        limit = condition.lstrip("<>=")
+        if COMPARISONS[condition.removesuffix(limit)](values[metric], float(limit)):
+            return f"{metric} {condition}"
+    return ""
+
+
 #: seconds until all processes know an answer
 SECONDS_BETWEEN = 0.4
 MOST_STEPS_BETWEEN = 5_000
@@ -85,6 +109,7 @@ class Limits:
     num_steps: int
     max_seconds: float | None = None
     patience: int | None = None  # evaluations without a better value; None: no early stopping
+    stop_when: Mapping[str, str] = field(default_factory=dict)  # comparisons by metric, as "<1e-3"
     save_every_seconds: float | None = None
     save_every_steps: int | None = None
     evaluate_every_steps: int | None = None  # None: after each epoch
@@ -173,8 +198,8 @@ class Epochs(Protocol):
 class Loop:
     """Decides what happens between the steps of a training. `progress` is all its state, so it resumes anywhere.
 
-    Each method returns why the training ends now (finished, patience, max_seconds, pruned, or stopped by a signal), or
-    None if it continues. Only evaluate() waits for the device.
+    Each method returns why the training ends now (finished, patience, max_seconds, pruned, stopped by a signal, or
+    Progress.reached), or None if it continues. Only evaluate() waits for the device.
 
     Args:
         evaluate: Evaluates the validation split and returns its values, {} without one. A StoppedError in it ends the
@@ -210,6 +235,8 @@ class Loop:
         """Find the epoch to continue, and make up for an evaluation that a stop prevented."""
         if self._is_out_of_patience():  # resumed after its end
             return "patience"
+        if self.progress.reached:
+            return self.progress.reached
         progress, steps_per_epoch = self.progress, self.steps_per_epoch
         if progress.step < self.limits.num_steps:
             progress.epoch = progress.step // steps_per_epoch
@@ -258,6 +285,8 @@ class Loop:
         self._save("measured")
         if self._is_out_of_patience():
             return "patience"
+        if progress.reached and not self._is_over():
+            return progress.reached
         # called at the end, too: later trials are compared with these values
         if self._is_pruned(values) and not self._is_over():
             return "pruned"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
 
 from runner.training.hooks import HookValues
@@ -29,6 +30,7 @@ class EpochEnd:
     step: int
     values: Mapping[str, float]
     is_best: bool
+    reached: str = ""  # the condition that ends the training
 
 
 class Observer:
@@ -38,6 +40,7 @@ class Observer:
     """
 
     trial: Trial | None = None  # None: the run is not part of a search
+    metrics: Mapping[str, float] = MappingProxyType({})  # the last value of each metric
 
     def window(self, window: Window) -> None:
         """Receive the training's rows since the last window."""

@@ -193,6 +193,7 @@ def _restore(
     progress.epoch, progress.measured = state["epoch"], state["measured"]
     progress.epochs_without_best, progress.num_pieces = state["epochs_without_best"], state["num_pieces"]
     progress.num_together = int(state.get("num_together", 0))  # missing in old checkpoints
+    progress.reached = state.get("reached", "")  # missing in old checkpoints
     progress.rate, progress.seconds = state["rate"], state["seconds"]
     best = writer.newest("best")
     if best is None and state["best"]["value"] is not None:

@@ -41,7 +41,16 @@ def parts():
 
 BEST = Best("val/loss", "min", value=0.5, step=10)
 STOOD = Progress(
-    BEST, step=33, epoch=3, measured=30, rate=0.1, epochs_without_best=2, num_pieces=4, num_together=3, seconds=7.5
+    BEST,
+    step=33,
+    epoch=3,
+    measured=30,
+    rate=0.1,
+    epochs_without_best=2,
+    num_pieces=4,
+    num_together=3,
+    seconds=7.5,
+    reached="train.stop_when: val/loss <1",
 )
 
 

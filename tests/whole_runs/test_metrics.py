@@ -55,6 +55,57 @@ def test_a_metric_that_a_task_of_ones_own_does_not_have_is_told_when_it_is_measu
     assert "train.early_stopping.metric=val/size" in capsys.readouterr().out
 
 
+STOPS = """
+def enough(view):
+    return {"stop": view.epoch == 2, "norm": 1.0}
+"""
+QUIET = ("task.plots=false", "train.num_steps=72", "optimizer.lr=0.01", "data.limit=1600")
+
+
+@pytest.mark.parametrize(
+    ("words", "metric", "every", "reached"),
+    [
+        (["train.stop_when={val/loss: '<0.9', val/accuracy: '>=2'}"], "val/loss", 7, lambda value: value < 0.9),
+        (["train.stop_when={train/loss: '<0.9'}", "data.val_fraction=0"], "train/loss", 8, lambda value: value < 0.9),
+        (
+            ["data.val_fraction=0", "train.stop_when={train/accuracy: '>0.8'}", "train.evaluate_every_steps=3"],
+            *("train/accuracy", 3, lambda value: value > 0.8),
+        ),
+    ],
+)
+def test_stop_when_ends_a_run_at_its_value(own_folder, capsys, words, metric, every, reached):
+    whole = ["hydra.run.dir=whole", "train.stop_when=null", "train.evaluate_every_steps=null"]
+    assert cli.main([*SHORT, *QUIET, *words, *whole]) == 0
+    values = dict(read_points(own_folder / "whole")[metric])
+    end = next(step for step, value in values.items() if reached(value) and step % every == 0)
+    assert cli.main([*SHORT, *QUIET, *words, "train.num_steps=5"]) == 0 and 5 < end < 72
+    capsys.readouterr()
+    assert cli.main(["resume", "run", "train.num_steps=72"]) == 0
+    found, said = summary(), capsys.readouterr().out
+    assert (found["status"], found["num_steps"]) == ("finished", end)
+    assert found["ending"].startswith(f"train.stop_when: {metric} ")
+    assert f"({found['ending']})" in said and f"stop {found['ending']}" in (own_folder / "run/runner.log").read_text()
+    assert cli.main(["resume", "run", "train.num_steps=80"]) == 0
+    assert summary()["num_steps"] == end
+    assert cli.main(["resume", "run", f"train.stop_when={{{metric}: '<-1'}}"]) == 0
+    assert (summary()["ending"], summary()["num_steps"]) == ("finished", 80)
+
+
+def test_stop_when_is_refused_with_a_fix(own_folder, capsys):
+    assert cli.main([*SHORT, *QUIET, "train.stop_when={val/loss: 'below 1'}"]) == 2
+    assert "{val/loss: '<1e-3'}" in capsys.readouterr().err
+    assert cli.main([*SHORT, *QUIET, "train.stop_when={val/los: '<1'}"]) == 1
+    assert "use `val/loss`" in summary()["error"]
+
+
+def test_a_hook_ends_the_run_by_stop(own_folder):
+    (own_folder / "my_hooks.py").write_text(STOPS)
+    assert cli.main([*SHORT, *QUIET, "train.hooks=[my_hooks.enough]"]) == 0
+    found, points = summary(), read_points(own_folder / "run")
+    assert (found["status"], found["ending"]) == ("finished", "train.hooks: my_hooks.enough")
+    assert found["num_epochs"] == 2 and len(points["norm"]) == 2 and "stop" not in points and "test/loss" in points
+
+
 def test_a_run_that_is_resumed_measures_the_same(own_folder):
     (own_folder / "my_tasks.py").write_text(OWN)
     words = [*SHORT, HITS, "task.plots=false", "train.num_epochs=2", "data=synthetic", "data.num_rows=600"]

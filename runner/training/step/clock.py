@@ -76,7 +76,7 @@ class StepClock:
         self.warm_until = first + min(WARM_STEPS, num_steps // 4)
         self._num, self._stride = num, max(1.0, num_steps / num)
         # if the number of steps is unknown, at short intervals first, which double after every DOUBLED timed steps
-        is_open = limits.max_seconds is not None or limits.patience is not None
+        is_open = limits.max_seconds is not None or limits.patience is not None or bool(limits.stop_when)
         self._apart = max(1.0, self._stride / MOST_TIMES) if is_open else self._stride
         self._number = self._epochs = self._warm_epochs = 0
         self._first, self._warm_seconds = first, 0.0
