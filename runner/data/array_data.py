@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from runner.data.array_files import TABLE, Arrays, opened
+from runner.data.map_style import Conversion
 from runner.data.source import GIVEN, Source, from_arrays
 from runner.data.tables.values import to_inputs
 from runner.data.vision.augment import augmented
@@ -48,7 +49,7 @@ def arrays(
     augment: of inputs that are images (C, H, W), see runner.data.vision.augment.
     Raises: RunnerError for a file that is missing, unreadable or lacks what is asked for, and for NaN.
     """
-    settings: dict[str, Any] = {"kind": kind, "keep_integers": not float_inputs, "origin": path}
+    settings: dict[str, Any] = {"kind": kind, "conversion": Conversion(keeps_integers=not float_inputs), "origin": path}
     reader = {"_target_": READER, "_partial_": True, "inputs": inputs, "float_inputs": float_inputs}
     with ExitStack() as stack:
         found = stack.enter_context(opened(path, key="data.path"))

@@ -26,8 +26,9 @@ class Conversion:
     The default is what the runner's tasks need; a custom task gets them as they are, except for the precision.
     """
 
-    dtype: torch.dtype = torch.float32  # of float32 and float64 tensors
+    dtype: torch.dtype = torch.float32  # of float32 and float64 tensors; float64 with train.precision=fp64
     has_columns: bool = True  # inputs and targets of one float per example become (B, 1); classes are numbered from 0
+    keeps_integers: bool = False  # of inputs that are arrays: tokens, bytes
 
     def __call__(self, batch: Any) -> Any:
         batch = map_tensors(batch, lambda tensor: tensor.to(self.dtype) if tensor.dtype in FLOATS else tensor)

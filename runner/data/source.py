@@ -72,7 +72,7 @@ def as_source(found: Any, *, name: str, conversion: Conversion = STANDARD) -> So
     """
     asked = f"data={name}"
     if isinstance(found, Source):
-        return _checked(replace(found, name=name), asked)
+        return _checked(_in_precision(replace(found, name=name), conversion), asked)
     if isinstance(found, Mapping) and {"train", *GIVEN} & set(found):
         return _from_splits(found, name, asked, conversion)
     if isinstance(found, DataLoader | IterableDataset):
@@ -85,10 +85,19 @@ def as_source(found: Any, *, name: str, conversion: Conversion = STANDARD) -> So
         return _as_they_are(arrays, name, asked, conversion)
     if isinstance(arrays, list | tuple) and len(arrays) == 2:
         inputs, targets = arrays
-        made = from_arrays(inputs, targets, name=name, keep_integers=_are_indices(inputs))
+        made = from_arrays(
+            inputs, targets, name=name, conversion=replace(conversion, keeps_integers=_are_indices(inputs))
+        )
         return replace(made, notes=(*made.notes, *changes(arrays, made.rows), *_renumbered(made.classes)))
     problem = f"the function returned {_described(found)}, and data must be {FORMS}"
     raise RunnerError.of(asked, problem, "return one of these forms")
+
+
+def _in_precision(source: Source, conversion: Conversion) -> Source:
+    if conversion.dtype == torch.float32 or isinstance(source.rows, Dataset | DataLoader):
+        return source
+    cast = replace(conversion, has_columns=False)
+    return replace(source, rows=cast(source.rows), given={name: cast(rows) for name, rows in source.given.items()})
 
 
 def _are_indices(inputs: Any) -> bool:
@@ -148,12 +157,12 @@ def from_arrays(
     name: str,
     origin: str = "code",
     kind: str = "auto",
-    keep_integers: bool = False,
+    conversion: Conversion = STANDARD,
     like: Source | None = None,
     asked: str = "",
     called: tuple[str, str] = ("the inputs", "the targets"),
 ) -> Source:
-    """A Source from arrays, tensors or lists of equal length; float32 unless keep_integers.
+    """A Source from arrays, tensors or lists of equal length, in the conversion's types.
 
     targets: (N,) classes, any integers or texts, numbered from 0; or floats, made (N, T). like: the training split of
     which this is another one; its classes and shapes hold. asked, called: how messages name what was asked for.
@@ -162,9 +171,10 @@ def from_arrays(
     if like is not None:
         kind = "classification" if like.classes else "regression"
     numbers = like.classes or None if like else None
+    dtype = conversion.dtype
     x, (y, classes) = at_once(
-        partial(to_inputs, inputs, asked=asked, called=called[0], keep_integers=keep_integers),
-        partial(to_targets, targets, asked=asked, called=called[1], kind=kind, like=numbers),
+        partial(to_inputs, inputs, asked=asked, called=called[0], keep_integers=conversion.keeps_integers, dtype=dtype),
+        partial(to_targets, targets, asked=asked, called=called[1], kind=kind, like=numbers, dtype=dtype),
     )
     if len(x) != len(y):
         problem = f"there are {len(x):,} rows in {called[0]}, and {len(y):,} in {called[1]}"
@@ -172,8 +182,9 @@ def from_arrays(
     facts = facts_of(x, y, num_classes=len(classes) or None)
     if like is not None and (error := _unlike(facts, like.facts, asked, called)):
         raise RunnerError(error)
-    notes = () if keep_integers else fall_together(inputs, called=called[0])
-    notes += () if classes else fall_together(targets, called=called[1])
+    is_single = dtype == torch.float32
+    notes = fall_together(inputs, called=called[0]) if is_single and not conversion.keeps_integers else ()
+    notes += fall_together(targets, called=called[1]) if is_single and not classes else ()
     return Source(name, (x, y), facts, labels=y if classes else None, origin=origin, classes=classes, notes=notes)
 
 
@@ -229,10 +240,12 @@ def _given(found: Any, split: str, train: Source, asked: str, conversion: Conver
     called = (f"the inputs of {split}", f"the targets of {split}")
     if isinstance(train.rows, Dataset):
         integers = _has_integers(train.rows, asked)
-        read = partial(from_arrays, name=split, keep_integers=integers, asked=asked, called=called)
+        conversion = replace(conversion, keeps_integers=integers)
+        read = partial(from_arrays, name=split, conversion=conversion, asked=asked, called=called)
         return _beside_a_dataset(found, split, train, read)
     integers = not tensors(train.rows)[0].is_floating_point()
-    return from_arrays(*found, name=split, keep_integers=integers, like=train, asked=asked, called=called).rows
+    conversion = replace(conversion, keeps_integers=integers)
+    return from_arrays(*found, name=split, conversion=conversion, like=train, asked=asked, called=called).rows
 
 
 def _has_integers(dataset: Any, asked: str) -> bool:

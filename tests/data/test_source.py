@@ -239,7 +239,7 @@ def test_the_message_names_what_was_asked_for(messages):
 
 
 def test_integers_may_stay_in_every_split():
-    source = from_arrays(Y[:, None], Y, name="mine", keep_integers=True)
+    source = from_arrays(Y[:, None], Y, name="mine", conversion=Conversion(keeps_integers=True))
     assert source.rows[0].dtype == torch.int64
     assert from_arrays(Y[:, None], Y, name="mine").rows[0].dtype == torch.float32
 
@@ -352,6 +352,19 @@ def test_conversions_of_a_task_are_notes():
         "the classes a, b, c are numbered from 0",
     )
     assert as_source((X.astype("f4"), Y), name="mine").notes == ()
+
+
+def test_float64_keeps_all_digits_in_fp64():
+    double = Conversion(torch.float64)
+    for found in ((X / 3, Y / 3), (torch.tensor(X / 3), torch.tensor(Y / 3))):
+        source = as_source({"train": found, "val": found}, name="mine", conversion=double)
+        for inputs, targets in (source.rows, source.given["val"]):
+            assert inputs.tolist() == (X / 3).tolist() and targets.tolist() == (Y[:, None] / 3).tolist()
+        assert not any("float32" in note for note in source.notes)
+    single = Source("s", (torch.ones(2, 1), torch.arange(2)), {}, given={"val": (torch.ones(1, 1), torch.arange(1))})
+    widened = as_source(single, name="mine", conversion=double)
+    assert widened.rows[0].dtype == widened.given["val"][0].dtype == torch.float64
+    assert widened.rows[1].dtype == torch.int64
 
 
 def test_nested_tensors_are_data_as_they_are():

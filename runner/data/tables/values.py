@@ -23,8 +23,15 @@ MOST_LOOKED_AT = 10_000
 WIDER = {"uint16": np.int32, "uint32": np.int64, "uint64": np.int64}
 
 
-def to_inputs(values: Any, *, asked: str, called: str = "the inputs", keep_integers: bool = False) -> Tensor:
-    """(N, ...) float32, all of it finite; a row that is one number becomes a row of one column.
+def to_inputs(
+    values: Any,
+    *,
+    asked: str,
+    called: str = "the inputs",
+    keep_integers: bool = False,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """(N, ...) of `dtype`, all of it finite; a row that is one number becomes a row of one column.
 
     values: a tensor, an array or nested lists of numbers. keep_integers: integers stay what they are, for tokens and
     bytes. asked, called: how the message names them. Memory is shared where nothing has to change.
@@ -33,7 +40,7 @@ def to_inputs(values: Any, *, asked: str, called: str = "the inputs", keep_integ
     array = _numbers(values, asked, called)
     if keep_integers and array.dtype.kind in "iu":
         return to_tensor(array, asked=asked, called=called)
-    return to_floats(array[:, None] if array.ndim == 1 else array, asked=asked, called=called)
+    return to_floats(array[:, None] if array.ndim == 1 else array, asked=asked, called=called, dtype=dtype)
 
 
 def to_tensor(values: Any, *, asked: str, called: str) -> Tensor:
@@ -45,9 +52,15 @@ def to_tensor(values: Any, *, asked: str, called: str) -> Tensor:
 
 
 def to_targets(
-    values: Any, *, asked: str, called: str = "the targets", kind: str = "auto", like: Sequence[str] | None = None
+    values: Any,
+    *,
+    asked: str,
+    called: str = "the targets",
+    kind: str = "auto",
+    like: Sequence[str] | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, tuple[str, ...]]:
-    """Classes, (N,) int64, and their names; or numbers to come near to, (N, T) float32, and no names.
+    """Classes, (N,) int64, and their names; or numbers to come near to, (N, T) of `dtype`, and no names.
 
     kind: auto (floats are numbers, all else is classes), classification or regression. Any integers or texts are
     classes, numbered from 0 in sorted order, or as in `like`, the names of another split.
@@ -59,7 +72,7 @@ def to_targets(
         if array.dtype.kind not in "fiub":
             problem = f"there are {_kind_in_words(array.dtype)} in {called}, and a regression needs numbers"
             raise RunnerError.of(asked, problem, "use `data.kind=classification`, or targets that are numbers")
-        return to_floats(array.reshape(len(array), -1), asked=asked, called=called), ()
+        return to_floats(array.reshape(len(array), -1), asked=asked, called=called, dtype=dtype), ()
     return _numbered(_one_column(array, asked, called), asked, called, like)
 
 
@@ -108,10 +121,10 @@ def without_bools(values: Any) -> Any:
     )
 
 
-def to_floats(array: Any, *, asked: str, called: str) -> Tensor:
-    """The array as float32, a tensor; raises a RunnerError for what is not finite in it."""
-    with np.errstate(over="ignore"):  # what float32 can't hold becomes infinite, and is told below
-        tensor = _shared(array.astype(np.float32, copy=False))
+def to_floats(array: Any, *, asked: str, called: str, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Make a tensor of float32 or float64. Raises: RunnerError for values that are infinite in it, or NaN."""
+    with np.errstate(over="ignore"):  # what float32 can't hold becomes infinite
+        tensor = _shared(array.astype(np.float64 if dtype == torch.float64 else np.float32, copy=False))
     low, high = torch.aminmax(tensor)  # one pass without memory of its own; NaN comes through
     if not (torch.isfinite(low) and torch.isfinite(high)):
         bad = ~torch.isfinite(tensor).flatten(1)
