@@ -298,7 +298,7 @@ def _said(found: dict[str, Any]) -> str:
         what = "the run, made to fit the memory" if found["settings"] else "the run as it is"
         return f"Nothing was faster beyond the noise: it is {what}."
     num, by = found["losses_compared"], found["losses_differ_by"]
-    return f"A step takes {found['ratio']:.2f} of the time; the first {num} losses differ by {by:.1e} at most."
+    return f"A step takes {found['ratio']:.2f} of the time, measured again; the first {num} losses differ by {by:.1e} at most."
 
 
 def _tell(row: Row) -> None:

@@ -51,7 +51,11 @@ class Characters:
         return found.astype(smallest(self.size))
 
     def decode(self, tokens: Sequence[int]) -> str:
-        return self._codes[np.asarray(tokens, np.int64)].astype("<u4").tobytes().decode("utf-32-le")
+        numbers = np.asarray(tokens, np.int64)
+        if (largest := numbers.max(initial=0)) >= self.size:
+            problem = f"the data has {self.size} tokens, and the model's vocabulary is larger"
+            raise RunnerError.of(f"token {largest}", problem, f"set the model's `vocab_size` to {self.size}")
+        return self._codes[numbers].astype("<u4").tobytes().decode("utf-32-le")
 
     def _unknown(self, text: str, at: int, asked: str) -> Problem:
         problem = f"{text[at]!r} {place(text, at)} is not one of the {self.size} characters of the training text"

@@ -175,6 +175,12 @@ def test_a_reader_goes_there_and_back(tmp_path, kind):
     assert reader.vocab_size == source.facts["vocab_size"]
 
 
+def test_token_beyond_the_vocabulary_names_vocab_size(tmp_path):
+    reader = build(text(write(tmp_path, "abcdefgh" * 9), tokens="characters", context_length=4).reader)
+    problem = problems_of(reader.decode, [3, 126])[0]
+    assert problem.source == "token 126" and "vocab_size" in problem.help and str(reader.vocab_size) in problem.help
+
+
 def test_a_reader_reads_a_file_whole(tmp_path):
     reader = build(text(write(tmp_path, "abcdefghij" * 9), context_length=4).reader)
     assert reader(write(tmp_path, "abcdefghij", "new.txt")).tolist() == [[0, 1, 2, 3], [4, 5, 6, 7], [6, 7, 8, 9]]
