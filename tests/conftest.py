@@ -213,7 +213,7 @@ def pytest_runtest_makereport(item, call):
 
 def pytest_addoption(parser):
     parser.addoption("--device", default="cpu", help="real hardware to run the device tests on, e.g. cuda:0 or mps")
-    parser.addoption("--update-snapshots", action="store_true", help="rewrite the errors in tests/PACKAGE/messages.txt")
+    parser.addoption("--update-snapshots", action="store_true", help="rewrite messages.txt and generated files")
 
 
 @pytest.fixture(scope="session")

@@ -29,8 +29,7 @@ from runner.errors import Problem, RunnerError, nearest, path_problems
 from runner.experiment import build, rules
 from runner.experiment.build_optimizer import rehearsed, turn_problems
 from runner.experiment.context import Checked
-from runner.tasks.metric_names import is_of_a_class, metrics_of
-from runner.tasks.named_metrics import NAMED
+from runner.tasks.metric_names import NAMED, is_of_a_class, metrics_of
 from runner.training.loop import KEY, missing_metric
 
 #: with an error in one of these keys, the optimizer or its schedule is not tried
@@ -161,7 +160,7 @@ def metric_problems(cfg: DictConfig) -> list[Problem]:
     if measured is None or leaf in measured or is_of_a_class(leaf, task) or validate.value(cfg, "train.hooks"):
         return []  # a hook's names come with its first call
     fault = missing_metric(metric, _of_val(measured))
-    ways = [f"task.metrics=[{leaf}]"] if any(leaf in names for names in NAMED.values()) else []
+    ways = [f"task.metrics=[{leaf}]"] if leaf in NAMED else []
     return [Problem.suggest(fault.source, fault.message, [*ways, *fault.suggestions], code=fault.code)]
 
 

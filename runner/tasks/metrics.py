@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from runner.device.capabilities import legal_dtype
 from runner.errors import RunnerError
 from runner.tasks.checks import UNKNOWN
-from runner.tasks.named_metrics import BY_NAME, NAMED, MeanOverPresent, named_metrics
+from runner.tasks.metric_names import metrics_for
+from runner.tasks.named_metrics import BY_NAME, MeanOverPresent, named_metrics
 
 #: numbers of one metric that get a name each; more are not useful as curves
 MOST_VALUES = 32
@@ -26,7 +27,7 @@ OF_ANY_UNIT = ("R2Score", "ExplainedVariance", "PearsonCorrCoef")
 def make_metrics(asked: Any, *, kind: str, num_outputs: int = UNKNOWN, reported: Collection[str] = ()) -> nn.ModuleDict:
     """By name, modules with update(predictions, targets), compute() and reset(), for a task of this kind.
 
-    asked: names ([f1, auroc]: see named_metrics.NAMED), or {NAME: an object with those three methods, e.g. torchmetrics', or a
+    asked: names ([f1, auroc]: see metric_names.NAMED), or {NAME: an object with those three methods, e.g. torchmetrics', or a
         function (predictions, targets) -> 0-d tensor, which sees a whole split at once}.
     num_outputs: classes, labels or numbers that a row has. reported: names that the task reports already.
     torchmetrics' own checks of values are switched off: they wait for the device in each batch.
@@ -223,7 +224,7 @@ def _gathering(name: str, value: Any, kind: str) -> nn.Module:
     if callable(value):
         return OfFunction(name, value)
     problem = f"`task.metrics.{name}` is {value!r}, and a metric is an object with update(), compute() and reset(), or a function"
-    ways = [f"task.metrics=[{value}]"] if isinstance(value, str) and value in NAMED.get(kind, {}) else _example(kind)
+    ways = [f"task.metrics=[{value}]"] if isinstance(value, str) and value in metrics_for(kind) else _example(kind)
     raise RunnerError.suggest(f"task.metrics.{name}={value}", problem, ways, BY_NAME)
 
 
@@ -255,5 +256,5 @@ def _precise(tensor: Tensor) -> Tensor:
 
 
 def _example(kind: str) -> list[str]:
-    names = [*NAMED.get(kind, {})][:2]
+    names = metrics_for(kind)[:2]
     return [f"task.metrics=[{','.join(names)}]"] * bool(names)

@@ -1,4 +1,4 @@
-"""conf/schema.json is what conf/ and the code say, takes every file of conf/, and finds what is wrong in a person's."""
+"""conf/schema.json takes every file of conf/, and finds the errors in a user's."""
 
 import json
 import re
@@ -226,17 +226,6 @@ def test_the_options_that_comments_list_are_those_of_the_code():
     assert {path: keys for path, keys in listed.items() if keys} == {
         path: {key: set(words) for key, words in keys.items()} for path, keys in known.items()
     }
-
-
-def test_it_is_what_the_command_writes(own_folder):
-    assert cli.main(["schema"]) == 0
-    written = json.loads((own_folder / "conf/schema.json").read_text())
-    if written["$comment"] != COMMITTED["$comment"]:  # torch's own arguments are another version's
-        for whole in (written, COMMITTED):
-            parts = whole["definitions"]
-            whole["definitions"] = {name: part for name, part in parts.items() if "torch." not in name + str(part)}
-            del whole["$comment"]
-    assert written == COMMITTED
 
 
 OWN = """

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from runner import cli
-from runner.cli import commands, table
+from runner.cli import commands
 from runner.cli.answer import report
 from runner.cli.arguments import parse, sorted_words
 from runner.cli.table import COMMANDS, MULTIRUN
 from runner.command import ANY_KEY
-from runner.config.compose import CONF, CheckedLoader, composed_with, composer
+from runner.config.compose import CheckedLoader, composed_with, composer
 from runner.device import Driver, Gpu, Hardware
 from runner.device.hardware import GIB
 from runner.errors import RunnerError
@@ -160,14 +160,6 @@ def test_every_command_is_one(a_run, own_folder, monkeypatch):
     assert not done
 
 
-def test_a_command_that_is_none_is_found(own_folder):
-    for words in (["modle=mlp"], ["-m", "model=mlp,cnn", "sed=1,2"], ["data=tabel"]):
-        with pytest.raises(Exception, match=r"modle|sed|tabel"):
-            composes(*sorted_words(words))
-    text = "`python -m runner modle=a` `python -m runner.tracking` and\n```bash\npython -m runner -m a=1,2 \\\n  b=c  # d\n```"
-    assert commands_in(text) == [["-m", "a=1,2", "b=c"], ["modle=a"]]
-
-
 def test_the_guides_to_what_is_ones_own(own_folder, monkeypatch):
     monkeypatch.syspath_prepend(str(own_folder))
     text = section("README.md", "Custom model, data and loss")
@@ -232,25 +224,6 @@ def test_the_plan_says_what_its_page_says(own_folder, warm_programs, capfd):
     assert cli.main(words) == 1
     said = capfd.readouterr().out.splitlines()
     assert said[2:] == told[2:]  # the first two are of the machine
-
-
-def test_the_page_of_conf_has_every_file():
-    rows = re.findall(r"^\| (`[^|]+`) \| ([^|]+) \|", PAGES["conf/README.md"].partition("## ")[0], re.MULTILINE)
-    listed = {(group, option) for cell, options in rows for group in re.findall("`([^`]+)`", cell) for option in re.findall("`([^`]+)`", options)}  # fmt: skip
-    files = [path.relative_to(CONF) for path in CONF.rglob("*.yaml") if path.parent != CONF]
-    assert listed == {(str(path.parent), path.stem) for path in files}
-
-
-def test_reference_of_commands_is_the_table():
-    (written,) = re.findall(r"<!-- commands -->\n(.*?)\n<!-- end -->", PAGES["runner/README.md"], re.DOTALL)
-    assert written == table.reference(), (
-        "write it with: python -c 'from runner.cli import table; print(table.reference())'"
-    )
-
-
-def test_readme_lists_every_command():
-    (listed,) = re.findall(r"^All commands: (.+)\.$", README, re.MULTILINE)
-    assert re.findall("`([^`]+)`", listed) == list(COMMANDS)
 
 
 def test_every_package_has_its_row():
