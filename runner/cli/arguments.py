@@ -94,8 +94,8 @@ def parse(command: Command, words: Sequence[str]) -> Arguments:
         own = command.option(f"{name}=" if equals and word[:1] != "-" else name)
         option = own or (FLAGS.get(name) if command.keys is not None else None)
         if not word:
-            problem = "an argument is empty; perhaps a variable is not set"
-            problems.append(Problem(f"{command.name} ''", problem, use(command.usage), code="bad-argument"))
+            problem, fix = "an argument is empty; perhaps a variable is not set", "leave it out, or set the variable"
+            problems.append(Problem(f"{command.name} ''", problem, fix, code="bad-argument"))
         elif option is not None and (option.value or not equals or own is None):
             missing.pop(option.name, None)
             if option.value and not equals and rest and not OPTION.match(rest[0]):
@@ -115,12 +115,12 @@ def parse(command: Command, words: Sequence[str]) -> Arguments:
         elif not word.startswith("-") and _is_value(command, word) and len(values) < command.max_values:
             values.append(word)
         elif word.startswith("-") or command.keys is None or (_is_value(command, word) and command.keys != ANY_KEY):
-            problems.append(_unknown(command, word, rest, missing))
+            problems.append(_unknown(command, word, values, rest, missing))
         else:
             overrides.append(word)
     for option in missing.values():
         source, problem = f"{command.name} without {option.name}", f"`{command.name}` needs `{option.usage}`"
-        problems.append(Problem(source, problem, use(command.usage), code="missing-value"))
+        problems.append(Problem(source, problem, f"add `{option.usage}`; see `{_help(command)}`", code="missing-value"))
     if command.keys is not None:
         flags, overrides = _checked(command, words, flags, overrides, problems)
         problems += _flag_problems(command, values, flags)
@@ -161,12 +161,18 @@ def is_a_runs_path(word: str) -> bool:
         return False
 
 
-def _unknown(command: Command, word: str, rest: list[str], missing: dict[str, Option]) -> Problem:
+def _help(command: Command) -> str:
+    return f"python -m runner {command.name} --help"
+
+
+def _unknown(
+    command: Command, word: str, values: Sequence[str], rest: list[str], missing: dict[str, Option]
+) -> Problem:
     """Return the error for an argument that the command does not take; its value is removed from `rest`."""
     name, equals, value = word.partition("=")
     if _is_value(command, word):
         problem = f"`{command.name}` takes one {command.values.strip('[]').lower()} at a time"
-        ways = [f"python -m runner {command.name} {shlex.quote(word)}"]
+        ways = [f"python -m runner {command.name} {shlex.quote(values[0])}"]
         return Problem.suggest(f"{command.name} {word}", problem, ways, code="bad-argument")
     own = {option.name: option for option in command.options}
     hits = nearest(f"{name}=" if equals and name[:1] != "-" else name, (*own, JSON))
@@ -180,7 +186,8 @@ def _unknown(command: Command, word: str, rest: list[str], missing: dict[str, Op
     if command.keys != ANY_KEY or shown:
         source = f"{command.name} {name} {value}" if word[:1] == "-" else f"{command.name} {word}"
         problem = f"`{command.name}` does not take `{name if equals else word}`"
-        return Problem.suggest(source.rstrip(), problem, shown, use(command.usage), code="unknown-flag")
+        otherwise = f"leave it out; see `{_help(command)}`"
+        return Problem.suggest(source.rstrip(), problem, shown, otherwise, code="unknown-flag")
     ways = _suggestions(name.lstrip("-").replace("-", "_"), value or "true")
     ways = ways or [_typed(FLAGS[hit], value) for hit in nearest(name, FLAGS)]
     problem, otherwise = f"unknown flag `{name}`; values are set without dashes", "leave it out; see `--help`"
@@ -207,8 +214,7 @@ def refuse_misspelt(words: Sequence[str]) -> None:
     names = [*table.every_command()]
     meant = _commands_like(first, names)
     if meant and first not in compose.known_keys():
-        problem = f"there is no command `{first}`; there are {', '.join(names)}"
-        after = words[1:]
+        problem, after = f"there is no command `{first}`", words[1:]
         if meant == ["--help"] and after and after[0] in names:  # help train
             meant, after = [after[0]], ["--help"]
         typed = shlex.join(["python", "-m", "runner", *meant[0].split(), *after])
@@ -290,7 +296,8 @@ def _key_problems(command: Command, overrides: Sequence[str]) -> list[Problem]:
     listed = ", ".join(f"{key}..." if key.endswith(".") or key == "data" else key for key in keys) or "none"
     problem = f"`{command.name}` takes the run as it was; what may be changed: {listed}"
     refused = [word for word in overrides if not any(_is_of(word, key) for key in keys)]
-    return [Problem(word, problem, use(command.usage), code="unknown-key") for word in refused]
+    fix = f"leave it out; see `{_help(command)}`"
+    return [Problem(word, problem, fix, code="unknown-key") for word in refused]
 
 
 def _is_of(word: str, beginning: str) -> bool:

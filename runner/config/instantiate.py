@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+import re
 import shlex
 import sys
 import sysconfig
@@ -136,6 +137,10 @@ def locate(target: str, *, key: str = "_target_", own_code: bool = True, more: t
         return _part(key, target)
     if (public := public_name(target)) is not None:
         raise RunnerError(otherwise_named(key, target, public))
+    if package := _lacks(target):
+        problem = f"`{target}` is not a part that a configuration may name: `{package}` does not list it"
+        fix = f"import it under `if TYPE_CHECKING` in `{package.replace('.', '/')}/__init__.py`"
+        raise RunnerError.of(f"{key}={target}", problem, fix, code="bad-target")
     own = (own_prefixes(target) if own_code else ()) + more
     if not under(target, LIBRARIES + own):
         allowed = f"those of the runner's conf/, {', '.join((*LIBRARIES, *own))} and modules in the current directory"
@@ -156,6 +161,16 @@ def locate(target: str, *, key: str = "_target_", own_code: bool = True, more: t
         problem = f"`{target}` leads to `{name}`, which is not a part that a configuration may name"
         raise _refused(key, target, problem, own_code, leads_to=name)
     return thing
+
+
+def _lacks(target: str) -> str:
+    """Return the package of ours that defines this and does not list it as a part, or an empty text."""
+    package, name = ".".join(target.split(".")[:2]), target.rpartition(".")[2]
+    if package not in {part.rpartition(".")[0] for part in PARTS} or name in homes(package):
+        return ""
+    define = re.compile(rf"^(def|class) {re.escape(name)}\b", re.MULTILINE)
+    files = (HERE / package.partition(".")[2]).rglob("*.py")
+    return package if any(define.search(file.read_text(encoding="utf-8")) for file in files) else ""
 
 
 def _refused(key: str, target: str, message: str, own_code: bool, leads_to: str = "") -> RunnerError:

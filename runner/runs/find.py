@@ -150,8 +150,8 @@ def _by_id(wanted: str, verb: str) -> Path:
         beside = [file.parent for file in path.parent.glob("*/rerun.yaml")]
     ids = [read_ack(folder).run_id or "" for folder in known]
     hits = nearest(str(path), map(str, (*known, *beside))) or nearest(wanted, ids)
-    otherwise = f"{f'use `{verb} last`, or ' if known else ''}name the directory in the run's last lines"
-    ways = _commands(verb, hits)
+    hits = hits or ["last"][: bool(known) and verb != "diff"]  # which takes two
+    otherwise, ways = "name the directory in the run's last lines", _commands(verb, hits)
     raise RunnerError.suggest(f"{verb} {wanted}", problem, ways, otherwise, code="missing-file")
 
 

@@ -116,10 +116,7 @@ def test_configuration_is_an_answer(answer):
 
 def test_help_lists_every_command(answer):
     text = answer("--help")[1]["text"]
-    lines = dict(re.findall(r"^  ([\w-]+)  +(.+)$", text, re.MULTILINE))
-    assert set(table.COMMANDS) <= set(lines)
-    for line in map(lines.get, table.COMMANDS):
-        assert len(line) < 60 and line[0].isupper() and line[-1] != "."
+    assert set(table.COMMANDS) <= set(re.findall(r"^  ([\w-]+)  +", text, re.MULTILINE))
     assert "dropout" not in text and len(text.splitlines()) < 70  # no dump of keys
 
 

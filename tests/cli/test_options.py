@@ -78,6 +78,8 @@ tune --cfg job --resolve
 tune --run
 plan --info
 evaluate RUN hydra.mode=MULTIRUN
+history seed=1
+watch last nowhere
 resume RUN --cfg job train.num_epochs=4
 resume RUN -m train.num_epochs=4
 resume RUN -cn config train.num_epochs=4

@@ -89,6 +89,7 @@ OWN = {
     [
         *("imports.MLP", "imports.save", "imports.os.system", "our_network.Net", "lacks.Net", "ends.Net", "old.Net"),
         *("unread.Net", "torch.nn.Linaer", "runner.models.MPL", "runner.model.MPL", "runner.models.mlp.MLP"),
+        *("runner.training.Rates", "runner.training.schedule.Rates"),
         *("os.system", "torch.load", "torch.nn._x", "a b", "torchmetrics.nothing"),
     ],
 )
