@@ -49,7 +49,7 @@ from runner.tasks.regression import Regression
 from runner.training.carried_state import CarriedState
 from runner.training.cpu_threads import flops_a_product, threads_worth
 from runner.training.loop import Best, Limits
-from runner.training.optimizer import AveragedWeights, Turns, freeze
+from runner.training.optimizer import AveragedWeights, Turns, freeze, wants_closure
 from runner.training.parts import Hook, Parts
 from runner.training.recompute import recompute
 
@@ -160,6 +160,8 @@ def prepare_training(
         has_validation="val" in loaders,
         has_hook_metric=bool(cfg.train.hooks) and cfg.train.early_stopping.metric is not None,
         metric_schedule=f"scheduler={type(schedule.scheduler).__name__}" if schedule.follows_metric else None,
+        num_processes=num_ranks,
+        closure_optimizer=type(optimizer).__name__ if wants_closure(optimizer) else None,
     )
     rules.check(cfg, situation)
     checks = cfg.train.check and not isinstance(data.splits.train, OwnLoader)

@@ -29,7 +29,7 @@ from runner.config.instantiate import problems as target_problems
 from runner.config.nodes import resolved, split_settings
 from runner.errors import OF_CODE, Problem, RunnerError, in_words, refuse
 from runner.training.loop import Best
-from runner.training.optimizer import KERNEL_CHOICES, Turns, check_settings, make_optimizer, matching
+from runner.training.optimizer import KERNEL_CHOICES, Turns, check_settings, make_optimizer, matching, wants_closure
 from runner.training.schedule import Schedule, wants_metric
 
 #: in place of facts that only the data has
@@ -324,8 +324,9 @@ def _try_optimizer(cfg: DictConfig, unknown: frozenset[str]) -> tuple[list[Probl
 
 def _optimizer_problems(target: _Target, groups: Sequence[dict[str, Any]], *, may_be_sparse: bool) -> list[Problem]:
     parameters = inspect.signature(getattr(target.make, "step", lambda self: None)).parameters.values()
-    if needed := [each.name for each in parameters if each.default is each.empty][1:]:
-        problem = f"{target.name}.step() needs {', '.join(needed)}, and a step here is taken once, from one gradient"
+    needed = [each.name for each in parameters if each.default is each.empty][1:]
+    if needed not in ([], ["closure"]):
+        problem = f"{target.name}.step() needs {', '.join(needed)}, and a step here has at most a closure"
         return [Problem.suggest(f"optimizer._target_={target.path}", problem, OTHERS["optimizer"])]
     attempt = partial(_try_steps, target)
     if may_be_sparse and attempt(target.settings) is not None and attempt(target.settings, is_sparse=True) is None:
@@ -358,14 +359,19 @@ def _take_steps(target: _Target, settings: Mapping[str, Any], *, is_sparse: bool
     parameter = nn.Parameter(torch.ones(2, 2))
     make: Any = target.make
     kind = _unwrapped(make) if isinstance(make, type) and issubclass(make, Optimizer) else make
-    optimizer: Any = kind([parameter], **settings)
+    optimizer = kind([parameter], **settings)
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"it makes a {type(optimizer).__name__}, which is not a torch.optim.Optimizer")
-    for _ in range(NUM_STEPS):
+
+    def closure() -> torch.Tensor:
         gradient = torch.ones(2, 2)
         parameter.grad = gradient.to_sparse(1) if is_sparse else gradient
+        return parameter.detach().sum()
+
+    for _ in range(NUM_STEPS):
+        closure()
         with torch.no_grad():
-            optimizer.step()
+            optimizer.step(closure) if wants_closure(optimizer) else optimizer.step()  # type: ignore[arg-type]
     if not parameter.isfinite().all():
         raise ValueError(f"after {NUM_STEPS} steps with gradients of 1, a weight of 1 is {parameter.flatten()[0]:g}")
     return optimizer

@@ -31,6 +31,7 @@ class Situation:
     has_validation: bool | None = None
     has_hook_metric: bool | None = None  # a hook may report the metric that epochs are compared by
     metric_schedule: str | None = None  # a schedule that needs a metric
+    closure_optimizer: str | None = None  # an optimizer that computes the loss several times in a step
 
 
 #: a value that a condition compares with, or a question about the value
@@ -110,6 +111,18 @@ RULES = (
         {**TURNS, "optimizer.groups": is_set},
         "each optimizer has its own parameters and settings",
         ("optimizer.groups=null",),
+    ),
+    # an optimizer with a closure
+    *(
+        Rule(
+            {"closure_optimizer": is_set, **other}, "{closure_optimizer} computes the loss as often as it needs", fixes
+        )
+        for other, fixes in (
+            (COMPILE, ("train.compile=false",)),
+            (GRAPH, (NO_GRAPH,)),
+            (FP16, ("train.precision=fp32",)),
+            (SEVERAL, (ONE_PROCESS,)),
+        )
     ),
     # several processes
     Rule(

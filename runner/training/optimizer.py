@@ -86,6 +86,12 @@ def make_optimizer(
     return optimizer
 
 
+def wants_closure(optimizer: Any) -> bool:
+    """Return whether step() needs a function that computes the loss again (LBFGS)."""
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    return closure is not None and closure.default is closure.empty
+
+
 def _is_dampened(group: Mapping[str, Any]) -> bool:
     return bool(group.get("momentum") and group.get("dampening"))
 

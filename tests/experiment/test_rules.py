@@ -14,6 +14,7 @@ from runner.experiment.rules import RULES, Situation
 
 #: values that make a condition true which is a question about the value
 HOLDING = {
+    "closure_optimizer": "LBFGS",
     "train.recompute": ["blocks.*"],
     "optimizer.turns": {"a": {"params": "hidden"}, "b": {"params": "output"}},
     "optimizer.groups": [{"match": "bias", "lr": 1}],

@@ -20,7 +20,7 @@ from runner.device.placement import num_rows
 from runner.device.precision import Precision
 from runner.tasks.task import Task
 from runner.training.metric_buffer import MetricBuffer, in_order
-from runner.training.optimizer import AveragedWeights, NoAverage, Turns
+from runner.training.optimizer import AveragedWeights, NoAverage, Turns, wants_closure
 from runner.training.schedule import Rates
 from runner.training.step.fused_update import FixedUpdate, make_update
 
@@ -65,6 +65,7 @@ def make_step(
 
     Several batches accumulate gradients. Each counts by its examples, or by task.num_counted(batch) if the task has it, so
     the step equals one over all of them. With clipping, the values also have `grad_norm`, the norm before clipping.
+    An optimizer with a closure computes the loss several times in a step; the values are of the first, and it may read the device.
     Several optimizers take a step each, see take_turns().
     """
     if isinstance(optimizer, Turns):
@@ -133,13 +134,32 @@ def make_step(
 
     def step(batches: Sequence[Any]) -> Mapping[str, Tensor]:
         values = compute_gradients(batches)
-        norm = apply_update()
-        if norm is None:
-            return values
-        loss = next(iter(values.values()))
-        return {**values, "grad_norm": norm.to(loss.device)}  # it is made on the first weight's device
+        return _with_norm(values, apply_update())
 
-    return step
+    def step_with_closure(batches: Sequence[Any]) -> Mapping[str, Tensor]:
+        first: Mapping[str, Tensor] = {}
+
+        def closure() -> Tensor:
+            nonlocal first
+            optimizer.zero_grad()
+            values = compute_gradients(batches)
+            norm = clip()
+            first = first or _with_norm(values, norm)
+            return next(iter(values.values()))
+
+        optimizer.step(closure)  # type: ignore[arg-type]  # it returns a tensor, as in torch's documentation
+        optimizer.zero_grad()
+        averages.update()
+        return first
+
+    return step_with_closure if wants_closure(optimizer) else step
+
+
+def _with_norm(values: Mapping[str, Tensor], norm: Tensor | None) -> Mapping[str, Tensor]:
+    if norm is None:
+        return values
+    loss = next(iter(values.values()))
+    return {**values, "grad_norm": norm.to(loss.device)}  # it is made on the first weight's device
 
 
 def _scaled_update(optimizer: Optimizer, scaler: Any, target: Any) -> Callable[[], None]:
