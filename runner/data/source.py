@@ -164,7 +164,7 @@ def from_arrays(
 ) -> Source:
     """A Source from arrays, tensors or lists of equal length, in the conversion's types.
 
-    targets: (N,) classes, any integers or texts, numbered from 0; or floats, made (N, T). like: the training split of
+    targets: (N,) classes, any integers or texts, numbered from 0; or floats, (N,) made (N, 1). like: the training split of
     which this is another one; its classes and shapes hold. asked, called: how messages name what was asked for.
     """
     asked = asked or f"data={name}"
@@ -189,9 +189,9 @@ def from_arrays(
 
 
 def facts_of(inputs: Tensor, targets: Tensor, *, num_classes: int | None) -> dict[str, Any]:
-    """Sizes that a model is built from. inputs: (N, ...). targets: (N,) with num_classes, (N, T) without."""
+    """Sizes that a model is built from. inputs: (N, ...). targets: (N,) with num_classes, (N, ...) without."""
     shape = list(inputs.shape[1:])
-    out_features = targets.shape[1] if num_classes is None else num_classes
+    out_features = math.prod(targets.shape[1:]) if num_classes is None else num_classes
     return {
         "input_shape": shape,
         "in_features": math.prod(shape),

@@ -334,7 +334,9 @@ def test_custom_task_gets_tensors_as_they_are(container, inputs, targets):
 
 @pytest.mark.parametrize("container", [name for name in CONTAINERS if name != "arrays"])
 @pytest.mark.parametrize("inputs", [torch.rand(8, 4), torch.rand(8), torch.arange(8), torch.arange(16).reshape(8, 2)])
-@pytest.mark.parametrize("targets", [torch.rand(8), torch.rand(8, dtype=torch.float64), torch.arange(8) % 3])
+@pytest.mark.parametrize(
+    "targets", [torch.rand(8), torch.rand(8, 1, 2, 2), torch.rand(8, dtype=torch.float64), torch.arange(8) % 3]
+)
 def test_batches_do_not_depend_on_the_container(container, inputs, targets):
     first, other = (as_source(CONTAINERS[each](inputs, targets), name="mine") for each in ("tensors", container))
     for ours, theirs in zip(batches(first, STANDARD), batches(other, STANDARD), strict=True):

@@ -215,7 +215,7 @@ def _facts(shape: list[int], targets: Tensor | None, classes: tuple[str, ...], r
         facts["in_features"] = math.prod(shape)
     if targets is None:
         return {**facts, "out_features": facts["vocab_size"]}
-    return {**facts, "out_features": len(classes) or targets.shape[1]}
+    return {**facts, "out_features": len(classes) or math.prod(targets.shape[1:])}
 
 
 def _reader(reading: Reading, classes: Sequence[str]) -> dict[str, Any]:

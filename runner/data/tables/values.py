@@ -40,7 +40,7 @@ def to_inputs(
     array = _numbers(values, asked, called)
     if keep_integers and array.dtype.kind in "iu":
         return to_tensor(array, asked=asked, called=called)
-    return to_floats(array[:, None] if array.ndim == 1 else array, asked=asked, called=called, dtype=dtype)
+    return _columns_of(array, asked, called, dtype)
 
 
 def to_tensor(values: Any, *, asked: str, called: str) -> Tensor:
@@ -60,7 +60,7 @@ def to_targets(
     like: Sequence[str] | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, tuple[str, ...]]:
-    """Classes, (N,) int64, and their names; or numbers to come near to, (N, T) of `dtype`, and no names.
+    """Classes, (N,) int64, and their names; or numbers to come near to, (N, ...) of `dtype`, and no names.
 
     kind: auto (floats are numbers, all else is classes), classification or regression. Any integers or texts are
     classes, numbered from 0 in sorted order, or as in `like`, the names of another split.
@@ -72,7 +72,7 @@ def to_targets(
         if array.dtype.kind not in "fiub":
             problem = f"there are {_kind_in_words(array.dtype)} in {called}, and a regression needs numbers"
             raise RunnerError.of(asked, problem, "use `data.kind=classification`, or targets that are numbers")
-        return to_floats(array.reshape(len(array), -1), asked=asked, called=called, dtype=dtype), ()
+        return _columns_of(array, asked, called, dtype), ()
     return _numbered(_one_column(array, asked, called), asked, called, like)
 
 
@@ -135,6 +135,10 @@ def to_floats(array: Any, *, asked: str, called: str, dtype: torch.dtype = torch
         )
         raise RunnerError.of(asked, problem, "correct those rows, or leave them out")
     return tensor
+
+
+def _columns_of(array: Any, asked: str, called: str, dtype: torch.dtype) -> Tensor:
+    return to_floats(array[:, None] if array.ndim == 1 else array, asked=asked, called=called, dtype=dtype)
 
 
 def _rows_of(values: Any, asked: str, called: str) -> Any:
