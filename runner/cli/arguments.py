@@ -273,7 +273,6 @@ def _checked(
 
 
 def _flag_problems(command: Command, values: Sequence[str], flags: Sequence[str]) -> Iterator[Problem]:
-    """Yield an error for each of Hydra's flags that the command has no use for."""
     asked = f"{command.name} {shlex.join(values)}".rstrip()
     is_run = bool(values) and Path(values[0]).is_dir()
     shown = shlex.join(["-cd", values[0], "-cn", "rerun"]) if is_run else "..."  # the same configuration, for train
@@ -291,7 +290,6 @@ def _flag_problems(command: Command, values: Sequence[str], flags: Sequence[str]
 
 
 def _key_problems(command: Command, overrides: Sequence[str]) -> list[Problem]:
-    """Return an error for each override of a key that the command does not take."""
     keys = command.keys or ()
     listed = ", ".join(f"{key}..." if key.endswith(".") or key == "data" else key for key in keys) or "none"
     problem = f"`{command.name}` takes the run as it was; what may be changed: {listed}"
@@ -372,7 +370,6 @@ def _is_cut(first: str, following: str) -> bool:
 
 
 def _is_open(text: str) -> bool:
-    """Whether a bracket or a quote is not closed."""
     return len(_parts(f"{text},")) == len(_parts(text))
 
 

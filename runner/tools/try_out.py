@@ -139,7 +139,6 @@ def _composed(own: Side, other: Side, overrides: list[str]) -> tuple[str, Any, D
 
 
 def _plan(cfg: DictConfig, folder: Path) -> str:
-    """Plan the run. Returns why it would fail, or an empty text."""
     from runner.inspection.findings import CERTAIN
     from runner.plan import command  # torch
     from runner.plan.report import RUNS_NOT

@@ -174,7 +174,6 @@ def watch(given: Arguments) -> Facts:
 
 
 def _follow(target: WatchedRun | WatchedSweep, terminal: Terminal) -> bool:
-    """Draw until the target is over (True) or `q` is typed."""
     plain, drawn, last_read = not _has_braille(terminal), None, 0.0
     with _signals_raise(), _keyboard() as typed, terminal.screen(hide_cursor=True) as screen:
         while True:

@@ -16,7 +16,6 @@ from runner import cli
 from runner.cli import commands, train
 from runner.cli.arguments import _has_several
 from runner.cli.table import COMMANDS
-from runner.errors import RunnerError
 from runner.version import DISTRIBUTION, PACKAGES
 
 REPOSITORY = PACKAGES
@@ -371,18 +370,6 @@ def test_a_run_can_be_run_again_from_its_folder(folder):
     first, again = (json.loads((folder / name / "summary.json").read_text()) for name in ("first", "again"))
     assert first["metrics"]["train/loss"] == again["metrics"]["train/loss"]
     assert cli.main(["-cd", "first", "-cn", "rerun", "train.epochz=1"]) == 2
-
-
-def test_from_python(folder):
-    summary = runner.run(
-        ["data=synthetic", "data.num_rows=200", "model=linear", "train.num_epochs=1", "task.plots=false", OFF],
-        folder=folder / "run",
-    )
-    assert summary["status"] == "finished"
-    kept = json.loads((folder / "run" / "summary.json").read_text())
-    assert summary == kept | {"folder": str(folder / "run")}
-    with pytest.raises(RunnerError, match=r"train\.num_epochs"):
-        runner.run(["train.epochz=1"])
 
 
 def test_a_training_that_fails_exits_with_1_and_keeps_its_points(folder, capfd):

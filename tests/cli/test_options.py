@@ -117,8 +117,8 @@ def test_wrong_arguments_get_help(words, refused, messages):
             ("--input no.csv", "--output out.cvs", "predict nowhere", "device=cud", "train.precision=fp8"),
         ),
         (
-            f"predict {RUN} --inptu x.csv -m seed=1 --batch-size 0 --output out.csv",
-            ("predict --inptu x.csv", "--batch-size 0", f"predict {RUN} -m", "seed=1"),
+            f"predict {RUN} --inptu x.csv --keep=1 -m seed=1 --batch-size 0 --output out.csv",
+            ("predict --inptu x.csv", "predict --keep 1", "--batch-size 0", f"predict {RUN} -m", "seed=1"),
         ),
         ("evaluate nowhere device=cud", ("evaluate nowhere", "device=cud")),
         ("explain nowhere device=cud", ("explain nowhere", "device=cud")),

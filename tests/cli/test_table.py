@@ -2,13 +2,11 @@
 
 import json
 import re
-from dataclasses import replace
 
 import pytest
 
 from runner import cli
 from runner.cli import table
-from runner.cli.arguments import parse
 from runner.cli.table import COMMANDS
 from runner.command import Command, Option, amount, number
 from runner.errors import RunnerError
@@ -109,17 +107,3 @@ def test_added_entry_is_a_command(monkeypatch, capfd):
 def test_amount_out_of_range_is_error(value):
     with pytest.raises(RunnerError):
         amount(Option("--seconds", "SECONDS"), value)
-
-
-def test_parse_reports_every_error_at_once():
-    command = replace(COMMANDS["predict"], name="predict")
-    with pytest.raises(RunnerError) as raised:
-        parse(command, ["a", "b", "--batch-size", "0", "--keep=1", "--output", "seed=1", "--cfg", "job"])
-    asked = [problem.source for problem in raised.value.problems]
-    assert asked == [
-        "predict b",
-        "--batch-size 0",
-        "predict --keep 1",
-        "predict without --input",
-        "predict a --cfg",
-    ]

@@ -333,7 +333,7 @@ def test_a_table_and_many_values_are_no_curves():
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: Classification(num_classes=3, metrics=["f2"]),
+        lambda: Classification(num_classes=3, metrics=["f2", "cohen_kappa", "jaccard"]),
         lambda: Classification(num_classes=3, metrics="aucroc"),
         lambda: Classification(num_classes=3, metrics=["top5"]),
         lambda: Classification(metrics=["f1"]),
