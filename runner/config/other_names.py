@@ -52,6 +52,7 @@ VALUES = {
         "fp16": "16 16-mixed 16-true half float16 mixed amp mixed_float16",
         "bf16": "bf16-mixed bf16-true bfloat16 mixed_bfloat16",
         "fp32": "32 32-true full single float float32 none",
+        "fp64": "64 64-true double float64",
     },
     "train.early_stopping.mode": {"min": "minimize lower", "max": "maximize higher"},
     "task": {

@@ -16,7 +16,7 @@ from omegaconf import MISSING
 
 Rule = Mapping[str, Any]
 
-PRECISIONS = ("fp32", "bf16", "fp16", "tf32", "auto")
+PRECISIONS = ("fp32", "bf16", "fp16", "tf32", "fp64", "auto")
 #: offered by an editor; runner.device.choose knows all forms
 DEVICES = ["auto", "cpu", "cuda", "cuda:0", "mps", "xpu", "all"]
 #: when a hook is called: before the first step, after each evaluation, and with the best weights after the test

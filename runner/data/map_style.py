@@ -31,11 +31,14 @@ class Conversion:
     keeps_integers: bool = False  # of inputs that are arrays: tokens, bytes
 
     def __call__(self, batch: Any) -> Any:
-        batch = map_tensors(batch, lambda tensor: tensor.to(self.dtype) if tensor.dtype in FLOATS else tensor)
+        batch = self.cast(batch)
         if not self.has_columns or not is_pair(batch):
             return batch
         inputs, targets = map(_as_columns, batch)
         return batch if inputs is batch[0] and targets is batch[1] else type(batch)((inputs, targets))
+
+    def cast(self, tree: Any) -> Any:
+        return map_tensors(tree, lambda tensor: tensor.to(self.dtype) if tensor.dtype in FLOATS else tensor)
 
 
 #: for the runner's tasks in float32

@@ -76,7 +76,7 @@ def takes_channels_last(
         return requested, "as asked" if requested else ""
     if layer:
         return False, f"auto: oneDNN overwrites memory in {layer} otherwise"
-    on = device.type == "cpu" or (device.type == "cuda" and precision != "fp32")
+    on = device.type == "cpu" or (device.type == "cuda" and precision not in ("fp32", "fp64"))
     return on, "auto: it has 2-d convolutions" if on else ""
 
 

@@ -47,7 +47,7 @@ class Precision:
 
 
 def make_precision(name: str, *, device: torch.device) -> Precision:
-    """Return float32 for fp32 and tf32; for bf16 and fp16 autocast, with weights and optimizer in float32."""
+    """Return no autocast for fp32, tf32 and fp64 (float64 weights); for bf16 and fp16 autocast, with weights and optimizer in float32."""
     if name not in HALVES:
         return Precision(name, nullcontext, NoScaler())
     scaler = torch.amp.GradScaler(device.type) if name == "fp16" else NoScaler()

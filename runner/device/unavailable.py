@@ -12,7 +12,7 @@ OLDEST_MACOS = 14
 #: compute capability from which NVIDIA's GPUs have bf16 and tf32 arithmetic
 AMPERE = (8, 0)
 #: precisions to suggest for each, in order, if the device has them
-NEAREST = {"bf16": ("fp16", "fp32"), "fp16": ("bf16", "fp32"), "tf32": ("fp32",)}
+NEAREST = {"bf16": ("fp16", "fp32"), "fp16": ("bf16", "fp32"), "tf32": ("fp32",), "fp64": ("fp32",)}
 CUDA_WHEELS = "install torch's CUDA build (pytorch.org/get-started/locally)"
 
 #: cause and help of cuInit's return codes (cuda.h)
@@ -230,7 +230,7 @@ def check_precision(precision: str, device: str, hardware: Hardware) -> str:
     Raises:
         RunnerError: The device does not compute in it. The help has the nearest precision that it has.
     """
-    reasons = precisions(device, hardware)
+    reasons = precisions(device, hardware) | {"fp64": "Metal, and so MPS, has no float64" if device == "mps" else ""}
     if precision == "auto":
         return "fp32" if reasons["tf32"] else "tf32"
     if why := reasons[precision]:

@@ -116,9 +116,13 @@ def prepare_training(
     with device if cfg.placement.init == "device" else contextlib.nullcontext():
         node, shared = split_settings(resolved(cfg, "model"), "model")
         model = build(with_preprocessing(node, around), key="model")
+    if cfg.train.precision == "fp64":
+        model.double()
     inner, prefix = (model.model, "model.") if isinstance(model, Prepared) else (model, "")
     check_module(inner, asked=(asked := f"model._target_={node['_target_']}"))
     task = build(resolved(cfg, "task"), key="task")
+    if cfg.train.precision == "fp64" and isinstance(task, nn.Module):
+        task.double()
     if isinstance(task, Regression) and _is_scaled(around.after):
         task.learn_scaled(around.after["spreads"])
     if has_lazy(model):

@@ -130,12 +130,17 @@ def batches_of(
     batch_size = train.batch_size if is_training else train.eval_batch_size or train.batch_size
     fraction = cfg.backends.cuda.memory_fraction if device.type == "cuda" else None
     free_bytes = backends.free_memory_bytes(device, memory_fraction=fraction)
-    loading = Loading(shared["residency"], free_bytes, shared["num_workers"], num_processes, conversion_of(cfg))
+    conversion = conversion_of(cfg)
+    if not isinstance(rows, Dataset | OwnLoader):
+        rows = conversion.cast(rows)
+    loading = Loading(shared["residency"], free_bytes, shared["num_workers"], num_processes, conversion)
     batches, why = load(
         rows, loading, batch_size=batch_size, device=device, seed=cfg.seed, shuffle=is_training, sampler=sampler
     )
     if source.finish is not None:  # a copy each: one is in training mode, the others are not
         finish = place(copy.deepcopy(source.finish), device)
+        if conversion.dtype == torch.float64:
+            finish.register_forward_hook(lambda module, batch, finished: conversion.cast(finished))
         if is_training and device.type == "cuda" and train.compile and not train.cuda_graph:  # else part of the step
             finish.compile(dynamic=False)
         batches = TransformedBatches(batches, finish, device=device, seed=cfg.seed, is_training=is_training)

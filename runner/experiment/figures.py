@@ -21,6 +21,7 @@ from runner.experiment.plots import examples, scores, style
 from runner.experiment.plots.curves import draw_curves, draw_time
 from runner.experiment.plots.predictions import Results, collect
 from runner.models.generate import sample
+from runner.models.weights import load_trained
 from runner.tasks.metric_names import PLOTS
 from runner.tasks.task import Predicting, is_predicting
 from runner.tracking.journal_reader import Series
@@ -78,7 +79,7 @@ def _whole(parts: Parts, folder: Path) -> Parts:
         return parts
     with torch.random.fork_rng(devices=[]):
         model = build(secrets.filled_in(parts.card.model), key="model")
-    model.load_state_dict(checkpoint.load(folder / "checkpoints" / "best.pt")["model"])
+    load_trained(model, checkpoint.load(folder / "checkpoints" / "best.pt")["model"])
     return replace(parts, model=place(model, parts.device), average=None, shards=None)
 
 

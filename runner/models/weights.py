@@ -42,6 +42,14 @@ def load_weights(model: nn.Module, path: str, *, strict: bool) -> str:
     return "; ".join([taken, *amiss])
 
 
+def load_trained(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Load the weights of a run into its model, which becomes float64 if they are (train.precision=fp64)."""
+    trained = [state[name] for name, _ in model.named_parameters() if name in state]
+    if trained and all(value.dtype == torch.float64 for value in trained if value.is_floating_point()):
+        model.double()
+    model.load_state_dict(state)
+
+
 def read_weights(path: str) -> dict[str, Tensor]:
     """Tensors by name, on the host. Raises: RunnerError for a file that is not there or holds none."""
     file = Path(path)

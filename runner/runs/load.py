@@ -29,6 +29,7 @@ from runner.experiment.compose_run import last_value
 from runner.experiment.summary import Summary
 from runner.experiment.terminal import short
 from runner.models.card import NAME, Card, read_card
+from runner.models.weights import load_trained
 from runner.runs import find
 from runner.tasks.task import Task
 from runner.training import checkpoint
@@ -169,7 +170,7 @@ def _state(folder: Path, weights: str) -> tuple[dict[str, Any], tuple[str, ...]]
 
 def _with_weights(model: nn.Module, weights: dict[str, Any], file: Path) -> nn.Module:
     try:
-        model.load_state_dict(weights)
+        load_trained(model, weights)
     except Exception as error:  # a checkpoint may come from elsewhere, and hold anything
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         problem = f"the weights don't belong to the model in `model.json`: {' '.join(lines[1:3] or lines[:1])}"

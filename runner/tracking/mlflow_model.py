@@ -126,10 +126,12 @@ def build_own(node: dict[str, Any]) -> Any:
 def _rebuilt(folder: Path, event: Event, build: Build) -> tuple[torch.nn.Module, Any]:
     import torch
 
+    from runner.models.weights import load_trained
+
     module = build(dict(event["node"]))
     state = torch.load(own_file(folder, event["weights"]), map_location="cpu", weights_only=True)
     _check_step(state.get("step"), event, what=event["weights"])
-    module.load_state_dict(state.get("average") or state["model"])  # of a kept checkpoint, which has all to go on from
+    load_trained(module, state.get("average") or state["model"])  # a kept checkpoint has both
     return module.eval(), torch.load(own_file(folder, event["example"]), map_location="cpu", weights_only=True)
 
 
