@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import shutil
 import subprocess
 import tomllib
 from pathlib import Path
@@ -128,6 +129,7 @@ def write_guides(folder):
 def a_run(own_folder):
     """A run in the folder that the pages write of, beside what is one's own."""
     write_guides(own_folder)
+    shutil.copy(PACKAGES / "tests/support/research/programs.py", own_folder)
     assert cli.main(["hydra.run.dir=outputs/DATE/TIME", "model=linear", "task.plots=false", *SHORT]) == 0
     (own_folder / "mlflow.db").touch()
 

@@ -10,7 +10,18 @@ from runner import run
 from runner.tracking.journal_reader import read_points
 
 PROGRAMS = Path(__file__).parents[1] / "support" / "research" / "programs.py"
-NAMES = ["mnist", "word_language_model", "gcn", "siamese", "super_resolution", "regression", "vae", "simclr"]
+NAMES = [
+    "mnist",
+    "word_language_model",
+    "gcn",
+    "siamese",
+    "super_resolution",
+    "regression",
+    "vae",
+    "simclr",
+    "pinn",
+    "time_sequence",
+]
 
 
 @pytest.mark.parametrize("name", NAMES)

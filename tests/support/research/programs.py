@@ -6,6 +6,8 @@ loss of each step.
 
 from __future__ import annotations
 
+from itertools import islice
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -276,15 +278,14 @@ def smooth(model, batch):
 
 def regression_loop():
     model, losses = Polynomial(), []
-    for x, y in points():
+    for x, y in islice(points(), 60):
         loss = F.smooth_l1_loss(model(x), y)
         model.zero_grad()
         loss.backward()
         for parameter in model.parameters():
             parameter.data.add_(parameter.grad, alpha=-0.1)
         losses.append(loss.item())
-        if len(losses) == 60:
-            return losses
+    return losses
 
 
 REGRESSION = """
@@ -367,4 +368,88 @@ SIMCLR = """
 model._target_=programs.Views data._target_=programs.views task=own task.function._target_=programs.contrast
 optimizer._target_=torch.optim.Adam optimizer.lr=0.003 optimizer.weight_decay=1.0e-4
 scheduler._target_=torch.optim.lr_scheduler.CosineAnnealingLR scheduler.T_max=5 train.num_epochs=5
+"""
+
+# PINN: the loss has derivatives of the model by its inputs: u' = cos(x), u(0) = 0
+
+
+class Curve(Seeded):
+    def make(self) -> None:
+        self.body = nn.Sequential(nn.Linear(1, 16), nn.Tanh(), nn.Linear(16, 1))
+
+    def forward(self, x):
+        return self.body(x)
+
+
+def places():
+    return {
+        "train": DataLoader(torch.linspace(-3, 3, 40)[:, None], 20),
+        "val": DataLoader(torch.rand(10, 1, generator=seeded()), 10),
+    }
+
+
+def residual(model, x):
+    x = x.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    return (slope - x.cos()).square().mean() + model(torch.zeros(1, 1)).square().sum()
+
+
+residual.needs_grad = True
+
+
+def pinn_loop():
+    model, losses = Curve(), []
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for _ in range(30):
+        losses += [stepped(optimizer, residual(model, x)) for x in places()["train"]]
+    return losses
+
+
+PINN = """
+model._target_=programs.Curve data._target_=programs.places task=own task.function._target_=programs.residual
+optimizer._target_=torch.optim.Adam optimizer.lr=0.01 train.num_epochs=30
+"""
+
+# time_sequence_prediction: float64, LBFGS on the whole set
+
+
+class Waves(Seeded):
+    def make(self) -> None:
+        self.first, self.second, self.out = nn.LSTMCell(1, 8), nn.LSTMCell(8, 8), nn.Linear(8, 1)
+
+    def forward(self, x):
+        first = second = None
+        found = []
+        for value in x.split(1, dim=1):
+            first = self.first(value, first)
+            second = self.second(first[0], second)
+            found.append(self.out(second[0]))
+        return torch.cat(found, dim=1)
+
+
+def sines():
+    shifts = torch.randint(-80, 80, (12, 1), generator=seeded())
+    waves = torch.sin((torch.arange(30) + shifts) / 4.0).double()
+    return DataLoader(TensorDataset(waves[:, :-1], waves[:, 1:]), 12)
+
+
+def time_sequence_loop():
+    model, losses = Waves().double(), []
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.8)
+    [(x, y)] = sines()
+
+    def closure():
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        return loss
+
+    for _ in range(4):
+        losses.append(optimizer.step(closure).item())
+    return losses
+
+
+TIME_SEQUENCE = """
+model._target_=programs.Waves data._target_=programs.sines task=own task.function._target_=programs.squares
+optimizer._target_=torch.optim.LBFGS optimizer.lr=0.8 train.precision=fp64 train.num_epochs=4
 """
