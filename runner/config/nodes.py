@@ -78,7 +78,10 @@ def _content(file: Path) -> dict[str, Any]:
 
 
 def leave_out(cfg: DictConfig, words: Sequence[str], file_of: FileOf) -> list[str]:
-    """Remove values of an option's file that a target of the command line does not take. Returns a line for each group."""
+    """Remove values of an option's file that a target of the command line does not take.
+
+    Returns a line for each option that the command line chooses, too.
+    """
     typed = {key_of(word) for word in words}
     lines = []
     for group in validate.BUILT:
@@ -99,7 +102,7 @@ def leave_out(cfg: DictConfig, words: Sequence[str], file_of: FileOf) -> list[st
         with open_dict(cfg[group]):
             for name in unused:
                 del cfg[group][name]
-        if unused:
+        if unused and group in typed:
             lines.append(f"{group}._target_={target}: it takes no {', '.join(unused)}, left out of {group}={option}")
     return lines
 

@@ -207,7 +207,7 @@ def _served(rows: OwnLoader, name: str, conversion: Conversion) -> Source:
     rows.rows_a_batch = num_rows(first)
     rows.has_integers = not tensors(first)[0].is_floating_point()
     told = told_by(first, rows.dataset, labels_of(rows.dataset), conversion)
-    note = "rows come as your DataLoader gives them: val and test are what your function returns beside them"
+    note = "batches are as the DataLoader gives them; no validation or test split is cut from them"
     origin = type(rows.dataset).__name__
     return Source(name, rows, told.facts, origin=origin, classes=told.classes, notes=(note, *told.notes))
 

@@ -23,6 +23,8 @@ def model(own_folder):
 
 def test_what_another_target_does_not_take_is_left_out_and_said_once(model, capsys):
     assert model(LINEAR) == {"out_features"}
+    assert capsys.readouterr().err == ""
+    assert model("model=cnn", LINEAR) == {"out_features"}
     assert capsys.readouterr().err == LINE
     assert (
         model()
