@@ -260,6 +260,10 @@ def _target_problems(path: str, node: dict[str, Any], own_code: bool) -> list[Pr
         for name, each in list(takes.items())[path in PARTIAL :]:
             is_named = each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
             if each.default is each.empty and is_named and name not in node:
+                if path == "task" and inspect.isfunction(thing):
+                    problem = f"`{thing.__name__}` is a function of a model and a batch, not what makes a task"
+                    ways = [f"task=own task.function._target_={target}"]
+                    return [Problem.suggest(f"{path}._target_={target}", problem, ways)]
                 problem, fix = f"`{thing.__name__}` needs an argument `{name}`", f"set `{path}.{name}=...`"
                 found.append(Problem(f"{path}._target_={target}", problem, fix, code="missing-value"))
     return found

@@ -77,6 +77,9 @@ def as_source(found: Any, *, name: str, conversion: Conversion = STANDARD) -> So
         return _from_splits(found, name, asked, conversion)
     if isinstance(found, DataLoader | IterableDataset):
         return _served(OwnLoader(found, asked=asked), name, conversion)
+    if is_pair(found) and any(isinstance(part, Dataset | DataLoader) for part in found):
+        problem = "a Dataset in a pair is neither inputs nor targets"
+        raise RunnerError.of(asked, problem, "return `{'train': first, 'val': second}`")
     if isinstance(arrays := _arrays_of(found), Dataset):
         told = look_at(arrays, asked=asked, conversion=conversion)
         origin = type(found).__name__

@@ -181,6 +181,8 @@ def _fix(error: BaseException, stack: Sequence[FrameType]) -> str:
         return f"{problem}; help: use torch operations from the first layer to the loss"
     if isinstance(error, NotImplementedError) and "for the MPS device" in text:
         return "help: run `export PYTORCH_ENABLE_MPS_FALLBACK=1` before the command, so that the CPU computes it, or use another operation"
+    if re.search("same dtype, but got (Long|Int) and", text):
+        return "the layer computes with floats, and its input has integers; help: use `x.float()` before it, or give floats as inputs"
     if "Can't call numpy()" in text:
         return "numpy knows no gradients, and .detach() would train nothing before it; help: use the torch operation of that name"
     if isinstance(error, IndexError) and "index out of range in self" in text:

@@ -211,6 +211,7 @@ def test_other_numbers_of_classes_are_refused(train, val, messages):
         X,
         (X, Y, Y),
         {"inputs": X},
+        (TensorDataset(torch.ones(3, 1)), TensorDataset(torch.ones(3, 1))),
         (X, Y[:-1]),
         {"train": (X, Y), "valid": (X, Y)},
         {"val": (X, Y)},

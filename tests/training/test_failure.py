@@ -115,6 +115,9 @@ class Slice(Net):
 class Moves(Net):
     def forward(self, x):
         return self.last(self.first(x.cuda()))
+class Numbers(Net):
+    def forward(self, x):
+        return self.last(self.first(x.long()))
 class NoModule:
     def __init__(self, inputs, outputs): ...
 def gradients(model, batch):
@@ -137,10 +140,12 @@ NET = ["data=iris", "device=cpu", "tracking.enabled=false", "~model", "+model.in
         ("+model._target_=forwards.InPlace", 1, "forwards.py:13 changes a tensor in place (add_)"),
         ("+model._target_=forwards.Slice", 1, "forwards.py:20 changes a tensor in place (fill_)"),
         ("+model._target_=forwards.Moves", 1, "help: remove `.cuda()` and `.to(...)`: `device=` places the model"),
+        ("+model._target_=forwards.Numbers", 1, "its input has integers; help: use `x.float()` before it"),
+        ("+model._target_=forwards.NoModule", 2, "makes a `NoModule`, which is not a `torch.nn.Module`"),
         (
-            "+model._target_=forwards.NoModule",
+            "+model._target_=forwards.Net task._target_=forwards.gradients",
             2,
-            "makes a `NoModule`, which is not a `torch.nn.Module`",
+            "help: use `task=own task.function._target_=forwards.gradients`",
         ),
         (
             "+model._target_=forwards.Net task=own task.function._target_=forwards.gradients",
