@@ -33,6 +33,7 @@ from runner.models.weights import load_trained
 from runner.runs import find
 from runner.tasks.task import Task
 from runner.training import checkpoint
+from runner.training.carried_state import CarriedState
 from runner.version import __version__
 
 CHECKPOINTS = "checkpoints"
@@ -102,11 +103,14 @@ def open_run(
     kept = state.get("average") or state["model"]
     model = place(_with_weights(built(card.model, "model", folder), kept, folder / weights), there).eval()
     task = built(card.task, "task", folder)
+    task = place(task, there) if isinstance(task, nn.Module) else task
+    carried = state.get("carried") or {}  # of each process, or of the one that wrote it
+    CarriedState(model, task, device=there).load_state(carried[0] if isinstance(carried, list) else carried)
     return Trained(
         folder=folder,
         card=card,
         model=model,
-        task=place(task, there) if isinstance(task, nn.Module) else task,
+        task=task,
         choice=chosen,
         device=there,
         precision=make_precision(name, device=there),

@@ -1,5 +1,6 @@
 """State outside state_dict() is part of a checkpoint, and validation neither sees nor changes it."""
 
+import json
 import random
 from collections import deque
 from pathlib import Path
@@ -208,3 +209,30 @@ def test_first_checkpoint_names_unsaved_state_once(program, capfd):
     assert cli.main([*words, "hydra.run.dir=run"]) == 0
     said = capfd.readouterr().out
     assert said.count("`task.function.random` can't be saved") == 1
+
+
+CENTERED = """
+import torch
+from torch import nn
+
+class Centered(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.center = nn.Linear(4, 3), torch.zeros(4)
+    def forward(self, x):
+        if self.training:
+            self.center = 0.9 * self.center + 0.1 * x.square().mean(0)
+        return self.layer(x - self.center)
+"""
+
+
+@pytest.mark.parametrize(
+    ("run", "written"), [("run", "evaluation"), ("run/checkpoints/last.pt", "evaluations/last")], ids=["best", "last"]
+)
+def test_evaluate_has_the_state_of_the_run(own_folder, run, written):
+    (own_folder / "centers.py").write_text(CENTERED)
+    words = ["data=iris", "model._target_=centers.Centered", "train.num_epochs=3", "hydra.run.dir=run", "device=cpu"]
+    assert cli.main([*words, "tracking.enabled=false"]) == 0
+    assert cli.main(["evaluate", run]) == 0
+    summary, found = (json.loads((own_folder / f"run/{name}.json").read_text()) for name in ("summary", written))
+    assert found["metrics"]["test/loss"] == summary["metrics"]["test/loss"]
