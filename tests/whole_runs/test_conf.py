@@ -121,7 +121,7 @@ def test_a_scheduler_is_taken_away_and_another_one_put_in_its_place():
         cfg = compose.composer([])(words)
         assert validate.problems(cfg) == []
     node = validate.target_node(cfg, "scheduler")
-    assert node == {"_partial_": True, "_target_": warm[0].partition("=")[2], "T_0": 5}
+    assert node == {"interval": None, "_partial_": True, "_target_": warm[0].partition("=")[2], "T_0": 5}
 
 
 def test_a_resolver_in_quotes_is_what_the_message_says(monkeypatch):
