@@ -243,4 +243,4 @@ def test_unknown_flag_of_devices_is_refused(capsys):
     assert cli.main(["devices", "--bench", "--fast"]) == 2
     text = capsys.readouterr().err
     assert "`devices` does not take `--fast`" in text
-    assert "python -m runner devices [--bench]" in text
+    assert "`python -m runner devices --help`" in text

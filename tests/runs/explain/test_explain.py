@@ -147,7 +147,7 @@ def test_what_can_not_be_explained_is_told_with_what_to_write(here, capsys):
         (("run",), "all 20 losses are finite", f"explain run --step {leap()}"),
         (("run", "--step", "21"), "the run took 20 steps", "--step 20"),
         (("run", "--step", "0"), "`--step` must be a whole number, 1 or more", "--step 1"),
-        (("run", "seed=2"), "`explain` takes the run as it was", "explain [RUN]"),
+        (("run", "seed=2"), "`explain` takes the run as it was", "explain --help"),
         (("nowhere",), "there is no directory `nowhere`", "the run's last lines"),
     ):
         code, found, _ = explain(capsys, *words)

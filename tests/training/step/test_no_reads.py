@@ -104,7 +104,7 @@ def mutated(module, before, after):
 
 
 WRITE = "self._buffer.write(self.step(group))"
-NORM = "norm = apply_update()"
+NORM = "return _with_norm(values, apply_update())"
 #: in each step, what hands a value to Python
 READS = {
     "loss.item()": "values['loss'].item()",
@@ -118,8 +118,16 @@ MUTATIONS = {
     name: (runner.training.step.train_step, WRITE, f"values = self.step(group); {read}; self._buffer.write(values)")
     for name, read in READS.items()
 } | {
-    "float(grad_norm)": (runner.training.step.train_step, NORM, "norm = apply_update(); float(norm)"),
-    "numpy": (runner.training.step.train_step, NORM, "norm = apply_update(); norm.numpy()"),
+    "float(grad_norm)": (
+        runner.training.step.train_step,
+        NORM,
+        "norm = apply_update(); float(norm); return _with_norm(values, norm)",
+    ),
+    "numpy": (
+        runner.training.step.train_step,
+        NORM,
+        "norm = apply_update(); norm.numpy(); return _with_norm(values, norm)",
+    ),
 }
 
 
