@@ -60,8 +60,8 @@ def split(
     """Cuts the source, each class in the same proportion where it has labels; the seed alone decides.
 
     A split that the source brings itself is used whole and its fraction is not cut. test_fraction: None for TEST_FRACTION, or
-    none if the source brings its validation split, so that all training rows are trained on. limit: so many rows, in the
-    classes' proportions, are kept before the cut; None for all. Rows keep their order within a split.
+    none if the source brings its validation split, so that all training rows are trained on. limit: how many rows are kept
+    before the cut, in the classes' proportions; None for all. Rows keep their order within a split.
     A source that is `in_order` is cut into blocks instead, whatever the seed and the labels: the first rows are kept,
     and of them the last are the test split, those before it the validation split.
     fold: (K, N) has what is no test split in N parts, the same ones for each K, and the validation split is part K of

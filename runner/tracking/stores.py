@@ -30,7 +30,7 @@ def named(words: Sequence[str]) -> str | None:
 
 
 def note_unused(words: Sequence[str]) -> None:
-    """Print that the store in these words, if there is one, is not read."""
+    """Print that a store among the arguments is not read."""
     for uri in [word for word in words if word.startswith("tracking.uri=")][-1:]:
         print(
             f"note: {without_password(uri)} has no effect: all runs have their directories here, with all points in them"
