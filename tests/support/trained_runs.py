@@ -182,9 +182,13 @@ def home(tmp_path_factory):
 
 @pytest.fixture
 def at_home(home):
-    """Their folder as the current one."""
+    """Their folder as the current one; files that a test leaves there are removed, as an error may suggest them."""
+    before = set(home.iterdir())
     with inside(home):
         yield home
+    for file in set(home.iterdir()) - before:
+        if file.is_file():
+            file.unlink()
 
 
 @pytest.fixture
