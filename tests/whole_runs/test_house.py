@@ -9,7 +9,7 @@ from runner.version import HERE, PACKAGES
 
 TESTS = PACKAGES / "tests"
 ROOMS = {path.parent.name for path in HERE.glob("*/__init__.py")}
-LOOSE = {"__init__.py", "__main__.py", "command.py", "README.md", "errors.py", "py.typed", "version.py"}
+LOOSE = {"__init__.py", "__main__.py", "command.py", "CHANGELOG.md", "README.md", "errors.py", "py.typed", "version.py"}
 PLAIN = ["training", "tracking", "distributed", "data", "models", "tasks", "inspection", "device"]  # they know no YAML
 HEAVY = {"torch", "mlflow", "optuna", "ray"}
 MOST_PARAMETERS = 7
