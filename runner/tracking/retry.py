@@ -12,33 +12,23 @@ from runner.tracking.mlflow_store import is_refusal
 T = TypeVar("T")
 MOST_READ = 200_000  # points of the journal between two acknowledgements, however few of them are sent
 
-#: by begin and end of a part of a batch: None when it is stored, else why it was refused
-Answers = dict[tuple[int, int], str | None]
 
+def send_in_halves(send: Callable[[Sequence[T]], None], items: Sequence[T]) -> list[tuple[T, str]]:
+    """Send `items` in one call and, where the store refuses them, in halves.
 
-def send_in_halves(
-    send: Callable[[Sequence[T]], None], items: Sequence[T], *, answers: Answers | None = None
-) -> list[tuple[T, str]]:
-    """Sends `items` in one call; where the store refuses, in halves, down to what it refuses. Returns that and why.
+    Returns:
+        The items that the store refuses one by one, and the reason of each.
 
-    answers: what an earlier call with the same items got before it broke off; it grows. On a line that breaks now and
-    then twenty calls in a row would never come through.
-    Raises: what is no refusal; then some items may be stored, and sending them again must be harmless.
+    Raises:
+        Exception: any other error. Some items may be stored then, and sending them again must be harmless.
     """
-    answers = {} if answers is None else answers
-    refused = []
-    parts = [(0, len(items))] if items else []
-    while parts:
-        begin, end = part = parts.pop()
-        if part not in answers:
-            answers[part] = _refusal(send, items[begin:end])
-        why = answers[part]
-        if why is not None and end - begin == 1:
-            refused.append((items[begin], why))
-        elif why is not None:
-            middle = (begin + end) // 2
-            parts += [(middle, end), (begin, middle)]
-    return refused
+    reason = _refusal(send, items) if items else None
+    if reason is None:
+        return []
+    if len(items) == 1:
+        return [(items[0], reason)]
+    middle = len(items) // 2
+    return send_in_halves(send, items[:middle]) + send_in_halves(send, items[middle:])
 
 
 def _refusal(send: Callable[[Sequence[T]], None], items: Sequence[T]) -> str | None:

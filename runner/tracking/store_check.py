@@ -59,8 +59,7 @@ def restore(client: MlflowClient, run: Run, ack: Ack, *, folder: Path) -> list[s
         parent = event if event["kind"] == "parent" else parent
         end = event if event["kind"] == "end" else end
     run_id, known = run.info.run_id, run.data
-    unsent: dict[str, Any] = next((event["params"] for event in ack.postponed if event["kind"] == "params"), {})
-    there = {*known.params, *refused, *(each.key for each in mlflow_events.entities("params", unsent))}
+    there = {*known.params, *refused}
     lost = [param for key, param in params.items() if key not in there]
     lost_tags = [tag for key, tag in tags.items() if key not in known.tags and key not in refused]
     if lost or lost_tags:

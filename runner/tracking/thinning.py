@@ -10,14 +10,12 @@ Called by the uploader. Pure: the state between two calls is a dictionary that i
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from runner.tracking import charted
 from runner.tracking.journal_records import Points, Record
 
 #: of what is left of a metric's share, the part that is spent on the points that are known to come: a run may be gone on with
@@ -99,19 +97,6 @@ def close(state: Mapping[str, Any], *, is_over: bool) -> tuple[Chosen, dict[str,
         chosen += [(name, time_ms, step, value) for step, time_ms, value in waiting]
         series[name] = {**one, "open": [], "num": 0, "sent": one["sent"] + len(waiting)}
     return chosen, {**state, "series": series, "left_out": state["left_out"] - len(chosen)}
-
-
-def to_chart(state: Mapping[str, Any]) -> list[str]:
-    """At a run's end: the metrics of which a part is left out, and more is sent than a chart shows. None when that is done."""
-    series = state["series"].items() if "is_charted" not in state else ()
-    return [name for name, one in series if one["seen"] > one["sent"] > charted.SHOWN]
-
-
-def with_more(state: Mapping[str, Any], more: Chosen) -> dict[str, Any]:
-    """The state when these are sent, too, at the run's end."""
-    num = Counter(name for name, *_ in more)
-    series = {name: {**one, "sent": one["sent"] + num[name]} for name, one in state["series"].items()}
-    return {**state, "series": series, "left_out": state["left_out"] - len(more), "is_charted": True}
 
 
 def _expecting(name: str, series: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:

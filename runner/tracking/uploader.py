@@ -13,17 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from runner.tracking import charted, history, mlflow_events, mlflow_store, store_check, thinning
+from runner.tracking import history, mlflow_events, mlflow_store, store_check, thinning
 from runner.tracking.ack import Ack, end_time_ms
 from runner.tracking.damage import describe_gap
 from runner.tracking.journal_frames import Gap
-from runner.tracking.journal_reader import read_series
 from runner.tracking.journal_records import FILE, Points, Record, has_records, scan, scan_names
 from runner.tracking.mlflow_model import Build, publish_model
 from runner.tracking.mlflow_names import Names
-from runner.tracking.retry import Answers, as_metrics, grouped, send_in_halves, to_metrics
+from runner.tracking.retry import as_metrics, grouped, send_in_halves, to_metrics
 from runner.tracking.system_metrics import Machine, SystemMetrics
 from runner.tracking.upload_log import Progress
 
@@ -33,8 +30,6 @@ if TYPE_CHECKING:
 
 MOST_POINTS = 1000  # in one call, MLflow takes no more
 MOST_NAMED = 100  # params or tags in one call
-MOST_CHARTED = 10_000_000  # points of a run that are read at once in its end, 24 bytes each
-PARAMS_SECONDS = 15.0  # for which a new run's params wait for points to share their calls
 FILES = ("artifact", "model")  # sent last: MLflow shows the metrics and the status of every run first
 
 log = logging.getLogger("runner.tracking")
@@ -79,18 +74,11 @@ class Uploader:
         self._progress = Progress(folder, uri)
         self._client: MlflowClient | None = None
         self._system_metrics: SystemMetrics | None = None
-        #: step and time of the chosen points that this process has sent; None where others went before
-        self._sent: dict[str, list[tuple[int, int]]] | None = {} if not self.ack.offset else None
         self._names: Names | None = None  # of the metrics up to the acknowledged record, once they are asked for
         self._replay_end = 0  # where the records end that the store had acknowledged before it lost points
         #: step and time of the points that the store still has, by metric; None unless points are sent again
         self._stored: dict[str, set[tuple[int, int]]] | None = None
-        #: what is known of the records that are being sent, by the values of each call: of params it are fewer the next time
-        self._answers: dict[tuple[Any, ...], Answers] = {}
         self._failed: list[dict[str, Any]] = []  # of those that are postponed, what this process could not send
-        self._params_at = 0.0  # of time.monotonic(), when its params wait no longer
-        self._is_hurried = False  # the last attempt was to send everything
-        self._joins_params = False  # whether params may share a call with points: it has created the run itself
         self._parent: str | None = None  # the uid of the run that it created this one below
 
     @property
@@ -103,7 +91,6 @@ class Uploader:
         postponed: whether to try once more what the store would not take before, when all else is sent.
         most: records of points (1,000 together), events or files to send in this call (None: all there are).
         """
-        self._is_hurried = postponed
         try:
             began = time.monotonic()
             for _ in self._send(postponed=postponed, most=most):
@@ -114,8 +101,7 @@ class Uploader:
         except mlflow_store.RunGoneError as error:
             log.warning("%s: it gets the whole journal again", error)
             self._progress.begin_again()
-            self._sent, self._stored = {}, None
-            self._answers.clear()  # they are of the run that is gone
+            self._stored = None
             self._known.experiments.clear()
             self._known.run_ids.clear()
             self._failed.clear()
@@ -134,7 +120,7 @@ class Uploader:
     def has_records(self) -> bool:
         """Whether more is left than files."""
         try:
-            return has_records(self._journal, self.ack.offset) or self._has_due_params()
+            return has_records(self._journal, self.ack.offset)
         except Exception:  # it can't be read: the attempt to send it says why
             return True
 
@@ -168,7 +154,7 @@ class Uploader:
             self._progress.note(died=True, error=self.ack.error if self.ack.postponed else None)
             for event in self._untried():  # history.parquet
                 if self._send_lone(self._open(), event):
-                    self._replace(event)
+                    self._remove(event)
         except Exception as error:
             self._progress.fail(error)
             return False
@@ -190,44 +176,26 @@ class Uploader:
                 self._send_points(client, group)
             else:
                 self._send_event(client, group[0])
-            self._answers.clear()
             yield
             if (most := most and most - 1) == 0:
                 return
         if self._stored is not None and self.ack.offset >= self._replay_end:
             self._restore(client, mlflow_store.check_run(client, self._run_id()))
             self._stored = None
-        if self._has_due_params():
-            self._send_params(client)
-            yield
-            if most is not None:
-                return
         files = self._untried()[:most]
         if postponed and (most is None or not files):
             files = [*files, *self._failed]
         for event in files:
             if self._send_lone(client, event):  # not before: whatever comes in between, it waits until it is there
-                self._replace(event)
+                self._remove(event)
             yield
 
     def _untried(self) -> list[dict[str, Any]]:
-        return [event for event in self.ack.postponed if event["kind"] != "params" and event not in self._failed]
+        return [event for event in self.ack.postponed if event not in self._failed]
 
-    def _replace(self, event: dict[str, Any], *rest: dict[str, Any]) -> None:
+    def _remove(self, event: dict[str, Any]) -> None:
         self._failed = [other for other in self._failed if other != event]
-        others = tuple(other for other in self.ack.postponed if other != event)
-        self._progress.note(postponed=(*rest, *others))
-
-    def _params(self) -> dict[str, Any] | None:
-        return next((event for event in self.ack.postponed if event["kind"] == "params"), None)
-
-    def _has_due_params(self) -> bool:
-        return self._params() is not None and (self._is_hurried or time.monotonic() >= self._params_at)
-
-    def _send_params(self, client: MlflowClient) -> None:
-        if (event := self._params()) is not None:
-            self._send_named(client, "params", event["params"], is_new=self._joins_params)
-            self._replace(event)
+        self._progress.note(postponed=tuple(other for other in self.ack.postponed if other != event))
 
     def _records(self) -> Iterator[Record]:
         end = self.ack.offset
@@ -259,7 +227,7 @@ class Uploader:
 
     def _send_again(self, reason: str) -> None:
         log.warning("%s: %s: what is missing there is sent again", self._folder, reason)
-        self._replay_end, self._stored, self._sent, self._names = self.ack.offset, {}, {}, None
+        self._replay_end, self._stored, self._names = self.ack.offset, {}, None
         self._progress.begin_again(is_same_run=True)
         self._failed.clear()
 
@@ -301,14 +269,10 @@ class Uploader:
         self, client: MlflowClient, chosen: thinning.Chosen, state: dict[str, Any], *, offset: int
     ) -> None:
         self._note_points(client, as_metrics(chosen, self._known_names()), state, offset=offset)
-        if self._sent is not None:
-            for name, time_ms, step, _ in chosen:
-                self._sent.setdefault(name, []).append((step, time_ms))
 
     def _note_points(self, client: MlflowClient, metrics: list[Any], state: dict[str, Any], *, offset: int) -> None:
         lost = self._lost(client, metrics)
-        sent = self._send_with_params(client, lost)
-        refused = self._send_values(client, "metrics", lost[sent:], most=MOST_POINTS)
+        refused = self._send_values(client, "metrics", lost, most=MOST_POINTS)
         self._progress.reject("point", refused)
         num_restored = len(lost) - len(refused) if offset <= self._replay_end else 0
         self._progress.note(
@@ -321,62 +285,15 @@ class Uploader:
             last_points=_with_last(self.ack.last_points, metrics, {id(metric) for metric, _ in refused}),
         )
 
-    def _send_with_params(self, client: MlflowClient, metrics: Sequence[Any]) -> int:
-        sent = 0
-        while self._joins_params and sent < len(metrics) and (event := self._params()) is not None:
-            params = mlflow_events.entities("params", event["params"])
-            now, later = params[:MOST_NAMED], params[MOST_NAMED:]
-            points = list(metrics[sent : sent + MOST_POINTS - len(now)])
-            try:
-                client.log_batch(self._run_id(), metrics=points, params=now)
-            except Exception as error:
-                if not mlflow_store.is_refusal(error):
-                    raise
-                self._joins_params = False  # the calls for each kind find out what is refused, the next attempt's too
-                self._send_params(client)
-                break
-            self._replace(event, *([{**event, "params": {each.key: each.value for each in later}}] if later else []))
-            sent += len(points)
-        return sent
-
     def _end_points(self, client: MlflowClient, *, is_over: bool) -> None:
         if self.ack.thinning:
             chosen, state = thinning.close(self.ack.thinning, is_over=is_over)
-            if is_over:
-                more = self._for_charts(client, chosen, state)
-                chosen, state = chosen + more, thinning.with_more(state, more)
             self._send_chosen(client, chosen, state, offset=self.ack.offset)
         if self.ack.points_left_out:
             history.write(self._folder)
             event = {"kind": "artifact", "path": history.FILE, "to": ""}
             if event not in self.ack.postponed:
                 self._progress.note(postponed=(*self.ack.postponed, event))
-
-    def _for_charts(self, client: MlflowClient, chosen: thinning.Chosen, state: Mapping[str, Any]) -> thinning.Chosen:
-        names = thinning.to_chart(state)
-        if not names or sum(one["seen"] for one in state["series"].values()) > MOST_CHARTED:
-            return []
-        found: thinning.Chosen = []
-        for name, (steps, times_ms, values) in read_series(self._folder).items():
-            if name not in names:
-                continue
-            sent = {(step, time_ms) for own, time_ms, step, _ in chosen if own == name} | self._sent_of(client, name)
-            if not (np.diff(steps) > 0).all():  # one that has gone on from an earlier step
-                order = np.lexsort((values, times_ms, steps))  # the store's
-                steps, times_ms, values = steps[order], times_ms[order], values[order]
-            is_sent = np.isin(steps, [step for step, _ in sent])
-            for row in np.flatnonzero(is_sent):  # a run that has gone on may have a step twice
-                is_sent[row] = (steps[row], times_ms[row]) in sent
-            rows = charted.more(values, is_sent, most=state["most"])
-            columns = (times_ms[rows].tolist(), steps[rows].tolist(), values[rows].tolist())
-            found += [(name, *point) for point in zip(*columns, strict=True)]
-        return found
-
-    def _sent_of(self, client: MlflowClient, name: str) -> set[tuple[int, int]]:
-        if self._sent is not None:
-            return set(self._sent.get(name, ()))
-        stored = client.get_metric_history(self._run_id(), self._known_names().key(name))
-        return {(point.step, point.timestamp) for point in stored}
 
     def _send_values(self, client: MlflowClient, kind: str, values: list[Any], *, most: int) -> list[tuple[Any, str]]:
         run_id = self._run_id()
@@ -392,15 +309,12 @@ class Uploader:
         refused = []
         for begin in range(0, len(values), most):
             part = values[begin : begin + most]
-            which = (kind, begin, *((each.key, getattr(each, "step", None)) for each in part))
-            refused += send_in_halves(send, part, answers=self._answers.setdefault(which, {}))
+            refused += send_in_halves(send, part)
         return refused
 
     def _send_event(self, client: MlflowClient, record: Record) -> None:
         event = {"record": record.offset, "kind": record.kind, **dict(record.data)}  # type: ignore[arg-type]
         done: dict[str, Any] = {}
-        if record.kind in ("start", "params"):
-            self._send_params(client)  # of two values of a param the first counts
         if record.kind == "start":
             self._start(client, event)
         elif record.kind in ("params", "tags"):
@@ -413,7 +327,6 @@ class Uploader:
         elif record.kind == "end":
             self._stop_measuring()
             self._end_points(client, is_over=event["status"] == "FINISHED")
-            self._send_params(client)
             event["end_ms"] = end_time_ms(self._folder, self.ack, event["end_ms"])
             mlflow_events.end(client, self._run_id(), event, had_died=self.ack.died)
             done = {"ended": True, "died": False}
@@ -443,16 +356,11 @@ class Uploader:
         if self.ack.thinning:  # as after a kill: only the journal decides what is chosen
             self._send_chosen(client, *thinning.close(self.ack.thinning, is_over=False), offset=self.ack.offset)
         self._progress.note(ended=False, died=False, thinning=thinning.begin(self.ack.thinning, event.get("points")))
-        self._joins_params = is_new
-        params = event.get("params") or {}
-        if is_new and params:
-            self._progress.note(postponed=(*self.ack.postponed, {"kind": "params", "params": dict(params)}))
-            self._params_at = time.monotonic() + PARAMS_SECONDS
         if not is_new:
             self._parent = None
             mlflow_events.resume(client, self._run_id())
             self._send_named(client, "tags", {mlflow_store.UID_TAG: event["uid"], **(event.get("tags") or {})})
-            self._send_named(client, "params", params)
+        self._send_named(client, "params", event.get("params") or {}, is_new=is_new)
         is_measured = self._machine is not None and event.get("system_metrics")
         # not the event's own: of a run that goes on that is when it went on, and its samples would begin at 0 once more
         began_ms = is_measured and not is_new and client.get_run(self._run_id()).info.start_time
@@ -472,9 +380,7 @@ class Uploader:
     def _send_named(self, client: MlflowClient, kind: str, values: Mapping[str, Any], *, is_new: bool = False) -> None:
         entities = mlflow_events.entities(kind, values)
         refused: list[tuple[Any, str]] = []
-        if (
-            kind == "params" and entities and not is_new
-        ):  # a run that goes on with another one of them would have its batch refused
+        if kind == "params" and entities and not is_new:  # the store refuses a batch that changes a param
             entities, refused = mlflow_events.without_known(client, self._run_id(), entities)
         refused += self._send_values(client, kind, entities, most=MOST_NAMED)
         self._progress.reject(kind.removesuffix("s"), refused)

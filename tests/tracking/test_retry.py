@@ -47,32 +47,6 @@ def test_an_outage_is_no_refusal():
         send_in_halves(Shop(1, breaks_at=3).take, [1, 2, 3, 4])
 
 
-@pytest.mark.parametrize("refused", [set(), {0}, {37, 61}])
-def test_on_a_line_that_breaks_it_gets_on_from_one_attempt_to_the_next(refused):
-    class Breaking(Shop):
-        """Each second call is lost, and each fourth has lost only its answer."""
-
-        def take(self, items):
-            if self.calls % 4 == 3:
-                super().take(items)
-                raise ConnectionError("no answer")
-            if self.calls % 2:
-                self.calls += 1
-                raise ConnectionError("cut")
-            super().take(items)
-
-    shop, answers, num_breaks = Breaking(*refused), {}, 0
-    shop.calls = 1
-    while True:
-        try:
-            found = send_in_halves(shop.take, list(range(64)), answers=answers)
-            break
-        except ConnectionError:
-            num_breaks += 1
-            assert num_breaks < 60
-    assert {item for item, _ in found} == refused and set(shop.taken) == set(range(64)) - refused
-
-
 def records(path, *parts):
     path.write_bytes(b"".join(parts))
     return list(scan(path))

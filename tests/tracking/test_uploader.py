@@ -177,28 +177,6 @@ def test_a_poison_point_is_set_aside_and_the_rest_is_kept(folder, journal, write
     assert len(write.history(client, ack.run_id, "train/loss")) == 502
 
 
-def test_a_poison_point_is_found_on_a_line_that_breaks_at_each_second_call(
-    folder, journal, write, client, uri, monkeypatch
-):
-    class Breaking(Picky):
-        calls = 0
-
-        def log_batch(self, *args, **kwargs):
-            self.calls += 1
-            if self.calls % 2:
-                raise ConnectionError("cut")
-            super().log_batch(*args, **kwargs)
-
-    breaking = Breaking(client, poison={("train/loss", 400)})
-    monkeypatch.setattr(mlflow_store, "open_store", lambda uri: breaking)
-    write.start(journal)
-    write.rows(journal, 1, 500)
-    write.end(journal)
-    uploader = Uploader(folder, uri)
-    assert any(uploader.attempt() for _ in range(60)), breaking.calls
-    assert uploader.ack.is_complete and uploader.ack.points_rejected == 1 and uploader.ack.points_written == 999
-
-
 @pytest.mark.parametrize("is_gone", [False, True])
 def test_params_whose_second_call_breaks_off_all_arrive(folder, journal, write, client, uri, monkeypatch, is_gone):
     """Those of the first call are there then, and are not sent again; or the run is gone, and with it what it had."""
