@@ -125,7 +125,7 @@ def _of_steps(parts: Parts, steps: StepTimes, speeds: MeasuredDevice | None, acc
 
 #: of the training: less is not worth a word
 LEAST, LEAST_SECONDS = 0.05, 1.0
-#: of the host's part of a step that a compiled one does without, at least (tests/bench/where_time_went.py)
+#: of the host's part of a step that a compiled one does without, at least
 COMPILED_SAVES, GRAPH_SAVES = 0.6, 0.9
 #: rows a step that are few, and as many as are proposed
 TINY_BATCH, USUAL_BATCH = 16, 64

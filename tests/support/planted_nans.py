@@ -1,6 +1,6 @@
 """Runs with a planted cause of a loss that is not finite, or of a spike, and what `explain` is to say of each.
 
-For tests/runs/explain and tests/bench/explain.py. PARTS is a person's my_parts.py: `# HERE: name` marks a cause's line.
+PARTS is a user's my_parts.py: `# HERE: name` marks a cause's line.
 """
 
 from __future__ import annotations

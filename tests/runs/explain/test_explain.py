@@ -1,7 +1,4 @@
-"""`explain`: planted causes and spikes are named, wherever the checkpoint lies; what it can't explain, and what it leaves alone.
-
-All twelve causes and five spikes on three devices: tests/bench/explain.py.
-"""
+"""`explain` names planted causes and spikes wherever the checkpoint lies, and says what it can't explain."""
 
 import json
 import random
