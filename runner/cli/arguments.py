@@ -232,13 +232,7 @@ def _checked(
     overrides: list[str],
     problems: list[Problem],
 ) -> tuple[list[str], list[str]]:
-    """Return the flags, with -m for a sweep, and the overrides, with zip(...) as the setting that it is."""
-    if zips := [word for word in overrides if word.startswith("zip(")]:
-        overrides = [word for word in overrides if word not in zips]
-        try:
-            overrides.append(_zipped(zips))
-        except RunnerError as error:
-            problems += error.problems
+    """Return the flags, with -m for a sweep, and the overrides."""
     modes = [word for word in overrides if word.startswith("hydra.mode=")]
     if modes and modes[-1] == "hydra.mode=MULTIRUN":
         flags, overrides = ["-m", *flags], [word for word in overrides if word not in modes]
@@ -261,7 +255,7 @@ def _checked(
     for word in values:
         if (later := last[key_of(word)]) != word:
             print(f"note: {without_password(word)} has no effect: {without_password(later)} follows", file=sys.stderr)
-    several = [word for word in overrides if _has_several(word)]
+    several = [word for word in overrides if override_errors.has_several(word)]
     if several and not MULTIRUN & {*flags}:
         if not problems and compose.asks_for_a_sweep(flags, overrides):
             flags = ["-m", *flags]
@@ -334,15 +328,6 @@ def _is_setting(word: str) -> bool:
     return "=" in word or word.startswith("~")
 
 
-def _has_several(word: str) -> bool:
-    value = word.partition("=")[2]
-    return (
-        len(_parts(value)) > 1
-        or override_errors.SEVERAL.match(value) is not None
-        or word.startswith(("sweep.zip={", "sweep.zip=["))
-    )
-
-
 def _joined(words: Sequence[str]) -> tuple[list[str], list[Problem]]:
     """Remove the settings that spaces have cut, such as `model = mlp` and `model.hidden_sizes=[64, 32]`, as errors."""
     rest: list[str] = []
@@ -350,7 +335,7 @@ def _joined(words: Sequence[str]) -> tuple[list[str], list[Problem]]:
     left = list(words)
     while left:
         first = left.pop(0)
-        parts, is_setting = [first], "=" in first and first[:1] not in ("-", "z")
+        parts, is_setting = [first], "=" in first and first[:1] != "-"
         while left and is_setting and "=" not in left[0] and _is_open(" ".join(parts)):
             parts.append(left.pop(0))
         typed, problem = " ".join(parts), "a value with a space needs quotes"
@@ -370,53 +355,5 @@ def _is_cut(first: str, following: str) -> bool:
 
 
 def _is_open(text: str) -> bool:
-    return len(_parts(f"{text},")) == len(_parts(text))
-
-
-def _zipped(words: Sequence[str]) -> str:
-    """Return zip(a,b)=(1,2),(3,4), which Hydra's grammar does not have, as sweep.zip={a:[1,3],b:[2,4]}; several as a list.
-
-    Raises:
-        RunnerError: Rows that do not have a value for each key.
-    """
-    each = [_columns(word) for word in words]
-    return f"sweep.zip={each[0] if len(each) == 1 else '[' + ','.join(each) + ']'}"
-
-
-def _columns(word: str) -> str:
-    head, _, value = word.partition(")=")
-    keys = [key.strip() for key in head.removeprefix("zip(").split(",")]
-    rows = [_parts(row.strip()[1:-1]) for row in _parts(value) if row.strip().startswith("(")]
-    problem = ""
-    if not rows or len(rows) != len(_parts(value)) or any(len(row) != len(keys) for row in rows):
-        problem = f"`zip` needs a row in parentheses for each job, with a value for each of {', '.join(keys)}"
-    elif several := [part.strip() for row in rows for part in row if override_errors.SEVERAL.match(part.strip())]:
-        problem = f"a row is of one job, and `{several[0]}` is several values"
-    elif len(set(keys)) < len(keys):
-        problem = f"each key is named once, and these are {', '.join(keys)}"
-    if problem:
-        fix = "write rows in quotes, e.g., `'zip(model.width,optimizer.lr)=(64,1e-3),(128,3e-4)'`"
-        raise RunnerError.of(word, problem, fix, code="bad-value")
-    columns = zip(*rows, strict=True)
-    return "{" + ",".join(f"{key}:[{','.join(column)}]" for key, column in zip(keys, columns, strict=True)) + "}"
-
-
-def _parts(text: str) -> list[str]:
-    """Split at commas outside of quotes, brackets and parentheses: Hydra reads several values."""
-    parts, depth, quote, is_escaped = [""], 0, "", False
-    for char in text:
-        if is_escaped or char == "\\":  # the following one has no meaning
-            is_escaped = not is_escaped
-        elif quote:
-            quote = "" if char == quote else quote
-        elif char in "'\"":
-            quote = char
-        elif char in "[({":
-            depth += 1
-        elif char in "])}":
-            depth -= 1
-        elif char == "," and depth == 0:
-            parts.append("")
-            continue
-        parts[-1] += char
-    return parts
+    is_quoted = "'" in text or '"' in text
+    return not is_quoted and sum(map(text.count, "[{(")) > sum(map(text.count, "]})"))

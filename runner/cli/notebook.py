@@ -1,12 +1,9 @@
-"""`runner.run` for notebooks and scripts: one run, its result with a plot, and your modules as they were last edited."""
+"""`runner.run` for notebooks and scripts: one run, and its result with a plot."""
 
 from __future__ import annotations
 
-import importlib
-import os
 import shlex
 import sys
-import sysconfig
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,9 +28,6 @@ from runner.experiment.summary import Summary
 
 if TYPE_CHECKING:
     import pandas
-
-#: the modules of the user by name, and when the file of each was written
-_loaded: dict[str, int] = {}
 
 
 class Result(dict[str, Any]):
@@ -70,15 +64,10 @@ def run(
         raise RunnerError.suggest(f"run({given})", problem, [fix], code="bad-argument")
     _refuse_data_worker()
     make_own_code_importable()
-    _forget_edited_modules()
     words = shlex.split(overrides) if isinstance(overrides, str) else overrides
     with restored(ALLOW_VARIABLE), restored(SECRETS):
         found = parse(replace(COMMANDS["train"], name="run()", hydra_flags=ONE_RUN, composes=False), words)
-        try:
-            result = _run(["-cn", config_name, *found.flags], found.overrides, folder)
-        finally:
-            for name, written in _own_modules().items():
-                _loaded.setdefault(name, written)
+        result = _run(["-cn", config_name, *found.flags], found.overrides, folder)
     if result["exit_code"] == 130:
         raise KeyboardInterrupt  # the run has saved its state; the cells below are not to run
     return result
@@ -127,31 +116,3 @@ def _refuse_data_worker() -> None:
             fix = "write `if __name__ == '__main__':` before it, or use `data.num_workers=0`"
             raise RunnerError.of(source, problem, fix, code="conflict")
         frame = frame.f_back
-
-
-def _forget_edited_modules() -> None:
-    """Remove all modules of the user if a file of one was edited since it was loaded: they hold each other's names."""
-    own = _own_modules()
-    if any(_loaded.setdefault(name, written) != written for name, written in own.items()):
-        for name in own:
-            module = sys.modules.pop(name)
-            if cached := getattr(module, "__cached__", None):
-                # an edit within a second that keeps the size would not be noticed
-                Path(cached).unlink(missing_ok=True)
-            del _loaded[name]
-        importlib.invalidate_caches()
-
-
-def _own_modules() -> dict[str, int]:
-    here, own = os.path.join(Path.cwd(), ""), {}  # noqa: PTH118  # a text: thousands of modules are compared with it
-    pythons = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))  # perhaps below this directory
-    for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if file is None or not file.startswith(here) or name == "__main__" or name.partition(".")[0] == "runner":
-            continue
-        path = Path(file)
-        if file.startswith(pythons) or {"site-packages", "dist-packages"} & {*path.parts}:
-            continue
-        if path.suffix == ".py" and path.is_file():
-            own[name] = path.stat().st_mtime_ns
-    return own

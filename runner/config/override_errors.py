@@ -10,7 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hydra.errors import ConfigCompositionException
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import IntervalSweep, Override
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException, ValidationError
 
@@ -54,8 +56,6 @@ def of_a_job(overrides: Iterable[str]) -> Iterator[None]:
 
 def is_about_composition(error: Exception) -> bool:
     """Return whether an error comes from Hydra, OmegaConf or YAML."""
-    from hydra.errors import HydraException
-
     return isinstance(error, HydraException | OmegaConfBaseException | JobError) or hasattr(
         _innermost(error), "problem_mark"
     )
@@ -158,23 +158,33 @@ def _problems(text: str, error: Exception, accepted: list[str], cfg: DictConfig,
     return [defaults_fault(text, error) or _problem(text, error, known, cfg, compose)]
 
 
-def _singles(text: str) -> Iterator[str]:
-    """One override for each value of an override of a sweep; the ends of an interval."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.core.override_parser.types import IntervalSweep
-    from hydra.errors import HydraException
-
+def _parsed(text: str) -> Override | None:
     try:  # glob(*) needs a loader
         (override,) = OverridesParser.create(config_loader=CheckedLoader()).parse_overrides([text])
-        head, value = text[: text.index("=") + 1] if "=" in text else text, override.value()
-        if not override.is_sweep_override():
-            yield text
-        elif isinstance(value, IntervalSweep):
-            yield from (f"{head}{value.start}", f"{head}{value.end}")
-        else:
-            yield from (head + value for value in override.sweep_string_iterator())
+        return override
     except (HydraException, ValueError):
+        return None
+
+
+def has_several(text: str) -> bool:
+    """Return whether an override has several values, one for each job of a sweep."""
+    if text.startswith(("sweep.zip={", "sweep.zip=[")):
+        return True
+    override = _parsed(text) if re.search("[,(]", text) else None
+    return override is not None and override.is_sweep_override()
+
+
+def _singles(text: str) -> Iterator[str]:
+    """One override for each value of an override of a sweep; the ends of an interval."""
+    override = _parsed(text)
+    if override is None or not override.is_sweep_override():
         yield text
+        return
+    head, value = text[: text.index("=") + 1], override.value()
+    if isinstance(value, IntervalSweep):
+        yield from (f"{head}{value.start}", f"{head}{value.end}")
+    else:
+        yield from (head + value for value in override.sweep_string_iterator())
 
 
 def ambiguous(text: str, *, takes_sweep: bool = True) -> Problem:
@@ -387,8 +397,6 @@ def _wrong_value(text: str, key: str, value: str, cause: ValidationError) -> Pro
 
 
 def _broken_files(error: Exception) -> Problem:
-    from hydra.errors import MissingConfigException
-
     cause = _innermost(error)
 
     if isinstance(error, MissingConfigException):

@@ -8,8 +8,8 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from omegaconf import MISSING
@@ -115,11 +115,6 @@ def _value(valid: str, example: Any, *, default: Any = MISSING, **rule: Any) -> 
 
 def _one_of(*choices: str) -> Any:
     return field(default=MISSING, metadata={"valid": "one of " + ", ".join(choices), "choices": choices})
-
-
-def _secret(*, default: Any = MISSING) -> Any:
-    """Make a field for a text that is neither shown nor stored, anywhere."""
-    return field(default=default, metadata={"secret": True})
 
 
 def _at_least(least: int, **otherwise: Any) -> Any:
@@ -442,22 +437,6 @@ class Config:
     facts: Facts = field(default_factory=Facts)
     sweep: Sweep = field(default_factory=Sweep)
     plan: Plan = field(default_factory=Plan)
-
-
-@functools.cache
-def secret_keys() -> tuple[str, ...]:
-    """The dotted keys of the fields that are declared with `secret=True`. Of `tracking.uri` only the credentials are secret."""
-
-    def below(schema: type, prefix: str) -> Iterator[str]:
-        for item in fields(schema):
-            if is_dataclass(
-                inner := SHARED.get(item.name, item.default_factory) if not prefix else item.default_factory
-            ):
-                yield from below(inner, f"{prefix}{item.name}.")
-            elif item.metadata.get("secret"):
-                yield f"{prefix}{item.name}"
-
-    return tuple(below(Config, ""))
 
 
 @functools.cache  # 20 ms, and a command composes more than once

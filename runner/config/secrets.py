@@ -1,4 +1,4 @@
-"""Hides the secrets of a configuration: credentials in URIs, values of the environment, keys that the schema declares secret.
+"""Hides the secrets of a configuration: credentials in URIs, and values of the environment.
 
 `runner.errors.without_password` hides them in a text. A value from `${oc.env:NAME}` is shown as <oc.env:NAME>, also where
 another value refers to it. Numbers and booleans from the environment are shown, and the names of the run and its experiment.
@@ -17,19 +17,16 @@ from urllib.parse import quote
 from omegaconf import DictConfig, OmegaConf, resolvers
 from omegaconf.errors import OmegaConfBaseException
 
-from runner.config.schema import secret_keys
-from runner.errors import KEPT, SECRETS, credentials, without_credentials, without_password
+from runner.errors import SECRETS, credentials, without_credentials, without_password
 
 ENVIRONMENT = "oc.env"
 OPEN = ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME")  # that say where a run is tracked
 STORE = "tracking.uri"
-HIDDEN = "***"
 _SHOWN = re.compile(rf"<{re.escape(ENVIRONMENT)}:([^<>]+)>")
 #: a store's URI, or what brings its beginning, and what follows its host
 _URI = re.compile(
     rf"(?:{_SHOWN.pattern}|(?P<scheme>[^:/?#<]+)://(?P<user>[^/?#]*@)?(?P<host>[^/?#]*))(?P<rest>.*)", re.DOTALL
 )
-_REFERENCES = re.compile(rf"{KEPT}*")
 
 
 def for_disk(cfg: DictConfig, *, without: Collection[str] = ()) -> dict[str, Any]:
@@ -43,7 +40,6 @@ def for_disk(cfg: DictConfig, *, without: Collection[str] = ()) -> dict[str, Any
     plain: Any = OmegaConf.to_container(cfg, resolve=False)
     hide = {"hydra": without_password}.get  # with the command line in it
     found = {key: _mapped(node, hide(key, without_credentials)) for key, node in plain.items() if key not in without}
-    _hide_secret_keys(found)
     uri = plain.get("tracking", {}).get("uri")
     if (left := found.get("tracking", {}).get("uri")) != uri:
         quoted = str(left).replace("\\", "\\\\").replace("'", "\\'")
@@ -57,7 +53,6 @@ def for_display(cfg: DictConfig) -> dict[str, Any]:
     written = OmegaConf.to_container(cfg, resolve=False, throw_on_missing=False)
     with _unread_environment():
         found: dict[str, Any] = _walk(cfg, written, real)
-    _hide_secret_keys(found)
     return found
 
 
@@ -78,21 +73,18 @@ def filled_in(node: Any) -> Any:
     return _mapped(node, lambda text: _SHOWN.sub(lambda match: os.environ[match[1]], text))
 
 
-def note_secrets(uri: str, *values: str) -> None:
-    """Hide these secrets from now on, in this process and in those that it starts; the caller restores `SECRETS`.
+def note_secrets(uri: str) -> None:
+    """Hide the secrets of a store's URI from now on, in this process and in those that it starts; the caller restores `SECRETS`.
+
+    A password that is a word or a number is hidden only within the URI: it may be in any text.
 
     Args:
-        uri: of a store, with <oc.env:NAME> for the parts from the environment. A password that is a word or a number is hidden
-            only within the URI: it may be in any text.
-        values: secrets as they are, or references to them.
+        uri: With <oc.env:NAME> for the parts from the environment.
     """
     match = _URI.fullmatch(uri)
     is_file = match is not None and match["scheme"] and not (match["host"] or match["user"])
     names = set() if match is None or is_file else {*_SHOWN.findall((match["user"] or "") + match["rest"])}
     words = {each for each in credentials(uri) if not re.fullmatch(r"[A-Z]?[a-z]*|[\d.]+", each)}
-    for value in values:
-        names |= {*_SHOWN.findall(value)}
-        words |= set() if _REFERENCES.fullmatch(value) or value == HIDDEN else {value}
     known = {*filter(None, os.environ.get(SECRETS, "").split(","))}
     if found := known | names | {f"={quote(word, safe='')}" for word in words}:
         os.environ[SECRETS] = ",".join(sorted(found))
@@ -100,23 +92,15 @@ def note_secrets(uri: str, *values: str) -> None:
 
 def note_secrets_of(cfg: DictConfig) -> None:
     """Hide the secrets of a configuration, as note_secrets() does."""
-    uri, values = shown_uri(cfg), []
-    for key in secret_keys():
-        values += _texts(_selected(cfg, key))
-        with _unread_environment():
-            values += _texts(_selected(cfg, key))
-    note_secrets(uri, *values)
+    note_secrets(shown_uri(cfg))
 
 
 def note_secrets_in(overrides: Iterable[str]) -> None:
     """Hide the secrets that overrides set, before they are parsed, as note_secrets() does."""
     for override in overrides:
         key, _, value = override.lstrip("+").partition("=")
-        plain = re.sub(r"""^["'\\]+|["'\\]+$""", "", value)
         if key == STORE:
-            note_secrets(plain)
-        elif key in secret_keys() and "${" not in value:
-            note_secrets("", plain, *plain.split(","))
+            note_secrets(re.sub(r"""^["'\\]+|["'\\]+$""", "", value))
 
 
 def shown_uri(cfg: DictConfig) -> str:
@@ -140,31 +124,6 @@ def _selected(cfg: DictConfig, key: str) -> Any:
         return OmegaConf.select(cfg, key)
     except (OmegaConfBaseException, AttributeError):  # reported where the configuration is checked
         return None
-
-
-def _texts(node: Any) -> list[str]:
-    node = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
-    found: list[str] = []
-
-    def keep(text: str) -> str:
-        found.append(text)
-        return text
-
-    _mapped(node, keep)
-    return found
-
-
-def _hide_secret_keys(plain: dict[str, Any]) -> None:
-    def hide(text: str) -> str:
-        return text if _REFERENCES.fullmatch(text) or text == "???" else HIDDEN
-
-    for key in secret_keys():
-        node: Any = plain
-        *groups, name = key.split(".")
-        for group in groups:
-            node = node.get(group) if isinstance(node, dict) else None
-        if isinstance(node, dict) and name in node:
-            node[name] = _mapped(node[name], hide)
 
 
 def _mapped(node: Any, change: Callable[[str], str]) -> Any:

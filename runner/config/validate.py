@@ -21,7 +21,7 @@ from omegaconf.errors import (
 from runner.config import other_names
 from runner.config.identity import leaves
 from runner.config.instantiate import PARTIAL
-from runner.config.schema import Config, Data, fits, secret_keys
+from runner.config.schema import Config, Data, fits
 from runner.errors import Problem, nearest
 from runner.errors import without_password as without_password  # for other modules
 
@@ -430,11 +430,6 @@ def _hidden(cfg: DictConfig) -> list[Problem]:
         if "://" in text and HIDDEN.search(text):
             fix = f"use `{key}={HIDDEN.sub('PASSWORD', text)}`"
             found.append(Problem(f"{key}={text}", "a run directory stores no credentials", fix, code="secret"))
-    for key in secret_keys():
-        if value(cfg, key) == "***":
-            found.append(
-                Problem(f"{key}=***", "a run directory stores no secrets", f"set `{key}` again", code="secret")
-            )
     return found
 
 

@@ -14,7 +14,6 @@ from refused import problems_in
 import runner
 from runner import cli
 from runner.cli import commands, train
-from runner.cli.arguments import _has_several
 from runner.cli.table import COMMANDS
 from runner.version import DISTRIBUTION, PACKAGES
 
@@ -147,13 +146,6 @@ report multirun/frist
 --json --cfg jobs
 -m seed=1,x
 -m model=mlp,cn
-zip(seed,name)=(1,a),(2,b)
--m zip(seed,name)=(1,a),(2)
--m zip(seed,name)=(range(2),a)
--m zip(seed,seed)=(1,2)
--m zip(seed,name)=(1,a) zip(name,model.dropout)=(b,0.1)
--m zip(seed,optimizer.lrr)=(1,2),(2,3)
-plan -m zip(seed,model.hiden)=(1,2),(2,3)
 -m hydra.sweeper.params={optimizer.lrr:'1,2'}
 -m sweep.zip={seed:[1,2]} seed=3
 -m sweep.zip={seed:[1,2]} hydra/sweeper=optuna optimizer.lr=interval(0.1,0.2)
@@ -269,20 +261,6 @@ def test_override_without_effect_is_noted(own_folder, capfd):
 def test_version_is_this_programs(capfd):
     assert cli.main(["--version"]) == 0
     assert capfd.readouterr().out.startswith(f"runner {runner.__version__} (Hydra ")
-
-
-@pytest.mark.parametrize(
-    ("word", "has_one"),
-    [
-        (r"name=a\,b", False),
-        (r"name='it\'s, ok'", False),
-        (r"name=a\\,b", True),
-        (r"name='a\\','b'", True),
-        (r"name=a\'b,c", True),
-    ],
-)
-def test_a_comma_behind_a_backslash_is_no_sweep(word, has_one):
-    assert _has_several(word) is has_one
 
 
 def test_broken_file_is_named_with_its_line(folder, refused, messages):

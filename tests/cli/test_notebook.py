@@ -1,6 +1,5 @@
 """run() as a notebook's cells call it, in one process: a class of a cell, an edited module, the result, an interrupt."""
 
-import importlib
 import logging
 import os
 import runpy
@@ -14,7 +13,6 @@ import pytest
 from waiting import LONGEST
 
 import runner
-from runner.cli import notebook
 from runner.config import instantiate
 from runner.errors import RunnerError
 from runner.experiment.summary import Summary
@@ -45,15 +43,8 @@ found = {
     "picture": of_a_cell._repr_png_()[:4] == b"\\x89PNG",
 }
 
-EDITED = "from torch import nn\\nclass Net(nn.Sequential):\\n    def __init__(self, i, o):\\n        super().__init__(nn.Flatten(), nn.Linear(i, {}), nn.Linear({}, o))\\n"
-sizes = []
-for width in (3, 5):
-    Path("edited.py").write_text(EDITED.format(width, width))
-    sizes.append(run([*WORDS, *OWN, "+model._target_=edited.Net", "tracking.enabled=false"])["num_parameters"])
-found["edited"] = sizes[1] - sizes[0]
-
-found["again"] = run([*WORDS, *OWN, "+model._target_=edited.Net", "tracking.enabled=false"], folder="again")["num_steps"]
-found["over"] = run([*WORDS, *OWN, "+model._target_=edited.Net", "tracking.enabled=false"], folder="again")["num_steps"]
+found["again"] = run([*WORDS, "model=linear", "tracking.enabled=false"], folder="again")["num_steps"]
+found["over"] = run([*WORDS, "model=linear", "tracking.enabled=false"], folder="again")["num_steps"]
 print("FOUND", json.dumps(found), flush=True)
 try:
     run(["device=cpu", "model=linear", "train.num_epochs=1000000", "tracking.enabled=false"], folder="long")
@@ -90,7 +81,6 @@ def test_the_cells_of_a_notebook(own_folder, warm):
     assert found["status"] == "finished" and found["folder"][0] == found["folder"][1]
     assert found["steps"] == list(range(1, 9)) and found["last"] and found["picture"]
     assert {"train/loss", "val/loss", "test/accuracy", "train/lr"} <= set(found["columns"])
-    assert found["edited"] == (64 + 1) * 2 + 10 * 2  # two more units between 64 inputs and 10 outputs
     assert found["again"] == found["over"] == 8
     assert "has finished" in said and "INTERRUPTED killed" in said and "WENT ON" not in said
     assert "can't" not in said and "Traceback" not in said, said
@@ -113,15 +103,6 @@ def test_a_class_of_a_program_that_python_m_started_is_no_part(monkeypatch):
         instantiate.locate("__main__.Net")
 
 
-def test_a_python_below_the_current_folder_is_no_code_of_the_persons(own_folder, monkeypatch):
-    (own_folder / "mine_alone.py").write_text("")
-    importlib.import_module("mine_alone")
-    monkeypatch.chdir(own_folder.anchor)
-    own = notebook._own_modules()
-    assert "mine_alone" in own
-    assert not own.keys() & {"json", "logging", "threading", "pytest", "torch"}
-
-
 def test_a_script_that_a_process_of_its_own_loads_does_not_train_there(own_folder):
     (own_folder / "script.py").write_text("from runner import run\nrun(['model=linear'])\n")
     with pytest.raises(RunnerError, match="each would begin a run") as caught:
@@ -133,7 +114,7 @@ def test_a_script_that_a_process_of_its_own_loads_does_not_train_there(own_folde
 def test_run_takes_one_run(own_folder):
     with pytest.raises(RunnerError, match="one run"):
         runner.run(["-m", "seed=1,2"])
-    for word in ("seed=1,2", "device=cpu,0", "model.hidden_sizes=[64],[32,32]", "zip(seed,name)=(1,a),(2,b)"):
+    for word in ("seed=1,2", "device=cpu,0", "model.hidden_sizes=[64],[32,32]", "sweep.zip={seed:[1,2],name:[a,b]}"):
         with pytest.raises(RunnerError, match="this is one run") as raised:
             runner.run([word])
         assert "-m" not in str(raised.value)

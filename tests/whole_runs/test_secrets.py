@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,13 +12,11 @@ from omegaconf import OmegaConf
 
 from runner import cli
 from runner.config import secrets
-from runner.config.defaults import CONF
 from runner.config.validate import problems
 from runner.errors import SECRETS, RunnerError, path_problems
 from runner.tracking import stores
 from runner.tracking.journal import Journal
 from runner.tracking.journal_reader import read_events
-from runner.version import HERE
 
 SECRET = "s3cr3t-W0rd"
 SMALL = (
@@ -77,74 +74,6 @@ def test_credentials_of_the_store_are_nowhere(own_folder, capfd, ended, monkeypa
     shown_nowhere(capfd, own_folder, "conf/experiment/mine.yaml")
     assert "127.0.0.1:9" in Path("run/summary.json").read_text()
     assert "127.0.0.1:9" in Path("run/.hydra/config.yaml").read_text() or place == "environment"
-
-
-@pytest.fixture(scope="module")
-def program(tmp_path_factory):
-    """Runs a copy of the program with a key `tracking.webhook`, whose field says that it is secret; its model needs the key."""
-    root = tmp_path_factory.mktemp("program")
-    for name, source in (("runner", HERE), ("conf", CONF)):
-        shutil.copytree(source, root / name)
-    text = (root / "runner/config/schema.py").read_text()
-    field = "class Tracking:\n    webhook: str | None = _secret(default=None)\n"
-    (root / "runner/config/schema.py").write_text(text.replace("class Tracking:\n", field))
-    (root / "mine.py").write_text(MODEL)
-    for file, text in FILES.items():
-        (root / file).write_text(text)
-
-    def command(*words, **variables):
-        environment = {**os.environ, **variables, "PYTHONPATH": str(root)}
-        done = subprocess.run([sys.executable, "-m", "runner", *words], cwd=root, env=environment, capture_output=True)
-        shown = (done.stdout + done.stderr).decode()
-        assert SECRET not in shown
-        assert set(files_with(SECRET, root)) <= {"conf/experiment/literal.yaml"}
-        return done.returncode, shown
-
-    return command
-
-
-MODEL = f"""
-import os
-from torch import nn
-class Net(nn.Sequential):
-    def __init__(self, inputs, outputs, key):
-        super().__init__(nn.Flatten(), nn.Linear(inputs, outputs))
-        assert key == {SECRET[::-1]!r}[::-1]
-        self.key, self.calls = key, 0
-    def forward(self, rows):
-        self.calls += 1
-        if self.calls > 2 and "FAILS" in os.environ:
-            raise RuntimeError(f"no answer from {{self.key}}")
-        return super().forward(rows)
-"""
-FILES = {
-    "conf/model/mine.yaml": (
-        "_target_: mine.Net\ninputs: ${facts.in_features}\noutputs: 10\nkey: ${tracking.webhook}\n"
-    ),
-    "conf/experiment/literal.yaml": f"# @package _global_\ntracking: {{webhook: {SECRET}}}\n",
-}
-MINE = ("model=mine", "data.limit=60", "device=cpu", "task.plots=false", "tracking.enabled=false", "train.num_steps=4")
-
-
-@pytest.mark.slow
-def test_secret_key_reaches_two_processes_unseen(program):
-    words = ("train.num_processes=2", "hydra.run.dir=two", f"tracking.webhook={SECRET}")
-    assert program(*MINE, *words)[0] == 0
-
-
-@pytest.mark.slow
-def test_secret_key_reaches_a_sweeps_jobs_unseen(program):
-    assert program(*MINE, "-m", "seed=1,2", f"tracking.webhook={SECRET}")[0] == 0
-
-
-@pytest.mark.slow
-def test_secret_key_of_a_failed_run_is_requested(program):
-    words = ("experiment=literal", "hydra.run.dir=failed", "train.checkpoint_every_steps=1")
-    code, shown = program(*MINE, *words, FAILS="1")
-    assert code == 1 and "no answer from ***" in shown
-    code, shown = program("resume", "failed")
-    assert code == 2 and "tracking.webhook=" in shown
-    assert program("resume", "failed", "tracking.webhook=${oc.env:HOOK}", HOOK=SECRET)[0] == 0
 
 
 FROM_THE_ENVIRONMENT = "http://${oc.env:TOKEN}@127.0.0.1:9/${oc.env:TOKEN}"

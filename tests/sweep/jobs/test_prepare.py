@@ -118,14 +118,8 @@ def test_equal_jobs_run_once_and_that_is_said(words, zipped, names, said, loader
 
 
 def test_several_zips_are_combined_with_each_other(loader, messages):
-    words = [
-        "zip(seed, name)=(1,a),(2,'b,c')",
-        "zip(model,optimizer.lr)=(mlp,0.1),(linear,0.2)",
-        "train.compile=true,false",
-    ]
-    _, overrides = sorted_words(["-m", *words])
-    cfg = composed(overrides[-1])
-    found = [name for _, name in combinations(overrides[:-1], loader, zipped=zips_of(cfg))]
+    cfg = composed("sweep.zip=[{seed:[1,2],name:[a,'b,c']},{model:[mlp,linear],optimizer.lr:[0.1,0.2]}]")
+    found = [name for _, name in combinations(["train.compile=true,false"], loader, zipped=zips_of(cfg))]
     rows = [f"{seed} {model}" for seed in ("seed=1 name=a", "seed=2 name='b,c'") for model in ("model=mlp optimizer.lr=0.1", "model=linear optimizer.lr=0.2")]  # fmt: skip
     assert found == [f"train.compile={value} {row}" for value in (True, False) for row in rows]
     assert zips_of(composed("seed=1")) == []
