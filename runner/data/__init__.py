@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from runner.data.language.tokens import TokensReader as TokensReader
     from runner.data.language.tokens import tokens as tokens
     from runner.data.language.tokens import write_tokens as write_tokens
-    from runner.data.tables.reader import TableReader as TableReader
+    from runner.data.tables.table import TableReader as TableReader
     from runner.data.tables.table import table as table
     from runner.data.vision.images import images as images
     from runner.data.vision.reader import read_images as read_images

@@ -89,6 +89,20 @@ class Rows(Dataset[Any]):
         return self.rows[index]
 
 
+class BatchDataset(Dataset[Any]):
+    """A Dataset that reads a batch in one piece: a subclass defines `__getitems__`, which returns a tuple."""
+
+    def __getitems__(self, indices: Any) -> tuple[Tensor, ...]:
+        raise NotImplementedError
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        return tuple(part[0] for part in self.__getitems__([index]))
+
+    def collate_fn(self, rows: Any) -> Any:
+        """Return a batch of `__getitems__` as it is; join single rows."""
+        return rows if isinstance(rows, tuple) else tuple(default_collate(rows))
+
+
 @dataclass(frozen=True)
 class Told:
     """What a Dataset says of itself. Facts that it does not tell are absent."""

@@ -18,8 +18,7 @@ import torch
 from torch import nn
 
 from runner.config.packages import install
-from runner.data.tables.encoder import Columns
-from runner.data.tables.node import columns_in
+from runner.data.tables.columns import Columns, columns_in
 from runner.device.placement import map_tensors, num_rows, tensors
 from runner.errors import RunnerError, at_once, nearest
 from runner.experiment.provenance import versions

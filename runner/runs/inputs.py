@@ -6,23 +6,28 @@ example() gives a few rows, of the run's own or made up, for `export` and `regis
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from runner.data import array_data
 from runner.data.array_files import ENDINGS as OF_ARRAYS
+from runner.data.tables.cells import NUMBER, Form
+from runner.data.tables.columns import Column, Columns, columns_in, listed
+from runner.data.tables.encoder import Encoder
 from runner.data.tables.example import made_up
-from runner.data.tables.node import columns_in
-from runner.data.tables.reader import TableReader
+from runner.data.tables.files import ENDINGS as TABLE_ENDINGS
+from runner.data.tables.files import TableFile, is_table
+from runner.data.tables.table import TableReader
 from runner.data.vision.reader import named_images
 from runner.device.placement import map_tensors, num_rows, tensors
 from runner.errors import RunnerError, first_line, nearest, nearest_files
-from runner.runs import input_tables
 from runner.runs.load import Trained, reader_of
 
 ARRAYS = "runner.data.array_inputs"
@@ -107,7 +112,7 @@ def example(trained: Trained) -> Any:
 
 def _needs_reader(trained: Trained, file: Path) -> bool:
     node = trained.card.reader
-    return node is not None and (node.get("_target_") != ARRAYS or not input_tables.is_table(file))
+    return node is not None and (node.get("_target_") != ARRAYS or not is_table(file))
 
 
 def _read(trained: Trained, file: Path, reader: Callable[[str], Any] | None) -> Any:
@@ -123,16 +128,44 @@ def _read(trained: Trained, file: Path, reader: Callable[[str], Any] | None) -> 
             raise RunnerError.of(asked, problem, "use a file like the run's own data") from error
         return (_fitting(tensor, trained, file) for tensor in rows) if is_plain else rows
     shape = trained.card.facts.get("input_shape")
-    if input_tables.is_table(file):
+    if is_table(file):
         width = math.prod(shape) if isinstance(shape, list) else None
-        found = map(torch.from_numpy, input_tables.numbers(file, width=width))
+        found = map(torch.from_numpy, table_rows(file, width=width))
         return (_shaped(tensor, shape) for tensor in found)
     if file.is_dir() or file.suffix not in OF_ARRAYS:
         problem = f"the run's data (`{trained.card.data}`) has no reader for such files"
-        fix = f"use a file that ends in {', '.join((*OF_ARRAYS, *input_tables.ENDINGS))}"
+        fix = f"use a file that ends in {', '.join((*OF_ARRAYS, *TABLE_ENDINGS))}"
         raise RunnerError.of(asked, problem, fix)
     read = array_data.array_inputs(str(file), float_inputs=not trained.card.facts.get("vocab_size"))
     return (_fitting(tensor, trained, file) for tensor in read)
+
+
+def table_rows(file: Path, *, width: int | None) -> Iterator[Any]:
+    """Yield (n, columns) float32 of a table for a run that has no reader for tables. width: its number of columns.
+
+    Raises:
+        RunnerError: The table has another number of columns, or a value that is not a finite number.
+    """
+    table, fix = table_file(file), "correct or remove those rows"
+    names = table.names()
+    if width is not None and len(names) != width:
+        problem = f"the table has {len(names)} columns ({listed(names)}), and the run's model takes {width}"
+        raise RunnerError.of(table.asked, problem, f"use a table with exactly {width} columns of numbers")
+    encoder = Encoder(Columns(tuple(Column(name, "number") for name in names)), fix=fix)
+    for rows, _, place in encoder.chunks([table]):
+        if (missing := np.isnan(rows)).any():
+            row, column = np.argwhere(missing)[0]
+            problem = f"{place.of(int(row))}, column {names[column]!r}, is missing, and the run's model takes numbers"
+            raise RunnerError.of(table.asked, problem, fix)
+        yield rows
+
+
+def table_file(file: Path, form: Form | None = None) -> TableFile:
+    """Return a table for prediction. Without a form, a CSV file whose first line has only numbers has no header."""
+    table = TableFile(file, f"--input {file}", form or Form())
+    if form is None and table.is_csv and all(re.match(NUMBER, name) for name in table.header()):
+        return TableFile(file, table.asked, Form(header=False))
+    return table
 
 
 def _shaped(rows: Tensor, shape: Any) -> Tensor:

@@ -18,15 +18,15 @@ from torch import Tensor
 
 from runner.config import validate
 from runner.config.identity import key_of
-from runner.data.tables.node import form_in
+from runner.data.tables.columns import form_in
+from runner.data.tables.files import ENDINGS, is_table
 from runner.device import backends, layers
 from runner.device.placement import map_tensors, move
 from runner.errors import RunnerError, at_once, refuse
 from runner.experiment.compose_run import of_run
 from runner.experiment.terminal import say, short
 from runner.models.card import Card
-from runner.runs import input_tables
-from runner.runs.inputs import chunks, existing, files_of, pieces
+from runner.runs.inputs import chunks, existing, files_of, pieces, table_file
 from runner.runs.load import Trained, computing, find_run, open_run
 from runner.runs.output_files import check_output, writing
 from runner.tasks.task import Task, is_predicting
@@ -134,9 +134,9 @@ def predict(
 
 
 def _check_keep(keep: bool, inputs: str) -> None:
-    if keep and Path(inputs).expanduser().exists() and not input_tables.is_table(Path(inputs)):
+    if keep and Path(inputs).expanduser().exists() and not is_table(Path(inputs)):
         problem = "only tables have columns to keep"
-        fix = f"remove `--keep`, or use a table ({', '.join(input_tables.ENDINGS)})"
+        fix = f"remove `--keep`, or use a table ({', '.join(ENDINGS)})"
         raise RunnerError.of(f"--keep with {inputs}", problem, fix)
 
 
@@ -166,7 +166,8 @@ class Kept:
     """The columns of a table, as they are, in as many rows at a time as the answers come in; its header as the run reads it."""
 
     def __init__(self, file: Path, trained: Trained) -> None:
-        self._file, self._batches = file, input_tables.columns(file, form=form_in(trained.card.reader))
+        table = table_file(file, form_in(trained.card.reader))
+        self._file, self._batches = file, table.batches(table.names())
         self._rest: Any = None
 
     def take(self, count: int, answers: Columns) -> Columns:

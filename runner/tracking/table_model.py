@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.config import run_files
+from runner.data.tables.columns import arguments, columns_in
 from runner.data.tables.example import frame_of
-from runner.data.tables.node import arguments, columns_in
 
 if TYPE_CHECKING:
     from mlflow.models import ModelSignature
 
-    from runner.data.tables.reader import TableReader
+    from runner.data.tables.table import TableReader
 
 READER = "reader.json"  # beside the weights
 Reader = Mapping[str, Any]  # the node of what reads a run's inputs from a file, as in model.json
@@ -68,7 +68,7 @@ class TableModel:
 def _load_pyfunc(path: str, model_config: dict[str, Any] | None = None) -> TableModel:
     import mlflow.pytorch
 
-    from runner.data.tables.reader import TableReader  # imports torch, which who saves a model here may not have loaded
+    from runner.data.tables.table import TableReader  # imports torch, which who saves a model here may not have loaded
 
     reader = TableReader(**run_files.read_json(Path(path) / READER))
     return TableModel(mlflow.pytorch._load_pyfunc(path, model_config), reader)

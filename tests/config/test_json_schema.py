@@ -193,7 +193,7 @@ def test_the_options_that_comments_list_are_those_of_the_code():
     from runner.data.builtin import playground
     from runner.data.hub import columns
     from runner.data.language import tokens, windows
-    from runner.data.tables import target, values
+    from runner.data.tables import choose, values
     from runner.data.vision import dataset, decode
     from runner.models import attention, external, mlp, recurrent, transformer
     from runner.tasks import classification, regression
@@ -203,7 +203,7 @@ def test_the_options_that_comments_list_are_those_of_the_code():
         "runner.data.huggingface": {"kind": columns.KINDS, "mode": decode.CHANNELS, "decode": dataset.DECODE},
         "runner.data.images": {"mode": decode.CHANNELS, "decode": dataset.DECODE},
         "runner.data.playground": {"shape": playground.SHAPES},
-        "runner.data.table": {"kind": target.KINDS, "missing": ("mean", "refuse"), "in_memory": ("auto", True, False)},
+        "runner.data.table": {"kind": choose.KINDS, "missing": ("mean", "refuse"), "in_memory": ("auto", True, False)},
         "runner.data.text": {"windows": windows.WINDOWS},
         "runner.data.tokens": {"windows": windows.WINDOWS, "dtype": tokens.DTYPES},
         "runner.models.Autoencoder": {"kind": ("auto", "conv", "mlp"), "activation": mlp.ACTIVATIONS},

@@ -15,12 +15,11 @@ import torch
 from pyarrow import feather, parquet
 from trained_runs import model_of
 
-from runner.data.tables import csv as csv_files
 from runner.data.tables import files
 from runner.device import backends
 from runner.errors import RunnerError
 from runner.models.card import read_card
-from runner.runs import input_tables
+from runner.runs import inputs
 from runner.runs.output_files import writing
 
 RUN = "outputs/digits/run"
@@ -241,11 +240,11 @@ def test_columns_are_kept_by_the_header_of_the_runs_reader(text, words, new, nam
 
 
 def test_one_row_and_more_rows_than_a_chunk(run, monkeypatch):
-    monkeypatch.setattr(csv_files, "LEAST_BLOCK", 2**14)
-    monkeypatch.setattr(csv_files, "COLUMN_BYTES", 1)
+    monkeypatch.setattr(files, "LEAST_BLOCK", 2**14)
+    monkeypatch.setattr(files, "COLUMN_BYTES", 1)
     for count in (1, 16, 17, 50):
         write_rows("rows.csv", rows_of(count))
-        assert (len(list(input_tables.columns(Path("rows.csv")))) > 1) == (count == 50)
+        assert (len(list(inputs.table_file(Path("rows.csv")).batches(['a "pixel", 0']))) > 1) == (count == 50)
         assert run("predict", RUN, "--input", "rows.csv", "--output", "out.csv", "--keep", "--batch-size", "5")[0] == 0
         found = pandas.read_csv("out.csv")
         np.testing.assert_allclose(found[[f"p_{n}" for n in range(10)]], probabilities(rows_of(count)), rtol=1e-5)
@@ -441,8 +440,8 @@ def test_many_rows_in_little_memory(tmp_path, warm):
 
 def test_a_bad_cells_row_is_counted_from_the_files_first(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "BATCH_ROWS", 16)
-    monkeypatch.setattr(csv_files, "LEAST_BLOCK", 200)
-    monkeypatch.setattr(csv_files, "COLUMN_BYTES", 64)
+    monkeypatch.setattr(files, "LEAST_BLOCK", 200)
+    monkeypatch.setattr(files, "COLUMN_BYTES", 64)
     values = np.ones((40, 3))
     values[35, 1] = np.nan
     for name in ("rows.csv", "rows.parquet"):
@@ -450,7 +449,7 @@ def test_a_bad_cells_row_is_counted_from_the_files_first(tmp_path, monkeypatch):
         getattr(frame, f"to_{name.split('.')[1]}")(tmp_path / name, index=False)
         line = "line 37" if name.endswith("csv") else "row 36"
         with pytest.raises(RunnerError, match=f"{line}, column 'b', is missing"):
-            list(input_tables.numbers(tmp_path / name, width=3))
+            list(inputs.table_rows(tmp_path / name, width=3))
 
 
 def test_it_computes_as_the_run_did(run, tmp_path):

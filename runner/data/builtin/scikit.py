@@ -12,10 +12,8 @@ import torch
 
 from runner.data.builtin.digits import shipped
 from runner.data.source import Source, facts_of
-from runner.data.tables.encoder import Column, Columns
-from runner.data.tables.node import reader_node
+from runner.data.tables.columns import Column, Columns, Target, reader_node
 from runner.data.tables.statistics import fit
-from runner.data.tables.target import Target
 from runner.errors import RunnerError, nearest
 
 CELL = (

@@ -26,10 +26,9 @@ from runner.data.hub.rows import (
 )
 from runner.data.language.text_rows import TextRows, entries_of
 from runner.data.source import Source
-from runner.data.tables.arrow_values import LIKE_A_DATE
-from runner.data.tables.columns import MOST_HINTS
-from runner.data.tables.scan import taken_less
-from runner.data.tables.target import holds_dates
+from runner.data.tables.cells import LIKE_A_DATE
+from runner.data.tables.choose import MOST_HINTS, holds_dates
+from runner.data.tables.scan import offset_note
 from runner.data.tables.values import fall_together, to_targets
 from runner.data.vision.augment import augmented
 from runner.data.vision.dataset import is_decoded_once
@@ -141,7 +140,7 @@ def _centred(reading: Reading, train: Any, width: int, known: Mapping[str, Any])
     if known:
         return replace(reading, offsets=tuple(known.get("offsets", ()))), ()
     found = offsets_in(train, reading, width=width)
-    notes = [taken_less(name, offset) for name, offset in found if offset]
+    notes = [offset_note(name, offset) for name, offset in found if offset]
     if not notes:
         return reading, ()
     return replace(reading, offsets=tuple(offset for _, offset in found)), tuple(notes[:MOST_HINTS])

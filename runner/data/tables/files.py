@@ -1,32 +1,45 @@
-"""Finds table files by a path, a glob, a folder or a list of them; each gives its columns, and its rows in batches."""
+"""Finds tables (CSV, TSV, Parquet, Feather, DataFrames) and reads their columns in Arrow batches of rows.
+
+Every value of a CSV file is read as text. A row's line is found by a second reading, for errors.
+"""
 
 from __future__ import annotations
 
+import csv
 import glob
+import gzip
+import itertools
+import re
+import shlex
+import warnings
+import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from runner.data.array_files import no_such_file
-from runner.data.tables import csv
-from runner.data.tables.forms import Form
-from runner.errors import RunnerError, first_line
+from runner.data.tables.cells import Form
+from runner.errors import Problem, RunnerError, first_line
 
-ARROW_ENDINGS = (".parquet", ".pq", ".feather", ".arrow")
-ENDINGS = (*csv.ENDINGS, *ARROW_ENDINGS)
+CSV_ENDINGS = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
+PARQUET_ENDINGS = (".parquet", ".pq")
+ENDINGS = (*CSV_ENDINGS, *PARQUET_ENDINGS, ".feather", ".arrow")
+SEPARATORS = (",", "\t", ";", "|")
 BATCH_ROWS = 2**16
-#: columns without a name, and pandas' own index: a count of the rows, that no other file's rows share
+#: bytes of a CSV file that are parsed at once, per column and in all; memory grows by about a hundred times the smallest
+COLUMN_BYTES, LEAST_BLOCK, MOST_BLOCK = 2**14, 2**20, 2**24
+#: columns without a name, and pandas' own index: they only number the rows of one file
 INDEX = ("", "__index_level_0__")
 
 
 @dataclass(frozen=True)
 class TableFile:
-    """One file. Its rows are counted from 0, its lines from 1."""
+    """A file. Its rows are counted from 0, its lines from 1; `asked` is its setting, for messages."""
 
     path: Path
-    asked: str  # how messages say what was asked for: data.path=...
+    asked: str
     form: Form = Form()
 
     @property
@@ -35,57 +48,181 @@ class TableFile:
 
     @property
     def is_csv(self) -> bool:
-        return self.path.name.lower().endswith(csv.ENDINGS)
+        return self.name.lower().endswith(CSV_ENDINGS)
+
+    @property
+    def _is_packed(self) -> bool:
+        return self.name.lower().endswith(".gz")
 
     def names(self) -> list[str]:
-        """Of all columns but nameless ones. Raises: RunnerError for a file that is no table, and for a name used twice."""
+        """Return the names of all columns that have one.
+
+        Raises:
+            RunnerError: The file can't be read as a table, or has two columns with the same name.
+        """
         if self.is_csv:
-            names = csv.header(self.path, form=self.form, asked=self.asked)
+            names = self.header()
         else:
             with self._arrow() as file:
                 names = list((file.schema_arrow if hasattr(file, "schema_arrow") else file.schema).names)
-        found = [name for name in names if name not in INDEX]
-        if twice := sorted({name for name in found if found.count(name) > 1}) if len(set(found)) < len(found) else []:
-            problem = f"`{self.path.name}` has {found.count(twice[0])} columns called {twice[0]!r}"
+        named = [name for name in names if name not in INDEX]
+        if len(set(named)) < len(named):
+            twice = min(name for name in named if named.count(name) > 1)
+            problem = f"`{self.name}` has {named.count(twice)} columns called {twice!r}"
             fix = "rename the columns, or use `data.header=false` if the first line is a row"
             raise RunnerError.of(self.asked, problem, fix)
-        return found
+        return named
+
+    def header(self) -> list[str]:
+        """Return the names in the first line of a CSV file; c0, c1, ... if the line is a row.
+
+        Raises:
+            RunnerError: The file is empty.
+        """
+        for names, _ in self._records():
+            return [name.strip() if self.form.header else f"c{index}" for index, name in enumerate(names)]
+        fix = "use a file with a line of column names and rows below it"
+        raise RunnerError.of(self.asked, f"`{self.name}` is empty", fix)
 
     def batches(self, wanted: Sequence[str]) -> Iterator[Any]:
-        """pyarrow record batches of the columns `wanted`, in that order. Holds a few MiB of the file at a time."""
+        """Yield Arrow record batches of these columns, in this order. Memory holds a few MiB of the file at a time.
+
+        Raises:
+            RunnerError: A row of a CSV file has too few or too many values, or bytes that are not UTF-8.
+        """
         if self.is_csv:
-            yield from csv.batches(self.path, wanted, form=self.form, asked=self.asked)
+            yield from self._csv_batches(list(wanted))
             return
         with self._arrow() as file:
             if hasattr(file, "iter_batches"):
-                found = file.iter_batches(batch_size=BATCH_ROWS, columns=list(wanted))
-                yield from (batch.select(list(wanted)) for batch in found)
+                batches = file.iter_batches(batch_size=BATCH_ROWS, columns=list(wanted))
             else:
-                for index in range(file.num_record_batches):
-                    yield file.get_batch(index).select(list(wanted))
+                batches = (file.get_batch(index) for index in range(file.num_record_batches))
+            for batch in batches:
+                yield batch.select(list(wanted))
 
-    def num_bytes(self, width: int) -> int:
-        """Of its rows as `width` float32 each, at most, and without reading them: a text of a value has 2 bytes or more."""
-        if self.is_csv:
-            return self.path.stat().st_size * (16 if csv.is_packed(self.path) else 2)
+    def max_bytes(self, num_floats: int) -> int:
+        """Return an upper bound of the size of its rows as float32, without reading them."""
+        if self.is_csv:  # a value and its separator take two bytes or more
+            return self.path.stat().st_size * (16 if self._is_packed else 2)
         with self._arrow() as file:
             if hasattr(file, "metadata") and hasattr(file.metadata, "num_rows"):
-                return int(file.metadata.num_rows) * width * 4
+                return int(file.metadata.num_rows) * num_floats * 4
             rows: int = sum(file.get_batch(index).num_rows for index in range(file.num_record_batches))
-            return rows * width * 4
+            return rows * num_floats * 4
 
     def place(self, row: int) -> str:
-        """`sales.csv, line 17`, or `sales.parquet, row 16` (from 1)."""
-        if self.is_csv:
-            return f"{self.path.name}, line {csv.line(self.path, row, form=self.form, asked=self.asked)}"
-        return f"{self.path.name}, row {row + 1}"
+        """Return `sales.csv, line 17` or `sales.parquet, row 16` (from 1). Reads a CSV file up to there."""
+        if not self.is_csv:
+            return f"{self.name}, row {row + 1}"
+        _, line = next(itertools.islice(self._records(), row + self.form.header, None))
+        return f"{self.name}, line {line}"
+
+    def _csv_batches(self, wanted: list[str]) -> Iterator[Any]:
+        import pyarrow as pa
+        import pyarrow.csv as pa_csv  # slow to import
+
+        names = self.header()
+        numbered = [f"{index}" for index in range(len(names))]  # two columns may have an empty name
+        block = min(max(LEAST_BLOCK, len(names) * COLUMN_BYTES), MOST_BLOCK)
+        read = pa_csv.ReadOptions(block_size=block, column_names=numbered)
+        parse = pa_csv.ParseOptions(delimiter=self._separator(), newlines_in_values=True)
+        convert = pa_csv.ConvertOptions(
+            column_types=dict.fromkeys(numbered, pa.string()),
+            include_columns=[numbered[names.index(name)] for name in wanted],
+            strings_can_be_null=False,
+        )
+        packed = "gzip" if self._is_packed else None  # pyarrow knows .gz, but not .GZ
+        try:
+            with (
+                pa.input_stream(self.path, compression=packed) as stream,
+                closing(pa_csv.open_csv(stream, read, parse, convert)) as reader,
+            ):
+                for index, batch in enumerate(reader):
+                    rows = batch.slice(1) if index == 0 and self.form.header else batch
+                    if rows.num_rows:
+                        yield rows.rename_columns(wanted)
+        except pa.ArrowMemoryError:
+            raise
+        except (pa.ArrowException, OSError, EOFError) as error:
+            raise RunnerError(self._bad_line(len(names)) or self._not_a_table(error)) from None
+
+    def _separator(self) -> str:
+        """Return the separator that occurs most often in the first line."""
+        with self._lines() as lines:
+            first = next((line for line in lines if line.strip()), "")
+        unquoted = "".join(first.split('"')[::2])
+        if self.form.decimal == ",":
+            unquoted = re.sub(r",(?=\d)", "", unquoted)
+        return max(SEPARATORS, key=unquoted.count)
+
+    def _records(self) -> Iterator[tuple[list[str], int]]:
+        """Yield the values of each line that is not empty, and the number of the line where they end."""
+        separator = self._separator()
+        with self._lines() as lines:
+            reader = csv.reader(lines, delimiter=separator)
+            for values in reader:
+                if values:
+                    yield values, reader.line_num
+
+    def _bad_line(self, width: int) -> Problem | None:
+        try:
+            for values, line in self._records():
+                if len(values) != width:
+                    problem = (
+                        f"`{self.name}`, line {line}, has {len(values)} values, and the header names {width} columns"
+                    )
+                    fix = "correct that line; a value that contains the separator needs quotes"
+                    return Problem(self.asked, problem, fix)
+        except RunnerError as error:
+            return error.problems[0]
+        except (OSError, EOFError) as error:
+            return self._not_a_table(error)
+        return None
+
+    def _not_a_table(self, error: Exception) -> Problem:
+        if isinstance(error, csv.Error) and "new-line" in str(error):
+            quoted = shlex.quote(self.name)
+            problem = f"the lines of `{self.name}` end with a carriage return only, as from old Excel on a Mac"
+            converted = f"gunzip -c {quoted} | tr '\\r' '\\n'" if self._is_packed else f"tr '\\r' '\\n' < {quoted}"
+            return Problem(self.asked, problem, f"run `{converted} > unix.csv`")
+        problem = f"`{self.name}` can't be read as a table: {first_line(error)}"
+        return Problem(self.asked, problem, "use a complete CSV file, saved as UTF-8")
+
+    @contextmanager
+    def _lines(self) -> Iterator[Iterator[str]]:
+        limit = csv.field_size_limit(MOST_BLOCK)  # a quoted text may be as long as a block
+        try:
+            with gzip.open(self.path, "rb") if self._is_packed else self.path.open("rb") as stream:
+                yield self._decoded(stream)
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            problem = f"`{self.name}` is not a complete gzip file: {error}"
+            raise RunnerError.of(self.asked, problem, "compress the file again") from None
+        except csv.Error as error:
+            raise RunnerError(self._not_a_table(error)) from None
+        except PermissionError:
+            raise self._no_permission() from None
+        finally:
+            csv.field_size_limit(limit)
+
+    def _decoded(self, stream: Any) -> Iterator[str]:
+        for number, raw in enumerate(stream, start=1):
+            try:
+                yield raw.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                is_utf16 = raw[:2] in (b"\xff\xfe", b"\xfe\xff")
+                kind = "UTF-16" if is_utf16 else "another encoding than UTF-8"
+                byte = raw[error.start : error.start + 1]
+                problem = f"`{self.name}`, line {number}, contains {byte!r}: the file is {kind}"
+                fix = f"run `iconv -f {'UTF-16' if is_utf16 else 'WINDOWS-1252'} -t UTF-8 {self.name} > utf8.csv`"
+                raise RunnerError.of(self.asked, problem, fix) from None
 
     @contextmanager
     def _arrow(self) -> Iterator[Any]:
         import pyarrow as pa
         import pyarrow.parquet as parquet
 
-        kind = "Parquet" if self.path.suffix.lower() in (".parquet", ".pq") else "Feather"
+        kind = "Parquet" if self.path.suffix.lower() in PARQUET_ENDINGS else "Feather"
         try:
             if kind == "Parquet":
                 with parquet.ParquetFile(self.path, memory_map=True) as file:
@@ -94,64 +231,101 @@ class TableFile:
                 with pa.memory_map(str(self.path)) as source, pa.ipc.open_file(source) as file:
                     yield file
         except PermissionError:
-            problem = f"no permission to read `{self.path.name}`"
-            raise RunnerError.of(self.asked, problem, f"run `chmod u+r {self.path}`") from None
+            raise self._no_permission() from None
         except pa.ArrowMemoryError:
-            raise  # nothing is wrong with the file
+            raise
         except (pa.ArrowException, OSError) as error:
-            problem = f"`{self.path.name}` is not a complete {kind} file: {first_line(error)}"
+            problem = f"`{self.name}` is not a complete {kind} file: {first_line(error)}"
             fix = f"use a file written as {kind}, or give the file the ending of its format"
             raise RunnerError.of(self.asked, problem, fix) from None
 
+    def _no_permission(self) -> RunnerError:
+        return RunnerError.of(self.asked, f"no permission to read `{self.name}`", f"run `chmod u+r {self.path}`")
+
+
+@dataclass(frozen=True)
+class TableFrame:
+    """A pandas DataFrame, with the methods of a TableFile that an Encoder needs."""
+
+    frame: Any
+    asked: str
+    form: Form = Form()
+    name: str = "the DataFrame"
+
+    def names(self) -> list[str]:
+        return [str(name) for name in self.frame.columns]
+
+    def batches(self, wanted: Sequence[str]) -> Iterator[Any]:
+        import pyarrow as pa
+
+        for start in range(0, len(self.frame), BATCH_ROWS):
+            part = self.frame.iloc[start : start + BATCH_ROWS]
+            yield pa.RecordBatch.from_arrays([_arrow_of(part[name]) for name in wanted], names=list(wanted))
+
+    def place(self, row: int) -> str:
+        return f"{self.name}, row {row + 1}"
+
+
+def _arrow_of(values: Any) -> Any:
+    import pandas
+    import pyarrow as pa
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # pandas 3.1 deprecates how pyarrow 25 reads dates with zones
+            array = pa.array(values, from_pandas=True)
+    except (pa.ArrowException, OverflowError):
+        return pa.array([None if pandas.isna(value) is True else str(value) for value in values], pa.string())
+    return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
+
 
 def table_files(path: str | Sequence[str], *, key: str, form: Form | None = None) -> list[TableFile]:
-    """The files that `path` names, in the order of their names: a file, a list, a glob, a folder of parts.
+    """Return the files that `path` names, ordered by name: a file, a list, a glob, or a directory of parts.
 
-    Raises: RunnerError where there is none, with the nearest names, and for endings that are not read here.
+    Raises:
+        RunnerError: The file does not exist (with the nearest names), or has another ending.
     """
     if not isinstance(path, str | Path):
         return [file for item in path for file in table_files(item, key=key, form=form)]
     asked = f"{key}={path}"
     place = Path(path).expanduser()
     if place.is_file():
-        found = [place]
+        paths = [place]
     elif place.is_dir():
-        found = sorted(item for item in place.rglob("*") if item.is_file() and is_table(item))
-        if not found:
+        paths = sorted(item for item in place.rglob("*") if item.is_file() and is_table(item))
+        if not paths:
             problem = f"there are no tables in `{place}` (files that end in {', '.join(ENDINGS)})"
             raise RunnerError.of(asked, problem, f"use `{key}=FILE.csv`")
     else:
-        found = sorted(Path(item) for item in glob.glob(str(place), recursive=True) if Path(item).is_file())  # noqa: PTH207 (Path.glob takes no absolute pattern)
-        if not found:
-            if glob.has_magic(str(place)):
-                fix = f"use `{key}='DIRECTORY/*.parquet'`, relative to the current directory"
-                raise RunnerError.of(asked, "no file matches the pattern", fix)
-            raise RunnerError(
-                no_such_file(asked, place, key, is_table, f"use `{key}=FILE.csv` or `{key}=FILE.parquet`")
-            )
-    if other := [item for item in found if not is_table(item)]:
+        paths = sorted(Path(item) for item in glob.glob(str(place), recursive=True) if Path(item).is_file())  # noqa: PTH207 (Path.glob takes no absolute pattern)
+        if not paths and glob.has_magic(str(place)):
+            fix = f"use `{key}='DIRECTORY/*.parquet'`, relative to the current directory"
+            raise RunnerError.of(asked, "no file matches the pattern", fix)
+        if not paths:
+            fix = f"use `{key}=FILE.csv` or `{key}=FILE.parquet`"
+            raise RunnerError(no_such_file(asked, place, key, is_table, fix))
+    if other := [item for item in paths if not is_table(item)]:
         problem = f"`{other[0].name}` is not a table; files that end in {', '.join(ENDINGS)} are read"
         raise RunnerError.of(asked, problem, "save the table as CSV or Parquet")
-    files = [TableFile(item, asked, form or Form()) for item in found]
+    files = [TableFile(item, asked, form or Form()) for item in paths]
     if form is not None and not form.header and (named := [file for file in files if not file.is_csv]):
-        problem = f"`{named[0].path.name}` has column names, as every file of its format"
+        problem = f"`{named[0].name}` has column names, as every file of its format"
         raise RunnerError.suggest("data.header=false", problem, ["data.header=true"])
     return files
 
 
 def shared_names(files: Sequence[TableFile]) -> list[str]:
-    """The columns that all files have, in the first one's order. Raises: RunnerError for one that lacks some."""
+    """Return the columns of all files, in the order of the first one. Raises: RunnerError if they differ."""
     names = files[0].names()
     for file in files[1:]:
         there = file.names()
         if set(there) != set(names):
             lacks, more = [n for n in names if n not in there], [n for n in there if n not in names]
             what = f"lacks the columns {', '.join(lacks[:5])}" if lacks else f"has more columns: {', '.join(more[:5])}"
-            problem = f"`{file.path.name}` {what}, unlike `{files[0].path.name}`"
+            problem = f"`{file.name}` {what}, unlike `{files[0].name}`"
             raise RunnerError.of(file.asked, problem, "use files with the same columns")
     return names
 
 
 def is_table(path: Path) -> bool:
-    """Whether its ending is one that is read here."""
     return path.name.lower().endswith(ENDINGS)

@@ -16,27 +16,24 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
+from runner.data.map_style import BatchDataset
 from runner.data.tables.files import TableFile
 from runner.device.host_memory import memory_left
 from runner.errors import RunnerError
 
-#: the variable that names the folder for what is made of big tables; without it, ~/.cache/runner
+#: the variable that names the directory for large tables' rows (default: ~/.cache/runner)
 CACHE_VARIABLE = "RUNNER_CACHE"
-#: rows in memory cost so many times their size: the splits are copies, and so is what is read while they fill
+#: rows in memory take this many times their size: the splits are copies, and so is each chunk that is read
 COPIES = 2.5
-#: of what lies in the cache: another number where rows are made otherwise
+#: of the cache's files; increase it when rows are encoded differently
 FORMAT = 2
 INPUTS, TARGETS, SIZES = "inputs.f32", "targets.npy", "sizes.json"
 Chunks = Iterator[tuple[Any, Any]]  # (n, F) float32 and (n,) int64 or (n, T) float32
 
 
-class MappedRows(Dataset[Any]):
-    """Rows that stay on the disk: (F,) float32, and a class or (T,) float32. A batch costs one read for each page it meets.
-
-    Whole batches by `__getitems__`. Processes that read it open the file for themselves.
-    """
+class MappedRows(BatchDataset):
+    """Rows in a memory-mapped file: (F,) float32, and a class or (T,) float32. A worker process opens the file itself."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -48,77 +45,67 @@ class MappedRows(Dataset[Any]):
     def __len__(self) -> int:
         return int(self._shape[0])
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        inputs, targets = self.__getitems__([index])
-        return inputs[0], targets[0]
-
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        inputs, targets = self._opened()
         chosen = np.asarray(indices)
+        inputs, targets = self._arrays()
         return torch.from_numpy(inputs[chosen]), torch.from_numpy(targets[chosen])
 
-    def collate_fn(self, rows: Any) -> Any:
-        """A batch is one already; single rows are stacked."""
-        if isinstance(rows, list):
-            return tuple(torch.stack(column) for column in zip(*rows, strict=True))
-        return rows
-
-    def targets_in_memory(self) -> Tensor:
-        """All of them, read once."""
-        return torch.from_numpy(np.array(self._opened()[1]))
-
     def mapped_tensors(self) -> tuple[Tensor, Tensor]:
-        """What the rows are in memory, of which only that is read which somebody looks at."""
-        inputs = np.memmap(self.folder / INPUTS, np.float32, mode="r", shape=self._shape)  # "c" counts as memory
+        """Return inputs and targets as tensors over the mapped file, of which only the parts in use are read."""
+        inputs, targets = self._arrays()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's, of what can't be written to
-            return torch.from_numpy(inputs), torch.from_numpy(np.load(self.folder / TARGETS, mmap_mode="r"))
+            warnings.simplefilter("ignore")  # torch's, for memory that is read-only
+            return torch.from_numpy(inputs), torch.from_numpy(targets)
 
-    def _opened(self) -> tuple[Any, Any]:
+    def _arrays(self) -> tuple[Any, Any]:
         if self._maps is None:
-            inputs = np.memmap(self.folder / INPUTS, np.float32, mode="r", shape=self._shape)
+            inputs = np.memmap(self.folder / INPUTS, np.float32, mode="r", shape=self._shape)  # "c" counts as memory
             self._maps = inputs, np.load(self.folder / TARGETS, mmap_mode="r")
         return self._maps
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_maps": None}  # NumPy would send the whole file along
+        return {**self.__dict__, "_maps": None}  # NumPy would pickle the whole file
 
 
 def fits_in_memory(num_bytes: int, asked: str | bool) -> tuple[bool, str]:
-    """Whether rows of that size are kept in memory, and why. asked: auto, true or false. Raises: RunnerError."""
+    """Return whether rows of this size are kept in memory, and why. asked: auto, true or false. Raises: RunnerError."""
     if isinstance(asked, bool):
         return asked, "as asked"
     if asked != "auto":
         problem = "`data.in_memory` must be `auto`, `true` (memory) or `false` (a mapped file)"
         raise RunnerError.of(f"data.in_memory={asked}", problem, "use `data.in_memory=auto`, `true` or `false`")
-    left, whose = memory_left()
+    left, limit = memory_left()
     is_small = num_bytes * COPIES <= left / 2
-    return is_small, f"auto: {num_bytes / 2**20:,.1f} MiB of rows, {left / 2**20:,.0f} MiB {whose}"
+    return is_small, f"auto: {num_bytes / 2**20:,.1f} MiB of rows, {left / 2**20:,.0f} MiB {limit}"
 
 
 def gathered(chunks: Chunks, *, num_rows: int | None = None, num_floats: int) -> tuple[Tensor, Tensor]:
-    """The rows as tensors. num_rows: where it is known, memory is taken once."""
-    inputs = np.empty((num_rows, num_floats), np.float32) if num_rows is not None else None
-    parts: list[Any] = []
+    """Return the rows as tensors. With num_rows, memory is allocated once."""
+    inputs = np.empty((num_rows or 0, num_floats), np.float32)
+    parts: list[Any] = [inputs[:0]]
     targets: list[Any] = []
     filled = 0
     for rows, some in chunks:
-        if inputs is None:
+        if num_rows is None:
             parts.append(rows)
         else:
             inputs[filled : filled + len(rows)] = rows
         filled += len(rows)
         targets.append(some)
-    whole = inputs if inputs is not None else np.concatenate(parts or [np.empty((0, num_floats), np.float32)])
-    return torch.from_numpy(whole), torch.from_numpy(np.concatenate(targets)) if targets else torch.empty(0)
+    inputs = np.concatenate(parts) if num_rows is None else inputs
+    return torch.from_numpy(inputs), torch.from_numpy(np.concatenate(targets)) if targets else torch.empty(0)
 
 
 def mapped(key: str, make: Callable[[], Chunks], *, plan: dict[str, Any], num_bytes: int, asked: str) -> MappedRows:
-    """The rows in a file of the cache, which the first process that needs them makes; others wait for it.
+    """Return the rows in a file of the cache. The first process that needs them writes it, the others wait.
 
-    key: a name for what the rows are made of. plan: what remembered_plan() gives back from then on. num_bytes: about what
-    they will take on the disk.
-    Raises: RunnerError where the disk has no room for them, or the folder can't be written to.
+    Args:
+        key: A name for the rows' files and settings.
+        plan: What remembered_plan() returns from then on.
+        num_bytes: About the size of the rows on the disk.
+
+    Raises:
+        RunnerError: The disk is too small, or the directory can't be written to.
     """
     from filelock import FileLock
 
@@ -127,8 +114,10 @@ def mapped(key: str, make: Callable[[], Chunks], *, plan: dict[str, Any], num_by
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(folder.with_name(f"{key}.lock")):
             if not (folder / SIZES).is_file():
-                _check_room(folder.parent, num_bytes)
-                _make(folder, make(), plan)
+                free = shutil.disk_usage(folder.parent).free
+                if num_bytes > free:
+                    raise OSError(f"they take {num_bytes / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free")
+                _write(folder, make(), plan)
     except OSError as error:
         problem = f"the table doesn't fit into memory, and its rows can't be written to {folder.parent}: {error}"
         fix = f"set `{CACHE_VARIABLE}` to a directory on a disk with free space"
@@ -137,7 +126,7 @@ def mapped(key: str, make: Callable[[], Chunks], *, plan: dict[str, Any], num_by
 
 
 def remembered_plan(key: str) -> dict[str, Any] | None:
-    """What mapped() was given when these rows were written; None where they were not."""
+    """Return the plan of cached rows, if there are any."""
     try:
         plan: dict[str, Any] = json.loads((cache() / key / SIZES).read_text())["plan"]
     except OSError:
@@ -146,9 +135,9 @@ def remembered_plan(key: str) -> dict[str, Any] | None:
 
 
 def cache_key(files: Sequence[TableFile], how: Mapping[str, Any]) -> str:
-    """A name for the rows of these files as they are now, read as the settings `how` say."""
-    told = [(str(file.path.resolve()), file.path.stat().st_size, file.path.stat().st_mtime_ns) for file in files]
-    digest = hashlib.sha256(json.dumps([FORMAT, told, how], default=list).encode()).hexdigest()
+    """Return a name for the rows of these files as they are now, read with the settings `how`."""
+    states = [(str(file.path.resolve()), file.path.stat().st_size, file.path.stat().st_mtime_ns) for file in files]
+    digest = hashlib.sha256(json.dumps([FORMAT, states, how], default=list).encode()).hexdigest()
     return f"{re.sub(r'[^A-Za-z0-9_-]', '_', files[0].path.stem)[:40]}-{digest[:24]}"
 
 
@@ -156,28 +145,22 @@ def cache() -> Path:
     return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "runner").expanduser() / "tables"
 
 
-def _make(folder: Path, chunks: Chunks, plan: dict[str, Any]) -> None:
-    place = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
+def _write(folder: Path, chunks: Chunks, plan: dict[str, Any]) -> None:
+    part = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
     try:
         digest, num_rows, num_floats, targets = hashlib.sha256(), 0, 0, []
-        with (place / INPUTS).open("wb") as file:
+        with (part / INPUTS).open("wb") as file:
             for rows, some in chunks:
                 file.write(rows.data)
                 digest.update(rows.data)
                 digest.update(np.ascontiguousarray(some).data)
                 num_rows, num_floats = num_rows + len(rows), rows.shape[1]
                 targets.append(some)
-        np.save(place / TARGETS, np.concatenate(targets))
+        np.save(part / TARGETS, np.concatenate(targets))
         sizes = {"num_rows": num_rows, "num_floats": num_floats, "fingerprint": digest.hexdigest(), "plan": plan}
-        (place / SIZES).write_text(json.dumps(sizes))
+        (part / SIZES).write_text(json.dumps(sizes))
         shutil.rmtree(folder, ignore_errors=True)
-        place.replace(folder)
+        part.replace(folder)
     except BaseException:
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(part, ignore_errors=True)
         raise
-
-
-def _check_room(folder: Path, num_bytes: int) -> None:
-    free = shutil.disk_usage(folder).free
-    if num_bytes > free:
-        raise OSError(f"they take {num_bytes / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free")

@@ -1,4 +1,4 @@
-"""Computes the columns' statistics over the training rows, chunk by chunk, for the layers around the model."""
+"""Computes statistics of the training rows' columns, chunk by chunk, for the layers around the model."""
 
 from __future__ import annotations
 
@@ -25,9 +25,11 @@ def fit(
     normalize: bool = True,
     scale_targets: bool = False,
 ) -> Preprocessing:
-    """Means, spreads and the categories that occur, of these rows alone. sizes: as in TableColumns.
+    """Return the layers around a model: means, spreads and the categories that occur in the training rows.
 
-    train_rows: (inputs, targets) tensors, or a Dataset of whole batches, of which 1 MiB is read at a time.
+    Args:
+        train_rows: (inputs, targets) tensors, or a Dataset of whole batches, of which 1 MiB is read at a time.
+        sizes: As in TableColumns.
     """
     numbers = [place for place, size in enumerate(sizes) if not size]
     met = [np.zeros(size, bool) for size in sizes]

@@ -1,24 +1,28 @@
-"""Makes a Source of table files (CSV, TSV, Parquet, Feather): rows of float32, and classes or numbers."""
+"""Makes a Source of table files (CSV, TSV, Parquet, Feather), and reads further files like them for predictions."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from runner.data.source import Source
-from runner.data.tables.columns import Table, choose, from_reader, table_of
-from runner.data.tables.encoder import Encoder, tidied_batches
-from runner.data.tables.files import TableFile, shared_names, table_files
-from runner.data.tables.forms import Form, form_of
-from runner.data.tables.node import reader_node
-from runner.data.tables.reader import TableReader, report_unknown
-from runner.data.tables.rows import MappedRows, cache_key, fits_in_memory, gathered, mapped, remembered_plan
+from runner.data.tables.cells import Form, form_of
+from runner.data.tables.choose import ColumnSettings, Table, choose, from_reader, table_of
+from runner.data.tables.columns import columns_of, form_of_node, reader_node, target_of
+from runner.data.tables.encoder import AnyTable, Encoder, encode_target, tidy_batches
+from runner.data.tables.files import TableFile, TableFrame, shared_names, table_files
+from runner.data.tables.rows import cache_key, fits_in_memory, gathered, mapped, remembered_plan
 from runner.data.tables.statistics import fit
 from runner.errors import RunnerError
+
+log = logging.getLogger("runner")
+FIX = "use a file like the one that the run was trained on"
 
 
 def table(
@@ -43,129 +47,197 @@ def table(
     in_memory: str | bool = "auto",
     like: Mapping[str, Any] | TableReader | None = None,
 ) -> Source:
-    """Rows of a table: numbers, texts, true and false, dates, with or without missing values; the first line has the names.
+    """Return the rows of a table: numbers, texts, booleans and dates, with or without missing values.
 
-    A column of texts is a category, its max_categories most frequent ones each a 0/1 column of the model's inputs, others
-    all zeros; so are numbers in `categorical`. A column of few numbers stays one, since its order tells something. A column
-    of texts that nearly all differ (names, keys) is left out, if nobody asked for it in columns or categorical. true and
-    false are 1 and 0. A date, as ISO 8601 writes it, is the days since 1970, its month and weekday as categories and, where
-    there are times, the hour; zones are told from universal time. Missing numbers become the mean of the training split;
-    each column that has any gets a 0/1 column for it, which also says it of categories.
+    A column of texts is a category: each of its max_categories most frequent ones is a 0/1 column of the model's inputs,
+    and the others are all zeros. A column of texts that nearly all differ (names, keys) is left out, unless `columns`
+    or `categorical` names it. true and false are 1 and 0. A date (ISO 8601, in UTC if it has a zone) is the days since
+    1970, its month and weekday as categories and, if there are times, the hour. Missing numbers become the mean of the
+    training split; each column that has any gets a 0/1 column for it.
 
-    The host keeps the values as they are, (N, floats), NaN for missing and a number for a category: a layer before the
-    model scales and spreads them out, fitted on the training split alone, and goes with it wherever it goes. Its width is
-    facts.in_features. From numbers with more digits than float32 has, times for one, their mean is taken before, by the
-    reader, too. Of a regression, a layer behind the model scales outputs back: losses are told in the target's own unit,
-    and learnt in its spread.
+    The host keeps the values as they are, (N, floats), NaN for missing and a code for a category: a layer in front of
+    the model scales and encodes them, fitted on the training split, and is part of the model. Its width is
+    facts.in_features. The mean of numbers with more digits than float32 has is subtracted before, by the reader, too.
+    A layer behind a regression's model scales its outputs back.
 
-    missing_values are texts and numbers that mark a missing value, in addition to empty values, NA and the like.
-    Texts like $1,234.50 are numbers, too. decimal="," is for numbers like 3,5 and 1.234,50; header=False for files that
-    begin with a row, whose columns are then called c0, c1 and so on; date_format, as strptime's or a list of them, for
-    dates and times that ISO 8601 does not write so. drop_missing_targets leaves rows without a target out.
+    The file is read twice, a few MiB at a time.
 
-    target: None for the last column. kind: auto takes texts, true and false and up to 100 different whole numbers as
-    classes, all other numbers as a regression; several columns as labels, where all are 0 and 1. like: the reader of an
-    earlier run, whose columns, categories and classes hold. in_memory: see runner.data.tables.rows; auto goes by the memory
-    that is free, and what it does not take is read from a file in the cache, row by row.
-    The file is read twice, a few MiB at a time. Raises: RunnerError with file, line and column for what is wrong in it.
+    Args:
+        path: A file, a list, a glob, or a directory of parts.
+        target: Columns; None for the last one.
+        kind: auto takes texts, booleans and up to 100 different whole numbers as classes, all other numbers as a
+            regression; several columns as labels if all are 0 and 1.
+        columns: Input columns (None: all).
+        drop: Columns to leave out.
+        categorical: Columns of numbers that are categories.
+        val_path: The validation split.
+        test_path: The test split.
+        missing: mean, or refuse.
+        normalize: Whether inputs are scaled to mean 0 and spread 1.
+        scale_targets: The same for the targets of a regression.
+        max_categories: Categories of a column that are known.
+        decimal: "," for numbers such as 3,5 and 1.234,50.
+        header: False if the first line is a row; columns are then called c0, c1 and so on.
+        date_format: A format of strptime, or a list of them, for other dates than ISO 8601's.
+        missing_values: Texts and numbers that mark a missing value, besides empty values, NA and the like.
+        drop_missing_targets: Leaves out rows without a target.
+        in_memory: auto goes by the free memory; what does not fit is read from a file in the cache, row by row.
+        like: The reader of an earlier run, whose columns, categories and classes hold.
+
+    Raises:
+        RunnerError: The file or a setting is not valid; with file, line and column.
     """
     form = form_of(decimal, header, date_format, missing_values)
     files = table_files(path, key="data.path", form=form)
-    how: dict[str, Any] = {"target": target, "kind": kind, "columns": columns, "drop": drop, "categorical": categorical}
-    how |= {"missing": missing, "max_categories": max_categories, "drop_missing_targets": drop_missing_targets}
-    if like is not None:
-        how = {"like": _node(like)}
+    settings = ColumnSettings(
+        target, kind, columns, drop, categorical, missing, max_categories, drop_missing_targets=drop_missing_targets
+    )
+    if isinstance(like, TableReader):
+        like = reader_node(like.columns, like.target, like.form)
+    how = asdict(settings) if like is None else {"like": dict(like)}
     key = cache_key(files, how | form.node() | {"complete": drop_missing_targets})
-    remembered = remembered_plan(key) if in_memory is not True else None
-    if remembered is not None:
-        found = table_of(remembered)
+    plan = remembered_plan(key) if in_memory is not True else None
+    if plan is not None:
+        chosen = table_of(plan)
+    elif like is not None:
+        chosen = from_reader(like)
     else:
-        found = from_reader(how["like"]) if like is not None else choose(files, shared_names(files), **how)
-    rows, where = _rows(files, found, in_memory, key, complete=drop_missing_targets)
-    others = {name: file for name, file in (("val", val_path), ("test", test_path)) if file is not None}
-    scales = scale_targets and found.target.kind == "regression"
+        chosen = choose(files, shared_names(files), settings)
+    read = partial(_rows, in_memory=in_memory, complete=drop_missing_targets)
+    rows, reason = read(files, chosen, key=key)
+    given = {}
+    for name, other in (("val", val_path), ("test", test_path)):
+        if other is not None:
+            others = table_files(other, key=f"data.{name}_path", form=form)
+            key = cache_key(others, chosen.node() | form.node() | {"complete": drop_missing_targets})
+            given[name], _ = read(others, replace(chosen, num_rows=None), key=key)
+    width, target_names = chosen.columns.width, chosen.target.names
+    num_classes = len(chosen.target.classes) or None
+    labels = None
+    if num_classes:
+        labels = rows[1] if isinstance(rows, tuple) else rows.mapped_tensors()[1].clone()
     return Source(
         files[0].path.stem,
         rows,
-        _facts(found),
-        labels=_labels(rows, found),
-        given={
-            name: _given(f"data.{name}_path", file, found, in_memory, form=form, complete=drop_missing_targets)
-            for name, file in others.items()
+        {
+            "input_shape": [width],
+            "in_features": width,
+            "num_classes": num_classes,
+            "out_features": chosen.target.num_outputs,
+            "is_multilabel": chosen.target.kind == "multilabel",
         },
-        origin=f"{path} ({'; '.join([*found.notes, where])})",
-        notes=found.notes,
-        classes=found.target.classes,
-        targets=() if found.target.classes else found.target.names,
+        labels=labels,
+        given=given,
+        origin=f"{path} ({'; '.join([*chosen.notes, reason])})",
+        notes=chosen.notes,
+        classes=chosen.target.classes,
+        targets=() if num_classes else target_names,
         around=partial(
             fit,
-            sizes=found.columns.sizes,
-            flagged=found.columns.flagged,
+            sizes=chosen.columns.sizes,
+            flagged=chosen.columns.flagged,
             normalize=normalize,
-            scale_targets=scales,
+            scale_targets=scale_targets and chosen.target.kind == "regression",
         ),
-        reader=reader_node(found.columns, found.target, form),
-        columns=tuple(column.name for column in found.columns.columns for _ in column.sizes),
-        place=partial(_place, files, found.target.names, complete=drop_missing_targets),
+        reader=reader_node(chosen.columns, chosen.target, form),
+        columns=tuple(column.name for column in chosen.columns.columns for _ in column.sizes),
+        place=partial(_place, files, target_names, complete=drop_missing_targets),
     )
 
 
-def _rows(files: Sequence[TableFile], found: Table, asked: str | bool, key: str, *, complete: bool) -> tuple[Any, str]:
-    target_floats = 2 if found.target.classes else len(found.target.names)  # a class is one int64
-    row_bytes = 4 * (found.columns.num_floats + target_floats)
-    known = found.num_rows
-    size = known * row_bytes if known is not None else sum(file.num_bytes(found.columns.num_floats) for file in files)
-    fits, why = fits_in_memory(size, asked)
-    if fits:
-        rows = gathered(_chunks(files, found, complete=complete), num_rows=known, num_floats=found.columns.num_floats)
-        if not len(rows[0]):
-            raise RunnerError.of(
-                files[0].asked, f"`{files[0].path.name}` has no rows", "use a file with rows below the column names"
-            )
-        return rows, f"in memory ({why})"
-    plan = found.node()
-    mapped_rows = mapped(
-        key, lambda: _chunks(files, found, complete=complete), plan=plan, num_bytes=size, asked=files[0].asked
-    )
-    return mapped_rows, f"mapped from {mapped_rows.folder} ({why})"
+def _rows(
+    files: Sequence[TableFile], chosen: Table, *, in_memory: str | bool, key: str, complete: bool
+) -> tuple[Any, str]:
+    num_floats, num_rows = chosen.columns.num_floats, chosen.num_rows
+    target_floats = 2 if chosen.target.classes else len(chosen.target.names)  # a class is one int64
+    known_bytes = num_rows and num_rows * 4 * (num_floats + target_floats)
+    num_bytes = known_bytes or sum(file.max_bytes(num_floats) for file in files)
+    fits, reason = fits_in_memory(num_bytes, in_memory)
+    chunks = partial(_chunks, files, chosen, complete=complete)
+    if not fits:
+        rows = mapped(key, chunks, plan=chosen.node(), num_bytes=num_bytes, asked=files[0].asked)
+        return rows, f"mapped from {rows.folder} ({reason})"
+    inputs, targets = gathered(chunks(), num_rows=num_rows, num_floats=num_floats)
+    _check_rows(inputs, files[0].name, files[0].asked)
+    return (inputs, targets), f"in memory ({reason})"
+
+
+def _chunks(files: Sequence[TableFile], chosen: Table, *, complete: bool) -> Iterator[tuple[Any, Any]]:
+    encoder = Encoder(chosen.columns)
+    for rows, targets, place in encoder.chunks(files, chosen.target.names, complete=complete):
+        yield rows, encode_target(chosen.target, targets, place)
+    if not chosen.is_cut:  # rare categories are unknown in training, too
+        encoder.warn_of_unknown()
+
+
+def _check_rows(rows: Tensor, name: str, asked: str) -> None:
+    if not len(rows):
+        raise RunnerError.of(asked, f"`{name}` has no rows", "use a file with rows below the column names")
 
 
 def _place(files: Sequence[TableFile], targets: Sequence[str], row: int, *, complete: bool) -> str:
-    for tidied, place, _ in tidied_batches(files, targets, targets if complete else ()):
-        num_rows = len(next(iter(tidied.values())))
+    for values, place, _ in tidy_batches(files, targets, targets if complete else ()):
+        num_rows = len(next(iter(values.values())))
         if row < num_rows:
             return place.of(row)
         row -= num_rows
     return ""
 
 
-def _chunks(files: Sequence[TableFile], found: Table, *, complete: bool) -> Iterator[tuple[Any, Any]]:
-    encoder = Encoder(found.columns)
-    for rows, targets, place in encoder.chunks(files, found.target.names, complete=complete):
-        yield rows, found.target.encode(targets, place)
-    if not found.is_cut:  # else the rare categories are unknown in training, too
-        report_unknown(encoder)
+class TableReader:
+    """Read a file's rows as the trained model takes them: reader(path) -> (N, raw floats) float32 on the host.
 
+    The file may have further columns, in any order. Unknown categories and missing values are counted by column in
+    `unknown` and `missing`, with one warning for each.
+    """
 
-def _given(key: str, path: str, found: Table, asked: str | bool, *, form: Form, complete: bool) -> Any:
-    files = table_files(path, key=key, form=form)
-    other = replace(found, num_rows=None)
-    how = found.node() | form.node() | {"complete": complete}
-    return _rows(files, other, asked, cache_key(files, how), complete=complete)[0]
+    def __init__(
+        self,
+        columns: Sequence[Mapping[str, Any]],
+        target: Mapping[str, Any],
+        *,
+        refuses_missing: bool = False,
+        form: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.columns = columns_of(columns, refuses_missing=refuses_missing)
+        self.target = target_of(target)
+        self.form: Form = form_of_node(form)
+        self.unknown: dict[str, int] = {}
+        self.missing: dict[str, int] = {}
 
+    def __call__(self, path: str, *, key: str = "--input") -> Tensor | Iterator[Tensor]:
+        """Return all rows of the file; an iterator of chunks if memory is too small for them.
 
-def _facts(found: Table) -> dict[str, Any]:
-    width, num_classes = found.columns.width, len(found.target.classes) or None
-    sizes = {"input_shape": [width], "in_features": width, "num_classes": num_classes}
-    return {**sizes, "out_features": found.target.num_outputs, "is_multilabel": found.target.kind == "multilabel"}
+        Raises:
+            RunnerError: The file lacks a column, or a value does not fit its column.
+        """
+        files = table_files(path, key=key, form=self.form)
+        fits, _ = fits_in_memory(sum(file.max_bytes(self.columns.num_floats) for file in files), "auto")
+        if not fits:
+            return self._chunks(files)
+        rows = self._all(files)
+        _check_rows(rows, path, f"{key}={path}")
+        return rows
 
+    def frame(self, frame: Any) -> Tensor:
+        """Return all rows of a pandas DataFrame, as they are read from a file with the same values.
 
-def _labels(rows: Any, found: Table) -> Tensor | None:
-    if not found.target.classes:
-        return None
-    labels: Tensor = rows.targets_in_memory() if isinstance(rows, MappedRows) else rows[1]
-    return labels
+        Raises:
+            RunnerError: As for a file.
+        """
+        return self._all([TableFrame(frame, "predict(DataFrame)", self.form)])
 
+    def _all(self, files: Sequence[AnyTable]) -> Tensor:
+        return torch.cat([torch.empty(0, self.columns.num_floats), *self._chunks(files)])
 
-def _node(like: Mapping[str, Any] | TableReader) -> dict[str, Any]:
-    return reader_node(like.columns, like.target, like.form) if isinstance(like, TableReader) else dict(like)
+    def _chunks(self, files: Sequence[AnyTable]) -> Iterator[Tensor]:
+        encoder = Encoder(self.columns, fix=FIX)
+        for rows, _, _ in encoder.chunks(files):
+            yield torch.from_numpy(rows)
+        self.unknown, self.missing = encoder.unknown, encoder.missing
+        encoder.warn_of_unknown()
+        kinds = {column.name: column.kind for column in self.columns.columns}
+        for name, count in encoder.missing.items():
+            instead = "no category is set" if kinds[name] == "category" else "the training mean is used"
+            rows_have = "1 row has" if count == 1 else f"{count:,} rows have"
+            log.warning("column %r: %s no value; %s", name, rows_have, instead)

@@ -9,7 +9,7 @@ import pytest
 from refused import problems_of
 
 from runner.config.instantiate import build
-from runner.data.tables import csv
+from runner.data.tables import files
 from runner.data.tables.table import table
 
 GOOD = "age,city,y\n1,a,0\n2,b,1\n3,a,1\n4,b,0\n"
@@ -192,7 +192,7 @@ def test_the_place_of_a_bad_value_far_down(ending, where, folder, monkeypatch):
     """Beyond the rows that are read at once."""
     import pandas as pd
 
-    monkeypatch.setattr(csv, "LEAST_BLOCK", 2**16)
+    monkeypatch.setattr(files, "LEAST_BLOCK", 2**16)
 
     frame = pd.DataFrame({"x": np.arange(80_000.0), "y": np.arange(80_000) % 2})
     frame.loc[70_000, "x"] = np.inf

@@ -8,8 +8,8 @@ import torch
 from refused import problems_of
 
 from runner.config.instantiate import build
-from runner.data.tables import csv
-from runner.data.tables.forms import suggested
+from runner.data.tables import files
+from runner.data.tables.cells import suggested
 from runner.data.tables.table import table
 
 GERMAN = (
@@ -99,8 +99,8 @@ def test_rows_without_a_target_are_left_out(folder, in_memory, monkeypatch, mess
     lines = [f"{index},{'' if index % 3 else index % 2}" for index in range(60)]
     (folder / "bad.csv").write_text("x,y\n" + "\n".join([*lines, "inf,1"]) + "\n")
     messages(problem("bad.csv", drop_missing_targets=True, in_memory=in_memory))
-    monkeypatch.setattr(csv, "LEAST_BLOCK", 64)  # several batches
-    monkeypatch.setattr(csv, "COLUMN_BYTES", 1)
+    monkeypatch.setattr(files, "LEAST_BLOCK", 64)  # several batches
+    monkeypatch.setattr(files, "COLUMN_BYTES", 1)
     (folder / "t.csv").write_text("x,y\n" + "\n".join(lines) + "\n")
     messages(problem("t.csv"))
     source = table("t.csv", drop_missing_targets=True, in_memory=in_memory)

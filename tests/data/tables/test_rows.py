@@ -99,7 +99,7 @@ def test_made_once_and_again_when_the_file_or_the_settings_change(folder, monkey
     first = table("t.csv", in_memory=False)
     with monkeypatch.context() as patch:
         patch.setattr("runner.data.tables.table.choose", None)  # neither read nor made again
-        patch.setattr(table_rows, "_make", None)
+        patch.setattr(table_rows, "_write", None)
         again = table("t.csv", in_memory=False)
     assert (again.reader, again.facts, again.rows.fingerprint) == (first.reader, first.facts, first.rows.fingerprint)
     assert len(cached(folder)) == 1
@@ -186,9 +186,9 @@ def test_a_limited_process_knows_it():
 def test_jobs_that_start_together_make_it_once(folder, warm):
     code = (
         "from runner.data.tables.table import table; import runner.data.tables.rows as r\n"
-        "make = r._make\n"
+        "make = r._write\n"
         "def told(*a): print('made', flush=True); make(*a)\n"
-        "r._make = told\n"
+        "r._write = told\n"
         "s = table('t.csv', in_memory=False); print(s.rows.fingerprint)"
     )
     jobs = [

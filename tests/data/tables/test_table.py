@@ -308,10 +308,10 @@ def test_thousands_of_columns():
 
 
 def test_numbers_first_and_texts_later_are_texts(folder, monkeypatch):
-    from runner.data.tables import csv as table_csv
+    from runner.data.tables import files
 
-    monkeypatch.setattr(table_csv, "LEAST_BLOCK", 64)  # several batches
-    monkeypatch.setattr(table_csv, "COLUMN_BYTES", 1)
+    monkeypatch.setattr(files, "LEAST_BLOCK", 64)  # several batches
+    monkeypatch.setattr(files, "COLUMN_BYTES", 1)
     rows = ["1,0", "2,1"] * 10 + ["north,0", "south,1"] * 30
     write("t.csv", "c,y\n" + "\n".join(rows) + "\n")
     categories = table("t.csv").reader["columns"][0]["categories"]

@@ -1,0 +1,314 @@
+"""Chooses a table's input columns and its target, from what its files hold and from the settings."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from runner.config.checks import choice
+from runner.data.tables.cells import NUMBER, suggested
+from runner.data.tables.columns import Column, Columns, Target, arguments, columns_of, listed, reader_node, target_of
+from runner.data.tables.encoder import missing_target, missing_value
+from runner.data.tables.files import TableFile
+from runner.data.tables.scan import Tally, offset_note, scan
+from runner.errors import Problem, RunnerError, nearest, refuse
+
+KINDS = ("auto", "classification", "regression", "multilabel")
+#: whole numbers are taken as classes up to this number of different ones, as in runner.data.array_data
+MOST_CLASSES = 100
+#: texts of a column that are tried as dates, and columns with a hint
+MOST_TRIED, MOST_HINTS = 1000, 4
+
+
+@dataclass(frozen=True)
+class ColumnSettings:
+    """The settings of data=table that choose columns; see runner.data.table()."""
+
+    target: str | Sequence[str] | None
+    kind: str
+    columns: Sequence[str] | None
+    drop: Sequence[str] | None
+    categorical: Sequence[str] | None
+    missing: str
+    max_categories: int
+    drop_missing_targets: bool
+
+    def check(self) -> None:
+        """Raise a RunnerError for a value that is not valid."""
+        if self.missing not in ("mean", "refuse"):
+            problem = "`data.missing` must be `mean` (the training split's) or `refuse`"
+            ways = ["data.missing=mean", "data.missing=refuse"]
+            raise RunnerError.suggest(f"data.missing={self.missing}", problem, ways)
+        if type(self.max_categories) is not int or self.max_categories < 1:
+            problem = "`data.max_categories` must be a whole number, 1 or more"
+            raise RunnerError.suggest(
+                f"data.max_categories={self.max_categories}", problem, ["data.max_categories=100"]
+            )
+
+
+@dataclass(frozen=True)
+class Table:
+    columns: Columns
+    target: Target
+    num_rows: int | None = None  # None if they were not counted
+    notes: tuple[str, ...] = ()  # what was chosen, and why
+    is_cut: bool = False  # rare categories are unknown
+
+    def node(self) -> dict[str, Any]:
+        """Return plain values, for table_of()."""
+        reader = reader_node(self.columns, self.target)
+        return {"reader": reader, "num_rows": self.num_rows, "notes": list(self.notes), "is_cut": self.is_cut}
+
+
+def table_of(node: Mapping[str, Any]) -> Table:
+    table = from_reader(node["reader"])
+    return Table(table.columns, table.target, node["num_rows"], tuple(node["notes"]), node["is_cut"])
+
+
+def from_reader(node: Mapping[str, Any]) -> Table:
+    """Return the columns and the target of an earlier run. node: its reader, as in model.json."""
+    reader = arguments(node)
+    columns = columns_of(reader["columns"], refuses_missing=reader["refuses_missing"])
+    return Table(columns, target_of(reader["target"]), notes=("columns and classes of an earlier run",))
+
+
+def choose(files: Sequence[TableFile], names: Sequence[str], settings: ColumnSettings) -> Table:
+    """Choose the kind of each column, of `names` in all; reads the files completely.
+
+    Raises:
+        RunnerError: The table or a setting is not valid; with every problem.
+    """
+    settings.check()
+    targets = _texts(settings.target) if settings.target is not None else list(names[-1:])
+    inputs = _inputs(names, targets, settings, files[0])
+    categorical = {name for name in _texts(settings.categorical) if name not in targets}
+    complete = targets if settings.drop_missing_targets else ()
+    tallies, num_left_out = scan(files, [*inputs, *targets], counted=[*categorical, *targets], complete=complete)
+    if tallies[targets[0]].rows == 0:
+        problem = f"all {num_left_out:,} rows lack the target" if num_left_out else f"`{files[0].name}` has no rows"
+        raise RunnerError.of(files[0].asked, problem, "use a file with rows below the column names")
+    problems: list[Problem] = []
+    notes: list[str] = []
+    try:
+        target, reason = find_target([tallies[name] for name in targets], settings.kind)
+        notes.append(f"target {', '.join(targets)}{' (the last column)' if settings.target is None else ''}: {reason}")
+    except RunnerError as error:
+        problems += error.problems
+    if num_left_out:
+        notes.append(f"left out, since they have no {' or '.join(targets)}: {num_left_out:,} rows")
+    notes += _header_note(names, files[0])
+    kept: list[Column] = []
+    keys: list[Tally] = []
+    hints: list[str] = []
+    never_keys = {*categorical, *_texts(settings.columns)}
+    for name in inputs:
+        tally = tallies[name]
+        try:
+            kind = "category" if name in categorical else _kind(tally, files[0])
+        except RunnerError as error:
+            problems += error.problems
+            continue
+        if kind == "category" and name not in categorical:
+            is_key = name not in never_keys and _is_key(tally, settings.max_categories)
+            hints += _form_hint(tally, "left out" if is_key else "taken as texts")
+            if is_key:
+                keys.append(tally)
+                continue
+        if settings.missing == "refuse" and tally.first_missing is not None:
+            problems.append(missing_value(name, *tally.first_missing))
+            continue
+        kept.append(tally.column(kind, most=settings.max_categories))
+    refuse(problems)
+    if keys:
+        notes.append(f"left out, because nearly all their texts differ: {listed([key.name for key in keys])}")
+    cut = [column.name for column in kept if len(tallies[column.name].texts) > len(column.categories) > 0]
+    notes += _column_notes(kept, tallies)
+    if cut:
+        notes.append(f"the {settings.max_categories} most frequent categories of {listed(cut)}; others are as unknown")
+    notes += [offset_note(column.name, column.offset) for column in kept if column.offset][:MOST_HINTS]
+    if target.kind == "regression":
+        notes += [_digits_note(tallies[name]) for name in targets if tallies[name].offset()]
+    if files[0].form.date_format:
+        _check_date_format(tallies, files[0])
+    if not kept:
+        raise RunnerError(_no_columns(targets, keys, files[0]))
+    columns = Columns(tuple(kept), settings.missing == "refuse")
+    return Table(columns, target, tallies[targets[0]].rows, (*notes, *hints[:MOST_HINTS]), bool(cut))
+
+
+def find_target(tallies: Sequence[Tally], kind: str) -> tuple[Target, str]:
+    """Return the target, and how its kind was found.
+
+    Raises:
+        RunnerError: The target is constant, missing, or of another kind.
+    """
+    choice(kind, KINDS, key="data.kind")
+    names = tuple(tally.name for tally in tallies)
+    asked = f"data.target={names[0] if len(names) == 1 else '[' + ','.join(names) + ']'}"
+    for tally in tallies:
+        if tally.first_missing is not None:
+            num_missing = tally.rows - tally.present
+            raise RunnerError(missing_target(tally.name, *tally.first_missing, count=num_missing))
+        if len(tally.texts) == 1:
+            value = next(iter(tally.texts))
+            problem = f"column {tally.name!r} is {value!r} in all {tally.rows:,} rows, so there is nothing to learn"
+            raise RunnerError.of(asked, problem, "use another column as `data.target`, or add rows with other values")
+    if kind != "classification" and (dates := [tally.name for tally in tallies if tally.nums["date"] == tally.rows]):
+        raise RunnerError(holds_dates(dates[0], asked=asked, is_single=len(tallies) == 1))
+    chosen, reason = (kind, "as asked") if kind != "auto" else _guess(tallies)  # words: ok (a note that users know)
+    if chosen != "classification":
+        return Target(names, chosen), f"{chosen}, {reason}"
+    if len(tallies) > 1:
+        problem = "`data.target` names several columns, and a class is one value per row"
+        fix = "name one column in `data.target`, or use `data.kind=multilabel`"
+        raise RunnerError.of(f"data.kind=classification {asked}", problem, fix)
+    if tallies[0].is_cut:
+        problem = f"column {names[0]!r} has more than 100,000 different values"
+        raise RunnerError.suggest("data.kind=classification", problem, ["data.kind=regression"])
+    return Target(
+        names, chosen, tuple(sorted(tallies[0].texts, key=_order))
+    ), f"{len(tallies[0].texts)} classes, {reason}"
+
+
+def holds_dates(name: str, *, asked: str, is_single: bool = True) -> Problem:
+    """Return the error of a target of dates that `data.kind` doesn't call classes."""
+    fix = "use another column as `data.target`, or numbers instead of dates"
+    if is_single:
+        fix += ", or `data.kind=classification` for one class per date"
+    return Problem(asked, f"column {name!r} holds dates, and a target is classes or numbers", fix)
+
+
+def _guess(tallies: Sequence[Tally]) -> tuple[str, str]:
+    if len(tallies) > 1:
+        are_labels = all(set(tally.texts) <= {"0", "1", "true", "false"} for tally in tallies)
+        return ("multilabel", "all of them are 0 and 1") if are_labels else ("regression", "they hold numbers")
+    (tally,) = tallies
+    kind = tally.kind("data.kind=classification")
+    if kind != "number":
+        return "classification", f"they are {'texts' if kind != 'boolean' else 'true and false'}"
+    are_whole = not tally.is_cut and all(text.lstrip("+-").isdecimal() for text in tally.texts)
+    if are_whole and len(tally.texts) <= MOST_CLASSES:
+        return "classification", f"up to {MOST_CLASSES} whole numbers are"
+    return "regression", f"more than {MOST_CLASSES} whole numbers are" if are_whole else "they are not whole numbers"
+
+
+def _order(text: str) -> tuple[bool, float, str]:
+    try:
+        return False, float(text), text
+    except ValueError:
+        return True, 0.0, text
+
+
+def _inputs(names: Sequence[str], targets: Sequence[str], settings: ColumnSettings, file: TableFile) -> list[str]:
+    columns, drop, categorical = map(_texts, (settings.columns, settings.drop, settings.categorical))
+    known = set(names)
+    problems = [
+        _unknown(key, name, names, file)
+        for key, some in (("target", targets), ("columns", columns), ("drop", drop), ("categorical", categorical))
+        for name in some
+        if name not in known
+    ]
+    for key, some, more, fix in (
+        ("drop", drop, "", "use another column as `data.target`"),
+        ("columns", columns, ",...", "remove it from `data.columns`"),
+    ):
+        if both := [name for name in some if name in targets]:
+            problems.append(Problem(f"data.{key}=[{both[0]}{more}]", f"column `{both[0]}` is the target", fix))
+    left_out = {*drop, *(known.difference(columns) if settings.columns is not None else ())} - {*targets}
+    if lost := [name for name in categorical if name in left_out]:
+        key, fix = ("drop", "remove it from") if lost[0] in drop else ("columns", f"add `{lost[0]}` to")
+        problem = f"`data.{key}` leaves column `{lost[0]}` out"
+        fix = f"{fix} `data.{key}`, or remove it from `data.categorical`"
+        problems.append(Problem(f"data.categorical=[{lost[0]}]", problem, fix))
+    refuse(problems)
+    taken = {*targets, *drop}
+    return [name for name in (columns if settings.columns is not None else names) if name not in taken]
+
+
+def _unknown(key: str, name: str, names: Sequence[str], file: TableFile) -> Problem:
+    hits = nearest(name, names, cutoff=0.6)
+    ways = [f"data.{key}={hit}" if key == "target" else f"data.{key}=[{hit}]" for hit in hits]
+    problem = f"`{file.name}` has no column {name!r}; it has {listed(names)}"
+    return Problem.suggest(f"data.{key}={name}", problem, ways, "use one of these columns", code="unknown-option")
+
+
+def _kind(tally: Tally, file: TableFile) -> str:
+    kind = tally.kind()
+    if not kind:
+        problem = f"column {tally.name!r} of {file.name} has no value in any of its {tally.rows:,} rows"
+        raise RunnerError.suggest(file.asked, problem, [f"data.drop=[{tally.name}]"])
+    return kind
+
+
+def _is_key(tally: Tally, most: int) -> bool:
+    return tally.is_cut or len(tally.texts) > max(most, tally.present / 2)
+
+
+def _no_columns(targets: Sequence[str], keys: Sequence[Tally], file: TableFile) -> Problem:
+    problem = f"no input column is left next to {', '.join(targets)}"
+    if not keys:
+        return Problem(file.asked, f"{problem}: the table has no other column", "use another column as `data.target`")
+    problem += f": {', '.join(key.name for key in keys)} {'is' if len(keys) == 1 else 'are'} left out, "
+    problem += "because nearly all the texts differ"
+    name, texts = keys[0].name, _first_texts(keys[0])
+    ways = suggested(texts)
+    if not ways and sum(" " in text.strip() for text in texts) * 2 > len(texts):
+        kind = "csv" if file.is_csv else "parquet"
+        settings = f"data.data_files={file.path} data.inputs={name} data.target={targets[0]} model=transformer"
+        ways = [f"data=huggingface data.path={kind} {settings}"]
+    return Problem.suggest(file.asked, problem, ways or [f"data.categorical=[{name}]"])
+
+
+def _header_note(names: Sequence[str], file: TableFile) -> list[str]:
+    numbers = [name for name in names if re.match(NUMBER, name)]
+    if not file.is_csv or not file.form.header or len(numbers) * 2 <= len(names):
+        return []
+    return [f"the first line is taken as names: {listed(names[:5])}; data.header=false if it is a row"]
+
+
+def _column_notes(columns: Sequence[Column], tallies: Mapping[str, Tally]) -> list[str]:
+    notes = []
+    if gaps := [column.name for column in columns if column.has_missing]:
+        shares = [f"{name} {1 - tallies[name].present / tallies[name].rows:.0%}" for name in gaps]
+        notes.append(f"missing values: {listed(shares)}; numbers become the training mean")
+    if ids := [column.name for column in columns if column.kind == "number" and tallies[column.name].is_row_number()]:
+        notes.append(f"{listed(ids)} only counts the rows; data.drop=[{','.join(ids)}] leaves it out")
+    return notes
+
+
+def _form_hint(tally: Tally, how: str) -> list[str]:
+    fix = " or ".join(suggested(_first_texts(tally)))
+    return [f"column {tally.name} ({next(iter(tally.texts), '')}) is {how}; {fix}"] if fix else []
+
+
+def _digits_note(tally: Tally) -> str:
+    offset = tally.offset()
+    step = float(np.spacing(np.float32(offset)))
+    return (
+        f"target {tally.name} is told in steps of {step:g}, as float32, in which models compute, has no room for more of "  # words: ok
+        f"its digits; a column of {tally.name} less {offset:,.15g} as the target keeps them"
+    )
+
+
+def _check_date_format(tallies: Mapping[str, Tally], file: TableFile) -> None:
+    if any(tally.nums["date"] for tally in tallies.values()):
+        return
+    ways = next((found for tally in tallies.values() if (found := suggested(_first_texts(tally)))), None)
+    problem = f"no column of `{file.name}` has dates in this format"
+    asked = f"data.date_format={file.form.date_format[0]}"
+    raise RunnerError.suggest(asked, problem, ways or ["data.date_format=null"])
+
+
+def _first_texts(tally: Tally) -> list[str]:
+    return list(itertools.islice(tally.texts, MOST_TRIED))
+
+
+def _texts(names: str | Sequence[str] | None) -> list[str]:
+    if names is None:
+        return []
+    return list(dict.fromkeys(map(str, [names] if isinstance(names, str | int | float) else names)))
