@@ -46,7 +46,7 @@ def pytest_configure(config):
 #: the files that take longest, longest first: begun last, one of them would be all that is left
 LONGEST_FILES = """
 sweep/launchers/test_ray sweep/launchers/test_slurm sweep/test_batched tools/test_try_out whole_runs/test_template
-sweep/launchers/test_pretended_gpus whole_runs/test_hostile experiment/test_own_loader runs/test_check device/test_other_accelerator
+sweep/launchers/test_pretended_gpus whole_runs/test_hostile experiment/test_own_loader runs/test_check
 bench/test_peers sweep/test_sweep experiment/test_run cli/test_dispatch whole_runs/test_fuzz tracking/test_faults
 whole_runs/test_readme sweep/search/test_sweeper distributed/test_training plan/test_zoo training/step/test_compiled
 tracking/test_mlflow_model runs/test_serve runs/test_export whole_runs/test_resume whole_runs/test_stops
@@ -78,8 +78,8 @@ DRAWN_TESTS = {
     "tests/whole_runs/test_conf.py::test_every_option_runs_a_few_steps": 5,
     "tests/whole_runs/test_tasks.py": 10,
     "tests/experiment/test_run.py::test_every_setting_runs": 6,
-    "tests/experiment/test_hints.py::test_a_healthy_run_gets_none": 5,
-    "tests/experiment/test_hints.py::test_a_planted_cause_is_told": 5,
+    "tests/experiment/test_hints.py::test_healthy_run_gets_no_hint": 5,
+    "tests/experiment/test_hints.py::test_hint_names_a_planted_cause": 5,
     "tests/runs/test_check.py::test_recipes_and_settings_pass": 3,
     "tests/runs/test_check.py::test_a_run_that_stays_is_not_checked": 1,
     "tests/runs/test_check.py::test_a_problem_in_any_part_is_found": 5,
@@ -107,7 +107,7 @@ DRAWN_TESTS = {
 #: 3 to 50 s each, and what they hold is held by smaller tests, too, or seldom touched: of each three that stand beside each
 #: other, tests or whole files, one runs with each commit. They take about as long: a commit's run is no longer than another's
 ONE_OF_THREE = """
-device/test_other_accelerator.py sweep/launchers/test_ray.py sweep/launchers/test_slurm.py
+sweep/launchers/test_ray.py sweep/launchers/test_slurm.py
 whole_runs/test_template.py tools/test_try_out.py::test_a_night
 sweep/test_batched.py::test_each_job_is_the_run_that_it_is_alone
 distributed/test_training.py data/tables/test_rows.py::test_many_rows_train_in_less_memory_than_they_take

@@ -126,7 +126,7 @@ _TABLE = (
         ),
         keys=("device", "train.compile", "train.cuda_graph"),
         details="Replays the run to the step that went wrong. Names the operation, line and examples.",
-        result="`step`, `operation`, `rows`, `try`, `replay`, ...; `--time`: `time`, `step`, `advice`; `--trace`: the files",
+        result="`step`, `operation`, `rows`, `try`, `replay`, ...; `--time`: `time`, `step`; `--trace`: the files",
     ),
     Command(
         "diff",

@@ -22,7 +22,6 @@ from rich.text import Text
 from runner.config.settings import Settings
 from runner.config.validate import without_password
 from runner.data.balance import balance
-from runner.device.capabilities import slow_layers
 from runner.device.precision import precision_note
 from runner.errors import harmless
 from runner.experiment.claim import CONSOLE, LOG
@@ -158,7 +157,7 @@ class Screen:
         self._draw(end.step)
 
     def result(self, summary: Summary, *, folder: Path, rows: Mapping[str, str | Text]) -> None:
-        """Print the results: the values by split, how the run ended, and the commands to continue. Advice comes last."""
+        """Print the results: the values by split, how the run ended, and the commands to continue. Hints come last."""
         splits: dict[str, dict[str, float]] = {}
         for name, value in summary.metrics.items():
             split, _, metric = name.partition("/")
@@ -174,7 +173,7 @@ class Screen:
         self.console.print(_headline(summary))
         for name, text in {**_facts(summary, folder), **rows}.items():
             self.console.print(Text.assemble((row(name, ""), "bold"), text))
-        self.hints([*summary.hints, *([advice["words"]] if (advice := summary.advice) else [])])
+        self.hints(summary.hints)
 
     def hints(self, hints: Sequence[str]) -> None:
         """Print the first hints, and log all of them."""
@@ -252,7 +251,7 @@ def describe_parts(settings: Settings, parts: Parts) -> Iterator[tuple[str, str]
     model = row("model", f"{settings.model}: {parts.num_parameters:,} parameters, {precision}")
     details = [words for words in (parts.layout, parts.threads) if words]
     yield ", ".join([model, *(words.partition(" (")[0] for words in details)]), ", ".join([model, *details])
-    for note in filter(None, (*slow_layers(parts.model, parts.device), precision_note(parts.device, precision))):
+    if note := precision_note(parts.device, precision):
         yield (row("model", note),) * 2
     if parts.schedule.words:
         yield (row("rate", parts.schedule.words),) * 2

@@ -11,13 +11,12 @@ import os
 import shlex
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from omegaconf import DictConfig, OmegaConf
-from torch import Tensor
 
 from runner.config import origin
 from runner.config.importing import loading
@@ -64,7 +63,10 @@ class Session:
         self.folder, self.settings = folder, settings
         self.screen = context.screen or Screen()
         self._machine, self._context = machine, context
-        self._clock = Clock(since_import=context.owns_process)
+        self._began = self._trained = time.perf_counter()
+        # the process's age would be wrong: a shell that is replaced by its last command passes its age on
+        self._before = self._began - IMPORTED if context.owns_process else 0.0  # seconds
+        self._setup = 0.0  # seconds
         self._rerun = rerun_text(cfg)  # before the data fills in the facts
         self._publisher: Publisher | None = None
         self._waited = 0.0  # for the tracker
@@ -74,7 +76,6 @@ class Session:
         self.summary: Summary  # once it is closed
         self.reporter: Reporter
         self._parts: Parts
-        self._before: Mapping[str, Tensor]  # of the weights, for hints
         self._result: Result
         self._end: dict[str, Any] = {}  # fields of the summary that end() finds
 
@@ -92,7 +93,7 @@ class Session:
         full = row("device", f"{device} ({reason})")
         session.screen.say(row("device", f"{device} ({first})") if is_usual else full, in_log=full)
         forget_graph(folder / GRAPH)  # of an earlier run in this directory
-        with session._publishing() as session._publisher, session.screen.with_warnings():
+        with session._start_publisher() as session._publisher, session.screen.with_warnings():
             with loading():
                 importlib.import_module("torch._dynamo")  # else torch's optimizers import it, 1.5 s
             with session._open:
@@ -104,7 +105,7 @@ class Session:
         context, folder = self._context, self.folder
         if context.repetition is not None:
             context.repetition.check(parts)
-        self._parts, self._result, self._before = parts, Result(best=parts.best), hints.sample(parts)
+        self._parts, self._result = parts, Result(best=parts.best)
         journal = self._open.enter_context(Journal(folder, say=self.say))
         (folder / summaries.FILE).unlink(missing_ok=True)  # of a part before: one that is killed now has not finished
         (folder / "rerun.yaml").write_text(self._rerun)
@@ -124,13 +125,13 @@ class Session:
         log_start(self.reporter, cfg, parts, machine=self._machine, context=context, num_together=num_together)
         for line, in_log in describe_parts(self.settings, parts):
             self.screen.say(line, in_log=in_log)
-        if not self.settings.train.check:
-            self.say(row("run", short(folder)))
-        self._clock.setup = time.perf_counter() - self._clock.began
+        self._setup = time.perf_counter() - self._began
         if self.settings.train.check:
-            self.say(f"check:  data, model, optimizer ({self._clock.setup:.2f} s)")
+            self.say(f"check:  data, model, optimizer ({self._setup:.2f} s)")
             if parts.train.num_batches > 1:
                 self.say(f"check:  the last batch of train: {parts.train.num_rows % parts.train.batch_size} rows")
+        else:
+            self.say(row("run", short(folder)))
 
     def say(self, text: str) -> None:
         self.screen.say(text)
@@ -143,7 +144,7 @@ class Session:
         if result.status != "failed":  # else another process may be gone
             ranks.leave()
         self._end["num_processes"] = ranks.num
-        self._clock.trained = time.perf_counter()
+        self._trained = time.perf_counter()
         tracking, parts = self.settings.tracking, self._parts
         has_model = result.status == "finished" and bool(tracking.log_model) and shows
         has_rows = has_model or (result.status == "finished" and (parts.val or parts.train).indexed() is not None)
@@ -161,7 +162,7 @@ class Session:
             self._end |= time_spent.of_training(parts, self.settings, result, speeds=speeds)
             of = f"{self.settings.model} on {parts.source.name}, {parts.device}"
             left_out: list[str] = []
-            spent = time_spent.whole(self._end["time"], total=self._clock.total(), around=self._around())
+            spent = time_spent.whole(self._end["time"], total=self._total(), around=self._around())
             if shows and illustrate(parts, result, self.folder, series=series, of=of, say=left_out.append, spent=spent):
                 self.reporter.journal.event("artifact", path="plots", to="plots")
             for line in left_out:
@@ -172,8 +173,7 @@ class Session:
                 self.reporter.journal.event("artifact", path=TRACES, to=TRACES)
         self._note_end()
         if result.status == "finished":
-            ended = hints.Ended(parts, self.settings, result, series, self._before, rows)
-            self._end["hints"] = hints.find(ended)
+            self._end["hints"] = hints.find(hints.FinishedRun(parts, result, series, rows, self._end.get("time", {})))
 
     def could_not_end(self, error: BaseException) -> None:
         """Take what end() raised for the run's error."""
@@ -186,9 +186,11 @@ class Session:
             self.reporter.journal.event("end", status=status, end_ms=int(time.time() * 1000))
 
     def _around(self) -> dict[str, float]:
-        clock = self._clock
-        finish = time.perf_counter() - clock.trained - self._waited
-        return {"start-up": clock.before + clock.setup, "tracker": self._waited, "finish": finish}
+        finish = time.perf_counter() - self._trained - self._waited
+        return {"start-up": self._before + self._setup, "tracker": self._waited, "finish": finish}
+
+    def _total(self) -> float:
+        return self._before + time.perf_counter() - self._began
 
     def _finish(self) -> None:
         summary = self._summarize(exit_code=self.stop.exit_code, **self._end)
@@ -199,7 +201,7 @@ class Session:
             ack = self._wait_for_tracker(self._publisher, within=self.stop.seconds_left)
             self._waited = time.perf_counter() - began
             summary = replace(summary, run_id=ack.run_id, tracker=ack.counts)
-        around, total = self._around(), self._clock.total()
+        around, total = self._around(), self._total()
         seconds = {**summary.seconds, "finish": around["finish"] + self._waited, "total": total}
         time_by_cause = time_spent.whole(summary.time, total=total, around=around)
         summary = replace(summary, seconds=seconds, time=time_by_cause)
@@ -216,7 +218,7 @@ class Session:
             self.screen.result(summary, folder=self.folder, rows=rows)
 
     def _summarize(self, **known: Any) -> Summary:
-        known["seconds"] = {"start": self._clock.before, "setup": self._clock.setup, **self._result.seconds}
+        known["seconds"] = {"start": self._before, "setup": self._setup, **self._result.seconds}
         return summarize(self.settings, self._parts, self.reporter, self._result, self._machine.choice, **known)
 
     @property
@@ -224,19 +226,12 @@ class Session:
         member = self._context.member
         return member is None or member.publishes
 
-    @contextmanager
-    def _publishing(self) -> Iterator[Publisher | None]:
-        """The process that publishes to MLflow, started at once: importing mlflow and making its store take seconds.
-
-        None where nothing is tracked, and where the sweep's own process does it.
-        """
+    def _start_publisher(self) -> AbstractContextManager[Publisher | None]:
         tracking = self.settings.tracking
         if not tracking.enabled or not self._publishes:
-            yield None
-            return
+            return nullcontext()
         grace, ahead = tracking.grace_seconds, self._context.publisher
-        with Publisher.start(self.folder, tracking.uri, grace_seconds=grace, ahead=ahead) as publisher:
-            yield publisher
+        return Publisher.start(self.folder, tracking.uri, grace_seconds=grace, ahead=ahead)
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
@@ -261,10 +256,9 @@ class Session:
             points, files = (ack.counts.get(name, 0) for name in ("points_pending", "files_pending"))
             left = [f"{points:,} points"] * bool(points or not files) + [f"{files} artifacts"] * bool(files)
             self.say(f"tracking: {' and '.join(left)} have not reached {uri}{why}; the run's folder keeps them")
-        for warning in ack.warnings[:MOST_WARNINGS]:
+        more = len(ack.warnings) - MOST_WARNINGS
+        for warning in [*ack.warnings[:MOST_WARNINGS], *[f"{more} more of the kind in {LOG}"] * (more > 0)]:
             self.say(f"tracking: {warning}")
-        if (more := len(ack.warnings) - MOST_WARNINGS) > 0:
-            self.say(f"tracking: {more} more of the kind in {LOG}")
         return ack
 
     def _end_now(self, stop: Stop, why: str) -> NoReturn:
@@ -280,22 +274,6 @@ class Session:
         for child in multiprocessing.active_children():  # that read data
             child.kill()
         os._exit(stop.exit_code)
-
-
-class Clock:
-    """Seconds since the command began, and when its parts ended."""
-
-    def __init__(self, *, since_import: bool) -> None:
-        """since_import: whether the process has only this run, so that its imports are the run's start.
-
-        The process's age would be wrong: a shell that is replaced by its last command passes its age on.
-        """
-        self.began = self.trained = time.perf_counter()
-        self.before = self.began - IMPORTED if since_import else 0.0
-        self.setup = 0.0  # seconds
-
-    def total(self) -> float:
-        return self.before + time.perf_counter() - self.began
 
 
 def rerun_text(cfg: DictConfig) -> str:

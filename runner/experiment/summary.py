@@ -36,7 +36,6 @@ class Summary:
     seconds: Mapping[str, float] = field(default_factory=dict)  # start, setup, train, evaluate, finish and total
     time: Mapping[str, float] = field(default_factory=dict)  # seconds by cause; they add up to the total
     step: Mapping[str, Any] | None = None  # what one step takes
-    advice: Mapping[str, Any] | None = None  # the change that would save most time
     steps_per_second: float = 0.0
     samples_per_second: float = 0.0
     peak_memory_bytes: int | None = None

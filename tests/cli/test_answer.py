@@ -47,7 +47,7 @@ def test_a_run_and_what_follows_it(answer):
     looks = {
         ("watch", found["folder"]): {"status", "step", "num_steps", "goal", "metrics"},
         ("diff", found["folder"], again["folder"]): {"runs", "configuration", "made_with", "curves", "sentence"},
-        ("explain", found["folder"], "--time"): {"time", "step", "advice"},
+        ("explain", found["folder"], "--time"): {"time", "step"},
     }
     for words, keys in looks.items():
         code, seen, _ = answer(*words)

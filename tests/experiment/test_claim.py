@@ -6,7 +6,6 @@ import shutil
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 from filelock import FileLock, Timeout
@@ -15,7 +14,7 @@ from waiting import LONGEST
 
 from runner import cli
 from runner.errors import RunnerError
-from runner.experiment import claim, session
+from runner.experiment import claim
 from runner.tracking.ack import read_ack
 from runner.tracking.journal import read_points
 
@@ -127,13 +126,6 @@ def test_a_process_beside_the_first_one_is_refused_as_that_one_is(used, monkeypa
     assert cli.main([*SHORT, "seed=3"]) == 2
     assert cli.main(SHORT) == 0  # it has finished, which torchrun is not to take for a failure
     assert content() == before
-
-
-def test_a_runs_seconds_begin_with_its_command_and_not_with_a_shell_that_became_it(monkeypatch):
-    monkeypatch.setattr(session, "IMPORTED", time.perf_counter() - 5)
-    monkeypatch.setattr(psutil.Process, "create_time", lambda process: time.time() - 1000)
-    assert 5 <= session.Clock(since_import=True).before < 500
-    assert session.Clock(since_import=False).before == 0  # of a sweep's job in a process that is warm, or of a notebook
 
 
 def test_a_run_again_from_its_own_papers_needs_another_folder(used, capsys):

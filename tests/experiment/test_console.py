@@ -9,21 +9,17 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 from rich.console import Console
 
 from runner import cli
-from runner.device.capabilities import slow_layers
 from runner.experiment import console
-from runner.experiment.console import Screen, describe_parts, last_rows
+from runner.experiment.console import Screen, last_rows
 from runner.experiment.summary import Summary
 from runner.experiment.terminal import Terminal, readable
-from runner.models.recurrent import Recurrent
 from runner.tracking.ack import Ack, write_ack
 from runner.tracking.journal import read_points
 from runner.training.metric_buffer import Window
 from runner.training.observer import EpochEnd
-from runner.training.schedule import Schedule
 
 SUMMARY = Summary(
     "finished",
@@ -89,7 +85,7 @@ def test_end_of_a_run_has_one_headline(screen, changes, line):
 
 
 def test_hints_come_last_and_are_three(screen):
-    said = shown(screen, replace(SUMMARY, hints=list("abcd"), advice={"words": "e"}), {"mlflow": "there"})
+    said = shown(screen, replace(SUMMARY, hints=list("abcde")), {"mlflow": "there"})
     assert said.splitlines()[-4:] == ["mlflow   there", "hint: a", "hint: b", "hint: c"]
 
 
@@ -210,20 +206,3 @@ def test_terminal_without_unicode_gets_ascii():
     screen.say("✓ done · übung")
     file.flush()
     assert file.buffer.getvalue() == b"+ done - \\xfcbung\n"
-
-
-@pytest.mark.parametrize(("device", "model", "notes"), [("mps", "gru", 1), ("mps", "lstm", 0), ("cpu", "gru", 0)])
-def test_layers_slow_on_a_mac_are_reported(device, model, notes):
-    words = slow_layers(Recurrent((3, 7), 2, cell=model), torch.device(device))
-    assert len(words) == notes and all("8 times slower" in word for word in words)
-    splits = SimpleNamespace(sizes={"train": 3})
-    source = SimpleNamespace(name="x", notes=(), labels=None, classes=None)
-    parts = SimpleNamespace(
-        source=source, splits=splits, residency="", num_parameters=1, layout="", threads="", weights="",
-        schedule=Schedule(),
-        model=Recurrent((3, 7), 2, cell=model), device=torch.device(device),
-    )  # fmt: skip
-    settings = SimpleNamespace(train=SimpleNamespace(precision="fp32"), model="lstm")
-    assert [line for line, _ in describe_parts(settings, parts) if "slower" in line] == [
-        f"model    {word}" for word in words
-    ]

@@ -35,7 +35,7 @@ SHORT_RUN = (
     "train.hooks=[]",
     "tracking.enabled=false",
 )
-KEYS = ("time", "step", "advice", "seconds", "num_steps", "device", "status")
+KEYS = ("time", "step", "seconds", "num_steps", "device", "status")
 
 
 def time_of(wanted: str) -> dict[str, Any]:
@@ -69,8 +69,6 @@ def show_time(found: Mapping[str, Any]) -> None:
         of_parts = ", ".join(f"{name} {seconds * 1e6:,.0f}" for name, seconds in step["parts"].items())
         line = f"a step: {step['seconds'] * 1e6:,.0f} us ({of_parts}), by {step['clocked']} that were clocked"
         screen.print(Text(line))
-    if found["advice"]:
-        screen.print(Text(f"faster: {found['advice']['words']}"))
 
 
 def _line(name: str, seconds: float, of: float) -> Text:
