@@ -23,7 +23,6 @@ from torch.optim import Adam, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from runner.config import schema, validate
-from runner.config.compose import CONF
 from runner.config.instantiate import build
 from runner.config.instantiate import problems as target_problems
 from runner.config.nodes import resolved, split_settings
@@ -52,6 +51,7 @@ OTHERS = {
     "scheduler": ("scheduler=cosine", "scheduler=constant"),
 }
 
+#: returns what settings raise
 Attempt = Callable[[Mapping[str, Any]], BaseException | None]
 
 
@@ -91,23 +91,17 @@ def schedule_of(cfg: DictConfig, optimizer: Optimizer, *, best: Best, steps_per_
     """
     if not cfg.scheduler.get("_target_"):
         return Schedule()
-    mode, interval = best.mode, _interval(cfg)
-    target, groups = _target(cfg, "scheduler", mode=mode), optimizer.param_groups
-    if (problem := _equal_rates(target, groups, optimizer.defaults)) is not None:
-        raise RunnerError(problem)
+    target = _target(cfg, "scheduler", mode=best.mode)
+    refuse(_equal_rates(target, optimizer))
     try:
-        made = _checked(target.make(optimizer, **target.settings), mode, cfg)
-        unit, every = ("epoch", steps_per_epoch) if interval == "epoch" else ("optimizer step", 1)
-        unit = f"evaluation, by {best.metric}" if wants_metric(made) else unit
-        return Schedule(made, metric=best.metric, every=every, words=f"{target.name} advances after each {unit}")
+        made = _checked(target.make(optimizer, **target.settings), best.mode, cfg)
     except RunnerError:
         raise
     except OF_CODE as error:
-        problem, rates = _target_problem(target, error), [group["lr"] for group in groups]
-        if len(rates) > 1:
-            message = f"{problem.message}; the optimizer has {len(rates)} groups, with the rates {_text(rates)}"
-            problem = replace(problem, message=message)
-        raise RunnerError(*(rehearsed(cfg, mode=mode) or [problem])) from error
+        raise RunnerError(*(rehearsed(cfg, mode=best.mode) or [_target_problem(target, error)])) from error
+    unit, every = ("epoch", steps_per_epoch) if _interval(cfg) == "epoch" else ("optimizer step", 1)
+    unit = f"evaluation, by {best.metric}" if wants_metric(made) else unit
+    return Schedule(made, metric=best.metric, every=every, words=f"{target.name} advances after each {unit}")
 
 
 def rehearsed(cfg: DictConfig, *, mode: str | None = "min") -> list[Problem]:
@@ -118,32 +112,19 @@ def rehearsed(cfg: DictConfig, *, mode: str | None = "min") -> list[Problem]:
     mode: Whether the schedule's metric is minimized ("min") or maximized; None: the optimizers only.
     """
     problems: list[Problem] = []
-    groups: list[dict[str, Any]] = []
-    defaults: dict[str, Any] = {}
-    turns = turns_of(cfg)
+    optimizers: list[Optimizer] = []
     with _stand_ins(cfg) as unknown, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the run itself gives them
+        turns = turns_of(cfg)
         for name, one in (turns or {"": cfg}).items():
-            found, optimizer = _try_optimizer(one, unknown)
-            problems += [_of_turn(problem, cfg, name) if turns else problem for problem in found]
-            groups, defaults = groups + optimizer.param_groups, {**optimizer.defaults, **defaults}
-        if mode is not None and cfg.scheduler.get("_target_"):
             try:
-                target = _target(cfg, "scheduler", unknown=unknown, mode=mode)
-                has_groups = bool(turns or cfg.optimizer.get("groups") or cfg.optimizer.get("no_decay"))
-                if not (has_groups and any(isinstance(value, list) for value in target.settings.values())):
-                    num_steps = min(NUM_STEPS, cfg.facts.num_steps)
-                    if _interval(cfg) == "epoch" and not cfg.train.num_steps:
-                        num_steps = min(NUM_STEPS, cfg.train.num_epochs)
-                    attempt = partial(
-                        _try_schedule,
-                        target,
-                        partial(_checked, mode=mode, cfg=cfg),
-                        num_steps,
-                        _copied(groups, defaults),
-                    )
-                    wrong = _wrong_settings(target, attempt)
-                    problems += wrong or filter(None, [_equal_rates(target, groups, defaults)])
+                optimizers.append(_try_optimizer(one, unknown))
+            except RunnerError as error:
+                problems += [_of_turn(problem, cfg, name) if turns else problem for problem in error.problems]
+        if mode is not None and cfg.scheduler.get("_target_"):
+            other: Optimizer = _unwrapped(Adam)([nn.Parameter(torch.ones(2, 2))])
+            try:
+                _try_schedule(cfg, _merged(optimizers or [other]), unknown, mode)
             except RunnerError as error:
                 problems += error.problems
     return list(dict.fromkeys(problems))
@@ -262,14 +243,6 @@ def _target(cfg: DictConfig, key: str, *, unknown: frozenset[str] = frozenset(),
     return _Target(key, str(node["_target_"]), make, _numbers(settings, defaults), defaults, of_facts)
 
 
-def _conf_defaults(target: _Target) -> dict[str, Any]:
-    for file in sorted((CONF / target.key.partition(".")[0]).glob("*.yaml")):
-        node: Any = OmegaConf.to_container(OmegaConf.load(file))
-        if node.get("_target_") == target.path:
-            return {name: value for name, value in node.items() if name[0] != "_" and "${" not in str(value)}
-    return {}
-
-
 def _numbers(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _number(value) if _is_number(defaults.get(name)) else value for name, value in settings.items()}
 
@@ -300,72 +273,49 @@ def _stand_ins(cfg: DictConfig) -> Iterator[frozenset[str]]:
                 cfg.facts[name] = "???"
 
 
-def _try_optimizer(cfg: DictConfig, unknown: frozenset[str]) -> tuple[list[Problem], Optimizer]:
-    """Return what is wrong with an optimizer, and it, with its groups; or any other, if this one can't be tried."""
+def _try_optimizer(cfg: DictConfig, unknown: frozenset[str]) -> Optimizer:
+    """Return the optimizer with its groups after a few steps. Raises: RunnerError for what is wrong with its settings."""
+    target = _target(cfg, "optimizer", unknown=unknown)
+    target = replace(target, settings=_of_any_kernel(target.settings))
     is_builtin = str(validate.value(cfg, "model._target_")).startswith("runner.")
-    any_other: Optimizer = _unwrapped(Adam)([nn.Parameter(torch.ones(2, 2))])
-    with _stand_ins(cfg):  # not only in the configuration of the caller
+
+    def attempt(settings: Mapping[str, Any]) -> BaseException | None:
         try:
-            target = _target(cfg, "optimizer", unknown=unknown)
-            target = replace(target, settings=_of_any_kernel(target.settings))
-            groups = split_settings(resolved(cfg, "optimizer"), "optimizer")[1].get("groups") or []
-            groups = [_numbers(group, target.defaults) for group in groups]
-            problems = _optimizer_problems(target, groups, may_be_sparse=not is_builtin)
-            if problems or _try_steps(target, target.settings) is not None:  # it may be only for sparse gradients
-                return problems, any_other
-        except RunnerError as error:
-            return list(error.problems), any_other
-        optimizer = _take_steps(target, target.settings)
-        for group in groups:
-            rate = {"lr": group["lr"]} if "lr" in group else {}
-            optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2, 2))], **rate})
-        return [], optimizer
+            _take_steps(target.make, settings)
+        except OF_CODE as error:
+            is_for_sparse = "dense gradients" in str(error) and not is_builtin
+            return None if is_for_sparse else error
+        return None
 
-
-def _optimizer_problems(target: _Target, groups: Sequence[dict[str, Any]], *, may_be_sparse: bool) -> list[Problem]:
-    parameters = inspect.signature(getattr(target.make, "step", lambda self: None)).parameters.values()
-    needed = [each.name for each in parameters if each.default is each.empty][1:]
-    if needed not in ([], ["closure"]):
-        problem = f"{target.name}.step() needs {', '.join(needed)}, and a step here has at most a closure"
-        return [Problem.suggest(f"optimizer._target_={target.path}", problem, OTHERS["optimizer"])]
-    attempt = partial(_try_steps, target)
-    if may_be_sparse and attempt(target.settings) is not None and attempt(target.settings, is_sparse=True) is None:
-        return []
-    if problems := _wrong_settings(target, attempt):
-        return problems
+    problems = _wrong_settings(target, attempt, target.settings)
+    groups = split_settings(resolved(cfg, "optimizer"), "optimizer")[1].get("groups") or []
     known = set(target.defaults) | set(inspect.signature(target.make).parameters)
-    for index, group in enumerate(groups):
-        key, own = f"optimizer.groups[{index}]", {name: value for name, value in group.items() if name != "match"}
+    for index, group in enumerate([] if problems else groups):
+        key, own = f"optimizer.groups[{index}]", _numbers(group, target.defaults)
+        own.pop("match", None)
         check_settings(own, known, key)
         own = _of_any_kernel(own)
-        in_group = replace(target, key=key, settings={**target.settings, **own})
-        problems += _wrong_settings(in_group, attempt, among=own)
-    return problems
+        problems += _wrong_settings(replace(target, key=key, settings={**target.settings, **own}), attempt, own)
+    refuse(problems)
+    optimizer: Optimizer = _unwrapped(target.make)([nn.Parameter(torch.ones(2, 2))], **target.settings)
+    for group in groups:
+        rate = {"lr": _number(group["lr"])} if "lr" in group else {}
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2, 2))], **rate})
+    return optimizer
 
 
 def _of_any_kernel(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name not in KERNEL_CHOICES}
 
 
-def _try_steps(target: _Target, settings: Mapping[str, Any], *, is_sparse: bool = False) -> BaseException | None:
-    try:
-        _take_steps(target, settings, is_sparse=is_sparse)
-    except OF_CODE as error:
-        return error
-    return None
-
-
-def _take_steps(target: _Target, settings: Mapping[str, Any], *, is_sparse: bool = False) -> Optimizer:
+def _take_steps(make: Any, settings: Mapping[str, Any]) -> None:
     parameter = nn.Parameter(torch.ones(2, 2))
-    make: Any = target.make
-    kind = _unwrapped(make) if isinstance(make, type) and issubclass(make, Optimizer) else make
-    optimizer = kind([parameter], **settings)
+    optimizer = _unwrapped(make)([parameter], **settings)
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"it makes a {type(optimizer).__name__}, which is not a torch.optim.Optimizer")
 
     def closure() -> torch.Tensor:
-        gradient = torch.ones(2, 2)
-        parameter.grad = gradient.to_sparse(1) if is_sparse else gradient
+        parameter.grad = torch.ones(2, 2)
         return parameter.detach().sum()
 
     for _ in range(NUM_STEPS):
@@ -374,41 +324,50 @@ def _take_steps(target: _Target, settings: Mapping[str, Any], *, is_sparse: bool
             optimizer.step(closure) if wants_closure(optimizer) else optimizer.step()  # type: ignore[arg-type]
     if not parameter.isfinite().all():
         raise ValueError(f"after {NUM_STEPS} steps with gradients of 1, a weight of 1 is {parameter.flatten()[0]:g}")
-    return optimizer
 
 
-def _unwrapped(kind: type[Optimizer]) -> Any:
-    """Return the class without the decorators that import torch's compiler, which takes a second."""
-    bare = {name: inspect.unwrap(getattr(kind, name)) for name in ("add_param_group", "step")}
-    return type(kind.__name__, (kind,), bare)
+def _unwrapped(make: Any) -> Any:
+    """Return an optimizer's class without the decorators that import torch's compiler, which takes a second."""
+    if not (isinstance(make, type) and issubclass(make, Optimizer)):
+        return make
+    bare = {name: inspect.unwrap(getattr(make, name)) for name in ("add_param_group", "step")}
+    return type(make.__name__, (make,), bare)
 
 
-def _copied(groups: Sequence[Mapping[str, Any]], defaults: Mapping[str, Any]) -> Optimizer:
-    """Return an optimizer with these groups that takes no steps: a schedule only sets its rates."""
+def _merged(optimizers: Sequence[Optimizer]) -> Optimizer:
+    """Return an optimizer with the groups of several that takes no steps: a schedule only sets its rates."""
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    defaults = {name: value for each in reversed(optimizers) for name, value in each.defaults.items()}
     own = [{**group, "params": [nn.Parameter(torch.ones(2, 2))]} for group in groups]
-    optimizer: Optimizer = _unwrapped(Optimizer)(own, dict(defaults))
+    optimizer: Optimizer = _unwrapped(Optimizer)(own, defaults)
     return optimizer
 
 
-def _try_schedule(
-    target: _Target,
-    check: Callable[[Any], LRScheduler],
-    num_steps: int,
-    like: Optimizer,
-    settings: Mapping[str, Any],
-) -> BaseException | None:
-    try:
-        optimizer = _copied(like.param_groups, like.defaults)
-        schedule = check(target.make(optimizer, **settings))
-        for _ in range(num_steps):
-            _advance(schedule)
-            for group in optimizer.param_groups:
-                if not 0 <= group["lr"] < math.inf:
-                    raise ValueError(f"it makes the learning rate {group['lr']}")
-        schedule.state_dict()
-    except OF_CODE as error:
-        return error
-    return None
+def _try_schedule(cfg: DictConfig, optimizer: Optimizer, unknown: frozenset[str], mode: str) -> None:
+    """Advance the schedule a few times. Raises: RunnerError for what is wrong with its settings."""
+    target = _target(cfg, "scheduler", unknown=unknown, mode=mode)
+    has_groups = bool(cfg.optimizer.get("turns") or cfg.optimizer.get("groups") or cfg.optimizer.get("no_decay"))
+    if has_groups and any(isinstance(value, list) for value in target.settings.values()):
+        return  # only the model shows how many groups there are
+    num_steps = min(NUM_STEPS, cfg.facts.num_steps)
+    if _interval(cfg) == "epoch" and not cfg.train.num_steps:
+        num_steps = min(NUM_STEPS, cfg.train.num_epochs)
+
+    def attempt(settings: Mapping[str, Any]) -> BaseException | None:
+        try:
+            own = _merged([optimizer])
+            schedule = _checked(target.make(own, **settings), mode, cfg)
+            for _ in range(num_steps):
+                _advance(schedule)
+                for group in own.param_groups:
+                    if not 0 <= group["lr"] < math.inf:
+                        raise ValueError(f"it makes the learning rate {group['lr']}")
+            schedule.state_dict()
+        except OF_CODE as error:
+            return error
+        return None
+
+    refuse(_wrong_settings(target, attempt, target.settings) or _equal_rates(target, optimizer))
 
 
 def _advance(schedule: Any) -> None:
@@ -436,50 +395,38 @@ def _checked(schedule: Any, mode: str, cfg: DictConfig) -> LRScheduler:
     return schedule  # type: ignore[no-any-return]
 
 
-def _equal_rates(target: _Target, groups: Sequence[Mapping[str, Any]], defaults: Mapping[str, Any]) -> Problem | None:
+def _equal_rates(target: _Target, optimizer: Optimizer) -> list[Problem]:
     """Return an error for a schedule that gives the same rate to groups whose own rates differ."""
-    rates = [float(group["lr"]) for group in groups]
+    rates = [float(group["lr"]) for group in optimizer.param_groups]
+    own, counts = _merged([optimizer]), []
     if len(set(rates)) == 1:
-        return None
-
-    def num_rates(settings: Mapping[str, Any]) -> int:
-        """Return how many differ at most at the first steps, 0 if the schedule can't be made."""
-        most, optimizer = 0, _copied(groups, defaults)
-        with warnings.catch_warnings(), suppress(*OF_CODE):  # a schedule may end after one step
-            warnings.simplefilter("ignore")
-            schedule = target.make(optimizer, **settings)
-            for _ in range(NUM_STEPS):
-                most = max(most, len({float(group["lr"]) for group in optimizer.param_groups}))
-                _advance(schedule)
-        return most
-
-    if num_rates(target.settings) != 1:
-        return None
-    numbers = [name for name, value in target.settings.items() if _is_number(value)]
-    fixes = [f"scheduler.{name}={_text(rates)}" for name in numbers if num_rates({**target.settings, name: rates}) > 1]
+        return []
+    with warnings.catch_warnings(), suppress(*OF_CODE):  # a schedule may end after one step
+        warnings.simplefilter("ignore")
+        schedule = target.make(own, **target.settings)
+        for _ in range(NUM_STEPS):
+            counts.append(len({float(group["lr"]) for group in own.param_groups}))
+            _advance(schedule)
+    if max(counts, default=0) != 1:
+        return []
+    fixes = [f"scheduler.{name}={_text(rates)}" for name in ("max_lr",) if name in target.settings]
     problem = f"{target.name} gives all groups of the optimizer one rate, and their own rates are {_text(rates)}"
-    return Problem.suggest(f"scheduler._target_={target.path}", problem, [*fixes[:1], "scheduler=cosine"])
+    return [Problem.suggest(f"scheduler._target_={target.path}", problem, [*fixes, "scheduler=cosine"])]
 
 
-def _wrong_settings(target: _Target, attempt: Attempt, *, among: Mapping[str, Any] | None = None) -> list[Problem]:
-    """Return an error for each setting that makes an attempt fail, or for the target if no setting does.
-
-    A setting is wrong if the attempt fails with the defaults of all others, or works with only its own default.
-    among: settings that may be wrong (None: all).
-    """
-    settings, among = target.settings, target.settings if among is None else among
-    wrong: dict[str, BaseException | None] = {
-        name: None for name in among if isinstance(among[name], bool) and _is_number(target.defaults.get(name))
-    }
-    if (error := attempt(settings)) is not None:
-        target = replace(target, defaults={**target.defaults, **_conf_defaults(target)})
-        safe = {name: SAFE_VALUE if (usual := target.defaults.get(name)) is None else usual for name in settings}
-        alone = {name: attempt({**safe, name: settings[name]}) for name in among} if attempt(safe) is None else {}
+def _wrong_settings(target: _Target, attempt: Attempt, among: Mapping[str, Any]) -> list[Problem]:
+    """Return an error for each setting that fails with the defaults of all others, or for the target if none does."""
+    numbers = {name for name in among if _is_number(target.defaults.get(name))}
+    wrong: dict[str, BaseException | None] = {name: None for name in numbers if isinstance(among[name], bool)}
+    if (error := attempt(target.settings)) is not None:
+        usual = {name: target.defaults.get(name) for name in target.settings}
+        safe = {name: SAFE_VALUE if value is None else value for name, value in usual.items()}
+        alone = {name: attempt({**safe, name: among[name]}) for name in among} if attempt(safe) is None else {}
         found = {name: each for name, each in alone.items() if each is not None}
-        found = found or {name: error for name in among if attempt({**settings, name: safe[name]}) is None}
-        if isinstance(error, RunnerError) or not (found or target.unknown):
-            of_target = error.problems if isinstance(error, RunnerError) else [_target_problem(target, error)]
-            return [*(_setting_problem(target, name) for name in wrong), *of_target]
+        if isinstance(error, RunnerError):
+            return [*(_setting_problem(target, name) for name in wrong), *error.problems]
+        if not (found or wrong or target.unknown):
+            return [_target_problem(target, error)]
         wrong = {**found, **wrong}
     return [_setting_problem(target, name, wrong[name]) for name in wrong if name not in target.unknown]
 
@@ -487,12 +434,10 @@ def _wrong_settings(target: _Target, attempt: Attempt, *, among: Mapping[str, An
 def _setting_problem(target: _Target, name: str, error: BaseException | None = None) -> Problem:
     if isinstance(error, RunnerError):
         return error.problems[0]
-    value, usual = target.settings[name], target.defaults.get(name)
-    has_number = _is_number(value) or not _is_number(usual)
-    key = f"{target.key}.{name}"
-    reason = (
-        _reason(target, error) if error is not None and has_number else f"`{key}` must be a number, such as {usual}"
-    )
+    value, usual, key = target.settings[name], target.defaults.get(name), f"{target.key}.{name}"
+    reason = f"`{key}` must be a number, such as {usual}"
+    if error is not None and (_is_number(value) or not _is_number(usual)):
+        reason = _reason(target, error)
     ways = [f"{key}={_text(usual)}"] if name in target.defaults else []
     return Problem.suggest(f"{key}={_text(value)}", reason, ways, f"use another value of `{key}`")
 
@@ -508,6 +453,4 @@ def _reason(target: _Target, error: BaseException) -> str:
 def _text(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"[{','.join(map(_text, value))}]"
-    return (
-        {None: "null", True: "true", False: "false"}[value] if value is None or isinstance(value, bool) else str(value)
-    )
+    return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))
