@@ -7,7 +7,7 @@ import platform
 import random
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -64,7 +64,7 @@ def set_switches(
         torch.mps.set_per_process_memory_fraction(memory_fraction or usual)
     elif device.type != "cpu":
         torch.accelerator.set_device_index(device)
-        _ask(torch.accelerator.reset_peak_memory_stats, device)
+        torch.accelerator.reset_peak_memory_stats(device)
 
 
 def backward_in_this_thread() -> AbstractContextManager[Any]:
@@ -122,12 +122,10 @@ def set_generator_states(states: Mapping[str, Any], device: torch.device) -> Non
 
 def peak_memory(device: torch.device) -> tuple[int, str]:
     """Return the peak of the run's memory in bytes, and its source; MPS has no peak."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device), "allocator, at most"
     if device.type == "mps":
         return torch.mps.driver_allocated_memory(), "driver, at the end"
-    if device.type != "cpu" and (peak := _ask(torch.accelerator.max_memory_allocated, device)) is not None:
-        return int(peak), "allocator, at most"
+    if device.type != "cpu":
+        return int(torch.accelerator.max_memory_allocated(device)), "allocator, at most"
     try:
         import resource  # POSIX only
     except ImportError:
@@ -155,7 +153,7 @@ def empty_cache(device: torch.device) -> None:
     if device.type == "mps":
         torch.mps.empty_cache()
     elif device.type != "cpu":
-        _ask(lambda _: torch.accelerator.empty_cache(), device)
+        torch.accelerator.empty_cache()
 
 
 def free_memory_bytes(device: torch.device, *, memory_fraction: float | None = None) -> int | None:
@@ -179,15 +177,9 @@ def free_memory_bytes(device: torch.device, *, memory_fraction: float | None = N
         return min(max(0, recommended - torch.mps.driver_allocated_memory()), available)
     if device.type == "cpu":
         return available
-    memory = _ask(torch.accelerator.get_memory_info, device)
-    return None if memory is None else int(memory[0])
-
-
-def _ask(question: Callable[[torch.device], Any], device: torch.device) -> Any:
-    """Return the answer, or None: an accelerator's package may not have registered it."""
     try:
-        return question(device)
-    except (RuntimeError, NotImplementedError, AttributeError):
+        return int(torch.accelerator.get_memory_info(device)[0])
+    except RuntimeError:  # some of Intel's GPUs don't report it
         return None
 
 

@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 
 import torch
-from torch import nn
 
 #: kinds of device without 64-bit floats, and the types used instead (pytorch#122602)
 NO_FLOAT64 = ("mps",)
@@ -20,10 +19,6 @@ TOO_LARGE_BYTES = {"mps": 2**32}
 SLOW_TYPES = {
     "cuda": {torch.float64: "float32 (float64 takes 2 to 64 times as long)", torch.complex128: "complex64"},
     "xpu": {torch.float64: "float32", torch.complex128: "complex64"},
-}
-#: layers without a kernel on a kind of device
-SLOW_LAYERS = {
-    "mps": {nn.GRU: "a GRU is many small operations on mps, 8 times slower than on a CPU once (pytorch#123148)"}
 }
 #: TORCH_LIBRARY_IMPL(aten, MPS) in MPSFallback.mm: these always run on the CPU there
 MPS_FALLBACKS = {"embedding_renorm_", "linalg_svd", "linalg_svd.U", "_linalg_svd", "col2im", "upsample_nearest3d.vec"}
@@ -38,12 +33,6 @@ def supports_float64(device: torch.device) -> bool:
 def legal_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
     """Return `dtype`, or a narrower one if the device does not have it."""
     return dtype if supports_float64(device) else NARROWER.get(dtype, dtype)
-
-
-def slow_layers(model: nn.Module, device: torch.device) -> list[str]:
-    """Describe the model's layers that are slow on the device."""
-    kinds = SLOW_LAYERS.get(device.type, {})
-    return [words for kind, words in kinds.items() if any(isinstance(module, kind) for module in model.modules())]
 
 
 @functools.cache

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runner.device.hardware import GIB, Gpu, Hardware, diagnose, other_kind
+from runner.device.hardware import GIB, Gpu, Hardware, diagnose
 from runner.device.unavailable import why_not
 from runner.errors import Problem, RunnerError, nearest
 
 FORMS = "auto, cpu, cuda, cuda:N, mps, xpu, xpu:N, all, or a list of them such as [cuda:1,cpu]"
+KINDS = ("auto", "cpu", "cuda", "mps", "xpu", "all")
 FORM = re.compile(r"auto|all|cpu|mps|(cuda|xpu)(:\d+)?")
 OTHER_NAMES = {
     "gpu": "cuda",
@@ -23,8 +24,6 @@ OTHER_NAMES = {
     "hip": "cuda",
     "metal": "mps",
     "apple": "mps",
-    "mps:0": "mps",
-    "cpu:0": "cpu",
     "intel": "xpu",
 }
 #: torch.distributed's backend by kind of device
@@ -126,8 +125,6 @@ def _auto(hardware: Hardware) -> Choice:
         return Choice("mps", "auto: the Mac's GPU")
     if hardware.xpu:
         return Choice("xpu:0", "auto: the first Intel GPU")
-    if hardware.others:
-        return Choice(f"{hardware.other_kind}:0", f"auto: the first {hardware.other_kind} that torch knows here")
     kind = "mps" if hardware.system == "darwin" else "cuda"
     why = why_not(kind, hardware)
     reasons = unusable or ([f"no {kind}: {why.cause}"] if why else [])
@@ -158,45 +155,25 @@ def _memory(gpu: Gpu) -> str:
 
 
 def _one(value: Any) -> str:
-    asked = f"device={'null' if value is None else value}"
-    if isinstance(value, str) and (FORM.fullmatch(value) or _is_other(value)):
+    if isinstance(value, str) and FORM.fullmatch(value):
         return value
-    if value is None or value == "":
-        raise _no_device(asked, "`device` is empty", "device=auto")
-    if isinstance(value, bool) or not isinstance(value, str | int):
-        raise _no_device(asked, f"a device is {FORMS}", "device=auto")
-    if isinstance(value, int):
-        fix = f"device=cuda:{value}" if value >= 0 else "device=cuda:0"
-        raise _no_device(asked, "a number does not name a kind of device", fix)
-    text = value.strip().lower()
-    kind, _, number = text.partition(":")
-    if text in OTHER_NAMES:
-        if value == "mps:0":
-            return "mps"
-        raise _no_device(asked, f"a device is {FORMS}", f"device={OTHER_NAMES[text]}")
-    if OTHER_NAMES.get(kind) in ("cuda", "xpu") and number.isdecimal():
-        raise _no_device(asked, f"a device is {FORMS}", f"device={OTHER_NAMES[kind]}:{number}")
-    if text.startswith("mps:"):
-        raise _no_device(asked, "a Mac has one GPU, and it has no number", "device=mps")
-    raise _no_device(asked, f"a device is {FORMS}", *_nearest_forms(text))
-
-
-def _is_other(text: str) -> bool:
-    kind, _, number = text.partition(":")
-    return kind.isidentifier() and (not number or number.isdigit()) and kind == other_kind()
+    if value == "mps:0":
+        return "mps"
+    text = value.strip().lower() if isinstance(value, str) else f"cuda:{value}" if type(value) is int else ""
+    source = f"device={'null' if value is None else value}"
+    raise _no_device(source, f"a device is {FORMS}", *_nearest_forms(text))
 
 
 def _nearest_forms(text: str) -> list[str]:
     if "," in text:
         items = [f"cuda:{item}" if item.isdigit() else item for item in text.split(",")]
         return [f"device=[{','.join(items)}]", f"-m device={','.join(items)}"]
-    if FORM.fullmatch(text):
-        return [f"device={text}"]
-    kind = re.match(r"(cuda|xpu)\W*(\d*)", text)
-    if kind:
-        return [f"device={kind[1]}:{kind[2] if kind[2] and '-' not in text else 0}"]
-    hits = nearest(text.partition(":")[0], ["auto", "cpu", "cuda", "mps", "xpu", "all", *filter(None, [other_kind()])])
-    return [f"device={hit}" for hit in hits or ["auto"]]
+    name, number = re.match(r"([a-z]*)[^a-z0-9]*(\d*)", text).groups()  # type: ignore[union-attr]
+    kinds = [OTHER_NAMES[name]] if name in OTHER_NAMES else nearest(name, KINDS) if name else []
+    number = "0" if "-" in text else number
+    return [
+        f"device={kind}:{number}" if number and kind in ("cuda", "xpu") else f"device={kind}" for kind in kinds
+    ] or ["device=auto"]
 
 
 def devices_of_processes(

@@ -68,9 +68,6 @@ class Hardware:
     cuda: tuple[Gpu, ...] = ()  # by index
     xpu: tuple[Gpu, ...] = ()
     mps: Gpu | None = None
-    other_kind: str = ""  # another kind of accelerator that a package registered with torch: npu, hpu, ...
-    others: tuple[Gpu, ...] = ()
-    other_halves: tuple[str, ...] = ()  # bf16, fp16: what its package registered with torch's autocast
     visible: str | None = None  # CUDA_VISIBLE_DEVICES
     container_visible: str | None = None  # NVIDIA_VISIBLE_DEVICES
     driver: Driver | None = None  # None: not queried yet
@@ -80,7 +77,6 @@ class Hardware:
         found = {f"cuda:{index}": gpu for index, gpu in enumerate(self.cuda)}
         found |= {"mps": self.mps} if self.mps else {}
         found |= {f"xpu:{index}": gpu for index, gpu in enumerate(self.xpu)}
-        found |= {f"{self.other_kind}:{index}": gpu for index, gpu in enumerate(self.others)}
         return found | {"cpu": Gpu(self.cpu_name, self.memory_bytes, self.free_memory_bytes)}
 
     @property
@@ -121,9 +117,6 @@ def probe() -> Hardware:
         cuda=_cuda_gpus(),
         xpu=_xpu_gpus(),
         mps=_mps_gpu(),
-        other_kind=other_kind(),
-        others=_others(),
-        other_halves=_other_halves(),
         visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
         container_visible=os.environ.get("NVIDIA_VISIBLE_DEVICES"),
     )
@@ -209,36 +202,6 @@ def _xpu_gpus() -> tuple[Gpu, ...]:
         return ()
     found = (torch.xpu.get_device_properties(index) for index in range(torch.xpu.device_count()))
     return tuple(Gpu(about.name, about.total_memory) for about in found)
-
-
-def other_kind() -> str:
-    """Return the kind of accelerator that an installed package registered with torch; "" without one."""
-    import torch
-
-    found = torch.accelerator.current_accelerator()
-    return "" if found is None or found.type in ("cuda", "mps", "xpu") else found.type
-
-
-def _others() -> tuple[Gpu, ...]:
-    import torch
-
-    kind = other_kind()
-    if not kind or not torch.accelerator.is_available():
-        return ()
-    name_of = getattr(getattr(torch, kind, None), "get_device_name", lambda index: kind)
-    found = [Gpu(name_of(index)) for index in range(torch.accelerator.device_count())]
-    for index, gpu in enumerate(found):
-        with contextlib.suppress(RuntimeError, NotImplementedError):  # it registered no allocator
-            free, total = torch.accelerator.get_memory_info(index)
-            found[index] = replace(gpu, total_bytes=total, free_bytes=free)
-    return tuple(found)
-
-
-def _other_halves() -> tuple[str, ...]:
-    import torch
-
-    halves: list[torch.dtype] = getattr(getattr(torch, other_kind() or "cpu", None), "get_amp_supported_dtype", list)()
-    return tuple(name for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)) if dtype in halves)
 
 
 def _mps_gpu() -> Gpu | None:

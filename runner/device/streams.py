@@ -15,17 +15,10 @@ CYCLES_A_SECOND = 2e9
 
 
 def side_stream(device: torch.device) -> torch.Stream | None:
-    """Return a second stream of the device, or None without streams, pinned memory or events."""
+    """Return a second stream of the device, or None without streams."""
     if device.type in ONLY_BLOCKING:
         return None
-    if device.type == "cuda":
-        return torch.cuda.Stream(device)
-    try:
-        torch.empty(1, pin_memory=True)
-        event(device)
-        return torch.Stream(device=device)
-    except (RuntimeError, NotImplementedError):  # the accelerator's package did not register it
-        return None
+    return torch.cuda.Stream(device) if device.type == "cuda" else torch.Stream(device=device)
 
 
 def use(stream: torch.Stream) -> AbstractContextManager[Any]:

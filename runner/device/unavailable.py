@@ -41,24 +41,14 @@ class Why:
 
 
 def why_not(device: str, hardware: Hardware) -> Why | None:
-    """Why `device` (cpu, cuda[:N], mps, xpu[:N], another kind) can't be used on this machine; None if it can."""
+    """Why `device` (cpu, cuda[:N], mps, xpu[:N]) can't be used on this machine; None if it can."""
     kind, _, number = device.partition(":")
     index = int(number or 0)
     if kind == "cuda":
         return _cuda(index, hardware)
     if kind == "mps":
         return _mps(index, hardware)
-    if kind == "xpu":
-        return _xpu(index, hardware)
-    if kind in ("auto", "all", "cpu"):
-        return None
-    if kind != hardware.other_kind:
-        return Why(f"torch knows no {kind} here", f"install the package that brings {kind} to torch")
-    last = len(hardware.others) - 1
-    if last < 0:
-        return Why(f"torch finds no device of the kind {kind}", f"see whether the driver of {kind} is installed")
-    there = f"{kind}:0" if last == 0 else f"{kind}:0 to {kind}:{last}"
-    return None if index <= last else Why(f"this machine has {there}", f"`device={kind}:{last}`")
+    return _xpu(index, hardware) if kind == "xpu" else None
 
 
 def _cuda(index: int, machine: Hardware) -> Why | None:
@@ -217,9 +207,6 @@ def precisions(device: str, hardware: Hardware) -> dict[str, str]:
         return reasons
     if kind == "mps" and _is_too_old(hardware.macos):  # torch turns autocast off, and warns
         reasons["bf16"] = f"bf16 on mps takes macOS {OLDEST_MACOS}, and this is {hardware.macos}"
-    if kind == hardware.other_kind:
-        missing = [name for name in ("bf16", "fp16") if name not in hardware.other_halves]
-        reasons |= dict.fromkeys(missing, f"the package of {kind} did not register it with torch's autocast")
     reasons["tf32"] = "tf32 is of NVIDIA GPUs, compute capability 8.0 and up"
     return reasons
 

@@ -148,22 +148,12 @@ def _meeting(place: RankInfo) -> Iterator[None]:
         yield
     except (distributed.DistNetworkError, distributed.DistStoreError) as error:
         source = f"srun with {place.num} processes, which meet at {place.address}:{place.port}"
-        text = first_line(error)
-        if "EADDRINUSE" in text:
-            problem = f"something else listens there, perhaps another srun of this job ({text})"
-            raise UnmetError(
-                Problem(source, problem, "run one such srun at a time in a job, or each as its own job")
-            ) from error
-        problem = f"process {place.rank} lost the others before all were there"
-        if "waiting for clients" in text:
-            problem = f"not all of them were there after {MOST_APART}"
-        elif "trying to connect" in text:
-            problem = f"process {place.rank} did not reach the first one in {MOST_APART}"
+        problem = f"process {place.rank} did not meet the others within {MOST_APART} ({first_line(error)})"
         fix = (
-            "read why one did not start, or ended, in its own output (`srun --output=%t.log`); "
-            f"the machines must reach each other: `ping {place.address}`, no firewall before port {place.port}"
+            "read why one did not start, or ended, in its own output (`srun --output=%t.log`); the machines must reach "
+            f"each other: `ping {place.address}`, no firewall before port {place.port}, one such srun at a time in a job"
         )
-        raise UnmetError(Problem(source, f"{problem} ({text})", fix)) from error
+        raise UnmetError(Problem(source, problem, fix)) from error
 
 
 def _joined(store: Any, place: RankInfo, *, backend: str, device: torch.device) -> Group:

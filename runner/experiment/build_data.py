@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -226,15 +225,8 @@ def _all_have_two(rows: int, size: int, num_ranks: int) -> bool:
 
 
 def _last_batch_problem(rows: int, size: int, num_ranks: int) -> Problem:
-    least = 2 * num_ranks
-    problem = f"of {rows:,} rows the last batch of an epoch has one, and batch normalisation needs two"
-    if num_ranks > 1:
-        last = rows % size or size
-        problem = f"of {rows:,} rows the last batch of an epoch has {last}, {last / num_ranks:.2g} for each of {num_ranks} processes"
-        problem += ", and batch normalisation needs two rows in each"
-    if rows < least:
-        ways = [f"train.num_processes={max(1, rows // 2)}"] * (num_ranks > 1)
-        return Problem.suggest(f"train.batch_size={size}", problem, ways, "use data with more rows")
-    others = itertools.chain(range(size - 1, least - 1, -1), itertools.count(max(size + 1, least)))
-    fits = next(other for other in others if _all_have_two(rows, other, num_ranks))
-    return Problem.suggest(f"train.batch_size={size}", problem, [f"train.batch_size={fits}"])
+    last = f"{rows % size or size} rows in the last batch of an epoch"
+    problem = f"batch normalization needs two rows in each process, and {num_ranks} share {last}"
+    sizes = sorted(range(2 * num_ranks, max(size, rows) + 1), key=lambda other: (other > size, abs(other - size)))
+    ways = [f"train.batch_size={other}" for other in sizes if _all_have_two(rows, other, num_ranks)]
+    return Problem.suggest(f"train.batch_size={size}", problem, ways[:1], "use data with more rows")

@@ -1,7 +1,7 @@
 """Which settings exclude or need each other: one table, with the reason and what to type instead.
 
 A new rule is one entry of RULES. check() raises every clash at once; why_not() answers for a change that is only
-considered (`tune`, advice, sweeps).
+considered (`tune`, sweeps).
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from runner.config import validate
-from runner.config.settings import Settings
 from runner.errors import Problem, refuse
 
 
@@ -231,7 +230,7 @@ def clashes(cfg: DictConfig, situation: Situation) -> list[Problem]:
     return [_error(rule, cfg, situation) for rule in RULES if _holds(rule, cfg, situation, {})]
 
 
-def why_not(cfg: DictConfig | Settings, changes: Mapping[str, Any], situation: Situation = Situation()) -> str:
+def why_not(cfg: DictConfig, changes: Mapping[str, Any], situation: Situation = Situation()) -> str:
     """Return why changes would clash with other settings, or "" if they would not.
 
     Args:
@@ -244,7 +243,7 @@ def why_not(cfg: DictConfig | Settings, changes: Mapping[str, Any], situation: S
     return found.reason.format_map(vars(situation)) if found else ""
 
 
-def _holds(rule: Rule, cfg: DictConfig | Settings, situation: Situation, changes: Mapping[str, Any]) -> bool:
+def _holds(rule: Rule, cfg: DictConfig, situation: Situation, changes: Mapping[str, Any]) -> bool:
     for key, wanted in rule.conditions.items():
         value = changes[key] if key in changes else _value(key, cfg, situation)
         if value is None and hasattr(situation, key):
@@ -254,13 +253,8 @@ def _holds(rule: Rule, cfg: DictConfig | Settings, situation: Situation, changes
     return True
 
 
-def _value(key: str, cfg: DictConfig | Settings, situation: Situation) -> Any:
-    if hasattr(situation, key):
-        return getattr(situation, key)
-    if isinstance(cfg, DictConfig):
-        return validate.value(cfg, key)
-    section, _, name = key.partition(".")
-    return getattr(getattr(cfg, section, None), name, cfg.experiment.get(key))
+def _value(key: str, cfg: DictConfig, situation: Situation) -> Any:
+    return getattr(situation, key) if hasattr(situation, key) else validate.value(cfg, key)
 
 
 def _error(rule: Rule, cfg: DictConfig, situation: Situation) -> Problem:

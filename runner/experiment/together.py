@@ -132,14 +132,12 @@ def _room_for_files(wanted: int) -> int:
         import resource  # not on Windows
     except ImportError:
         return wanted
-    most, allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = OTHER_FILES + FILES * wanted
-    if most == resource.RLIM_INFINITY or most >= needed:
-        return wanted
-    more = needed if allowed == resource.RLIM_INFINITY else min(needed, allowed)
-    with suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (more, allowed))
-    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most, allowed = (needed if limit < 0 else limit for limit in resource.getrlimit(resource.RLIMIT_NOFILE))  # -1: none
+    if most < needed:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(needed, allowed), allowed))
+            most = min(needed, allowed)
     return max(1, min(wanted, (most - OTHER_FILES) // FILES))
 
 

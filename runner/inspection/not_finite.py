@@ -103,32 +103,25 @@ class Record:
     phase: str  # forward, loss, backward, optimizer
     line: str
     module: str
-    node: str  # in backward, torch's name of what goes back: LogBackward0
+    node: str  # in backward, torch's name of the node: LogBackward0
     inputs: tuple[Seen, ...]
     output: Seen
     bad_rows: Tensor  # (n,) bool, along the output's first dimension: where it holds such a value
-    causes: tuple[Record, ...] = ()  # what gave those of its inputs that are not finite, and were not meant to be
+    first: Record | None = None  # of the operations that led to it (None: itself)
     is_meant: bool = False  # an infinity that was written, or came of one
 
     @property
     def is_own_function(self) -> bool:
-        """Whether it goes back through a custom torch.autograd.Function: torch's names end in a number."""
+        """Whether it is the backward pass of a custom torch.autograd.Function: torch's names end in a number."""
         return self.node.endswith("Backward") and self.node != f"{OneDNNProduct.__name__}Backward"
 
     def origin(self) -> Record:
-        """The first operation on the way here to which no other one had given such a value."""
-        found, waiting, known = None, [self], {self.number}
-        while waiting:
-            one = waiting.pop()
-            if not one.causes and (found is None or one.number < found.number):
-                found = one
-            waiting += [cause for cause in one.causes if cause.number not in known]
-            known.update(cause.number for cause in one.causes)
-        return found or self
+        """Return the first operation on the way here that was given only finite values."""
+        return self.first or self
 
 
 class Size(NamedTuple):
-    """How large what an operation of the forward pass gave was."""
+    """The largest absolute value that an operation of the forward pass gave."""
 
     value: float
     name: str
@@ -136,29 +129,18 @@ class Size(NamedTuple):
     module: str
 
 
-class _Given(NamedTuple):
-    argument: str
-    place: int | None  # in a list of them
+class _Argument(NamedTuple):
+    name: str
+    position: int | None  # in a list of them
     tensor: Tensor
     is_written: bool
-
-
-class _Done(NamedTuple):
-    name: str
-    phase: str
-    line: str
-    module: str
-    given: Sequence[_Given]
-    before: Mapping[int, Range | None]  # of what it has written to, by id
-    bad: set[int]  # the inputs that were not finite, by id
-    has_infinity: bool  # whether it was written on purpose: masked_fill(mask, -inf)
 
 
 class Watch(TorchDispatchMode):
     """Sees the operations of its `with` block, with the backward passes in it; `in_task` is set by the caller."""
 
     def __init__(self, model: nn.Module, names: Names) -> None:
-        """names: what is known of the step's tensors; those of the batch are called batch..."""
+        """names: of the step's tensors; those of the batch are called batch..."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.in_task = False
         self.sizes: list[Size] = []
@@ -181,7 +163,7 @@ class Watch(TorchDispatchMode):
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def record_of(self, tensor: Tensor) -> Record | None:
-        """What made it, where it is not finite."""
+        """Return the operation that made a tensor, if that is not finite."""
         return self._records.get(storage_of(tensor))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -190,89 +172,76 @@ class Watch(TorchDispatchMode):
             return op(*args, **kwargs)
         name = op._overloadpacket.__name__
         given = list(_arguments(op, args, kwargs))
-        written = [one.tensor for one in given if one.is_written]
-        before = {id(tensor): range_of(tensor) for tensor in written if storage_of(tensor) not in self._unwritten}
+        before = {id(one.tensor): self._range(one.tensor) for one in given if one.is_written}
         bad = {id(one.tensor) for one in given if self._is_bad(one.tensor)}
         result = op(*args, **kwargs)
         line, module = self._lines.now()  # of a view, too: its backward pass reads it
         outputs: list[tuple[int | None, Tensor]] = [*enumerate(tensor_leaves(result))]
-        outputs += [(one.place, one.tensor) for one in given if one.is_written]
+        outputs += [(one.position, one.tensor) for one in given if one.is_written]
         for _, tensor in outputs:
             (self._unwritten.add if name in UNWRITTEN else self._unwritten.discard)(storage_of(tensor))
         if op.is_view or name in PASSING or name in UNWRITTEN:
             return result
         self._number += 1
-        name = name.strip("_")
-        has_infinity = any(isinstance(value, float) and math.isinf(value) for value in leaves((args, kwargs)))
-        done = _Done(name, self._phase(), line, module, given, before, bad, has_infinity)
-        records = [self._looked_at(done, place, tensor) for place, tensor in outputs]
-        for (_, tensor), record in zip(outputs, records, strict=True):
-            self._note(tensor, record, (name, line))
+        name, phase = name.strip("_"), self._phase()
+        is_written = any(isinstance(value, float) and math.isinf(value) for value in leaves((args, kwargs)))
+        in_lists = any(one.position is not None for one in given)
+        records: dict[int, Record] = {}
+        for position, tensor in outputs:
+            measured = range_of(tensor)
+            if measured is None or not measured.num_not_finite:
+                if measured is not None and self.in_task:
+                    self.sizes.append(Size(measured.size, name, line, module))
+                continue
+            own = [one for one in given if not in_lists or one.position in (None, position)]
+            inputs = [self._seen(one.name, one.tensor, before.get(id(one.tensor))) for one in own]
+            causes = [one.tensor for one in own if id(one.tensor) in bad]
+            first, is_meant = self._cause(causes, measured, is_written=is_written)
+            node = current_autograd_node()
+            records[storage_of(tensor)] = Record(
+                self._number,
+                name,
+                phase,
+                line,
+                module,
+                "" if node is None else str(node.name()),
+                tuple(seen for seen in inputs if seen is not None),
+                Seen("", self._name(tensor), ("", ""), tuple(tensor.shape), tensor.dtype, measured),
+                bad_rows(tensor),
+                first,
+                is_meant,
+            )
+        for key in {storage_of(tensor) for _, tensor in outputs}:
+            self._made[key] = (name, line)
+            self._records.pop(key, None)
+        self._records |= records
         return result
 
-    def _looked_at(self, done: _Done, place: int | None, tensor: Tensor) -> Record | None:
-        """What is to be said of an output; None where it is finite. place: in a list of outputs, as in those of inputs."""
-        measured = range_of(tensor)
-        if measured is None or not measured.num_not_finite:
-            if measured is not None and self.in_task:
-                self.sizes.append(Size(measured.size, done.name, done.line, done.module))
-            return None
-        in_lists = any(one.place is not None for one in done.given)
-        mine = [one for one in done.given if not in_lists or one.place in (None, place)]
-        bad = [one.tensor for one in mine if id(one.tensor) in done.bad]
-        causes, is_meant = self._causes(bad, measured, is_written=done.has_infinity)
-        inputs = [self._seen(one.argument, one.tensor, done.before.get(id(one.tensor))) for one in mine]
-        node = current_autograd_node()
-        return Record(
-            self._number,
-            done.name,
-            done.phase,
-            done.line,
-            done.module,
-            "" if node is None else str(node.name()),
-            tuple(seen for seen in inputs if seen is not None),
-            Seen("", self._name(tensor), ("", ""), tuple(tensor.shape), tensor.dtype, measured),
-            bad_rows(tensor),
-            causes,
-            is_meant,
-        )
-
-    def _note(self, tensor: Tensor, record: Record | None, made: tuple[str, str]) -> None:
-        key = storage_of(tensor)
-        self._made[key] = made
-        if record is not None:
-            self._records[key] = record
-        else:
-            self._records.pop(key, None)
-
-    def _causes(self, bad: Sequence[Tensor], measured: Range, *, is_written: bool) -> tuple[tuple[Record, ...], bool]:
-        """What gave the inputs that are not finite, and whether an infinity was meant all the way."""
-        records = [(tensor, self.record_of(tensor)) for tensor in bad]
-        meant = [
-            record.is_meant if record is not None else not self._name(one).startswith("batch")
-            for one, record in records
-        ]
+    def _cause(self, tensors: Sequence[Tensor], measured: Range, *, is_written: bool) -> tuple[Record | None, bool]:
+        """Return the first operation that led to inputs that are not finite, and whether an infinity was meant throughout."""
+        records = [(tensor, self.record_of(tensor)) for tensor in tensors]
+        meant = [record.is_meant if record else not self._name(one).startswith("batch") for one, record in records]
         is_meant = not measured.num_nan and (all(meant) if meant else is_written)
-        causes = {record.number: record for _, record in records if record is not None and not record.is_meant}
-        return tuple(causes.values()), is_meant
+        origins = [record.origin() for _, record in records if record is not None and not record.is_meant]
+        return min(origins, key=lambda record: record.number, default=None), is_meant
 
     def _is_bad(self, tensor: Tensor) -> bool:
         key = storage_of(tensor)
-        if key in self._made or key in self._unwritten:
-            return key in self._records
-        measured = range_of(tensor)  # from outside
-        return measured is not None and measured.num_not_finite > 0
+        return key in self._records if key in self._made else self._range(tensor, only_bad=True) is not None
+
+    def _range(self, tensor: Tensor, *, only_bad: bool = False) -> Range | None:
+        measured = range_of(tensor) if storage_of(tensor) not in self._unwritten else None
+        return None if measured is not None and only_bad and not measured.num_not_finite else measured
 
     def _name(self, tensor: Tensor) -> str:
         known = self._names.get(tensor)
         return known.path if known is not None else ""
 
     def _seen(self, argument: str, tensor: Tensor, before: Range | None) -> Seen | None:
-        key = storage_of(tensor)
-        measured = before or (range_of(tensor) if key not in self._unwritten else None)
+        measured = before or self._range(tensor)
         if measured is None:
             return None
-        made = self._made.get(key, ("", ""))
+        made = self._made.get(storage_of(tensor), ("", ""))
         return Seen(argument, self._name(tensor), made, tuple(tensor.shape), tensor.dtype, measured)
 
     def _phase(self) -> str:
@@ -286,13 +255,12 @@ class Watch(TorchDispatchMode):
         return "optimizer" if self._went_back else "loss"
 
 
-def _arguments(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[_Given]:
+def _arguments(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[_Argument]:
     for place, argument in enumerate(op._schema.arguments):
         value = args[place] if place < len(args) else kwargs.get(argument.name)
         is_written = argument.alias_info is not None and argument.alias_info.is_write
         if isinstance(value, Tensor):
-            yield _Given(argument.name, None, value, is_written)
+            yield _Argument(argument.name, None, value, is_written)
         elif isinstance(value, list | tuple):
-            for index, item in enumerate(value):
-                if isinstance(item, Tensor):
-                    yield _Given(argument.name, index, item, is_written)
+            tensors = ((index, item) for index, item in enumerate(value) if isinstance(item, Tensor))
+            yield from (_Argument(argument.name, index, item, is_written) for index, item in tensors)

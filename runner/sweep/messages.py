@@ -15,8 +15,6 @@ from omegaconf import DictConfig
 
 from runner.config.identity import as_read, key_of
 from runner.config.validate import HIDDEN, without_password
-from runner.device import Hardware
-from runner.device.benchmark import cache
 from runner.experiment.provenance import TRIES
 from runner.experiment.terminal import row, short
 from runner.sweep.jobs.ledger import DEFAULTS, Sweep
@@ -41,19 +39,16 @@ def plan(
     *,
     slots: str,
     search: Sequence[tuple[str, str]],
-    hardware: Hardware | None = None,
 ) -> None:
     """Print the slots and the jobs before the first one starts, and the skipped ones with the reason.
 
-    search: the lines of a search, by label; empty for a grid. hardware: of the jobs (None: this process does not see it).
+    search: the lines of a search, by label; empty for a grid.
     """
     to_run = [found.job for found in prepared if found.missing is None]
     skipped = [found for found in prepared if found.missing is not None]
     done = sum(job.is_done for job in sweep.jobs.values()) - len(skipped)
     table.say(row("sweep", short(sweep.folder)))
     table.say(row("slots", slots))
-    if hardware is not None and (line := measured(prepared, hardware)):
-        table.say(line)
     if search:
         counts_before = Counter(job.state for job in sweep.jobs.values())
         before = [f"{count} {state}" for state, count in counts_before.items()]
@@ -81,12 +76,6 @@ def plan(
         table.say(row("skipped", reason))
         for name in names:
             table.say(f"  {name or DEFAULTS}")
-
-
-def measured(prepared: Sequence[Prepared], hardware: Hardware) -> str:
-    """Compare the kinds of devices that the jobs use; "" for one kind, or if `devices --bench` never ran."""
-    line = cache.comparison(cache.read(hardware), {name for found in prepared for name in found.devices})
-    return row("speed", line) if line else ""
 
 
 def to_resume(folder: str) -> str:

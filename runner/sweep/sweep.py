@@ -153,8 +153,7 @@ def run_sweep(plan: Plan, context: Any, config: DictConfig) -> Sweep:
             hands.prepared = hands.in_groups(hands.prepared)
             with _full_disk_told(sweep):
                 source = plan.source(hands)
-            here = hardware if launcher.is_here else None
-            messages.plan(table, sweep, prepared, slots=slots, search=plan.says, hardware=here)
+            messages.plan(table, sweep, prepared, slots=slots, search=plan.says)
             with Parent.open(sweep, config, prepared, follows=launcher.follows) as parent:
                 publisher = parent.publisher if launcher.follows else None
                 books = Books(sweep, book, parent.assigned, publisher, table)

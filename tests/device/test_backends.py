@@ -98,7 +98,7 @@ def test_processes_that_share_a_gpu_have_equal_parts_of_what_is_free(num_process
 def test_a_peak_says_whose_it_is(monkeypatch):
     """MPS keeps none: it is what is held in the end."""
     monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 7)
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 8)
+    monkeypatch.setattr(torch.accelerator, "max_memory_allocated", lambda device: 8)
     assert backends.peak_memory(torch.device("mps")) == (7, "driver, at the end")
     assert backends.peak_memory(torch.device("cuda:1")) == (8, "allocator, at most")
     peak, whose = backends.peak_memory(torch.device("cpu"))

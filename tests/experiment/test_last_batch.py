@@ -49,9 +49,9 @@ def test_a_size_that_does_not_do_is_told_with_one_that_does(num_ranks, batch_siz
             assert not crashes(int(fix.removeprefix("use `train.batch_size=").removesuffix("`"))), num_rows
 
 
-def test_fewer_processes_where_no_size_does():
+def test_too_few_rows_ask_for_more():
     model = nn.BatchNorm1d(3)
-    assert told(5, 4, 4, model) == "use `train.num_processes=2`"
+    assert told(5, 4, 4, model) == "use data with more rows"
     assert told(1, 4, 1, model) == "use data with more rows"
 
 
@@ -67,9 +67,7 @@ def test_several_processes_are_told_at_once(own_folder, capfd, strategy):
     rows = ["data.limit=103", "train.batch_size=16", "train.num_processes=2", f"placement.strategy={strategy}"]
     assert cli.main([*words, *rows, "task.plots=false"]) == 2
     err = capfd.readouterr().err
-    assert (
-        "last batch of an epoch has 3, 1.5 for each of 2 processes" in err and "help: use `train.batch_size=15`" in err
-    )
+    assert "2 share 3 rows in the last batch" in err and "help: use `train.batch_size=15`" in err
 
 
 def test_code_that_ends_the_program_is_told_by_the_run():

@@ -5,52 +5,14 @@ from types import SimpleNamespace
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from machine_figures import MACHINE, facts, keep_facts
 from omegaconf import OmegaConf
-from pretended_gpus import sweep as sweep_of
-from simulated import run_simulated
 from synthetic_sweep import Folder
 
-from runner.device.benchmark import cache
 from runner.sweep import messages
 from runner.sweep.jobs import ledger
-from runner.sweep.jobs.ledger import Sweep
 from runner.tracking.ack import Ack, write_ack
 from runner.tracking.journal import Journal
 from runner.tracking.journal_records import FILE
-
-LINE = "speed    cuda:0 42.0 TFLOP/s fp32, cpu 0.100 (420 times)"
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("LOCALAPPDATA", str(tmp_path))
-
-
-def said(tmp_path, *devices, hardware=MACHINE, search=()):
-    lines = []
-    prepared = [
-        SimpleNamespace(job=SimpleNamespace(folder_name="0", name="a=1", number=0), missing=None, devices=(device,))
-        for device in devices
-    ]
-    table = SimpleNamespace(say=lines.append)
-    found = Sweep(tmp_path / "sweep", "id", 0, (), ())
-    messages.plan(table, found, prepared, slots="cuda:0, cpu", search=search, hardware=hardware)
-    return lines
-
-
-def test_kinds_of_devices_that_were_measured_are_compared_below_the_slots(tmp_path):
-    assert said(tmp_path, "cuda:0", "cpu")[1:3] == ["slots    cuda:0, cpu", "jobs     2 to run"]
-    cache.keep(facts(), MACHINE)
-    assert said(tmp_path, "cuda:0", "cpu")[1:4] == ["slots    cuda:0, cpu", LINE, "jobs     2 to run"]
-    assert LINE in said(tmp_path, "cuda:0", "cpu", search=[("search", "TPE")])
-
-
-def test_one_kind_or_a_machine_elsewhere_is_not_compared(tmp_path):
-    cache.keep(facts(), MACHINE)
-    for lines in (said(tmp_path, "cpu", "cpu"), said(tmp_path), said(tmp_path, "cuda:0", "cpu", hardware=None)):
-        assert not any("TFLOP/s" in line for line in lines)
 
 
 @pytest.mark.parametrize(("state", "is_told"), [("interrupted", True), ("planned", True), ("finished", False)])
@@ -139,11 +101,3 @@ def test_what_a_store_has_not_got_is_told_at_the_end(own_folder, has_all, line):
 def test_hydra_reads_the_folder_that_is_to_be_typed(folder):
     (word,) = shlex.split(messages.to_resume(folder))
     assert OverridesParser.create().parse_override(word).value() == folder
-
-
-@pytest.mark.slow
-def test_a_sweep_over_two_kinds_of_devices_says_it(own_folder, warm, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as the sweep below has it
-    run_simulated("cuda:0", keep_facts)
-    out, _ = sweep_of(warm, own_folder, "device=cuda:0,cpu")
-    assert f"slots    cuda:0, cpu\n{LINE}\n" in out

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,23 +119,3 @@ def figure(value: float) -> str:
     if value >= 9.995:
         return f"{value:.1f}"
     return f"{value:.2f}" if value >= 0.9995 else f"{value:#.3g}"
-
-
-def comparison(measured: Mapping[str, MeasuredDevice], devices: Iterable[str]) -> str:
-    """Compare the kinds of devices in fp32, by the fastest of each kind; "" for fewer than two kinds.
-
-    For example: cuda:0 41.0 TFLOP/s fp32, cpu 0.098 (418 times)
-    """
-    speeds = {name: measured[name].flops_per_second.get("fp32", 0) for name in devices if name in measured}
-    best: dict[str, str] = {}
-    for name in sorted(filter(speeds.get, speeds), key=lambda name: -speeds[name]):
-        best.setdefault(name.partition(":")[0], name)
-    first, *others = best.values() or [""]
-    if not others:
-        return ""
-    ratios = {name: speeds[first] / speeds[name] for name in others}
-    rest = [
-        f"{name} {figure(speeds[name] / 1e12)} ({ratio:,.{0 if ratio >= 9.95 else 1}f} times)"
-        for name, ratio in ratios.items()
-    ]
-    return ", ".join([f"{first} {figure(speeds[first] / 1e12)} TFLOP/s fp32", *rest])

@@ -6,7 +6,6 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -14,10 +13,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.live import Live
 from rich.table import Table
-from rich.text import Text
-from torch import Tensor
 
 from runner.device import Hardware, precisions
 from runner.device.backends import THREADS
@@ -34,8 +30,6 @@ DTYPES = {
     "fp16": torch.float16,
     "fp64": torch.float64,
 }
-#: width of the row names and of a device's median with its range
-ROW_COLUMNS, DEVICE_COLUMNS = 34, 26
 MAX_CAUSE_LENGTH = 160
 #: rows of the table by the keys of the figures; a key of several figures has a row for each
 ROWS = {
@@ -103,44 +97,46 @@ class Bench:
         wait_for(self.device)
         return time.perf_counter() - began
 
-    def microseconds(self, call: Callable[[], object]) -> Spread:
-        """Time one call, after a warm-up, in batches that are long enough for the clock."""
+    def times(self, call: Callable[[], object]) -> list[float]:
+        """Return seconds of one call, after a warm-up, measured in batches that are long enough for the clock."""
         self.seconds(call)
         count = 1
         while self.seconds(call, count) < self.sizes.batch_seconds:
             count *= 2
-        return Spread.of([self.seconds(call, count) / count * 1e6 for _ in range(self.sizes.repeats)])
+        return [self.seconds(call, count) / count for _ in range(self.sizes.repeats)]
+
+    def microseconds(self, call: Callable[[], object]) -> Spread:
+        return Spread.of([seconds * 1e6 for seconds in self.times(call)])
 
     def rate(self, call: Callable[[], object], amount: float) -> Spread:
-        """Return how much of `amount` is done in a second; the longest time is the lowest rate."""
-        took = self.microseconds(call)
-        return Spread(*(amount * 1e6 / each for each in (took.median, took.highest, took.lowest)))
+        """Return how much of `amount` is done in a second."""
+        return Spread.of([amount / seconds for seconds in self.times(call)])
 
 
 def products(bench: Bench, precision: str) -> Figures:
     """Multiply two large square matrices, in TFLOP/s, and two small ones, in microseconds."""
-    sizes = bench.sizes
+    sizes, dtype = bench.sizes, DTYPES[precision]
+
+    def product(size: int) -> Callable[[], object]:
+        left, right = (torch.randn(size, size, device=bench.device, dtype=dtype) for _ in range(2))
+        return partial(torch.mm, left, right, out=torch.empty_like(left))
+
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     try:
-        most = min(sizes.most_large, math.isqrt(bench.at_most(2**62) // DTYPES[precision].itemsize))
-        size, call = sizes.first_large, _product(bench, sizes.first_large, precision)
+        most = min(sizes.most_large, math.isqrt(bench.at_most(2**62) // dtype.itemsize))
+        size, call = sizes.first_large, product(sizes.first_large)
         # the first call loads kernels
         while size * 2 <= most and min(bench.seconds(call), bench.seconds(call)) < sizes.product_seconds:
             size *= 2
-            call = _product(bench, size, precision)
+            call = product(size)
         return {
             f"matmul_tflops.{precision}": bench.rate(call, 2e-12 * size**3),
             f"matmul_size.{precision}": Spread(size, size, size),
-            f"small_matmul_us.{precision}": bench.microseconds(_product(bench, sizes.small, precision)),
+            f"small_matmul_us.{precision}": bench.microseconds(product(sizes.small)),
         }
     finally:
         torch.set_float32_matmul_precision(before)
-
-
-def _product(bench: Bench, size: int, precision: str) -> Callable[[], Tensor]:
-    left, right = (torch.randn(size, size, device=bench.device, dtype=DTYPES[precision]) for _ in range(2))
-    return partial(torch.mm, left, right, out=torch.empty_like(left))
 
 
 def copies(bench: Bench) -> Figures:
@@ -159,25 +155,20 @@ def copies(bench: Bench) -> Figures:
     return figures
 
 
-def memory(bench: Bench) -> Figures:
-    """Add a multiple of one array to another, which reads two and writes one."""
+def memory_and_launches(bench: Bench) -> Figures:
+    """Add a multiple of one array to another; change one number many times in a row, without and with a read of it."""
     num_floats = bench.at_most(bench.sizes.memory_bytes) // 4
     x, y = (torch.ones(num_floats, device=bench.device) for _ in range(2))
-    return {"memory_gb_per_s": bench.rate(partial(y.add_, x, alpha=0.5), 3 * 4 * num_floats / 1e9)}
-
-
-def launches(bench: Bench) -> Figures:
-    """Change one number many times in a row, and with a read of it after each change."""
     number = torch.zeros(1, device=bench.device)
-    launch = bench.microseconds(partial(number.add_, 1))
-    return {"launch_us": launch, "host_read_us": bench.microseconds(lambda: float(number.add_(1).item()))}
+    return {
+        "memory_gb_per_s": bench.rate(partial(y.add_, x, alpha=0.5), 3 * 4 * num_floats / 1e9),  # two reads, one write
+        "launch_us": bench.microseconds(partial(number.add_, 1)),
+        "host_read_us": bench.microseconds(lambda: float(number.add_(1).item())),
+    }
 
 
-def measure(hardware: Hardware, *, sizes: Sizes, report: Callable[[str], None]) -> dict[str, Any]:
+def measure(hardware: Hardware, *, sizes: Sizes) -> dict[str, Any]:
     """Measure every usable device, one after the other, the CPU with the most threads that a run takes.
-
-    Args:
-        report: Takes the name of each workload before it begins.
 
     Returns:
         Plain values, whose keys name the units. `devices` has the medians by device, with the same keys in `lowest` and
@@ -192,7 +183,7 @@ def measure(hardware: Hardware, *, sizes: Sizes, report: Callable[[str], None]) 
             if why_not(name, hardware) is not None:
                 continue
             try:
-                figures = _figures(Bench(torch.device(name), sizes, gpu.free_bytes), hardware, report)
+                figures = _figures(Bench(torch.device(name), sizes, gpu.free_bytes), hardware)
             except Exception as error:  # a driver may raise anything; the other devices can still be measured
                 failed[name] = first_line(error)[:MAX_CAUSE_LENGTH]
             else:
@@ -203,23 +194,16 @@ def measure(hardware: Hardware, *, sizes: Sizes, report: Callable[[str], None]) 
     return {"small_size": sizes.small, "measured_at": at, "num_threads": THREADS, "devices": devices, "failed": failed}
 
 
-def _figures(bench: Bench, hardware: Hardware, report: Callable[[str], None]) -> Figures:
+def _figures(bench: Bench, hardware: Hardware) -> Figures:
     names = {precision for precision, problem in precisions(str(bench.device), hardware).items() if not problem}
     device, kind = bench.device, bench.device.type
     # Intel's smaller GPUs have no fp64
     if kind != "mps" and (kind != "xpu" or getattr(torch.xpu.get_device_properties(device), "has_fp64", False)):
         names.add("fp64")
-    works: dict[str, Callable[[Bench], Figures]] = {
-        **{f"products in {name}": partial(products, precision=name) for name in DTYPES if name in names},
-        "copies": copies,
-        "memory": memory,
-        "launches and reads": launches,
-    }
     figures: Figures = {}
-    for work, function in works.items():
-        report(f"{device}: {work}")
-        figures |= function(bench)
-    return figures
+    for name in DTYPES:
+        figures |= products(bench, name) if name in names else {}
+    return figures | copies(bench) | memory_and_launches(bench)
 
 
 def plain(figures: Figures) -> dict[str, Any]:
@@ -241,8 +225,7 @@ def bench(hardware: Hardware, *, sizes: Sizes | None = None) -> dict[str, Any]:
         The values of `measure()`, and `kept`, a path or None, with `not_kept`, the reason or None.
     """
     sizes = sizes or Sizes()
-    with _reporting() as report:
-        facts = measure(hardware, sizes=sizes, report=report)
+    facts = measure(hardware, sizes=sizes)
     reason = _busy(facts, sizes.most_spread) if facts["devices"] else "nothing was measured"
     kept = None
     if not reason:
@@ -254,19 +237,17 @@ def bench(hardware: Hardware, *, sizes: Sizes | None = None) -> dict[str, Any]:
 
 
 def _cells(facts: Mapping[str, Any]) -> Iterator[tuple[str, str, str, Spread]]:
-    """Key, kind and device of each figure, in the order of the table."""
-    for key in ROWS:
-        for name, device in facts["devices"].items():
-            if key in device:
-                places = [device[key], device["lowest"][key], device["highest"][key]]
-                for inner in device[key] if isinstance(device[key], dict) else [""]:
-                    yield key, inner, name, Spread(*(place[inner] if inner else place for place in places))
+    """Yield the device, key and kind of each figure, in the order of the table."""
+    for name, device in facts["devices"].items():
+        for key in filter(device.__contains__, ROWS):
+            places = [device[key], device["lowest"][key], device["highest"][key]]
+            for inner in device[key] if isinstance(device[key], dict) else [""]:
+                yield name, key, inner, Spread(*(place[inner] if inner else place for place in places))
 
 
 def _busy(facts: Mapping[str, Any], most_spread: float) -> str:
     """Name the figure that differs most between repetitions, if that is too much."""
-    cells = list(_cells(facts))
-    key, _, name, worst = max(cells, key=lambda cell: cell[3].highest / max(cell[3].lowest, 1e-30))
+    name, key, _, worst = max(_cells(facts), key=lambda cell: cell[3].highest / max(cell[3].lowest, 1e-30))
     if worst.highest <= most_spread * worst.lowest:
         return ""
     varies = f"{key} of {name} varies from {figure(worst.lowest)} to {figure(worst.highest)}"
@@ -274,46 +255,18 @@ def _busy(facts: Mapping[str, Any], most_spread: float) -> str:
 
 
 def print_bench(facts: Mapping[str, Any], console: Console) -> None:
-    """Print tables of as many devices as fit the terminal, then remarks."""
-    names = list(facts["devices"])
-    count = max(1, (console.width - ROW_COLUMNS) // DEVICE_COLUMNS)
-    for first in range(0, len(names), count):
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        table.add_column("measured", no_wrap=True)
-        for name in names[first : first + count]:
-            table.add_column(name, justify="right", no_wrap=True)
-        for label, cells in rows(facts, names[first : first + count]):
-            table.add_row(label, *cells)
-        console.print()
-        console.print(table)
-    console.print()
+    """Print a row for each figure of each device, then remarks."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title, justify in (("device", "left"), ("measured", "left"), ("median", "right"), ("range", "right")):
+        table.add_column(title, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    for name, key, inner, spread in _cells(facts):
+        label = ROWS[key].format(inner, small=facts["small_size"])
+        table.add_row(name, label, figure(spread.median), f"{figure(spread.lowest)}-{figure(spread.highest)}")
+    console.print("", table, "", sep="\n")
     for name, why in facts["failed"].items():
         console.print(f"{name} was not measured: {why}", soft_wrap=True, markup=False)
-    if names:
+    if facts["devices"]:
         threads = f"{facts['num_threads']} thread{'s' * (facts['num_threads'] != 1)}"
-        console.print(f"medians (lowest-highest); the CPU with {threads}, the maximum of a run", soft_wrap=True)
+        console.print(f"the CPU with {threads}, the maximum of a run", soft_wrap=True)
     kept = f"not kept: {facts['not_kept']}" if facts["not_kept"] else f"kept     {facts['kept']}"
     console.print(kept, soft_wrap=True, markup=False)
-
-
-def rows(facts: Mapping[str, Any], names: list[str]) -> Iterator[tuple[str, list[str]]]:
-    """Yield each row's name and its cell for each device, empty where the device has no such figure."""
-    table: dict[str, dict[str, str]] = {}
-    for key, inner, name, spread in _cells(facts):
-        if name in names:
-            cell = f"{figure(spread.median)} ({figure(spread.lowest)}-{figure(spread.highest)})"
-            table.setdefault(ROWS[key].format(inner, small=facts["small_size"]), {})[name] = cell
-    for label, cells in table.items():
-        yield label, [cells.get(name, "") for name in names]
-
-
-@contextmanager
-def _reporting() -> Iterator[Callable[[str], None]]:
-    """Show the current workload on stderr, where that is a terminal, and clear it at the end."""
-    console = Console(stderr=True, highlight=False)
-    if not console.is_terminal:
-        yield lambda work: None
-        return
-    # without Live's thread, which would compete with the launches that are measured
-    with Live(console=console, auto_refresh=False, transient=True) as live:
-        yield lambda work: live.update(Text(f"measuring {work}"), refresh=True)

@@ -12,7 +12,7 @@ from machine_figures import MACHINE, facts
 
 from runner.device import Gpu
 from runner.device.benchmark import cache
-from runner.device.benchmark.cache import MeasuredDevice, comparison, figure
+from runner.device.benchmark.cache import figure
 from runner.version import PACKAGES
 
 
@@ -143,47 +143,12 @@ def test_folder_without_xdg_variable_is_in_home(value, tmp_path, monkeypatch):
 def test_reading_loads_neither_torch_nor_matplotlib(own_cache):
     code = (
         "import sys; from runner.device.benchmark import cache\n"
-        "from runner.device import Hardware; cache.comparison(cache.read(Hardware()), ())\n"
+        "from runner.device import Hardware; cache.read(Hardware())\n"
         "print(sorted({'torch', 'matplotlib'} & set(sys.modules)))"
     )
     environment = {**os.environ, "PYTHONPATH": str(PACKAGES)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert done.stdout == "[]\n", done.stderr
-
-
-def measured(**tflops):
-    """By name, with a _ for the colon."""
-    return {
-        name.replace("_", ":"): MeasuredDevice({"fp32": value * 1e12} if value else {}, 1.0, 1.0, 1.0, "")
-        for name, value in tflops.items()
-    }
-
-
-@pytest.mark.parametrize(
-    ("figures", "devices", "text"),
-    [
-        (measured(cuda_0=41.0, cpu=0.1), ["cuda:0", "cpu"], "cuda:0 41.0 TFLOP/s fp32, cpu 0.100 (410 times)"),
-        (measured(cpu=2.0, mps=3.0), ["cpu", "mps"], "mps 3.00 TFLOP/s fp32, cpu 2.00 (1.5 times)"),
-        (measured(cpu=2.0, mps=1.0), ["cpu", "mps"], "cpu 2.00 TFLOP/s fp32, mps 1.00 (2.0 times)"),
-        (
-            measured(cuda_0=5.0, cuda_1=50.0, cpu=0.01),
-            ["cuda:0", "cuda:1", "cpu"],
-            "cuda:1 50.0 TFLOP/s fp32, cpu 0.0100 (5,000 times)",
-        ),
-        (
-            measured(cuda_0=5.0, cuda_1=50.0, cpu=1.0),
-            ["cuda:0", "cpu"],
-            "cuda:0 5.00 TFLOP/s fp32, cpu 1.00 (5.0 times)",
-        ),
-        (measured(cuda_0=5.0, cuda_1=50.0), ["cuda:0", "cuda:1"], ""),
-        (measured(cuda_0=5.0), ["cuda:0", "cpu"], ""),
-        (measured(cuda_0=5.0, cpu=0), ["cuda:0", "cpu"], ""),
-        (measured(cuda_0=5.0, cpu=1.0), [], ""),
-        ({}, ["cuda:0", "cpu"], ""),
-    ],
-)
-def test_comparison_takes_the_fastest_of_each_kind(figures, devices, text):
-    assert comparison(figures, devices) == text
 
 
 @pytest.mark.parametrize(
