@@ -107,9 +107,9 @@ def launch(
 
     stop: signal.Signals | None = None
     sent: list[set[int]] = []  # for each signal, who has it
+    _silence_launcher()
     with (
         _environment(environment),
-        _quiet(),
         signals.collected() as heard,
         futures.ThreadPoolExecutor(1, "runner-ranks") as pool,
     ):
@@ -181,22 +181,12 @@ def _environment(more: Mapping[str, str]) -> Iterator[None]:
         os.environ.update(before)
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
+def _silence_launcher() -> None:
     from torch.distributed import launcher  # noqa: F401  # makes its loggers
 
-    names = [
-        name for name in logging.Logger.manager.loggerDict if name.startswith((ELASTIC, "torch.distributed.launch"))
-    ]
-    loggers = [logging.getLogger(name) for name in names]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+    for name in list(logging.Logger.manager.loggerDict):
+        if name.startswith((ELASTIC, "torch.distributed.launch")):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def find_rank(cfg: DictConfig) -> RankInfo | None:
