@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import json
@@ -171,28 +170,11 @@ def _cuda_gpus() -> tuple[Gpu, ...]:
 
 def _driver_report() -> dict[str, tuple[int, bool]]:
     """Return each NVIDIA GPU's free bytes and whether it is exclusive, by uuid, since the driver's order is not CUDA's."""
-    try:
-        import pynvml  # of the extra `cuda`
-
-        pynvml.nvmlInit()
-    except Exception:  # it is not installed, or finds no driver
-        rows = _nvidia_smi("uuid,memory.free,compute_mode")
-        return {
-            uuid.removeprefix("GPU-"): (int(free) * 2**20 if free.isdigit() else 0, mode.startswith("Exclusive"))
-            for uuid, free, mode in (row for row in rows if len(row) == 3)
-        }
-    try:
-        found = {}
-        for gpu in map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount())):
-            is_exclusive, free = False, int(pynvml.nvmlDeviceGetMemoryInfo(gpu).free)
-            with contextlib.suppress(pynvml.NVMLError):  # some GPUs have no such mode
-                is_exclusive = pynvml.nvmlDeviceGetComputeMode(gpu) == pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS
-            found[str(pynvml.nvmlDeviceGetUUID(gpu)).removeprefix("GPU-")] = free, is_exclusive
-        return found
-    except pynvml.NVMLError:
-        return {}
-    finally:
-        pynvml.nvmlShutdown()
+    rows = (row for row in _nvidia_smi("uuid,memory.free,compute_mode") if len(row) == 3)
+    return {
+        uuid.removeprefix("GPU-"): (int(free) * 2**20 if free.isdigit() else 0, mode.startswith("Exclusive"))
+        for uuid, free, mode in rows
+    }
 
 
 def _xpu_gpus() -> tuple[Gpu, ...]:

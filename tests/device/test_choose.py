@@ -255,71 +255,26 @@ def test_auto_takes_the_cpu_for_the_reason_that_the_driver_gives(build):
     assert choice.reason == resolve(("auto",), diagnose(machine)).reason
 
 
-GPUS = {"GPU-aaa": 3 * GIB, "GPU-bbb": 5 * GIB}
-
-
-def nvml(*, is_there=True):
-    """The library that asks NVIDIA's driver, with two GPUs in another order than CUDA's."""
-    module = types.ModuleType("pynvml")
-    module.NVMLError = type("NVMLError", (Exception,), {})
-
-    def init():
-        if not is_there:
-            raise module.NVMLError("Driver Not Loaded")
-
-    module.nvmlInit, module.nvmlShutdown = init, lambda: None
-    module.nvmlDeviceGetCount = lambda: len(GPUS)
-    module.nvmlDeviceGetHandleByIndex = lambda index: list(GPUS)[::-1][index]
-    module.nvmlDeviceGetUUID = lambda uuid: uuid
-    module.nvmlDeviceGetMemoryInfo = lambda uuid: types.SimpleNamespace(free=GPUS[uuid])
-    module.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS = 3
-    module.nvmlDeviceGetComputeMode = lambda uuid: 3 if uuid == next(iter(GPUS)) else 0
-    return module
-
-
 @pytest.fixture
 def two_gpus(monkeypatch):
-    """torch's part of what is known of them; asking it for free memory makes a context, and is noted."""
+    """torch's part of the facts, and the driver's, in another order; torch's query for free memory makes a context."""
     contexts = []
-    about = [types.SimpleNamespace(name="G", total_memory=8 * GIB, major=9, minor=0, uuid=uuid[4:]) for uuid in GPUS]
+    about = [types.SimpleNamespace(name="G", total_memory=8 * GIB, major=9, minor=0, uuid=uuid) for uuid in ("a", "b")]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(about))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: about[index])
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: contexts.append(index) or (index * GIB + 1, 8 * GIB))
+    rows = [["GPU-b", "5120", "Exclusive_Process"], ["GPU-a", "[N/A]", "Default"]]
+    monkeypatch.setattr(looking, "_nvidia_smi", lambda query: rows)
     return about, contexts
 
 
-@pytest.mark.parametrize("num_gpus", [1, 2])
-def test_free_memory_is_asked_of_the_driver_and_makes_no_context(num_gpus, two_gpus, monkeypatch):
+def test_driver_reports_free_memory_without_a_context(two_gpus):
     about, contexts = two_gpus
-    del about[num_gpus:]
-    monkeypatch.setitem(sys.modules, "pynvml", nvml())
-    assert [gpu.free_bytes for gpu in looking._cuda_gpus()] == [3 * GIB, 5 * GIB][:num_gpus]
-    assert [gpu.is_exclusive for gpu in looking._cuda_gpus()] == [True, False][:num_gpus]
-    monkeypatch.setitem(sys.modules, "pynvml", nvml(is_there=False))
-    rows = [["GPU-bbb", "5120", "Exclusive_Process"], ["GPU-aaa", "[N/A]", "Default"]]
-    monkeypatch.setattr(looking, "_nvidia_smi", lambda query: rows)
-    assert contexts == []
-    found = looking._cuda_gpus()
-    assert [(gpu.free_bytes, gpu.is_exclusive) for gpu in found] == [(1, False), (5 * GIB, True)][:num_gpus]
-    assert contexts == [0]  # whose memory nobody else tells
-
-
-def test_free_memory_of_a_slice_is_its_own(two_gpus, monkeypatch):
-    two_gpus[0][0].total_memory = 2 * GIB  # the driver reports what the whole GPU has
-    monkeypatch.setitem(sys.modules, "pynvml", nvml())
-    assert [gpu.free_bytes for gpu in looking._cuda_gpus()] == [2 * GIB, 5 * GIB]
-
-
-def test_a_gpu_that_tells_no_mode_tells_its_memory_nevertheless(two_gpus, monkeypatch):
-    def refused(uuid):
-        raise library.NVMLError("Not Supported")
-
-    library = nvml()
-    library.nvmlDeviceGetComputeMode = refused
-    monkeypatch.setitem(sys.modules, "pynvml", library)
-    assert [(gpu.free_bytes, gpu.is_exclusive) for gpu in looking._cuda_gpus()] == [(3 * GIB, False), (5 * GIB, False)]
-    assert two_gpus[1] == []
+    assert [(gpu.free_bytes, gpu.is_exclusive) for gpu in looking._cuda_gpus()] == [(1, False), (5 * GIB, True)]
+    assert contexts == [0]  # whose memory the driver does not report
+    about[1].total_memory = 2 * GIB  # a slice, for which the driver reports the whole GPU's memory
+    assert looking._cuda_gpus()[1].free_bytes == 2 * GIB
 
 
 def test_an_old_macos_has_no_bf16():
