@@ -23,6 +23,7 @@ from torch.optim import Adam, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from runner.config import schema, validate
+from runner.config.compose import CONF
 from runner.config.instantiate import build
 from runner.config.instantiate import problems as target_problems
 from runner.config.nodes import resolved, split_settings
@@ -243,6 +244,14 @@ def _target(cfg: DictConfig, key: str, *, unknown: frozenset[str] = frozenset(),
     return _Target(key, str(node["_target_"]), make, _numbers(settings, defaults), defaults, of_facts)
 
 
+def _conf_defaults(target: _Target) -> dict[str, Any]:
+    for file in sorted((CONF / target.key.partition(".")[0]).glob("*.yaml")):
+        node: Any = OmegaConf.to_container(OmegaConf.load(file))
+        if node.get("_target_") == target.path:
+            return {name: node[name] for name in node if isinstance(node[name], bool | int | float)}
+    return {}
+
+
 def _numbers(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _number(value) if _is_number(defaults.get(name)) else value for name, value in settings.items()}
 
@@ -419,6 +428,7 @@ def _wrong_settings(target: _Target, attempt: Attempt, among: Mapping[str, Any])
     numbers = {name for name in among if _is_number(target.defaults.get(name))}
     wrong: dict[str, BaseException | None] = {name: None for name in numbers if isinstance(among[name], bool)}
     if (error := attempt(target.settings)) is not None:
+        target = replace(target, defaults={**target.defaults, **_conf_defaults(target)})
         usual = {name: target.defaults.get(name) for name in target.settings}
         safe = {name: SAFE_VALUE if value is None else value for name, value in usual.items()}
         alone = {name: attempt({**safe, name: among[name]}) for name in among} if attempt(safe) is None else {}
