@@ -23,7 +23,6 @@ from runner.config.importing import loading
 from runner.config.secrets import for_disk
 from runner.config.settings import Settings
 from runner.config.validate import without_password
-from runner.device.benchmark import cache
 from runner.distributed.group import Ranks
 from runner.experiment import hints, time_spent
 from runner.experiment import summary as summaries
@@ -158,8 +157,7 @@ class Session:
                 if self._publisher is not None:
                     self._publisher.wake()  # it is sent while the plots are drawn
         with self._failing():
-            speeds = cache.read(self._machine.hardware).get(self._machine.choice.device)
-            self._end |= time_spent.of_training(parts, self.settings, result, speeds=speeds)
+            self._end |= time_spent.of_training(result)
             of = f"{self.settings.model} on {parts.source.name}, {parts.device}"
             left_out: list[str] = []
             spent = time_spent.whole(self._end["time"], total=self._total(), around=self._around())

@@ -6,9 +6,6 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from runner.config.settings import Settings
-from runner.device.benchmark.cache import MeasuredDevice
-from runner.training.parts import Parts
 from runner.training.result import Result
 from runner.training.step.clock import StepTimes
 
@@ -19,7 +16,6 @@ NAMES = {
     "start-up": "imports, data, model",
     "warm-up": "what first steps take beyond others",
     "data": "waiting for the next batch",
-    "copies": "to the device, not hidden by other work",
     "launch": "the host's calls beyond the device's work",
     "compute": "the device at work",
     "metrics": "rows of values, and their copies",
@@ -38,20 +34,12 @@ AROUND = ("start-up", "tracker", "finish", "other")
 LEAST_SHOWN = 0.01
 
 
-def of_training(parts: Parts, settings: Settings, result: Result, *, speeds: MeasuredDevice | None) -> dict[str, Any]:
-    """Return what summary.json says of a training's time.
-
-    Args:
-        speeds: the figures of `devices --bench`, if this device has any.
-
-    Returns:
-        `time`, the seconds of fit() by name; `step`, one step.
-    """
+def of_training(result: Result) -> dict[str, Any]:
+    """Return what summary.json says of a training's time: `time`, the seconds of fit() by name, and `step`, one step."""
     steps = result.steps
     if steps is None or not steps.num_steps:
         return {"time": {**result.other_seconds, "warm-up": steps.warm_seconds if steps else 0.0}}
-    of_steps = _of_steps(parts, steps, speeds, settings.train.accumulate_steps)
-    spent = {"warm-up": steps.warm_seconds, **of_steps, **result.other_seconds}
+    spent = {"warm-up": steps.warm_seconds, **_of_steps(steps), **result.other_seconds}
     step = {
         "clocked": steps.num_clocked,
         "seconds": sum(steps.parts.values()) / steps.num_steps,
@@ -76,7 +64,7 @@ def whole(training: Mapping[str, float], *, total: float, around: Mapping[str, f
     return {name: known[name] for name in NAMES if known.get(name)}
 
 
-def _of_steps(parts: Parts, steps: StepTimes, speeds: MeasuredDevice | None, accumulate_steps: int) -> dict[str, float]:
+def _of_steps(steps: StepTimes) -> dict[str, float]:
     host = dict(steps.parts)
     data, metrics = host.pop("data", 0.0), host.pop("metrics", 0.0)
     queued = sum(host.values())
@@ -85,14 +73,4 @@ def _of_steps(parts: Parts, steps: StepTimes, speeds: MeasuredDevice | None, acc
         return {"data": data, "compute": queued, "metrics": metrics}
     compute = min(seconds, steps.device_seconds)
     left = (seconds - compute) / seconds if seconds else 0.0
-    copies = 0.0
-    if speeds is not None and steps.batch_bytes is not None and parts.train.indexed() is None:
-        num_bytes = steps.batch_bytes * accumulate_steps * steps.num_steps
-        copies = min(data, num_bytes / speeds.copy_bytes_per_second) * left
-    return {
-        "data": data * left - copies,
-        "copies": copies,
-        "launch": queued * left,
-        "compute": compute,
-        "metrics": metrics * left,
-    }
+    return {"data": data * left, "launch": queued * left, "compute": compute, "metrics": metrics * left}

@@ -24,7 +24,6 @@ COLORS = {
     "launch": style.RED,
     "compute": style.GREEN,
     "data": style.ORANGE,
-    "copies": "#b8a800",
     "metrics": "#8c6239",
     "validation": style.BLUE,
     "test": "#56b4e9",

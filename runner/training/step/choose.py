@@ -108,8 +108,6 @@ def choose_steps(
         return epochs
     is_whole = train.compile or settings.placement.guard == "always"
     clocked = clock.part(STEP, step) if is_whole else make(clocked=clock.part)
-    if several is None:
-        clocked = clock.with_batch_size(clocked)
     return ClockedEpochs(epochs, clock, progress=progress, one_by_one=one_by_one, clocked=clocked)
 
 

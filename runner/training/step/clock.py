@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import torch
-from torch import Tensor
 
 from runner.device import streams
-from runner.device.placement import num_bytes
 from runner.training.loop import Epochs, Limits, Progress
 from runner.training.step.train_step import EagerSteps, Step
 
@@ -43,7 +41,6 @@ class StepTimes:
         warm_seconds: The first steps' time beyond that of others.
         parts: The host's seconds, by PARTS.
         device_seconds: The kernels' time; None if the device has no clock.
-        batch_bytes: Of the first batch that was timed.
         is_shared: By jobs that are trained together.
     """
 
@@ -52,7 +49,6 @@ class StepTimes:
     warm_seconds: float
     parts: dict[str, float]
     device_seconds: float | None = None
-    batch_bytes: int | None = None
     is_shared: bool = False
 
 
@@ -83,7 +79,6 @@ class StepClock:
         self._openings, self._others = _TimedSteps(), _TimedSteps()
         self._name, self._since = DATA, 0.0
         self._now: defaultdict[str, float] = defaultdict(float)
-        self._batch_bytes: int | None = None
         self._events = _Events(device, min(MOST_PAUSES, num_steps // STEPS_A_PAUSE))
 
     def times_opening(self) -> bool:
@@ -113,16 +108,6 @@ class StepClock:
                 self._name = METRICS if outer == DATA else outer
 
         return clocked
-
-    def with_batch_size(self, step: Step) -> Step:
-        """Note the size of the first batch."""
-
-        def take(batches: Sequence[Any]) -> Mapping[str, Tensor]:
-            if self._batch_bytes is None:
-                self._batch_bytes = num_bytes(batches[0])
-            return step(batches)
-
-        return take
 
     def end(self, step: int, num_steps: int, *, is_first: bool) -> None:
         """End a group of steps, the last of which is `step`. is_first: of its epoch."""
@@ -167,7 +152,6 @@ class StepClock:
             warm_seconds=warm,
             parts={name: value * factor for name, value in totals.items() if value},
             device_seconds=None if on_device is None else on_device * num_steps,
-            batch_bytes=self._batch_bytes,
         )
 
     def _lap(self, name: str) -> None:
