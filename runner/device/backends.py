@@ -103,8 +103,8 @@ def generator_states(device: torch.device) -> dict[str, Any]:
         "numpy": [str(kind), torch.from_numpy(np.asarray(keys, dtype=np.int64)), *(float(value) for value in rest)],
         "cpu": torch.get_rng_state(),
     }
-    if (module := _module_with(device, "get_rng_state")) is not None:
-        states["device"] = module.get_rng_state() if device.type == "mps" else module.get_rng_state(device)
+    if device.type != "cpu":
+        states["device"] = getattr(torch, device.type).get_rng_state(*_argument(device))
     return states
 
 
@@ -115,9 +115,8 @@ def set_generator_states(states: Mapping[str, Any], device: torch.device) -> Non
     kind, keys, position, has_gauss, cached = states["numpy"]
     np.random.set_state((kind, keys.numpy().astype(np.uint32), int(position), int(has_gauss), cached))
     torch.set_rng_state(states["cpu"])
-    if "device" in states and (module := _module_with(device, "set_rng_state")) is not None:
-        state = states["device"]
-        module.set_rng_state(*((state,) if device.type == "mps" else (state, device)))
+    if "device" in states and device.type != "cpu":
+        getattr(torch, device.type).set_rng_state(states["device"], *_argument(device))
 
 
 def peak_memory(device: torch.device) -> tuple[int, str]:
@@ -183,6 +182,5 @@ def free_memory_bytes(device: torch.device, *, memory_fraction: float | None = N
         return None
 
 
-def _module_with(device: torch.device, name: str) -> Any:
-    module = None if device.type == "cpu" else getattr(torch, device.type, None)
-    return module if hasattr(module, name) else None
+def _argument(device: torch.device) -> list[torch.device]:
+    return [] if device.type == "mps" else [device]  # a Mac has one GPU

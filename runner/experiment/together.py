@@ -73,9 +73,7 @@ class Job:
 class _Open:
     job: Job
     session: Session
-    settings: Settings
-    parts: Parts
-    generators: dict[str, Any]
+    member: Member
     closing: ExitStack
 
 
@@ -101,25 +99,22 @@ def run_together(jobs: Sequence[Job]) -> dict[int, Summary]:
                 summaries[number] = failed(job, on_a_line(error))
                 continue
             all_open.push(members[number].closing)
-            parts = members[number].parts
+            parts = members[number].member.parts
             most = min(most, number + most_members(parts, read_bytes=COPIES * _num_bytes(parts.source)))
         members = _of_one_size(members)
         if not members:
             return summaries
-        each = [
-            Member(one.parts, one.settings, one.job.folder, Observer(), lane_of(one.settings), one.generators)
-            for one in members.values()
-        ]
+        each = [one.member for one in members.values()]
         size = check_alike(each, is_asked=jobs[0].cfg.sweep.batch != "auto")
-        for one, member in zip(members.values(), each, strict=True):
-            one.session.begin(one.job.cfg, one.parts, num_together=size.num_together)
+        for one in members.values():
+            one.session.begin(one.job.cfg, one.member.parts, num_together=size.num_together)
             one.session.say(f"batch    {size.words}")
-            member.observer = one.session.reporter
+            one.member.observer = one.session.reporter
         first = next(iter(members.values()))
         results = fit_together(each, size.num_together, stop=stop, say=first.session.say, compiled=size.compiled)
         best = _best(results)
         for one, result in zip(members.values(), results, strict=True):
-            shows = result is best or one.settings.tracking.log_model == "all"
+            shows = result is best or one.member.settings.tracking.log_model == "all"
             try:
                 one.session.end(result, Alone(), shows=shows)
             except OF_CODE as error:  # for example of its model; the other jobs continue
@@ -164,7 +159,9 @@ def _prepared(job: Job, hardware: Any, rows: CommonRows) -> _Open:
                 raise CannotStackError(f"{problem}; {on_a_line(error)}; or sweep.batch=128, one group") from error
             raise
         parts = rows.shared(parts, job.cfg)
-        return _Open(job, session, settings, parts, backends.generator_states(device), own.pop_all())
+        generators = backends.generator_states(device)
+        member = Member(parts, settings, job.folder, Observer(), lane_of(settings), generators)
+        return _Open(job, session, member, own.pop_all())
 
 
 class CommonRows:
@@ -240,15 +237,15 @@ def _of_one_size(members: Mapping[int, _Open]) -> dict[int, _Open]:
 
     Folds are of two sizes, a row apart; of more sizes all stay, and check_alike() refuses them.
     """
-    sizes = Counter(one.parts.train.num_rows for one in members.values())
+    sizes = Counter(one.member.parts.train.num_rows for one in members.values())
     if len(sizes) != 2:
         return dict(members)
     (size, _), _ = sizes.most_common()
     for one in members.values():
-        if one.parts.train.num_rows != size:
+        if one.member.parts.train.num_rows != size:
             with suppress(CannotStackError), one.closing:
                 raise CannotStackError("now")  # as one that never began: it leaves no summary
-    return {number: one for number, one in members.items() if one.parts.train.num_rows == size}
+    return {number: one for number, one in members.items() if one.member.parts.train.num_rows == size}
 
 
 def _best(results: Sequence[Result]) -> Result | None:
