@@ -277,7 +277,7 @@ _TABLE = (
         keys=ANY_KEY,
         hydra_flags=ONE_RUN,
         details="Writes an option of the group `tuned`, for `python -m runner ... tuned=NAME`.",
-        result="`settings`, `ratio`, `tried`, `fits_as_it_is`",
+        result="`settings`, `ratio`, `tried`",
     ),
     Command(
         "schema",

@@ -1,6 +1,6 @@
-"""`lr-find`: trains some steps with a rising learning rate, and finds the one to take. Called by cli/after_training.py.
+"""`lr-find`: trains some steps with a rising learning rate, and finds the one to take (Smith 2017: the range test).
 
-In the command's process, on the real device, with the run's own step. It leaves lr_find.json and a picture, and no run.
+In the command's process, on the real device, with the run's own step. It leaves lr_find.json and a plot, and no run.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import json
 import math
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import count, islice
 from pathlib import Path
@@ -17,7 +18,6 @@ from typing import Any
 import numpy as np
 import torch
 from omegaconf import DictConfig
-from torch.optim import Optimizer
 
 from runner.data.loading.loaders import Batches
 from runner.device import backends, probe
@@ -26,23 +26,37 @@ from runner.experiment import build
 from runner.experiment.check import check
 from runner.experiment.compose_run import composed
 from runner.experiment.terminal import say, short
-from runner.plan.lr_curve import Found, suggest
-from runner.plan.plot import draw_range_test
 from runner.training.background import Background
 from runner.training.metric_buffer import MetricBuffer, Window
 from runner.training.parts import Parts
 from runner.training.step.train_step import make_step
 
 PULL_EVERY = 10  # steps between copies from the device; so many are trained in vain after the loss has run away
-#: a smoothed loss this many times the lowest one has run away
-AWAY = 4.0
-FILE, PICTURE = "lr_find.json", "lr_find.png"
+AWAY = 4.0  # a smoothed loss this many times the lowest one has run away
+MEMORY = 0.9  # of the running mean: the share of each value that comes from those before
+EDGE = 3  # steps at the beginning and the end whose slope is not used: the mean has only one side there
+FILE, PLOT = "lr_find.json", "lr_find.png"
+
+
+@dataclass(frozen=True)
+class RangeTest:
+    """Rates, losses and smoothed losses are (n,). steepest: the rate where the smoothed loss falls fastest."""
+
+    rates: Any
+    losses: Any
+    smoothed: Any
+    steepest: float
+    tenth_of_lowest: float
+    lowest: float  # rate with the lowest smoothed loss
+    suggested: float
+    reason: str
+    ending: str
 
 
 def find_rate(
     flags: Sequence[str], overrides: list[str], *, num_steps: int, lowest: float, highest: float
 ) -> dict[str, Any]:
-    """Trains, draws, prints; returns what it wrote, and where. Leaves no run, in MLflow or below outputs/. Costs `num_steps` steps at most.
+    """Train, plot and print; return what was written, and where. Leaves no run. Costs at most `num_steps` steps.
 
     Raises: RunnerError for a configuration that can't be run, and where the loss never falls.
     """
@@ -55,123 +69,150 @@ def find_rate(
         fix = f"run a sweep: `-m {' '.join(f'+optimizer.turns.{name}.lr=1e-3,1e-4' for name in turns)}`"
         raise RunnerError.of("lr-find with optimizer.turns", problem, fix)
     choice = check(cfg, probe())
-    made = build.prepare(cfg, torch.device(choice.here))
-    rates, losses = _tried(
-        made,
-        _moved(cfg.optimizer, made.optimizer),
-        np.geomspace(lowest, highest, num_steps),
-        accumulate_steps=cfg.train.accumulate_steps,
-        clip_grad_norm=cfg.train.clip_grad_norm,
-    )
-    found = suggest(rates, losses, away=AWAY)
-    title = f"{str(cfg.model.get('_target_', 'model')).rsplit('.', 1)[-1]} on {made.source.name}, {choice.device}"
-    report = _report(found, choice.device, choice.reason, num_steps=num_steps, title=title)
+    parts = build.prepare(cfg, torch.device(choice.here))
+    rates, losses = _train(cfg, parts, np.geomspace(lowest, highest, num_steps))
+    found = suggest(rates, losses)
+    title = f"{str(cfg.model.get('_target_', 'model')).rsplit('.', 1)[-1]} on {parts.source.name}, {choice.device}"
+    report = {
+        "title": title,
+        "device": choice.device,
+        "device_reason": choice.reason,
+        **asdict(found),
+        "num_steps": len(found.rates),
+        "num_steps_asked": num_steps,
+    }
+    for key in ("rates", "losses", "smoothed"):  # JSON has no NaN
+        report[key] = [float(value) if math.isfinite(value) else str(float(value)) for value in report[key]]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / FILE).write_text(json.dumps(report, indent=2) + "\n")
-    draw_range_test(found, folder / PICTURE, title=title)
-    _show(report, folder)
+    _draw(found, folder / PLOT, title=title)
+    say(f"tried   {title}: {len(found.rates)} steps, {found.ending}")
+    say(f"steep   {found.steepest:.1e}  where the smoothed loss falls fastest")
+    say(f"tenth   {found.tenth_of_lowest:.1e}  a tenth of the rate with the lowest smoothed loss, {found.lowest:.1e}")
+    say(f"take    optimizer.lr={found.suggested:.1e}  {found.reason}")
+    say(f"written {short(folder)}/{FILE}, {PLOT}")
     return {**report, "folder": short(folder)}
 
 
-def _moved(settings: DictConfig, optimizer: Optimizer) -> list[dict[str, Any]]:
-    """The optimizer's groups whose rate is optimizer.lr. Raises: RunnerError where there is none."""
-    asked = [f"optimizer.groups[{at}].lr" for at, group in enumerate(settings.get("groups") or []) if "lr" in group]
-    asked += ["optimizer.adamw_lr"] if settings.get("adamw_lr") is not None else []
-    if not asked:
-        return optimizer.param_groups
-    usual = float(optimizer.defaults["lr"])
-    # as it is before a schedule has begun to move it
-    found = [group for group in optimizer.param_groups if float(group.get("initial_lr", group["lr"])) == usual]
-    if not found:
-        problem = "each parameter group sets its own rate, so `optimizer.lr` changes none"
-        raise RunnerError.of(
-            f"lr-find with {', '.join(asked)}", problem, f"remove {' and '.join(f'`{each}`' for each in asked)}"
-        )
-    return found
+def smoothed(losses: Any) -> Any:  # (n,) -> (n,)
+    """Return the running mean, corrected for its beginning (Kingma & Ba 2015, section 3)."""
+    values = np.empty(len(losses))
+    mean = 0.0
+    for number, loss in enumerate(losses):
+        mean = MEMORY * mean + (1 - MEMORY) * float(loss)
+        values[number] = mean / (1 - MEMORY ** (number + 1))
+    return values
 
 
-def _tried(
-    made: Parts,
-    groups: Sequence[dict[str, Any]],
-    schedule: Any,
-    *,
-    accumulate_steps: int,
-    clip_grad_norm: float | None,
-) -> tuple[Any, Any]:
+def suggest(rates: Any, losses: Any) -> RangeTest:
+    """Return two rates to try, and the smaller of them; losses that are not finite or have run away end the test.
+
+    Raises: RunnerError where the loss never falls.
+    """
+    finite = np.isfinite(losses)
+    end = len(losses) if finite.all() else int(np.flatnonzero(~finite)[0])
+    ending = "to the highest rate" if end == len(losses) else f"until the loss was {losses[end]} at {rates[end]:.1e}"
+    values = smoothed(losses[:end])
+    away = np.flatnonzero(_has_run_away(values))
+    if len(away):
+        end, ending = int(away[0]) + 1, f"until the loss had run away at {rates[away[0]]:.1e}"
+    values = values[:end]
+    if end < 2 * EDGE + 2 or values.argmin() < 2:
+        last = max(0, end - 1)
+        problem = f"the loss never falls: {losses[0]:.4g} at {rates[0]:.1e}, {losses[last]:.4g} at {rates[last]:.1e}"
+        fix = f"use `lr-find --from {rates[0] / 100:.0e}` or more steps, or check the data and the task"
+        raise RunnerError.of("lr-find", problem, fix)
+    lowest = int(values.argmin())
+    slope = np.gradient(values, np.log(rates[:end]))
+    steepest = EDGE + int(slope[EDGE : max(EDGE + 1, min(lowest + 1, end - EDGE))].argmin())
+    steep_rate, tenth = float(rates[steepest]), float(rates[lowest]) / 10
+    why = "from the lowest loss a tenth of the way back, far from where it rises"
+    if steep_rate <= tenth:
+        why = "the loss falls fastest there"
+    return RangeTest(
+        rates[:end],
+        losses[:end],
+        values,
+        steep_rate,
+        tenth,
+        float(rates[lowest]),
+        min(steep_rate, tenth),
+        f"the smaller of the two: {why}",
+        ending,
+    )
+
+
+def _has_run_away(values: Any) -> Any:  # (n,) -> (n,)
+    lowest = np.minimum.accumulate(values)
+    return (lowest > 0) & (values > AWAY * lowest)
+
+
+def _train(cfg: DictConfig, parts: Parts, rates: Any) -> tuple[Any, Any]:
+    groups, clip_grad_norm = _groups(parts), cfg.train.clip_grad_norm
     step = make_step(
-        made.model, made.task, optimizer=made.optimizer, precision=made.precision, clip_grad_norm=clip_grad_norm
+        parts.model, parts.task, optimizer=parts.optimizer, precision=parts.precision, clip_grad_norm=clip_grad_norm
     )
     windows: list[Any] = []
-    is_away = threading.Event()
+    is_over = threading.Event()
 
     def take(window: Window) -> None:  # in the background
         windows.append(window.values[:, 0])
-        if not np.isfinite(windows[-1]).all() or suggest_is_over(np.concatenate(windows)):
-            is_away.set()
+        losses = np.concatenate(windows)
+        if not np.isfinite(losses).all() or _has_run_away(smoothed(losses))[-1]:
+            is_over.set()
 
-    background = Background(begin=partial(backends.use_in_thread, made.device))
-    buffer = MetricBuffer(made.device, take, background=background, pull_every=PULL_EVERY, watch="")
-    made.model.train()
+    background = Background(begin=partial(backends.use_in_thread, parts.device))
+    buffer = MetricBuffer(parts.device, take, background=background, pull_every=PULL_EVERY, watch="")
+    parts.model.train()
     try:
-        for rate, batches in zip(schedule, _groups(made.train, accumulate_steps), strict=False):
+        for rate, batches in zip(rates, _batches(parts.train, cfg.train.accumulate_steps), strict=False):
             for group in groups:
                 group["lr"] = float(rate)
             buffer.write(step(batches))
-            if is_away.is_set():
+            if is_over.is_set():
                 break
         buffer.pull()
     finally:
         background.close()
-        for split in (made.train, made.val, made.test):
+        for split in (parts.train, parts.val, parts.test):
             if split is not None:
                 split.close()
     losses = np.concatenate(windows)
-    return np.asarray(schedule[: len(losses)]), losses
+    return np.asarray(rates[: len(losses)]), losses
 
 
-def suggest_is_over(losses: Any) -> bool:
-    """Whether the loss is so far above its lowest value that more steps say nothing."""
-    from runner.plan.lr_curve import smoothed
+def _groups(parts: Parts) -> list[dict[str, Any]]:
+    """Return the parameter groups that `optimizer.lr` sets, as it is before a schedule has begun to move it."""
+    groups = parts.optimizer.param_groups
+    usual = float(parts.optimizer.defaults["lr"])
+    return [group for group in groups if float(group.get("initial_lr", group["lr"])) == usual] or groups
 
-    values = smoothed(losses)
-    return bool(values[-1] > AWAY * values.min()) if values.min() > 0 else False
 
-
-def _groups(batches: Batches, size: int) -> Iterator[tuple[Any, ...]]:
+def _batches(batches: Batches, size: int) -> Iterator[tuple[Any, ...]]:
     for epoch in count():
         iterator = iter(batches.epoch(epoch))
         while group := tuple(islice(iterator, size)):
             yield group
 
 
-def _report(found: Found, device: str, reason: str, *, num_steps: int, title: str) -> dict[str, Any]:
-    return {
-        "title": title,
-        "device": device,
-        "device_reason": reason,
-        "suggested": found.suggested,
-        "reason": found.reason,
-        "steepest": found.steepest,
-        "tenth_of_lowest": found.tenth_of_lowest,
-        "lowest": found.lowest,
-        "ending": found.ending,
-        "num_steps": len(found.rates),
-        "num_steps_asked": num_steps,
-        "rates": [float(rate) for rate in found.rates],
-        "losses": [_plain(value) for value in found.losses],
-        "smoothed": [_plain(value) for value in found.smoothed],
-    }
+def _draw(found: RangeTest, path: Path, *, title: str) -> None:
+    from matplotlib.figure import Figure  # heavy; pyplot would keep global state
 
-
-def _plain(value: Any) -> float | str:
-    return float(value) if math.isfinite(value) else str(float(value))  # JSON has no NaN
-
-
-def _show(report: dict[str, Any], folder: Path) -> None:
-    say(f"tried   {report['title']}: {report['num_steps']} steps, {report['ending']}")
-    say(f"steep   {report['steepest']:.1e}  where the smoothed loss falls fastest")
-    say(
-        f"tenth   {report['tenth_of_lowest']:.1e}  a tenth of the rate with the lowest smoothed loss, {report['lowest']:.1e}"
-    )
-    say(f"take    optimizer.lr={report['suggested']:.1e}  {report['reason']}")
-    say(f"written {short(folder)}/{FILE}, {PICTURE}")
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(found.rates, found.losses, color="#4878d0", alpha=0.3, linewidth=0.9, label="loss")
+    axes.plot(found.rates, found.smoothed, color="#4878d0", linewidth=1.8, label="smoothed")
+    for rate, color, name in (
+        (found.steepest, "#6acc64", "falls fastest"),
+        (found.tenth_of_lowest, "#ee854a", "a tenth of the lowest's"),
+    ):
+        taken = ", taken" if rate == found.suggested else ""
+        axes.axvline(rate, color=color, linestyle="--", linewidth=1.3, label=f"{name}: {rate:.1e}{taken}")
+    low = float(min(found.smoothed.min(), found.losses.min()))
+    spread = max(float(found.smoothed[: max(3, len(found.smoothed) // 4)].max()) - low, 1e-12)
+    axes.set(title=title, xlabel="learning rate", ylabel="training loss", xscale="log")
+    axes.set_ylim(low - 0.15 * spread, low + 1.6 * spread)  # where the loss runs away would press the rest flat
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    figure.savefig(path, dpi=120)

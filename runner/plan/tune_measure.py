@@ -1,11 +1,7 @@
-"""Takes a run's own steps with some settings, for as long as it is asked to, and compares two in turns. For tune.py.
-
-In the command's process and on the real device; what is compared lives side by side, two at a time.
-"""
+"""Takes a run's own steps with some settings and measures them; compares two runs in turns. For tune.py."""
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections.abc import Iterator
@@ -31,34 +27,30 @@ from runner.training.metric_buffer import MetricBuffer, Window
 from runner.training.step.choose import Watchers, choose_steps
 
 NUM_LOSSES = 50
-#: turns of a comparison, and of one whose steps take longer than their share of its time
-TURNS, FEW_TURNS = 16, 6
-#: how often two that take the same have so few turns against one of them, at most: for what is faster, and for what is
-#: so much faster that no further turn is needed. A gain of an eighth has one turn of six against it here (2026-11)
-BY_CHANCE, SELDOM, CLEARLY = 0.11, 0.04, 0.95
-#: of a step's time, what is noise whatever the turns say
-NOISE = 0.02
-#: of the first steps' losses, relative: rounding is 1e-6, and another mask of dropout 1e-2
-SAME, SAME_OF_HALVES, FIRST = 1e-3, 3e-2, 5
-#: the calls of the first steps, at least: one makes the optimizer's state, one compiles; and their seconds at most
-FIRST_CALLS, FIRST_SECONDS = 3, 0.5
+#: a comparison has so many turns, or those that fit into its seconds; a challenger that loses the first three has no more
+MAX_TURNS, MIN_TURNS, LOST_TURNS = 12, 6, 3
+#: part of a step's time that is noise, and the share of turns that a faster run may lose (by chance, 5 of 6 come in 11 %)
+NOISE, MAX_LOST_SHARE = 0.02, 0.25
+#: calls of the step before the first comparison (the first makes the optimizer's state, one may compile), and their seconds
+MIN_FIRST_CALLS, MIN_FIRST_STEPS, MAX_FIRST_SECONDS = 3, 5, 0.5
+#: relative difference of two runs' first losses that rounding explains (1e-6 at the first step; other dropout gives 1e-2)
+SAME, SAME_IN_HALVES = 1e-3, 3e-2
 
 
 class Candidate:
-    """A run with some settings. setup_seconds: that it took before its steps are as quick as they stay."""
+    """A run with some settings. setup_seconds: building and first steps, more than as many later steps would take."""
 
     def __init__(self, cfg: DictConfig, device: torch.device, *, read: Data) -> None:
-        """Builds it and takes its first steps. read: its rows. Raises: what a run would raise."""
+        """Build the run on data that was read before, and take its first steps. Raises: what the run would raise."""
         began = time.perf_counter()
         self._cfg, self._windows = cfg, list[Window]()
         self.parts = parts = build.prepare(cfg, device, read=read)
         self.threads = torch.get_num_threads()
         self._background = Background(begin=partial(backends.use_in_thread, device))
-        self._wait = partial(wait_for, device)
         self._progress = Progress(best=parts.best)
         self._buffer = MetricBuffer(device, self._windows.append, background=self._background, pull_every=100, watch="")
         try:
-            self._steps = self._endless(self._buffer)
+            self._steps = self._endless()
             times = self._first_steps()
         except BaseException:
             self.close()
@@ -68,53 +60,25 @@ class Candidate:
 
     @property
     def losses(self) -> Any:
-        """Of the steps so far, the first NUM_LOSSES at most. Waits for the device."""
+        """The losses of the steps so far, at most NUM_LOSSES. Waits for the device."""
         if sum(len(window.steps) for window in self._windows) < min(NUM_LOSSES, self._progress.step):
             self._buffer.pull()
             self._background.wait()
         return np.concatenate([window.values[:, 0] for window in self._windows])[:NUM_LOSSES]
 
-    def _endless(self, buffer: MetricBuffer) -> Iterator[int]:
-        self.parts.schedule.last_step = self.parts.limits.num_steps  # some refuse more steps than the run's
-        parts = replace(self.parts, limits=replace(self.parts.limits, num_steps=2**40))
-        guard = Guard(parts.device, when="off", model=parts.model, task=parts.task, optimizer=parts.optimizer)
-        steps = choose_steps(
-            parts,
-            Settings.of(self._cfg),
-            progress=self._progress,
-            buffer=buffer,
-            ranks=Alone(),
-            watchers=Watchers(guard, None, lambda text: None),
-        )
-        parts.model.train()
-        for epoch in count():
-            for taken in steps.epoch(epoch):
-                self._progress.step += taken
-                yield taken
-
-    def _first_steps(self) -> list[float]:
-        times: list[float] = []
-        calls, end = 0, time.perf_counter() + FIRST_SECONDS
-        while calls < FIRST_CALLS or len(times) < FIRST or (len(times) < NUM_LOSSES and time.perf_counter() < end):
-            began = time.perf_counter()
-            taken = next(self._steps)
-            self._wait()
-            times += [(time.perf_counter() - began) / taken] * taken
-            calls += 1
-        return times
-
     def seconds_a_step(self, seconds: float) -> float:
-        """Takes steps for so long, one call at least, and says what each took. Waits for the device."""
-        set_switches(self._cfg, self.parts.device)
-        if self.parts.device.type == "cpu":
+        """Take steps for so long, at least one call, and return the time of one. Waits for the device."""
+        device = self.parts.device
+        set_switches(self._cfg, device)
+        if device.type == "cpu":
             torch.set_num_threads(self.threads)
-        self._wait()
-        began, taken = time.perf_counter(), 0
+        wait_for(device)
+        began, num_steps = time.perf_counter(), 0
         with backends.backward_in_this_thread():  # as a run does
-            while time.perf_counter() - began < seconds or not taken:
-                taken += next(self._steps)
-        self._wait()
-        return (time.perf_counter() - began) / taken
+            while time.perf_counter() - began < seconds or not num_steps:
+                num_steps += next(self._steps)
+        wait_for(device)
+        return (time.perf_counter() - began) / num_steps
 
     def close(self) -> None:
         self._background.close()
@@ -123,60 +87,79 @@ class Candidate:
                 batches.close()
         backends.empty_cache(self.parts.device)
 
+    def _endless(self) -> Iterator[int]:
+        self.parts.schedule.last_step = self.parts.limits.num_steps  # some schedules refuse more steps than the run's
+        parts = replace(self.parts, limits=replace(self.parts.limits, num_steps=2**40))
+        guard = Guard(parts.device, when="off", model=parts.model, task=parts.task, optimizer=parts.optimizer)
+        steps = choose_steps(
+            parts,
+            Settings.of(self._cfg),
+            progress=self._progress,
+            buffer=self._buffer,
+            ranks=Alone(),
+            watchers=Watchers(guard, None, lambda text: None),
+        )
+        parts.model.train()
+        for epoch in count():
+            for num_steps in steps.epoch(epoch):
+                self._progress.step += num_steps
+                yield num_steps
+
+    def _first_steps(self) -> list[float]:
+        times: list[float] = []
+        end = time.perf_counter() + MAX_FIRST_SECONDS
+        for call in count(1):
+            began = time.perf_counter()
+            num_steps = next(self._steps)
+            wait_for(self.parts.device)
+            times += [(time.perf_counter() - began) / num_steps] * num_steps
+            is_enough = call >= MIN_FIRST_CALLS and len(times) >= MIN_FIRST_STEPS
+            if is_enough and (len(times) >= NUM_LOSSES or time.perf_counter() > end):
+                break
+        return times
+
 
 @dataclass(frozen=True)
 class Comparison:
-    """ratios: the challenger's time a step by the holder's, a turn each. num_turns: that there would be in all."""
+    """ratios: the challenger's time of a step by the holder's, for each turn."""
 
     ratios: tuple[float, ...]
     step_seconds: float  # the challenger's
-    num_turns: int = TURNS
 
     @property
     def ratio(self) -> float:
         return statistics.median(self.ratios)
 
     @property
-    def is_beyond_noise(self) -> bool:
-        """Whether the challenger is faster, and it is no accident."""
-        return self.ratio < 1 - NOISE and self._by_chance(len(self.ratios)) <= BY_CHANCE
-
-    @property
-    def is_decided(self) -> bool:
-        """Whether no further turn would change what is said."""
-        is_clear = self.ratio < CLEARLY and self._by_chance(len(self.ratios)) <= SELDOM
-        return is_clear or self._by_chance(self.num_turns) > BY_CHANCE
-
-    def _by_chance(self, num: int) -> float:
-        num_against = sum(ratio >= 1 for ratio in self.ratios)
-        return sum(math.comb(num, against) for against in range(num_against + 1)) * 0.5**num
+    def is_faster(self) -> bool:
+        """Whether the challenger is faster, by more than noise and in nearly every turn."""
+        num_lost = sum(ratio >= 1 for ratio in self.ratios)
+        return self.ratio < 1 - NOISE and num_lost <= MAX_LOST_SHARE * len(self.ratios)
 
 
-def compare(holder: Candidate, challenger: Candidate, *, seconds: float, to_the_end: bool = False) -> Comparison:
-    """In turns, each first as often as the other. seconds: of all of them; they end where it is decided, but if they are
-    to go on to the end."""
-    each, began = seconds / (2 * TURNS), time.perf_counter()
+def compare(holder: Candidate, challenger: Candidate, *, seconds: float) -> Comparison:
+    """Measure both in turns, for about `seconds`; each goes first as often as the other."""
     ratios, times = [], []
-    for turn in range(TURNS):
+    end = time.perf_counter() + seconds
+    for turn in range(MAX_TURNS):
         order = (holder, challenger) if turn % 2 else (challenger, holder)
-        took = {candidate is holder: candidate.seconds_a_step(each) for candidate in order}
-        ratios.append(took[False] / took[True])
-        times.append(took[False])
-        in_time = len(ratios) * seconds / max(time.perf_counter() - began, 1e-9)
-        num = min(TURNS, max(FEW_TURNS, math.ceil(in_time)))
-        found = Comparison(tuple(ratios), statistics.median(times), num)
-        if len(ratios) >= num or (found.is_decided and not to_the_end):
+        measured = {candidate is holder: candidate.seconds_a_step(seconds / (2 * MAX_TURNS)) for candidate in order}
+        ratios.append(measured[False] / measured[True])
+        times.append(measured[False])
+        has_lost = len(ratios) == LOST_TURNS and min(ratios) >= 1
+        if has_lost or (len(ratios) >= MIN_TURNS and time.perf_counter() > end):
             break
-    return found
+    return Comparison(tuple(ratios), statistics.median(times))
 
 
 def difference(one: Any, other: Any) -> float:
-    """The largest relative difference of two rows of losses."""
+    """Return the largest relative difference of two rows of losses, as far as both go."""
     num = min(len(one), len(other))
     one, other = np.asarray(one[:num], np.float64), np.asarray(other[:num], np.float64)
     return float(np.max(np.abs(one - other) / np.maximum(np.abs(one), 1e-12))) if num else 0.0
 
 
 def is_same(one: Any, other: Any, *, precision: str) -> bool:
-    """Whether two runs begin alike but for rounding, which grows from step to step: by their first few losses."""
-    return difference(one[:FIRST], other[:FIRST]) <= (SAME_OF_HALVES if precision in ("bf16", "fp16") else SAME)
+    """Return whether the first losses of two runs differ by rounding only, which grows from step to step."""
+    largest = SAME_IN_HALVES if precision in ("bf16", "fp16") else SAME
+    return difference(one[:MIN_FIRST_STEPS], other[:MIN_FIRST_STEPS]) <= largest

@@ -2,19 +2,17 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from omegaconf import OmegaConf
 from refused import problems_of
 from torch.optim import SGD
 from torch.optim.lr_scheduler import LinearLR, OneCycleLR
 
 from runner.device import backends
-from runner.plan.lr_curve import smoothed, suggest
-from runner.plan.lr_find import _moved
-from runner.training.muon import Muon
+from runner.plan.lr_find import _groups, smoothed, suggest
 
 RATES = np.geomspace(1e-6, 10, 141)  # 20 a decade
 
@@ -25,7 +23,7 @@ def curve(*, falls=1e-3, rises=1.0):
 
 
 def test_the_steepest_place_is_found_and_the_smaller_rate_is_taken():
-    found = suggest(RATES, curve(), away=4.0)
+    found = suggest(RATES, curve())
     assert 1e-3 < found.steepest < 3e-3  # a running mean comes late
     assert found.lowest / 10 == found.tenth_of_lowest
     assert found.suggested == min(found.steepest, found.tenth_of_lowest)
@@ -36,18 +34,18 @@ def test_what_comes_after_nan_is_not_looked_at():
     losses = curve()
     losses[100:] = 0.0
     losses[100] = np.nan
-    found = suggest(RATES, losses, away=4.0)
+    found = suggest(RATES, losses)
     assert len(found.rates) == 100 and "nan" in found.ending
 
 
 def test_noise_does_not_move_it_far():
     noise = np.random.default_rng(0).normal(size=RATES.shape) * 0.05
-    assert 3e-4 < suggest(RATES, curve() + noise, away=4.0).steepest < 1e-2
+    assert 3e-4 < suggest(RATES, curve() + noise).steepest < 1e-2
 
 
 @pytest.mark.parametrize("losses", [np.linspace(1, 2, 141), np.full(141, np.nan), np.r_[2.0, np.full(140, np.inf)]])
 def test_a_loss_that_never_falls_is_told(losses, messages):
-    messages(problems_of(suggest, RATES, losses, away=4.0))
+    messages(problems_of(suggest, RATES, losses))
 
 
 def test_the_running_mean_begins_with_the_first_value():
@@ -55,39 +53,25 @@ def test_the_running_mean_begins_with_the_first_value():
     assert smoothed(np.array([1.0, 2.0])) == pytest.approx([1.0, (0.9 * 0.1 + 0.2) / 0.19])
 
 
-def groups_of(made, *settings):
-    """An optimizer's rates, and those of them that optimizer.lr moves; its schedule begins at a tenth."""
-    LinearLR(made, start_factor=0.1)
-    moved = _moved(OmegaConf.create({"lr": 0.01, "groups": [], **dict(settings)}), made)
-    return [group["initial_lr"] for group in moved]
-
-
 def parameters(num):
     return [torch.nn.Parameter(torch.zeros(2, 2)) for _ in range(num)]
 
 
-def test_what_has_a_rate_of_its_own_keeps_it():
-    one, other, third = parameters(3)
-    own = {"params": [other], "lr": 1.0}
-    named = ("groups", [{"match": "a", "lr": 1.0}, {"match": "b", "weight_decay": 0.1}])
-    assert groups_of(SGD([{"params": [one]}, own, {"params": [third], "weight_decay": 0.1}], lr=0.01), named) == [
-        0.01,
-        0.01,
-    ]
-    muon = [{"params": [one], "muon": True}, {"params": [other], "muon": False}]
-    assert groups_of(Muon(muon, lr=0.01, adamw_lr=0.002), ("adamw_lr", 0.002)) == [0.01]
-    assert groups_of(Muon(muon, lr=0.01), ("adamw_lr", None)) == [0.01, 0.01]
+def groups_of(optimizer):
+    return _groups(SimpleNamespace(optimizer=optimizer))
 
 
-def test_where_all_rates_are_the_groups_own_there_is_none_to_find(messages):
-    own = {"params": parameters(1), "lr": 1.0}
-    messages(problems_of(groups_of, SGD([own], lr=0.01), ("groups", [{"match": "*", "lr": 1.0}])))
+def test_groups_with_a_rate_of_their_own_keep_it():
+    one, other = ({"params": parameters(1)} for _ in range(2))
+    optimizer = SGD([one, {**other, "lr": 1.0}], lr=0.01)
+    LinearLR(optimizer, start_factor=0.1)
+    assert groups_of(optimizer) == optimizer.param_groups[:1]
 
 
 def test_a_schedule_that_sets_all_rates_leaves_nothing_out():
-    made = SGD([{"params": parameters(1)}, {"params": parameters(1), "weight_decay": 0.1}], lr=0.01)
-    OneCycleLR(made, max_lr=0.5, total_steps=10)
-    assert _moved(OmegaConf.create({"lr": 0.01}), made) == made.param_groups
+    optimizer = SGD([{"params": parameters(1)}, {"params": parameters(1), "weight_decay": 0.1}], lr=0.01)
+    OneCycleLR(optimizer, max_lr=0.5, total_steps=10)
+    assert groups_of(optimizer) == optimizer.param_groups
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,6 @@
 
 import json
 import time
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from omegaconf import OmegaConf
 from refused import problems_of
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -21,18 +21,17 @@ from runner.errors import Problem, RunnerError
 from runner.experiment.build import prepare
 from runner.experiment.build_data import prepare_data
 from runner.plan import tune, tune_measure
-from runner.plan import tune as command
-from runner.plan.tune_measure import FEW_TURNS, TURNS, Comparison, compare, difference, is_same
-from runner.plan.tune_options import Option, in_words, options, with_settings
+from runner.plan.tune import Option, in_words, options, with_settings
+from runner.plan.tune_measure import (
+    LOST_TURNS,
+    MAX_TURNS,
+    MIN_TURNS,
+    Comparison,
+    compare,
+    difference,
+    is_same,
+)
 
-STEP = {
-    "flops": 1e9,
-    "num_kernels": 10,
-    "touched_bytes": 2**31,
-    "recurrent_flops": 0,
-    "flops_by_phase": {"forward": 3e8},
-}
-FITS = {"fits": True, "recompute": None, "step": STEP, "memory": {"parts": {"activations": 2**30}}}
 COMMON = ["device=cpu", "data.limit=400", "train.batch_size=32", "train.num_epochs=1"]
 WORDS = [*COMMON, "model=mlp", "model.hidden_sizes=[8]"]
 
@@ -43,18 +42,17 @@ def elsewhere(tmp_path_factory, monkeypatch):
 
 
 def cfg_of(*words):
-    return composed_with(composer([]), [*(COMMON if "model=cnn" in words else WORDS), *words])
+    return composed_with(composer([]), [*(COMMON if words and words[0].startswith("model=") else WORDS), *words])
 
 
-def options_of(*words, plan=FITS, precisions=()):
+def options_of(*words, with_precision=False):
     cfg = cfg_of(*words)
     parts = prepare(cfg, torch.device("cpu"))
-    found = options(cfg, parts, plan, precisions=precisions)
-    return {option.name: option for option in found}
+    return {option.name: option for option in options(cfg, parts, with_precision=with_precision)}
 
 
 def test_what_may_win_is_tried():
-    found = options_of(precisions=["bf16"])
+    found = options_of(with_precision=True)
     assert found["train.precision"].tries == ({"train.precision": "bf16"},)
     assert found["train.compile"].tries == ({"train.compile": True},)
     halves = ({"train.batch_size": 16, "train.accumulate_steps": 2}, {"train.batch_size": 8, "train.accumulate_steps": 4})  # fmt: skip
@@ -64,22 +62,20 @@ def test_what_may_win_is_tried():
 
 
 @pytest.mark.parametrize(
-    ("words", "more", "name", "why"),
+    ("words", "name", "why"),
     [
-        ([], {}, "train.precision", "--precision"),
-        ([], {}, "data.residency", "on the device"),
-        ([], {}, "backends.cpu.channels_last", "no 2-d convolutions"),
-        (["placement.guard=always"], {}, "train.compile", "single operations"),
-        (["model=cnn"], {}, "train.accumulate_steps", "batch norm"),
-        (["model.dropout=0.1"], {}, "train.accumulate_steps", "dropout"),
-        (["model.dropout=0.1"], {}, "train.compile", "dropout"),
-        ([], {"plan": {**FITS, "memory": {"parts": {"activations": 1000}}}}, "train.accumulate_steps", "caches"),
-        ([], {"plan": {**FITS, "step": {**STEP, "touched_bytes": 10 * 2**16}}}, "train.accumulate_steps", "64 KiB"),
-        ([], {"plan": {**FITS, "step": {**STEP, "recurrent_flops": 2.9e8}}}, "train.compile", "97% of the forward"),
+        ([], "train.precision", "--precision"),
+        ([], "data.residency", "on the device"),
+        ([], "backends.cpu.channels_last", "no 2-d convolutions"),
+        (["placement.guard=always"], "train.compile", "single operations"),
+        (["model=cnn"], "train.accumulate_steps", "batch norm"),
+        (["model.dropout=0.1"], "train.accumulate_steps", "dropout"),
+        (["model.dropout=0.1"], "train.compile", "dropout"),
+        (["model=gru", "data=synthetic", "data.shape=[2,20]", "data.num_rows=64"], "train.compile", "recurrent"),
     ],
 )
-def test_what_can_not_win_is_not_tried_and_said(words, more, name, why):
-    option = options_of(*words, **more)[name]
+def test_what_can_not_win_is_not_tried_and_said(words, name, why):
+    option = options_of(*words)[name]
     assert not option.tries and why in option.why_not
 
 
@@ -87,14 +83,9 @@ def test_a_stream_of_ones_own_is_offered_no_readers():
     cfg = cfg_of()
     parts = prepare(cfg, torch.device("cpu"))
     own = OwnLoader(DataLoader(TensorDataset(torch.ones(8, 1))), asked="data=mine")
-    found = options(cfg, replace(parts, splits=replace(parts.splits, train=own)), FITS)
+    found = options(cfg, replace(parts, splits=replace(parts.splits, train=own)), with_precision=False)
     (option,) = [each for each in found if each.name == "data.num_workers"]
     assert not option.tries and "your own stream" in option.why_not
-
-
-@pytest.mark.parametrize("name", ["train.accumulate_steps", "train.compile"])
-def test_with_a_plan_that_could_not_follow_the_run_all_is_tried(name):
-    assert options_of(plan={**FITS, "step": None})[name].tries
 
 
 def test_numbers_are_the_same_but_for_rounding_at_the_start():
@@ -107,49 +98,27 @@ def test_numbers_are_the_same_but_for_rounding_at_the_start():
 
 
 @pytest.mark.parametrize(
-    ("ratios", "wins"),
+    ("ratios", "num_turns", "is_faster"),
     [
-        ([0.9] * TURNS, True),
-        ([0.9] * 5 + [1.5], True),
-        ([0.9] * 4 + [1.1] * 2, False),
-        ([0.9] * 11 + [1.1] * 5, True),
-        ([0.9] * 10 + [1.1] * 6, False),
-        ([0.99] * TURNS, False),
+        ([0.9] * MAX_TURNS, MAX_TURNS, True),
+        ([0.9] * 9 + [1.1] * 3, MAX_TURNS, True),
+        ([0.9] * 8 + [1.1] * 4, MAX_TURNS, False),
+        ([0.99] * MAX_TURNS, MAX_TURNS, False),
+        ([1.01] * MAX_TURNS, LOST_TURNS, False),
     ],
 )
-def test_a_gain_is_beyond_noise_or_none(ratios, wins):
-    assert Comparison(tuple(ratios), 1.0).is_beyond_noise is wins
-
-
-@pytest.mark.parametrize(
-    ("ratios", "turns", "wins"),
-    [
-        ([0.8] * TURNS, 5, True),
-        ([0.97] * TURNS, TURNS, True),
-        ([0.8, 0.8, 1.2] + [0.8] * 13, 8, True),
-        ([0.8, 1.2, 1.2] + [0.8] * 13, 11, True),
-        ([1.01] * TURNS, 6, False),
-        ([0.9, 1.1] * 8, 12, False),
-        ([0.9, 1.1] * 5 + [0.9] * 6, TURNS, True),
-    ],
-)
-def test_turns_end_once_it_is_decided(ratios, turns, wins):
+def test_a_gain_is_beyond_noise_or_none(ratios, num_turns, is_faster):
     def taking(*seconds):
         left = iter(seconds)
         return SimpleNamespace(seconds_a_step=lambda _: next(left))
 
-    found = compare(taking(*[1.0] * TURNS), taking(*ratios), seconds=1.0)
-    assert len(found.ratios) == turns and found.is_beyond_noise is wins
-    found = compare(taking(*[1.0] * TURNS), taking(*ratios), seconds=1.0, to_the_end=True)
-    assert list(found.ratios) == ratios
+    found = compare(taking(*[1.0] * MAX_TURNS), taking(*ratios), seconds=60.0)
+    assert len(found.ratios) == num_turns and found.is_faster is is_faster
 
 
-def test_steps_that_take_longer_than_their_share_of_the_time_get_fewer_turns():
-    def taking(ratio):
-        return SimpleNamespace(seconds_a_step=lambda _: time.sleep(0.01) or ratio)
-
-    assert len(compare(taking(1.0), taking(0.97), seconds=0.02).ratios) == FEW_TURNS
-    assert len(compare(taking(1.0), taking(1.0), seconds=0.02).ratios) == 2
+def test_long_steps_get_fewer_turns():
+    slow = [SimpleNamespace(seconds_a_step=lambda _, ratio=ratio: time.sleep(0.01) or ratio) for ratio in (1.0, 0.97)]
+    assert len(compare(*slow, seconds=0.02).ratios) == MIN_TURNS
 
 
 def test_what_is_tried_has_the_same_rows_and_losses_of_its_first_steps(monkeypatch):
@@ -160,7 +129,7 @@ def test_what_is_tried_has_the_same_rows_and_losses_of_its_first_steps(monkeypat
     try:
         assert one.parts.source is other.parts.source is data.source
         other.seconds_a_step(0.05)
-        assert tune_measure.FIRST <= len(one.losses) <= len(other.losses) == tune_measure.NUM_LOSSES
+        assert tune_measure.MIN_FIRST_STEPS <= len(one.losses) <= len(other.losses) == tune_measure.NUM_LOSSES
         assert np.array_equal(one.losses, other.losses[: len(one.losses)])
         assert difference(one.losses, other.losses) == 0
         assert threads == [torch.device("cpu")] * 2
@@ -209,18 +178,17 @@ class Fake:
         Fake.open -= 1
 
 
+def as_fast(one, other, *, seconds):
+    return Comparison((other.time / one.time,) * MAX_TURNS, other.time)
+
+
 @pytest.fixture
 def search(monkeypatch):
-    from omegaconf import OmegaConf
-
     monkeypatch.setattr(tune, "Candidate", Fake)
-    monkeypatch.setattr(
-        tune, "compare", lambda one, other, *, seconds: Comparison((other.time / one.time,) * TURNS, other.time)
-    )
+    monkeypatch.setattr(tune, "compare", as_fast)
+    monkeypatch.setattr(tune, "prepare_data", lambda cfg, device: prepare_data(cfg_of(), device))
     cfg = OmegaConf.create({"a": 1, "b": 1, "compiling": 10.0, "train": {"compile": False, "precision": "fp32"}})
-    made = tune.Search(cfg, torch.device("cpu"), 60.0, lambda row: None)
-    made.data = None
-    made.begin({})
+    made = tune.Search(cfg, torch.device("cpu"), seconds=60.0)
     yield made
     made.close()
     assert Fake.open == 0
@@ -247,51 +215,48 @@ def test_once_a_precision_has_won_the_rest_has_to_give_its_numbers(search):
     assert search.settings == {"train.precision": "bf16", "b": 0.5}
 
 
-@pytest.mark.parametrize(("factors", "tried"), [((2.0, 0.25), 1), ((0.5, 2.0, 0.25), 2), (("refused", 0.5), 2)])
-def test_what_goes_further_than_a_slower_one_is_left_out(search, factors, tried):
-    search.take(Option("a", tuple({"a": factor} for factor in factors), goes_on=True))
-    assert len(search.rows) == tried
-
-
-@pytest.mark.parametrize(("compiling", "takes"), [(10.0, True), (60.0, False)])
-def test_a_compilation_is_taken_where_the_whole_run_wins_it_back(search, compiling, takes):
+@pytest.mark.parametrize(
+    ("first", "compiling", "outcome"),
+    [
+        (1.0, 10.0, "wins"),
+        (1.0, 60.0, "too short a run: 60 s of compiling are not won back"),
+        (0.2, 15.0, "too short a run: 15 s of compiling are not won back"),  # 20 s would become 15 + 10
+        (0.1, 10.0, "not tried: it takes 8 s or more, and the run's steps take 10.0 s"),
+    ],
+)
+def test_a_compilation_wins_where_the_whole_run_is_faster(search, first, compiling, outcome):
+    if first < 1:
+        search.take(Option("a", ({"a": first},)))
     search.cfg.compiling = compiling
     search.take(Option("train.compile", ({"train.compile": True},)))
-    assert (search.settings == {"train.compile": True}) is takes
-    assert takes or "not won back" in search.rows[0].outcome
-
-
-def test_a_run_that_is_over_before_a_compilation_is_not_compiled(search):
-    search.take(Option("a", ({"a": 0.1},)))
-    search.take(Option("train.compile", ({"train.compile": True},)))  # 10 s of steps are left of 100
-    assert search.settings == {"a": 0.1} and search.rows[-1].outcome.startswith("not tried: it takes 8 s or more")
-
-
-def test_a_compilation_is_held_against_what_leads(search):
-    search.take(Option("a", ({"a": 0.2},)))
-    search.cfg.compiling = 15.0
-    search.take(Option("train.compile", ({"train.compile": True},)))  # 20 s become 15 + 10
-    assert search.settings == {"a": 0.2} and "not won back" in search.rows[-1].outcome
+    assert search.rows[-1].outcome == outcome
+    assert ("train.compile" in search.settings) is (outcome == "wins")
 
 
 def test_what_does_not_win_at_the_end_is_not_taken(search, monkeypatch):
     search.take(Option("a", ({"a": 0.5},)))
-    monkeypatch.setattr(tune, "compare", lambda one, other, *, seconds: Comparison((1.01,) * TURNS, 1.0))
+    monkeypatch.setattr(tune, "compare", lambda one, other, *, seconds: Comparison((1.01,) * MAX_TURNS, 1.0))
     search.confirm()
     assert search.settings == {} and search.ratio == 1.0
     assert search.rows[-1].outcome.startswith("at the end no faster")
 
 
 def test_what_there_is_no_time_for_is_said(search):
-    search.seconds = 0.0
-    search._end = 0.0
+    search.seconds = search._end = 0.0
     search.take(Option("a", ({"a": 0.5},)))
     assert search.settings == {} and "--seconds" in search.rows[0].outcome
 
 
+def test_a_run_that_does_not_fit_is_refused(search, monkeypatch, messages):
+    def fail(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(tune, "Candidate", fail)
+    messages(problems_of(tune.Search, search.cfg, torch.device("cpu"), seconds=1.0))
+
+
 def test_the_file_is_an_overlay_that_says_how_it_is_used(run, monkeypatch):
-    monkeypatch.setattr(command, "planning", lambda cfg: nullcontext(lambda: FITS))
-    monkeypatch.setattr(tune_measure, "FIRST_SECONDS", 0.0)  # its losses are those of later steps, too
+    monkeypatch.setattr(tune_measure, "MAX_FIRST_SECONDS", 0.0)  # its losses are those of later steps, too
     Path("conf").mkdir()
     code, out, err = run("tune", *WORDS, "--seconds", "0.5", "--name", "mine", "--json")
     assert code == 0, err
@@ -308,17 +273,19 @@ def test_the_file_is_an_overlay_that_says_how_it_is_used(run, monkeypatch):
 
 @pytest.mark.timeout(300)  # what is closed brings no more losses, and who asks for them waits for ever
 def test_where_there_is_no_time_to_try_anything_the_losses_are_those_of_the_run_as_it_is(run, monkeypatch):
-    monkeypatch.setattr(command, "planning", lambda cfg: nullcontext(lambda: FITS))
-    monkeypatch.setattr(tune_measure, "FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(tune_measure, "MAX_FIRST_SECONDS", 0.0)
     code, out, err = run("tune", *WORDS, "--seconds", "0.001", "--name", "mine", "--json")
     assert code == 0, err
     found = json.loads(out)
-    assert found["settings"] == {} and found["losses_compared"] >= tune_measure.FIRST and found["losses_differ_by"] == 0
+    assert (
+        found["settings"] == {}
+        and found["losses_compared"] >= tune_measure.MIN_FIRST_STEPS
+        and found["losses_differ_by"] == 0
+    )
 
 
 def test_the_command_has_the_flags_and_a_persons_own_file_is_kept(run, monkeypatch):
-    monkeypatch.setattr(command, "planning", lambda cfg: nullcontext(lambda: FITS))
-    monkeypatch.setattr(tune_measure, "FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(tune_measure, "MAX_FIRST_SECONDS", 0.0)
     Path("mine").mkdir()
     Path("mine/big.yaml").write_text("defaults: [config, {override model: mlp}, _self_]\nmodel: {hidden_sizes: [8]}\n")
     words = ["tune", "-cd", "mine", "-cn", "big", *COMMON, "--seconds", "0.001"]
@@ -335,25 +302,6 @@ def test_the_command_has_the_flags_and_a_persons_own_file_is_kept(run, monkeypat
 def test_a_file_that_was_never_written_is_told(run):
     code, _, err = run("tuned=mine", "device=cpu")
     assert code == 2 and "python -m runner tune --name mine" in err
-
-
-def test_a_run_that_does_not_fit_is_made_to_fit_first(search):
-    search.close()
-    search.begin({"recompute": "blocks.*"})
-    search.take(Option("a", ({"a": 2.0},)))
-    search.confirm()
-    assert search.settings == search.needed == {"train.recompute": ["blocks.*"]}
-
-
-def test_memory_that_ends_is_told(search, monkeypatch, messages):
-    def ends(*_, **__):
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    search.close()
-    with monkeypatch.context() as patched:
-        patched.setattr(tune, "Candidate", ends)
-        messages(problems_of(search.begin, {}))
-    search.begin({})
 
 
 @pytest.mark.parametrize(
