@@ -62,7 +62,6 @@ class Costs(OperationObserver):
     def __init__(self, device: torch.device, *, speeds: Speeds | None = None, tf32: bool = False) -> None:
         self.phase, self.part = "setup", "other"
         self.flops: Counter[str] = Counter()  # by phase
-        self.recurrent_flops, self.is_recurrent = 0, False  # of recurrent layers' forward passes; whether one computes
         self.touched_bytes = 0
         self.num_kernels = 0
         self.compute_seconds = self.memory_seconds = self.roofline_seconds = 0.0
@@ -100,7 +99,7 @@ class Costs(OperationObserver):
     def forget_work(self) -> None:
         """Start counting a step: live memory stays, the peak is reset."""
         self.flops.clear()
-        self.touched_bytes = self.num_kernels = self.recurrent_flops = 0
+        self.touched_bytes = self.num_kernels = 0
         self.compute_seconds = self.memory_seconds = self.roofline_seconds = 0.0
         self.timeline.clear()
         self.peak = Moment(self.phase, {})
@@ -159,7 +158,6 @@ class Costs(OperationObserver):
         touched = sum(_num_bytes(tensor) for tensor in (*done.inputs, *done.outputs))
         self.num_kernels += 1
         self.flops[self._phase_now] += flops
-        self.recurrent_flops += flops * self.is_recurrent
         self.touched_bytes += touched
         dtype = next((tensor.dtype for tensor in done.inputs if tensor.is_floating_point()), output.dtype)
         fastest, bandwidth = self._speeds.flops_of(dtype, tf32=self._tf32), self._speeds.memory_bytes_per_second

@@ -6,14 +6,14 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from types import FrameType
 from typing import Any
 
 import torch
 from omegaconf import DictConfig
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from runner.data.loading.loaders import Batches
@@ -25,7 +25,7 @@ from runner.errors import first_line, in_words
 from runner.experiment.build import prepare_training
 from runner.experiment.build_data import prepare_data
 from runner.inspection import call_site
-from runner.inspection.costs import Costs, Moment, Speeds
+from runner.inspection.costs import Costs, Speeds
 from runner.inspection.device_mismatch import Meetings
 from runner.inspection.findings import CERTAIN, LIKELY, Finding
 from runner.inspection.guard import Slow, of_read
@@ -42,42 +42,73 @@ from runner.training.optimizer import AveragedWeights
 from runner.training.parts import Parts
 from runner.training.step.train_step import Step, make_step
 
-NUM_STEPS = 3  # the first makes the optimizer's state; from the second on they are alike
-#: reads whose value may decide something, out of sight
-UNFOLLOWED = ("float(tensor)", "tensor.tolist()", "tensor.numpy()", "tensor.cpu()", "numpy.asarray(tensor)")
+NUM_STEPS = 2  # the first makes the optimizer's state; from the second on they are alike
+#: reads whose value may decide something where the plan can't follow it
+UNFOLLOWED = {"float(tensor)", "tensor.item()", "tensor.tolist()", "tensor.numpy()", "tensor.cpu()"}
+UNFOLLOWED |= {"numpy.asarray(tensor)"}
 #: cuBLAS's workspace for a thread and a stream (CUBLAS_WORKSPACE_CONFIG=:4096:8). Two threads use it, forward and backward;
 #: a graph's steps before the capture use a second stream
 CUBLAS_BYTES = 8 * 4096 * 2**10
-MOST_TURNS = 256  # that a line may go by values in a step: `while tensor > 1` would never end
+MAX_READS = 256  # of one line in a step: `while tensor > 1` would never end
 
 
-@dataclass
 class Trial:
-    """A run on a device without numbers. findings: what was seen so far."""
+    """A run's own parts on a simulated device, without numbers. findings, reads: what was seen so far."""
 
-    cfg: DictConfig
-    device: torch.device
-    parts: Parts
-    group: tuple[Any, ...]  # the batches of one step
-    buffer: MetricBuffer
-    names: Names
-    meetings: Meetings
-    slow: Slow
-    costs: Costs
-    findings: list[Finding]
-    reads: list[HostRead]
-    #: where the run goes one way or another by values that only the device has, and how often in this step
-    turns: Counter[str]
-    num_processes: int = 1
-    in_parts: bool = False
+    def __init__(
+        self,
+        cfg: DictConfig,
+        device: torch.device,
+        *,
+        speeds: Speeds | None = None,
+        num_processes: int = 1,
+        in_parts: bool = False,
+    ) -> None:
+        """Build the parts as prepare() does. Reads the batches of one step.
 
-    @property
-    def unknown(self) -> str:
-        """Why nobody can follow the run; empty where everybody can."""
-        return f"it goes by values: {next(iter(self.turns))}" if self.turns else ""
+        num_processes: of which this is one. in_parts: whether each has a part of every weight, or all of them.
+        """
+        self.cfg, self.device = cfg, device
+        self.num_processes, self.in_parts = num_processes, in_parts
+        self.names, lines = Names(), call_site.Lines()
+        self.meetings, self.slow = Meetings(device, self.names, lines), Slow(device, lines)
+        self.costs = costs = Costs(device, speeds=speeds, tf32=cfg.train.precision == "tf32")
+        self.findings: list[Finding] = []
+        self.reads: list[HostRead] = []
+        self._num_reads: Counter[str] = Counter()  # by line, in this step
+        self.unknown = ""  # why the run can't be followed
+        pretence.forgives = _forgiving(self.meetings, self.findings, lines)
+        asking.on_read = self._on_read
+        data = prepare_data(cfg, device)
+        pretence.big_is_shapes = True
+        parts = prepare_training(cfg, device, data)
+        self.parts = parts = _without_numbers(cfg, parts) if device.type == "cpu" else parts
+        shard = Shard(0, num_processes) if _has_its_own_size(parts.train) else None
+        batches = islice(parts.train.epoch(0, shard=shard), int(cfg.train.accumulate_steps))
+        whole = (batch.batch if isinstance(batch, Share) else batch for batch in batches)
+        self.group = tuple(map_tensors(batch, lambda tensor: simulated(tensor, device)) for batch in whole)
+        parts.train.close()
+        for tensor in _all(self.group):
+            tensor.requires_grad_(False)
+        self.names.model(parts.model)
+        self.names.object(parts.task, "task")
+        for batch in self.group:
+            self.names.batch(batch)
+        splits = (parts.train, parts.val, parts.test)
+        costs.hold("data set", sum(split.device_bytes for split in splits if split is not None))
+        if device.type == "cuda":
+            costs.hold("libraries", CUBLAS_BYTES * 2 * (2 if cfg.train.cuda_graph else 1))
+        costs.belongs((*parts.model.parameters(), *parts.model.buffers()), "weights")
+        if parts.average is not None:
+            costs.belongs((*parts.average.model.parameters(), *parts.average.model.buffers()), "average")
+        costs.belongs(_all(self.group), "batch")
+        self.buffer = MetricBuffer(
+            device, lambda window: None, background=Background(), pull_every=cfg.metrics.pull_every
+        )
+        parts.model.train()
 
     def step(self, *, precision: str | None = None) -> Step:
-        """The run's own step, in this precision or in the run's."""
+        """Return the run's own step, in this precision or in the run's."""
         parts = self.parts
         return make_step(
             parts.model,
@@ -88,108 +119,96 @@ class Trial:
             average=parts.average,
         )
 
-    def take_steps(self, num: int = NUM_STEPS) -> None:
-        """Takes `num` steps, at least two, with all checks; `costs` has the last one's work, and the peak of all but the first."""
+    def take_steps(self) -> None:
+        """Take two steps with all checks; `costs` then has the work and the peak of the second."""
         step, costs = self.step(), self.costs
         ahead = self._ahead(self.group)
         costs.belongs(_all(ahead), "batch")
-        peaks: list[tuple[Moment, list[Moment]]] = []  # from the second step to the last but one, with the timelines
-        for number in range(num):
-            if number == 1:
+        for number in range(NUM_STEPS):
+            if number:
                 for part, num_bytes in _exchange(self.parts, self.num_processes, in_parts=self.in_parts).items():
                     costs.hold(part, num_bytes)
-            if number > 1:
-                peaks.append((costs.peak, list(costs.timeline)))
             costs.forget_work()
-            self._count_anew()
             with self._watching(self.meetings, self.slow, costs):
                 self.buffer.write(step(self.group))
-                _go_on(self.parts, number)
-            _own_state(costs, self.parts)
-        for peak, timeline in peaks:
-            _keep_higher(costs, peak, timeline)
+                if number < self.parts.limits.num_steps:
+                    self.parts.schedule.after_step()
+            states = (value for state in self.parts.optimizer.state.values() for value in state.values())
+            costs.belongs((value for value in states if isinstance(value, Tensor)), "optimizer")
 
-    def evaluate_once(self) -> None:
-        """One batch as it is evaluated."""
-        parts = self.parts
-        if parts.val is None and parts.test is None:
-            return
-        parts.kept_model.eval()
-        self._count_anew()
-        enabled = torch.set_grad_enabled(getattr(parts.task, "needs_grad", False))
-        with enabled, self._watching(self.meetings, self.slow), parts.precision.autocast():
-            parts.task(parts.kept_model, self.group[0])
-        parts.model.train()
+    def evaluate(self) -> None:
+        """Evaluate a training batch with all checks, where the run evaluates."""
+        if self.rows_evaluated:
+            with self._watching(self.meetings, self.slow):
+                self._evaluate(self.group[0])
 
     @property
     def rows_trained(self) -> int:
-        """Of a batch, this process's."""
+        """The rows of a batch that this process trains."""
         return _rows_of_one(self.parts.train, self.num_processes)
 
     @property
     def rows_evaluated(self) -> int:
-        """Of the largest batch that is evaluated, this process's; 0 where none is. Metrics over a whole split want all."""
+        """The rows of the largest batch that this process evaluates; 0: none. Metrics over a whole split need all rows."""
         num = 1 if asked_metrics(self.cfg.task) else self.num_processes
         splits = (self.parts.val, self.parts.test)
-        return max((min(_rows_of_one(each, num), each.num_rows) for each in splits if each is not None), default=0)
+        return max((min(_rows_of_one(split, num), split.num_rows) for split in splits if split is not None), default=0)
 
-    def count_evaluation(self) -> int | None:
-        """Returns the peak memory of an evaluation, in bytes; if it is above the step's, `costs` keeps it. Call it after let_go().
+    def drop_batches(self) -> None:
+        """Keep only the shapes of the batches, so that they don't take memory next to batches of other sizes."""
+        self.group = tuple(map_tensors(batch, shapes.of) for batch in self.group)
+        self.names.forget()
 
-        None: there is no evaluation, or the model takes no batches of that size. It discards the work counted so far.
+    def peak_bytes(self, batch_size: int, *, precision: str) -> int:
+        """Return the peak memory of a step with batches of another size."""
+        group = tuple(self._of_size(batch, batch_size) for batch in self.group)
+        step = self.step(precision=precision)
+        with self._counting(group):
+            step(group)
+        return self.costs.peak.num_bytes
+
+    def evaluation_bytes(self) -> int | None:
+        """Return the peak memory of an evaluation; if it is above the step's, `costs` keeps it. Call it after drop_batches().
+
+        None: there is no evaluation, or the model takes no batches of that size. Discards the work counted so far.
         """
         if not self.rows_evaluated:
             return None
         costs, found = self.costs, None
         peak, timeline = costs.peak, list(costs.timeline)
+        batch = self._of_size(self.group[0], self.rows_evaluated)
         try:
-            found = self.evaluation_bytes(self.rows_evaluated)
+            with self._counting((batch,), phase="evaluation"):
+                self._evaluate(batch)
+            found = costs.peak.num_bytes
         except Exception:  # the step's own batch has shown the error
-            costs.peak = Moment(costs.phase, {})
-        _keep_higher(costs, peak, timeline)
+            pass
+        if found is None or found <= peak.num_bytes:
+            costs.peak, costs.timeline = peak, timeline
         return found
 
-    def let_go(self) -> None:
-        """Keeps of the batches their shapes alone, so that steps of other sizes do not have them beside theirs."""
-        self.group = tuple(map_tensors(batch, shapes.of) for batch in self.group)
-        self.names.forget()
-
-    def peak_bytes(self, batch_size: int, *, precision: str) -> int:
-        """Returns the peak memory of a step with batches of another size, in bytes."""
-        self._count_anew()
-        group = tuple(self._of_size(batch, batch_size) for batch in self.group)
-        step = self.step(precision=precision)
-        with HostReads(self.device, observers=(self.costs,)), _phases(self.costs, self.parts):
-            ahead = self._ahead(group)
-            self.costs.belongs(_all((*group, *ahead)), "batch")
-            self.costs.forget_work()
-            step(group)
-        return self.costs.peak.num_bytes
-
-    def evaluation_bytes(self, batch_size: int) -> int:
-        """Returns the peak memory of an evaluation with batches of this size, in bytes."""
+    def _evaluate(self, batch: Any) -> None:
         parts = self.parts
-        self._count_anew()
-        batch = self._of_size(self.group[0], batch_size)
         parts.kept_model.eval()
         try:
-            with HostReads(self.device, observers=(self.costs,)), _phases(self.costs, parts):
-                self.costs.phase = "evaluation"
-                ahead = self._ahead((batch,))
-                self.costs.belongs(_all((batch, *ahead)), "batch")
-                self.costs.forget_work()
-                enabled = torch.set_grad_enabled(getattr(parts.task, "needs_grad", False))
-                with enabled, parts.precision.autocast():
-                    parts.task(parts.kept_model, batch)
+            with torch.set_grad_enabled(getattr(parts.task, "needs_grad", False)), parts.precision.autocast():
+                parts.task(parts.kept_model, batch)
         finally:
             parts.kept_model.train()
-        return self.costs.peak.num_bytes
+            parts.model.train()
 
     def _of_size(self, batch: Any, batch_size: int) -> Any:
-        size = max(1, num_rows(self.group[0]))
-        return map_tensors(batch, lambda tensor: _resized(tensor, size, batch_size, self.device))
+        num = max(1, num_rows(self.group[0]))
+
+        def resize(tensor: Tensor) -> Tensor:
+            has_rows = tensor.dim() and tensor.shape[0] == num
+            size = (batch_size, *tensor.shape[1:]) if has_rows else tensor.shape
+            return simulated(torch.empty(size, dtype=tensor.dtype, device="meta"), self.device)
+
+        return map_tensors(batch, resize)
 
     def _ahead(self, group: Sequence[Any]) -> list[Any]:
+        """Make what a streamed batch has next to it: the next one, on its way to the device."""
         if self.device.type != "cuda" or self.parts.train.device_bytes:
             return []
         sizes = [tensor.untyped_storage().nbytes() for tensor in _all(group[:1])]
@@ -197,6 +216,7 @@ class Trial:
 
     @contextmanager
     def _watching(self, *observers: OperationObserver) -> Iterator[None]:
+        self._num_reads.clear()
         reads = HostReads(self.device, observers=observers)
         try:
             with reads, _phases(self.costs, self.parts):
@@ -205,66 +225,24 @@ class Trial:
             self.reads += reads.found
             self.findings += [of_read(read) for read in reads.found]
 
-    def _count_anew(self) -> None:
-        for place in self.turns:
-            self.turns[place] = 0
+    @contextmanager
+    def _counting(self, group: Sequence[Any], *, phase: str = "") -> Iterator[None]:
+        self._num_reads.clear()
+        with HostReads(self.device, observers=(self.costs,)), _phases(self.costs, self.parts):
+            self.costs.phase = phase or self.costs.phase
+            ahead = self._ahead(group)
+            self.costs.belongs(_all((*group, *ahead)), "batch")
+            self.costs.forget_work()
+            yield
 
-
-def build(
-    cfg: DictConfig, device: torch.device, *, speeds: Speeds, num_processes: int = 1, in_parts: bool = False
-) -> Trial:
-    """The run's parts, as prepare() makes them, on a device that is simulated. Reads the data, and no more than that.
-
-    num_processes: of which this is one. in_parts: whether each has a part of every weight, or all of them.
-    """
-    names, lines = Names(), call_site.Lines()
-    meetings, slow = Meetings(device, names, lines), Slow(device, lines)
-    costs = Costs(device, speeds=speeds, tf32=cfg.train.precision == "tf32")
-    findings: list[Finding] = []
-    turns: Counter[str] = Counter()
-    pretence.forgives = _forgiving(meetings, findings, lines)
-    asking.told = _counting(turns)
-    data = prepare_data(cfg, device)
-    pretence.big_is_shapes = True
-    parts = prepare_training(cfg, device, data)
-    if device.type == "cpu":
-        parts = _without_numbers(cfg, parts)
-    shard = Shard(0, num_processes) if _has_its_own_size(parts.train) else None
-    group = tuple(islice(parts.train.epoch(0, shard=shard), int(cfg.train.accumulate_steps)))
-    group = tuple(batch.batch if isinstance(batch, Share) else batch for batch in group)
-    group = tuple(map_tensors(batch, lambda tensor: simulated(tensor, device)) for batch in group)
-    parts.train.close()
-    for tensor in _all(group):
-        tensor.requires_grad_(False)
-    names.model(parts.model)
-    names.object(parts.task, "task")
-    for batch in group:
-        names.batch(batch)
-    costs.hold("data set", sum(each.device_bytes for each in (parts.train, parts.val, parts.test) if each is not None))
-    if device.type == "cuda":
-        costs.hold("libraries", CUBLAS_BYTES * 2 * (2 if cfg.train.cuda_graph else 1))
-    costs.belongs((*parts.model.parameters(), *parts.model.buffers()), "weights")
-    if parts.average is not None:
-        costs.belongs((*parts.average.model.parameters(), *parts.average.model.buffers()), "average")
-    costs.belongs(_all(group), "batch")
-    buffer = MetricBuffer(device, lambda window: None, background=Background(), pull_every=cfg.metrics.pull_every)
-    parts.model.train()
-    return Trial(
-        cfg,
-        device,
-        parts,
-        group,
-        buffer,
-        names,
-        meetings,
-        slow,
-        costs,
-        findings,
-        [],
-        turns,
-        num_processes,
-        in_parts,
-    )
+    def _on_read(self, what: str, decides: bool) -> None:
+        stack = list(call_site.frames())
+        place = str(HostRead(what, call_site.line(stack), call_site.module(stack)))
+        if decides and not self.unknown:
+            self.unknown = f"it goes by values: {place}"
+        self._num_reads[place] += 1
+        if self._num_reads[place] > MAX_READS:
+            raise NotSimulated(f"it goes by values, over and over: {what}")
 
 
 def _rows_of_one(batches: Batches, num_processes: int) -> int:
@@ -294,7 +272,7 @@ def _exchange(parts: Parts, num: int, *, in_parts: bool) -> dict[str, int]:
 
 
 def of_error(error: BaseException) -> Finding:
-    """A mistake that is none of placement: the run would end with it, too."""
+    """Return the finding of an error with which the run would end, too."""
     stack: list[FrameType] = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][::-1]
     line, module = call_site.line_of_error(error), call_site.module(stack)
     return Finding(CERTAIN, "error", first_line(in_words(error)), line, module)
@@ -318,17 +296,6 @@ def _forgiving(
     return forgive
 
 
-def _counting(turns: Counter[str]) -> Callable[[str], None]:
-    def count(what: str) -> None:
-        stack = list(call_site.frames())
-        place = str(HostRead(what, call_site.line(stack), call_site.module(stack)))
-        turns[place] += 1
-        if turns[place] > MOST_TURNS:
-            raise NotSimulated(f"it goes by values, over and over: {what}")
-
-    return count
-
-
 def _without_numbers(cfg: DictConfig, parts: Parts) -> Parts:
     parts.model._apply(lambda tensor: simulated(tensor, parts.device))
     if parts.average is None:
@@ -342,16 +309,7 @@ def _phases(costs: Costs, parts: Parts) -> Iterator[None]:
     def begin(phase: str, part: str) -> None:
         costs.phase, costs.part = phase, part
 
-    def set_recurrent(is_recurrent: bool) -> Callable[..., None]:
-        return lambda *_: setattr(costs, "is_recurrent", is_recurrent)
-
     hooks = [register_optimizer_step_pre_hook(lambda *_: begin("optimizer", "optimizer"))]
-    for module in parts.model.modules():
-        if isinstance(module, nn.RNNBase):
-            hooks += [
-                module.register_forward_pre_hook(set_recurrent(True)),
-                module.register_forward_hook(set_recurrent(False), always_call=True),
-            ]
     hooks += [
         parameter.register_post_accumulate_grad_hook(lambda found: costs.belongs([found.grad], "gradients"))
         for parameter in parts.model.parameters()
@@ -363,26 +321,6 @@ def _phases(costs: Costs, parts: Parts) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def _keep_higher(costs: Costs, peak: Moment, timeline: list[Moment]) -> None:
-    if peak.num_bytes > costs.peak.num_bytes:
-        costs.peak, costs.timeline = peak, timeline
-
-
-def _go_on(parts: Parts, number: int) -> None:
-    if number < parts.limits.num_steps:
-        parts.schedule.after_step()
-
-
-def _own_state(costs: Costs, parts: Parts) -> None:
-    states = parts.optimizer.state.values()
-    costs.belongs((value for state in states for value in state.values() if isinstance(value, Tensor)), "optimizer")
-
-
-def _resized(shape: Tensor, rows: int, wanted: int, device: torch.device) -> Tensor:
-    whole = shape.shape if not shape.dim() or shape.shape[0] != rows else (wanted, *shape.shape[1:])
-    return simulated(torch.empty(whole, dtype=shape.dtype, device="meta"), device)
 
 
 def _all(group: Sequence[Any]) -> list[Tensor]:

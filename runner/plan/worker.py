@@ -1,7 +1,7 @@
-"""`python -m runner.plan.worker`: simulates a device, and says what the run would do on it. Started by command.py.
+"""`python -m runner.plan.worker FILE`: simulates a device and writes what the run would do on it. Started by command.py.
 
-It reads a request on stdin and writes a file. A process of its own: the simulation changes torch for good, and where
-torch has a hole in it, it ends the process.
+It reads a request on stdin. A process of its own: the simulation changes torch for good, and where torch has a hole in
+it, it ends the process.
 """
 
 from __future__ import annotations
@@ -13,115 +13,62 @@ import traceback
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 from omegaconf import OmegaConf
-from torch import nn
 
 from runner.data.own_loader import OwnLoader
-from runner.device.placement import move, place, tensors
+from runner.device.placement import tensors
 from runner.errors import OF_CODE, RunnerError
 from runner.inspection import call_site
 from runner.inspection.costs import Moment, Speeds
 from runner.inspection.findings import Finding, merged
-from runner.inspection.tensor_names import Names
 from runner.models.with_preprocessing import Prepared
-from runner.plan.dry_run import UNFOLLOWED, Trial, build, of_error
+from runner.plan.dry_run import UNFOLLOWED, Trial, of_error
 from runner.plan.simulator import simulated_device
 from runner.plan.simulator.shapes import NotSimulated
 from runner.plan.simulator.torch_parts import Machine
 from runner.training.recompute import recompute, repeated
 
-MOST_ROWS = 2**24
-MOST_TRIES = 12
-CLOSE = 0.01  # of the answer: steps between are not tried
+MAX_ROWS = 2**24
+MAX_TRIES = 24
+CLOSE = 0.01  # of the answer: sizes between are not tried
+MAX_MOMENTS = 400  # of the memory's course that are kept
+#: precisions whose activations take the same memory: a search for one answers the other
+BYTES_PER_NUMBER = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
 
 
 class OutOfTime(Exception):
-    """The search was ended before it knew."""
-
-
-def largest(peak_bytes: Callable[[int], int], usable_bytes: int, *, start: int, deadline: float) -> int:
-    """The largest batch size whose step takes at most `usable_bytes`, within a percent; 0 where not even one row fits.
-
-    Memory grows with a batch nearly in a straight line, so each guess is drawn through the two sizes next to the limit.
-    deadline: by time.monotonic(). Raises: OutOfTime.
-    """
-    known: dict[int, int] = {}
-
-    def fits(size: int) -> bool:
-        if time.monotonic() > deadline:
-            raise OutOfTime
-        if size not in known:
-            known[size] = peak_bytes(size)
-        return known[size] <= usable_bytes
-
-    good, bad = (start, 0) if fits(start) else (0, start)
-    while bad == 0:
-        if good >= MOST_ROWS:
-            return good
-        # where the line has led to the limit, only the step behind it is missing
-        edge = good + max(1, int(good * CLOSE))
-        following = min(MOST_ROWS, max(edge, _through(known, usable_bytes)) if len(known) > 1 else good * 2)
-        good, bad = (following, 0) if fits(following) else (good, following)
-    if good == 0 and bad > 1:
-        if not fits(1):
-            return 0
-        good = 1
-    for _ in range(MOST_TRIES):
-        if bad - good <= max(1, int(good * CLOSE)):
-            break
-        guess = _through({good: known[good], bad: known[bad]}, usable_bytes) if good in known else (good + bad) // 2
-        edge = max(1, (bad - good) // 50)
-        guess = min(max(guess, good + edge), bad - edge)
-        good, bad = (guess, bad) if fits(guess) else (good, guess)
-    return good
-
-
-def _through(known: dict[int, int], usable_bytes: int) -> int:
-    if len(known) < 2:
-        return 0
-    (less, few), (more, many) = sorted(known.items())[-2:]
-    if many <= few:
-        return more * 8
-    return less + int((usable_bytes - few) * (more - less) / (many - few))
-
-
-#: precisions whose activations take the same memory: a search for one tells the other
-SIZE_OF_A_NUMBER = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
-MOST_MOMENTS = 400  # of the memory's course that are kept
+    """The search ended before it had an answer."""
 
 
 def main() -> None:
-    answer_file = Path(sys.argv[1])
+    import torch._dynamo  # noqa: F401  # takes seconds, while the request is made
+
     request = json.loads(sys.stdin.readline())
     warnings.simplefilter("ignore")
-    about = {**request["machine"], "capability": tuple(request["machine"]["capability"])}
-    with simulated_device(request["device"], has_numbers=False, machine=Machine(**about)) as device:
-        _try(device)
-        answer_file.with_suffix(".ready").touch()
+    machine = Machine(**{**request["machine"], "capability": tuple(request["machine"]["capability"])})
+    with simulated_device(request["device"], has_numbers=False, machine=machine) as device:
         cfg = OmegaConf.create(request["yaml"])
-        cfg.data.num_workers = 0  # of its data it reads one batch
+        cfg.data.num_workers = 0  # it reads one batch
         answer = look(cfg, device, request)
-    answer_file.write_text(json.dumps(answer))
+    Path(sys.argv[1]).write_text(json.dumps(answer))
 
 
 def look(cfg: Any, device: torch.device, request: dict[str, Any]) -> dict[str, Any]:
-    """Everything that can be told of the run without its numbers."""
+    """Return all that can be told of the run without its numbers."""
     began = time.monotonic()
     findings: list[Finding] = []
     trial: Trial | None = None
     unknown = ""
     try:
-        trial = build(cfg, device, speeds=Speeds(**request["speeds"]), **request["processes"])
-        if request["is_brief"]:
-            trial.take_steps(2)
-        else:
-            trial.take_steps()
-            trial.evaluate_once()
+        trial = Trial(cfg, device, speeds=Speeds(**request["speeds"]), **request["processes"])
+        trial.take_steps()
+        trial.evaluate()
     except RunnerError as error:
         return {"problems": [asdict(problem) for problem in error.problems]}
     except NotSimulated as error:
@@ -138,9 +85,9 @@ def look(cfg: Any, device: torch.device, request: dict[str, Any]) -> dict[str, A
     found = merged([*trial.findings, *trial.slow.findings, *findings])
     unknown = unknown or trial.unknown
     is_whole = not findings and not unknown
-    placement, step, step_bytes = _placement(trial.names, trial), _step(trial), trial.costs.peak.num_bytes
-    trial.let_go()
-    evaluation_bytes = trial.count_evaluation() if is_whole and not request["is_brief"] else None
+    placement, step, step_bytes = _placement(trial), _step(trial), trial.costs.peak.num_bytes
+    trial.drop_batches()
+    evaluation_bytes = trial.evaluation_bytes() if is_whole else None
     answer: dict[str, Any] = {
         "findings": [asdict(finding) for finding in found],
         "unknown": unknown,
@@ -153,65 +100,75 @@ def look(cfg: Any, device: torch.device, request: dict[str, Any]) -> dict[str, A
         "num_parameters": trial.parts.num_parameters,
         "residency": trial.parts.residency,
         "largest_batch_size": {},
-        "own_loaders": [name for name in ("train", "val", "test") if _is_own(getattr(trial.parts.splits, name))],
+        "has_own_loader": isinstance(trial.parts.splits.train, OwnLoader) and trial.parts.splits.train.is_loader,
     }
-    if not findings and request["usable_bytes"] is not None:
+    usable_bytes = request["usable_bytes"]
+    if not findings and usable_bytes is not None:
         # where the data took long to read, there is still half of the time to search
         deadline = max(began, time.monotonic() - request["seconds"] / 2) + request["seconds"]
-        if (evaluation_bytes or 0) > request["usable_bytes"]:
-            answer["largest_eval_batch_size"] = _largest_evaluated(trial, request, deadline=deadline)
         answer["largest_batch_size"] = _largest(trial, request, deadline=deadline)
-        if step_bytes > request["usable_bytes"]:
-            answer["recompute"] = _recomputed(trial, request["usable_bytes"])
+        if step_bytes > usable_bytes:
+            answer["recompute"] = _recomputed(trial, usable_bytes)
     return answer
 
 
-def _is_own(rows: Any) -> bool:
-    return isinstance(rows, OwnLoader) and rows.is_loader
+def largest(peak_bytes: Callable[[int], int], usable_bytes: int, *, start: int, deadline: float) -> int:
+    """Return the largest batch size whose step takes at most `usable_bytes`, within a percent; 0: not even one row fits.
 
-
-def _try(device: torch.device) -> None:
-    """A forward and a backward pass: where torch does not allow it, it ends here, before anything is said."""
-    model = place(nn.Linear(2, 2), device)
-    loss = model(move(torch.ones(1, 2), device)).sum()
-    loss.backward()
+    Memory grows nearly in a straight line, so each guess is drawn through the two last sizes.
+    deadline: by time.monotonic(). Raises: OutOfTime.
+    """
+    good, bad, guess = 0, MAX_ROWS + 1, start
+    known: list[tuple[int, int]] = []
+    for _ in range(MAX_TRIES):
+        if time.monotonic() > deadline:
+            raise OutOfTime
+        known.append((guess, peak_bytes(guess)))
+        if known[-1][1] <= usable_bytes:
+            good = guess
+        else:
+            bad = guess
+        edge = max(1, int(good * CLOSE))
+        if bad - good <= edge:
+            break
+        guess = good * 2 if bad > MAX_ROWS else (good + bad) // 2
+        if len(known) > 1 and len(known) % 3:  # every third one halves, where the line bends
+            (few, less), (many, more) = known[-2:]
+            slope = (more - less) / (many - few)
+            guess = many + int((usable_bytes - more) / slope) if slope > 0 else guess
+        guess = min(max(guess, good + edge), bad - 1, MAX_ROWS)
+    return good
 
 
 def _memory(trial: Trial, step_bytes: int, evaluation_bytes: int | None) -> dict[str, Any]:
     peak = trial.costs.peak
+    moments = _thinned(trial.costs.timeline)
     return {
         "peak_bytes": peak.num_bytes,
         "peak_phase": peak.phase,
         "step_bytes": step_bytes,
         "evaluation_bytes": evaluation_bytes,
-        "parts": _sorted(peak.parts),
-        "timeline": [
-            {"phase": moment.phase, "parts": moment.parts} for moment in _thinned(trial.costs.timeline, MOST_MOMENTS)
-        ],
+        "parts": dict(sorted(peak.parts.items(), key=lambda item: -item[1])),
+        "timeline": [{"phase": moment.phase, "parts": moment.parts} for moment in moments],
     }
 
 
-def _sorted(parts: dict[str, int]) -> dict[str, int]:
-    return dict(sorted(parts.items(), key=lambda item: -item[1]))
-
-
-def _thinned(moments: list[Moment], most: int) -> list[Moment]:
-    """Of neighbours the highest, so that no peak is lost."""
-    if len(moments) <= most:
+def _thinned(moments: list[Moment]) -> list[Moment]:
+    """Keep the highest of neighbors, so that no peak is lost."""
+    if len(moments) <= MAX_MOMENTS:
         return moments
-    bounds = [round(index * len(moments) / most) for index in range(most + 1)]
+    bounds = [round(index * len(moments) / MAX_MOMENTS) for index in range(MAX_MOMENTS + 1)]
     return [max(moments[start:stop], key=lambda moment: moment.num_bytes) for start, stop in pairwise(bounds)]
 
 
 def _step(trial: Trial) -> dict[str, Any]:
     costs, moved = trial.costs, 0
     if not trial.parts.train.device_bytes and trial.device.type != "cpu":
-        moved = sum(tensor.numel() * tensor.element_size() for batch in trial.group for tensor in tensors(batch))
+        moved = sum(tensor.nbytes for batch in trial.group for tensor in tensors(batch))
     return {
         "batch_size": trial.parts.train.batch_size,
         "flops": costs.flops.total(),
         "flops_by_phase": dict(costs.flops),
-        "recurrent_flops": costs.recurrent_flops,
         "num_kernels": costs.num_kernels,
         "touched_bytes": costs.touched_bytes,
         "arithmetic_intensity": costs.flops.total() / costs.touched_bytes if costs.touched_bytes else 0.0,
@@ -222,8 +179,8 @@ def _step(trial: Trial) -> dict[str, Any]:
     }
 
 
-def _placement(names: Names, trial: Trial) -> list[dict[str, Any]]:
-    names.look_again()
+def _placement(trial: Trial) -> list[dict[str, Any]]:
+    trial.names.look_again()
     return [
         {
             "name": name.path,
@@ -231,9 +188,9 @@ def _placement(names: Names, trial: Trial) -> list[dict[str, Any]]:
             "device": str(tensor.device),
             "dtype": str(tensor.dtype).removeprefix("torch."),
             "shape": list(tensor.shape),
-            "bytes": tensor.numel() * tensor.element_size(),
+            "bytes": tensor.nbytes,
         }
-        for tensor, name in names.all()
+        for tensor, name in trial.names.all()
     ]
 
 
@@ -248,36 +205,22 @@ def _recomputed(trial: Trial, usable_bytes: int) -> str | None:
 
 
 def _largest(trial: Trial, request: dict[str, Any], *, deadline: float) -> dict[str, int | None]:
-    own = trial.cfg.train.precision
-    order = [own, *(name for name in request["precisions"] if name != own)]
+    """Return the largest batch size for each precision; None: not found in time, or the model takes one size only."""
+    own, by_bytes = trial.cfg.train.precision, dict[int, int | None]()
     found: dict[str, int | None] = {}
-    for precision in order:
-        alike = next((name for name in found if SIZE_OF_A_NUMBER[name] == SIZE_OF_A_NUMBER[precision]), None)
-        if alike is not None:
-            found[precision] = found[alike]
-            continue
-        try:
-            found[precision] = largest(
-                lambda size, precision=precision: trial.peak_bytes(size, precision=precision),  # type: ignore[misc]
-                request["usable_bytes"],
-                start=trial.rows_trained,
-                deadline=deadline,
-            )
-        except (OutOfTime, NotSimulated):
-            found[precision] = None
-        except Exception as error:  # a model that takes batches of one size only
-            found[precision] = None
-            sys.stderr.write(f"{precision}: {error}\n")
+    for precision in dict.fromkeys([own, *request["precisions"]]):
+        num_bytes = BYTES_PER_NUMBER[precision]
+        if num_bytes not in by_bytes:
+            peak_bytes = partial(trial.peak_bytes, precision=precision)
+            try:
+                by_bytes[num_bytes] = largest(
+                    peak_bytes, request["usable_bytes"], start=trial.rows_trained, deadline=deadline
+                )
+            except Exception as error:
+                by_bytes[num_bytes] = None
+                sys.stderr.write(f"{precision}: {error}\n")
+        found[precision] = by_bytes[num_bytes]
     return found
-
-
-def _largest_evaluated(trial: Trial, request: dict[str, Any], *, deadline: float) -> int | None:
-    usable_bytes, start = request["usable_bytes"], trial.rows_evaluated
-    try:
-        return largest(trial.evaluation_bytes, usable_bytes, start=start, deadline=deadline)
-    except Exception as error:  # likewise
-        sys.stderr.write(f"evaluation: {error}\n")
-        return None
 
 
 if __name__ == "__main__":

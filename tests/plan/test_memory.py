@@ -49,21 +49,6 @@ def test_the_peak_is_within_15_percent_of_the_allocators(words, own_models):
     assert plan["findings"] == []
 
 
-def in_brief(_, *words):
-    """The step and the memory of a whole plan and of a brief one. Each its own build: the first has taken steps."""
-    with simulated_device("cpu", has_numbers=False) as device:
-        found = [look(cfg_of(words), device, {**REQUEST, "is_brief": is_brief}) for is_brief in (False, True)]
-    return [(each["step"], each["memory"]["peak_bytes"]) for each in found]
-
-
-@pytest.mark.parametrize(("model", "share"), [("gru", 0.95), ("mlp", 0)])
-def test_a_brief_plan_is_a_whole_one_s_step_and_says_what_recurrent_layers_take(model, share, tmp_path):
-    words = (*MADE_UP, f"model={model}", "data.shape=[16,8]", "train.batch_size=64")
-    (step, peak), (brief, brief_peak) = run_simulated("cpu", in_brief, *words, cwd=tmp_path)
-    assert step == brief and brief_peak == pytest.approx(peak, rel=0.01)
-    assert share <= brief["recurrent_flops"] / brief["flops_by_phase"]["forward"] < share + 0.05
-
-
 def proposed(_, usable_bytes, *words):
     with simulated_device("cpu", has_numbers=False) as device:
         return look(cfg_of(words), device, {**REQUEST, "usable_bytes": usable_bytes}).get("recompute")
@@ -76,26 +61,33 @@ def test_blocks_are_proposed_where_a_step_fits_with_them_alone(usable_mib, patte
 
 
 def evaluated(_, *words):
-    """With 20 MiB to be used: the plan, and the one of what it proposes."""
+    """With 20 MiB to be used."""
     request = {**REQUEST, "usable_bytes": 20 * 2**20, "seconds": 20}
     with simulated_device("cpu", has_numbers=False) as device:
-        first = look(cfg_of(words), device, request)
-        size = first["largest_eval_batch_size"]
-        return [first, look(cfg_of([*words, f"train.eval_batch_size={size}"]), device, request), size]
+        return look(cfg_of(words), device, request)
 
 
-def test_an_evaluation_of_larger_batches_is_the_peak_and_its_own_size_is_proposed(tmp_path):
+def test_an_evaluation_of_larger_batches_is_the_peak(tmp_path):
     words = (*MADE_UP, "data.val_fraction=0.5", "data.test_fraction=0", "model=mlp", "model.hidden_sizes=[4096]")
     words = (*words, "train.batch_size=16", "train.eval_batch_size=20000")
-    whole, other, size = run_simulated("cpu", evaluated, *words, cwd=tmp_path)
-    memory = whole["memory"]
+    plan = run_simulated("cpu", evaluated, *words, cwd=tmp_path)
+    memory = plan["memory"]
     assert memory["peak_phase"] == "evaluation" and memory["peak_bytes"] == memory["evaluation_bytes"]
     assert 2 * 1000 * 4096 * 4 < memory["evaluation_bytes"] < 3 * 1000 * 4096 * 4, "the split has 1,000 rows"
-    assert (
-        sum(memory["parts"].values())
-        == memory["peak_bytes"]
-        == max(sum(each["parts"].values()) for each in memory["timeline"])
-    )
-    assert memory["step_bytes"] < 20 * 2**20 and "recompute" not in whole and whole["largest_batch_size"]
-    assert other["memory"]["evaluation_bytes"] <= 20 * 2**20 and 16 < size < 1000
-    assert other["step"] == whole["step"] and other["memory"]["step_bytes"] == memory["step_bytes"]
+    moments = [sum(each["parts"].values()) for each in memory["timeline"]]
+    assert sum(memory["parts"].values()) == memory["peak_bytes"] == max(moments)
+    assert memory["step_bytes"] < 20 * 2**20 and "recompute" not in plan and plan["largest_batch_size"]
+
+
+def with_a_schedule(_, *words):
+    with simulated_device("cpu", has_numbers=False) as device:
+        return look(cfg_of(words), device, REQUEST)
+
+
+def test_a_schedule_has_no_more_steps_than_the_run(tmp_path):
+    """torch's OneCycleLR refuses another step."""
+    (tmp_path / "conf/scheduler").mkdir(parents=True)
+    text = "_target_: torch.optim.lr_scheduler.OneCycleLR\n_partial_: true\nmax_lr: 0.01\ntotal_steps: 1\n"
+    (tmp_path / "conf/scheduler/one.yaml").write_text(text)
+    words = (*MADE_UP, "model=linear", "scheduler=one", "train.num_steps=1")
+    assert run_simulated("cpu", with_a_schedule, *words, cwd=tmp_path)["findings"] == []

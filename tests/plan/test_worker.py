@@ -1,51 +1,52 @@
-"""What is asked of a trial: its sizes are those of the batches that the run has."""
+"""The search for the largest batch, and the sizes that it starts with."""
 
 import time
 from types import SimpleNamespace
 
 import pytest
-import torch
 from omegaconf import OmegaConf
-from torch.utils.data import DataLoader, TensorDataset
 
-from runner.data.own_loader import OwnLoader
-from runner.plan.worker import _is_own, _largest, _recomputed
+from runner.plan.worker import MAX_ROWS, OutOfTime, _largest, largest
+
+LATER = time.monotonic() + 1e6
 
 
-@pytest.fixture
-def trial():
-    """Of a DataLoader with batches of 96 rows, each of which takes a byte; its model has blocks that are alike."""
-    model = torch.nn.Sequential()
-    model.blocks = torch.nn.ModuleList(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()) for _ in range(3))
-    settings = {"batch_size": 32, "precision": "fp32", "recompute": [], "compile": False, "cuda_graph": False}
-    asked = []
-    return SimpleNamespace(
-        cfg=OmegaConf.create({"train": settings}),
-        parts=SimpleNamespace(model=model),
+@pytest.mark.parametrize("start", [1, 64, 5000, 100_000])
+@pytest.mark.parametrize(
+    "peak", [lambda n: 1000 + 10 * n, lambda n: 50_000 * (n > 300) + 7 * n, lambda n: 100 + n + n * n // 5000]
+)
+def test_it_fits_and_little_more_would_not(peak, start):
+    found = largest(peak, 100_000, start=start, deadline=LATER)
+    assert peak(found) <= 100_000
+    assert peak(int(found * 1.012) + 1) > 100_000
+
+
+@pytest.mark.parametrize(
+    ("peak", "found", "most_tries"),
+    [
+        (lambda n: 10**6 + n, 0, 4),  # not even one row
+        (lambda n: 900 * n, 1, 6),
+        (lambda n: 10, MAX_ROWS, 24),  # it does not grow
+        (lambda n: (4096 + 123 * n) / 10**6, (10**9 - 4096) // 123, 5),
+    ],
+)
+def test_the_search_takes_few_steps(peak, found, most_tries):
+    tried = []
+    assert largest(lambda n: tried.append(n) or peak(n), 1000, start=128, deadline=LATER) == found
+    assert len(tried) <= most_tries
+
+
+def test_it_says_when_there_is_no_time():
+    with pytest.raises(OutOfTime):
+        largest(lambda n: n, 1000, start=1, deadline=time.monotonic() - 1)
+
+
+def test_the_search_starts_with_the_size_of_the_loader():
+    tried = []
+    trial = SimpleNamespace(
+        cfg=OmegaConf.create({"train": {"precision": "fp32"}}),
         rows_trained=96,
-        device=torch.device("cpu"),
-        asked=asked,
-        peak_bytes=lambda size, precision: asked.append(size) or size,
+        peak_bytes=lambda size, precision: tried.append(size) or size,
     )
-
-
-def test_the_search_begins_with_the_size_of_a_persons_own_loader(trial):
-    found = _largest(trial, {"precisions": ["fp32"], "usable_bytes": 96}, deadline=time.monotonic() + 60)
-    assert trial.asked[0] == 96 and found == {"fp32": 96}
-
-
-def test_what_is_recomputed_is_told_by_the_size_of_a_persons_own_loader(trial):
-    assert _recomputed(trial, 50) is None
-    assert trial.asked == [96]
-
-
-def test_a_loader_and_not_a_dataset_has_a_size_of_its_own():
-    rows = TensorDataset(torch.zeros(4, 2))
-    assert [
-        _is_own(each) for each in (OwnLoader(DataLoader(rows), asked=""), OwnLoader(rows, asked=""), rows, None)
-    ] == [
-        True,
-        False,
-        False,
-        False,
-    ]
+    found = _largest(trial, {"precisions": ["tf32"], "usable_bytes": 96}, deadline=LATER)
+    assert tried[0] == 96 and found == {"fp32": 96, "tf32": 96}

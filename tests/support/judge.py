@@ -18,7 +18,7 @@ from runner.device.placement import tensors
 from runner.experiment.build import prepare
 from runner.inspection.costs import Speeds
 from runner.inspection.host_reads import HostReads
-from runner.plan.dry_run import build
+from runner.plan.dry_run import Trial
 from runner.plan.simulator import simulated_device
 from runner.plan.worker import look
 from runner.training.background import Background
@@ -30,7 +30,6 @@ REQUEST = {
     "usable_bytes": None,
     "precisions": [],
     "seconds": 0,
-    "is_brief": False,
     "processes": {},
 }
 NOT_COUNTED = ("aten.detach.default", "prim.device.default")
@@ -129,7 +128,7 @@ def real_steps(cfg):
 
 
 def simulated_steps(cfg, device):
-    trial = build(cfg, device, speeds=Speeds())
+    trial = Trial(cfg, device)
     trial.take_steps()
     seen, step = Seen(), trial.step()
     with HostReads(device, observers=(seen,)):

@@ -5,7 +5,7 @@ what it has no kernel for (PYTORCH_ENABLE_MPS_FALLBACK=1 lets that pass). With n
 by the CPU's generator, so the same seed gives the CPU's run, bit for bit, where both take the same kernels.
 
 Not modelled: time, streams (all work is done at once), memory (constants), torch.compile, torch.load() without
-map_location, cuDNN's recurrent layers (cells by their formulas instead), several processes on one device; sys.platform
+map_location, a GPU's recurrent layers with numbers, several processes on one device; sys.platform
 stays what it is, and torch.device(1), which is taken for what it means, calls itself privateuseone:1. It lies to private
 parts of torch; tests/plan/simulator/test_simulator.py names them one by one, so that an upgrade of torch says what broke.
 """

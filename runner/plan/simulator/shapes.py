@@ -1,10 +1,13 @@
-"""Does an operation on tensors without numbers: the results' shapes, or what stands for a value (values.py)."""
+"""Does an operation on tensors without numbers: by torch's rules for meta, by the CPU on made-up numbers, or by a rule here.
+
+What cuDNN's and MPS's recurrent layers keep for the backward pass is known to them only: here the gates, the cells and the
+outputs of each layer, an estimate. oneDNN's can be asked.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,16 +16,19 @@ from torch import Tensor
 from runner.device.placement import tensor_leaves
 from runner.device.torch_private import tree_map
 from runner.inspection.host_reads import INDEXING_KERNELS
-from runner.plan.simulator.cells import CELLS
-from runner.plan.simulator.recurrent import LAYERS
 from runner.plan.simulator.values import goes_by, goes_by_size, mark_usual, value
 
 aten = torch.ops.aten
 META = torch.device("meta")
 #: multiply tensors of one type
-PRODUCTS = {aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.mv, aten.dot, aten.convolution, *CELLS}
-#: an operation without a kernel for meta is computed on the CPU, on zeros, as long as they take no more than this
-MOST_BYTES_OF_ZEROS = 2**30
+PRODUCTS = {aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.mv, aten.dot, aten.convolution}
+#: results whose size depends on values
+SIZED = {aten.nonzero, aten.masked_select, aten.bincount, aten._unique, aten._unique2, aten.unique_consecutive}
+SIZED |= {aten.unique_dim}
+#: an operation without a rule for meta is computed on the CPU, as long as its tensors take at most this
+MAX_COMPUTED_BYTES = 2**30
+#: hidden states that cuDNN keeps for each step and layer, by its number for the mode
+KEPT = {0: 1, 1: 1, 2: 6, 3: 5}
 
 
 class NotSimulated(RuntimeError):
@@ -30,11 +36,7 @@ class NotSimulated(RuntimeError):
 
 
 def of(tensor: Tensor) -> Tensor:
-    """Return the shape, strides and type of a tensor, without its numbers.
-
-    Raises:
-        NotSimulated: The tensor is sparse.
-    """
+    """Return the shape, strides and type of a tensor, without its numbers. Raises: NotSimulated for a sparse one."""
     if tensor.layout is not torch.strided:
         raise NotSimulated("sparse tensors are not simulated")
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=META)
@@ -44,126 +46,66 @@ def run(func: Any, *args: Any, **kwargs: Any) -> Any:
     """Return the results of an operation on tensors of meta.
 
     Raises:
-        NotSimulated: Neither a rule, nor meta, nor zeros on the CPU give them.
+        NotSimulated: Neither a rule, nor meta, nor the CPU gives them.
         RuntimeError: A product of tensors of different types, which meta does not refuse.
     """
     packet = func._overloadpacket
     if packet in PRODUCTS and len(types := {tensor.dtype for tensor in tensor_leaves(args)}) > 1:
         names = " and ".join(sorted(str(each).removeprefix("torch.") for each in types))
         raise RuntimeError(f"{packet.__name__} needs tensors of one type, and they are {names}")
-    rule = RULES.get(packet) or RULES.get(func)
-    if rule is not None:
+    if (rule := RULES.get(packet)) is not None:
         return rule(*args, **kwargs)
-    if packet in INDEXING_KERNELS:
-        args = (args[0], _without_masks(args[1], is_sized=len(args) == 2), *args[2:])
-    asked = _asked(func, args, kwargs)
-    if asked is not None and asked in _told:
-        result = _told[asked].made()
-    else:
-        try:
-            result = func(*args, **kwargs)
-        except NotImplementedError:
-            result = _by_zeros(func, args, kwargs)
-        if asked is not None and (result_of := _Result.of(result, args, kwargs)) is not None:
-            _told[asked] = result_of
+    if packet is aten._pack_padded_sequence and args[1].is_meta:  # as if nothing were padded
+        goes_by_size("pack_padded_sequence")
+        rows, steps = args[0].shape[:2] if args[2] else args[0].shape[1::-1]
+        args = (args[0], torch.full((rows,), steps), args[2])
+    if _size_depends_on_values(func, args, kwargs):
+        goes_by_size(packet.__name__)
+        return _computed(func, args, kwargs)
+    try:
+        result = func(*args, **kwargs)
+    except NotImplementedError:
+        result = _computed(func, args, kwargs)
     mark_usual(packet, result)
     return result
 
 
-@dataclass(frozen=True)
-class _Result:
-    shape: torch.Size
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-
-    @classmethod
-    def of(cls, result: Any, args: Any, kwargs: Any) -> _Result | None:
-        """None for what is no single tensor, or lies in the memory of another."""
-        if not isinstance(result, Tensor) or not result.is_meta:
-            return None
-        memory = result.untyped_storage()
-        given = (tensor.untyped_storage() for tensor in tensor_leaves((args, kwargs)))
-        if any(memory._cdata == other._cdata for other in given):
-            return None
-        found = cls(result.shape, result.stride(), result.dtype)
-        return found if found.made().untyped_storage().nbytes() == memory.nbytes() else None
-
-    def made(self) -> Tensor:
-        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=META)
+def _size_depends_on_values(func: Any, args: Any, kwargs: Any) -> bool:
+    packet = func._overloadpacket
+    if packet in INDEXING_KERNELS:
+        indices = (index for index in args[1] if index is not None)
+        return len(args) == 2 and any(index.dtype in (torch.bool, torch.uint8) for index in indices)
+    if func is aten.repeat_interleave.Tensor:
+        return kwargs.get("output_size") is None
+    return packet in SIZED
 
 
-#: what operations told of tensors with the same shapes: torch's rules are Python, 0.2 ms each, and a recurrent layer's
-#: step asks a thousand times
-_told: dict[Any, _Result] = {}
-
-
-def _asked(func: Any, args: Any, kwargs: Any) -> Any:
-    if not _is_pure(func):
-        return None
-    try:
-        return func, _named(args), tuple((name, _named(value)) for name, value in kwargs.items())
-    except TypeError:
-        return None
-
-
-@functools.cache
-def _is_pure(func: Any) -> bool:
-    schema = func._schema
-    return not schema.is_mutable and len(schema.returns) == 1 and schema.returns[0].alias_info is None
-
-
-def _named(value: Any) -> Hashable:
-    if isinstance(value, Tensor):
-        if not value.is_meta:
-            raise TypeError
-        return value.shape, value.stride(), value.dtype
-    if isinstance(value, list | tuple):
-        return tuple(map(_named, value))
-    hash(value)
-    return type(value), value
-
-
-def _by_zeros(func: Any, args: Any, kwargs: Any) -> Any:
+def _computed(func: Any, args: Any, kwargs: Any) -> Any:
+    """Compute an operation on the CPU: on ones, so that a mask chooses all; on zeros, which any index may be."""
     num_bytes = 0
 
-    def zeros(leaf: Any) -> Any:
+    def made_up(leaf: Any) -> Any:
         nonlocal num_bytes
         if isinstance(leaf, torch.device) and leaf.type == "meta":
             return torch.device("cpu")
         if not isinstance(leaf, Tensor) or not leaf.is_meta:
             return leaf
-        num_bytes += leaf.numel() * leaf.element_size()
-        if num_bytes > MOST_BYTES_OF_ZEROS:
+        num_bytes += leaf.nbytes
+        if num_bytes > MAX_COMPUTED_BYTES:
             raise NotSimulated(f"{func} can't be simulated: torch has no rule for its shapes, and it is too big to try")
-        return torch.zeros(leaf.shape, dtype=leaf.dtype)
+        is_index = not leaf.dtype.is_floating_point and leaf.dtype is not torch.bool
+        return (torch.zeros if is_index else torch.ones)(leaf.shape, dtype=leaf.dtype)
 
+    given = tree_map(made_up, (args, kwargs))
     try:
-        result = func(*tree_map(zeros, args), **tree_map(zeros, kwargs))
-    except NotSimulated:
-        raise
+        result = func(*given[0], **given[1])
     except Exception as error:
         raise NotSimulated(f"{func} can't be simulated: torch has no rule for its shapes ({error})") from None
-    if not func._schema.returns:
-        return None
     if func._schema.is_mutable:  # in place: the given tensors are the results
-        return args[0]
-    return tree_map(lambda leaf: of(leaf) if isinstance(leaf, Tensor) else leaf, result)
-
-
-def _without_masks(indices: Sequence[Tensor | None], *, is_sized: bool) -> list[Tensor | None]:
-    """A mask chooses as many as there are, at the most: an index of that many for each of its dimensions.
-
-    is_sized: the result has that size, so that whatever follows goes by values.
-    """
-    found: list[Tensor | None] = []
-    for index in indices:
-        if index is not None and index.dtype in (torch.bool, torch.uint8):
-            if is_sized:
-                goes_by_size("tensor[mask]")
-            found += [index.new_empty((index.numel(),), dtype=torch.int64) for _ in range(index.dim())]
-        else:
-            found.append(index)
-    return found
+        return args[0] if func._schema.returns else None
+    is_lengths = func._overloadpacket is aten._pack_padded_sequence  # C++ reads them
+    results = tree_map(lambda leaf: of(leaf) if isinstance(leaf, Tensor) else leaf, result)
+    return (results[0], result[1]) if is_lengths else results
 
 
 def _alike(what: str) -> bool:
@@ -171,57 +113,65 @@ def _alike(what: str) -> bool:
     return True
 
 
-def _nonzero(tensor: Tensor) -> Tensor:
-    goes_by_size("nonzero")
-    return tensor.new_empty((tensor.numel(), tensor.dim()), dtype=torch.int64)
+def _like(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [torch.empty_like(tensor) for tensor in tensors]
 
 
-def _masked_select(tensor: Tensor, mask: Tensor) -> Tensor:
-    goes_by_size("masked_select")
-    return tensor.new_empty((torch.broadcast_shapes(tensor.shape, mask.shape).numel(),))
+def _rnn_layer(tensor: Tensor, *args: Any) -> tuple[Tensor, ...]:
+    weights, (state, cell), rest = args[:4], args[4:6], args[6:]
+    steps, rows, width = tensor.shape
+    fixed, each = _workspace(steps, width, weights[1].shape, state.shape[-1], tensor.dtype, (rest[0], *rest[2:]))
+    output = tensor.new_empty((steps, rows, state.shape[-1]))
+    return output, *_like([state, cell]), tensor.new_empty((fixed + each * rows,), dtype=torch.uint8)
 
 
-def _bincount(tensor: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
-    goes_by_size("bincount")
-    return tensor.new_empty((max(minlength, 1),), dtype=torch.int64 if weights is None else weights.dtype)
+@functools.cache
+def _workspace(
+    steps: int, width: int, size: torch.Size, hidden: int, dtype: torch.dtype, rest: tuple[Any, ...]
+) -> tuple[int, int]:
+    found = []
+    for rows in (1, 2):
+        given = [torch.zeros(steps, rows, width, dtype=dtype), torch.zeros(size[0], width, dtype=dtype)]
+        given += [torch.zeros(size, dtype=dtype), torch.zeros(size[0], dtype=dtype), torch.zeros(size[0], dtype=dtype)]
+        given += [torch.zeros(rows, hidden, dtype=dtype) for _ in range(2)]
+        workspace = aten.mkldnn_rnn_layer(*given, rest[0], [], *rest[1:])[3]
+        found.append(0 if workspace is None else workspace.numel())  # None: not in training
+    return 2 * found[0] - found[1], found[1] - found[0]
 
 
-def _unique(tensor: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
-    goes_by_size("unique")
-    whole = tensor.new_empty((tensor.numel(),))
-    return whole, tensor.new_empty(tensor.shape, dtype=torch.int64), whole.new_empty(whole.shape, dtype=torch.int64)
+def _cudnn_rnn(
+    tensor: Tensor, weights: Any, stride: int, buffer: Any, state: Tensor, cell: Tensor | None, *args: Any
+) -> Any:
+    mode, hidden, projected, num_layers, batch_first, _, training, both_ways, sizes, _ = args
+    ways, given = 2 if both_ways else 1, tensor.shape[:-1]
+    output = tensor.new_empty((*given, (projected or hidden) * ways))
+    if batch_first and not sizes:
+        output = tensor.new_empty((given[1], given[0], output.shape[-1])).transpose(0, 1)
+    kept = KEPT[mode] * hidden * ways * num_layers * given.numel() if training else 0
+    reserve = tensor.new_empty((kept * tensor.element_size(),), dtype=torch.uint8)
+    new_cell = tensor.new_empty((0,)) if cell is None else torch.empty_like(cell)
+    return output, torch.empty_like(state), new_cell, reserve, tensor.new_empty((0,))
 
 
-def _pack_padded(tensor: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
-    """The sizes are real, since C++ reads them; where the lengths are not known, as if nothing were padded."""
-    rows, steps = tensor.shape[:2] if batch_first else (tensor.shape[1], tensor.shape[0])
-    if lengths.is_meta:
-        goes_by_size("pack_padded_sequence")
-        sizes = torch.full((steps,), rows, dtype=torch.int64)
-    else:
-        sizes = (lengths > torch.arange(int(lengths.max()))[:, None]).sum(1)
-    return tensor.new_empty((int(sizes.sum()), *tensor.shape[2:])), sizes
+def _cudnn_rnn_backward(tensor: Tensor, weights: Any, _: int, __: Any, state: Tensor, cell: Any, *args: Any) -> Any:
+    grad_cell = None if cell is None else torch.empty_like(cell)
+    return torch.empty_like(tensor), torch.empty_like(state), grad_cell, _like(weights)
 
 
-def _grouped_mm(
-    one: Tensor, other: Tensor, offsets: Tensor | None = None, bias: Tensor | None = None, dtype: Any = None
-) -> Tensor:
-    shape: tuple[int, ...] = (one.shape[-2], other.shape[-1])
-    if one.dim() == other.dim():
-        shape = (one.shape[0] if offsets is None else len(offsets), *shape)
-    return one.new_empty(shape, dtype=dtype or one.dtype)
+def _lstm_mps(tensor: Tensor, states: Sequence[Tensor], weights: Any, has_bias: bool, num: int, *args: Any) -> Any:
+    hidden, ways = states[0].shape[-1], 2 if args[2] else 1
+    kept = [tensor.new_empty((num, *tensor.shape[:-1], size * hidden * ways)) for size in (4, 1, 1)]
+    return tensor.new_empty((*tensor.shape[:-1], hidden * ways)), *_like(states), *kept
 
 
-def _repeat(repeats: Tensor, *, output_size: int | None = None) -> Tensor:
-    if output_size is None:
-        goes_by_size("repeat_interleave")
-    return repeats.new_empty((repeats.numel() if output_size is None else output_size,))
+def _gru_cell(inputs: Tensor, hidden: Tensor, state: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(state), state.new_empty((state.shape[0], 5 * state.shape[1]))
 
 
-def _ctc_loss(log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, *_: Any) -> Any:
-    steps, rows = log_probs.shape[:2]
-    longest = targets.shape[-1] if targets.dim() == 2 else max(target_lengths, default=1)
-    return log_probs.new_empty((rows,)), log_probs.new_empty((rows, steps, 2 * int(longest) + 1))
+def _gru_cell_backward(grad: Tensor, workspace: Tensor, has_bias: bool) -> tuple[Any, ...]:
+    gates = [grad.new_empty((grad.shape[0], 3 * grad.shape[1])) for _ in range(2)]
+    biases = [grad.new_empty((3 * grad.shape[1],)) if has_bias else None for _ in range(2)]
+    return *gates, torch.empty_like(grad), *biases
 
 
 RULES: dict[Any, Callable[..., Any]] = {
@@ -229,18 +179,12 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten.is_nonzero: lambda tensor: bool(value(tensor)),
     aten.equal: lambda *_: _alike("torch.equal()"),
     aten.allclose: lambda *_, **__: _alike("torch.allclose()"),
-    aten.nonzero: _nonzero,
-    aten.masked_select: _masked_select,
-    aten.bincount: _bincount,
-    aten._unique: _unique,
-    aten._unique2: _unique,
-    aten.unique_consecutive: _unique,
-    aten.unique_dim: _unique,
-    aten._pack_padded_sequence: _pack_padded,
-    aten.repeat_interleave.Tensor: _repeat,
-    aten._grouped_mm: _grouped_mm,
-    aten._ctc_loss: _ctc_loss,
-    aten._ctc_loss_backward: lambda grad, log_probs, *_: log_probs.new_empty(log_probs.shape),
-    **LAYERS,
-    **CELLS,
+    aten._cudnn_rnn: _cudnn_rnn,
+    aten._cudnn_rnn_backward: _cudnn_rnn_backward,
+    aten._lstm_mps: _lstm_mps,
+    aten.lstm_mps_backward: lambda *args: (torch.empty_like(args[5]), _like(args[7]), _like(args[8])),
+    aten._thnn_fused_gru_cell: _gru_cell,
+    aten._thnn_fused_gru_cell_backward: _gru_cell_backward,
+    aten.mkldnn_rnn_layer: _rnn_layer,
+    aten.mkldnn_rnn_layer_backward: lambda *args: tuple(_like(args[:7])),
 }

@@ -25,7 +25,6 @@ from runner.device.placement import tensor_leaves
 from runner.device.torch_private import TorchDispatchMode, tree_map
 from runner.inspection.host_reads import INDEXING_KERNELS
 from runner.plan.simulator import shapes
-from runner.plan.simulator.cells import CELLS
 
 aten = torch.ops.aten
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -34,7 +33,6 @@ CPU, META = torch.device("cpu"), torch.device("meta")
 COPIES = {aten._to_copy, aten.copy_, aten.copy, aten._foreach_copy_, aten.set_}
 #: take their lengths from the host, whatever the device
 LENGTHS_OF_HOST = {aten._pack_padded_sequence, aten._pack_padded_sequence_backward, aten._cudnn_rnn}
-LENGTHS_OF_HOST |= {aten._ctc_loss}
 #: host tensors from this size on have no numbers either, where `pretence.big_is_shapes`
 BIG_BYTES = 2**20
 
@@ -212,10 +210,8 @@ def _compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     backed_args, backed_kwargs = _mapped(args, back), _mapped(kwargs, back)
     if asked is not None:
         backed_kwargs["device"] = CPU if pretence.has_numbers else torch.device("meta")
-    if pretence.has_numbers:
-        result = CELLS.get(func._overloadpacket, func)(*backed_args, **backed_kwargs)
-    else:
-        result = shapes.run(func, *backed_args, **backed_kwargs)
+    compute_ = func if pretence.has_numbers else functools.partial(shapes.run, func)
+    result = compute_(*backed_args, **backed_kwargs)
     if torch.Tag.inplace_view in func.tags:  # squeeze_() and the like change the outer tensor's shape as well
         with torch_private.DisableTorchDispatch():
             func(*args, **kwargs)

@@ -19,11 +19,10 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from runner.device.torch_private import OpOverload, eager_transforms, functions, tree_map, vmap
-from runner.plan.simulator.attention import attention
-from runner.plan.simulator.kernels import MODES, ctc_loss, recurrent
+from runner.plan.simulator.layers import MODES, attention, ctc_loss, recurrent
 from runner.plan.simulator.shapes import NotSimulated
 from runner.plan.simulator.tensor import SimulatedTensor, pretence
-from runner.plan.simulator.values import asking, look_for_sizes, watched
+from runner.plan.simulator.values import asking
 
 Replacement = tuple[Any, str, Any]
 
@@ -225,18 +224,12 @@ class Naming(TorchFunctionMode):
         before = asking.call, pretence.running_backward
         asking.call, pretence.running_backward = getattr(func, "__name__", ""), 0
         try:
-            if not pretence.has_numbers:
-                look_for_sizes(asking.call, args, kwargs)
             result = func(*args, **kwargs)
-            if func is DEVICE_OF and result.type == "meta":  # of functorch's own tensors; see `compute`
-                return pretence.device if pretence.num_transforms else result
-            return watched(result) if asking.call in ("item", "tolist") and _lacks_numbers(args[0]) else result
+            if func is DEVICE_OF and result.type == "meta" and pretence.num_transforms:
+                return pretence.device  # of functorch's own tensors; see `compute`
+            return result
         finally:
             asking.call, pretence.running_backward = before
-
-
-def _lacks_numbers(tensor: Tensor) -> bool:
-    return isinstance(tensor, SimulatedTensor) and tensor.backing.is_meta
 
 
 def numbered(device: Any) -> Any:

@@ -22,8 +22,8 @@ from torch import nn
 from runner.data.loading.loaders import Resident, Streamed
 from runner.device.capabilities import has_mps_kernel
 from runner.inspection.host_reads import HostReads
-from runner.plan.simulator.cells import gru, gru_backward, lstm, lstm_backward
 from runner.plan.simulator.device import ADD_GUARD, GUARDS
+from runner.plan.simulator.tensor import Pretence
 from runner.training.background import Background
 from runner.training.metric_buffer import MetricBuffer
 from runner.version import PACKAGES
@@ -243,35 +243,6 @@ def test_mps_has_no_float64_and_not_every_kernel(monkeypatch):
     assert run_simulated("mps", break_rules)["no kernel"] == "passed"
 
 
-@pytest.mark.parametrize(
-    ("kind", "cell", "back"), [(nn.LSTMCell, lstm, lstm_backward), (nn.GRUCell, gru, gru_backward)]
-)
-def test_the_cells_of_recurrent_layers_compute_what_the_cpus_do(kind, cell, back):
-    torch.manual_seed(0)
-    there, x = kind(4, 3), torch.randn(5, 4, requires_grad=True)
-    states = [torch.randn(5, 3, requires_grad=True) for _ in range(2 if kind is nn.LSTMCell else 1)]
-    expected = there(x, tuple(states) if len(states) == 2 else states[0])
-    loss = sum(
-        (part * torch.arange(1.0, 4.0)).sum() for part in (expected if isinstance(expected, tuple) else (expected,))
-    )
-    loss.backward()
-    with torch.no_grad():
-        inputs, hidden = F.linear(x, there.weight_ih), F.linear(states[0], there.weight_hh)
-        found = cell(inputs, hidden, states[-1], there.bias_ih, there.bias_hh)
-        grad = torch.arange(1.0, 4.0).expand(5, 3)
-        if kind is nn.LSTMCell:
-            torch.testing.assert_close(found[:2], expected)
-            gates, grad_state, bias = back(grad, grad, states[1], found[1], found[2], True)
-            torch.testing.assert_close(grad_state, states[1].grad)
-        else:
-            torch.testing.assert_close(found[0], expected)
-            gates, to_hidden, grad_state, bias, hidden_bias = back(grad, found[1], True)
-            torch.testing.assert_close(grad_state + to_hidden @ there.weight_hh, states[0].grad)
-            torch.testing.assert_close(hidden_bias, there.bias_hh.grad)
-        torch.testing.assert_close(gates @ there.weight_ih, x.grad)
-        torch.testing.assert_close(bias, there.bias_ih.grad)
-
-
 def test_the_wheels_list_tells_what_mps_has():
     has = ["mm", "add.Tensor", "_fused_adamw_", "native_dropout", "linear", "stack.out", "_foreach_lerp_.Scalar"]
     assert all(map(has_mps_kernel, [*has, "embedding_renorm_", "not_in_the_list"]))
@@ -407,6 +378,15 @@ def test_torchs_modules_answer():
         "kind": "cuda",
         "pinned": "cpu",
     }
+
+
+def test_a_backward_pass_is_of_its_thread():
+    pretence, seen = Pretence(), []
+    pretence.running_backward = 1
+    reader = threading.Thread(target=lambda: seen.append(pretence.running_backward))
+    reader.start()
+    reader.join()
+    assert seen == [0] and pretence.running_backward == 1
 
 
 PROGRAM = "import sys, torch\nprint(sys.argv[1:], torch.ones(1).cuda().device)\nraise SystemExit(3)\n"
