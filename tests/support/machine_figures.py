@@ -2,8 +2,7 @@
 
 import math
 
-from runner.device import Gpu, Hardware, probe
-from runner.device.benchmark import cache
+from runner.device import Gpu, Hardware
 from runner.device.benchmark.measure import Sizes
 from runner.device.hardware import GIB
 
@@ -64,7 +63,3 @@ def facts():
         },
         "failed": {},
     }
-
-
-def keep_facts(device):
-    return str(cache.keep(facts(), probe()))
