@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from runner.data.array_data import array_inputs as array_inputs
     from runner.data.array_data import arrays as arrays
-    from runner.data.builtin.digits import digits as digits
     from runner.data.builtin.mnist1d import mnist1d as mnist1d
-    from runner.data.builtin.plane import Features as Features
+    from runner.data.builtin.playground import Features as Features
     from runner.data.builtin.playground import playground as playground
+    from runner.data.builtin.scikit import digits as digits
     from runner.data.builtin.scikit import scikit as scikit
     from runner.data.builtin.synthetic import synthetic as synthetic
     from runner.data.hub.datasets import huggingface as huggingface
-    from runner.data.hub.reader import read_rows as read_rows
+    from runner.data.hub.datasets import read_rows as read_rows
     from runner.data.language.text import TextReader as TextReader
     from runner.data.language.text import text as text
     from runner.data.language.tokens import TokensReader as TokensReader
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from runner.data.tables.table import TableReader as TableReader
     from runner.data.tables.table import table as table
     from runner.data.vision.images import images as images
-    from runner.data.vision.reader import read_images as read_images
+    from runner.data.vision.images import read_images as read_images
 else:
     from runner.config.exports import exports
 

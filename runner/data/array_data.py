@@ -17,7 +17,7 @@ from runner.data.map_style import Conversion
 from runner.data.source import GIVEN, Source, from_arrays
 from runner.data.tables.values import to_inputs
 from runner.data.vision.augment import augmented
-from runner.data.vision.statistics import normalised
+from runner.data.vision.images import normalised
 from runner.errors import Problem, RunnerError, nearest, refuse
 
 READER = "runner.data.array_inputs"

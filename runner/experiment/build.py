@@ -30,7 +30,7 @@ from runner.data.own_loader import OwnLoader
 from runner.data.sampler import class_counts
 from runner.data.source import Preprocessing, Source
 from runner.data.split import Splits
-from runner.data.tables.statistics import SCALED
+from runner.data.tables.table import SCALED
 from runner.device import backends, layers
 from runner.device.host_memory import keep_what_is_freed
 from runner.device.placement import place

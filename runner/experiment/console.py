@@ -21,7 +21,7 @@ from rich.text import Text
 
 from runner.config.settings import Settings
 from runner.config.validate import without_password
-from runner.data.balance import balance
+from runner.data.sampler import balance
 from runner.device.precision import precision_note
 from runner.errors import harmless
 from runner.experiment.claim import CONSOLE, LOG

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +26,11 @@ from runner.config.settings import Settings
 from runner.config.trust import check_folder
 from runner.data.loading.batch_transform import TransformedBatches
 from runner.data.loading.loaders import MOST_OF_FREE_MEMORY
-from runner.data.loading.resident import Resident, brought, sent
+from runner.data.loading.resident import Resident, sent
 from runner.data.source import GIVEN, Source
 from runner.data.split import Chosen, indices, split
 from runner.device import backends, host_memory
-from runner.device.placement import map_tensors, num_bytes, num_rows, tensors
+from runner.device.placement import map_tensors, move, num_bytes, num_rows, tensors
 from runner.distributed.group import Alone
 from runner.errors import OF_CODE, RunnerError, on_a_line
 from runner.experiment import claim
@@ -189,7 +188,7 @@ class CommonRows:
         if self._source is None and _is_worth_it(parts, chosen):
             rows = map_tensors(parts.source.rows, Tensor.contiguous)
             self._source, self._was_read_by = replace(parts.source, rows=rows), _read_by(cfg)
-            self._rows = map_tensors({"train": rows, **parts.source.given}, partial(brought, device=parts.device))
+            self._rows = map_tensors({"train": rows, **parts.source.given}, lambda tensor: move(tensor, parts.device))
         first = self._source
         if first is None or not _are_alike(parts.source, first):
             return parts

@@ -84,8 +84,7 @@ def mlflow(trained: Trained, module: nn.Module, example: Any, folder: Path) -> C
     """A folder as MLflow logs models: a graph where that works, else a pickle with the modules of the current folder."""
     import tempfile
 
-    from runner.data.tables.columns import columns_in
-    from runner.data.tables.example import frame_of
+    from runner.data.tables.columns import columns_in, frame_of
     from runner.tracking import mlflow_model, mlflow_store
 
     columns = columns_in(trained.card.reader)

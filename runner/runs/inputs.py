@@ -19,13 +19,12 @@ from torch import Tensor
 from runner.data import array_data
 from runner.data.array_files import ENDINGS as OF_ARRAYS
 from runner.data.tables.cells import NUMBER, Form
-from runner.data.tables.columns import Column, Columns, columns_in, listed
+from runner.data.tables.columns import Column, Columns, columns_in, listed, made_up
 from runner.data.tables.encoder import Encoder
-from runner.data.tables.example import made_up
 from runner.data.tables.files import ENDINGS as TABLE_ENDINGS
 from runner.data.tables.files import TableFile, is_table
 from runner.data.tables.table import TableReader
-from runner.data.vision.reader import named_images
+from runner.data.vision.images import named_images
 from runner.device.placement import map_tensors, num_rows, tensors
 from runner.errors import RunnerError, first_line, nearest, nearest_files
 from runner.runs.load import Trained, reader_of

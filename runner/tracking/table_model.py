@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.config import run_files
-from runner.data.tables.columns import arguments, columns_in
-from runner.data.tables.example import frame_of
+from runner.data.tables.columns import arguments, columns_in, frame_of
 
 if TYPE_CHECKING:
     from mlflow.models import ModelSignature

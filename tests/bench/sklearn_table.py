@@ -22,8 +22,7 @@ import numpy as np
 from page import add_write, section
 
 import runner
-from runner.data.builtin.digits import digits
-from runner.data.builtin.scikit import scikit
+from runner.data.builtin.scikit import digits, scikit
 from runner.data.source import Source
 from runner.data.split import split
 

@@ -191,21 +191,21 @@ def test_rules_mean_what_json_schema_says(key, kind):
 
 def test_the_options_that_comments_list_are_those_of_the_code():
     from runner.data.builtin import playground
-    from runner.data.hub import columns
-    from runner.data.language import tokens, windows
+    from runner.data.hub import load
+    from runner.data.language import text, tokens
     from runner.data.tables import choose, values
-    from runner.data.vision import dataset, decode
+    from runner.data.vision import dataset
     from runner.models import attention, external, mlp, recurrent, transformer
     from runner.tasks import classification, regression
 
     known = {
         "runner.data.arrays": {"kind": values.KINDS},
-        "runner.data.huggingface": {"kind": columns.KINDS, "mode": decode.CHANNELS, "decode": dataset.DECODE},
-        "runner.data.images": {"mode": decode.CHANNELS, "decode": dataset.DECODE},
+        "runner.data.huggingface": {"kind": load.KINDS, "mode": dataset.CHANNELS, "decode": dataset.DECODE},
+        "runner.data.images": {"mode": dataset.CHANNELS, "decode": dataset.DECODE},
         "runner.data.playground": {"shape": playground.SHAPES},
         "runner.data.table": {"kind": choose.KINDS, "missing": ("mean", "refuse"), "in_memory": ("auto", True, False)},
-        "runner.data.text": {"windows": windows.WINDOWS},
-        "runner.data.tokens": {"windows": windows.WINDOWS, "dtype": tokens.DTYPES},
+        "runner.data.text": {"windows": text.WINDOWS},
+        "runner.data.tokens": {"windows": text.WINDOWS, "dtype": tokens.DTYPES},
         "runner.models.Autoencoder": {"kind": ("auto", "conv", "mlp"), "activation": mlp.ACTIVATIONS},
         "runner.models.GAN": {"activation": mlp.ACTIVATIONS},
         "runner.models.GPT": {"positions": attention.POSITIONS},

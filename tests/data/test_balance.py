@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from runner.data.balance import balance
+from runner.data.sampler import balance
 from runner.data.source import from_arrays
 
 

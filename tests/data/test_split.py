@@ -4,7 +4,7 @@ from refused import problems_of
 from torch.utils.data import Dataset
 
 from runner.data import split as room
-from runner.data.builtin.digits import digits
+from runner.data.builtin.scikit import digits
 from runner.data.source import Source, as_source
 from runner.data.split import fingerprint, folds, indices, split, take
 

@@ -17,7 +17,7 @@ from runner.config import compose
 from runner.config.compose import composed_with, composer
 from runner.config.instantiate import build
 from runner.config.nodes import SHARED
-from runner.data.builtin.digits import digits
+from runner.data.builtin.scikit import digits
 from runner.data.loading.order import EPOCH, SPLIT, generator, permutation
 from runner.experiment.build import prepare
 from runner.models.card import read_card

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import runner
 from runner import cli
-from runner.data.builtin.digits import digits
+from runner.data.builtin.scikit import digits
 from runner.data.loading.order import permutation
 from runner.data.split import split
 from runner.models.mlp import MLP

@@ -19,7 +19,7 @@ from waiting import LONGEST, wait_for
 import runner
 from runner import cli
 from runner.config import origin
-from runner.data.builtin.digits import digits
+from runner.data.builtin.scikit import digits
 from runner.data.loading.order import permutation
 from runner.data.split import split
 from runner.device.placement import map_tensors

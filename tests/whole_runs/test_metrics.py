@@ -29,7 +29,7 @@ def test_the_best_weights_are_kept_by_a_metric_and_it_is_scikit_learns(own_folde
     assert found["best"] == {**found["best"], "metric": "val/f1", "mode": "max", "value": max(values)}
     assert "test/f1" in points and "train/f1" not in points and not list((own_folder / "run" / "plots").glob("roc*"))
 
-    from runner.data.builtin.digits import digits
+    from runner.data.builtin.scikit import digits
     from runner.data.split import split
     from runner.models.linear import Linear
 

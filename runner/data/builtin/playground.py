@@ -11,12 +11,47 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from runner.data.builtin.plane import check_features
 from runner.data.loading.order import ROWS, generator
 from runner.data.source import Preprocessing, Source, facts_of
-from runner.errors import Problem, nearest, refuse
+from runner.errors import Problem, RunnerError, nearest, refuse
+
+FEATURES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "x1": lambda x1, x2: x1,
+    "x2": lambda x1, x2: x2,
+    "x1_squared": lambda x1, x2: x1.square(),
+    "x2_squared": lambda x1, x2: x2.square(),
+    "x1_times_x2": lambda x1, x2: x1 * x2,
+    "sin_x1": lambda x1, x2: x1.sin(),
+    "sin_x2": lambda x1, x2: x2.sin(),
+}
+
+
+class Features(nn.Module):
+    """Compute a column for each name. It is a layer, so that the trained model takes plain points."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__()
+        self.names = check_features(names, key="features")
+
+    def forward(self, points: Tensor) -> Tensor:  # (B, 2) -> (B, features)
+        x1, x2 = points.unbind(1)
+        return torch.stack([FEATURES[name](x1, x2) for name in self.names], 1)
+
+
+def check_features(names: Any, *, key: str) -> list[str]:
+    """The names, if all are known. Raises: RunnerError with the nearest."""
+    if isinstance(names, str) or not isinstance(names, Sequence) or not names:
+        raise RunnerError.suggest(f"{key}={names}", f"`{key}` must be a list of features", [f"{key}=[x1,x2]"])
+    for name in names:
+        if name not in FEATURES:
+            hits = nearest(str(name), FEATURES) or FEATURES
+            problem = f"there is no feature `{name}`; there are {', '.join(FEATURES)}"
+            fix = f"use {' or '.join(f'`{hit}`' for hit in hits)} instead of `{name}`"
+            raise RunnerError.of(f"{key}=[{','.join(map(str, names))}]", problem, fix)
+    return list(names)
+
 
 RADIUS = 5.0
 RAW = ["x1", "x2"]

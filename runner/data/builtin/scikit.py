@@ -1,20 +1,44 @@
-"""Loads a small table that scikit-learn ships, by its name, with the names of its columns and classes."""
+"""Loads the data sets that scikit-learn ships: small tables by their names, and the handwritten digits."""
 
 from __future__ import annotations
 
 import csv
 import gzip
+import importlib.util
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from runner.data.builtin.digits import shipped
-from runner.data.source import Source, facts_of
+from runner.data.source import Source, facts_of, from_arrays
 from runner.data.tables.columns import Column, Columns, Target, reader_node
-from runner.data.tables.statistics import fit
+from runner.data.tables.table import fit
+from runner.data.vision.augment import augmented
 from runner.errors import RunnerError, nearest
+
+
+def digits(augment: Mapping[str, Any] | Sequence[Any] | None = None) -> Source:
+    """Images (1797, 1, 8, 8) in 0..1 and their classes 0..9 (UCI optical recognition of handwritten digits).
+
+    augment: see runner.data.vision.augment.
+    """
+    # (1797, 65): 64 pixels in 0..16, then the class
+    rows = np.loadtxt(shipped("digits.csv.gz"), delimiter=",", dtype=np.uint8)
+    images = rows[:, :-1].reshape(-1, 1, 8, 8) / 16
+    source = from_arrays(images, rows[:, -1].astype(np.int64), name="digits", origin="scikit-learn load_digits")
+    return augmented(source, augment)
+
+
+def shipped(name: str) -> Path:
+    """Return a file of scikit-learn's data. Importing the library takes a second in every job of a sweep."""
+    found = importlib.util.find_spec("sklearn")
+    assert found is not None and found.origin is not None  # a dependency of ours
+    return Path(found.origin).parent / "datasets" / "data" / name
+
 
 CELL = (
     "radius",

@@ -1,10 +1,11 @@
-"""Makes a Source of a set of Hugging Face's `datasets` library (Hub or files): numbers, images or texts."""
+"""Makes a Source of a set of Hugging Face's `datasets` library (numbers, images or texts); reads such files for predictions."""
 
 from __future__ import annotations
 
+import logging
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,31 +13,32 @@ import numpy as np
 from torch import Tensor
 
 from runner.config.checks import choice
-from runner.data.hub.columns import IMAGE, NUMBER, TEXT, Chosen, chosen
-from runner.data.hub.load import Files, loaded
+from runner.data.hub.load import IMAGE, NUMBER, TEXT, Chosen, Files, chosen, form_of, loaded
 from runner.data.hub.rows import (
     Reading,
     TableRows,
-    all_inputs,
     fingerprint_of_all,
     image_size,
     offsets_in,
     row_shape,
     target_values,
 )
-from runner.data.language.text_rows import TextRows, entries_of
+from runner.data.language.vocabulary import TextRows, entries_of
 from runner.data.source import Source
 from runner.data.tables.cells import LIKE_A_DATE
 from runner.data.tables.choose import MOST_HINTS, holds_dates
 from runner.data.tables.scan import offset_note
 from runner.data.tables.values import fall_together, to_targets
 from runner.data.vision.augment import augmented
-from runner.data.vision.dataset import is_decoded_once
-from runner.data.vision.decode import CHANNELS, checked_size
-from runner.data.vision.statistics import normalised
-from runner.errors import RunnerError
+from runner.data.vision.dataset import CHANNELS, checked_size, is_decoded_once
+from runner.data.vision.images import normalised, read_images
+from runner.errors import RunnerError, nearest
+
+log = logging.getLogger("runner")
 
 READER = "runner.data.read_rows"
+#: rows of a prediction's block, where all of them do not fit into memory
+BLOCK = 4096
 
 
 def huggingface(
@@ -59,19 +61,26 @@ def huggingface(
     augment: Mapping[str, Any] | Sequence[Any] | None = None,
     like: Mapping[str, Any] | None = None,
 ) -> Source:
-    """Rows of float32 numbers (F,), of images (C, H, W) uint8 or of tokens (T,) int64, and what to tell of them.
+    """Return rows of float32 numbers (F,), of images (C, H, W) uint8 or of tokens (T,) int64.
 
-    path, subset: a set of the Hub and its configuration; or csv, json, parquet, arrow, text or imagefolder, with
-    data_files or data_dir; or a file or folder. split: {train: ..., val: ..., test: ...} by the set's own names; None:
-    found. inputs, target: columns; None: found by what they are called and hold; several texts are joined by line breaks.
-    kind: classification, regression, language (no target: the tokens that follow), auto (by the target's column).
-    Numbers with more digits than float32 has, times for one, are taken less their mean, by the reader, too.
-    size, mode, decode, augment: of images, as data=images has them; decode also says whether numbers and texts are
-    read once into memory or, batch by batch, from the mapped file. tokenizer: bytes or a tokenizer.json; rows are cut
-    and padded to context_length tokens. like: the reader of an earlier run, whose columns, classes and tokens hold.
-    streaming: nothing is fetched but the first num_rows rows of each split. A stream has no length and rows are drawn
-    by number here, so these rows are fetched now, in the stream's order, and kept in memory.
-    Raises: RunnerError for what is not there, can't be read or can't be told apart.
+    Args:
+        path: A set of the Hub; or csv, json, parquet, arrow, text or imagefolder, with data_files or data_dir; or a file
+            or directory.
+        subset: The configuration of a set of the Hub.
+        split: {train: ..., val: ..., test: ...} by the set's own names (None: found).
+        data_files: Files, by split if they have several.
+        data_dir: A directory of files.
+        inputs: Columns (None: found by name and type); several texts are joined by line breaks.
+        target: A column (None: found).
+        kind: classification, regression, language (no target: the tokens that follow), or auto (by the target's column).
+        size, mode, augment: Of images, as for data=images.
+        decode: Whether rows are read once into memory, or batch by batch from the mapped file.
+        tokenizer: bytes or a tokenizer.json; rows are cut and padded to context_length tokens.
+        streaming: Fetches only the first num_rows rows of each split, in the stream's order, and keeps them in memory.
+        like: The reader of an earlier run, whose columns, classes and tokens hold.
+
+    Raises:
+        RunnerError: The set is missing, can't be read, or its columns are not clear.
     """
     known: dict[str, Any] = dict(like or {})
     tables = loaded(
@@ -199,7 +208,7 @@ def _named(numbers: Any, names: tuple[str, ...], *, asked: str, called: str) -> 
 
 def _rows(table: Any, reading: Reading, targets: Tensor | None, *, once: bool) -> tuple[Any, str]:
     if once:
-        inputs = all_inputs(table, reading)
+        inputs = reading.inputs(table.with_format("arrow")[:])
         return reading.batch(inputs, targets), fingerprint_of_all(inputs, targets)
     rows = TableRows(table, reading, targets)
     return rows, rows.fingerprint
@@ -237,3 +246,69 @@ def _reader(reading: Reading, classes: Sequence[str]) -> dict[str, Any]:
         length = reading.tokens.length - (picked.target is None)
         node |= {"entries": reading.tokens.entries, "context_length": length}
     return node
+
+
+def read_rows(
+    path: Any,
+    *,
+    form: str,
+    inputs: Sequence[str],
+    target: str | None,
+    kind: str,
+    classes: Sequence[str] = (),
+    size: Sequence[int] | None = None,
+    mode: str = "rgb",
+    entries: str | None = None,
+    context_length: int | None = None,
+    offsets: Sequence[float] = (),
+) -> Tensor | Iterator[Tensor]:
+    """Return the inputs of a file for predictions, (N, ...), or an iterator of blocks if memory is too small for them.
+
+    Args:
+        path: csv, tsv, json, jsonl, parquet or arrow with the columns `inputs`; for one text also txt, a text per line;
+            for images see read_images(). The other arguments are the run's.
+
+    Raises:
+        RunnerError: The file is missing, can't be read or lacks a column.
+    """
+    if form == IMAGE:
+        assert size is not None
+        return read_images(path, size=size, mode=mode)
+    table = loaded(str(path))["train"]
+    columns = tuple(inputs)
+    if len(columns) == 1 and list(table.column_names) == ["text"]:  # a .txt has one column, of that name
+        columns = ("text",)
+    _check_columns(table, columns, path)
+    tokens = None if context_length is None else TextRows(entries, context_length)
+    picked = Chosen(form, columns, target or "", kind, tuple(classes))
+    reading = Reading(
+        picked, f"the file {path}", choice(mode, CHANNELS, key="data.mode"), checked_size(size), tokens, tuple(offsets)
+    )
+    rows = table.with_format("arrow")
+    once, _ = is_decoded_once("auto", num_bytes=len(rows) * 8 * math.prod(row_shape(table, reading)))
+    if once:
+        found = reading.inputs(rows[:])
+        _warn_of_cut_texts(tokens)
+        return found
+    return _row_blocks(rows, reading)
+
+
+def _row_blocks(rows: Any, reading: Reading) -> Iterator[Tensor]:
+    for start in range(0, len(rows), BLOCK):
+        yield reading.inputs(rows[start : start + BLOCK])
+    _warn_of_cut_texts(reading.tokens)
+
+
+def _warn_of_cut_texts(tokens: TextRows | None) -> None:
+    if tokens is not None and (cut := tokens.what_was_cut()):
+        log.warning("%s, as in the training", cut)
+
+
+def _check_columns(table: Any, columns: Sequence[str], path: Any) -> None:
+    there = list(table.column_names)
+    if missing := [name for name in columns if name not in there]:
+        forms = ", ".join(f"{name} ({form_of(table.features[name])})" for name in there)
+        hits = nearest(missing[0], there)
+        fix = f"add a column `{missing[0]}`" + (f", or rename `{hits[0]}`" if hits else "")
+        problem = f"the file has no column {', '.join(missing)}, which the model was trained on; it has {forms}"
+        raise RunnerError.of(f"the file {path}", problem, fix)

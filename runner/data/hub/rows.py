@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
-from runner.data.hub.columns import IMAGE, TEXT, Chosen
-from runner.data.language.text_rows import TextRows
+from runner.data.hub.load import IMAGE, TEXT, Chosen
+from runner.data.language.vocabulary import TextRows
+from runner.data.map_style import BatchDataset
 from runner.data.tables.values import MOST_LOOKED_AT, offsets_of, to_floats
-from runner.data.vision.dataset import check_same, decoded_at_once, each
-from runner.data.vision.decode import CHANNELS, Encoded, decoded, size_of
+from runner.data.vision.dataset import CHANNELS, Encoded, check_same, decoded, decoded_at_once, each, size_of
 from runner.errors import RunnerError
 
 #: rows that a fingerprint reads, evenly spread
@@ -38,14 +37,14 @@ class Reading:
     tokens: TextRows | None = None  # of texts
     offsets: tuple[float, ...] = ()  # of numbers: taken off each of a row's while they are float64; () for none
 
-    def inputs(self, part: Any, first_row: int = 0) -> Tensor:
+    def inputs(self, part: Any) -> Tensor:
         """(B, ...) from a pyarrow table. Raises: RunnerError for values that are missing or can't be read."""
         if self.chosen.form == TEXT:
             assert self.tokens is not None
             return self.tokens.encode(_texts(part, self.chosen.inputs))
         if self.chosen.form == IMAGE:
-            images, names = encoded_images(part, self.chosen.inputs[0]), _row_names(part, first_row)
-            return decoded_at_once(images, names, mode=self.mode, size=self.size, asked=self.asked)
+            images = _encoded_images(part, self.chosen.inputs[0])
+            return decoded_at_once(images, _row_names(part), mode=self.mode, size=self.size, asked=self.asked)
         columns = [_numbers(part.column(name), name, self.asked) for name in self.chosen.inputs]
         numbers = np.concatenate(columns, axis=1)
         if self.offsets:
@@ -60,8 +59,8 @@ class Reading:
         return self.tokens.next_tokens(inputs)
 
 
-class TableRows(Dataset[tuple[Tensor, Tensor]]):
-    """Rows of a table that stays in its file. A batch is read in one piece, by whoever needs it."""
+class TableRows(BatchDataset):
+    """Rows of a table that stays in its file. A batch is read in one piece, by the process that needs it."""
 
     def __init__(self, table: Any, reading: Reading, targets: Tensor | None) -> None:
         self._table, self._reading, self._targets = table.with_format("arrow"), reading, targets
@@ -70,63 +69,51 @@ class TableRows(Dataset[tuple[Tensor, Tensor]]):
     def __len__(self) -> int:
         return len(self._table)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        inputs, targets = self.__getitems__([index])
-        return inputs[0], targets[0]
-
-    def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
+    def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         targets = None if self._targets is None else self._targets[torch.tensor(indices)]
         return self._reading.batch(self._inputs(indices), targets)
-
-    def collate_fn(self, rows: Any) -> Any:
-        return rows if isinstance(rows, tuple) else torch.utils.data.default_collate(rows)
 
     def _inputs(self, indices: Sequence[int]) -> Tensor:
         part, reading = self._table[list(indices)], self._reading
         if reading.chosen.form != IMAGE:
             return reading.inputs(part)
         images = []
-        for index, one in zip(indices, encoded_images(part, reading.chosen.inputs[0]), strict=True):
+        for index, one in zip(indices, _encoded_images(part, reading.chosen.inputs[0]), strict=True):
             try:
                 images.append(decoded(one, mode=reading.mode, size=reading.size))
             except ValueError as error:
-                fix = "remove that row"
-                raise RunnerError.of(reading.asked, f"the image of row {index}: {error}", fix) from None
+                raise RunnerError.of(reading.asked, f"the image of row {index}: {error}", "remove that row") from None
         return torch.stack(images)
 
 
-def fingerprint_of_all(inputs: Tensor, targets: Tensor | None) -> str:
-    """The same of rows in memory."""
-    return fingerprint_of(inputs[torch.tensor(_spread(len(inputs)))], targets)
-
-
 def fingerprint_of(some: Tensor, targets: Tensor | None) -> str:
-    """Of some rows as they are read, and of all targets."""
+    """Return a digest of some rows as they are read, and of all targets."""
     digest = hashlib.sha256(some.contiguous().numpy().data)
     if targets is not None:
         digest.update(targets.contiguous().numpy().data)
     return digest.hexdigest()
 
 
+def fingerprint_of_all(inputs: Tensor, targets: Tensor | None) -> str:
+    """Return the same digest for rows in memory."""
+    return fingerprint_of(inputs[torch.tensor(_spread(len(inputs)))], targets)
+
+
 def _spread(count: int) -> list[int]:
-    places: list[int] = torch.linspace(0, count - 1, min(count, FINGERPRINT_ROWS)).round().long().tolist()
-    return places
-
-
-def all_inputs(table: Any, reading: Reading) -> Tensor:
-    return reading.inputs(table.with_format("arrow")[:])
+    indices: list[int] = torch.linspace(0, count - 1, min(count, FINGERPRINT_ROWS)).round().long().tolist()
+    return indices
 
 
 def image_size(table: Any, column: str, *, asked: str) -> tuple[int, int]:
-    """The size that all images of a column have, by their headers. Raises: RunnerError where they differ."""
+    """Return the size of all images of a column, by their headers. Raises: RunnerError if they differ."""
     part = table.select_columns([column]).with_format("arrow")[:]
-    images, names = encoded_images(part, column), _row_names(part, 0)
+    images, names = _encoded_images(part, column), _row_names(part)
     sizes = each(range(len(images)), lambda index: size_of(images[index]), names=names, asked=asked)
     return check_same(sizes, names=names, asked=asked)
 
 
 def row_shape(table: Any, reading: Reading) -> list[int]:
-    """Of the inputs of a row."""
+    """Return the shape of a row's inputs."""
     if reading.chosen.form == IMAGE:
         assert reading.size is not None
         return [CHANNELS[reading.mode], *reading.size]
@@ -137,10 +124,7 @@ def row_shape(table: Any, reading: Reading) -> list[int]:
 
 
 def offsets_in(table: Any, reading: Reading, *, width: int) -> list[tuple[str, float]]:
-    """The names of a row's numbers, and what each is to be less so that float32 keeps its values apart; 0 for nothing.
-
-    Some of the rows tell, evenly spread. width: how many numbers a row has.
-    """
+    """Return each number's name, and its offset (see runner.data.tables.scan), by evenly spread rows."""
     most = min(MOST_LOOKED_AT, max(FINGERPRINT_ROWS, MOST_NUMBERS // width))
     part = table.with_format("arrow")[list(range(0, len(table), -(-len(table) // most)))]
     found: list[tuple[str, float]] = []
@@ -151,31 +135,25 @@ def offsets_in(table: Any, reading: Reading, *, width: int) -> list[tuple[str, f
     return found
 
 
-def encoded_images(part: Any, column: str) -> list[Encoded]:
-    """As they lie in the table: bytes, or the path of a file."""
-    return [_encoded(one) for one in part.column(column).to_pylist()]
-
-
 def target_values(table: Any, column: str, *, asked: str) -> Any:
-    """(N,) or (N, T), as NumPy has it. Raises: RunnerError for rows without a target."""
+    """Return (N,) or (N, T) as a NumPy array. Raises: RunnerError for rows without a target."""
     values = table.select_columns([column]).with_format("arrow")[:].column(column)
     if values.null_count:
         problem = f"{values.null_count:,} of {len(values):,} rows have no value in column `{column}`"
         raise RunnerError.of(asked, problem, "remove these rows")
     if _is_list(values.type):
         return _numbers(values, column, asked)
-    found = values.to_numpy()
-    return found.astype(str) if found.dtype.kind == "O" else found
+    array = values.to_numpy()
+    return array.astype(str) if array.dtype.kind == "O" else array
 
 
-def _encoded(one: dict[str, Any] | None) -> Encoded:
-    if one is None or (one.get("bytes") is None and not one.get("path")):
-        return b""
-    return one["bytes"] if one.get("bytes") is not None else str(one["path"])
+def _encoded_images(part: Any, column: str) -> list[Encoded]:
+    images = (one or {} for one in part.column(column).to_pylist())
+    return [one["bytes"] if one.get("bytes") is not None else str(one.get("path") or "") or b"" for one in images]
 
 
-def _row_names(part: Any, first_row: int) -> list[str]:
-    return [f"the image of row {first_row + index}" for index in range(part.num_rows)]
+def _row_names(part: Any) -> list[str]:
+    return [f"the image of row {index}" for index in range(part.num_rows)]
 
 
 def _texts(part: Any, columns: Sequence[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Turns the bytes of a text into token numbers, and back: the vocabulary that `data.tokens` names."""
+"""Turns texts into token numbers, and back: whole texts, and rows that are cut and padded."""
 
 from __future__ import annotations
 
@@ -8,16 +8,76 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from runner.config.packages import not_installed
 from runner.errors import Problem, RunnerError, first_line, nearest
 
 Tokens = NDArray[Any]  # (N,) whole numbers
 KINDS = ("characters", "bytes")
-#: of a tokenizer.json, what stands in model.json as its kind
+#: the kind of a tokenizer.json's vocabulary, in model.json
 TOKENIZER = "tokenizer"
 NUM_CODE_POINTS = 0x110000
+BYTES = "bytes"
+NUM_BYTES = 256
+#: what tokenizers call the token that fills a row up
+PADDING = ("[PAD]", "<pad>", "<|pad|>", "<PAD>", "<|padding|>", "<|finetune_right_pad_id|>")
+#: targets that count for nothing, as torch's cross-entropy has it
+IGNORED = -100
+
+
+class TextRows:
+    """Texts to rows of `length` tokens. What is longer is cut, what is shorter is filled up with `padding`.
+
+    entries: the content of a tokenizer.json; None for bytes, of which 256 is the padding. A tokenizer without a padding
+    token gets another one. Raises: RunnerError for a content that tokenizers can't read.
+    """
+
+    def __init__(self, entries: str | None, length: int, *, asked: str = "data.tokenizer") -> None:
+        # a node may hold no ${, and in JSON this is the same
+        self.entries = None if entries is None else entries.replace("$", "\\u0024")
+        self.length = length
+        self._num_texts = self._num_cut = 0  # that were encoded here
+        self._longest = 0
+        self._tokenizer = None if entries is None else tokenizer_of(entries, asked=asked)
+        if self._tokenizer is None:
+            self.padding, self.vocab_size = NUM_BYTES, NUM_BYTES + 1
+        else:
+            known = self._tokenizer.get_vocab(with_added_tokens=True)
+            count = max(known.values(), default=0) + 1
+            self.padding = next((known[name] for name in PADDING if name in known), count)
+            self.vocab_size = max(count, self.padding + 1)
+
+    def encode(self, texts: Sequence[str]) -> Tensor:  # -> (N, length) int64
+        rows = torch.full((len(texts), self.length), self.padding)
+        for row, text in zip(rows, texts, strict=True):
+            numbers = self._numbers(text)
+            self._longest = max(self._longest, len(numbers))
+            self._num_cut += len(numbers) > self.length
+            numbers = numbers[: self.length]
+            row[: len(numbers)] = torch.tensor(numbers, dtype=torch.int64)
+        self._num_texts += len(texts)
+        return rows
+
+    def what_was_cut(self) -> str:
+        """Describe how many of the texts so far were cut; empty if all are whole."""
+        if not self._num_cut:
+            return ""
+        texts = f"{self._num_cut:,} of {self._num_texts:,} texts that were read"
+        return f"{texts} have more than {self.length:,} tokens (up to {self._longest:,}), and are cut there"
+
+    def next_tokens(self, rows: Tensor) -> tuple[Tensor, Tensor]:  # (N, length) -> twice (N, length - 1)
+        """Inputs, and at each place the token that follows; padding counts for nothing."""
+        targets = rows[:, 1:]
+        return rows[:, :-1].contiguous(), torch.where(targets == self.padding, IGNORED, targets)
+
+    def _numbers(self, text: str) -> list[int]:
+        if self._tokenizer is None:
+            return list(text.encode())
+        # one by one: its threads for batches do not survive the fork of the loader's workers
+        return list(self._tokenizer.encode(text).ids)
 
 
 class Vocabulary(Protocol):
@@ -117,13 +177,23 @@ def asked_for(tokens: str, contents: Iterable[bytes], *, asked: str, key: str = 
         for content in contents:
             is_there[_code_points(as_text(content, asked=asked))] = True
         return Characters([chr(code) for code in np.flatnonzero(is_there)])
-    file = Path(tokens).expanduser()
+    return Subwords(_content_of(tokens, KINDS, key=key), asked=f"{key}={tokens}")
+
+
+def entries_of(tokenizer: str) -> str | None:
+    """Return the content of the file that data.tokenizer names; None for bytes. Raises: RunnerError."""
+    return None if tokenizer == BYTES else _content_of(tokenizer, (BYTES,), key="data.tokenizer")
+
+
+def _content_of(name: str, kinds: Sequence[str], *, key: str) -> str:
+    file = Path(name).expanduser()
     if not file.is_file():
         there = [str(item) for item in file.parent.glob("*.json")] if file.parent.is_dir() else []
-        hits = nearest(tokens, (*KINDS, *there)) or [*KINDS, *there]
-        problem = f"`{key}` must be {' or '.join(KINDS)} or a `tokenizer.json`, and there is no file `{file}`"
-        raise RunnerError.suggest(f"{key}={tokens}", problem, (f"{key}={hit}" for hit in hits[:3]), code="missing-file")
-    return Subwords(file.read_text(encoding="utf-8", errors="replace"), asked=f"{key}={tokens}")
+        hits = nearest(name, (*kinds, *there)) or [*kinds, *there]
+        allowed = " or ".join(kinds) if len(kinds) > 1 else f"`{kinds[0]}`"
+        problem = f"`{key}` must be {allowed} or a `tokenizer.json`, and there is no file `{file}`"
+        raise RunnerError.suggest(f"{key}={name}", problem, (f"{key}={hit}" for hit in hits[:3]), code="missing-file")
+    return file.read_text(encoding="utf-8", errors="replace")
 
 
 def as_text(content: bytes, *, asked: str) -> str:

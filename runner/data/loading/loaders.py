@@ -14,8 +14,7 @@ from runner.data.loading.order import ClassSampler, permutation
 from runner.data.loading.resident import Resident
 from runner.data.loading.served import Served
 from runner.data.loading.shard import Shard
-from runner.data.loading.shared_memory import bytes_of_a_batch, free_room, with_room
-from runner.data.loading.streamed import Streamed
+from runner.data.loading.streamed import Streamed, bytes_of_a_batch, free_room, with_room
 from runner.data.map_style import STANDARD, Conversion
 from runner.data.own_loader import OwnLoader
 from runner.device.capabilities import TOO_LARGE_BYTES, legal_dtype

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from runner.data.loading.order import ClassSampler, Orders
 from runner.data.loading.shard import Shard, Share
-from runner.device import streams
-from runner.device.capabilities import legal_dtype
 from runner.device.placement import in_batches, map_tensors, move, num_bytes, num_rows, tensors
 
 #: gathered at once, in bytes of rows, so that several batches share the cost of a call. On the CPU no more than stays in
@@ -21,8 +19,6 @@ from runner.device.placement import in_batches, map_tensors, move, num_bytes, nu
 GATHER_BYTES = {"cpu": 2**20}
 GATHER_BYTES_ELSEWHERE = 2**24
 MOST_BATCHES_A_GATHER = 64
-#: of a set that is copied to a device by pieces, each
-PIECE_BYTES = 2**26
 #: where a batch of several begins in memory, in bytes: a multiple of it, as torch's own allocations. Kernels are chosen by
 #: the alignment of what they read, and a step's bits must not depend on how many are taken at a time
 ALIGNMENT = 512
@@ -48,7 +44,7 @@ class Resident:
     ) -> None:
         """shuffle: whether there is chance in the order, that of `sampler` where there is one."""
         self.num_rows, self.batch_size = num_rows(rows), batch_size
-        self._rows = brought(rows, device)
+        self._rows = move(rows, device)
         self._chosen: Tensor | None = None
         self._device, self._orders = device, Orders(self.num_rows, seed=seed, sampler=sampler) if shuffle else None
         self.device_bytes = num_bytes(self._rows)
@@ -148,34 +144,6 @@ class Indexed:
     def is_aligned(self, num_rows: int) -> bool:
         """Whether what follows so many gathered rows begins in memory as rows that are gathered alone do."""
         return all(num_rows * (num_bytes(tensor) // len(tensor)) % ALIGNMENT == 0 for tensor in tensors(self._rows))
-
-
-def brought(rows: Any, device: torch.device) -> Any:
-    """A whole set on the device. Where that has streams, what is large goes through two pinned pieces of memory: from pages
-    that may move, a copy is some ten times slower (NVIDIA's word; not measured here)."""
-    if streams.side_stream(device) is None:
-        return move(rows, device)
-    return map_tensors(
-        rows, lambda tensor: _by_pieces(tensor, device) if tensor.nbytes > PIECE_BYTES else move(tensor, device)
-    )
-
-
-def _by_pieces(tensor: Tensor, device: torch.device) -> Tensor:
-    if tensor.device.type != "cpu" or not len(tensor):
-        return move(tensor, device)
-    there = torch.empty(tensor.shape, dtype=legal_dtype(tensor.dtype, device), device=device)
-    rows = max(1, PIECE_BYTES * len(tensor) // tensor.nbytes)
-    pieces = [torch.empty((rows, *tensor.shape[1:]), dtype=there.dtype, pin_memory=True) for _ in range(2)]
-    copied: list[torch.Event] = []
-    for number, start in enumerate(range(0, len(tensor), rows)):
-        if number >= 2:
-            copied[number - 2].synchronize()
-        here = pieces[number % 2][: min(rows, len(tensor) - start)]
-        here.copy_(tensor[start : start + rows])
-        there[start : start + rows].copy_(here, non_blocking=True)
-        copied.append(streams.event(device))
-        copied[-1].record(streams.current(device))
-    return there
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:

@@ -1,14 +1,21 @@
-"""Serves batches of rows on the host or of a Dataset: reads them and copies them to the device one after the other."""
+"""Serves batches of rows on the host or of a Dataset: reads them and copies them to the device one after the other.
+
+Worker processes hand their batches over in shared memory, of which a container has 64 MiB by default.
+"""
 
 from __future__ import annotations
 
+import os
 import pickle
 import random
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,11 +26,85 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from runner.data.loading.order import BATCH, ClassSampler, Orders, generator, mixed
 from runner.data.loading.resident import batches_a_gather
 from runner.data.loading.shard import Shard, Share
-from runner.data.loading.shared_memory import PREFETCH, Refused, told
 from runner.data.map_style import STANDARD, Conversion, batch_of
 from runner.device import streams
-from runner.device.placement import in_batches, map_tensors, move, num_rows, tensors
-from runner.errors import RunnerError, in_words
+from runner.device.placement import in_batches, map_tensors, move, num_bytes, num_rows, tensors
+from runner.errors import OF_CODE, Problem, RunnerError, in_words
+
+PLACE = Path("/dev/shm")
+#: batches that each process reads ahead (the default of torch)
+PREFETCH = 2
+BIGGER = "a larger /dev/shm (docker run --shm-size=8g)"
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Sent by a worker process instead of a batch: torch would send only the message of a RunnerError."""
+
+    problems: tuple[Problem, ...]
+
+
+def free_room() -> int | None:
+    """Return the free bytes of /dev/shm; None on systems without it."""
+    if not sys.platform.startswith("linux") or not PLACE.is_dir():
+        return None
+    found = os.statvfs(PLACE)
+    return found.f_bavail * found.f_frsize
+
+
+def most_workers(free: int, batch_bytes: int, *, prefetch: int = PREFETCH) -> int:
+    """Processes for whose batches there is room: `prefetch` of each, and the one that training has."""
+    return max(0, (free // max(batch_bytes, 1) - 1) // prefetch)
+
+
+def bytes_of_a_batch(rows: Any, batch_size: int, conversion: Conversion = STANDARD) -> int:
+    """Return the bytes of a batch by its first row; 0 if it can't be read."""
+    if not isinstance(rows, Dataset):
+        return num_bytes(rows) * batch_size // max(1, num_rows(rows))
+    try:
+        several = getattr(rows, "__getitems__", None)
+        return num_bytes(conversion(batch_of(rows, several([0]) if several else [rows[0]]))) * batch_size
+    except OF_CODE:  # the user's code: the reading reports the error
+        return 0
+
+
+def with_room(workers: int, batch_bytes: int, free: int | None, *, is_asked: bool) -> tuple[int, str]:
+    """Return the number of worker processes, and why they are fewer.
+
+    Args:
+        free: Bytes of shared memory; None for no known limit.
+        is_asked: Whether the user set the number of workers.
+
+    Raises:
+        RunnerError: There is no room for the number that the user set.
+    """
+    if not workers or free is None or (most := most_workers(free, batch_bytes)) >= workers:
+        return workers, ""
+    needed = (workers * PREFETCH + 1) * batch_bytes
+    room = (
+        f"/dev/shm has {free / 2**20:,.1f} MiB free, and batches for {workers} processes take {needed / 2**20:,.1f} MiB"
+    )
+    if is_asked:
+        fewer = f"`data.num_workers={most}`, " if most else ""
+        fix = f"use {fewer}`data.num_workers=0`, a smaller `train.batch_size`, or {BIGGER}"
+        raise RunnerError.of(f"data.num_workers={workers}", room, fix)
+    return most, f"; read by {most} processes: {room}" if most else f"; read in this process: {room}"
+
+
+def told(batches: Iterator[Any], workers: int) -> Iterator[Any]:
+    """Yield the batches. Raises: RunnerError if a worker process finds an error, or no shared memory."""
+    try:
+        for batch in batches:
+            if isinstance(batch, Refused):
+                raise RunnerError(*batch.problems)
+            yield batch
+    except (RuntimeError, RunnerError) as error:  # raised by torch, or by a collate_fn without memory
+        if not workers or "shared memory" not in str(error):
+            raise
+        problem = f"the loading processes found no space in /dev/shm: {(free_room() or 0) / 2**20:,.1f} MiB are free"
+        fix = f"use `data.num_workers=0` or fewer of them, a smaller `train.batch_size`, or {BIGGER}"
+        raise RunnerError.of(f"data.num_workers={workers}", problem, fix) from error
+
 
 Planned = tuple[int, list[int]]  # of a batch: the seed for what it draws, and the numbers of its rows
 

@@ -1,6 +1,6 @@
 import torch
 
-from runner.data.builtin.digits import digits
+from runner.data.builtin.scikit import digits
 
 
 def test_the_digits_are_images_and_ten_classes():

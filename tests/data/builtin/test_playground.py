@@ -5,8 +5,7 @@ import torch
 from refused import problems_of
 
 from runner.config.instantiate import build
-from runner.data.builtin.plane import Features
-from runner.data.builtin.playground import SHAPES, playground
+from runner.data.builtin.playground import SHAPES, Features, playground
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -17,7 +17,7 @@ from refused import problems_of
 import runner
 from runner.config.instantiate import build
 from runner.config.packages import install
-from runner.data.language.text_rows import TextRows
+from runner.data.language.vocabulary import TextRows
 from runner.data.split import fingerprint, split
 from runner.errors import RunnerError
 
@@ -319,7 +319,7 @@ def test_a_reader_reads_the_same_columns(tmp_path, messages):
 
 @pytest.mark.parametrize("once", [True, False])
 def test_a_text_that_is_cut_in_prediction_is_told(once, tmp_path, monkeypatch, caplog):
-    from runner.data.hub import reader
+    from runner.data.hub import datasets as reader
 
     (tmp_path / "t.txt").write_text("hello\nhi\n")
     texts = huggingface(str(tmp_path / "t.txt"), context_length=4)
@@ -331,7 +331,7 @@ def test_a_text_that_is_cut_in_prediction_is_told(once, tmp_path, monkeypatch, c
 
 
 def test_what_is_too_big_for_memory_is_read_in_blocks(tmp_path, monkeypatch):
-    from runner.data.hub import reader
+    from runner.data.hub import datasets as reader
 
     source = huggingface(write_csv(tmp_path / "a.csv"))
     monkeypatch.setattr(reader, "is_decoded_once", lambda asked, num_bytes: (False, ""))

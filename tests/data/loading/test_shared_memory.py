@@ -10,9 +10,9 @@ from refused import problems_of
 from torch.utils.data import Dataset
 from waiting import LONGEST
 
-from runner.data.loading import shared_memory
+from runner.data.loading import streamed
 from runner.data.loading.loaders import Loading, load
-from runner.data.loading.shared_memory import bytes_of_a_batch, free_room, most_workers, with_room
+from runner.data.loading.streamed import bytes_of_a_batch, free_room, most_workers, with_room
 from runner.errors import RunnerError
 from runner.version import PACKAGES
 
@@ -110,9 +110,9 @@ def test_no_room_in_the_midst_of_it_is_told_and_nothing_stands_still(tmp_path):
 
 def test_what_others_have_taken_of_it_is_not_free(monkeypatch, tmp_path):
     found = SimpleNamespace(f_bavail=3, f_bfree=4, f_blocks=5, f_frsize=4096, f_bsize=8192)
-    monkeypatch.setattr(shared_memory.sys, "platform", "linux")
-    monkeypatch.setattr(shared_memory, "PLACE", tmp_path)
-    monkeypatch.setattr(shared_memory.os, "statvfs", lambda place: found)
+    monkeypatch.setattr(streamed.sys, "platform", "linux")
+    monkeypatch.setattr(streamed, "PLACE", tmp_path)
+    monkeypatch.setattr(streamed.os, "statvfs", lambda place: found)
     assert free_room() == 3 * 4096
-    monkeypatch.setattr(shared_memory, "PLACE", tmp_path / "nowhere")
+    monkeypatch.setattr(streamed, "PLACE", tmp_path / "nowhere")
     assert free_room() is None

@@ -15,7 +15,7 @@ from refused import problems_of
 
 from runner.config.instantiate import build
 from runner.data.split import split
-from runner.data.tables import statistics
+from runner.data.tables import table as table_module
 from runner.data.tables.table import table
 
 MIXED = """\
@@ -359,7 +359,7 @@ def test_a_target_with_more_digits_than_float32_has_is_told():
 
 
 def test_moments_over_several_chunks_are_those_of_all_rows(monkeypatch):
-    monkeypatch.setattr(statistics, "CHUNK_FLOATS", 8)
+    monkeypatch.setattr(table_module, "CHUNK_FLOATS", 8)
     draw = np.random.default_rng(0)
     rows = np.sort(draw.normal(1e3, 10, (101, 3)), 0).astype(np.float32)
     rows[draw.random(rows.shape) < 0.2] = np.nan
@@ -367,7 +367,7 @@ def test_moments_over_several_chunks_are_those_of_all_rows(monkeypatch):
     wages = np.sort(draw.normal(0, 7, (101, 1)), 0).astype(np.float32)
     tensors = torch.from_numpy(rows), torch.from_numpy(wages)
     for some in (tensors, Batched(*tensors)):
-        around = statistics.fit(some, sizes=[0, 0, 0], flagged=[1], scale_targets=True)
+        around = table_module.fit(some, sizes=[0, 0, 0], flagged=[1], scale_targets=True)
         exact = rows.astype(np.float64)
         np.testing.assert_allclose(around.before["means"], np.nanmean(exact, 0), rtol=1e-12)
         np.testing.assert_allclose(around.before["spreads"], np.nanstd(exact, 0), rtol=1e-9)
@@ -401,6 +401,6 @@ class Batched(torch.utils.data.Dataset):
 )
 def test_columns_that_are_constant_or_nearly(values, spread):
     rows = torch.tensor(values)[:, None], torch.zeros(30, dtype=torch.int64)
-    before = statistics.fit(rows, sizes=[0]).before
+    before = table_module.fit(rows, sizes=[0]).before
     assert before["spreads"] == [pytest.approx(spread or rows[0].double().std(correction=0).item())]
     assert torch.isfinite(build(before, key="before")(rows[0])).all()

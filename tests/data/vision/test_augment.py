@@ -12,7 +12,7 @@ from scipy.stats import beta
 import runner
 from runner import cli
 from runner.data.array_data import arrays
-from runner.data.builtin.digits import digits
+from runner.data.builtin.scikit import digits
 from runner.data.loading.batch_transform import TransformedBatches
 from runner.data.loading.loaders import Resident
 from runner.data.source import Source

@@ -13,10 +13,8 @@ from refused import problems_of
 import runner
 from runner.config.instantiate import build
 from runner.data.split import fingerprint, split
-from runner.data.vision.decode import decoded
-from runner.data.vision.images import images
-from runner.data.vision.reader import read_images
-from runner.data.vision.statistics import channel_statistics
+from runner.data.vision.dataset import decoded
+from runner.data.vision.images import channel_statistics, images, read_images
 from runner.errors import RunnerError
 
 CLASSES = ("blue", "red")
@@ -265,10 +263,10 @@ def test_a_reader_reads_images_of_the_same_kind(tmp_path, messages):
 
 
 def test_what_is_too_big_for_memory_comes_in_blocks(tmp_path, monkeypatch):
-    from runner.data.vision import reader
+    from runner.data.vision import images
 
-    monkeypatch.setattr(reader, "is_decoded_once", lambda asked, num_bytes: (False, ""))
-    monkeypatch.setattr(reader, "BLOCK", 5)
+    monkeypatch.setattr(images, "is_decoded_once", lambda asked, num_bytes: (False, ""))
+    monkeypatch.setattr(images, "BLOCK", 5)
     make(tmp_path)
     blocks = list(read_images(tmp_path, size=[8, 8], mode="rgb"))
     assert [len(block) for block in blocks] == [5, 5, 2]
