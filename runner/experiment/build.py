@@ -43,7 +43,7 @@ from runner.models.card import Card
 from runner.models.weights import exists, load_weights
 from runner.models.whole import check_module, check_trains, has_lazy, know_shapes
 from runner.models.with_preprocessing import Prepared
-from runner.tasks.checks import check_turns, trains_nothing
+from runner.tasks.checks import check_turns, shares_tensors, trains_nothing
 from runner.tasks.metric_names import is_rising
 from runner.tasks.regression import Regression
 from runner.training.carried_state import CarriedState
@@ -163,6 +163,7 @@ def prepare_training(
         has_hook_metric=bool(cfg.train.hooks) and cfg.train.early_stopping.metric is not None,
         metric_schedule=f"scheduler={type(schedule.scheduler).__name__}" if schedule.follows_metric else None,
         num_processes=num_ranks,
+        shares_tensors=shares_tensors(task),
         closure_optimizer=type(optimizer).__name__ if wants_closure(optimizer) else None,
     )
     rules.check(cfg, situation)

@@ -31,6 +31,7 @@ class Situation:
     has_hook_metric: bool | None = None  # a hook may report the metric that epochs are compared by
     metric_schedule: str | None = None  # a schedule that needs a metric
     closure_optimizer: str | None = None  # an optimizer that computes the loss several times in a step
+    shares_tensors: bool | None = None  # a task whose turns compute something once for all
 
 
 #: a value that a condition compares with, or a question about the value
@@ -110,6 +111,10 @@ RULES = (
         {**TURNS, "optimizer.groups": is_set},
         "each optimizer has its own parameters and settings",
         ("optimizer.groups=null",),
+    ),
+    *(
+        Rule({**TURNS, **other, "shares_tensors": True}, "the task's turns share tensors with their gradients", fixes)
+        for other, fixes in ((COMPILE, ("train.compile=false",)), (SPLIT, ("train.on_oom=fail",)))
     ),
     # an optimizer with a closure
     *(

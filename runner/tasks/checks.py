@@ -70,6 +70,11 @@ def check_turns(task: Any, turns: Sequence[str]) -> None:
         raise RunnerError.of(f"optimizer.turns with task={getattr(call, '__name__', name)}", problem, fix)
 
 
+def shares_tensors(task: Any) -> bool:
+    """Return whether a task takes `shared`, a dict for what its turns compute once for all."""
+    return "shared" in inspect.signature(getattr(task, "function", task)).parameters
+
+
 def inputs_of(batch: Any, *, task: str) -> Any:
     """What the model gets of a batch (inputs, targets). Raises: RunnerError with what it is instead."""
     if isinstance(batch, tuple | list) and len(batch) > 1:

@@ -31,7 +31,7 @@ class Own(nn.Module):
         self.needs_grad = bool(getattr(getattr(function, "func", function), "needs_grad", False))
         trains_nothing(self)
 
-    def __call__(self, model: nn.Module, batch: Any, /, **turn: str) -> dict[str, Tensor]:
+    def __call__(self, model: nn.Module, batch: Any, /, **turn: Any) -> dict[str, Tensor]:
         return _checked(self.function(model, batch, **turn), self.function)
 
 

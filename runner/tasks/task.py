@@ -4,7 +4,9 @@ A task is any callable `task(model, batch) -> {"loss": ..., name: ...}`: its fir
 the batch, and nothing in it reads the device. A custom task works in the same way: name it by `_target_`.
 
 With optimizers that take turns (optimizer.turns) it is called as `task(model, batch, turn=NAME)` for the loss of each, and
-without a turn where a split is measured. An attribute `turns` restricts the names.
+without a turn where a split is measured. An attribute `turns` restricts the names. If it has a parameter `shared=None`, it
+gets a dict there: empty in the first turn of a step, and the same one in the others, per batch. What several turns need is
+computed once: `shared["fake"] = model.generator(noise)` in the critic's turn, with `.detach()` in its loss.
 
 A class attribute `converts_data = True` requests what the runner's tasks need of user-defined data: inputs and targets of one float
 per example as (N, 1), numbers of arrays and tables as float32, and classes numbered from 0. Without it, tensors come as they are.

@@ -223,11 +223,13 @@ class Turns(Optimizer):
 
     Attributes:
         values: The values of each optimizer's last step, for steps in which it is not due.
+        shared: What the task keeps for the other turns of the same step, by the id of a batch.
     """
 
     def __init__(self, each: Mapping[str, Optimizer], every: Mapping[str, int]) -> None:
         self.each, self.every, self.taken = dict(each), dict(every), 0
         self.values: dict[str, Mapping[str, torch.Tensor]] = {}
+        self.shared: dict[int, dict[str, Any]] = {}
         super().__init__([group for one in each.values() for group in one.param_groups], {})
         first, *others = each.values()  # a schedule reads them
         self.defaults = {

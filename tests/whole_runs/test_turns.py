@@ -29,14 +29,22 @@ def loss(model, batch, turn=None):
     on, of = model.output.weight.square().mean(), model.hidden[0].weight.square().mean()
     return {"loss": {"last": on, "first": of, None: on + of}[turn]}
 
+def shared(model, batch, turn=None, shared=None):
+    return {"loss": model(batch[0]).square().mean()}
+
 def one(model, batch):
     return {"loss": model(batch[0]).square().mean()}
 """
 
 
-@pytest.mark.parametrize("every", [1, 2])
-def test_a_run_is_the_loop_that_is_written_by_hand_to_the_bit(every, own_folder):
-    words = [*SMALL, f"optimizer.turns.generator.every={every}"]
+def clipped(model, norm):
+    if norm != "null":
+        torch.nn.utils.clip_grad_norm_(model.parameters(), norm)
+
+
+@pytest.mark.parametrize(("every", "clip"), [(1, "null"), (2, 0.05)])
+def test_run_equals_the_textbook_loop_bitwise(every, clip, own_folder):
+    words = [*SMALL, f"optimizer.turns.generator.every={every}", f"train.clip_grad_norm={clip}"]
     assert cli.main([*words, "hydra.run.dir=run"]) == 0
     cfg = composer([])(words)
     del cfg.hydra
@@ -53,12 +61,14 @@ def test_a_run_is_the_loop_that_is_written_by_hand_to_the_bit(every, own_folder)
         on_critic = softplus(model.critic(fake) - model.critic(real)).mean()
         critic.zero_grad()
         on_critic.backward()
+        clipped(model.critic, clip)
         critic.step()
         if step % every == 0:
             fake = model.generator(torch.randn(len(real), model.latent_size))
             on_generator = softplus(model.critic(real) - model.critic(fake)).mean()
             generator.zero_grad()
             on_generator.backward()
+            clipped(model.generator, clip)
             generator.step()
         told.append((on_critic.item(), on_generator.item()))
     points = read_points(Path("run"))
@@ -124,6 +134,15 @@ def test_a_task_with_one_loss_is_refused(own_folder, capsys):
     assert "`def loss(model, batch, turn=None)` with turn a, b or None" in capsys.readouterr().err
     assert cli.main(["device=cpu", "model=mlp", turns]) == 2
     assert "optimizer.turns with task=Classification" in capsys.readouterr().err
+
+
+def test_shared_tensors_refuse_what_splits_them(own_folder, capsys):
+    (own_folder / "my_tasks.py").write_text(OWN)
+    turns = "optimizer.turns={a:{params:hidden},b:{params:output}}"
+    words = ["device=cpu", "model=mlp", "task=own", "task.function._target_=my_tasks.shared", turns]
+    assert cli.main([*words, "train.compile=true", "train.on_oom=split"]) == 2
+    said = capsys.readouterr().err
+    assert "train.compile=false" in said and "train.on_oom=fail" in said and "share tensors" in said
 
 
 def test_lr_find_says_what_to_do_instead(own_folder, capsys):

@@ -52,14 +52,17 @@ def choose_steps(
     task = several.task if several else parts.task
     batches = Sharded(parts.train, Shard(ranks.rank, ranks.num)) if several else parts.train
 
-    turns = parts.optimizer.each if isinstance(parts.optimizer, Turns) else {}
+    turns = parts.optimizer if isinstance(parts.optimizer, Turns) else None
 
     def make(turn: str | None = None, **options: Any) -> Step:
         """turn: the name of one of several optimizers; None: the whole step."""
+        own_task, optimizer = task, parts.optimizer
+        if turn is not None and turns is not None:
+            own_task, optimizer = in_turn(task, turn, turns), turns.each[turn]
         return make_step(
             parts.model,
-            in_turn(task, turn) if turn else task,
-            optimizer=turns[turn] if turn else parts.optimizer,
+            own_task,
+            optimizer=optimizer,
             precision=parts.precision,
             clip_grad_norm=train.clip_grad_norm,
             average=None if turn else parts.average,
@@ -78,9 +81,9 @@ def choose_steps(
     if train.compile:
         is_first = progress.step == 0 and repeater is None  # a Repeater's first step is eager
         compiled = partial(make_compiled, is_first=is_first, kind=compiling, say=say)
-        if isinstance(parts.optimizer, Turns):
-            each = {name: compiled(partial(make, name), optimizer=one) for name, one in turns.items()}
-            step = take_turns(parts.optimizer, each, average=parts.average)
+        if turns is not None:
+            each = {name: compiled(partial(make, name), optimizer=one) for name, one in turns.each.items()}
+            step = take_turns(turns, each, average=parts.average)
         else:
             step = compiled(make, optimizer=parts.optimizer)
         step = step if repeater else guard.on(step, of_groups=True)

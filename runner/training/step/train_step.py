@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from runner.data.loading.loaders import Batches
 from runner.device.placement import num_rows
 from runner.device.precision import Precision
+from runner.tasks.checks import shares_tensors
 from runner.tasks.task import Task
 from runner.training.metric_buffer import MetricBuffer, in_order
 from runner.training.optimizer import AveragedWeights, NoAverage, Turns, wants_closure
@@ -72,7 +73,8 @@ def make_step(
         make = partial(make_step, model, precision=precision, clip_grad_norm=clip_grad_norm)
         options = replace(options, is_a_turn=True)
         steps = {
-            name: make(in_turn(task, name), optimizer=one, options=options) for name, one in optimizer.each.items()
+            name: make(in_turn(task, name, optimizer), optimizer=one, options=options)
+            for name, one in optimizer.each.items()
         }
         return take_turns(optimizer, steps, average=average)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -171,9 +173,11 @@ def _scaled_update(optimizer: Optimizer, scaler: Any, target: Any) -> Callable[[
     return update
 
 
-def in_turn(task: Any, name: str) -> Task:
-    """The task of one of several optimizers."""
-    return partial(task, turn=name)
+def in_turn(task: Any, name: str, optimizer: Turns) -> Task:
+    """Return the task of one of several optimizers."""
+    if not shares_tensors(task):
+        return partial(task, turn=name)
+    return lambda model, batch: task(model, batch, turn=name, shared=optimizer.shared.setdefault(id(batch), {}))
 
 
 def take_turns(optimizer: Turns, steps: Mapping[str, Step], *, average: AveragedWeights | None) -> Step:
@@ -187,6 +191,7 @@ def take_turns(optimizer: Turns, steps: Mapping[str, Step], *, average: Averaged
         for name, take in steps.items():
             if optimizer.is_due(name):
                 optimizer.values[name] = take(batches)
+        optimizer.shared.clear()
         optimizer.step()
         averages.update()
         losses = [next(iter(values.values())) for values in optimizer.values.values()]

@@ -1,4 +1,4 @@
-"""Optimizers that take turns: the textbook's GAN loop, to the bit, whatever stands around it."""
+"""Steps of optimizers that take turns; tests/whole_runs/test_turns.py compares a run with the textbook's GAN loop."""
 
 import copy
 from functools import partial
@@ -9,6 +9,7 @@ import torch
 from runner.device.precision import make_precision
 from runner.models.gan import GAN
 from runner.tasks.adversarial import Adversarial
+from runner.tasks.custom import Own
 from runner.training.optimizer import AveragedWeights, Turns
 from runner.training.step.compiled import Compiling, make_compiled
 from runner.training.step.train_step import StepOptions, in_turn, make_step, take_turns
@@ -35,31 +36,6 @@ def optimizers(model):
     }
 
 
-def by_hand(model, groups, *, every=1, clip=None):
-    """Two optimizers as everybody writes them; every: of the generator."""
-    torch.manual_seed(2)
-    critic, generator = optimizers(model).values()
-    told, on_generator = [], torch.zeros(())
-    for number, (real,) in enumerate(groups):
-        fake = model.generator(torch.randn(len(real), 3)).detach()
-        on_critic = torch.nn.functional.softplus(model.critic(fake) - model.critic(real)).mean()
-        critic.zero_grad()
-        on_critic.backward()
-        if clip:
-            torch.nn.utils.clip_grad_norm_(model.critic.parameters(), clip)
-        critic.step()
-        if number % every == 0:
-            fake = model.generator(torch.randn(len(real), 3))
-            on_generator = torch.nn.functional.softplus(model.critic(real) - model.critic(fake)).mean()
-            generator.zero_grad()
-            on_generator.backward()
-            if clip:
-                torch.nn.utils.clip_grad_norm_(model.generator.parameters(), clip)
-            generator.step()
-        told.append([value.item() for value in (on_critic + on_generator, on_critic, on_generator)])
-    return told
-
-
 def in_turns(model, groups, *, every=1, make=make_step, optimizer=None, **settings):
     torch.manual_seed(2)
     optimizer = optimizer or Turns(optimizers(model), {"critic": 1, "generator": every})
@@ -77,12 +53,38 @@ def assert_same(model, other):
         assert torch.equal(mine, theirs), name
 
 
-@pytest.mark.parametrize("clip", [None, 0.05])
-@pytest.mark.parametrize("every", [1, 2, 3])
-def test_it_is_the_loop_that_is_written_by_hand_to_the_bit(every, clip):
+def with_one_fake(model, batch, turn=None, shared=None):
+    """The losses of two optimizers of which one makes the fake rows of both."""
+    if turn == "critic":
+        shared["fake"] = model.generator(torch.randn(len(batch[0]), 3))
+        real, fake = model.critic(batch[0]), model.critic(shared["fake"].detach())
+        return {"loss": torch.nn.functional.softplus(fake - real).mean()}
+    return {"loss": -model.critic(shared["fake"]).mean()}
+
+
+@pytest.mark.parametrize("num", [1, 2])
+def test_turns_share_tensors_of_each_batch(num):
     model, other = gan(), gan()
-    told = in_turns(model, batches(20), every=every, clip_grad_norm=clip)
-    assert told == by_hand(other, batches(20), every=every, clip=clip)
+    optimizer = Turns(optimizers(model), {"critic": 1, "generator": 1})
+    step = make_step(model, Own(with_one_fake), optimizer=optimizer, precision=FP32)
+    torch.manual_seed(2)
+    for at in range(5):
+        step(batches(5 * num)[at * num :][:num])
+        assert not optimizer.shared
+
+    critic, generator = optimizers(other).values()
+    torch.manual_seed(2)
+    for at in range(5):
+        group, fakes = batches(5 * num)[at * num :][:num], []
+        for (real,) in group:
+            fakes.append(other.generator(torch.randn(len(real), 3)))
+            loss = torch.nn.functional.softplus(other.critic(fakes[-1].detach()) - other.critic(real)).mean()
+            (loss / num).backward()
+        critic.step()
+        for fake in fakes:
+            (-other.critic(fake).mean() / num).backward(inputs=list(other.generator.parameters()))
+        generator.step()
+        other.zero_grad()
     assert_same(model, other)
 
 
@@ -168,8 +170,8 @@ def test_each_turn_is_compiled_by_itself(traced):
     def make(model, task, *, optimizer, precision):
         def one(name, **options):
             own = StepOptions(is_a_turn=True, **options)
-            each = optimizer.each[name]
-            return make_step(model, in_turn(task, name), optimizer=each, precision=precision, options=own)
+            mine = in_turn(task, name, optimizer)
+            return make_step(model, mine, optimizer=optimizer.each[name], precision=precision, options=own)
 
         steps = {
             name: make_compiled(partial(one, name), optimizer=each, is_first=True, kind=Compiling(), say=said.append)
