@@ -72,6 +72,7 @@ def is_some(value: Any) -> bool:
 GRAPH, SPLIT = {"train.cuda_graph": True}, {"train.on_oom": "split"}
 COMPILE, RECOMPUTE = {"train.compile": True}, {"train.recompute": is_set}
 TURNS, FP16 = {"optimizer.turns": is_set}, {"train.precision": "fp16"}
+FP64 = {"train.precision": "fp64"}
 GUARDED = {"placement.guard": "always"}
 SEVERAL, FSDP = {"num_processes": is_several}, {"placement.strategy": "fsdp"}
 DIVIDED, MEMBER = {**FSDP, **SEVERAL}, {"is_member": True}
@@ -106,6 +107,9 @@ RULES = (
     # compiled steps
     Rule({**RECOMPUTE, **COMPILE}, REPLAYED, ("train.compile=false", "train.recompute=[]")),
     Rule({**COMPILE, **GUARDED}, "the guard watches single operations, and a compiled step has none", (FIRST_STEP,)),
+    # float64
+    Rule({**FP64, **GRAPH}, "a captured step reads its rates as 32-bit numbers", (NO_GRAPH,)),
+    Rule({**FP64, "data.augment": is_set}, "augmented images are float32", ("data.augment=null",)),
     # several optimizers
     Rule(
         {**TURNS, "optimizer.groups": is_set},
