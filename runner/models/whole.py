@@ -67,9 +67,11 @@ def know_shapes(model: nn.Module, call: Callable[[nn.Module, Any], Any], batch: 
 def check_trains(model: nn.Module, *, asked: str) -> None:
     """Raises: RunnerError for weights that torch does not know of, e.g. layers in a plain list, and for a model without any.
 
-    They would compute, and be neither trained nor saved nor moved.
+    They would compute, and be neither trained nor saved nor moved. A list or dict with a module that the model has elsewhere
+    is one to choose from, as SimCLR's dict of two networks.
     """
     known = {id(parameter) for parameter in model.parameters()}
+    modules = {id(module) for module in model.modules()}
     names = Names()
     names.model(model)
     problems: dict[str, Problem] = {}
@@ -77,6 +79,8 @@ def check_trains(model: nn.Module, *, asked: str) -> None:
         is_shape = tensor.is_meta  # of an ensemble by torch.func, say: nothing lies in it to be trained
         if tensor.requires_grad and tensor.is_leaf and id(tensor) not in known and not is_shape:
             holder, attribute, held = _holder(model, name.path)
+            if any(id(part) in modules for part in _parts(held)):
+                continue
             called, instead = _instead(held)
             problem = f"torch can't see `{name.path}`, so it would not be trained or saved: `{holder}.{attribute}` is {called}"
             fix = f"write `self.{attribute} = {instead}` in `{holder}.__init__`, or `requires_grad_(False)` if it isn't trained"
@@ -99,12 +103,16 @@ def _holder(model: nn.Module, path: str) -> tuple[str, str, Any]:
     return type(model).__name__, words[0], vars(model).get(words[0])
 
 
+def _parts(held: Any) -> list[Any]:
+    if isinstance(held, Mapping):
+        return list(held.values())
+    return list(held) if isinstance(held, list | tuple) else []
+
+
 def _instead(held: Any) -> tuple[str, str]:
     if isinstance(held, Tensor):
         return "a plain tensor", "nn.Parameter(...)"
-    values = (
-        list(held.values() if isinstance(held, Mapping) else held) if isinstance(held, Mapping | list | tuple) else []
-    )
+    values = _parts(held)
     kind = "Parameter" if values and all(isinstance(value, Tensor) for value in values) else "Module"
     if isinstance(held, Mapping):
         return f"a plain {type(held).__name__}", f"nn.{kind}Dict(...)"

@@ -113,6 +113,7 @@ def test_what_is_seen_elsewhere_or_stays_as_it_is_may_lie_in_a_list():
     model = Layers(before=Layers(), teacher=[nn.Linear(2, 2).requires_grad_(False)], masks=[torch.ones(2)])
     model.also = [model.seen, model.seen.weight]
     model.before.later = [model.seen]
+    model.choices = {"chosen": model.seen, "other": nn.Linear(2, 2)}
     check_trains(model, asked="model")
     check_trains(nn.LSTM(2, 2), asked="model")
 
