@@ -14,7 +14,7 @@ from runner.config.settings import Settings
 from runner.device import backends
 from runner.device.placement import map_tensors, num_bytes, num_rows
 from runner.device.torch_private import foreach_copy_
-from runner.errors import first_line
+from runner.errors import RunnerError, first_line
 from runner.training.loop import Progress
 from runner.training.parts import Parts
 
@@ -30,6 +30,7 @@ class SplitBatch:
 
     def __init__(self, parts: Parts, progress: Progress, *, say: Callable[[str], None]) -> None:
         self._device, self._optimizer, self._say = parts.device, parts.optimizer, say
+        self._carried = parts.carried
         self._progress, self._buffers = progress, list(parts.model.buffers())
         self._before = [buffer.clone() for buffer in self._buffers]
 
@@ -66,6 +67,10 @@ class SplitBatch:
         except RuntimeError as error:
             if not backends.is_out_of_memory(error) or max(map(num_rows, parts)) <= 1:
                 raise
+            if names := self._carried.replaced():
+                problem = f"forward replaces `{names[0]}`, and the parts of a batch would replace it several times"
+                fix = "use a smaller `train.batch_size`, which needs no parts"
+                raise RunnerError.of("train.on_oom=split", problem, fix) from error
         return None
 
 

@@ -13,8 +13,10 @@ from torch import nn
 
 from runner.device import backends
 from runner.device.precision import make_precision
+from runner.errors import RunnerError
 from runner.tasks.classification import Classification
 from runner.tracking.journal import read_points
+from runner.training.carried_state import CarriedState
 from runner.training.loop import Best, Progress
 from runner.training.step.split_batch import SplitBatch, explain, in_parts
 from runner.training.step.train_step import StepOptions, make_step
@@ -40,27 +42,37 @@ class Small(nn.Module):
         self.layers = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
         self.register_buffer("calls", torch.zeros(()))
         self.most_rows, self.error = most_rows, error
+        self.remembers, self.last = False, None
 
     def forward(self, inputs):
         self.calls += len(inputs)
+        self.last = inputs.sum() if self.remembers else None
         if len(inputs) > self.most_rows:
             raise self.error("CUDA out of memory. Tried to allocate 2.00 MiB.")
         return self.layers(inputs)
 
 
-def trained(most_rows, *, group=1, error=torch.OutOfMemoryError):
+def trained(most_rows, *, group=1, error=torch.OutOfMemoryError, remembers=False):
     torch.manual_seed(0)
     model = Small(most_rows, error)
+    model.remembers = remembers
     optimizer = torch.optim.Adam(model.parameters())
     said = []
     progress = Progress(Best("val/loss", "min"))
-    pieces = SplitBatch(SimpleNamespace(device=CPU, model=model, optimizer=optimizer), progress, say=said.append)
     task, precision = Classification(), make_precision("fp32", device=CPU)
+    carried = CarriedState(model, task, device=CPU)
+    parts = SimpleNamespace(device=CPU, model=model, optimizer=optimizer, carried=carried)
+    pieces = SplitBatch(parts, progress, say=said.append)
     options = StepOptions(wrap_forward_backward=pieces.wrap)
     step = make_step(model, task, optimizer=optimizer, precision=precision, clip_grad_norm=1.0, options=options)
     batches = [(torch.randn(rows, 6), torch.randint(3, (rows,))) for rows in (13, 8, 13, 5)]
     values = [step(batches[at : at + group]) for at in range(0, 4, group)]
     return model, values, said, progress
+
+
+def test_state_that_forward_replaces_refuses_parts():
+    with pytest.raises(RunnerError, match=r"replaces `model\.last`"):
+        trained(4, remembers=True)
 
 
 @pytest.mark.parametrize("group", [1, 2])
