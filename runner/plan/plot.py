@@ -7,18 +7,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-COLORS = {
-    "weights": "#4878d0",
-    "average": "#82c6e2",
-    "optimizer": "#956cb4",
-    "data set": "#8c613c",
-    "batch": "#d5bb67",
-    "metric buffer": "#797979",
-    "gradients": "#ee854a",
-    "activations": "#6acc64",
-    "temporaries": "#d65f5f",
-    "other": "#b0b0b0",
-}
 MIB, GIB = 2**20, 2**30
 
 
@@ -34,14 +22,15 @@ def draw(plans: Sequence[dict[str, Any]], file: Path) -> None:
 
 
 def _panel(axes: Any, plan: dict[str, Any]) -> None:
+    from matplotlib import color_sequences
+
     memory = plan["memory"]
     moments = memory["timeline"]
     highest = memory["peak_bytes"]
     unit, name = (GIB, "GiB") if highest >= GIB else (MIB, "MiB")
-    parts = [part for part in COLORS if any(moment["parts"].get(part) for moment in moments)]
-    places = range(len(moments))
+    parts = list(dict.fromkeys(part for moment in moments for part in moment["parts"]))
     heights = [[moment["parts"].get(part, 0) / unit for moment in moments] for part in parts]
-    axes.stackplot(places, heights, labels=parts, colors=[COLORS[part] for part in parts], step="post", linewidth=0)
+    axes.stackplot(range(len(moments)), heights, labels=parts, colors=color_sequences["tab20"], step="post")
     top = highest / unit
     usable = memory.get("usable_bytes")
     if usable and usable < 4 * highest:
@@ -59,9 +48,7 @@ def _panel(axes: Any, plan: dict[str, Any]) -> None:
     axes.set(xlim=(0, max(1, len(moments) - 1)), ylim=(0, top * 1.2), ylabel=f"memory, {name}", xticks=[])
     whole = "evaluated batch" if memory["peak_phase"] == "evaluation" else "step"
     axes.set_xlabel(f"operations of one {whole}, in their order")
-    title = (
-        f"{plan['name'] or f'one {whole}'} on {plan['device']}: {highest / unit:.3g} {name} at most, {plan['verdict']}"
-    )
-    axes.set_title(title, fontsize=10)
+    peak = f"{highest / unit:.3g} {name} at most"
+    axes.set_title(f"{plan['name'] or f'one {whole}'} on {plan['device']}: {peak}, {plan['verdict']}", fontsize=10)
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, reverse=True)
     axes.spines[["top", "right"]].set_visible(False)

@@ -8,6 +8,7 @@ from omegaconf import OmegaConf
 from runner.device import Choice, Gpu, Hardware
 from runner.inspection.findings import CERTAIN, LIKELY, Finding
 from runner.plan.planned_device import Target
+from runner.plan.plot import _panel
 from runner.plan.report import num_processes, report, request, usable_bytes
 
 GIB = 2**30
@@ -165,3 +166,15 @@ def test_what_would_fit_when_it_is_computed_again_is_proposed_first():
     assert write.startswith("train.recompute=[blocks.*] (the same numbers") and "train.batch_size=10" in write
     assert found["recompute"] == "blocks.*"
     assert "recompute" not in judged(answer(peak=20 * GIB, sizes={"fp32": 10}))["findings"][0]["write"]
+
+
+def test_the_plot_has_all_of_the_memory():
+    """The libraries' and what processes exchange, too: the stack reaches the peak."""
+    from matplotlib.figure import Figure
+
+    parts = {"weights": GIB, "libraries": GIB, "exchange": 2 * GIB}
+    given = answer(peak=4 * GIB)
+    given["memory"] |= {"timeline": [{"phase": "forward", "parts": parts}], "peak_phase": "forward"}
+    axes = Figure().subplots()
+    _panel(axes, judged(given))
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["exchange", "libraries", "weights"]

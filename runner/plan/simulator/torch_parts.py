@@ -140,9 +140,9 @@ def _answers(machine: Machine, *, is_cuda: bool) -> Iterator[Replacement]:
         for name, value in values.items():
             yield owner, name, lambda *args, _value=value, **kwargs: _value
     for owner in (torch, torch.cuda) if is_cuda else (torch,):
-        yield from ((owner, "Stream", Stream), (owner, "Event", Event))
+        yield from ((owner, "Stream", Done), (owner, "Event", Done))
     for owner in (torch.cuda, torch.accelerator) if is_cuda else (torch.accelerator,):
-        yield owner, "current_stream", Stream
+        yield owner, "current_stream", Done
     yield torch.accelerator, "current_accelerator", lambda check_available=False: torch.device(pretence.device.type)
     yield torch._C, "_get_accelerator", lambda: torch.device(pretence.device.type)  # torch.get_device_module() asks it
     yield torch.accelerator, "current_device_index", lambda: pretence.current_index
@@ -151,7 +151,7 @@ def _answers(machine: Machine, *, is_cuda: bool) -> Iterator[Replacement]:
     yield torch.cuda, "set_device", _set_device
     yield torch.cuda, "_exchange_device", _exchange_device
     yield torch.cuda, "_maybe_exchange_device", _exchange_device
-    yield torch.cuda, "default_stream", Stream
+    yield torch.cuda, "default_stream", Done
     yield torch.cuda, "stream", contextlib.nullcontext
 
 
@@ -162,10 +162,12 @@ def _no_cuda() -> None:
 def nothing(*args: Any, **kwargs: Any) -> None: ...
 
 
-class Stream:
-    def __init__(self, device: Any = None, priority: int = 0) -> None: ...
+class Done:
+    """A stream or an event of the simulated device: its work is over when it is given."""
 
-    wait_stream = wait_event = synchronize = nothing
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+
+    wait_stream = wait_event = record = wait = synchronize = nothing
 
     def is_capturing(self) -> bool:
         return False
@@ -173,19 +175,10 @@ class Stream:
     def query(self) -> bool:
         return True
 
-    def record_event(self, event: Event | None = None) -> Event:
-        return event or Event()
+    def record_event(self, event: Done | None = None) -> Done:
+        return event or Done()
 
-
-class Event:
-    def __init__(self, device: Any = None, **kwargs: Any) -> None: ...
-
-    record = wait = synchronize = nothing
-
-    def query(self) -> bool:
-        return True
-
-    def elapsed_time(self, end: Event) -> float:
+    def elapsed_time(self, end: Done) -> float:
         return 0.0
 
 
