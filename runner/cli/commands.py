@@ -45,7 +45,7 @@ def resume(given: Arguments) -> tuple[int, Facts]:
     folder = find.find(wanted).absolute()
     asked = f"resume {shlex.quote(wanted)}"
     compose = composer(["-cd", str(folder), "-cn", "rerun"])
-    with find.retelling(folder, "resume", overrides):
+    with find.errors_from_home(folder, "resume", overrides):
         with override_errors.explained(overrides, compose=compose, check=check):
             before = composed_with(compose, [word for word in overrides if word.startswith("tracking.")])
             cfg = composed_with(compose, overrides)
@@ -100,7 +100,7 @@ def reproduce(given: Arguments) -> int:
             results.append(is_same)
             return summary, {"reproduced": original.run_id or original.name, "is_same": is_same}
 
-        retold = partial(find.retold, folder=original.folder, verb="reproduce", words=given.overrides)
+        retold = partial(find.from_home, folder=original.folder, verb="reproduce", overrides=given.overrides)
         flags = [*given.flags, "-cd", str(original.folder), "-cn", "rerun"]
         code = train_composed(flags, given.overrides, run_again, retold=retold)
     return int(not results[0]) if results else code
@@ -280,7 +280,7 @@ def _located(given: Arguments) -> Iterator[None]:
             words = [
                 word.replace(file, str(Path(file).absolute())) if file and file in word else word for word in words
             ]
-        raise find.retold(error, folder, given.command.name, words) from error
+        raise find.from_home(error, folder, given.command.name, words) from error
 
 
 def schema(given: Arguments) -> Facts:

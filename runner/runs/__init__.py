@@ -1,1 +1,1 @@
-"""What is done with a run that has trained: measured again, asked for new rows, exported, served, registered, repeated, read."""
+"""Use a trained run: resume, reproduce, evaluate, predict, export, serve, register, explain and read it."""

@@ -145,9 +145,7 @@ def _reached(uri: str) -> str:
     path = sqlite_path(uri)
     if path is not None:
         is_free = os.access(path if path.exists() else path.parent, os.W_OK)
-        return (
-            "it can be written" if is_free else "it can't be written: the run goes on without, and sync sends it later"
-        )
+        return "writable" if is_free else "not writable: a run continues without it, and `sync` sends the points later"
     try:
         parts = urlsplit(uri)
         if parts.scheme not in ("http", "https") or parts.hostname is None:
@@ -155,10 +153,10 @@ def _reached(uri: str) -> str:
         port = parts.port or (443 if parts.scheme == "https" else 80)
         socket.create_connection((parts.hostname, port), SECONDS_FOR_STORE).close()
     except OSError as error:
-        return f"nobody answers ({error.strerror or error}): the run goes on without, and sync sends it later"
+        return f"no answer ({error.strerror or error}): a run continues without it, and `sync` sends the points later"
     except ValueError as error:
-        return f"that is no address ({error}): the run goes on without, and sync sends it later"
-    return "it answers"
+        return f"not an address ({error}): a run continues without it, and `sync` sends the points later"
+    return "answers"
 
 
 def _keep_log(folder: Path) -> None:

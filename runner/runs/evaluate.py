@@ -1,7 +1,4 @@
-"""`evaluate`: measures a run's best weights, or a checkpoint's, on its own splits or on other data; prints and writes what they reach.
-
-Called by cli/after_training.py; with --track MLflow gets it, too. Which rows are measured: evaluation_data.py.
-"""
+"""`evaluate`: measures the best weights of a run, or a checkpoint, on the run's splits or on other data."""
 
 from __future__ import annotations
 
@@ -34,9 +31,18 @@ OWN, OTHERS = "evaluation.json", "evaluations"
 
 
 def evaluate(wanted: str, overrides: list[str], *, tracked: bool) -> dict[str, Any]:
-    """Measures, prints a table, and returns and writes the run's evaluation.json, or evaluations/NAME.json for other data.
+    """Measure a run, print a table, and write evaluation.json, or evaluations/NAME.json for other data.
 
-    Raises: RunnerError for a run that left no model, data that it can't take and a device that is not there.
+    Args:
+        wanted: The run, or one of its checkpoints.
+        overrides: Of the configuration, such as `data.path=`.
+        tracked: Whether MLflow gets the metrics, too.
+
+    Returns:
+        The content of the file.
+
+    Raises:
+        RunnerError: For a run without a model, data that the model does not accept, or a missing device.
     """
     at_once(partial(find_run, wanted, verb="evaluate"), partial(computing, overrides))
     folder, weights = find_run(wanted, verb="evaluate")
@@ -46,7 +52,7 @@ def evaluate(wanted: str, overrides: list[str], *, tracked: bool) -> dict[str, A
         leave_own_rows(cfg, overrides)
     if not any(key_of(word) == "device" for word in overrides):
         with open_dict(cfg):
-            cfg.device = "auto"  # the run's own need not be here
+            cfg.device = "auto"  # this machine may not have the run's device
     _leave_steps(cfg)
     choice = check(cfg, probe())
     device = torch.device(choice.here)
@@ -120,7 +126,7 @@ def _changed(folder: Path, found: Measured) -> list[str]:
     told = [event["digest"] for event in read_events(folder) if event["kind"] == "dataset"]
     if not found.is_own or not told or found.fingerprint.startswith(told[-1]):
         return []
-    return ["the data is not what it was when the run trained: its fingerprint is another one"]
+    return ["the data changed since the run trained: its fingerprint differs"]
 
 
 def _write(folder: Path, report: dict[str, Any], *, weights: str) -> None:

@@ -1,4 +1,4 @@
-"""Reads the rows that `evaluate` measures, by split: the run's own, or others in the order of its classes."""
+"""Read the rows that `evaluate` measures, by split: those of the run, or other data with the run's classes."""
 
 from __future__ import annotations
 
@@ -24,25 +24,24 @@ from runner.models.card import Card
 
 #: keys of `data` that leave the rows as they are
 OF_READING = ("data.residency", "data.num_workers", "data.name")
-#: the same of the runner's own sources: where the rows lie, and what is done to those that are learnt; another function's
-#: argument of that name may be anything
+#: the same for built-in data sets only: where the rows are, and how training rows are changed
 OF_OWN_READING = ("data.in_memory", "data.decode", "data.augment")
 OF_CUTTING = ("data.limit", "data.val_fraction", "data.test_fraction", "data.fold", "data.num_folds")
 OF_TRAINING = "data.sampler"
-#: files of the run's own rows, which are not those of another data.path
+#: files with further rows of the run, which don't belong to another data.path
 OF_OWN_ROWS = ("val_path", "test_path")
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What is measured."""
+    """The rows to measure."""
 
     source: Source
     rows: dict[str, Any]  # by split
-    is_own: bool  # the run's own splits
-    how: str  # the splits came to be, in words
+    is_own: bool  # the splits of the run
+    how: str  # how the splits were made, for the user
     fingerprint: str
-    order: Tensor | None  # (C,) int64: the run's number of each class or label of this data; None: the same
+    order: Tensor | None  # (C,) int64: the run's index of each class or label of this data; None: the same
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -50,9 +49,10 @@ class Measured:
 
 
 def is_other(overrides: Sequence[str], *, target: str) -> bool:
-    """Whether these words name other data than the run's. target: data._target_, with these words.
+    """Return whether the overrides name other data than the run's. target: data._target_, with the overrides.
 
-    Raises: RunnerError for a change of how the run's own is cut.
+    Raises:
+        RunnerError: If they change how the run's data is split.
     """
     keys = {key_of(word) for word in overrides}
     if any(key.startswith(OF_TRAINING) for key in keys):
@@ -74,14 +74,15 @@ def is_other(overrides: Sequence[str], *, target: str) -> bool:
 
 
 def leave_own_rows(cfg: DictConfig, overrides: Sequence[str]) -> None:
-    """Takes out of the configuration what goes with the run's own rows alone, where the words name others.
+    """Remove settings that apply only to the run's rows from a configuration that names other rows.
 
-    Raises: RunnerError for rows whose targets would be those of the run's own.
+    Raises:
+        RunnerError: If the rows would get the targets of the run's rows.
     """
     typed = {key_of(word) for word in overrides}
     with open_dict(cfg):
         if cfg.data.get("limit") is not None and "data.limit" not in typed:
-            cfg.data.limit = None  # other data is measured whole
+            cfg.data.limit = None  # other data is measured completely
         if "data.path" not in typed or not str(cfg.data._target_).startswith("runner.data."):
             return
         for name in OF_OWN_ROWS:
@@ -94,7 +95,7 @@ def leave_own_rows(cfg: DictConfig, overrides: Sequence[str]) -> None:
 
 
 def measured(cfg: DictConfig, card: Card, *, other: bool) -> Measured:
-    """Reads the data. Raises: RunnerError for data that this run's model can't take."""
+    """Read the data. Raises: RunnerError for data that the run's model does not accept."""
     shared = validate.shared_data_settings(cfg)
     node = validate.target_node(cfg, "data", resolve=True)
     found, conversion = _found(node, card if other else None), build_data.conversion_of(cfg)
@@ -106,20 +107,20 @@ def measured(cfg: DictConfig, card: Card, *, other: bool) -> Measured:
     else:
         splits = split(source, seed=cfg.seed, **validate.how_to_cut(cfg))
         found = {"val": splits.val, "test": splits.test}
-        rows, how = {name: part for name, part in found.items() if part is not None}, "the run's own splits"
+        rows, how = {name: part for name, part in found.items() if part is not None}, "the splits of the run"
         if not rows:
-            problem = "the run trained on all its data: there is no val or test split"
+            problem = "the run trained on all its data and has no val or test split"
             raise RunnerError.of("evaluate", problem, "name other data: `evaluate RUN data.path=...`")
     return Measured(source, rows, not other, how, fingerprint(source), order)
 
 
 def batches_of(found: Measured, name: str, cfg: DictConfig, device: torch.device) -> Batches:
-    """The batches of a split, in order, finished as at the end of an epoch."""
+    """Return the batches of a split, in order, as at the end of an epoch."""
     return build_data.batches_of(found.rows[name], found.source, cfg, device)[0]
 
 
 def in_order(batches: Iterator[Any], order: Tensor | None, device: torch.device, *, are_classes: bool) -> Iterator[Any]:
-    """The batches with their targets numbered, or their columns sorted, as the run's are."""
+    """Return the batches with the class indices, or the order of target columns, of the run."""
     if order is None:
         return batches
     there = order.to(device)
@@ -187,7 +188,7 @@ def _numbered(source: Source, card: Card, asked: str) -> tuple[Problem | None, T
     names, known, what = (
         (source.classes, card.classes, "classes") if were_classes else (source.targets, card.targets, "targets")
     )
-    if not names or not known:  # nobody named them: their number must do
+    if not names or not known:  # without names only their number is compared
         then, now = card.facts.get("out_features"), source.facts.get("out_features")
         too_many = isinstance(then, int) and isinstance(now, int) and (now > then if were_classes else now != then)
         problem = f"the run predicts {then} {what}, and this data has {now}"

@@ -1,7 +1,4 @@
-"""`export`: writes a run's model in a format, and checks it against the original. Called by cli/after_training.py, and serve.py.
-
-FORMS lists the formats, export_formats.py has their writers, and about() what is written next to the model.
-"""
+"""`export`: write a run's model in a format, and compare it with the original. FORMS lists the formats."""
 
 from __future__ import annotations
 
@@ -40,7 +37,7 @@ OF_COLUMNS = f"{HOW['mlflow']}, where this runner is installed, from its checkou
 def about(
     trained: Trained, form: str, module: nn.Module, rows: Any, checked: dict[str, Any] | None, *, predictions: bool
 ) -> dict[str, Any]:
-    """What stands beside the model. checked: what the comparison with the original found; None: it could not be made."""
+    """Return the description next to the model. checked: the comparison with the original; None: not possible."""
     card = trained.card
     with torch.no_grad():
         said = module(rows)
@@ -101,11 +98,11 @@ FORMS: dict[str, tuple[str, Form]] = {
     "mlflow": ("mlflow", export_formats.mlflow),
 }
 FOLDER = "exports"
-BESIDE = "about.json"  # in a model's folder; FILE.json beside a file
+BESIDE = "about.json"  # in a model's directory; FILE.json next to a file
 TRIED_ROWS = (1, 2, 3, 7, 16)
-#: of float32: relative and absolute; another runtime sums in another order
+#: relative and absolute tolerance in float32: another runtime sums in another order
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
-#: what to take where a format can't hold a model
+#: help for a model that a format does not support
 INSTEAD = {
     "safetensors": "use `--format mlflow`, which pickles what has no other form",
     "onnx": "use `--format pt2` for torch, `--format safetensors` for the weights, or `--format mlflow`, which pickles",
@@ -114,8 +111,8 @@ INSTEAD = {
 }
 
 
-class Telling(nn.Module):
-    """The model with what its task makes of the outputs: probabilities instead of logits, say."""
+class WithPredictions(nn.Module):
+    """A model that returns its task's predictions, e.g., probabilities instead of logits."""
 
     def __init__(self, model: nn.Module, task: Predicting) -> None:
         super().__init__()
@@ -126,10 +123,17 @@ class Telling(nn.Module):
 
 
 def export(wanted: str, form: str, output: str | None, *, predictions: bool) -> dict[str, Any]:
-    """Writes the model and FILE.json beside it, and says where; returns what is in that file, and the path. Some seconds.
+    """Write the model, and FILE.json next to it. Takes some seconds.
 
-    output: the path (None: exports/ in the run's folder). predictions: with what the task makes of the outputs.
-    Raises: RunnerError for a model that the format can't hold; then nothing is left.
+    Args:
+        output: The path (None: exports/ in the run directory).
+        predictions: Whether the model returns its task's predictions instead of raw outputs.
+
+    Returns:
+        The content of FILE.json, and the path.
+
+    Raises:
+        RunnerError: If the format does not support the model. Nothing is left then.
     """
     at_once(partial(_check_form, form, output), partial(find_run, wanted, verb="export"))
     trained = open_run(find_run(wanted, verb="export"), device="cpu", precision="fp32")
@@ -140,7 +144,7 @@ def export(wanted: str, form: str, output: str | None, *, predictions: bool) -> 
         say(f"note    {note}")
     checked = report["checked"]
     if checked is None:
-        say(f"checked not: no onnxruntime is installed; to have it: {install('onnx')}")
+        say(f"checked not: onnxruntime is not installed; to install it: {install('onnx')}")
     else:
         rows = ", ".join(map(str, checked["rows"]))
         say(f"checked as the original for {rows} rows; largest difference {checked['largest_difference']:.1e}")
@@ -149,13 +153,13 @@ def export(wanted: str, form: str, output: str | None, *, predictions: bool) -> 
 
 
 def export_to(trained: Trained, form: str, target: Path, *, predictions: bool) -> dict[str, Any]:
-    """Writes, checks, then renames. Returns what stands beside the model. Raises: RunnerError."""
+    """Write, check, then rename; return the description next to the model. Raises: RunnerError."""
     module: nn.Module = trained.model
     if predictions:
         if not is_predicting(trained.task) or form == "safetensors":
             why = "weights contain no computation" if form == "safetensors" else "the run's task defines no predictions"
             raise RunnerError.of("--predictions", why, "remove `--predictions`")
-        module = Telling(trained.model, trained.task).eval()
+        module = WithPredictions(trained.model, trained.task).eval()
     rows = example_of(trained)
     if num_rows(rows) == 1:  # an export takes a dimension of 1 for a constant
         rows = map_tensors(rows, lambda tensor: torch.cat([tensor, tensor]))
@@ -169,7 +173,7 @@ def export_to(trained: Trained, form: str, target: Path, *, predictions: bool) -
         _beside(made).write_text(json.dumps(report, indent=2) + "\n")
         if target.is_dir():
             shutil.rmtree(target)  # an earlier export, see _target()
-        for file in sorted(Path(place).iterdir()):  # onnx may have a file of weights beside it
+        for file in sorted(Path(place).iterdir()):  # onnx may have a separate file of weights
             file.replace(target.parent / file.name)
     return report
 
@@ -188,7 +192,7 @@ def _check_form(form: str, output: str | None) -> None:
     if form in FORMS:
         _target(form, output)
         return
-    problem = f"there is no format `{form}`; there are {', '.join(FORMS)}"
+    problem = f"the format `{form}` is not one of {', '.join(FORMS)}"
     hits = nearest(form, FORMS) or list(FORMS)
     if form in ("torchscript", "jit", "pt"):
         problem, hits = f"{problem}; `pt2` replaces TorchScript", ["pt2"]
@@ -202,7 +206,7 @@ def _target(form: str, output: str | None) -> Path | None:
     path = Path(output).expanduser()
     if path.is_dir() and form != "mlflow":
         return path / name
-    is_export = all((path / file).is_file() for file in (BESIDE, "MLmodel"))  # a person's own may have the one
+    is_export = all((path / file).is_file() for file in (BESIDE, "MLmodel"))  # a user's directory may have one of them
     if path.exists() and form == "mlflow" and not is_export:
         problem = f"`{path}` exists and is not an exported model"
         ways = [f"--output {path / 'model'}"] * path.is_dir()

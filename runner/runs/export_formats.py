@@ -1,4 +1,4 @@
-"""Writes a module as safetensors, ONNX, pt2 or an MLflow model, and gives a function that computes by the file."""
+"""Write a module as safetensors, ONNX, pt2 or an MLflow model; each writer returns a function that computes with the file."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from runner.errors import RunnerError
 from runner.runs.load import Trained, built
 
 Compute = Callable[[Any], Any]  # a tree of inputs on the host -> outputs
-#: what is behind the conversions of torch and MLflow, and not a person's code
-NOT_THEIRS = ("site-packages", "dist-packages", "/lib/python", "runner/runs", "runner/tracking")
+#: paths that are not the user's code
+LIBRARY_PATHS = ("site-packages", "dist-packages", "/lib/python", "runner/runs", "runner/tracking")
 
 
 def safetensors(trained: Trained, module: nn.Module, example: Any, file: Path) -> Compute:
-    """The weights, with the card as metadata; whoever loads them needs the module's code."""
+    """Write the weights, with the card as metadata. Loading them needs the module's code."""
     with _needing("safetensors", "safetensors"):
         from safetensors import safe_open
         from safetensors.torch import save_file
     weights = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in module.state_dict().items()}
     save_file(weights, file, metadata={"format": "pt", "card": json.dumps(asdict(trained.card))})
     with safe_open(file, framework="pt") as found:
-        loaded = {name: found.get_tensor(name) for name in found.keys()}  # noqa: SIM118 - it is no dict
+        loaded = {name: found.get_tensor(name) for name in found.keys()}  # noqa: SIM118 - not a dict
         node = json.loads(found.metadata()["card"])["model"]
     again: nn.Module = built(node, "model", trained.folder)
     again.load_state_dict(loaded)
@@ -42,14 +42,14 @@ def safetensors(trained: Trained, module: nn.Module, example: Any, file: Path) -
 
 
 def pt2(trained: Trained, module: nn.Module, example: Any, file: Path) -> Compute:
-    """The graph and the weights: torch.export.load() needs torch alone."""
+    """Write the graph and the weights: torch.export.load() needs only torch."""
     torch.export.save(graph_of(module, example), file)
     found: Compute = torch.export.load(file).module()
     return found
 
 
 def onnx(trained: Trained, module: nn.Module, example: Any, file: Path) -> Compute | None:
-    """The graph and the weights for other runtimes. None: no onnxruntime is installed to compute by it."""
+    """Write the graph and the weights for other runtimes; return None if onnxruntime is not installed."""
     with _needing("onnx", "onnx"):
         import onnx as _onnx  # noqa: F401
         import onnxscript as _onnxscript  # noqa: F401
@@ -104,13 +104,13 @@ def mlflow(trained: Trained, module: nn.Module, example: Any, folder: Path) -> C
 
 
 def graph_of(module: nn.Module, example: Any) -> torch.export.ExportedProgram:
-    """The module's graph for any number of rows. Raises: what torch raises for a module that has none."""
+    """Return the module's graph for any number of rows. Raises: as torch.export.export."""
     shapes = map_tensors(example, lambda _: {0: torch.export.Dim.DYNAMIC})  # type: ignore[arg-type, return-value]
     return torch.export.export(module, (example,), dynamic_shapes=(shapes,))
 
 
 def map_arrays(tree: Any) -> Any:
-    """Arrays as tensors, whatever they lie in."""
+    """Return arrays in dicts and lists as tensors."""
     if isinstance(tree, dict):
         return {key: map_arrays(value) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
@@ -119,7 +119,7 @@ def map_arrays(tree: Any) -> Any:
 
 
 def input_names(example: Any) -> list[str]:
-    """A name for each tensor: `inputs` where it is the only one, else its key or its place."""
+    """Return a name for each tensor: `inputs` if it is the only one, else its key or index."""
     if isinstance(example, Tensor):
         return ["inputs"]
     if isinstance(example, dict) and all(isinstance(value, Tensor) for value in example.values()):
@@ -135,7 +135,7 @@ def output_names(module: nn.Module, example: Any) -> list[str]:
 
 @contextmanager
 def explained(asked: str, write: str) -> Iterator[None]:
-    """Without the words of the exporters. Raises: RunnerError that names the operation which has no place in the form."""
+    """Silence the exporters. Raises: RunnerError that names the operation that the format does not support."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -180,7 +180,7 @@ def _where(error: BaseException) -> str:
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if not any(part in Path(frame.filename).as_posix() for part in NOT_THEIRS)
+        if not any(part in Path(frame.filename).as_posix() for part in LIBRARY_PATHS)
         and not frame.filename.startswith("<")
     ]
     return f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""

@@ -1,7 +1,4 @@
-"""Finds the folder of a run by what a person calls it: a folder, its id in MLflow, or `last`. For every command that takes RUN.
-
-check() refuses a configuration that would make another experiment of it, for `resume`.
-"""
+"""Find the directory of a run, named by a directory, its MLflow run id, or `last`. For every command that takes RUN."""
 
 from __future__ import annotations
 
@@ -27,11 +24,14 @@ ROOTS = ("outputs", "multirun")
 
 
 def find(wanted: str, *, verb: str = "resume") -> Path:
-    """The folder of a run. wanted: the folder itself, `last`, or a run's id in MLflow or the beginning of it.
+    """Return the directory of a run.
 
-    verb: of the command that asks, for the messages.
-    Raises: RunnerError where there is none, where it is of a sweep as a whole, where another process works in it, and
-    for what may not be in it.
+    Args:
+        wanted: The directory, `last`, or an MLflow run id or its beginning.
+        verb: The command, for messages.
+
+    Raises:
+        RunnerError: If there is no such run, it is a sweep, another process writes to it, or it has files that are not allowed.
     """
     folder = locate(wanted, verb=verb)
     if is_being_written(folder):
@@ -41,12 +41,12 @@ def find(wanted: str, *, verb: str = "resume") -> Path:
 
 
 def locate(wanted: str, *, verb: str) -> Path:
-    """The same for a run that may be running."""
+    """Return the directory of a run that may be running; see find()."""
     folder = Path(wanted)
     if wanted == "last":
         folders = newest_first()
         if not folders:
-            problem = f"there is no run in {' or '.join(ROOTS)} of {Path.cwd()}"
+            problem = f"no run is in {' or '.join(ROOTS)} of {Path.cwd()}"
             raise RunnerError.of(
                 f"{verb} last", problem, "name a run directory, or start a run with `python -m runner`"
             )
@@ -54,7 +54,7 @@ def locate(wanted: str, *, verb: str) -> Path:
     elif not os.path.isdir(folder):  # noqa: PTH112  # Path's own raises for a name of 300 letters
         folder = _by_id(wanted, verb)
     if any(os.path.lexists(folder / name) for name in ("rerun.yaml", "ledger.jsonl")):
-        check_folder(folder)  # walks through it, and / may be named, too
+        check_folder(folder)  # walks through all files: not for a directory like /
     if (folder / "ledger.jsonl").is_file():
         again = f"run the sweep's arguments with `{shlex.quote(f'sweep.resume={folder}')}`"
         ways = [] if verb == "resume" else _commands(verb, [str(folder / "0")])
@@ -68,7 +68,7 @@ def locate(wanted: str, *, verb: str) -> Path:
 
 
 def check(before: DictConfig, now: DictConfig) -> None:
-    """Raises: RunnerError for each key that would make another experiment of it."""
+    """Check the configuration of a resumed run. Raises: RunnerError for each key that makes it another experiment."""
     old, new = flat(before), flat(now)
     problems = []
     for key in changes(old, new):
@@ -80,24 +80,26 @@ def check(before: DictConfig, now: DictConfig) -> None:
     refuse(problems)
 
 
-def retold(error: RunnerError, folder: Path, verb: str, words: Sequence[str] = ()) -> RunnerError:
-    """The same, where a file or a module that the run names is not here and lies where the run was made: told so.
+def from_home(error: RunnerError, folder: Path, verb: str, overrides: Sequence[str] = ()) -> RunnerError:
+    """Return the error with another help if a missing file or module is in the directory where the run was started.
 
-    Else another file of this folder would be offered in its place. verb, words: of the command that asks, without the run.
+    Args:
+        verb: The command.
+        overrides: Its other arguments, without the run.
     """
-    return RunnerError(*(_from_home(problem, folder.resolve(), verb, words) for problem in error.problems))
+    return RunnerError(*(_from_home(problem, folder.resolve(), verb, overrides) for problem in error.problems))
 
 
 @contextmanager
-def retelling(folder: Path, verb: str, words: Sequence[str] = ()) -> Iterator[None]:
-    """retold(), for what is raised within."""
+def errors_from_home(folder: Path, verb: str, overrides: Sequence[str] = ()) -> Iterator[None]:
+    """Apply from_home() to errors in the block."""
     try:
         yield
     except RunnerError as error:
-        raise retold(error, folder, verb, words) from error
+        raise from_home(error, folder, verb, overrides) from error
 
 
-def _from_home(error: Problem, folder: Path, verb: str, words: Sequence[str]) -> Problem:
+def _from_home(error: Problem, folder: Path, verb: str, overrides: Sequence[str]) -> Problem:
     key, _, value = error.source.partition("=")
     names = [value] if key.startswith("data.") else []
     if key.endswith("_target_"):
@@ -105,10 +107,10 @@ def _from_home(error: Problem, folder: Path, verb: str, words: Sequence[str]) ->
         names = [f"{module}.py", f"{module}/__init__.py"]
     if value and not any(os.path.exists(name) for name in names):  # noqa: PTH110  # Path's own raises for 300 letters
         for home, name in product(_homes(folder), names):
-            if os.path.exists(home / name):  # noqa: PTH110  # likewise
+            if os.path.exists(home / name):  # noqa: PTH110  # as above
                 run = folder.relative_to(home) if folder.is_relative_to(home) else folder
-                problem = f"`{name}` is in {home}, where the run was made, and not here"
-                again = shlex.join(["python", "-m", "runner", verb, str(run), *words])
+                problem = f"`{name}` is in {home}, where the run was started, and not here"
+                again = shlex.join(["python", "-m", "runner", verb, str(run), *overrides])
                 return Problem(error.source, problem, f"run `cd {shlex.quote(str(home))} && {again}`")
     return error
 
@@ -126,13 +128,13 @@ def _folders() -> list[Path]:
 
 
 def newest_first() -> list[Path]:
-    """The folders of the runs below outputs/ and multirun/, by when they were last begun or gone on with; none of a try's own."""
+    """Return the directories of runs below outputs/ and multirun/, the last started or resumed first; without those of `try`."""
     found = [folder for folder in _folders() if not folder.is_relative_to(TRIES)]
     return sorted(found, key=lambda found: (found / "rerun.yaml").stat().st_mtime, reverse=True)
 
 
 def with_id(wanted: str) -> list[Path]:
-    """The folders of the runs below outputs/ and multirun/ whose id in MLflow begins so."""
+    """Return the directories of runs below outputs/ and multirun/ with this beginning of the MLflow run id."""
     return [folder for folder in _folders() if (read_ack(folder).run_id or "").startswith(wanted)]
 
 
@@ -145,11 +147,11 @@ def _by_id(wanted: str, verb: str) -> Path:
         raise RunnerError.suggest(f"{verb} {wanted}", problem, _commands(verb, map(str, found[:1])))
     problem = f"there is no directory `{wanted}`, and no run in {' or '.join(ROOTS)} has this id"
     path, known = Path(wanted), newest_first()
-    beside: list[Path] = []
-    with suppress(OSError, ValueError):  # a name that is too long or has a zero in it, a folder that may not be read
-        beside = [file.parent for file in path.parent.glob("*/rerun.yaml")]
+    siblings: list[Path] = []
+    with suppress(OSError, ValueError):  # a name that is too long or contains a zero byte, an unreadable directory
+        siblings = [file.parent for file in path.parent.glob("*/rerun.yaml")]
     ids = [read_ack(folder).run_id or "" for folder in known]
-    hits = nearest(str(path), map(str, (*known, *beside))) or nearest(wanted, ids)
+    hits = nearest(str(path), map(str, (*known, *siblings))) or nearest(wanted, ids)
     hits = hits or ["last"][: bool(known) and verb != "diff"]  # which takes two
     otherwise, ways = "name the directory in the run's last lines", _commands(verb, hits)
     raise RunnerError.suggest(f"{verb} {wanted}", problem, ways, otherwise, code="missing-file")

@@ -1,4 +1,4 @@
-"""Reads all points of a run: from its folder's journal, or from an MLflow store, whose Parquet file has what its pages have not.
+"""Read all points of a run: from its journal, or from an MLflow store and the Parquet file there.
 
 For `history`, runner.history() and `reproduce`.
 """
@@ -33,18 +33,24 @@ ID = re.compile(r"[0-9a-f]{32}")  # of a run in MLflow
 
 
 def history(wanted: str, *, uri: str) -> dict[str, Series]:
-    """A run's points as {name: (steps (n,), times_ms (n,), values (n,))}, in the order of writing; it may be running.
+    """Return a run's points as {name: (steps (n,), times_ms (n,), values (n,))}, in the order of writing.
 
-    wanted: a folder, `last`, or an id in MLflow; the store `uri` is asked for one that is of no run here.
-    A million points take 0.1 s from a folder. Raises: RunnerError where there is no such run.
+    A million points take 0.1 s from a directory. The run may be running.
+
+    Args:
+        wanted: A directory, `last`, or an MLflow run id.
+        uri: The store for an id without a run here.
+
+    Raises:
+        RunnerError: If the run does not exist.
     """
     folder = folder_of(wanted)
     if folder is not None:
         return read_series(folder)
     path = store_uri.sqlite_path(uri)
     asked = f"history {wanted}"
-    if path is not None and not path.is_file():  # opening it would make it
-        problem = f"no run here has the id `{wanted}`, and there is no store {store_uri.shown(uri)}"
+    if path is not None and not path.is_file():  # opening it would create it
+        problem = f"no run here has the id `{wanted}`, and the store {store_uri.shown(uri)} does not exist"
         raise RunnerError.of(asked, problem, f"name a directory, or the store: `{asked} tracking.uri=URI`")
     with answering(asked, uri):
         client = mlflow_store.open_store(uri)
@@ -52,9 +58,9 @@ def history(wanted: str, *, uri: str) -> dict[str, Series]:
 
 
 def of_store(client: MlflowClient, run: Run) -> dict[str, Series]:
-    """What a store has of a run, names as MLflow has them: of its Parquet file where there is one, for then its pages have a part.
+    """Return the points of a run in a store by MLflow's names; from its Parquet file if the store has only a part of them.
 
-    The file is of a run's end: of one that goes on, or went on and was killed, the pages have what is newer.
+    The file is written at the end of a run. After a resume, newer points come from the store.
     """
     series: dict[str, Series] = {}
     if any(item.path == FILE for item in client.list_artifacts(run.info.run_id)):
@@ -74,9 +80,13 @@ def of_store(client: MlflowClient, run: Run) -> dict[str, Series]:
 
 
 def write(wanted: str, output: str, *, uri: str) -> dict[str, Any]:
-    """Writes a row for each point, `metric,step,time_ms,value`, in the form of the file's ending; returns what it wrote.
+    """Write a row per point, `metric,step,time_ms,value`, in the format of the file's ending.
 
-    Raises: RunnerError for no run, and a file that can't be written.
+    Returns:
+        The path and the number of points.
+
+    Raises:
+        RunnerError: If the run does not exist, or the file can't be written.
     """
     folder = folder_of(wanted)
     file = check_output(output, inputs=(folder or Path(tempfile.gettempdir())) / "journal")
@@ -86,14 +96,14 @@ def write(wanted: str, output: str, *, uri: str) -> dict[str, Any]:
             names = np.array(columns.pop("names"))
             append({**columns, "metric": names[columns["metric"]]})
             num_points += len(columns["step"])
-        if not num_points:  # a table of nothing is one, too
+        if not num_points:  # an empty table has columns, too
             whole, none = np.array([], np.int64), np.array([], np.float64)
             append({"metric": np.array([], str), "step": whole, "time_ms": whole, "value": none})
     return {"output": str(file), "points": num_points}
 
 
 def summary(series: Mapping[str, Series]) -> dict[str, dict[str, Any]]:
-    """Of each metric how many points there are, where they begin and end, and the least and the greatest value."""
+    """Return the number of points, the first and the last, and the least and the greatest value of each metric."""
     return {
         name: {
             "points": len(steps),
@@ -110,7 +120,7 @@ def summary(series: Mapping[str, Series]) -> dict[str, dict[str, Any]]:
 
 
 def table(series: Mapping[str, Series]) -> pandas.DataFrame:
-    """A row a step, a column a metric, NaN where a metric has no value at a step; imports pandas."""
+    """Return a row per step and a column per metric, NaN without a value; imports pandas."""
     import pandas
 
     columns = {
@@ -120,7 +130,7 @@ def table(series: Mapping[str, Series]) -> pandas.DataFrame:
 
 
 def folder_of(wanted: str) -> Path | None:
-    """The run's folder; None for an id that is of no run here."""
+    """Return the run directory; None for an id without a run here."""
     if ID.fullmatch(wanted) and not Path(wanted).is_dir():
         with suppress(RunnerError):
             return find.locate(wanted, verb="history")

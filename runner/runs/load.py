@@ -1,6 +1,6 @@
-"""Loads a run's model with its best weights on a device, with its task and its precision.
+"""Load a run's model with its best weights, its task and its precision on a device.
 
-For `evaluate`, `predict`, `export`, `serve` and `register`. It knows a run by its folder, which find_run() finds.
+For `evaluate`, `predict`, `export`, `serve` and `register`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ BEST = f"{CHECKPOINTS}/best.pt"
 
 @dataclass(frozen=True)
 class Trained:
-    """A run's model, ready to answer."""
+    """A run's loaded model."""
 
     folder: Path
     card: Card
@@ -51,9 +51,9 @@ class Trained:
     choice: Choice
     device: torch.device
     precision: Precision
-    step: int  # that the weights are of
-    weights: str  # their file, below the folder
-    notes: tuple[str, ...]  # what a person should know of it
+    step: int  # of the weights
+    weights: str  # their file, relative to the folder
+    notes: tuple[str, ...]  # for the user
 
     @property
     def title(self) -> str:
@@ -62,9 +62,10 @@ class Trained:
 
 
 def find_run(wanted: str, *, verb: str) -> tuple[Path, str]:
-    """The run's folder, absolute, and the file of weights in it: its best, or the checkpoint that was named.
+    """Return the run directory, absolute, and the file of weights in it: the best, or the named checkpoint.
 
-    Raises: RunnerError where there is none, it still runs, or holds what it may not.
+    Raises:
+        RunnerError: If the run does not exist, is still running, or has files that are not allowed.
     """
     file = Path(wanted)
     is_checkpoint = file.suffix == ".pt" and file.parent.name == CHECKPOINTS
@@ -82,12 +83,16 @@ def find_run(wanted: str, *, verb: str) -> tuple[Path, str]:
 def open_run(
     run: tuple[Path, str], *, device: Any = None, precision: str | None = None, own_device: Choice | None = None
 ) -> Trained:
-    """Loads it: the module of model.json, strictly with the weights of a checkpoint, on the device.
+    """Build the module of model.json, and load the weights strictly, on the device.
 
-    run: what find_run() gave. device: what `device=` says (None: auto). precision: None for the run's own.
-    own_device: where it is chosen already.
-    Raises: RunnerError for a run without best weights, weights that are not this model's, a device that is not there,
-    and for what may not be built.
+    Args:
+        run: From find_run().
+        device: As in `device=` (None: auto).
+        precision: As in `train.precision=` (None: the run's).
+        own_device: The device, if it is chosen already.
+
+    Raises:
+        RunnerError: If the run has no best weights or other weights, the device is missing, or a part is not allowed.
     """
     folder, weights = run
     state, notes = _state(folder, weights)
@@ -99,7 +104,7 @@ def open_run(
         chosen = choose("auto" if device is None else device, hardware)
         name = check_precision(name, chosen.here, hardware)
     there = torch.device(chosen.here)
-    # of one to go on from, what is measured is the average, if there is one
+    # a checkpoint for resuming may also have averaged weights, which are the ones to evaluate
     kept = state.get("average") or state["model"]
     model = place(_with_weights(built(card.model, "model", folder), kept, folder / weights), there).eval()
     task = built(card.task, "task", folder)
@@ -121,7 +126,7 @@ def open_run(
 
 
 def computing(overrides: Sequence[str]) -> tuple[Any, str | None]:
-    """What these words say of device and train.precision, for open_run(). Raises: RunnerError for what is none, or not here."""
+    """Return device and train.precision of the overrides, for open_run(). Raises: RunnerError for a wrong or missing one."""
     device, precision = last_value(overrides, "device"), last_value(overrides, "train.precision")
     checks = [partial(choose, device, probe())] if device is not None else []
     at_once(
@@ -131,7 +136,7 @@ def computing(overrides: Sequence[str]) -> tuple[Any, str | None]:
 
 
 def built(node: dict[str, Any], key: str, folder: Path) -> Any:
-    """What a node of the card describes, held to the allow-list. Raises: RunnerError."""
+    """Build a node of the card, within the allow-list. Raises: RunnerError."""
     try:
         return build(filled_in(node), key=key)
     except KeyError as error:
@@ -141,7 +146,7 @@ def built(node: dict[str, Any], key: str, folder: Path) -> Any:
 
 
 def reader_of(trained: Trained) -> Callable[[str], Any] | None:
-    """What reads inputs of the run's kind from a file; None: arrays as they are."""
+    """Return what reads the run's inputs from a file; None: arrays as they are."""
     node = trained.card.reader
     reader: Callable[[str], Any] | None = None if node is None else built(node, "reader", trained.folder)
     return reader
@@ -168,14 +173,14 @@ def _state(folder: Path, weights: str) -> tuple[dict[str, Any], tuple[str, ...]]
     if status not in ("finished", "pruned") and weights == BEST:
         notes.append(f"the run's status is {status}; these are the best weights that it reached")
     if (then := summary.versions.get("runner")) not in (None, __version__):
-        notes.append(f"the run is of runner {then}, and this is {__version__}")
+        notes.append(f"the run was made with runner {then}; this is {__version__}")
     return state, tuple(notes)
 
 
 def _with_weights(model: nn.Module, weights: dict[str, Any], file: Path) -> nn.Module:
     try:
         load_trained(model, weights)
-    except Exception as error:  # a checkpoint may come from elsewhere, and hold anything
+    except Exception as error:  # a checkpoint of another program may contain anything
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         problem = f"the weights don't belong to the model in `model.json`: {' '.join(lines[1:3] or lines[:1])}"
         fix = "restore both files as the run wrote them, and the model's code"
@@ -186,6 +191,6 @@ def _with_weights(model: nn.Module, weights: dict[str, Any], file: Path) -> nn.M
 def _precision_of(folder: Path) -> str:
     try:
         return str(OmegaConf.select(OmegaConf.load(folder / "rerun.yaml"), "train.precision") or "fp32")
-    except Exception as error:  # YAML's and OmegaConf's own
+    except Exception as error:  # of YAML or OmegaConf
         problem = f"the file can't be read: {first_line(error)}"
         raise RunnerError.of(str(folder / "rerun.yaml"), problem, "restore the file as the run wrote it") from None

@@ -1,6 +1,6 @@
-"""Writes columns, a chunk at a time, as a file in the form of its ending, whole or not at all. For `predict` and `history`.
+"""Write columns, a chunk at a time, as a file in the format of its ending, complete or not at all. For `predict` and `history`.
 
-A column is a NumPy array, or an Arrow ChunkedArray, whose type and gaps stay where the file has such.
+A column is a NumPy array, or an Arrow ChunkedArray, whose type and missing values stay if the format has them.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from runner.errors import RunnerError, nearest
 
 
 def texts(values: Any) -> list[Any]:
-    """What csv.writer writes; None, which it leaves empty, where a value is missing. float32 in as few digits as tell it
-    from its neighbours, not in those of a double."""
+    """Return what csv.writer writes; None (empty) for a missing value, and float32 in its shortest exact form."""
     if isinstance(values, np.ndarray):
         return [str(value) for value in values] if values.dtype == np.float32 else values.tolist()
     found = plain(values)
@@ -30,16 +29,16 @@ def texts(values: Any) -> list[Any]:
 
 
 def plain(values: Any) -> list[Any]:
-    """Python's own values, None where one is missing."""
+    """Return Python values, None for a missing one."""
     found: list[Any] = values.tolist() if isinstance(values, np.ndarray) else values.to_pylist()
     return found
 
 
 def joined(parts: Sequence[Any]) -> Any:
-    """The parts of a column as one array, that np.load reads without pickle.
+    """Return the parts of a column as one array that np.load reads without pickle.
 
-    NaN and NaT where a number or a date is missing; texts, empty ones there, for what NumPy has no kind for: integers,
-    too, where some are missing and one is more than float64 tells from its neighbours.
+    A missing number or date becomes NaN or NaT. Types that NumPy lacks become strings, and so do integers with missing
+    values if float64 can't hold them exactly.
     """
     if isinstance(parts[0], np.ndarray):
         whole = np.concatenate(parts)
@@ -63,7 +62,7 @@ Write = Callable[[Mapping[str, Any]], None]
 
 
 def check_output(path: str, *, inputs: Path) -> Path:
-    """The file to write. Raises: RunnerError for an ending that is not written, the input itself, and a place that can't be written."""
+    """Return the file to write. Raises: RunnerError for an unknown ending, the input file, or a path that can't be written."""
     file = Path(path).expanduser()
     if file.suffix not in OPENERS:
         hits = nearest(file.suffix, OPENERS) or list(OPENERS)

@@ -1,7 +1,6 @@
-"""`predict`: has a run's best weights answer for each row of a file, and writes the answers to another.
+"""`predict`: apply a run's best weights to each row of a file, and write the predictions to another file.
 
-Called by cli/after_training.py. It reads a chunk at a time; a batch's answers come over from the device while the next one
-is computed.
+It reads a chunk at a time, and copies a batch's predictions from the device while the next batch is computed.
 """
 
 from __future__ import annotations
@@ -34,11 +33,8 @@ from runner.tasks.task import Task, is_predicting
 Columns = dict[str, Any]  # NumPy arrays of as many rows, by name
 
 
-def answer(trained: Trained, batch: Any) -> Any:
-    """What the model says of a batch on the device, on the device: by its task where that tells, else its raw outputs.
-
-    Nothing here waits for the device.
-    """
+def predictions(trained: Trained, batch: Any) -> Any:
+    """Return the task's predictions for a batch, else the raw outputs, on the device. Does not wait for the device."""
     with torch.inference_mode(), trained.precision.autocast():
         task = trained.task
         if is_predicting(task):
@@ -49,9 +45,9 @@ def answer(trained: Trained, batch: Any) -> Any:
 
 
 def columns(found: Any, task: Task, card: Card) -> Columns:
-    """The columns of an answer that lies on the host. What has more dimensions than a table stays one array.
+    """Return predictions on the host as columns. An array with more than two dimensions stays one array.
 
-    multiclass: label, probability, p_CLASS; multilabel: p_LABEL; a regression's targets by name; else the raw outputs.
+    multiclass: label, probability, p_CLASS; multilabel: p_LABEL; regression: the targets by name; else the raw outputs.
     """
     kind = task.kind if is_predicting(task) else ""
     if not isinstance(found, Tensor):
@@ -89,12 +85,17 @@ def _numbered(values: Any, called: str, names: tuple[str, ...]) -> Columns:
 def predict(
     wanted: str, inputs: str, output: str, *, batch_size: int, keep: bool, overrides: Sequence[str]
 ) -> dict[str, Any]:
-    """Writes the answers, prints and returns how many; of images, beside each its file.
+    """Write the predictions; for images, each with its file. Memory holds a chunk and a batch; for .npz, all predictions.
 
-    Memory holds a chunk of the input and a batch; of .npz, all answers.
-    keep: the columns of a table beside the answers; one that is called like an answer becomes input_NAME.
-    overrides: of device (auto), train.precision (the run's own) and backends.
-    Raises: RunnerError for a run that left no model, and for files that can't be read or written.
+    Args:
+        keep: Whether to copy the columns of a table; one with the name of a prediction becomes input_NAME.
+        overrides: Of device (auto), train.precision (the run's) and backends.
+
+    Returns:
+        The path, the number of rows, seconds, device, and counts of unknown and missing values.
+
+    Raises:
+        RunnerError: For a run without a model, or files that can't be read or written.
     """
     at_once(
         partial(existing, inputs),
@@ -119,12 +120,12 @@ def predict(
     counts: dict[str, dict[str, int]] = {}
     with writing(target) as write:
         kept, files = Kept(file, trained) if keep else None, files_of(trained, file)
-        for found in told(trained, chunks(trained, file, counts), batch_size):
+        for found in predicted_columns(trained, chunks(trained, file, counts), batch_size):
             num_rows = len(next(iter(found.values())))
-            beside = kept.take(num_rows, found) if kept else {}
+            inputs_of_rows = kept.take(num_rows, found) if kept else {}
             if files is not None:
-                beside = {"file": np.array(files[count : count + num_rows])}
-            write({**beside, **found})
+                inputs_of_rows = {"file": np.array(files[count : count + num_rows])}
+            write({**inputs_of_rows, **found})
             count += num_rows
         if kept is not None:
             kept.finish(count)
@@ -143,27 +144,27 @@ def _check_keep(keep: bool, inputs: str) -> None:
 def _backends(folder: Path, overrides: Sequence[str]) -> dict[str, dict[str, Any]]:
     words = [word for word in overrides if key_of(word).startswith("backends.")]
     if not words:
-        return {}  # a model answers also where its run can't be composed any more
+        return {}  # `predict` also works for a run whose configuration no longer composes
     cfg = of_run(folder, words)
     refuse([problem for problem in validate.problems(cfg) if problem.source.startswith("backends.")])
     return {str(kind): {str(name): value for name, value in found.items()} for kind, found in cfg.backends.items()}
 
 
-def told(trained: Trained, found: Iterable[Any], batch_size: int) -> Iterator[Columns]:
-    """The answers' columns, a batch at a time. One copy from the device a batch, made while the next one is computed."""
+def predicted_columns(trained: Trained, found: Iterable[Any], batch_size: int) -> Iterator[Columns]:
+    """Yield the columns of each batch. It is copied from the device while the next batch is computed."""
     waiting: Any = None
     for chunk in found:
         for batch in pieces(chunk, batch_size):
-            said = answer(trained, move(batch, trained.device))
+            computed = predictions(trained, move(batch, trained.device))
             if waiting is not None:
                 yield _on_the_host(trained, waiting)
-            waiting = said
+            waiting = computed
     if waiting is not None:
         yield _on_the_host(trained, waiting)
 
 
 class Kept:
-    """The columns of a table, as they are, in as many rows at a time as the answers come in; its header as the run reads it."""
+    """The unchanged columns of the input table, read in chunks of as many rows as the predictions."""
 
     def __init__(self, file: Path, trained: Trained) -> None:
         table = table_file(file, form_in(trained.card.reader))
@@ -171,7 +172,7 @@ class Kept:
         self._rest: Any = None
 
     def take(self, count: int, answers: Columns) -> Columns:
-        """The next rows, Arrow's, under names that no answer has. Raises: RunnerError when there are fewer."""
+        """Return the next rows as Arrow columns with unique names. Raises: RunnerError if there are fewer."""
         import pyarrow as pa
 
         parts, missing = [], count
@@ -186,7 +187,7 @@ class Kept:
         return dict(zip(_unlike(answers, whole.column_names), whole.columns, strict=True))
 
     def finish(self, count: int) -> None:
-        """Raises: RunnerError when rows are left over."""
+        """Raises: RunnerError if rows are left."""
         if self._rest is not None or next(self._batches, None) is not None:
             raise self._problem()
 

@@ -1,4 +1,4 @@
-"""`register`: makes a run's model a version of a name in MLflow's registry. Called by cli/after_training.py."""
+"""`register`: make a run's model a version of a registered model in MLflow."""
 
 from __future__ import annotations
 
@@ -25,15 +25,21 @@ from runner.training import checkpoint
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-#: what MLflow takes in neither a name nor an alias
+#: characters that MLflow refuses in names and aliases
 REFUSED = "/:\\"
 
 
 def register(wanted: str, name: str, overrides: Sequence[str], *, alias: str | None, again: bool) -> dict[str, Any]:
-    """Registers, sets the alias, prints and returns the version. A model that is a version of that name already stays that one.
+    """Register the model, set the alias, and print the version. Sends missing points of the run first.
 
-    Sends to MLflow first what it has not got of the run. again: a new version in any case.
-    Raises: RunnerError for names that MLflow does not take, a run that it has not got, and whatever the store says.
+    Args:
+        again: Whether to make a new version of a model that is registered already.
+
+    Returns:
+        The version, and how to load it.
+
+    Raises:
+        RunnerError: If MLflow refuses a name, does not have the run, or does not answer.
     """
     at_once(partial(_check_names, name, alias), partial(find_run, wanted, verb="register"))
     folder, weights = find_run(wanted, verb="register")
@@ -87,7 +93,7 @@ def _model_of(client: MlflowClient, folder: Path, ack: Ack) -> str:
     step = _best_step(folder)
     try:
         if not (found := _logged(client, ack, step)):
-            # tells what is wrong with it, if something is
+            # raises an error that explains why the model can't be loaded
             trained = open_run((folder, BEST), device="cpu", precision="fp32")
             event = _event(folder, trained)
             mlflow_model.publish_model(
@@ -131,7 +137,7 @@ def _event(folder: Path, trained: Trained) -> dict[str, Any]:
         torch.save(example(trained), folder / EXAMPLE)
     used = [[event["name"], event["digest"]] for event in read_events(folder) if event["kind"] == "dataset"]
     event = model_event(folder, trained.card, EXAMPLE, step=trained.step, dataset=used[-1] if used else None)
-    return event | {"record": f"step-{trained.step}"}  # no record of the journal, and another for each step's weights
+    return event | {"record": f"step-{trained.step}"}  # not a record of the journal; unique for each step's weights
 
 
 def _version(client: MlflowClient, name: str, model_id: str, run_id: str, *, again: bool) -> tuple[str, bool]:

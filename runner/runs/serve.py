@@ -1,6 +1,6 @@
-"""`serve`: starts MLflow's scoring server over a run's model on this machine, in a process of its own, until Ctrl-C.
+"""`serve`: run MLflow's scoring server with a run's model, in a child process, until Ctrl-C.
 
-Called by cli/after_training.py. The model is exported to a folder that goes when the server ends.
+The model is exported to a temporary directory.
 """
 
 from __future__ import annotations
@@ -33,28 +33,33 @@ SECONDS_TO_END = 10.0
 
 
 def serve(wanted: str, port: int, *, predictions: bool, ready: Callable[[dict[str, Any]], None]) -> int:
-    """Starts MLflow's scoring server over the run's model and waits for it to end. Some 10 s until it answers.
+    """Start the server and wait until it ends. It answers after about 10 s.
 
-    predictions: it answers with what the task makes of the outputs (probabilities) instead of raw outputs.
-    ready: hears what is served, and where, once it answers.
-    Returns 130 after Ctrl-C, 143 after SIGTERM, 1 when the server ended by itself.
-    Raises: RunnerError for a port that is taken and for a run that left no model.
+    Args:
+        predictions: Whether it returns the task's predictions (probabilities) instead of raw outputs.
+        ready: Called with the model's description and the URL when the server answers.
+
+    Returns:
+        130 after Ctrl-C, 143 after SIGTERM.
+
+    Raises:
+        RunnerError: If the port is in use, the run has no model, or the server exits.
     """
     at_once(partial(find_run, wanted, verb="serve"), partial(_check_port, port))
     trained = open_run(find_run(wanted, verb="serve"), device="cpu", precision="fp32")
-    # the server is to be ended first
+    # the server ends before the directory is removed
     with signals.collected() as got, tempfile.TemporaryDirectory(prefix="runner-serve-") as place:
         model = Path(place) / "model"
         say(f"run     {trained.title}")
         about = export_to(trained, "mlflow", model, predictions=predictions)
         for note in trained.notes:
             say(f"note    {note}")
-        # MLflow starts `uvicorn` by its name, which stands beside this Python also where nobody has activated it
+        # MLflow starts `uvicorn` by name: it is next to this Python, which may not be activated
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
         environment = {**os.environ, **SETTINGS, "PATH": path}
         words = ["models", "serve", "-m", str(model), "--env-manager", "local", "--host", HOST, "--port", str(port)]
         command = [sys.executable, "-W", "ignore", "-m", "mlflow", *words, "--workers", "1"]
-        # a session of its own: Ctrl-C reaches this process alone, which ends all of the other's
+        # a new session: Ctrl-C reaches only this process, which ends the server's processes
         with subprocess.Popen(command, env=environment, start_new_session=True) as process:
             try:
                 if _answers(process, port, got):

@@ -1,4 +1,4 @@
-"""Finds the MLflow store that has a run, for commands after training, and says what it means when it does not answer."""
+"""Find the MLflow store that has a run, and explain why a store does not answer. For commands after training."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from runner.tracking.stores import VARIABLE
 
 
 def store_of(folder: Path, overrides: Sequence[str], *, asked: str) -> str:
-    """The URI: of these words, else of the run, with the environment's password where that store is the same one.
+    """Return the URI in the overrides, else the run's, with the password in the environment if it is for the same store.
 
-    Raises: RunnerError for a run that this person has not made, where neither names a store.
+    Raises:
+        RunnerError: If neither names a store and another user made the run.
     """
     of_run = origin.store_of(folder)
     named = stores.named(overrides)
@@ -29,7 +30,7 @@ def store_of(folder: Path, overrides: Sequence[str], *, asked: str) -> str:
 
 @contextmanager
 def answering(asked: str, uri: str) -> Iterator[None]:
-    """MLflow with our patience. Raises: RunnerError for whatever the store or the way to it says."""
+    """Use MLflow with this project's time-outs. Raises: RunnerError for every error of the store or the connection."""
     try:
         with mlflow_store.settings():
             yield
@@ -47,7 +48,7 @@ def answering(asked: str, uri: str) -> Iterator[None]:
 
 @contextmanager
 def as_default(uri: str) -> Iterator[None]:
-    """The store that MLflow takes where it is not told: its registry follows `models:/ID` there (3.17)."""
+    """Make a store MLflow's default, in which its registry resolves `models:/ID` (3.17)."""
     with restored(VARIABLE):
         os.environ[VARIABLE] = uri
         yield

@@ -25,7 +25,7 @@ def replay(folders: list[Path], *, uri: str | None) -> list[dict[str, Any]]:
 
     Args:
         folders: Directories of runs, or above them (empty: outputs/ and multirun/).
-        uri: The store for all of them (None: each run's own).
+        uri: The store for all of them (None: the store of each run).
 
     Raises:
         RunnerError: At once, for a directory without a journal; at the end, for runs whose store is unknown.
@@ -72,7 +72,7 @@ def _runs(folders: list[Path]) -> list[Path]:
         problems.append(
             Problem(
                 "sync",
-                f"there is no run below {' or '.join(ROOTS)}",
+                f"no run is below {' or '.join(ROOTS)}",
                 "name a directory: `python -m runner sync DIRECTORY`",
             )
         )

@@ -105,7 +105,7 @@ def test_what_is_still_running_is_not_complete(run, stores, write, own_folder, c
 @pytest.mark.parametrize(
     ("words", "so"),
     [
-        (["sync"], "there is no run below outputs or multirun"),
+        (["sync"], "no run is below outputs or multirun"),
         (["sync", "run"], "there is no `journal/journal.bin` below"),
         (["sync", "run", "tracking.uri=sqlite:///runs.db"], "there is no `journal/journal.bin` below"),
         (["ui"], "no run in outputs or multirun was tracked"),

@@ -119,7 +119,7 @@ def test_each_part_is_told_and_nothing_is_left(here, capsys):
     assert any("2 optimizer steps" in line and "all 40 take" in line for line in lines) and lines[-1].startswith(
         "check: everything works ("
     )
-    assert "store sqlite:///here.db: it can be written" in lines[-2]
+    assert "store sqlite:///here.db: writable" in lines[-2]
     assert not any(line.startswith(("run", "resume", "rerun", "mlflow")) for line in lines)
     assert left(here) == before
 

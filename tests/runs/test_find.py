@@ -66,7 +66,7 @@ def test_from_another_folder_the_run_s_own_files_are_told_where_they_lie(
     code, _, err = run(*(str(home / inner) if word == "RUN" else word for word in words.split()))
     assert code == 2
     again = again.replace("RUN", inner).replace("HERE", str(tmp_path))
-    assert f"error: `my_rows.py` is in {home}, where the run was made, and not here" in err
+    assert f"error: `my_rows.py` is in {home}, where the run was started, and not here" in err
     assert f"help: run `cd {home} && python -m runner {again}`\n" in err
 
 

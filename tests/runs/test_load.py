@@ -52,7 +52,7 @@ def test_one_that_failed_later_gives_its_best_weights_and_says_so(run, copy):
     code, out, _ = run("evaluate", str(copy))
     assert code == 0
     assert "the run's status is failed; these are the best weights" in out
-    assert "the run is of runner 0.0.1, and this is" in out
+    assert "the run was made with runner 0.0.1; this is" in out
 
 
 def test_a_torn_checkpoint(run, copy):

@@ -161,7 +161,7 @@ def test_a_run_of_so_many_steps_is_made_longer_by_its_steps(own_folder, capfd):
 
 def test_what_is_no_run_is_refused(own_folder, capfd):
     assert cli.main(["resume", "last"]) == 2
-    assert "there is no run in outputs or multirun" in capfd.readouterr().err
+    assert "no run is in outputs or multirun" in capfd.readouterr().err
     Path("mine").mkdir()
     assert cli.main(["resume", "mine"]) == 2
     assert "it has no `rerun.yaml`" in capfd.readouterr().err

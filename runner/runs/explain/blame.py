@@ -1,7 +1,7 @@
-"""Finds the rows of a batch that made a value that is not finite, by steps over parts of it; of a spike, each row's own loss.
+"""Find the rows of a batch that caused a non-finite value, by forward passes over parts of it; for a spike, the loss of each row.
 
-A row is named where the step without it is finite, and it alone is not: forward passes (of what the loss does not show,
-with their backward passes), with the weights and the generators of before the step.
+A row is named if the step without it is finite, and a step with only this row is not. Each pass has the weights and the
+random generators from before the step, and a backward pass if the loss does not show the value.
 """
 
 from __future__ import annotations
@@ -20,27 +20,33 @@ from runner.inspection.not_finite import Record
 from runner.runs.explain.replay import Moment
 from runner.training.optimizer import Turns
 
-#: parts that a batch is first tried in: where each is bad by itself, no row is to blame
+#: parts of a batch that are tried first; if each part is bad, no row is named
 NUM_PARTS = 8
 MOST_TRIES = 200
-#: batch of the step, row in it, and its loss, where that was asked for
+#: batch of the step, row in it, and its loss, if that was computed
 Picked = tuple[int, int, float | None]
 
 
 @dataclass(frozen=True)
 class Blame:
-    """Which rows made it. is_sure: without them the step is finite, and they alone are not."""
+    """The rows that caused a value.
+
+    Attributes:
+        batch: The index of the batch in the step.
+        is_sure: Whether the step is finite without the rows, and not finite with only them.
+        of_all: Whether every part of the batch causes it.
+    """
 
     rows: tuple[int, ...]
-    batch: int = 0  # of the step's
+    batch: int = 0
     is_sure: bool = False
-    of_all: bool = False  # any part of the batch does it
+    of_all: bool = False
 
 
 def blame(moment: Moment, origin: Record, generators: Mapping[str, Any], *, loss: float) -> Blame:
-    """The rows that made the value of an operation; none for an optimizer's, where nobody can tell, and where all do.
+    """Find the rows that caused the value of an operation; none for the optimizer's operations, or if every row causes it.
 
-    loss: the step's. A finite one does not show the value (a torch.where hides it), and the gradients do.
+    loss: of the step. If it is finite (a torch.where hides the value), the gradients are checked.
     """
     parts = moment.parts
     if origin.phase == "optimizer" or isinstance(parts.optimizer, Turns):
@@ -50,7 +56,7 @@ def blame(moment: Moment, origin: Record, generators: Mapping[str, Any], *, loss
         try:
             if not trial.is_finite(batch):
                 return _of_batch(trial, batch, index, _suspects(origin, num_rows(batch)))
-        except Exception:  # of a model that does not take a part of a batch
+        except Exception:  # a model that does not accept a part of a batch
             rows = _suspects(origin, num_rows(batch))
             return Blame(rows if len(moment.reached.batches) == 1 else ())
     return Blame(())
@@ -72,13 +78,13 @@ def _of_batch(trial: _Trial, batch: Any, index: int, suspects: tuple[int, ...]) 
             return Blame(tuple(found), index, is_sure=True)
     except _EnoughError:
         pass
-    except Exception:  # a layer that does not take a single row
+    except Exception:  # a layer that does not accept a single row
         return Blame(suspects if len(suspects) < count else (), index)
     return Blame((), index)
 
 
 class _EnoughError(Exception):
-    """More tries than are worth it."""
+    """Too many passes."""
 
 
 class _Trial:
@@ -89,7 +95,6 @@ class _Trial:
         self._parameters = [parameter for parameter in parts.model.parameters() if parameter.requires_grad]
 
     def is_finite(self, batch: Any) -> bool:
-        """Whether the loss is, and, where it is a matter of those, the gradients."""
         self._left -= 1
         if self._left < 0:
             raise _EnoughError
@@ -113,7 +118,6 @@ class _Trial:
         return not self.is_finite(chosen(batch, rows)) and self.is_finite(chosen(batch, rest))
 
     def halved(self, batch: Any, rows: Sequence[int]) -> list[int]:
-        """Of rows that are bad together, those that are by themselves."""
         if len(rows) == 1:
             return list(rows)
         half = len(rows) // 2
@@ -122,7 +126,7 @@ class _Trial:
 
 
 def chosen(batch: Any, rows: Sequence[int]) -> Any:
-    """Those rows of a batch; what has another first dimension stays whole."""
+    """Return these rows of a batch. Tensors with another first dimension stay complete."""
     count = num_rows(batch)
 
     def choose(tensor: Tensor) -> Tensor:
@@ -134,15 +138,14 @@ def chosen(batch: Any, rows: Sequence[int]) -> Any:
 
 
 def _suspects(origin: Record, count: int) -> tuple[int, ...]:
-    """The rows at which the operation's output is not finite, where its first dimension is the batch's, or a multiple."""
-    bad = origin.bad_rows
+    bad = origin.bad_rows  # of the operation's output, whose first dimension may be a multiple of the batch
     if not count or not len(bad) or len(bad) % count:
         return ()
     return tuple(bad.view(count, -1).any(1).nonzero().flatten().tolist())
 
 
 def losses(moment: Moment) -> list[Picked]:
-    """The rows, each with its loss by itself, as it is evaluated, the largest first; [] where that can't be."""
+    """Return each row with its own loss in eval mode, the largest first; [] if the task does not accept a single row."""
     parts, found = moment.parts, list[Picked]()
     model = parts.model
     modes = {module: module.training for module in model.modules()}
@@ -154,7 +157,7 @@ def losses(moment: Moment) -> list[Picked]:
                     next(iter(parts.task(model, chosen(batch, [row])).values())) for row in range(num_rows(batch))
                 ]
                 found += [(index, row, loss) for row, loss in enumerate(torch.stack(values).tolist())]
-    except Exception:  # a task that does not take a single row
+    except Exception:  # a task that does not accept a single row
         return []
     finally:
         for module, mode in modes.items():

@@ -1,6 +1,6 @@
-"""`explain`: replays a run up to the step that went wrong, and finds the operation, the line and the examples that caused it.
+"""`explain`: replay a run up to the step that went wrong, and find the operation, the line and the examples that caused it.
 
-Its steps: asked_for(), replay.py, look(), blame.py, rows.py, text.py. It only reads the run's directory.
+The path: asked_for(), replay.py, look(), blame.py, rows.py, text.py. The run's directory is only read.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ NUM_LARGEST = 5
 
 @dataclass(frozen=True)
 class Look:
-    """What was seen of a step."""
+    """The values of a watched step."""
 
-    origin: Record | None  # the operation that began it; None: the step leaves all finite
+    origin: Record | None  # the first operation with a non-finite output; None: everything stays finite
     loss: float
     norms: Mapping[str, float]  # of the gradients, by module
-    largest: tuple[Size, ...]  # of the forward pass, one for each line
-    generators: Mapping[str, object]  # as they were before the step
+    largest: tuple[Size, ...]  # values in the forward pass, one per line of code
+    generators: Mapping[str, object]  # random states before the step
 
 
 def look(moment: Moment) -> Look:
-    """Takes the moment's step. Some ten times longer than a step, and waits for the device at each operation."""
+    """Take the step and watch its operations. Ten times slower than a step: waits for the device at each operation."""
     parts, task = moment.parts, moment.task
     take = moment.reached.take
     assert take is not None
@@ -126,39 +126,44 @@ def _largest(sizes: Sequence[Size]) -> tuple[Size, ...]:
 
 
 LOSS = "train/loss"
-#: steps beside a spike that are shown, on each side
+#: steps before and after a spike that are printed
 NEIGHBOURS = 3
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is to be explained."""
+    """The step to explain."""
 
     folder: Path
-    step: int  # that is asked for, or whose loss is the first that is not finite
-    is_failure: bool  # the loss is not finite there
-    by_step: Mapping[int, float]  # the run's losses, in their order
-    every: int  # steps a point
+    step: int  # requested, or the first with a loss that is not finite
+    is_failure: bool  # its loss is not finite
+    by_step: Mapping[int, float]  # the run's losses, in order
+    every: int  # steps per point
 
     @property
     def in_words(self) -> str:
-        """What the run kept of that step."""
+        """The loss that the run logged at the step, for the user."""
         if self.step in self.by_step:
             return f"{LOSS} is {self.by_step[self.step]:.4g} at step {self.step:,}"
-        why = f" (metrics.every={self.every})" if self.every > 1 else ""
-        return f"no {LOSS} was kept at step {self.step:,}{why}"
+        reason = f" (metrics.every={self.every})" if self.every > 1 else ""
+        return f"no {LOSS} was logged at step {self.step:,}{reason}"
 
     def around(self, step: int) -> list[int]:
-        """The steps beside one, and itself, that have a loss."""
+        """Return the step and its neighbors that have a loss."""
         steps = list(self.by_step)
         place = bisect_left(steps, step)
         return steps[max(0, place - NEIGHBOURS) : place + NEIGHBOURS + 1]
 
 
 def asked_for(wanted: str, cfg: DictConfig, folder: Path, step: int | None) -> Wanted:
-    """wanted: the run, as it was named. step: None for the first whose loss is not finite.
+    """Find the step to explain.
 
-    Raises: RunnerError where the run has no such step.
+    Args:
+        wanted: The run, as the user named it.
+        step: None: the first step with a loss that is not finite.
+
+    Raises:
+        RunnerError: If the run has no such step.
     """
     series = read_series(folder).get(LOSS)
     if series is None:
@@ -167,7 +172,7 @@ def asked_for(wanted: str, cfg: DictConfig, folder: Path, step: int | None) -> W
         command = f"run `python -m runner resume {shlex.quote(wanted)}`"
         fix = fix or (f"correct this and train again, or {command}" if error else command)
         raise RunnerError.of(f"explain {wanted}", problem, fix)
-    last = dict(zip(series[0].tolist(), series[2].tolist(), strict=True))  # one that went on has steps twice
+    last = dict(zip(series[0].tolist(), series[2].tolist(), strict=True))  # a resumed run has some steps twice
     by_step = {number: last[number] for number in sorted(last)}
     newest = max(by_step)
     if step is None:
@@ -190,30 +195,33 @@ def _largest_leap(by_step: Mapping[int, float]) -> int:
     return max(leaps, key=leaps.__getitem__, default=next(iter(by_step)))
 
 
-#: seconds that a replay takes
-WORTH_A_WORD = 5.0
-#: replays at most: to the step that was asked for, and to the one that turns out to have begun it
+#: a longer replay is announced
+LONG_SECONDS = 5.0
+#: the first replay ends at the requested step, later ones at the step that caused it
 MOST_REPLAYS = 6
 
 
 def explain(wanted: str, overrides: list[str], *, step: int | None) -> dict[str, Any]:
-    """Says it, and returns what it says as plain values.
+    """Print the explanation of a step, and return it as plain values.
 
-    Raises: RunnerError for a run that has no such step, and none whose loss is not finite where no step is named.
+    Raises:
+        RunnerError: If the run has no such step, or no step is named and every loss is finite.
     """
     at_once(partial(find.find, wanted, verb="explain"), partial(computing, overrides))
     folder = find.find(wanted, verb="explain").absolute()
     cfg = of_run(folder, overrides)
     asked = asked_for(wanted, cfg, folder, step)
     was_compiled = bool(cfg.train.compile or cfg.train.cuda_graph)
-    cfg.train.cuda_graph = False  # they are replayed as they are written, wherever
+    cfg.train.cuda_graph = False  # the replay is eager
     choice = check(cfg, probe())
     say(f"run     {short(folder)}: {asked.in_words}")
     start, moment, seen = _replayed(asked, cfg, torch.device(choice.here))
     found = _found(asked, cfg, start, moment, seen)
     found["notes"] = _notes(asked, choice.device, moment, was_compiled=was_compiled)
     if found["replay"]["first_difference"] and not found["notes"]:
-        found["notes"].append("other threads round otherwise, and so do jobs of a sweep that were trained as one")
+        found["notes"].append(
+            "another number of threads rounds differently, and so do jobs of a sweep that are trained together"
+        )
     for line in text.lines(found):
         say(line)
     return found
@@ -222,16 +230,16 @@ def explain(wanted: str, overrides: list[str], *, step: int | None) -> dict[str,
 def _notes(asked: Wanted, device: str, moment: Moment, *, was_compiled: bool) -> list[str]:
     summary, found = Summary.read(asked.folder), []
     if (num := summary.num_processes) > 1:
-        found.append(f"{num} processes trained it, and one replays it: sums are rounded otherwise")
+        found.append(f"{num} processes trained it, and one replays it: sums are rounded differently")
     if was_compiled:
-        found.append("its steps were compiled, and are replayed as they are written: they are rounded otherwise")
+        found.append("its steps were compiled, and the replay is eager: results are rounded differently")
     if (then := summary.device) not in (None, device):
         found.append(f"it ran on {then}, and is replayed on {device}")
     if (then := summary.versions.get("torch")) not in (None, now := versions()["torch"]):
         found.append(f"it ran with torch {then}, and this is {now}")
     told = [event["digest"] for event in read_events(asked.folder) if event["kind"] == "dataset"]
     if told and not moment.parts.splits.fingerprint.startswith(told[-1]):
-        found.append("the data is not what it was: its fingerprint is another one")
+        found.append("the data changed since the run trained: its fingerprint differs")
     return found
 
 
@@ -248,8 +256,8 @@ def _replayed(asked: Wanted, cfg: DictConfig, device: torch.device) -> tuple[Sta
                 return start, moment, seen
             if until != asked.step:
                 break
-            until = max(asked.by_step) + 1  # it comes out otherwise here: perhaps in a later step
-        elif moment.reached.step <= start.step:  # what the checkpoint holds is spoilt
+            until = max(asked.by_step) + 1  # this machine rounds differently: perhaps a later step fails
+        elif moment.reached.step <= start.step:  # the checkpoint is not finite
             start = start_before(asked.folder, start.step)
         else:
             until = moment.reached.step
@@ -260,8 +268,8 @@ def _replayed(asked: Wanted, cfg: DictConfig, device: torch.device) -> tuple[Sta
 
 def _say_how_long(asked: Wanted, start: Start) -> None:
     rate = Summary.read(asked.folder).steps_per_second or math.inf
-    if (seconds := (asked.step - start.step) / rate) > WORTH_A_WORD:
-        say(f"replay  {asked.step - start.step:,} steps, some {seconds:,.0f} s at least")
+    if (seconds := (asked.step - start.step) / rate) > LONG_SECONDS:
+        say(f"replay  {asked.step - start.step:,} steps, at least {seconds:,.0f} s")
 
 
 def _found(asked: Wanted, cfg: DictConfig, start: Start, moment: Moment, seen: Look) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""Takes a run up from a checkpoint before a step, and trains it with the same bits until that step is about to be taken.
+"""Resume a run from a checkpoint before a step, and train it, bitwise identical, until that step is next.
 
-In a folder of its own, untracked: the run's is only read. The training is fit.Training's; a Lens has the guard's place in it.
+The training is fit.Training, in a temporary directory without a tracker; a Lens replaces its guard.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Start:
-    """Where a replay begins."""
+    """The checkpoint that a replay begins with."""
 
-    file: Path | None  # the checkpoint; None: the run's beginning
+    file: Path | None  # None: the start of the run
     step: int = 0
 
 
 class Reached(Exception):
-    """The step that was asked for is next; or, without `take`, the training was spoilt by a step that nobody watched."""
+    """Ends a replay: the requested step is next, or, without `take`, an earlier step made the weights non-finite."""
 
     def __init__(self, step: int, take: Step | None = None, batches: Sequence[Any] = ()) -> None:
         super().__init__()
@@ -53,24 +53,24 @@ class Reached(Exception):
 
 @dataclass(frozen=True)
 class Moment:
-    """A training, stopped right before a step; or after one that has spoilt it, which nobody watched."""
+    """A training, stopped right before a step, or after one that made the weights non-finite."""
 
     parts: Parts
     reached: Reached
-    losses: Mapping[int, float]  # of the steps before, as they came out here
+    losses: Mapping[int, float]  # of the replayed steps
     task: NoticedTask
     accumulate_steps: int
 
     @property
     def place(self) -> tuple[int, int]:
-        """The epoch of the step, from 0, and the first of its batches in it."""
+        """The epoch of the step, from 0, and the index of its first batch in the epoch."""
         size = self.accumulate_steps
         epoch, step = divmod(self.reached.step - 1, -(-self.parts.train.num_batches // size))
         return epoch, step * size
 
 
 def start_before(folder: Path, step: int) -> Start:
-    """The last checkpoint of the run that was taken before a step; a last.pt that is torn is passed by."""
+    """Return the last readable checkpoint of the run before a step."""
     there = folder / "checkpoints"
     kept = {file: int(file.stem.partition("-")[2]) for file in there.glob("step-*.pt")}
     found = [Start(file, number) for file, number in kept.items() if number < step]
@@ -86,10 +86,9 @@ def start_before(folder: Path, step: int) -> Start:
 
 
 def replay(cfg: DictConfig, device: torch.device, start: Start, *, until: int) -> Moment | None:
-    """Trains until `until` is the next step, or a step has spoilt it; None where it came to its end.
+    """Train until `until` is the next step, or a step makes the weights non-finite; return None if the training ended.
 
-    A compiled run is taken as it is written. Looks after each step whether its loss and the weights are finite, which waits
-    for the device.
+    Steps are eager. Waits for the device after each step, to check the loss and the weights.
     """
     with untracked(cfg, device, start) as training:
         task, losses = NoticedTask(training.parts.task), dict[int, float]()
@@ -98,29 +97,26 @@ def replay(cfg: DictConfig, device: torch.device, start: Start, *, until: int) -
             training.guard = Lens(training.parts, until, step=training.progress.step, losses=losses)
             training.train()
         except Reached as reached:
-            # its frames hold the epoch's reader: later, its processes are waited for 5 s each
+            # its frames hold the data loader, whose processes would be waited for, 5 s each
             reached.__traceback__ = None
             return Moment(training.parts, reached, losses, task, training.settings.train.accumulate_steps)
     return None
 
 
 class Lens:
-    """In the guard's place: counts the steps, keeps their losses, and ends the training by Reached."""
+    """Replaces the guard: counts the steps, stores their losses, and ends the training with Reached."""
 
     def __init__(self, parts: Parts, until: int, *, step: int, losses: dict[int, float]) -> None:
-        """step: that was taken last. losses: where it keeps them.
-
-        Raises: Reached for weights that are spoilt already, of a checkpoint.
-        """
+        """step: the last one taken. Raises: Reached if the checkpoint's weights are not finite."""
         self.findings: list[Finding] = []
         self._until, self._step, self._losses = until, step, losses
         weights = [*parts.model.parameters(), *parts.model.buffers()]
-        self._weights = [weight for weight in weights if is_finite(weight)]  # a mask may lie in a buffer
+        self._weights = [weight for weight in weights if is_finite(weight)]  # a buffer may be a mask of -inf
         if step and not all_finite([*parts.model.parameters()]):
             raise Reached(step)
 
     def on(self, call: Callable[..., T], *, of_groups: bool = False) -> Callable[..., T]:
-        """See inspection.guard.Watching; what evaluates is left as it is."""
+        """See inspection.guard.Watching; evaluations are not watched."""
         if not of_groups:
             return call
 
@@ -139,7 +135,7 @@ class Lens:
 
 @torch.no_grad()
 def all_finite(weights: Sequence[Tensor]) -> bool:
-    """By one read for each device that they lie on."""
+    """Check all weights with one read per device."""
     found: dict[torch.device, list[Tensor]] = {}
     for weight in weights:
         found.setdefault(weight.device, []).append(weight.isfinite().all())
@@ -155,11 +151,11 @@ def _as_written(settings: Settings) -> Settings:
 
 @contextmanager
 def untracked(cfg: DictConfig, device: torch.device, start: Start = Start(None)) -> Iterator[Training]:
-    """A run's training, as it is written, in a folder that goes; nobody is told of it, and no clock ends it."""
+    """Prepare an eager training in a temporary directory, without a tracker and without a time limit."""
     with tempfile.TemporaryDirectory(prefix="runner-replay-") as folder:
         if start.file is not None:
             _lay(start.file, Path(folder, "checkpoints"))
-        cfg = copy.deepcopy(cfg)  # the data fills in its facts
+        cfg = copy.deepcopy(cfg)  # prepare() adds the facts of the data
         settings = _as_written(Settings.of(cfg))
         parts = prepare(cfg, device, goes_on=start.file is not None)
         endless = replace(parts.limits, max_seconds=None, save_every_seconds=None, save_every_steps=None)
@@ -178,7 +174,7 @@ def _lay(file: Path, folder: Path) -> None:
     folder.mkdir()
     try:
         (folder / "last.pt").symlink_to(file.absolute())
-    except OSError:  # a system without them
+    except OSError:  # a file system without symbolic links
         shutil.copyfile(file, folder / "last.pt")
 
 
@@ -191,7 +187,7 @@ class LossNotFiniteError(Exception):
 
 
 class NoticedTask:
-    """A run's task. While `watch` is set, it keeps the batches, and reports a loss that is not finite at once."""
+    """A run's task. While `watch` is set, it keeps the batches and raises at a loss that is not finite."""
 
     def __init__(self, task: Any) -> None:
         self.task = task
@@ -199,7 +195,7 @@ class NoticedTask:
         self.batches: list[Any] = []
 
     def __call__(self, model: Any, batch: Any, **turn: Any) -> Any:
-        """Raises: LossNotFiniteError, in a step that is watched."""
+        """Raises: LossNotFiniteError, in a watched step."""
         watch = self.watch
         if watch is None:
             return self.task(model, batch, **turn)

@@ -1,4 +1,4 @@
-"""Says where in the data the rows of a replayed step stand, and which of their numbers is out of the ordinary."""
+"""Find the position of a replayed step's rows in the data, and unusually large numbers in them."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from runner.device.placement import tensors
 from runner.runs.explain.blame import Picked
 from runner.runs.explain.replay import Moment
 
-#: rows that are shown each by itself
+#: rows that are printed
 MOST_ROWS = 5
-#: a number is out of the ordinary beside the others of its column from so many times their largest on
+#: a number is unusual from this multiple of the largest other one in its column
 FAR_OUT = 1e3
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a batch, and where it stands."""
+    """A row of a batch, and its position in the data."""
 
     row: int  # in its batch, from 0
     batch: int  # in its epoch, from 0
-    in_split: int | None = None  # of the training split, from 0; None: nobody can tell
-    in_data: int | None = None  # of the data before it was split
+    in_split: int | None = None  # in the training split, from 0; None: unknown
+    in_data: int | None = None  # in the data before it was split
     place: str = ""  # people.csv, line 17
-    loss: float | None = None  # of the row alone
-    column: str = ""  # the number in it that is out of the ordinary
+    loss: float | None = None  # of this row only
+    column: str = ""  # of an unusual number
     value: float | None = None
 
 
 def placed(moment: Moment, cfg: DictConfig, picked: Sequence[Picked]) -> list[Row]:
-    """Where rows of the moment's batches stand in the data."""
+    """Return rows of the replayed batches with their position in the data."""
     parts, (epoch, first) = moment.parts, moment.place
     source, count, places = parts.source, parts.train.num_rows, None
     if picked and not isinstance(parts.splits.train, OwnLoader):
@@ -48,7 +48,7 @@ def placed(moment: Moment, cfg: DictConfig, picked: Sequence[Picked]) -> list[Ro
         places = order, split.indices(source, seed=cfg.seed, **validate.how_to_cut(cfg))["train"]
     found = []
     for batch, row, loss in picked:
-        column, value = _out_of_the_ordinary(moment.reached.batches[batch], row, source.columns)
+        column, value = _unusual_number(moment.reached.batches[batch], row, source.columns)
         one = Row(row, first + batch, loss=loss, column=column, value=value)
         if places is not None:
             in_split = int(places[0][one.batch * parts.train.batch_size + row])
@@ -59,16 +59,16 @@ def placed(moment: Moment, cfg: DictConfig, picked: Sequence[Picked]) -> list[Ro
     return found
 
 
-def _out_of_the_ordinary(batch: Any, row: int, names: Sequence[str]) -> tuple[str, float | None]:
+def _unusual_number(batch: Any, row: int, names: Sequence[str]) -> tuple[str, float | None]:
     inputs = next((one for one in tensors(batch) if one.is_floating_point() and one.dim() > 1), None)
     if inputs is None or not row < len(inputs) or len(inputs) < 2:
         return "", None
     values = inputs.detach().cpu().double().flatten(1)
-    values = values.nan_to_num(0, torch.inf, -torch.inf) if names else values  # of a table it is what is missing
+    values = values.nan_to_num(0, torch.inf, -torch.inf) if names else values  # NaN in a table: a missing value
     others = torch.cat([values[:row], values[row + 1 :]]).abs()
     others = torch.where(others.isfinite(), others, 0).amax(0)
     mine = values[row]
-    scale = torch.where(others > 0, others, 1.0)  # beside 0 alone its own size counts: a rare flag is 1
+    scale = torch.where(others > 0, others, 1.0)  # a rare flag is 1 where all others are 0
     ratio = torch.where(mine.isfinite(), mine.abs() / scale, torch.inf)
     place = int(ratio.argmax())
     if ratio[place] < FAR_OUT or not mine[place]:

@@ -1,4 +1,4 @@
-"""Shows what `explain` found: an operation as plain values, and the lines that a person reads of all of it."""
+"""Format what `explain` finds: an operation as plain values, the advice, and the printed lines."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ import torch
 from runner.inspection.not_finite import Record, Seen
 from runner.runs.explain.rows import Row
 
-#: of losses that explode: so many times the least before, over so many last steps
+#: losses explode if they grow by this factor over the last steps
 EXPLODED, LAST_STEPS = 1e3, 20
 SOFTMAX = ("softmax", "log_softmax", "safe_softmax")
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is known of it."""
+    """What the advice depends on."""
 
     origin: Record
-    rows: Sequence[Row]  # that are sure to have made it
+    rows: Sequence[Row]  # that caused the value for sure
     losses: Sequence[float]  # of the steps before, in order
-    groups: Sequence[Mapping[str, Any]]  # the optimizer's
+    groups: Sequence[Mapping[str, Any]]  # of the optimizer
 
 
 def advice(case: Case) -> str:
-    """Empty where nothing is sure."""
+    """Return what to try; empty if no rule applies."""
     rules = (_bad_row, _optimizer, _exploded, _of_half, _masked, _backward, _division, _domain, _overflow)
     return next(filter(None, (rule(case) for rule in rules)), "")
 
@@ -38,7 +38,7 @@ def _bad_row(case: Case) -> str:
     if row is None:
         return ""
     place = row.place or (f"row {row.in_data:,} of the data" if row.in_data is not None else "that row")
-    return f"mend or leave out {place}: {row.column} is {row.value:g} there"
+    return f"correct or remove {place}: {row.column} is {row.value:g} there"
 
 
 def _optimizer(case: Case) -> str:
@@ -71,7 +71,7 @@ def _masked(case: Case) -> str:
     first = next(iter(case.origin.inputs), None)
     if case.origin.name not in SOFTMAX or first is None or not first.range.num_inf or first.range.num_nan:
         return ""
-    return "leave each row of the mask a place to look at, or mask with torch.finfo(x.dtype).min: a softmax over -inf alone is NaN"
+    return "keep one position of each mask row unmasked, or mask with torch.finfo(x.dtype).min: a softmax over only -inf is NaN"
 
 
 def _backward(case: Case) -> str:
@@ -85,7 +85,7 @@ def _backward(case: Case) -> str:
     if node in ("log", "log2", "log10", "div", "reciprocal"):
         return "clamp_min(1e-8) on what goes in: a torch.where after it hides the value, and not its gradient"
     if node in ("norm", "linalgvectornorm", "std", "var"):
-        return f"torch.sqrt(x.square().sum() + 1e-12) in the place of {node}: at 0 it has no slope"
+        return f"torch.sqrt(x.square().sum() + 1e-12) instead of {node}: it has no gradient at 0"
     if node in ("acos", "asin", "atan2"):
         return f"clamp(-1 + 1e-6, 1 - 1e-6) on what goes into {node}: at its ends the slope is infinite"
     return ""
@@ -151,7 +151,7 @@ def _holds_zero(one: Seen) -> bool:
 
 
 def operation(origin: Record) -> dict[str, Any]:
-    """A record, as --json gives it."""
+    """Return a record as plain values for `--json`."""
     return {
         "name": origin.name,
         "phase": origin.phase,
@@ -181,7 +181,7 @@ def _seen(one: Seen) -> dict[str, Any]:
 
 
 def lines(found: Mapping[str, Any]) -> Iterator[str]:
-    """What was found, for a person."""
+    """Yield the printed lines."""
     for note in found["notes"]:
         yield f"note    {note}"
     yield f"replay  {_replay(found['replay'])}"
@@ -189,7 +189,7 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
         yield from _of_a_spike(found)
         return
     if found["step"] != found["asked_step"]:
-        shows = f"it spoilt the weights, and the loss of step {found['asked_step']:,} shows it"
+        shows = f"it made the weights non-finite, and the loss of step {found['asked_step']:,} shows it"
         first = f"the first whose loss is not finite; the point at step {found['asked_step']:,} is a mean"
         yield f"step    {found['step']:,}: {shows if math.isfinite(found['loss']) else first}"
     one = found["operation"]
@@ -210,9 +210,9 @@ def _replay(replay: Mapping[str, Any]) -> str:
     if not replay["compared"]:
         return f"{begin}, {steps}"
     if (differs := replay["first_difference"]) is None:
-        return f"{begin}, {steps}: the same losses to the bit"
+        return f"{begin}, {steps}: losses bitwise identical"
     step, then, now = differs
-    return f"{begin}, {steps}: other losses from step {step:,} on ({then:.9g} then, {now:.9g} now)"
+    return f"{begin}, {steps}: losses differ from step {step:,} on ({then:.9g} then, {now:.9g} now)"
 
 
 def _what(one: Mapping[str, Any]) -> str:
@@ -247,13 +247,13 @@ def _tensor(seen: Mapping[str, Any]) -> str:
 
 def _rows(found: Mapping[str, Any]) -> Iterator[str]:
     if found["of_all_rows"]:
-        yield f"rows    each part of the batch's {found['num_rows']:,} rows does it: no single row is to blame"
+        yield f"rows    every part of the batch's {found['num_rows']:,} rows causes it, not a single row"
         return
     count, sure = found["num_bad_rows"], found["rows_are_sure"]
     if not count or count == found["num_rows"]:
         return
-    words = "without them the step is finite" if sure else "by what it gives"
-    yield f"rows    {count:,} of {found['num_rows']:,} ({words}); counted from 0, in epoch {found['epoch']}:"
+    reason = "without them the step is finite" if sure else "by the operation's output"
+    yield f"rows    {count:,} of {found['num_rows']:,} ({reason}); counted from 0, in epoch {found['epoch']}:"
     for row in found["rows"]:
         yield f"  {_row(row)}"
     if (more := count - len(found["rows"])) > 0:
@@ -275,7 +275,7 @@ def _of_a_spike(found: Mapping[str, Any]) -> Iterator[str]:
     near = [f"{'*' if step == found['step'] else ''}{step:,}: {loss:.4g}" for step, loss in found["losses"].items()]
     yield f"loss    {'  '.join(near)}; all is finite in step {found['step']:,}"
     if found["rows"]:
-        yield f"rows    of {found['num_rows']:,} those with the largest loss by themselves; counted from 0, in epoch {found['epoch']}:"
+        yield f"rows    of {found['num_rows']:,}, those with the largest own loss; counted from 0, in epoch {found['epoch']}:"
         for row in found["rows"]:
             yield f"  {_row(row)}"
     norms = [f"{name or 'model'} {norm:.3g}" for name, norm in list(found["gradient_norms"].items())[:5]]

@@ -1,1 +1,1 @@
-"""`reproduce`: runs a tracked run again, and says how far their metrics agree."""
+"""`reproduce`: run a tracked run again, and compare the metrics."""

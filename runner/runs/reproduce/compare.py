@@ -1,4 +1,4 @@
-"""Compares the points of two runs, metric by metric: to the bit, within 1e-5, or where they part first. Pure."""
+"""Compare the points of two runs, metric by metric: bitwise identical, within 1e-5, or the step at which they diverge."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 Points = tuple[NDArray[np.int64], NDArray[np.float64]]  # steps (n,), values (n,), in the order of writing
 
 TOLERANCE = 1e-5
-#: differences of smaller values are measured against this one: float32 rounds by 1e-7 around one, and losses are sums
+#: differences between smaller values are relative to this value: float32 rounds by 1e-7 around one, and losses are sums
 SMALLEST = 0.01
-#: a store keeps infinities as the largest number that it has (MLflow 3: 1.7976931348623157e308)
+#: a store replaces infinities by its largest number (MLflow 3: 1.7976931348623157e308)
 LARGEST = float(np.finfo(np.float64).max)
 
-SAME, CLOSE, DIFFERENT, NEW, NOT_COMPARED = "to the bit", "within 1e-5", "different", "new", "not compared"
-#: of the machine, and never twice the same; and what `evaluate --track` has added afterwards
+SAME, CLOSE, DIFFERENT, NEW, NOT_COMPARED = "bitwise identical", "within 1e-5", "different", "new", "not compared"
+#: metrics of the machine, which always differ, and those that `evaluate --track` adds later
 NOT_OF_THE_RUN = ("speed/", "system/", "eval/")
 
 AT_THE_END = "test/"
@@ -29,25 +29,27 @@ class Comparison:
 
     name: str
     verdict: str
-    num_common: int  # points that both have
-    num_missing: int  # that the first one has alone
-    num_additional: int  # that the second one has alone
+    num_common: int  # points of both
+    num_missing: int  # points of the first run only
+    num_additional: int  # points of the second run only
     largest: float  # difference, relative to the greater of the two values
     largest_step: int | None
-    first_step: int | None  # with a difference: beyond the tolerance, where there is one; None: all are the same
+    first_step: int | None  # with a difference, beyond the tolerance if there is such a step; None: no difference
     then: float | None = None  # the values at first_step; None: no point
     now: float | None = None
-    parted_step: int | None = None  # the first one with any difference at all, where both have a point
-    parted_by: float = 0.0  # that difference, likewise relative
+    parted_step: int | None = None  # the first common step with any difference
+    parted_by: float = 0.0  # the relative difference there
 
 
 def compare_all(
     then: Mapping[str, Points], now: Mapping[str, Points], *, may_end_elsewhere: bool = False
 ) -> list[Comparison]:
-    """Every metric of the run itself: training's first, led by its loss, then the others, in the second run's order.
+    """Compare every metric: `train/loss`, the other training metrics, and the rest in the second run's order.
 
-    Of a test, which a run makes at its end, the last one counts: a run that was resumed has ended more than once.
-    may_end_elsewhere: one of them was stopped or was to be shorter, so that points of the other alone are no difference.
+    Only the last point of a test metric counts, as a resumed run may have several.
+
+    Args:
+        may_end_elsewhere: One run was stopped or is shorter, so points of only one run are not a difference.
     """
     names = [name for name in dict.fromkeys([*now, *then]) if not name.startswith(NOT_OF_THE_RUN)]
     names.sort(key=lambda name: (name != "train/loss", not name.startswith("train/")))
@@ -57,7 +59,7 @@ def compare_all(
 
 
 def compare(name: str, then: Points, now: Points, *, may_end_elsewhere: bool = False) -> Comparison:
-    """One metric, step by step. NaN agrees with NaN; of a step with several points the last one counts."""
+    """Compare one metric step by step. NaN equals NaN; the last of several points at a step counts."""
     (old_steps, old), (new_steps, new) = _last_of_each_step(*then), _last_of_each_step(*now)
     steps, at_old, at_new = np.intersect1d(old_steps, new_steps, assume_unique=True, return_indices=True)
     missing, additional = np.setdiff1d(old_steps, steps), np.setdiff1d(new_steps, steps)
@@ -99,7 +101,7 @@ def differences(
     then: NDArray[np.float64],  # (n,)
     now: NDArray[np.float64],  # (n,)
 ) -> NDArray[np.float64]:
-    """(n,) |then - now|, relative to the greater of them; infinite where one alone is NaN or infinite."""
+    """Return (n,) |then - now|, relative to the greater value; infinite if only one is NaN or infinite."""
     then, now = _with_infinities(then), _with_infinities(now)
     with np.errstate(invalid="ignore", over="ignore"):
         apart = np.abs(then - now) / np.maximum(np.maximum(np.abs(then), np.abs(now)), SMALLEST)
@@ -109,31 +111,31 @@ def differences(
 
 
 def is_reproduced(found: list[Comparison]) -> bool:
-    """Whether nothing differs beyond the tolerance, and something was compared."""
+    """Return whether anything was compared and nothing differs beyond the tolerance."""
     return all(each.verdict != DIFFERENT for each in found) and any(each.num_common for each in found)
 
 
 def overall(found: list[Comparison]) -> str:
-    """The verdict on all of them: the worst of the single ones."""
+    """Return the worst verdict."""
     if not is_reproduced(found):
         return DIFFERENT
     return CLOSE if any(each.verdict == CLOSE for each in found) else SAME
 
 
 def where_parted(found: list[Comparison]) -> Comparison | None:
-    """The metric that parts first, by however little; of several at one step the first in the list."""
+    """Return the metric that diverges first, by any difference; the first in the list of several at one step."""
     parted = [each for each in found if each.parted_step is not None]
     return min(parted, key=lambda each: each.parted_step or 0, default=None)
 
 
 def earliest(found: list[Comparison]) -> Comparison | None:
-    """The metric that differs first; of several at one step the first in the list."""
+    """Return the metric that differs first; the first in the list of several at one step."""
     different = [each for each in found if each.verdict == DIFFERENT and each.first_step is not None]
     return min(different, key=lambda each: each.first_step or 0, default=None)
 
 
 def last_step(series: Mapping[str, Points]) -> int:
-    """The last step that any metric has; 0 without points."""
+    """Return the last step of any metric; 0 without points."""
     return max((int(steps.max()) for steps, _ in series.values() if len(steps)), default=0)
 
 

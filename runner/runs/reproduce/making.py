@@ -1,4 +1,4 @@
-"""What runs were made with, run beside run: configuration, code, versions, machine, device, data. For `reproduce` and `diff`."""
+"""Compare what runs were made with: configuration, code, versions, machine, device and data. For `reproduce` and `diff`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from runner.version import DISTRIBUTION, __version__
 
 UNKNOWN = "not known"
 NO_GIT = "in no git repository"
-MOST_PACKAGES = 3  # named, of those that decide nothing by themselves
-#: of environment.txt's notes, those that are no file
+MOST_PACKAGES = 3  # named, of the packages that don't affect numbers directly
+#: notes in environment.txt that are not files
 NOTES = ("platform", "machine", "threads")
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Something that is not the same in all runs, as each of them has it."""
+    """A value that differs between runs, as text for each run."""
 
     what: str
     values: tuple[str, ...]
@@ -34,16 +34,16 @@ class Difference:
 class Making:
     """What a run is made with, as far as it is known."""
 
-    git: Git | None  # None: in no repository
+    git: Git | None  # None: not in a repository
     runner: str
-    device: tuple[str, str]  # as `device=` has it, and its maker's name
-    packages: Mapping[str, str]  # versions by distribution; empty: not known
-    notes: Mapping[str, str]  # NOTES, and own files by their fingerprints
-    data: str | None = None  # None: not known, or not to be compared here
+    device: tuple[str, str]  # as in `device=`, and its product name
+    packages: Mapping[str, str]  # versions by distribution; empty: unknown
+    notes: Mapping[str, str]  # NOTES, and fingerprints of the user's files
+    data: str | None = None  # None: unknown, or not compared here
 
 
 def of_run(original: Original) -> Making:
-    """As the run has noted it."""
+    """Return what a run recorded."""
     tags, text = original.tags, original.read(ENVIRONMENT) or ""
     commit = tags.get("git_commit")
     git = Git(commit, tags.get("git_dirty") == "true", original.read(DIFF) or "") if commit else None
@@ -53,7 +53,7 @@ def of_run(original: Original) -> Making:
 
 
 def of_now(choice: Choice, hardware: Hardware, *, files: Mapping[str, str]) -> Making:
-    """As a run would have it that began here now; files: of whom the fingerprints are asked."""
+    """Return what a run would record that starts here now. files: those to fingerprint."""
     text = provenance.environment()
     own = provenance.fingerprints(name for name in files if name not in (*NOTES, TOGETHER))
     notes = {**provenance.notes(text), "machine": hardware.in_words, **own}
@@ -62,7 +62,7 @@ def of_now(choice: Choice, hardware: Hardware, *, files: Mapping[str, str]) -> M
 
 
 def differing(makings: Sequence[Making]) -> list[Difference]:
-    """What is known of two of them or more and is not the same."""
+    """Return what at least two runs recorded and differs."""
     notes = [_row(name, [each.notes.get(name) for each in makings]) for name in NOTES]
     found = [
         *_code(makings),
@@ -70,7 +70,7 @@ def differing(makings: Sequence[Making]) -> list[Difference]:
         *_packages(makings),
         *notes,
         _row(TOGETHER, [each.notes.get(TOGETHER, "by itself") if each.packages else None for each in makings]),
-        # the other one of a pair of devices is no other
+        # cuda:0 and cuda:1 of one product count as the same device
         _row(
             "device", ["{} ({})".format(*each.device) for each in makings], key=lambda text: re.sub(r":\d+", "", text)
         ),
@@ -80,7 +80,7 @@ def differing(makings: Sequence[Making]) -> list[Difference]:
 
 
 def unknown(makings: Sequence[Making]) -> tuple[str, ...]:
-    """What at least one of them has not noted."""
+    """Return what at least one run did not record."""
     of_each = [
         {
             "versions": each.packages,
@@ -94,9 +94,9 @@ def unknown(makings: Sequence[Making]) -> tuple[str, ...]:
 
 
 def of_values(sides: Sequence[Mapping[str, Any]]) -> list[Difference]:
-    """Of configurations, as identity.chosen() has them: the files and the values that are not the same in all.
+    """Return the options and values that differ between configurations, as identity.chosen() returns them.
 
-    Not what a run is called and where it is kept, and nothing that another file of the same question says by itself.
+    Names and directories of runs are left out, and values that follow from a differing option of a group.
     """
     answers = [defaults.answers(each) for each in sides]
     values = [{**side, **answer} for side, answer in zip(sides, answers, strict=True)]
@@ -110,7 +110,7 @@ def of_values(sides: Sequence[Mapping[str, Any]]) -> list[Difference]:
 
 
 def is_same_code(one: Git | None, other: Git | None) -> bool:
-    """Whether what git knows of the code is the same."""
+    """Return whether commit and uncommitted changes are the same."""
     if one is None or other is None:
         return one is other
     return (one.commit, one.dirty, one.diff.splitlines()) == (other.commit, other.dirty, other.diff.splitlines())
@@ -158,7 +158,7 @@ def _own_lines(lines: Sequence[str], of_all: Sequence[Sequence[str]]) -> str:
     own = [line for line in lines if any(line not in other for other in of_all)]
     own.sort(key=lambda line: not line.startswith("+"))
     if not own:
-        return "as committed" if not lines else "those changes alone"
+        return "as committed" if not lines else "only those changes"
     return f"{own[0][0]} {own[0][1:].strip()}" + (f" (and {len(own) - 1} more lines)" if len(own) > 1 else "")
 
 

@@ -1,4 +1,4 @@
-"""Finds the run that is to be repeated, in its folder or in a store: what it was run with and what it measured."""
+"""Find the run to repeat, in its directory or in a store: its configuration and its metrics."""
 
 from __future__ import annotations
 
@@ -28,15 +28,19 @@ if TYPE_CHECKING:
 
 @contextmanager
 def fetched(asked: str, run_id: str, *, uri: str, trusted: bool) -> Iterator[Original]:
-    """The run. asked: the command, for messages. Imports MLflow (1 s) and asks once for each 25,000 points of a metric.
+    """Fetch a run from a store. Imports MLflow (1 s); one request per 25,000 points of a metric.
 
-    Raises: RunnerError where the store does not answer or has no such run, and for what its configuration may not hold.
+    Args:
+        asked: The command, for messages.
+
+    Raises:
+        RunnerError: If the store does not answer, has no such run, or the configuration is not allowed.
     """
     where = store_uri.shown(uri)
     path = store_uri.sqlite_path(uri)
-    uri = uri if path is None else where  # MLflow keeps stores by their URI, whatever the current folder
+    uri = uri if path is None else where  # MLflow caches stores by URI, independent of the current directory
     if path is not None and not path.is_file():  # opening it would make it
-        problem = f"no run in outputs or multirun has this id, and there is no store {where}"
+        problem = f"no run in outputs or multirun has this id, and the store {where} does not exist"
         raise RunnerError.of(asked, problem, f"run `{asked} tracking.uri=URI`")
     with tempfile.TemporaryDirectory(prefix="runner-reproduce-") as name:
         folder = Path(name)
@@ -54,12 +58,12 @@ def fetched(asked: str, run_id: str, *, uri: str, trusted: bool) -> Iterator[Ori
             raise RunnerError.of(asked, problem, "use the id of a run that this program tracked")
         text = rerun.read_text(errors="replace")
         rerun.write_text(cleared(text, source=asked, look=how_to_get(RERUN, run_id, uri), trusted=trusted))
-        with trusting():  # what is there now
+        with trusting():  # the checked text
             yield _original(run, folder, uri=uri, series=series)
 
 
 def how_to_get(name: str, run_id: str, uri: str) -> str:
-    """The line that brings one of the run's files into the current folder."""
+    """Return the command that downloads one of the run's files to the current directory."""
     return f"MLFLOW_TRACKING_URI={store_uri.shown(uri)} mlflow artifacts download -r {run_id} -a {name} -d ."
 
 
@@ -95,15 +99,18 @@ def _original(run: Run, folder: Path, *, uri: str, series: Mapping[str, Points])
 
 @contextmanager
 def original(wanted: str, *, uri: str, trusted: bool, verb: str = "reproduce") -> Iterator[Original]:
-    """The run. From a store it is copied into a folder that goes when this ends.
+    """Open a run. From a store it is copied to a temporary directory.
 
-    wanted: a run's folder, `last`, or its id in MLflow; the beginning of that is enough where the run lies below
-    outputs/ or multirun/. uri: of the store that is asked where no folder is the run's.
-    trusted: whether a store's configuration may name a person's own code.
-    verb: of the command that asks; where it is not `reproduce`, the run may be running.
-    Raises: RunnerError where there is no such run, and for what its configuration may not hold.
+    Args:
+        wanted: A run directory, `last`, or the MLflow run id; its beginning is enough for a run below outputs/ or multirun/.
+        uri: The store for an id without a directory.
+        trusted: Whether the configuration in a store may name code of the current directory.
+        verb: The command. The run may be running unless it is `reproduce`.
+
+    Raises:
+        RunnerError: If there is no such run, or its configuration is not allowed.
     """
-    if _lies_on_a_store(wanted):
+    if _is_in_store(wanted):
         with fetched(f"{verb} {wanted}", wanted, uri=uri, trusted=trusted) as found:
             yield found
     else:
@@ -112,12 +119,12 @@ def original(wanted: str, *, uri: str, trusted: bool, verb: str = "reproduce") -
 
 
 def default_uri(overrides: list[str]) -> str:
-    """The store that these words name, or the environment, or the one of this folder."""
+    """Return the store in the overrides, the environment, or the current directory."""
     given = [word.partition("=")[2] for word in overrides if word.lstrip("+").startswith("tracking.uri=")]
     return given[-1].strip("'\"") if given else os.environ.get("MLFLOW_TRACKING_URI", "sqlite:///mlflow.db")
 
 
-def _lies_on_a_store(wanted: str) -> bool:
+def _is_in_store(wanted: str) -> bool:
     is_id = len(wanted) == 32 and not set(wanted) - set("0123456789abcdef")
     return is_id and not Path(wanted).is_dir() and not find.with_id(wanted)
 

@@ -1,4 +1,4 @@
-"""Defines a run that was: what it was run with and what it measured. original.py makes it from a folder or a store."""
+"""A recorded run: its configuration and its metrics. original.py reads it from a directory or a store."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ RERUN, ENVIRONMENT, DIFF = "rerun.yaml", "environment.txt", "git.diff"
 
 @dataclass(frozen=True)
 class Original:
-    """A run that was."""
+    """A recorded run."""
 
-    name: str  # its folder, or its id and the store that it lies on
+    name: str  # its directory, or its id and store
     run_id: str | None  # in MLflow; None: it was not tracked
-    folder: Path  # that holds its rerun.yaml and, where it has them, its environment.txt and git.diff
-    store: str | None  # the URI that it was fetched from; None: `folder` is its own
-    status: str  # finished, pruned, killed, failed; as a store says it: finished, killed, failed, running
+    folder: Path  # with its rerun.yaml, and environment.txt and git.diff if they exist
+    store: str | None  # the URI it was fetched from; None: `folder` is the run directory
+    status: str  # finished, pruned, killed or failed; from a store: finished, killed, failed or running
     tags: Mapping[str, str]
-    dataset: Mapping[str, Any]  # its name, digest and profile; empty where nothing is known
-    num_steps: int | None  # that it was to have
+    dataset: Mapping[str, Any]  # name, digest and profile; empty if unknown
+    num_steps: int | None  # planned
     series: Mapping[str, Points]
 
     @property
     def last_step(self) -> int:
-        """The last step that it measured."""
+        """The last step with a metric."""
         return last_step(self.series)
 
     @property
     def is_whole(self) -> bool:
-        """Whether it went as far as it was to go, as far as can be told."""
+        """Whether it reached its planned end, as far as is known."""
         return self.status == "finished" and (self.num_steps is None or self.last_step >= self.num_steps)
 
     @property
     def data(self) -> str | None:
-        """The data in words, with its fingerprint; None where that is not known."""
+        """The name, size and fingerprint of the data; None if unknown."""
         digest = str(self.dataset.get("digest") or "")
         return f"{self.dataset.get('name')}, {self._num_rows} rows, fingerprint {digest[:12]}" if digest else None
 
@@ -53,18 +53,18 @@ class Original:
             return "?"
 
     def chosen(self) -> dict[str, Any]:
-        """What its person has chosen, by dotted key, as its rerun.yaml has it."""
+        """Return the chosen values of its rerun.yaml by dotted key."""
         values = defaults.values_of(self.folder / RERUN)
         return {key: value for key, value in values.items() if not key.startswith(NOT_CHOSEN)}
 
     def read(self, name: str) -> str | None:
-        """The text of one of its files; None where it has none."""
+        """Return the text of one of its files; None if the file does not exist."""
         path = self.folder / name
         return path.read_text(errors="replace") if path.is_file() else None
 
 
 def num_steps_of(params: Mapping[str, Any]) -> int | None:
-    """How many steps a run was to have, by its parameters."""
+    """Return the planned number of steps in the run's parameters."""
     try:
         return int(params["facts.num_steps"])
     except (KeyError, ValueError):

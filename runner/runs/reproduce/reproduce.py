@@ -1,6 +1,6 @@
-"""`reproduce`: runs a run's configuration again as a new run, compares the two, and prints what is equal and what differs.
+"""`reproduce`: run a configuration again as a new run, compare the two, and print what is equal and what differs.
 
-Its steps: original.py, experiment/run.py, compare.py.
+The path: original.py, experiment/run.py, compare.py.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ HEAD = ("metric", "points", "verdict", "largest relative difference", "first at 
 def said_first(
     original: Original, making: Sequence[Difference], values: Sequence[Difference], *, code_lines: str
 ) -> list[str]:
-    """What is said before the run: what is repeated, and what is not as it was."""
+    """Return the lines before the run: what is repeated, and what changed since."""
     of = f" of {original.num_steps:,}" if original.num_steps and not original.is_whole else ""
     found = [f"repeat: {original.name} ({original.status}, {original.last_step:,}{of} steps)"]
     if making:
-        found += ["warning: what it is made with is not the same, and its numbers may not be", *_side_by_side(making)]
+        found += ["warning: the run was made with something else, so its numbers may differ", *_side_by_side(making)]
         if code_lines:
-            found += ["        its code was changed after that commit; to have it:", f"        {code_lines}"]
+            found += ["        its code was changed after that commit; to restore it:", f"        {code_lines}"]
     else:
         found.append("made:   with the same code, versions and device" + _of_code(original))
     if values:
-        found += ["changed: its configuration", *_side_by_side(values)]
+        found += ["changed: the configuration", *_side_by_side(values)]
     return [_printable(line) for line in found]
 
 
 def table(found: Sequence[Comparison]) -> list[str]:
-    """A line for each metric, below a head."""
+    """Return a header and a line per metric."""
     rows = [HEAD, *(_row(each) for each in found)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
     return [
@@ -65,7 +65,7 @@ def table(found: Sequence[Comparison]) -> list[str]:
 
 
 def sentence(found: list[Comparison], *, failure: str = "", ends: tuple[int, int] = (0, 0)) -> str:
-    """The verdict. failure: how this run failed where the other had not; ends: the last step of each of the two."""
+    """Return the verdict. failure: of this run, if the original did not fail; ends: the last step of each run."""
     if failure:
         return f"NOT reproduced: {failure}"
     if is_reproduced(found):
@@ -75,7 +75,7 @@ def sentence(found: list[Comparison], *, failure: str = "", ends: tuple[int, int
             compared += f", up to step {min(ends):,}: it ended at {ends[0]:,} then, and at {ends[1]:,} now"
         largest = max(found, key=lambda each: each.largest)
         if not largest.largest:
-            return f"reproduced to the bit ({compared})"
+            return f"reproduced bitwise ({compared})"
         where = f"the largest difference is {largest.largest:.1e}, of {largest.name} at step {largest.largest_step}"
         return f"reproduced {CLOSE} ({compared}; {where})"
     first = earliest(found)
@@ -95,7 +95,7 @@ def write(
     said: str,
     same: bool,
 ) -> None:
-    """reproduce.json: all that was said, for programs. Numbers that JSON has not are texts there."""
+    """Write reproduce.json. NaN and infinities are strings."""
     content = {
         "reproduces": {"name": original.name, "run_id": original.run_id, "status": original.status},
         "reproduced": same,
@@ -154,7 +154,7 @@ def _printable(text: str) -> str:
 
 
 def how_to_get_the_code(original: Original, here: provenance.Git | None) -> str:
-    """The words that bring the code back that the run was made with, where it was changed after its commit; or none."""
+    """Return the command that restores the run's code if it had uncommitted changes, else an empty string."""
     commit = original.tags.get("git_commit")
     if commit is None or original.tags.get("git_dirty") != "true" or is_same_code(of_run(original).git, here):
         return ""
@@ -168,43 +168,47 @@ def how_to_get_the_code(original: Original, here: provenance.Git | None) -> str:
 
 
 def data_check(original: Original, *, anyway: bool, say: Callable[[str], None]) -> Callable[[Parts], None]:
-    """A function that takes the built parts and raises a RunnerError when their data is not what the run had."""
+    """Return a function of the built parts that raises a RunnerError if their data differ from the run's."""
 
     def check(parts: Parts) -> None:
         before, now = str(original.dataset.get("digest") or ""), data_digest(parts)
         if not before:
-            say("data:   nothing is known of what it had: not compared")
+            say("data:   the run did not record its data: not compared")
         elif before == now:
             rows = parts.source.rows
-            limits = " (of a Dataset its class and length alone)" if isinstance(rows, Dataset) else ""
-            say(f"data:   the same as then, by its fingerprint {now[:12]}{limits}")
+            limits = " (only the class and length of a Dataset)" if isinstance(rows, Dataset) else ""
+            say(f"data:   unchanged, by its fingerprint {now[:12]}{limits}")
         else:
             problem = f"{original.data} then; {parts.source.name}, {sum(parts.splits.sizes.values()):,} rows, fingerprint {now[:12]} now"
             if not anyway:
                 asked = f"reproduce {original.name}"
                 fix = "restore the data, or use `--anyway` to continue"
                 raise RunnerError.of(asked, f"the data differs: {problem}", fix)
-            say(f"warning: the data is not the same: {problem}")
+            say(f"warning: the data differs: {problem}")
 
     return check
 
 
 FLAGS = ("--anyway", "--trust")
-#: keys that make a run end elsewhere and leave what it measures until then as it is
+#: keys that change where a run ends, and nothing before
 OF_LENGTH = ("train.num_epochs", "train.num_steps", "train.max_seconds", "train.early_stopping.")
 
 
 def original(wanted: str, overrides: list[str], *, trusted: bool) -> AbstractContextManager[Original]:
-    """The run that is meant; see runner.runs.reproduce.original."""
+    """Open the run to repeat; see original.original."""
     return originals.original(wanted, uri=originals.default_uri(overrides), trusted=trusted)
 
 
 def repeat(
     original: Original, cfg: DictConfig, folder: Path, *, checked: Checked | None, anyway: bool
 ) -> tuple[Summary, bool]:
-    """Runs the configuration as a new run in `folder`, and compares. Returns its summary, and whether it is the same.
+    """Run the configuration as a new run in `folder`, and compare.
 
-    Raises: RunnerError for data that is not the same, unless `anyway`, and for whatever keeps a run from starting.
+    Returns:
+        Its summary, and whether the metrics agree.
+
+    Raises:
+        RunnerError: If the data differ and `anyway` is false, or the run can't start.
     """
     from runner.experiment import provenance, run  # torch
     from runner.experiment.check import check_here
@@ -213,7 +217,7 @@ def repeat(
     from runner.runs.reproduce import making
 
     if original.store is not None:
-        cfg.tracking.uri = original.store  # not where a stranger's file says
+        cfg.tracking.uri = original.store  # not the one in a downloaded file
     screen = Screen()
     hardware, choice = checked or check_here(cfg)
     before = making.of_run(original)

@@ -68,7 +68,7 @@ def test_a_failed_run_names_the_command_and_its_folder_stays_as_it_is(here, caps
     assert cli.main(["explain", "run"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "run     run: train/loss is nan at step 8"
-    assert lines[1] == "replay  from the beginning, 7 steps: the same losses to the bit"
+    assert lines[1] == "replay  from the beginning, 7 steps: losses bitwise identical"
     assert lines[2] == f"first   log gives inf (1 of 96): {line_of('log of 0')} in Net, in the forward pass"
     assert "row 0 of batch 7, row 123 of the data" in lines[6]
     assert {path: path.stat().st_mtime_ns for path in Path("run").rglob("*")} == before
@@ -92,7 +92,7 @@ def test_checkpoints_of_spoilt_weights_are_passed_by(here, capsys):
     assert cli.main(["resume", "run", "train.num_steps=9"]) == 1
     code, found, err = explain(capsys, "run")
     assert (code, found["asked_step"], found["step"], found["replay"]["from_step"]) == (0, 9, 8, 0)
-    assert "step    8: it spoilt the weights, and the loss of step 9 shows it" in err
+    assert "step    8: it made the weights non-finite, and the loss of step 9 shows it" in err
     assert found["operation"]["line"] == line_of("sqrt at 0")
     assert [row["in_data"] for row in found["rows"]] == [123], "by the weights of before the step"
 
@@ -174,7 +174,7 @@ def test_notes_say_why_the_bits_may_differ(here):
         "its steps were compiled",
         "it ran on cuda:3",
         "it ran with torch 2.0",
-        "the data is not what it was: its fingerprint is another one",
+        "the data changed since the run trained: its fingerprint differs",
     ]
     assert found["replay"]["first_difference"][0] == 1
 

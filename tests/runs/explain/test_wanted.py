@@ -12,8 +12,8 @@ from runner.runs.explain.explain import Wanted
     [
         (20, 10, "train/loss is 0.5 at step 20"),
         (30, 10, "train/loss is nan at step 30"),
-        (13, 10, "no train/loss was kept at step 13 (metrics.every=10)"),
-        (13, 1, "no train/loss was kept at step 13"),  # lost with a damaged part of the journal
+        (13, 10, "no train/loss was logged at step 13 (metrics.every=10)"),
+        (13, 1, "no train/loss was logged at step 13"),  # lost with a damaged part of the journal
     ],
 )
 def test_a_step_without_a_point_is_not_said_to_be_nan(step, every, said):

@@ -86,7 +86,7 @@ def test_what_was_measured_after_the_run_is_no_part_of_it():
 
 #: what two runs have, and the sentence
 SENTENCES = {
-    "to the bit": ({"a": [1, 2], "b": [3]}, {"a": [1, 2], "b": [3]}, "reproduced to the bit (3 points of 2 metrics)"),
+    "to the bit": ({"a": [1, 2], "b": [3]}, {"a": [1, 2], "b": [3]}, "reproduced bitwise (3 points of 2 metrics)"),
     "within": (
         {"a": [1.0, 2.0]},
         {"a": [1.0, 2.000004]},
@@ -99,7 +99,7 @@ SENTENCES = {
     ),
     "missing": ({"a": [1, 2], "b": [3]}, {"a": [1, 2]}, "NOT reproduced: b is missing"),
     "shorter": ({"a": [1, 2]}, {"a": [1]}, "NOT reproduced: a has 1 point, and had 2"),
-    "a new one": ({"a": [1]}, {"a": [1], "b": [2]}, "reproduced to the bit (1 point of 1 metric)"),
+    "a new one": ({"a": [1]}, {"a": [1], "b": [2]}, "reproduced bitwise (1 point of 1 metric)"),
     "nothing": ({}, {"b": [2]}, "NOT reproduced: the two have no point in common"),
 }
 
@@ -129,5 +129,5 @@ def test_a_difference_without_a_number_is_written_as_text(tmp_path):
 def test_runs_of_two_lengths_say_so_and_nothing_moves_the_terminal():
     found = compare_all({"a\x1b[2J": points([1, 2])}, {"a\x1b[2J": points([1])}, may_end_elsewhere=True)
     said = reproduce.sentence(found, ends=(2, 1))
-    assert said == "reproduced to the bit (1 point of 1 metric, up to step 1: it ended at 2 then, and at 1 now)"
+    assert said == "reproduced bitwise (1 point of 1 metric, up to step 1: it ended at 2 then, and at 1 now)"
     assert "\x1b" not in "".join(reproduce.table(found))

@@ -52,12 +52,12 @@ def test_the_same_again_is_the_same_to_the_bit(first, capfd):
     before = {path: path.read_bytes() for path in first.rglob("*") if path.is_file()}
     code, lines, _ = reproduce(capfd, "last", AGAIN)
     assert code == 0
-    assert lines[-1].startswith("reproduced to the bit (")
+    assert lines[-1].startswith("reproduced bitwise (")
     assert lines[0] == "repeat: outputs/first/run (finished, 9 steps)"
     assert lines[1].startswith("made:   with the same code, versions and device")
     assert any(line.startswith("data:   the same as then, by its fingerprint") for line in lines)
     found = result()
-    assert found["verdict"] == "to the bit" and found["reproduced"] and not found["differences"]
+    assert found["verdict"] == "bitwise identical" and found["reproduced"] and not found["differences"]
     counts = {name: metric["num_common"] for name, metric in found["metrics"].items()}
     assert counts["train/loss"] == 9 and counts["val/accuracy"] == 3 and counts["test/loss"] == 1
     assert not [name for name in counts if name.startswith(("speed/", "system/"))]
@@ -154,7 +154,7 @@ def test_other_data_is_refused_before_anything_is_trained_unless_anyway(own_fold
     assert not Path("outputs/again/run").exists()
     code, lines, _ = reproduce(capfd, "last", "--anyway", AGAIN)
     assert code == 1
-    assert any(line.startswith("warning: the data is not the same: ") for line in lines)
+    assert any(line.startswith("warning: the data differs: ") for line in lines)
     assert "differs from step 1 on" in lines[-1]
 
 
@@ -173,7 +173,7 @@ def test_other_versions_and_another_device_are_warned_of_and_it_goes_on(first, c
     (first / "environment.txt").write_text("\n".join([*lines, "forgotten_package==7"]) + "\n")
     code, lines, _ = reproduce(capfd, str(first), AGAIN)
     assert code == 0
-    assert "warning: what it is made with is not the same, and its numbers may not be" in lines
+    assert "warning: the run was made with something else, so its numbers may differ" in lines
     found = {each["what"]: each for each in result()["differences"]}
     assert found.keys() == {"runner", "torch", "packages", "device"}
     assert found["torch"]["was"] == "1.2.3" and found["runner"]["was"] == "0.0.1"
@@ -255,7 +255,7 @@ def test_a_run_that_lies_on_a_store_alone(on_a_store, capfd):
     code, lines, _ = reproduce(capfd, run_id, uri, AGAIN)
     assert code == 0, lines
     assert lines[0].startswith(f"repeat: {run_id} on sqlite:///") and lines[0].endswith("(finished, 9 steps)")
-    assert lines[-1].startswith("reproduced to the bit (")
+    assert lines[-1].startswith("reproduced bitwise (")
     assert result()["metrics"]["train/loss"]["num_common"] == 9
     again = client.get_run(json.loads(Path("outputs/again/run/summary.json").read_text())["run_id"])
     assert again.data.tags["reproduces"] == run_id
@@ -274,7 +274,7 @@ def test_a_stores_configuration_may_not_name_code_of_the_folder(on_a_store, capf
     assert f"mlflow artifacts download -r {run_id} -a rerun.yaml" in err
     assert not Path("was_imported").exists() and not Path("outputs").exists()
     code, lines, _ = reproduce(capfd, run_id, uri, "--trust", AGAIN)
-    assert code == 0 and lines[-1].startswith("reproduced to the bit")
+    assert code == 0 and lines[-1].startswith("reproduced bitwise")
 
 
 @pytest.mark.slow
