@@ -1,1 +1,1 @@
-"""A run's points and events: a journal on disk, and MLflow's copy of it, made by a process beside the training."""
+"""A run's points and events: a journal on disk, and the uploader process that copies it to MLflow."""

@@ -1,6 +1,6 @@
-"""`python -m runner.tracking`: the process beside a training or a sweep that copies its journals to MLflow.
+"""`python -m runner.tracking`: the uploader, a process that copies the journals of a training or a sweep to MLflow.
 
-Publisher (publisher.py) starts it. It keeps one loop over all runs that it follows; what it knows lies in each run's ack.json.
+publisher.Publisher starts it. It runs one loop over all runs that it follows; its state is in each run's ack.json.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ log = logging.getLogger("runner.tracking")
 
 
 def main() -> int:
-    """The process. Returns 0, 3 when something is left in the journal, 1 for what should not happen."""
+    """Run the uploader. Returns 0; 3 if something is left in a journal; 1 after an unexpected error."""
     owner = os.getppid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training
     if hasattr(os, "nice"):
         os.nice(5)  # the training comes first
     with ExitStack() as stack:
         failure = None
-        try:  # while the run is still checked: ahead.Ahead
+        try:  # while the run is still being checked: ahead.Ahead
             stack.enter_context(mlflow_store.settings())
             if sys.argv[1:] == ["sqlite"]:
                 mlflow_store.load_sqlite()
-        except Exception as error:  # it is told where the log is known
+        except Exception as error:  # raised below, when the log file is open
             failure = error
-        told = _first_line(sys.stdin.fileno())
-        if not told:  # the run never began
+        settings = _first_line(sys.stdin.fileno())
+        if not settings:  # the run never started
             return 0
-        name, uri, grace_seconds = json.loads(told)
+        name, uri, grace_seconds = json.loads(settings)
         os.environ["MLFLOW_TRACKING_URI"] = uri
         folder = Path(name)
         with (folder / LOG).open("ab") as file:
@@ -72,12 +72,12 @@ def _publish(folder: Path, uri: str, line: Line, *, owner: int) -> int:
     path = store_uri.sqlite_path(uri)
     if path is not None and path.exists():
         _open_sqlite(uri)
-    gc.freeze()  # a point makes some objects, and a collection would look through MLflow's 300,000: 62 us instead of 100
+    gc.freeze()  # else each collection would visit MLflow's 300,000 objects
 
     machine, known = Machine(), Known()
 
     def upload(folder: Path, lives: bool) -> Uploader:
-        if path is not None and not path.exists():  # a run with an error never gets here, and leaves no store behind
+        if path is not None and not path.exists():  # not earlier: a run with an error must not leave a store
             _open_sqlite(uri)
         how = {"rest": line.rest, "takes_graph": True, "known": known}
         return Uploader(folder, uri, machine=machine if lives else None, **how)  # type: ignore[arg-type]
@@ -91,7 +91,7 @@ def _publish(folder: Path, uri: str, line: Line, *, owner: int) -> int:
         )
         return follow(rounds, line, has_owner=lambda: os.getppid() == owner)
     except Exception:
-        log.exception("this should not happen")
+        log.exception("unexpected error")
         return BROKEN
 
 
@@ -104,7 +104,7 @@ def _what_is_wrong(uri: str) -> str | None:
 
 
 def _open_sqlite(uri: str) -> None:
-    ended = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # nothing may leave an incomplete store
+    ended = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a half-created store could not be opened again
     try:
         with loading():  # alembic imports 60 migrations
             mlflow_store.open_store(uri)

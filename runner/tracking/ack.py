@@ -1,4 +1,4 @@
-"""journal/ack.json: how far a run has got into MLflow. Whoever sends a journal writes it, whole or not at all; others read it."""
+"""journal/ack.json: how much of a journal MLflow has. The process that sends the journal writes it atomically."""
 
 from __future__ import annotations
 
@@ -18,26 +18,28 @@ FILE = "journal/ack.json"  # in a run's folder
 
 @dataclass(frozen=True)
 class Ack:
-    """What the store has of a journal, and what keeps it from having the rest."""
+    """How much of a journal the store has, and what prevents it from having the rest."""
 
-    offset: int = 0  # where the first record begins that the store has not acknowledged
+    offset: int = 0  # of the first record that the store has not acknowledged
     points_written: int = 0
-    points_pending: int = 0  # in the journal and not in the store; counted by read_ack, not kept
-    points_left_out: int = 0  # what tracking.points has left to the journal
-    points_rejected: int = 0  # refused for good; journal/rejected.jsonl has them
+    points_pending: int = 0  # in the journal and not in the store; counted by read_ack, not stored
+    points_left_out: int = 0  # because of tracking.points
+    points_rejected: int = 0  # refused by the store; journal/rejected.jsonl has them
     points_restored: int = 0  # sent again because the store had lost them
-    #: by MLflow's name of a metric: how many different points were sent, and step and time of the last one
+    #: by MLflow's name of a metric: the number of different points sent, and step and time of the last one
     last_points: dict[str, list[int]] = field(default_factory=dict)
     uri: str = ""  # of the store, without a password; a relative sqlite path made absolute
     uid: str = ""  # of the journal's run
     run_id: str | None = None
     experiment_id: str | None = None
-    error: str | None = None  # what keeps the rest from the store, None when nothing does
-    ended: bool = False  # the run's end has reached the store
-    died: bool = False  # the run's process went without an end, and its status says so
-    postponed: tuple[dict[str, Any], ...] = ()  # artifacts and models that the store has not taken yet
-    thinning: dict[str, Any] = field(default_factory=dict)  # which points are chosen, see thinning.py
-    warnings: tuple[str, ...] = ()  # what was left out for good, and why
+    error: str | None = None  # why the rest was not sent
+    ended: bool = False  # the store has the run's end
+    died: bool = False  # the run's process was killed, and the store has that status
+    postponed: tuple[
+        dict[str, Any], ...
+    ] = ()  # artifacts and models to send, and a parent that is not in the store yet
+    thinning: dict[str, Any] = field(default_factory=dict)  # state of thinning.py
+    warnings: tuple[str, ...] = ()  # what was left out, and why
 
     @property
     def state(self) -> str:
@@ -50,23 +52,23 @@ class Ack:
 
     @property
     def counts(self) -> dict[str, int]:
-        """As summary.json has them."""
+        """The counts in summary.json."""
         counts = {"points_written": self.points_written, "points_pending": self.points_pending}
         more = {"points_left_out": self.points_left_out, "files_pending": len(self.postponed)}
         return counts | {name: count for name, count in more.items() if count}
 
     @property
     def is_complete(self) -> bool:
-        """Whether the store has everything there is, and knows how the run ended."""
+        """Whether the store has everything, and the run's end."""
         return (self.ended or self.died) and not self.points_pending and not self.postponed
 
 
 def read_ack(folder: Path) -> Ack:
-    """The last acknowledgement, its pending points counted anew; a damaged file counts as none: that costs a replay."""
+    """Return the last acknowledgement, with its pending points; an empty one for a damaged file, which costs a replay."""
     try:
         fields = run_files.read_json(folder / FILE)
         if fields.pop("sha256") != _digest(fields):
-            raise ValueError("it is not what was written")
+            raise ValueError("the checksum differs")
         fields |= {name: tuple(fields[name]) for name in ("postponed", "warnings")}
         ack = Ack(**{name: value for name, value in fields.items() if name != "state"})
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -82,7 +84,7 @@ def end_time_ms(folder: Path, ack: Ack, end_ms: int) -> int:
 
 
 def write_ack(folder: Path, ack: Ack) -> None:
-    """Not synced: after a power cut an older one costs a replay, no more."""
+    """Write it atomically, without fsync: an older one after a power cut only costs a replay."""
     fields = {"state": ack.state, **dataclasses.asdict(ack)}
     del fields["points_pending"]
     fields["sha256"] = _digest(fields)
@@ -90,5 +92,5 @@ def write_ack(folder: Path, ack: Ack) -> None:
 
 
 def _digest(fields: dict[str, Any]) -> str:
-    """A changed offset would leave points out without a word."""
+    """Protects the offset: a damaged one would skip points."""
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()

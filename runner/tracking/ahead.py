@@ -1,6 +1,6 @@
-"""The publishing process, started while a run is still checked: what it imports takes as long as what the check imports.
+"""Start the uploader while a run is still being checked, as it imports MLflow for 2.7 s.
 
-Called by cli/train.py before torch is there, so it imports nothing itself, and by publisher.py for all others.
+cli/train.py uses it before torch is imported, so this module imports nothing slow.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from runner.version import python_path
 
 
 class Ahead:
-    """The process, which imports MLflow and waits to be told for whom: 2.7 s of a core, beside what a run checks.
+    """An uploader that imports MLflow and waits for its first line. Never raises; taken() returns None if it did not start.
 
-    Never raises: where no process can be had, there is none to take. close() ends one that nobody has taken.
-    uri: the store's, unchecked; it says what is imported, and is no argument of the process.
+    Args:
+        uri: Of the store, unchecked: it decides what is imported.
     """
 
     def __init__(self, uri: str) -> None:
         kind = ["sqlite"] if uri.startswith("sqlite:") else []
         self._process: subprocess.Popen[bytes] | None = None
         with contextlib.suppress(OSError):
-            # -P: a folder `runner` of the person's must not take this package's place; warnings are not for them
+            # -P: a user's directory `runner` must not replace this package
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-W", "ignore", "-m", "runner.tracking", *kind],
                 stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,  # it writes to its log once it knows where that is
+                stdout=subprocess.DEVNULL,  # its first line names the log file
                 stderr=subprocess.DEVNULL,
                 bufsize=0,
                 env=_environment(),
@@ -36,17 +36,17 @@ class Ahead:
             )
 
     def taken(self) -> subprocess.Popen[bytes] | None:
-        """The process, once; whoever takes it sees to its end."""
+        """Return the process, once; the caller ends it."""
         process, self._process = self._process, None
         return process
 
     def close(self) -> None:
         if (process := self.taken()) is not None:
-            end_untold(process)
+            kill_unused(process)
 
 
-def end_untold(process: subprocess.Popen[bytes]) -> None:
-    """Kills a process that was told nothing, so that it has nothing to send, and waits for it."""
+def kill_unused(process: subprocess.Popen[bytes]) -> None:
+    """Kill an uploader that has no run, and wait for it."""
     process.kill()
     if process.stdin is not None:
         process.stdin.close()

@@ -1,4 +1,4 @@
-"""How large an answer of a tracking server may be: kept by deadline, explained to a person by mlflow_store."""
+"""The size limit of a tracking server's answer."""
 
-MOST_BYTES = 32 << 20  # a page of 25,000 points, the longest that is asked for, has 3 MB
+MOST_BYTES = 32 << 20  # a page of 25,000 points, the largest request, has 3 MB
 TOO_LONG = "an answer of more than 32 MiB"

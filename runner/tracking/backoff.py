@@ -1,4 +1,4 @@
-"""How long to pause after an attempt that failed. The publishing process has one for the store and one for each run."""
+"""The pause after a failed attempt. The uploader process has one for the store and one per run."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class Backoff:
         self._last = time.monotonic()
 
     def worked(self) -> None:
-        """Something got through."""
+        """Reset the pause after a success."""
         self._pause = FIRST_SECONDS
         self._last = time.monotonic()
 
     def pause_seconds(self) -> float:
-        """How long to pause now; longer the next time."""
+        """Return the next pause, twice as long each time."""
         pause, self._pause = self._pause, min(2 * self._pause, LONGEST_SECONDS)
         return pause
 
     def silent_seconds(self, *, since: float = 0.0) -> float:
-        """For how long nothing has worked, counted from `since` (of time.monotonic()) at the earliest."""
+        """Return the seconds since the last success, or since `since` (of time.monotonic()) if that is later."""
         return time.monotonic() - max(self._last, since)

@@ -1,7 +1,4 @@
-"""What is damaged in a journal, in words for a person: for `sync`, for a run that goes on, and for the publishing process's log.
-
-It reads and keeps nothing.
-"""
+"""Describe the damage in a journal, for `sync`, resumed runs and the uploader's log."""
 
 from __future__ import annotations
 
@@ -13,24 +10,24 @@ from runner.tracking.journal_records import FILE
 
 
 def find_damage(folder: Path) -> list[str]:
-    """A sentence for each thing that is wrong; [] for a sound journal and for none. Reads all of it, about 1 s for 1 GB."""
+    """Return a sentence for each damage; [] without a journal. Reads all of it, about 1 s for 1 GB."""
     path = folder / FILE
     return describe(survey(path), offset=read_ack(folder).offset) if path.is_file() else []
 
 
 def describe(found: Survey, *, offset: int) -> list[str]:
-    """The same for a journal that has been read. offset: of the first record that MLflow has not got."""
+    """Return the same for a journal that has been read. offset: of the first record that MLflow does not have."""
     if found.is_foreign:
-        return ["its journal.bin is no journal of a run: nothing of it is read"]
-    said = [describe_gap(gap) for gap in found.gaps]
+        return ["its journal.bin is not the journal of a run, and is not read"]
+    sentences = [describe_gap(gap) for gap in found.gaps]
     if found.tail.num_bytes:
-        what = "the journal's last record was cut short, or is damaged: it is lost"
-        said.append(f"{what} ({found.tail.num_bytes:,} bytes from byte {found.tail.offset:,} on)")
+        lost = "the journal's last record is incomplete or damaged, and lost"
+        sentences.append(f"{lost} ({found.tail.num_bytes:,} bytes from byte {found.tail.offset:,} on)")
     if offset > found.tail.end:
-        said.append(f"the journal has lost its end: MLflow has had {offset:,} bytes of it, and it holds {found.end:,}")
-    return said
+        sentences.append(f"the journal has lost its end: MLflow has {offset:,} bytes of it, and {found.end:,} are left")
+    return sentences
 
 
 def describe_gap(gap: Gap) -> str:
     where = f"{gap.num_bytes:,} bytes from byte {gap.offset:,} on"
-    return f"the journal is damaged ({where}): what they held is lost, what follows them is not"
+    return f"the journal is damaged ({where}): these records are lost, those after them are not"

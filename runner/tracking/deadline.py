@@ -1,6 +1,6 @@
-"""MLflow's requests end in time, with an answer of a size that can be read, or fail; in whichever process opens a store.
+"""A deadline and a size limit for complete answers to MLflow's requests.
 
-A time-out of a socket is one between two bytes: a server that sends one every five seconds is never late.
+A socket's time-out is one between two bytes: a server that sends a byte every five seconds would never be late.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from mlflow.utils import request_utils
 
 from runner.tracking.answer_limit import MOST_BYTES, TOO_LONG
 
-ADAPTER = "TCPKeepAliveHTTPAdapter"  # what MLflow makes its sessions with
+ADAPTER = "TCPKeepAliveHTTPAdapter"  # MLflow makes its sessions with it
 
-_limits = threading.local()  # of the request that this thread is sending: `seconds`, None for a file's download
+_limits = threading.local()  # `seconds` of the current request in this thread; None for a download
 
 
 class _Timed(io.RawIOBase):
-    """What a socket reads, until it is time. Raises: TimeoutError, as the socket does."""
+    """Reads from a socket until a deadline. Raises: TimeoutError."""
 
     def __init__(self, raw: io.RawIOBase, sock: socket.socket, seconds: float) -> None:
         self._raw, self._sock, self._until = raw, sock, time.monotonic() + seconds
@@ -78,7 +78,7 @@ class _Adapter(request_utils.TCPKeepAliveHTTPAdapter):
 
 
 def _read(response: requests.Response) -> None:
-    """The content, as Session.send() reads it, and no more of it than can be one of MLflow's."""
+    """Read the content as Session.send() does, up to MOST_BYTES."""
     content = bytearray()
     for part in response.iter_content(1 << 16):
         content += part
@@ -90,7 +90,7 @@ def _read(response: requests.Response) -> None:
 
 @contextmanager
 def deadlines() -> Iterator[None]:
-    """Every request of MLflow's, from any thread; afterwards all is as before. Again within itself: nothing more."""
+    """Apply the limits to all requests of MLflow in the block, from any thread. Can be nested."""
     before = request_utils.TCPKeepAliveHTTPAdapter
     setattr(request_utils, ADAPTER, _Adapter)
     request_utils._cached_get_request_session.cache_clear()

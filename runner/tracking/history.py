@@ -1,4 +1,4 @@
-"""All points of a run as one Parquet file, for a store that got a part of them; written from the journal a piece at a time."""
+"""All points of a run in one Parquet file, for a store that has only a part of them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from runner.tracking.journal_reader import series_of
 from runner.tracking.journal_records import FILE as JOURNAL
 from runner.tracking.journal_records import Points, scan
 
-FILE = "history.parquet"  # in a run's folder, and among its artifacts
+FILE = "history.parquet"  # in a run directory, and among its artifacts
 PIECE = 1_000_000  # points
 
 
 def pieces(folder: Path) -> Iterator[dict[str, Any]]:
-    """A journal's points as columns `metric`, `step`, `time_ms`, `value`, some million at a time, in the order of writing.
+    """Yield a journal's points as columns `metric`, `step`, `time_ms`, `value`, about a million at a time.
 
-    A point is a row; those of one name in a piece lie together. `metric` holds numbers of `names`, which is beside the columns:
-    a text for each row would take longer than all the rest.
+    A row is a point, in the order of writing, grouped by name. `metric` has indices into `names`.
     """
     waiting: list[Points] = []
     num_points = 0
@@ -38,22 +37,22 @@ def pieces(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def write(folder: Path) -> Path:
-    """Writes the file, whole or not at all; ten million points take some seconds. Imports pyarrow (0.2 s)."""
+    """Write the file atomically; ten million points take some seconds. Imports pyarrow (0.2 s)."""
     import pyarrow
     from pyarrow.parquet import ParquetWriter
 
     kinds = {"metric": pyarrow.dictionary(pyarrow.int32(), pyarrow.string()), "step": pyarrow.int64()}
     schema = pyarrow.schema({**kinds, "time_ms": pyarrow.int64(), "value": pyarrow.float64()})
     file = folder / FILE
-    beside = file.with_name(f".{FILE}.writing")
+    partial = file.with_name(f".{FILE}.writing")
     try:
-        with ParquetWriter(beside, schema, compression="zstd") as writer:
+        with ParquetWriter(partial, schema, compression="zstd") as writer:
             for columns in pieces(folder):
                 metric = pyarrow.DictionaryArray.from_arrays(columns["metric"], columns.pop("names"))
                 writer.write_table(pyarrow.table({**columns, "metric": metric}, schema=schema))
-        beside.replace(file)
+        partial.replace(file)
     finally:
-        beside.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
     return file
 
 

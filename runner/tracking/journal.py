@@ -1,7 +1,7 @@
-"""A run's journal, written by the training or the sweep that it is of: each record is on the disk when its call returns.
+"""The journal of a run or a sweep: each record is on disk when its call returns.
 
-The journal is the truth about a run, a tracking server holds a copy: a kill or a power cut costs at most the record
-that was just being written.
+The journal is the truth about a run, and a tracking server has a copy: a kill or a power cut loses at most the record
+being written.
 """
 
 from __future__ import annotations
@@ -38,19 +38,23 @@ log = logging.getLogger("runner")
 
 
 class UnsyncedError(OSError):
-    """The journal has the record, and the disk did not answer for it: to append it again would have it there twice."""
+    """The journal has the record, but syncing it to disk failed: don't append it again."""
 
 
 class Journal:
-    """The one writer of a run folder's journal; any thread may append. An existing journal is continued."""
+    """The only writer of a run directory's journal; any thread may append. An existing journal is continued."""
 
     def __init__(self, folder: Path, *, wait_seconds: float = 10.0, say: Callable[[str], None] = log.warning) -> None:
-        """Opens folder/journal/journal.bin and makes it if need be. What is damaged is said.
+        """Open or create folder/journal/journal.bin.
 
-        A torn tail is cut off and kept beside it; damage with whole records behind it stays where it is.
-        wait_seconds: for another writer to let go; a killed one lets go at once.
-        say: takes a line for each damage.
-        Raises: RunnerError when another process keeps writing to it, the file is no journal, or does not say whose.
+        An incomplete last record is cut off and stored in its own file; damage before complete records stays.
+
+        Args:
+            wait_seconds: How long to wait for another writer; a killed one releases its lock at once.
+            say: Called with a line for each damage.
+
+        Raises:
+            RunnerError: If another process writes to it, or the file is not a journal or does not identify its run.
         """
         self.path = folder / FILE
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -170,36 +174,36 @@ class Journal:
             raise RunnerError.of(f"journal {self.path}", "the file is not a run's journal", "use another run directory")
         if found.gaps and found.gaps[0].offset == 0 and not any(record.kind == "start" for record in scan(self.path)):
             problem = "the first record, which identifies the run, is damaged: the journal can be read, not continued"
-            beside = self.path.parent.with_name("journal-damaged")
-            fix = f"run `mv {self.path.parent} {beside}`, then the same command, which continues as a new run in MLflow"
+            moved = self.path.parent.with_name("journal-damaged")
+            fix = f"run `mv {self.path.parent} {moved}`, then the same command, which continues as a new run in MLflow"
             raise RunnerError.of(f"journal {self.path}", problem, fix)
         acknowledged = read_ack(folder).offset
         for sentence in describe(found, offset=acknowledged):
             say(f"{self.path}: {sentence}")
         if acknowledged > found.end:
-            (folder / ACK).unlink()  # it is about records that are gone, and new ones are going to lie there
+            (folder / ACK).unlink()  # it is about records that are lost
         if found.tail.num_bytes:
-            say(f"{self.path}: what was cut off lies in {self._set_aside(found.tail)}")
+            say(f"{self.path}: the incomplete record was moved to {self._move_tail(found.tail)}")
             os.ftruncate(self._fd, found.end)
         return found.end
 
-    def _set_aside(self, tail: Gap) -> Path:
-        with self.path.open("rb") as file:
-            file.seek(tail.offset)
-            torn = file.read()
+    def _move_tail(self, tail: Gap) -> Path:
+        with self.path.open("rb") as journal:
+            journal.seek(tail.offset)
+            torn = journal.read()
         names = (f"torn-{tail.offset}{f'-{number}' if number > 1 else ''}.bin" for number in itertools.count(1))
-        beside = next(path for path in map(self.path.with_name, names) if not path.exists())
-        beside.write_bytes(torn)
-        return beside
+        file = next(path for path in map(self.path.with_name, names) if not path.exists())
+        file.write_bytes(torn)
+        return file
 
 
 def is_being_written(folder: Path) -> bool:
-    """Whether some process holds this run's journal open for writing."""
+    """Return whether a process has this run's journal open for writing."""
     return is_held(folder / LOCK)
 
 
 def is_held(file: Path) -> bool:
-    """Whether some process holds the lock that lies there."""
+    """Return whether a process holds this lock."""
     if not file.exists():
         return False
     lock = FileLock(file, thread_local=False)
@@ -208,7 +212,7 @@ def is_held(file: Path) -> bool:
     except Timeout:
         return True
     except OSError as error:
-        if error.errno in NOT_WRITABLE:  # another account's, or a disk to read from: all in it can be read all the same
+        if error.errno in NOT_WRITABLE:  # another user's, or a read-only disk
             return False
         raise
     lock.release()

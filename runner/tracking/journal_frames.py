@@ -1,4 +1,4 @@
-"""The bytes of a journal: frames with lengths and checksums, found again around damage. For those who write one and read one."""
+"""The bytes of a journal: frames with lengths and checksums, which are found again after damage."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SEARCHED_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Frame:
-    """A whole record: its checksum is that of what is in it. The next one begins at `end`."""
+    """A complete record with a correct checksum. The next one begins at `end`."""
 
     offset: int
     end: int
@@ -28,7 +28,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class Gap:
-    """Bytes of a file that are no whole record, with a whole one behind them, or at the file's end."""
+    """Damaged bytes between complete records, or at the end of the file."""
 
     offset: int
     end: int
@@ -40,36 +40,37 @@ class Gap:
 
 @dataclass(frozen=True)
 class Survey:
-    """What a file of frames is worth."""
+    """The state of a file of frames."""
 
-    end: int  # of the last whole record
+    end: int  # of the last complete record
     num_frames: int
-    gaps: tuple[Gap, ...]  # damage with whole records behind it
-    tail: Gap  # behind the last whole record; empty in a sound file
-    is_foreign: bool  # it never was a file of frames
+    gaps: tuple[Gap, ...]  # damage before complete records
+    tail: Gap  # after the last complete record; empty in an undamaged file
+    is_foreign: bool  # not a file of frames
 
 
 def encode(kind: int, payload: bytes, *, num_points: int) -> bytes:
-    """One frame."""
+    """Return a frame."""
     return HEADER.pack(MAGIC, kind, len(payload), num_points, _checksum(kind, num_points, payload)) + payload
 
 
 def frames(path: Path, offset: int = 0) -> Iterator[Frame]:
-    """The whole records from `offset` (a record's beginning) on, also those behind damage.
+    """Yield the complete records from `offset` (the start of a record) on, also those after damage.
 
-    Raises: ValueError when `offset` lies behind the file's end: it came from another file.
+    Raises:
+        ValueError: If `offset` is after the end of the file.
     """
-    with path.open("rb", buffering=0) as file:  # a buffer would go on telling of a record that was half written
+    with path.open("rb", buffering=0) as file:  # a buffer would keep a half-written record
         size = os.fstat(file.fileno()).st_size
         if offset > size:
-            raise ValueError(f"the journal has {size} bytes, and the record at {offset} is asked for")
+            raise ValueError(f"the journal has {size} bytes, so there can't be a record at {offset}")
         while (frame := _frame_at(file, offset) or _behind_damage(file, offset)) is not None:
             yield frame
             offset = frame.end
 
 
 def survey(path: Path) -> Survey:
-    """What is whole in the file and what is not; reads all of it, about 1 s for 1 GB."""
+    """Return which parts of the file are complete; reads all of it, about 1 s for 1 GB."""
     end, num_frames, gaps = 0, 0, []
     for frame in frames(path):
         if frame.offset > end:
@@ -88,7 +89,7 @@ def _frame_at(file: BinaryIO, offset: int) -> Frame | None:
         return None
     magic, kind, length, num_points, checksum = HEADER.unpack(head)
     end = offset + HEADER.size + length
-    if magic != MAGIC or end > os.fstat(file.fileno()).st_size:  # before reading: a torn length may say 4 GiB
+    if magic != MAGIC or end > os.fstat(file.fileno()).st_size:  # before reading: a damaged length may be 4 GiB
         return None
     payload = file.read(length)
     if len(payload) < length or _checksum(kind, num_points, payload) != checksum:
@@ -110,7 +111,7 @@ def _behind_damage(file: BinaryIO, offset: int) -> Frame | None:
         position += found
         frame = _frame_at(file, position)
         if frame is not None:
-            # it may have been no damage but a record that was just being written: once the next is there, it is whole
+            # not damage if the record was just being written: it is complete when the next one exists
             return _frame_at(file, offset) or frame
         position += 1
 

@@ -1,4 +1,4 @@
-"""A run's points and events, read from its journal on disk: for curves, reports, comparisons and tests. It keeps nothing."""
+"""Read a run's points and events from its journal, for curves, reports, comparisons and tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Series = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]
 
 
 def read_points(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """Every point as {name: [(step, value), ...]}, in the order of writing; a million take about a second."""
+    """Return all points as {name: [(step, value), ...]}, in the order of writing; a million take about a second."""
     return {
         name: list(zip(steps.tolist(), values.tolist(), strict=True))
         for name, (steps, _, values) in read_series(folder).items()
@@ -23,16 +23,12 @@ def read_points(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def read_series(folder: Path) -> dict[str, Series]:
-    """Every point as {name: (steps (n,), times_ms (n,), values (n,))}, in the order of writing."""
+    """Return all points as {name: (steps (n,), times_ms (n,), values (n,))}, in the order of writing."""
     return series_of([record.data for record in _records(folder) if isinstance(record.data, Points)])
 
 
 def series_of(blocks: Sequence[Points]) -> dict[str, Series]:
-    """The points of some blocks by name, in their order.
-
-    Blocks of the same names are joined as they are, and cut into series once: joining each name's part of 50,000 blocks took
-    three times as long.
-    """
+    """Return the points of some blocks by name, in order. Blocks with the same names are joined first, which is faster."""
     alike: dict[tuple[str, ...], list[int]] = {}
     for number, block in enumerate(blocks):
         alike.setdefault(block.names, []).append(number)
@@ -48,9 +44,9 @@ def series_of(blocks: Sequence[Points]) -> dict[str, Series]:
 
 
 def read_measured(folder: Path, step: int) -> dict[str, tuple[float, int, int]]:
-    """What the weights of `step` were measured by, as {name: (value, step, time_ms)}: val/... there, and the last test/...
+    """Return the evaluation of the weights of `step` as {name: (value, step, time_ms)}: val/... at it, and the last test/...
 
-    Reads the journal whole, 0.1 s a million points.
+    Reads the complete journal, 0.1 s per million points.
     """
     found: dict[str, tuple[float, int, int]] = {}
     path = folder / FILE
@@ -66,14 +62,14 @@ def read_measured(folder: Path, step: int) -> dict[str, tuple[float, int, int]]:
 
 
 def read_events(folder: Path) -> list[dict[str, Any]]:
-    """Every event as its fields and its `kind`, in the order of writing."""
+    """Return all events as their fields and `kind`, in the order of writing."""
     return [{"kind": record.kind, **record.data} for record in _records(folder) if isinstance(record.data, dict)]
 
 
 def _in_order(parts: Sequence[tuple[NDArray[np.int64], Series]]) -> Series:
     if len(parts) == 1:
         steps, times_ms, values = parts[0][1]
-        return steps, times_ms, values.copy()  # a column in one piece: the rest of the table is let go
+        return steps, times_ms, values.copy()  # a copy of the column, so that the table is freed
     place = np.concatenate([order for order, _ in parts]).argsort(kind="stable")
     steps, times_ms, values = (
         np.concatenate(columns)[place] for columns in zip(*(part for _, part in parts), strict=True)

@@ -1,4 +1,4 @@
-"""What is in a journal's frames: events, and rows of points. Read in order around damage, up to a torn tail."""
+"""The contents of a journal's frames: events, and rows of points."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LENGTH = struct.Struct("<I")
 
 @dataclass(frozen=True)
 class Points:
-    """A window of rows: n steps of k values each."""
+    """Rows of points: n steps of k values each."""
 
     names: tuple[str, ...]  # (k,)
     steps: NDArray[np.int64]  # (n,)
@@ -33,7 +33,7 @@ class Points:
 
 @dataclass(frozen=True)
 class Record:
-    """One entry of a journal; the next one begins at `end`. `kind` is "points" or an event's own."""
+    """One entry of a journal; the next one begins at `end`. `kind` is "points" or the kind of an event."""
 
     offset: int
     end: int
@@ -46,14 +46,14 @@ class Record:
 
 
 def encode_event(kind: str, fields: dict[str, Any]) -> bytes:
-    """One record. Raises: TypeError for a field that JSON can't hold."""
+    """Return a record. Raises: TypeError for a field that JSON does not support."""
     return journal_frames.encode(EVENT, json.dumps({"kind": kind, **fields}).encode(), num_points=0)
 
 
 def encode_points(names: Sequence[str], steps: ArrayLike, times_ms: ArrayLike, values: ArrayLike) -> bytes:
-    """One record: its names, then a table of float64 with the columns step, time_ms and one for each name.
+    """Return a record: the names, then a table of float64 with the columns step, time_ms and one per name.
 
-    A step and a time in milliseconds are whole numbers that float64 holds exactly (up to 2**53).
+    Steps and times in milliseconds are integers below 2**53, which float64 holds exactly.
     """
     table = np.column_stack([np.asarray(part, dtype="<f8") for part in (steps, times_ms, values)])
     if table.shape[1] != len(names) + 2:
@@ -65,9 +65,10 @@ def encode_points(names: Sequence[str], steps: ArrayLike, times_ms: ArrayLike, v
 
 
 def scan(path: Path, offset: int = 0) -> Iterator[Record]:
-    """The whole records from `offset` (a record's beginning) on, also those behind damage; a torn tail is none.
+    """Yield the complete records from `offset` (the start of a record) on, also those after damage.
 
-    Raises: ValueError when `offset` lies behind the file's end: it came from another file.
+    Raises:
+        ValueError: If `offset` is after the end of the file.
     """
     for frame in journal_frames.frames(path, offset):
         if frame.kind == POINTS:
@@ -78,7 +79,7 @@ def scan(path: Path, offset: int = 0) -> Iterator[Record]:
 
 
 def scan_events(path: Path, *, end: int | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the fields and the `kind` of each event before `end` (None: of all); no point is decoded."""
+    """Yield the fields and the `kind` of each event before `end` (None: of all); skips points."""
     for frame in journal_frames.frames(path):
         if end is not None and frame.offset >= end:
             return
@@ -88,7 +89,7 @@ def scan_events(path: Path, *, end: int | None = None) -> Iterator[dict[str, Any
 
 
 def scan_names(path: Path, end: int | None = None) -> Iterator[str]:
-    """The names of the points before `end` (None: of all), each once, in the order in which they came; no value is decoded."""
+    """Yield the names of the points before `end` (None: of all), each once, in the order of writing; skips values."""
     known: set[tuple[str, ...]] = set()
     found: set[str] = set()
     for frame in journal_frames.frames(path) if end != 0 else ():
@@ -102,19 +103,19 @@ def scan_names(path: Path, end: int | None = None) -> Iterator[str]:
 
 
 def count_points(path: Path, offset: int = 0) -> int:
-    """How many points lie from `offset` on; reads all that follows it, about 1 s for 1 GB."""
+    """Return the number of points from `offset` on; reads the rest of the file, about 1 s for 1 GB."""
     if not path.is_file() or offset > path.stat().st_size:
         return 0
     return sum(frame.num_points for frame in journal_frames.frames(path, offset))
 
 
 def has_records(path: Path, offset: int = 0) -> bool:
-    """Whether there is a whole record in the file from `offset` on, or a file at all."""
+    """Return whether the file exists and has a complete record from `offset` on."""
     return path.is_file() and path.stat().st_size > offset and next(scan(path, offset), None) is not None
 
 
 def begins_record(path: Path, offset: int) -> bool:
-    """Whether a record begins at `offset`, or will: the file's end counts."""
+    """Return whether a record begins at `offset`, or would at the end of the file."""
     if not path.is_file() or offset > path.stat().st_size:
         return offset == 0
     with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""What each kind of event does to a run in MLflow: status, tags, files, parent. Uploader calls it; twice leaves what once leaves."""
+"""Apply each kind of event to a run in MLflow: status, tags, files, parent. Every call can be repeated."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ if TYPE_CHECKING:
 Event = Mapping[str, Any]
 
 END_TAG = "runner.end"
-DIED = "the process died without saying goodbye"
+DIED = "the process was killed"
 
 
 class LeftOutError(Exception):
-    """It can't be sent, now or later: a file is missing, a model does not build. The run goes on without it."""
+    """An event that can never be sent, e.g., with a missing file or a model that can't be built."""
 
 
 def resume(client: MlflowClient, run_id: str) -> None:
-    """Marks the run as running, whatever it ended as before."""
+    """Set the status RUNNING."""
     if client.get_run(run_id).info.status != "RUNNING":
         client.update_run(run_id, status="RUNNING")
     _delete_end_tag(client, run_id)
 
 
 def end(client: MlflowClient, run_id: str, event: Event, *, had_died: bool) -> None:
-    """The run's status and when it ended."""
+    """Set the run's status and end time."""
     client.set_terminated(run_id, event["status"], event["end_ms"])
     if had_died:
         _delete_end_tag(client, run_id)
 
 
 def abandon(client: MlflowClient, run_id: str, *, last_ms: int) -> None:
-    """The run's process is gone and left no word."""
+    """Set the status of a run whose process was killed."""
     client.set_tag(run_id, END_TAG, DIED)
     client.set_terminated(run_id, "KILLED", last_ms)
 
 
 def entities(kind: str, values: Mapping[str, Any]) -> list[Any]:
-    """MLflow's entities of `params` or `tags`, with names and lengths that it takes."""
+    """Return MLflow's entities of `params` or `tags`, with names and lengths that it accepts."""
     from mlflow.entities import Param, RunTag
 
     if kind == "params":
@@ -54,10 +54,10 @@ def entities(kind: str, values: Mapping[str, Any]) -> list[Any]:
 
 
 def without_known(client: MlflowClient, run_id: str, params: Sequence[Any]) -> tuple[list[Any], list[tuple[Any, str]]]:
-    """The params that the run has not got, and those that it has with another value, and why they stay out."""
+    """Return the params that the run does not have, and those that it has with another value, with the reason."""
     known = client.get_run(run_id).data.params
     changed = [
-        (param, f"it is {cut(known[param.key], most=200)} there, and MLflow changes no param")
+        (param, f"its value in MLflow is {cut(known[param.key], most=200)}, and MLflow does not change params")
         for param in params
         if known.get(param.key, param.value) != param.value
     ]
@@ -65,7 +65,7 @@ def without_known(client: MlflowClient, run_id: str, params: Sequence[Any]) -> t
 
 
 def log_dataset(client: MlflowClient, run_id: str, folder: Path, event: Event) -> None:
-    """The data set that the run used, as MLflow's page shows it."""
+    """Log the data set that the run used."""
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
     source = str(event.get("source") or "")
@@ -82,23 +82,23 @@ def log_dataset(client: MlflowClient, run_id: str, folder: Path, event: Event) -
 
 
 def log_artifact(client: MlflowClient, run_id: str, folder: Path, event: Event) -> None:
-    """A file or a folder of the run's."""
+    """Log a file or a directory of the run."""
     path, to = own_file(folder, event["path"]), event.get("to") or None
     if to is not None and inside(folder, str(to)) is None:
-        raise LeftOutError(f"{to} is no place below the run's artifacts")
+        raise LeftOutError(f"{to} is not below the run's artifacts")
     if path.is_dir():
         client.log_artifacts(run_id, str(path), to)
     elif path.is_file():
         client.log_artifact(run_id, str(path), to)
     else:
-        raise LeftOutError(f"{path} is not there")
+        raise LeftOutError(f"{path} does not exist")
 
 
 def own_file(folder: Path, name: str) -> Path:
-    """What a journal calls so: a journal may come from elsewhere. Raises: LeftOutError unless it lies in the run's folder."""
+    """Return the file with this name in a journal. Raises: LeftOutError unless it is in the run directory."""
     path = inside(folder, str(name))
     if path is None:
-        raise LeftOutError(f"{name} is not in the run's folder, or holds links that lead out of it")
+        raise LeftOutError(f"{name} is not in the run directory, or contains links that leave it")
     return path
 
 
@@ -113,7 +113,7 @@ def set_parent(client: MlflowClient, run_id: str, event: Event, *, parent_id: st
 
 
 def title(event: Event) -> str:
-    """What the event is about, for a message."""
+    """Return a short name of the event, for messages."""
     return f"{event['kind']} {event.get('path') or event.get('name') or ''}".strip()
 
 

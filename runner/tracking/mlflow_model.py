@@ -1,8 +1,8 @@
-"""A run's model as MLflow has it: with signature, input example, its step, and the metrics that it had there.
+"""A run's model in MLflow: with signature, input example, its step, and its metrics at that step.
 
-The training writes the recipe into the journal; the publishing process, `sync`, `register` and `export` build the model from it.
-An event has `node`, `weights`, `example` and `card`; `name`, `step`, `params`, `metrics` as {name: [value, step, time_ms]} and
-`dataset` as [name, digest] are what MLflow's page of models shows of it, and may be missing. `kept`: it is a checkpoint beside the best.
+The training writes an event to the journal; the uploader, `sync`, `register` and `export` build the model from it.
+An event has `node`, `weights`, `example` and `card`. MLflow's page of models also shows `name`, `step`, `params`, `metrics`
+as {name: [value, step, time_ms]} and `dataset` as [name, digest]; they may be missing. `kept`: not the best checkpoint.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ if TYPE_CHECKING:
 
 Build = Callable[[dict[str, Any]], Any]
 
-NAME = "model"  # of one whose event has none
+NAME = "model"  # if the event has none
 BEST = "checkpoints/best.pt"
-GRAPH = "journal/exported"  # in a run's folder, until the store has it
+GRAPH = "journal/exported"  # in a run directory, until the store has it
 OFF = "tracking.log_model=false"
-NO_MODELS = f"the server has no logged models, an MLflow older than 3; {OFF}, or MLflow 3 on the server"
-BUILDING = threading.Lock()  # torch.export and what saves a pickle are not for several threads at once
-RECORD_TAG = "runner.record"  # which record of the journal the model came from
-WEIGHTS_TAG = "runner.weights"  # which file of the run's folder
-MOST_PARAM = 500  # characters of a param: more hide the others on a page
+NO_MODELS = f"the server's MLflow is older than 3 and has no logged models; set {OFF}, or update the server"
+BUILDING = threading.Lock()  # torch.export and pickling are not thread-safe
+RECORD_TAG = "runner.record"  # the model's record in the journal
+WEIGHTS_TAG = "runner.weights"  # the model's file in the run directory
+MOST_PARAM = 500  # characters of a param: longer ones hide the others on a page
 
 log = logging.getLogger("runner.tracking")
 
@@ -62,19 +62,24 @@ def publish_model(
     build: Build | None = None,
     takes_graph: bool = False,
 ) -> None:
-    """Makes `runs:/RUN/NAME`: an exported graph (pt2: loads without this package and without pickle) where the model
-    allows one, else a pickle with the modules of the current folder.
+    """Make `runs:/RUN/NAME`: an exported graph (pt2, without this package or pickle) if the model has one, else a pickle.
 
-    takes_graph: the one that the training has left beside its journal, where there is one; not of a folder from
-        elsewhere: a graph is more than data.
-    MLflow's own log_model is not used: it reads the whole history of every metric on the way.
-    Raises: LeftOutError when the model can't be made; what MLflow raises when it can't be stored now.
+    The pickle includes modules of the current directory. MLflow's log_model is not used, as it reads the complete history
+    of every metric.
+
+    Args:
+        takes_graph: Whether to use the graph that the training left next to its journal. False for a directory of another
+            user, as a graph is code.
+
+    Raises:
+        LeftOutError: If the model can't be made.
+        Exception: Of MLflow, if the model can't be stored now.
     """
     from mlflow.entities import LoggedModelStatus
 
     record = str(event.get("record", 0))
     earlier = [each for each in models_of(client, run_id, experiment_id) if each.tags.get(RECORD_TAG) == record]
-    if any(each.status == LoggedModelStatus.READY for each in earlier):  # sent again: its weights may be gone by now
+    if any(each.status == LoggedModelStatus.READY for each in earlier):  # sent already; its weights may be overwritten
         return
     with tempfile.TemporaryDirectory() as place:
         try:
@@ -96,30 +101,34 @@ def publish_model(
 
 
 def leave_graph(folder: Path, event: Event) -> bool:
-    """Makes the graph beside the training, for publish_model(takes_graph=True): its process needs no torch then.
+    """Make the graph in the training process, for publish_model(takes_graph=True) without torch.
 
-    event: of the model, as it is going to stand in the journal. False where there is none; it is made anew at the end.
+    Args:
+        event: The model's event in the journal.
+
+    Returns:
+        False if the model has no graph.
     """
     import torch
 
     try:
-        # a text that the model writes afterwards is the same without a tracker
+        # random numbers that the training draws later are the same without a tracker
         with loading(), torch.random.fork_rng(devices=[]):
             rebuilt = _rebuilt(folder, event, build_own)
             return write_graph(folder / GRAPH, *rebuilt, requirements=_requirements(), step=event.get("step"))
-    except Exception as error:  # told by publish_model
-        log.info("no graph was left: %s", error)
+    except Exception as error:  # reported by publish_model
+        log.info("the model has no graph: %s", error)
         return False
 
 
 def build_own(node: dict[str, Any]) -> Any:
-    """As the run itself does, with the code of the current folder and what the environment holds."""
+    """Build a model as a run does, with code of the current directory and environment variables."""
     from runner.config.instantiate import build
     from runner.config.secrets import filled_in
 
     here = str(Path.cwd())
     if here not in sys.path:
-        sys.path.insert(0, here)  # the person's own modules; not before now, one named torch.py would break everything
+        sys.path.insert(0, here)  # for the user's modules; not earlier, as one may be called torch.py
     return build(filled_in(node), key=NAME)
 
 
@@ -131,13 +140,13 @@ def _rebuilt(folder: Path, event: Event, build: Build) -> tuple[torch.nn.Module,
     module = build(dict(event["node"]))
     state = torch.load(own_file(folder, event["weights"]), map_location="cpu", weights_only=True)
     _check_step(state.get("step"), event, what=event["weights"])
-    load_trained(module, state.get("average") or state["model"])  # a kept checkpoint has both
+    load_trained(module, state.get("average") or state["model"])  # a kept checkpoint may have both
     return module.eval(), torch.load(own_file(folder, event["example"]), map_location="cpu", weights_only=True)
 
 
 def _check_step(step: int | None, event: Event, *, what: str) -> None:
     if None not in (step, event.get("step")) and step != event["step"]:
-        raise LeftOutError(f"{what} has the weights of step {step} by now, and the model is of step {event['step']}")
+        raise LeftOutError(f"{what} has the weights of step {step} now, and the model is of step {event['step']}")
 
 
 def _reader(folder: Path, event: Event) -> Reader | None:
@@ -145,9 +154,9 @@ def _reader(folder: Path, event: Event) -> Reader | None:
 
 
 def save(place: Path, run_id: str, module: torch.nn.Module, example: Any, *, reader: Reader | None = None) -> Path:
-    """MLflow's folder of a model below `place`: a graph where that works for any number of rows, else a pickle.
+    """Write MLflow's model directory below `place`: a graph if it works for any number of rows, else a pickle.
 
-    reader: of the run's inputs. A table's goes with the model: it takes DataFrames, by the columns' names.
+    reader: Of the run's inputs. With a table's reader, the model takes DataFrames.
     """
     if write_graph(place / "graph", module, example, requirements=_requirements()):
         return _of_graph(place / "graph", place, run_id, reader)
@@ -176,9 +185,9 @@ def _pickle(path: Path, run_id: str, module: torch.nn.Module, example: Any, read
         reason = f"its forward pass fails for an example: {type(error).__name__}: {first_line(error)}"
         raise LeftOutError(f"{reason}; call the model as `model(...)` in the task, or set {OFF}") from error
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # they are about MLflow's and torch's own code
+        warnings.simplefilter("ignore")  # about code of MLflow and torch
         signature, rows = None, None
-        with suppress(MlflowException):  # inputs or outputs that a signature has no words for
+        with suppress(MlflowException):  # inputs or outputs that a signature does not support
             signature, rows = signature_and_example(_to_numpy(named(module, example)), _to_numpy(outputs), reader)
         mlflow.pytorch.save_model(
             module,
@@ -209,10 +218,7 @@ def _to_numpy(tree: Any) -> Any:
 
 
 def _own_code(module: torch.nn.Module) -> list[str]:
-    """The modules and packages of the current folder that the model's classes come from; a pickle needs them.
-
-    Not whatever folder there a class lies in: below a checkout's parent that is the checkout, with its history and its runs.
-    """
+    """Return the modules and packages in the current directory that define the model's classes; a pickle needs them."""
     here = Path.cwd()
     found = set()
     for part in module.modules():
@@ -225,29 +231,29 @@ def _own_code(module: torch.nn.Module) -> list[str]:
 
 
 def models_of(client: MlflowClient, run_id: str, experiment_id: str) -> list[LoggedModel]:
-    """What the run has logged, whatever it is called, in whatever state. Raises: LeftOutError for a server without any."""
+    """Return all logged models of a run, in any state. Raises: LeftOutError if the server does not support them."""
     from mlflow.exceptions import MlflowException
 
     try:
         return list(client.search_logged_models([experiment_id], f"source_run_id = '{run_id}'"))
     except MlflowException as error:
         if mlflow_store.is_older(error):
-            client.get_run(run_id)  # else it is away as a whole
+            client.get_run(run_id)  # raises if the server does not answer
             raise LeftOutError(NO_MODELS) from error
         raise
 
 
 def is_best(model: LoggedModel) -> bool:
-    """Whether it is the run's model, and no other checkpoint that was kept."""
+    """Return whether this is the run's best model, not another kept checkpoint."""
     return model.tags.get(WEIGHTS_TAG, BEST) == BEST
 
 
 def _store(
     client: MlflowClient, run_id: str, experiment_id: str, path: Path, shown: _Shown, *, earlier: list[LoggedModel]
 ) -> None:
-    """Store the saved model once: the entry of an earlier attempt is filled.
+    """Store the saved model once, in the entry of an earlier attempt if there is one.
 
-    Ready comes last: an entry that is not may lack anything, and every call before it may be sent again.
+    The status READY is set last, and every call before it may be repeated.
     """
     from mlflow.entities import LoggedModelOutput, LoggedModelStatus, Metric
     from mlflow.models import Model
@@ -267,7 +273,7 @@ def _store(
     card.save(str(path / "MLmodel"))
     if entry.model_id not in output_ids:
         client.log_outputs(run_id, [LoggedModelOutput(entry.model_id, step=shown.step)])
-    if shown.metrics:  # the run's own points once more: it has each of them once all the same
+    if shown.metrics:  # points that the run has already: they are stored once
         client.log_batch(run_id, [Metric(**metric, model_id=entry.model_id) for metric in shown.metrics])
     client.log_model_artifacts(entry.model_id, str(path))
     client.finalize_logged_model(entry.model_id, LoggedModelStatus.READY)
@@ -283,12 +289,9 @@ class _Shown:
 
 
 def _shown(folder: Path, event: Event) -> _Shown:
-    """Raises: whatever, for an event that no run has written.
-
-    MLflow keeps a model's NaN as 0, which would be the best of all losses: what is no number is left out.
-    """
+    """Return the fields of MLflow's page. NaN is left out, as MLflow would store it as 0, the best of all losses."""
     journal = folder / JOURNAL
-    names = Names(scan_names(journal) if event.get("metrics") and journal.is_file() else ())  # as its points are called
+    names = Names(scan_names(journal) if event.get("metrics") and journal.is_file() else ())  # names of its points
     measured = {
         names.key(name): (float(point[0]), int(point[1]), int(point[2]))
         for name, point in (event.get("metrics") or {}).items()

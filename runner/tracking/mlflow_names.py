@@ -1,4 +1,4 @@
-"""Names that MLflow takes: the nearest one to a name as the configuration has it."""
+"""Names that MLflow accepts, made from names in the configuration."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _REFUSED = re.compile(r"[^/\w.\- ]" if os.name == "nt" else r"[^/\w.\- :]")
 
 
 def valid_name(name: str) -> str:
-    """`model.layers[0]` becomes `model.layers.0`; what MLflow refuses becomes `_`; a long name ends in its digest."""
+    """Return a valid name: `model.layers[0]` becomes `model.layers.0`, other characters `_`; a long name ends in its digest."""
     spelled = _REFUSED.sub("_", _INDEX.sub(r".\1", name))
     parts = [part if part.strip(".") else "_" * len(part) for part in spelled.split("/") if part]  # a//b, ./a, a/..
     spelled = "/".join(parts) or "_"
@@ -27,15 +27,15 @@ def valid_name(name: str) -> str:
 
 
 def valid_names(values: Mapping[str, object], *, most: int) -> dict[str, str]:
-    """Spells the names and cuts the values to `most` characters; two names that would fall together stay apart."""
+    """Return valid unique names, and values of at most `most` characters."""
     names = Names()
     return {names.key(name): cut(str(value), most=most) for name, value in values.items()}
 
 
 class Names:
-    """Spells names so that no two fall together: `p>0.5` becomes `p_0.5`, and `p<0.5` behind it `p_0.5_` and its digest.
+    """Makes valid names unique: `p>0.5` becomes `p_0.5`, and a later `p<0.5` becomes `p_0.5_` and its digest.
 
-    names: in the order in which they have come; of a run's metrics that of its journal, so that whoever asks hears the same.
+    names: In order; the metrics of a run in the order of its journal, so that the result is always the same.
     """
 
     def __init__(self, names: Iterable[str] = ()) -> None:
@@ -45,7 +45,7 @@ class Names:
             self.key(name)
 
     def key(self, name: str) -> str:
-        """What MLflow knows it by; one that was not there yet comes behind all others."""
+        """Return MLflow's name; a new one is added."""
         key = self._keys.get(name)
         if key is None:
             key = valid_name(name)
@@ -57,12 +57,12 @@ class Names:
 
 
 def valid_model_name(name: str) -> str:
-    """What MLflow takes as a logged model's, and a person can type in runs:/RUN/NAME: `cnn-my.csv` becomes `cnn-my-csv`."""
+    """Return a valid name of a logged model that can be typed in runs:/RUN/NAME: `cnn-my.csv` becomes `cnn-my-csv`."""
     return _NOT_OF_A_MODEL.sub("-", name).strip("-")[:MOST_NAME] or "model"
 
 
 def cut(text: str, *, most: int) -> str:
-    """The text, or its beginning and how long it was."""
+    """Return the text, or its beginning and its length."""
     if len(text) <= most:
         return text
     note = f"... ({len(text)} characters)"

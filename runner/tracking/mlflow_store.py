@@ -1,7 +1,4 @@
-"""An MLflow store, opened and asked: its experiments, and a run that is made once, however often one asks.
-
-Used by the publishing process and by the commands that talk to a store; a training never opens one. It keeps no state.
-"""
+"""Open an MLflow store, find experiments, and create a run once, however often it is tried. A training never opens a store."""
 
 from __future__ import annotations
 
@@ -28,47 +25,43 @@ if TYPE_CHECKING:
     from mlflow.exceptions import MlflowException
 
 UID_TAG = "runner.uid"
-PARENT_TAG = "mlflow.parentRunId"  # MLflow's page shows the run below this one
+PARENT_TAG = "mlflow.parentRunId"
 #: MLflow's page opens on training runs, not on traces of language models
 EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
-#: retries are ours: MLflow's own block for four minutes (measured: 246.7 s), and a repeated creation makes a second run
+#: without MLflow's retries, which block for four minutes; a repeated creation would make a second run
 SETTINGS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
-    "MLFLOW_UV_AUTO_DETECT": "false",  # else a model takes the current folder's pyproject.toml with it
+    "MLFLOW_UV_AUTO_DETECT": "false",  # else a model includes the pyproject.toml of the current directory
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
-TIMEOUT, TIMEOUT_SECONDS = "MLFLOW_HTTP_REQUEST_TIMEOUT", "20"  # of a whole answer; the person's own wins
+TIMEOUT, TIMEOUT_SECONDS = "MLFLOW_HTTP_REQUEST_TIMEOUT", "20"  # of a complete answer; a user's value wins
 
-
-MOST_NAMES = 10  # NAME, NAME-2, ...: deleted experiments that are gone past
-MOST_TEXT = 100_000  # of an error's words: MLflow puts the whole answer into them
+MOST_NAMES = 10  # NAME, NAME-2, ...: deleted experiments that are skipped
+MOST_TEXT = 100_000  # characters of an error, which may contain the complete answer
 
 
 class RunGoneError(Exception):
-    """The store has lost the run: it was made anew, or the run was deleted for good. Its journal can be replayed."""
+    """The store has lost the run: its journal is sent again."""
 
 
 class RunDeletedError(Exception):
-    """The run lies in MLflow's bin: it takes nothing until somebody restores it."""
+    """The run is in MLflow's trash, and takes nothing until it is restored."""
 
 
 class ParentMissingError(Exception):
-    """The run that another one belongs to is not in the store, or not yet: its own journal brings it."""
+    """The parent run is not in the store yet: its own journal creates it."""
 
 
 @contextmanager
 def settings() -> Iterator[None]:
-    """MLflow with our patience instead of its own, and without its warnings; all is as before, afterwards.
-
-    Imports MLflow (1 s).
-    """
+    """Use MLflow with this project's time-outs and retries, and without its warnings, in the block. Imports MLflow (1 s)."""
     ours = {TIMEOUT: os.environ.get(TIMEOUT, TIMEOUT_SECONDS), **SETTINGS}
     try:
         Path.home()
-    except RuntimeError:  # no HOME and an unknown user: MLflow can't be imported
+    except RuntimeError:  # without HOME and a known user, MLflow can't be imported
         ours["HOME"] = tempfile.gettempdir()
     before = {name: os.environ.get(name) for name in ours}
     os.environ.update(ours)
@@ -88,11 +81,11 @@ def settings() -> Iterator[None]:
 
 
 def load_sqlite() -> None:
-    """Imports what MLflow's stores in sqlite need (1.5 s), without what they never use: its pages of errors in colour, 0.3 s."""
+    """Import what MLflow's sqlite store needs (1.5 s), without Mako's plugin for colors (0.3 s)."""
     unused = "mako.ext.pygmentplugin"
     is_new = unused not in sys.modules
     if is_new:
-        sys.modules[unused] = None  # type: ignore[assignment]  # Mako does without it
+        sys.modules[unused] = None  # type: ignore[assignment]  # optional in Mako
     try:
         with loading():
             import mlflow.store.tracking.sqlalchemy_store  # noqa: F401
@@ -102,12 +95,14 @@ def load_sqlite() -> None:
 
 
 def open_store(uri: str) -> MlflowClient:
-    """Imports MLflow (about 1 s) and opens the store; a new sqlite store is created first (about 2 s).
+    """Open the store; imports MLflow (about 1 s), and creates a new sqlite store (about 2 s).
 
-    One process at a time creates it: MLflow's own migrations fail when several meet in an empty file.
-    Raises: what MLflow raises; whatever it is, asking again is safe.
+    One process at a time creates it, as MLflow's migrations fail otherwise.
+
+    Raises:
+        Exception: Of MLflow; the call can be repeated.
     """
-    from mlflow import MlflowClient  # 1 s, and nothing that trains may pay for it
+    from mlflow import MlflowClient
 
     path = store_uri.sqlite_path(uri)
     if path is None:
@@ -116,13 +111,12 @@ def open_store(uri: str) -> MlflowClient:
         if not path.exists():
             _make_database(path)
         client = MlflowClient(store_uri.absolute(uri))
-        client.search_experiments(max_results=1)  # one of the two opens the database, depending on the version
+        client.search_experiments(max_results=1)  # opens the database
     return client
 
 
 def _make_database(path: Path) -> None:
-    """A new sqlite store, beside its place until it is whole: MLflow's migrations can't go on where a process that was
-    killed has left them."""
+    """Create a sqlite store under another name, then rename it: MLflow can't continue an interrupted migration."""
     from mlflow import MlflowClient
 
     making = path.with_name(f".{path.name}.making")
@@ -131,51 +125,51 @@ def _make_database(path: Path) -> None:
     client = MlflowClient(f"sqlite:///{making}")
     client.search_experiments(max_results=1)
     store: Any = client._tracking_client.store
-    store.engine.dispose()  # MLflow keeps it, and its connection to a file that is about to move
+    store.engine.dispose()  # closes the connection to the file before it is renamed
     making.replace(path)
 
 
 def ask(uri: str) -> None:
-    """One small question, 5 ms; raises what keeps the store from answering."""
+    """Send a small request (5 ms). Raises: any error of the store or the connection."""
     open_store(uri).search_experiments(max_results=1)
 
 
 def experiment_of(client: MlflowClient, name: str, *, uri: str) -> tuple[str, str]:
-    """The experiment's id and name; made if need be. One in MLflow's bin keeps its name: then NAME-2, NAME-3, ..."""
+    """Find or create an experiment; return its id and name. If NAME is in MLflow's trash, it is NAME-2, NAME-3, ..."""
     from mlflow.exceptions import MlflowException
 
-    for wanted, found in itertools.islice(_bearers(client, name), MOST_NAMES):
+    for wanted, found in itertools.islice(_candidates(client, name), MOST_NAMES):
         if found is None:
             try:
                 made = client.create_experiment(wanted, store_uri.artifact_root(uri), EXPERIMENT_TAGS)
-                return _known(made, f"an experiment {wanted} that it has made"), wanted
-            except MlflowException as error:  # another run was faster
+                return _with_id(made, f"the new experiment {wanted}"), wanted
+            except MlflowException as error:  # another run may have created it
                 found = client.get_experiment_by_name(wanted)
                 if found is None:
                     raise error from None
         if found.lifecycle_stage == "active":
             return found.experiment_id, wanted
-    raise MlflowException(f"{MOST_NAMES} experiments named {name} were deleted; to go on: tracking.experiment=OTHER")
+    raise MlflowException(f"{MOST_NAMES} experiments named {name} were deleted; use tracking.experiment=OTHER")
 
 
-def _bearers(client: MlflowClient, name: str) -> Iterator[tuple[str, Experiment | None]]:
-    """NAME, NAME-2, ... and their experiments, up to the first that is not there (None)."""
+def _candidates(client: MlflowClient, name: str) -> Iterator[tuple[str, Experiment | None]]:
+    """Yield NAME, NAME-2, ... and their experiments, up to the first that does not exist (None)."""
     for number in itertools.count(1):
         wanted = name if number == 1 else f"{name}-{number}"
         found = client.get_experiment_by_name(wanted)
         if found is not None:
-            _known(found.experiment_id, f"the experiment {wanted}")
+            _with_id(found.experiment_id, f"the experiment {wanted}")
         yield wanted, found
         if found is None:
             return
 
 
-def _known(name: str, of: str) -> str:
+def _with_id(number: str, what: str) -> str:
     from mlflow.exceptions import MlflowException
 
-    if not name:
-        raise MlflowException(f"the store answers, but names no id of {of}: is it an MLflow server?")
-    return name
+    if not number:
+        raise MlflowException(f"the store answers without an id of {what}: is it an MLflow server?")
+    return number
 
 
 def find_or_create_run(
@@ -207,35 +201,36 @@ def find_or_create_run(
             raise
         few = {key: value for key, value in tags.items() if key == UID_TAG or key.startswith("mlflow.source.")}
         run, has_tags = client.create_run(experiment_id, tags=few, **about), False
-    return _known(str(run.info.run_id or ""), "a run that it has made"), has_tags
+    return _with_id(str(run.info.run_id or ""), "the new run"), has_tags
 
 
 def find_parent(client: MlflowClient, experiment: str, *, uid: str) -> str:
-    """The id of the run that bears this uid, in the experiment or in one that took its place, NAME-2, NAME-3, ...
+    """Return the id of the run with this uid, in the experiment or NAME-2, NAME-3, ...; one in the trash if there is no other.
 
-    One that lies in the bin counts where there is no other. Raises: ParentMissingError.
+    Raises:
+        ParentMissingError: If there is no such run.
     """
     from mlflow.entities import ViewType
 
-    bearers = itertools.islice(_bearers(client, experiment), MOST_NAMES)
-    experiment_ids = [found.experiment_id for _, found in bearers if found is not None]
+    candidates = itertools.islice(_candidates(client, experiment), MOST_NAMES)
+    experiment_ids = [found.experiment_id for _, found in candidates if found is not None]
     for view in (ViewType.ACTIVE_ONLY, ViewType.ALL) if experiment_ids else ():
         found = client.search_runs(experiment_ids, f"tags.`{UID_TAG}` = '{uid}'", run_view_type=view, max_results=1)
         if found:
             return str(found[0].info.run_id)
-    raise ParentMissingError(f"the run that it belongs to has not arrived in {experiment}")
+    raise ParentMissingError(f"the parent run is not in {experiment} yet")
 
 
 def check_run(client: MlflowClient, run_id: str) -> Run:
-    """Return the run, in two requests. Raises: RunGoneError, RunDeletedError, or what keeps the store from answering."""
+    """Return the run, in two requests. Raises: RunGoneError, RunDeletedError, or an error of the store."""
     from mlflow.exceptions import MlflowException, RestException
 
     try:
         run = client.get_run(run_id)
     except MlflowException as error:
         from_store = isinstance(error, RestException) or not client.tracking_uri.startswith("http")
-        if error.error_code == "RESOURCE_DOES_NOT_EXIST" and from_store:  # a proxy's 404 says nothing about the run
-            raise RunGoneError(f"the store has no run {run_id} any more") from error
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST" and from_store:  # not the 404 of a proxy
+            raise RunGoneError(f"the store no longer has the run {run_id}") from error
         raise
     number = run.info.experiment_id
     if (experiment := client.get_experiment(number)).lifecycle_stage != "active":
@@ -248,14 +243,14 @@ def check_run(client: MlflowClient, run_id: str) -> Run:
 
 
 def is_older(error: MlflowException) -> bool:
-    """Whether the server does not know the address at all: one of MLflow 2 says so in HTML, not as MLflow does."""
+    """Return whether the server does not know the URL: MLflow 2 answers with HTML."""
     from mlflow.exceptions import RestException
 
     return error.error_code == "ENDPOINT_NOT_FOUND" and not isinstance(error, RestException)
 
 
 def is_refusal(error: Exception) -> bool:
-    """Whether the store has understood and will never take it. All else may pass: an outage, a full disk, a proxy."""
+    """Return whether the store refuses a value. Other errors may pass: an outage, a full disk, a proxy."""
     from mlflow.exceptions import MlflowException, RestException
 
     if not isinstance(error, MlflowException):
@@ -266,19 +261,19 @@ def is_refusal(error: Exception) -> bool:
 
 
 def explain(error: BaseException, *, uri: str, experiment: str | None = None) -> str:
-    """Say in one line, without passwords, what is wrong with the store and, where known, what helps.
+    """Return in one line, without passwords, what is wrong with the store and, if known, what helps.
 
-    experiment: of the run that could not be sent.
+    experiment: Of the run that could not be sent.
     """
     where, text = store_uri.shown(uri), str(error)[:MOST_TEXT]
     if "out-of-date database schema" in text:
-        return f"{where} is of an older MLflow; to go on: mlflow db upgrade {where}, then python -m runner sync"
+        return f"{where} is of an older MLflow; run `mlflow db upgrade {where}`, then `python -m runner sync`"
     if "Connection refused" in text or "Failed to resolve" in text or "NameResolutionError" in text:
         return f"{where} does not answer"
     if TOO_LONG in text:
-        return f"{where} gave {TOO_LONG}: no MLflow server"
+        return f"{where} sent {TOO_LONG}: it is not an MLflow server"
     if "Connection aborted" in text or "Connection broken" in text or "IncompleteRead" in text:
-        return f"{where} broke off the connection"
+        return f"{where} closed the connection"
     if "timed out" in text.lower() or "timeout" in text.lower():
         return f"{where} does not answer in time"
     if getattr(error, "error_code", "") == "PERMISSION_DENIED":

@@ -1,7 +1,6 @@
-"""A model's graph, as files that MLflow's folder of a model is made of without torch.
+"""A model's exported graph, as files from which MLflow's model is made without torch.
 
-The training's process has torch and what its graphs need in memory: there it takes 0.8 s. The publishing process would
-import both first, 3.5 s of a core while a person waits for the prompt (2 cores, torch 2.13, 2026-11).
+The training makes it in 0.8 s; the uploader would have to import torch first, while the user waits for the prompt.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 FILE = "graph/model.pt2"  # MLflow's loader looks for a model.pt2 in a folder
 ROWS = "rows.npz"
 ABOUT = "about.json"
-TRIED_ROWS = (1, 2, 7)  # an exported model must take any number
+TRIED_ROWS = (1, 2, 7)  # the graph must accept any number of rows
 
 log = logging.getLogger("runner.tracking")
 
@@ -35,17 +34,21 @@ log = logging.getLogger("runner.tracking")
 def write_graph(
     folder: Path, module: torch.nn.Module, example: Any, *, requirements: list[str], step: int | None = None
 ) -> bool:
-    """Exports, loads the export again and compares it with the module; about 0.8 s, more for many layers.
+    """Export, load the export again, and compare it with the module; about 0.8 s, more for many layers.
 
-    module: on the CPU, ready to predict. False, and no folder, for one that has no graph for any number of rows.
-    step: that its weights are of (None: not told).
+    Args:
+        module: On the CPU, in eval mode.
+        step: Of its weights (None: unknown).
+
+    Returns:
+        False, and no folder, for a module without a graph for any number of rows.
     """
     import torch
 
     if not isinstance(example, torch.Tensor):
         return False
     if len(example) == 1:
-        example = torch.cat([example, example])  # an export takes a dimension of 1 for a constant
+        example = torch.cat([example, example])  # torch.export makes a dimension of 1 constant
     try:
         (folder / FILE).parent.mkdir(parents=True, exist_ok=True)
         with _silence():
@@ -76,7 +79,7 @@ def _silence() -> Iterator[None]:
 
 
 def _compared(graph: Any, module: torch.nn.Module, example: torch.Tensor) -> torch.Tensor:
-    """The module's outputs for the example. Raises: AssertionError where the graph says something else."""
+    """Return the module's outputs for the example. Raises: AssertionError if the graph's differ."""
     import torch
 
     with torch.no_grad():
@@ -88,25 +91,28 @@ def _compared(graph: Any, module: torch.nn.Module, example: torch.Tensor) -> tor
 
 
 def has_graph(folder: Path) -> bool:
-    return (folder / ABOUT).is_file()  # the last one that is written
+    return (folder / ABOUT).is_file()  # written last
 
 
 def step_of(folder: Path) -> int | None:
-    """The step that the graph's weights are of (None: it does not say)."""
+    """Return the step of the graph's weights (None: unknown)."""
     step: int | None = json.loads((folder / ABOUT).read_text()).get("step")
     return step
 
 
 def forget_graph(folder: Path) -> None:
-    """Takes its files away; nothing happens where there are none."""
+    """Remove the files, if they exist."""
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def as_model(folder: Path, path: Path, card: Any, *, reader: Reader | None = None) -> None:
-    """Makes MLflow's folder of a model at `path`, of the graph in `folder`; both of its loaders take it.
+    """Make MLflow's model directory at `path` from the graph in `folder`, for both of MLflow's loaders.
 
-    card: mlflow.models.Model, to be filled in. MLflow's own mlflow.pytorch.save_model would import torch.
-    reader: of the run's inputs; a table's is asked for each DataFrame.
+    mlflow.pytorch.save_model would import torch.
+
+    Args:
+        card: An mlflow.models.Model, which is filled in.
+        reader: Of the run's inputs; a table's reads DataFrames.
     """
     from mlflow import pyfunc
 
@@ -115,7 +121,7 @@ def as_model(folder: Path, path: Path, card: Any, *, reader: Reader | None = Non
         inputs, outputs = rows["inputs"], rows["outputs"]
     card.add_flavor("pytorch", model_data="data/graph", pytorch_version=about["torch"], code=None)
     with _versions_unquestioned(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # they are about MLflow's own code
+        warnings.simplefilter("ignore")  # about MLflow's code
         signature, example = signature_and_example(inputs, outputs, reader)
         pyfunc.save_model(
             str(path),
@@ -132,10 +138,10 @@ def as_model(folder: Path, path: Path, card: Any, *, reader: Reader | None = Non
 
 @contextmanager
 def _versions_unquestioned() -> Iterator[None]:
-    """MLflow reads the files of every installed package, 0.4 s, to warn of versions that are not the ones installed."""
+    """Skip MLflow's check of the installed versions: it reads the files of every installed package, 0.4 s."""
     from mlflow.utils import environment
 
-    name = "warn_dependency_requirement_mismatches"  # where a later MLflow has none, nothing is lost but time
+    name = "warn_dependency_requirement_mismatches"  # a later MLflow may not have it: that only costs time
     before = getattr(environment, name, None)
     setattr(environment, name, lambda *_: None)
     try:

@@ -1,7 +1,6 @@
-"""The loop of the publishing process: which of the runs that it follows sends next, several at a time.
+"""The loop of the uploader process: which run sends next, several at a time.
 
-A run whose process is over is sent completely before the next one, then those that are running take turns, then come the
-files of the finished ones. It keeps the runs and since when the store has not answered.
+A run that has ended is sent completely before the next one; then running ones take turns; files of ended runs come last.
 """
 
 from __future__ import annotations
@@ -19,22 +18,23 @@ from runner.tracking.pipe import FOLLOW, Line
 from runner.tracking.publish_run import PublishedRun, Went
 from runner.tracking.publisher import NOT_DELIVERED
 
-LOOK_SECONDS = 0.5  # it looks without a wake, too: not every point comes with one
-BUSY_SECONDS = 0.05  # from one look at the line to the next while turns are being taken
-BROKEN = 1  # the exit code for an unexpected error
-ORPHAN_SECONDS = 120.0  # for what is left once the training or the sweep is gone
+LOOK_SECONDS = 0.5  # between two looks at the journals without a wake-up
+BUSY_SECONDS = 0.05  # between two looks at the pipe during turns
+BROKEN = 1  # exit code after an unexpected error
+ORPHAN_SECONDS = 120.0  # to send the rest when the training or the sweep was killed
 
 log = logging.getLogger("runner.tracking")
 
 
 class Rounds:
-    """The runs that are followed, and what is known of their store.
+    """The followed runs, and the state of their store.
 
-    A run that fails by itself pauses by itself. When the store does not answer, all wait, and one small question is
-    asked again and again: an attempt for each of a hundred runs would wait for a hundred timeouts.
+    A failing run pauses, and the others continue. If the store does not answer, all runs wait while one small request is
+    repeated: an attempt of each of a hundred runs would wait for a hundred time-outs.
 
-    run_of: makes a run of its folder.
-    ask: what keeps the store from answering, or None.
+    Args:
+        run_of: Makes a run from its directory.
+        ask: Returns why the store does not answer, or None.
     """
 
     def __init__(
@@ -49,8 +49,8 @@ class Rounds:
         self._first = run_of(folder)
         self.runs = {folder: self._first}
         self.patience = Backoff()
-        self.outage: str | None = None  # what keeps the store from answering
-        self._waiting = deque[PublishedRun]()  # for their turns
+        self.outage: str | None = None  # why the store does not answer
+        self._waiting = deque[PublishedRun]()  # for a turn
         self._busy: dict[Future[Went], PublishedRun] = {}
         self._pool = ThreadPoolExecutor(num_at_once, thread_name_prefix="runner-send") if num_at_once > 1 else None
         self._looked_at = -math.inf  # of time.monotonic()
@@ -64,7 +64,7 @@ class Rounds:
         return time.monotonic() - self._looked_at > LOOK_SECONDS
 
     def hear(self, kind: str, folder: Path) -> None:
-        """One of the line's words. A run that goes on after it was gone is followed again."""
+        """Handle a line of the pipe. A resumed run is followed again."""
         if kind == FOLLOW:
             if folder not in self.runs:
                 self.runs[folder] = self._run_of(folder)
@@ -73,7 +73,7 @@ class Rounds:
             self.runs[folder].end()
 
     def end_all(self) -> None:
-        """Everything is over: each run gets a turn from now on, whatever went before."""
+        """Give every run a turn, as the training or the sweep has ended."""
         while self._busy:
             self.take_results(None)
         for run in self.runs.values():
@@ -82,26 +82,26 @@ class Rounds:
         self._waiting = deque(self.runs.values())
 
     def begin(self) -> None:
-        """Everyone who does not pause gets a turn."""
+        """Give every run that does not pause a turn."""
         self._looked_at = time.monotonic()
         taken = {*self._waiting, *self._busy.values()}
         self._waiting.extend(run for run in self.runs.values() if not run.is_pausing and run not in taken)
 
     def turn(self) -> None:
-        """The next run sends one thing; returns when there is room for another one to do so."""
-        run = min(self._waiting, key=_rank)  # of equals the first
+        """Start the turn of the next run; return when another one can start."""
+        run = min(self._waiting, key=_rank)  # the first of equals
         self._waiting.remove(run)
         if self._pool is None:
             self._take(run, run.turn())
             return
         self._busy[self._pool.submit(run.turn)] = run
-        # the first run's record makes the experiment, and a sweep's jobs are linked to it
+        # the first run creates the experiment, and is the parent of a sweep's jobs
         num_at_once = self._num_at_once if self._first.has_begun else 1
         while len(self._busy) >= num_at_once:
             self.take_results(None)
 
     def take_results(self, seconds: float | None) -> bool:
-        """Waits for a turn to end, if any is being taken. Returns whether that is so."""
+        """Wait for a turn to end. Returns whether any turn was running."""
         if not self._busy:
             return False
         for future in wait(self._busy, seconds, FIRST_COMPLETED).done:
@@ -111,19 +111,19 @@ class Rounds:
     def _take(self, run: PublishedRun, went: Went) -> None:
         if run.has_worked:
             self.patience.worked()
-        if went is Went.OVER and run.is_gone:  # else it is running again
+        if went is Went.OVER and run.is_gone:  # else it was resumed
             self.runs.pop(run.folder).let_go()
         elif went is Went.MORE and run.is_gone:
             self._waiting.appendleft(run)
         elif went is Went.MORE:
             self._waiting.append(run)
         elif went is Went.FAILED and len(self.runs) > 1 and (self.outage is not None or not self.is_answered()):
-            self._waiting.appendleft(run)  # a single run's attempt asks, too
+            self._waiting.appendleft(run)  # for a single run, its attempts are the requests
         elif went in (Went.FAILED, Went.LOCKED):
             run.pause()
 
     def is_answered(self) -> bool:
-        """Asks the store; what keeps it from answering is noted with each run."""
+        """Ask the store, and note an outage in each run's ack.json."""
         self.outage = self._ask()
         if self.outage is not None:
             for run in self.runs.values():
@@ -132,7 +132,7 @@ class Rounds:
         return self.outage is None
 
     def wait(self, line: Line) -> None:
-        """Until there is news, or it is time to look; wakes do not hurry runs that pause."""
+        """Wait for news or the next look; news don't shorten a pause of all runs."""
         pauses = {run.pause_seconds: run for run in self.runs.values()}
         if pauses and all(pauses):
             shortest = min(pauses)
@@ -142,7 +142,7 @@ class Rounds:
             line.wait(min([LOOK_SECONDS, *filter(None, pauses)]))
 
     def is_late(self, closed_at: float, *, grace_seconds: float) -> bool:
-        """Whether nothing is left, or nothing has got through for so long that nothing is going to."""
+        """Return whether nothing is left, or nothing was sent during the grace time."""
         if not self.runs:
             return True
         if self.outage is None and any(run.waits_for_predecessor for run in self.runs.values()):
@@ -154,7 +154,7 @@ class Rounds:
             run.sample()
 
     def give_up(self) -> int:
-        """Let all go, after the calls that are under way. Returns: the exit code."""
+        """Release all runs after the current calls, and return the exit code."""
         while self._busy:
             self.take_results(None)
         left = [run for run in self.runs.values() if not run.is_complete()]
@@ -170,22 +170,22 @@ class Rounds:
 
 
 def follow(rounds: Rounds, line: Line, *, has_owner: Callable[[], bool] = lambda: True) -> int:
-    """Send the journals as they grow, until all is over and sent.
+    """Send the journals as they grow, until everything has ended and is sent.
 
     Args:
-        has_owner: whether the process that this one works for is alive; once it is not, what is left gets ORPHAN_SECONDS.
+        has_owner: Returns whether the training or the sweep is alive; then the rest gets ORPHAN_SECONDS.
 
     Returns:
-        0, or 3 when something is left.
+        0, or 3 if something is left.
     """
     is_over, until = False, math.inf
     while True:
         if until == math.inf and not has_owner():
             until = time.monotonic() + ORPHAN_SECONDS
         if time.monotonic() > until and rounds.runs:
-            log.warning("the process that this one works for is gone: `python -m runner sync` sends the rest")
+            log.warning("the training or the sweep was killed: `python -m runner sync` sends the rest")
             return rounds.give_up()
-        closed_at = line.closed_at  # looked at before sending: nothing that was written before the end is missed
+        closed_at = line.closed_at  # read before sending, so that nothing written before the end is missed
         for kind, folder in line.words():
             rounds.hear(kind, folder)
         if closed_at is not None and not is_over:

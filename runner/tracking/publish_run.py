@@ -1,7 +1,4 @@
-"""One run in the publishing process: one sending a turn, so that many runs share the process.
-
-It holds the run's lock while it sends, and keeps its uploader and its own pauses.
-"""
+"""One run in the uploader process: its lock, its Uploader and its pauses. It sends one batch per turn."""
 
 from __future__ import annotations
 
@@ -22,37 +19,37 @@ from runner.tracking.sync import LOCK
 from runner.tracking.uploader import Uploader
 
 POSTPONED_SECONDS = 30.0
-PREDECESSOR_SECONDS = 30.0  # the process of an interrupted run may still be at its end when the run goes on
-LINGERING_SECONDS = 8.0  # what a killed process has forked may hold its journal: a data loader's workers look each 5 s
-LOCKED_SECONDS = 0.2  # from one try for the lock to the next
+PREDECESSOR_SECONDS = 30.0  # the uploader of an interrupted run may still be sending when the run is resumed
+LINGERING_SECONDS = 8.0  # workers of a killed process hold its journal until they check for their parent, every 5 s
+LOCKED_SECONDS = 0.2  # between two attempts to take the lock
 
 log = logging.getLogger("runner.tracking")
 
 
 class Went(enum.Enum):
-    """How a turn went."""
+    """The result of a turn."""
 
-    QUIET = "there is nothing more to send at present"
-    MORE = "there is more to send"
-    OVER = "the run is gone and the store has all of it"
+    QUIET = "nothing to send now"
+    MORE = "more to send"
+    OVER = "the run has ended and the store has all of it"
     LOCKED = "another process is sending this run"
-    FAILED = "something stands in the way"
+    FAILED = "the store or the journal failed"
 
 
 class PublishedRun:
-    """One run while it is published: its lock, its uploader, its own pauses.
+    """One run that is being sent. It takes the lock when there is something to send, and holds it until let_go().
 
-    The lock is taken when there is something to send, and held until let_go(): `sync` relies on it.
-    upload: makes the uploader, once the lock is had; told whether the run lives.
+    Args:
+        upload: Makes the Uploader, from the directory and whether the run is running.
     """
 
     def __init__(self, folder: Path, upload: Callable[[Path, bool], Uploader]) -> None:
         self.folder = folder
-        self.is_gone = False  # its process is over: nothing more will be written
+        self.is_gone = False  # its process has ended: nothing more will be written
         self.has_begun = False  # the store has the run, or there is nothing to send
-        self.has_only_files = False  # the last turn left nothing but files
-        self.is_broken = False  # the last turn ended in an unexpected error
-        self.has_worked = False  # the last turn got something through
+        self.has_only_files = False  # the last turn left only files
+        self.is_broken = False  # the last turn ended with an unexpected error
+        self.has_worked = False  # the last turn sent something
         self._upload = upload
         self._uploader: Uploader | None = None
         self._lock = FileLock(folder / LOCK, thread_local=False)
@@ -64,23 +61,23 @@ class PublishedRun:
 
     @property
     def is_pausing(self) -> bool:
-        """Whether it has failed, and it is not yet time to try again."""
+        """Whether it waits after a failure."""
         return time.monotonic() < self._again_at
 
     @property
     def pause_seconds(self) -> float:
-        """How long it still pauses."""
+        """The rest of the pause."""
         return max(0.0, self._again_at - time.monotonic())
 
     @property
     def waits_for_predecessor(self) -> bool:
-        """Whether another process has the run, and may still be expected to let it go soon."""
+        """Whether another process has the lock, and may release it soon."""
         return self._locked_since is not None and time.monotonic() - self._locked_since < PREDECESSOR_SECONDS
 
     def turn(self) -> Went:
-        """Send one thing, up to 1,000 points; retry what has failed when it is time to. Never raises.
+        """Send up to 1,000 points, an event or a file. Never raises.
 
-        Called in a separate thread; end() may be called at the same time, and counts from the next turn on.
+        Called in another thread; a concurrent end() takes effect at the next turn.
         """
         before = self._reached()
         try:
@@ -88,8 +85,8 @@ class PublishedRun:
             self.is_broken = False
         except Exception:
             went = Went.FAILED
-            if not self.is_broken:  # told of once
-                log.exception("%s: this should not happen", self.folder)
+            if not self.is_broken:  # logged once
+                log.exception("%s: unexpected error", self.folder)
             self.is_broken = True
         self.has_worked = went is Went.OVER or self._reached() != before
         if self.has_worked or went is Went.QUIET:
@@ -97,46 +94,46 @@ class PublishedRun:
         return went
 
     def pause(self, seconds: float | None = None) -> None:
-        """It has failed by itself: its next turn is later. seconds: None: later each time, but soon while it is locked."""
+        """Delay the next turn. seconds: None: longer after each failure, short while another process has the lock."""
         if seconds is None:
             seconds = LOCKED_SECONDS if self._locked_since is not None else self._patience.pause_seconds()
         self._again_at = time.monotonic() + seconds
 
     def end(self) -> None:
-        """The run's process is over: it gets a turn at once."""
+        """Note that the run's process has ended; ends a pause."""
         if not self.is_gone:
             self.is_gone, self._again_at, self._gone_at = True, 0.0, time.monotonic()
 
     def sample(self) -> None:
-        """Measure the machine for it, if it is time to; its next turn sends that."""
+        """Measure the machine, if it is time to; the next turn sends the values."""
         if (uploader := self._uploader) is not None and not self.is_gone:
             uploader.sample(sends=False)
 
     def is_complete(self) -> bool:
-        """Whether nothing of it is missing in the store; asks the journal and not the store."""
+        """Return whether the store has everything, by the journal and its acknowledgement."""
         if self._uploader is None:
             return not has_records(self.folder / FILE)
         return self._uploader.ack.is_complete and not self._uploader.has_more()
 
     def note_outage(self, error: str) -> None:
-        """Writes down what keeps the store from answering; who asks for this run's ack is told."""
+        """Write the reason of an outage to the run's ack.json."""
         with contextlib.suppress(OSError):
             if self._has_run() and self._takes_lock():
                 self._opened().note_outage(error)
 
     def say_what_is_left(self) -> None:
-        """One line in the log."""
+        """Log why nothing was sent."""
         if self._locked_since is not None:
             log.error("%s: another process is sending this run: nothing was sent from here", self.folder)
 
     def let_go(self) -> None:
-        """Frees the lock and the memory."""
+        """Release the lock and the Uploader."""
         self._uploader = None
         self._lock.release()
 
     def _turn(self) -> Went:
-        is_gone = self.is_gone  # a run that ends from here on may write its last words while this sends
-        if not self._has_run():  # before that no store is opened, or made
+        is_gone = self.is_gone  # read before sending: a run that ends later may still write
+        if not self._has_run():  # don't create a store for an empty journal
             self.has_begun = True
             return Went.OVER if is_gone else Went.QUIET
         if not self._takes_lock():
@@ -169,7 +166,7 @@ class PublishedRun:
             return True
         try:
             return has_records(self.folder / FILE)
-        except Exception:  # what can't be read is told of by the attempt to send it
+        except Exception:  # the attempt to send it reports why it can't be read
             return True
 
     def _takes_lock(self) -> bool:

@@ -1,7 +1,5 @@
-"""Which of the models that a journal asks for are built as the person's own: asked before a run or a sweep goes on, and by `sync`.
-
-A journal grows, and is not signed: what lies in it may be of whoever has had the folder. One recipe is the person's, that of
-the signed model.json; every other one is held to the rules for a stranger's.
+"""Which models in a journal may use the user's code. A journal is not signed, so its models follow the rules for untrusted
+configurations, except the one in the signed model.json.
 """
 
 from __future__ import annotations
@@ -18,9 +16,10 @@ from runner.tracking.mlflow_model import Build, build_own
 
 
 def check(folder: Path) -> None:
-    """Before a run goes on in a folder, which is the person's own from then on. Reads the journal once.
+    """Check the journal before a run is resumed, after which its directory is trusted. Reads the journal once.
 
-    Raises: RunnerError for each thing in its journal that is not for a stranger to say, or that no run has written.
+    Raises:
+        RunnerError: For each model that is not allowed, and each record that no run writes.
     """
     if trust.is_trusted() or not (folder / FILE).is_file():
         return
@@ -36,7 +35,7 @@ def check(folder: Path) -> None:
 
 
 def build_of(folder: Path) -> Build | None:
-    """What makes this journal's models; None: whatever they are, as their run would."""
+    """Return the function that builds this journal's models; None: as in a run."""
     if trust.is_trusted():
         return None
     known = _signed(folder)

@@ -1,4 +1,4 @@
-"""How the uploader puts points into calls, and what it does with those that a store refuses: halves, until the culprit is alone."""
+"""Put points into batches, and find the ones that a store refuses by halving a batch."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def _refusal(send: Callable[[Sequence[T]], None], items: Sequence[T]) -> str | N
 def grouped(
     records: Iterable[Record], *, most: int, size: Callable[[Record], int] = lambda record: record.num_points
 ) -> Iterator[list[Record]]:
-    """Neighbouring records of points together, up to `most` points, MOST_READ of the journal; every other record by itself.
+    """Group consecutive records of points, up to `most` points to send and MOST_READ points read; yield other records alone.
 
-    size: about how many points of a record are sent.
+    size: About how many points of a record are sent.
     """
     group: list[Record] = []
     num_points = num_read = 0
@@ -66,17 +66,14 @@ def grouped(
 
 
 def as_metrics(chosen: Iterable[tuple[str, int, int, float]], names: Names) -> list[Any]:
-    """Points (name, time, step, value) as MLflow's entities. names: of the journal up to there."""
+    """Return points (name, time, step, value) as MLflow's entities. names: of the journal up to there."""
     from mlflow.entities import Metric
 
     return [Metric(names.key(name), value, time_ms, step) for name, time_ms, step, value in chosen]
 
 
 def to_metrics(records: Iterable[Record], names: Names) -> list[Any]:
-    """The points in `records` as MLflow's entities, each with its own time: the same records give the same bytes.
-
-    names: of the journal up to there.
-    """
+    """Return the points in `records` as MLflow's entities, each with its time. names: of the journal up to there."""
     from mlflow.entities import Metric
 
     metrics = []

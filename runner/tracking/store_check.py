@@ -1,6 +1,6 @@
-"""Compares a run in the store with the acknowledged part of its journal, for a database that was restored from a backup.
+"""Compare a run in the store with the acknowledged part of its journal, as a database may be restored from a backup.
 
-The uploader calls it when it opens a store that already has the run. It keeps nothing.
+The uploader calls it when it opens a store that already has the run.
 """
 
 from __future__ import annotations

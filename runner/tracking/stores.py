@@ -1,7 +1,4 @@
-"""Which MLflow store a command means: by its words, the environment, or the runs that it is about; else a question.
-
-For the commands, in the person's process; no store is opened.
-"""
+"""Find the MLflow store of a command: from its arguments, the environment, or its runs. No store is opened."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ USUAL = "sqlite:///mlflow.db"
 
 
 def named(words: Sequence[str]) -> str | None:
-    """The store that these words name, else the environment; None for neither. Raises: RunnerError for words that name none."""
+    """Return the store in the arguments, else in the environment, or None. Raises: RunnerError for an invalid one."""
     given = [word.partition("=")[2] for word in words if word.lstrip("+").startswith("tracking.uri=")]
     if not given:
         return os.environ.get(VARIABLE) or None
@@ -38,7 +35,7 @@ def note_unused(words: Sequence[str]) -> None:
 
 
 def of_run(folder: Path, *, asked: str) -> str:
-    """The store that a run was tracked to, when this person made it. Raises: RunnerError that asks for one."""
+    """Return the store of a run that this user made. Raises: RunnerError if it is unknown."""
     store = origin.store_of(folder)
     path = store_uri.sqlite_path(store or "")
     if store is None:
@@ -59,21 +56,20 @@ def of_run(folder: Path, *, asked: str) -> str:
 
 
 def of_last(folders: Iterable[Path], *, asked: str) -> str:
-    """The store of the first of these runs that was tracked; the usual one where it is here. Raises: RunnerError."""
+    """Return the store of the first tracked run, or the default store if it exists. Raises: RunnerError."""
     tracked = next((folder for folder in folders if origin.store_of(folder) != ""), None)
     if tracked is not None:
         return of_run(tracked, asked=asked)
     if (path := store_uri.sqlite_path(USUAL)) is not None and path.is_file():
         return USUAL
-    problem = f"no run in outputs or multirun was tracked, and there is no `{USUAL.rpartition('/')[2]}` here"
+    problem = f"no run in outputs or multirun was tracked, and `{USUAL.rpartition('/')[2]}` is not here"
     raise RunnerError.of(asked, problem, f"run `{asked} tracking.uri=URI`")
 
 
 def page_of(uri: str, folders: Iterable[Path]) -> str:
-    """What follows the server's address to see the experiment of the first of these runs that the store has; else nothing.
+    """Return the path on the server of the first run's experiment that the store has, or an empty string.
 
-    It says that this is model training: MLflow 3.17 opens as for language models where neither the address nor the
-    browser's memory says so, whatever the experiment's mlflow.experimentKind.
+    It includes `workflowType`, as MLflow 3.17 opens its page for language models otherwise.
     """
     from runner.tracking.ack import read_ack  # numpy
 
@@ -93,12 +89,12 @@ def _filled_in(store: str, *, asked: str) -> str:
 
 
 def words_for(uri: str) -> str:
-    """What a printed command says after itself so that it finds this store: nothing for the usual one."""
+    """Return the argument with which a printed command finds this store; empty for the default one."""
     if store_uri.shown(uri) == store_uri.shown(USUAL):
         return ""
     shown = without_password(uri)
     if not HIDDEN.search(shown) and shown != uri:
-        return ""  # of the environment: the folder of the run says of which variable
+        return ""  # from the environment: the run directory names the variable
     if shown == uri:
         return shlex.quote(f"tracking.uri={uri}")
     if os.environ.get(VARIABLE) == uri:

@@ -1,4 +1,4 @@
-"""One journal sent to MLflow in this process, each point once: by `sync`, `register`, and a run that goes on in a folder."""
+"""Send one journal to MLflow in this process, each point once: for `sync`, `register` and resumed runs."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from runner.tracking.mlflow_model import Build
 from runner.tracking.mlflow_store import settings
 from runner.tracking.uploader import Uploader
 
-LOCK = "journal/publish.lock"  # in a run's folder: one process sends a journal at a time
+LOCK = "journal/publish.lock"  # in a run directory: one process sends a journal at a time
 
 
 def sync(folder: Path, uri: str, *, grace_seconds: float = 10.0, build: Build | None = None) -> Ack:
-    """Sends what is missing, in this process; imports MLflow (1 s). A run whose process died is marked KILLED.
+    """Send what is missing; imports MLflow (1 s). A run whose process was killed gets the status KILLED.
 
-    grace_seconds: for how long a store may fail to answer before this gives up; the ack's `error` then says why.
+    grace_seconds: How long to retry a store that does not answer; the Ack's `error` then has the reason.
     """
     try:
         with FileLock(folder / LOCK, timeout=0, thread_local=False), settings():
@@ -34,7 +34,7 @@ def sync(folder: Path, uri: str, *, grace_seconds: float = 10.0, build: Build | 
 
 
 def find_journals(root: Path) -> list[Path]:
-    """The folders of every run at or below `root` that has a journal, by name: the oldest first, as they are dated."""
+    """Return the directories of all runs with a journal at or below `root`, sorted by name, i.e., by date."""
     return sorted(path.parent.parent for path in root.rglob(FILE))
 
 
@@ -46,7 +46,7 @@ def _send(uploader: Uploader, folder: Path, *, grace_seconds: float) -> None:
         if (sent or uploader.only_waits()) and (is_being_written(folder) or uploader.abandon()) and sent:
             return
         if uploader.only_waits_for_parent():
-            return  # its own journal brings it, and that is not being sent here
+            return  # the parent's journal is not sent here
         if (uploader.ack.offset, uploader.ack.postponed) != before:
             patience.worked()
         if patience.silent_seconds() > grace_seconds:

@@ -1,4 +1,4 @@
-"""The machine's load as MLflow's own `system/...` points, measured in the publishing process, once for all runs that it follows."""
+"""The machine's load as MLflow's `system/...` points, measured in the uploader process, once for all runs."""
 
 from __future__ import annotations
 
@@ -11,33 +11,32 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 EVERY_SECONDS = 2.0
-#: a load over less than that is noise: of a sample taken for another run just now, a copy is better
+#: a load over a shorter time is noise: another run's sample is used again
 SHORTEST_SECONDS = 0.5
-MOST_WAITING = 10_000  # points that an outage may hold back; older ones are dropped
-#: of a run that has tracking.points=2000 samples come each half a percent of its age from its 7th minute on: 2,000 in a month
+MOST_WAITING = 10_000  # points that wait during an outage; older ones are dropped
+#: with tracking.points=2000, samples are 0.5 % of the run's age apart from its 7th minute on: 2,000 in a month
 PART_OF_AGE = 10
 
 log = logging.getLogger("runner.tracking")
 
 
 class Machine:
-    """One measurement for all runs that ask at about the same time, with MLflow's own monitors.
+    """Measurements for all runs, with MLflow's monitors.
 
-    Not one for each run: psutil gives the load of the CPU since anybody in the process asked last, and the second of
-    two runs read 0 or 100 %.
+    They are shared because psutil returns the CPU's load since the process's last call: a second run would read 0 or 100 %.
     """
 
     def __init__(self) -> None:
-        self.num_samples, self.time_ms = 0, 0  # and when the last one was
+        self.num_samples, self.time_ms = 0, 0  # time of the last one
         self.values: dict[str, float] = {}
         self.num_watchers = 0
         self.lock = threading.RLock()  # several threads send
-        self._is_shared = False  # or has been
+        self._is_shared = False  # stays True after the other runs have ended
         self._monitors: list[Any] | None = None
         self._measured_at = 0.0  # of time.monotonic()
 
     def watch(self, run_id: str, uri: str) -> None:
-        """One more run wants it measured; the load is measured since the first one began."""
+        """Add a run. The load is measured from the first one on."""
         with self.lock:
             self.num_watchers += 1
             self._is_shared |= self.num_watchers > 1
@@ -46,7 +45,7 @@ class Machine:
                 self._measured_at = time.monotonic()
 
     def look(self, *, now: bool) -> None:
-        """Measures if the last sample is old. now: also if it is less than two seconds old."""
+        """Measure if the last sample is old. now: also if it is less than two seconds old."""
         age = time.monotonic() - self._measured_at
         if not self._monitors or (age < EVERY_SECONDS and not now):
             return
@@ -61,34 +60,33 @@ class Machine:
 
 
 class SystemMetrics:
-    """Sends a run the machine's samples, in the thread of whoever calls sample().
+    """Sends the machine's samples for one run, in the thread that calls sample().
 
-    MLflow's thread around its monitors ends at the first call that fails, and asks for the run before each sample.
-    A sample's step is the run's age in seconds; as it grows, samples come less often. However many runs there are, the store
-    is called about each two seconds: 16 runs that send 16 samples now and then take 0.5 % of a core, and 3 % if each sends
-    each sample (2026-11).
+    MLflow's own thread ends at the first failed call, and requests the run before each sample. A sample's step is the run's
+    age in seconds; samples become rarer with it. With many runs, each sends several samples at once, so that the store is
+    called about every two seconds.
     """
 
     def __init__(
         self, client: MlflowClient, run_id: str, machine: Machine, *, start_ms: int, most: int | None = None
     ) -> None:
-        """most: points of each metric, about (None: each sample goes)."""
+        """most: about how many points per metric (None: all samples)."""
         self._client, self._run_id, self._machine, self._start_ms = client, run_id, machine, start_ms
-        self._apart = PART_OF_AGE / most if most else 0.0  # of the run's age, between samples
-        self._kept_ms = 0  # when the last one was
+        self._apart = PART_OF_AGE / most if most else 0.0  # share of the run's age between samples
+        self._kept_ms = 0  # time of the last sample
         self._waiting: list[Any] = []
-        self._num_samples = 0  # that wait
+        self._num_samples = 0  # waiting
         machine.watch(run_id, client.tracking_uri)
-        self._last = machine.num_samples  # by their number: the machine's clock may be set back
-        #: MLflow counts a run's traffic from the run's beginning
+        self._last = machine.num_samples  # by number, as the clock may be set back
+        #: MLflow counts a run's traffic from its start
         self._before = {name: value for name, value in machine.values.items() if name.startswith("network_")}
 
     def sample(self, *, now: bool = False, sends: bool = True) -> None:
-        """Measure if it is time to, and send if it is this run's turn. Never raises: no run fails because of this.
+        """Measure if it is time to, and send if it is this run's turn. Never raises.
 
         Args:
-            now: measure and send at once.
-            sends: False only measures, in another thread than the one that sends.
+            now: Measure and send at once.
+            sends: False only measures; required in another thread than the one that sends.
         """
         batch: list[Any] = []
         num_samples = 0
@@ -109,12 +107,12 @@ class SystemMetrics:
                 self._num_samples += num_samples
 
     def close(self) -> None:
-        """The last sample, and whatever waits."""
+        """Send the last sample and all waiting ones."""
         self.sample(now=True)
         self.leave()
 
     def leave(self) -> None:
-        """It is not sampled any more."""
+        """Stop sampling."""
         with self._machine.lock:
             self._machine.num_watchers -= 1
 
@@ -139,7 +137,7 @@ def _monitors(run_id: str, uri: str) -> list[Any]:
         import psutil
         from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
-        psutil.cpu_percent()  # the first call has nothing to compare with, and says 0
+        psutil.cpu_percent()  # the first call returns 0
         return list(SystemMetricsMonitor(run_id, tracking_uri=uri).monitors)
     except Exception as error:
         log.warning("this machine can't be measured: %s", error)

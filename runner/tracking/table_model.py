@@ -1,7 +1,7 @@
-"""MLflow's model of a table, which takes DataFrames by their columns' names: in whatever process loads it.
+"""MLflow's model of a table, which takes DataFrames by column name.
 
-MLflow calls _load_pyfunc() of this module where such a model is loaded as a pyfunc: this package must be installed there.
-mlflow.pytorch.load_model() needs torch alone and gives the module, which takes the rows as floats.
+MLflow calls _load_pyfunc() of this module, so this package must be installed to load the model as a pyfunc.
+mlflow.pytorch.load_model() needs only torch and returns the module, which takes rows of floats.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
     from runner.data.tables.table import TableReader
 
-READER = "reader.json"  # beside the weights
-Reader = Mapping[str, Any]  # the node of what reads a run's inputs from a file, as in model.json
+READER = "reader.json"  # next to the weights
+Reader = Mapping[str, Any]  # the node of the reader of a run's inputs, as in model.json
 
 
 def signature_and_example(rows: Any, outputs: Any, reader: Reader | None) -> tuple[ModelSignature, Any]:
-    """Of a table's rows its columns by name, and the DataFrame that they may have come from; of all others tensors."""
+    """Return the columns of a table by name, and the rows as a DataFrame; tensors for other data."""
     from mlflow.models import ModelSignature, infer_signature
     from mlflow.types.schema import AnyType, ColSpec, Schema
 
@@ -32,13 +32,13 @@ def signature_and_example(rows: Any, outputs: Any, reader: Reader | None) -> tup
     columns = columns_in(reader)
     if columns is None:
         return as_tensors, rows
-    # MLflow would refuse integers where it knows of floats, and texts where it knows of dates; the reader takes both
+    # MLflow would refuse integers in a float column and strings in a date column; the reader accepts both
     inputs = Schema([ColSpec(AnyType(), name) for name in columns.names])
     return ModelSignature(inputs, as_tensors.outputs), frame_of(columns, rows)
 
 
 def take_frames(path: Path, reader: Reader | None) -> None:
-    """Makes the model that MLflow has saved at `path` read a DataFrame as the run's files are read, if it is a table's."""
+    """Make a saved model of a table read DataFrames with the run's reader; other models stay unchanged."""
     from mlflow.models import Model
 
     if reader is None or columns_in(reader) is None:
@@ -51,13 +51,13 @@ def take_frames(path: Path, reader: Reader | None) -> None:
 
 
 class TableModel:
-    """What MLflow asks of a model: the one behind it takes float32 alone."""
+    """MLflow's interface around a model that takes float32."""
 
     def __init__(self, model: Any, reader: TableReader) -> None:
         self._model, self._reader = model, reader
 
     def predict(self, data: Any, params: dict[str, Any] | None = None) -> Any:
-        """The model's outputs, an array. Raises: RunnerError for a value that its column can't take, with its row."""
+        """Return the model's outputs, an array. Raises: RunnerError for a value that its column does not accept, with its row."""
         return self._model.predict(self._reader.frame(data).numpy(), params)
 
     def get_raw_model(self) -> Any:
@@ -67,7 +67,7 @@ class TableModel:
 def _load_pyfunc(path: str, model_config: dict[str, Any] | None = None) -> TableModel:
     import mlflow.pytorch
 
-    from runner.data.tables.table import TableReader  # imports torch, which who saves a model here may not have loaded
+    from runner.data.tables.table import TableReader  # imports torch
 
     reader = TableReader(**run_files.read_json(Path(path) / READER))
     return TableModel(mlflow.pytorch._load_pyfunc(path, model_config), reader)

@@ -1,10 +1,8 @@
-"""Chooses which of a run's points go to MLflow, `tracking.points` of each metric at most; the journal keeps all.
+"""Choose which of a run's points go to MLflow, at most `tracking.points` per metric; the journal keeps all.
 
-MLflow's pages choke on more. Of each stretch of a metric's points go the least, the greatest and the last, so that a spike of
-one step still shows, and with them the first, the last and the best of all. What was chosen depends on the journal and on
-nothing else: whoever sends it again, after a kill or from another machine, sends the same.
-
-Called by the uploader. Pure: the state between two calls is a dictionary that its acknowledgement keeps.
+Of each stretch of a metric's points, the minimum, the maximum and the last are sent, so that a spike of one step is kept;
+and the first and the last of all. The choice depends only on the journal, so that sending it again, after a kill or from
+another machine, sends the same points. The state between two calls is a dictionary in the Ack.
 """
 
 from __future__ import annotations
@@ -18,16 +16,14 @@ from numpy.typing import NDArray
 
 from runner.tracking.journal_records import Points, Record
 
-#: of what is left of a metric's share, the part that is spent on the points that are known to come: a run may be gone on with
-SPENT = 0.75
-#: of these, the part for stretches that grow with the run: one that ends early, as most of a million planned epochs do, shows
-#: its beginning as well as one that was planned so short
+#: share of the remaining points for the planned steps; a run may be resumed for more
+PLANNED_SHARE = 0.75
+#: share of these for stretches that grow with the run, so that a run that ends early shows its beginning
 EARLY = 0.4
-OF_A_STRETCH = 3  # points, at the most
-#: of a metric's share, what stops leave for the run's end: each sends what waits, so that its last point shows, and 200 kills
-#: had taken all of tracking.points=200 (2026-11)
-KEPT_FOR_THE_END = 0.25
-#: of what is left: 1 part and 3 for each time that the run grows e-fold; enough for one 10**5 times as long
+PER_STRETCH = 3  # points at most
+#: share of `tracking.points` that stops don't use: each stop sends the waiting points
+END_SHARE = 0.25
+#: for unplanned steps: 1 part of the remaining points, and 3 each time the run grows e-fold; enough for a factor of 10**5
 UNKNOWN = 40
 LONGEST = 2**53
 EVERY_STEP = "train/"  # the metrics that have a point for each step
@@ -37,31 +33,33 @@ Chosen = list[tuple[str, int, int, float]]
 
 
 def begin(before: Mapping[str, Any], plan: Mapping[str, int | None] | None) -> dict[str, Any]:
-    """The state when a run begins, or goes on. before: what it was, {} at the beginning.
+    """Return the state when a run starts or resumes.
 
-    plan: of the run's start: `most` points of a metric, and how many a metric of each step will have had in the end
-    (`expected`). None: all points go, and there is no state.
+    Args:
+        before: The state before, {} at the first start.
+        plan: Of the run's start: `most` points per metric, and how many points a per-step metric has at the end
+            (`expected`). None: all points are sent, without a state.
     """
     if plan is None or plan["most"] is None:
         return {}
     state = {"most": plan["most"], "expected": plan.get("expected"), "left_out": before.get("left_out", 0)}
-    if all(before.get(key) == state[key] for key in ("most", "expected")):  # it was stopped, and goes on as planned
+    if all(before.get(key) == state[key] for key in ("most", "expected")):  # it is resumed with the same plan
         return {**state, "series": before["series"]}
     state["series"] = {name: _expecting(name, one, state) for name, one in before.get("series", {}).items()}
     return state
 
 
 def size(state: Mapping[str, Any], record: Record) -> int:
-    """About how many points of a record will be chosen."""
+    """Return about how many points of a record are chosen."""
     if not isinstance(record.data, Points) or not state:
         return record.num_points
     rows, series = len(record.data.steps), state["series"]
     widths = [series[name]["width"] if name in series else 1 for name in record.data.names]
-    return sum(rows if width == 1 else min(rows, OF_A_STRETCH * (1 + rows // width)) for width in widths)
+    return sum(rows if width == 1 else min(rows, PER_STRETCH * (1 + rows // width)) for width in widths)
 
 
 def choose(state: Mapping[str, Any], records: Iterable[Record]) -> tuple[Chosen, dict[str, Any]]:
-    """The points of some records that are to be sent now, in the order of writing, and the state after them."""
+    """Return the points of some records to send now, in the order of writing, and the state after them."""
     state = {**state, "series": {name: dict(one) for name, one in state["series"].items()}}
     chosen: list[tuple[int, int, str, int, int, float]] = []
     num_points = row = 0
@@ -84,8 +82,8 @@ def choose(state: Mapping[str, Any], records: Iterable[Record]) -> tuple[Chosen,
 
 
 def close(state: Mapping[str, Any], *, is_over: bool) -> tuple[Chosen, dict[str, Any]]:
-    """What waits for the end of its stretch, when a run ends. is_over: not by a stop, after which it may go on."""
-    kept = 0 if is_over else int(KEPT_FOR_THE_END * state["most"])
+    """Return the points of unfinished stretches when a run ends. is_over: False for a stop, after which it may be resumed."""
+    kept = 0 if is_over else int(END_SHARE * state["most"])
     chosen: Chosen = []
     series = {}
     for name, one in state["series"].items():
@@ -100,17 +98,17 @@ def close(state: Mapping[str, Any], *, is_over: bool) -> tuple[Chosen, dict[str,
 
 
 def _expecting(name: str, series: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
-    share = max(0, int(SPENT * (state["most"] - series["sent"])))
+    share = max(0, int(PLANNED_SHARE * (state["most"] - series["sent"])))
     changes = {"limit": series["sent"] + share, "base": series["seen"], "scale": 0, "stretch": 1}
-    if series["num"] and state["most"] - series["sent"] >= 2 * OF_A_STRETCH:
-        # what waits was to be as long as the plan before had it
+    if series["num"] and state["most"] - series["sent"] >= 2 * PER_STRETCH:
+        # an unfinished stretch has the width of the former plan
         changes["width"] = min(series["width"], series["num"] + 1)
     if name.startswith(EVERY_STEP) and state["expected"] is not None:
         to_come = state["expected"] - series["seen"]
         if to_come > share:
-            stretch = -(-OF_A_STRETCH * to_come // max(1, int((1 - EARLY) * share)))
+            stretch = -(-PER_STRETCH * to_come // max(1, int((1 - EARLY) * share)))
             # stretches of 1/scale of the run so far take scale * (1 + 3 ln(stretch)) points until they are that long
-            changes["scale"] = max(1, int(EARLY * share / (1 + OF_A_STRETCH * math.log(stretch))))
+            changes["scale"] = max(1, int(EARLY * share / (1 + PER_STRETCH * math.log(stretch))))
             changes["stretch"] = min(LONGEST, stretch)
     return {**series, **changes}
 
@@ -128,12 +126,12 @@ def _of_series(
     while at < len(steps):
         begin = at
         if not series["num"]:
-            if series["sent"] >= series["limit"]:  # more come than were expected
+            if series["sent"] >= series["limit"]:  # more points than planned
                 scale = max(1, (most - series["sent"]) // UNKNOWN)
                 series |= {"limit": most, "base": 0, "scale": scale, "stretch": LONGEST}
-            is_full = most - series["sent"] < 2 * OF_A_STRETCH  # what is left is for the end
+            is_full = most - series["sent"] < 2 * PER_STRETCH  # the rest is for the end
             series["width"] = LONGEST if is_full else _width(series)
-        if series["width"] == 1 or not series["sent"]:  # the first goes at once
+        if series["width"] == 1 or not series["sent"]:  # the first point is sent at once
             room = series["limit"] - series["sent"]
             if series["scale"]:
                 room = min(room, 2 * series["scale"] - (series["seen"] - series["base"]))

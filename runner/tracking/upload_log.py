@@ -1,7 +1,4 @@
-"""What the uploader writes beside a journal: ack.json, rejected.jsonl, and lines of its log, all without passwords.
-
-It keeps the acknowledgement of one run and one store.
-"""
+"""What the uploader writes next to a journal: ack.json, rejected.jsonl, and its log, all without passwords."""
 
 from __future__ import annotations
 
@@ -24,9 +21,9 @@ log = logging.getLogger("runner.tracking")
 
 
 class Progress:
-    """Keeps how far one run has got into one store, on the disk after each change.
+    """The Ack of one run and one store, written to disk after each change.
 
-    What another store has, or a store has of another journal, counts for nothing: then it begins at the beginning.
+    An Ack of another store or another journal is discarded.
     """
 
     def __init__(self, folder: Path, uri: str) -> None:
@@ -36,7 +33,7 @@ class Progress:
             self.ack = Ack(uri=store_uri.shown(uri))
 
     def note(self, **changes: Any) -> None:
-        """Changes fields of the acknowledgement and writes it."""
+        """Change fields of the Ack and write it."""
         self.ack = dataclasses.replace(self.ack, **changes)
         write_ack(self._folder, self.ack)
 
@@ -48,27 +45,27 @@ class Progress:
         self.note()
 
     def warn(self, text: str) -> None:
-        """Something was left out for good."""
+        """Log and store that something was left out."""
         text = self._mask(text)
         log.warning(text)
         if text not in self.ack.warnings:
             self.note(warnings=(*self.ack.warnings, text))
 
     def fail(self, error: Exception, *, what: str = "") -> None:
-        """Something did not get through, and is going to be tried again."""
+        """Log and store an error after which sending is tried again."""
         starts = (dict(record.data) for record in scan(self._folder / FILE) if record.kind == "start")  # type: ignore[arg-type]
         experiment = None
         with contextlib.suppress(ValueError, OSError):
             experiment = next(starts, {}).get("experiment")
         text = explain(error, uri=self._uri, experiment=experiment and str(experiment))
         text = f"{what}: {text}" if what else text
-        if text != self.ack.error:  # an outage of an hour is one traceback, not a thousand
+        if text != self.ack.error:  # one traceback per outage
             log.warning("%s", text)
-            log.info("how that came", exc_info=error)  # for the publishing process's log, not for a person's screen
+            log.info("traceback of this error", exc_info=error)  # not shown by `sync`
             self.note(error=text)
 
     def reject(self, kind: str, refused: Iterable[tuple[Any, str]]) -> None:
-        """Keeps what the store will never take, a line of JSON each."""
+        """Append what the store refuses to rejected.jsonl."""
         lines = []
         for item, why in refused:
             fields = {

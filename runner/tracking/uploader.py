@@ -1,7 +1,4 @@
-"""Sends one run's journal to MLflow, in order, each record once: in the publishing process, and in `sync`.
-
-It keeps the open store, where it is in the journal, and the acknowledgement on disk.
-"""
+"""Send one run's journal to MLflow, in order, each record once: in the uploader process, and in `sync`."""
 
 from __future__ import annotations
 
@@ -28,33 +25,33 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
 
-MOST_POINTS = 1000  # in one call, MLflow takes no more
+MOST_POINTS = 1000  # in one call, MLflow's limit
 MOST_NAMED = 100  # params or tags in one call
-FILES = ("artifact", "model")  # sent last: MLflow shows the metrics and the status of every run first
+FILES = ("artifact", "model")  # sent last, after the metrics and the status of every run
 
 log = logging.getLogger("runner.tracking")
 
 
 @dataclass
 class Known:
-    """What a process has learned of its store, for all of its uploaders: each question to a server may take a second."""
+    """Answers of the store, shared by the uploaders of a process: a request to a server may take a second."""
 
     experiments: dict[str, tuple[str, str]] = field(default_factory=dict)  # id and name, by the name in the journal
     run_ids: dict[str, str] = field(default_factory=dict)  # by uid
 
 
 class Uploader:
-    """Sends one run's journal from the last acknowledged record on; files and models come after all else.
+    """Sends one run's journal from the last acknowledged record on; files and models come last.
 
-    The store merges the same (name, time, step, value) when it comes again, so what was sent without an answer is
-    sent again as it was. Nothing here waits between attempts: that is the caller's.
+    The store merges points with the same name, time, step and value, so a batch without an answer is sent again
+    unchanged. The caller waits between attempts.
 
     Args:
-        machine: measured while the run is running (None: it is not).
-        build: makes the model from its node (None: runner.config.instantiate.build).
-        rest: called after each thing sent with the seconds that it took; may wait (None: one after the other).
-        takes_graph: whether a model's graph next to the journal is the training's own, see publish_model().
-        known: shared by the uploaders of one store.
+        machine: Measured while the run is running (None: it is not running).
+        build: Makes the model from its node (None: mlflow_model.build_own).
+        rest: Called after each call with the seconds that it took; may wait.
+        takes_graph: Whether the training made the model's graph next to the journal, see publish_model().
+        known: Shared by the uploaders of one store.
     """
 
     def __init__(
@@ -74,22 +71,23 @@ class Uploader:
         self._progress = Progress(folder, uri)
         self._client: MlflowClient | None = None
         self._system_metrics: SystemMetrics | None = None
-        self._names: Names | None = None  # of the metrics up to the acknowledged record, once they are asked for
-        self._replay_end = 0  # where the records end that the store had acknowledged before it lost points
+        self._names: Names | None = None  # of the metrics up to the acknowledged record
+        self._replay_end = 0  # end of the records that the store had acknowledged before it lost points
         #: step and time of the points that the store still has, by metric; None unless points are sent again
         self._stored: dict[str, set[tuple[int, int]]] | None = None
-        self._failed: list[dict[str, Any]] = []  # of those that are postponed, what this process could not send
-        self._parent: str | None = None  # the uid of the run that it created this one below
+        self._failed: list[dict[str, Any]] = []  # postponed events that this process could not send
+        self._parent: str | None = None  # the uid of the parent that the run was created with
 
     @property
     def ack(self) -> Ack:
         return self._progress.ack
 
     def attempt(self, *, postponed: bool = False, most: int | None = None) -> bool:
-        """Sends all there is. Returns False when something stands in the way; `ack.error` says what.
+        """Send everything. Returns False after an error, which is in `ack.error`.
 
-        postponed: whether to try once more what the store would not take before, when all else is sent.
-        most: records of points (1,000 together), events or files to send in this call (None: all there are).
+        Args:
+            postponed: Whether to try failed files again at the end.
+            most: Batches of points, events or files to send in this call (None: all).
         """
         try:
             began = time.monotonic()
@@ -99,7 +97,7 @@ class Uploader:
                 began = time.monotonic()
             self.sample()
         except mlflow_store.RunGoneError as error:
-            log.warning("%s: it gets the whole journal again", error)
+            log.warning("%s: the whole journal is sent again", error)
             self._progress.begin_again()
             self._stored = None
             self._known.experiments.clear()
@@ -114,36 +112,36 @@ class Uploader:
         return not (postponed and self.ack.postponed) or (most is not None and self.has_more())
 
     def has_more(self) -> bool:
-        """Whether anything is left that this process has not tried to send."""
+        """Return whether anything is left that this process has not tried to send."""
         return self.has_records() or bool(self._untried())
 
     def has_records(self) -> bool:
-        """Whether more is left than files."""
+        """Return whether anything except files is left."""
         try:
             return has_records(self._journal, self.ack.offset)
-        except Exception:  # it can't be read: the attempt to send it says why
+        except Exception:  # the attempt to send it reports why it can't be read
             return True
 
     def only_waits(self) -> bool:
-        """Whether all is sent but what the store would not take."""
+        """Return whether everything is sent except events that failed."""
         return bool(self.ack.postponed) and not self.has_more()
 
     def only_waits_for_parent(self) -> bool:
-        """Whether all is sent but the link to a run that the store has not got yet."""
+        """Return whether everything is sent except the link to a parent that is not in the store yet."""
         return self.only_waits() and all(event["kind"] == "parent" for event in self.ack.postponed)
 
     def note_outage(self, error: str) -> None:
-        """Writes down why nothing is sent, as others found out."""
+        """Store the reason of an outage that another run found."""
         if self.ack.error != error:
             self._progress.note(error=error)
 
     def sample(self, *, sends: bool = True) -> None:
-        """Measure the machine, if it is time to. sends: False in another thread than attempt()'s."""
+        """Measure the machine, if it is time to. sends: must be False in another thread than attempt()."""
         if (system_metrics := self._system_metrics) is not None:
             system_metrics.sample(sends=sends)
 
     def abandon(self) -> bool:
-        """Mark the run as KILLED if its process left no end. Returns False when the store did not take everything."""
+        """Mark a run without an end as KILLED. Returns False if the store did not take everything."""
         if self.ack.run_id is None or self.ack.ended or self.ack.died:
             return True
         try:
@@ -161,7 +159,7 @@ class Uploader:
         return not self._failed
 
     def leave(self) -> None:
-        """Another process goes on with the run: it isn't measured from here any more."""
+        """Stop measuring the machine, as another process continues the run."""
         self._stop_measuring()
 
     def _send(self, *, postponed: bool, most: int | None) -> Iterator[None]:
@@ -186,7 +184,7 @@ class Uploader:
         if postponed and (most is None or not files):
             files = [*files, *self._failed]
         for event in files:
-            if self._send_lone(client, event):  # not before: whatever comes in between, it waits until it is there
+            if self._send_lone(client, event):  # removed only after it is stored
                 self._remove(event)
             yield
 
@@ -219,24 +217,24 @@ class Uploader:
                 run = mlflow_store.check_run(client, self.ack.run_id)
                 self._known.run_ids[self.ack.uid] = self.ack.run_id
                 if store_check.has_lost_points(client, run, self.ack):
-                    self._send_again("the store has lost points of it")
+                    self._send_again("the store has lost points")
                 else:
                     self._restore(client, run)
             self._client = client
         return self._client
 
     def _send_again(self, reason: str) -> None:
-        log.warning("%s: %s: what is missing there is sent again", self._folder, reason)
+        log.warning("%s: %s: missing points are sent again", self._folder, reason)
         self._replay_end, self._stored, self._names = self.ack.offset, {}, None
         self._progress.begin_again(is_same_run=True)
         self._failed.clear()
 
     def _restore(self, client: MlflowClient, run: Run) -> None:
         if without := store_check.restore(client, run, self.ack, folder=self._folder):
-            self._progress.warn(f"the store has all points of {', '.join(without)}, and its lists can't show the last")
+            self._progress.warn(f"the store has all points of {', '.join(without)}, but its lists can't show the last")
 
     def _lost(self, client: MlflowClient, metrics: list[Any]) -> list[Any]:
-        """Those that the store does not have: it takes seconds for each 1,000 that it finds in a long history."""
+        """Return the points that the store does not have; sending known ones takes it seconds per 1,000."""
         if self._stored is None:
             return metrics
         for key in {metric.key for metric in metrics} - self._stored.keys():
@@ -246,7 +244,7 @@ class Uploader:
 
     def _run_id(self) -> str:
         if self.ack.run_id is None:
-            raise ValueError(f"{self._journal} does not begin with a start: there is no run to send it to")
+            raise ValueError(f"{self._journal} does not begin with the start of a run")
         return self.ack.run_id
 
     def _send_points(self, client: MlflowClient, records: list[Record]) -> None:
@@ -303,7 +301,7 @@ class Uploader:
                 client.log_batch(run_id, **{kind: list(some)})  # type: ignore[arg-type]
             except Exception as error:
                 if mlflow_store.is_refusal(error) and len(some) in (1, min(most, len(values))):
-                    mlflow_store.check_run(client, run_id)  # a deleted run refuses everything, and none of it is poison
+                    mlflow_store.check_run(client, run_id)  # a deleted run refuses every value
                 raise
 
         refused = []
@@ -331,11 +329,11 @@ class Uploader:
             mlflow_events.end(client, self._run_id(), event, had_died=self.ack.died)
             done = {"ended": True, "died": False}
         else:
-            self._progress.warn(f"the event {record.kind} is unknown to this version and was left out")
+            self._progress.warn(f"the event `{record.kind}` is unknown to this version and was left out")
         self._progress.note(offset=record.end, **done)
 
     def _start(self, client: MlflowClient, event: Mapping[str, Any]) -> None:
-        is_new = False  # what is known of such a run need not be asked for: four answers of 4 ms each from sqlite
+        is_new = False  # a new run needs no requests for its params and status
         if self.ack.run_id is None or self.ack.uid != event["uid"]:
             asked, parent = event["experiment"], self._parent_of(event)
             if asked not in self._known.experiments:
@@ -353,7 +351,7 @@ class Uploader:
                 raise
             self._known.run_ids[event["uid"]] = run_id
             self._progress.note(run_id=run_id, experiment_id=experiment_id, uid=event["uid"])
-        if self.ack.thinning:  # as after a kill: only the journal decides what is chosen
+        if self.ack.thinning:  # also after a kill: the choice depends only on the journal
             self._send_chosen(client, *thinning.close(self.ack.thinning, is_over=False), offset=self.ack.offset)
         self._progress.note(ended=False, died=False, thinning=thinning.begin(self.ack.thinning, event.get("points")))
         if not is_new:
@@ -362,7 +360,7 @@ class Uploader:
             self._send_named(client, "tags", {mlflow_store.UID_TAG: event["uid"], **(event.get("tags") or {})})
         self._send_named(client, "params", event.get("params") or {}, is_new=is_new)
         is_measured = self._machine is not None and event.get("system_metrics")
-        # not the event's own: of a run that goes on that is when it went on, and its samples would begin at 0 once more
+        # a resumed run continues the time axis of its first start
         began_ms = is_measured and not is_new and client.get_run(self._run_id()).info.start_time
         if self._system_metrics is not None:
             self._system_metrics.leave()
@@ -404,7 +402,7 @@ class Uploader:
         except mlflow_events.LeftOutError as error:
             self._progress.warn(f"{mlflow_events.title(event)} was left out: {error}")
         except Exception as error:
-            # raises when MLflow as a whole is away: then all that follows waits, too
+            # raises if the store does not answer at all: the following events then wait, too
             mlflow_store.check_run(client, run_id)
             if not mlflow_store.is_refusal(error):
                 self._progress.fail(error, what=f"{mlflow_events.title(event)} waits")
@@ -420,7 +418,7 @@ class Uploader:
 
 
 def _with_last(before: dict[str, list[int]], metrics: list[Any], refused: set[int]) -> dict[str, list[int]]:
-    """Count, for Ack.last_points. MLflow merges points of the same step, time and value."""
+    """Return Ack.last_points with these metrics. MLflow merges points with the same step, time and value."""
     found = {key: list(entry) for key, entry in before.items()}
     once = {(each.key, each.step, each.timestamp, repr(each.value)) for each in metrics if id(each) not in refused}
     for key, step, time_ms, _ in once:

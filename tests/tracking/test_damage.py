@@ -154,11 +154,11 @@ def test_what_is_missing_of_a_record_in_the_middle_is_told_in_bytes(folder, whol
     (folder / FILE).write_bytes(data[: lost.end - 1] + b"?" + data[lost.end :])
     assert find_damage(folder) == [
         f"the journal is damaged ({lost.end - lost.offset:,} bytes from byte {lost.offset:,} on): "
-        "what they held is lost, what follows them is not"
+        "these records are lost, those after them are not"
     ]
     (folder / FILE).write_bytes(data[:-1])
     assert find_damage(folder) == [
-        "the journal's last record was cut short, or is damaged: it is lost "
+        "the journal's last record is incomplete or damaged, and lost "
         f"({records[-1].end - records[-1].offset - 1:,} bytes from byte {records[-1].offset:,} on)"
     ]
 
@@ -266,7 +266,7 @@ def test_sync_and_resume_go_around_damage_in_the_middle_and_say_so(trained, uri,
     left = read_points(trained)
     assert len(all_points["train/loss"]) - len(left["train/loss"]) == len(lost.data.steps)
     assert cli.main(["sync", "outputs", f"tracking.uri={uri}"]) == 0
-    said = f"the journal is damaged ({lost.end - lost.offset:,} bytes from byte {lost.offset:,} on): what they held is lost"
+    said = f"the journal is damaged ({lost.end - lost.offset:,} bytes from byte {lost.offset:,} on): these records are lost"
     out, err = capfd.readouterr()
     assert said in out and "1 of 1 runs are complete" in out and "Traceback" not in out + err
     ack = read_ack(trained)
@@ -328,5 +328,5 @@ def test_sync_of_what_is_no_journal_is_no_traceback(data, own_folder, uri, capfd
     assert cli.main(["sync", f"tracking.uri={uri}"]) == 1
     out, err = capfd.readouterr()
     assert "0 of 1 runs are complete" in out and "Traceback" not in out + err
-    assert not data or ": the journal's last record was cut short" in out or "is no journal of a run" in out
+    assert not data or ": the journal's last record is incomplete" in out or "is not the journal of a run" in out
     assert survey(path).num_frames == 0

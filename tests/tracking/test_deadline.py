@@ -109,7 +109,7 @@ def test_no_more_is_read_than_an_answer_can_have(run):
 
     with OddServer(blanks) as server:
         ack = sync(run, server.uri, grace_seconds=0.0)
-        assert ack.error == f"{server.uri} gave an answer of more than 32 MiB: no MLflow server"
+        assert ack.error == f"{server.uri} sent an answer of more than 32 MiB: it is not an MLflow server"
     assert 32 <= sent < 64
 
 
@@ -161,5 +161,5 @@ def test_a_server_that_says_yes_to_everything_is_asked_a_few_times(run, body):
 
     with OddServer(agree) as server:
         ack = sync(run, server.uri, grace_seconds=0.5)
-        assert "names no id of the experiment digits: is it an MLflow server?" in ack.error
+        assert "without an id of the experiment digits: is it an MLflow server?" in ack.error
         assert ack.run_id is None and ack.points_pending == 10 and len(server.lines) < 10, server.lines

@@ -70,7 +70,7 @@ def test_it_tells_a_run_that_is_gone_from_one_that_was_deleted(client, uri):
         mlflow_store.RunDeletedError, match=f"mlflow runs restore --run-id {run_id}, then python -m runner sync"
     ):
         mlflow_store.check_run(client, run_id)
-    with pytest.raises(mlflow_store.RunGoneError, match="no run 0000 any more"):
+    with pytest.raises(mlflow_store.RunGoneError, match="no longer has the run 0000"):
         mlflow_store.check_run(client, "0000")
 
 
@@ -113,7 +113,7 @@ def test_only_what_is_wrong_with_the_value_itself_is_a_refusal(raised, refused):
         (error("INTERNAL_ERROR", text="Read timed out."), "http://u:***@h:1 does not answer in time"),
         (
             error("INTERNAL_ERROR", text="('Connection aborted.', RemoteDisconnected('Remote end closed'))"),
-            "http://u:***@h:1 broke off the connection",
+            "http://u:***@h:1 closed the connection",
         ),
         (error("UNAUTHENTICATED", rest=True), "refuses these credentials (MLFLOW_TRACKING_USERNAME"),
         (
@@ -182,7 +182,7 @@ def test_it_does_not_look_for_names_for_ever(client, uri, monkeypatch):
     monkeypatch.setattr(mlflow_store, "MOST_NAMES", 2)
     for _ in range(2):
         client.delete_experiment(mlflow_store.experiment_of(client, "digits", uri=uri)[0])
-    with pytest.raises(Exception, match="2 experiments named digits were deleted; to go on"):
+    with pytest.raises(Exception, match="2 experiments named digits were deleted; use"):
         mlflow_store.experiment_of(client, "digits", uri=uri)
     with pytest.raises(mlflow_store.ParentMissingError):
         mlflow_store.find_parent(client, "digits", uid="none")

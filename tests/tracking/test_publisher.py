@@ -95,7 +95,7 @@ def test_a_training_that_is_killed_leaves_its_points_and_a_word(folder, uri, cli
     wait_for(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
     ack = read_ack(folder)
     run = client.get_run(ack.run_id)
-    assert run.info.status == "KILLED" and run.data.tags["runner.end"] == "the process died without saying goodbye"
+    assert run.info.status == "KILLED" and run.data.tags["runner.end"] == "the process was killed"
     assert ack.state == "died" and ack.points_pending == 0 and ack.points_written >= 100
     assert len(write.history(client, ack.run_id, "loss")) == ack.points_written
     with Publisher.start(folder, uri) as publisher, Journal(folder) as journal:  # and it goes on
@@ -177,7 +177,7 @@ def test_a_process_that_can_not_be_started_fails_no_run(folder, uri, write, monk
         write.rows(journal, 1, 5)
         publisher.wake()
         ack = publisher.finish()
-    assert ack.error == "the publishing process could not be started" and ack.points_pending == 10
+    assert ack.error == "the uploader could not be started" and ack.points_pending == 10
 
 
 @beside

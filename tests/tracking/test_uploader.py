@@ -299,7 +299,7 @@ def test_a_run_without_an_end_is_marked_as_killed_until_its_end_comes(folder, jo
     os.utime(journal.path, (an_hour_ago, an_hour_ago))  # the end is what the journal says, whenever it is sent
     assert uploader.attempt() and uploader.abandon() and uploader.abandon()
     run = client.get_run(uploader.ack.run_id)
-    assert run.info.status == "KILLED" and run.data.tags["runner.end"] == "the process died without saying goodbye"
+    assert run.info.status == "KILLED" and run.data.tags["runner.end"] == "the process was killed"
     assert abs(run.info.end_time / 1000 - an_hour_ago) < 1 and uploader.ack.state == "died"
     write.end(journal)
     assert Uploader(folder, uri).attempt()
@@ -354,7 +354,7 @@ def test_files_and_folders_become_artifacts(folder, journal, write, upload, clie
         for found in client.list_artifacts(ack.run_id, at)
     }
     assert {"rerun.yaml", "plots/loss.png", "plots/inner/x.png", "configs/rerun.yaml"} <= paths
-    assert ack.is_complete and len(ack.warnings) == 1 and "missing.txt is not there" in ack.warnings[0]
+    assert ack.is_complete and len(ack.warnings) == 1 and "missing.txt does not exist" in ack.warnings[0]
     assert (store_uri.sqlite_path(uri).parent / "mlartifacts" / ack.run_id / "artifacts" / "rerun.yaml").is_file()
 
 
@@ -469,7 +469,7 @@ def test_a_param_that_a_run_goes_on_with_another_value_of_costs_no_refused_batch
     uploader = Uploader(folder, uri)
     assert uploader.attempt()
     assert len(sent) == 51 and client.get_run(uploader.ack.run_id).data.params["p7"] == "7"
-    assert uploader.ack.warnings == ("the param p7 was refused: it is 7 there, and MLflow changes no param",)
+    assert uploader.ack.warnings == ("the param p7 was refused: its value in MLflow is 7, and MLflow does not change params",)
 
 
 def test_an_artifact_that_fails_with_the_whole_of_mlflow_waits_in_its_place(
@@ -522,7 +522,7 @@ def test_an_event_of_a_later_version_is_left_out(journal, write, upload):
 def test_a_journal_without_a_start_says_so(folder, journal, write, uri):
     write.rows(journal, 1, 1)
     uploader = Uploader(folder, uri)
-    assert not uploader.attempt() and "does not begin with a start" in uploader.ack.error
+    assert not uploader.attempt() and "does not begin with the start of a run" in uploader.ack.error
 
 
 def test_an_ack_of_another_journal_is_not_believed(folder, journal, write, upload):
@@ -607,7 +607,7 @@ def test_a_child_that_comes_before_its_parent_is_linked_later(tmp_path, write, u
     child, parent = two_runs(tmp_path, write)
     before = sync(child, uri, grace_seconds=1000)  # it does not wait for what no waiting brings
     assert before.ended and before.points_written == 10 and not before.is_complete
-    assert before.error == "parent waits: the run that it belongs to has not arrived in digits"
+    assert before.error == "parent waits: the parent run is not in digits yet"
     parent_id, after = sync(parent, uri).run_id, sync(child, uri)
     assert after.is_complete and after.error is None
     assert client.get_run(after.run_id).data.tags["mlflow.parentRunId"] == parent_id
