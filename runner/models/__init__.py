@@ -1,4 +1,4 @@
-"""Plain torch modules, built from their sizes. A user's own class, named by `_target_`, is used in the same way."""
+"""Plain torch modules, built from their sizes. Custom classes, named by `_target_`, are used in the same way."""
 
 from __future__ import annotations
 

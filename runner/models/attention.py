@@ -19,11 +19,10 @@ ROTARY_BASE = 10_000.0
 
 
 class Stack(nn.Module):
-    """`depth` blocks between positions and a LayerNorm: what the encoder and the decoder share.
+    """`depth` blocks between position embeddings and a LayerNorm, for encoders and decoders.
 
-    Weights: normal with a spread of 0.02, those that write into the residual stream smaller by sqrt(2 depth), so that
-    it does not grow with the depth; zero biases. Positions: learned ones are added, rotary ones (Su et al. 2021) turn
-    queries and keys.
+    Weights: normal with standard deviation 0.02, divided by sqrt(2 depth) if they write to the residual stream (Radford et
+    al. 2019); zero biases. Learned positions are added; rotary ones (Su et al. 2021) rotate queries and keys.
     """
 
     def __init__(
@@ -95,10 +94,10 @@ def attend(
     dropout: float = 0.0,
     is_causal: bool = False,
 ) -> Tensor:
-    """torch's attention of (B, H, T, D), with what MPS gets wrong in silence given to it in another form.
+    """Return torch's attention of (B, H, T, D), avoiding silent errors on MPS.
 
-    There, with half types, is_causal lets three of four rows see later positions (pytorch#195910); views of a permute give
-    wrong values (#163597, #181133), and so do masks that are partly broadcast (#184180).
+    There, is_causal in half precision lets three of four rows see later positions (pytorch#195910), and views of a permute
+    (#163597, #181133) and partly broadcast masks (#184180) give wrong values.
     """
     if _has_problems(query):
         query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
@@ -120,7 +119,7 @@ def attend_by_steps(
     drop: Callable[[Tensor], Tensor],
     scale: float | None = None,
 ) -> Tensor:
-    """Attention by products and a softmax. drop: what is done to the weights, (..., L, S)."""
+    """Return attention computed by products and a softmax. drop: applied to the weights, (..., L, S)."""
     root = (query.size(-1) ** -0.5 if scale is None else scale) ** 0.5  # on both sides, as torch has it
     scores = (query * root) @ (key * root).transpose(-2, -1)
     if is_causal:
@@ -141,7 +140,7 @@ def _has_problems(tensor: Tensor) -> bool:
 
 
 class Rotary(nn.Module):
-    """Turns pairs of a head's numbers by an angle that grows with the position, so that a product tells of the distance."""
+    """Rotary positions: rotate pairs of a head's values by an angle proportional to the position (Su et al. 2021)."""
 
     cosine: Tensor
     sine: Tensor
@@ -172,7 +171,7 @@ def linear(inputs: int, outputs: int, *, spread: float) -> nn.Linear:
 
 
 def check_sizes(*, width: Any, depth: Any, num_heads: Any, positions: Any) -> None:
-    """Raises: RunnerError with each that is none."""
+    """Raises: RunnerError for each size that is not a positive integer."""
     sizes = {"width": width, "depth": depth, "num_heads": num_heads}
     problems = [
         Problem.suggest(

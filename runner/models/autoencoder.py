@@ -70,7 +70,7 @@ class Autoencoder(nn.Module):
 
 
 class Resize(nn.Module):
-    """To a size, the nearest pixel's value."""
+    """Resize to a size, by nearest neighbor."""
 
     def __init__(self, size: Sequence[int]) -> None:
         super().__init__()
@@ -108,7 +108,9 @@ def _convolutional(
     flat = math.prod(size)
     encoder += [nn.Flatten(), nn.Linear(flat, bottleneck)]
     decoder: list[nn.Module] = [nn.Linear(bottleneck, flat), nn.Unflatten(1, tuple(size))]
-    for before in reversed(sizes):  # a resize and a convolution: a transposed one leaves a chequered pattern
+    for before in reversed(
+        sizes
+    ):  # a resize and a convolution, as transposed convolutions leave a checkerboard pattern
         decoder += [make(), Resize(before[1:]), convolution(size[0], before[0], 3, padding=1)]
         size = before
     return encoder, decoder

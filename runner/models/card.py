@@ -1,4 +1,4 @@
-"""Writes and reads model.json: what a run's model is and what it takes, for all that comes after training."""
+"""Write and read model.json: how to build a run's model, and what its inputs are, for use after training."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ NAME = "model.json"
 
 @dataclass(frozen=True)
 class Card:
-    """Plain values: it goes to other machines. Nodes are what `build()` takes."""
+    """Plain values, as it is used on other machines. Nodes are for `build()`."""
 
-    model: dict[str, Any]  # the node of the whole model, with what stands around it
+    model: dict[str, Any]  # the node of the complete model, with its preprocessing
     task: dict[str, Any]
-    reader: dict[str, Any] | None  # what reads inputs of this kind from a file; None: arrays as they are
+    reader: dict[str, Any] | None  # the node of the reader of input files; None: arrays as they are
     classes: tuple[str, ...]
-    targets: tuple[str, ...]  # the names of what a regression says; () where nobody named them
+    targets: tuple[str, ...]  # names of a regression's targets; () if unknown
     data: str  # the data set's name
     facts: dict[str, Any] = field(default_factory=dict)
 
@@ -31,7 +31,7 @@ def write_card(folder: Path, card: Card) -> None:
 
 
 def read_card(folder: Path) -> Card:
-    """Raises: RunnerError where there is none, or one that no run has written."""
+    """Read the card of a run. Raises: RunnerError if it is missing or invalid."""
     file = folder / NAME
     try:
         found = run_files.read_json(file)
@@ -39,7 +39,7 @@ def read_card(folder: Path) -> Card:
     except FileNotFoundError:
         problem = "the run did not get as far as its model, or an earlier version wrote it"
         raise RunnerError.of(
-            str(file), f"there is no such file: {problem}", "use a run that has trained", code="missing-file"
+            str(file), f"the file does not exist: {problem}", "use a run that has trained", code="missing-file"
         ) from None
     except (OSError, ValueError, TypeError, KeyError) as error:
         problem = f"the file can't be read: {type(error).__name__}: {error}"

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from runner.config.checks import probability, widths
 from runner.errors import RunnerError
 
-#: of what has so many dimensions beside its channels: convolution, normalisation, pooling
+#: by the number of spatial dimensions: convolution, normalization, pooling
 LAYERS: dict[int, tuple[Any, Any, Any]] = {
     1: (nn.Conv1d, nn.BatchNorm1d, nn.MaxPool1d),
     2: (nn.Conv2d, nn.BatchNorm2d, nn.MaxPool2d),
@@ -18,11 +18,13 @@ LAYERS: dict[int, tuple[Any, Any, Any]] = {
 
 
 class CNN(nn.Module):
-    """Blocks of two convolutions with BatchNorm and ReLU, each halving the image, then the mean over what is left.
+    """Blocks of two convolutions with BatchNorm and ReLU, each halving the image, then the mean over positions.
 
-    Kaiming-normal weights (He et al. 2015); LeCun-normal ones and zero biases at the output. input_shape: (C, H, W),
-    whose sides need 2 pixels for each time they are halved: 2 ** len(channels); or (C, L), a signal, whose length does.
-    kernel_size: odd, so that a convolution keeps the size.
+    Kaiming-normal weights (He et al. 2015); LeCun-normal ones and zero biases at the output.
+
+    Args:
+        input_shape: (C, H, W), or (C, L) for signals; sides of at least 2 ** len(channels).
+        kernel_size: Odd, so that a convolution keeps the size.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""Builds models of timm by name, and of transformers by configuration, that give logits for tensors.
+"""Build models of timm by name, and of transformers by configuration, that return logits.
 
-Nothing here runs code of a hub's: weights are safetensors, and a model is of a class that is installed. What was fetched
-by name is not fetched again: a built model tells in `made_anywhere` the node that makes it without weights.
+No code of a hub runs: weights are safetensors, and models are of installed classes. A built model has the node that
+builds it without a download in `made_anywhere`.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from runner.errors import Problem, RunnerError, first_line, nearest, refuse
 
 log = logging.getLogger("runner")
 
-#: by head: the class of transformers, and the argument that takes the inputs
+#: by head: the class of transformers, and the argument for the inputs
 HEADS = {
     "sequence_classification": ("AutoModelForSequenceClassification", "input_ids"),
     "causal_lm": ("AutoModelForCausalLM", "input_ids"),
     "image_classification": ("AutoModelForImageClassification", "pixel_values"),
 }
-#: how alike two keys are of which one is taken for the other misspelt
-MISSPELT = 0.9
-#: kinds whose positions are numbered from the padding token on
+#: similarity from which a key is taken for a typing error of another one
+TYPO_SIMILARITY = 0.9
+#: model types whose position numbers start after the padding token
 NUMBERED_FROM_PADDING = (
     "camembert",
     "data2vec-text",
@@ -43,13 +43,13 @@ NUMBERED_FROM_PADDING = (
     "xlm-roberta-xl",
     "xmod",
 )
-#: kinds that look back alone, and say so nowhere
+#: causal model types without an attribute that says so
 DECODERS = ("openai-gpt",)
-#: kinds that answer at a row's last place: what fills a text up stands before it, as their own tokenizers have it
+#: model types that classify at a row's last position, and are padded at the start
 FILLED_BEFORE = ("xlnet",)
-#: kinds that mix what fills a text up into it, whatever mask they get: they take means of stretches, convolve or hash
+#: model types whose outputs depend on padding despite a mask: they average over stretches, convolve or hash
 MIXES_PADDING = ("canine", "convbert", "fnet", "mobilebert", "nystromformer", "yoso")
-#: arguments of timm.create_model that name files and addresses
+#: arguments of timm.create_model for files and URLs, and those set by the data
 NO_SETTINGS = ("checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir", "num_classes", "in_chans")
 
 
@@ -61,18 +61,21 @@ def timm_model(
     pretrained: bool = False,
     settings: Mapping[str, Any] | None = None,
 ) -> nn.Module:
-    """An image model of timm's, by its name there, for (B, C, H, W), with an output layer for out_features.
+    """Build timm's image model of this name for (B, C, H, W), with an output layer for out_features.
 
-    pretrained: with timm's weights for it, from Hugging Face's hub or its cache on this machine. settings: what else
-    timm.create_model takes, e.g. {img_size: 32, drop_rate: 0.1}.
-    Raises: RunnerError where timm is not installed, has no such model, or can't reach the weights.
+    Args:
+        pretrained: Whether to load timm's weights, from the Hugging Face Hub or its cache.
+        settings: Further arguments of timm.create_model, e.g., {img_size: 32, drop_rate: 0.1}.
+
+    Raises:
+        RunnerError: If timm is not installed, does not have the model, or can't load the weights.
     """
     timm = _library("timm", asked=f"model.name={name}")
     if len(input_shape) != 3:
         problem = "timm's models need images of shape (channels, height, width)"
         fix = "use `model=cnn`, which also takes signals, or `model=mlp`, which takes any shape"
         raise RunnerError.of(f"model=timm on inputs of shape {tuple(input_shape)}", problem, fix)
-    if not timm.is_model(name):  # also what names an address: hf-hub:..., local-dir:...
+    if not timm.is_model(name):  # refuses URLs, too: hf-hub:..., local-dir:...
         known = timm.list_models()
         ways = [f"model.name={hit}" for hit in nearest(str(name), known)]
         otherwise = f"use one of the {len(known)} names of `timm.list_models()`"
@@ -105,13 +108,18 @@ def transformers_model(
     vocab_size: int | None = None,
     padding_token: int | None = None,
 ) -> nn.Module:
-    """A model of transformers: tokens (B, T) or images (B, C, H, W) -> logits (B, out_features), or (B, T, V) of a causal_lm.
+    """Build a model of transformers: tokens (B, T) or images (B, C, H, W) to logits (B, out_features), or (B, T, V) of a causal_lm.
 
-    config: model_type and what else its configuration takes, the model then starts untrained; or, beside `pretrained`,
-    what differs from there. pretrained: a local folder of save_pretrained(), or a name on the hub. head: auto is
-    image_classification for images, causal_lm where the outputs are the vocabulary, else sequence_classification, in which
-    padding_token is not looked at, and a decoder answers at the last token before it (None: texts of one length).
-    Raises: RunnerError where it is not installed, knows no such model, or can't reach it.
+    Args:
+        config: `model_type` and further configuration of an untrained model, or changes of the one of `pretrained`.
+        pretrained: A directory made by save_pretrained(), or a name on the Hub.
+        head: `auto` is image_classification for images, causal_lm if the outputs are the vocabulary, else
+            sequence_classification.
+        padding_token: Ignored in sequence_classification; a decoder classifies at the last token before it (None: texts of
+            one length).
+
+    Raises:
+        RunnerError: If transformers is not installed, or does not have or can't load the model.
     """
     asked = f"model.pretrained={pretrained}" if pretrained else f"model.config={dict(config or {})}"
     library = _library("transformers", asked=asked)
@@ -152,8 +160,8 @@ def transformers_model(
                 config=settings,
                 use_safetensors=True,
                 trust_remote_code=False,
-                ignore_mismatched_sizes=True,  # the output layer is for other classes than ours
-                dtype=torch.float32,  # train.precision says in what it computes
+                ignore_mismatched_sizes=True,  # the output layer has other classes
+                dtype=torch.float32,  # train.precision decides the type of computations
             )
         else:
             model = auto.from_config(settings, trust_remote_code=False)
@@ -166,13 +174,13 @@ def transformers_model(
     sizes = {"input_shape": list(input_shape), "out_features": out_features, "head": head, "vocab_size": vocab_size}
     sizes["padding_token"] = padding_token
     made.made_anywhere = {"_target_": "runner.models.transformers_model", **sizes, "config": plain}
-    # a decoder answers at the last token that is another one
+    # a decoder classifies at the last other token
     if made.padding_token is not None and _is_decoder(made.model):
         model.config.pad_token_id = model.config.get_text_config().pad_token_id = padding_token
     if made.padding_token is not None and settings.model_type in MIXES_PADDING:
         log.warning(
-            "a model of kind %s mixes what fills a text up into its answer, which depends on how far it is filled up: predict with the "
-            "data.context_length of the training, or write a kind that looks past it (model.config.model_type=bert)",
+            "the outputs of a model of type %s depend on the padding of a text: predict with the data.context_length of the training, "
+            "or use a model type that ignores padding (model.config.model_type=bert)",
             settings.model_type,
         )
     if padding_token is None and head == "sequence_classification":
@@ -181,8 +189,10 @@ def transformers_model(
 
 
 class Logits(nn.Module):
-    """A model of transformers that takes its inputs as the one argument and gives the logits alone. padding_token: is not
-    looked at; None: nothing fills the inputs up."""
+    """A model of transformers that takes its inputs as the only argument and returns only the logits.
+
+    padding_token: Ignored in the inputs; None: there is no padding.
+    """
 
     made_anywhere: dict[str, Any]
 
@@ -194,7 +204,7 @@ class Logits(nn.Module):
         theirs = vars(sys.modules[type(model).__module__])
         self._has_no_mask = "create_causal_mask" in theirs and (
             "create_bidirectional_mask" not in theirs or _is_decoder(model)
-        )  # what stands behind a text is not looked at from within
+        )  # a causal mask hides the padding after a text
         self._takes_whole_masks = "create_bidirectional_mask" in theirs and not _needs_its_own_masks(
             model.config, theirs
         )
@@ -212,11 +222,11 @@ class Logits(nn.Module):
         if self.padding_token is None or self._has_no_mask:
             return {}
         is_there = inputs != self.padding_token  # (B, T)
-        one = torch.ones_like(is_there[:, :1])  # of nothing but padding: no NaN
+        one = torch.ones_like(is_there[:, :1])  # avoids NaN for a row of only padding
         is_there = torch.cat([is_there[:, :-1], one] if self._is_filled_before else [one, is_there[:, 1:]], 1)
         if not self._takes_whole_masks:
             return {"attention_mask": is_there.long()}
-        # of rows it would ask the device whether any is padded, in each step (transformers 5.23, masking_utils.py)
+        # for a mask (B, T) it would wait for the device in each step (transformers 5.23, masking_utils.py)
         return {"attention_mask": is_there[:, None, None].expand(-1, 1, inputs.shape[1], -1)}
 
 
@@ -226,12 +236,12 @@ def _moved_to_the_end(texts: Tensor, is_there: Tensor) -> Tensor:  # (B, T) each
 
 
 def _take_each_token(model: nn.Module, *, is_new: bool) -> None:
-    if _is_decoder(model):  # answers at the last token that is none; encoders may fill rows up themselves
+    if _is_decoder(model):  # classifies at the last token that is not padding; encoders may pad rows themselves
         config: Any = model.config
         config.get_text_config().pad_token_id = -1
     for module in model.modules() if is_new else ():
         if isinstance(module, nn.Embedding):
-            module.padding_idx = None  # else its row is never learned
+            module.padding_idx = None  # else its row is never trained
 
 
 def _is_decoder(model: nn.Module) -> bool:
@@ -243,8 +253,7 @@ def _is_decoder(model: nn.Module) -> bool:
 
 
 def _needs_its_own_masks(config: Any, theirs: Mapping[str, Any]) -> bool:
-    """Whether a model makes more of a mask (B, T) than one for all layers: eager attention adds to the scores, others
-    look a few tokens far, and some take means over what is there (compared with 5.23 for all kinds that classify)."""
+    """Return whether a model needs a mask (B, T): for eager attention, sliding windows, or means over the tokens (5.23)."""
     return (
         config._attn_implementation != "sdpa"
         or "create_bidirectional_sliding_window_mask" in theirs
@@ -272,7 +281,7 @@ def _settings(
         if not pretrained:
             config.setdefault("image_size", max(shape[1:]))
     if head != "image_classification":
-        config["use_cache"] = False  # of what was computed for earlier tokens: for generation, a waste here
+        config["use_cache"] = False  # only useful for generation
     if pretrained:
         try:
             found = library.AutoConfig.from_pretrained(pretrained, trust_remote_code=False, **config)
@@ -284,11 +293,11 @@ def _settings(
 
 
 def _check_keys(settings: Any, asked: Mapping[str, Any]) -> None:
-    """Raises: RunnerError for misspelt keys, which the library keeps and looks at nowhere.
+    """Raises: RunnerError for misspelled keys, which the library would store and ignore.
 
-    Those that look like none of its own may be among what some kinds make settings of without naming it.
+    Unknown keys that resemble no known one are accepted, as some model types read keys that their class does not name.
     """
-    if "architectures" in asked:  # of a model that was made: whole, and as the library wrote it
+    if "architectures" in asked:  # a complete configuration that the library wrote
         return
     kind = type(settings)
     makers = [vars(each)["__init__"] for each in kind.__mro__ if "__init__" in vars(each)]
@@ -296,7 +305,7 @@ def _check_keys(settings: Any, asked: Mapping[str, Any]) -> None:
     known |= {name for name in dir(kind) if not name.startswith("_")} | set(kind.attribute_map)
     problems = []
     for key in (key for key in asked if key in set(vars(settings)) - known):
-        if hits := nearest(key, known, cutoff=MISSPELT):
+        if hits := nearest(key, known, cutoff=TYPO_SIMILARITY):
             problem = f"the configuration of `{settings.model_type}` has no key `{key}`"
             fix = f"set {' or '.join(f'`model.config.{hit}`' for hit in hits)}"
             problems.append(Problem(f"model.config.{key}={asked[key]}", problem, fix))

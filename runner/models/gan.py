@@ -1,4 +1,4 @@
-"""Two networks that learn against each other: a generator of rows, and a critic that tells them from real ones."""
+"""A generative adversarial network: a generator of rows, and a critic that distinguishes them from real ones."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from runner.models.mlp import MLP
 
 
 class GAN(nn.Module):
-    """Goodfellow et al. 2014, with a multi-layer perceptron for each. Called with rows, it is the critic.
+    """Two multi-layer perceptrons (Goodfellow et al. 2014). Called with rows, it is the critic.
 
-    `generator` and `critic` are the names that optimizer.turns divides the parameters by.
+    `generator` and `critic` are the keys of optimizer.turns.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class GAN(nn.Module):
         self.critic = MLP(in_features, 1, hidden_sizes, activation=activation)
 
     def generate(self, real: Tensor, *, draw: torch.Generator | None = None) -> Tensor:  # (B, ...) -> (B, ...)
-        """As many rows as there are real ones, in their shape. draw: where they come from (None: the run's generator)."""
+        """Return as many rows as real ones, in their shape. draw: the random generator (None: the default one)."""
         latents = torch.randn(len(real), self.latent_size, device=real.device, generator=draw)
         rows: Tensor = self.generator(latents)
         return rows.view(real.shape)

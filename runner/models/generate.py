@@ -1,4 +1,4 @@
-"""Generates text with a model of the next token: continues the beginning of a text, token by token."""
+"""Generate text with a language model, token by token."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from runner.errors import Problem, RunnerError, refuse
 
 
 class Text(Protocol):
-    """What tokens mean: the reader of data=text."""
+    """Converts between text and tokens: the reader of data=text."""
 
     def encode(self, text: str) -> list[int]: ...
 
@@ -30,13 +30,18 @@ def generate(
     generator: torch.Generator | None = None,
     context_length: int | None = None,
 ) -> Tensor:
-    """(B, P + num_tokens): the prompt and what the model makes of it. Nothing here waits for the device.
+    """Return (B, P + num_tokens): the prompt and its continuation. Does not wait for the device.
 
-    temperature: of the logits; 0 takes the likeliest token. top_k: only so many of the likeliest. generator: of the
-    host's, one number a token, drawn and moved at once: the same text on each device, up to rounding. context_length:
-    the last tokens that the model is shown (None: the model's own attribute, else all). Costs a forward pass over
-    them for each token; the model is in evaluation mode meanwhile.
-    Raises: RunnerError for settings that are none.
+    Costs a forward pass in eval mode per token.
+
+    Args:
+        temperature: Of the logits; 0 takes the most likely token.
+        top_k: Sample only from the most likely tokens.
+        generator: On the CPU; its numbers are drawn at once, so the text is the same on each device, up to rounding.
+        context_length: The number of last tokens in the model's input (None: the model's attribute, else all).
+
+    Raises:
+        RunnerError: For invalid settings.
     """
     _check(prompt, temperature, top_k)
     most = context_length or _context_length(model)
@@ -66,10 +71,7 @@ def sample(
     top_k: int | None = None,
     seed: int = 0,
 ) -> str:
-    """A text that begins with the prompt, to look at. Waits for the device once, at the end.
-
-    Where the vocabulary has no such prompt it begins with token 0.
-    """
+    """Return a sample text that begins with the prompt, or with token 0 if the vocabulary lacks it. Waits for the device once."""
     try:
         beginning = reader.encode(prompt) or [0]
     except RunnerError:
@@ -90,7 +92,7 @@ def _drawn(logits: Tensor, draw: Tensor, top_k: int | None) -> Tensor:
         least = logits.topk(top_k).values[:, -1:]
         logits = logits.masked_fill(logits < least, -torch.inf)
     passed = logits.softmax(-1).cumsum(-1)
-    # the last value is the sum, 1 but for rounding; a little below it, so that a token of no probability is never met
+    # below the last value, the rounded sum, so that a token without probability is never drawn
     height = draw * passed[:, -1:] * (1 - 2**-20)
     return torch.searchsorted(passed, height, right=True)[:, 0]
 

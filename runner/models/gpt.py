@@ -1,4 +1,4 @@
-"""A decoder in the manner of GPT-2: logits of each next token, (B, T, V), from the tokens before it, (B, T) int64."""
+"""A decoder like GPT-2: logits of each next token, (B, T, V), from the tokens before it, (B, T) int64."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from torch.nn import functional as F
 from runner.errors import RunnerError
 from runner.models.attention import SPREAD, Stack, linear
 
-#: the spread of a logit at the start is at most this: it is a row of the embedding times a vector of length sqrt(width).
-#: With tied weights the token itself gets more, and at 0.2 the loss begins up to 0.07 above the logarithm (2026-11)
+#: maximum standard deviation of initial logits: a row of the embedding times a vector of length sqrt(width).
+#: With tied weights the input token gets more, so a larger value starts with a higher loss
 MOST_LOGIT = 0.1
 
 
 class GPT(nn.Module):
-    """A decoder in the manner of GPT-2: pre-norm, causal attention, GELU, the output's weights those of the embedding.
+    """A decoder like GPT-2: pre-norm, causal attention, GELU, and an output layer with the embedding's weights.
 
-    Its loss begins at ln(vocab_size), to 0.05. width: of the vectors; a block has 12 width**2 weights. The parameters
-    that are no matrices (biases, norms) are decayed as the optimizer says, with all others.
+    The initial loss is ln(vocab_size), within 0.05. A block has 12 width**2 weights. Weight decay applies to all
+    parameters, including biases and norms.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Normalises images of bytes, 0..255 as files have them, to floats, so that a model takes images as they are."""
+"""Normalize images of bytes, 0 to 255, to floats, as a part of the model."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-#: of a channel that is the same everywhere: it stays, and only its mean is taken off
+#: standard deviation for a constant channel
 LEAST_STD = 1e-6
 
 
 class ImageInputs(nn.Module):
-    """(images / 255 - mean) / std for whole numbers, (images - mean) / std for floats, which are in 0..1 already.
+    """Return (images / 255 - mean) / std for integers, (images - mean) / std for floats, which are between 0 and 1.
 
-    mean, std: per channel, of the training images in 0..1. They are kept with the weights and are not learned.
+    mean, std: Per channel, of the training images between 0 and 1. They are saved with the weights and not trained.
     """
 
     mean: Tensor

@@ -21,10 +21,10 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 
 class MLP(nn.Module):
-    """Linear layers with an activation, and dropout where asked, between them. No hidden sizes: a linear map.
+    """Linear layers with an activation and optional dropout between them. No hidden sizes: a linear map.
 
     Kaiming-normal weights in the hidden layers (He et al. 2015; gain 5/3 for tanh, else that of relu), LeCun-normal
-    ones at the output, so that all signals start with a spread of about 1; zero biases.
+    ones at the output, so that all activations start with a standard deviation of about 1; zero biases.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class MLP(nn.Module):
 
 
 def activation_class(name: str) -> type[nn.Module]:
-    """The module class of an activation's name. Raises: RunnerError with the nearest one."""
+    """Return the module class of an activation. Raises: RunnerError with the nearest name."""
     return ACTIVATIONS[choice(name, ACTIVATIONS, key="model.activation")]
 
 

@@ -17,15 +17,16 @@ POOLINGS = ("last", "mean", "each")
 
 
 class Recurrent(nn.Module):
-    """A GRU or LSTM over a sequence, and a linear map of what it remembers.
+    """A GRU or LSTM over a sequence, and a linear map of its state.
 
-    A signal, (C, L), is a sequence of L steps of C numbers; tokens, (T,), go through an embedding of hidden_size where
-    vocab_size is set. pooling: `last`, the state at the end (of each direction its own end); `mean`, the mean over all
-    steps; `each`, outputs of every step, (B, L, out_features), as a language model gives them. padding_token: what fills
-    texts up at their end: `last` and `mean` are of the steps before it, and there the direction from the end begins; None
-    for texts of one length.
-    Orthogonal recurrent weights, LeCun-normal others, zero biases but for the LSTM's forget gate: 1, so that it starts by
-    remembering (Jozefowicz et al. 2015).
+    A signal, (C, L), is a sequence of L steps of C numbers; tokens, (T,), go through an embedding of hidden_size if
+    vocab_size is set. Orthogonal recurrent weights, LeCun-normal others, zero biases except the LSTM's forget gate: 1
+    (Jozefowicz et al. 2015).
+
+    Args:
+        pooling: `last`, the final state of each direction; `mean`, the mean over all steps; `each`, the outputs of every
+            step, (B, L, out_features), for language models.
+        padding_token: Steps with this token at the end of a text are ignored; None for texts of one length.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Recurrent(nn.Module):
                 num_layers,
                 batch_first=True,
                 bidirectional=bidirectional,
-                dropout=dropout if num_layers > 1 else 0.0,  # torch's is between layers; ours is before the output, too
+                dropout=dropout if num_layers > 1 else 0.0,  # between layers; another one is before the output
             )
         for layers in self.layers.modules():
             if isinstance(layers, nn.GRU | nn.LSTM):
@@ -114,7 +115,7 @@ class Recurrent(nn.Module):
         return torch.cat([forward, states[:, 0, size:]], 1)
 
     def _has_problems(self, steps: Tensor) -> bool:
-        """MPS' LSTM forgets its own dropout on the way back, and all gradients are wrong (pytorch#190056)."""
+        """Return whether MPS' LSTM ignores its dropout in the backward pass (pytorch#190056)."""
         is_deep = isinstance(self.layers, nn.LSTM) and self.layers.num_layers > 1 and self.layers.dropout > 0
         return is_deep and self.training and steps.device.type == "mps"
 
@@ -137,9 +138,9 @@ class Recurrent(nn.Module):
 
 
 class _BothWays(nn.Module):
-    """Both directions of a GRU or LSTM over texts, each from its own end of a text and not from what fills it up.
+    """Both directions of a GRU or LSTM over padded texts; the backward one starts at the end of each text.
 
-    torch's own begins at the end of a row, and where it is told how long each text is, the host has to know it.
+    torch's bidirectional layer starts at the end of the row, or needs the lengths on the host.
     """
 
     def __init__(

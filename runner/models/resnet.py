@@ -25,13 +25,17 @@ SMALL_SIDE = 96
 
 
 class ResNet(nn.Module):
-    """Stages of residual blocks, each halving the image and doubling the channels, then the mean over what is left.
+    """Stages of residual blocks, each halving the image and doubling the channels, then the mean over positions.
 
-    depth: 18, 34 (basic blocks), 50, 101 or 152 (bottlenecks), four stages from width 64; or 6n + 2, as 20, 32, 44, 56 or
-    110, the networks for CIFAR: three stages of n basic blocks from width 16 (He et al. 2015). width: of the first stage;
-    None for the depth's own. stem: `imagenet`, a strided 7x7 convolution and pooling, quarters the sides; `cifar`, a 3x3
-    convolution, keeps them; `auto` takes `cifar` below 96 pixels. Kaiming-normal weights; the last BatchNorm of each
-    block starts at zero, so that a block starts as its shortcut (Goyal et al. 2017).
+    Kaiming-normal weights; the last BatchNorm of each block starts at zero, so that a block starts as its shortcut (Goyal et
+    al. 2017).
+
+    Args:
+        depth: 18, 34 (basic blocks), 50, 101 or 152 (bottlenecks): four stages from width 64; or 6n + 2, e.g., 20, 32, 44,
+            56 or 110, for CIFAR: three stages of n basic blocks from width 16 (He et al. 2015).
+        width: Of the first stage; None: by the depth.
+        stem: `imagenet`, a strided 7x7 convolution and pooling, divides the sides by four; `cifar`, a 3x3 convolution,
+            keeps them; `auto` is `cifar` below 96 pixels.
     """
 
     def __init__(
@@ -68,7 +72,7 @@ class ResNet(nn.Module):
 
 
 class Basic(nn.Module):
-    """Two 3x3 convolutions beside a shortcut."""
+    """Two 3x3 convolutions with a shortcut."""
 
     def __init__(self, inputs: int, outputs: int, *, stride: int) -> None:
         super().__init__()
@@ -83,7 +87,7 @@ class Basic(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """A 3x3 convolution between two 1x1 that narrow and widen, beside a shortcut; the stride is the 3x3's."""
+    """A 3x3 convolution, with the stride, between two 1x1 that reduce and expand the channels, with a shortcut."""
 
     def __init__(self, inputs: int, outputs: int, *, stride: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Scales a model's outputs, (B, T), from a spread of about 1 to the units of the targets."""
+"""Scale a model's outputs, (B, T), from a standard deviation of about 1 to the units of the targets."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from runner.errors import RunnerError, nearest
 
 
 class Scaled(nn.Module):
-    """outputs * spreads + means, each (T,): what the targets of the training split have. Raises: RunnerError for another T.
+    """Returns outputs * spreads + means, each (T,), of the targets in the training split. Raises: RunnerError for another T.
 
-    output: of a model that gives several, the place, key or attribute of the one that is scaled, as `task.output` has it.
+    output: The index, key or attribute of the scaled output if the model has several, as in `task.output`.
     """
 
     means: Tensor
@@ -31,7 +31,7 @@ class Scaled(nn.Module):
         if isinstance(outputs, Tensor):
             return self._scaled(outputs)
         parts = _tensors(outputs)
-        if not parts:  # the task tells what came back
+        if not parts:  # the task raises an error
             return outputs
         if self.output not in parts:
             names = list(map(str, parts))

@@ -1,4 +1,4 @@
-"""Prepares a table's rows for a model: raw floats to (B, features), scaled, filled where missing, one-hot."""
+"""Prepare a table's rows for a model: raw floats to (B, features), scaled, with missing values filled, one-hot."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from torch import Tensor, nn
 
 
 class TableColumns(nn.Module):
-    """Numbers first, (value - mean) / spread, a missing one (NaN) filled with `fills`; then a 0/1 column for each
-    category; then one for each float in `flagged` that is 1 where it is missing.
+    """Numbers first, (value - mean) / spread, with `fills` for missing ones (NaN); then a 0/1 column per category; then a
+    0/1 column per float in `flagged`, 1 if it is missing.
 
-    sizes: for each float of a row 0 for a number, else how many categories it counts; a category is its number, from 0.
-    means, spreads, fills: of the numbers alone, in their order. seen: which categories were met in training, as 0 and 1,
-    all columns' one after the other, and then the same of `flagged`; None for all of them. A category that was not met is
-    all zeros, as are an unknown (-1) and a missing one: a weight for it would never have been learned.
-    Nothing here depends on the values: it is compiled and exported as it is.
+    An unknown (-1), missing or unseen category is all zeros, as its weight would never be trained. The shapes don't depend
+    on values, so it can be compiled and exported.
+
+    Args:
+        sizes: For each float of a row, 0 for a number, else its number of categories; a category is its index, from 0.
+        means, spreads, fills: Of the numbers only, in order.
+        seen: Whether each category was in the training data, as 0 or 1, of all columns in order, then the same of
+            `flagged`; None: all were.
     """
 
     number_places: Tensor
@@ -45,7 +48,7 @@ class TableColumns(nn.Module):
         met = list(seen) if seen is not None else [1] * (len(codes) + len(flagged))
         assert len(numbers) == len(means) == len(spreads) == len(fills)
         assert len(met) == len(codes) + len(flagged)
-        # -2 is no category's number: what was not met equals nothing
+        # -2 equals no category
         codes = [code if is_met else -2.0 for code, is_met in zip(codes, met, strict=False)]
         self.register_buffer("number_places", torch.tensor(numbers, dtype=torch.int64))
         self.register_buffer("means", torch.tensor(means, dtype=torch.float32))

@@ -15,11 +15,12 @@ POOLINGS = ("mean", "cls")
 
 
 class Transformer(nn.Module):
-    """Every position looks at every other; their mean, or what a vector of its own has gathered (cls), is the answer.
+    """Attention between all positions, then a linear map of their mean or of a class token (cls).
 
-    input_shape: (C, L); or (T,) with vocab_size, for tokens. patch_size: of a signal, so many samples, a divisor of L, are one position;
-    attention's cost grows with the square of the positions. padding_token: positions of that token are not looked at
-    and not in the mean; None for texts of one length.
+    Args:
+        input_shape: (C, L); or (T,) with vocab_size, for tokens.
+        patch_size: Samples of a signal per position, a divisor of L; attention's cost grows with the square of the positions.
+        padding_token: Positions with this token are ignored; None for texts of one length.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class Transformer(nn.Module):
         return output
 
     def _mask(self, is_there: Tensor) -> Tensor:
-        """(B, 1, 1, positions). The first one is always looked at: a row of nothing but padding would give NaN."""
+        """Return (B, 1, 1, positions). The first position is never masked: a row of only padding would give NaN."""
         first = torch.ones_like(is_there[:, :1])
         rest = is_there if self.gathered is not None else is_there[:, 1:]
         return torch.cat([first, rest], 1)[:, None, None]

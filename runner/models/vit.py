@@ -11,16 +11,19 @@ from runner.config.checks import count, probability
 from runner.errors import RunnerError
 from runner.models.attention import attend
 
-#: the spread of position embeddings and of weights at the start (Touvron et al. 2021, as most do since)
+#: initial standard deviation of position embeddings and weights (Touvron et al. 2021)
 SPREAD = 0.02
 
 
 class ViT(nn.Module):
-    """Patches as tokens with learned positions, layers of attention and MLP behind a LayerNorm each, the mean of the tokens.
+    """Patches as tokens with learned positions, pre-norm layers of attention and MLP, then the mean of the tokens.
 
-    After Dosovitskiy et al. (2021) and Beyer et al. (2022), whose mean stands in place of a class token. input_shape:
-    (C, H, W), both sides multiples of patch_size. width: of a token, a multiple of num_heads. dropout: of what each
-    attention and MLP adds.
+    After Dosovitskiy et al. (2021), with the mean instead of a class token (Beyer et al. 2022).
+
+    Args:
+        input_shape: (C, H, W), both sides multiples of patch_size.
+        width: Of a token, a multiple of num_heads.
+        dropout: After each attention and MLP.
     """
 
     def __init__(
@@ -61,7 +64,7 @@ class ViT(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention over all tokens, then an MLP of each, both added to what goes in."""
+    """Attention over all tokens, then an MLP, both with a residual connection."""
 
     def __init__(self, width: int, num_heads: int, hidden: int, dropout: float) -> None:
         super().__init__()

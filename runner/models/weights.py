@@ -1,4 +1,4 @@
-"""Loads a file of weights into a model, and says in words what of them it took."""
+"""Load a file of weights into a model, and describe which of them were used."""
 
 from __future__ import annotations
 
@@ -12,21 +12,26 @@ from torch import Tensor, nn
 from runner.config.packages import not_installed
 from runner.errors import RunnerError, nearest
 
-#: what wrappers put before each name: torch.compile, DataParallel, and modules that hold the model
+#: prefixes of wrappers: torch.compile, DataParallel, and modules that contain the model
 PREFIXES = ("_orig_mod.", "module.", "model.")
-#: where a file that holds more than weights keeps them
+#: keys of the weights in a checkpoint
 INSIDE = ("model", "state_dict", "model_state_dict")
 BEST = "checkpoints/best.pt"
 MOST_NAMES = 8  # in a message
 
 
 def load_weights(model: nn.Module, path: str, *, strict: bool) -> str:
-    """Puts the weights of a file into the model, by name; says how many, and what stayed as it was.
+    """Load weights by name, and return a description of the loaded and unchanged ones.
 
-    path: FILE.safetensors, FILE.pt or .pth (a state_dict, or a checkpoint with one in it), or the folder of a run, whose
-    best weights are taken. Read with weights_only: no code in it can run. Names lose a wrapper's prefix where they fit the
-    model without it. strict=False takes what is there by the same name and of the same shape.
-    Raises: RunnerError for a file that is none, with strict for each name that is amiss, else where nothing fits at all.
+    Files are read with weights_only=True. A wrapper's prefix is removed from names that fit the model without it.
+
+    Args:
+        path: FILE.safetensors, FILE.pt or .pth (a state_dict, or a checkpoint with one), or a run directory, for its best
+            weights.
+        strict: False loads only weights with the same name and shape.
+
+    Raises:
+        RunnerError: For a missing or invalid file, each wrong name if strict, or no matching name at all.
     """
     own = model.state_dict()
     found = _unwrapped(read_weights(path), set(own))
@@ -51,7 +56,7 @@ def load_trained(model: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 
 def read_weights(path: str) -> dict[str, Tensor]:
-    """Tensors by name, on the host. Raises: RunnerError for a file that is not there or holds none."""
+    """Return tensors by name, on the host. Raises: RunnerError for a missing file, or one without tensors."""
     file = Path(path)
     is_there = exists(file)
     if is_there and file.is_dir():
@@ -89,7 +94,7 @@ def exists(path: Path) -> bool:
 
 def _from_safetensors(file: Path) -> Any:
     try:
-        from safetensors.torch import load_file  # an extra: who has no such file needs no such package
+        from safetensors.torch import load_file  # an optional dependency
     except ImportError:
         problem = "reading the file needs `safetensors`, which is not installed"
         raise not_installed(f"model.weights={file}", problem, "safetensors") from None
@@ -118,7 +123,7 @@ def _unwrapped(found: dict[str, Tensor], own: set[str]) -> dict[str, Tensor]:
             if len(own & set(shorter)) > len(own & set(found)) or (not own & set(found) and len(shorter) == len(found)):
                 found, better = shorter, True
                 break
-    longer = {f"model.{name}": value for name, value in found.items()}  # of what runner.models.external holds
+    longer = {f"model.{name}": value for name, value in found.items()}  # names in runner.models.external
     return longer if len(own & set(longer)) > len(own & set(found)) else found
 
 

@@ -1,4 +1,4 @@
-"""Gives lazy layers their shapes, and refuses a model with weights that torch can't see: a RunnerError names them."""
+"""Initialize lazy layers, and refuse a model with weights that torch does not register."""
 
 from __future__ import annotations
 
@@ -27,21 +27,25 @@ def check_module(model: object, *, asked: str) -> None:
 
 
 def has_lazy(model: nn.Module) -> bool:
-    """Whether torch leaves shapes of it to the first batch (nn.LazyLinear)."""
+    """Return whether the model has lazy layers (nn.LazyLinear)."""
     return any(is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers()))
 
 
 def know_shapes(model: nn.Module, call: Callable[[nn.Module, Any], Any], batch: Callable[[], Any]) -> None:
-    """Gives lazy layers the shapes that a batch asks for. Their weights are of the seed alone, drawn in the layers' order.
+    """Initialize lazy layers with a batch. Their weights depend only on the seed, and are drawn in the order of the layers.
 
-    call: what a step calls, e.g. a task. batch: makes one; it is moved to where the weights lie.
-    Raises: RunnerError where the forward pass fails.
+    Args:
+        call: What a step calls, e.g., a task.
+        batch: Makes a batch, which is moved to the device of the weights.
+
+    Raises:
+        RunnerError: If the forward pass fails.
     """
     lazy = [module for module in model.modules() if any(map(is_lazy, _own(module)))]
     device = next(iter(_own(lazy[0]))).device
     states, was_training = backends.generator_states(device), model.training
     if isinstance(call, nn.Module):
-        call.to(device)  # it has tensors of its own
+        call.to(device)  # it may have tensors
     try:
         with torch.no_grad():
             call(model.eval(), map_tensors(batch(), lambda tensor: tensor.to(device)))
@@ -56,7 +60,7 @@ def know_shapes(model: nn.Module, call: Callable[[nn.Module, Any], Any], batch: 
     finally:
         model.train(was_training)
         backends.set_generator_states(states, device)
-    for module in lazy:  # anew: what the forward pass drew may hang on the rows
+    for module in lazy:  # initialize again: the forward pass may have drawn numbers that depend on the rows
         if callable(reset := getattr(module, "reset_parameters", None)) and not any(map(is_lazy, _own(module))):
             reset()
     if left := [name for name, tensor in model.named_parameters() if is_lazy(tensor)]:
@@ -65,10 +69,10 @@ def know_shapes(model: nn.Module, call: Callable[[nn.Module, Any], Any], batch: 
 
 
 def check_trains(model: nn.Module, *, asked: str) -> None:
-    """Raises: RunnerError for weights that torch does not know of, e.g. layers in a plain list, and for a model without any.
+    """Raises: RunnerError for a model without weights, or with unregistered ones, e.g., layers in a plain list.
 
-    They would compute, and be neither trained nor saved nor moved. A list or dict with a module that the model has elsewhere
-    is one to choose from, as SimCLR's dict of two networks.
+    Unregistered weights would not be trained, saved or moved. A list or dict with a module that is also registered is a
+    choice between modules, as in SimCLR, and accepted.
     """
     known = {id(parameter) for parameter in model.parameters()}
     modules = {id(module) for module in model.modules()}
@@ -76,7 +80,7 @@ def check_trains(model: nn.Module, *, asked: str) -> None:
     names.model(model)
     problems: dict[str, Problem] = {}
     for tensor, name in names.all():
-        is_shape = tensor.is_meta  # of an ensemble by torch.func, say: nothing lies in it to be trained
+        is_shape = tensor.is_meta  # e.g., the base model of an ensemble by torch.func: nothing to train
         if tensor.requires_grad and tensor.is_leaf and id(tensor) not in known and not is_shape:
             holder, attribute, held = _holder(model, name.path)
             if any(id(part) in modules for part in _parts(held)):

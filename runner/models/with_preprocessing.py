@@ -1,4 +1,4 @@
-"""Joins a model and what its data needs around it in one module, so that all of it travels with the weights."""
+"""Join a model and the preprocessing of its data in one module, so that both are saved with the weights."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import nn
 
 
 class Prepared(nn.Module):
-    """outputs = after(model(before(inputs))): columns are normalised before the model, answers scaled back behind it."""
+    """Returns after(model(before(inputs))): normalized inputs, and outputs in the units of the targets."""
 
     def __init__(self, model: nn.Module, *, before: nn.Module | None = None, after: nn.Module | None = None) -> None:
         super().__init__()
