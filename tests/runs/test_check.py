@@ -217,13 +217,13 @@ def test_the_traceback_of_what_fails_before_the_first_step_is_kept(here, capsys)
 def test_a_store_that_is_not_there_is_told_and_no_problem(here, capsys, uri):
     assert cli.main([*NET, f"tracking.uri={uri}"]) == 0
     line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("check:  store"))
-    assert line.endswith("the run goes on without, and sync sends it later")
+    assert line.endswith("a run continues without it, and `sync` sends the points later")
 
 
 @pytest.mark.parametrize("uri", ["http://127.0.0.1:50OO", "http://[::1"])
 def test_a_store_of_no_address_is_told(uri):
     said = _reached(uri)
-    assert said.startswith("that is no address (") and said.endswith("the run goes on without, and sync sends it later")
+    assert said.startswith("not an address (") and said.endswith("a run continues without it, and `sync` sends the points later")
 
 
 @pytest.mark.slow

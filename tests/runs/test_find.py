@@ -79,7 +79,7 @@ def test_what_was_moved_with_its_run_is_found_above_it(own_folder, monkeypatch):
     mistakes = [
         Problem(f"data.path={name}", "so", "write") for name in ("rows.csv", "nowhere.csv", "../project/rows.csv")
     ]
-    told = find.retold(RunnerError(*mistakes), Path("link"), "evaluate", ["device=cpu"]).problems
+    told = find.from_home(RunnerError(*mistakes), Path("link"), "evaluate", ["device=cpu"]).problems
     project = own_folder / "project"
     assert told[0].help == f"run `cd {project} && python -m runner evaluate 'runs/a b' device=cpu`"
     assert told[1:] == tuple(mistakes[1:])

@@ -67,7 +67,7 @@ def test_a_store_that_is_named_beside_a_folder_is_said_not_to_be_asked(run):
         (["outputs/digits/run", "--output"], "`--output` needs a value"),
         (["outputs/digits/run", "--output", "/proc/x.csv"], "can't write in `/proc`: "),
         (["outputs/digits/run", "--rows=3"], "`history` does not take `--rows`"),
-        (["0" * 32, "tracking.uri=sqlite:///nowhere.db"], "there is no store sqlite:"),
+        (["0" * 32, "tracking.uri=sqlite:///nowhere.db"], "and the store sqlite:"),
     ],
 )
 def test_mistakes(run, words, problem):

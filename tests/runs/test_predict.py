@@ -419,13 +419,13 @@ def test_many_rows_in_little_memory(tmp_path, warm):
     rows.flush()
     code = (
         "import resource, sys; from pathlib import Path; from runner.runs import predict\n"
-        "found = predict.told\n"
+        "found = predict.predicted_columns\n"
         "def told(*given):\n"
         "    for number, answers in enumerate(found(*given)):\n"
         "        if number == 20: global before; before = own()\n"
         "        yield answers\n"
         "def own(): return int(next(l for l in Path('/proc/self/status').read_text().splitlines() if 'RssAnon' in l).split()[1])\n"
-        "predict.told = told\n"
+        "predict.predicted_columns = told\n"
         "from runner import cli\n"
         f"assert cli.main(['predict', {RUN!r}, '--input', {str(tmp_path / 'rows.npy')!r}, '--output', {str(tmp_path / 'out.parquet')!r}, '--batch-size', '8192']) == 0\n"
         "print('grown', own() - before)"

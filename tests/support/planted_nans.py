@@ -153,7 +153,7 @@ CAUSES = (
         None,
         "a smaller optimizer.lr than 10000",
     ),
-    Cause("all masked", ("model.cause=masked", "data.like=zeros"), ("softmax",), "forward", says="-inf alone"),
+    Cause("all masked", ("model.cause=masked", "data.like=zeros"), ("softmax",), "forward", says="only -inf"),
     Cause("norm of a constant", ("model.cause=norm", "data.like=constant"), ("div",), "forward", says="epsilon"),
     Cause("exp overflow", ("model.cause=exp", "data.value=200"), ("exp",), "forward", says="clamp_max(80)"),
     Cause("batch's std", ("model.cause=std",), ("div",), "forward", None, "std at my_parts.py"),

@@ -195,7 +195,7 @@ def test_names_that_fall_together_on_a_store_are_told_apart_in_a_folder_as_there
         (["outputs/a/run", "nowhere"], "there is no directory `nowhere`"),
         (["outputs/a/run", "outputs/b/run", "--op"], "`diff` does not take `--op`"),
         (["outputs/a/run", "outputs/b/run", "seed=1"], "`diff` does not take `seed`"),
-        (["outputs/a/run", "0" * 32, "tracking.uri=sqlite:///nowhere.db"], "there is no store sqlite:"),
+        (["outputs/a/run", "0" * 32, "tracking.uri=sqlite:///nowhere.db"], "and the store sqlite:"),
     ],
 )
 def test_mistakes(a_few, capfd, words, problem):

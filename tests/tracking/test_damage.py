@@ -206,7 +206,7 @@ def test_what_the_store_has_of_records_that_are_gone_counts_for_nothing(folder, 
     data, records = whole
     write_ack(folder, Ack(offset=len(data), run_id="r", uid="u1"))
     (folder / FILE).write_bytes(data[: records[-3].offset])
-    said = f"MLflow has had {len(data):,} bytes of it, and it holds {records[-3].offset:,}"
+    said = f"MLflow has {len(data):,} bytes of it, and {records[-3].offset:,}"
     assert said in find_damage(folder)[0]
     with Journal(folder):
         assert said in caplog.text and read_ack(folder).offset == 0
@@ -317,7 +317,7 @@ def test_sync_of_a_journal_without_its_first_record(trained, uri, client, capfd,
     capfd.readouterr()
     assert cli.main(["sync", "outputs", f"tracking.uri={uri}"]) == 1
     out, err = capfd.readouterr()
-    assert "there is no run to send it to" in out and "0 of 1 runs are complete" in out and "Traceback" not in out + err
+    assert "does not begin with the start of a run" in out and "0 of 1 runs are complete" in out and "Traceback" not in out + err
 
 
 @pytest.mark.parametrize("data", [b"", b"\0" * 500, b"somebody's data", b"RJ1\n", np.random.default_rng(0).bytes(5000)])

@@ -158,7 +158,9 @@ def test_a_server_of_mlflow_2_gets_all_but_the_model_and_the_run_is_complete(own
     train(proxy.uri, "tracking.log_model=true")
     ack = read_ack(FOLDER)
     assert ack.is_complete and ack.error is None and proxy.met["unknown"] == 1
-    assert "model mlp-digits was left out: the server's MLflow is older than 3 and has no logged models" in ack.warnings[0]
+    assert (
+        "model mlp-digits was left out: the server's MLflow is older than 3 and has no logged models" in ack.warnings[0]
+    )
     assert "tracking.log_model=false" in ack.warnings[0]
     check_page(server.uri)
 

@@ -554,9 +554,7 @@ def test_a_model_whose_weights_went_on_is_left_out(takes_graph, folder, journal,
         assert uploader.attempt()
     (warning,) = uploader.ack.warnings
     what = "the run's graph" if takes_graph else mlflow_model.BEST
-    assert (
-        warning == f"model linear was left out: {what} has the weights of step 30 now, and the model is of step 12"
-    )
+    assert warning == f"model linear was left out: {what} has the weights of step 30 now, and the model is of step 12"
     journal.event("model", **event, step=30)
     assert uploader.attempt() and len(uploader.ack.warnings) == 1
     assert [output.step for output in client.get_run(uploader.ack.run_id).outputs.model_outputs] == [30]

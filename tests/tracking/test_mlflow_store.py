@@ -126,7 +126,7 @@ def test_only_what_is_wrong_with_the_value_itself_is_a_refusal(raised, refused):
         ),
         (
             error("INTERNAL_ERROR", text="Detected out-of-date database schema"),
-            "mlflow db upgrade http://u:***@h:1, then python -m",
+            "mlflow db upgrade http://u:***@h:1`, then `python -m",
         ),
         (error("INTERNAL_ERROR", text="\n odd: http://u:secret@h:1 \nmore"), "odd: http://u:***@h:1"),
         (OSError(28, "No space left on device"), "OSError: [Errno 28] No space left on device"),

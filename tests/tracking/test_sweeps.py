@@ -236,7 +236,9 @@ def test_a_store_that_never_answers_is_told_of_in_every_run(folder, write):
     errors = {found.error for found in [ack, *map(read_ack, paths)]}
     assert errors == {"http://ann:***@127.0.0.1:9 does not answer"}
     assert all(read_ack(path).points_pending == 10 for path in paths)
-    assert "s3cret" not in (folder / LOG).read_text() and (folder / LOG).read_text().count("traceback of this error") < 10
+    assert (
+        "s3cret" not in (folder / LOG).read_text() and (folder / LOG).read_text().count("traceback of this error") < 10
+    )
 
 
 def test_first_failure_names_the_experiment_once(folder, write):

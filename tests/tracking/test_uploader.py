@@ -469,7 +469,9 @@ def test_a_param_that_a_run_goes_on_with_another_value_of_costs_no_refused_batch
     uploader = Uploader(folder, uri)
     assert uploader.attempt()
     assert len(sent) == 51 and client.get_run(uploader.ack.run_id).data.params["p7"] == "7"
-    assert uploader.ack.warnings == ("the param p7 was refused: its value in MLflow is 7, and MLflow does not change params",)
+    assert uploader.ack.warnings == (
+        "the param p7 was refused: its value in MLflow is 7, and MLflow does not change params",
+    )
 
 
 def test_an_artifact_that_fails_with_the_whole_of_mlflow_waits_in_its_place(
@@ -516,7 +518,7 @@ def test_an_event_of_a_later_version_is_left_out(journal, write, upload):
     journal.event("hologram", of="loss")
     write.end(journal)
     ack = upload()
-    assert ack.is_complete and "the event hologram is unknown to this version" in ack.warnings[0]
+    assert ack.is_complete and "the event `hologram` is unknown to this version" in ack.warnings[0]
 
 
 def test_a_journal_without_a_start_says_so(folder, journal, write, uri):

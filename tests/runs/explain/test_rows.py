@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from runner.runs.explain.rows import _out_of_the_ordinary
+from runner.runs.explain.rows import _unusual_number
 
 NAMES = ("age", "is_rare", "income")
 
@@ -19,4 +19,4 @@ NAMES = ("age", "is_rare", "income")
 )
 def test_a_flag_that_no_other_row_has_hides_nothing(usual, own, named):
     rows = torch.tensor([*[usual] * 15, own], dtype=torch.float64)
-    assert _out_of_the_ordinary((rows, torch.zeros(16)), 15, NAMES) == named
+    assert _unusual_number((rows, torch.zeros(16)), 15, NAMES) == named

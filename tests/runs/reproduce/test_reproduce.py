@@ -55,7 +55,7 @@ def test_the_same_again_is_the_same_to_the_bit(first, capfd):
     assert lines[-1].startswith("reproduced bitwise (")
     assert lines[0] == "repeat: outputs/first/run (finished, 9 steps)"
     assert lines[1].startswith("made:   with the same code, versions and device")
-    assert any(line.startswith("data:   the same as then, by its fingerprint") for line in lines)
+    assert any(line.startswith("data:   unchanged, by its fingerprint") for line in lines)
     found = result()
     assert found["verdict"] == "bitwise identical" and found["reproduced"] and not found["differences"]
     counts = {name: metric["num_common"] for name, metric in found["metrics"].items()}
@@ -216,7 +216,7 @@ def test_mistakes(first, capfd):
         ("last", "-m", "seed=1"): "one run at a time",
         ("last", "device=cuda:97"): "device=cpu",
         ("0" * 32,): f"reproduce {'0' * 32} tracking.uri=URI",
-        ("0" * 32, "tracking.uri=sqlite:///nowhere.db"): "there is no store sqlite:",
+        ("0" * 32, "tracking.uri=sqlite:///nowhere.db"): "and the store sqlite:",
     }.items():
         code, _, err = reproduce(capfd, *words)
         assert code == 2, words
