@@ -1,13 +1,13 @@
-"""Many runs from one line (`-m`): a grid or a search makes jobs, a launcher runs them, a report compares them.
+"""Many runs from one command (`-m`): a grid or a search makes jobs, a launcher runs them, a report compares them.
 
-grid.py and search/sweeper.py say which jobs there are; sweep.py has them run. The report is made in report/.
+grid.py and search/sweeper.py define the jobs, sweep.py runs them, and report/ makes the report.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-#: the public names: what configurations and other programs may name
+#: names for configurations and other programs
 if TYPE_CHECKING:
     from runner.sweep.grid import Grid as Grid
     from runner.sweep.launchers.local import Slots as Slots

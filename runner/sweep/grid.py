@@ -1,4 +1,4 @@
-"""Hydra's sweeper for grids (hydra/sweeper=grid): has every combination of the values in the words of `-m` run, by sweep.py."""
+"""Hydra's sweeper for grids (hydra/sweeper=grid): run every combination of the values in the overrides."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from runner.sweep import until
 from runner.sweep.jobs.ledger import Job
 from runner.sweep.jobs.prepare import Prepared, combinations, grid_params, zips_of
 from runner.sweep.scheduler import Source
-from runner.sweep.sweep import Hands, Plan, run_sweep
+from runner.sweep.sweep import Plan, SweepContext, run_sweep
 
 
 class Grid(Sweeper):
-    """All combinations, in the order of the words."""
+    """Runs all combinations, in the order of the overrides."""
 
     def __init__(self, **settings: Any) -> None:
-        """settings: they are read, and checked, where the configuration is whole."""
+        """settings: Not used here: they are read from the composed configuration."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self._context, self._config = hydra_context, config
@@ -31,16 +31,16 @@ class Grid(Sweeper):
         params = grid_params(self._config)
         zipped = zips_of(self._config)
         wanted = combinations(arguments, self._context.config_loader, params=params, zipped=zipped)
-        source: Callable[[Hands], Source] = lambda hands: Listed(hands.prepared)  # noqa: E731
+        source: Callable[[SweepContext], Source] = lambda context: Listed(context.prepared)  # noqa: E731
         if self._config.sweep.until is not None:
             until.check(wanted, self._config.sweep)
-            source = lambda hands: until.until_decided(hands, wanted)  # noqa: E731
+            source = lambda context: until.until_decided(context, wanted)  # noqa: E731
         plan = Plan(tuple(arguments), wanted, source, adds_seeds=self._config.sweep.until is not None)
         return run_sweep(plan, self._context, self._config)
 
 
 class Listed:
-    """Jobs that are all known before the first one starts."""
+    """A source whose jobs are all known before the first one starts."""
 
     def __init__(self, prepared: Sequence[Prepared]) -> None:
         self._left = deque(prepared)

@@ -1,6 +1,6 @@
-"""Opens the sweeper that hydra/sweeper names, and refuses launchers and sweepers of others. Their settings are in conf/hydra/.
+"""Build the sweeper that hydra/sweeper names, and refuse Hydra's other launchers and sweepers. Their settings are in conf/hydra/.
 
-Ours are objects like any other in the configuration: Hydra opens plugins in the package hydra_plugins only (hydra#3015).
+The runner's are built as other nodes, since Hydra finds plugins only in the package hydra_plugins (hydra#3015).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from runner.errors import Problem
 
-#: what a sweep's ledger, checks and ends are made for; another plugin of Hydra's has none of them
+#: classes that work with a sweep's ledger and checks
 PARTS = {
     "launcher": ("runner.sweep.Slots", "runner.sweep.RayCluster", "hydra_plugins.hydra_submitit_launcher."),
     "sweeper": ("runner.sweep.Grid", "runner.sweep.Search"),
@@ -33,7 +33,7 @@ def open_sweeper(config: DictConfig, context: HydraContext, task: TaskFunction) 
 
 
 def part_problems(hydra: DictConfig) -> list[Problem]:
-    """Launchers and sweepers of others: installed they may be, but the runner does not work with them."""
+    """Return an error for each launcher or sweeper that the runner does not support."""
     found = []
     for part, known in PARTS.items():
         target = str(OmegaConf.select(hydra, f"{part}._target_"))

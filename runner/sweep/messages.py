@@ -27,7 +27,7 @@ MAX_LINES = 24
 
 
 def kind(objectives: Sequence[Mapping[str, str]]) -> str:
-    """What sort of sweep it is, in words."""
+    """Return the kind of a sweep, for messages."""
     goals = [f"{objective['direction']} {objective['metric']}" for objective in objectives]
     return f"a search ({', '.join(goals)})" if goals else "a grid"
 

@@ -1,7 +1,6 @@
-"""Makes the sweep's own run in MLflow, with the report: writes its journal, and starts the process that sends it.
+"""The parent run of a sweep in MLflow, with the report: write its journal, and start the uploader.
 
-In the sweep's process, opened by sweep.py. With launchers/local.py it has the jobs' journals sent, too. What its run says
-of the best job: outcome.py.
+With launchers/local.py, the uploader also sends the jobs' journals. outcome.py writes the best job.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ from runner.training.signals import Stop
 from runner.version import __version__
 
 ARTIFACTS = ("report.html", "report.csv", "report.json")
-RUN_SECONDS = 30.0  # for the best job's run to be there: a short sweep ends before MLflow is imported
-QUIET_SECONDS = 2.0  # a wait for MLflow that is shorter is not mentioned
-STOPPED_SECONDS = 5.0  # what a sweep that a signal has stopped waits for MLflow
+RUN_SECONDS = 30.0  # wait for the best job's run: a short sweep ends before MLflow is imported
+QUIET_SECONDS = 2.0  # a longer wait for MLflow is printed
+STOPPED_SECONDS = 5.0  # wait for MLflow after a signal
 REMIND_SECONDS = 60.0
 
 
 class Parent:
-    """The sweep's journal, and the process that publishes it and its jobs' journals."""
+    """The sweep's journal, and the uploader of it and its jobs' journals."""
 
     def __init__(
         self,
@@ -50,7 +49,7 @@ class Parent:
         experiment: str,
         follows: bool,
     ) -> None:
-        """Use Parent.open(). publisher: None where nothing is tracked."""
+        """Use Parent.open(). publisher: None without tracking."""
         self._sweep, self._config, self._journal, self.publisher = sweep, config, journal, publisher
         self._follows = follows
         self.assigned = {
@@ -63,7 +62,7 @@ class Parent:
     @classmethod
     @contextmanager
     def open(cls, sweep: Sweep, config: DictConfig, prepared: Sequence[Prepared], *, follows: bool) -> Iterator[Parent]:
-        """Begins the sweep's run, or goes on with it. follows: whether the jobs' journals are sent from here, too."""
+        """Start or resume the sweep's run. follows: whether the uploader also sends the jobs' journals."""
         first_said = (event["experiment"] for event in read_events(sweep.folder) if event["kind"] == "start")
         experiment = next(first_said, None) or experiment_of(prepared[0].config if prepared else config)
         uri, grace, is_tracked = str(config.tracking.uri), config.tracking.grace_seconds, config.tracking.enabled
@@ -98,7 +97,7 @@ class Parent:
             yield parent
 
     def tell_summaries(self, sweep: Sweep) -> None:
-        """Writes into the jobs' summaries what their own processes could not know: where MLflow has them."""
+        """Add the MLflow run ids to the summaries of the jobs."""
         if self.publisher is None:
             return
         for job in sweep.jobs.values():
@@ -110,7 +109,7 @@ class Parent:
     def end(self, status: str, report: Report, *, stop: Stop, say: Callable[[str], None]) -> None:
         """Journal the best job, the report's files and the status, then wait for MLflow.
 
-        A signal ends the wait and the process that sends: what MLflow lacks is left to `sync`.
+        A signal ends the wait and the uploader; `sync` sends the rest.
         """
         if not self._follows:
             self._take_up()
@@ -135,7 +134,7 @@ class Parent:
                 self.publisher.stop()
 
     def _take_up(self) -> None:
-        """What earlier jobs of this sweep have not delivered yet, and what came home from machines without its store."""
+        """Return the jobs of this sweep that MLflow does not have completely, e.g., from machines without the store."""
         if self.publisher is None:
             return
         for job in self._sweep.jobs.values():
@@ -166,12 +165,12 @@ class _Waiting:
 
 
 def acks(sweep: Sweep) -> list[Ack]:
-    """How far MLflow has the sweep's own run and each job that has a journal."""
+    """Return the Ack of the sweep's run and of each job with a journal."""
     folders = (sweep.folder, *map(sweep.folder_of, sweep.jobs.values()))
     return [read_ack(folder) for folder in folders if has_records(folder / FILE)]
 
 
 def experiment_of(config: DictConfig) -> str:
-    """The experiment of a new sweep's run: its first job's."""
+    """Return the experiment of a new sweep: that of its first job."""
     name = OmegaConf.select(config, "tracking.experiment") or OmegaConf.select(config, "data.name")
     return str(name or config.hydra.runtime.choices.get("data"))

@@ -1,4 +1,4 @@
-"""Writes into the sweep's journal which job is the best, its metrics, and the table: what its run in MLflow shows. For mlflow_parent.py."""
+"""Write the best job, its metrics and the table to the sweep's journal, for its run in MLflow."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from runner.sweep.report.report import Report
 from runner.tracking.journal import Journal
 from runner.tracking.journal_reader import read_events, read_points
 
-UNKNOWN = "unknown"  # MLflow was away when the sweep ended
-MOST_ROWS = 20  # of the table there; report.html has all
+UNKNOWN = "unknown"  # MLflow did not answer at the end of the sweep
+MOST_ROWS = 20  # of the table in MLflow; report.html has all
 
 
 def tell(journal: Journal, folder: Path, report: Report, *, run_id: str | None, note: str | None = None) -> None:
-    """Appends what the sweep's journal does not say yet: a sweep that went on has another best, or the same one.
+    """Append what the sweep's journal does not have yet, as a resumed sweep may have another best job.
 
-    MLflow shows the value of the highest step: that is how many jobs have finished, and another best has more of them.
-    run_id: the best job's (None: MLflow has not got it).
+    The step of its metrics is the number of finished jobs, as MLflow shows the value of the highest step.
+
+    Args:
+        run_id: Of the best job (None: MLflow does not have it).
     """
     said: dict[str, str] = {}
     for event in read_events(folder):
@@ -34,14 +36,14 @@ def tell(journal: Journal, folder: Path, report: Report, *, run_id: str | None, 
     if report.best is None:
         return
     before = {name: points[-1][1] for name, points in read_points(folder).items()}
-    now = dict.fromkeys(before, math.nan) | metrics_of(report)  # what the last best had and this one has not
+    now = dict.fromkeys(before, math.nan) | metrics_of(report)  # NaN for metrics of only the former best job
     if any(name not in before or not _is_same(before[name], value) for name, value in now.items()):
         values = [list(now.values())]
         journal.points(list(now), [report.counts["finished"]], [int(time.time() * 1000)], values)
 
 
 def tags_of(report: Report, *, run_id: str | None) -> dict[str, str]:
-    """The table, and which job is the best, and by what; of several goals the job that the table has first."""
+    """Return tags with the table, the best job and its metric; for several objectives the table's first job."""
     if report.best is None:
         return {NOTE: note(report)}
     return {
@@ -54,12 +56,12 @@ def tags_of(report: Report, *, run_id: str | None) -> dict[str, str]:
 
 
 def command(words: Iterable[str]) -> str:
-    """How the sweep was asked for, in Markdown."""
+    """Return the command of the sweep in Markdown."""
     return f"A sweep: `python -m runner -m {' '.join(map(without_password, words))}`"
 
 
 def note(report: Report) -> str:
-    """The best job, the command, how many jobs ended how, and the table's first rows, in Markdown."""
+    """Return the best job, the command, the number of jobs by state, and the table's first rows in Markdown."""
     columns = tables.jobs(report) if report.results else {"job": []}
     rows = [[title.replace("|", "\\|") for title in columns], ["---"] * len(columns)]
     cells = [[cell.text.replace("|", "\\|") for cell in column[:MOST_ROWS]] for column in columns.values()]
@@ -76,7 +78,7 @@ def note(report: Report) -> str:
 
 
 def metrics_of(report: Report) -> dict[str, float]:
-    """The best job's last ones under their own names; best/GOAL is the best of any job, also where it came earlier."""
+    """Return the best job's last metrics; best/METRIC is the best value of any job at any step."""
     if report.best is None:
         return {}
     firsts = [(goal.metric, best_first(report.results, (goal,))[0]) for goal in report.goals]

@@ -1,6 +1,6 @@
-"""Has every job run to its end: starts jobs as the launcher has room, and notes in the ledger how each ended.
+"""Run all jobs: start them as the launcher has free slots, and write to the ledger how each ended.
 
-Called by sweep.py, in the sweep's process. What a source of jobs and a launcher must do is said here (Source, JobLauncher).
+Source and JobLauncher are the interfaces of a source of jobs and a launcher.
 """
 
 from __future__ import annotations
@@ -26,64 +26,66 @@ from runner.tracking.publisher import Publisher
 from runner.training.signals import Stop
 
 LOOK_SECONDS = 0.5
-#: signals by which a process ends itself; by all others somebody ended it
+#: signals of a crash; by others, the process was stopped
 CRASHES = {"SIGSEGV": "segmentation fault", "SIGABRT": "abort", "SIGBUS": "bus error", "SIGILL": "illegal instruction"}
 
 
 class Source(Protocol):
-    """Where jobs come from: a list, or a search that thinks of the next one when there is room for it."""
+    """A source of jobs: a list, or a search that makes the next job when there is a free slot."""
 
     def next(self, num_waiting: int) -> Prepared | None:
-        """A job to start when there is room; None when there is none now. num_waiting: jobs that wait for room already."""
+        """Return the next job, or None if there is none now. num_waiting: Jobs that wait for a slot already."""
         ...
 
     def ended(self, job: Job, summary: Summary) -> None:
-        """Hears how a job ended, before the ledger does; it may find that a job failed which thinks it finished."""
+        """Note how a job ended, before the ledger does; may change the state of a finished job to failed."""
         ...
 
 
 class JobLauncher(Protocol):
-    """What a launcher does for a sweep, beside Hydra's own interface."""
+    """A launcher's interface to a sweep, in addition to Hydra's."""
 
-    is_here: bool  # whether the jobs run on the machine that asks
-    follows: bool  # whether the sweep sends the jobs' journals; else each job publishes for itself
+    is_here: bool  # whether the jobs run on this machine
+    follows: bool  # whether the sweep's uploader sends the jobs' journals; else each job has one
 
     @property
     def devices_for(self) -> DevicesFor:
-        """Which devices a job's policy may take where the jobs run; raises a RunnerError for none. It pickles."""
+        """A function that returns the devices for a policy where the jobs run, or raises a RunnerError. It can be pickled."""
         ...
 
     def process_pool(self) -> ProcessPool:
-        """Processes on this machine that have torch, to check the jobs in."""
+        """Processes on this machine in which jobs are checked."""
         ...
 
     def open(self, hardware: Hardware, devices: set[str]) -> str:
-        """Makes ready for jobs on these devices, and says in words where they will run."""
+        """Prepare for jobs on these devices, and return a description of the slots."""
         ...
 
     def start(self, prepared: Prepared, assigned: Assignment) -> str | None:
-        """Starts the job and returns its device in words; None when there is no room for it now: it will be asked again."""
+        """Start the job and return its device, or None without a free slot; called again later."""
         ...
 
     def ended(self, seconds: float) -> list[Ended]:
-        """The jobs that have ended; waits for the first one, about so long. Raises: NotTakenError where a queue refuses some."""
+        """Return the ended jobs; waits up to about `seconds` for the first one. Raises: NotTakenError if a queue refuses jobs."""
         ...
 
     def stop(self, what: signal.Signals = signal.SIGTERM) -> None:
-        """Tells every job to save its state and end; SIGKILL ends it and all that it started. May be called again."""
+        """Signal every job to save its state and end; SIGKILL also ends its child processes. Can be repeated."""
         ...
 
     def close(self) -> None:
-        """Leaves nothing running."""
+        """End all processes."""
         ...
 
 
 @dataclass
-class Books:
-    """What a sweep is noted in while it runs.
+class SweepState:
+    """The state of a running sweep.
 
-    assigned: what every job is told of the sweep (fields of Assignment). publisher: sends the jobs' journals (None: they
-    do it themselves, or nothing is tracked).
+    Attributes:
+        assigned: Fields of every job's Assignment.
+        publisher: Sends the jobs' journals (None: each job has its own, or tracking is off).
+        running: By the number of a group's first job.
     """
 
     sweep: Sweep
@@ -92,7 +94,7 @@ class Books:
     publisher: Publisher | None
     table: Table
     waiting: list[Prepared] = field(default_factory=list)
-    running: dict[int, Prepared] = field(default_factory=dict)  # by the number of their first job
+    running: dict[int, Prepared] = field(default_factory=dict)
 
     def note_start(self, prepared: Prepared, device: str) -> None:
         self.waiting.remove(prepared)
@@ -104,7 +106,7 @@ class Books:
         self.ledger.note(*prepared.jobs)
 
     def note_refusal(self, numbers: Sequence[int]) -> None:
-        """Jobs that were started, and that a queue does not take: they are as before."""
+        """Note that a queue refused these jobs: they are planned again."""
         for number in numbers:
             jobs = self.running.pop(number).jobs
             for job in jobs:
@@ -112,7 +114,7 @@ class Books:
             self.ledger.note(*jobs)
 
     def part(self, prepared: Prepared) -> list[Job]:
-        """Has those that could not be trained together wait again, each for itself; returns the other jobs."""
+        """Put the members of a group that can't be trained together back, one by one; return the other jobs."""
         each = [prepared, *prepared.others] if prepared.others else []
         said = {member.job.number: Summary.read(self.sweep.folder_of(member.job)) for member in each}
         alone = [replace(member, others=()) for member in each if said[member.job.number].status == ALONE]
@@ -133,78 +135,83 @@ class Books:
         self.table.ended(job, summary)
 
 
-def conduct(
+def run_jobs(
     source: Source,
-    places: JobLauncher,
-    books: Books,
+    launcher: JobLauncher,
+    state: SweepState,
     *,
     stop: Stop,
     grace_seconds: float,
     max_seconds: float | None = None,
 ) -> None:
-    """Starts jobs as places get free, and notes how they end, until the source has no more or somebody says stop.
+    """Start jobs as slots get free, and note how they end, until the source has no more or a stop is requested.
 
-    max_seconds: then it is as if somebody did (sweep.max_seconds). Raises: NotTakenError where a queue refuses jobs.
+    Args:
+        max_seconds: Stops the sweep after this time (sweep.max_seconds).
+
+    Raises:
+        NotTakenError: If a queue refuses jobs.
     """
-    deadline: float | None = None  # for jobs that were told to end
+    deadline: float | None = None  # for stopped jobs
     end = time.monotonic() + (math.inf if max_seconds is None else max_seconds)
     while True:
         is_stopped = stop.signal is not None or time.monotonic() > end
         if not is_stopped:
-            _start(source, places, books)
+            _start(source, launcher, state)
         elif deadline is None:
-            places.stop()
+            launcher.stop()
             deadline = time.monotonic() + grace_seconds
         elif time.monotonic() > deadline:
-            places.stop(signal.SIGKILL)
-        if not books.running and (not books.waiting or is_stopped):
-            if is_stopped and _is_left(source, books) and stop.signal is None:
-                books.table.say(f"time:   sweep.max_seconds={max_seconds:g} was over before all jobs were at their end")
+            launcher.stop(signal.SIGKILL)
+        if not state.running and (not state.waiting or is_stopped):
+            if is_stopped and _is_left(source, state) and stop.signal is None:
+                state.table.say(f"time:   sweep.max_seconds={max_seconds:g} was over before all jobs were at their end")
             return
-        books.table.show(books.sweep)
-        if books.publisher is not None and (problem := books.publisher.first_failure()) is not None:
-            books.table.say(f"MLflow  {problem}; the jobs continue, and their journals keep everything")
+        state.table.show(state.sweep)
+        if state.publisher is not None and (problem := state.publisher.first_failure()) is not None:
+            state.table.say(f"MLflow  {problem}; the jobs continue, and their journals keep everything")
         try:
-            found = places.ended(LOOK_SECONDS)
+            found = launcher.ended(LOOK_SECONDS)
         except KeyboardInterrupt:  # the second Ctrl-C
-            places.stop(signal.SIGKILL)
+            launcher.stop(signal.SIGKILL)
             continue
         except NotTakenError as error:
-            books.note_refusal(error.numbers)
+            state.note_refusal(error.numbers)
             raise
         for ended in found:
-            prepared = books.running.pop(ended.number)
+            prepared = state.running.pop(ended.number)
             was_told = is_stopped or stop.signal is not None or ended.is_interrupted
-            for job in books.part(prepared):
-                summary = settle(job, books.sweep.folder_of(job), ended.code, is_stopped=was_told, cause=ended.cause)
+            for job in state.part(prepared):
+                summary = settle(job, state.sweep.folder_of(job), ended.code, is_stopped=was_told, cause=ended.cause)
                 source.ended(job, summary)
-                books.note_end(job, summary)
+                state.note_end(job, summary)
 
 
-def _start(source: Source, places: JobLauncher, books: Books) -> None:
+def _start(source: Source, launcher: JobLauncher, state: SweepState) -> None:
     while True:
-        for prepared in list(books.waiting):
-            assigned = Assignment(name=prepared.job.name, **books.assigned, **prepared.assigned)
-            device = places.start(prepared, assigned)
+        for prepared in list(state.waiting):
+            assigned = Assignment(name=prepared.job.name, **state.assigned, **prepared.assigned)
+            device = launcher.start(prepared, assigned)
             if device is not None:
-                books.note_start(prepared, device)
-        fresh = source.next(len(books.waiting))
+                state.note_start(prepared, device)
+        fresh = source.next(len(state.waiting))
         if fresh is None:
             return
-        books.waiting.append(fresh)
+        state.waiting.append(fresh)
 
 
-def _is_left(source: Source, books: Books) -> bool:
-    """Whether a sweep that is stopped has more to do. Where its source thinks of a job when there is room for it, the next
-    one is in the ledger from here on: it tells whoever reads that, and sweep.resume begins with it."""
-    return not all(job.is_done for job in books.sweep.jobs.values()) or source.next(0) is not None
+def _is_left(source: Source, state: SweepState) -> bool:
+    """Return whether a stopped sweep has more jobs. A search's next job is written to the ledger here, for sweep.resume."""
+    return not all(job.is_done for job in state.sweep.jobs.values()) or source.next(0) is not None
 
 
 def settle(job: Job, folder: Path, code: int | None, *, is_stopped: bool, cause: str | None = None) -> Summary:
-    """Writes into the job how it ended, and leaves a summary in its folder if it could not do that itself.
+    """Set the job's final state, and write a summary to its directory if the job could not.
 
-    code: of its process. is_stopped: whether it was told to save its state and end: then it goes on another time.
-    cause: why it ended, where a launcher knows.
+    Args:
+        code: Of its process.
+        is_stopped: Whether a stop was requested: the job is then resumed later.
+        cause: Why it ended, if the launcher knows.
     """
     summary = Summary.read(folder)
     if summary.has_ended:
@@ -223,7 +230,7 @@ def settle(job: Job, folder: Path, code: int | None, *, is_stopped: bool, cause:
 def _cause(code: int | None) -> tuple[str, str]:
     if code is None:
         return "killed", "the process that starts the jobs was killed, and this one with it"
-    number = code - 128 if code > 0 else -code  # a run that was told to end says so as shells have it
+    number = code - 128 if code > 0 else -code  # a stopped run exits with 128 + the signal
     name = next((each.name for each in signal.Signals if each == number), None)
     if code >= 0 and name is None:  # of sys.exit(-1), 255
         return "failed", f"its process ended with exit code {code} and left no summary"

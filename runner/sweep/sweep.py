@@ -1,6 +1,6 @@
-"""Runs a sweep: checks all its jobs, has them run, writes the report, ends the run in MLflow. For grid.py and the search.
+"""Run a sweep: check all its jobs, run them, write the report, and end its run in MLflow. For grid.py and the search.
 
-sweep.resume goes on with a sweep, by its ledger. Hands is what a source of jobs works with.
+sweep.resume continues a sweep from its ledger. A source of jobs works with a SweepContext.
 """
 
 from __future__ import annotations
@@ -47,30 +47,30 @@ from runner.sweep.launchers.slurm import open_launcher
 from runner.sweep.mlflow_parent import Parent
 from runner.sweep.progress_table import Table
 from runner.sweep.report import build, text
-from runner.sweep.scheduler import Books, Source, conduct
+from runner.sweep.scheduler import Source, SweepState, run_jobs
 from runner.tracking import recipes
 from runner.tracking.journal import is_being_written
 from runner.training.signals import Stop, listening
 
-MANY = 50  # jobs whose composing takes long enough to be spoken of
+MANY = 50  # jobs from which composing is announced
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a sweeper wants to run."""
+    """The jobs of a sweeper."""
 
     words: tuple[str, ...]
     jobs: Sequence[tuple[tuple[str, ...], str]]  # overrides and name; of a search: examples, to be checked
-    source: Callable[[Hands], Source]
+    source: Callable[[SweepContext], Source]
     objectives: tuple[dict[str, str], ...] = ()  # of a search
-    says: Sequence[tuple[str, str]] = ()  # of a search: what a person reads of it before it begins
-    adds_seeds: bool = False  # of a grid: whether its source adds jobs to these
-    imports: tuple[str, ...] = ()  # that all jobs share, beside the launcher's own
+    says: Sequence[tuple[str, str]] = ()  # of a search: lines to print before it starts
+    adds_seeds: bool = False  # of a grid: whether its source adds jobs
+    imports: tuple[str, ...] = ()  # modules that all jobs share, in addition to the launcher's
 
 
 @dataclass
-class Hands:
-    """What a source of jobs works with: the sweep, its ledger, and how a job is made."""
+class SweepContext:
+    """What a source of jobs needs: the sweep, its ledger, and the functions that make a job."""
 
     sweep: Sweep
     ledger: Ledger
@@ -80,23 +80,23 @@ class Hands:
     is_here: bool
     devices_for: DevicesFor
     say: Callable[[str], None]
-    num_slots: int | None = None  # for jobs at a time; None: the launcher takes all that it is given
-    # likewise of jobs that one process trains; None: it trains one
+    num_slots: int | None = None  # None: the launcher takes all jobs at once
+    # the number of groups of jobs trained together; None: the launcher does not support groups
     num_groups: Callable[[Sequence[str], int], int] | None = None
-    prepared: list[Prepared] = field(default_factory=list)  # the plan's jobs that are to run
+    prepared: list[Prepared] = field(default_factory=list)  # the plan's jobs to run
 
     def add(self, overrides: tuple[str, ...], name: str, *, number: int, trial: dict[str, Any]) -> Job:
-        """A new job of a search, noted in the ledger; its number is the trial's."""
+        """Add a job of a search to the ledger; its number is the trial's."""
         job = Job(number, overrides, name, folder_name=str(number), trial=trial)
         self.sweep.jobs[number] = job
         self.ledger.plan(job)
         return job
 
     def in_groups(self, prepared: Sequence[Prepared]) -> list[Prepared]:
-        """The jobs, those that differ in numbers alone as one, as sweep.batch says."""
+        """Return the jobs, grouped for training together according to sweep.batch."""
         batch = self.config.sweep.batch
         if self.num_groups is None:
-            if batch not in ("auto", "off"):  # who has asked for it is told
+            if batch not in ("auto", "off"):  # the user requested groups
                 reason = (
                     "of a search each one's values come of those before, and a launcher of other machines starts each"
                 )
@@ -109,32 +109,34 @@ class Hands:
         return found
 
     def prepare(self, job: Job) -> Prepared:
-        """The job's configuration and the devices that it may take."""
+        """Return the job with its configuration and its possible devices."""
         config = self.composer.compose(job)
         policy = parse(OmegaConf.select(config, "device"))
         return Prepared(job, config, policy, self.devices_for(policy, self.hardware))
 
 
-def run_sweep(plan: Plan, context: Any, config: DictConfig) -> Sweep:
-    """Checks all jobs, runs them, writes the report; says on the way what it does.
+def run_sweep(plan: Plan, hydra_context: Any, config: DictConfig) -> Sweep:
+    """Check all jobs, run them, and write the report.
 
-    Raises: RunnerError for mistakes, before anything is written; SystemExit with a signal's code when it was stopped.
+    Raises:
+        RunnerError: For user errors, before anything is written.
+        SystemExit: With a signal's exit code after a stop.
     """
     sweep, is_new = _sweep_of(plan, config)
-    with open_launcher(context, config, imports=plan.imports) as launcher, listening() as stop, Table() as table:
+    with open_launcher(hydra_context, config, imports=plan.imports) as launcher, listening() as stop, Table() as table:
         launcher.process_pool()  # it imports torch while the jobs are composed
         before = {job.number: job.state for job in sweep.jobs.values()}
         words = {job.number: ledger.kept(job.overrides) for job in sweep.jobs.values()}
         to_run = _jobs_to_run(plan, sweep, retry=config.sweep.retry, grace_seconds=config.sweep.grace_seconds)
         if len(to_run) >= MANY:
             table.say(f"jobs     composing and checking {len(to_run):,}")
-        composer = Composer(context.config_loader, config)
+        composer = Composer(hydra_context.config_loader, config)
         prepared = [Prepared(job, _composed(job, composer)) for job in to_run]
         new = [job for job in to_run if job.number not in before]
         if plan.adds_seeds and is_new:
             new += _twins(plan, prepared, composer)
         refuse(_folder_problems(plan, sweep, new) + store_problems(prepared, config))
-        # a search would ask again and again for a device that is not here
+        # a search would request a missing device again and again
         hardware = _check(prepared, launcher, strict=config.sweep.strict or bool(plan.objectives))
         with Ledger(sweep.folder) as book:
             if is_new:
@@ -144,22 +146,24 @@ def run_sweep(plan: Plan, context: Any, config: DictConfig) -> Sweep:
             book.plan(
                 *(sweep.jobs[number] for number in words if words[number] != ledger.kept(sweep.jobs[number].overrides))
             )
-            hands = Hands(sweep, book, config, composer, hardware, launcher.is_here, launcher.devices_for, table.say)
+            context = SweepContext(
+                sweep, book, config, composer, hardware, launcher.is_here, launcher.devices_for, table.say
+            )
             if not plan.objectives:
-                hands.prepared = _enlist(prepared, hands)
+                context.prepared = _enlist(prepared, context)
             slots = launcher.open(hardware, {name for job in prepared for name in job.devices})
-            hands.num_slots = getattr(launcher, "num_slots", None)
-            hands.num_groups = None if plan.objectives else getattr(launcher, "num_groups", None)
-            hands.prepared = hands.in_groups(hands.prepared)
+            context.num_slots = getattr(launcher, "num_slots", None)
+            context.num_groups = None if plan.objectives else getattr(launcher, "num_groups", None)
+            context.prepared = context.in_groups(context.prepared)
             with _full_disk_told(sweep):
-                source = plan.source(hands)
+                source = plan.source(context)
             messages.plan(table, sweep, prepared, slots=slots, search=plan.says)
             with Parent.open(sweep, config, prepared, follows=launcher.follows) as parent:
                 publisher = parent.publisher if launcher.follows else None
-                books = Books(sweep, book, parent.assigned, publisher, table)
+                state = SweepState(sweep, book, parent.assigned, publisher, table)
                 limits = {name: config.sweep[name] for name in ("grace_seconds", "max_seconds")}
                 with _full_disk_told(sweep):
-                    conduct(source, launcher, books, stop=stop, **limits)
+                    run_jobs(source, launcher, state, stop=stop, **limits)
                     _end(sweep, parent, stop, table)
     build.write(sweep.folder)  # again: it names the jobs' runs in MLflow
     messages.what_next(table, sweep, config)
@@ -195,7 +199,7 @@ def _sweep_of(plan: Plan, config: DictConfig) -> tuple[Sweep, bool]:
         return Sweep(planned, uuid.uuid4().hex, int(time.time() * 1000), words, plan.objectives), True
     given = Path(config.hydra.sweep.dir)
     root = given.parent if given.is_absolute() else Path(given.parts[0])
-    # the usual hydra.sweep.dir has the time in its name: one that holds a sweep is a person's own
+    # the default hydra.sweep.dir contains the time: an existing directory was set by the user
     last = planned if (planned / ledger.FILE).exists() else ledger.find_last(root)
     folder = last if wanted == "last" else Path(wanted)
     if folder is None:
@@ -208,7 +212,7 @@ def _sweep_of(plan: Plan, config: DictConfig) -> tuple[Sweep, bool]:
         raise RunnerError.of(f"sweep.resume={wanted}, {now}", f"the sweep was {before}", fix)
     if config.tracking.enabled and not origin.is_own(sweep.folder):
         for used in (sweep.folder, *map(sweep.folder_of, sweep.jobs.values())):
-            recipes.check(used)  # sent from here; in a sweep of one's own a job may bear another machine's key
+            recipes.check(used)  # this process sends it; a job may be signed by another machine
     config.hydra.sweep.dir = str(sweep.folder)
     return sweep, False
 
@@ -222,7 +226,7 @@ def _jobs_to_run(plan: Plan, sweep: Sweep, *, retry: bool, grace_seconds: float)
         if job.state in ("failed", "killed") and retry:
             if not _lacked_room(Summary.read(sweep.folder_of(job))):
                 job.folder_name = _free_name(sweep, job)
-        elif job.state == "running":  # it may have ended by itself when the sweep was killed
+        elif job.state == "running":  # it may have ended after the sweep was killed
             _wait_for_its_end(sweep.folder_of(job), seconds=grace_seconds)
             summary = Summary.read(sweep.folder_of(job))
             if summary.has_ended and not _lacked_room(summary):
@@ -248,7 +252,7 @@ def _listed(plan: Plan, sweep: Sweep) -> list[tuple[Job, tuple[str, ...]]]:
         same = known.get(_known_by(overrides))
         found.append((same.pop(0) if same else _new_job(sweep, overrides, name), overrides))
     given = {_known_by(overrides): overrides for overrides, _ in wanted}
-    # a folder from before equal jobs ran once has more of them than a plan
+    # the sweep of an earlier version may have equal jobs
     return found + [(job, given[key]) for key, left in known.items() if key in given for job in left]
 
 
@@ -257,8 +261,10 @@ def _known_by(overrides: Words) -> Words:
 
 
 def _added(plan: Plan, sweep: Sweep) -> list[tuple[tuple[str, ...], str]]:
-    """Jobs that sweep.until has added to the plan's before the sweep was stopped: with the plan's words, as far as they are
-    its own, since the ledger keeps no passwords and the store may be another one, and with their seeds."""
+    """Return the jobs that sweep.until added before the stop, with their seeds and the current overrides.
+
+    The ledger's overrides have no passwords, and the store may have changed.
+    """
     if not plan.adds_seeds:
         return []
     typed = {ledger.kept((word,))[0]: word for overrides, _ in plan.jobs for word in overrides}
@@ -292,7 +298,7 @@ def _new_job(sweep: Sweep, overrides: tuple[str, ...], name: str) -> Job:
 
 
 def _folder_problems(plan: Plan, sweep: Sweep, new: Sequence[Job]) -> list[Problem]:
-    if plan.objectives:  # its jobs come one by one, and their folders are named by their numbers
+    if plan.objectives:  # jobs of a search come one by one, in numbered directories
         known = {job.folder_name for job in sweep.jobs.values()}
         numbered = (path for path in sweep.folder.glob("*") if path.name.isdecimal())
         return used_problems(sorted(path for path in numbered if path.name not in known))
@@ -301,7 +307,7 @@ def _folder_problems(plan: Plan, sweep: Sweep, new: Sequence[Job]) -> list[Probl
 
 
 def _twins(plan: Plan, prepared: Sequence[Prepared], composer: Composer) -> list[Job]:
-    """A job of each configuration with a seed that none has, for what is to be added: in no ledger, and never run."""
+    """Return a job of each configuration with a new seed, to check jobs that may be added; it is never run."""
     seeds = [seed for each in prepared if isinstance(seed := OmegaConf.select(each.config, "seed"), int)]
     numbers = itertools.count(1 + max(each.job.number for each in prepared))
     seed = f"seed={1 + max(seeds, default=0)}"
@@ -331,15 +337,15 @@ def _check(prepared: list[Prepared], launcher: Any, *, strict: bool) -> Hardware
     return machine
 
 
-def _enlist(prepared: list[Prepared], hands: Hands) -> list[Prepared]:
+def _enlist(prepared: list[Prepared], context: SweepContext) -> list[Prepared]:
     for found in prepared:
         job = found.job
         job.state, job.error = "planned", None
         if found.missing is not None:
             job.state, job.error = "skipped", found.missing.message
-            Summary("skipped", job.error).write(hands.sweep.folder_of(job))
-    hands.ledger.plan(*(found.job for found in prepared))
-    hands.ledger.note(*(found.job for found in prepared))
+            Summary("skipped", job.error).write(context.sweep.folder_of(job))
+    context.ledger.plan(*(found.job for found in prepared))
+    context.ledger.note(*(found.job for found in prepared))
     return [found for found in prepared if found.missing is None]
 
 
@@ -350,7 +356,7 @@ def _end(sweep: Sweep, parent: Parent, stop: Stop, table: Table) -> None:
     text.show(report, table.console)
     messages.where(table, sweep)
     jobs = sweep.jobs.values()
-    is_cut_off = bool(stop.signal) or not all(job.is_done for job in jobs)  # by sweep.max_seconds, say
+    is_cut_off = bool(stop.signal) or not all(job.is_done for job in jobs)  # e.g., by sweep.max_seconds
     failed = any(job.state in ("failed", "killed") for job in jobs)
     status = "KILLED" if is_cut_off else "FAILED" if failed else "FINISHED"
     parent.end(status, report, stop=stop, say=table.say)

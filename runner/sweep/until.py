@@ -1,7 +1,7 @@
-"""Adds seeds of each configuration to a grid's jobs until the best one is decided, or enough is enough: sweep.until=decided.
+"""sweep.until=decided: add seeds of each configuration to a grid until the best one is decided, up to sweep.max_seeds.
 
-For grid.py. It looks 8, 16, 32, ... seeds long, which is fixed before the first job, so that all its looks together name a
-winner where there is none in one sweep of twenty at most (Bonferroni over looks and pairs).
+It compares after 8, 16, 32, ... seeds. As the looks are fixed in advance, all of them together name a wrong winner in at most
+5 % of sweeps (Bonferroni over looks and pairs).
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from runner.sweep.report.results import read_results
 from runner.sweep.report.seeds import configurations as by_configuration
 
 if TYPE_CHECKING:
-    from runner.sweep.sweep import Hands
+    from runner.sweep.sweep import SweepContext
 
 SEED_AND_FOLD = (*SEED, "data.fold")
 
 
 def check(jobs: Sequence[tuple[Words, str]], settings: DictConfig) -> None:
-    """settings: config.sweep. Raises: RunnerError where there is nothing to decide, or no room for a look."""
+    """Check `config.sweep`. Raises: RunnerError if there is nothing to decide, or too few seeds for a look."""
     found, asked = {without(SEED_AND_FOLD, overrides) for overrides, _ in jobs}, "sweep.until=decided"
     problems = []
     if len(found) < 2:
@@ -58,11 +58,11 @@ def check(jobs: Sequence[tuple[Words, str]], settings: DictConfig) -> None:
 
 
 class Rounds:
-    """A source of jobs, see scheduler.Source: once all of a round have ended, those of the next come, until there are none."""
+    """A scheduler.Source of rounds: the jobs of the next round follow when all of a round have ended."""
 
-    def __init__(self, hands: Hands, more: Callable[[], list[Prepared]]) -> None:
-        """more: the next round's jobs, noted in the sweep (add_jobs); [] ends it."""
-        self._left, self._more = deque(hands.prepared), more
+    def __init__(self, context: SweepContext, more: Callable[[], list[Prepared]]) -> None:
+        """more: Returns the next round's jobs, added by add_jobs(); [] ends the sweep."""
+        self._left, self._more = deque(context.prepared), more
         self._running: set[int] = set()
         self._is_over = False
 
@@ -80,79 +80,83 @@ class Rounds:
         self._running.discard(job.number)
 
 
-def until_decided(hands: Hands, jobs: Sequence[tuple[Words, str]]) -> Rounds:
-    """The jobs, and more seeds of each configuration until the best one is decided."""
-    return Rounds(hands, _Looks(hands, configurations(jobs)).more)
+def until_decided(context: SweepContext, jobs: Sequence[tuple[Words, str]]) -> Rounds:
+    """Return a source of the jobs, and more seeds of each configuration until the best one is decided."""
+    return Rounds(context, _Looks(context, configurations(jobs)).more)
 
 
 class _Looks:
-    def __init__(self, hands: Hands, found: list[Words]) -> None:
-        self._hands, self._configurations = hands, found
+    def __init__(self, context: SweepContext, found: list[Words]) -> None:
+        self._context, self._configurations = context, found
         self._apart = {word.partition("=")[0] for other in found for word in set(other) ^ {*found[0]}} | {"seed"}
-        sweep = hands.sweep
-        if (most := max(hands.config.sweep.max_seeds, sweep.max_seeds or 0)) != sweep.max_seeds:
+        sweep = context.sweep
+        if (most := max(context.config.sweep.max_seeds, sweep.max_seeds or 0)) != sweep.max_seeds:
             sweep.max_seeds = most
-            hands.ledger.note_max_seeds(most)
-        self._looks = looks(hands.config.sweep.max_seeds)
+            context.ledger.note_max_seeds(most)
+        self._looks = looks(context.config.sweep.max_seeds)
 
     def more(self) -> list[Prepared]:
-        """Looks who is better, says it, and adds seeds up to the next look where nobody is."""
+        """Compare the configurations and print the result; if undecided, add seeds up to the next look."""
         self._leave_out_skipped()
         if len({without(SEED_AND_FOLD, words) for words in self._configurations}) < 2:
-            self._hands.say("until:  nothing to decide: all but one were skipped")
+            self._context.say("until:  nothing to decide: all but one were skipped")
             return []
         tried = self._seeds_tried()
         wanted = next((size for size in self._looks if size > tried), None)
         if tried in self._looks or wanted is None:
-            results = read_results(self._hands.sweep)
+            results = read_results(self._context.sweep)
             goals = find_goals((), results)
             groups = by_configuration(results)
-            found = against_best(groups, goals[0], num_looks=num_looks(self._hands.sweep.max_seeds)) if goals else []
+            found = against_best(groups, goals[0], num_looks=num_looks(self._context.sweep.max_seeds)) if goals else []
             for each in found:
-                self._hands.say(f"until:  {tried} seeds: {each.a} beside {each.b}: {words_of(each)}")
+                self._context.say(f"until:  {tried} seeds: {each.a} beside {each.b}: {words_of(each)}")
             if found and all(each.verdict == "better" for each in found):
                 return []
             if not found or wanted is None:
                 why = "as many as it may be" if found else "no two configurations have a value to compare"
-                self._hands.say(f"until:  undecided with {tried} seeds of each, {why}")
+                self._context.say(f"until:  undecided with {tried} seeds of each, {why}")
                 return []
         return [] if wanted is None else self._add(wanted)
 
     def _leave_out_skipped(self) -> None:
-        skipped = {without(SEED, job.overrides) for job in self._hands.sweep.jobs.values() if job.state == "skipped"}
+        skipped = {without(SEED, job.overrides) for job in self._context.sweep.jobs.values() if job.state == "skipped"}
         self._configurations = [words for words in self._configurations if words not in skipped]
 
     def _seeds_tried(self) -> int:
         tried = [0] * len(self._configurations)
-        for job in self._hands.sweep.jobs.values():
+        for job in self._context.sweep.jobs.values():
             if (words := without(SEED, job.overrides)) in self._configurations:
                 tried[self._configurations.index(words)] += 1
         return min(tried)
 
     def _add(self, wanted: int) -> list[Prepared]:
-        taken = {each.seed for each in read_results(self._hands.sweep)}
+        taken = {each.seed for each in read_results(self._context.sweep)}
         first = max(taken, default=-1) + 1
         new = range(first, first + wanted - self._seeds_tried())
         jobs = [(*words, f"seed={seed}") for seed in new for words in self._configurations]
-        added = add_jobs(self._hands, jobs, self._apart)
-        self._hands.say(f"until:  {len(new)} more seeds of each, {len(jobs)} jobs")
+        added = add_jobs(self._context, jobs, self._apart)
+        self._context.say(f"until:  {len(new)} more seeds of each, {len(jobs)} jobs")
         return added
 
 
-def add_jobs(hands: Hands, jobs: Sequence[Words], swept: set[str]) -> list[Prepared]:
-    """New jobs in a sweep that runs, noted in its ledger; those that are trained together as one. swept: what they differ in.
+def add_jobs(context: SweepContext, jobs: Sequence[Words], swept: set[str]) -> list[Prepared]:
+    """Add jobs to the ledger of a running sweep, and return them in groups for training together.
 
-    Raises: RunnerError where their folders are others', before any of them is noted.
+    Args:
+        swept: The keys in which they differ.
+
+    Raises:
+        RunnerError: If a directory is in use; nothing is added then.
     """
     prepared = []
     for overrides in jobs:
-        job = Job(max(hands.sweep.jobs) + 1, overrides, name_of(overrides, swept))
-        hands.sweep.jobs[job.number] = job
-        prepared.append(hands.prepare(job))  # names its folder
-    every, new = list(hands.sweep.jobs.values()), [hands.sweep.folder_of(each.job) for each in prepared]
+        job = Job(max(context.sweep.jobs) + 1, overrides, name_of(overrides, swept))
+        context.sweep.jobs[job.number] = job
+        prepared.append(context.prepare(job))  # names its folder
+    every, new = list(context.sweep.jobs.values()), [context.sweep.folder_of(each.job) for each in prepared]
     if problems := folder_problems(every) or used_problems(
         new
-    ):  # hydra.sweep.subdir, where the sweep goes on with another
+    ):  # hydra.sweep.subdir changed since the sweep was started
         raise RunnerError(*problems)
-    hands.ledger.plan(*(each.job for each in prepared))
-    return hands.in_groups(prepared)
+    context.ledger.plan(*(each.job for each in prepared))
+    return context.in_groups(prepared)

@@ -18,7 +18,7 @@ from runner.sweep.jobs.prepare import Prepared, name_of
 from runner.sweep.report.ranking import Goal
 from runner.sweep.report.results import read_results
 from runner.sweep.report.significance import ALPHA, Difference, difference
-from runner.sweep.sweep import Hands, Plan, run_sweep
+from runner.sweep.sweep import Plan, SweepContext, run_sweep
 from runner.sweep.until import Rounds, add_jobs
 
 #: below the current directory: the ledger, and a directory for each try with its sweep
@@ -131,14 +131,14 @@ class Side:
 
 
 def measure(
-    sides: Sequence[Side], look: Callable[[bool], Decision | list[int]], context: Any, config: DictConfig
+    sides: Sequence[Side], look: Callable[[bool], Decision | list[int]], hydra_context: Any, config: DictConfig
 ) -> Decision:
     """Run the seeds of each look, add the values to the sides, and return the decision.
 
     Args:
         sides: The try, and what it is compared with.
         look: Takes whether it is the last look; returns a decision, or the seeds that it needs.
-        context: Hydra's, of a sweep.
+        hydra_context: Of a sweep.
         config: The configuration of the sweep.
 
     Raises:
@@ -156,16 +156,16 @@ def measure(
     listed = [(words, name_of(words, swept)) for words in jobs]
     given = tuple(sides[0].words)
 
-    def more(hands: Hands) -> list[Prepared]:
+    def more(context: SweepContext) -> list[Prepared]:
         before = _num_known(sides)
-        note(hands.sweep, owners)
+        note(context.sweep, owners)
         found = look(False)
         if isinstance(found, Decision) or sides[0].failed or _num_known(sides) == before:
             return []  # no progress: the time limit of a queue ended each job, and would end the next ones too
-        return add_jobs(hands, _jobs(sides, found, owners), swept)
+        return add_jobs(context, _jobs(sides, found, owners), swept)
 
-    plan = Plan(given, listed, lambda hands: Rounds(hands, partial(more, hands)), adds_seeds=True)
-    note(run_sweep(plan, context, config), owners)
+    plan = Plan(given, listed, lambda context: Rounds(context, partial(more, context)), adds_seeds=True)
+    note(run_sweep(plan, hydra_context, config), owners)
     return _last(look)
 
 

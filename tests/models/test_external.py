@@ -228,7 +228,9 @@ def test_a_kind_that_mixes_padding_in_says_so(caplog):
             (7,), 3, config={"model_type": "fnet", **TINY}, vocab_size=9, padding_token=padding_token
         )
     (told,) = (record.getMessage() for record in caplog.records if record.name == "runner")
-    assert "the outputs of a model of type fnet depend on the padding of a text" in told and "data.context_length" in told
+    assert (
+        "the outputs of a model of type fnet depend on the padding of a text" in told and "data.context_length" in told
+    )
 
 
 LOCAL = {**TINY, "num_hidden_layers": 2, "local_attention": 4, "global_attn_every_n_layers": 2}

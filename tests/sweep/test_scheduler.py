@@ -18,7 +18,7 @@ from runner.sweep.jobs.ledger import Job, Ledger, Sweep
 from runner.sweep.jobs.prepare import Prepared
 from runner.sweep.launchers.process_pool import Ended, NotTakenError
 from runner.sweep.progress_table import Table
-from runner.sweep.scheduler import Books, conduct, settle
+from runner.sweep.scheduler import SweepState, run_jobs, settle
 from runner.training.signals import Stop
 
 ASSIGNED = {"sweep": "s", "uid": "u", "experiment": "e"}
@@ -91,9 +91,9 @@ def run(tmp_path):
             book.begin(sweep)
             for one in jobs:
                 book.plan(one.job)
-            books = Books(sweep, book, ASSIGNED, publisher, table)
+            state = SweepState(sweep, book, ASSIGNED, publisher, table)
             limits = {"grace_seconds": grace_seconds, "max_seconds": max_seconds}
-            conduct((source or (lambda books: Listed(jobs)))(books), places, books, stop=stop or Stop(), **limits)
+            run_jobs((source or (lambda state: Listed(jobs)))(state), places, state, stop=stop or Stop(), **limits)
         return places.log, [job.state for job in ledger.read(tmp_path).jobs.values()], table.console.file.getvalue()
 
     return run
@@ -128,15 +128,15 @@ def test_a_stop_tells_the_jobs_once_and_starts_no_more(run):
 class Search:
     """Thinks of its next job when there is room for it; after the second one its time is over."""
 
-    def __init__(self, books, jobs, clock):
-        self.books, self.left, self.clock = books, deque(jobs), clock
+    def __init__(self, state, jobs, clock):
+        self.state, self.left, self.clock = state, deque(jobs), clock
 
     def next(self, num_waiting):
         if not self.left:
             return None
         job = self.left[0].job
-        self.books.sweep.jobs[job.number] = job
-        self.books.ledger.plan(job)
+        self.state.sweep.jobs[job.number] = job
+        self.state.ledger.plan(job)
         return self.left.popleft()
 
     def ended(self, job, summary):
@@ -149,7 +149,7 @@ def test_a_search_that_its_time_cuts_off_between_two_trials_has_one_left(run, mo
     clock = SimpleNamespace(seconds=0)
     monkeypatch.setattr(scheduler, "time", SimpleNamespace(monotonic=lambda: clock.seconds))
     jobs = [prepared(number, "cpu") for number in range(2 + len(left))]
-    search = lambda books: Search(books, jobs, clock)  # noqa: E731
+    search = lambda state: Search(state, jobs, clock)  # noqa: E731
     log, states, said = run([], ["cpu"], [[0], [1]], max_seconds=50, source=search)
     assert log == ["0 on cpu", "1 on cpu", "SIGTERM"]
     assert states == ["finished", "finished", *left]

@@ -28,7 +28,7 @@ from runner.experiment.summary import Summary
 from runner.sweep.jobs import ledger
 from runner.sweep.jobs.ledger import Job, Sweep
 from runner.sweep.progress_table import Table
-from runner.sweep.sweep import Hands, Plan, _end, _folder_problems, _full_disk_told, _jobs_to_run, _sweep_of
+from runner.sweep.sweep import Plan, SweepContext, _end, _folder_problems, _full_disk_told, _jobs_to_run, _sweep_of
 from runner.tracking.journal import Journal, read_points
 from runner.tracking.journal_reader import read_events
 from runner.training.signals import Stop
@@ -144,7 +144,7 @@ def test_a_sweep_whose_points_go_elsewhere_from_now_on_has_the_jobs_that_it_had(
         made.job(("tracking.uri=http://there", f"seed={seed}"), state, summary={})
     sweep = ledger.read(made.close())
     planned = [((now, f"seed={seed}"), "") for seed in range(2 if adds_seeds else 3)]
-    plan = Plan((), planned, lambda hands: None, adds_seeds=adds_seeds)
+    plan = Plan((), planned, lambda context: None, adds_seeds=adds_seeds)
     (found,) = _jobs_to_run(plan, sweep, retry=False, grace_seconds=0)
     assert (found.number, found.folder_name) == (1, "1")
     assert [job.overrides for job in sweep.jobs.values()] == [(now, f"seed={seed}") for seed in range(3)]
@@ -161,7 +161,7 @@ def test_what_a_full_disk_ended_is_tried_again_where_its_checkpoint_lies(tmp_pat
         made.job(each, "running" if each == words[-1] else "failed", summary={})
         (tmp_path / each[0][-1] / "summary.json").write_text(json.dumps({"status": "failed", "ending": ending}))
     sweep = ledger.read(made.close())
-    plan = Plan((), [(each, "") for each in words], lambda hands: None)
+    plan = Plan((), [(each, "") for each in words], lambda context: None)
     found = _jobs_to_run(plan, sweep, retry=True, grace_seconds=0)
     assert [job.folder_name for job in found] == ["0", "1-1", "2-1", "3"]
 
@@ -195,7 +195,7 @@ def test_a_folder_that_holds_a_run_is_no_new_jobs(tmp_path, objectives, new, ref
     jobs = [Job(index, (), name, folder_name=name) for index, name in enumerate(new)]
     known = Job(5, (), "one that goes on", folder_name="5")
     sweep = Sweep(tmp_path, "1", 0, (), objectives, jobs={job.number: job for job in [*jobs, known]})
-    found = _folder_problems(Plan((), [], lambda hands: None, objectives), sweep, jobs)
+    found = _folder_problems(Plan((), [], lambda context: None, objectives), sweep, jobs)
     assert [problem.message for problem in found] == [
         f"`{tmp_path / name}` has a run, which is never overwritten" for name in refused
     ]
@@ -208,7 +208,7 @@ def test_the_last_sweep_is_the_one_of_the_folder_that_is_named(tmp_path, monkeyp
         path = Folder(tmp_path / "runs" / name, ("seed=1,2",)).close() / ledger.FILE
         os.utime(path, (at, at))
     settings = {"sweep": {"resume": "last"}, "hydra": {"sweep": {"dir": named}}, "tracking": {"enabled": False}}
-    found, is_new = _sweep_of(Plan((), [], lambda hands: None), OmegaConf.create(settings))
+    found, is_new = _sweep_of(Plan((), [], lambda context: None), OmegaConf.create(settings))
     assert (found.folder, is_new) == (tmp_path / "runs" / last, False)
 
 
@@ -499,5 +499,5 @@ def test_a_password_on_the_command_line_stays_in_the_persons_own_files(own_folde
 def test_who_asks_for_jobs_together_where_none_go_together_is_told(batch, is_said):
     """In a search, and on other machines."""
     said, config = [], OmegaConf.create({"sweep": {"batch": batch}})
-    hands = Hands(None, None, config, None, None, is_here=True, devices_for=None, say=said.append)
-    assert hands.in_groups([]) == [] and any("sweep.batch=4" in line for line in said) == is_said
+    context = SweepContext(None, None, config, None, None, is_here=True, devices_for=None, say=said.append)
+    assert context.in_groups([]) == [] and any("sweep.batch=4" in line for line in said) == is_said

@@ -35,7 +35,7 @@ class Made:
         self.ledger = Ledger(folder)
         self.ledger.begin(self.sweep)
         config = OmegaConf.create({"sweep": {"max_seeds": max_seeds, "until": "decided"}})
-        self.hands = SimpleNamespace(
+        self.context = SimpleNamespace(
             in_groups=list,
             sweep=self.sweep,
             ledger=self.ledger,
@@ -46,8 +46,8 @@ class Made:
         )
         for number, (overrides, name) in enumerate(jobs):
             self.sweep.jobs[number] = Job(number, overrides, name)
-            self.hands.prepared.append(self.prepare(self.sweep.jobs[number]))
-        self.source = until_decided(self.hands, jobs)
+            self.context.prepared.append(self.prepare(self.sweep.jobs[number]))
+        self.source = until_decided(self.context, jobs)
 
     def prepare(self, job):
         job.folder_name = str(job.number)
@@ -137,7 +137,7 @@ def test_a_configuration_whose_device_is_missing_gets_no_more_seeds(tmp_path):
         made.ledger.plan(made.sweep.jobs[number])
         made.ledger.note(made.sweep.jobs[number])
     jobs = [(job.overrides, "") for job in made.sweep.jobs.values()]
-    made.source = until_decided(made.hands, jobs)
+    made.source = until_decided(made.context, jobs)
     assert made.run() == [9, 9]  # the skipped one among them
     assert made.said[-1] == "until:  8 seeds: model=cnn beside model=mlp: better"
 
@@ -147,8 +147,8 @@ def test_where_all_others_are_skipped_there_is_nothing_to_decide(tmp_path):
     for job in list(made.sweep.jobs.values()):
         if set(MLP) <= set(job.overrides):
             job.state = "skipped"
-    made.hands.prepared[:] = [each for each in made.hands.prepared if each.job.state != "skipped"]
-    made.source = until_decided(made.hands, [(job.overrides, "") for job in made.sweep.jobs.values()])
+    made.context.prepared[:] = [each for each in made.context.prepared if each.job.state != "skipped"]
+    made.source = until_decided(made.context, [(job.overrides, "") for job in made.sweep.jobs.values()])
     assert made.run() == [2, 2]
     assert made.said == ["until:  nothing to decide: all but one were skipped"]
 
@@ -188,9 +188,9 @@ def test_seeds_whose_folders_are_others_are_not_noted(tmp_path, what, messages):
         with Journal(tmp_path / "5") as journal:
             journal.event("start", uid="1")
     else:
-        made.hands.prepare = lambda job: setattr(job, "folder_name", job.overrides[0]) or Prepared(job, None)
+        made.context.prepare = lambda job: setattr(job, "folder_name", job.overrides[0]) or Prepared(job, None)
     before = made.ledger.path.read_text()
-    messages(problems_of(add_jobs, made.hands, [(*MLP, "seed=2"), (*MLP, "seed=3")], {"seed"}))
+    messages(problems_of(add_jobs, made.context, [(*MLP, "seed=2"), (*MLP, "seed=3")], {"seed"}))
     assert made.ledger.path.read_text() == before
     made.ledger.close()
 

@@ -1,1 +1,1 @@
-"""What one job of a sweep is: its configuration, its line in the ledger, its slot, its process."""
+"""One job of a sweep: its configuration, its line in the ledger, its slot, its process."""

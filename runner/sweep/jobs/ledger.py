@@ -1,6 +1,6 @@
-"""Writes what happens to a sweep's jobs into ledger.jsonl, line by line, and reads the sweep's state from it, also after a kill.
+"""ledger.jsonl: the state of a sweep's jobs, appended line by line, so that it can be read after a kill.
 
-The sweep's process writes and holds the lock; the report, sweep.resume and commands read. Job is what is known of a job.
+The sweep's process writes it and holds the lock; the report, sweep.resume and commands read it.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from runner.errors import RunnerError, nearest, without_password
 from runner.experiment.provenance import TRIES
 from runner.tracking.journal import is_held
 
-FILE = "ledger.jsonl"  # in a sweep's folder
+FILE = "ledger.jsonl"  # in a sweep directory
 LOCK = "ledger.lock"
-DEFAULTS = "(defaults)"  # shown as the name of a job without overrides
-#: how a job may end for good; `planned`, `running` and `interrupted` (the sweep was stopped) wait for their turn
+DEFAULTS = "(defaults)"  # the name of a job without overrides
+#: final states; `planned`, `running` and `interrupted` (by a stop of the sweep) are run later
 ENDS = ("finished", "failed", "killed", "pruned", "skipped")
 
 
 @dataclass
 class Job:
-    """One job of a sweep and what is known of it."""
+    """One job of a sweep."""
 
     number: int
-    overrides: tuple[str, ...]  # as the command line takes them
-    name: str  # readable: what sets it apart from the other jobs, e.g. "device=cpu seed=2"
+    overrides: tuple[str, ...]  # as on the command line
+    name: str  # the overrides in which it differs from the other jobs, e.g., "device=cpu seed=2"
     state: str = "planned"  # planned, running, interrupted, or one of ENDS
     device: str | None = None  # None: not placed yet
     error: str | None = None  # its first line; why it was skipped
-    folder_name: str = ""  # below the sweep's folder; a job that is tried again gets another one
-    trial: dict[str, Any] | None = None  # of a search: what Optuna asked for, by key
+    folder_name: str = ""  # in the sweep directory; a repeated job gets another one
+    trial: dict[str, Any] | None = None  # of a search: Optuna's values by key
 
     @property
     def is_done(self) -> bool:
@@ -46,15 +46,15 @@ class Job:
 
 @dataclass
 class Sweep:
-    """A sweep's folder as its ledger tells it."""
+    """A sweep, as read from its ledger."""
 
     folder: Path
     uid: str
     began_ms: int
-    overrides: tuple[str, ...]  # the words of the command line
+    overrides: tuple[str, ...]  # of the command line
     #: of a search: [{"metric": "val/loss", "direction": "minimize"}, ...]; of a grid: empty
     objectives: tuple[dict[str, str], ...] = ()
-    max_seeds: int | None = None  # the most that sweep.until was to add up to; None: it was to add none
+    max_seeds: int | None = None  # for sweep.until; None: it adds no seeds
     jobs: dict[int, Job] = field(default_factory=dict)
 
     def folder_of(self, job: Job) -> Path:
@@ -62,10 +62,10 @@ class Sweep:
 
 
 class Ledger:
-    """The one writer of a sweep's ledger; what a call writes is on the disk when it returns (0.2 ms on an SSD)."""
+    """The only writer of a sweep's ledger; a line is on disk when a call returns (0.2 ms on an SSD)."""
 
     def __init__(self, folder: Path) -> None:
-        """Opens it, and makes it if need be. Raises: RunnerError when another process is running this sweep."""
+        """Open or create it. Raises: RunnerError if another process is running this sweep."""
         folder.mkdir(parents=True, exist_ok=True)
         self._lock = FileLock(folder / LOCK, thread_local=False)
         try:
@@ -84,11 +84,11 @@ class Ledger:
         self._append({"kind": "sweep", **fields, "overrides": kept(sweep.overrides), "objectives": sweep.objectives})
 
     def plan(self, *jobs: Job) -> None:
-        """New jobs, or old ones that get another folder."""
+        """Write new jobs, or jobs with a new directory."""
         self._append(*(_planned(job) for job in jobs))
 
     def note(self, *jobs: Job) -> None:
-        """The jobs' states, devices and errors as they are now."""
+        """Write the jobs' current states, devices and errors."""
         self._append(*(_noted(job) for job in jobs))
 
     def note_max_seeds(self, number: int) -> None:
@@ -109,16 +109,16 @@ class Ledger:
         text = "".join(json.dumps({**line, "time_ms": now}) + "\n" for line in lines)
         begin, rest = os.lseek(self._fd, 0, os.SEEK_END), text.encode()
         try:
-            while rest:  # a disk that gets full takes a part of them
+            while rest:  # a full disk writes only a part
                 rest = rest[os.write(self._fd, rest) :]
-        except BaseException:  # Ctrl-C, too: a line after half of one could not be read any more
+        except BaseException:  # also Ctrl-C: a line after an incomplete one would be unreadable
             os.ftruncate(self._fd, begin)
             raise
         os.fsync(self._fd)
 
 
 def kept(overrides: tuple[str, ...]) -> tuple[str, ...]:
-    """The overrides as they stand in a ledger, without passwords: who goes on with a sweep gives its words again."""
+    """Return overrides without passwords: a resumed sweep gets its arguments again."""
     return tuple(map(without_password, overrides))
 
 
@@ -138,12 +138,12 @@ def _instead(folder: Path) -> str:
 
 
 def is_running(folder: Path) -> bool:
-    """Whether some process is running the sweep of this folder."""
+    """Return whether a process is running the sweep in this directory."""
     return is_held(folder / LOCK)
 
 
 def read(folder: Path) -> Sweep:
-    """The sweep as its ledger has it. Raises: RunnerError when the folder holds none."""
+    """Read a sweep from its ledger. Raises: RunnerError if the directory has none."""
     lines = _lines(folder / FILE)
     if not lines or lines[0]["kind"] != "sweep":
         problem = f"`{folder}` has no sweep" if folder.is_dir() else f"there is no directory `{folder}`"
@@ -156,7 +156,7 @@ def read(folder: Path) -> Sweep:
             sweep.jobs[line["job"]] = job = Job(
                 line["job"], tuple(line["overrides"]), line["name"], folder_name=line["folder"], trial=line["trial"]
             )
-            if before is not None and before.folder_name == job.folder_name:  # other words for what it is
+            if before is not None and before.folder_name == job.folder_name:  # a change of its overrides only
                 job.state, job.device, job.error = before.state, before.device, before.error
         elif line["kind"] == "state":
             job = sweep.jobs[line["job"]]
@@ -167,14 +167,14 @@ def read(folder: Path) -> Sweep:
 
 
 def find_last(root: Path) -> Path | None:
-    """The folder below `root` whose sweep did something last, but for those of tries; None when there is none."""
+    """Return the directory of the last active sweep below `root`, except those of `try`, or None."""
     found = [path for path in root.glob(f"**/{FILE}") if not path.is_relative_to(root / TRIES.name)]
     found.sort(key=lambda path: path.stat().st_mtime_ns)
     return found[-1].parent if found else None
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines; one that a kill tore off counts as not written."""
+    """Yield complete lines; one that a kill cut off is skipped."""
     text = path.read_text() if path.is_file() else ""
     whole = text[: text.rfind("\n") + 1]
     return [json.loads(line) for line in whole.splitlines()]

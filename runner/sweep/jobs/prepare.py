@@ -1,7 +1,6 @@
-"""Makes a sweep's jobs of its words: every combination, its name, its configuration; checks all before the first one starts.
+"""Make a sweep's jobs from its overrides: every combination, its name and its configuration; check all before the first starts.
 
-For grid.py, the search and sweep.py. examine(), which checks, runs in a process of the launcher's:
-it looks at the GPUs and imports the person's code.
+examine() runs in another process, as it queries the GPUs and imports the user's code.
 """
 
 from __future__ import annotations
@@ -27,21 +26,21 @@ from runner.experiment.terminal import say
 from runner.sweep.jobs.ledger import Job
 from runner.sweep.jobs.slots import DevicesFor
 
-#: not a job's own: what says how the sweep is run
+#: keys of the sweep, not of a job
 OF_THE_SWEEP = ("sweep.", "hydra.", "hydra/")
-#: of a job's folder: it passes through shells, and through Hydra as a word of its own
+#: characters of a job's directory that need no quoting in shells and overrides
 USABLE = r"(?!\.)[\w.,=+@:\[\]() -]+"
-LONGEST = 200  # bytes; most file systems take 255, and a job that is tried again has a longer one
+LONGEST = 200  # bytes; most file systems allow 255, and a repeated job has a longer name
 PARAMS = "hydra.sweeper.params"
 ZIP, ZIP_EXAMPLE = "sweep.zip", "sweep.zip={model.width:[64,128],optimizer.lr:[0.001,0.0003]}"
-#: texts that Hydra reads as they are, and those among them that it takes for something else
+#: strings that Hydra reads unquoted, and those among them with another meaning
 PLAIN_WORD, NO_TEXTS = r"[A-Za-z_][\w./-]*", ("true", "false", "null", "inf", "nan")
-#: one process sends all journals of a sweep to one store
+#: one uploader sends all journals of a sweep to one store
 OF_THE_STORE = ("tracking.uri", "tracking.enabled")
 THE_SAME_FOR_ALL = (*OF_THE_SWEEP, *OF_THE_STORE)
 
 Words = tuple[str, ...]
-SEED = ("seed",)  # what jobs of one configuration differ in
+SEED = ("seed",)  # the difference between jobs of one configuration
 
 
 @dataclass
@@ -51,27 +50,27 @@ class Prepared:
     job: Job
     config: DictConfig
     policy: tuple[str, ...] = ()
-    devices: tuple[str, ...] = ()  # that it may take; () on machines that this process does not see
+    devices: tuple[str, ...] = ()  # that it may use; () for other machines
     missing: Problem | None = None
-    assigned: dict[str, Any] = field(default_factory=dict)  # what only this job is told: fields of Assignment
-    others: tuple[Prepared, ...] = ()  # that are trained together with it, see sweep.jobs.together
-    num_groups: int = 0  # of such jobs, that there are of the sweep
+    assigned: dict[str, Any] = field(default_factory=dict)  # fields of only this job's Assignment
+    others: tuple[Prepared, ...] = ()  # the other members of its group, see sweep.jobs.together
+    num_groups: int = 0  # in the sweep
 
     @property
     def jobs(self) -> tuple[Job, ...]:
-        """Its own, and those of the others."""
+        """This job and the other members."""
         return (self.job, *(other.job for other in self.others))
 
 
 def grid_params(config: DictConfig) -> Mapping[str, Any]:
-    """What a grid's settings give beside the words. Raises: RunnerError with everything that is wrong with them."""
+    """Return the overrides in a grid's settings. Raises: RunnerError with all problems in them."""
     node = config.hydra.sweeper
     refuse(setting_problems(node, Grid, "hydra.sweeper"))
     return dict(OmegaConf.to_container(node.params, resolve=True) or {}) if node.params else {}  # type: ignore[arg-type]
 
 
 def zips_of(config: DictConfig) -> list[Mapping[str, Any]]:
-    """sweep.zip as plain values: lists of values by key, those that go together in a mapping. Raises: RunnerError for other forms."""
+    """Return sweep.zip as plain values: mappings of lists by key. Raises: RunnerError for other forms."""
     node = config.sweep.zip
     found: Any = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
     each = found if isinstance(found, list) else [] if found is None else [found]
@@ -82,7 +81,7 @@ def zips_of(config: DictConfig) -> list[Mapping[str, Any]]:
 
 
 def parsed_params(parser: Any, params: Mapping[str, Any]) -> list[Any]:
-    """hydra.sweeper.params as Hydra's overrides. Raises: RunnerError with all that can't be read, or is no job's own."""
+    """Return hydra.sweeper.params as Hydra's overrides. Raises: RunnerError with all that can't be parsed or are not of a job."""
     from hydra.errors import HydraException
 
     found, problems = [], []
@@ -110,11 +109,11 @@ def combinations(
     params: Mapping[str, Any] | None = None,
     zipped: Sequence[Mapping[str, Any]] = (),
 ) -> list[tuple[tuple[str, ...], str]]:
-    """Every job's overrides and its readable name: all combinations of the words with several values, in order. Of equal
-    ones there is one, which is said.
+    """Return every job's overrides and name: all combinations of the values, in order, each once.
 
-    params: `hydra.sweeper.params`, which come before the words: a key that both have is the words'.
-    zipped: of `sweep.zip`, each mapping with lists of values by key that go together: the first of each, the second, ...
+    Args:
+        params: `hydra.sweeper.params`; the command line's values of a key win.
+        zipped: `sweep.zip`: mappings of lists of values by key that are combined element by element.
     """
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
     from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -125,7 +124,7 @@ def combinations(
     parsed = parsed_params(parser, params or {}) + parsed
     _refuse_intervals(parsed)
     own = [override for override in parsed if not is_of_the_sweep(override)]
-    # the last of a key, as Hydra has it
+    # the last value of a key counts, as in Hydra
     own = list({override.get_key_element(): override for override in own}.values())
     swept = {override.get_key_element() for override in own if override.is_sweep_override()}
     rows = together(zipped, {override.get_key_element() for override in own})
@@ -142,9 +141,13 @@ def combinations(
 
 
 def together(zipped: Sequence[Mapping[str, Any]], others: Collection[str] = ()) -> list[tuple[str, ...]]:
-    """The overrides of each row of sweep.zip, of several mappings all combinations; one empty row where there is none.
+    """Return the overrides of each row of sweep.zip, for several mappings all combinations; one empty row without it.
 
-    others: the keys of the other words. Raises: RunnerError with everything that is wrong with it.
+    Args:
+        others: The keys of the other overrides.
+
+    Raises:
+        RunnerError: With all problems in it.
     """
     keys = [key_of(key) for one in zipped for key in one]
     taken = {*map(key_of, others), *(key for key in keys if keys.count(key) > 1)}
@@ -186,7 +189,7 @@ def _zip_problems(zipped: Mapping[str, Any], taken: Collection[str]) -> list[Pro
 
 
 def as_word(value: Any) -> str:
-    """A value as Hydra's grammar reads it back."""
+    """Return a value in Hydra's grammar."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
     if isinstance(value, Mapping):
@@ -199,24 +202,23 @@ def as_word(value: Any) -> str:
 
 
 def name_of(overrides: Sequence[str], swept: set[str]) -> str:
-    """What sets a job apart; of a sweep over nothing, all that it was given."""
+    """Return the overrides in which a job differs from the others, or all overrides of a single job."""
     apart = [text for text in overrides if text.partition("=")[0] in swept] or list(overrides)
-    return " ".join(without_password(re.sub(r"\\(\W)", r"\1", text)) for text in apart)  # no letter is escaped
+    return " ".join(without_password(re.sub(r"\\(\W)", r"\1", text)) for text in apart)  # without Hydra's escapes
 
 
 class Composer:
-    """Composes a sweep's jobs: the first of those that differ in numbers alone as Hydra does, 0.1 s; the others, 10 ms
-    each, as copies of it with other numbers put in."""
+    """Composes a sweep's jobs. Jobs that differ only in numbers are copies of the first one: 10 ms instead of 0.1 s."""
 
     def __init__(self, config_loader: Any, master: DictConfig) -> None:
         from hydra.core.override_parser.overrides_parser import OverridesParser
 
         self._loader, self._master = config_loader, master
         self._parser = OverridesParser.create(config_loader=config_loader)
-        self._known: dict[tuple[str, ...], DictConfig] = {}  # by the overrides, numbers left out
+        self._known: dict[tuple[str, ...], DictConfig] = {}  # by the overrides without numbers
 
     def compose(self, job: Job) -> DictConfig:
-        """The job's configuration, its folder and number filled in."""
+        """Return the job's configuration, with its directory and number."""
         parsed = self._parser.parse_overrides(list(job.overrides))
         shape = tuple(f"{each.key_or_group}=" if _is_number(each) else str(each.input_line) for each in parsed)
         like = self._known.get(shape)
@@ -259,7 +261,7 @@ def _for_job(config: DictConfig, master: DictConfig, job: Job) -> DictConfig:
 
 
 def folder_problems(jobs: Sequence[Job]) -> list[Problem]:
-    """What is wrong with the folders that hydra.sweep.subdir names for jobs."""
+    """Return the problems of the job directories from hydra.sweep.subdir."""
     names = [job.folder_name for job in jobs]
     found = {}
     for name in names:
@@ -274,7 +276,7 @@ def folder_problems(jobs: Sequence[Job]) -> list[Problem]:
 
 
 def used_problems(folders: Iterable[Path]) -> list[Problem]:
-    """What keeps new jobs out of their folders: a run that lies there."""
+    """Return an error for each directory of a new job that has a run already."""
     fix = "use another `hydra.sweep.dir` (the default has the time in its name)"
     return [
         Problem(f"hydra.sweep.dir={folder.parent}", f"`{folder}` has a run, which is never overwritten", fix)
@@ -286,10 +288,14 @@ def used_problems(folders: Iterable[Path]) -> list[Problem]:
 def examine(
     configs: Sequence[DictConfig], devices_for: DevicesFor, is_here: bool, *, hardware: Hardware | None = None
 ) -> list[Any]:
-    """Checks jobs; runs in a process of its own, for it looks at the GPUs and imports the person's code.
+    """Check jobs, in another process, as it queries the GPUs and imports the user's code.
 
-    devices_for: asks the launcher. is_here: whether this machine is the one that the jobs' settings must suit.
-    Returns the machine, then for each configuration its faults, policy, devices and what is missing.
+    Args:
+        devices_for: Of the launcher.
+        is_here: Whether the jobs run on this machine.
+
+    Returns:
+        The hardware; then for each configuration its problems, policy, devices, and why its device is missing.
     """
     from runner.experiment.check import check as check_config
 
@@ -304,7 +310,7 @@ def examine(
             policy = parse(OmegaConf.select(config, "device"))
             devices = devices_for(policy, hardware)
         except RunnerError as error:
-            # a form that is none, or several devices for one job, is a mistake wherever it runs
+            # an invalid device, or several devices for one job, is an error on every machine
             if policy and "all" not in policy:
                 missing, problems = error.problems[0], []
             else:
@@ -327,12 +333,12 @@ def _refuse_intervals(parsed: Sequence[Any]) -> None:
 
 
 def is_of_the_sweep(override: Any) -> bool:
-    """Whether an override, as Hydra parsed it, says how the sweep is run, and is no part of a job."""
+    """Return whether a parsed override is a setting of the sweep, not of a job."""
     return str(override.input_line).lstrip("+~").startswith(OF_THE_SWEEP)
 
 
 def refuse_swept_settings(parsed: Sequence[Any]) -> None:
-    """Raises: RunnerError for what says how the sweep is run and has several values."""
+    """Raises: RunnerError for settings of the sweep with several values."""
     found = []
     for override in parsed:
         text, key = str(override.input_line), override.key_or_group
@@ -344,7 +350,7 @@ def refuse_swept_settings(parsed: Sequence[Any]) -> None:
 
 
 def store_problems(prepared: Sequence[Prepared], config: DictConfig) -> list[Problem]:
-    """What a job says of its store, by an option of a group, say, and the sweep does not. config: what all have in common."""
+    """Return the store settings of a job that differ from the sweep's, e.g., by an option. config: common to all jobs."""
     found: dict[tuple[str, Any], Problem] = {}
     for job in prepared:
         for key in OF_THE_STORE:
@@ -358,10 +364,10 @@ def store_problems(prepared: Sequence[Prepared], config: DictConfig) -> list[Pro
 
 
 def configurations(jobs: Sequence[tuple[Words, str]]) -> list[Words]:
-    """The jobs' overrides without their seeds, each once: of one with folds there are as many."""
+    """Return the jobs' overrides without seeds, each once."""
     return list(dict.fromkeys(without(SEED, overrides) for overrides, _ in jobs))
 
 
 def without(keys: Words, overrides: Words) -> Words:
-    """The overrides but those of these keys."""
+    """Return the overrides without those of these keys."""
     return tuple(word for word in overrides if key_of(word) not in keys)

@@ -1,8 +1,4 @@
-"""Runs a job of a sweep in the job's own process, by experiment/run.py; its folder holds all that a run leaves.
-
-A group of jobs (together.py) is run by experiment/together.py. Assignment is what a launcher tells a job beside its
-configuration.
-"""
+"""Run a job of a sweep in its process with experiment/run.py, or a group of jobs with experiment/together.py."""
 
 from __future__ import annotations
 
@@ -26,30 +22,30 @@ if TYPE_CHECKING:
     from runner.experiment.summary import Summary
     from runner.experiment.together import Job
 
-#: what a job knows of its sweep, for launchers that hand on nothing but overrides
+#: environment variable with the Assignment, for launchers that pass only overrides
 VARIABLE = "RUNNER_JOB"
-#: the status of a job that was to be trained with others and can't be
+#: status of a job that can't be trained together with its group
 ALONE = "alone"
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """What a job is told besides its configuration; plain values, for a launcher may carry it as text."""
+    """Arguments of a job in addition to its configuration; plain values, as a launcher may pass them as text."""
 
-    sweep: str  # the sweep's folder
-    uid: str  # of the sweep's own run in MLflow
+    sweep: str  # the sweep directory
+    uid: str  # of the sweep's run in MLflow
     experiment: str
     name: str
     publishes: bool = True  # False: the sweep sends its journal
     device: str | None = None  # None: the job chooses by its own `device=`
     device_reason: str = ""
     device_here: str | None = None  # what the job's process calls it
-    study: str | None = None  # of a search: where its study lies
+    study: str | None = None  # of a search: the path of its study
     trial: int | None = None
-    metric: str | None = None  # that decides whether the trial goes on
+    metric: str | None = None  # for pruning the trial
 
     def as_text(self) -> str:
-        """Letters and digits alone, so that it passes through any command line."""
+        """Return it as letters and digits, which need no quoting."""
         return "j" + json.dumps(asdict(self)).encode().hex()
 
     @classmethod
@@ -58,17 +54,19 @@ class Assignment:
 
 
 def run_pickled(payload: bytes) -> int:
-    """In the job's process: runs what a launcher composed. Returns the exit code."""
-    config, context = pickle.loads(payload)  # from our own parent
+    """In the job's process: run a composed configuration. Returns the exit code."""
+    config, context = pickle.loads(payload)  # from the parent process
     returned = run_composed(config, context)
     value = returned._return_value
     return int(value.code) if hasattr(value, "code") else 1
 
 
 def run_pickled_together(payload: bytes) -> int:
-    """The same for jobs that are trained together: (configuration, Assignment.as_text()) of each; of how many groups this is
-    one, and the threads that it may take. ALONE where they can't be."""
-    each, context, (num_groups, num_threads) = pickle.loads(payload)  # from our own parent
+    """In the process of a group: run its jobs together. The status is ALONE if they can't be trained together.
+
+    payload: A configuration and Assignment.as_text() per job, the number of groups, and the threads for this one.
+    """
+    each, context, (num_groups, num_threads) = pickle.loads(payload)  # from the parent process
     from runner.device import backends, host_memory
     from runner.experiment.together import Job
 
@@ -84,7 +82,7 @@ def run_pickled_together(payload: bytes) -> int:
 
 
 def in_turns(jobs: Sequence[Job]) -> list[Summary]:
-    """Has all of them trained, as many together as can be; after a word to end no others begin. Returns their summaries."""
+    """Train the jobs, as many together as possible; after a stop no others start. Returns their summaries."""
     from runner.experiment.summary import Summary
     from runner.experiment.together import CannotStackError, failed, run_together
     from runner.training.signals import listening
@@ -107,7 +105,7 @@ def in_turns(jobs: Sequence[Job]) -> list[Summary]:
 
 
 def begun(cfg: DictConfig) -> tuple[DictConfig, Path]:
-    """Of a job that is trained with others: its configuration and its folder, in the place of task()."""
+    """Stands for task() in Hydra's run of a member: keeps its configuration and directory."""
     from hydra.core.hydra_config import HydraConfig
 
     from runner.config.compose import name_data
@@ -117,7 +115,7 @@ def begun(cfg: DictConfig) -> tuple[DictConfig, Path]:
 
 
 def run_composed(config: DictConfig, context: Any, function: Callable[[DictConfig], Any] | None = None) -> JobReturn:
-    """Runs one composed job as Hydra does: its folder, its log, its callbacks. function: None for task()."""
+    """Run a composed job as Hydra does, with its directory, log and callbacks. function: None: task()."""
     from hydra import version
     from hydra.core.utils import JobRuntime, run_job, setup_globals
 
@@ -134,7 +132,7 @@ def run_composed(config: DictConfig, context: Any, function: Callable[[DictConfi
 
 
 def task(cfg: DictConfig) -> Summary:
-    """What a job does, wherever it runs. Returns its summary, which is in its folder, too, and raises nothing."""
+    """Run a job on any launcher. Returns its summary, which is also in its directory; never raises."""
     from hydra.core.hydra_config import HydraConfig
 
     from runner.config.compose import name_data

@@ -1,6 +1,6 @@
-"""Says which places for jobs a machine has (sweep.slots), which of them a job may take, and what it sees there.
+"""The slots of a machine (sweep.slots), which of them a job may use, and the environment of a job in a slot.
 
-For launchers/local.py, which keeps the free ones, and launchers/slurm.py. Pure, but for a look at one path.
+For launchers/local.py, which has the list of free ones, and launchers/slurm.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from runner.device import Choice, Hardware, resolve
 from runner.device.choose import explained
 from runner.device.unavailable import why_not
 
-#: of free memory, for each process that trains a group of jobs on the CPU
+#: free memory for each process that trains a group of jobs on the CPU
 GROUP_BYTES = 2**30
 #: such processes on one GPU at the most; what each has to have of its free memory, in a part of which its data lies, too, and of
 #: the machine's
@@ -22,7 +22,7 @@ MOST_ON_GPU, GPU_BYTES, HOST_BYTES = 4, 8 * 2**30, 4 * 2**30
 #: jobs of each of several groups on one GPU, at the least: of fewer the kernels are short, and several processes bring more of them
 #: (reasoned, not measured on a GPU)
 FEWEST_ON_GPU = 16
-#: a policy and the machine that asks → the devices that a job may take where it runs
+#: from a policy and this machine to the devices that a job may use where it runs
 DevicesFor = Callable[[tuple[str, ...], Hardware], tuple[str, ...]]
 
 
@@ -43,9 +43,9 @@ class Slot:
 
 
 def places(hardware: Hardware, slots: Mapping[str, int], *, groups: Mapping[str, int] | None = None) -> list[Slot]:
-    """Every slot of the machine: the devices with the most free memory first, the CPU last; then those for groups alone.
+    """Return the slots of the machine: devices with the most free memory first, the CPU last; then slots only for groups.
 
-    groups: of jobs that are trained together, how many may share each device, see groups_of().
+    groups: How many groups of jobs may share each device, see groups_of().
     """
     usable = [name for name in hardware.devices() if name == "cpu" or why_not(name, hardware) is None]
     devices = hardware.devices()
@@ -64,12 +64,13 @@ def places(hardware: Hardware, slots: Mapping[str, int], *, groups: Mapping[str,
 
 
 def devices_for(policy: tuple[str, ...], hardware: Hardware) -> tuple[str, ...]:
-    """The devices that a job with this policy may take; where `device=` leaves a choice, all that it could choose.
+    """Return the devices that a job with this policy may use.
 
-    Raises: RunnerError when none of them is there, with the reason.
+    Raises:
+        RunnerError: If none of them is available, with the reason.
     """
     hardware = explained(policy, hardware)
-    first = resolve(policy, hardware).device  # the first of a preference list that is there decides the kind
+    first = resolve(policy, hardware).device  # the first available device of a preference list decides the kind
     asked = next(item for item in policy if item in ("auto", "all") or _kind(item) == _kind(first))
     if ":" in asked or asked in ("cpu", "mps"):
         return (first,)
@@ -77,7 +78,7 @@ def devices_for(policy: tuple[str, ...], hardware: Hardware) -> tuple[str, ...]:
 
 
 def anywhere(policy: tuple[str, ...], hardware: Hardware) -> tuple[str, ...]:
-    """The devices of a machine that nobody sees from here: the job says when its own is missing."""
+    """Return the devices on another machine: the job reports a missing one."""
     return ()
 
 
@@ -89,10 +90,13 @@ def pick(
     is_group: bool = False,
     alone: Collection[str] = (),
 ) -> Slot | None:
-    """The free place that a job takes: on the device with the fewest jobs, of those the one with the most memory.
+    """Return the free slot for a job: on the device with the fewest jobs, and of those the one with the most memory.
 
-    is_group: whether it is several that are trained together. alone: devices with a job that is none. That one takes what it
-    needs of a GPU's memory, and each of several groups its part: neither joins the other where nobody has asked for slots.
+    A single job takes the GPU memory that it needs, and a group its share: they don't share a GPU unless slots are set.
+
+    Args:
+        is_group: Whether the job is a group.
+        alone: Devices with a single job.
     """
     jobs, wanted = Counter(place.device for place in busy), set(devices)
     shared = {place.device for place in busy if place.for_groups and place.kind != "cpu"}
@@ -107,19 +111,16 @@ def pick(
 
 
 def choice_at(place: Slot, policy: tuple[str, ...]) -> Choice:
-    """The device of a job in its place. A process that is given one GPU calls it cuda:0."""
+    """Return the device of a job in a slot. A process that sees one GPU calls it cuda:0."""
     automatic = f"{policy[0]}: the sweep's free slot with the fewest jobs and the most free memory"
     reason = "as asked" if place.device in policy else automatic
     return Choice(place.device, reason, "cuda:0" if place.kind == "cuda" else place.device)
 
 
 def environment_of(place: Slot, *, visible: str | None) -> dict[str, str]:
-    """What a job in this place sees of the machine.
-
-    visible: CUDA_VISIBLE_DEVICES as it is here, which numbers the GPUs that the sweep sees.
-    """
+    """Return the environment of a job in a slot. visible: CUDA_VISIBLE_DEVICES of the sweep."""
     if place.kind == "cpu":
-        return {"CUDA_VISIBLE_DEVICES": ""}  # a look at a GPU would make a context of some 400 MB on it
+        return {"CUDA_VISIBLE_DEVICES": ""}  # a query would create a context of about 400 MB on a GPU
     if place.kind != "cuda":
         return {}
     index = int(place.device.partition(":")[2])
@@ -135,19 +136,21 @@ def taking_turns(order: Iterable[Slot], *, pipes: Path) -> str:
 
 
 def threads_of(slots: Mapping[str, int], *, num_cpus: int) -> int | None:
-    """Threads of each job on the CPU, so that slots don't fight; None leaves a lone job to itself."""
+    """Return the CPU threads of each job, so that slots don't compete; None for a single slot."""
     return max(1, num_cpus // slots["cpu"]) if slots["cpu"] > 1 else None
 
 
 def groups_of(
     hardware: Hardware, slots: Mapping[str, int], *, num_cpus: int, num_threads: int | None, free_bytes: int
 ) -> dict[str, int]:
-    """How many groups of jobs that are trained together may compute on each device at a time, by its name.
+    """Return how many groups of jobs may compute on each device at a time.
 
-    On the CPU one for each core, since a group fills one and hardly ever two. On a GPU some as well, where there are cores
-    for them: small models leave it idle while one process makes its members' folders and journals, one after the other. Of
-    64 digits MLPs on an H100 that took 30 s, and their training 4 (2026-11). Where there are several slots, as many.
-    num_threads: of each on the CPU, where somebody has said it. free_bytes: of the machine's memory.
+    On the CPU, one per core, since a group rarely uses two. On a GPU, several if there are cores, as small models leave it
+    idle while a process creates its members' directories and journals. With several slots, as many as slots.
+
+    Args:
+        num_threads: CPU threads of each, if set.
+        free_bytes: Of the machine's memory.
     """
 
     def unless_said(kind: str, most: int) -> int:
@@ -162,7 +165,7 @@ def groups_of(
 
 
 def num_groups(order: Iterable[Slot], devices: Collection[str], num_jobs: int) -> int:
-    """How many groups of so many jobs may compute at a time, where they may take these devices."""
+    """Return how many groups of `num_jobs` jobs may compute at a time on these devices."""
     fitting = [place for place in order if place.device in devices]
     without_others = [place for place in fitting if place.kind == "cpu" or not place.for_groups]
     return max(len(without_others), min(len(fitting), num_jobs // FEWEST_ON_GPU))

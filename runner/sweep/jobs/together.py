@@ -1,6 +1,6 @@
-"""Finds a sweep's jobs that differ in numbers alone, so that one process may train them together (sweep.batch). Pure.
+"""Group the jobs of a sweep that differ only in numbers, so that one process trains them together (sweep.batch).
 
-Called by sweep.py and until.py. What else may be in the way is found out in the job's process.
+Other reasons against a group are found in the job's process.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from runner.config.validate import of_all_folds
 from runner.experiment import rules
 from runner.sweep.jobs.prepare import Prepared
 
-#: jobs from which on sweep.batch=auto trains them together: of fewer, most of the time is each job's own
+#: minimum number of jobs for sweep.batch=auto: with fewer, most of the time is spent per job
 FEWEST = 4
-#: in one group at the most: what they have of their own (a journal, files that are open) is not nothing
+#: maximum size of a group, as each member has a journal and open files
 MOST = 128
-#: what may be another number in each of the jobs that are trained together; null or not is no number
+#: keys that may have another number in each member of a group; null is not a number
 NUMBERS = (
     "seed",
     "optimizer.",
@@ -30,19 +30,20 @@ NUMBERS = (
     "task.class_weights",
     "data.augment.",
 )
-#: keys of a model whose last word has this are a number likewise: dropout, drop_rate, attention_dropout
+#: keys of a model that contain this may have another number, too: dropout, drop_rate, attention_dropout
 DROPS = "drop"
-#: what they may have of their own, whatever it is
+#: keys that may differ in any way
 FREE = ("name", "hydra.", "sweep.")
 
 
 def in_groups(
     prepared: Sequence[Prepared], *, batch: str | int, num_slots: Callable[[Sequence[str], int], int]
 ) -> list[Prepared]:
-    """The jobs in their order, those that are trained together as one: its first, with the others.
+    """Return the jobs in order; each group is its first job with the others.
 
-    batch: sweep.batch, auto, off, or how many at the most. num_slots: of some devices and a number of jobs, groups of those
-    that may run there at a time.
+    Args:
+        batch: sweep.batch: auto, off, or the maximum size of a group.
+        num_slots: Returns how many groups of a number of jobs may run at a time on some devices.
     """
     if batch == "off":
         return list(prepared)
@@ -88,9 +89,9 @@ def _kind(key: str, value: Any) -> str:
     if not drops and not key.startswith(NUMBERS):
         return repr(value)
     if value == 0 and (drops or key.startswith("data.augment.")):
-        return repr(value)  # without dropout a model may have another layer less
+        return repr(value)  # without dropout a model may have fewer layers
     if key.startswith("scheduler.") and isinstance(value, list | tuple) and all(map(_is_number, value)):
-        return "numbers"  # milestones: each has a schedule of its own
+        return "numbers"  # milestones: each member has its schedule
     return _form(value)
 
 
@@ -107,7 +108,7 @@ def _is_number(value: Any) -> bool:
 
 
 def in_words(prepared: Sequence[Prepared]) -> list[str]:
-    """How many jobs are trained together, and how many might be but for their settings; no line where none are."""
+    """Return lines about the number of jobs that are trained together, and those that can't be because of their settings."""
     sizes, said = [len(job.jobs) for job in prepared if job.others], []
     if sizes:
         groups = "one group" if len(sizes) == 1 else f"{len(sizes)} groups"

@@ -1,1 +1,1 @@
-"""Where the jobs of a sweep run: on this machine, on a Ray cluster, in Slurm's queue. hydra/launcher says which."""
+"""Launchers (hydra/launcher): run the jobs of a sweep on this machine, on a Ray cluster, or with Slurm."""

@@ -1,6 +1,6 @@
-"""Packs a job's folder and the variables that it needs for another machine, and unpacks the folder that comes back.
+"""Pack a job's directory and environment variables for another machine, and unpack the directory that comes back.
 
-Called in the sweep's process by ray.py, and on the machine of the job by ray_worker.py.
+Called in the sweep's process by ray.py, and on the job's machine by ray_worker.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 
 def variables_of(config: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables of this machine's environment that the job needs: those its YAML names, the runner's and MLflow's."""
+    """Return the environment variables that the job needs: those in its YAML, the runner's and MLflow's."""
     named = set(re.findall(r"\$\{oc\.env:\s*([A-Za-z_]\w*)", config))
     return {
         name: value for name, value in environment.items() if name in named or name.startswith(("RUNNER_", "MLFLOW_"))
@@ -23,7 +23,7 @@ def variables_of(config: str, environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def pack(folder: Path) -> bytes:
-    """Every file below the folder, compressed; b"" for a folder that is not there. Takes its size in memory, twice."""
+    """Return all files below the directory, compressed; b"" if it does not exist. Uses twice its size in memory."""
     if not folder.is_dir():
         return b""
     buffer = io.BytesIO()
@@ -35,7 +35,7 @@ def pack(folder: Path) -> bytes:
 
 
 def unpack(job_files: bytes, folder: Path) -> None:
-    """Puts the files into the folder, each whole or not at all, over those that are there; leaves all others alone."""
+    """Write the files to the directory, each atomically; other files stay."""
     folder.mkdir(parents=True, exist_ok=True)
     if not job_files:
         return

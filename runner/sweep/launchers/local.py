@@ -1,7 +1,4 @@
-"""Hydra's launcher for this machine (hydra/launcher=slots): starts each job in a process of its own, in a slot that is free.
-
-In the sweep's process; scheduler.py asks it to start jobs and which have ended. It keeps the slots and the warm processes.
-"""
+"""Hydra's launcher for this machine (hydra/launcher=slots): start each job in a process, in a free slot."""
 
 from __future__ import annotations
 
@@ -44,7 +41,7 @@ PRELOAD = ("runner.sweep.launchers.preload",)
 
 
 class Slots(Launcher):
-    """One job per slot; GPU slots see one GPU, named in CUDA_VISIBLE_DEVICES before torch is imported."""
+    """Runs one job per slot. A job in a GPU slot sees one GPU, set in CUDA_VISIBLE_DEVICES before torch is imported."""
 
     is_here = True
     follows = True
@@ -52,8 +49,8 @@ class Slots(Launcher):
     def __init__(self, preload: Sequence[str] = PRELOAD) -> None:
         self.preload = tuple(preload)
         self._free: list[Slot] = []
-        self._busy: dict[int, Slot] = {}  # by the number of the job, a group's first
-        self._alone: set[int] = set()  # of those, the jobs that are no groups
+        self._busy: dict[int, Slot] = {}  # by the number of the job, or a group's first job
+        self._alone: set[int] = set()  # numbers of single jobs
         self._process_pools: dict[str, ProcessPool] = {}
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
@@ -70,7 +67,7 @@ class Slots(Launcher):
         return devices_for
 
     def process_pool(self, place: Slot | None = None) -> ProcessPool:
-        """The warm process for a place; without one, that which sees the whole machine."""
+        """Return the pool for a slot; without one, the pool that sees the whole machine."""
         key = place.device if place is not None and place.kind == "cuda" else ""
         if key not in self._process_pools:
             environment = environment_of(place, visible=_visible()) if key and place is not None else {}
@@ -80,7 +77,7 @@ class Slots(Launcher):
         return self._process_pools[key]
 
     def open(self, hardware: Hardware, devices: set[str]) -> str:
-        """Opens the slots of the devices that the jobs may take, and says in words which they are."""
+        """Open the slots of the devices that the jobs may use, and return their description."""
         self._groups = groups_of(
             hardware,
             self._slots,
@@ -93,21 +90,21 @@ class Slots(Launcher):
         self._free = list(self._order)
         for place in self._free:
             self.process_pool(place)
-        pipes = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"))  # where MPS has its own by default
+        pipes = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"))  # the default of MPS
         words = ", ".join(str(place) for place in self._free if not place.for_groups)
         return (words or "none") + taking_turns(self._free, pipes=pipes)
 
     @property
     def num_slots(self) -> int:
-        """Jobs at a time, once it is open."""
+        """The number of jobs at a time; call open() first."""
         return sum(not place.for_groups for place in self._order)
 
     def num_groups(self, devices: Sequence[str], num_jobs: int) -> int:
-        """Groups of so many jobs that are trained together, at a time, where they may take these devices."""
+        """Return the number of groups of `num_jobs` jobs at a time on these devices."""
         return num_groups(self._order, devices, num_jobs)
 
     def start(self, prepared: Prepared, assigned: Assignment) -> str | None:
-        """Starts the job and returns its device; None when no slot is free for it now."""
+        """Start the job and return its device, or None without a free slot."""
         is_group, alone = bool(prepared.others), {self._busy[number].device for number in self._alone}
         place = pick(prepared.devices, self._free, self._busy.values(), is_group=is_group, alone=alone)
         if place is None:
@@ -145,7 +142,7 @@ class Slots(Launcher):
             config.backends.cuda.memory_fraction = 1 / self._slots["cuda"]
 
     def ended(self, seconds: float) -> list[Ended]:
-        """The jobs that have ended; waits for the first one, at most so long."""
+        """Return the ended jobs; wait up to `seconds` for the first one."""
         process_pools = list(self._process_pools.values())
         select.select(process_pools, [], [], seconds)
         found = [ended for process_pool in process_pools for ended in process_pool.ended()]
@@ -156,7 +153,7 @@ class Slots(Launcher):
         return found
 
     def stop(self, what: signal.Signals = signal.SIGTERM) -> None:
-        """Tells every job to save its state and end; SIGKILL ends it and all that it started."""
+        """Signal every job to save its state and end; SIGKILL also ends its child processes."""
         for process_pool in self._process_pools.values():
             for number in process_pool.running:
                 process_pool.signal(number, what, whole_group=what == signal.SIGKILL)
@@ -167,7 +164,7 @@ class Slots(Launcher):
         self._process_pools.clear()
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        raise NotImplementedError  # Hydra's interface, for sweepers of others: hydra_plugins.part_problems() refuses them
+        raise NotImplementedError  # for other sweepers, which hydra_plugins.part_problems() refuses
 
 
 def _visible() -> str | None:

@@ -1,4 +1,4 @@
-"""Imported by the process that jobs are forked from: what takes each of them seconds is there already, 4 s once."""
+"""Imports for the process that jobs are forked from, which would take 4 s in each job."""
 
 from contextlib import suppress
 
@@ -14,12 +14,12 @@ from runner.experiment.plots.curves import draw_curves
 from runner.experiment.provenance import environment
 from runner.sweep.launchers.worker import folder_for_now
 
-environment()  # kept
-with folder_for_now() as folder:  # the first picture of a process reads its fonts: 0.4 s
+environment()  # cached
+with folder_for_now() as folder:  # the first plot of a process reads fonts: 0.4 s
     steps = np.arange(1, 3)
     draw_curves({"train/loss": (steps, steps, 1.0 / steps)}, folder, title="warm")
     MathTextParser("agg").parse("$10^{-3}$")  # a logarithmic axis makes a parser: 0.03 s
 with suppress(RunnerError):  # the first export imports these: 1.4 s
-    # no export: it looks for a GPU, and what is forked of a process that has looked can use none (CUDA's rule, torch 2.13)
+    # not an export: it queries the GPU, which a forked process could not use afterwards (torch 2.13)
     torch_private.export_trace  # noqa: B018
     torch_private.export_package  # noqa: B018

@@ -1,7 +1,4 @@
-"""Starts jobs in processes that are warm already, signals them, and tells how they ended. For the launchers.
-
-It keeps the warm process (worker.py) of one environment, and the ids of its jobs. call() has a function done there.
-"""
+"""Start jobs in processes that are forked from a preloaded one (worker.py), signal them, and return how they ended."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ from runner.errors import Problem, RunnerError
 from runner.sweep.launchers.worker import LENGTH, Request
 from runner.version import python_path
 
-#: a fork copies a process with its locks as they are: Apple's libraries do not bear that, and Windows has none
+#: a fork copies locked locks, which Apple's libraries don't support; Windows has no fork
 FORKS = sys.platform == "linux"
 CLOSE_SECONDS = 10.0
 LAST_WORD_SECONDS = 1.0
@@ -32,16 +29,16 @@ LAST_WORD_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Ended:
-    """How a job's process ended: its exit code, or minus the signal's number; None: nobody can tell any more."""
+    """How a job's process ended: its exit code, or minus the signal's number; None: unknown."""
 
     number: int
     code: int | None
-    cause: str | None = None  # in words, where a launcher knows more than a code says
-    is_interrupted: bool = False  # its time was over; it has saved its state and may go on
+    cause: str | None = None  # if a launcher knows it
+    is_interrupted: bool = False  # by a time limit; it has saved its state and can be resumed
 
 
 class NotTakenError(RunnerError):
-    """A queue refuses jobs that start() was given: none of these numbers has begun."""
+    """A queue refuses jobs: none of these numbers has started."""
 
     def __init__(self, problem: Problem, numbers: Sequence[int]) -> None:
         super().__init__(problem)
@@ -49,9 +46,9 @@ class NotTakenError(RunnerError):
 
 
 class ProcessPool:
-    """Starts jobs in processes of one environment. Its own process has imported `preload`, jobs begin with it.
+    """Starts jobs in processes of one environment, forked from a process that has imported `preload`.
 
-    One thread may use it. `fileno()` is readable when `ended()` has news.
+    Use it from one thread. `fileno()` is readable when `ended()` has news.
     """
 
     def __init__(
@@ -69,10 +66,10 @@ class ProcessPool:
         self._lifeline, self._alive = os.pipe()  # the jobs' end, and ours: it closes when we do
         self._events, self._told = os.pipe()
         os.set_blocking(self._events, False)
-        self._pids: dict[int, int] = {}  # number → pid, of the jobs that run
-        self._early: dict[int, tuple[signal.Signals, bool]] = {}  # signals for jobs that have no process yet
-        self._singles: dict[int, subprocess.Popen[bytes]] = {}  # where a warm process does one job itself
-        self._found: list[Ended] = []  # that ended() has yet to tell
+        self._pids: dict[int, int] = {}  # number → pid, of the running jobs
+        self._early: dict[int, tuple[signal.Signals, bool]] = {}  # signals for jobs without a process yet
+        self._singles: dict[int, subprocess.Popen[bytes]] = {}  # without fork: each process runs one job
+        self._found: list[Ended] = []  # for the next ended()
         self._rest = b""
         self._warm = self._start_warm()
 
@@ -81,19 +78,19 @@ class ProcessPool:
 
     @property
     def running(self) -> list[int]:
-        """The numbers of the jobs that run."""
+        """The numbers of the running jobs."""
         return [*self._pids, *(number for number in self._singles if number not in self._pids)]
 
     def start(self, request: Request) -> None:
-        """Hands a job over; it begins as soon as the warm process is warm."""
-        if self._warm.poll() is not None:  # it was killed, or could not import what it should
-            self._found += self._news_of_ends()  # of its own jobs: the next one knows nothing of them
+        """Queue a job; it starts when the preloaded process is ready."""
+        if self._warm.poll() is not None:  # it was killed, or an import failed
+            self._found += self._news_of_ends()  # of its jobs, which the next process does not know
             _hang_up(self._warm)
             self._warm = self._start_warm()
         self._pids[request.number] = 0
         body = pickle.dumps(request)
         assert self._warm.stdin is not None
-        with suppress(BrokenPipeError):  # ended() tells
+        with suppress(BrokenPipeError):  # ended() reports it
             self._warm.stdin.write(LENGTH.pack(len(body)) + body)
             self._warm.stdin.flush()
         if not self._forks:
@@ -101,12 +98,12 @@ class ProcessPool:
             self._warm = self._start_warm()
 
     def ended(self) -> list[Ended]:
-        """The jobs that have ended since the last call. Never waits."""
+        """Return the jobs that ended since the last call. Never waits."""
         found, self._found = [*self._found, *self._news_of_ends()], []
         return found
 
     def signal(self, number: int, what: signal.Signals, *, whole_group: bool = False) -> None:
-        """Sends a signal to a job that runs; whole_group: to what it started, too. One that is just starting gets it then."""
+        """Signal a running job, or one that is about to start. whole_group: also its child processes."""
         pid = self._pids.get(number)
         if pid == 0:
             self._early[number] = what, whole_group
@@ -115,10 +112,10 @@ class ProcessPool:
                 (os.killpg if whole_group and hasattr(os, "killpg") else os.kill)(pid, what)
 
     def close(self) -> None:
-        """Ends the warm process. Jobs that still run are told to end, and are ended after their grace, 10 s at the most."""
+        """End the preloaded process. Running jobs get SIGTERM, and SIGKILL after their grace time, at most 10 s."""
         os.close(self._alive)
         if not (self._forks and self._pids):
-            self._warm.terminate()  # nobody's parent: a mistake is told without the seconds that its imports take
+            self._warm.terminate()  # it has no jobs: don't wait for its imports
         processes = [self._warm, *self._singles.values()]
         for process in processes:
             _hang_up(process)
@@ -142,7 +139,7 @@ class ProcessPool:
         ]
         environment = {**os.environ, "PYTHONPATH": python_path(own=True), **self._environment}
         return subprocess.Popen(
-            # -P: a folder `runner` of the person's must not take this package's place
+            # -P: a user's directory `runner` must not replace this package
             [sys.executable, "-P", "-W", "ignore", "-m", "runner.sweep.launchers.worker", *arguments],
             stdin=subprocess.PIPE,
             env=environment,
@@ -161,7 +158,7 @@ class ProcessPool:
         return self._ended_forks() if self._forks else self._ended_singles()
 
     def _ended_forks(self) -> list[Ended]:
-        is_gone = self._warm.poll() is not None  # asked before its last news are read, else some come after _lost()
+        is_gone = self._warm.poll() is not None  # read before its last news, else some would come after _lost()
         found = []
         for event in self._news():
             if "code" in event:
@@ -180,14 +177,14 @@ class ProcessPool:
         for number in lost:
             self.signal(number, signal.SIGKILL, whole_group=True)
         self._pids.clear()
-        self._early.clear()  # else the next job of that number got it
+        self._early.clear()  # else the next job with that number would get it
         return [Ended(number, None) for number in lost]
 
     def _ended_singles(self) -> list[Ended]:
         for event in self._news():
-            process = self._singles.get(event["number"])  # None: it was found to have ended before this was read
+            process = self._singles.get(event["number"])  # None: its end was seen before this was read
             if process is not None:
-                with suppress(subprocess.TimeoutExpired):  # it has said its last word, and ends at once
+                with suppress(subprocess.TimeoutExpired):  # it ends at once
                     process.wait(timeout=LAST_WORD_SECONDS)
         found = []
         for number, process in list(self._singles.items()):
@@ -206,9 +203,10 @@ def _hang_up(process: subprocess.Popen[bytes]) -> None:
 
 
 def call(process_pool: ProcessPool, function: Callable[..., Any], *arguments: Any) -> Any:
-    """`function(*arguments)` in a process of the pool; waits for it. Function and values must pickle.
+    """Return `function(*arguments)`, computed in a process of the pool. Function and values must be picklable.
 
-    Raises: what it raised; RuntimeError when the process ended without an answer, with what it said.
+    Raises:
+        Exception: The function's; RuntimeError with the process's output if it ended without a result.
     """
     with tempfile.TemporaryDirectory() as folder:
         answer, log = Path(folder) / "answer", Path(folder) / "log"
@@ -226,7 +224,7 @@ def call(process_pool: ProcessPool, function: Callable[..., Any], *arguments: An
 
 
 def answer(payload: bytes) -> int:
-    """In the process: calls the function, and leaves the answer where it is looked for."""
+    """In the process: call the function, and write the result to a file."""
     function, arguments, path = pickle.loads(payload)
     try:
         result = False, function(*arguments)

@@ -1,11 +1,10 @@
-"""The warm process that jobs are forked from: `python -m runner.sweep.launchers.worker PRELOAD`, started by process_pool.py.
+"""The preloaded process that jobs are forked from: `python -m runner.sweep.launchers.worker PRELOAD`, started by process_pool.py.
 
-It imports what takes seconds (torch, the runner) once, and then forks for each request that it is sent: a job starts in
-milliseconds and shares nothing with the others that it could spoil. Where a fork is not safe (macOS, Windows) it is
-warm for one request and does that itself.
+It imports torch and the runner once, and then forks for each request, so that a job starts in milliseconds. Where a fork is
+not safe (macOS, Windows), each process runs one request.
 
-A job ends with the process that asked for it, however that one ends: it holds the reading end of a pipe, and the other
-end closes with its owner, also by SIGKILL. It then gets a SIGTERM, and some seconds to save its state.
+A job ends with the requesting process, also after SIGKILL: it reads from a pipe that closes with that process, then gets a
+SIGTERM, and some seconds to save its state.
 """
 
 from __future__ import annotations
@@ -35,24 +34,24 @@ LENGTH = struct.Struct("<Q")
 
 @dataclass(frozen=True)
 class Request:
-    """One job for a process of its own: `function(payload)`."""
+    """One job: `function(payload)`."""
 
     number: int
     function: str  # module:name
     payload: bytes
-    log: str  # the file that gets what the job prints
+    log: str  # the file for the job's output
     environment: dict[str, str] = field(default_factory=dict)
-    grace_seconds: float = 30.0  # to save its state, once the asking process is gone
+    grace_seconds: float = 30.0  # to save its state after the requesting process has ended
 
 
 def main(argv: list[str]) -> None:
-    """The process. argv: the modules to import first, and the numbers of its three pipes."""
+    """Run the process. argv: the modules to import first, and the numbers of its three pipes."""
     preload, requests, events, lifeline = argv[0], *map(int, argv[1:4])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that asks
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the requesting process
     gc.disable()
     for name in filter(None, preload.split(",")):
         importlib.import_module(name)
-    gc.freeze()  # a job that looked through it would copy its pages: 0.5 s of a job's last 1.2 s (2026-11)
+    gc.freeze()  # a collection in a job would copy the pages of these objects
     gc.enable()
     if hasattr(os, "fork") and len(argv) == 5 and argv[4] == "fork":
         _fork_for_each(requests, events, lifeline)
@@ -62,7 +61,7 @@ def main(argv: list[str]) -> None:
 
 @contextmanager
 def folder_for_now() -> Iterator[Path]:
-    """For what is imported first: gone in the end, also when this process is told to end before it is warm."""
+    """Return a temporary directory for the preloaded modules; it is also removed after a SIGTERM."""
     mask = getattr(signal, "pthread_sigmask", None)  # not on Windows
     before = mask(signal.SIG_BLOCK, {signal.SIGTERM}) if mask else None
     try:
@@ -80,12 +79,12 @@ def _fork_for_each(requests: int, events: int, lifeline: int) -> None:
     signal.signal(signal.SIGCHLD, _wake_up)
     running: dict[int, int] = {}  # pid → number
     asked = [requests]
-    while asked or running:  # to the end of the last job: what it leaves running ends with it
+    while asked or running:  # until the last job has ended, with its child processes
         ready, _, _ = select.select([*asked, woken], [], [])
         if woken in ready:
             os.read(woken, 4096)
         for number, pid, code in _ended(running):
-            with suppress(BrokenPipeError):  # nobody listens any more
+            with suppress(BrokenPipeError):  # the requesting process has ended
                 _tell(events, {"number": number, "pid": pid, "code": code})
         if requests not in ready:
             continue
@@ -95,9 +94,9 @@ def _fork_for_each(requests: int, events: int, lifeline: int) -> None:
             continue
         pid = os.fork()
         if pid == 0:
-            os.setsid()  # a Ctrl-C at the terminal is for the process that asks; signals to the group reach data workers
+            os.setsid()  # Ctrl-C in the terminal is for the requesting process; signals to the group reach data workers
             signal.set_wakeup_fd(-1)
-            for fd in (events, woken, wake):  # requests is stdin, which the job gets anew
+            for fd in (events, woken, wake):  # `requests` is stdin, which the job replaces
                 os.close(fd)
             _do(request, lifeline)
         running[pid] = request.number
@@ -111,16 +110,16 @@ def _ended(running: dict[int, int]) -> list[tuple[int, int, int]]:
         if info is None:
             break
         pid = info.si_pid
-        _end_group(pid)  # before it is waited for: its number is nobody else's yet
+        _end_group(pid)  # before waitpid(), while its id is not used again
         _, status = os.waitpid(pid, 0)
         found.append((running.pop(pid), pid, os.waitstatus_to_exitcode(status)))
     return found
 
 
 def _do(request: Request, lifeline: int, events: int | None = None) -> NoReturn:
-    """Is the job, with its output in its log; ends the process with the job's exit code.
+    """Run the job, with its output in its log, and exit with its exit code.
 
-    events: hears that it is about to end, where no warm process would tell of it (None).
+    events: Gets a line before the exit, if there is no parent process that reports it (None: there is one).
     """
     for number in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGCHLD", signal.SIGTERM)):
         signal.signal(number, signal.SIG_DFL)
@@ -149,11 +148,11 @@ def _do(request: Request, lifeline: int, events: int | None = None) -> NoReturn:
     if events is not None:
         with suppress(OSError):  # nobody listens any more
             _tell(events, {"number": request.number, "code": code & 0xFF})
-    os._exit(code & 0xFF)  # not sys.exit: what the warm process registered for its end is not the job's
+    os._exit(code & 0xFF)  # not sys.exit: exit handlers of the preloaded process are not the job's
 
 
 def _end_with_owner(lifeline: int, grace_seconds: float) -> None:
-    while os.read(lifeline, 1):  # nobody writes; it returns at the end of the pipe: the owner is gone
+    while os.read(lifeline, 1):  # returns when the pipe closes: the requesting process has ended
         pass
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(grace_seconds)
@@ -163,7 +162,7 @@ def _end_with_owner(lifeline: int, grace_seconds: float) -> None:
 
 
 def _end_group(pid: int) -> None:
-    with suppress(ProcessLookupError, PermissionError):  # macOS refuses where the group has but zombies
+    with suppress(ProcessLookupError, PermissionError):  # macOS refuses a group of only zombies
         os.killpg(pid, signal.SIGKILL)
 
 
@@ -176,7 +175,7 @@ def _read(fd: int) -> Request | None:
     if head is None:
         return None
     body = _read_exactly(fd, LENGTH.unpack(head)[0])
-    request: Request | None = None if body is None else pickle.loads(body)  # from our own parent
+    request: Request | None = None if body is None else pickle.loads(body)  # from the parent process
     return request
 
 
@@ -195,6 +194,6 @@ def _tell(fd: int, event: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    from runner.sweep.launchers import worker  # requests are of that module's class, not of __main__'s
+    from runner.sweep.launchers import worker  # requests are of that module's class, not of __main__'s class
 
     worker.main(sys.argv[1:])

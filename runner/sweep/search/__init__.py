@@ -1,1 +1,1 @@
-"""Which jobs a search tries next, and when it gives one up: Optuna, asked and told."""
+"""Search with Optuna: which jobs to run next, and when to prune one."""

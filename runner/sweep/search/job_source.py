@@ -1,6 +1,6 @@
-"""Makes jobs of a study's trials, one whenever there is a place for it, and tells the study how each ended.
+"""Make jobs from a study's trials, one whenever there is a free slot, and report to the study how each ended.
 
-scheduler.py asks for jobs, in the sweep's process. It keeps which trials run, and how many were good and failed in a row.
+scheduler.py requests the jobs, in the sweep's process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
     from runner.config.schema import Search as Settings
-    from runner.sweep.sweep import Hands
+    from runner.sweep.sweep import SweepContext
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
 
     from runner.config.schema import Search as Settings
 
-MOST_REPEATS = 10  # suggestions in a row that have been tried already
-RETRY = "retry_of"  # the attribute of a trial that has a failed one's values
+MOST_REPEATS = 10  # repeated suggestions in a row
+RETRY = "retry_of"  # attribute of a trial with a failed trial's values
 
 
 class Asking:
-    """A study of trials with these dimensions. `ask()` and `tell()` are on the disk when they return, some 10 ms each."""
+    """A study of trials with these dimensions. `ask()` and `tell()` are on disk when they return, about 10 ms each."""
 
     def __init__(self, study: Any, space: Space, settings: Settings) -> None:
         self._study, self._space = study, space
@@ -55,24 +55,24 @@ class Asking:
         self._study.sampler = make_sampler(settings, num_trials=len(self.trials()))
 
     def ask(self, jobs: Sequence[Job]) -> Trial | None:
-        """A new trial; None when every combination has been tried. jobs: those that there are already.
+        """Return a new trial, or None if every combination was tried. jobs: The jobs so far.
 
-        What a job has had would give the same again, to the bit, and is not run a second time: samplers repeat themselves
-        where there are few choices.
+        A job with the same values would be bitwise identical, and is not run again, although samplers repeat values if
+        there are few choices.
         """
         return patiently(lambda: self._ask({self._combination(job.trial or {}) for job in jobs}))
 
     def tell(self, number: int, state: TrialState, values: list[float] | None = None) -> None:
-        """How a trial ended. One that was told before stays as it is: the sweep was killed before the ledger had it."""
+        """Report how a trial ended, unless that was done before a kill of the sweep."""
         patiently(lambda: self._study.tell(number, values, state=state, skip_if_finished=True))
 
     def trials(self) -> list[FrozenTrial]:
-        """All trials as they are now, by number."""
+        """Return all trials by number."""
         found: list[FrozenTrial] = patiently(lambda: self._study.get_trials(deepcopy=False))
         return found
 
     def retry(self, job: Job) -> None:
-        """Queues a trial with the values of one that failed, unless that has been done."""
+        """Queue a trial with a failed trial's values, once."""
         values = job.trial
         if values and job.number not in {trial.user_attrs.get(RETRY) for trial in self.trials()}:
             patiently(lambda: self._study.enqueue_trial(values, user_attrs={RETRY: job.number}))
@@ -111,12 +111,12 @@ class Asking:
 def open_study(
     folder: Path, jobs: Sequence[Job], space: Space, goals: Goals, pruning: Pruning | None, *, is_here: bool
 ) -> Any:
-    """The study in a sweep's folder, made if there are no jobs yet. is_here: whether they run on this machine.
+    """Open the study in a sweep directory, or create it if there are no jobs. is_here: Whether they run on this machine.
 
-    Raises: RunnerError when it is gone, or when its trials and this space don't go together.
+    Raises: RunnerError if it is missing, or its trials don't fit this space.
     """
     path = folder / FILE
-    if not jobs:  # one that a kill left half made holds nothing
+    if not jobs:  # a kill may have left an incomplete one
         for half_made in folder.glob(f"{FILE}*"):
             half_made.unlink()
     elif not path.exists():
@@ -125,7 +125,7 @@ def open_study(
     storage = patiently(lambda: open_storage(path, is_new=not jobs, may_share_memory=is_here))
     study = patiently(lambda: make_study(storage, [goal["direction"] for goal in goals], pruning))
     if pruning is not None:
-        study.pruner = make_pruner(pruning)  # hyperband's brackets are the sampler's business, too
+        study.pruner = make_pruner(pruning)  # the sampler reads hyperband's brackets
     trials = patiently(lambda: study.get_trials(deepcopy=False))
     if max((job.number for job in jobs), default=-1) >= len(trials):
         problem = f"`{FILE}` has {len(trials)} trials, and the ledger has more: the file is an older copy"
@@ -150,24 +150,26 @@ def _refuse_other_choices(folder: Path, space: Space, trials: Sequence[FrozenTri
     refuse(problems.values())
 
 
-#: trials that fail one after the other before a search is given up: at its start, and later
+#: failed trials in a row that end a search: at its start, and later
 FAILURES_AT_START, FAILURES_IN_A_ROW = 5, 10
 
 
 class Suggestions:
-    """The trials of a study, each of them a job of the same number.
+    """The trials of a study, each a job with the same number.
 
-    The study comes first and the ledger second, both when a trial is asked for and when it ends: a kill between the two
-    leaves the study ahead, and _take_up() brings the ledger there.
+    The study is written before the ledger, both at the start and the end of a trial: after a kill between the two,
+    _take_up() completes the ledger.
     """
 
-    def __init__(self, hands: Hands, space: Space, goals: Goals, settings: Settings, pruning: Pruning | None) -> None:
-        """Makes the study, or goes on with it. Raises: RunnerError when this study can't be gone on with."""
-        self._hands, self._space, self._goals, self._settings = hands, space, goals, settings
+    def __init__(
+        self, context: SweepContext, space: Space, goals: Goals, settings: Settings, pruning: Pruning | None
+    ) -> None:
+        """Create or continue the study. Raises: RunnerError if it can't be continued."""
+        self._context, self._space, self._goals, self._settings = context, space, goals, settings
         self._metric = goals[0]["metric"] if pruning is not None else None  # None: the jobs report nothing
-        self._jobs = hands.sweep.jobs
+        self._jobs = context.sweep.jobs
         jobs = list(self._jobs.values())
-        study = open_study(hands.sweep.folder, jobs, space, goals, pruning, is_here=hands.is_here)
+        study = open_study(context.sweep.folder, jobs, space, goals, pruning, is_here=context.is_here)
         self._study = Asking(study, space, settings)
         self._again: deque[Job] = deque()
         self._running: set[int] = set()
@@ -177,14 +179,14 @@ class Suggestions:
         self._num_good = sum(job.state in ("finished", "pruned") for job in self._jobs.values())
         self._num_failed_in_a_row = 0
         self._is_over = False
-        if hands.config.sweep.retry:
+        if context.config.sweep.retry:
             for job in jobs:
                 if job.state in ("failed", "killed"):
                     self._study.retry(job)
 
     def next(self, num_waiting: int) -> Prepared | None:
-        """The next trial, made only when there is a place free for it, so that it knows of all that have ended."""
-        most = self._hands.num_slots or self._settings.batch
+        """Return the next trial. It is made when a slot is free, so that it depends on all ended trials."""
+        most = self._context.num_slots or self._settings.batch
         if self._is_over or num_waiting or len(self._running) >= most:
             return None
         if self._again:
@@ -196,17 +198,17 @@ class Suggestions:
             try:
                 return self._prepared(job)
             except (HydraException, OmegaConfBaseException, RunnerError) as error:
-                # two choices that don't go together: each alone was checked before
+                # two choices that exclude each other; each one was checked before
                 job.state, job.error = "failed", " ".join(str(error).split()) or type(error).__name__
                 self.ended(job, Summary())
-                self._hands.ledger.note(job)
+                self._context.ledger.note(job)
         return None
 
     def ended(self, job: Job, summary: Summary) -> None:
-        """Tells the study. A job that finished without the metric is a failed one from here on."""
+        """Report to the study. A finished job without the metric counts as failed."""
         self._running.discard(job.number)
         if job.state == "interrupted":
-            return  # it goes on another time, as the same trial
+            return  # it is resumed later, as the same trial
         was_finished = job.state == "finished"
         self._conclude(job, summary)
         if job.state in ("finished", "pruned"):
@@ -219,24 +221,24 @@ class Suggestions:
             self._is_over = True
             count = self._num_failed_in_a_row
             which = "the first trial" if count == 1 else f"{count} trials in a row"
-            self._hands.say(f"search: given up, {which} failed; job {job.number}: {job.error}")
+            self._context.say(f"search: given up, {which} failed; job {job.number}: {job.error}")
 
     def _new_job(self) -> Job | None:
         trial = self._study.ask(list(self._jobs.values()))
         if trial is None:
             self._is_over = True
             if self._settings.sampler != "grid":
-                self._hands.say("search: every combination has been tried")
+                self._context.say("search: every combination has been tried")
             return None
         values = trial.params
-        return self._hands.add(
+        return self._context.add(
             self._space.overrides(values), self._space.name(values), number=trial.number, trial=values
         )
 
     def _prepared(self, job: Job) -> Prepared:
-        prepared = self._hands.prepare(job)
+        prepared = self._context.prepare(job)
         if self._metric is not None:
-            study = str(self._hands.sweep.folder / FILE)
+            study = str(self._context.sweep.folder / FILE)
             prepared.assigned = {"study": study, "trial": job.number, "metric": self._metric}
         self._running.add(job.number)
         return prepared
@@ -257,22 +259,22 @@ class Suggestions:
 
         job = self._jobs.get(trial.number)
         if job is None:
-            if trial.state == TrialState.RUNNING:  # asked for, and nobody heard the answer
+            if trial.state == TrialState.RUNNING:  # a kill came before its job was in the ledger
                 self._study.tell(trial.number, TrialState.FAIL)
             return
         if job.is_done:
             return
-        folder = self._hands.sweep.folder_of(job)
+        folder = self._context.sweep.folder_of(job)
         summary = Summary.read(folder)
         if trial.state == TrialState.RUNNING and not summary.has_ended:
-            given = dict(zip(kept(self._space.fixed), self._space.fixed, strict=True))  # the ledger keeps no passwords
+            given = dict(zip(kept(self._space.fixed), self._space.fixed, strict=True))  # the ledger has no passwords
             store = {key_of(word): word for word in self._space.fixed if key_of(word) in OF_THE_STORE}
             job.overrides = tuple(store.get(key_of(word), given.get(word, word)) for word in job.overrides)
             self._again.append(job)
             return
         settle(job, folder, None, is_stopped=False)
         self._conclude(job, summary)
-        self._hands.ledger.note(job)
+        self._context.ledger.note(job)
 
     def _say_changes(self) -> None:
         words = {dimension.word for dimension in self._space.dimensions.values()}
@@ -284,4 +286,4 @@ class Suggestions:
         gone, come = sorted(last - {*fixed}), sorted({*fixed} - last)
         if gone or come:
             had, have = " ".join(gone) or "nothing of the kind", " ".join(come) or "nothing of the kind"
-            self._hands.say(f"note:   trials had {had}, and have {have} from here on: their values may not compare")
+            self._context.say(f"note:   trials had {had}, and have {have} from here on: their values may not compare")

@@ -1,4 +1,4 @@
-"""Finds the metrics that a search is for (hydra.sweeper.metric) and their directions, and each job's values of them."""
+"""The metrics of a search (hydra.sweeper.metric), their directions, and each job's values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from runner.experiment.summary import Summary
 from runner.tasks.metric_names import REPORTED, is_of_a_class, is_rising, metrics_of
 
 SPLITS = ("train", "val", "test")
-#: data that never comes with a val or test split of its own
+#: data sets without their own val or test split
 WITHOUT_SPLITS = ("runner.data.digits", "runner.data.synthetic")
 SPEEDS = ("speed/samples_per_second", "speed/steps_per_second")
 
@@ -19,7 +19,7 @@ Goals = tuple[dict[str, str], ...]  # as the ledger has them: {"metric": ..., "d
 
 
 def read_goals(metric: Any, direction: Any) -> tuple[Goals, list[Problem]]:
-    """The goals, and what is wrong with them as they stand; a direction that is not given follows from the name."""
+    """Return the objectives and their problems; a missing direction follows from the metric's name."""
     metrics = [metric] if isinstance(metric, str) else list(metric)
     given = [direction] if isinstance(direction, str) else [None] * len(metrics) if direction is None else direction
     problems = []
@@ -38,7 +38,7 @@ def read_goals(metric: Any, direction: Any) -> tuple[Goals, list[Problem]]:
 
 
 def goal_problems(goals: Goals, config: Any, swept: Collection[str]) -> list[Problem]:
-    """The metrics that no job would have. config: of all jobs. swept: the keys that differ among them."""
+    """Return the metrics that no job has. config: Common to all jobs. swept: The keys that differ between them."""
     task, data = (None if key in swept else str(config[key].get("_target_")) for key in ("task", "data"))
     reported = None if any(key.startswith("task.") for key in swept) else REPORTED.get(str(task))
     known = [
@@ -70,9 +70,9 @@ def goal_problems(goals: Goals, config: Any, swept: Collection[str]) -> list[Pro
 
 
 def values_of(summary: Summary, goals: Goals) -> tuple[list[float] | None, str]:
-    """What a job that finished reached: the value of its best epoch, where that was kept by this metric, else the last.
+    """Return the value of a finished job: of its best epoch if that was chosen by this metric, else the last value.
 
-    Or None, and the reason why it can't be compared.
+    Returns None and the reason if it can't be compared.
     """
     best, metrics = summary.best, summary.metrics
     values = []
@@ -88,9 +88,9 @@ def values_of(summary: Summary, goals: Goals) -> tuple[list[float] | None, str]:
 
 
 def kept_by(goals: Goals, config: Any) -> tuple[str, ...]:
-    """Overrides that make a run keep as its best epoch what the search calls best, unless the person chose something.
+    """Return overrides that make a run choose its best epoch by the objective, unless the user set `train.best`.
 
-    The default is val/loss already; a train/ or test/ metric is none that an epoch's weights are kept by.
+    The default is val/loss; the best epoch can't depend on a train/ or test/ metric.
     """
     name, direction = goals[0]["metric"], goals[0]["direction"]
     stopping = config.train.early_stopping

@@ -1,4 +1,4 @@
-"""Imported by the process that a search's jobs are forked from: their first report takes 10 ms then, not half a second."""
+"""Imports for the process that a search's jobs are forked from: their first report takes 10 ms, not half a second."""
 
 from runner.sweep.launchers.worker import folder_for_now
 from runner.sweep.search.study import FILE, make_study, open_storage

@@ -1,6 +1,6 @@
-"""Reports an epoch's value to the search's study, and says whether it gives this trial up.
+"""Report an epoch's value to the search's study, and return whether the trial is pruned.
 
-In the job's process: run_job.py makes it, training/fit.py asks at each epoch's end. It keeps the study that it has opened.
+In the job's process: run_job.py creates it, and training/fit.py calls it at the end of each epoch.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ log = logging.getLogger("runner")
 
 
 class StudyTrial:
-    """A trial of the search's study, as the job that runs it sees it."""
+    """The trial of this job in the search's study."""
 
     def __init__(self, study: str, number: int, *, metric: str) -> None:
-        """study: its database's path. number: the trial's in it. Nothing is opened before the first epoch ends."""
+        """study: The path of its database. number: Of the trial. The study is opened at the end of the first epoch."""
         self.metric = metric
         self._path, self._number = Path(study), number
         self._opened: tuple[RDBStorage, Study, int] | None = None
@@ -31,9 +31,9 @@ class StudyTrial:
         self._reported: set[int] = set()  # epochs
 
     def gives_up(self, value: float, epoch: int) -> bool:
-        """Reports the metric's value at an epoch's end, some ms; True when the study's pruner gives the trial up.
+        """Report the metric's value at the end of an epoch (some ms), and return whether the trial is pruned.
 
-        A study that can't be reached is no reason to lose the run: the trial goes on then, and the log says why.
+        If the study can't be opened, the trial continues, and the log has the reason.
         """
         from optuna.exceptions import OptunaError
         from sqlalchemy.exc import SQLAlchemyError
@@ -49,13 +49,13 @@ class StudyTrial:
 
         storage, study, trial_id = self._open()
         if epoch < max(self._reported, default=0):
-            return False  # a run that was taken up again: it has been judged here, and went on
+            return False  # a resumed run: this epoch was not pruned before
         if epoch not in self._reported:
             storage.set_trial_intermediate_value(trial_id, epoch, value)
             self._reported.add(epoch)
         if math.isnan(value):
-            return True  # it does not come back from there, and the median of such values is a warning
-        # the pruner is asked in any case: halving notes at each rung what it saw
+            return True  # a run does not recover from NaN, and the median of such values warns
+        # call the pruner in any case: halving records the value at each rung
         verdict = study.pruner.prune(study, storage.get_trial(trial_id))
         if not verdict:
             return False

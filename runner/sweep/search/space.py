@@ -1,4 +1,4 @@
-"""Defines the dimensions of a search: a trial's overrides and name from its values, and the dimension as Optuna has it."""
+"""The dimensions of a search: a trial's overrides and name from its values, and Optuna's distributions."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Numbers:
-    """Every number between two ends, both of them included; ints where the ends are ints."""
+    """All numbers between two ends, both included; integers if the ends are."""
 
-    word: str  # the key as the command line has it, e.g. "+optimizer.momentum"
+    word: str  # the key on the command line, e.g., "+optimizer.momentum"
     low: float
     high: float
-    step: float | None = None  # None: all of them, of floats
+    step: float | None = None  # None: any float
     is_log: bool = False
 
     @property
@@ -32,7 +32,7 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Choices:
-    """Some values, each as the command line takes it."""
+    """Some values, as on the command line."""
 
     word: str
     values: tuple[str, ...]
@@ -46,29 +46,29 @@ Dimension = Numbers | Choices
 
 @dataclass(frozen=True)
 class Space:
-    """What a search searches."""
+    """The search space."""
 
-    fixed: tuple[str, ...]  # overrides that all trials have
+    fixed: tuple[str, ...]  # overrides of all trials
     dimensions: dict[str, Dimension]  # by key, without Hydra's + and ~
 
     def overrides(self, values: Mapping[str, Any]) -> tuple[str, ...]:
-        """A trial's overrides, from its value in each dimension."""
+        """Return a trial's overrides, from its value in each dimension."""
         texts = {key: as_word(dimension, values[key]) for key, dimension in self.dimensions.items()}
         return (*self.fixed, *(f"{self.dimensions[key].word}={text}" for key, text in texts.items()))
 
     def name(self, values: Mapping[str, Any]) -> str:
-        """What sets a trial apart, for people: "optimizer.lr=0.001234 model=mlp"."""
+        """Return a trial's name: "optimizer.lr=0.001234 model=mlp"."""
         return " ".join(f"{key}={_short(values[key])}" for key in self.dimensions)
 
     def corners(self) -> list[dict[str, Any]]:
-        """Trials that between them have each choice and both ends of each interval: what can be checked beforehand."""
+        """Return trials with every choice and both ends of each interval, to check before the search."""
         values = {key: _corners(dimension) for key, dimension in self.dimensions.items()}
         first = {key: found[0] for key, found in values.items()}
         return [first, *({**first, key: value} for key, found in values.items() for value in found[1:])]
 
 
 def as_word(dimension: Dimension, value: Any) -> str:
-    """The value as the command line takes it."""
+    """Return the value as on the command line."""
     if isinstance(dimension, Choices):
         return str(value)
     if dimension.is_whole:
@@ -77,7 +77,7 @@ def as_word(dimension: Dimension, value: Any) -> str:
 
 
 def distribution(dimension: Dimension) -> BaseDistribution:
-    """The dimension as Optuna has it. Imports Optuna."""
+    """Return Optuna's distribution. Imports Optuna."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     if isinstance(dimension, Choices):
@@ -89,7 +89,7 @@ def distribution(dimension: Dimension) -> BaseDistribution:
 
 
 def listed(dimension: Dimension) -> list[Any] | None:
-    """All its values; None for an interval of floats, which has no end of them."""
+    """Return all values of a dimension; None for an interval of floats."""
     if isinstance(dimension, Choices):
         return list(dimension.values)
     if dimension.step is None:

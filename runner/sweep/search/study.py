@@ -1,6 +1,6 @@
-"""Makes and opens Optuna's study in a search's folder, with its sampler and its pruner. Imports Optuna.
+"""Create and open Optuna's study in a search's directory, with its sampler and its pruner. Imports Optuna.
 
-For job_source.py in the sweep's process, and pruning.py in a job's; its database is where the two meet.
+job_source.py uses its database in the sweep's process, and pruning.py in a job's.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
     from runner.config.schema import Search as Settings
 
-FILE = "optuna.db"  # in a sweep's folder
+FILE = "optuna.db"  # in a sweep directory
 NAME = "search"  # of the study in it
-PRUNING = "pruning"  # the study's attribute that tells the jobs how they are judged
-#: a job writes a line an epoch, the sweep some a trial; each takes milliseconds
+PRUNING = "pruning"  # attribute of the study with the pruner's settings, for the jobs
+#: a job writes a line per epoch, the sweep some per trial; each takes milliseconds
 WAIT_SECONDS = 60.0
 TRIES = 5
 Value = TypeVar("Value")
@@ -33,30 +33,30 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Pruning:
-    """How trials are given up; plain values, for the jobs read them from the study."""
+    """Settings of the pruner; plain values, as the jobs read them from the study."""
 
     kind: str  # median | hyperband | halving
     warmup_epochs: int
     startup_trials: int
-    num_epochs: int | None  # None: not known before; then hyperband takes the longest trial's
+    num_epochs: int | None  # None: unknown; hyperband then uses the longest trial
 
 
 def open_storage(path: Path, *, is_new: bool, may_share_memory: bool = True) -> RDBStorage:
-    """The study's database, which any number of processes may use at once.
+    """Open the study's database, for any number of processes.
 
-    is_new: it is made. may_share_memory: all its processes run on this machine, so that writers need not wait for readers.
+    is_new: Create it. may_share_memory: All processes run on this machine, so writers need not wait for readers.
     """
     from optuna import logging
     from optuna.storages import RDBStorage
 
-    logging.set_verbosity(logging.ERROR)  # else it tells of each trial on stderr
+    logging.set_verbosity(logging.ERROR)  # else it logs every trial on stderr
     storage = RDBStorage(
         f"sqlite:///{_as_url(path)}",
         engine_kwargs={"connect_args": {"timeout": WAIT_SECONDS}},
         skip_compatibility_check=not is_new,
         skip_table_creation=not is_new,
     )
-    # its connection stays open, or each use would fold the log into the file; it is closed when nobody has it any more
+    # a closed connection would merge the write-ahead log into the file at each use
     weakref.finalize(storage, storage.engine.dispose)
     if is_new and may_share_memory:
         with storage.engine.connect() as connection:
@@ -65,14 +65,14 @@ def open_storage(path: Path, *, is_new: bool, may_share_memory: bool = True) -> 
 
 
 def make_study(storage: RDBStorage, directions: Sequence[str], pruning: Pruning | None) -> Study:
-    """The study, as new or as it was; the jobs learn from it how they are judged."""
+    """Create or load the study, with the pruner's settings for the jobs."""
     import optuna
 
     study = optuna.create_study(
         study_name=NAME,
         storage=storage,
         directions=[optuna.study.StudyDirection[name.upper()] for name in directions],
-        sampler=optuna.samplers.RandomSampler(seed=0),  # until it is known how many trials there are
+        sampler=optuna.samplers.RandomSampler(seed=0),  # until the number of trials is known
         load_if_exists=True,
     )
     study.set_user_attr(PRUNING, asdict(pruning) if pruning else None)
@@ -80,22 +80,22 @@ def make_study(storage: RDBStorage, directions: Sequence[str], pruning: Pruning 
 
 
 def make_sampler(settings: Settings, *, num_trials: int) -> BaseSampler:
-    """The sampler. num_trials: that the study has already; the seed moves on, or a study would repeat its suggestions."""
+    """Return the sampler. num_trials: Of the study so far; the seed depends on it, so that suggestions don't repeat."""
     from optuna import samplers
 
     seed = settings.seed + num_trials
     if settings.sampler == "tpe":
-        return samplers.TPESampler(seed=seed, constant_liar=True)  # trials that run count as poor: others go elsewhere
+        return samplers.TPESampler(seed=seed, constant_liar=True)  # running trials count as poor, so others differ
     if settings.sampler == "cmaes":
         return samplers.CmaEsSampler(seed=seed, warn_independent_sampling=False)
     if settings.sampler == "nsga2":
-        # Optuna's 50 a generation would be all of a small search, and the first generation is random
+        # Optuna's default of 50 per generation exceeds a small search, and the first generation is random
         return samplers.NSGAIISampler(seed=seed, population_size=max(4, min(50, settings.n_trials // 5)))
     return samplers.RandomSampler(seed=seed)
 
 
 def make_pruner(pruning: Pruning) -> BasePruner:
-    """What judges a trial at an epoch's end; epochs count from 1."""
+    """Return the pruner; epochs count from 1."""
     from optuna import pruners
 
     least = max(1, pruning.warmup_epochs)
@@ -108,15 +108,15 @@ def make_pruner(pruning: Pruning) -> BasePruner:
 
 
 def read_pruning(attributes: Mapping[str, Any]) -> Pruning | None:
-    """What make_study() left in the study's attributes."""
+    """Return the settings that make_study() stored in the study."""
     found = attributes.get(PRUNING)
     return Pruning(**found) if found else None
 
 
 def patiently(action: Callable[[], Value]) -> Value:
-    """`action()`, again while another process holds the database.
+    """Return `action()`, repeated while another process locks the database.
 
-    Raises: the last error, after some minutes; OSError, as of a file, for a disk that is full.
+    Raises: the last error, after some minutes; OSError for a full disk.
     """
     from optuna.exceptions import StorageInternalError
     from sqlalchemy.exc import OperationalError
@@ -135,5 +135,5 @@ def patiently(action: Callable[[], Value]) -> Value:
 
 
 def _as_url(path: Path) -> str:
-    # a URL's own characters, and braces, which Optuna takes for a template
+    # characters with a meaning in URLs, and braces, which Optuna reads as a template
     return str(path).translate({ord(char): f"%{ord(char):02x}" for char in "%?#"}).replace("{", "{{").replace("}", "}}")

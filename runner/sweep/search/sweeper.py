@@ -1,6 +1,6 @@
-"""Hydra's sweeper on Optuna (hydra/sweeper=optuna): has a search over the words of `-m` run, by sweep.py.
+"""Hydra's sweeper with Optuna (hydra/sweeper=optuna): run a search over the overrides of `-m`.
 
-It reads and checks the settings; the sampler and the pruner are made in study.py, the jobs in job_source.py.
+It reads and checks the settings; study.py makes the sampler and the pruner, job_source.py the jobs.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 
 def read_space(words: Sequence[str], config_loader: Any, *, more: Mapping[str, Any] | None = None) -> Space:
-    """The space that the command line describes, and `hydra.sweeper.params` (more), which the command line wins over.
+    """Return the search space of the command line and of `hydra.sweeper.params` (more); the command line wins.
 
-    Raises: RunnerError with everything that is wrong with it; what Hydra raises for words that it can't read.
+    Raises: RunnerError with all its problems; Hydra's error for overrides that can't be parsed.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
@@ -125,7 +125,7 @@ def _choices(override: Override, value: Any) -> Choices:
     if getattr(value, "tags", ()):
         problem, fix = "choices have no scale", f"remove `tag(log, ...)` from `{override.key_or_group}`"
         raise RunnerError.of(str(override.input_line), problem, fix)
-    if isinstance(value, ChoiceSweep):  # not by sweep_string_iterator(), which would shuffle them if it is told to
+    if isinstance(value, ChoiceSweep):  # not by sweep_string_iterator(), which may shuffle
         texts = [Transformer.str(element) for element in value.list]
     else:
         texts = list(override.sweep_string_iterator())
@@ -141,15 +141,15 @@ def _problem(override: Override, problem: str, way: str) -> RunnerError:
 
 KEY = "hydra.sweeper"
 BY_NUMBER = "${hydra.job.num}"
-#: what others differ in by chance
+#: keys by which jobs differ randomly
 CHANCE = ("seed", "data.fold")
 
 
 class Search(Sweeper):
-    """Trials that a study of Optuna's suggests, as many at a time as there are places for."""
+    """Runs the trials that an Optuna study suggests, as many at a time as there are slots."""
 
     def __init__(self, **settings: Any) -> None:
-        """settings: they are read, and checked, where the configuration is whole."""
+        """settings: Not used here: they are read from the composed configuration."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self._context, self._config = hydra_context, config
@@ -158,7 +158,7 @@ class Search(Sweeper):
         return run_sweep(self._plan(arguments), self._context, self._config)
 
     def _plan(self, arguments: list[str]) -> Plan:
-        """Raises: RunnerError with everything that is wrong with the settings and the space."""
+        """Raises: RunnerError with all problems of the settings and the space."""
         settings = read_settings(self._config.hydra.sweeper)
         problems: list[Problem] = []
         goals, found = read_goals(settings.metric, settings.direction)
@@ -192,7 +192,7 @@ class Search(Sweeper):
         return Plan(
             tuple(arguments),
             [(space.overrides(values), space.name(values)) for values in space.corners()],
-            lambda hands: Suggestions(hands, space, goals, settings, pruning),
+            lambda context: Suggestions(context, space, goals, settings, pruning),
             objectives=goals,
             says=_lines(settings, space, goals, pruning, why),
             imports=("runner.sweep.search.preload",) if pruning else (),
@@ -200,7 +200,7 @@ class Search(Sweeper):
 
 
 def read_settings(node: DictConfig) -> Settings:
-    """The sweeper's settings. Raises: RunnerError with everything that is wrong with them as they stand."""
+    """Return the sweeper's settings. Raises: RunnerError with all their problems."""
     problems = setting_problems(node, Settings, KEY)
     if node.get("metric", "") is None:
         problems.append(Problem.suggest(f"{KEY}.metric=null", "a search needs a metric", [f"{KEY}.metric=val/loss"]))
@@ -210,7 +210,7 @@ def read_settings(node: DictConfig) -> Settings:
 
 
 def choose_pruner(asked: str | None, goals: Goals) -> tuple[str | None, str, list[Problem]]:
-    """The pruner's kind (None: none) with the reason for an automatic one, and what is wrong with what was asked."""
+    """Return the pruner's kind (None: no pruner), the reason for an automatic one, and a problem of the setting."""
     metric = goals[0]["metric"]
     if len(goals) > 1:
         why = "pruning needs a single metric"

@@ -236,7 +236,7 @@ def test_a_folder_without_the_seed_is_refused_where_seeds_are_to_be_added(left_o
     loader = compose.CheckedLoader()
     composer = Composer(loader, loader.load_configuration("config", named, RunMode.MULTIRUN))
     prepared = [Prepared(job, composer.compose(job)) for job in jobs.values()]
-    plan = Plan((), words, lambda hands: None, adds_seeds=True)
+    plan = Plan((), words, lambda context: None, adds_seeds=True)
     twins = _twins(plan, prepared, composer)
     assert [job.overrides[-1] for job in twins] == ["seed=4", "seed=4"]
     found = _folder_problems(plan, Sweep(tmp_path, "1", 0, (), jobs=jobs), twins)
@@ -287,7 +287,7 @@ def test_a_job_that_is_tried_again_gets_a_folder_that_none_has(tmp_path):
     }
     (tmp_path / "0-2").mkdir()
     (tmp_path / "0-3").mkdir()  # of somebody's own
-    plan = Plan(("seed=2,3",), [(job.overrides, job.name) for job in jobs.values()], lambda hands: None)
+    plan = Plan(("seed=2,3",), [(job.overrides, job.name) for job in jobs.values()], lambda context: None)
     (again,) = _jobs_to_run(plan, Sweep(tmp_path, "1", 0, (), jobs=jobs), retry=True, grace_seconds=0)
     assert (again.number, again.folder_name) == (0, "0-4")
 
@@ -299,5 +299,5 @@ def test_a_sweeps_equal_jobs_are_each_its_own(tmp_path):
     }
     sweep = Sweep(tmp_path, "1", 0, (), jobs=jobs)
     for seeds, wanted in ((("1", "2"), [1, 2]), (("2", "1", "1", "1"), [1, 2]), (("1", "3"), [4, 2])):
-        plan = Plan(("seed=",), [((f"seed={seed}",), f"seed={seed}") for seed in seeds], lambda hands: None)
+        plan = Plan(("seed=",), [((f"seed={seed}",), f"seed={seed}") for seed in seeds], lambda context: None)
         assert [job.number for job in _jobs_to_run(plan, sweep, retry=False, grace_seconds=0)] == wanted

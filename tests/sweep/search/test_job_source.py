@@ -20,7 +20,7 @@ from runner.sweep.jobs.slots import devices_for
 from runner.sweep.search.job_source import Asking, Suggestions
 from runner.sweep.search.study import Pruning
 from runner.sweep.search.sweeper import read_space
-from runner.sweep.sweep import Hands
+from runner.sweep.sweep import SweepContext
 
 pytestmark = pytest.mark.slow
 
@@ -36,8 +36,8 @@ def settings_with(**changed):
     return Settings(**dict(n_trials=12, warmup_epochs=3, startup_trials=5, batch=4, **defaults) | changed)
 
 
-class Unlaunched(Hands):
-    """Hands whose jobs are not composed: they end as the test says."""
+class Unlaunched(SweepContext):
+    """SweepContext whose jobs are not composed: they end as the test says."""
 
     def prepare(self, job):
         if job.trial.get("width") == "broken":
@@ -58,13 +58,13 @@ class Search:
             self.ledger = Ledger(folder)
         self.is_new, self.said = is_new, []
         config = OmegaConf.create({"sweep": {"retry": retry}})
-        self.hands = Unlaunched(
+        self.context = Unlaunched(
             sweep, self.ledger, config, None, Hardware(), True, devices_for, self.said.append, num_slots=places
         )
         self.jobs = sweep.jobs
         space = read_space(words, None)
         try:
-            self.source = Suggestions(self.hands, space, goals, settings_with(**settings), pruning)
+            self.source = Suggestions(self.context, space, goals, settings_with(**settings), pruning)
         except BaseException:
             self.ledger.close()
             raise
@@ -87,7 +87,7 @@ class Search:
 
     def write(self, job, state="finished", values=None):
         metrics = values if values is not None else reached(job)
-        folder = self.hands.sweep.folder_of(job)
+        folder = self.context.sweep.folder_of(job)
         folder.mkdir(exist_ok=True)
         summary = Summary(state, "it burst" if state == "failed" else None, metrics=metrics)
         summary.write(folder)
@@ -101,7 +101,7 @@ class Search:
 
     def leave(self):
         self.ledger.close()
-        return self.hands.sweep.folder
+        return self.context.sweep.folder
 
     @property
     def trials(self):
@@ -139,7 +139,7 @@ def good(trials):
 
 def agrees(search):
     """Study, ledger and folders tell the same of each trial."""
-    told = ledger.read(search.hands.sweep.folder).jobs
+    told = ledger.read(search.context.sweep.folder).jobs
     for trial in search.trials:
         if trial.number not in told:
             assert trial.state == TrialState.FAIL
@@ -149,8 +149,8 @@ def agrees(search):
         states = {"finished": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL}
         assert trial.state == states.get(job.state, TrialState.RUNNING)
         if job.state == "finished":
-            summary = json.loads((search.hands.sweep.folder_of(job) / "summary.json").read_text())
-            assert trial.values == [summary["metrics"][goal["metric"]] for goal in search.hands.sweep.objectives]
+            summary = json.loads((search.context.sweep.folder_of(job) / "summary.json").read_text())
+            assert trial.values == [summary["metrics"][goal["metric"]] for goal in search.context.sweep.objectives]
     return True
 
 
