@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import io
 import pickle
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,8 +25,6 @@ STATELESS = (nn.Parameter, nn.Module, type, BuiltinFunctionType, FunctionType, M
 OF_MODULES = frozenset(vars(nn.Module()))
 #: keys of values in a checkpoint that are not tensors of the run's device
 ARRAY, ON_HOST = "numpy array", "tensor on the CPU"
-#: bytes of an object that is pickled to see whether it changes
-MOST_PICKLED = 2**26
 
 
 class CarriedState:
@@ -48,8 +45,13 @@ class CarriedState:
 
     def unsaved(self) -> list[str]:
         """Return the names of what has changed and can't be saved. Takes as long as pickling it."""
-        changed = [name for name, value in self._values() if _is_changed(value, self._pickled.get(name), name)]
-        return list(dict.fromkeys([*self._split()[1], *changed]))
+        names = self._split()[1]
+        for name, value in self._values():
+            if _has_opaque(value):
+                digest = _digest(value)
+                is_unknown = digest == "" and (name.startswith("task") or hasattr(value, "__next__"))
+                names += [name] if is_unknown or digest != self._pickled.get(name) else []
+        return list(dict.fromkeys(names))
 
     def load_state(self, state: Mapping[str, Any], model: nn.Module | None = None) -> None:
         """Restore what state() returned; `model`: into another one of the same structure."""
@@ -178,7 +180,7 @@ def _marks(value: Any) -> list[tuple[Any, Any]]:
         keys = list(value) if isinstance(value, dict) else len(value)
         return [(keys, None), *(mark for each in items for mark in _marks(each))]
     if isinstance(value, np.ndarray):
-        return [(_Same(value), _digest(value) or object())]
+        return [(_Same(value), _digest(value))]
     if isinstance(value, torch.Generator) or _methods(value) is not None:
         return [(_Same(value), object())]  # they change unseen
     return [(value if type(value) in PLAIN else _Same(value), None)]
@@ -191,31 +193,15 @@ def _has_opaque(value: Any) -> bool:
     return not isinstance(value, known) and _methods(value) is None
 
 
-def _is_changed(value: Any, digest: str | None, name: str) -> bool:
-    if not _has_opaque(value):
-        return False
-    now = _digest(value)
-    is_unknown = name.startswith("task") or hasattr(value, "__next__")
-    return now != digest or (now == "" and is_unknown)
-
-
-def _digest(value: Any) -> str | None:
-    """None if it is too large to be pickled, "" if it can't be."""
-    file = _Limited()
+def _digest(value: Any) -> str:
+    """Return a hash of a pickled value, or an empty text if it can't be pickled."""
+    found = hashlib.sha256()
+    file: Any = SimpleNamespace(write=found.update)  # nothing is kept in memory
     try:
         pickle.Pickler(file, protocol=5).dump(value)
-    except OverflowError:
-        return None
     except Exception:  # any object's own
         return ""
-    return hashlib.sha256(file.getvalue()).hexdigest()
-
-
-class _Limited(io.BytesIO):
-    def write(self, content: Any) -> int:
-        if self.tell() + len(content) > MOST_PICKLED:
-            raise OverflowError
-        return super().write(content)
+    return found.hexdigest()
 
 
 def _saved(value: Any, device: torch.device) -> Any:
