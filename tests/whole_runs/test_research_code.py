@@ -13,9 +13,6 @@ PROGRAMS = Path(__file__).parents[1] / "support" / "research" / "programs.py"
 NAMES = [
     "mnist",
     "word_language_model",
-    "gcn",
-    "siamese",
-    "super_resolution",
     "regression",
     "vae",
     "simclr",

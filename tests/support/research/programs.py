@@ -131,123 +131,6 @@ optimizer._target_=torch.optim.SGD optimizer.lr=5.0 train.num_epochs=2 train.cli
 train.evaluate_every_steps=3
 """
 
-# gcn: one graph is one step; the loss is of the nodes in a mask
-
-
-class Graph(Seeded):
-    def make(self) -> None:
-        self.first, self.second = nn.Linear(12, 8, bias=False), nn.Linear(8, 3, bias=False)
-
-    def forward(self, x, edges):
-        return F.log_softmax(edges @ self.second(F.relu(edges @ self.first(x))), dim=1)
-
-
-def graph():
-    x, y = torch.randn(30, 12, generator=seeded()), torch.randint(3, (30,), generator=seeded(1))
-    edges = (torch.rand(30, 30, generator=seeded(2)) < 0.2).float() + torch.eye(30)
-    edges, known = edges / edges.sum(1, keepdim=True), torch.arange(30) < 20
-    return {
-        "train": DataLoader([(x, edges, y, known)], batch_size=None),
-        "val": DataLoader([(x, edges, y, ~known)], batch_size=None),
-    }
-
-
-def of_nodes(model, batch):
-    x, edges, y, chosen = batch
-    return F.nll_loss(model(x, edges)[chosen], y[chosen])
-
-
-def gcn_loop():
-    model, losses = Graph(), []
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=5e-4)
-    [(x, edges, y, known)] = graph()["train"]
-    for _ in range(20):
-        losses.append(stepped(optimizer, F.nll_loss(model(x, edges)[known], y[known])))
-    return losses
-
-
-GCN = """
-model._target_=programs.Graph data._target_=programs.graph task=own task.function._target_=programs.of_nodes
-optimizer._target_=torch.optim.Adam optimizer.lr=0.01 optimizer.weight_decay=5.0e-4 train.num_epochs=20
-"""
-
-# siamese_network: pairs of images in a dict, one output per pair
-
-
-class Siamese(Seeded):
-    def make(self) -> None:
-        self.body = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 8))
-        self.same = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 1), nn.Sigmoid())
-
-    def forward(self, first, second):
-        return self.same(torch.cat([self.body(first), self.body(second)], dim=1)).squeeze(1)
-
-
-def pairs():
-    first, second = torch.randn(2, 90, 1, 8, 8, generator=seeded())
-    same = torch.randint(2, (90,), generator=seeded(1)).float()
-    return DataLoader([{"first": a, "second": b, "same": c} for a, b, c in zip(first, second, same, strict=True)], 20)
-
-
-def same_or_not(model, batch):
-    return F.binary_cross_entropy(model(batch["first"], batch["second"]), batch["same"])
-
-
-def siamese_loop():
-    model, losses = Siamese(), []
-    optimizer = torch.optim.Adadelta(model.parameters(), lr=1.0)
-    scheduler = lr_scheduler.ExponentialLR(optimizer, gamma=0.7)
-    for _ in range(3):
-        for batch in pairs():
-            losses.append(
-                stepped(optimizer, F.binary_cross_entropy(model(batch["first"], batch["second"]), batch["same"]))
-            )
-        scheduler.step()
-    return losses
-
-
-SIAMESE = """
-model._target_=programs.Siamese data._target_=programs.pairs task=own
-task.function._target_=programs.same_or_not optimizer._target_=torch.optim.Adadelta optimizer.lr=1.0
-scheduler._target_=torch.optim.lr_scheduler.ExponentialLR scheduler.gamma=0.7 train.num_epochs=3
-"""
-
-# super_resolution: images in, images out
-
-
-class Upscale(Seeded):
-    def make(self) -> None:
-        self.body = nn.Sequential(
-            nn.Conv2d(1, 8, 5, padding=2), nn.ReLU(), nn.Conv2d(8, 4, 3, padding=1), nn.PixelShuffle(2)
-        )
-
-    def forward(self, x):
-        return self.body(x)
-
-
-def small_and_large():
-    large = torch.rand(40, 1, 16, 16, generator=seeded())
-    return DataLoader(TensorDataset(F.avg_pool2d(large, 2), large), 8)
-
-
-def squares(model, batch):
-    return F.mse_loss(model(batch[0]), batch[1])
-
-
-def super_resolution_loop():
-    model, losses = Upscale(), []
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.001)
-    for _ in range(3):
-        losses += [stepped(optimizer, F.mse_loss(model(x), y)) for x, y in small_and_large()]
-    return losses
-
-
-SUPER_RESOLUTION = """
-model._target_=programs.Upscale data._target_=programs.small_and_large task=own
-task.function._target_=programs.squares optimizer._target_=torch.optim.Adam optimizer.lr=0.001
-train.num_epochs=3
-"""
-
 # regression: an endless stream of random points of a polynomial
 
 
@@ -431,6 +314,10 @@ def sines():
     shifts = torch.randint(-80, 80, (12, 1), generator=seeded())
     waves = torch.sin((torch.arange(30) + shifts) / 4.0).double()
     return DataLoader(TensorDataset(waves[:, :-1], waves[:, 1:]), 12)
+
+
+def squares(model, batch):
+    return F.mse_loss(model(batch[0]), batch[1])
 
 
 def time_sequence_loop():
