@@ -37,7 +37,7 @@ from runner.device.placement import place
 from runner.device.precision import make_precision
 from runner.errors import RunnerError
 from runner.experiment import rules
-from runner.experiment.build_data import Data, eval_batch_size, prepare_data
+from runner.experiment.build_data import Data, check_last_batch, eval_batch_size, prepare_data
 from runner.experiment.build_optimizer import optimizer_of, schedule_of
 from runner.models.card import Card
 from runner.models.weights import exists, load_weights
@@ -133,6 +133,7 @@ def prepare_training(
         recompute(model, _patterns(cfg.train.recompute), device=device, prefix=prefix)
     decay, mean, shards, layout = cfg.train.ema_decay, None, None, ""
     if divide is not None:
+        check_last_batch(model, task, loaders["train"], device, num_ranks)
         mean = copy.deepcopy(model) if decay else None
         shards = divide([each for each in (model, mean) if each is not None])
         layout = shards.words
@@ -142,6 +143,7 @@ def prepare_training(
         layout = layers.lay_out(model, device=device, precision=cfg.train.precision, settings=settings)
         if cfg.placement.strategy == "fsdp":
             layout += f"{layout and ', '}whole, as one process has it (fsdp divides it among several)"
+        check_last_batch(model, task, loaders["train"], device, num_ranks)
     optimizer = optimizer_of(cfg, model, device=device, prefix=prefix)
     trains_nothing(task)
     check_turns(task, [*optimizer.each] if isinstance(optimizer, Turns) else [])

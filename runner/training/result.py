@@ -183,9 +183,6 @@ def _fix(error: BaseException, stack: Sequence[FrameType]) -> str:
         return "help: run `export PYTORCH_ENABLE_MPS_FALLBACK=1` before the command, so that the CPU computes it, or use another operation"
     if re.search("same dtype, but got (Long|Int) and", text):
         return "the layer computes with floats, and its input has integers; help: use `x.float()` before it, or give floats as inputs"
-    if "more than 1 value per channel" in text:
-        problem = "batch normalization needs two rows, and a batch of this process has one"
-        return f"{problem}; help: use another `train.batch_size`, so that the last batch of an epoch has more rows"
     if "Can't call numpy()" in text:
         return "numpy knows no gradients, and .detach() would train nothing before it; help: use the torch operation of that name"
     if isinstance(error, IndexError) and "index out of range in self" in text:

@@ -51,10 +51,6 @@ def test_a_loss_without_a_way_back():
     assert "would train nothing" in raised(lambda: layer(torch.ones(1, 2)).numpy())
 
 
-def test_batch_of_one_row_names_the_batch_size():
-    assert "help: use another `train.batch_size`" in raised(lambda: nn.BatchNorm1d(2)(torch.ones(1, 2)))
-
-
 NETS = """
 from torch import nn
 class NoSuper(nn.Module):
