@@ -150,7 +150,7 @@ tools/test_try_out.py::test_the_budget_and_what_would_not_run
 sweep/test_until.py::test_equal_configurations_get_a_winner_in_one_sweep_of_twenty_at_most
 cli/test_notebook.py::test_the_cells_of_a_notebook experiment/test_own_loader.py::test_its_plan_reads_as_the_run_does
 tracking/test_deadline.py::test_files_take_as_long_as_they_move
-experiment/test_together.py::test_one_whose_end_fails_fails_alone sweep/report/test_page_in_a_browser.py::test_a_search_is_drawn
+experiment/test_together.py::test_one_whose_end_fails_fails_alone
 plan/test_models.py::test_each_would_run_and_reads_nothing
 plan/test_tune.py::test_what_wins_stays_and_the_next_is_tried_on_top_of_it
 cli/test_dispatch.py::test_key_of_other_sweep_options_is_named

@@ -142,10 +142,10 @@ def devices(given: Arguments) -> tuple[int, Facts]:
 
 
 def report(given: Arguments) -> int:
-    from runner.sweep.report.show import show
+    from runner.sweep.report.text import rewrite
 
     is_last = given.run == "last" and not Path("last").is_dir()
-    answer.give_report(show(None if is_last else Path(given.run)))
+    answer.give_report(rewrite(None if is_last else Path(given.run)))
     return 0
 
 
@@ -165,14 +165,14 @@ def history(given: Arguments) -> Facts:
 
 def show_history(found: Mapping[str, Mapping[str, Any]]) -> None:
     from runner.experiment.terminal import Terminal, text_table
-    from runner.sweep.report import number_format
+    from runner.sweep.report import tables
 
     titles = ("metric", "points", "steps", "first", "last", "least", "greatest")
     rows = []
     for name, metric in found.items():
         first, last = metric["first_step"], metric["last_step"]
         steps = f"{first:,} to {last:,}" if first != last else f"{last:,}"
-        values = (number_format.value(metric[key]) for key in titles[3:])
+        values = (tables.value(metric[key]) for key in titles[3:])
         rows.append((name, f"{metric['points']:,}", steps, *values))
     table = text_table(titles, rows, right=range(1, len(titles)))
     table.collapse_padding = True  # a name is whole in 80 columns

@@ -95,11 +95,9 @@ def _draw_predictions(parts: Parts, task: Predicting, plots: Path, of: str, say:
             batches.epoch(0),
             split_rows=batches.num_rows,
             autocast=parts.precision.autocast,
-            train=parts.train.epoch(0),
         )
     finally:
         batches.close()
-        parts.train.close()
     source, num_rows = parts.source, batches.num_rows
     results = replace(results, classes=source.classes, names=source.targets, split=split, of=of, num_rows=num_rows)
     return draw_results(results, plots, wanted=wanted, say=say)
@@ -116,9 +114,7 @@ def _write_sample(parts: Parts, plots: Path) -> list[Path]:
     return [plots / "sample.txt"]
 
 
-def draw_results(
-    results: Results, folder: Path, *, wanted: Sequence[str], say: Callable[[str], None] = print
-) -> list[Path]:
+def draw_results(results: Results, folder: Path, *, wanted: Sequence[str], say: Say = print) -> list[Path]:
     """Draw the wanted plots that make sense for these results, about 0.15 s each, and return their files.
 
     Args:
@@ -129,12 +125,11 @@ def draw_results(
     """
     drawn = []
     for name in wanted:
-        path, module = folder / f"{name}.png", scores if name in SCORES else examples
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            figure = getattr(module, f"draw_{name}")(results)
+            figure = getattr(scores if name in SCORES else examples, f"draw_{name}")(results)
             if figure is not None:
-                drawn.append(style.save(figure, path))
+                drawn.append(style.save(figure, folder / f"{name}.png"))
         except Exception as error:
-            say(f"plots: {path.name} left out: {type(error).__name__}: {first_line(error)}")
+            say(f"plots: {name}.png left out: {type(error).__name__}: {first_line(error)}")
     return drawn

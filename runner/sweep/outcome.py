@@ -9,9 +9,9 @@ from pathlib import Path
 
 from runner.config.validate import without_password
 from runner.experiment.user_tags import NOTE as NOTE
-from runner.sweep.report import number_format, tables
-from runner.sweep.report.ranking import best_first
+from runner.sweep.report import tables
 from runner.sweep.report.report import Report
+from runner.sweep.report.results import best_first
 from runner.tracking.journal import Journal
 from runner.tracking.journal_reader import read_events, read_points
 
@@ -68,11 +68,9 @@ def note(report: Report) -> str:
     table = "\n".join(f"| {' | '.join(row)} |" for row in [*rows, *map(list, zip(*cells, strict=True))])
     more = len(report.results) - MOST_ROWS
     rest = f"{more:,} more jobs are" if more > 0 else "Curves and comparisons are"
-    words = [command(report.overrides), number_format.counts(report), table, f"{rest} in report.html, an artifact."]
+    words = [command(report.overrides), tables.counts(report), table, f"{rest} in report.html, an artifact."]
     if report.best is not None:
-        said = ", ".join(
-            f"{goal.metric} {number_format.value(report.best.value(goal.metric))}" for goal in report.goals
-        )
+        said = ", ".join(f"{goal.metric} {tables.value(report.best.value(goal.metric))}" for goal in report.goals)
         words.insert(0, f"**The best job is {report.best.job}, {report.best.name}**: {said}")
     return "\n\n".join(words)
 

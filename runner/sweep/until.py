@@ -26,9 +26,8 @@ from runner.sweep.jobs.prepare import (
     without,
 )
 from runner.sweep.report.comparisons import against_best, looks, num_looks, words_of
-from runner.sweep.report.ranking import find_goals
-from runner.sweep.report.results import read_results
-from runner.sweep.report.seeds import configurations as by_configuration
+from runner.sweep.report.comparisons import configurations as by_configuration
+from runner.sweep.report.results import find_goals, read_results
 
 if TYPE_CHECKING:
     from runner.sweep.sweep import SweepContext

@@ -17,19 +17,18 @@ from runner.experiment.summary import Summary
 from runner.experiment.terminal import Terminal, text_table
 from runner.runs import find
 from runner.sweep.jobs import ledger
-from runner.sweep.report import number_format
+from runner.sweep.report import tables
 from runner.sweep.report.comparisons import (
     Comparison,
     Configuration,
     against_best,
     as_values,
     compared,
+    configurations,
     num_looks,
     words_of,
 )
-from runner.sweep.report.ranking import Goal, find_goals
-from runner.sweep.report.results import Result, as_keys, read_results
-from runner.sweep.report.seeds import configurations
+from runner.sweep.report.results import Goal, Result, as_keys, find_goals, read_results
 from runner.sweep.report.stored import read_stored
 from runner.tasks.metric_names import is_rising
 from runner.tracking import stores
@@ -89,7 +88,7 @@ def show(found: Sequence[Comparison]) -> None:
         heads = [f"A  {first.a}", f"B  {first.b}"]
     else:
         mean = max(found, key=lambda each: each.difference.n).mean_a  # over the most seeds
-        heads = [f"A  {first.a}, the best {first.metric}: {number_format.value(mean)}"]
+        heads = [f"A  {first.a}, the best {first.metric}: {tables.value(mean)}"]
     for head in heads:
         console.print(Text(head), soft_wrap=True)
     titles = ("", "A", "B", *COLUMNS) if is_pair else ("B", "", *COLUMNS)
@@ -102,7 +101,7 @@ def show(found: Sequence[Comparison]) -> None:
 def _row(each: Comparison, *, is_pair: bool) -> list[Text]:
     apart = each.difference
     interval = "" if apart.low is None or apart.high is None else f"{apart.low:+.3g} to {apart.high:+.3g}"
-    a, b = number_format.value(each.mean_a), number_format.value(each.mean_b)
+    a, b = tables.value(each.mean_a), tables.value(each.mean_b)
     cells = [each.metric, a, b] if is_pair else [each.b, b]
     cells += [f"{apart.mean:+.3g}", interval, f"{apart.p_value:.2g}", str(apart.n), words_of(each)]
     return [Text(cell, "bold" if apart.is_decided else "") for cell in cells]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from runner.experiment.summary import Summary
 from runner.runs.reproduce.compare import Points
 from runner.runs.reproduce.recorded import num_steps_of
-from runner.sweep.report.ranking import Goal
+from runner.sweep.report.results import Goal
 from runner.tasks.metric_names import is_rising
 from runner.tracking.journal import is_being_written
 from runner.tracking.journal_reader import series_of

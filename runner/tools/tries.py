@@ -15,8 +15,7 @@ from omegaconf import DictConfig
 from runner.experiment.provenance import TRIES
 from runner.sweep.jobs.ledger import Sweep
 from runner.sweep.jobs.prepare import Prepared, name_of
-from runner.sweep.report.ranking import Goal
-from runner.sweep.report.results import read_results
+from runner.sweep.report.results import Goal, read_results
 from runner.sweep.report.significance import ALPHA, Difference, difference
 from runner.sweep.sweep import Plan, SweepContext, run_sweep
 from runner.sweep.until import Rounds, add_jobs

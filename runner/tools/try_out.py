@@ -29,8 +29,8 @@ from runner.experiment.terminal import say, short
 from runner.runs import find
 from runner.sweep import hydra_plugins
 from runner.sweep.jobs.prepare import OF_THE_SWEEP
-from runner.sweep.report import number_format
-from runner.sweep.report.ranking import Goal
+from runner.sweep.report import tables
+from runner.sweep.report.results import Goal
 from runner.tools import compare, tries
 from runner.tools.tries import Decision, Side, measure
 from runner.tracking.journal_reader import read_events
@@ -216,7 +216,7 @@ def _show(line: Mapping[str, Any]) -> None:
     say(f"try {line['try']}:  {line['verdict']}: {line['why']}")
     if (apart := line["difference"]) is not None:
         ours, theirs = line["values"], line["against"]["values"]
-        a, b = (number_format.value(sum(side[seed] for seed in ours) / len(ours)) for side in (ours, theirs))
+        a, b = (tables.value(sum(side[seed] for seed in ours) / len(ours)) for side in (ours, theirs))
         interval = f", {apart['low']:+.3g} to {apart['high']:+.3g}" if apart["low"] is not None else ""
         figures = f"{apart['mean']:+.3g}{interval}, p {apart['p_value']:.2g}"
         say(f"        {line['metric']} {a} compared with {b}: {figures}")

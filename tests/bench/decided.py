@@ -23,8 +23,7 @@ from page import ROOT, add_write, section
 from scipy import stats
 
 from runner.sweep.report.comparisons import against_best, looks
-from runner.sweep.report.ranking import Goal
-from runner.sweep.report.results import Result
+from runner.sweep.report.results import Goal, Result
 from runner.sweep.report.significance import ALPHA, POWER, Difference, difference
 
 Draw = Callable[[np.random.Generator, int], NDArray[np.float64]]

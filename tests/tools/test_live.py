@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from written_journals import end, rows, start
 
-from runner.sweep.report.ranking import Goal
+from runner.sweep.report.results import Goal
 from runner.tools import live
 from runner.tools.live import LiveRun, thin
 from runner.tracking.journal import Journal

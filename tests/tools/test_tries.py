@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from runner.sweep.report.ranking import Goal
+from runner.sweep.report.results import Goal
 from runner.tools import tries
 from runner.tools.tries import Decision, look
 

@@ -10,7 +10,7 @@ from synthetic_sweep import Folder
 
 from runner import cli
 from runner.runs.find import find
-from runner.sweep.report.ranking import Goal
+from runner.sweep.report.results import Goal
 from runner.tools import tries, try_out
 from runner.tools.compare import one
 from runner.tools.tries import Decision, Side

@@ -5,8 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from runner.sweep.jobs.ledger import Job
-from runner.sweep.report.ranking import Goal
-from runner.sweep.report.results import Best, Result
+from runner.sweep.report.results import Best, Goal, Result
 from runner.tools import tries
 from runner.tools.tries import Side, measure
 

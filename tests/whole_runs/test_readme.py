@@ -139,7 +139,7 @@ def test_every_command_is_one(a_run, own_folder, monkeypatch):
     for place, answer in (
         ("runner.cli.devices.show", {}),
         ("runner.runs.sync.replay", []),
-        ("runner.sweep.report.show.show", own_folder),
+        ("runner.sweep.report.text.rewrite", own_folder),
         ("runner.cli.commands._become", 0),
     ):
         monkeypatch.setattr(place, lambda *words, answer=answer, **settings: done.append(words) or answer)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runner.experiment.plots import style
-from runner.experiment.plots.predictions import Results, Shown
+from runner.experiment.plots.predictions import Plane, Results, Shown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 COLUMNS = 8
 MAX_LABELS = 3
 MAX_POINTS = 2000  # of generated rows
-MAX_CLASSES = 10  # of a decision boundary
 
 
 def draw_samples(results: Results) -> Figure | None:
@@ -39,26 +38,24 @@ def draw_samples(results: Results) -> Figure | None:
 
 
 def draw_reconstructions(results: Results) -> Figure | None:
-    """Draw inputs above their reconstructions: the split's first rows, then the worst. Signals are drawn as lines."""
-    groups = [(name, shown) for name, shown in (("first rows", results.first), ("worst rows", results.worst)) if shown]
-    if not groups:
+    """Draw inputs above their reconstructions, the worst first. Signals are drawn as lines."""
+    shown = results.worst
+    if shown is None:
         return None
-    columns = max(len(shown.inputs) for _, shown in groups)
-    size = max(5.2, 1.15 + 1.15 * columns), style.HEAD + 2.45 * len(groups)
-    figure, axes = _canvas(results, "Reconstructions", size)
-    for group, (name, shown) in enumerate(groups):
-        made = shown.predictions.reshape(shown.inputs.shape)
-        images, copies = as_images(shown.inputs, made), as_images(made, shown.inputs)
-        top = size[1] - style.HEAD - 2.45 * group
-        for label, at in ((name, top - 0.53), ("made of\nthem", top - 1.68)):
-            axes.text(0.85, at, label, ha="right", va="center", fontsize=8.5, color=style.INK)
-        for number in range(len(shown.inputs)):
-            left = 1.0 + 1.15 * number
-            if images is not None and copies is not None:
-                _show(axes, images[number], left, top, side=1.06)
-                _show(axes, copies[number], left, top - 1.14, side=1.06)
-            else:
-                _lines(axes, shown.inputs[number].reshape(-1), made[number].reshape(-1), left, top)
+    columns = min(COLUMNS, len(shown.inputs))
+    size = max(5.2, 1.15 + 1.15 * columns), style.HEAD + 2.45
+    figure, axes = _canvas(results, "Reconstructions, the worst first", size)
+    made = shown.predictions.reshape(shown.inputs.shape)
+    images, copies = as_images(shown.inputs, made), as_images(made, shown.inputs)
+    for label, at in (("inputs", 1.92), ("made of\nthem", 0.77)):
+        axes.text(0.85, at, label, ha="right", va="center", fontsize=8.5, color=style.INK)
+    for number in range(columns):
+        left = 1.0 + 1.15 * number
+        if images is not None and copies is not None:
+            _show(axes, images[number], left, 2.45, side=1.06)
+            _show(axes, copies[number], left, 1.31, side=1.06)
+        else:
+            _lines(axes, shown.inputs[number].reshape(-1), made[number].reshape(-1), left, 2.45)
     return figure
 
 
@@ -130,68 +127,53 @@ def draw_generated(results: Results) -> Figure | None:
     low, high = real.min(0), real.max(0)
     room = 0.25 * (high - low)
     outside = ((generated < low - room) | (generated > high + room)).any(1).mean()
-    figure, panels = style.panels(
-        results.title,
-        "Real and generated rows",
-        (8.4, 5.1),
-        shape=(1, 2),
-        margins=(0.5, 0.2, 0.35, 1.0),
-        sharex=True,
-        sharey=True,
-        gridspec_kw={"wspace": 0.12},
-    )
-    title = f"generated ({outside:.1%} of them outside)" if outside else "generated"
-    for axes, rows, color, name in zip(
-        panels, (real, generated), (style.BLUE, style.ORANGE), ("real", title), strict=True
-    ):
+    margins, heading = (0.5, 0.2, 0.35, 1.0), "Real and generated rows"
+    figure, panels = style.panels(results.title, heading, (8.4, 5.1), shape=(1, 2), margins=margins)
+    shown = ((real, style.BLUE, "real"), (generated, style.ORANGE, f"generated ({outside:.1%} of them outside)"))
+    for axes, (rows, color, name) in zip(panels, shown, strict=True):
         axes.plot(*rows[:MAX_POINTS].T, "o", markersize=2.4, markeredgewidth=0, alpha=0.5, color=color)
         axes.set_title(name, loc="left", fontsize=10)
         axes.set_aspect("equal")
-    panels[0].set(xlim=(low[0] - room[0], high[0] + room[0]), ylim=(low[1] - room[1], high[1] + room[1]))
+        axes.set(xlim=(low[0] - room[0], high[0] + room[0]), ylim=(low[1] - room[1], high[1] + room[1]))
     return figure
 
 
 def draw_boundary(results: Results) -> Figure | None:
     """Draw the prediction all over the plane of two inputs: the class, paler where the model is less sure, or the number."""
-    from matplotlib.colors import ListedColormap, to_rgb
-
-    plane, is_number = results.plane, results.kind == "regression"
-    if plane is None or (not is_number and plane.predictions.shape[2] > MAX_CLASSES):
+    plane = results.plane
+    if plane is None or (results.kind != "regression" and plane.predictions.shape[2] > len(style.COLORS)):
         return None
-    heading = "Predicted surface" if is_number else "Decision boundary"
+    heading = "Predicted surface" if results.kind == "regression" else "Decision boundary"
     margins = (0.65, 1.7, 0.55, style.HEAD)
     figure, (axes,) = style.panels(results.title, heading, (7.4, 5.6), margins=margins, has_grid=False)
-    points = [(plane.train, "train", "o", 13, "white"), (plane.rows, results.split, "s", 20, style.INK)]
     extent = tuple(float(each) for each in (plane.x[0], plane.x[-1], plane.y[0], plane.y[-1]))
     look: dict[str, Any] = {"origin": "lower", "extent": extent, "aspect": "auto", "interpolation": "bilinear"}
-    keys: list[tuple[str, str, Any, Any]] = []  # label, marker, color and color of the edge
-    if is_number:
+    dots: dict[str, Any] = {"s": 20, "edgecolors": style.INK, "linewidths": 0.5}
+    values = plane.targets.reshape(len(plane.targets), -1)[:, 0]
+    if results.kind == "regression":
         surface = plane.predictions[:, :, 0]
-        shown = [rows[1].reshape(len(rows[1]), -1)[:, 0] for rows, *_ in points if rows is not None]
-        low, high = np.quantile(np.concatenate([surface.reshape(-1), *shown]).astype(np.float64), [0.005, 0.995])
+        low, high = np.quantile(np.append(surface, values).astype(np.float64), [0.005, 0.995])
         scale: dict[str, Any] = {"cmap": "viridis", "vmin": low, "vmax": high if high > low else low + 1}
         image = axes.imshow(surface, alpha=0.85, **look, **scale)
         figure.colorbar(image, cax=figure.add_axes((0.8, 0.11, 0.025, 0.6)))
+        axes.scatter(*plane.rows.T, c=values, **dots, **scale)
     else:
-        count, best = plane.predictions.shape[2], plane.predictions.argmax(2)
-        colors = np.array([to_rgb(style.color(number, count)) for number in range(count)])
-        strength = 0.12 + 0.5 * (plane.predictions.max(2, keepdims=True) - 1 / count) / (1 - 1 / count)
-        axes.imshow(1 - strength * (1 - colors[best]), **look)
-        for number in range(count if count > 2 else 1):
-            if 0 < (best == number).sum() < best.size:
-                margin = plane.predictions[:, :, number] - np.delete(plane.predictions, number, axis=2).max(2)
-                axes.contour(plane.x, plane.y, margin, levels=[0], colors=[style.INK], linewidths=0.9)
-        scale = {"cmap": ListedColormap(colors), "vmin": -0.5, "vmax": count - 0.5}
-        names = style.names_of(results.classes, count)
-        keys = [(style.cut(name, 16), "o", color, "none") for name, color in zip(names, colors, strict=True)]
-    for rows, label, marker, area, edge in points:
-        if rows is not None:
-            values = rows[1].reshape(len(rows[1]), -1)[:, 0]
-            axes.scatter(*rows[0].T, s=area, marker=marker, c=values, edgecolors=edge, linewidths=0.5, **scale)
-            keys.append((label, marker, "#aaaaaa", edge))
-    for label, marker, color, edge in keys:
-        axes.plot([], [], linestyle="", label=label, marker=marker, color=color, markeredgecolor=edge)
-    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, fontsize=8.5)
-    axes.set(xlabel=style.cut(plane.names[0], 40), ylabel=style.cut(plane.names[1], 40))
-    axes.set(xlim=extent[:2], ylim=extent[2:])
+        _draw_classes(axes, plane, look)
+        for number, name in enumerate(style.names_of(results.classes, plane.predictions.shape[2])):
+            rows = plane.rows[values == number]
+            axes.scatter(*rows.T, color=style.COLORS[number], label=style.cut(name, 16), **dots)
+        axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, fontsize=8.5)
+    axes.set(xlabel="first input", ylabel="second input", xlim=extent[:2], ylim=extent[2:])
     return figure
+
+
+def _draw_classes(axes: Any, plane: Plane, look: dict[str, Any]) -> None:
+    from matplotlib.colors import to_rgb
+
+    count, best = plane.predictions.shape[2], plane.predictions.argmax(2)
+    colors = np.array([to_rgb(color) for color in style.COLORS])
+    strength = 0.12 + 0.5 * (plane.predictions.max(2, keepdims=True) - 1 / count) / (1 - 1 / count)
+    axes.imshow(1 - strength * (1 - colors[best]), **look)
+    for number in np.unique(best)[1:]:
+        margin = plane.predictions[:, :, number] - np.delete(plane.predictions, number, axis=2).max(2)
+        axes.contour(plane.x, plane.y, margin, levels=[0], colors=[style.INK], linewidths=0.9)

@@ -1,6 +1,6 @@
 """Draws how good predictions are: confusion matrix, ROC and precision-recall, calibration, residuals.
 
-scikit-learn's displays would draw some of it, but importing sklearn.metrics takes longer than all plots of a run.
+Not by scikit-learn's displays: importing sklearn.metrics takes longer than drawing all plots of a run.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 MAX_CLASSES = 20
 NUM_LISTED = 15
 NUM_BINS = 15  # of probabilities
-MAX_TARGETS = 6
-MANY_ROWS = 3000
+MAX_TARGETS = 4
 
 
 def draw_confusion(results: Results) -> Figure | None:
@@ -35,14 +34,13 @@ def draw_confusion(results: Results) -> Figure | None:
     names, has_numbers = [style.cut(name, 18) for name in style.names_of(results.classes, count)], count <= MAX_CLASSES
     longest = max(map(len, names))
     left = 0.7 + 0.09 * longest
-    bottom = left if longest > 3 else 0.65
     side = min(8.2, max(2.7, 0.52 * count)) if has_numbers else 7.0
     width = max(left + side + (0.35 if has_numbers else 4.0), 5.2)
     figure, (axes,) = style.panels(
         results.title,
         f"Confusion matrix, accuracy {np.trace(matrix) / max(1, matrix.sum()):.4f}",
-        (width, style.HEAD + side + bottom),
-        margins=(left, width - left - side, bottom, style.HEAD),
+        (width, style.HEAD + side + left),
+        margins=(left, width - left - side, left, style.HEAD),
         has_grid=False,
     )
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
@@ -53,24 +51,24 @@ def draw_confusion(results: Results) -> Figure | None:
     axes.spines[:].set_visible(False)
     axes.set(xlabel="predicted", ylabel="true")
     if not has_numbers:
-        pairs = "\n".join(_worst_pairs(matrix, shares, names)) or "Nothing is wrong"
-        figure.text((left + side + 0.3) / width, 1 - style.HEAD / figure.get_figheight(), pairs, fontsize=8.5, va="top")
+        top = 1 - style.HEAD / figure.get_figheight()
+        figure.text((left + side + 0.3) / width, top, _worst_pairs(matrix, shares, names), fontsize=8.5, va="top")
         return figure
-    points = 9 if count <= 6 else 7.5 if count <= 12 else 6.5
     for row, column in zip(*np.nonzero(matrix), strict=True):
-        share = shares[row, column]
-        text = f"{matrix[row, column]}" if count > 12 else f"{matrix[row, column]}\n{share:.0%}"
-        ink = "white" if share > 0.55 else style.INK
-        axes.text(column, row, text, ha="center", va="center", color=ink, fontsize=points, linespacing=1.1)
+        text = f"{matrix[row, column]}" + (f"\n{shares[row, column]:.0%}" if count <= 12 else "")
+        ink = "white" if shares[row, column] > 0.55 else style.INK
+        axes.text(column, row, text, ha="center", va="center", color=ink, fontsize=7.5 if count > 6 else 9)
     return figure
 
 
-def _worst_pairs(matrix: NDArray[np.int64], shares: NDArray[np.float64], names: list[str]) -> list[str]:
+def _worst_pairs(matrix: NDArray[np.int64], shares: NDArray[np.float64], names: list[str]) -> str:
     wrong = np.where(np.eye(len(matrix), dtype=bool), 0, matrix)
-    order = np.argsort(-wrong, axis=None, kind="stable")[:NUM_LISTED]
-    pairs = [divmod(int(number), len(matrix)) for number in order if wrong.flat[number]]
-    lines = [f"{names[a]} → {names[b]}\n    {matrix[a, b]} times, {shares[a, b]:.0%} of its rows" for a, b in pairs]
-    return ["Most often wrong (true → predicted)\n", *lines] if lines else []
+    lines = ["Most often wrong (true → predicted)\n"]
+    for place in np.argsort(-wrong, axis=None, kind="stable")[:NUM_LISTED]:
+        a, b = divmod(int(place), len(matrix))
+        if wrong[a, b]:
+            lines.append(f"{names[a]} → {names[b]}\n    {wrong[a, b]} times, {shares[a, b]:.0%} of its rows")
+    return "\n".join(lines)
 
 
 def draw_roc(results: Results) -> Figure | None:
@@ -79,9 +77,7 @@ def draw_roc(results: Results) -> Figure | None:
     if not questions:
         return None
     is_one = len(questions) == 1
-    topic = f"each {'label' if results.kind == 'multilabel' else 'class'}"
-    if is_one and results.kind == "multiclass":
-        topic = style.names_of(results.classes, 2)[1]
+    topic = questions[0][0] if is_one else "each label" if results.kind == "multilabel" else "each class"
     figure, (left, right) = style.panels(
         results.title,
         f"ROC and precision-recall of {topic}",
@@ -93,12 +89,13 @@ def draw_roc(results: Results) -> Figure | None:
     areas, precisions = [], []
     grid = np.linspace(0, 1, 201)
     mean = np.zeros_like(grid)
+    colors = style.COLORS * 2  # the second ten are dashed
     for number, (name, scores, truth) in enumerate(questions):
         false, hit, precision = rates(truth, scores)
         areas.append(float((np.diff(false) * (hit[1:] + hit[:-1])).sum() / 2))
         precisions.append(float((np.diff(hit) * precision[1:]).sum()))
         mean += np.interp(grid, false, hit) / len(questions)
-        look: dict[str, Any] = {"color": style.color(number, len(questions)), "linewidth": 2.0 if is_one else 1.2}
+        look = {"color": colors[number], "linestyle": "-" if number < 10 else "--", "linewidth": 1.2}
         left.plot(false, hit, label=f"{style.cut(name, 20)}  {areas[-1]:.3f} · {precisions[-1]:.3f}", **look)
         right.plot(hit, precision, drawstyle="steps-pre", **look)
     if not is_one:
@@ -107,15 +104,9 @@ def draw_roc(results: Results) -> Figure | None:
     left.plot([0, 1], [0, 1], color=style.MUTED, linewidth=0.8, linestyle=":")
     left.set(xlabel="false positive rate", ylabel="true positive rate", title="ROC")
     right.set(xlabel="recall", ylabel="precision", title="Precision and recall", ylim=(-0.02, 1.02))
-    look = {"frameon": False, "fontsize": 8 if len(questions) <= 16 else 7, "labelspacing": 0.35}
-    right.legend(
-        *left.get_legend_handles_labels(),
-        title="area · average precision",
-        title_fontsize=8,
-        loc="upper left",
-        bbox_to_anchor=(1.02, 1.04),
-        **look,
-    )
+    place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.02, 1.04)}
+    key = right.legend(*left.get_legend_handles_labels(), frameon=False, fontsize=7.5, labelspacing=0.35, **place)
+    key.set_title("area · average precision", prop={"size": 8})
     return figure
 
 
@@ -200,45 +191,44 @@ def reliability(
 
 
 def draw_residuals(results: Results) -> Figure | None:
-    """Draw predicted against true, and below the residuals (predicted - true) against predicted, for up to six targets."""
+    """Draw predicted against true, and below the residuals (predicted - true) against predicted, of up to four targets."""
     predictions, targets = results.predictions.astype(np.float64), results.targets.astype(np.float64)
     if predictions.ndim != 2 or predictions.shape != targets.shape:
         return None
     total = predictions.shape[1]
-    count, columns = min(MAX_TARGETS, total), min(3, total)
-    rows = -(-count // columns)
+    count = min(MAX_TARGETS, total)
     names = style.names_of(results.names, total, prefix="target ") if total > 1 or results.names else [""]
     figure, panels = style.panels(
         results.title,
         "Predicted against true" + (f", {count} of {total} targets" if total > count else ""),
-        (max(5.6, 0.9 + 3.8 * columns), 1.0 + 5.3 * rows),
-        shape=(2 * rows, columns),
+        (max(5.6, 0.9 + 3.8 * count), 6.6),
+        shape=(2, count),
         margins=(0.85, 0.25, 0.6, 1.25),
-        gridspec_kw={"height_ratios": (2.1, 1) * rows, "wspace": 0.3, "hspace": 0.42},
+        gridspec_kw={"height_ratios": (2.1, 1), "wspace": 0.3, "hspace": 0.36},
     )
-    for number in range(rows * columns):
-        above, below = panels.reshape(rows, 2, columns)[number // columns, :, number % columns]
-        if number < count:
-            _draw_target(above, below, predictions[:, number], targets[:, number], names[number])
-        else:
-            above.set_axis_off()
-            below.set_axis_off()
+    for number in range(count):
+        predicted, true = predictions[:, number], targets[:, number]
+        _draw_target(panels[number], panels[count + number], predicted, true)
+        title = f"{f'{style.cut(names[number], 24)}: ' if names[number] else ''}{_errors(predicted, true)}"
+        panels[number].set_title(title, loc="left", fontsize=9)
     return figure
 
 
-def _draw_target(above: Any, below: Any, predicted: NDArray[np.float64], true: NDArray[np.float64], name: str) -> None:
+def _errors(predicted: NDArray[np.float64], true: NDArray[np.float64]) -> str:
     residuals, spread = predicted - true, ((true - true.mean()) ** 2).sum()
     fit = f"R² {1 - (residuals**2).sum() / spread:.3f}, " if spread > 0 else ""
-    errors = f"RMSE {np.sqrt((residuals**2).mean()):.3g}, MAE {np.abs(residuals).mean():.3g}"
+    return f"{fit}RMSE {np.sqrt((residuals**2).mean()):.3g}, MAE {np.abs(residuals).mean():.3g}"
+
+
+def _draw_target(above: Any, below: Any, predicted: NDArray[np.float64], true: NDArray[np.float64]) -> None:
     low, high = min(predicted.min(), true.min()), max(predicted.max(), true.max())
     room = 0.04 * (high - low) or 1.0
-    ends, is_many = (low - room, high + room), len(true) > MANY_ROWS
-    alpha = 0.15 if is_many else 0.45 if len(true) > 300 else 0.75
-    for axes, x, y in ((above, true, predicted), (below, predicted, residuals)):
-        axes.plot(x, y, "o", markersize=2.2 if is_many else 3.2, markeredgewidth=0, alpha=alpha, color=style.BLUE)
+    ends = low - room, high + room
+    alpha = 0.75 if len(true) < 300 else 0.45 if len(true) < 3000 else 0.15
+    for axes, x, y in ((above, true, predicted), (below, predicted, predicted - true)):
+        axes.plot(x, y, "o", markersize=3, markeredgewidth=0, alpha=alpha, color=style.BLUE)
         axes.locator_params(nbins=6)
     above.plot(ends, ends, color=style.INK, linewidth=1, linestyle=":")
     above.set(xlim=ends, ylim=ends, xlabel="true", ylabel="predicted")
-    above.set_title(f"{f'{style.cut(name, 24)}: ' if name else ''}{fit}{errors}", loc="left", fontsize=9)
     below.axhline(0, color=style.INK, linewidth=1, linestyle=":")
     below.set(xlabel="predicted", ylabel="predicted - true")

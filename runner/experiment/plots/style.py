@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK, MUTED, LINE = "#1f2430", "#6b7280", "#d5d9e0"
-BLUE, ORANGE, GREEN, RED = "#3b6fd4", "#e08330", "#3a9e5c", "#cc4040"
+BLUE, ORANGE, RED = "#3b6fd4", "#e08330", "#cc4040"
 #: of up to ten classes or targets, distinguishable by the color-blind (Okabe and Ito, 2008), and grey
 COLORS = (
     *("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#b8a800", "#7a4fb5", "#8c6239", "#7f7f7f"),
@@ -55,8 +55,8 @@ def panels(
         axes.spines[["top", "right"]].set_visible(False)
         axes.spines[["left", "bottom"]].set_color(LINE)
         axes.tick_params(color=LINE, labelcolor=INK, labelsize=8.5)
-        for text, points in ((axes.xaxis.label, 9.5), (axes.yaxis.label, 9.5), (axes.title, 10)):
-            text.set(color=INK, fontsize=points)
+        for text in (axes.xaxis.label, axes.yaxis.label, axes.title):
+            text.set(color=INK, fontsize=9.5)
         if has_grid:
             axes.grid(color=LINE, linewidth=0.6, alpha=0.7)
             axes.set_axisbelow(True)
@@ -66,15 +66,6 @@ def panels(
 def save(figure: Figure, path: Path) -> Path:
     figure.savefig(path, dpi=120)
     return path
-
-
-def color(number: int, count: int) -> Any:
-    """Return a color for each of `count` classes; beyond ten they are shades of one scale."""
-    if count <= len(COLORS):
-        return COLORS[number]
-    import matplotlib
-
-    return matplotlib.colormaps["turbo"](0.04 + 0.92 * number / (count - 1))
 
 
 def cut(text: str, limit: int) -> str:

@@ -1,26 +1,45 @@
-"""Finished jobs that are equal but for their seed and fold go in; one configuration beside another comes out: which is better, if any.
-
-For the report and `runner compare`.
-"""
+"""Jobs that differ only in seed and fold are one configuration: their means, and which configuration is better, if any."""
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from runner.sweep.report.ranking import Goal
-from runner.sweep.report.results import Result
-from runner.sweep.report.significance import Difference, Place, difference, independent
+from runner.config.validate import of_all_folds
+from runner.sweep.report.results import Goal, Result, differing_keys
+from runner.sweep.report.significance import Difference, Place, difference, independent, interval
 
-#: seeds of each: with fewer hardly anything is decided
-FIRST_LOOK = 8
+FIRST_LOOK = 8  # seeds of each: with fewer hardly anything is decided
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The mean over a group's jobs."""
+
+    mean: float
+    std: float | None  # the sample's (n - 1); None for a single value
+    n: int
+    low: float | None = None  # of the mean, at 95 %; where there are several folds
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """Finished jobs that differ only in seed and fold."""
+
+    name: str
+    jobs: tuple[int, ...]
+    means: dict[str, Mean]  # by metric: the goals' best values, then the test metrics
+    num_seeds: int = 1
+    num_folds: int = 0  # 0: without folds; 1: all of them have the same one
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """The jobs that are one configuration and came to an end by themselves, and of the sweep that they are of its goals, and
-    at how many numbers of seeds it was to name a winner."""
+    """The finished or diverged jobs of a configuration, their sweep's goals, and at how many numbers of seeds it may name a winner."""
 
     name: str
     results: tuple[Result, ...]
@@ -28,14 +47,14 @@ class Configuration:
     num_looks: int = 1
 
     def values(self, goal: Goal) -> dict[Place, float]:
-        """By seed and fold; of a training that diverged the worst there is, infinite."""
+        """Return the values by seed and fold, infinitely bad where the training diverged."""
         found = {(result.seed, result.fold or ""): result.reached(goal.metric, goal.mode) for result in self.results}
         return {place: value for place, value in found.items() if value is not None}
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A beside B in one metric. Where they have seeds in common the means are over those, as the difference is."""
+    """Two configurations in one metric. Where they share seeds, the means are over those, as the difference is."""
 
     a: str
     b: str
@@ -48,12 +67,77 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """What A is."""
+        """Whether A is better, worse or undecided."""
         return self.difference.verdict(self.mode)
 
 
+def in_words(groups: Sequence[Seeds]) -> str:
+    """Return what the means are taken over: seeds, folds, seeds and folds."""
+    seeds, folds = any(each.num_seeds > 1 for each in groups), any(each.num_folds > 1 for each in groups)
+    return " and ".join(filter(None, ("seeds" * (seeds or not folds), "folds" * folds)))
+
+
+def over_seeds(results: Sequence[Result], goals: Sequence[Goal]) -> list[Seeds]:
+    """Return the groups, best mean first; [] without two seeds or two folds in one."""
+    # named among those that diverged, as the comparisons name them
+    groups = {name: [each for each in group if not each.diverged] for name, group in configurations(results).items()}
+    has_folds = any(len({result.fold for result in group}) > 1 for group in groups.values())
+    found = []
+    for name, group in groups.items():
+        if group:
+            num_seeds = len({result.keys.get("seed") for result in group})
+            num_folds = len({result.fold for result in group if result.fold})
+            means = _means(group, goals, with_interval=has_folds)
+            found.append(Seeds(name, tuple(result.job for result in group), means, num_seeds, num_folds))
+
+    def key(seeds: Seeds) -> tuple[bool, float, int]:
+        mean = seeds.means.get(goals[0].metric) if goals else None
+        if mean is None or math.isnan(mean.mean):
+            return True, 0.0, seeds.jobs[0]
+        return False, mean.mean if goals[0].mode == "min" else -mean.mean, seeds.jobs[0]
+
+    return sorted(found, key=key) if has_folds or any(each.num_seeds > 1 for each in found) else []
+
+
+def configurations(results: Sequence[Result]) -> dict[str, list[Result]]:
+    """Group the jobs that finished or diverged by configuration: a group differs only in seeds, and in folds of one set."""
+    bare = [replace(result, keys=_without_seed(result.keys)) for result in results]
+    differing, groups = differing_keys(bare), dict[str, list[Result]]()
+    for result, own in sorted(zip(results, bare, strict=True), key=lambda pair: pair[0].job):
+        if result.state == "finished" or result.diverged:
+            name = " ".join(f"{key}={own.keys[key]}" for key in differing if key in own.keys)
+            groups.setdefault(name or "all", []).append(result)
+    return groups
+
+
+def _without_seed(keys: Mapping[str, str]) -> dict[str, str]:
+    own = {key: value for key, value in keys.items() if key != "seed"}
+    return own | {key: of_all_folds(value) for key, value in own.items() if key == "data.fold"}
+
+
+def _means(group: Sequence[Result], goals: Sequence[Goal], *, with_interval: bool) -> dict[str, Mean]:
+    tests = sorted({name for result in group for name in result.metrics if name.startswith("test/")})
+    names = dict.fromkeys([*(goal.metric for goal in goals), *tests])
+    means = {name: _mean_of_jobs(group, name, with_interval=with_interval) for name in names}
+    return {name: mean for name, mean in means.items() if mean is not None}
+
+
+def _mean_of_jobs(group: Sequence[Result], metric: str, *, with_interval: bool) -> Mean | None:
+    known = [(result, value) for result in group if (value := result.value(metric)) is not None]
+    values = [value for _, value in known]
+    if not values or not all(map(math.isfinite, values)):
+        return Mean(math.nan, None, len(values)) if values else None
+    mean = Mean(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values))
+    if not with_interval:
+        return mean
+    by_place = {(result.seed, result.fold or ""): value for result, value in known}
+    by_seed = len({seed for seed, _ in by_place}) > 1
+    low, high = interval(tuple(independent(by_place, by_seed=by_seed).values()))
+    return replace(mean, low=low, high=high)
+
+
 def looks(max_seeds: int) -> list[int]:
-    """At how many seeds sweep.until=decided looks: 8, 16, 32, ... and, last of all, max_seeds."""
+    """Return at how many seeds sweep.until=decided looks: 8, 16, 32, ... and max_seeds."""
     sizes = [FIRST_LOOK]
     while sizes[-1] * 2 < max_seeds:
         sizes.append(sizes[-1] * 2)
@@ -61,68 +145,68 @@ def looks(max_seeds: int) -> list[int]:
 
 
 def num_looks(max_seeds: int | None) -> int:
-    """At how many numbers of seeds a sweep was to name a winner. max_seeds: that it was to add up to (None: it was to add none)."""
+    """Return at how many numbers of seeds a sweep may name a winner (max_seeds None: it adds no seeds)."""
     return 1 if max_seeds is None else len(looks(max_seeds))
 
 
 def against_best(groups: Mapping[str, Sequence[Result]], goal: Goal, *, num_looks: int = 1) -> list[Comparison]:
-    """The best configuration beside each other one; [] for fewer than two. num_looks: at which a winner may be named.
+    """Compare the best configuration with each other one; [] for fewer than two.
 
-    The best is the one with the best mean that is worse than none: where seeds are missing, a mean may be of easier ones.
+    The best is the one with the best mean that is worse than no other: where seeds are missing, a mean may be of easier ones.
+    It wins if each comparison says so at the level of two: it is taken for the best by chance no more often than among two
+    (Gutmann and Maymin 1987). If only some do, each must be as sure as the number of pairs asks.
 
-    One that is better than every other is named where each of these says so by itself: it is taken for the best by chance
-    no more often than among two (Gutmann and Maymin 1987, Is the selected population the best?). Where some say so, each
-    must be as sure as the number of pairs asks, since the best was looked for among all of them.
+    num_looks: At how many numbers of seeds a winner may be named.
     """
-    sign = 1 if goal.mode == "min" else -1
-    all_of = [Configuration(name, tuple(results), (goal,)) for name, results in groups.items()]
-    means = {each.name: _mean(each.values(goal).values()) for each in all_of}
-    judged = sorted(
-        (each for each in all_of if means[each.name] is not None), key=lambda each: sign * (means[each.name] or 0)
-    )
-
-    def beside_others(best: Configuration, num_comparisons: int) -> list[Comparison]:
-        others = [other for other in judged if other is not best]
-        each = [
-            compared(best, other, goal, (best.name, other.name), num_comparisons=num_comparisons) for other in others
-        ]
-        return [one for one in each if one is not None]
-
+    known = [Configuration(name, tuple(results), (goal,)) for name, results in groups.items()]
+    known = [each for each in known if each.values(goal)]
+    judged = sorted(known, key=lambda each: _mean(each.values(goal)), reverse=goal.mode == "max")
     num_pairs = len(judged) * (len(judged) - 1) // 2
+
+    def beats(best: Configuration, num_comparisons: int) -> list[Comparison]:
+        found = [
+            compared(best, other, goal, (best.name, other.name), num_comparisons=num_comparisons)
+            for other in judged
+            if other is not best
+        ]
+        return [each for each in found if each is not None]
+
     for best in judged:
-        found = beside_others(best, num_looks)
-        if all(one.verdict == "better" for one in found):
+        found = beats(best, num_looks)
+        if all(each.verdict == "better" for each in found):
             return found
-        found = beside_others(best, num_pairs * num_looks)
-        if not any(one.verdict == "worse" for one in found):
+        found = beats(best, num_pairs * num_looks)
+        if not any(each.verdict == "worse" for each in found):
             return found
-    return beside_others(judged[0], num_pairs * num_looks) if judged else []
+    return beats(judged[0], num_pairs * num_looks) if judged else []
 
 
 def compared(
     a: Configuration, b: Configuration, goal: Goal, names: tuple[str, str], *, num_comparisons: int = 1
 ) -> Comparison | None:
+    """Compare two configurations in one metric; None if one has no value."""
     of_a, of_b = a.values(goal), b.values(goal)
+    if not of_a or not of_b:
+        return None
     places = of_a.keys() & of_b.keys() or of_a.keys() | of_b.keys()
     by_seed = len({seed for seed, _ in places}) > 1
     sides = [
         independent({place: side[place] for place in side if place in places}, by_seed=by_seed) for side in (of_a, of_b)
     ]
     apart = difference(*sides, num_comparisons=num_comparisons)
-    mean_a, mean_b = (_mean(side.values()) for side in sides)
-    if apart is None or mean_a is None or mean_b is None:
+    if apart is None:
         return None
     unit = "folds" if not by_seed and len(places) > 1 else "seeds"
-    return Comparison(*names, goal.metric, goal.mode, mean_a, mean_b, apart, unit)
+    return Comparison(*names, goal.metric, goal.mode, _mean(sides[0]), _mean(sides[1]), apart, unit)
 
 
 def as_values(found: Comparison) -> dict[str, Any]:
-    """For programs."""
+    """Return a comparison as JSON values."""
     return {**asdict(found), "verdict": found.verdict}
 
 
 def words_of(found: Comparison) -> str:
-    """better; worse; undecided: about 9 more seeds, or folds."""
+    """Return better; worse; undecided: about 9 more seeds, or folds."""
     if found.difference.is_decided:
         return found.verdict
     more = found.difference.more_seeds
@@ -132,6 +216,5 @@ def words_of(found: Comparison) -> str:
     )
 
 
-def _mean(values: Any) -> float | None:
-    known = list(values)
-    return sum(known) / len(known) if known else None
+def _mean(values: Mapping[Any, float]) -> float:
+    return sum(values.values()) / len(values)

@@ -1,16 +1,41 @@
-"""The report as plain values, which the text, the files, the page and the sweep's run in MLflow all show."""
+"""The report of a sweep as plain values, which the text, the files, the page and the sweep's run in MLflow show."""
 
 from __future__ import annotations
 
 import shlex
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from runner.sweep.report.comparisons import Comparison
-from runner.sweep.report.ranking import FAILURES, GOOD, RANK, Goal
-from runner.sweep.report.results import Result, differing_keys
-from runner.sweep.report.seeds import Seeds, in_words
+from runner.config.validate import without_password
+from runner.sweep.jobs import ledger
+from runner.sweep.report.comparisons import (
+    Comparison,
+    Seeds,
+    against_best,
+    configurations,
+    in_words,
+    num_looks,
+    over_seeds,
+)
+from runner.sweep.report.results import (
+    FAILURES,
+    GOOD,
+    RANK,
+    Goal,
+    Result,
+    best_first,
+    differing_keys,
+    find_front,
+    find_goals,
+    read_results,
+)
+
+STUDY = "optuna.db"  # in a sweep's folder
+#: with fewer complete trials the shares are noise
+LEAST_TRIALS = 11
 
 
 @dataclass
@@ -62,6 +87,12 @@ class Report:
         return in_words(self.seeds)
 
     @property
+    def best_group(self) -> str | None:
+        """The group of seeds that the others are compared with, else the first."""
+        groups = [each.a for each in self.comparisons] or [each.name for each in self.seeds]
+        return groups[0] if groups else None
+
+    @property
     def winner(self) -> str | None:
         """The group of seeds that is better than each other one, and not by chance."""
         verdicts = {each.verdict for each in self.comparisons}
@@ -76,3 +107,64 @@ class Report:
     def command(self) -> str:
         """The line that made the sweep."""
         return f"python -m runner -m {shlex.join(self.overrides)}".strip()
+
+
+def read_report(folder: Path) -> Report:
+    """Read the ledger, each job's summary.json and journal: 100 jobs of 10,000 steps take seconds.
+
+    Raises:
+        RunnerError: When the folder holds no sweep.
+    """
+    sweep = ledger.read(folder)
+    results = read_results(sweep)
+    goals = find_goals(sweep.objectives, results)
+    seeds = over_seeds(results, goals)
+    comparisons = []
+    if seeds and goals:
+        comparisons = against_best(configurations(results), goals[0], num_looks=num_looks(sweep.max_seeds))
+    return Report(
+        folder,
+        sweep.uid,
+        sweep.began_ms,
+        tuple(map(without_password, sweep.overrides)),
+        sweep.objectives,
+        goals,
+        best_first(results, goals),
+        tuple(sorted(find_front(results, goals))),
+        seeds,
+        comparisons,
+        read_importance(folder) if sweep.objectives else {},
+    )
+
+
+def read_importance(folder: Path) -> dict[str, float]:
+    """Return shares of the first objective's variance by key, the largest first; they sum to 1. Imports Optuna: a second.
+
+    {} without a study that can be read, without Optuna, with fewer than LEAST_TRIALS complete trials, or where no value
+    differs: the report does without it.
+    """
+    path = folder / STUDY
+    if not path.is_file():
+        return {}
+    try:
+        import optuna  # heavy and optional
+        import sqlalchemy
+    except ImportError:
+        return {}
+    with suppress(ValueError, RuntimeError, optuna.exceptions.OptunaError, sqlalchemy.exc.SQLAlchemyError):
+        storage = optuna.storages.RDBStorage(str(sqlalchemy.URL.create("sqlite", database=str(path))))
+        try:
+            study = optuna.load_study(study_name=None, storage=storage)  # its only one
+            complete = study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,))
+            if len(complete) >= LEAST_TRIALS:
+                evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)  # the same folder gives the same report
+                shares = optuna.importance.get_param_importances(study, evaluator=evaluator, target=_first_value)
+                return {key: float(share) for key, share in shares.items()}
+        finally:
+            storage.remove_session()
+            storage.engine.dispose()
+    return {}
+
+
+def _first_value(trial: Any) -> float:
+    return float(trial.values[0])

@@ -1,9 +1,10 @@
-"""What each of a sweep's jobs reached, read from the ledger, the summaries and the journals in its folder, with thinned curves."""
+"""The results of a sweep's jobs, read from the ledger, the summaries and the journals, and their order, best first."""
 
 from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runner.config.validate import fold_of, without_password
+from runner.experiment.plots.curves import thin
 from runner.experiment.summary import Summary
 from runner.sweep.jobs.ledger import Job, Sweep
 from runner.tracking.journal_reader import Series, read_series
@@ -20,8 +22,31 @@ from runner.tracking.journal_records import FILE as JOURNAL
 from runner.tracking.journal_records import scan
 
 LOSS = "train/loss"
-#: more points than pixels say nothing, and many jobs' noise hides their means
+#: of a curve; of one of many jobs; of all jobs' curves
 MOST_POINTS, LEAST_POINTS, MOST_POINTS_OF_ALL = 1000, 120, 12_000
+
+#: states that share a number stand together
+RANK = {
+    "finished": 0,
+    "pruned": 1,
+    "running": 2,
+    "interrupted": 2,
+    "planned": 2,
+    "skipped": 3,
+    "failed": 4,
+    "killed": 4,
+}
+FAILURES = ("failed", "killed")
+#: of a job that leaves nothing to do
+GOOD = ("finished", "pruned", "skipped")
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A metric that jobs are ranked by."""
+
+    metric: str
+    mode: str  # min | max
 
 
 @dataclass(frozen=True)
@@ -32,8 +57,8 @@ class Best:
     mode: str  # min | max
     value: float | None  # None: nothing was measured
     step: int
-    epoch: int | None  # from 1; None: the journal does not tell
-    seconds: float | None  # from the training's start; None: the journal does not tell
+    epoch: int | None  # from 1; None: not in the journal
+    seconds: float | None  # from the training's start; None: not in the journal
 
 
 @dataclass(frozen=True)
@@ -46,14 +71,14 @@ class Curve:
 
 @dataclass
 class Result:
-    """One job: what it was, how it ended, what it reached."""
+    """One job: its overrides, how it ended, what it reached."""
 
     job: int
     name: str
     overrides: tuple[str, ...]  # as the command line takes them
-    keys: dict[str, str]  # the overrides by key, as a person reads them
+    keys: dict[str, str]  # the overrides by key, without Hydra's signs
     state: str
-    folder: str  # below the sweep's; "": it never had one
+    folder: str  # below the sweep's; "": none
     seed: int = 0
     fold: str | None = None  # K/N
     device: str | None = None
@@ -66,55 +91,74 @@ class Result:
     samples_per_second: float | None = None
     seconds_train: float | None = None
     run_id: str | None = None
-    diverged: bool = False  # its loss came to be infinite or NaN, which ended it
+    diverged: bool = False  # ended by an infinite or NaN loss
     time: dict[str, float] = field(default_factory=dict)  # seconds by name, as the run's summary has them
     curves: dict[str, Curve] = field(default_factory=dict)
 
     def value(self, metric: str) -> float | None:
-        """Its best value of `metric` where that was kept, else the last one; None when there is none or it is NaN."""
-        kept = self.best is not None and self.best.metric == metric
-        found = self.best.value if kept and self.best is not None else self.metrics.get(metric)
+        """Return the best value of a metric by which weights were kept, else the last one; None without one or if it is NaN."""
+        found = self.best.value if self.best is not None and self.best.metric == metric else self.metrics.get(metric)
         return None if found is None or math.isnan(found) else found
 
     def reached(self, metric: str, mode: str) -> float | None:
-        """The same for who compares: what is no finite number is the worst there is, and so is a training that diverged."""
+        """Return the value for a comparison: infinitely bad if it isn't finite or the training diverged; None without one."""
         found = self.value(metric)
-        if self.diverged or not math.isfinite(self.metrics.get(metric, math.nan) if found is None else found):
-            is_there = self.diverged or found is not None or metric in self.metrics
-            return (math.inf if mode == "min" else -math.inf) if is_there else None
-        return found
+        if found is not None and math.isfinite(found) and not self.diverged:
+            return found
+        is_bad = self.diverged or found is not None or metric in self.metrics
+        return (math.inf if mode == "min" else -math.inf) if is_bad else None
 
 
 def read_results(sweep: Sweep) -> list[Result]:
-    """Every job, by number. Reads each journal once: about 50 ms for 10,000 steps."""
+    """Return each job, by number. Reads each journal once: about 50 ms for 10,000 steps."""
     goals = {objective["metric"] for objective in sweep.objectives}
     most = max(LEAST_POINTS, min(MOST_POINTS, MOST_POINTS_OF_ALL // max(1, len(sweep.jobs))))
     return [_read(sweep, sweep.jobs[number], goals, most) for number in sorted(sweep.jobs)]
 
 
 def as_keys(overrides: tuple[str, ...]) -> dict[str, str]:
-    r"""Overrides by key without Hydra's signs: ("+optimizer.lr=0.1", "device=cuda\\:0") -> their plain words."""
+    r"""Return overrides by key without Hydra's signs: ("+optimizer.lr=0.1", "device=cuda\\:0") -> their plain values."""
     pairs = (word.partition("=") for word in overrides)
     return {key.lstrip("+~"): _plain(value) for key, _, value in pairs}
 
 
 def differing_keys(results: Sequence[Result]) -> list[str]:
-    """The keys that set the jobs apart, in the order of the command line."""
+    """Return the keys whose values differ between jobs, in the order of the command line."""
     keys = dict.fromkeys(key for result in results for key in result.keys)
     return [key for key in keys if len({result.keys.get(key) for result in results}) > 1]
 
 
-def thin(steps: NDArray[np.int64], values: NDArray[np.float64], most: int) -> Curve:
-    """At most `most` points: the means of bins of equal length. NaN and inf stay out of the means."""
-    if len(steps) <= most:
-        return Curve(steps, np.where(np.isfinite(values), values, np.nan))
-    begins = (np.arange(most) * len(steps)) // most
-    finite = np.isfinite(values)
-    counts = np.add.reduceat(finite.astype(np.int64), begins)
-    sums = np.add.reduceat(np.where(finite, values, 0.0), begins)
-    means = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
-    sizes = np.diff(begins, append=len(steps))
-    return Curve(np.add.reduceat(steps, begins) // sizes, means)
+def find_goals(objectives: Sequence[dict[str, str]], results: Sequence[Result]) -> tuple[Goal, ...]:
+    """Return a search's objectives, else the metric by which most jobs kept weights; () without any."""
+    if objectives:
+        return tuple(Goal(each["metric"], each["direction"][:3]) for each in objectives)
+    kept = Counter((result.best.metric, result.best.mode) for result in results if result.best)
+    return (Goal(*kept.most_common(1)[0][0]),) if kept else ()
+
+
+def best_first(results: Sequence[Result], goals: Sequence[Goal]) -> list[Result]:
+    """Sort by state as in RANK, then those on the Pareto front first, then by the goals, then by number."""
+    front = find_front(results, goals)
+
+    def key(result: Result) -> tuple[object, ...]:
+        costs = _costs(result, goals)
+        known = [math.inf if cost is None else cost for cost in costs]
+        return (RANK.get(result.state, 2), result.job not in front, None in costs, known, result.job)
+
+    return sorted(results, key=key)
+
+
+def find_front(results: Sequence[Result], goals: Sequence[Goal]) -> set[int]:
+    """Return the finished jobs that no other one beats, for two goals or more. Quadratic in the jobs."""
+    if len(goals) < 2:
+        return set()
+    costs = {result.job: _costs(result, goals) for result in results if result.state == "finished"}
+    whole = {job: [value for value in cost if value is not None] for job, cost in costs.items() if None not in cost}
+
+    def beats(one: list[float], other: list[float]) -> bool:
+        return one != other and all(a <= b for a, b in zip(one, other, strict=True))
+
+    return {job for job, cost in whole.items() if not any(beats(other, cost) for other in whole.values())}
 
 
 def _read(sweep: Sweep, job: Job, goals: set[str], most: int) -> Result:
@@ -151,7 +195,7 @@ def _read(sweep: Sweep, job: Job, goals: set[str], most: int) -> Result:
         steps_per_second=summary.get("steps_per_second"),
         samples_per_second=summary.get("samples_per_second"),
         seconds_train=(summary.get("seconds") or {}).get("train"),
-        curves={name: thin(series[name][0], series[name][2], most) for name in wanted if name in series},
+        curves={name: Curve(*thin(series[name][0], series[name][2], most)) for name in wanted if name in series},
     )
 
 
@@ -205,3 +249,9 @@ def _plain(value: str) -> str:
     if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
         value = value[1:-1]
     return re.sub(r"\\(.)", r"\1", value)
+
+
+def _costs(result: Result, goals: Sequence[Goal]) -> list[float | None]:
+    values = [(goal.mode, result.value(goal.metric)) for goal in goals]
+    signed = [value if value is None or mode == "min" else -value for mode, value in values]
+    return [math.inf if value is not None and math.isinf(value) else value for value in signed]  # inf is always bad

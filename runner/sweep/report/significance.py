@@ -1,7 +1,6 @@
-"""The values of two configurations by seed and fold go in; the difference, how sure it is, and how many more seeds it takes come out.
+"""Compares the values of two configurations by seed and fold: the difference, how sure it is, and how many more seeds it takes.
 
-Pure, for the report and `runner compare`. Imports scipy, half a second, when it is asked. A value may be infinite, as a mean may:
-it then outweighs all that are not, and there is no interval.
+An infinite value outweighs all finite ones and gives no interval. Imports scipy, half a second, when it is called.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import itertools
 import math
 import statistics
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -18,51 +17,40 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Place = tuple[int, str]  # a seed, and a fold; "" where there are none
+Place = tuple[int, str]  # a seed, and a fold or ""
+Limits = tuple[float | None, float | None]
 
-#: how often a winner may be named where there is none
-ALPHA = 0.05
-#: how often a true difference of the size that was seen is to be found with the seeds that are advised
-POWER = 0.8
-#: draws of the bootstrap, and of a permutation test where there are more orders; the most where it must be surer
-DRAWS, MOST_DRAWS = 9999, 100_000
-#: steps in the sum of all pairs' sizes, to which a sign-flip test rounds each
-STEPS = 2**16
-#: pairs of which each choice of signs is added up
-FEW = 16
-#: of values that are the same but for the last bits; of sums
-ROUNDING, TIED = 1e-9, 1e-12
-#: seeds that nobody will run: the difference is none that matters
-TOO_MANY = 10_000
+ALPHA = 0.05  # how often a winner may be named by chance
+POWER = 0.8  # how often a difference of the size seen is found with the seeds that are advised
+DRAWS, MOST_DRAWS = 9999, 100_000  # of the bootstrap and of a permutation test; of one at a lower level
+STEPS = 2**16  # in the sum of all pairs' sizes, to which a sign-flip test rounds each
+FEW = 16  # pairs of which all signs are tried
+ROUNDING, TIED = 1e-9, 1e-12  # of values that differ in the last bits; of sums
+TOO_MANY = 10_000  # seeds: the difference does not matter
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Of one configuration from another: the mean of A - B, its interval at 95 %, and how often chance alone gives as much.
+    """The difference of two configurations."""
 
-    n: pairs of equal seeds, or, where no seeds are shared, the values of the smaller side. more_seeds: about so many more
-    would decide it; None where it is decided, or no number of them is worth it.
-    """
-
-    n: int
+    n: int  # pairs of equal seeds; unpaired, the values of the smaller side
     is_paired: bool
-    mean: float
-    low: float | None
+    mean: float  # of A - B
+    low: float | None  # of the mean, at 95 %
     high: float | None
-    p_value: float
+    p_value: float  # how often chance gives as much
     is_decided: bool
-    more_seeds: int | None
+    more_seeds: int | None  # about how many would decide it; None if it is decided, or no number is worth it
 
     def verdict(self, mode: str) -> str:
-        """better, worse or undecided: what A is, where less (min) or more (max) is better."""
+        """Return whether A is better, worse or undecided, where less (min) or more (max) is better."""
         if not self.is_decided:
             return "undecided"
         return "better" if (self.mean < 0) == (mode == "min") else "worse"
 
 
 def independent(values: Mapping[Place, float], *, by_seed: bool) -> dict[Any, float]:
-    """The values by seed, each the mean over its folds: those have their initial weights and most of their rows in common,
-    and five of them say no more of another seed than one. Without by_seed, which is for a single seed, by fold."""
+    """Return the values by seed, each the mean over its folds, which share initial weights and most rows. Otherwise by fold."""
     if not by_seed:
         return {fold: value for (_, fold), value in values.items()}
     seeds = dict.fromkeys(seed for seed, _ in values)
@@ -70,59 +58,54 @@ def independent(values: Mapping[Place, float], *, by_seed: bool) -> dict[Any, fl
 
 
 def difference(a: Mapping[Any, float], b: Mapping[Any, float], *, num_comparisons: int = 1) -> Difference | None:
-    """Compares values by seed, or by the fold of one seed; None where a side has none.
+    """Compare values by seed, or by the fold of one seed; None if a side is empty.
 
-    Seeds that both have are paired, which takes out what a seed does to both (arXiv 2103.03098). Decided is what both an
-    exact sign-flip test and the BCa bootstrap's interval (Efron 1987) say at 95 %; of unpaired values a permutation test.
-    The test alone keeps the level, the interval costs it 1 % of what it finds; so no verdict stands beside an interval that has 0.
-    num_comparisons: among which a winner is looked for; each must be that much surer (Bonferroni).
+    Shared seeds are paired, which removes their effect on both sides (arXiv 2103.03098). It is decided if an exact sign-flip
+    test (unpaired: a permutation test) and the BCa bootstrap's interval (Efron 1987) agree at 95 %.
+    num_comparisons: among which a winner is sought; each must be that much surer (Bonferroni).
     """
     shared = sorted(a.keys() & b.keys())
     alpha = ALPHA / num_comparisons
     if shared:
-        return _of_pairs(tuple(0.0 if a[seed] == b[seed] else a[seed] - b[seed] for seed in shared), alpha)
-    if not a or not b:
-        return None
-    return _of_two(tuple(a.values()), tuple(b.values()), alpha)
-
-
-@lru_cache(1000)  # a sweep's report is written twice, and of 16 pairs this takes 50 ms
-def _of_pairs(pairs: tuple[float, ...], alpha: float) -> Difference:
-    (differences,), is_bounded = _bounded(np.array(pairs))
-    n, mean = len(differences), float(differences.mean())
-    limits = _interval((differences,), _mean, alpha) if is_bounded else None
-    p_value = _sign_flip(differences) if n > 1 and differences.any() else 1.0
-    deviation = float(differences.std(ddof=1)) if n > 1 else math.nan
-    least = math.ceil(1 - math.log2(alpha))  # of n pairs, all signs alike come by chance in 2 of 2**n
-    return _told(n, True, mean, limits, p_value, alpha=alpha, more=_more(mean, deviation, n, alpha, least=least))
+        return _difference((tuple(0.0 if a[seed] == b[seed] else a[seed] - b[seed] for seed in shared),), alpha)
+    return _difference((tuple(a.values()), tuple(b.values())), alpha) if a and b else None
 
 
 @lru_cache(1000)
-def interval(values: tuple[float, ...]) -> tuple[float | None, float | None]:
-    """Of the mean, at 95 %, by the BCa bootstrap; None of fewer than two."""
-    return _interval((np.array(values),), _mean, ALPHA)
+def interval(values: tuple[float, ...]) -> Limits:
+    """Return the mean's interval at 95 % by the BCa bootstrap; None for fewer than two values."""
+    return _interval((np.array(values),), ALPHA)
 
 
-@lru_cache(1000)
-def _of_two(of_a: tuple[float, ...], of_b: tuple[float, ...], alpha: float) -> Difference:
-    (a, b), is_bounded = _bounded(np.array(of_a), np.array(of_b))
-    n, mean = min(len(a), len(b)), float(a.mean() - b.mean())
-    limits = _interval((a, b), _mean_difference, alpha) if is_bounded else None
+@lru_cache(1000)  # a sweep's report is written twice, and 16 pairs take 50 ms
+def _difference(values: tuple[tuple[float, ...], ...], alpha: float) -> Difference:
+    is_paired = len(values) == 1  # the differences of pairs, else the two sides
+    samples, is_bounded = _bounded(*map(np.array, values))
+    n, mean = min(map(len, samples)), float(_mean(*samples))
+    low, high = _interval(samples, alpha) if is_bounded else (None, None)
     p_value = 1.0
     if n > 1 and mean:
-        p_value = _permutation(a, b, alpha)
-    deviation = math.hypot(*(float(side.std(ddof=1)) for side in (a, b))) if n > 1 else math.nan
-    # of n on each side, all of one above all of the other come by chance in 2 orders of (2n over n)
-    least = next(size for size in itertools.count(2) if 2 / math.comb(2 * size, size) <= alpha)
-    more = _more(mean, deviation, n, alpha, least=least) if _num_orders(alpha) * alpha >= 2 else None
-    return _told(n, False, mean, limits, p_value, alpha=alpha, more=more)
+        p_value = _sign_flip(*samples) if is_paired else _permutation(samples, alpha)
+    is_decided = p_value <= alpha and (
+        not is_bounded or (low is not None and high is not None and not low <= 0 <= high)
+    )
+    deviation = math.hypot(*(float(sample.std(ddof=1)) for sample in samples)) if n > 1 else math.nan
+    is_worth_it = not is_decided and (is_paired or _num_orders(alpha) * alpha >= 2)
+    more = _more(mean, deviation, n, alpha, least=_least(alpha, is_paired=is_paired)) if is_worth_it else None
+    if not is_bounded and mean:
+        mean = math.copysign(math.inf, mean)
+    return Difference(n, is_paired, mean, low, high, p_value, is_decided, more)
+
+
+def _least(alpha: float, *, is_paired: bool) -> int:
+    if is_paired:  # all signs of n pairs are equal by chance in 2 of 2**n
+        return math.ceil(1 - math.log2(alpha))
+    # one side is all above the other by chance in 2 orders of (2n over n)
+    return next(size for size in itertools.count(2) if 2 / math.comb(2 * size, size) <= alpha)
 
 
 def _bounded(*samples: NDArray[np.float64]) -> tuple[list[NDArray[np.float64]], bool]:
-    """The samples with a number that outweighs all others in the place of an infinite one; and whether there was none.
-
-    No sign and no label is asked for it, so that the tests stay exact.
-    """
+    """Replace infinite values by ones that outweigh all others, whatever their signs: the tests stay exact."""
     values = np.concatenate(samples)
     is_finite = np.isfinite(values)
     if is_finite.all():
@@ -131,36 +114,24 @@ def _bounded(*samples: NDArray[np.float64]) -> tuple[list[NDArray[np.float64]], 
     return [np.where(np.isfinite(each), each, np.copysign(large, each)) for each in samples], False
 
 
-def _told(
-    n: int,
-    is_paired: bool,
-    mean: float,
-    interval: tuple[float | None, float | None] | None,
-    p: float,
-    *,
-    alpha: float,
-    more: int | None,
-) -> Difference:
-    low, high = interval or (None, None)
-    is_decided = p <= alpha and (interval is None or (low is not None and high is not None and not low <= 0 <= high))
-    if interval is None and mean:
-        mean = math.copysign(math.inf, mean)
-    return Difference(n, is_paired, mean, low, high, p, is_decided, None if is_decided else more)
-
-
-def _interval(samples: tuple[NDArray[np.float64], ...], of: Any, alpha: float) -> tuple[float | None, float | None]:
+def _interval(samples: Sequence[NDArray[np.float64]], alpha: float) -> Limits:
     from scipy.stats import bootstrap
 
     if min(map(len, samples)) < 2:
         return None, None
     if all(np.ptp(sample) <= ROUNDING * np.abs(sample).max() for sample in samples):
-        value = float(of(*samples, axis=-1))
+        value = float(_mean(*samples))
         return value, value
-    for method in ("BCa", "percentile"):  # where BCa has no answer: of values that are nearly all alike
+    for method in ("BCa", "percentile"):  # BCa has no answer for values that are nearly equal
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
             found = bootstrap(
-                samples, of, method=method, confidence_level=1 - alpha, n_resamples=DRAWS, rng=np.random.default_rng(0)
+                samples,
+                _mean,
+                method=method,
+                confidence_level=1 - alpha,
+                n_resamples=DRAWS,
+                rng=np.random.default_rng(0),
             ).confidence_interval
         if math.isfinite(found.low) and math.isfinite(found.high):
             return float(found.low), float(found.high)
@@ -168,11 +139,10 @@ def _interval(samples: tuple[NDArray[np.float64], ...], of: Any, alpha: float) -
 
 
 def _sign_flip(differences: NDArray[np.float64]) -> float:
-    """How often a mean as far from 0 comes of all 2**n signs: each counted, of many pairs by the sums that flipped ones can have.
+    """Return how often random signs give a mean as far from 0: by all of them, of many pairs by the sums they can have.
 
-    Of drawn signs p is 2 / DRAWS at the least, at which nothing is decided among some twenty configurations. The test is
-    exact for the rounded sizes, too: rounding does not see the sign. The mean says no less here than Student's t, which
-    grows with it where only signs change.
+    Drawn signs would not do: p is then 2 / DRAWS at least, which decides nothing among twenty configurations. The test is
+    exact for the rounded sizes, too.
     """
     if len(differences) <= FEW:
         return _by_all_signs(differences)
@@ -190,12 +160,12 @@ def _sign_flip(differences: NDArray[np.float64]) -> float:
 def _by_all_signs(differences: NDArray[np.float64]) -> float:
     ordered = differences[np.abs(differences).argsort()]
     *others, largest = ordered * np.copysign(1.0, ordered[-1])
-    beside = float(np.abs(others).sum())
-    size = min(largest, beside)  # beyond all others it says no more, and their digits would be lost
-    sums = np.array([size])  # its sign stays: all of them turned round is the same mean
+    others_sum = float(np.abs(others).sum())
+    size = min(largest, others_sum)  # a larger one changes nothing, and the digits of the others would be lost
+    sums = np.array([size])  # its sign stays: all signs reversed give the same mean
     for other in others:
         sums = np.concatenate([sums + other, sums - other])
-    return float(np.mean(np.abs(sums) >= abs(size + sum(others)) - TIED * (size + beside)))
+    return float(np.mean(np.abs(sums) >= abs(size + sum(others)) - TIED * (size + others_sum)))
 
 
 def _in_steps(sizes: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -203,15 +173,15 @@ def _in_steps(sizes: NDArray[np.float64]) -> NDArray[np.int64]:
     whole: NDArray[np.float64] = np.rint(multiples)
     if not (whole.sum() <= STEPS and np.allclose(multiples, whole, rtol=ROUNDING, atol=0)):
         rounded = np.rint(sizes * (STEPS / sizes.sum()))
-        whole = np.maximum(rounded, sizes > 0)  # none is lost beside a run that diverged
+        whole = np.maximum(rounded, sizes > 0)  # also next to a run that diverged
     return whole.astype(np.int64)
 
 
-def _permutation(a: NDArray[np.float64], b: NDArray[np.float64], alpha: float) -> float:
+def _permutation(samples: Sequence[NDArray[np.float64]], alpha: float) -> float:
     from scipy.stats import permutation_test
 
     draw, num = np.random.default_rng(0), _num_orders(alpha)
-    found = permutation_test((a, b), _mean_difference, vectorized=True, n_resamples=num, batch=DRAWS, rng=draw)
+    found = permutation_test(samples, _mean, vectorized=True, n_resamples=num, batch=DRAWS, rng=draw)
     return float(found.pvalue)
 
 
@@ -227,14 +197,11 @@ def _more(mean: float, deviation: float, n: int, alpha: float, *, least: int) ->
     normal = statistics.NormalDist()
     sure = normal.inv_cdf(1 - alpha / 2)
     needed = ((sure + normal.inv_cdf(POWER)) * deviation / mean) ** 2 + sure**2 / 2
-    if not needed <= TOO_MANY:  # nor where it is no number: of values that no float holds the squares of
+    if not needed <= TOO_MANY:  # or NaN: squares that no float holds
         return None
     return max(1, max(least, math.ceil(needed)) - n)
 
 
-def _mean(sample: NDArray[np.float64], axis: int = -1) -> Any:
-    return np.mean(sample, axis=axis)
-
-
-def _mean_difference(a: NDArray[np.float64], b: NDArray[np.float64], axis: int = -1) -> Any:
-    return np.mean(a, axis=axis) - np.mean(b, axis=axis)
+def _mean(sample: NDArray[np.float64], *other: NDArray[np.float64], axis: int = -1) -> Any:
+    mean = np.mean(sample, axis=axis)
+    return mean - np.mean(other[0], axis=axis) if other else mean

@@ -1,4 +1,4 @@
-"""Reads a run, or a sweep's runs, from an MLflow store, as results that `runner compare` takes; their folders may be anywhere."""
+"""Reads a run, or a sweep's runs, from an MLflow store as results for `runner compare`."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ MOST_RUNS = 1000
 
 
 def read_stored(run_id: str, *, uri: str) -> tuple[list[Result], int | None]:
-    """The run of this id, or the jobs of the sweep and its max_seeds. Imports MLflow (1 s); asks twice, and once for each run.
+    """Return the run of this id, or the jobs of the sweep and its max_seeds. Imports MLflow (1 s); one request per run.
 
-    Raises: RunnerError where the store does not answer, or has no such run.
+    Raises:
+        RunnerError: When the store does not answer, or has no such run.
     """
-    asked, where = f"compare {run_id}", store_uri.shown(uri)
+    command, problem = f"compare {run_id}", f"there is no directory and no run `{run_id}` here"
+    fix = f"name a directory, or the store: `{command} tracking.uri=URI`"
     path = store_uri.sqlite_path(uri)
     if path is not None and not path.is_file():  # opening it would make it
-        problem = f"there is no directory and no run `{run_id}` here, and there is no store {where}"
-        raise RunnerError.of(asked, problem, f"name a directory, or the store: `{asked} tracking.uri=URI`")
+        raise RunnerError.of(command, f"{problem}, and there is no store {store_uri.shown(uri)}", fix)
     try:
         with mlflow_store.settings():
             client = mlflow_store.open_store(uri)
             run = client.get_run(run_id)
             runs, most = _jobs(client, run_id) or [run], run.data.tags.get(MAX_SEEDS)
-            results = [_result(client, number, each, _apart(runs)) for number, each in enumerate(runs)]
+            results = [_result(client, number, each, _differing(runs)) for number, each in enumerate(runs)]
             return results, int(most) if most else None
     except Exception as error:
-        problem = f"there is no directory and no run `{run_id}` here; the store: {mlflow_store.explain(error, uri=uri)}"
-        raise RunnerError.of(asked, problem, f"name a directory, or the store: `{asked} tracking.uri=URI`") from error
+        raise RunnerError.of(command, f"{problem}; the store: {mlflow_store.explain(error, uri=uri)}", fix) from error
 
 
 def _as_sent(value: float) -> float:
@@ -50,24 +50,23 @@ def _as_sent(value: float) -> float:
 
 def _jobs(client: MlflowClient, run_id: str) -> list[Run]:
     experiments = [each.experiment_id for each in client.search_experiments()]
-    asked = f"tags.`{PARENT}` = '{run_id}'"
-    page = client.search_runs(experiments, asked, max_results=MOST_RUNS)
+    query = f"tags.`{PARENT}` = '{run_id}'"
+    page = client.search_runs(experiments, query, max_results=MOST_RUNS)
     jobs = list(page)
     while page.token:
-        page = client.search_runs(experiments, asked, max_results=MOST_RUNS, page_token=page.token)
+        page = client.search_runs(experiments, query, max_results=MOST_RUNS, page_token=page.token)
         jobs += page
     return sorted(jobs, key=lambda job: int(job.info.start_time))
 
 
-def _apart(runs: list[Run]) -> list[str]:
+def _differing(runs: list[Run]) -> list[str]:
     names = dict.fromkeys(name for run in runs for name in run.data.params)
-    others = (*NOT_CHOSEN, "name", "tracking.")
-    return [
-        name for name in names if not name.startswith(others) and len({run.data.params.get(name) for run in runs}) > 1
-    ]
+    left_out = (*NOT_CHOSEN, "name", "tracking.")
+    known = [name for name in names if not name.startswith(left_out)]
+    return [name for name in known if len({run.data.params.get(name) for run in runs}) > 1]
 
 
-def _result(client: MlflowClient, number: int, run: Run, apart: list[str]) -> Result:
+def _result(client: MlflowClient, number: int, run: Run, differing: list[str]) -> Result:
     params = run.data.params
     metric = params.get("train.early_stopping.metric", "None")
     metric = "val/loss" if metric in ("None", "null", "") else metric
@@ -86,7 +85,7 @@ def _result(client: MlflowClient, number: int, run: Run, apart: list[str]) -> Re
         number,
         str(run.info.run_name),
         (),
-        {name: str(params[name]) for name in apart if name in params},
+        {name: str(params[name]) for name in differing if name in params},
         state,
         "",
         int(seed) if seed.isdecimal() else 0,

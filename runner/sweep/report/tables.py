@@ -1,12 +1,13 @@
-"""The report's tables as columns of cells, which the terminal and the page both show."""
+"""The report's tables as columns of cells, and its numbers as text, the same in the terminal and on the page."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from runner.sweep.report import number_format
-from runner.sweep.report.comparisons import Comparison
+from runner.experiment.terminal import readable
+from runner.experiment.terminal import seconds as seconds
+from runner.sweep.report.comparisons import Comparison, Mean
 from runner.sweep.report.report import Report
 from runner.sweep.report.results import Result
 
@@ -34,13 +35,13 @@ def jobs(report: Report) -> Columns:
         "name": _cells(str, [each.name for each in results]),
         "state": _cells(str, [each.state for each in results]),
         "device": _cells(str, [each.device for each in results]),
-        **{name: _cells(number_format.value, [each.value(name) for each in results]) for name in goals},
+        **{name: _cells(value, [each.value(name) for each in results]) for name in goals},
         "step": _cells("{:,}".format, [best and best.step for best in kept]),
         "epoch": _cells(str, [best and best.epoch for best in kept]),
-        **{name: _cells(number_format.value, [each.metrics.get(name) for each in results]) for name in tests},
-        "steps/s": _of_trained(results, number_format.speed, "steps_per_second"),
-        "samples/s": _of_trained(results, number_format.speed, "samples_per_second"),
-        "trained": _of_trained(results, number_format.seconds, "seconds_train"),
+        **{name: _cells(value, [each.metrics.get(name) for each in results]) for name in tests},
+        "steps/s": _of_trained(results, speed, "steps_per_second"),
+        "samples/s": _of_trained(results, speed, "samples_per_second"),
+        "trained": _of_trained(results, seconds, "seconds_train"),
     }
     return {title: cells for title, cells in columns.items() if any(cell.text for cell in cells)}
 
@@ -55,7 +56,7 @@ def seeds(report: Report) -> Columns:
         "jobs": _cells(str, [group.name for group in report.seeds]),
         "n": _cells(str, [len(group.jobs) for group in report.seeds]),
         **({"beside the best": _cells(str, [beside.get(group.name) for group in report.seeds])} if beside else {}),
-        **{name: _cells(number_format.mean, [group.means.get(name) for group in report.seeds]) for name in metrics},
+        **{name: _cells(mean, [group.means.get(name) for group in report.seeds]) for name in metrics},
     }
 
 
@@ -75,6 +76,33 @@ def causes(results: Sequence[Result]) -> Columns:
         "cause": _cells(str, [each.error or "it left no reason" for each in results]),
         "where to look": _cells(str, logs),
     }
+
+
+def value(number: float | None) -> str:
+    """Return a metric's value; empty for None."""
+    return "" if number is None else readable(number)
+
+
+def mean(found: Mean | None) -> str:
+    """The mean and, of two values or more, the sample's standard deviation; over folds its interval."""
+    if found is None:
+        return ""
+    if found.low is not None:
+        return f"{value(found.mean)} ({value(found.low)} to {value(found.high)})"
+    return value(found.mean) + (f" ± {value(found.std)}" if found.std is not None else "")
+
+
+def speed(per_second: float | None) -> str:
+    if per_second is None:
+        return ""
+    return f"{per_second:,.0f}" if per_second >= 10 or per_second == 0 else f"{per_second:.2g}"
+
+
+def counts(report: Report) -> str:
+    """12 jobs: 10 finished, 1 skipped, 1 failed."""
+    total = len(report.results)
+    parts = ", ".join(f"{number} {state}" for state, number in report.counts.items())
+    return f"{total} job{'' if total == 1 else 's'}" + (f": {parts}" if parts else "")
 
 
 def _of_trained(results: Sequence[Result], show: Callable[[Any], str], name: str) -> list[Cell]:

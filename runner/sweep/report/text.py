@@ -1,27 +1,47 @@
-"""The report in the terminal: tables that fit 80 columns, also through a pipe."""
+"""`report`: prints a sweep's tables, which fit 80 columns, also through a pipe, and writes its files again."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from runner.config.trust import check_folder
+from runner.errors import RunnerError
+from runner.experiment.terminal import Terminal
+from runner.sweep.jobs import ledger
 from runner.sweep.jobs.ledger import DEFAULTS
-from runner.sweep.report import number_format, tables
+from runner.sweep.report import build, tables
 from runner.sweep.report.report import Report
 from runner.sweep.report.results import Result
 
+ROOT = Path("multirun")
 NAME = 50  # the name stays in one line up to here, and other columns leave for it
 MOST_NAME = 200
 MOST_ERROR = 600  # a mistake ends with what to write
 COLORS = {"finished": "green", "pruned": "dim", "skipped": "yellow", "failed": "red", "killed": "red"}
 
 
+def rewrite(folder: Path | None) -> Path:
+    """Print a sweep's tables, write its files again, and return its folder (None: the last sweep below multirun/)."""
+    found = folder if folder is not None else ledger.find_last(ROOT)
+    if found is None:
+        problem = f"there is no sweep in {ROOT.absolute()}"
+        fix = "run `python -m runner -m KEY=VALUE1,VALUE2`, or name a sweep's directory"
+        raise RunnerError.of("report", problem, fix)
+    check_folder(found)
+    console = Terminal()
+    show(build.write(found), console)
+    console.print(f"report  {found / 'report.html'}", markup=False)
+    return found
+
+
 def show(report: Report, console: Console) -> None:
     """Prints the jobs, best first, then the tables of seeds, failures and skipped jobs."""
-    _say(console, number_format.counts(report))
+    _say(console, tables.counts(report))
     if report.results:
         _table(console, _jobs(report, console.width))
     if report.front:

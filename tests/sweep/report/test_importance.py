@@ -4,8 +4,7 @@ import sys
 import pytest
 from synthetic_sweep import study
 
-from runner.sweep.report import build
-from runner.sweep.report.build import read_importance
+from runner.sweep.report.report import read_importance, read_report
 
 
 def test_without_a_study_nothing_is_known(tmp_path):
@@ -23,7 +22,7 @@ def test_what_moved_the_values_mattered(tmp_path, search_folder):
     pytest.importorskip("optuna")
     shutil.copytree(search_folder, tmp_path / "sweep")
     study(tmp_path / "sweep")
-    shares = build.read_report(tmp_path / "sweep").importance
+    shares = read_report(tmp_path / "sweep").importance
     assert next(iter(shares)) == "optimizer.lr" and set(shares) == {"optimizer.lr", "model.width", "optimizer"}
     assert sum(shares.values()) == pytest.approx(1) and shares == read_importance(tmp_path / "sweep")
 

@@ -7,7 +7,6 @@ import signal
 import subprocess
 
 import pytest
-from synthetic_sweep import study
 
 from runner.sweep.report import build
 
@@ -82,6 +81,10 @@ def num_lines(svg):
     return len(re.findall(r'class="js-line"', svg))
 
 
+def num_points(svg):
+    return len(re.findall(r'<path class="point"', svg))
+
+
 def jobs(document):
     """The numbers of the jobs in the order of the table."""
     return [int(number) for number in re.findall(r'<tr data-job="(\d+)"', document)]
@@ -109,22 +112,9 @@ def test_a_grid_is_drawn_and_nothing_is_loaded(render, grid_file, grid_folder):
     assert 'data-drawn="3"' in document
     assert num_lines(plot(document, "curve-0")) == num_lines(plot(document, "curve-1")) == 12 + 4  # and medians
     assert "0.9775 ± 0.0033</td>" in document
-    assert num_lines(plot(document, "parallel")) == 12
+    assert num_points(plot(document, "keys")) == 3 * 12
     assert jobs(document) == [result.job for result in build.read_report(grid_folder).results]
     assert re.search(r'<tr data-job="4" class="best">', document)
-
-
-def test_a_search_is_drawn(render, tmp_path, search_folder):
-    pytest.importorskip("optuna")
-    folder = tmp_path / "sweep"
-    shutil.copytree(search_folder, folder)
-    study(folder)
-    build.write(folder)
-    document = render(folder / "report.html")
-    assert 'data-drawn="5"' in document
-    assert len(re.findall(r'<path class="point"', plot(document, "history"))) == 40
-    assert num_lines(plot(document, "parallel")) == num_lines(plot(document, "curve-0")) == 40
-    assert len(re.findall(r'<g class="point"><path', plot(document, "importance"))) == 3
 
 
 def test_a_click_sorts_the_jobs_and_another_turns_them_round(render, grid_file, grid_folder):
@@ -142,11 +132,11 @@ def test_a_click_sorts_the_jobs_and_another_turns_them_round(render, grid_file, 
 def test_the_legend_shows_and_hides_lines(render, grid_file):
     none = "document.querySelector('.choice[data-first=\"0\"]').click();"
     one = "document.querySelector('.chip[data-job=\"7\"]').click();"
-    ids = "['curve-0', 'curve-1', 'parallel']"
+    ids = "['curve-0', 'curve-1']"
     lines = f"{ids}.map(id => document.querySelectorAll(`#plot-${{id}} .js-line`).length).join(' ')"
     best = "document.querySelector('.choice[data-first=\"5\"]').click();"
     document = render(grid_file, none + one + noted("one", lines) + best)
-    assert note(document, "one") == "2 2 12"  # its own, and the median of its seeds
+    assert note(document, "one") == "2 2"  # its own, and the median of its seeds
     assert num_lines(plot(document, "curve-0")) == 5 + 2
     assert len(re.findall(r'<button[^>]*aria-pressed="false"', document)) == 7
 
@@ -161,11 +151,3 @@ def test_a_persons_text_does_nothing(render, tmp_path, write):
     document = render(tmp_path / "sweep" / "report.html")
     assert "data-taken=" not in document[:2000] and "<img" not in document
     assert num_lines(plot(document, "curve-0")) == 2
-
-
-def test_a_sweep_without_results_has_a_page_without_plots(render, tmp_path, write):
-    sweep = write.folder(tmp_path / "sweep")
-    sweep.job(("seed=1",), "failed", error="ValueError: odd", summary={})
-    build.write(sweep.close())
-    document = render(tmp_path / "sweep" / "report.html")
-    assert 'data-drawn="0"' in document and "ValueError: odd" in document

@@ -1,7 +1,6 @@
 import pytest
 
-from runner.sweep.report.ranking import Goal, best_first, find_front, find_goals
-from runner.sweep.report.results import Best, Result
+from runner.sweep.report.results import Best, Goal, Result, best_first, find_front, find_goals
 
 LOSS, ACCURACY = Goal("val/loss", "min"), Goal("val/accuracy", "max")
 

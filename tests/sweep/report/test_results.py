@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from runner.sweep.jobs import ledger
-from runner.sweep.report.results import as_keys, differing_keys, read_results, thin
+from runner.sweep.report.results import as_keys, differing_keys, read_results
 
 
 def only(sweep):
@@ -122,19 +122,3 @@ def test_keys_that_all_jobs_share_do_not_set_them_apart(tmp_path, write):
     for seed in (1, 2):
         sweep.job(("model=cnn", f"seed={seed}", *(["train.compile=true"] if seed == 2 else [])))
     assert differing_keys(read_results(ledger.read(sweep.close()))) == ["seed", "train.compile"]
-
-
-def test_few_points_stay_and_many_become_the_means_of_their_bins():
-    steps, values = np.arange(1, 101), np.arange(100.0)
-    assert thin(steps, values, 100).values.tolist() == values.tolist()
-    curve = thin(steps, values, 10)
-    assert curve.values.tolist() == [4.5 + 10 * bin for bin in range(10)]
-    assert curve.steps.tolist() == [5 + 10 * bin for bin in range(10)]
-    assert len(thin(np.arange(103), np.arange(103.0), 10).steps) == 10
-
-
-def test_what_is_not_finite_stays_out_of_the_means():
-    values = np.array([1.0, np.nan, np.inf, 3.0, np.nan, np.nan, np.nan, np.nan])
-    curve = thin(np.arange(8), values, 2)
-    assert curve.values[0] == 2.0 and np.isnan(curve.values[1])
-    assert np.isnan(thin(np.arange(2), np.array([np.inf, 1.0]), 9).values[0])

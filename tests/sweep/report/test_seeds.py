@@ -5,9 +5,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from runner.sweep.report.ranking import Goal
-from runner.sweep.report.results import Result, as_fold, as_keys
-from runner.sweep.report.seeds import configurations, in_words, over_seeds
+from runner.sweep.report.comparisons import configurations, in_words, over_seeds
+from runner.sweep.report.results import Goal, Result, as_fold, as_keys
 
 GOAL = Goal("val/loss", "min")
 

@@ -91,11 +91,5 @@ def test_what_a_person_wrote_is_no_markup(tmp_path, write):
     assert "model.hidden_sizes=[bold] [/red]" in text and "ValueError: [/nothing] [link=x]" in text
 
 
-def test_a_huge_name_is_cut(tmp_path, write):
-    sweep = write.folder(tmp_path)
-    sweep.job(("a=1",), name="a=" + "1" * 5000)
-    assert len(printed(sweep.close())) < 1200
-
-
 def test_no_jobs_are_told_too(tmp_path, write):
     assert printed(write.folder(tmp_path).close()) == "0 jobs\n"
