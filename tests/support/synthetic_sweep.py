@@ -184,26 +184,3 @@ def search(folder, num_trials=40, *, objectives=({"metric": "val/accuracy", "dir
         summary={},
     )
     return sweep.close()
-
-
-def study(folder, num_trials=30):
-    """The study of a search in optuna.db, as the sweep leaves it."""
-    import optuna
-
-    storage = optuna.storages.RDBStorage(f"sqlite:///{folder / 'optuna.db'}")
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    made = optuna.create_study(
-        storage=storage, study_name="sweep", direction="maximize", sampler=optuna.samplers.RandomSampler(seed=0)
-    )
-
-    def objective(trial):
-        rate, width = (
-            trial.suggest_float("optimizer.lr", 1e-5, 1e-1, log=True),
-            trial.suggest_int("model.width", 16, 512),
-        )
-        trial.suggest_categorical("optimizer", ["adam", "sgd"])
-        return 1 - 0.1 * abs(math.log10(rate) + 2.5) + width / 10_000
-
-    made.optimize(objective, n_trials=num_trials)
-    storage.remove_session()
-    storage.engine.dispose()

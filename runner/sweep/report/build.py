@@ -49,8 +49,7 @@ def draw(report: Report) -> str:
     from plotly.utils import PlotlyJSONEncoder
 
     curves, time = figures.draw_curves(report), figures.draw_time(report)
-    search = [*figures.draw_search(report), *figures.draw_importance(report)]
-    keys = figures.draw_keys(report)
+    search, keys = figures.draw_search(report), figures.draw_keys(report)
     drawn = [*curves, *search, *keys, *time]
     plots = [{"id": f"plot-{each.name}", **each.plot.to_plotly_json()} for each in drawn]
     own = Path(__file__).parent
@@ -63,8 +62,10 @@ def draw(report: Report) -> str:
         cards=_cards(report),
         tables=tables,
         zip=zip,
-        sections={"Search": search, "Keys": keys, "Time": time},
+        search=search,
+        keys=keys,
         curves=curves,
+        time=time,
         with_curves=figures.with_curves(report),
         colors=figures.job_colors(report),
         pictures=_pictures(report),
@@ -125,7 +126,6 @@ def as_json(report: Report) -> str:
         "seeds": [dataclasses.asdict(group) for group in report.seeds],
         "comparisons": [as_values(each) for each in report.comparisons],
         "winner": report.winner,
-        "importance": report.importance,
         "failures": [_cause(result) for result in report.failures],
         "skipped": [_cause(result) for result in report.skipped],
     }

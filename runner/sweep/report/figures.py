@@ -6,7 +6,7 @@ import html
 import math
 import textwrap
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,18 +123,24 @@ def draw_keys(report: Report) -> list[Figure]:
     return [_figure("keys", "Keys and what they reached", plot, note, **layout)]
 
 
-def draw_importance(report: Report) -> list[Figure]:
-    """Draw each key's share of what varied in the first goal."""
-    note = "fANOVA over the whole trials; the shares sum to 1."
-    return _bars("importance", "What mattered", report.importance, "share of the variance", note)
-
-
 def draw_time(report: Report) -> list[Figure]:
     """Draw where the time of all jobs went, in seconds by name."""
     spent: Counter[str] = Counter()
     for result in report.results:
         spent.update(result.time)
-    return _bars("time", "Where the time of all jobs went", spent, "seconds")
+    if not spent:
+        return []
+    names = list(spent)[::-1]  # plotly counts from below
+    bars = {
+        "type": "bar",
+        "orientation": "h",
+        "x": [spent[name] for name in names],
+        "y": list(map(plain, names)),
+        "texttemplate": "%{x:.2f}",
+        "marker": {"color": ACCENT},
+    }
+    layout = {"xaxis_title_text": "seconds", "height": 90 + 32 * len(names)}
+    return [_figure("time", "Where the time of all jobs went", [bars], **layout)]
 
 
 def with_curves(report: Report) -> list[Result]:
@@ -237,19 +243,6 @@ def _front(report: Report) -> Figure:
     ]
     layout: dict[str, Any] = {"xaxis_title_text": plain(one), "yaxis_title_text": plain(other), "showlegend": True}
     return _figure("front", "One goal against the other", traces, **layout)
-
-
-def _bars(name: str, title: str, values: Mapping[str, float], axis: str, note: str = "") -> list[Figure]:
-    names = list(values)[::-1]  # plotly counts from below
-    bars = {
-        "type": "bar",
-        "orientation": "h",
-        "x": [values[each] for each in names],
-        "y": list(map(plain, names)),
-        "texttemplate": "%{x:.2f}",
-        "marker": {"color": ACCENT},
-    }
-    return [_figure(name, title, [bars], note, xaxis_title_text=axis, height=90 + 32 * len(names))] if names else []
 
 
 def _value_axis(name: str, values: np.ndarray[Any, Any]) -> dict[str, Any]:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from runner.config.validate import without_password
 from runner.sweep.jobs import ledger
@@ -33,10 +31,6 @@ from runner.sweep.report.results import (
     read_results,
 )
 
-STUDY = "optuna.db"  # in a sweep's folder
-#: with fewer complete trials the shares are noise
-LEAST_TRIALS = 11
-
 
 @dataclass
 class Report:
@@ -52,7 +46,6 @@ class Report:
     front: tuple[int, ...] = ()  # of two goals or more: the jobs on the Pareto front, by number
     seeds: list[Seeds] = field(default_factory=list)  # empty: no group has two seeds, or two folds
     comparisons: list[Comparison] = field(default_factory=list)  # the best of those groups beside each other one
-    importance: dict[str, float] = field(default_factory=dict)  # of a search: shares by key, the largest first
 
     @property
     def counts(self) -> dict[str, int]:
@@ -133,38 +126,4 @@ def read_report(folder: Path) -> Report:
         tuple(sorted(find_front(results, goals))),
         seeds,
         comparisons,
-        read_importance(folder) if sweep.objectives else {},
     )
-
-
-def read_importance(folder: Path) -> dict[str, float]:
-    """Return shares of the first objective's variance by key, the largest first; they sum to 1. Imports Optuna: a second.
-
-    {} without a study that can be read, without Optuna, with fewer than LEAST_TRIALS complete trials, or where no value
-    differs: the report does without it.
-    """
-    path = folder / STUDY
-    if not path.is_file():
-        return {}
-    try:
-        import optuna  # heavy and optional
-        import sqlalchemy
-    except ImportError:
-        return {}
-    with suppress(ValueError, RuntimeError, optuna.exceptions.OptunaError, sqlalchemy.exc.SQLAlchemyError):
-        storage = optuna.storages.RDBStorage(str(sqlalchemy.URL.create("sqlite", database=str(path))))
-        try:
-            study = optuna.load_study(study_name=None, storage=storage)  # its only one
-            complete = study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,))
-            if len(complete) >= LEAST_TRIALS:
-                evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)  # the same folder gives the same report
-                shares = optuna.importance.get_param_importances(study, evaluator=evaluator, target=_first_value)
-                return {key: float(share) for key, share in shares.items()}
-        finally:
-            storage.remove_session()
-            storage.engine.dispose()
-    return {}
-
-
-def _first_value(trial: Any) -> float:
-    return float(trial.values[0])

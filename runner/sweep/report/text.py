@@ -40,15 +40,12 @@ def rewrite(folder: Path | None) -> Path:
 
 
 def show(report: Report, console: Console) -> None:
-    """Prints the jobs, best first, then the tables of seeds, failures and skipped jobs."""
+    """Print the jobs, best first, then the tables of seeds, failures and skipped jobs."""
     _say(console, tables.counts(report))
     if report.results:
         _table(console, _jobs(report, console.width))
     if report.front:
         _say(console, "* on the Pareto front: no other job is better in everything")
-    if report.importance:
-        shares = ", ".join(f"{key} {share:.2f}" for key, share in list(report.importance.items())[:6])
-        _say(console, f"\nwhat mattered: {shares}")
     if report.seeds:
         _say(console, f"\nover {report.over}, mean {'(95 % interval)' if 'folds' in report.over else '± std'}")
         _table(console, _seeds(report, console.width))

@@ -74,12 +74,6 @@ def test_a_search_shows_its_course_with_the_pruned_jobs(search_page):
     assert axes == ["log", "linear", "category"] and len(drawn["keys"]["data"][0]["x"]) == 40
 
 
-def test_what_mattered_is_drawn_when_it_is_known(search_folder):
-    found = build.read_report(search_folder)
-    found.importance = {"optimizer.lr": 0.9, "model.width": 0.1}
-    assert figures(build.draw(found))["importance"]["data"][0]["x"] == [0.1, 0.9]  # plotly counts from below
-
-
 def test_the_best_jobs_pictures_are_in_the_page_and_nothing_else_of_its_folder(write, tmp_path):
     report = build.read_report(write.grid(tmp_path / "grid"))
     assert 'id="predictions"' not in build.draw(report)
