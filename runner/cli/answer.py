@@ -15,7 +15,7 @@ from runner.errors import MISTAKE, RunnerError, as_facts, finite, print_error, w
 
 FLAG = "--json"
 #: what makes a command print a text, and do nothing else
-TEXTS = {"--help", "-h", "--version", "--hydra-help", "--cfg", "-c", "--info", "-i", "--shell-completion", "-sc"}
+TEXTS = {"--help", "-h", "--version", "--cfg", "-c", "--info", "-i", "--shell-completion", "-sc"}
 _is_given = False
 _out: TextIO | None = None  # where the JSON goes while a command with --json runs
 

@@ -60,7 +60,7 @@ FLAGS = {
         (("--config-name", "-cn"), "NAME", _any_value),
         (("--config-dir", "-cd"), "FOLDER", _directory),
         (("--allow",), "timm", _any_value),
-        (("--info", "-i", "--help", "-h", "--hydra-help", "--version", "--resolve"), "", _any_value),
+        (("--info", "-i", "--help", "-h", "--version", "--resolve"), "", _any_value),
         (("--run", "-r", "--multirun", "-m", "--shell-completion", "-sc"), "", _any_value),
     )
     for name in names

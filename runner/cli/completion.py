@@ -40,20 +40,17 @@ for name in python python3
 end
 """
 INSTALL = {"bash": BASH, "zsh": "autoload -U +X bashcompinit && bashcompinit\n" + BASH, "fish": FISH}
-BASH_UNINSTALL = "complete -r runner python python3; unset -f _runner_complete\n"
-FISH_UNINSTALL = "for name in runner python python3; complete -e -c $name; end; functions -e _runner_complete\n"
 
 
 def complete(words: list[str]) -> int:
-    """Do what `-sc install=SHELL`, `-sc uninstall=SHELL` or `-sc query=SHELL` says."""
+    """Do what `-sc install=SHELL` or `-sc query=SHELL` says."""
     action, _, shell = next((word for word in words if not word.startswith("-")), "").partition("=")
-    if action not in ("install", "uninstall", "query") or shell not in INSTALL:
+    if action not in ("install", "query") or shell not in INSTALL:
         fix = "run `" + "` or `".join(f'eval "$(python -m runner -sc install={name})"' for name in INSTALL) + "`"
         problem = f"there is completion for {', '.join(INSTALL)}"
         raise RunnerError.of(f"-sc {action}={shell}", problem, fix, code="bad-value")
-    if action != "query":
-        uninstall = FISH_UNINSTALL if shell == "fish" else BASH_UNINSTALL
-        print(INSTALL[shell] if action == "install" else uninstall, end="")
+    if action == "install":
+        print(INSTALL[shell], end="")
         return 0
     commands = table.every_command()
     line = os.environ.get("COMP_LINE", "runner ")

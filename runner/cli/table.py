@@ -30,7 +30,7 @@ EXAMPLES = """\
 
 ONE_RUN = frozenset({"--config-name", "-cn", "--config-dir", "-cd"})
 MULTIRUN = frozenset({"-m", "--multirun"})
-SHOWS = frozenset({"-c", "--cfg", "--resolve", "-p", "--package", "--hydra-help"})
+SHOWS = frozenset({"-c", "--cfg", "--resolve", "-p", "--package"})
 EVERY_FLAG = frozenset({*ONE_RUN, *MULTIRUN, *SHOWS, "-cp", "--config-path", "-i", "--info", "-r", "--run"})
 
 _URI = Option("tracking.uri=", "URI", "Tracking server or store to ask")

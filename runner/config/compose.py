@@ -6,77 +6,77 @@ only module that uses Hydra's private names (of 1.3).
 
 from __future__ import annotations
 
-import re
 import sys
-from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hydra import version
 from hydra._internal.callbacks import Callbacks
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.config_repository import ConfigRepository
+from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import ConfigCompositionException, HydraException
 from hydra.plugins.config_source import ConfigResult
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException, ValidationError
+from omegaconf.errors import OmegaConfBaseException
 
 from runner.config import logs, nodes, schema, secrets, trust, validate
 from runner.config.defaults import CONF as CONF
-from runner.config.identity import REMOVED, key_of
 from runner.config.run_files import MAX_ALIASED_VALUES, yaml_refusal
+from runner.config.validate import Misfit
 from runner.errors import RunnerError, harmless, refuse
 
 Compose = Callable[[list[str]], DictConfig]
 
 #: flags with which Hydra prints something, and runs nothing
-SHOWS = {"--cfg", "-c", "--info", "-i", "--hydra-help", "--shell-completion", "-sc"}
+SHOWS = {"--cfg", "-c", "--info", "-i", "--shell-completion", "-sc"}
+INFOS = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 
-#: how Hydra reports a value in a file
-IN_A_FILE = re.compile(r"In '(?P<name>.*)': \w+ raised while composing config:")
-#: and an override that only a sweep takes
+#: how Hydra reports an override that only a sweep takes
 OF_ONE_RUN = ("Ambiguous value for argument", "Sweep parameters", "You must specify")
 
 
-class WrongFile(ConfigCompositionException):
-    """A file of conf/ that does not fit in; Hydra's message has its name and the key."""
+@dataclass(frozen=True)
+class Composed:
+    """A file that Hydra has composed: its name, GROUP/NAME, its path, and the key above its keys."""
 
-    name: str  # in Hydra's words, GROUP/NAME
-    key: str
-    package: str  # the key above the file's keys
-    file: Path | None
-    parent: str  # the file whose defaults have it
-    parent_file: Path | None
+    name: str
+    path: Path
+    package: str
+
+
+class MisfitError(ConfigCompositionException):
+    """The configuration has values that do not fit the schema."""
+
+    def __init__(
+        self, misfits: Sequence[Misfit], config: DictConfig, overrides: list[str], files: Sequence[Composed]
+    ) -> None:
+        super().__init__(", ".join(f"{each.key}={each.value} does not fit" for each in misfits))
+        self.misfits = misfits
+        self.config = config  # without them
+        self.overrides = overrides
+        self.files = files  # that were composed, the last one first
 
 
 class CheckedFiles(FileConfigSource):
-    """Hydra's reader of files; refuses endless aliases, and drops the null values of removed keys from a run's rerun.yaml."""
+    """Hydra's reader of files, which refuses endless aliases."""
 
     def load_config(self, config_path: str) -> ConfigResult:
         file = Path(self.path, self._normalize_file_name(config_path))
         if why := yaml_refusal(file, max_values=MAX_ALIASED_VALUES):
             fix = f"write the values in {file.name} instead of aliases"
             raise RunnerError.of(str(file), why, fix, code="bad-file")
-        found = super().load_config(config_path)
-        for key in REMOVED if file.stem == trust.RERUN else ():
-            section, _, name = key.rpartition(".")
-            node = OmegaConf.select(found.config, section) if OmegaConf.is_dict(found.config) else None
-            if not isinstance(node, DictConfig) or name not in node:
-                continue
-            if node[name] is not None:
-                problem, fix = f"`{key}` was removed: a model is on one device", f"write `{name}: null` in that file"
-                raise RunnerError.of(f"{key} in {file}", problem, fix, code="unknown-key")
-            del node[name]
-        return found
+        return super().load_config(config_path)
 
 
 class CheckedRepository(ConfigRepository):
@@ -118,14 +118,13 @@ class CheckedLoader(ConfigLoaderImpl):
         from_shell: bool = True,
         validate_sweep_overrides: bool = True,
     ) -> DictConfig:
-        def load(words: list[str]) -> DictConfig:
-            return self._examined(config_name, words, run_mode, validate_sweep_overrides)
-
         if not self._examines:
-            return super().load_configuration(config_name, overrides, run_mode, from_shell, validate_sweep_overrides)
+            cfg = super().load_configuration(config_name, overrides, run_mode, from_shell, validate_sweep_overrides)
+            validate.give_types(cfg)
+            return cfg
+        cfg = self._examined(config_name, overrides, run_mode, validate_sweep_overrides)
         if self._completes:
-            return load(overrides)
-        cfg = nodes.with_arguments(load, overrides)
+            return cfg
         nodes.simplify(cfg)
         nodes.name_data(cfg, self.file_of)
         for line in nodes.leave_out(cfg, overrides, self.file_of):
@@ -141,7 +140,7 @@ class CheckedLoader(ConfigLoaderImpl):
 
         Raises:
             RunnerError: It would call code that is not allowed (runner.config.trust), or has a log that can't be made.
-            WrongFile: A file of conf/ does not fit in.
+            MisfitError: Keys do not exist, or have values of another type.
         """
         name = (config_name or "").removesuffix(".yaml")
         found, first = [], None
@@ -150,42 +149,37 @@ class CheckedLoader(ConfigLoaderImpl):
             found = trust.rerun_problems(first) if first is not None else []
         if not found:
             secrets.note_secrets_in(overrides)
-            for word in filter(_is_number_for_boolean, overrides):  # which OmegaConf takes for true
-                raise ConfigCompositionException(word) from ValidationError(word)
-            try:
-                cfg = super().load_configuration(config_name, overrides, run_mode, False, validate_sweep_overrides)
-            except ConfigCompositionException as error:
-                raise self._with_its_file(error, config_name, overrides, run_mode) from error.__cause__
+            cfg = super().load_configuration(config_name, overrides, run_mode, False, validate_sweep_overrides)
             found = trust.hydra_problems(cfg.hydra) or logs.problems(cfg.hydra)
             if first is not None:
                 found += trust.take_no_store(cfg, first, overrides)
             secrets.note_secrets_of(cfg)
         refuse(found)
+        if misfits := validate.give_types(cfg):
+            raise MisfitError(misfits, cfg, overrides, [*self._files(config_name, overrides, run_mode)])
         return cfg
 
-    def _with_its_file(
-        self, error: ConfigCompositionException, config_name: str | None, overrides: list[str], run_mode: RunMode
-    ) -> ConfigCompositionException:
-        match, cause = IN_A_FILE.match(str(error)), error.__context__
-        if match is None or not isinstance(cause, OmegaConfBaseException):
-            return error
-        defaults = self.compute_defaults_list(config_name, overrides, run_mode).defaults
-        default = next(default for default in defaults if default.config_path == match["name"])
-        parent = default.parent or ""
-        wrong = WrongFile(str(error))
-        wrong.name, wrong.key, wrong.package = match["name"], str(cause.full_key or cause.key), default.package or ""
-        wrong.file, wrong.parent, wrong.parent_file = self.file_of(match["name"]), parent, self.file_of(parent)
-        return wrong
+    def _files(self, config_name: str | None, overrides: list[str], run_mode: RunMode) -> Iterator[Composed]:
+        for default in self.compute_defaults_list(config_name, overrides, run_mode).defaults[::-1]:
+            path = self.file_of(default.config_path or "")
+            if path is not None and not path.is_relative_to(CONF):
+                yield Composed(str(default.config_path), path, default.package or "")
+
+    def _parse_overrides_and_create_caching_repo(
+        self, config_name: str | None, overrides: list[str]
+    ) -> tuple[list[Override], CachingConfigRepository]:
+        """Let Hydra set each value, also where its key does not exist: all misfits are found afterwards."""
+        parsed, repo = super()._parse_overrides_and_create_caching_repo(config_name, overrides)
+        for each in parsed:
+            is_value = isinstance(each.value(), dict) or not repo.group_exists(each.key_or_group)
+            if is_value and each.type == OverrideType.CHANGE and not each.is_hydra_override():
+                each.type = OverrideType.FORCE_ADD
+        return parsed, repo
 
     def file_of(self, name: str) -> Path | None:
         """Return the file that Hydra reads a configuration from."""
         places = (Path(item.path.removeprefix("file://")) for item in self.get_search_path().get_path() if item.path)
         return next((file for place in places if (file := place / f"{name}.yaml").is_file()), None)
-
-
-def _is_number_for_boolean(override: str) -> bool:
-    kind = validate.kind_of(key_of(override)) if re.search(r"=-?[\d.]+$", override) else None
-    return kind is not None and kind.startswith("bool")
 
 
 def _search_path(flags: Sequence[str]) -> ConfigSearchPath:
@@ -287,43 +281,23 @@ def sweep_context(flags: Sequence[str], overrides: list[str]) -> Iterator[tuple[
 
 
 def show(flags: Sequence[str], overrides: Sequence[str]) -> bool:
-    """Print the result of --cfg, --info, --hydra-help or --shell-completion. Returns whether one of them is set."""
-    if SHOWS.isdisjoint(word.partition("=")[0] for word in flags):
+    """Print the result of --cfg, --info or --shell-completion. Returns whether one of them is set."""
+    names = {word.partition("=")[0] for word in flags}
+    if SHOWS.isdisjoint(names):
         return False
-    parser = _hydra_flags()
-    asked = parser.parse_intermixed_args([*flags, *overrides])
-    name, words = config_name(flags), asked.overrides
-    with hydra_with(CheckedLoader(flags, completes=asked.shell_completion)) as hydra:
-        if asked.hydra_help:
-            hydra.hydra_help(name, parser, asked)
-        elif asked.cfg:
-            hydra.show_cfg(name, words, asked.cfg, asked.package, asked.resolve)
-        elif asked.info:
-            hydra.show_info(asked.info, name, words)
-        else:
+    name, cfg_type = config_name(flags), _value_of(flags, "--cfg", "-c")
+    # --info and --shell-completion get all words as flags
+    words = list(overrides) or [word for word in flags if "=" in word and not word.startswith("-")]
+    completes = not names.isdisjoint({"--shell-completion", "-sc"})
+    with hydra_with(CheckedLoader(flags, completes=completes)) as hydra:
+        if cfg_type is not None:
+            hydra.show_cfg(name, list(overrides), cfg_type, _value_of(flags, "--package", "-p"), "--resolve" in flags)
+        elif completes:
             hydra.shell_completion(name, words)
+        else:
+            info = _value_of(flags, "--info", "-i")
+            hydra.show_info(info if info in INFOS else "all", name, words)
     return True
-
-
-def _hydra_flags() -> ArgumentParser:
-    """Hydra's flags. Its own parser does not work with Python 3.14 (hydra#3121)."""
-    parser = ArgumentParser(add_help=False)
-    parser.add_argument("overrides", nargs="*", help="KEY=VALUE, GROUP=OPTION, +KEY=VALUE, ++KEY=VALUE, ~KEY")
-    parser.add_argument(
-        "--cfg", "-c", choices=("job", "hydra", "all"), help="Print the configuration: job, hydra or all"
-    )
-    parser.add_argument("--resolve", action="store_true", help="With --cfg: resolve ${...}")
-    parser.add_argument("--package", "-p", help="With --cfg: the package to print")
-    parser.add_argument(
-        "--info", "-i", nargs="?", const="all", help="Print what Hydra knows: all, config, defaults, ..."
-    )
-    parser.add_argument("--run", "-r", action="store_true", help="Run one job")
-    parser.add_argument("--multirun", "-m", action="store_true", help="Run a sweep")
-    parser.add_argument("--config-name", "-cn", help="Name of the main configuration")
-    parser.add_argument("--config-dir", "-cd", help="Directory to search first")
-    parser.add_argument("--shell-completion", "-sc", action="store_true", help="Print what a shell evaluates")
-    parser.add_argument("--hydra-help", action="store_true", help="Print this help")
-    return parser
 
 
 def asks_for_a_sweep(flags: Sequence[str], overrides: list[str]) -> bool:

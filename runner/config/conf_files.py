@@ -3,42 +3,43 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException, ValidationError
+from hydra.errors import MissingConfigException
 
 from runner.config import validate
-from runner.config.compose import WrongFile
-from runner.config.identity import leaves
-from runner.config.schema import Config
-from runner.errors import Problem, nearest
+from runner.config.compose import MisfitError
+from runner.config.validate import Misfit
+from runner.errors import Problem, first_line, nearest
 
 #: how Hydra reports an error in a file's defaults
 NO_SUCH_DEFAULT = re.compile(r"In '(?P<name>.*)': Could not override '(?P<group>.*)'\. No match in the defaults list")
 #: and in those of a file without a package line, which are below the name of its group
 WRONG_PACKAGE = re.compile(r"In '(?P<name>(?P<group>.+)/.*)': Could not override '[^@']*@(?P<package>[^']*)'")
+#: and a key in a file
+IN_A_FILE = re.compile(r"In '(?P<name>.*)': \w+ raised while composing config:\n(?P<problem>.*)", re.DOTALL)
 QUOTES = "\"'"
 OWN = "the arguments of a part are below " + ", ".join(validate.BUILT)
 
 
-def file_problems(error: WrongFile, known: list[str]) -> list[Problem]:
-    """Return every error in the keys of the file. known: the dotted keys of the configuration."""
-    if f"{error.package}.".startswith(f"{error.key}."):  # no key of the file has a place
-        return [_misplaced(error)]
-    text = _text(error.file)
-    keys = dict.fromkeys([_refused(key, value) for key, value in _leaves(text, error.package)])
-    wrong = [found for found in keys if found is not None] or [(error.key, "...", None)]
-    return [_problem(error, text, key, value, kind, known) for key, value, kind in wrong]
+def problem(error: MisfitError, key: str, value: Any, kind: str | None) -> Problem:
+    """Return the error of a value of a file that does not fit the schema. kind: the type of its key; None: no such key."""
+    for file in error.files:
+        inside = key.removeprefix(f"{file.package}.") if file.package else key
+        if f"{file.package}.".startswith(f"{key}."):  # no key of the file has a place
+            problem = f"the keys of this file are below `{file.package}`, and there is no key `{key}`: {OWN}"
+            fix = f"write `# @package _global_` as its first line, or `{Path(file.name).parent}@model` in the defaults"
+            return Problem(_shown_path(file.path), problem, fix, code="unknown-key")
+        if (line := line_of(file.path.read_text(encoding="utf-8"), inside)) is not None:
+            source = f"{as_yaml(inside, value)} in {_shown_path(file.path)}, line {line}"
+            return _problem(error, file.package, source, inside, Misfit(key, value, kind))
+    return _problem(error, "", as_yaml(key, value), key, Misfit(key, value, kind))
 
 
 def defaults_fault(text: str, error: Exception) -> Problem | None:
     """Return the error in the defaults of the file that an override GROUP=OPTION chooses, or None."""
-    from hydra.errors import MissingConfigException
-
     group, _, option = text.lstrip("+").partition("=")
     chosen = f"{group.partition('@')[0]}/{option.strip(QUOTES)}"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file not in (None, chosen):
@@ -50,8 +51,12 @@ def defaults_fault(text: str, error: Exception) -> Problem | None:
         return Problem(f"{wanted}: {name} in the defaults of {chosen}", problem, fix, code="unknown-option")
     told = WRONG_PACKAGE.match(str(error))
     if told and f"{told['package']}.".startswith(f"{told['group'].replace('/', '.')}."):
-        file = Path("conf", f"{told['name']}.yaml")
-        return _without_package(file if file.is_file() else None, told["name"], told["group"])
+        problem = f"a file without a package line has its keys below `{told['group']}`, where no key is"
+        fix = "write `# @package _global_` as its first line"
+        return Problem(f"conf/{told['name']}.yaml", problem, fix, code="unknown-key")
+    if told := IN_A_FILE.match(str(error)):
+        fix = "correct that key; `--cfg hydra` prints those of Hydra"
+        return Problem(f"conf/{told['name']}.yaml", first_line(told["problem"]), fix, code="bad-file")
     if told := NO_SUCH_DEFAULT.match(str(error)):
         problem = f"the defaults before it choose no `{told['group']}`, which it would override"
         fix = "use a group that `--info defaults` lists, or remove `override`"
@@ -78,74 +83,22 @@ def as_yaml(key: str, value: Any) -> str:
     return f"{first}: {{{as_yaml(rest, value)}}}" if rest else f"{first}: {_shown(value)}"
 
 
-def _problem(error: WrongFile, text: str, key: str, value: Any, kind: str | None, known: list[str]) -> Problem:
-    inside = key.removeprefix(f"{error.package}.") if error.package else key
-    line = line_of(text, inside)
-    place = f"{_shown_path(error.file, error.name)}{f', line {line}' if line else ''}"
-    asked = f"{as_yaml(inside, value)} in {place}"
+def _problem(error: MisfitError, package: str, source: str, inside: str, misfit: Misfit) -> Problem:
+    key, value, kind = misfit
     if kind is not None:
         example = validate.EXAMPLES.get(kind.split("|")[0].strip(), "...")
         problem = validate.wrong_type(key, _shown(value), kind).message
-        return Problem(asked, problem, f"write `{as_yaml(inside, example)}`", code="bad-value")
-    if key.startswith("hydra."):
-        fix = "use a key that `--cfg hydra` prints"
-        return Problem(asked, f"Hydra has no setting `{key}`", fix, code="unknown-key")
-    leaf = key.rpartition(".")[2]
+        return Problem(source, problem, f"write `{as_yaml(inside, example)}`", code="bad-value")
+    leaf, known = key.rpartition(".")[2], list(validate.all_keys(error.config))
     hits = [hit for hit in validate.suggest_keys(key, known) if nearest(leaf, [hit.rpartition(".")[2]], cutoff=0.7)]
-    near = [
-        f"`{as_yaml(hit.removeprefix(f'{error.package}.'), value)}`" for hit in hits if hit.startswith(error.package)
-    ]
+    near = [f"`{as_yaml(hit.removeprefix(f'{package}.'), value)}`" for hit in hits if hit.startswith(package)]
     fix = f"write {' or '.join(near)}" if near else f"{validate.PRINTED}; {OWN}"
-    return validate.unknown_key(asked, key, fix)
+    return validate.unknown_key(source, key, fix)
 
 
-def _misplaced(error: WrongFile) -> Problem:
-    group, _, name = error.name.rpartition("/")
-    if error.package == group.replace("/", "."):
-        return _without_package(error.file, error.name, error.package)
-    lines = _text(error.parent_file).splitlines()
-    line = next((number for number, text in enumerate(lines, start=1) if f"{group}@{error.package}" in text), None)
-    asked = f"{group}@{error.package}: {name} in {_shown_path(error.parent_file, error.parent)}"
-    asked += f", line {line}" if line else ""
-    return Problem(asked, f"there is no key `{error.key}`: {OWN}", f"write `{group}@model: {name}`", code="unknown-key")
-
-
-def _without_package(file: Path | None, name: str, package: str) -> Problem:
-    problem = f"a file without a package line has its keys below `{package}`, where no key is"
-    fix = "write `# @package _global_` as its first line"
-    return Problem(_shown_path(file, name), problem, fix, code="unknown-key")
-
-
-def _leaves(text: str, package: str) -> Iterator[tuple[str, Any]]:
-    content = yaml.safe_load(text) or {}
-    for name in content if isinstance(content, dict) else ():
-        if name not in ("defaults", "hydra"):
-            yield from leaves(content[name], f"{package}.{name}" if package else str(name))
-
-
-def _refused(key: str, value: Any) -> tuple[str, Any, str | None] | None:
-    node = value
-    for word in reversed(key.split(".")):
-        node = {word: node}
-    try:
-        OmegaConf.merge(OmegaConf.structured(Config), DictConfig(node))
-    except ValidationError:
-        return key, _shown(value), validate.kind_of(key)
-    except OmegaConfBaseException as error:
-        wrong = str(error.full_key or key)
-        return (wrong, _shown(value), None) if wrong == key else (wrong, "{...}", None)
-    return None
-
-
-def _shown_path(file: Path | None, name: str) -> str:
-    if file is None:
-        return name
+def _shown_path(file: Path) -> str:
     here = Path.cwd()
     return str(file.relative_to(here)) if file.is_relative_to(here) else str(file)
-
-
-def _text(file: Path | None) -> str:
-    return file.read_text(encoding="utf-8") if file is not None else ""
 
 
 def _shown(value: Any) -> str:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
-import re
 import shlex
 import sys
 import sysconfig
@@ -22,9 +21,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
 from runner.config.allowed import LIBRARIES, PARTS, homes, is_part, public_name, under
 from runner.config.exports import exported_name
-from runner.config.other_names import keys_for
+from runner.config.identity import leaves
+from runner.config.other_names import keys_for, value_for
 from runner.config.packages import install
 from runner.errors import (
     NO_MOVES,
@@ -37,7 +41,7 @@ from runner.errors import (
     refuse,
     use,
 )
-from runner.version import HERE
+from runner.version import CONF, HERE
 
 #: prefixes that the command line adds, comma-separated; processes of a run inherit them
 ALLOW_VARIABLE = "RUNNER_ALLOW"
@@ -51,6 +55,8 @@ OURS = ("runner", *dict.fromkeys(name.split(".")[0] for name in LIBRARIES))
 STDLIB = (sysconfig.get_path("stdlib"), str(Path(os.__file__).parent))
 #: groups whose targets get their first argument from code: the model's parameters, and the optimizer
 PARTIAL = ("optimizer", "scheduler")
+#: the keys whose nodes are built from their `_target_`
+BUILT = ("data", "model", "task", "optimizer", "scheduler")
 HYDRA_KEYS = ("_target_", "_partial_", "_args_", "_convert_", "_recursive_")
 
 
@@ -137,10 +143,6 @@ def locate(target: str, *, key: str = "_target_", own_code: bool = True, more: t
         return _part(key, target)
     if (public := public_name(target)) is not None:
         raise RunnerError(otherwise_named(key, target, public))
-    if package := _lacks(target):
-        problem = f"`{target}` is not a part that a configuration may name: `{package}` does not list it"
-        fix = f"import it under `if TYPE_CHECKING` in `{package.replace('.', '/')}/__init__.py`"
-        raise RunnerError.of(f"{key}={target}", problem, fix, code="bad-target")
     own = (own_prefixes(target) if own_code else ()) + more
     if not under(target, LIBRARIES + own):
         allowed = f"those of the runner's conf/, {', '.join((*LIBRARIES, *own))} and modules in the current directory"
@@ -161,16 +163,6 @@ def locate(target: str, *, key: str = "_target_", own_code: bool = True, more: t
         problem = f"`{target}` leads to `{name}`, which is not a part that a configuration may name"
         raise _refused(key, target, problem, own_code, leads_to=name)
     return thing
-
-
-def _lacks(target: str) -> str:
-    """Return the package of ours that defines this and does not list it as a part, or an empty text."""
-    package, name = ".".join(target.split(".")[:2]), target.rpartition(".")[2]
-    if package not in {part.rpartition(".")[0] for part in PARTS} or name in homes(package):
-        return ""
-    define = re.compile(rf"^(def|class) {re.escape(name)}\b", re.MULTILINE)
-    files = (HERE / package.partition(".")[2]).rglob("*.py")
-    return package if any(define.search(file.read_text(encoding="utf-8")) for file in files) else ""
 
 
 def _refused(key: str, target: str, message: str, own_code: bool, leads_to: str = "") -> RunnerError:
@@ -251,13 +243,13 @@ def _target_problems(path: str, node: dict[str, Any], own_code: bool) -> list[Pr
         return list(error.problems)
     except (TypeError, ValueError):
         return []  # a builtin without a signature; the call reports its errors
-    takes = {name: each for name, each in parameters.items() if name != "self"}
+    takes = {name: each for name, each in list(parameters.items())[path in PARTIAL :] if name != "self"}
     found = []
     if not any(each.kind == each.VAR_KEYWORD for each in takes.values()):
         unknown = [name for name in node if name not in HYDRA_KEYS and name not in takes]
-        found = [_refused_argument(path, name, node, thing, list(takes)) for name in unknown]
+        found = [each for name in unknown for each in _refused_arguments(path, name, node, thing, list(takes))]
     if path in PARTIAL or not (node.get("_partial_") or node.get("_args_")):
-        for name, each in list(takes.items())[path in PARTIAL :]:
+        for name, each in takes.items():
             is_named = each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
             if each.default is each.empty and is_named and name not in node:
                 if path == "task" and inspect.isfunction(thing):
@@ -269,16 +261,51 @@ def _target_problems(path: str, node: dict[str, Any], own_code: bool) -> list[Pr
     return found
 
 
-def _refused_argument(path: str, name: str, node: dict[str, Any], thing: Any, takes: list[str]) -> Problem:
-    meant = [key.rpartition(".")[2] for key in keys_for(name)]
-    ways = []
-    for hit in [hit for hit in meant if hit in takes] or nearest(name, takes):
-        numbers = [isinstance(value, int | float) for value in (node[name], node.get(hit, node[name]))]
-        ways.append(shlex.quote(f"{path}.{hit}={node[name] if numbers[0] == numbers[1] else node[hit]}"))
+def _refused_arguments(path: str, name: str, node: dict[str, Any], thing: Any, takes: list[str]) -> Iterator[Problem]:
     listed = f"{', '.join(takes[:12])}{', ...' if len(takes) > 12 else ''}" or "none"
     problem = f"`{thing.__name__}` takes no argument `{name}`; its arguments: {listed}"
-    otherwise = f"leave out `{path}.{name}`"
-    return Problem.suggest(f"{path}.{name}={node[name]}", problem, ways, otherwise, code="bad-argument")
+    hits = [hit for key in keys_for(name) if (hit := key.rpartition(".")[2]) in takes] or nearest(name, takes)
+    for key, value in leaves(node[name], name):
+        ways = []
+        for hit in hits:
+            usual = node.get(hit, value) if key == name else value
+            is_kept = isinstance(value, int | float) == isinstance(usual, int | float)
+            ways.append(shlex.quote(f"{path}.{key.replace(name, hit, 1)}={_word(value if is_kept else usual)}"))
+        source = f"{path}.{key}={_word(value)}"
+        ways = ways or [f"{option} {shlex.quote(source)}" for option in options_with(name, path, value)]
+        yield Problem.suggest(source, problem, ways, f"leave out `{path}.{name}`", code="bad-argument")
+
+
+def _word(value: Any) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def option_files(group: str) -> dict[str, Path]:
+    """Return the files of a group by option; one in the current directory replaces ours."""
+    files = {file.stem: file for place in (CONF, Path("conf")) for file in (place / group).glob("*.yaml")}
+    return dict(sorted(files.items()))
+
+
+def options_with(name: str, group: str, value: Any = "") -> list[str]:
+    """Return overrides that choose an option of a group, or a torch schedule, that takes an argument."""
+    options = []
+    for option, file in option_files(group).items() if group in BUILT else ():
+        with suppress(OSError, ValueError, yaml.YAMLError, OmegaConfBaseException):  # a broken file is not suggested
+            node: Any = OmegaConf.load(file)
+            options += [option] if name in (*node, *argument_names(node.get("_target_"), group)) else []
+    likely = value_for(group, Path(str(value)).suffix.lstrip("."))
+    if likely in options:
+        return [f"{group}={likely}"]
+    return [f"{group}={option}" for option in options] or (_schedules_with(name) if group == "scheduler" else [])
+
+
+def _schedules_with(name: str) -> list[str]:
+    from torch.optim import lr_scheduler
+
+    paths = [f"{lr_scheduler.__name__}.{kind}" for kind in lr_scheduler.__all__]
+    found = {path: dict(list((arguments(path) or {}).items())[1:]) for path in paths}
+    needed = {path: {each.name for each in found[path].values() if each.default is each.empty} for path in paths}
+    return [f"scheduler._target_={path}" for path in paths if name in found[path] and needed[path] <= {name}]
 
 
 def _part(key: str, target: str) -> Any:

@@ -11,7 +11,6 @@ import importlib
 import inspect
 import json
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
@@ -69,19 +68,9 @@ def of_dataclass(schema: type, docs: Docs, prefix: str = "", shared: Json | None
 
 
 def _of_argument(argument: inspect.Parameter, doc: str, value: Any) -> Json:
-    kind, default = _of_type(argument.annotation), argument.default
-    words = _words(doc) if kind is not None and "string" in kind.get("type", ()) else []
-    for each in (default, value) if words else ():
-        words += [] if each in (ABSENT, None, *words) else [each]
-    kind = {"enum": words} if words else kind
+    default = argument.default
     said = _usual(value, "for example") if default is ABSENT else _usual(default)
-    return value_of(kind, doc, said, is_nullable=default is None or value is None)
-
-
-def _words(doc: str) -> list[Any]:
-    parts = [part.partition(":")[0].strip() for part in re.sub(r"\([^)]*\)", "", doc).split(" | ")]
-    is_list = len(parts) > 1 and all(re.fullmatch(r"[a-z][a-z0-9_]*", part) for part in parts)
-    return [yaml.safe_load(part) for part in parts] if is_list else []
+    return value_of(_of_type(argument.annotation), doc, said, is_nullable=default is None or value is None)
 
 
 def _of_type(hint: Any) -> Json | None:
@@ -212,7 +201,7 @@ def _of_group(group: str, files: Sequence[Option], takes: Takes, chosen: Mapping
         schema = SETTINGS.get(path)
         parts[path] = of_dataclass(schema, said, shared=more) if schema else of_arguments(arguments, said, more)
     node = _node(takes, chosen, more_keys, docs.get(group, ("",))[0])
-    return parts | {f"node.{_name(group)}": node, _name(group): _of_a_file(f"node.{_name(group)}", takes)}
+    return parts | {f"node.{_name(group)}": node, _name(group): {"allOf": [_ref(f"node.{_name(group)}")]}}
 
 
 def write(file: Path, *own: Path) -> dict[str, str]:
@@ -319,15 +308,6 @@ def _node(targets: Iterable[str], chosen: Mapping[str, str], shared: Json, doc: 
     ]
     rules.append({"if": {"properties": {"_target_": {"not": {"enum": names}}}}, "then": {"properties": shared}})
     return described({"type": "object", "properties": {"_target_": target}, "allOf": rules}, doc)
-
-
-def _of_a_file(node: str, takes: Takes) -> Json:
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    rules: list[Json] = [{}]
-    for path, arguments in takes.items():
-        needed = [each.name for each in arguments if each.default is each.empty and each.kind in kinds]
-        rules += [{"if": _has("_target_", {"const": path}), "then": {"required": needed}}] if needed else []
-    return {"allOf": [_ref(node), {"if": {"required": ["defaults"]}, "else": {"allOf": rules}}]}
 
 
 def _where_chosen(group: str, option: str, path: str) -> Json:

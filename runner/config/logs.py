@@ -1,12 +1,10 @@
 """Checks Hydra's settings of its two logs, and reports an error with its key.
 
-Hydra reports an error without a key, and late: when the run directory exists. So each part of a log is made here first, and
-writes one line to nowhere.
+Hydra reports an error without a key, and late: when the run directory exists. So each part of a log is made here first.
 """
 
 from __future__ import annotations
 
-import io
 import logging
 import os
 from collections.abc import Iterator
@@ -22,7 +20,6 @@ from runner.errors import Problem, in_words
 
 LOGS = ("hydra_logging", "job_logging")
 PARTS = ("formatters", "filters", "handlers")  # in order: each may name earlier ones
-LINE = logging.LogRecord("runner", logging.INFO, __file__, 1, "a line", None, None)
 
 
 def problems(hydra: DictConfig) -> list[Problem]:
@@ -93,26 +90,9 @@ def _made(kind: str, settings: Any, made: dict[str, dict[str, Any]]) -> Any:
         settings = settings | {"filename": os.devnull, "mode": str(settings.get("mode", "a")).replace("x", "w")}
     maker = HydraDictConfigurator({**made, "new": dict(settings)})
     part = getattr(maker, f"configure_{kind[:-1]}")(maker.config["new"])
-    if kind == "formatters":
-        part.format(LINE)
-    elif kind == "handlers":
-        _write(part)
+    if isinstance(part, logging.Handler):
+        part.close()
     return part
-
-
-def _write(handler: logging.Handler) -> None:
-    handler.handleError = _raise  # type: ignore[method-assign]
-    if type(handler) is logging.StreamHandler:
-        handler.setStream(io.StringIO())
-    try:
-        if isinstance(handler, logging.StreamHandler):
-            handler.emit(LINE)
-    finally:
-        handler.close()
-
-
-def _raise(record: logging.LogRecord) -> None:
-    raise  # the error that the handler has caught
 
 
 def _shown(value: Any) -> str:

@@ -1,7 +1,6 @@
 """Fits the nodes that have a `_target_` to its arguments, and fills in the facts of the data.
 
-Arguments that only the command line names are accepted without a `+`. Where the command line chooses another `_target_`,
-values of the option's file that this target does not take are left out.
+Where the command line chooses another `_target_`, values of the option's file that this target does not take are left out.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from hydra.errors import ConfigCompositionException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseException
 
@@ -20,7 +18,7 @@ from runner.config import schema, validate
 from runner.config.exports import exported_name
 from runner.config.identity import key_of
 from runner.config.importing import loading
-from runner.config.instantiate import HYDRA_KEYS, argument_names, arguments
+from runner.config.instantiate import HYDRA_KEYS, arguments
 from runner.config.schema import Model, Optimizer, Scheduler
 from runner.errors import RunnerError
 
@@ -31,42 +29,7 @@ SHARED: dict[str, tuple[type, dict[str, Any]]] = {
     "optimizer": (Optimizer, {"groups": [], "no_decay": None, "turns": None}),
     "scheduler": (Scheduler, {"interval": None}),
 }
-#: how Hydra reports an override of an unknown key
-UNKNOWN_KEY = re.compile(r"(?:Could not override '|Error merging override )([\w.]+)")
 FileOf = Callable[[str], Path | None]  # of an option, GROUP/NAME
-
-
-def with_arguments(load: Callable[[list[str]], DictConfig], overrides: list[str]) -> DictConfig:
-    """Compose, and accept each argument that a group's target takes without a `+`, although its file does not name it."""
-    words = list(overrides)
-    while True:
-        try:
-            return load(words)
-        except ConfigCompositionException as error:
-            match = UNKNOWN_KEY.match(str(error))
-            positions = {word.partition("=")[0]: position for position, word in enumerate(words)}
-            if match is None or match[1] not in positions or not _is_taken(load, match[1], overrides):
-                raise
-            words[positions[match[1]]] = f"++{words[positions[match[1]]]}"
-
-
-def _is_taken(load: Callable[[list[str]], DictConfig], key: str, overrides: Sequence[str]) -> bool:
-    group, _, name = key.partition(".")
-    first = name.partition(".")[0]
-    if group not in validate.BUILT or not name:
-        return False
-    if first == "_target_" or first in _shared_names(group):
-        return True
-    target = {key_of(word): word.partition("=")[2] for word in overrides}.get(f"{group}._target_")
-    if target is None:
-        chosen = load([word for word in overrides if "." not in word.partition("=")[0]])
-        target = validate.value(chosen, f"{group}._target_")
-    if not isinstance(target, str):
-        return False
-    with loading():
-        return arguments(target) is None or first in argument_names(
-            target, group
-        )  # the check reports what it can't read
 
 
 def _shared_names(group: str) -> set[str]:

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override
-from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
+from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException, ValidationError
+from omegaconf.errors import OmegaConfBaseException
 
-from runner.config import other_names, validate
-from runner.config.compose import CONF, OF_ONE_RUN, CheckedLoader, Compose, WrongFile
-from runner.config.conf_files import defaults_fault, file_problems
+from runner.config import conf_files, other_names, validate
+from runner.config.compose import CONF, OF_ONE_RUN, CheckedLoader, Compose, MisfitError
 from runner.config.identity import as_read, key_of, quoted
-from runner.config.importing import loading
-from runner.config.instantiate import argument_names, arguments
-from runner.config.schema import Config
+from runner.config.instantiate import option_files
 from runner.errors import Problem, RunnerError, first_line, nearest
 
 #: how Hydra's grammar reports errors
@@ -35,30 +33,9 @@ SEVERAL = re.compile(r"(?:\w+\()*(choice|range|glob|interval)\(")  # functions t
 WHOLE = re.compile(r"['\"]|\$\{")  # a value with a quote or a reference is quoted as a whole
 
 
-class JobError(Exception):
-    """The overrides of a sweep's job, which can't be composed."""
-
-    def __init__(self, overrides: Iterable[str]) -> None:
-        super().__init__(*overrides)
-        self.overrides = list(overrides)
-
-
-@contextmanager
-def of_a_job(overrides: Iterable[str]) -> Iterator[None]:
-    """Raise a JobError where a job can't be composed."""
-    try:
-        yield
-    except RunnerError:
-        raise
-    except Exception as error:
-        raise JobError(overrides) from error
-
-
 def is_about_composition(error: Exception) -> bool:
     """Return whether an error comes from Hydra, OmegaConf or YAML."""
-    return isinstance(error, HydraException | OmegaConfBaseException | JobError) or hasattr(
-        _innermost(error), "problem_mark"
-    )
+    return isinstance(error, HydraException | OmegaConfBaseException) or hasattr(_innermost(error), "problem_mark")
 
 
 def explain(
@@ -74,12 +51,15 @@ def explain(
     """
     if isinstance(error, RunnerError):
         return error
+    if isinstance(error, MisfitError) and not any(map(has_several, overrides)):
+        found = _misfit_problems(error, error.overrides, compose)
+        return _with_errors_of(check, error.config, found, {each.key for each in error.misfits})
     try:
         cfg = compose([])
     except RunnerError as refused:
         return refused
-    except WrongFile as wrong:
-        return RunnerError(*file_problems(wrong, list(validate.all_keys(OmegaConf.structured(Config)))))
+    except MisfitError as misfit:
+        return RunnerError(*_misfit_problems(misfit, [], compose))
     except Exception as broken:
         return RunnerError(_broken_files(broken))
     problems: dict[Problem, None] = {}  # in order
@@ -99,25 +79,45 @@ def explain(
             singles = singles[: OmegaConf.is_dict(validate.value(cfg, _bare_key(text)))]  # one option of a group
         for single in singles:
             try:
-                if [*accepted, single] == overrides and isinstance(error, ConfigCompositionException):
-                    raise error  # the same composition
                 cfg = compose([*accepted, single])
                 accepted.append(single)
             except Exception as refused:
                 is_key = _bare_key(single) in validate.all_keys(cfg)
-                problems |= dict.fromkeys(_problems(single if is_key else text, refused, accepted, cfg, compose))
+                problems |= dict.fromkeys(_problems(single if is_key else text, refused, cfg, compose))
                 refused_keys.add(_bare_key(single))
                 break
-    if not problems and isinstance(error, JobError) and isinstance(error.__cause__, Exception):
-        typed = {key_of(text): text for text in overrides if len(list(_singles(text))) == 1}
-        of_job = [typed.get(key_of(text), text) for text in error.overrides]  # Hydra writes False for false
-        return explain(error.__cause__, of_job, compose=compose, check=check)
+    if not problems and isinstance(error, MisfitError):  # of a sweep's job
+        problems = dict.fromkeys(_misfit_problems(error, error.overrides, compose))
+    result = _with_errors_of(check, cfg, problems, refused_keys)
+    return result if result.problems else RunnerError(_broken_files(error))
+
+
+def _with_errors_of(
+    check: Callable[[DictConfig], object], cfg: DictConfig, problems: Iterable[Problem], refused_keys: set[str]
+) -> RunnerError:
+    found = dict.fromkeys(problems)
     try:
         check(cfg)
     except RunnerError as more:
-        found = [each for each in more.problems if _bare_key(each.source.removeprefix("no ")) not in refused_keys]
-        problems |= dict.fromkeys(found)
-    return RunnerError(*(problems or [_broken_files(error)]))
+        is_new = [_bare_key(each.source.removeprefix("no ")) not in refused_keys for each in more.problems]
+        found |= dict.fromkeys(itertools.compress(more.problems, is_new))
+    return RunnerError(*found)
+
+
+def _misfit_problems(error: MisfitError, overrides: Sequence[str], compose: Compose) -> list[Problem]:
+    found: dict[Problem, None] = {}
+    options = error.config.hydra.runtime.choices
+    values = [text for text in overrides if _bare_key(text) not in options or "={" in text]
+    for key, value, kind in error.misfits:
+        typed = [text for text in values if f"{key}.".startswith(f"{_bare_key(text)}.")]
+        typed = typed or [text for text in values if _bare_key(text).startswith(f"{key}.")]
+        if not typed:
+            found[conf_files.problem(error, key, value, kind)] = None
+        elif kind is not None:
+            found[_wrong_value(typed[-1], key, value, kind)] = None
+        else:
+            found[_unknown_key(typed[-1], key, error.config, compose)] = None
+    return list(found)
 
 
 def _depth(text: str) -> int:
@@ -147,15 +147,12 @@ def _bare_key(text: str) -> str:
     return key_of(text).split("@")[0]
 
 
-def _problems(text: str, error: Exception, accepted: list[str], cfg: DictConfig, compose: Compose) -> list[Problem]:
+def _problems(text: str, error: Exception, cfg: DictConfig, compose: Compose) -> list[Problem]:
     if isinstance(error, RunnerError):
         return list(error.problems)
-    if text.startswith("hydra."):
-        return [_no_hydra_key(text, error, accepted, cfg, compose)]
-    known = [key for key in validate.all_keys(cfg) if not key.startswith("hydra")]
-    if isinstance(error, WrongFile):
-        return file_problems(error, known)
-    return [defaults_fault(text, error) or _problem(text, error, known, cfg, compose)]
+    if isinstance(error, MisfitError):
+        return _misfit_problems(error, [text], compose)
+    return [conf_files.defaults_fault(text, error) or _problem(text, error, cfg, compose)]
 
 
 def _parsed(text: str) -> Override | None:
@@ -209,36 +206,33 @@ def ambiguous(text: str, *, takes_sweep: bool = True) -> Problem:
     return Problem.suggest(text, f"a comma between values means a run for each of them, and {takes}", ways, otherwise)
 
 
-def _problem(text: str, error: Exception, known: list[str], cfg: DictConfig, compose: Compose) -> Problem:
-    from hydra.errors import HydraException, MissingConfigException
-
+def _problem(text: str, error: Exception, cfg: DictConfig, compose: Compose) -> Problem:
     key, _, value = text.partition("=")
     bare, message, cause = _bare_key(text), str(error), error.__cause__
     if "group override must be" in message:
         present = cfg.hydra.runtime.choices.get(bare)
         return Problem.suggest(text, f"`{bare}` needs the name of an option", [f"{bare}={present}"])
-    if key.startswith("~") and "Error merging" in message:
-        problem = f"`{bare}` is needed: it can be changed, not removed"
-        return Problem(text, problem, f"set `{bare}=...` (`--cfg job` shows the default)", code="missing-value")
-    if key.startswith("~") and "does not exist" in message and bare in known:
-        return Problem(text, f"`{bare}` is null already", f"leave it out, or use `{bare}=null`", code="bad-value")
+    if key.startswith("~") and "does not exist" in message:
+        if bare in validate.all_keys(cfg):
+            return Problem(text, f"`{bare}` is null already", f"leave it out, or use `{bare}=null`", code="bad-value")
+        return validate.unknown_key(text, bare, "leave it out")
     if hasattr(_innermost(error), "problem_mark"):
         return _broken_files(error)
     if "Ambiguous value" in message or (value and not value.strip(",")):
         return ambiguous(text)
     if isinstance(error, MissingConfigException) and error.options is not None:
         return _missing_option(text, bare, value, list(error.options))
-    is_there = key.startswith("+") and not key.startswith("++") and bare in known
-    if is_there or ("add" in message and "already" in message) or "Could not append" in message:
+    if key.startswith("+") and any(
+        part in message for part in ("Could not append", "Multiple values", "Error merging", "already")
+    ):
         way = shlex.quote(f"{bare}={value}")
         return Problem.suggest(text, f"`{bare}` exists already, and + only adds new keys", [way])
-    if isinstance(cause, ValidationError):
-        return _wrong_value(text, bare, value, cause)
-    is_unread = message.startswith(UNREAD_LETTERS)
-    if is_unread and PLAIN_KEY.fullmatch(bare):
-        return Problem.suggest(text, "Hydra reads such letters in quotes only", [_in_quotes(key, value)])
-    if is_unread or any(part in message for part in ("Could not override", "Could not delete", "Key '")):
-        return _unknown_key(text, known, cfg, compose)
+    if message.startswith(UNREAD_LETTERS):
+        if PLAIN_KEY.fullmatch(bare):
+            return Problem.suggest(text, "Hydra reads such letters in quotes only", [_in_quotes(key, value)])
+        return _unknown_key(text, bare, cfg, compose)
+    if "Could not" in message or "Key '" in message:
+        return _unknown_key(text, bare, cfg, compose)
     if isinstance(error, HydraException) and any(part in message for part in SYNTAX):
         problem = "Hydra can't read the value: " + " ".join(message.splitlines()[0].split())
         return Problem.suggest(text, problem, [shlex.quote(f"{key}={quoted(value, MARK)}")])
@@ -247,33 +241,20 @@ def _problem(text: str, error: Exception, known: list[str], cfg: DictConfig, com
     return Problem(text, problem, f"set `{key}` to another value", code="bad-value")
 
 
-def _unknown_key(text: str, known: list[str], cfg: DictConfig, compose: Compose) -> Problem:
+def _unknown_key(text: str, key: str, cfg: DictConfig, compose: Compose) -> Problem:
     bare, value = _bare_key(text), text.partition("=")[2]
-    group = bare.partition(".")[0]
     if bare == "tuned":  # a group of files that `tune` writes
         fix = f"run `python -m runner tune --name {value}` with the same overrides, which writes one"
         return Problem(text, "the current directory has no conf/tuned", fix, code="unknown-option")
-    if text.startswith("~"):
-        return validate.unknown_key(text, bare, "leave it out")
-    if bare in known and value.startswith("{"):
-        has = ", ".join(key.rpartition(".")[2] for key in known if key.rpartition(".")[0] == bare)
-        problem = f"`{bare}` does not have these keys; it has {has}"
-        return Problem(text, problem, f"set `{bare}.KEY=VALUE` for one of its keys", code="unknown-key")
+    if bare != key and key.startswith(f"{bare}."):
+        known = [each for each in validate.all_keys(cfg) if each.rpartition(".")[0] == key.rpartition(".")[0]]
+        return validate.unknown_key(text, key, f"use one of {', '.join(known)}")
     values = [single.partition("=")[2] for single in _singles(text)]
-    hits = [_with_sweep(hit, value, values) for hit in suggestions(bare, values, cfg, compose)]
-    is_near = "." in bare and any(hit.lstrip("'").startswith(f"{group}.") for hit in hits)
-    if group in validate.BUILT and not is_near and (having := _options_with(text, group)):
-        problem = f"there is no key `{bare}` here: it belongs to other options"
-        ways = [f"{option} {shlex.quote(text)}" for option in having]
-        return Problem.suggest(text, problem, ways, code="unknown-key")
+    hits = suggestions(bare, values, cfg, compose) if "(" not in value else []
     otherwise = "leave it out; `--cfg job` prints the keys"
-    if group in validate.BUILT:
-        otherwise += f" of {group}"
-        if names := _argument_names(cfg, group):
-            otherwise = f"leave it out, or use an argument of `{_target(cfg, group)}`: {', '.join(names)}"
-    keys = [] if hits else [key for key in validate.suggest_keys(bare, known) if "." not in key]
-    if keys and (options := _options(keys[0])):
-        otherwise = f"use `{keys[0]}=OPTION` with one of {', '.join(options)}"
+    groups = [] if hits or "." in bare else [each for each in validate.suggest_keys(bare, [*cfg]) if option_files(each)]
+    if groups:
+        otherwise = f"use `{groups[0]}=OPTION` with one of {', '.join(option_files(groups[0]))}"
     return validate.unknown_key(text, bare, otherwise, hits)
 
 
@@ -283,12 +264,6 @@ def suggestions(key: str, values: list[str], cfg: DictConfig, compose: Compose) 
         return found
     known = [name for name in validate.all_keys(cfg) if name.startswith("hydra.") == key.startswith("hydra.")]
     known = [name for name in known if not name.startswith("facts.")]
-    group, _, name = key.partition(".")
-    known += [f"{group}.{each}" for each in _argument_names(cfg, group)] if name else []
-    first, dot, below = name.partition(".")
-    if dot and group in validate.BUILT and f"{group}.{first}" not in known:
-        hits = [f"{hit}.{below}" for hit in validate.suggest_keys(f"{group}.{first}", known)]
-        return [way for hit in hits if (way := validate.with_value(cfg, hit, values))]
     hits = validate.suggest_keys(key, known) or [
         name for name in other_names.keys_for(key) if name in (*other_names.WITH, "hydra.run.dir")
     ]
@@ -302,15 +277,8 @@ def suggestions(key: str, values: list[str], cfg: DictConfig, compose: Compose) 
     return ways[:3]
 
 
-def _with_sweep(hit: str, value: str, values: list[str]) -> str:
-    if "(" not in value or not hit.endswith(f"={','.join(values)}"):
-        return hit
-    more, _, override = hit.rpartition(" ")  # interval(...) as it was typed, not its values
-    return f"{more} {shlex.quote(override.partition('=')[0] + '=' + value)}".strip()
-
-
 def _with_option(group: str, values: list[str], cfg: DictConfig) -> str | None:
-    options, present = _options(group), cfg.hydra.runtime.choices.get(group)
+    options, present = option_files(group), cfg.hydra.runtime.choices.get(group)
     meant = [_option(group, value, options) for value in values] if any(values) else [present]
     return f"{group}={','.join(filter(None, meant))}" if all(meant) else None
 
@@ -323,53 +291,12 @@ def _option(group: str, value: str, options: Iterable[str]) -> str | None:
     return next((hit for hit in nearest(value, options) if re.sub(r"\D", "", hit) == digits), None)
 
 
-def _argument_names(cfg: DictConfig, group: str) -> list[str]:
-    with loading():
-        return argument_names(_target(cfg, group), group) if group in validate.BUILT else []
-
-
-def _target(cfg: DictConfig, group: str) -> Any:
-    return validate.value(cfg, f"{group}._target_")
-
-
-def _options_with(text: str, group: str) -> list[str]:
-    first = _bare_key(text).split(".")[1]
-    options = []
-    for option, file in _options(group).items():
-        with suppress(Exception):  # a broken file is not an option to suggest
-            node: Any = OmegaConf.load(file)
-            options += [option] if first in (*node, *argument_names(node.get("_target_"), group)) else []
-    likely = other_names.value_for(group, Path(text).suffix.lstrip("."))
-    if likely in options:
-        return [f"{group}={likely}"]
-    return [f"{group}={option}" for option in options] or (_schedules_with(first) if group == "scheduler" else [])
-
-
-def _schedules_with(name: str) -> list[str]:
-    with loading():
-        from torch.optim import lr_scheduler
-
-    paths = [f"{lr_scheduler.__name__}.{kind}" for kind in lr_scheduler.__all__]
-    found = {path: dict(list((arguments(path) or {}).items())[1:]) for path in paths}
-    needed = {path: {each.name for each in found[path].values() if each.default is each.empty} for path in paths}
-    return [f"scheduler._target_={path}" for path in paths if name in found[path] and needed[path] <= {name}]
-
-
 def _in_quotes(key: str, value: str) -> str:
     if WHOLE.search(value):
         return shlex.quote(f"{key}={quoted(value, MARK)}")
     between = r"[^][{},:]+" if value.startswith(("[", "{")) else r"[^,]+"  # a list or a mapping; values of a sweep
     within = re.sub(between, lambda found: as_read(found[0], MARK), value)
     return shlex.quote(f"{key}={within}")
-
-
-def _no_hydra_key(text: str, error: Exception, accepted: list[str], cfg: DictConfig, compose: Compose) -> Problem:
-    try:
-        compose([*accepted, "hydra/sweeper=optuna", text])
-    except Exception:
-        return _problem(text, error, list(validate.all_keys(cfg.hydra, "hydra.")), cfg, compose)
-    problem = "this setting belongs to a search, and this sweep is a grid"
-    return Problem.suggest(text, problem, [f"hydra/sweeper=optuna {text}"], code="conflict")
 
 
 def _missing_option(text: str, group: str, value: str, options: list[str]) -> Problem:
@@ -389,11 +316,9 @@ def _missing_option(text: str, group: str, value: str, options: list[str]) -> Pr
     return Problem(text, problem, fix, (f"{group}={meant}",) if meant else (), code="unknown-option")
 
 
-def _wrong_value(text: str, key: str, value: str, cause: ValidationError) -> Problem:
-    kind = validate.kind_of(key)
-    if kind is None:
-        return Problem(text, first_line(cause), f"set `{key}` to another value", code="bad-value")
-    return replace(validate.wrong_type(key, value, kind), source=text)
+def _wrong_value(text: str, key: str, value: Any, kind: str) -> Problem:
+    shown = text.partition("=")[2] if _bare_key(text) == key else str(value)
+    return replace(validate.wrong_type(key, shown, kind), source=text)
 
 
 def _broken_files(error: Exception) -> Problem:
@@ -421,8 +346,3 @@ def _innermost(error: BaseException) -> BaseException:
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
     return error
-
-
-def _options(group: str) -> dict[str, Path]:
-    files = {file.stem: file for place in (CONF, Path("conf")) for file in (place / group).glob("*.yaml")}
-    return dict(sorted(files.items()))

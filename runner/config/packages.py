@@ -12,33 +12,13 @@ import tomllib
 from contextlib import suppress
 from importlib import metadata, util
 from pathlib import Path
+from typing import Any
 
 from runner.errors import RunnerError
 from runner.version import DISTRIBUTION, PACKAGES
 
 #: packages that are imported by another name
 IMPORTED_AS = {"hydra-core": "hydra", "pillow": "PIL", "pyyaml": "yaml", "scikit-learn": "sklearn"}
-#: the dependencies in pyproject.toml: a copy of the folder has no metadata
-NEEDED = (
-    "filelock",
-    "hydra-core",
-    "jinja2",
-    "matplotlib",
-    "mlflow",
-    "numpy",
-    "omegaconf",
-    "pandas",
-    "pillow",
-    "plotly",
-    "psutil",
-    "pyarrow",
-    "pyyaml",
-    "rich",
-    "scikit-learn",
-    "scipy",
-    "torch",
-)
-
 #: a line of the metadata: optuna>=4.9; extra == 'search'
 OF_AN_EXTRA = re.compile(r"(.+?)\s*;\s*extra == ['\"]([\w-]+)['\"]")
 
@@ -64,17 +44,22 @@ def not_installed(source: str, problem: str, extra: str) -> RunnerError:
 
 def missing(error: ModuleNotFoundError) -> RunnerError | None:
     """Return the error of packages that every run needs; None if another module was not found."""
-    lacks = {IMPORTED_AS.get(package, package): package for package in NEEDED}
-    lacks = {module: package for module, package in lacks.items() if not _is_here(module)}
+    lacking = [package for package in _needed() if not _is_here(IMPORTED_AS.get(package, package))]
     name = str(error.name).partition(".")[0]
-    if name not in lacks:
+    if name not in [IMPORTED_AS.get(package, package) for package in lacking]:
         return None
-    others = [module for module in lacks if module != name]
-    named = ", ".join((name, *others[:2])) + (f" and {len(others) - 2} more" if len(others) > 2 else "")
-    what = f"-e {shlex.quote(_checkout())}" if _is_checkout(PACKAGES) else " ".join(lacks.values())
+    what = f"-e {shlex.quote(_checkout())}" if _is_checkout(PACKAGES) else " ".join(lacking)
     fix = f"run `{shlex.quote(sys.executable)} -m pip install {what}`"  # `pip` may be another Python's
-    problem = f"this Python has no {named}, which the runner imports"
+    problem = f"this Python has no {name}, which the runner imports"
     return RunnerError.of("python -m runner", problem, fix, code="missing-package")
+
+
+def _needed() -> list[str]:
+    try:
+        lines = _project(PACKAGES).get("dependencies") or metadata.requires(DISTRIBUTION) or ()
+    except metadata.PackageNotFoundError:  # a copy of the folder
+        return ["hydra-core", "torch"]
+    return [re.split(r"[<>=!~; ]", line)[0] for line in lines if "extra ==" not in line]
 
 
 def _is_here(module: str) -> bool:
@@ -88,7 +73,11 @@ def _checkout() -> str:
 
 
 def _is_checkout(folder: Path) -> bool:
+    return bool(_project(folder).get("name") == DISTRIBUTION)
+
+
+def _project(folder: Path) -> dict[str, Any]:
     with suppress(OSError, tomllib.TOMLDecodeError, UnicodeError):
-        project = tomllib.loads((folder / "pyproject.toml").read_text()).get("project", {})
-        return bool(project.get("name") == DISTRIBUTION)
-    return False
+        project: dict[str, Any] = tomllib.loads((folder / "pyproject.toml").read_text()).get("project", {})
+        return project
+    return {}

@@ -1,6 +1,6 @@
 """The keys of a configuration: names, types, ranges and their words, as dataclasses. Defaults and comments are in conf/.
 
-Hydra takes the types. A rule is a part of JSON Schema: `fits()` checks values by it, and `runner.config.json_schema` writes it for editors.
+A rule is a part of JSON Schema: `fits()` checks values by it, and `runner.config.json_schema` writes it for editors.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from omegaconf import MISSING
+from omegaconf import MISSING, OmegaConf
 
 Rule = Mapping[str, Any]
 
@@ -441,7 +441,11 @@ class Config:
 
 @functools.cache  # 20 ms, and a command composes more than once
 def register() -> None:
-    """Gives Hydra the schema that conf/config.yaml and rerun.yaml name first in their defaults."""
+    """Give Hydra the keys that conf/config.yaml and rerun.yaml name first in their defaults, without their types.
+
+    `validate.give_types()` adds the types, and finds every value that does not fit; Hydra would stop at the first.
+    """
     from hydra.core.config_store import ConfigStore
 
-    ConfigStore.instance().store(name="schema", node=Config, provider="runner")
+    keys = OmegaConf.to_container(OmegaConf.structured(Config))
+    ConfigStore.instance().store(name="schema", node=keys, provider="runner")

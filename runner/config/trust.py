@@ -19,6 +19,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
+import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -27,7 +28,7 @@ from runner.config.allowed import homes, public_name
 from runner.config.instantiate import locate, nested, otherwise_named
 from runner.config.run_files import yaml_refusal
 from runner.config.secrets import ENVIRONMENT
-from runner.errors import Problem, RunnerError, first_line, refuse, without_password
+from runner.errors import Problem, RunnerError, refuse, without_password
 
 #: launchers, sweepers and callbacks that conf/ names; importing them takes time
 OURS = (
@@ -172,41 +173,21 @@ def is_untrusted(folder: Path) -> bool:
     return not _trusts.get() and not origin.is_own(folder)
 
 
-def cleared(text: str, *, source: str, look: str, trusted: bool) -> str:
-    """Return the text of a rerun.yaml from a store if it is data. Imports the modules of allowed targets.
+def rerun_problems(file: Path, *, look: str = "") -> list[Problem]:
+    """Return every error of a run's rerun.yaml: content that no run writes, and code where it is only data.
+
+    Imports the modules of allowed targets.
 
     Args:
-        text: The content of rerun.yaml.
-        source: The command, for errors.
-        look: How the user can read the file.
-        trusted: Whether it may name the user's code.
-
-    Raises:
-        RunnerError: Something in it is not allowed.
+        file: In the run's directory, or a copy from a store.
+        look: How the user can read the file of a store.
     """
-    try:
-        node = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
-    except Exception as error:  # YAML's and OmegaConf's own
-        problem = f"the run's rerun.yaml can't be read: {first_line(error)}"
-        raise RunnerError.of(source, problem, "use a run that this runner has tracked", code="bad-file") from None
-    if not isinstance(node, dict) or node.get("defaults") != DEFAULTS or "hydra" in node:
-        problem = "the run's rerun.yaml was not written by the runner: it uses other files or sets Hydra's keys"
-        fix = f"use a run with an unchanged file; {look} shows the file"
-        raise RunnerError.of(source, problem, fix, code="bad-file")
-    if not trusted:
-        refuse(_problems(node, "", FROM_STORE, f"use `--trust` when you have looked at the file: {look}"))
-    del node["defaults"]
-    return f"defaults: [{', '.join(DEFAULTS)}]\n{OmegaConf.to_yaml(OmegaConf.create(node))}"
-
-
-def rerun_problems(file: Path) -> list[Problem]:
-    """Return every error of a run directory's rerun.yaml: content that no run writes, and code where it is only data."""
     if why := yaml_refusal(file):
         return [Problem(str(file), why, AS_WRITTEN, code="bad-file")]
     try:
         text = file.read_text()
         content = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
-    except Exception:
+    except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException):
         return []  # the composition reports it
     content = content if isinstance(content, dict) else {}
     fix = f"copy the lines that you trust to conf/mine.yaml, and use `-cn mine` instead of `-cn {RERUN}`"
@@ -220,9 +201,16 @@ def rerun_problems(file: Path) -> list[Problem]:
         if (other := file.with_name(f"{name}.yaml")).exists():
             problem = f"this file would replace the runner's own {name}, which {file.name} builds on"
             found.append(Problem(str(other), problem, f"move {other.name} out of the directory", code="untrusted"))
-    if not found and is_untrusted(file.parent):  # take_no_store() replaces the store
-        foreign = _problems(content, "", FROM_FOLDER, _look(file))
-        found = [problem for problem in foreign if not problem.source.startswith(f"{STORE}=")]
+    if not found and is_untrusted(file.parent):
+        reason, fix = (
+            (FROM_STORE, f"use `--trust` when you have looked at the file: {look}")
+            if look
+            else (FROM_FOLDER, _look(file))
+        )
+        foreign = _problems(content, "", reason, fix)
+        found = [
+            each for each in foreign if look or not each.source.startswith(f"{STORE}=")
+        ]  # take_no_store() replaces it
     return found
 
 

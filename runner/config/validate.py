@@ -6,10 +6,11 @@ import functools
 import re
 import shlex
 from collections.abc import Iterable, Iterator
-from dataclasses import fields, is_dataclass
-from typing import Any
+from dataclasses import Field, fields, is_dataclass
+from typing import Any, NamedTuple
 
-from omegaconf import Container, DictConfig, ListConfig, OmegaConf
+import yaml
+from omegaconf import Container, DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import (
     InterpolationKeyError,
     InterpolationResolutionError,
@@ -19,14 +20,13 @@ from omegaconf.errors import (
 )
 
 from runner.config import other_names
-from runner.config.identity import leaves
-from runner.config.instantiate import PARTIAL
+from runner.config.identity import REMOVED, leaves
+from runner.config.instantiate import BUILT as BUILT
+from runner.config.instantiate import PARTIAL, options_with
 from runner.config.schema import Config, Data, fits
 from runner.errors import Problem, nearest
 from runner.errors import without_password as without_password  # for other modules
 
-#: the keys whose nodes are built from their `_target_`
-BUILT = ("data", "model", "task", "optimizer", "scheduler")
 #: the number of folds where `data.num_folds` is null
 NUM_FOLDS = 5
 #: where a stored text had a secret
@@ -47,9 +47,59 @@ def groups(schema: type = Config, prefix: str = "") -> Iterator[tuple[str, type]
             yield from groups(inner, f"{prefix}.{item.name}".lstrip("."))
 
 
+class Misfit(NamedTuple):
+    """A value that the schema has no place for, or another type."""
+
+    key: str
+    value: Any
+    kind: str | None  # the type of the key, as the schema writes it; None: the schema does not have it
+
+
+def give_types(cfg: DictConfig) -> list[Misfit]:
+    """Give the values of a composed configuration the types of the schema; remove and return those that do not fit."""
+    with open_dict(cfg):
+        found = list(_take_misfits(cfg, Config, ""))
+        for item in fields(Config):
+            if item.name in cfg and is_dataclass(item.default_factory):
+                cfg[item.name] = OmegaConf.merge(_structured(item.default_factory), cfg[item.name])
+    return [each for each in found if each.key not in REMOVED or each.value is not None]
+
+
+def _take_misfits(node: DictConfig, schema: type, prefix: str) -> Iterator[Misfit]:
+    items = {item.name: item for item in fields(schema)}
+    for name in list(node):
+        key, child = f"{prefix}{name!s}", node._get_node(name)
+        item = items.get(str(name))
+        kind = None if item is None else str(item.type)
+        if item is not None and is_dataclass(inner := item.default_factory) and _is_written(child):
+            yield from _take_misfits(child, inner, f"{key}.")  # type: ignore[arg-type]
+        elif key != "hydra" and not (item is not None and _has_type(schema, item, child)):
+            yield Misfit(key, _plain(child), kind)
+            del node[name]
+
+
+def _plain(node: Any) -> Any:
+    return OmegaConf.to_container(node) if OmegaConf.is_config(node) and not node._is_none() else node._value()
+
+
+def _has_type(schema: type, item: Field[Any], node: Any) -> bool:
+    if is_dataclass(item.default_factory):
+        return False  # a value in place of a group
+    if item.type == "Any" or node._is_interpolation():
+        return True
+    value = _plain(node)
+    if str(item.type).startswith("bool") and isinstance(value, int | float) and not isinstance(value, bool):
+        return False  # OmegaConf takes numbers for true
+    try:
+        _typed(schema)[item.name] = value
+    except OmegaConfBaseException:
+        return False
+    return True
+
+
 def problems(cfg: DictConfig) -> list[Problem]:
     """Return every error that can be found without building anything."""
-    found = [*_unknown_keys(cfg), *_interpolations(cfg, "")]
+    found = [*_interpolations(cfg, "")]
     for key, schema in groups():
         node = _group(cfg, key)
         found += _bad_values(node, schema, key) if node is not None else []
@@ -127,6 +177,12 @@ def _as(schema: type, name: str, value: Any) -> Any:
 
 @functools.cache
 def _typed(schema: type) -> Any:
+    """Return an object of the schema to set values of."""
+    return OmegaConf.structured(schema)
+
+
+@functools.cache
+def _structured(schema: type) -> Any:
     return OmegaConf.structured(schema)
 
 
@@ -189,7 +245,7 @@ def _fits(cfg: DictConfig, key: str, text: str) -> bool:
         if (found := _field(key)) is not None:
             typed = _as(found[0], found[1].name, typed)
             return _keeps_rule(typed, found[1].metadata)
-    except Exception:
+    except (OmegaConfBaseException, yaml.YAMLError, TypeError, ValueError):
         return False
     present = value(cfg, key)
     if OmegaConf.is_dict(present):
@@ -214,28 +270,6 @@ def _schema_example(key: str) -> str | None:
         return "0.001" if key == "optimizer.lr" else None
     rule = found[1].metadata
     return str(rule.get("example") or rule.get("choices", [EXAMPLES.get(str(found[1].type).split(" ")[0], "null")])[0])
-
-
-def _unknown_keys(cfg: DictConfig) -> list[Problem]:
-    unknown = list(_unknown(cfg, Config, ""))
-    known = [key for key in all_keys(cfg) if not f"{key}.".startswith(("hydra.", *(f"{name}." for name in unknown)))]
-    found = []
-    for name in unknown:
-        typed = str(value(cfg, name))
-        ways: list[str | None] = [*other_names.overrides_for(name, typed)]
-        ways = ways or [with_value(cfg, hit, [typed]) for hit in suggest_keys(name, known)]
-        found.append(unknown_key(f"{name}={typed}", name, PRINTED, filter(None, ways)))
-    return found
-
-
-def _unknown(node: DictConfig, schema: type, prefix: str) -> Iterator[str]:
-    inner = {item.name: item.default_factory for item in fields(schema)}
-    for key in map(str, node):
-        child = node._get_node(key)
-        if key not in inner and (prefix or key != "hydra"):
-            yield prefix + key
-        elif key in inner and is_dataclass(inner[key]) and _is_written(child):
-            yield from _unknown(child, inner[key], f"{prefix}{key}.")  # type: ignore[arg-type]
 
 
 def _group(cfg: DictConfig, key: str) -> DictConfig | None:
@@ -471,10 +505,13 @@ def _constant(cfg: DictConfig) -> list[Problem]:
     if node is None or "_target_" in node:
         return []
     problem, fix = "a constant learning rate has no arguments", "leave it out, or choose a schedule: `scheduler=cosine`"
-    names = [
-        name for name in map(str, node) if not name.startswith("_") and value(cfg, f"scheduler.{name}") is not None
-    ]
-    return [Problem(f"scheduler.{name}={written(node, name)}", problem, fix, code="bad-argument") for name in names]
+    found = []
+    for name in map(str, node):
+        if not name.startswith("_") and value(cfg, f"scheduler.{name}") is not None:
+            source = f"scheduler.{name}={written(node, name)}"
+            ways = [f"{option} {source}" for option in options_with(name, "scheduler")]
+            found.append(Problem.suggest(source, problem, ways, fix, code="bad-argument"))
+    return found
 
 
 def _built_too_early(cfg: DictConfig) -> list[Problem]:

@@ -18,7 +18,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from runner.config import origin
 from runner.config.identity import key_of
-from runner.config.override_errors import of_a_job
 from runner.config.secrets import for_disk
 from runner.device import Hardware, parse
 from runner.errors import Problem, RunnerError, is_full_disk, refuse
@@ -131,7 +130,7 @@ def run_sweep(plan: Plan, hydra_context: Any, config: DictConfig) -> Sweep:
         if len(to_run) >= MANY:
             table.say(f"jobs     composing and checking {len(to_run):,}")
         composer = Composer(hydra_context.config_loader, config)
-        prepared = [Prepared(job, _composed(job, composer)) for job in to_run]
+        prepared = [Prepared(job, composer.compose(job)) for job in to_run]
         new = [job for job in to_run if job.number not in before]
         if plan.adds_seeds and is_new:
             new += _twins(plan, prepared, composer)
@@ -315,11 +314,6 @@ def _twins(plan: Plan, prepared: Sequence[Prepared], composer: Composer) -> list
     for job in found:
         composer.compose(job)  # names its folder
     return found
-
-
-def _composed(job: Job, composer: Composer) -> DictConfig:
-    with of_a_job(job.overrides):
-        return composer.compose(job)
 
 
 def _check(prepared: list[Prepared], launcher: Any, *, strict: bool) -> Hardware:

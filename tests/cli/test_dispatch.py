@@ -400,7 +400,7 @@ def test_a_wheel_runs_from_an_empty_folder_with_the_persons_own_parts(own_folder
 @pytest.mark.parametrize("tasks", ["language,classification", "classification,language"])
 def test_key_of_other_sweep_options_is_named(own_folder, refused, tasks):
     (problem,) = refused(["-m", f"task={tasks}", "task.plots=false", "seed=1,2"])
-    assert (problem.code, problem.source) == ("unknown-key", "task.plots=false")
+    assert (problem.code, problem.source) == ("bad-argument", "task.plots=false")
 
 
 def test_directory_with_equals_sign_is_a_run(own_folder, refused):

@@ -79,10 +79,12 @@ def test_file_may_ask_for_sweep(text, words, own_folder):
     assert composed(["-cd", ".", "-cn", "mine", *words]).hydra.mode == RunMode.MULTIRUN
 
 
-@pytest.mark.parametrize(("words", "count"), [(["seedd=3"], 2), (["seed=3", "modle=mlp"], 3)])
+@pytest.mark.parametrize(
+    ("words", "count"), [(["seedd=3"], 1), (["seed=3", "modle=mlp"], 1), (["seed=3", "model=mpl"], 4)]
+)
 def test_failed_composition_is_explained_without_repeating_it(words, count, own_folder, calls, capfd):
     assert cli.main(words) == 2
-    assert "modle" in (err := capfd.readouterr().err) or "seedd" in err
+    assert words[-1] in capfd.readouterr().err
     assert len(calls) == count
 
 

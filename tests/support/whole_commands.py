@@ -66,7 +66,7 @@ KEYWORDS = ["train.num_step", "modle", "optimizer.lr", "lr", "model.dropout", "d
             "device", "model", "experiment", "optimizer", "seed", "hydra/launcher", "data@b", "hydra.mode", "=", "model.hidden_sizes"]  # fmt: skip
 SIGNS = ["", "", "", "+", "~", "++", "-", "--", "+~", "~~"]
 VERBS = [*(verb for verb in COMMANDS if verb != "devices"), "trian", "help", "run", "evalute", "tests", "resumee", "list"]  # fmt: skip
-FLAGS = ["--cfg", "--cfg=job", "-c", "job", "hydra", "all", "--package", "-p", "--info", "-i", "--help", "-h", "--hydra-help", "--version",
+FLAGS = ["--cfg", "--cfg=job", "-c", "job", "hydra", "all", "--package", "-p", "--info", "-i", "--help", "-h", "--version",
          "--resolve", "-r", "--run", "-cn", "-cd", "-cp", "--config-name", "--config-dir=a", "rerun", "--allow", "--allow=os", "--trust",
          "--json", "--anyway", "--device", "--lr", "-x", "--", "-", "---", "--port", "--port=a", "--port=99999999", "--format", "onnx",
          "--input", "--output", "--name", "--alias", "--host", "--step", "-sc", "--shell-completion", "-m", "--multirun"]  # fmt: skip

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.config.trust import cleared, trusting
-from runner.errors import RunnerError
+from runner.config.trust import rerun_problems, trusting
+from runner.errors import RunnerError, refuse
 from runner.experiment.summary import Summary
 from runner.experiment.terminal import short
 from runner.runs import find
@@ -56,9 +56,9 @@ def fetched(asked: str, run_id: str, *, uri: str, trusted: bool) -> Iterator[Ori
         if not rerun.is_file():
             problem = f"the run in {where} has no artifact `{RERUN}`: it is a sweep's parent, or another program's"
             raise RunnerError.of(asked, problem, "use the id of a run that this program tracked")
-        text = rerun.read_text(errors="replace")
-        rerun.write_text(cleared(text, source=asked, look=how_to_get(RERUN, run_id, uri), trusted=trusted))
-        with trusting():  # the checked text
+        with trusting(trusted):
+            refuse(rerun_problems(rerun, look=how_to_get(RERUN, run_id, uri)))
+        with trusting():  # what is there now
             yield _original(run, folder, uri=uri, series=series)
 
 
