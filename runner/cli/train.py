@@ -126,9 +126,11 @@ def _run(cfg: DictConfig, loader: CheckedLoader, start: Start, run_one: RunOne |
 
     context, name = composing.context_of(loader, cfg), cfg.hydra.job.config_name
     try:
-        configure_log(cfg.hydra.hydra_logging, cfg.hydra.verbose)
+        with logs.configured("hydra.hydra_logging"):
+            configure_log(cfg.hydra.hydra_logging, cfg.hydra.verbose)
         context.callbacks.on_run_start(config=cfg, config_name=name)
-        done = run_job(job, cfg, "hydra.run.dir", None, context)
+        with logs.configured("hydra.job_logging"):  # the errors of the job are in what it returns
+            done = run_job(job, cfg, "hydra.run.dir", None, context)
     except BaseException:  # Hydra's own, or a Ctrl-C before the training began
         start.directory.leave_nothing()
         raise
@@ -152,7 +154,8 @@ def _sweep(cfg: DictConfig, loader: CheckedLoader) -> int:
     if cfg.sweep.resume is None:
         check_folder(folder_of(cfg, "hydra.sweep.dir"), key="hydra.sweep.dir")
     context, name = composing.context_of(loader, cfg), cfg.hydra.job.config_name
-    configure_log(cfg.hydra.hydra_logging, cfg.hydra.verbose)
+    with logs.configured("hydra.hydra_logging"):
+        configure_log(cfg.hydra.hydra_logging, cfg.hydra.verbose)
     context.callbacks.on_multirun_start(config=cfg, config_name=name)
     words = OmegaConf.to_container(cfg.hydra.overrides.task, resolve=False)
     hydra_plugins.open_sweeper(cfg, context, task).sweep(words)

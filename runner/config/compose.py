@@ -30,7 +30,7 @@ from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from runner.config import logs, nodes, schema, secrets, trust, validate
+from runner.config import nodes, schema, secrets, trust, validate
 from runner.config.defaults import CONF as CONF
 from runner.config.run_files import MAX_ALIASED_VALUES, yaml_refusal
 from runner.config.validate import Misfit
@@ -139,7 +139,7 @@ class CheckedLoader(ConfigLoaderImpl):
         """Compose as Hydra does.
 
         Raises:
-            RunnerError: It would call code that is not allowed (runner.config.trust), or has a log that can't be made.
+            RunnerError: It would call code that is not allowed (runner.config.trust).
             MisfitError: Keys do not exist, or have values of another type.
         """
         name = (config_name or "").removesuffix(".yaml")
@@ -150,7 +150,7 @@ class CheckedLoader(ConfigLoaderImpl):
         if not found:
             secrets.note_secrets_in(overrides)
             cfg = super().load_configuration(config_name, overrides, run_mode, False, validate_sweep_overrides)
-            found = trust.hydra_problems(cfg.hydra) or logs.problems(cfg.hydra)
+            found = trust.hydra_problems(cfg.hydra)
             if first is not None:
                 found += trust.take_no_store(cfg, first, overrides)
             secrets.note_secrets_of(cfg)

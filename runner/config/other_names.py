@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from runner.errors import nearest
 
 #: by key: other names for it, by their last part; the key takes the value that was typed, if it fits
@@ -37,6 +35,8 @@ KEYS = {
     "tracking.experiment": "experiment_name project project_name wandb_project",
     "tracking.uri": "tracking_uri mlflow_uri mlflow_tracking_uri",
     "tracking.tags": "tags",
+    "tracking.enabled": "logger",
+    "device": "gpu gpus n_gpu n_gpus ngpu ngpus num_gpus gpu_id use_gpu cuda use_cuda accelerator devices",
     "seed": "random_seed manual_seed random_state seed_everything",
     "name": "run_name exp_name",
     "hydra.run.dir": "output_dir out_dir outdir save_dir log_dir default_root_dir",
@@ -48,6 +48,7 @@ KEYS = {
 }
 #: by key or group: other names for its values and options
 VALUES = {
+    "device": {"cuda": "gpu nvidia true yes on 1", "cpu": "false no none off", "all": "2 3 4 8"},
     "train.precision": {
         "fp16": "16 16-mixed 16-true half float16 mixed amp mixed_float16",
         "bf16": "bf16-mixed bf16-true bfloat16 mixed_bfloat16",
@@ -103,11 +104,15 @@ COMMANDS = {
     "help": "--help",
     "version": "--version",
 }
-RESUME = {"resume", "ckpt_path", "resume_from", "resume_from_checkpoint", "checkpoint"}
-PRECISIONS = {"amp": "fp16", "use_amp": "fp16", "fp16": "fp16", "half": "fp16", "bf16": "bf16", "tf32": "tf32"}
-DEVICES = {"gpu", "gpus", "n_gpu", "n_gpus", "ngpu", "ngpus", "num_gpus", "gpu_id", "use_gpu"}
-DEVICES |= {"cuda", "use_cuda", "mps", "use_mps", "accelerator", "devices"}
-NOT_DEVICES = {"no_cuda", "no_gpu", "cpu", "use_cpu", "disable_cuda"}
+#: by what it means: words that say it with any value that does not switch them off
+MEANINGS = {
+    "device=mps": "mps use_mps",
+    "device=cpu": "no_cuda no_gpu cpu use_cpu disable_cuda",
+    "train.precision=fp16": "amp use_amp fp16 half",
+    "train.precision=bf16": "bf16",
+    "train.precision=tf32": "tf32",
+    "python -m runner resume last": "resume ckpt_path resume_from resume_from_checkpoint checkpoint",
+}
 NO = {"0", "false", "no", "none", "null", "off"}
 
 
@@ -133,28 +138,6 @@ def value_for(key: str, value: str) -> str:
 
 
 def overrides_for(word: str, value: str) -> list[str]:
-    """Return overrides, or a whole command, that say what another framework's KEY=VALUE says; each is complete."""
-    return list(dict.fromkeys(_overrides(_plain(word), value.strip("'\"[] ").lower())))
-
-
-def _overrides(word: str, value: str) -> Iterator[str]:
-    if word in DEVICES | NOT_DEVICES:
-        if (value in NO | {"cpu"} and word != "gpu_id" and (word, value) != ("gpu", "0")) != (word in NOT_DEVICES):
-            yield "device=cpu"
-        elif value in ("auto", "mps", "tpu") or word in ("mps", "use_mps"):
-            yield from {"auto": ["device=auto"], "tpu": []}.get(value, ["device=mps"])
-        elif word in ("gpu", "gpu_id", "cuda") and value.isdecimal() and not (word == "cuda" and value == "1"):
-            yield f"device=cuda:{value}"
-        elif value in ("1", "", "true", "yes", "on", "gpu", "cuda", "nvidia"):
-            yield "device=cuda"
-            yield from ["device=all"] * (value == "1")
-        elif value.lstrip("-").isdecimal():
-            yield "device=all"
-    elif word in PRECISIONS:
-        yield f"train.precision={'fp32' if value in NO else PRECISIONS[word]}"
-    elif word == "trainer" and value in ("gpu", "cpu", "mps", "ddp"):
-        yield {"gpu": "device=cuda", "ddp": "device=all"}.get(value, f"device={value}")
-    elif word in RESUME and value not in NO:
-        yield "python -m runner resume last"
-    elif word == "logger":
-        yield from ["tracking.enabled=false"] * (value in NO) + ["tracking.enabled=true"] * (value == "mlflow")
+    """Return an override, or a whole command, that says what another framework's KEY=VALUE says; or none."""
+    is_off = value.strip("'\"[] ").lower() in NO
+    return [] if is_off else [text for text, words in MEANINGS.items() if _plain(word) in words.split()]

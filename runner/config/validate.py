@@ -72,7 +72,7 @@ def _take_misfits(node: DictConfig, schema: type, prefix: str) -> Iterator[Misfi
         item = items.get(str(name))
         kind = None if item is None else str(item.type)
         if item is not None and is_dataclass(inner := item.default_factory) and _is_written(child):
-            yield from _take_misfits(child, inner, f"{key}.")  # type: ignore[arg-type]
+            yield from _take_misfits(child, inner, f"{key}.")
         elif key != "hydra" and not (item is not None and _has_type(schema, item, child)):
             yield Misfit(key, _plain(child), kind)
             del node[name]

@@ -2,51 +2,18 @@
 
 import copy
 import functools
-import logging
 from pathlib import Path
 
 import pytest
 import yaml
 from omegaconf import OmegaConf, open_dict, read_write
-from refused import problems_of
+from refused import problems_in, problems_of
 
+from runner import cli
 from runner.cli import train
-from runner.config import logs, trust
+from runner.config import logs
 from runner.config.compose import composer
-from runner.errors import RunnerError
 from runner.experiment import claim
-
-#: below a log
-WRONG = [
-    "version=2",
-    "root=5",
-    "root.level=NOPE",
-    "root.level=0.5",
-    "handlers.console.level=NOPE",
-    "root.handlers=[nope]",
-    "root.handlers=file",
-    "root.filters=[nope]",
-    "loggers.mine.handlers=[nope]",
-    "handlers.console.formatter=nope",
-    "handlers.console.nope=5",
-    "handlers.new={class: logging.FileHandler, filename: 5}",
-    "handlers.new={class: logging.FileHandler, filename: a, mode: NOPE}",
-    "handlers.new={class: logging.FileHandler, filename: a, encoding: NOPE}",
-    "formatters.simple.format=5",
-    "formatters.simple.style=5",
-    "handlers=5",
-    "incremental=true",
-    "handlers.console.stream=5",
-]
-SOUND = [
-    "job_logging.root=null",
-    "job_logging.root.level=15",
-    "verbose=true",
-    "verbose=[hydra, runner]",
-    "job_logging.handlers.file.mode=x",
-    "job_logging.handlers.rolled={class: logging.handlers.RotatingFileHandler, filename: a, maxBytes: 10}",
-    "job_logging.handlers.console={class: logging.NullHandler}",
-]
 
 
 @functools.cache
@@ -64,33 +31,27 @@ def hydra_with(*words):
     return cfg.hydra
 
 
-def told(hydra):
-    return trust.hydra_problems(hydra) or logs.problems(hydra)
-
-
 @pytest.mark.parametrize(
-    "word", [*(f"job_logging.{word}" for word in WRONG), "job_logging={version: 1}", "verbose=[5]"]
+    "word",
+    [
+        "hydra_logging.root.handlers=[nope]",
+        "hydra_logging.version=2",
+        "job_logging.root.level=NOPE",
+        "job_logging.handlers=5",
+        "+job_logging.handlers.file.nope=5",
+        "+job_logging.handlers.new={class:logging.FileHandler,filename:5}",
+        "job_logging.formatters.simple.format=5",
+        "verbose=[5]",
+    ],
 )
-def test_log_that_fails_is_refused(word, messages):
-    (problem,) = messages(told(hydra_with(word)))
-    if word.startswith("job_logging."):
-        (other,) = told(hydra_with(word.replace("job_logging", "hydra_logging")))
-        assert other.source.partition("=")[0] == problem.source.partition("=")[0].replace(
-            "job_logging", "hydra_logging"
-        )
-
-
-def test_it_is_told_before_anything_else():
-    with pytest.raises(RunnerError, match=r"hydra\.hydra_logging\.root=.*nope"):
-        composer([])(["hydra.hydra_logging.root.handlers=[nope]"])
-
-
-def test_a_sound_log_is_taken_and_nothing_is_written_or_changed(own_folder, capfd):
-    before = logging.getLogger().handlers[:], logging.getLogger().level
-    for word in SOUND:
-        assert not told(hydra_with(word)), word
-    assert (logging.getLogger().handlers[:], logging.getLogger().level) == before
-    assert not list(own_folder.iterdir()) and capfd.readouterr() == ("", "")
+def test_log_that_fails_is_refused(word, own_folder, capfd):
+    sign, key = ("+", word[1:]) if word[0] == "+" else ("", word)
+    words = ["data=iris", "model=linear", "device=cpu", "tracking.enabled=false", f"{sign}hydra.{key}"]
+    assert cli.main([*words, "--json"]) == 2
+    (problem,) = problems_in(capfd.readouterr().out)
+    log = "hydra.job_logging" if key.startswith("job") else "hydra.hydra_logging"
+    assert (problem.source, problem.code) == (log, "bad-value")
+    assert not list(own_folder.iterdir())
 
 
 def test_a_runs_log_is_called_runner_whatever_the_job_is_called(tmp_path):

@@ -17,12 +17,11 @@ from runner.experiment.check import check
 SUGGESTIONS = {
     # other frameworks' names
     "gpu=true": ["device=cuda"],
-    "gpus=1": ["device=cuda", "device=all"],
+    "gpus=1": ["device=cuda"],
     "trainer.devices=2": ["device=all"],
     "accelerator=gpu": ["device=cuda"],
-    "trainer=gpu": ["device=cuda"],
     "device=rocm": ["device=cuda"],
-    "--gpu 0": ["device=cuda:0"],
+    "--gpu 0": ["device=auto"],
     "--no-cuda": ["device=cpu"],
     "--epochs 3": ["train.num_epochs=3"],
     "epochs": ["train.num_epochs=10"],
