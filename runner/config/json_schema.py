@@ -166,7 +166,7 @@ def make(*own: Path) -> Json:
     for option in options[::-1]:  # of two files with one name, ours counts
         if option.group in ("", *WHOLE):
             docs |= {f"{option.group}.{key}".lstrip("."): each for key, each in option.docs.items()}
-    config = of_dataclass(Config, docs) | {"allOf": []}
+    config = of_dataclass(Config, docs)
     keys, parts = config["properties"], {"config": config, **_defaults(options)}
     for group, schema in WHOLE.items():
         parts[group] = of_dataclass(schema, docs, f"{group}.", {"defaults": _ref("defaults")}) | {"allOf": [{}]}
@@ -174,11 +174,9 @@ def make(*own: Path) -> Json:
     for group in GROUPS:
         files = [option for option in options if option.group == group]
         takes = {path: found for path in _targets(group, files) if (found := _takes(path, group)) is not None}
-        chosen = {option.name: path for option in files if (path := _target_of(option, files)) in takes}
-        parts |= _of_group(group, files, takes, chosen, docs)
+        parts |= _of_group(group, files, takes, docs)
         if group in keys:
             keys[group] = _ref(f"node.{group}")
-            config["allOf"] += [_where_chosen(group, option, path) for option, path in chosen.items()]
     hydra = {name: _ref(f"node.hydra.{name}") for name in ("launcher", "sweeper")}
     keys |= {"defaults": _ref("defaults"), "hydra": {"type": "object", "properties": hydra}}
     parts[_name(LOGGING)] = {"type": "object", "allOf": [{}]}
@@ -190,7 +188,7 @@ def make(*own: Path) -> Json:
     }
 
 
-def _of_group(group: str, files: Sequence[Option], takes: Takes, chosen: Mapping[str, str], docs: Docs) -> Json:
+def _of_group(group: str, files: Sequence[Option], takes: Takes, docs: Docs) -> Json:
     shared, parts = f"shared.{group}", {}
     if group in SHARED:  # a target may have an argument of the same name, and then it is that
         parts[shared] = of_dataclass(SHARED[group], docs, f"{group}.") | {"additionalProperties": True}
@@ -200,7 +198,7 @@ def _of_group(group: str, files: Sequence[Option], takes: Takes, chosen: Mapping
         more = more_keys | FLAGS | {"defaults": _ref("defaults")}
         schema = SETTINGS.get(path)
         parts[path] = of_dataclass(schema, said, shared=more) if schema else of_arguments(arguments, said, more)
-    node = _node(takes, chosen, more_keys, docs.get(group, ("",))[0])
+    node = _node(takes, more_keys, docs.get(group, ("",))[0])
     return parts | {f"node.{_name(group)}": node, _name(group): {"allOf": [_ref(f"node.{_name(group)}")]}}
 
 
@@ -278,13 +276,6 @@ def _targets(group: str, files: Sequence[Option]) -> list[str]:
     return list(dict.fromkeys([*(f"{module}.{name}" for name in sorted(kinds) if name not in ABSTRACT), *named]))
 
 
-def _target_of(option: Option, files: Sequence[Option]) -> str:
-    others = [file for file in files if file is not option]
-    defaults = option.value("defaults")
-    bases = [file for file in others if isinstance(defaults, list) and file.name in defaults]
-    return str(option.value("_target_") or next((_target_of(base, others) for base in bases), ""))
-
-
 def _defaults(options: Sequence[Option]) -> Json:
     offered: Json = {}
     parts: Json = {}
@@ -295,30 +286,12 @@ def _defaults(options: Sequence[Option]) -> Json:
     return parts | {"defaults": {"type": "array", "items": {"type": ["string", "object"], "properties": offered}}}
 
 
-def _node(targets: Iterable[str], chosen: Mapping[str, str], shared: Json, doc: str) -> Json:
+def _node(targets: Iterable[str], shared: Json, doc: str) -> Json:
     names = [*targets]
     target = {"anyOf": [{"enum": names}, {"type": "string", "pattern": f"{ANOTHER}|{LATER}"}]}
     rules = [{"if": _has("_target_", {"const": name}), "then": _ref(name)} for name in names]
-    rules += [
-        {
-            "if": _has("defaults", {"contains": {"const": option}}) | {"not": {"required": ["_target_"]}},
-            "then": _ref(path),
-        }
-        for option, path in chosen.items()
-    ]
     rules.append({"if": {"properties": {"_target_": {"not": {"enum": names}}}}, "then": {"properties": shared}})
     return described({"type": "object", "properties": {"_target_": target}, "allOf": rules}, doc)
-
-
-def _where_chosen(group: str, option: str, path: str) -> Json:
-    item = {
-        "type": "object",
-        "minProperties": 1,
-        "propertyNames": {"pattern": f"^(override +)?/?{group}$"},
-        "additionalProperties": {"const": option},
-    }
-    node = {"if": {"required": ["_target_"]}, "else": _ref(path)}
-    return {"if": _has("defaults", {"contains": item}), "then": {"properties": {group: node}}}
 
 
 def _has(key: str, value: Json) -> Json:
