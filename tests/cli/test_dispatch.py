@@ -23,12 +23,8 @@ OFF = "tracking.enabled=false"
 #: a command in each line
 MISTAKES = r"""
 train.num_epoch=3
-trian.num_epochs=3
 model.nonsense=1
-+x=1
 größe=3
-++train.x=1
-++train.early_stopping.patienc=1
 ++backends.cuda.memory=1
 +backends.tpu.cores=8
 +model.hiden_sizes=[3] model=mlp
@@ -38,24 +34,16 @@ größe=3
 ~train.ema_decay
 +model=mlp
 train.num_epochs=three
-train.num_epochs=1.5
 train.num_epochs=0
-train.batch_size=-4
 train.precision=fp8
-train.compile=maybe
 train.ema_decay=1
-train.early_stopping.mode=down
 train.num_processes=0
 train.num_processes=2 train.on_oom=split device=cpu
-train.max_restarts=-1
 train.cuda_graph=true device=cpu
-train.batch_size=null
 train=5
-metrics.every=0
 data.val_fraction=1.5
 data.fold=x
 data.fold=-1
-data.fold=true
 data.fold=5
 data.fold=3 data.num_folds=3
 data.fold=0/1
@@ -64,20 +52,14 @@ data.fold=0/5 data.num_folds=3
 data.num_folds=3
 data.fold=0/1800
 data.sampler=balance
-data.sampler=[1,-1]
 data.sampler=[0,0.0]
-data.sampler={a:true}
 data.sampler=[1,2]
 data.sampler={0:1,ten:1}
 data=diabetes task=regression data.sampler=balanced
 data.val_fraction=0.5 data.test_fraction=0.5
-data.residency=gpu
-data.limit=few
 seed=-1
-seed=a
 placement.guard=on
 data=digit
-optimizer=adam2
 experiment=nothing
 model=null
 train.precision=tf32 device=cpu
@@ -85,7 +67,6 @@ model._target_=my_models.Nett
 model=mlp model._target_=my_models.Broken
 model._target_=my_broken.Net
 model._target_=os.system
-model._target_=distutils.spawn.spawn
 data._target_=subprocess.run
 model=mlp model.activation=rellu
 model=mlp model.in_features=${facts.in_feature}
@@ -105,8 +86,6 @@ tracking.uri=./mlruns
 tracking.uri=file:///tmp/mlruns
 tracking.uri=ftp://there
 tracking.uri=sqlite:/a/b.db
-tracking.uri=sqlite://b.db
-tracking.uri=sqlite:b.db
 predct a/run --input x.csv --keep
 seed 3
 model=mlp evaluate
