@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import gc
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,7 @@ def hydra_with(*words):
     return cfg.hydra
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Python's logging leaves a file open
 @pytest.mark.parametrize(
     "word",
     [
@@ -51,6 +53,7 @@ def test_log_that_fails_is_refused(word, own_folder, capfd):
     (problem,) = problems_in(capfd.readouterr().out)
     log = "hydra.job_logging" if key.startswith("job") else "hydra.hydra_logging"
     assert (problem.source, problem.code) == (log, "bad-value")
+    gc.collect()
     assert not list(own_folder.iterdir())
 
 
