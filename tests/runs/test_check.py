@@ -223,7 +223,9 @@ def test_a_store_that_is_not_there_is_told_and_no_problem(here, capsys, uri):
 @pytest.mark.parametrize("uri", ["http://127.0.0.1:50OO", "http://[::1"])
 def test_a_store_of_no_address_is_told(uri):
     said = _reached(uri)
-    assert said.startswith("not an address (") and said.endswith("a run continues without it, and `sync` sends the points later")
+    assert said.startswith("not an address (") and said.endswith(
+        "a run continues without it, and `sync` sends the points later"
+    )
 
 
 @pytest.mark.slow

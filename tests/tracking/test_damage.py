@@ -317,7 +317,11 @@ def test_sync_of_a_journal_without_its_first_record(trained, uri, client, capfd,
     capfd.readouterr()
     assert cli.main(["sync", "outputs", f"tracking.uri={uri}"]) == 1
     out, err = capfd.readouterr()
-    assert "does not begin with the start of a run" in out and "0 of 1 runs are complete" in out and "Traceback" not in out + err
+    assert (
+        "does not begin with the start of a run" in out
+        and "0 of 1 runs are complete" in out
+        and "Traceback" not in out + err
+    )
 
 
 @pytest.mark.parametrize("data", [b"", b"\0" * 500, b"somebody's data", b"RJ1\n", np.random.default_rng(0).bytes(5000)])

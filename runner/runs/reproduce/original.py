@@ -58,7 +58,7 @@ def fetched(asked: str, run_id: str, *, uri: str, trusted: bool) -> Iterator[Ori
             raise RunnerError.of(asked, problem, "use the id of a run that this program tracked")
         with trusting(trusted):
             refuse(rerun_problems(rerun, look=how_to_get(RERUN, run_id, uri)))
-        with trusting():  # what is there now
+        with trusting():  # the checked file
             yield _original(run, folder, uri=uri, series=series)
 
 
