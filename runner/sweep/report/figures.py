@@ -139,7 +139,7 @@ def draw_time(report: Report) -> list[Figure]:
         "texttemplate": "%{x:.2f}",
         "marker": {"color": ACCENT},
     }
-    layout = {"xaxis_title_text": "seconds", "height": 90 + 32 * len(names)}
+    layout: dict[str, Any] = {"xaxis_title_text": "seconds", "height": 90 + 32 * len(names)}
     return [_figure("time", "Where the time of all jobs went", [bars], **layout)]
 
 
