@@ -23,7 +23,7 @@ from runner.cli.table import MULTIRUN
 from runner.cli.train import Start, check, refuse_check, train, train_composed
 from runner.command import Arguments, Facts
 from runner.config import override_errors, validate
-from runner.config.compose import CONF, CheckedLoader, composed_with, composer
+from runner.config.compose import CONF, CheckedLoader, Compose, composed_with, composer
 from runner.config.identity import key_of
 from runner.config.importing import loading
 from runner.config.logs import logging_to
@@ -53,7 +53,7 @@ def resume(given: Arguments) -> tuple[int, Facts]:
         find.check(before, cfg)
         _check_length(asked, cfg, overrides)
         if (summary := Summary.read(folder)).is_over(overrides):
-            refuse(validate.problems(cfg))
+            _check_overrides(overrides, cfg, compose=compose)
             print(f"{wanted}: it has finished; for more of it: {asked} {length_key(cfg)}=...")
             return 0, {"folder": str(folder), **vars(summary)}
         with loading():
@@ -63,6 +63,19 @@ def resume(given: Arguments) -> tuple[int, Facts]:
         with logging_to(folder), unexpected.logged(folder):
             summary = run_experiment(cfg, folder, context=RunContext(owns_process=True))
     return summary.code, {"folder": str(folder), **vars(summary)}
+
+
+def _check_overrides(overrides: list[str], cfg: DictConfig, *, compose: Compose) -> None:
+    """Raises: RunnerError for the overrides of a finished run, but not for the run, whose device may be missing now."""
+    problems: list[tuple[Problem, ...]] = []
+    for each in (cfg, composed_with(compose, [])) if overrides else ():
+        try:
+            check(each)
+            problems.append(())
+        except RunnerError as error:
+            problems.append(error.problems)
+    if problems:
+        refuse(problem for problem in problems[0] if problem not in problems[1])
 
 
 def _check_length(asked: str, cfg: DictConfig, overrides: list[str]) -> None:

@@ -6,7 +6,7 @@ import itertools
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -246,6 +246,11 @@ def _unknown_key(text: str, key: str, cfg: DictConfig, compose: Compose) -> Prob
     if bare == "tuned":  # a group of files that `tune` writes
         fix = f"run `python -m runner tune --name {value}` with the same overrides, which writes one"
         return Problem(text, "the current directory has no conf/tuned", fix, code="unknown-option")
+    if bare.startswith("hydra.sweeper."):
+        with suppress(HydraException, OmegaConfBaseException, MisfitError):
+            compose(["hydra/sweeper=optuna", text])
+            problem = "this setting belongs to a search, and this sweep is a grid"
+            return Problem.suggest(text, problem, [f"hydra/sweeper=optuna {text}"], code="conflict")
     if bare != key and key.startswith(f"{bare}."):
         known = [each for each in validate.all_keys(cfg) if each.rpartition(".")[0] == key.rpartition(".")[0]]
         return validate.unknown_key(text, key, f"use one of {', '.join(known)}")

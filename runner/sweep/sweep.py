@@ -326,7 +326,9 @@ def _check(prepared: list[Prepared], launcher: Any, *, strict: bool) -> Hardware
         problems += wrong
         if strict and job.missing is not None:
             problems.append(job.missing)
-    refuse(dict.fromkeys(problems))
+    # an unknown argument is one problem, whatever its values are
+    of_jobs = {(each.message if each.code == "bad-argument" else each): each for each in reversed(problems)}
+    refuse(reversed(of_jobs.values()))
     machine: Hardware = hardware
     return machine
 

@@ -94,14 +94,14 @@ def test_several_devices_side_by_side(own_folder, capsys):
 def test_a_mistake_is_told_before_anything_is_planned(own_folder, capsys):
     for words, said in {
         ("device=cuda:1", "modle=mlp"): "model=mlp",
-        ("device=cuda:x",): "device=cuda:0",
+        ("device=cuda:x",): "use `device=cuda`",
         ("device=cuda:0", "plan.device_memory=lots"): "plan.device_memory=80GiB",
         ("device=cuda:0", "plan.device_name=A101-80GB"): "plan.device_name=A100-80GB",
         ("device=mps", "plan.device_name=T4"): "M2-16GB",
         ("device=xpu:0",): "device=cuda:0",
         ("device=cuda:0", "plan.device_name=T4", "train.precision=bf16"): "train.precision=fp16",
         ("device=cuda:0,cpu",): "-m device=cuda:0,cpu",
-        ("-m", "device=cpu,cuda:x", "model=linear"): "device=cuda:0",
+        ("-m", "device=cpu,cuda:x", "model=linear"): "use `device=cuda`",
     }.items():
         code, _, err = plan(capsys, *words)
         assert (code, "Traceback" in err) == (2, False), words

@@ -291,7 +291,7 @@ MISTAKES = {
     # what the composed examples tell
     "a file's name": ([LR, "model=mlp,mpl"], ["model=mlp"]),
     "a job's key": ([LR, "train.num_epoch=3"], ["train.num_epochs=3"]),
-    "a swept key": (["optimizer.rl=interval(0.1,0.2)"], ["'optimizer.lr=interval(0.1,0.2)'"]),
+    "a swept key": (["optimizer.rl=interval(0.1,0.2)"], ["optimizer.lr=0.1"]),
     "values of jobs": (
         ["train.batch_size=16,-3", "train.ema_decay=interval(0.5,1)", "device=cpu,cuda:97"],
         ["train.batch_size=1", "train.ema_decay=0.999", "device=cpu"],
