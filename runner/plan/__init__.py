@@ -1,2 +1,1 @@
-"""`plan`: what a run would do on a device that need not be here, and nothing is computed. `lr-find`: a rate to begin with.
-`tune`: the fastest settings here."""
+"""`plan`: simulate a run, also on a missing device. `lr-find`: find a learning rate. `tune`: find the fastest settings."""

@@ -1,6 +1,6 @@
-"""`plan`: has each configuration simulated in its own process (worker.py), shows it, and writes plan.json and plan.png.
+"""`plan`: simulate each configuration in its own process (worker.py), print it, and write plan.json and plan.png.
 
-Called by cli/commands.py; what_fits() by cli/train.py, after a run that ran out of memory.
+cli/train.py calls what_fits() after a run that ran out of memory.
 """
 
 from __future__ import annotations
@@ -33,17 +33,20 @@ MAX_SECONDS = 300.0  # of a plan
 
 @dataclass(frozen=True)
 class Job:
-    """One run to plan; its name is empty where there is only one."""
+    """One run to plan; the name of a single one is empty."""
 
     name: str
     cfg: DictConfig
 
 
 def plan(jobs: Sequence[Job], *, search_seconds: float = SECONDS_TO_SEARCH) -> dict[str, Any]:
-    """Plan, print and write; return what plan.json contains. Starts a process for each job.
+    """Plan, print and write; return the content of plan.json. Starts a process for each job.
 
-    search_seconds: for the largest batch sizes.
-    Raises: RunnerError with the errors of all configurations.
+    Args:
+        search_seconds: For the largest batch sizes.
+
+    Raises:
+        RunnerError: With the errors of all configurations.
     """
     began = time.monotonic()
     plans: list[dict[str, Any]] = []
@@ -64,7 +67,7 @@ def plan(jobs: Sequence[Job], *, search_seconds: float = SECONDS_TO_SEARCH) -> d
 
 
 def what_fits(cfg: DictConfig) -> list[str]:
-    """Return what a plan of this run says of memory and batch sizes, as lines; [] where it can't be planned."""
+    """Return lines about the memory and the possible batch sizes of a run; [] if it can't be planned."""
     try:
         target = check(cfg)
         with Child() as child:
@@ -75,7 +78,7 @@ def what_fits(cfg: DictConfig) -> list[str]:
 
 
 def check(cfg: DictConfig, hardware: Hardware | None = None) -> Target:
-    """Return the device, which may be missing here, and what is assumed of it. Raises: RunnerError with all errors."""
+    """Return the device, which may be missing here, and its assumed properties. Raises: RunnerError with all errors."""
     from runner.experiment.check import check as check_config
 
     target = find(cfg, hardware or probe())
@@ -90,7 +93,7 @@ class Child:
         self._folder = tempfile.TemporaryDirectory(prefix="runner-plan-")
         self._answer = Path(self._folder.name) / "answer.json"
         self._process = subprocess.Popen(
-            # -P: a folder `runner` of the user's must not take this package's place
+            # -P: a user's directory `runner` must not replace this package
             [sys.executable, "-P", "-W", "ignore", "-m", "runner.plan.worker", str(self._answer)],
             env={**os.environ, "PYTHONPATH": python_path(own=True)},
             stdin=subprocess.PIPE,
@@ -107,9 +110,9 @@ class Child:
         self._folder.cleanup()
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return what the simulation found; where the process ended without an answer, why. Raises: RunnerError."""
+        """Return the result of the simulation, or why the process ended without one. Raises: RunnerError."""
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # it has ended: its last words say why
+        with suppress(BrokenPipeError):  # it has ended: its output has the reason
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
         import matplotlib.figure  # noqa: F401  # for the plot, while the other process works
@@ -135,6 +138,6 @@ def _write(plans: Sequence[dict[str, Any]], whole: dict[str, Any], folder: Path)
         files.append(folder / "plan.png")
         draw(drawn, files[1])
     else:
-        with suppress(FileNotFoundError):  # an earlier plan's
+        with suppress(FileNotFoundError):  # of an earlier plan
             (folder / "plan.png").unlink()
     return files

@@ -1,4 +1,4 @@
-"""The table of common devices, as makers tell of them: memory, bandwidth, arithmetic (dense). For plan.device_name."""
+"""A table of common devices from their data sheets: memory, bandwidth, arithmetic (dense). For plan.device_name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GB, TERA = 1e9, 1e12
 
 @dataclass(frozen=True)
 class Model:
-    """A kind of device. flops: by precision, without sparsity. Sources: the makers' data sheets."""
+    """A device. flops: By precision, without sparsity, from the data sheet."""
 
     kind: str
     memory_bytes: int
@@ -37,8 +37,8 @@ def _apple(gib: float, gb_per_s: float, fp32: float) -> Model:
     return Model("mps", int(gib * GIB), gb_per_s * GB, flops)
 
 
-#: what plan.device_name takes. Memory is what the device shows, a little less than what is printed on the box; of a Mac
-#: with so much memory, what the GPU may take of it (about two thirds up to 32 GiB, three quarters above)
+#: values of plan.device_name. Memory is what the device reports, a little less than on the data sheet; of a Mac, the part
+#: that the GPU may use (about two thirds up to 32 GiB, three quarters above)
 MODELS = {
     "T4": _nvidia(14.6, 320, (7, 5), fp32=8.1, half=65),
     "V100-16GB": _nvidia(15.8, 900, (7, 0), fp32=15.7, half=125),
@@ -66,7 +66,7 @@ MODELS = {
 
 
 def model(name: str, *, kind: str) -> Model:
-    """The one of that name. Raises: RunnerError with the nearest, and for one of another kind than the device."""
+    """Return the device with this name. Raises: RunnerError with the nearest name, or for a device of another kind."""
     names = [other for other, found in MODELS.items() if found.kind == kind]
     if name in names:
         return MODELS[name]
@@ -81,6 +81,6 @@ def model(name: str, *, kind: str) -> Model:
 
 
 def fits(num_bytes: int, *, kind: str, share: float) -> list[str]:
-    """The devices of that kind on which so much fits into `share` of the memory, the smallest first."""
+    """Return the devices of this kind with enough memory, `share` of which is usable, the smallest first."""
     found = [name for name, each in MODELS.items() if each.kind == kind and num_bytes <= each.memory_bytes * share]
     return sorted(found, key=lambda name: MODELS[name].memory_bytes)

@@ -1,4 +1,4 @@
-"""Builds a run's own parts on a simulated device and has some of its steps counted and watched. In the process of worker.py."""
+"""Build a run's parts on a simulated device, and count and watch some of its steps. In the process of worker.py."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ from runner.training.optimizer import AveragedWeights
 from runner.training.parts import Parts
 from runner.training.step.train_step import Step, make_step
 
-NUM_STEPS = 2  # the first makes the optimizer's state; from the second on they are alike
-#: reads whose value may decide something where the plan can't follow it
+NUM_STEPS = 2  # the first one creates the optimizer's state; later ones are equal
+#: reads of values that may decide what the program does, which a plan can't follow
 UNFOLLOWED = {"float(tensor)", "tensor.item()", "tensor.tolist()", "tensor.numpy()", "tensor.cpu()"}
 UNFOLLOWED |= {"numpy.asarray(tensor)"}
 #: cuBLAS's workspace for a thread and a stream (CUBLAS_WORKSPACE_CONFIG=:4096:8). Two threads use it, forward and backward;
@@ -53,7 +53,7 @@ MAX_READS = 256  # of one line in a step: `while tensor > 1` would never end
 
 
 class Trial:
-    """A run's own parts on a simulated device, without numbers. findings, reads: what was seen so far."""
+    """A run's parts on a simulated device, without numbers. findings, reads: Of the steps so far."""
 
     def __init__(
         self,
@@ -66,7 +66,9 @@ class Trial:
     ) -> None:
         """Build the parts as prepare() does. Reads the batches of one step.
 
-        num_processes: of which this is one. in_parts: whether each has a part of every weight, or all of them.
+        Args:
+            num_processes: That train together.
+            in_parts: Whether each process has a part of every weight.
         """
         self.cfg, self.device = cfg, device
         self.num_processes, self.in_parts = num_processes, in_parts
@@ -76,7 +78,7 @@ class Trial:
         self.findings: list[Finding] = []
         self.reads: list[HostRead] = []
         self._num_reads: Counter[str] = Counter()  # by line, in this step
-        self.unknown = ""  # why the run can't be followed
+        self.unknown = ""  # why the run can't be simulated
         pretence.forgives = _forgiving(self.meetings, self.findings, lines)
         asking.on_read = self._on_read
         data = prepare_data(cfg, device)
@@ -108,7 +110,7 @@ class Trial:
         parts.model.train()
 
     def step(self, *, precision: str | None = None) -> Step:
-        """Return the run's own step, in this precision or in the run's."""
+        """Return the run's step, in this precision or in the run's."""
         parts = self.parts
         return make_step(
             parts.model,
@@ -137,19 +139,19 @@ class Trial:
             costs.belongs((value for value in states if isinstance(value, Tensor)), "optimizer")
 
     def evaluate(self) -> None:
-        """Evaluate a training batch with all checks, where the run evaluates."""
+        """Evaluate a training batch with all checks, if the run evaluates."""
         if self.rows_evaluated:
             with self._watching(self.meetings, self.slow):
                 self._evaluate(self.group[0])
 
     @property
     def rows_trained(self) -> int:
-        """The rows of a batch that this process trains."""
+        """The rows of a training batch in this process."""
         return _rows_of_one(self.parts.train, self.num_processes)
 
     @property
     def rows_evaluated(self) -> int:
-        """The rows of the largest batch that this process evaluates; 0: none. Metrics over a whole split need all rows."""
+        """The rows of the largest evaluation batch in this process; 0: none. Metrics over a whole split need all rows."""
         num = 1 if asked_metrics(self.cfg.task) else self.num_processes
         splits = (self.parts.val, self.parts.test)
         return max((min(_rows_of_one(split, num), split.num_rows) for split in splits if split is not None), default=0)
@@ -170,7 +172,7 @@ class Trial:
     def evaluation_bytes(self) -> int | None:
         """Return the peak memory of an evaluation; if it is above the step's, `costs` keeps it. Call it after drop_batches().
 
-        None: there is no evaluation, or the model takes no batches of that size. Discards the work counted so far.
+        None: without an evaluation, or if the model does not accept this batch size. Discards the work counted so far.
         """
         if not self.rows_evaluated:
             return None
@@ -181,7 +183,7 @@ class Trial:
             with self._counting((batch,), phase="evaluation"):
                 self._evaluate(batch)
             found = costs.peak.num_bytes
-        except Exception:  # the step's own batch has shown the error
+        except Exception:  # reported by the step
             pass
         if found is None or found <= peak.num_bytes:
             costs.peak, costs.timeline = peak, timeline
@@ -208,7 +210,7 @@ class Trial:
         return map_tensors(batch, resize)
 
     def _ahead(self, group: Sequence[Any]) -> list[Any]:
-        """Make what a streamed batch has next to it: the next one, on its way to the device."""
+        """Allocate the next batch, which is copied during a streamed one."""
         if self.device.type != "cuda" or self.parts.train.device_bytes:
             return []
         sizes = [tensor.untyped_storage().nbytes() for tensor in _all(group[:1])]
@@ -267,12 +269,12 @@ def _exchange(parts: Parts, num: int, *, in_parts: bool) -> dict[str, int]:
     states = [value for state in parts.optimizer.state.values() for value in state.values()]
     optimizer = sum(value.nbytes for value in states if isinstance(value, Tensor) and value.dim())
     others = {"weights": weights, "average": average, "optimizer": optimizer}
-    # a block is gathered while the one before it is computed with; gradients are counted whole, as they are before they leave
+    # a block is gathered during the computation of the one before; gradients are counted before they are scattered
     return {"gathered": rest + 2 * max(sizes, default=0), **{name: -(n - n // num) for name, n in others.items()}}
 
 
 def of_error(error: BaseException) -> Finding:
-    """Return the finding of an error with which the run would end, too."""
+    """Return the finding of an error that would also end the run."""
     stack: list[FrameType] = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][::-1]
     line, module = call_site.line_of_error(error), call_site.module(stack)
     return Finding(CERTAIN, "error", first_line(in_words(error)), line, module)

@@ -1,6 +1,6 @@
-"""`lr-find`: trains some steps with a rising learning rate, and finds the one to take (Smith 2017: the range test).
+"""`lr-find`: a learning-rate range test (Smith 2017): train some steps with a rising rate, and suggest a rate.
 
-In the command's process, on the real device, with the run's own step. It leaves lr_find.json and a plot, and no run.
+It takes the run's steps on the real device, and writes lr_find.json and a plot, but no run.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from runner.training.metric_buffer import MetricBuffer, Window
 from runner.training.parts import Parts
 from runner.training.step.train_step import make_step
 
-PULL_EVERY = 10  # steps between copies from the device; so many are trained in vain after the loss has run away
-AWAY = 4.0  # a smoothed loss this many times the lowest one has run away
-MEMORY = 0.9  # of the running mean: the share of each value that comes from those before
-EDGE = 3  # steps at the beginning and the end whose slope is not used: the mean has only one side there
+PULL_EVERY = 10  # steps between copies from the device, after which a diverged test ends
+AWAY = 4.0  # a smoothed loss diverges from this multiple of the lowest one
+MEMORY = 0.9  # weight of earlier values in the running mean
+EDGE = 3  # steps at both ends whose slope is ignored: the mean has only one side there
 FILE, PLOT = "lr_find.json", "lr_find.png"
 
 
 @dataclass(frozen=True)
 class RangeTest:
-    """Rates, losses and smoothed losses are (n,). steepest: the rate where the smoothed loss falls fastest."""
+    """Rates, losses and smoothed losses are (n,). steepest: The rate at which the smoothed loss falls fastest."""
 
     rates: Any
     losses: Any
@@ -56,9 +56,10 @@ class RangeTest:
 def find_rate(
     flags: Sequence[str], overrides: list[str], *, num_steps: int, lowest: float, highest: float
 ) -> dict[str, Any]:
-    """Train, plot and print; return what was written, and where. Leaves no run. Costs at most `num_steps` steps.
+    """Train at most `num_steps` steps, plot and print; return the content and the path of the file.
 
-    Raises: RunnerError for a configuration that can't be run, and where the loss never falls.
+    Raises:
+        RunnerError: For a configuration that can't be run, or if the loss never falls.
     """
     if not lowest < highest:
         fix = f"use `--from {highest:g} --to {lowest:g}`"
@@ -105,9 +106,10 @@ def smoothed(losses: Any) -> Any:  # (n,) -> (n,)
 
 
 def suggest(rates: Any, losses: Any) -> RangeTest:
-    """Return two rates to try, and the smaller of them; losses that are not finite or have run away end the test.
+    """Return two rates to try, and the smaller of them; losses that are not finite or diverge end the test.
 
-    Raises: RunnerError where the loss never falls.
+    Raises:
+        RunnerError: If the loss never falls.
     """
     finite = np.isfinite(losses)
     end = len(losses) if finite.all() else int(np.flatnonzero(~finite)[0])
@@ -182,7 +184,7 @@ def _train(cfg: DictConfig, parts: Parts, rates: Any) -> tuple[Any, Any]:
 
 
 def _groups(parts: Parts) -> list[dict[str, Any]]:
-    """Return the parameter groups that `optimizer.lr` sets, as it is before a schedule has begun to move it."""
+    """Return the parameter groups whose rate is `optimizer.lr` before the schedule changes it."""
     groups = parts.optimizer.param_groups
     usual = float(parts.optimizer.defaults["lr"])
     return [group for group in groups if float(group.get("initial_lr", group["lr"])) == usual] or groups
@@ -211,7 +213,7 @@ def _draw(found: RangeTest, path: Path, *, title: str) -> None:
     low = float(min(found.smoothed.min(), found.losses.min()))
     spread = max(float(found.smoothed[: max(3, len(found.smoothed) // 4)].max()) - low, 1e-12)
     axes.set(title=title, xlabel="learning rate", ylabel="training loss", xscale="log")
-    axes.set_ylim(low - 0.15 * spread, low + 1.6 * spread)  # where the loss runs away would press the rest flat
+    axes.set_ylim(low - 0.15 * spread, low + 1.6 * spread)  # a diverged loss would flatten the rest
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)

@@ -1,4 +1,4 @@
-"""Finds the device that is planned for, by `device=` and plan.*, and what is assumed of it, and from where. For command.py."""
+"""Find the device of a plan from `device=` and plan.*, and its assumed properties with their sources. For command.py."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ AMPERE = (8, 0)
 
 @dataclass(frozen=True)
 class Target:
-    """The device, and where each thing that is assumed of it is from. None: nothing is assumed, and nothing claimed."""
+    """The device, and the source of each assumed property. None: nothing is assumed."""
 
     choice: Choice
     hardware: Hardware  # this machine, with the device in it
@@ -38,7 +38,7 @@ class Target:
 
 
 def find(cfg: DictConfig, hardware: Hardware) -> Target:
-    """Raises: RunnerError for a device= or plan.* that is none."""
+    """Raises: RunnerError for an invalid device= or plan.*."""
     policy = parse(OmegaConf.select(cfg, "device"))
     choice, here = _choice(policy, hardware)
     kind = choice.device.partition(":")[0]
@@ -75,7 +75,7 @@ def find(cfg: DictConfig, hardware: Hardware) -> Target:
 
 
 def num_bytes(text: Any) -> int:
-    """80GiB, 16G, 512MiB or plain bytes. GB counts as GiB: that is what people mean. Raises: RunnerError."""
+    """Parse 80GiB, 16G, 512MiB or plain bytes. GB counts as GiB. Raises: RunnerError."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", str(text), flags=re.IGNORECASE)
     if found is None or float(found[1]) <= 0:
         problem = "`plan.device_memory` must be a number with its unit: 16GiB, 512MiB"

@@ -1,4 +1,4 @@
-"""Draws plan.png: the memory over a step by part, with what there is to be used."""
+"""Draw plan.png: the memory during a step, by part, and the usable memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MIB, GIB = 2**20, 2**30
 
 
 def draw(plans: Sequence[dict[str, Any]], file: Path) -> None:
-    """A PNG, a panel for each plan."""
+    """Return a PNG with a panel per plan."""
     from matplotlib.figure import Figure  # heavy; pyplot would keep global state
 
     drawing = Figure(figsize=(9, 3.6 * len(plans)), layout="constrained")

@@ -1,6 +1,6 @@
-"""Judges what was seen on the simulated device: a verdict and its reasons, as plan.json has them, and as text.
+"""Turn the result of a simulation into a verdict with reasons, for plan.json and as text.
 
-Called by command.py; request() is what worker.py reads.
+request() is the input of worker.py.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from runner.plan import device_catalogue
 from runner.plan.planned_device import Target
 from runner.tasks.metric_names import asked_metrics
 
-#: part of a device's memory: a context, the libraries' workspaces and fragmentation take the rest
+#: usable part of a device's memory: the context, workspaces of libraries and fragmentation take the rest
 USABLE = 0.9
 RUNS, RUNS_NOT, UNKNOWN = "would run", "would not run", "can't be told"
 LIMITS = {
@@ -37,7 +37,7 @@ KINDS = {"attribute": "plain attribute", "list": "tensor of hidden module", "bat
 
 
 def request(cfg: DictConfig, target: Target, *, seconds: float) -> dict[str, Any]:
-    """Return what the worker has to know. seconds: to search for the largest batch sizes."""
+    """Return the worker's input. seconds: To search for the largest batch sizes."""
     gpu = target.hardware.devices()[target.device]
     num = num_processes(cfg, target)
     own = copy.deepcopy(cfg)  # with one process's rows of a batch
@@ -69,7 +69,7 @@ def request(cfg: DictConfig, target: Target, *, seconds: float) -> dict[str, Any
 
 
 def num_processes(cfg: DictConfig, target: Target) -> int:
-    """Return how many processes would train together, whether their devices are here or not."""
+    """Return how many processes would train together, also on missing devices."""
     count = OmegaConf.select(cfg, "train.num_processes", default=1)
     if count != "auto":
         return int(count)
@@ -80,7 +80,7 @@ def num_processes(cfg: DictConfig, target: Target) -> int:
 
 
 def usable_bytes(cfg: DictConfig, target: Target) -> int | None:
-    """Return the memory that a step may take; None: not known."""
+    """Return the memory that a step may use; None: unknown."""
     if target.memory_bytes is None:
         return None
     kind = target.device.partition(":")[0]
@@ -89,7 +89,7 @@ def usable_bytes(cfg: DictConfig, target: Target) -> int | None:
 
 
 def report(name: str, cfg: DictConfig, target: Target, answer: dict[str, Any], *, seconds: float) -> dict[str, Any]:
-    """Return one plan, as plan.json has it."""
+    """Return one plan in the form of plan.json."""
     kind = target.device.partition(":")[0]
     findings = [Finding(**found) for found in answer["findings"]]
     memory, step, num = answer.get("memory"), answer.get("step"), num_processes(cfg, target)
@@ -198,7 +198,7 @@ def show(plans: Sequence[dict[str, Any]], written: Sequence[Path]) -> None:
 
 
 def memory_lines(plan: dict[str, Any]) -> list[str]:
-    """Return what a plan's step takes and what would fit, as lines of text."""
+    """Return the memory of a plan's step and the batch sizes that fit, as lines of text."""
     return [f"{label:<8}{text}" for label, text in _memory(plan) if label in ("memory", "", "batch")]
 
 

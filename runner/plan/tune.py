@@ -1,6 +1,6 @@
-"""`tune`: finds the fastest settings that give the same numbers on this machine, and writes conf/tuned/NAME.yaml.
+"""`tune`: find the fastest settings with the same numbers on this machine, and write conf/tuned/NAME.yaml.
 
-It takes the run's own steps on the real device, in the command's process, and leaves the file and no run.
+It takes the run's steps on the real device, in the command's process, and makes no run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from runner.training.parts import Parts
 
 FOLDER = Path("conf/tuned")
 WRITTEN_BY = "# By tune"  # a file without this line is the user's
-#: a compilation takes at least so long, and saves at most this part of a step
+#: minimum seconds of a compilation, and the maximum share of a step that it saves
 MIN_COMPILE_SECONDS, MAX_SAVED = 8.0, 0.75
 #: seconds of a comparison, as a share of `--seconds`, and at least
 COMPARISON_SHARE, MIN_COMPARISON_SECONDS = 0.08, 0.5
@@ -48,18 +48,23 @@ DROPOUTS = nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d | nn.AlphaDro
 def tune(
     flags: Sequence[str], overrides: list[str], *, seconds: float, name: str | None = None, precision: bool = False
 ) -> dict[str, Any]:
-    """Measure, print and write; return what was found. Takes about `seconds`, and a compilation where one is worth it.
+    """Measure, print and write; return the result. Takes about `seconds`, and a compilation if it can pay off.
 
-    precision: whether the precision may change, and with it the numbers.
-    Raises: RunnerError for a configuration that can't be run.
+    Args:
+        precision: Whether the precision may change, and with it the numbers.
+
+    Raises:
+        RunnerError: For a configuration that can't be run.
     """
     began = time.monotonic()
-    overrides = [word for word in overrides if not word.lstrip("+").startswith("tuned=")]  # it starts from nothing
+    overrides = [
+        word for word in overrides if not word.lstrip("+").startswith("tuned=")
+    ]  # start without tuned settings
     cfg, _ = composed(flags, [*overrides, "tracking.enabled=false"])
     name = _check(cfg, name, _name(cfg, overrides))
     choice = check(cfg, probe())
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the run itself gives them
+        warnings.simplefilter("ignore")  # a run prints them
         search = Search(cfg, torch.device(choice.here), seconds=seconds)
         step = f"{search.step_seconds * 1e3:.3g} ms a step, {search.num_steps:,} steps"
         say(f"as it is  {step}, {choice.device} ({choice.reason})")
@@ -81,7 +86,7 @@ def tune(
 
 @dataclass(frozen=True)
 class Option:
-    """One question. tries: its other answers, as settings by key; why_not: why there are none."""
+    """One option. tries: Its other values, as settings by key; why_not: Why it is not tried."""
 
     name: str
     tries: tuple[dict[str, Any], ...] = ()
@@ -90,7 +95,7 @@ class Option:
 
 @dataclass
 class Row:
-    """What came of one try. ratio: the time of its step by that of the run as it is."""
+    """The result of one try. ratio: The time of its step, divided by that of the unchanged run."""
 
     settings: dict[str, Any]
     outcome: str = ""
@@ -101,13 +106,13 @@ class Row:
 
 
 class Search:
-    """A run as it is (`usual`), and the fastest one with the same numbers so far."""
+    """The unchanged run (`usual`), and the fastest one with the same numbers so far."""
 
     def __init__(self, cfg: DictConfig, device: torch.device, *, seconds: float) -> None:
-        """Read the data and take the first steps of the run as it is. Raises: RunnerError."""
+        """Read the data and take the first steps of the unchanged run. Raises: RunnerError."""
         self.cfg, self.device, self.seconds = cfg, device, seconds
         data = prepare_data(with_settings(cfg, {}), device)
-        for batches in data.loaders.values():  # each candidate has its own
+        for batches in data.loaders.values():  # each candidate makes its own
             batches.close()
         self._data = replace(data, loaders={})
         try:
@@ -122,7 +127,7 @@ class Search:
         self.step_seconds, self.num_steps = self.usual.step_seconds, self.usual.parts.limits.num_steps
         self.rows: list[Row] = []
         self.settings: dict[str, Any] = {}  # of the fastest
-        self.ratio = 1.0  # the fastest run's time of a step by that of the run as it is
+        self.ratio = 1.0  # time of a step of the fastest run, divided by that of the unchanged run
         self._compile_seconds = 0.0  # of the fastest
         self._numbers = self._numbers_of(self.usual)
         self._end = time.monotonic() + seconds
@@ -144,7 +149,7 @@ class Search:
             self._add(row)
 
     def confirm(self) -> None:
-        """Compare the fastest with the run as it is once more; it is dropped unless it wins again."""
+        """Compare the fastest with the unchanged run again; it is dropped unless it wins."""
         if not self.settings:
             return
         found = compare(self.usual, self.fastest, seconds=self._comparison_seconds)
@@ -216,7 +221,7 @@ class Search:
 
 
 def options(cfg: DictConfig, parts: Parts, *, with_precision: bool) -> list[Option]:
-    """Return what may make a run faster, in the order to try it: the work of a step first, then how it is compiled."""
+    """Return the options that may make a run faster, in the order to try: the work of a step first, then compilation."""
     kind = parts.device.type
     found = [_precision(parts, kind, with_precision), _threads(kind), _layout(cfg, parts, kind), _data(cfg, parts)]
     found += [_micro_batches(cfg, parts), _compile(cfg, parts)]
@@ -311,7 +316,7 @@ def with_settings(cfg: DictConfig, settings: dict[str, Any]) -> DictConfig:
 
 
 def in_words(settings: dict[str, Any]) -> str:
-    """Return settings as the command line takes them."""
+    """Return settings as overrides."""
     texts = {key: str(value).lower() if isinstance(value, bool) else value for key, value in settings.items()}
     return " ".join(f"{key}={text}" for key, text in texts.items())
 

@@ -1,4 +1,4 @@
-"""Takes a run's own steps with some settings and measures them; compares two runs in turns. For tune.py."""
+"""Take a run's steps with some settings and measure them; compare two runs in turns. For tune.py."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from runner.training.metric_buffer import MetricBuffer, Window
 from runner.training.step.choose import Watchers, choose_steps
 
 NUM_LOSSES = 50
-#: a comparison has so many turns, or those that fit into its seconds; a challenger that loses the first three has no more
+#: number of turns of a comparison, unless its seconds end before; a run that loses the first three is dropped
 MAX_TURNS, MIN_TURNS, LOST_TURNS = 12, 6, 3
-#: part of a step's time that is noise, and the share of turns that a faster run may lose (by chance, 5 of 6 come in 11 %)
+#: noise as a share of a step's time, and the share of turns that a faster run may lose (5 of 6 happen by chance in 11 %)
 NOISE, MAX_LOST_SHARE = 0.02, 0.25
-#: calls of the step before the first comparison (the first makes the optimizer's state, one may compile), and their seconds
+#: steps before the first comparison (the first creates the optimizer's state, one may compile), and their seconds
 MIN_FIRST_CALLS, MIN_FIRST_STEPS, MAX_FIRST_SECONDS = 3, 5, 0.5
 #: relative difference of two runs' first losses that rounding explains (1e-6 at the first step; other dropout gives 1e-2)
 SAME, SAME_IN_HALVES = 1e-3, 3e-2
 
 
 class Candidate:
-    """A run with some settings. setup_seconds: building and first steps, more than as many later steps would take."""
+    """A run with some settings. setup_seconds: Of building and first steps, beyond the time of as many later steps."""
 
     def __init__(self, cfg: DictConfig, device: torch.device, *, read: Data) -> None:
         """Build the run on data that was read before, and take its first steps. Raises: what the run would raise."""
@@ -67,7 +67,7 @@ class Candidate:
         return np.concatenate([window.values[:, 0] for window in self._windows])[:NUM_LOSSES]
 
     def seconds_a_step(self, seconds: float) -> float:
-        """Take steps for so long, at least one call, and return the time of one. Waits for the device."""
+        """Take steps for `seconds`, at least one call, and return the time of one. Waits for the device."""
         device = self.parts.device
         set_switches(self._cfg, device)
         if device.type == "cpu":
@@ -121,10 +121,10 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Comparison:
-    """ratios: the challenger's time of a step by the holder's, for each turn."""
+    """ratios: The time of a step of the new run divided by that of the fastest so far, per turn."""
 
     ratios: tuple[float, ...]
-    step_seconds: float  # the challenger's
+    step_seconds: float  # of the new run
 
     @property
     def ratio(self) -> float:
@@ -132,13 +132,13 @@ class Comparison:
 
     @property
     def is_faster(self) -> bool:
-        """Whether the challenger is faster, by more than noise and in nearly every turn."""
+        """Whether the new run is faster, by more than noise and in nearly every turn."""
         num_lost = sum(ratio >= 1 for ratio in self.ratios)
         return self.ratio < 1 - NOISE and num_lost <= MAX_LOST_SHARE * len(self.ratios)
 
 
 def compare(holder: Candidate, challenger: Candidate, *, seconds: float) -> Comparison:
-    """Measure both in turns, for about `seconds`; each goes first as often as the other."""
+    """Measure both in turns, for about `seconds`; each is first equally often."""
     ratios, times = [], []
     end = time.perf_counter() + seconds
     for turn in range(MAX_TURNS):
@@ -153,7 +153,7 @@ def compare(holder: Candidate, challenger: Candidate, *, seconds: float) -> Comp
 
 
 def difference(one: Any, other: Any) -> float:
-    """Return the largest relative difference of two rows of losses, as far as both go."""
+    """Return the largest relative difference of two series of losses, up to the shorter one."""
     num = min(len(one), len(other))
     one, other = np.asarray(one[:num], np.float64), np.asarray(other[:num], np.float64)
     return float(np.max(np.abs(one - other) / np.maximum(np.abs(one), 1e-12))) if num else 0.0

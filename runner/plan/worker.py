@@ -1,7 +1,7 @@
-"""`python -m runner.plan.worker FILE`: simulates a device and writes what the run would do on it. Started by command.py.
+"""`python -m runner.plan.worker FILE`: simulate a device and write what the run would do on it. Started by command.py.
 
-It reads a request on stdin. A process of its own: the simulation changes torch for good, and where torch has a hole in
-it, it ends the process.
+It reads a request on stdin. It is a process because the simulation changes torch permanently, and an unsupported call may
+abort.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from runner.training.recompute import recompute, repeated
 
 MAX_ROWS = 2**24
 MAX_TRIES = 24
-CLOSE = 0.01  # of the answer: sizes between are not tried
-MAX_MOMENTS = 400  # of the memory's course that are kept
-#: precisions whose activations take the same memory: a search for one answers the other
+CLOSE = 0.01  # relative precision of the result
+MAX_MOMENTS = 400  # stored points of the memory over a step
+#: precisions whose activations have the same size, so that one search is enough
 BYTES_PER_NUMBER = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
 
 
 class OutOfTime(Exception):
-    """The search ended before it had an answer."""
+    """The search ended without a result."""
 
 
 def main() -> None:
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def look(cfg: Any, device: torch.device, request: dict[str, Any]) -> dict[str, Any]:
-    """Return all that can be told of the run without its numbers."""
+    """Return all that is known of the run without its numbers."""
     began = time.monotonic()
     findings: list[Finding] = []
     trial: Trial | None = None
@@ -76,7 +76,7 @@ def look(cfg: Any, device: torch.device, request: dict[str, Any]) -> dict[str, A
         place = f" at {call_site.line_of_error(error)}" if any(map(call_site.is_own, files)) else ""
         unknown = f"{error}{place}"
     except OF_CODE as error:
-        if trial is not None and trial.unknown:  # with the device's own values it may well go on
+        if trial is not None and trial.unknown:  # it may continue with real values
             unknown = f"{trial.unknown}, and with others in their place it ends: {of_error(error)}"
         else:
             findings.append(of_error(error))
@@ -104,7 +104,7 @@ def look(cfg: Any, device: torch.device, request: dict[str, Any]) -> dict[str, A
     }
     usable_bytes = request["usable_bytes"]
     if not findings and usable_bytes is not None:
-        # where the data took long to read, there is still half of the time to search
+        # at least half of the time, even if reading the data took long
         deadline = max(began, time.monotonic() - request["seconds"] / 2) + request["seconds"]
         answer["largest_batch_size"] = _largest(trial, request, deadline=deadline)
         if step_bytes > usable_bytes:
@@ -115,8 +115,9 @@ def look(cfg: Any, device: torch.device, request: dict[str, Any]) -> dict[str, A
 def largest(peak_bytes: Callable[[int], int], usable_bytes: int, *, start: int, deadline: float) -> int:
     """Return the largest batch size whose step takes at most `usable_bytes`, within a percent; 0: not even one row fits.
 
-    Memory grows nearly in a straight line, so each guess is drawn through the two last sizes.
-    deadline: by time.monotonic(). Raises: OutOfTime.
+    Memory grows almost linearly, so each guess lies on the line through the last two sizes.
+
+    deadline: By time.monotonic(). Raises: OutOfTime.
     """
     good, bad, guess = 0, MAX_ROWS + 1, start
     known: list[tuple[int, int]] = []
@@ -132,7 +133,7 @@ def largest(peak_bytes: Callable[[int], int], usable_bytes: int, *, start: int, 
         if bad - good <= edge:
             break
         guess = good * 2 if bad > MAX_ROWS else (good + bad) // 2
-        if len(known) > 1 and len(known) % 3:  # every third one halves, where the line bends
+        if len(known) > 1 and len(known) % 3:  # every third guess halves, in case memory is not linear
             (few, less), (many, more) = known[-2:]
             slope = (more - less) / (many - few)
             guess = many + int((usable_bytes - more) / slope) if slope > 0 else guess
@@ -154,7 +155,7 @@ def _memory(trial: Trial, step_bytes: int, evaluation_bytes: int | None) -> dict
 
 
 def _thinned(moments: list[Moment]) -> list[Moment]:
-    """Keep the highest of neighbors, so that no peak is lost."""
+    """Reduce the points, keeping the highest of neighbors, so that no peak is lost."""
     if len(moments) <= MAX_MOMENTS:
         return moments
     bounds = [round(index * len(moments) / MAX_MOMENTS) for index in range(MAX_MOMENTS + 1)]
@@ -205,7 +206,7 @@ def _recomputed(trial: Trial, usable_bytes: int) -> str | None:
 
 
 def _largest(trial: Trial, request: dict[str, Any], *, deadline: float) -> dict[str, int | None]:
-    """Return the largest batch size for each precision; None: not found in time, or the model takes one size only."""
+    """Return the largest batch size for each precision; None: not found in time, or the model accepts only one size."""
     own, by_bytes = trial.cfg.train.precision, dict[int, int | None]()
     found: dict[str, int | None] = {}
     for precision in dict.fromkeys([own, *request["precisions"]]):

@@ -1,4 +1,4 @@
-"""Makes torch behave as if a device that this machine lacks were there, until the process ends. For `plan` and tests."""
+"""Make torch behave as if a missing device were available, until the process ends. For `plan` and tests."""
 
 from runner.plan.simulator.device import simulated_device
 from runner.plan.simulator.tensor import SimulatedTensor, pretence

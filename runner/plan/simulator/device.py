@@ -1,13 +1,13 @@
-"""Simulates a device that this machine lacks: tensors say that they lie there, and obey its rules, in this whole process.
+"""Simulate a missing device in this process: tensors report it as their device, and follow its rules.
 
-Mixing devices raises, .numpy() raises, .cpu() and .to() copy, a generator must be the device's, MPS refuses float64 and
-what it has no kernel for (PYTORCH_ENABLE_MPS_FALLBACK=1 lets that pass). With numbers, what is drawn at random is drawn
-by the CPU's generator, so the same seed gives the CPU's run, bit for bit, where both take the same kernels.
+Mixed devices and .numpy() raise, .cpu() and .to() copy, a generator must be of the device, and MPS refuses float64 and
+operations without a kernel (unless PYTORCH_ENABLE_MPS_FALLBACK=1). With numbers, random numbers come from the CPU's
+generator, so a run is bitwise identical to the CPU's if both use the same kernels.
 
-Not modelled: time, streams (all work is done at once), memory (constants), torch.compile, torch.load() without
-map_location, a GPU's recurrent layers with numbers, several processes on one device; sys.platform
-stays what it is, and torch.device(1), which is taken for what it means, calls itself privateuseone:1. It lies to private
-parts of torch; tests/plan/simulator/test_simulator.py names them one by one, so that an upgrade of torch says what broke.
+Not modeled: time, streams (all work is synchronous), memory (constants), torch.compile, torch.load() without map_location,
+a GPU's recurrent layers with numbers, several processes on one device. sys.platform is unchanged, and torch.device(1)
+prints as privateuseone:1. It replaces private parts of torch; tests/plan/simulator/test_simulator.py names each, so that
+an upgrade of torch shows what broke.
 """
 
 from __future__ import annotations
@@ -33,25 +33,28 @@ ADD_GUARD = "_ZN3c104impl24DeviceGuardImplRegistrarC1ENS_10DeviceTypeEPKNS0_24De
 
 @contextlib.contextmanager
 def simulated_device(name: str, *, has_numbers: bool = True, machine: Machine | None = None) -> Iterator[torch.device]:
-    """The device that `name` says, for the rest of this process: the guard stays when the block ends.
+    """Simulate a device. The device guard stays when the block ends.
 
-    has_numbers: whether its tensors hold any; without, nothing is computed, and what is read is 1 or True.
-    Raises: OSError where torch's libraries are not laid out as this knows them (Windows).
+    Args:
+        has_numbers: Whether its tensors have values; without, nothing is computed, and reads return 1 or True.
+
+    Raises:
+        OSError: If torch's libraries have another layout (Windows).
     """
-    import torch._dynamo  # takes seconds; later it would meet torch.cuda's functions twice and refuse
+    import torch._dynamo  # takes seconds; a later import would find torch.cuda's functions twice and fail
 
     device = torch.device(name)
     if device.type in ("cuda", "mps"):
         _put_guards(device.type)
-        # C++ waits for the streams of a build's own accelerator: autograd of CUDA's, wherever torch is built for it. An
-        # accelerator that a package brings comes before it. There is none here, so there are no streams
+        # autograd waits for the streams of the accelerator that torch is built for, e.g., CUDA; a registered backend
+        # replaces it, and without one there are no streams
         rename_privateuse1_backend(torch_private.brought_accelerator())
     with contextlib.ExitStack() as stack:
         pretence.device = device if device.type == "cpu" else torch.device(device.type, device.index or 0)
         pretence.current_index, pretence.has_numbers = 0, has_numbers
         for owner, attribute, value in list(replacements(machine or Machine(), [Making, Naming])):
             stack.enter_context(mock.patch.object(owner, attribute, value))
-        # a torch built for CUDA has a batch norm of cuDNN's, which computes on no other device
+        # cuDNN's batch norm of a torch built for CUDA does not compute on other devices
         stack.callback(setattr, torch.backends.cudnn, "enabled", torch.backends.cudnn.enabled)
         torch.backends.cudnn.enabled = False
         before = torch_private.only_lift_cpu_tensors()
@@ -63,10 +66,11 @@ def simulated_device(name: str, *, has_numbers: bool = True, machine: Machine | 
 
 
 def _put_guards(kind: str) -> None:
-    """Gives the device type meta's guard, which does nothing, for good. C++ asks for one wherever a tensor of that type is
-    made or differentiated; without one it raises, or ends the process (parts of autograd are noexcept). A real one gives
-    way, whatever is simulated: that of a torch built for CUDA asks the driver for GPUs when autograd begins, which need
-    not be there, and answers a forked process with an error."""
+    """Give the device type meta's guard, which does nothing, for the rest of the process.
+
+    C++ uses a guard when a tensor of the type is created or differentiated; without one it raises, or aborts in noexcept
+    parts of autograd. CUDA's real guard queries the driver, and fails without a GPU or in a forked process.
+    """
     folder = Path(torch.__file__).parent / "lib"
     file = next((folder / name for name in ("libc10.so", "libc10.dylib") if (folder / name).exists()), None)
     if file is None:

@@ -1,7 +1,7 @@
-"""Does attention and recurrent layers by the kernel that the simulated device's own C++ would choose.
+"""Attention and recurrent layers with the kernel that torch would choose on the simulated device.
 
-C++ asks for hardware that is missing here: it would end with recurrent cells step by step, and with the formula of
-attention, which keeps a (T, T) matrix for every head. With numbers it is torch's own: a GPU's kernels don't exist here.
+Without its hardware, torch would compute recurrent cells step by step, and attention with a (T, T) matrix per head. With
+numbers, this is what happens, as a GPU's kernels don't exist here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ aten = torch.ops.aten
 AMPERE = (8, 0)
 HALVES = (torch.float16, torch.bfloat16)
 MAX_HEAD_SIZE = 256  # of the flash kernel
-ALIGNED_BYTES = 16  # the size of a head, for the memory-efficient kernel
+ALIGNED_BYTES = 16  # alignment of a head's size, for the memory-efficient kernel
 #: of cuDNN
 MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
 
@@ -35,7 +35,7 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """`scaled_dot_product_attention`; tensors of the host that are not simulated take torch's own."""
+    """Stands for `scaled_dot_product_attention`; tensors of the host get torch's."""
     given: dict[str, Any] = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
     if not any(isinstance(tensor, SimulatedTensor) for tensor in (query, key, value)):
         own: Tensor = torch_private.nn_functions.scaled_dot_product_attention(query, key, value, attn_mask, **given)
@@ -44,7 +44,7 @@ def attention(
     query, key, value = _cast(kind, query, key, value)
     if mask is not None and mask.is_floating_point():
         (mask,) = _cast(kind, mask)
-    with torch.autocast(kind, enabled=False):  # what follows is below it in C++, too
+    with torch.autocast(kind, enabled=False):  # the kernel is below autocast in C++, too
         found = None
         if query.dim() == 4 and not pretence.has_numbers:
             if enable_gqa and kind == "cuda":
@@ -91,7 +91,7 @@ def _as_bias(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
 
 
 def recurrent(name: str, own: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch.lstm` and the others, by a GPU's kernel for whole layers where it has one; else torch's own."""
+    """Stands for `torch.lstm` and the others: a GPU's kernel for whole layers if it has one, else torch's."""
 
     def layer(inputs: Tensor, second: Any, third: Any, *rest: Any) -> Any:
         is_packed = isinstance(third if name != "lstm" else second, Tensor)
@@ -108,7 +108,7 @@ def recurrent(name: str, own: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def ctc_loss(log_probs: Tensor, *rest: Any, **named: Any) -> Tensor:
-    """`torch.ctc_loss`; C++ would choose by hardware that is missing here."""
+    """Stands for `torch.ctc_loss`, which would choose by the missing hardware."""
     if isinstance(log_probs, SimulatedTensor) and not pretence.has_numbers:
         raise NotSimulated("ctc_loss can't be simulated")
     result: Tensor = torch_private.variable_functions.ctc_loss(log_probs, *rest, **named)

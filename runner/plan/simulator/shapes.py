@@ -1,7 +1,7 @@
-"""Does an operation on tensors without numbers: by torch's rules for meta, by the CPU on made-up numbers, or by a rule here.
+"""Compute an operation on tensors without numbers: by torch's rules for meta, on the CPU with made-up numbers, or by a rule here.
 
-What cuDNN's and MPS's recurrent layers keep for the backward pass is known to them only: here the gates, the cells and the
-outputs of each layer, an estimate. oneDNN's can be asked.
+The memory that cuDNN's and MPS's recurrent layers keep for the backward pass is an estimate: the gates, the cells and the
+outputs of each layer. oneDNN reports its size.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ KEPT = {0: 1, 1: 1, 2: 6, 3: 5}
 
 
 class NotSimulated(RuntimeError):
-    """Nothing says what this operation gives without numbers."""
+    """The result of an operation can't be computed without numbers."""
 
 
 def of(tensor: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ def run(func: Any, *args: Any, **kwargs: Any) -> Any:
         raise RuntimeError(f"{packet.__name__} needs tensors of one type, and they are {names}")
     if (rule := RULES.get(packet)) is not None:
         return rule(*args, **kwargs)
-    if packet is aten._pack_padded_sequence and args[1].is_meta:  # as if nothing were padded
+    if packet is aten._pack_padded_sequence and args[1].is_meta:  # assume no padding
         goes_by_size("pack_padded_sequence")
         rows, steps = args[0].shape[:2] if args[2] else args[0].shape[1::-1]
         args = (args[0], torch.full((rows,), steps), args[2])
@@ -81,7 +81,7 @@ def _size_depends_on_values(func: Any, args: Any, kwargs: Any) -> bool:
 
 
 def _computed(func: Any, args: Any, kwargs: Any) -> Any:
-    """Compute an operation on the CPU: on ones, so that a mask chooses all; on zeros, which any index may be."""
+    """Compute an operation on the CPU: with ones, so that a mask chooses all, or zeros, which are valid indices."""
     num_bytes = 0
 
     def made_up(leaf: Any) -> Any:

@@ -1,7 +1,7 @@
-"""The simulated tensor: each operation on it is done under its device's rules, and gives tensors of that device.
+"""The simulated tensor: each operation follows the rules of its device, and returns tensors of that device.
 
-With numbers the CPU computes it. With shapes alone (`pretence.has_numbers = False`) nothing is computed: a step of any
-size takes milliseconds and no memory. `pretence` is what is simulated in this process.
+With numbers, the CPU computes it. With only shapes (`pretence.has_numbers = False`) nothing is computed: a step of any size
+takes milliseconds and no memory. `pretence` describes what is simulated in this process.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from runner.plan.simulator import shapes
 aten = torch.ops.aten
 CPU, META = torch.device("cpu"), torch.device("meta")
 
-#: take tensors of the host beside the device's
+#: operations that also accept tensors of the host
 COPIES = {aten._to_copy, aten.copy_, aten.copy, aten._foreach_copy_, aten.set_}
-#: take their lengths from the host, whatever the device
+#: operations whose lengths are on the host on every device
 LENGTHS_OF_HOST = {aten._pack_padded_sequence, aten._pack_padded_sequence_backward, aten._cudnn_rnn}
-#: host tensors from this size on have no numbers either, where `pretence.big_is_shapes`
+#: with `pretence.big_is_shapes`, host tensors from this size on have no numbers either
 BIG_BYTES = 2**20
 
 
@@ -43,16 +43,16 @@ class Pretence:
 
     device: torch.device = CPU
     current_index: int = 0  # what "cuda" means without a number
-    num_transforms: int = 0  # of torch.func that are under way, one inside another
+    num_transforms: int = 0  # depth of nested torch.func transforms
     has_numbers: bool = True
     big_is_shapes: bool = False
-    #: told of a rule that is broken instead of an exception; the operation then goes on as if it were not
+    #: called for a broken rule instead of an exception; the operation then continues
     forgives: Callable[[Exception, Any, Sequence[Tensor]], None] | None = None
     _of_thread: threading.local = field(default_factory=threading.local)
 
     @property
     def running_backward(self) -> int:
-        """Of this thread: another one may read rows meanwhile."""
+        """State of this thread, as another one may read rows."""
         return getattr(self._of_thread, "running_backward", 0)
 
     @running_backward.setter
@@ -75,16 +75,16 @@ def _seen_by_modes(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class SimulatedTensor(Tensor):
-    """Says it lies on the simulated device. What it holds is in `backing`, whose memory it shares: a tensor of the CPU, or
-    of meta, which has a shape and no numbers.
+    """A tensor that reports the simulated device. Its values are in `backing`, a tensor of the CPU, or of meta, with only a
+    shape.
 
-    C++ takes it for a tensor of that device too (dispatch_device: it asks `prim.device`, answered below; the keys for
-    the backend choose the autocast list of the device), but every kernel goes through `__torch_dispatch__`.
+    C++ also treats it as a tensor of that device (dispatch_device: it calls `prim.device`, answered below; the backend's
+    dispatch keys choose the device's autocast list), but every kernel goes through `__torch_dispatch__`.
     """
 
     backing: Tensor
     pretended: torch.device
-    # results are wrapped below, and only those that should
+    # results are wrapped below
     __torch_function__ = torch_private.no_torch_function
 
     @staticmethod
@@ -97,14 +97,14 @@ class SimulatedTensor(Tensor):
         self.backing, self.pretended = backing, device
         return self
 
-    # C++ would answer these by prim.device, which lies while backward runs
+    # C++ would answer these by prim.device, which is wrong during backward
     device = property(lambda self: self.pretended)
     is_cuda = property(lambda self: self.pretended.type == "cuda")
     is_mps = property(lambda self: self.pretended.type == "mps")
     is_cpu = property(lambda self: self.pretended.type == "cpu")
     is_meta = property(lambda self: False)
 
-    # what Tensor does with the numbers is for its own class only
+    # Tensor's methods read the numbers only of its own class
     @_seen_by_modes
     def __format__(self, spec: str) -> str:
         return format(self.item() if self.dim() == 0 else str(self), spec if self.dim() == 0 else "")
@@ -138,13 +138,13 @@ class SimulatedTensor(Tensor):
         if id(self) not in memo:
             new: Any = self.detach().clone().requires_grad_(self.requires_grad)
             memo[id(self)] = new
-            new._is_param = getattr(self, "_is_param", False)  # what nn.Parameter asks
+            new._is_param = getattr(self, "_is_param", False)  # read by nn.Parameter
             new.grad = copy.deepcopy(self.grad, memo)
         found: SimulatedTensor = memo[id(self)]
         return found
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickled as a tensor of the CPU: torch.load() needs map_location to bring it back to the device."""
+        """Pickle it as a tensor of the CPU: torch.load() needs map_location to return it to the device."""
         return self._values().detach().clone().__reduce_ex__(protocol)
 
     @classmethod
@@ -155,12 +155,12 @@ class SimulatedTensor(Tensor):
 
 
 class Making(TorchDispatchMode):
-    """Sees what begins without a tensor of the device: torch.zeros(..., device="cuda:1"), tensor.to("cuda:1")."""
+    """Handles operations without a tensor of the device: torch.zeros(..., device="cuda:1"), tensor.to("cuda:1")."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if torch.is_inference_mode_enabled() and func.namespace == "aten":
-            with self:  # composed ops (to, linear) come as they are there, not as their parts
+            with self:  # composed operations (to, linear) arrive whole, not as their parts
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
@@ -173,14 +173,14 @@ class Making(TorchDispatchMode):
 
 
 def compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """One operation with a simulated tensor among its arguments, or with a simulated device as its aim."""
+    """Compute one operation with a simulated tensor among its arguments, or with a simulated device as its target."""
     if func is torch.ops.prim.device.default:
-        # The autograd engine asks at::accelerator for the stream of each gradient on an accelerator; a build without
-        # one raises there. Told "meta", it asks for none. Python's own `.device` is not asked by way of this.
+        # The autograd engine requests a stream from at::accelerator for each gradient on an accelerator, which raises in a
+        # build without one. For "meta" it requests none. Python's `.device` does not come through here.
         device = args[0].pretended
-        # functorch's own tensors keep what they are told when they are made, and are given to the engine later.
+        # Tensors of functorch store the answer when they are created, and reach the engine later.
         return META if device.type != "cpu" and (pretence.running_backward or pretence.num_transforms) else device
-    # nobody called what goes on in here: modes would hear of each rule for shapes
+    # without modes, which would see each shape rule as an operation
     with torch_private.DisableTorchFunction():
         return _compute(func, args, kwargs)
 
@@ -197,7 +197,7 @@ def _compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if "mps" in (getattr(aim, "type", ""), getattr(here, "type", "")):
         _check_mps_kernel(func, inputs)
 
-    given: dict[int, Tensor] = {}  # by id: what is written in place, or `out=`, comes back as what was given
+    given: dict[int, Tensor] = {}  # by id: an argument that is written in place, or `out=`, is returned as it is
 
     def back(value: Any) -> Any:
         if not isinstance(value, Tensor):
@@ -234,11 +234,11 @@ def _mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
         return kind([_mapped(part, change) for part in tree])
     if kind is dict:
         return {name: _mapped(part, change) for name, part in tree.items()}
-    return tree_map(change, tree) if isinstance(tree, tuple) else change(tree)  # one with names, or a leaf
+    return tree_map(change, tree) if isinstance(tree, tuple) else change(tree)  # a named tuple, or a leaf
 
 
 def simulated(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the host as one of the device, without a copy being seen; with shapes alone its numbers are gone."""
+    """Return a host tensor as one of the device, without counting a copy; with only shapes it loses its numbers."""
     if isinstance(tensor, SimulatedTensor):
         return tensor
     with torch.no_grad():
@@ -301,7 +301,7 @@ def _check_same_device(func: Any, args: Any, inputs: Sequence[Tensor], device: t
     if kernel in COPIES:
         return
     involved = inputs
-    if kernel in INDEXING_KERNELS:  # indices may come from the host, what they index and what is written may not
+    if kernel in INDEXING_KERNELS:  # indices may be on the host, but not the indexed and the written tensor
         involved = [args[0], *args[2:3]]
     elif kernel in LENGTHS_OF_HOST:
         involved = inputs[:1]

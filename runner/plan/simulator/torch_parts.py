@@ -1,7 +1,7 @@
-"""Lists what torch's own modules answer on the simulated machine, as (owner, name, value): device.py puts it in their place.
+"""Replacements in torch's modules on the simulated machine, as (owner, name, value); device.py applies them.
 
-Streams and events are done at once, since every kernel is over when its call returns: code that forgets to wait for one
-passes here. Memory answers with constants.
+Streams and events complete at once, as every kernel has ended when its call returns: missing waits are not found. Memory
+functions return constants.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Replacement = tuple[Any, str, Any]
 
 @dataclass(frozen=True)
 class Machine:
-    """What the simulated devices say of themselves."""
+    """Properties of the simulated devices."""
 
     name: str = "Simulated GPU"
     total_bytes: int = 24 * 2**30
@@ -38,7 +38,7 @@ class Machine:
     num_devices: int = 2
 
     def cuda(self) -> dict[str, Any]:
-        """The answers of torch.cuda's functions, whatever they are asked."""
+        """Return the results of torch.cuda's functions."""
         major, minor = self.capability
         about = SimpleNamespace(
             name=self.name,
@@ -78,7 +78,7 @@ class Machine:
         return dict.fromkeys(names, self.used_bytes) | dict.fromkeys(nothings)
 
 
-#: what torch.func enters for each transform. Its own stack can't be asked: it is put aside while results are made
+#: what torch.func enters for each transform; its stack is not available while results are made
 TRANSFORMS: list[tuple[Any, str]] = [
     (eager_transforms, "grad_increment_nesting"),
     (eager_transforms, "jvp_increment_nesting"),
@@ -90,12 +90,12 @@ MPS_BACKEND: dict[str, Any] = dict.fromkeys(
     ["is_available", "is_built", "is_macos_or_newer", "is_macos13_or_newer"], True
 )
 MPS_BACKEND |= {"get_name": "Simulated M", "get_core_count": 8}
-#: of a Mac's torch, where this one may have a GPU
+#: parts of a Mac's torch, if this one may have a GPU
 NO_CUDA: dict[str, Any] = {"is_available": False, "is_initialized": False, "device_count": 0}
 
 
 def replacements(machine: Machine, modes: Sequence[Callable[[], Any]]) -> Iterator[Replacement]:
-    """Everything in torch that must be another while a device is simulated."""
+    """Yield all replacements for a simulated device."""
     kind = pretence.device.type
     yield torch.nn.Module, "_apply", _by_swapping(torch.nn.Module._apply)
     yield torch.nn.functional, "scaled_dot_product_attention", attention
@@ -106,17 +106,17 @@ def replacements(machine: Machine, modes: Sequence[Callable[[], Any]]) -> Iterat
         yield functions, name, recurrent(name, getattr(functions, name))
     yield threading.Thread, "run", _with_modes(threading.Thread.run, modes)
     yield torch, "load", _onto_device(torch.load)
-    for name in ("script", "trace"):  # C++ would run it, on tensors that are none of its own: it stays what it was
+    for name in ("script", "trace"):  # C++ would run it with tensors that it does not know: keep the Python function
         yield torch.jit, name, lambda found, *args, **kwargs: found
     for owner in (torch.autograd, torch.autograd.graph):
         yield owner, "_engine_run_backward", _telling_meta(owner._engine_run_backward)
     for name in ("torch.optim.optimizer", "torch.utils._foreach_utils"):
-        module: Any = sys.modules[name]  # not by attribute: torch.optim hides its own
+        module: Any = sys.modules[name]  # not by attribute, which torch.optim hides
         yield module, "_foreach_supported_types", [*module._foreach_supported_types, SimulatedTensor]
     if kind == "cpu":
         return
     yield torch, "Generator", Generator
-    # on the class, so that the thread in which a DataLoader pins finds them too
+    # on the class, so that a DataLoader's pinning thread finds them, too
     yield Tensor, "pin_memory", lambda self, device=None: self
     yield Tensor, "is_pinned", lambda self, device=None: False
     yield Tensor, "record_stream", nothing
@@ -131,7 +131,7 @@ def _answers(machine: Machine, *, is_cuda: bool) -> Iterator[Replacement]:
     if is_cuda:
         yield Tensor, "cuda", _to_cuda
         constants |= {torch.cuda: machine.cuda(), torch.cuda.amp.common: {"amp_definitely_not_available": False}}
-        constants |= {torch.backends.cudnn: {"is_acceptable": False}}  # its recurrent layers are not modelled
+        constants |= {torch.backends.cudnn: {"is_acceptable": False}}  # its recurrent layers are not modeled
     else:
         constants |= {torch.mps: machine.mps(), torch.backends.mps: MPS_BACKEND, torch.cuda: NO_CUDA}
         constants |= {torch.backends.cuda: {"is_built": False}}
@@ -163,7 +163,7 @@ def nothing(*args: Any, **kwargs: Any) -> None: ...
 
 
 class Done:
-    """A stream or an event of the simulated device: its work is over when it is given."""
+    """A stream or an event of the simulated device: its work is always complete."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 
@@ -183,7 +183,7 @@ class Done:
 
 
 class Generator(torch.Generator):
-    """A device's generator by name; what it draws, the CPU's draws."""
+    """A generator of the simulated device, which draws the CPU's numbers."""
 
     pretended: torch.device
 
@@ -196,11 +196,11 @@ class Generator(torch.Generator):
 
 
 class Naming(TorchFunctionMode):
-    """What C++ would refuse or ask the guard for: pinned memory, the number of "cuda". And whose generator draws."""
+    """Handles what C++ would refuse or get from the guard: pinned memory, the index of "cuda", and the generator."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        if isinstance(func, OpOverload):  # C++ comes by here too, on its way to `compute`
+        if isinstance(func, OpOverload):  # calls from C++ on the way to `compute`
             return func(*args, **kwargs)
         if kwargs.get("device") is not None:
             kwargs["device"] = numbered(kwargs["device"])
@@ -213,27 +213,27 @@ class Naming(TorchFunctionMode):
             want, got = torch.device(where).type, kwargs["generator"].device.type
             if want != got:
                 raise RuntimeError(f"Expected a '{want}' device type for generator but found '{got}'")
-        # inside of backward, what Python does (a checkpoint that computes again) is not the engine's
+        # Python code inside of backward (a recomputed checkpoint) is not the engine
         before = asking.call, pretence.running_backward
         asking.call, pretence.running_backward = getattr(func, "__name__", ""), 0
         try:
             result = func(*args, **kwargs)
             if func is DEVICE_OF and result.type == "meta" and pretence.num_transforms:
-                return pretence.device  # of functorch's own tensors; see `compute`
+                return pretence.device  # for tensors of functorch; see `compute`
             return result
         finally:
             asking.call, pretence.running_backward = before
 
 
 def numbered(device: Any) -> Any:
-    """A device as a person may write it (1, "cuda", "cuda:1"), as a torch.device with its number; all else stays."""
+    """Return a device (1, "cuda", "cuda:1") as a torch.device with its index; other values unchanged."""
     kind, index = pretence.device.type, pretence.current_index
     if isinstance(device, int) and not isinstance(device, bool):
         return torch.device(kind, device)
     if not isinstance(device, str | torch.device):
         return device
     device = torch.device(device)
-    if device.type == "privateuseone":  # what C++ makes of a number alone: model.to(1), torch.device(1)
+    if device.type == "privateuseone":  # how C++ reads a number: model.to(1), torch.device(1)
         return torch.device(kind, device.index)
     is_unnumbered = device.type == kind != "cpu" and device.index is None
     return torch.device(kind, index) if is_unnumbered else device
@@ -253,9 +253,9 @@ def _exchange_device(index: int) -> int:
 
 
 def _telling_meta(run: Callable[..., Any]) -> Callable[..., Any]:
-    """See `compute` on what the engine is told. One thread: its own threads would be per device.
+    """Run backward in one thread, as the engine has one per device; `compute` explains the device that it sees.
 
-    Tensor.backward() is itself a function that `Naming` hears of, and a mode is off inside of one: it is put on again.
+    Tensor.backward() is a function that the mode `Naming` handles, and a mode is off inside of one: it is entered again.
     """
 
     def run_backward(*args: Any, **kwargs: Any) -> Any:
@@ -301,7 +301,7 @@ def _by_swapping(apply: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _let_go_of_graphs(module: torch.nn.Module) -> None:
-    """What a module keeps of a computation (the old weight_norm's weight) holds its parameters; they must be free."""
+    """Drop tensors that a module keeps from a computation (the old weight_norm's weight), which hold its parameters."""
     for name, value in list(vars(module).items()):
         if isinstance(value, Tensor) and value.grad_fn is not None:
             setattr(module, name, value.detach())

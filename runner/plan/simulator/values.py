@@ -1,8 +1,8 @@
-"""Gives a value for a tensor without numbers that the program reads, and reports where it reads one.
+"""Return a value for a read of a tensor without numbers, and report the read.
 
-1 stands for a number, and for the truth whatever is usual: all() is true, any() and isnan() are not. `decides` says that
-the program goes one way or another by the value (bool(tensor), int(tensor), nonzero()); what it does with a float it has
-read, with tolist() or with numpy's arrays is not seen.
+A number is 1, and a truth value is the usual one: all() is true, any() and isnan() are false. `decides` means that the value
+decides what the program does (bool(tensor), int(tensor), nonzero()); the use of a float, of tolist() or of NumPy arrays is
+not known.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from runner.inspection.host_reads import READING_CALLS
 
 aten = torch.ops.aten
 
-#: calls that turn a value into a number, a size or a choice of Python's own
+#: calls that turn a value into a number, a size or a choice in Python
 DECIDING_CALLS = ("__bool__", "__int__", "__index__", "__contains__", "is_nonzero", "equal", "allclose")
-#: results whose truth is what is usual, and that truth
+#: results with a usual truth value
 USUAL = {aten.all: True, aten.any: False, aten.isnan: False, aten.isinf: False}
 BACKWARD_CALLS = ("backward", "grad")
-#: how a result whose size only the values tell is written
+#: text for a result whose size depends on values
 SIZED_CALLS = {"__getitem__": "tensor[mask]", "where": "torch.where(mask)"}
-#: torch's files that a user's call comes through
+#: files of torch between a user's line and the read
 PLUMBING = ("overrides.py", "_tensor.py", "_ops.py", "_compile.py", "functional.py")
 _TORCH = f"{torch.__path__[0]}/"
 
 
 @dataclass
 class Asking:
-    """The torch function that Python has called, and who hears of each value that is read, as it is written."""
+    """The current torch function, and the function that is called for each read."""
 
     call: str = ""
     on_read: Callable[[str, bool], None] | None = None
@@ -44,19 +44,19 @@ asking = Asking()
 
 
 def goes_by(what: str, *, may_be_check: bool = False) -> None:
-    """Report that the program goes one way or another by a value. may_be_check: not where torch itself looks."""
+    """Report that a value decides what the program does. may_be_check: Not if torch itself reads it."""
     if asking.on_read is not None and not (may_be_check and _is_torchs_own()):
         asking.on_read(what, True)
 
 
 def goes_by_size(name: str) -> None:
-    """Report a result whose size only the values tell. What C++ makes in a backward pass, it uses again itself."""
+    """Report a result whose size depends on values. Those of C++ in a backward pass are not read by the program."""
     if asking.call not in BACKWARD_CALLS:
         goes_by(SIZED_CALLS.get(asking.call, f"{asking.call or name}()"))
 
 
 def value(tensor: Tensor) -> Any:
-    """Return what stands for a value that is read; torch's own GradScaler gets 0, for no infinity."""
+    """Return the value for a read; torch's GradScaler gets 0, for no infinity."""
     if not tensor.is_meta:
         return tensor.item()
     usual = getattr(tensor, "usual", None)
@@ -75,7 +75,7 @@ def value(tensor: Tensor) -> Any:
 
 
 def mark_usual(packet: Any, result: Any) -> None:
-    """Remember what the truth of a result is usually."""
+    """Store the usual truth value of a result."""
     if packet in USUAL and isinstance(result, Tensor):
         result.usual = USUAL[packet]  # type: ignore[attr-defined]
 
