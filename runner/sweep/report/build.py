@@ -1,4 +1,4 @@
-"""Writes a sweep's report.json, report.csv and report.html: at the sweep's end, and for `report`."""
+"""Write a sweep's report.json, report.csv and report.html: at the end of the sweep, and for `report`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 
 
 def write(folder: Path) -> Report:
-    """Write the three files into a sweep's folder; each is the old one or the new one at any time."""
+    """Write the three files to a sweep directory, each atomically."""
     report = read_report(folder)
     texts = {
         "report.json": as_json(report),
@@ -43,7 +43,7 @@ def write(folder: Path) -> Report:
 
 
 def draw(report: Report) -> str:
-    """Return the page, about 5 MB, of which plotly.js is 4.8; every text of a user is escaped. A second."""
+    """Return the page, about 5 MB with 4.8 MB of plotly.js; every string of a user is escaped. Takes a second."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined  # heavy, as the next two
     from plotly.offline import get_plotlyjs
     from plotly.utils import PlotlyJSONEncoder
@@ -133,7 +133,7 @@ def as_json(report: Report) -> str:
 
 
 def as_csv(report: Report) -> str:
-    """Return a line for each job, best first, and a column for each key that sets jobs apart and for each metric."""
+    """Return a line per job, best first, with a column for each key that differs and each metric."""
     metrics = sorted({name for result in report.results for name in result.metrics})
     lines = [_line(result, report, metrics) for result in report.results] or [{"job": ""}]
     text = io.StringIO()
@@ -146,10 +146,10 @@ def as_csv(report: Report) -> str:
 def _cell(value: Any) -> Any:
     if not isinstance(value, str):
         return value
-    text = harmless(value)  # a carriage return would begin another line
+    text = harmless(value)  # a carriage return would start another line
     try:
         float(value)
-    except ValueError:  # a spreadsheet takes no text after an apostrophe for a formula
+    except ValueError:  # an apostrophe prevents a formula in a spreadsheet
         return f"'{text}" if value.startswith(FORMULAS) else text
     return text
 

@@ -1,4 +1,4 @@
-"""The page's plots: curves, a search's course, what the keys did, where the time went. Imports plotly: half a second."""
+"""The page's plots: curves, the trials of a search, values by key, and time. Imports plotly: half a second."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from runner.sweep.report.comparisons import Seeds
 from runner.sweep.report.report import Report
 from runner.sweep.report.results import LOSS, Result
 
-#: visible on white and on black, as all that follows: the page has both
+#: visible on white and on black, as the page has both
 COLORS = ("#3f7fc4", "#d9772b", "#3d9a6a", "#c0577b", "#8b74c0", "#9a7650", "#c2991f", "#43a0b5", "#858d94", "#93a13a")
 ACCENT, MUTED = COLORS[0], COLORS[8]
 SHADES = ("rgb(33,118,199)", "rgb(128,146,168)", "rgb(206,158,110)")  # from the best to the worst
@@ -33,7 +33,7 @@ THEME = {
     "height": 380,
 }
 AXIS = {"gridcolor": "rgba(128,128,128,.2)", "zeroline": False, "automargin": True, "title": {"standoff": 12}}
-MOST_CURVES = 200  # SVG stays quick up to here; the best ones are drawn
+MOST_CURVES = 200  # of the best jobs: more would make the SVG slow
 LEAST_OF_A_BAND, MOST_BANDS = 3, 12  # seeds of a group; groups
 MOST_KEYS, COLUMNS = 12, 3  # panels of keys
 FEW = 6  # numbers that are evenly spaced
@@ -52,7 +52,7 @@ class Figure:
 def draw_curves(report: Report) -> list[Figure]:
     """Draw the training loss and each goal's metric by step, a line for each job, the best one on top.
 
-    Of groups of seeds the median and the quartiles over them, with the jobs' own lines thin behind.
+    For groups of seeds, draw the median and the quartiles, with thin lines of the jobs.
     """
     colors, results = job_colors(report), with_curves(report)
     groups = [group for group in report.seeds if len(group.jobs) >= LEAST_OF_A_BAND][:MOST_BANDS]
@@ -74,7 +74,7 @@ def draw_curves(report: Report) -> list[Figure]:
 
 
 def draw_search(report: Report) -> list[Figure]:
-    """Draw a search's values by trial with the best so far; of two goals one against the other."""
+    """Draw a search's values by trial with the best so far; for two objectives, one against the other."""
     if not report.objectives:
         return []
     if len(report.goals) > 1:
@@ -99,7 +99,7 @@ def draw_search(report: Report) -> list[Figure]:
 
 
 def draw_keys(report: Report) -> list[Figure]:
-    """Draw the first goal by each key that sets jobs apart, a dot for each job; [] without such a key."""
+    """Draw the first objective by each key that differs, a dot per job; [] without such a key."""
     from plotly.subplots import make_subplots  # heavy
 
     metric = report.goals[0].metric if report.goals else ""
@@ -149,7 +149,7 @@ def with_curves(report: Report) -> list[Result]:
 
 
 def job_colors(report: Report) -> dict[int, str]:
-    """Few jobs or groups of seeds get a color each; more are shaded by their rank."""
+    """Return a color per job or group of seeds if there are few, else shades by rank."""
     from plotly.colors import sample_colorscale  # heavy
 
     results = with_curves(report)
@@ -163,7 +163,7 @@ def job_colors(report: Report) -> dict[int, str]:
 
 
 def plain(text: str, *, width: int = 52, most: int = 200) -> str:
-    """A text as plotly shows it: its own few tags do nothing, long lines wrap, huge ones are cut."""
+    """Return a text for plotly: without effect of its tags, with wrapped lines, and cut if it is huge."""
     cut = text if len(text) <= most else text[: most - 1] + "…"
     return "<br>".join(html.escape(line, quote=False) for line in textwrap.wrap(cut, width))
 

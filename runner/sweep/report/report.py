@@ -1,4 +1,4 @@
-"""The report of a sweep as plain values, which the text, the files, the page and the sweep's run in MLflow show."""
+"""The report of a sweep as plain values, for the text, the files, the page and the sweep's run in MLflow."""
 
 from __future__ import annotations
 
@@ -34,28 +34,28 @@ from runner.sweep.report.results import (
 
 @dataclass
 class Report:
-    """What a sweep's jobs reached, as plain values; the same for the same folder."""
+    """The results of a sweep as plain values, which depend only on its directory."""
 
     folder: Path
     uid: str
     began_ms: int
-    overrides: tuple[str, ...]  # the words of the command line
+    overrides: tuple[str, ...]  # of the command line
     objectives: tuple[dict[str, str], ...]  # of a search; of a grid: empty
-    goals: tuple[Goal, ...]  # what the order follows, also of a grid; empty: no job measured anything
+    goals: tuple[Goal, ...]  # metrics that decide the order, also of a grid; empty: no job has metrics
     results: list[Result]  # best first
     front: tuple[int, ...] = ()  # of two goals or more: the jobs on the Pareto front, by number
     seeds: list[Seeds] = field(default_factory=list)  # empty: no group has two seeds, or two folds
-    comparisons: list[Comparison] = field(default_factory=list)  # the best of those groups beside each other one
+    comparisons: list[Comparison] = field(default_factory=list)  # of the best group with each other one
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many jobs ended in which state, in the order of the table."""
+        """The number of jobs by state, in the order of the table."""
         found = Counter(result.state for result in self.results)
         return {state: found[state] for state in sorted(found, key=lambda state: (RANK.get(state, 2), state))}
 
     @property
     def exit_code(self) -> int:
-        """The sweep's own: 1 when a job failed or was killed, or is not at its end, else 0; a skipped one is no failure."""
+        """1 if a job failed, was killed or has not ended, else 0; a skipped job is not a failure."""
         return int(any(each.state not in GOOD for each in self.results))
 
     @property
@@ -68,7 +68,7 @@ class Report:
 
     @property
     def best(self) -> Result | None:
-        """The first of the table, if it finished with a value."""
+        """The first job of the table, if it finished with a value."""
         first = self.results[0] if self.results else None
         if first is None or first.state != "finished" or not self.goals:
             return None
@@ -76,7 +76,7 @@ class Report:
 
     @property
     def over(self) -> str:
-        """What the means of the groups are taken over: seeds, folds, seeds and folds."""
+        """What the means of the groups are over: seeds, folds, seeds and folds."""
         return in_words(self.seeds)
 
     @property
@@ -87,18 +87,18 @@ class Report:
 
     @property
     def winner(self) -> str | None:
-        """The group of seeds that is better than each other one, and not by chance."""
+        """The group of seeds that is significantly better than each other one."""
         verdicts = {each.verdict for each in self.comparisons}
         return self.comparisons[0].a if verdicts == {"better"} else None
 
     @property
     def keys(self) -> list[str]:
-        """The keys that set the jobs apart."""
+        """The keys that differ between the jobs."""
         return differing_keys(sorted(self.results, key=lambda result: result.job))
 
     @property
     def command(self) -> str:
-        """The line that made the sweep."""
+        """The command of the sweep."""
         return f"python -m runner -m {shlex.join(self.overrides)}".strip()
 
 
@@ -106,7 +106,7 @@ def read_report(folder: Path) -> Report:
     """Read the ledger, each job's summary.json and journal: 100 jobs of 10,000 steps take seconds.
 
     Raises:
-        RunnerError: When the folder holds no sweep.
+        RunnerError: If the directory has no sweep.
     """
     sweep = ledger.read(folder)
     results = read_results(sweep)

@@ -22,10 +22,10 @@ from runner.tracking.journal_records import FILE as JOURNAL
 from runner.tracking.journal_records import scan
 
 LOSS = "train/loss"
-#: of a curve; of one of many jobs; of all jobs' curves
+#: maximum points of a curve; of one of many jobs; of all jobs' curves
 MOST_POINTS, LEAST_POINTS, MOST_POINTS_OF_ALL = 1000, 120, 12_000
 
-#: states that share a number stand together
+#: order of states; those with the same number are sorted together
 RANK = {
     "finished": 0,
     "pruned": 1,
@@ -37,7 +37,7 @@ RANK = {
     "killed": 4,
 }
 FAILURES = ("failed", "killed")
-#: of a job that leaves nothing to do
+#: final states of a job
 GOOD = ("finished", "pruned", "skipped")
 
 
@@ -63,7 +63,7 @@ class Best:
 
 @dataclass(frozen=True)
 class Curve:
-    """A metric by step; each point is the mean of its bin's finite values, NaN where there are none."""
+    """A metric by step; each point is the mean of its bin's finite values, NaN without any."""
 
     steps: NDArray[np.int64]  # (n,)
     values: NDArray[np.float64]  # (n,)
@@ -71,14 +71,14 @@ class Curve:
 
 @dataclass
 class Result:
-    """One job: its overrides, how it ended, what it reached."""
+    """One job: its overrides, how it ended, its metrics."""
 
     job: int
     name: str
-    overrides: tuple[str, ...]  # as the command line takes them
+    overrides: tuple[str, ...]  # as on the command line
     keys: dict[str, str]  # the overrides by key, without Hydra's signs
     state: str
-    folder: str  # below the sweep's; "": none
+    folder: str  # in the sweep directory; "": none
     seed: int = 0
     fold: str | None = None  # K/N
     device: str | None = None
@@ -92,7 +92,7 @@ class Result:
     seconds_train: float | None = None
     run_id: str | None = None
     diverged: bool = False  # ended by an infinite or NaN loss
-    time: dict[str, float] = field(default_factory=dict)  # seconds by name, as the run's summary has them
+    time: dict[str, float] = field(default_factory=dict)  # seconds by name, from the run's summary
     curves: dict[str, Curve] = field(default_factory=dict)
 
     def value(self, metric: str) -> float | None:
@@ -149,7 +149,7 @@ def best_first(results: Sequence[Result], goals: Sequence[Goal]) -> list[Result]
 
 
 def find_front(results: Sequence[Result], goals: Sequence[Goal]) -> set[int]:
-    """Return the finished jobs that no other one beats, for two goals or more. Quadratic in the jobs."""
+    """Return the finished jobs that no other one beats, for two objectives or more. Quadratic in the jobs."""
     if len(goals) < 2:
         return set()
     costs = {result.job: _costs(result, goals) for result in results if result.state == "finished"}
@@ -209,7 +209,7 @@ def _said(key: str, keys: dict[str, str], rerun: str) -> str:
 
 
 def as_fold(fold: str, num_folds: str) -> str | None:
-    """data.fold and data.num_folds, as they are written, as K/N; None for no fold."""
+    """Return data.fold and data.num_folds as K/N; None without folds."""
     found = fold_of(fold, int(num_folds) if num_folds.isdecimal() else None) if fold[:1].isdecimal() else None
     return f"{found[0]}/{found[1]}" if found else None
 

@@ -1,6 +1,6 @@
-"""Compares the values of two configurations by seed and fold: the difference, how sure it is, and how many more seeds it takes.
+"""Compare the values of two configurations by seed and fold: the difference, its significance, and how many more seeds it takes.
 
-An infinite value outweighs all finite ones and gives no interval. Imports scipy, half a second, when it is called.
+An infinite value outweighs all finite ones and has no interval. Imports scipy, half a second, when it is called.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ALPHA = 0.05  # how often a winner may be named by chance
 POWER = 0.8  # how often a difference of the size seen is found with the seeds that are advised
 DRAWS, MOST_DRAWS = 9999, 100_000  # of the bootstrap and of a permutation test; of one at a lower level
 STEPS = 2**16  # in the sum of all pairs' sizes, to which a sign-flip test rounds each
-FEW = 16  # pairs of which all signs are tried
+FEW = 16  # maximum pairs for which all signs are tried
 ROUNDING, TIED = 1e-9, 1e-12  # of values that differ in the last bits; of sums
 TOO_MANY = 10_000  # seeds: the difference does not matter
 
@@ -62,7 +62,7 @@ def difference(a: Mapping[Any, float], b: Mapping[Any, float], *, num_comparison
 
     Shared seeds are paired, which removes their effect on both sides (arXiv 2103.03098). It is decided if an exact sign-flip
     test (unpaired: a permutation test) and the BCa bootstrap's interval (Efron 1987) agree at 95 %.
-    num_comparisons: among which a winner is sought; each must be that much surer (Bonferroni).
+    num_comparisons: The level is divided by this number (Bonferroni).
     """
     shared = sorted(a.keys() & b.keys())
     alpha = ALPHA / num_comparisons

@@ -13,19 +13,19 @@ from runner.sweep.report.results import Result
 
 
 class Cell(NamedTuple):
-    """What is read, and what a column is sorted by (None: always last)."""
+    """A text, and the value by which its column is sorted (None: always last)."""
 
     text: str
     value: Any = None
 
 
 Columns = dict[str, list[Cell]]
-#: columns of words; all others are numbers
+#: columns of text; all others have numbers
 WORDS = ("jobs", "beside the best", "name", "state", "device", "cause", "where to look")
 
 
 def jobs(report: Report) -> Columns:
-    """Every job, best first; without the columns that are empty."""
+    """Return all jobs, best first, without empty columns."""
     results = report.results
     goals = [goal.metric for goal in report.goals]
     tests = sorted({name for result in results for name in result.metrics if name.startswith("test/")} - set(goals))
@@ -47,7 +47,7 @@ def jobs(report: Report) -> Columns:
 
 
 def seeds(report: Report) -> Columns:
-    """Mean ± the sample's standard deviation of each group."""
+    """Return the mean ± the sample's standard deviation of each group."""
     metrics = dict.fromkeys(name for group in report.seeds for name in group.means)
     beside = {each.b: _beside(each) for each in report.comparisons}
     if report.winner:
@@ -67,7 +67,7 @@ def _beside(found: Comparison) -> str:
 
 
 def causes(results: Sequence[Result]) -> Columns:
-    """What ended jobs early, or kept them from running, and where to look."""
+    """Return why jobs failed or were skipped, and where to look."""
     logs = [f"{each.folder}/console.log" if each.folder and each.state != "skipped" else None for each in results]
     return {
         "job": _cells(str, [each.job for each in results]),
@@ -84,7 +84,7 @@ def value(number: float | None) -> str:
 
 
 def mean(found: Mean | None) -> str:
-    """The mean and, of two values or more, the sample's standard deviation; over folds its interval."""
+    """Return the mean and, for several values, the sample's standard deviation; over folds the interval."""
     if found is None:
         return ""
     if found.low is not None:
@@ -99,7 +99,7 @@ def speed(per_second: float | None) -> str:
 
 
 def counts(report: Report) -> str:
-    """12 jobs: 10 finished, 1 skipped, 1 failed."""
+    """Return `12 jobs: 10 finished, 1 skipped, 1 failed`."""
     total = len(report.results)
     parts = ", ".join(f"{number} {state}" for state, number in report.counts.items())
     return f"{total} job{'' if total == 1 else 's'}" + (f": {parts}" if parts else "")

@@ -1,4 +1,4 @@
-"""`report`: prints a sweep's tables, which fit 80 columns, also through a pipe, and writes its files again."""
+"""`report`: print a sweep's tables in 80 columns, also through a pipe, and write its files again."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from runner.sweep.report.report import Report
 from runner.sweep.report.results import Result
 
 ROOT = Path("multirun")
-NAME = 50  # the name stays in one line up to here, and other columns leave for it
+NAME = 50  # a name up to this length stays in one line, and other columns leave for it
 MOST_NAME = 200
-MOST_ERROR = 600  # a mistake ends with what to write
+MOST_ERROR = 600  # an error ends with its help
 COLORS = {"finished": "green", "pruned": "dim", "skipped": "yellow", "failed": "red", "killed": "red"}
 
 
@@ -60,15 +60,15 @@ def _jobs(report: Report, width: int) -> Table:
     if "name" in columns:
         columns["name"] = [name or DEFAULTS for name in columns["name"]]
     if "device" in report.keys:
-        columns.pop("device", None)  # the names tell it already
+        columns.pop("device", None)  # in the names already
     tests = [title for title in columns if title.startswith("test/")]
-    # the first one leaves first; the page and report.csv have them all
+    # the first one leaves first; the page and report.csv have all columns
     may_leave = ["steps/s", "epoch", "trained", "device", *tests[:0:-1], "samples/s", "state", "step", *tests[:1]]
     shown = _fit(columns, "name", may_leave, width)
     if "state" not in shown and "state" in columns and "name" in shown:
         states = [f" ({state})" if state != "finished" else "" for state in columns["state"]]
         shown["name"] = [name + state for name, state in zip(shown["name"], states, strict=True)]
-    # of jobs with several seeds the luckiest is first, and no winner
+    # with several seeds, the first job is the luckiest one, not a winner
     best = report.results.index(report.best) if report.best and not report.seeds else None
     return _filled(shown, bold=best)
 
