@@ -35,9 +35,7 @@ def test_a_checkout_that_nobody_has_installed_says_what_is_missing(words, own_fo
     said = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(PACKAGES)}, capture_output=True, text=True)
     assert said.returncode == 2 and "Traceback" not in said.stderr
     (message, source, advice) = said.stderr.splitlines()
-    assert message.startswith("error: this Python has no hydra, ") and message.endswith(
-        " more, which the runner imports"
-    )
+    assert message == "error: this Python has no hydra, which the runner imports"
     assert source == "  --> python -m runner"
     assert advice == f"help: run `{sys.executable} -m pip install -e {PACKAGES}`"
     if "--json" in words:

@@ -107,7 +107,7 @@ def _with_errors_of(
 def _misfit_problems(error: MisfitError, overrides: Sequence[str], compose: Compose) -> list[Problem]:
     found: dict[Problem, None] = {}
     options = error.config.hydra.runtime.choices
-    values = [text for text in overrides if _bare_key(text) not in options or "={" in text]
+    values = [text for text in overrides if options.get(_bare_key(text)) is None or "={" in text]
     for key, value, kind in error.misfits:
         typed = [text for text in values if f"{key}.".startswith(f"{_bare_key(text)}.")]
         typed = typed or [text for text in values if _bare_key(text).startswith(f"{key}.")]
