@@ -1,4 +1,4 @@
-"""Kill runs of ten configurations at random moments and resume each to its end: python tests/bench/kills.py [NAME ...] [--seed N]
+"""Kill runs of eleven configurations at random moments and resume each to its end: python tests/bench/kills.py [NAME ...] [--seed N]
 
 Prints a line per configuration: the kills, and whether each run ends bitwise identical to an undisturbed one, with each
 point in MLflow once. 60 kills or more in all. Exit code 1 for a difference. Linux only.
@@ -40,6 +40,11 @@ CONFIGURATIONS = {
         *("experiment=gpt_characters", f"data.path={TESTS}/support/language/sentences.txt", "data.context_length=32"),
         *("model.width=16", "model.depth=1", "model.num_heads=2", "data.limit=400", "train.num_epochs=4"),
     ],
+    "carried": [
+        *("model._target_=programs.Words", "data._target_=programs.words", "task=own"),
+        *("task.function._target_=programs.next_word", "optimizer=sgd", "optimizer.lr=0.1"),
+        *("train.num_epochs=60", "train.evaluate_every_steps=3"),
+    ],
     "stopping": [*MLP, "optimizer=muon", "train.early_stopping.patience=2", "train.num_epochs=40"],
     "kept": [
         *MLP,
@@ -57,7 +62,9 @@ def check(name: str, folder: Path) -> bool:
 
     began = time.monotonic()
     command = [sys.executable, str(TESTS / "support" / "stops.py"), str(folder), "random", *COMMON]
-    trained = subprocess.run([*command, *CONFIGURATIONS[name]], capture_output=True, text=True)
+    here = TESTS / "support" / "research"  # has programs.py
+    how = {"cwd": here, "env": {**os.environ, "PYTHONPATH": os.pathsep.join([str(here), *sys.path])}}
+    trained = subprocess.run([*command, *CONFIGURATIONS[name]], capture_output=True, text=True, **how)
     if trained.returncode:
         print(f"{name:13} failed\n{trained.stdout[-2000:]}{trained.stderr[-2000:]}", flush=True)
         return False
