@@ -278,6 +278,11 @@ def test_a_mistake_in_one_job_is_told_before_any_runs(words, mends, own_folder, 
     assert not (own_folder / "multirun").exists()
 
 
+def test_unknown_argument_of_a_sweep_is_reported_once(own_folder, warm_jobs, capfd):
+    assert cli.main(["-m", "device=cpu", "optimizer.rl=1,2,3"]) == 2
+    assert capfd.readouterr().err.count("-->") == 1
+
+
 @pytest.fixture(scope="module")
 def undisturbed(warm, tmp_path_factory):
     """The sweep of the jobs that die, which nobody kills: its folder, its exit code and what it said."""
