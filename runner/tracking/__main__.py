@@ -25,7 +25,7 @@ from runner.tracking.publisher import LOG
 from runner.tracking.system_metrics import Machine
 from runner.tracking.uploader import Known, Uploader
 
-CONNECTIONS = 4  # to a server; the writers of a database file would only wait for each other
+CONNECTIONS = 6  # to a server; the writers of a database file would only wait for each other
 
 log = logging.getLogger("runner.tracking")
 
