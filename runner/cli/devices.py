@@ -9,6 +9,18 @@ from runner.device.hardware import GIB
 from runner.device.unavailable import why_not
 from runner.experiment.terminal import Terminal, text_table
 
+#: rows of the table of `--bench` by the keys of the figures; a figure of several kinds has a row for each
+ROWS = {
+    "matmul_tflops": "large product, {}, TFLOP/s",
+    "small_matmul_us": "64x64 product, {}, us",
+    "memory_gb_per_s": "memory (y += a x), GB/s",
+    "memcpy_gb_per_s": "memcpy, GB/s",
+    "copy_to_device_gb_per_s": "copy to the device, {}, GB/s",
+    "copy_from_device_gb_per_s": "copy from the device, {}, GB/s",
+    "launch_us": "one launch, us",
+    "host_read_us": "one launch and a host read, us",
+}
+
 
 def show(*, measured: bool = False) -> dict[str, Any]:
     """Print the devices and return the values for --json. measured: how fast each is, too, about 10 seconds each."""
@@ -16,10 +28,10 @@ def show(*, measured: bool = False) -> dict[str, Any]:
     facts = describe(hardware)
     print_devices(facts)
     if measured:
-        from runner.device.benchmark.measure import bench, print_bench  # torch, as soon as it is imported
+        from runner.device.benchmark import bench  # torch, as soon as it is imported
 
         facts["bench"] = bench(hardware)
-        print_bench(facts["bench"], Terminal(soft_wrap=False))
+        print_bench(facts["bench"])
     return facts
 
 
@@ -74,6 +86,30 @@ def print_devices(facts: dict[str, Any]) -> None:
     lines.append(f"torch {facts['torch']}, {facts['platform']}")
     for line in lines:
         console.print(line, soft_wrap=True)
+
+
+def print_bench(facts: dict[str, Any]) -> None:
+    """Print a row for each figure of each device, then remarks."""
+    rows = []
+    for name, device in facts["devices"].items():
+        for key, label in ROWS.items():
+            found = device.get(key, {})
+            kinds = found if isinstance(found, dict) else {"": found}
+            rows += [(name, label.format(kind), figure(value)) for kind, value in kinds.items()]
+    console = Terminal(soft_wrap=False)
+    console.print("", text_table(("device", "measured", "median"), rows, right=(2,)), "", sep="\n")
+    lines = [f"{name} was not measured: {why}" for name, why in facts["failed"].items()]
+    if rows:
+        threads = f"{facts['num_threads']} thread{'s' * (facts['num_threads'] != 1)}"
+        lines.append(f"the CPU with {threads}, the maximum of a run")
+    lines.append(f"not kept: {facts['not_kept']}" if facts["not_kept"] else f"kept     {facts['kept']}")
+    for line in lines:
+        console.print(line, soft_wrap=True, markup=False)
+
+
+def figure(value: float) -> str:
+    """Write a number with three significant digits; large ones whole, without an exponent."""
+    return f"{value:,.0f}" if value >= 99.95 else f"{value:#.3g}"
 
 
 def _gib(count: int | None) -> str:

@@ -8,8 +8,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from runner.device import Choice, Gpu, Hardware, choose, parse
-from runner.device.benchmark import cache
+from runner.device import Choice, Gpu, Hardware, benchmark, choose, parse
 from runner.errors import RunnerError
 from runner.plan import device_catalogue
 
@@ -62,7 +61,7 @@ def find(cfg: DictConfig, hardware: Hardware) -> Target:
             memory_bytes_per_second=model.memory_bytes_per_second,
             speeds_from=f"the data sheet of {named}",
         )
-    if (found := cache.read(hardware).get(choice.device)) is not None:
+    if (found := benchmark.read(hardware).get(choice.device)) is not None:
         return replace(
             target,
             flops_per_second=found.flops_per_second,

@@ -5,7 +5,7 @@ from omegaconf import OmegaConf
 from refused import problems_of
 
 from runner.device import Gpu, Hardware
-from runner.device.benchmark.cache import MeasuredDevice
+from runner.device.benchmark import MeasuredDevice
 from runner.plan import device_catalogue, planned_device
 
 GIB = 2**30
@@ -20,7 +20,7 @@ BOX = Hardware(
 
 @pytest.fixture(autouse=True)
 def nothing_measured(monkeypatch):
-    monkeypatch.setattr(planned_device.cache, "read", lambda hardware: {})
+    monkeypatch.setattr(planned_device.benchmark, "read", lambda hardware: {})
 
 
 def cfg(device, **plan):
@@ -60,7 +60,7 @@ def test_what_is_said_wins_over_the_data_sheet_and_that_over_the_machine():
 
 def test_what_was_measured_here_is_used(monkeypatch):
     done = MeasuredDevice({"fp32": 1e12}, 1e11, 1e10, 5e-6, "2026-11-21T10:00:00+00:00")
-    monkeypatch.setattr(planned_device.cache, "read", lambda hardware: {"cuda:0": done})
+    monkeypatch.setattr(planned_device.benchmark, "read", lambda hardware: {"cuda:0": done})
     found = planned_device.find(cfg("cuda:0"), BOX)
     assert (found.flops_per_second, found.launch_seconds) == ({"fp32": 1e12}, 5e-6)
     assert found.speeds_from == "measured here by devices --bench, 2026-11-21"

@@ -1,0 +1,250 @@
+"""Measures how fast each device multiplies, copies and answers (`devices --bench`), and keeps the figures for plans."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.benchmark import Timer
+
+from runner.device.backends import THREADS
+from runner.device.hardware import GIB, Hardware, num_usable_cpus
+from runner.device.streams import wait_for
+from runner.device.unavailable import precisions, why_not
+from runner.errors import first_line
+
+VERSION = 2  # of the file
+DTYPES = {
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp64": torch.float64,
+}
+MAX_CAUSE_LENGTH = 160
+#: rows of the small square matrices
+SMALL = 64
+
+#: one device's medians by name, with the unit at the end; a figure of several kinds is a dict
+Figures = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Amount of work. The defaults take some 10 s on two cores, less on a GPU."""
+
+    first_large: int = 256  # rows of the first square matrix; doubled from there
+    most_large: int = 32768
+    product_seconds: float = 0.01  # minimum of a large product
+    seconds: float = 0.2  # minimum for each figure
+    copy_bytes: int = 128 * 2**20
+    memory_bytes: int = 256 * 2**20  # of each of two arrays: larger than a cache
+
+
+@dataclass(frozen=True)
+class Bench:
+    """One device under measurement."""
+
+    device: torch.device
+    sizes: Sizes
+    free_bytes: int | None = None  # None: unknown
+
+    def at_most(self, wanted_bytes: int) -> int:
+        """Limit an array to an eighth of the free memory."""
+        return wanted_bytes if self.free_bytes is None else max(4, min(wanted_bytes, self.free_bytes // 8))
+
+    def timer(self, call: Callable[[], object]) -> Timer:
+        """Return torch's timer of a call, on all threads that a run may take; it waits for the device."""
+
+        def clock() -> float:
+            wait_for(self.device)
+            return time.perf_counter()
+
+        return Timer("call()", globals={"call": call}, timer=clock, num_threads=THREADS)
+
+    def seconds(self, call: Callable[[], object]) -> float:
+        """Return the median of one call."""
+        return float(self.timer(call).blocked_autorange(min_run_time=self.sizes.seconds).median)
+
+
+def products(bench: Bench, precision: str) -> tuple[float, float]:
+    """Return the TFLOP/s of two large square matrices, and the microseconds of two small ones."""
+    sizes, dtype = bench.sizes, DTYPES[precision]
+
+    def product(size: int) -> Callable[[], object]:
+        left, right = (torch.randn(size, size, device=bench.device, dtype=dtype) for _ in range(2))
+        return partial(torch.mm, left, right, out=torch.empty_like(left))
+
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    try:
+        most = min(sizes.most_large, math.isqrt(bench.at_most(2**62) // dtype.itemsize))
+        size = sizes.first_large
+        while size * 2 <= most and bench.timer(product(size)).timeit(1).median < sizes.product_seconds:
+            size *= 2
+        return 2e-12 * size**3 / bench.seconds(product(size)), bench.seconds(product(SMALL)) * 1e6
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def copies(bench: Bench) -> Figures:
+    """Copy to and from the device, from pageable and, where there is any, pinned memory; on the CPU a memcpy."""
+    size = bench.at_most(bench.sizes.copy_bytes)
+    there = torch.zeros(size, dtype=torch.uint8, device=bench.device)
+    if bench.device.type == "cpu":
+        return {"memcpy_gb_per_s": size / 1e9 / bench.seconds(partial(torch.zeros_like(there).copy_, there))}
+    figures: Figures = {"copy_to_device_gb_per_s": {}, "copy_from_device_gb_per_s": {}}
+    # a Mac's GPU shares the host's memory; torch may corrupt what it copies there without waiting (pytorch#83015)
+    for kind in ("pageable",) if bench.device.type == "mps" else ("pageable", "pinned"):
+        here = torch.zeros(size, dtype=torch.uint8, pin_memory=kind == "pinned")
+        for direction, to, source in (("to", there, here), ("from", here, there)):
+            seconds = bench.seconds(partial(to.copy_, source, non_blocking=kind == "pinned"))
+            figures[f"copy_{direction}_device_gb_per_s"][kind] = size / 1e9 / seconds
+    return figures
+
+
+def memory_and_launches(bench: Bench) -> Figures:
+    """Add a multiple of one array to another; change one number many times in a row, without and with a read of it."""
+    num_floats = bench.at_most(bench.sizes.memory_bytes) // 4
+    x, y = (torch.ones(num_floats, device=bench.device) for _ in range(2))
+    number = torch.zeros(1, device=bench.device)
+    moved_bytes = 3 * 4 * num_floats  # two reads, one write
+    return {
+        "memory_gb_per_s": moved_bytes / 1e9 / bench.seconds(partial(y.add_, x, alpha=0.5)),
+        "launch_us": bench.seconds(partial(number.add_, 1)) * 1e6,
+        "host_read_us": bench.seconds(lambda: float(number.add_(1).item())) * 1e6,
+    }
+
+
+def bench(hardware: Hardware, *, sizes: Sizes | None = None) -> dict[str, Any]:
+    """Measure every usable device, one after the other, some 10 s each, and keep the figures.
+
+    Returns:
+        Plain values, whose keys name the units: `devices` has the medians by device, `failed` the causes by device, `kept`
+        the file or None, and `not_kept` the reason or None.
+    """
+    devices: dict[str, Figures] = {}
+    failed: dict[str, str] = {}
+    for name, gpu in hardware.devices().items():
+        if why_not(name, hardware) is not None:
+            continue
+        try:
+            figures = _figures(Bench(torch.device(name), sizes or Sizes(), gpu.free_bytes), hardware)
+        except Exception as error:  # a driver may raise anything; the other devices can still be measured
+            failed[name] = first_line(error)[:MAX_CAUSE_LENGTH]
+        else:
+            devices[name] = {"name": gpu.name, **figures}
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    facts = {"measured_at": at, "num_threads": THREADS, "devices": devices, "failed": failed}
+    kept, not_kept = None, None if devices else "nothing was measured"
+    if devices:
+        try:
+            kept = str(keep(facts, hardware))
+        except (OSError, RuntimeError) as error:  # the directory is missing, full or belongs to another user
+            not_kept = first_line(error)
+    return {**facts, "kept": kept, "not_kept": not_kept}
+
+
+def _figures(bench: Bench, hardware: Hardware) -> Figures:
+    names = {precision for precision, problem in precisions(str(bench.device), hardware).items() if not problem}
+    device, kind = bench.device, bench.device.type
+    # Intel's smaller GPUs have no fp64
+    if kind != "mps" and (kind != "xpu" or getattr(torch.xpu.get_device_properties(device), "has_fp64", False)):
+        names.add("fp64")
+    found = {name: products(bench, name) for name in DTYPES if name in names}
+    return {
+        "matmul_tflops": {name: large for name, (large, _) in found.items()},
+        "small_matmul_us": {name: small for name, (_, small) in found.items()},
+        **copies(bench),
+        **memory_and_launches(bench),
+    }
+
+
+@dataclass(frozen=True)
+class MeasuredDevice:
+    """Medians of one device."""
+
+    flops_per_second: dict[str, float]  # of large products, by precision: fp32, tf32, bf16, fp16, fp64
+    memory_bytes_per_second: float  # read and written
+    copy_bytes_per_second: float  # to the device, from pinned memory if there is any; on the CPU a memcpy
+    launch_seconds: float
+    measured_at: str  # ISO date and time, UTC
+
+
+def read(hardware: Hardware) -> dict[str, MeasuredDevice]:
+    """Return the figures of this machine by device; empty for a missing or damaged file."""
+    try:
+        stored = json.loads(path(hardware).read_text(encoding="utf-8"))
+        at = str(stored["measured_at"])
+        return {name: _device(facts, at) for name, facts in stored["devices"].items()}
+    # also where the user has no home directory
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def _device(facts: Mapping[str, Any], at: str) -> MeasuredDevice:
+    copies = facts.get("copy_to_device_gb_per_s") or {"pageable": facts["memcpy_gb_per_s"]}
+    return MeasuredDevice(
+        flops_per_second={name: value * 1e12 for name, value in facts["matmul_tflops"].items()},
+        memory_bytes_per_second=facts["memory_gb_per_s"] * 1e9,
+        copy_bytes_per_second=copies.get("pinned", copies["pageable"]) * 1e9,
+        launch_seconds=facts["launch_us"] / 1e6,
+        measured_at=at,
+    )
+
+
+def keep(facts: Mapping[str, Any], hardware: Hardware) -> Path:
+    """Replace the stored figures of this machine, and return the file.
+
+    Raises:
+        OSError: The directory can't be written to. The earlier file stays whole.
+        RuntimeError: The user has no home directory.
+    """
+    file = path(hardware)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(facts, indent=2), encoding="utf-8")
+    return temporary.replace(file)
+
+
+def path(hardware: Hardware) -> Path:
+    """Return the file of this machine, whether it exists or not.
+
+    Its name is a hash of what makes figures comparable: the machine's parts, torch, the threads. The host name of a
+    container changes. Raises: RuntimeError if the user has no home directory.
+    """
+    threads = [f"{name}={os.environ[name]}" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if name in os.environ]
+    identity = [
+        VERSION,
+        hardware.system,
+        hardware.machine,
+        hardware.cpu_name,
+        hardware.num_cpus,
+        round((hardware.memory_bytes or 0) / GIB),
+        hardware.torch_version,
+        hardware.cuda_build,
+        hardware.hip_build,
+        {name: [gpu.name, gpu.uuid] for name, gpu in hardware.devices().items() if name != "cpu"},
+        threads or num_usable_cpus(),
+    ]
+    return folder() / f"bench-{hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:12]}.json"
+
+
+def folder() -> Path:
+    """Return the user's cache directory of this program. Raises: RuntimeError if the user has no home directory."""
+    if sys.platform == "win32":
+        local = os.environ.get("LOCALAPPDATA")
+        return (Path(local) if local else Path.home() / "AppData/Local") / "runner"
+    caches = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (caches if caches.is_absolute() else Path.home() / ".cache") / "runner"  # XDG ignores relative paths
