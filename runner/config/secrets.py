@@ -56,18 +56,6 @@ def for_display(cfg: DictConfig) -> dict[str, Any]:
     return found
 
 
-def lacking(cfg: DictConfig, stored: str) -> dict[str, Any]:
-    """What a configuration that is stored as YAML lacks of the complete one, secrets included; for DictConfig.merge_with()."""
-
-    def differences(whole: Any, other: Any) -> Any:
-        if not (isinstance(whole, dict) and isinstance(other, dict)):
-            return whole
-        return {key: differences(whole[key], other.get(key)) for key in whole if whole[key] != other.get(key, ...)}
-
-    found: dict[str, Any] = differences(*(OmegaConf.to_container(each) for each in (cfg, OmegaConf.create(stored))))
-    return found
-
-
 def filled_in(node: Any) -> Any:
     """Return the values of for_display() with the present environment. Raises: KeyError for a missing variable."""
     return _mapped(node, lambda text: _SHOWN.sub(lambda match: os.environ[match[1]], text))

@@ -1,7 +1,4 @@
-"""Passes messages between a run's processes by files: what they start from, and which failed first, and why.
-
-The files are in the run's directory, in ranks/: the handover, a log, a process id and an error for each rank.
-"""
+"""Records in files why processes of a run failed: ranks/RANK-ATTEMPT.words in the run's directory, next to their logs."""
 
 from __future__ import annotations
 
@@ -19,21 +16,7 @@ from runner.errors import Problem, without_password
 FOLDER = "ranks"
 #: text of a failure that only follows from another one
 LOST = "another process of this run is gone"
-GIVEN, STOPPING = "given.json", "stopping"
-#: environment variable with the secrets that the configuration file lacks, as JSON
-LACKING = "RUNNER_LACKING"
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"
-
-
-@dataclass(frozen=True)
-class Handover:
-    """What the launching process passes to its processes besides the configuration; plain values without secrets."""
-
-    parent: int  # process id
-    choices: list[dict[str, Any]]  # a device for each rank
-    path: list[str]  # sys.path
-    member: dict[str, Any] | None = None  # member of a sweep
-    reproduces: str | None = None
 
 
 @dataclass(frozen=True)
@@ -46,26 +29,10 @@ class Failure:
     problems: list[dict[str, Any]] = field(default_factory=list)  # errors of the user
 
 
-def give(folder: Path, rerun: str, given: Handover) -> Path:
-    """Write what launched processes start from, and delete the files of earlier ones."""
-    place = folder / FOLDER
-    place.mkdir(parents=True, exist_ok=True)
-    forget(folder)
-    for old in [*place.glob("*.pid"), *place.glob("*.log"), place / STOPPING]:
-        old.unlink(missing_ok=True)
-    (place / "rerun.yaml").write_text(rerun)
-    (place / GIVEN).write_text(json.dumps(asdict(given)))
-    return place
-
-
 def forget(folder: Path) -> None:
     """Delete the failures of earlier processes."""
     for old in (folder / FOLDER).glob("*.words"):
         old.unlink(missing_ok=True)
-
-
-def handover_in(folder: Path) -> Handover:
-    return Handover(**json.loads((folder / FOLDER / GIVEN).read_text()))
 
 
 def tell(folder: Path, rank: int, text: str, *, problems: Iterable[Problem] = ()) -> None:
@@ -89,11 +56,6 @@ def problems_of(folder: Path) -> list[Problem]:
     files = sorted((folder / FOLDER).glob("*.words"))
     facts = [problem for file in files for problem in json.loads(file.read_text())["problems"]]
     return list(dict.fromkeys(map(Problem.of, facts)))
-
-
-def is_ending(folder: Path) -> bool:
-    """Return whether a restart makes no sense: a stop was requested, or there is a user error."""
-    return (folder / FOLDER / STOPPING).exists() or bool(problems_of(folder))
 
 
 def attempt() -> int:

@@ -1,32 +1,31 @@
 """Several processes that train one run: which of them this is, their devices, how they meet, and what all but the first do.
 
-Unless torchrun or srun has started them, this process starts them by torch's launcher, passes signals on to them, and
-sums up how they ended. It trains nothing itself then; each process that it starts runs rank.py.
+Unless torchrun or srun has started them, this process starts them, passes signals on to them, and sums up how they ended.
+It trains nothing itself then; each process that it starts runs rank.py.
 """
 
 from __future__ import annotations
 
 import copy
 import json
-import logging
 import os
+import pickle
 import shutil
 import signal
+import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent import futures
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from runner.config import validate
-from runner.config.secrets import lacking
 from runner.config.settings import Settings
 from runner.data.loading.order import mixed
 from runner.device import Choice, parse
@@ -34,15 +33,14 @@ from runner.device.backends import seed_everything
 from runner.device.choose import backend_of, device_of_process, devices_of_processes
 from runner.distributed import messages
 from runner.distributed.environment import RankInfo, rank_here
-from runner.distributed.group import Alone, Ranks
+from runner.distributed.group import Alone, Ranks, distributed
 from runner.distributed.group import join as join_group
 from runner.errors import RunnerError
 from runner.experiment import rules
 from runner.experiment.build import prepare
 from runner.experiment.check import check_here
 from runner.experiment.console import Screen
-from runner.experiment.context import Checked, RunContext
-from runner.experiment.session import rerun_text
+from runner.experiment.context import Checked, Repetition, RunContext
 from runner.experiment.summary import FILE, Summary
 from runner.training import signals
 from runner.training.fit import fit
@@ -51,40 +49,45 @@ from runner.training.parts import Parts
 from runner.version import PACKAGES
 
 MEMBER = "runner.experiment.rank"  # the module that each process is
-ELASTIC = "torch.distributed.elastic"
+GRACE_SECONDS = 30.0  # for processes whose run has failed
 
 
 def run_in_processes(cfg: DictConfig, directory: Path, choices: Sequence[Choice], context: RunContext) -> Summary:
     """Run in one new process for each device, and return the summary that they leave.
 
+    After a failure all are started again, at most `train.max_restarts` times. Signals are passed on to them; outside the
+    main thread Python receives none.
+
     Raises:
         RunnerError: For errors that they find before the training.
     """
-    member, repetition = context.member, context.repetition
-    if repetition is not None:
-        repetition.check(prepare(copy.deepcopy(cfg), torch.device("cpu")))
-    handover = messages.Handover(
-        parent=os.getpid(),
-        choices=[vars(choice) for choice in choices],
-        path=[path or str(Path.cwd()) for path in sys.path],
-        member=vars(member) if member else None,
-        reproduces=repetition.of if repetition else None,
-    )
-    messages.give(directory, rerun := rerun_text(cfg), handover)
+    if context.repetition is not None:
+        context.repetition.check(prepare(copy.deepcopy(cfg), torch.device("cpu")))
+        context = replace(context, repetition=Repetition(context.repetition.of))
+    contexts = [
+        replace(context, checked=None, device=choice, owns_process=True, is_launched=True) for choice in choices
+    ]
+    path = [each or str(Path.cwd()) for each in sys.path]
+    head = json.dumps([os.getpid(), path]).encode()  # to be read before the rest can be imported
+    given = [head + b"\n" + pickle.dumps((cfg, HydraConfig.instance().cfg, each)) for each in contexts]
     (directory / FILE).unlink(missing_ok=True)  # of a part before
-    environment = {messages.LACKING: json.dumps(lacking(cfg, rerun))}
-    max_restarts = cfg.train.max_restarts
-    stop, failure = launch(directory, num=len(choices), max_restarts=max_restarts, environment=environment)
-    if problems := messages.problems_of(directory):
+    shutil.rmtree(directory / messages.FOLDER, ignore_errors=True)
+    with signals.collected() as received:
+        for attempt in range(cfg.train.max_restarts + 1):
+            failure = _launch(directory, given, attempt, received)
+            problems = messages.problems_of(directory)
+            if failure is None or received or problems:
+                break
+    if problems:
         shutil.rmtree(directory / messages.FOLDER)
         raise RunnerError(*problems)
     left = Summary.read(directory)
     if failure is None and left.status:
         return left
-    words = messages.first_failure(directory, of=max_restarts if failure else 0)
+    words = messages.first_failure(directory, of=attempt)
     has_reason = words is not None and words.text != messages.LOST
-    error = words.text if words is not None and has_reason else failure or "its processes left no word"
-    code = 0 if stop is None else 128 + (signal.SIGINT if stop == signal.SIGINT else signal.SIGTERM)
+    error = words.text if words is not None and has_reason else failure or "its processes left no summary"
+    code = 128 + (signal.SIGINT if received[0] == signal.SIGINT else signal.SIGTERM) if received else 0
     summary = replace(left, status="killed" if code else "failed", error=error, exit_code=code)
     if summary.error != left.error:
         Screen().say(f"✗ {summary.status}   {summary.error}")
@@ -92,101 +95,76 @@ def run_in_processes(cfg: DictConfig, directory: Path, choices: Sequence[Choice]
     return summary
 
 
-def launch(
-    folder: Path, *, num: int, max_restarts: int, environment: Mapping[str, str]
-) -> tuple[signal.Signals | None, str | None]:
-    """Start `python -m runner.experiment.rank FOLDER` `num` times, wait until all have ended, and pass signals on to them.
+def _launch(directory: Path, given: Sequence[bytes], attempt: int, received: Sequence[signal.Signals]) -> str | None:
+    """Run `python -m runner.experiment.rank DIRECTORY` once for each rank; when one fails, end the others.
 
-    When one dies, the others are ended, and all are started again at most `max_restarts` times. Outside the main thread
-    Python receives no signals.
+    Args:
+        directory: The run's directory.
+        given: Each process's input.
+        attempt: How often they were started before.
+        received: The signals to pass on; more arrive while they run.
 
     Returns:
-        The first signal to stop; and which process died, and how (None: all ended normally).
+        Which process failed, and how (None: all ended normally).
     """
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-
-    stop: signal.Signals | None = None
-    sent: list[set[int]] = []  # for each signal, who has it
-    _silence_launcher()
-    with (
-        _environment(environment),
-        signals.collected() as heard,
-        futures.ThreadPoolExecutor(1, "runner-ranks") as pool,
-    ):
-        end = pool.submit(_agent, folder, num, max_restarts)
-        try:
-            while not end.done():
-                futures.wait([end], 0.05)
-                while len(sent) < len(heard):
-                    stop = stop or heard[len(sent)]
-                    (folder / messages.FOLDER / messages.STOPPING).touch()
-                    sent.append(set())
-                for number, those in zip(heard, sent, strict=True):
-                    _pass_on(folder, number, those)
-        except BaseException:  # nothing waits for them any more
-            _pass_on(folder, signal.SIGKILL, set())
-            raise
+    store = distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    common = {"MASTER_ADDR": "localhost", "MASTER_PORT": store.port, "TORCHELASTIC_USE_AGENT_STORE": True}
+    common |= {"WORLD_SIZE": len(given), "LOCAL_WORLD_SIZE": len(given), messages.RESTARTS: attempt}
+    logs = directory / messages.FOLDER
+    logs.mkdir(exist_ok=True)
+    ranks: list[subprocess.Popen[bytes]] = []
+    num_passed = 0
     try:
-        end.result()
-    except ChildFailedError as error:
-        # a process that was killed before one that says that it misses it
-        rank, code = min(((rank, each.exitcode) for rank, each in error.failures.items()), key=lambda it: it[1] > 0)
-        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        return stop, f"process {rank} {how}"
-    return stop, None
-
-
-def _agent(folder: Path, num: int, max_restarts: int) -> None:
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    with tempfile.TemporaryDirectory() as logs:
-        config = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=num,
-            run_id=f"runner-{os.getpid()}-{time.time_ns()}",
-            rdzv_backend="c10d",
-            rdzv_endpoint="localhost:0",
-            local_addr="localhost",
-            max_restarts=max_restarts,
-            monitor_interval=0.1,
-            logs_specs=DefaultLogsSpecs(log_dir=logs),
-        )
-        # -P: a directory `runner` of the user must not be imported instead of this package
-        elastic_launch(config, sys.executable)("-P", "-m", MEMBER, str(folder))
-
-
-def _pass_on(folder: Path, number: signal.Signals, sent: set[int]) -> None:
-    for file in (folder / messages.FOLDER).glob("*.pid"):
-        with suppress(OSError, ValueError):  # it is just being written, or over
-            pid = int(file.read_text())
-            if pid not in sent:
-                sent.add(pid)
-                os.kill(pid, number)
-
-
-@contextmanager
-def _environment(more: Mapping[str, str]) -> Iterator[None]:
-    before = dict(os.environ)
-    paths = [str(PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])]
-    if sys.platform == "darwin":  # gloo looks for the machine's name, which a Mac's network often does not know
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0")
-    os.environ.update({"PYTHONPATH": os.pathsep.join(paths), **more})
-    try:
-        yield
+        for number, handover in enumerate(given):
+            environment = _environment({**common, "RANK": number, "LOCAL_RANK": number})
+            with (logs / f"{number}.log").open("ab") as log:
+                ranks.append(_start(directory, handover, environment, log=log if number else None))
+        while not any(rank.returncode for rank in ranks) and any(rank.poll() is None for rank in ranks):
+            for signal_number in received[num_passed:]:
+                num_passed += 1
+                for rank in ranks:
+                    rank.send_signal(signal_number)
+            time.sleep(0.05)
+        failed = {number: rank.returncode for number, rank in enumerate(ranks) if rank.poll()}
+        for rank in ranks:
+            rank.terminate()
+        deadline = time.monotonic() + GRACE_SECONDS
+        while any(rank.poll() is None for rank in ranks) and time.monotonic() < deadline:
+            time.sleep(0.05)
     finally:
-        for name in os.environ.keys() - before.keys():
-            del os.environ[name]
-        os.environ.update(before)
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+        for empty in (log for log in logs.glob("*.log") if not log.stat().st_size):
+            empty.unlink()
+        with suppress(OSError):  # there are others
+            logs.rmdir()
+    if not failed:
+        return None
+    # a process that was killed before one that misses it
+    number, code = min(failed.items(), key=lambda item: item[1] > 0)
+    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    return f"process {number} {how}"
 
 
-def _silence_launcher() -> None:
-    from torch.distributed import launcher  # noqa: F401  # makes its loggers
+def _start(directory: Path, handover: bytes, environment: Mapping[str, str], *, log: Any) -> subprocess.Popen[bytes]:
+    # -P: a directory `runner` of the user must not be imported instead of this package
+    command = [sys.executable, "-P", "-m", MEMBER, str(directory)]
+    rank = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, start_new_session=True
+    )
+    assert rank.stdin is not None
+    with suppress(BrokenPipeError), rank.stdin:  # it has ended already
+        rank.stdin.write(handover)
+    return rank
 
-    for name in list(logging.Logger.manager.loggerDict):
-        if name.startswith((ELASTIC, "torch.distributed.launch")):
-            logging.getLogger(name).setLevel(logging.CRITICAL)
+
+def _environment(more: Mapping[str, Any]) -> dict[str, str]:
+    environment = {**os.environ, **{name: str(value) for name, value in more.items()}}
+    environment["PYTHONPATH"] = os.pathsep.join([str(PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])])
+    if sys.platform == "darwin":  # gloo looks for the machine's name, which a Mac's network often does not know
+        environment.setdefault("GLOO_SOCKET_IFNAME", "lo0")
+    return environment
 
 
 def find_rank(cfg: DictConfig) -> RankInfo | None:
@@ -266,7 +244,7 @@ def prepare_in_turn(
 
 
 def follow(cfg: DictConfig, rank: RankInfo, context: RunContext = RunContext()) -> Summary:
-    """Train in a process that is not the first: it tracks nothing, and what it prints is in ranks/RANK.log.
+    """Train in a process that is not the first, and tracks nothing.
 
     Raises:
         RunnerError: For errors in the configuration, as in the first process.
@@ -275,36 +253,15 @@ def follow(cfg: DictConfig, rank: RankInfo, context: RunContext = RunContext()) 
     ranks = join(rank, choice)
     directory = Path(ranks.broadcast_object(""))
     settings = Settings.of(cfg)
-    with _printing_to(directory / messages.FOLDER / f"{rank.rank}.log"):
-        try:
-            parts = prepare_in_turn(cfg, ranks, torch.device(choice.here), directory=directory, rank=rank)
-        except RunnerError as error:
-            messages.tell(directory, rank.rank, str(error), problems=error.problems)
-            raise
-        with signals.listening(
-            grace_seconds=settings.train.grace_seconds, end_now=lambda stop, _: os._exit(stop.exit_code)
-        ) as stop:
-            result = fit(parts, settings, directory, observer=Observer(), stop=stop, ranks=ranks)
+    try:
+        parts = prepare_in_turn(cfg, ranks, torch.device(choice.here), directory=directory, rank=rank)
+    except RunnerError as error:
+        messages.tell(directory, rank.rank, str(error), problems=error.problems)
+        raise
+    with signals.listening(
+        grace_seconds=settings.train.grace_seconds, end_now=lambda stop, _: os._exit(stop.exit_code)
+    ) as stop:
+        result = fit(parts, settings, directory, observer=Observer(), stop=stop, ranks=ranks)
     if result.status != "failed":
         ranks.leave()
     return Summary(result.status, result.error, ending=result.ending, exit_code=stop.exit_code)
-
-
-@contextmanager
-def _printing_to(file: Path) -> Iterator[None]:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    log: Any = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    for number in (1, 2):
-        os.dup2(log, number)
-    os.close(log)
-    try:
-        yield
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        if not file.stat().st_size:
-            file.unlink()
-            with suppress(OSError):  # others are there
-                file.parent.rmdir()

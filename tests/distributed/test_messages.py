@@ -36,20 +36,8 @@ def test_an_attempt_has_words_of_its_own(tmp_path, attempt):
     assert messages.first_failure(tmp_path, of=0).text == "the first time"
 
 
-def test_a_mistake_is_told_once_and_ends_the_attempts(tmp_path, attempt):
+def test_problem_of_two_ranks_is_reported_once(tmp_path, attempt):
     attempt(0)
-    assert not messages.is_ending(tmp_path)
     messages.tell(tmp_path, 0, str(FAULT), problems=[FAULT])
     messages.tell(tmp_path, 1, str(FAULT), problems=[FAULT])
-    attempt(1)
-    assert messages.is_ending(tmp_path) and messages.problems_of(tmp_path) == [FAULT]
-
-
-def test_what_is_given_comes_back_and_the_words_of_an_earlier_time_are_gone(tmp_path, attempt):
-    attempt(0)
-    messages.tell(tmp_path, 1, "of the time before")
-    given = messages.Handover(
-        parent=7, choices=[{"device": "cpu", "reason": "as asked", "local": None}], path=["/here"]
-    )
-    messages.give(tmp_path, "seed: 1\n", given)
-    assert messages.handover_in(tmp_path) == given and messages.first_failure(tmp_path) is None
+    assert messages.problems_of(tmp_path) == [FAULT]
