@@ -10,22 +10,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from runner.config import secrets
 from runner.config.importing import loading
 from runner.config.instantiate import build
-from runner.device.placement import place
 from runner.errors import first_line
 from runner.experiment.plots import examples, scores, style
-from runner.experiment.plots.curves import draw_curves, draw_time
+from runner.experiment.plots.curves import draw_curves
 from runner.experiment.plots.predictions import Results, collect
 from runner.models.generate import sample
-from runner.models.weights import load_trained
 from runner.tasks.metric_names import PLOTS
 from runner.tasks.task import Predicting, is_predicting
 from runner.tracking.journal_reader import Series
-from runner.training import checkpoint
 from runner.training.parts import Parts
 from runner.training.result import Result
 
@@ -41,7 +35,6 @@ def illustrate(
     series: Mapping[str, Series],
     of: str,
     say: Say,
-    spent: Mapping[str, float],
 ) -> list[Path]:
     """Draw a run's plots below plots/ of its directory, and return the files.
 
@@ -52,7 +45,6 @@ def illustrate(
         series: The run's points.
         of: Model, data and device, for the titles.
         say: Called with a line about a plot of predictions that failed.
-        spent: Seconds of the run by name, so far.
 
     Raises:
         OSError: For curves on a full disk.
@@ -62,25 +54,15 @@ def illustrate(
     with loading():
         import matplotlib.backends.backend_agg
         import matplotlib.figure  # noqa: F401
-    drawn = [*draw_curves(series, plots, title=of, best=best), *draw_time(spent, plots, title=of)]
-    if result.status != "finished" or not is_predicting(task):
+    drawn = draw_curves(series, plots, title=of, best=best)
+    if result.status != "finished" or not is_predicting(task) or parts.shards is not None:
         return drawn
     try:
-        parts = _whole(parts, folder)
         is_text = task.kind == "language"
         return drawn + (_write_sample(parts, plots) if is_text else _draw_predictions(parts, task, plots, of, say))
     except Exception as error:
         say(f"plots: left out, {type(error).__name__}: {first_line(error)}")
         return drawn
-
-
-def _whole(parts: Parts, folder: Path) -> Parts:
-    if parts.shards is None:
-        return parts
-    with torch.random.fork_rng(devices=[]):
-        model = build(secrets.filled_in(parts.card.model), key="model")
-    load_trained(model, checkpoint.load(folder / "checkpoints" / "best.pt")["model"])
-    return replace(parts, model=place(model, parts.device), average=None, shards=None)
 
 
 def _draw_predictions(parts: Parts, task: Predicting, plots: Path, of: str, say: Say) -> list[Path]:

@@ -160,8 +160,7 @@ class Session:
             self._end |= time_spent.of_training(result)
             of = f"{self.settings.model} on {parts.source.name}, {parts.device}"
             left_out: list[str] = []
-            spent = time_spent.whole(self._end["time"], total=self._total(), around=self._around())
-            if shows and illustrate(parts, result, self.folder, series=series, of=of, say=left_out.append, spent=spent):
+            if shows and illustrate(parts, result, self.folder, series=series, of=of, say=left_out.append):
                 self.reporter.journal.event("artifact", path="plots", to="plots")
             for line in left_out:
                 self.say(line)

@@ -79,7 +79,7 @@ FALLING = (
 PLOTS: dict[str, tuple[str, ...]] = {
     "multiclass": ("confusion", "roc", "calibration", "samples", "boundary"),
     "multilabel": ("roc", "calibration", "samples"),
-    "regression": ("residuals", "samples", "boundary"),
+    "regression": ("residuals", "samples"),
     "autoencoding": ("reconstructions",),
     "generation": ("generated",),
     "language": (),

@@ -1,4 +1,4 @@
-"""Draws a run's curves, a plot for each kind of value, and where its time went."""
+"""Draws a run's curves, a plot for each kind of value."""
 
 from __future__ import annotations
 
@@ -17,26 +17,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SPLIT_COLORS = {"train": "#4878d0", "val": "#ee854a", "test": "#2f2f2f"}
-LEAST_SHARE = 0.005  # of the time
 NUM_SMOOTHED = 100  # points of a smoothed curve
-TAKEN = {"time", *(name for names in PLOTS.values() for name in names)}  # names of other plots
-
-
-def draw_time(spent: Mapping[str, float], folder: Path, *, title: str) -> list[Path]:
-    """Draw where the time went, seconds by name in the order of the run, and return the file. 0.1 s."""
-    total = sum(spent.values())
-    shown = {name: seconds for name, seconds in spent.items() if seconds >= LEAST_SHARE * total}
-    size = (7, 1.3 + 0.28 * len(shown))
-    heading = f"Where {total:.1f} s went, up to the plots"
-    figure, (axes,) = style.panels(title, heading, size, margins=(1.1, 1.1, 0.3, 0.8), has_grid=False)
-    bars = axes.barh(list(shown), list(shown.values()), color=style.BLUE)
-    labels = [f"{seconds:.2f} s, {seconds / total:.0%}" for seconds in shown.values()]
-    axes.bar_label(bars, labels, padding=4, color=style.INK, fontsize=8.5)
-    axes.invert_yaxis()
-    axes.spines["bottom"].set_visible(False)
-    axes.set_xticks([])
-    folder.mkdir(parents=True, exist_ok=True)
-    return [style.save(figure, folder / "time.png")]
+TAKEN = {name for names in PLOTS.values() for name in names}  # names of other plots
 
 
 def draw_curves(

@@ -8,13 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runner.experiment.plots import style
-from runner.experiment.plots.predictions import Plane, Results, Shown
+from runner.experiment.plots.predictions import Results, Shown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLUMNS = 8
-MAX_LABELS = 3
 MAX_POINTS = 2000  # of generated rows
 
 
@@ -24,16 +23,10 @@ def draw_samples(results: Results) -> Figure | None:
     images = None if shown is None else as_images(shown.inputs)
     if shown is None or images is None:
         return None
-    columns = min(COLUMNS, len(images))
-    size = max(5.2, 0.3 + 1.32 * columns), style.HEAD + 1.66 * -(-len(images) // columns)
-    figure, axes = _canvas(results, "Samples, the worst first", size)
-    for number, image in enumerate(images):
-        row, column = divmod(number, columns)
-        left, top = 0.2 + 1.32 * column, size[1] - style.HEAD - 0.3 - 1.66 * row
-        _show(axes, image, left, top, side=1.2)
+    figure, panels = _grid(results, "Samples, the worst first", images)
+    for number, axes in enumerate(panels[: len(images)]):
         text, is_right = _caption(results, shown, number)
-        look: dict[str, Any] = {"ha": "center", "va": "bottom", "fontsize": 7.8, "linespacing": 1.15}
-        axes.text(left + 0.6, top + 0.03, text, color=style.INK if is_right else style.RED, **look)
+        axes.set_title(text, color=style.INK if is_right else style.RED, fontsize=7.8, linespacing=1.15, pad=2)
     return figure
 
 
@@ -42,62 +35,43 @@ def draw_reconstructions(results: Results) -> Figure | None:
     shown = results.worst
     if shown is None:
         return None
-    columns = min(COLUMNS, len(shown.inputs))
-    size = max(5.2, 1.15 + 1.15 * columns), style.HEAD + 2.45
-    figure, axes = _canvas(results, "Reconstructions, the worst first", size)
-    made = shown.predictions.reshape(shown.inputs.shape)
-    images, copies = as_images(shown.inputs, made), as_images(made, shown.inputs)
-    for label, at in (("inputs", 1.92), ("made of\nthem", 0.77)):
-        axes.text(0.85, at, label, ha="right", va="center", fontsize=8.5, color=style.INK)
-    for number in range(columns):
-        left = 1.0 + 1.15 * number
-        if images is not None and copies is not None:
-            _show(axes, images[number], left, 2.45, side=1.06)
-            _show(axes, copies[number], left, 1.31, side=1.06)
+    inputs, made = shown.inputs[:COLUMNS], shown.predictions[:COLUMNS].reshape(shown.inputs[:COLUMNS].shape)
+    both = np.concatenate([inputs, made])  # of one scale
+    images = as_images(both)
+    drawn = both.reshape(len(both), -1) if images is None else images
+    return _grid(results, "Inputs and their reconstructions, the worst first", drawn, num_columns=len(inputs))[0]
+
+
+def _grid(results: Results, heading: str, examples: NDArray[Any], *, num_columns: int = COLUMNS) -> tuple[Figure, Any]:
+    """Return a figure with a panel for each example: an image, or a line for a row of numbers."""
+    columns = min(num_columns, len(examples))
+    rows = -(-len(examples) // columns)
+    size = max(5.2, 0.3 + 1.32 * columns), style.HEAD + 1.66 * rows + 0.3
+    figure, panels = style.panels(
+        results.title, heading, size, shape=(rows, columns), margins=(0.2, 0.1, 0.1, style.HEAD + 0.3), has_grid=False
+    )
+    for axes in panels:
+        axes.set_axis_off()
+    for axes, example in zip(panels, examples, strict=False):
+        if example.ndim == 1:
+            axes.plot(example, color=style.INK, linewidth=0.9)
         else:
-            _lines(axes, shown.inputs[number].reshape(-1), made[number].reshape(-1), left, 2.45)
-    return figure
+            axes.imshow(example, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+    return figure, panels
 
 
-def as_images(inputs: NDArray[Any], other: NDArray[Any] | None = None) -> NDArray[np.float64] | None:
-    """Return images (K, H, W, 3) or (K, H, W) in 0..1, or None for other shapes. Values outside 0..1 are scaled together.
-
-    other: images that share the scale.
-    """
+def as_images(inputs: NDArray[Any]) -> NDArray[np.float64] | None:
+    """Return images (K, H, W, 3) or (K, H, W) in 0..1, or None for other shapes. Values outside 0..1 are scaled together."""
     if inputs.ndim not in (3, 4) or min(inputs.shape[-2:]) < 4 or (inputs.ndim == 4 and inputs.shape[1] > 4):
         return None
     images = inputs.astype(np.float64)
-    scale = images if other is None else np.stack([images, other.astype(np.float64)])
-    low, high = np.nanmin(scale), np.nanmax(scale)
+    low, high = np.nanmin(images), np.nanmax(images)
     if low < -0.01 or high > 1.01:
         images = (images - low) / max(high - low, 1e-12)
     images = np.clip(images, 0, 1)
     if images.ndim == 4:
         images = images[:, :3].transpose(0, 2, 3, 1) if images.shape[1] >= 3 else images.mean(1)
     return images
-
-
-def _canvas(results: Results, heading: str, size: tuple[float, float]) -> tuple[Figure, Any]:
-    """Return a figure and one axes over all of it, in inches."""
-    figure, (axes,) = style.panels(results.title, heading, size, margins=(0, 0, 0, 0), has_grid=False)
-    axes.set_axis_off()
-    axes.set(xlim=(0, size[0]), ylim=(0, size[1]), autoscale_on=False)
-    return figure, axes
-
-
-def _show(axes: Any, image: NDArray[np.float64], left: float, top: float, *, side: float) -> None:
-    tall, wide = image.shape[:2]
-    width, height = side * min(1, wide / tall), side * min(1, tall / wide)
-    x, y = left + (side - width) / 2, top - (side + height) / 2
-    place = (x, x + width, y, y + height)
-    axes.imshow(image, cmap="gray", vmin=0, vmax=1, interpolation="nearest", extent=place, aspect="auto")
-
-
-def _lines(axes: Any, true: NDArray[Any], made: NDArray[Any], left: float, top: float) -> None:
-    low, high = min(true.min(), made.min()), max(true.max(), made.max())
-    x = left + np.linspace(0, 1.06, len(true))
-    for values, bottom, color in ((true, top - 1.06, style.INK), (made, top - 2.2, style.BLUE)):
-        axes.plot(x, bottom + 1.06 * (values - low) / max(high - low, 1e-12), color=color, linewidth=0.9)
 
 
 def _caption(results: Results, shown: Shown, number: int) -> tuple[str, bool]:
@@ -108,15 +82,11 @@ def _caption(results: Results, shown: Shown, number: int) -> tuple[str, bool]:
         text = f"{style.cut(names[best], 14)} {predicted[best]:.0%}\ntrue {style.cut(names[int(true)], 13)}"
         return text, best == int(true)
     if results.kind == "multilabel":
-        names, chosen = style.names_of(results.names, len(predicted)), predicted > 0.5
-        return f"{_labels(names, chosen)}\ntrue {_labels(names, true > 0)}", bool((chosen == (true > 0)).all())
+        names = np.array(style.names_of(results.names, len(predicted)))
+        chosen, labels = names[predicted > 0.5], names[true > 0]
+        text = f"{style.cut(', '.join(chosen) or 'none', 18)}\ntrue {style.cut(', '.join(labels) or 'none', 18)}"
+        return text, chosen.tolist() == labels.tolist()
     return f"{predicted[0]:.4g}\ntrue {true[0]:.4g}", True
-
-
-def _labels(names: list[str], is_label: NDArray[np.bool_]) -> str:
-    chosen = [names[number] for number in np.flatnonzero(is_label)]
-    more = f" +{len(chosen) - MAX_LABELS}" if len(chosen) > MAX_LABELS else ""
-    return style.cut(", ".join(chosen[:MAX_LABELS]) or "none", 18) + more
 
 
 def draw_generated(results: Results) -> Figure | None:
@@ -139,41 +109,23 @@ def draw_generated(results: Results) -> Figure | None:
 
 
 def draw_boundary(results: Results) -> Figure | None:
-    """Draw the prediction all over the plane of two inputs: the class, paler where the model is less sure, or the number."""
-    plane = results.plane
-    if plane is None or (results.kind != "regression" and plane.predictions.shape[2] > len(style.COLORS)):
-        return None
-    heading = "Predicted surface" if results.kind == "regression" else "Decision boundary"
-    margins = (0.65, 1.7, 0.55, style.HEAD)
-    figure, (axes,) = style.panels(results.title, heading, (7.4, 5.6), margins=margins, has_grid=False)
-    extent = tuple(float(each) for each in (plane.x[0], plane.x[-1], plane.y[0], plane.y[-1]))
-    look: dict[str, Any] = {"origin": "lower", "extent": extent, "aspect": "auto", "interpolation": "bilinear"}
-    dots: dict[str, Any] = {"s": 20, "edgecolors": style.INK, "linewidths": 0.5}
-    values = plane.targets.reshape(len(plane.targets), -1)[:, 0]
-    if results.kind == "regression":
-        surface = plane.predictions[:, :, 0]
-        low, high = np.quantile(np.append(surface, values).astype(np.float64), [0.005, 0.995])
-        scale: dict[str, Any] = {"cmap": "viridis", "vmin": low, "vmax": high if high > low else low + 1}
-        image = axes.imshow(surface, alpha=0.85, **look, **scale)
-        figure.colorbar(image, cax=figure.add_axes((0.8, 0.11, 0.025, 0.6)))
-        axes.scatter(*plane.rows.T, c=values, **dots, **scale)
-    else:
-        _draw_classes(axes, plane, look)
-        for number, name in enumerate(style.names_of(results.classes, plane.predictions.shape[2])):
-            rows = plane.rows[values == number]
-            axes.scatter(*rows.T, color=style.COLORS[number], label=style.cut(name, 16), **dots)
-        axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, fontsize=8.5)
-    axes.set(xlabel="first input", ylabel="second input", xlim=extent[:2], ylim=extent[2:])
-    return figure
-
-
-def _draw_classes(axes: Any, plane: Plane, look: dict[str, Any]) -> None:
+    """Draw the predicted class all over the plane of two inputs, paler where the model is less sure."""
     from matplotlib.colors import to_rgb
 
-    count, best = plane.predictions.shape[2], plane.predictions.argmax(2)
+    plane = results.plane
+    if plane is None or (count := plane.predictions.shape[2]) > len(style.COLORS):
+        return None
+    figure, (axes,) = style.panels(
+        results.title, "Decision boundary", (7.4, 5.6), margins=(0.65, 1.7, 0.55, style.HEAD), has_grid=False
+    )
+    extent = tuple(float(each) for each in (plane.x[0], plane.x[-1], plane.y[0], plane.y[-1]))
     colors = np.array([to_rgb(color) for color in style.COLORS])
     strength = 0.12 + 0.5 * (plane.predictions.max(2, keepdims=True) - 1 / count) / (1 - 1 / count)
-    axes.imshow(1 - strength * (1 - colors[best]), **look)
-    for number in np.unique(best)[1:]:
-        margin = plane.predictions[:, :, number] - np.delete(plane.predictions, number, axis=2).max(2)
-        axes.contour(plane.x, plane.y, margin, levels=[0], colors=[style.INK], linewidths=0.9)
+    surface = 1 - strength * (1 - colors[plane.predictions.argmax(2)])
+    axes.imshow(surface, origin="lower", extent=extent, aspect="auto", interpolation="bilinear")
+    for number, name in enumerate(style.names_of(results.classes, count)):
+        x, y = plane.rows[plane.targets == number].T
+        axes.scatter(x, y, s=20, color=colors[number], edgecolors=style.INK, linewidths=0.5, label=style.cut(name, 16))
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, fontsize=8.5)
+    axes.set(xlabel="first input", ylabel="second input", xlim=extent[:2], ylim=extent[2:])
+    return figure

@@ -34,9 +34,9 @@ class Plane:
 
     x: Floats  # (G,)
     y: Floats  # (G,)
-    predictions: Floats  # (G, G, C) or (G, G, T), by y and x
+    predictions: Floats  # (G, G, C), by y and x
     rows: Floats  # (N, 2)
-    targets: NDArray[np.generic]  # (N, ...)
+    targets: NDArray[np.generic]  # (N,)
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def collect(
                 order = worst[-1].topk(min(NUM_SHOWN, len(worst[-1]))).indices
                 worst = tuple(part.index_select(0, order) for part in worst)
                 points += [inputs] if inputs.dim() == 2 and inputs.shape[1] == 2 else []
-        has_plane = points and task.kind in ("multiclass", "regression") and true[0].dim() <= 2
+        has_plane = points and task.kind == "multiclass" and true[0].dim() == 1
         return Results(
             task.kind,
             _host(torch.cat(said)[:most_rows]).astype(np.float32, copy=False),

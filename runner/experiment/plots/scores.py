@@ -16,9 +16,8 @@ from runner.experiment.plots.predictions import Results
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: up to this many classes the cells hold numbers, and lines are distinguishable; beyond, the worst pairs are listed
-MAX_CLASSES = 20
-NUM_LISTED = 15
+MAX_CLASSES = 20  # with numbers in the cells, and with lines that are distinguishable
+MAX_TICKS = 34
 NUM_BINS = 15  # of probabilities
 MAX_TARGETS = 4
 
@@ -31,11 +30,10 @@ def draw_confusion(results: Results) -> Figure | None:
     predicted, true = results.predictions.argmax(1), results.targets.astype(np.int64)
     matrix = np.bincount(true * count + predicted, minlength=count * count).reshape(count, count)
     shares = matrix / np.maximum(matrix.sum(1, keepdims=True), 1)
-    names, has_numbers = [style.cut(name, 18) for name in style.names_of(results.classes, count)], count <= MAX_CLASSES
+    names = [style.cut(name, 18) for name in style.names_of(results.classes, count)]
     longest = max(map(len, names))
-    left = 0.7 + 0.09 * longest
-    side = min(8.2, max(2.7, 0.52 * count)) if has_numbers else 7.0
-    width = max(left + side + (0.35 if has_numbers else 4.0), 5.2)
+    left, side = 0.7 + 0.09 * longest, min(8.2, max(2.7, 0.52 * count))
+    width = max(left + side + 0.35, 5.2)
     figure, (axes,) = style.panels(
         results.title,
         f"Confusion matrix, accuracy {np.trace(matrix) / max(1, matrix.sum()):.4f}",
@@ -44,40 +42,24 @@ def draw_confusion(results: Results) -> Figure | None:
         has_grid=False,
     )
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
-    at = np.arange(0, count, 1 if has_numbers else -(-count // 34))
+    at = np.arange(0, count, -(-count // MAX_TICKS))
     axes.set_xticks(at, [names[number] for number in at], rotation=90 if longest > 3 else 0)
     axes.set_yticks(at, [names[number] for number in at])
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     axes.set(xlabel="predicted", ylabel="true")
-    if not has_numbers:
-        top = 1 - style.HEAD / figure.get_figheight()
-        figure.text((left + side + 0.3) / width, top, _worst_pairs(matrix, shares, names), fontsize=8.5, va="top")
-        return figure
-    for row, column in zip(*np.nonzero(matrix), strict=True):
-        text = f"{matrix[row, column]}" + (f"\n{shares[row, column]:.0%}" if count <= 12 else "")
+    for row, column in zip(*np.nonzero(matrix), strict=True) if count <= MAX_CLASSES else ():
         ink = "white" if shares[row, column] > 0.55 else style.INK
-        axes.text(column, row, text, ha="center", va="center", color=ink, fontsize=7.5 if count > 6 else 9)
+        axes.text(column, row, str(matrix[row, column]), ha="center", va="center", color=ink, fontsize=8)
     return figure
 
 
-def _worst_pairs(matrix: NDArray[np.int64], shares: NDArray[np.float64], names: list[str]) -> str:
-    wrong = np.where(np.eye(len(matrix), dtype=bool), 0, matrix)
-    lines = ["Most often wrong (true → predicted)\n"]
-    for place in np.argsort(-wrong, axis=None, kind="stable")[:NUM_LISTED]:
-        a, b = divmod(int(place), len(matrix))
-        if wrong[a, b]:
-            lines.append(f"{names[a]} → {names[b]}\n    {wrong[a, b]} times, {shares[a, b]:.0%} of its rows")
-    return "\n".join(lines)
-
-
 def draw_roc(results: Results) -> Figure | None:
-    """Draw ROC and precision-recall curves: each class against the others (of two the second), and their mean."""
+    """Draw ROC and precision-recall curves: each class against the others, of two the second."""
     questions = _questions(results)
     if not questions:
         return None
-    is_one = len(questions) == 1
-    topic = questions[0][0] if is_one else "each label" if results.kind == "multilabel" else "each class"
+    topic = questions[0][0] if len(questions) == 1 else "each label" if results.kind == "multilabel" else "each class"
     figure, (left, right) = style.panels(
         results.title,
         f"ROC and precision-recall of {topic}",
@@ -86,21 +68,14 @@ def draw_roc(results: Results) -> Figure | None:
         margins=(0.6, 2.75, 0.55, 1.05),
         gridspec_kw={"wspace": 0.22},
     )
-    areas, precisions = [], []
-    grid = np.linspace(0, 1, 201)
-    mean = np.zeros_like(grid)
     colors = style.COLORS * 2  # the second ten are dashed
     for number, (name, scores, truth) in enumerate(questions):
         false, hit, precision = rates(truth, scores)
-        areas.append(float((np.diff(false) * (hit[1:] + hit[:-1])).sum() / 2))
-        precisions.append(float((np.diff(hit) * precision[1:]).sum()))
-        mean += np.interp(grid, false, hit) / len(questions)
+        area = (np.diff(false) * (hit[1:] + hit[:-1])).sum() / 2
+        average = (np.diff(hit) * precision[1:]).sum()
         look = {"color": colors[number], "linestyle": "-" if number < 10 else "--", "linewidth": 1.2}
-        left.plot(false, hit, label=f"{style.cut(name, 20)}  {areas[-1]:.3f} · {precisions[-1]:.3f}", **look)
+        left.plot(false, hit, label=f"{style.cut(name, 20)}  {area:.3f} · {average:.3f}", **look)
         right.plot(hit, precision, drawstyle="steps-pre", **look)
-    if not is_one:
-        label = f"macro  {np.mean(areas):.3f} · {np.mean(precisions):.3f}"
-        left.plot(grid, mean, color=style.INK, linewidth=2.2, linestyle=(0, (4, 2)), label=label)
     left.plot([0, 1], [0, 1], color=style.MUTED, linewidth=0.8, linestyle=":")
     left.set(xlabel="false positive rate", ylabel="true positive rate", title="ROC")
     right.set(xlabel="recall", ylabel="precision", title="Precision and recall", ylim=(-0.02, 1.02))
@@ -147,10 +122,6 @@ def draw_calibration(results: Results) -> Figure | None:
     if results.kind == "multilabel":
         sure, right = predictions.reshape(-1), np.asarray(targets == 1).reshape(-1)
         labels = "predicted probability", "share of labels that are so"
-    elif predictions.shape[1] == 2:
-        sure, right = predictions[:, 1], np.asarray(targets == 1)
-        name = style.cut(style.names_of(results.classes, 2)[1], 20)
-        labels = f"probability of {name}", f"share that is {name}"
     else:
         sure, right = predictions.max(1), np.asarray(predictions.argmax(1) == targets)
         labels = "probability of the predicted class", "share that is right"
@@ -171,8 +142,6 @@ def draw_calibration(results: Results) -> Figure | None:
     above.legend(loc="upper left", frameon=False, fontsize=8)
     below.bar(middle, counts, width=width, color=style.MUTED)
     below.set(xlabel=labels[0], ylabel="labels" if results.kind == "multilabel" else "rows")
-    if counts.max() > 30 * max(1, np.median(counts[has_rows])):
-        below.set_yscale("log")
     return figure
 
 

@@ -14,7 +14,7 @@ from runner.experiment.plots.predictions import GRID, NUM_SHOWN, collect
 from runner.models.table_inputs import TableColumns
 from runner.models.with_preprocessing import Prepared
 from runner.tasks.classification import Classification
-from runner.tasks.regression import Autoencoding, Regression
+from runner.tasks.regression import Autoencoding
 
 
 def rows(count=60, width=2):
@@ -62,16 +62,12 @@ def test_points_on_the_plane_are_spread_over_the_split(monkeypatch):
     np.testing.assert_array_equal(found.plane.rows, inputs[::3].numpy())
 
 
-@pytest.mark.parametrize("is_regression", [False, True])
-def test_the_plane_holds_what_the_whole_model_says_around_the_rows(is_regression):
+def test_plane_has_predictions_around_the_rows():
     inputs, targets = rows()
     inputs = inputs * torch.tensor([1.0, 100.0])
-    layer = nn.Linear(2, 1 if is_regression else 3)
-    model = Prepared(layer, before=nn.BatchNorm1d(2))
-    task = Regression() if is_regression else Classification(num_classes=3)
-    true = targets[:, None].float() if is_regression else targets
-    plane = collect(model, task, batches(inputs, true), split_rows=60, autocast=nullcontext).plane
-    assert plane.predictions.shape == (GRID, GRID, 1 if is_regression else 3)
+    model, task = Prepared(nn.Linear(2, 3), before=nn.BatchNorm1d(2)), Classification(num_classes=3)
+    plane = collect(model, task, batches(inputs, targets), split_rows=60, autocast=nullcontext).plane
+    assert plane.predictions.shape == (GRID, GRID, 3)
     assert plane.x[0] < inputs[:, 0].min() and plane.y[-1] > inputs[:, 1].max()
     here = torch.tensor([[plane.x[7], plane.y[3]]])
     with torch.no_grad():

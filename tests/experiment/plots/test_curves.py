@@ -20,8 +20,8 @@ def test_thin_curve_leaves_infinite_values_out():
 
 def test_plot_is_drawn_for_each_curve(tmp_path):
     steps = np.arange(1, 1001)
-    names = ("train/loss", "val/loss", "speed/steps_per_second", "train/time", "val/roc", "val/a/b")
+    names = ("train/loss", "val/loss", "speed/steps_per_second", "val/roc", "val/a/b")
     series = dict.fromkeys(names, (steps, steps, 1.0 / steps))
     series["test/loss"] = series["val/accuracy"] = (steps[-1:], steps[-1:], np.ones(1))
     drawn = draw_curves(series, tmp_path, title="title", best=("val/loss", 50))
-    assert [path.name for path in drawn] == ["loss.png", "time_curve.png", "roc_curve.png", "a_b.png"]
+    assert [path.name for path in drawn] == ["loss.png", "roc_curve.png", "a_b.png"]
