@@ -62,7 +62,7 @@ experiment/test_build tracking/test_deadline plan/test_findings device/test_laye
 whole_runs/test_tables sweep/search/test_pruning distributed/test_sharding plan/test_language
 training/stacked/test_fit training/step/test_on_device training/stacked/test_check whole_runs/test_turns whole_runs/test_tasks
 whole_runs/test_where_time_went training/step/test_turns training/step/test_fused_update
-sweep/launchers/test_process_pool runs/test_load config/test_conf_files training/test_cpu_threads
+sweep/launchers/test_process_pool runs/test_load config/test_override_errors training/test_cpu_threads
 sweep/jobs/test_prepare experiment/plots/test_draw cli/test_unexpected
 runs/test_of_tables sweep/report/test_page
 """

@@ -23,6 +23,7 @@ from runner.config import compose as composing
 from runner.config import logs, override_errors, validate
 from runner.config.compose import CheckedLoader, asks_for_a_sweep, composed_with, composer, hydra_with, name_data
 from runner.config.importing import loading
+from runner.config.override_errors import COMPOSITION
 from runner.config.trust import RERUN
 from runner.distributed.environment import rank_here
 from runner.errors import RunnerError, first_line, path_problems, refuse
@@ -81,9 +82,7 @@ def train_composed(
         if cfg.hydra.mode == RunMode.MULTIRUN:
             try:
                 return _sweep(cfg, loader)
-            except Exception as error:
-                if isinstance(error, RunnerError) or not override_errors.is_about_composition(error):
-                    raise
+            except COMPOSITION as error:
                 raise override_errors.explain(error, overrides, compose=compose, check=check) from None
         try:
             with started(cfg, publishes=run_one is None) as start:

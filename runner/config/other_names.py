@@ -141,3 +141,20 @@ def overrides_for(word: str, value: str) -> list[str]:
     """Return an override, or a whole command, that says what another framework's KEY=VALUE says; or none."""
     is_off = value.strip("'\"[] ").lower() in NO
     return [] if is_off else [text for text, words in MEANINGS.items() if _plain(word) in words.split()]
+
+
+def suggest_keys(wanted: str, known: list[str]) -> list[str]:
+    """Return the keys that `wanted` certainly means: other frameworks' names for them, or misspellings of them."""
+    if hits := [key for key in keys_for(wanted) if key in known]:
+        return hits
+    parent, _, leaf = wanted.rpartition(".")
+    siblings = {key.rpartition(".")[2]: key for key in known if key.rpartition(".")[0] == parent}
+    longer = [name for name in siblings if parent and len(leaf) > 2 and name.startswith(leaf)]
+    if hits := nearest(leaf, siblings) or longer:
+        return [siblings[hit] for hit in hits]
+    names = [key.rpartition(".")[2] for key in known]
+    near = leaf if leaf in names else next(iter(nearest(leaf, names)), None)
+    hits = [key for key, name in zip(known, names, strict=True) if name == near]
+    if len(hits) > 1 and parent:
+        hits = [hit for hit in hits if nearest(parent, [hit.rpartition(".")[0]])]
+    return hits[:3] or [key for key in keys_like(wanted) if key in known]

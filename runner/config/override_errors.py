@@ -1,8 +1,7 @@
-"""Reports every override that Hydra refuses, with the reason and what was probably meant."""
+"""Reports every override, and every line of a file of conf/, that Hydra or the schema refuses, and what was probably meant."""
 
 from __future__ import annotations
 
-import itertools
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,31 +10,48 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from runner.config import conf_files, other_names, validate
-from runner.config.compose import CONF, OF_ONE_RUN, CheckedLoader, Compose, MisfitError
-from runner.config.identity import as_read, key_of, quoted
+from runner.config import other_names, validate
+from runner.config.compose import CONF, OF_ONE_RUN, CheckedLoader, Compose, Composed, MisfitError
+from runner.config.identity import key_of, quoted
 from runner.config.instantiate import option_files
+from runner.config.validate import Misfit
 from runner.errors import Problem, RunnerError, first_line, nearest
 
-#: how Hydra's grammar reports errors
-SYNTAX = ("mismatched", "extraneous", "token recognition", "no viable alternative", "missing ")
-UNREAD_LETTERS = "LexerNoViableAltException"
+#: what Hydra, OmegaConf and YAML raise for an override or a file, and what their own code fails with
+COMPOSITION = (HydraException, OmegaConfBaseException, yaml.YAMLError)
+REFUSALS = (
+    *(*COMPOSITION, RunnerError, AssertionError, AttributeError, LookupError, OSError, RecursionError),
+    *(TypeError, ValueError),
+)
+#: how Hydra's grammar reports errors, and how the loader does for a key that exists
+SYNTAX = ("mismatched", "extraneous", "token recognition", "no viable alternative", "missing ", "LexerNoViableAlt")
+EXISTS = ("Could not append", "Multiple values", "Error merging", "already")
+#: how Hydra reports an error in a file
+IN_A_FILE = re.compile(r"In '(?P<name>[^']*)': (?:\w+ raised while composing config:\n)?(?P<problem>.*)", re.DOTALL)
+PACKAGE = "write `# @package _global_` as its first line: without it, its keys are below the name of its group"
 #: a key without quotes
 PLAIN_KEY = re.compile(r"[\w./:-]+", re.ASCII)
+QUOTES = "\"'"
 MARK = '"'  # the quote of a value; a shell gets the override in '...'
-SEVERAL = re.compile(r"(?:\w+\()*(choice|range|glob|interval)\(")  # functions that make several values
-WHOLE = re.compile(r"['\"]|\$\{")  # a value with a quote or a reference is quoted as a whole
+SEVERAL = re.compile(r"(?:\w+\()*(?:choice|range|glob|interval)\(")  # functions that make several values
 
 
-def is_about_composition(error: Exception) -> bool:
-    """Return whether an error comes from Hydra, OmegaConf or YAML."""
-    return isinstance(error, HydraException | OmegaConfBaseException) or hasattr(_innermost(error), "problem_mark")
+@contextmanager
+def explained(overrides: Sequence[str], *, compose: Compose, check: Callable[[DictConfig], object]) -> Iterator[None]:
+    """Raise explain() of an error that composing these overrides raises."""
+    try:
+        yield
+    except BrokenPipeError:  # by `... | head`
+        raise
+    except REFUSALS as error:
+        raise explain(error, list(overrides), compose=compose, check=check) from None
 
 
 def explain(
@@ -56,40 +72,33 @@ def explain(
         return _with_errors_of(check, error.config, found, {each.key for each in error.misfits})
     try:
         cfg = compose([])
-    except RunnerError as refused:
-        return refused
-    except MisfitError as misfit:
-        return RunnerError(*_misfit_problems(misfit, [], compose))
-    except Exception as broken:
-        return RunnerError(_broken_files(broken))
+    except REFUSALS as refused:
+        return RunnerError(*_problems("", refused, compose))
     problems: dict[Problem, None] = {}  # in order
     accepted: list[str] = []
     refused_keys: set[str] = set()
     is_one_run = str(error).startswith(OF_ONE_RUN)
     for text in sorted(overrides, key=_depth):
-        is_of_hydra = text.lstrip("+").startswith("hydra")
-        if not is_of_hydra and key_of(text).partition(".")[0] in refused_keys:
+        key, singles = _bare_key(text), list(_singles(text))
+        is_of_hydra = key.startswith("hydra")
+        if key.partition(".")[0] in refused_keys and not is_of_hydra:
             continue
-        singles = list(_singles(text))
-        if is_of_hydra and len(singles) > 1:
-            problems[_several_for_hydra(text)] = None
-            continue
-        if is_one_run and len(singles) > 1:
-            problems[ambiguous(text)] = None
-            singles = singles[: OmegaConf.is_dict(validate.value(cfg, _bare_key(text)))]  # one option of a group
+        if len(singles) > 1 and (is_one_run or is_of_hydra):
+            problems[_same_for_all(text) if is_of_hydra else ambiguous(text)] = None
+            singles = singles[: OmegaConf.is_dict(validate.value(cfg, key)) and not is_of_hydra]  # a group's option
         for single in singles:
             try:
                 cfg = compose([*accepted, single])
                 accepted.append(single)
-            except Exception as refused:
-                is_key = _bare_key(single) in validate.all_keys(cfg)
-                problems |= dict.fromkeys(_problems(single if is_key else text, refused, cfg, compose))
+            except REFUSALS as refused:
+                typed = single if _bare_key(single) in validate.all_keys(cfg) else text
+                problems |= dict.fromkeys(_problems(typed, refused, compose, cfg))
                 refused_keys.add(_bare_key(single))
                 break
     if not problems and isinstance(error, MisfitError):  # of a sweep's job
         problems = dict.fromkeys(_misfit_problems(error, error.overrides, compose))
     result = _with_errors_of(check, cfg, problems, refused_keys)
-    return result if result.problems else RunnerError(_broken_files(error))
+    return result if result.problems else RunnerError(_broken_file(error))
 
 
 def _with_errors_of(
@@ -99,25 +108,10 @@ def _with_errors_of(
     try:
         check(cfg)
     except RunnerError as more:
-        is_new = [_bare_key(each.source.removeprefix("no ")) not in refused_keys for each in more.problems]
-        found |= dict.fromkeys(itertools.compress(more.problems, is_new))
+        for each in more.problems:
+            if _bare_key(each.source.removeprefix("no ")) not in refused_keys:
+                found[each] = None
     return RunnerError(*found)
-
-
-def _misfit_problems(error: MisfitError, overrides: Sequence[str], compose: Compose) -> list[Problem]:
-    found: dict[Problem, None] = {}
-    options = error.config.hydra.runtime.choices
-    values = [text for text in overrides if options.get(_bare_key(text)) is None or "={" in text]
-    for key, value, kind in error.misfits:
-        typed = [text for text in values if f"{key}.".startswith(f"{_bare_key(text)}.")]
-        typed = typed or [text for text in values if _bare_key(text).startswith(f"{key}.")]
-        if not typed:
-            found[conf_files.problem(error, key, value, kind)] = None
-        elif kind is not None:
-            found[_wrong_value(typed[-1], key, value, kind)] = None
-        else:
-            found[_unknown_key(typed[-1], key, error.config, compose)] = None
-    return list(found)
 
 
 def _depth(text: str) -> int:
@@ -125,34 +119,8 @@ def _depth(text: str) -> int:
     return 2 if "." in key and not key.endswith("._target_") else int("." in key)
 
 
-def _several_for_hydra(text: str) -> Problem:
-    key, _, values = text.lstrip("+").partition("=")
-    is_param = key.startswith("hydra.sweeper.params.")  # the sweeper reads its text
-    ways = [shlex.quote(f'++{key}="{values}"')] if is_param else []
-    return Problem.suggest(text, f"`{key}` is the same for all jobs of a sweep", ways, f"set `{key}` to one value")
-
-
-@contextmanager
-def explained(overrides: Sequence[str], *, compose: Compose, check: Callable[[DictConfig], object]) -> Iterator[None]:
-    """Raise explain() of an error that composing these overrides raises."""
-    try:
-        yield
-    except BrokenPipeError:  # by `... | head`
-        raise
-    except Exception as error:
-        raise explain(error, list(overrides), compose=compose, check=check) from None
-
-
 def _bare_key(text: str) -> str:
     return key_of(text).split("@")[0]
-
-
-def _problems(text: str, error: Exception, cfg: DictConfig, compose: Compose) -> list[Problem]:
-    if isinstance(error, RunnerError):
-        return list(error.problems)
-    if isinstance(error, MisfitError):
-        return _misfit_problems(error, [text], compose)
-    return [conf_files.defaults_fault(text, error) or _problem(text, error, cfg, compose)]
 
 
 def _parsed(text: str) -> Override | None:
@@ -184,61 +152,81 @@ def _singles(text: str) -> Iterator[str]:
         yield from (head + value for value in override.sweep_string_iterator())
 
 
+def _same_for_all(text: str) -> Problem:
+    key = _bare_key(text)
+    return Problem(text, f"`{key}` is the same for all jobs of a sweep", f"set `{key}` to one value", code="bad-value")
+
+
 def ambiguous(text: str, *, takes_sweep: bool = True) -> Problem:
     """Return the error of several values without -m. takes_sweep: Whether the command takes -m."""
     key, _, value = text.partition("=")
-    if not value.strip(","):
-        way = shlex.quote(f"{key}={quoted(value, MARK)}")
-        return Problem.suggest(text, "a single comma as the value needs quotes", [way])
-    takes, otherwise = "that takes `-m`" if takes_sweep else "this is one run", "use one value"
-    if (several := SEVERAL.match(value)) or key == "sweep.zip":
-        what = f"`{several[1]}(...)` makes" if several else "values that go together make"
-        ways = [f"-m {shlex.quote(text)}"] if takes_sweep else []
-        return Problem.suggest(text, f"{what} several runs, and {takes}", ways, otherwise)
-    values, kind = value.split(","), validate.kind_of(_bare_key(text)) or "Any"
-    if key.startswith("device"):
-        values = [f"cuda:{item}" if item.isdigit() else item for item in values]
-    ways = [f"-m {key}={','.join(values)}"] if takes_sweep else []
+    typed = re.sub(r"(?<=,)(?=\d)", "cuda:", text) if key == "device" else text
+    ways = [f"-m {shlex.quote(typed)}"] if takes_sweep else []
+    is_written = not SEVERAL.match(value) and key != "sweep.zip"
+    kind = validate.kind_of(_bare_key(text)) or "Any"
     if re.fullmatch(r"-?0,\d+", value) and kind.startswith(("float", "Any")):
         ways = [f"{key}={value.replace(',', '.')}", *ways]
-    elif kind == "Any":  # the key may take a list
-        ways.append(shlex.quote(f"{key}=[{','.join(values)}]"))
-    return Problem.suggest(text, f"a comma between values means a run for each of them, and {takes}", ways, otherwise)
+    elif kind == "Any" and is_written and value.strip(","):  # the key may take a list
+        ways.append(shlex.quote(f"{key}=[{value}]"))
+    what = "a comma between values means" if is_written else "this value means"
+    takes = "that takes `-m`" if takes_sweep else "this is one run"
+    return Problem.suggest(text, f"{what} a run for each of them, and {takes}", ways, "use one value")
+
+
+def _problems(text: str, error: Exception, compose: Compose, cfg: DictConfig | None = None) -> list[Problem]:
+    """Return the errors of one override; of the main file for an empty text."""
+    if isinstance(error, RunnerError):
+        return list(error.problems)
+    if isinstance(error, MisfitError):
+        return _misfit_problems(error, [text] if text else [], compose)
+    if cfg is None:
+        return [_broken_file(error)]
+    return [_defaults_problem(text, error) or _problem(text, error, cfg, compose)]
 
 
 def _problem(text: str, error: Exception, cfg: DictConfig, compose: Compose) -> Problem:
     key, _, value = text.partition("=")
-    bare, message, cause = _bare_key(text), str(error), error.__cause__
+    bare, message = _bare_key(text), str(error)
     if "group override must be" in message:
         present = cfg.hydra.runtime.choices.get(bare)
         return Problem.suggest(text, f"`{bare}` needs the name of an option", [f"{bare}={present}"])
     if key.startswith("~") and "does not exist" in message:
         if bare in validate.all_keys(cfg):
-            return Problem(text, f"`{bare}` is null already", f"leave it out, or use `{bare}=null`", code="bad-value")
+            return Problem(text, f"`{bare}` is null already", "leave it out", code="bad-value")
         return validate.unknown_key(text, bare, "leave it out")
     if hasattr(_innermost(error), "problem_mark"):
-        return _broken_files(error)
-    if "Ambiguous value" in message or (value and not value.strip(",")):
+        return _broken_file(error)
+    if "Ambiguous value" in message:
         return ambiguous(text)
     if isinstance(error, MissingConfigException) and error.options is not None:
         return _missing_option(text, bare, value, list(error.options))
-    if key.startswith("+") and any(
-        part in message for part in ("Could not append", "Multiple values", "Error merging", "already")
-    ):
+    if key.startswith("+") and any(part in message for part in EXISTS):
         way = shlex.quote(f"{bare}={value}")
         return Problem.suggest(text, f"`{bare}` exists already, and + only adds new keys", [way])
-    if message.startswith(UNREAD_LETTERS):
-        if PLAIN_KEY.fullmatch(bare):
-            return Problem.suggest(text, "Hydra reads such letters in quotes only", [_in_quotes(key, value)])
-        return _unknown_key(text, bare, cfg, compose)
-    if "Could not" in message or "Key '" in message:
-        return _unknown_key(text, bare, cfg, compose)
-    if isinstance(error, HydraException) and any(part in message for part in SYNTAX):
-        problem = "Hydra can't read the value: " + " ".join(message.splitlines()[0].split())
+    if any(part in message for part in SYNTAX) and PLAIN_KEY.fullmatch(bare):
+        problem = "Hydra reads this value in quotes only"
         return Problem.suggest(text, problem, [shlex.quote(f"{key}={quoted(value, MARK)}")])
-    inner = first_line(cause) if cause is not None and str(cause) else ""
-    problem = " ".join(f"{message.splitlines()[0] if message else type(error).__name__} {inner}".split())
-    return Problem(text, problem, f"set `{key}` to another value", code="bad-value")
+    if any(part in message for part in (*SYNTAX, "Could not", "Key '")):
+        return _unknown_key(text, bare, cfg, compose)
+    cause = f" {first_line(error.__cause__)}" if error.__cause__ is not None else ""
+    return Problem(text, f"{first_line(error)}{cause}", f"set `{key}` to another value", code="bad-value")
+
+
+def _misfit_problems(error: MisfitError, overrides: Sequence[str], compose: Compose) -> list[Problem]:
+    found: dict[Problem, None] = {}
+    options = error.config.hydra.runtime.choices
+    values = [text for text in overrides if options.get(_bare_key(text)) is None or "={" in text]
+    for key, value, kind in error.misfits:
+        typed = [text for text in values if f"{key}.".startswith(f"{_bare_key(text)}.")]
+        typed = typed or [text for text in values if _bare_key(text).startswith(f"{key}.")]
+        if not typed:
+            found[_file_problem(error, Misfit(key, value, kind))] = None
+        elif kind is not None:
+            shown = typed[-1].partition("=")[2] if _bare_key(typed[-1]) == key else str(value)
+            found[replace(validate.wrong_type(key, shown, kind), source=typed[-1])] = None
+        else:
+            found[_unknown_key(typed[-1], key, error.config, compose)] = None
+    return list(found)
 
 
 def _unknown_key(text: str, key: str, cfg: DictConfig, compose: Compose) -> Problem:
@@ -251,14 +239,14 @@ def _unknown_key(text: str, key: str, cfg: DictConfig, compose: Compose) -> Prob
             compose(["hydra/sweeper=optuna", text])
             problem = "this setting belongs to a search, and this sweep is a grid"
             return Problem.suggest(text, problem, [f"hydra/sweeper=optuna {text}"], code="conflict")
-    if bare != key and key.startswith(f"{bare}."):
-        known = [each for each in validate.all_keys(cfg) if each.rpartition(".")[0] == key.rpartition(".")[0]]
-        return validate.unknown_key(text, key, f"use one of {', '.join(known)}")
+    if bare != key and key.startswith(f"{bare}."):  # in a mapping
+        hits = [f"`{hit}`" for hit in other_names.suggest_keys(key, [*validate.all_keys(cfg)])]
+        return validate.unknown_key(text, key, f"use {' or '.join(hits)}" if hits else validate.PRINTED)
     values = [single.partition("=")[2] for single in _singles(text)]
     hits = suggestions(bare, values, cfg, compose) if "(" not in value else []
     otherwise = "leave it out; `--cfg job` prints the keys"
-    groups = [] if hits or "." in bare else [each for each in validate.suggest_keys(bare, [*cfg]) if option_files(each)]
-    if groups:
+    groups = [each for each in other_names.suggest_keys(bare, [*cfg]) if option_files(each)] if "." not in bare else []
+    if groups and not hits:
         otherwise = f"use `{groups[0]}=OPTION` with one of {', '.join(option_files(groups[0]))}"
     return validate.unknown_key(text, bare, otherwise, hits)
 
@@ -269,17 +257,50 @@ def suggestions(key: str, values: list[str], cfg: DictConfig, compose: Compose) 
         return found
     known = [name for name in validate.all_keys(cfg) if name.startswith("hydra.") == key.startswith("hydra.")]
     known = [name for name in known if not name.startswith("facts.")]
-    hits = validate.suggest_keys(key, known) or [
-        name for name in other_names.keys_for(key) if name in (*other_names.WITH, "hydra.run.dir")
-    ]
+    more = [name for name in other_names.keys_for(key) if name in (*other_names.WITH, "hydra.run.dir")]
     ways = []
-    for hit in hits:
-        more = other_names.WITH.get(hit, "") if hit not in known else ""
-        has = compose(more.split()) if more else cfg
+    for hit in other_names.suggest_keys(key, known) or more:
+        option = other_names.WITH.get(hit, "") if hit not in known else ""
+        has = compose(option.split()) if option else cfg
         is_group = "." not in hit and OmegaConf.is_dict(validate.value(cfg, hit))
-        way = _with_option(hit, values, has) if is_group else validate.with_value(has, hit, values)
-        ways += [f"{more} {way}".strip()] if way else []
+        way = _with_option(hit, values, has) if is_group else _with_value(has, hit, values)
+        ways += [f"{option} {way}".strip()] if way else []
     return ways[:3]
+
+
+def _with_value(cfg: DictConfig, key: str, texts: list[str]) -> str | None:
+    """KEY=VALUE for a shell: with the values that were typed if they fit the key, else with a valid one; None without one."""
+    texts = [other_names.value_for(key, text) for text in texts]
+    example = _example(cfg, key)
+    if example.startswith("["):
+        texts = [f"[{text}]" if text.isdecimal() else text for text in texts]
+    if not all(text and _fits(cfg, key, text) for text in texts):
+        texts = [example] if example else []
+    return shlex.quote(f"{key}={','.join(texts)}") if texts else None
+
+
+def _fits(cfg: DictConfig, key: str, text: str) -> bool:
+    if key == "device":
+        return re.fullmatch(r"auto|cpu|mps|all|(cuda|xpu)(:\d+)?|\[.*\]", text) is not None
+    try:
+        typed = OmegaConf.from_dotlist([f"x={text}"]).x
+        if (found := validate.field_of(key)) is not None:
+            return validate.keeps_rule(validate.converted(found[0], found[1].name, typed), found[1].metadata)
+    except (OmegaConfBaseException, yaml.YAMLError, TypeError, ValueError):
+        return False
+    present = validate.value(cfg, key)
+    if type(present) in (int, float):
+        return type(typed) in (int, float) and typed >= 0
+    return not OmegaConf.is_dict(present) and (OmegaConf.is_list(typed) or not OmegaConf.is_list(present))
+
+
+def _example(cfg: DictConfig, key: str) -> str:
+    present = validate.value(cfg, key)
+    if isinstance(present, bool | int | float | str):
+        return str(present).lower() if isinstance(present, bool) else str(present)
+    if OmegaConf.is_config(present):
+        return f"[{','.join(map(str, present))}]" if present and OmegaConf.is_list(present) else ""
+    return validate.example_of(key) or ""
 
 
 def _with_option(group: str, values: list[str], cfg: DictConfig) -> str | None:
@@ -296,39 +317,72 @@ def _option(group: str, value: str, options: Iterable[str]) -> str | None:
     return next((hit for hit in nearest(value, options) if re.sub(r"\D", "", hit) == digits), None)
 
 
-def _in_quotes(key: str, value: str) -> str:
-    if WHOLE.search(value):
-        return shlex.quote(f"{key}={quoted(value, MARK)}")
-    between = r"[^][{},:]+" if value.startswith(("[", "{")) else r"[^,]+"  # a list or a mapping; values of a sweep
-    within = re.sub(between, lambda found: as_read(found[0], MARK), value)
-    return shlex.quote(f"{key}={within}")
-
-
-def _missing_option(text: str, group: str, value: str, options: list[str]) -> Problem:
-    if group in ("hydra/launcher", "hydra/sweeper"):
-        options = [option for option in options if option != "basic"]  # a sweep refuses Hydra's own
+def _missing_option(text: str, group: str, value: str, options: list[str], between: str = "=") -> Problem:
+    own = f"add your own file conf/{group}/{value}.yaml"
     if not options:
-        fix = f"add a file conf/{group}/{value}.yaml to the current directory"
-        return Problem(text, f"the group `{group}` does not exist or has no file", fix, code="unknown-option")
-    problem = (
-        f"`{group}` has no {f'option `{value}`' if value else 'empty option'}; it has {', '.join(sorted(options))}"
-    )
+        return Problem(text, f"the group `{group}` does not exist or has no file", own, code="unknown-option")
+    problem = f"`{group}` has no option `{value}`; it has {', '.join(sorted(options))}"
     if group == "data" and re.sub(r"\W|_", "", value.lower()) in other_names.ELSEWHERE:
         fix = "download it, then use `data=images data.path=FOLDER` or `data=huggingface data.path=NAME`"
         return Problem(text, problem, fix, code="unknown-option")
-    meant = _option(group, value, options)
-    fix = f"use {f'`{group}={meant}`' if meant else 'one of these'}, or add your own file conf/{group}/{value}.yaml"
-    return Problem(text, problem, fix, (f"{group}={meant}",) if meant else (), code="unknown-option")
+    ways = [f"{group}{between}{meant}"] if (meant := _option(group, value, options)) else []
+    fix = f"use {f'`{ways[0]}`' if ways else 'one of these'}, or {own}"
+    return Problem(text, problem, fix, tuple(ways) if between == "=" else (), code="unknown-option")
 
 
-def _wrong_value(text: str, key: str, value: Any, kind: str) -> Problem:
-    shown = text.partition("=")[2] if _bare_key(text) == key else str(value)
-    return replace(validate.wrong_type(key, shown, kind), source=text)
+def _defaults_problem(text: str, error: Exception) -> Problem | None:
+    """Return the error in the file that an override GROUP=OPTION chooses, or None."""
+    group, _, option = text.lstrip("+").partition("=")
+    chosen = f"{group.partition('@')[0]}/{option.strip(QUOTES)}"
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file not in (None, chosen):
+        wanted, _, name = str(error.missing_cfg_file).rpartition("/")
+        source = f"{wanted}: {name} in the defaults of {chosen}"
+        return _missing_option(source, wanted, name, list(error.options or []), ": ")
+    if (found := IN_A_FILE.match(str(error))) and "/" in found["name"]:
+        source, problem = f"conf/{found['name']}.yaml", first_line(found["problem"])
+        return Problem(source, problem, f"correct it, or {PACKAGE}", code="bad-file")
+    return None
 
 
-def _broken_files(error: Exception) -> Problem:
-    cause = _innermost(error)
+def _file_problem(error: MisfitError, misfit: Misfit) -> Problem:
+    """Return the error of a value of a file that does not fit the schema."""
+    key, value, kind = misfit
+    source, leaf = key, key.rpartition(".")[2]
+    for file in error.files:
+        if f"{file.package}.".startswith(f"{key}."):  # no key of the file has a place
+            return validate.unknown_key(_shown_path(file), key, PACKAGE)
+        text = file.path.read_text(encoding="utf-8")
+        if (line := line_of(text, key.removeprefix(f"{file.package}."))) is not None:
+            source = f"{key} in {_shown_path(file)}, line {line}"
+            break
+    if kind is not None:
+        wrong = validate.wrong_type(key, str(value), kind)
+        fix = f"write `{leaf}: {validate.EXAMPLES.get(kind.split(' ')[0], '...')}`"
+        return replace(wrong, source=source, help=fix, suggestions=())
+    known = [*validate.all_keys(error.config)]
+    hits = [hit for hit in other_names.suggest_keys(key, known) if nearest(leaf, [hit.rpartition(".")[2]], cutoff=0.7)]
+    fix = f"write {' or '.join(f'`{hit}`' for hit in hits)}" if hits else f"{validate.PRINTED}; {validate.BELOW}"
+    return validate.unknown_key(source, key, fix)
 
+
+def line_of(text: str, key: str) -> int | None:
+    """Return the line of a dotted key in a YAML text, from 1; None if it is not written as nested keys."""
+    node, line = yaml.compose(text, Loader=yaml.SafeLoader), None
+    for word in key.split("."):
+        pairs = node.value if isinstance(node, yaml.MappingNode) else []
+        found = [(name, value) for name, value in pairs if name.value == word]
+        if not found:
+            return None
+        line, node = found[0][0].start_mark.line + 1, found[0][1]
+    return line
+
+
+def _shown_path(file: Composed) -> str:
+    here = Path.cwd()
+    return str(file.path.relative_to(here)) if file.path.is_relative_to(here) else str(file.path)
+
+
+def _broken_file(error: Exception) -> Problem:
     if isinstance(error, MissingConfigException):
         name = str(error.missing_cfg_file)
         there = [file.stem for place in (Path("conf"), CONF) for file in place.glob("*.yaml")]
@@ -337,9 +391,10 @@ def _broken_files(error: Exception) -> Problem:
         otherwise = "use a name on the path that `--info searchpath` prints, or `-cd FOLDER` for its directory"
         ways = [f"-cn {hit}" for hit in nearest(name, there)]
         return Problem.suggest(f"the configuration {name}", problem, ways, otherwise, code="missing-file")
+    cause = _innermost(error)
     mark: Any = getattr(cause, "problem_mark", None)
     where = f" in {mark.name}, line {mark.line + 1}" if mark is not None else ""
-    problem = getattr(cause, "problem", None) or next(iter(str(cause).splitlines()), "no reason is given")
+    problem = getattr(cause, "problem", None) or first_line(cause)
     kind = "YAML can't be read" if mark is not None else type(cause).__name__
     if isinstance(cause, OmegaConfBaseException) and cause.full_key:
         where += f" at {cause.full_key}"

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import Field, fields, is_dataclass
 from typing import Any, NamedTuple
 
-import yaml
 from omegaconf import Container, DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import (
     InterpolationKeyError,
@@ -35,6 +34,7 @@ HIDDEN = re.compile(r"(?<=[:/])\*\*\*(?=@)|(?<==)\*\*\*(?=&|'|$)")
 EXAMPLES = {"int": "10", "float": "0.5", "bool": "true", "str": "name"}
 UNSET = re.compile(r"Environment variable '(\w+)' not found")
 PRINTED = "use a key that `--cfg job` prints"
+BELOW = "the arguments of a part are below " + ", ".join(BUILT)
 STORES = ("sqlite:", "http://", "https://", "postgresql", "mysql", "mssql", "databricks")
 
 
@@ -111,7 +111,6 @@ def problems(cfg: DictConfig) -> list[Problem]:
         *_hidden(cfg),
         *_folds(cfg),
         *_early_stopping(cfg),
-        *_built_too_early(cfg),
         *_constant(cfg),
     ]
 
@@ -143,7 +142,7 @@ def value(cfg: DictConfig, key: str) -> Any:
 
 def shared_data_settings(cfg: DictConfig) -> dict[str, Any]:
     """Return the settings that every data set has, converted to their types, which the open group `data` does not do."""
-    found = {item.name: _as(Data, item.name, cfg.data[item.name]) for item in fields(Data)}
+    found = {item.name: converted(Data, item.name, cfg.data[item.name]) for item in fields(Data)}
     return {key: OmegaConf.to_container(each) if OmegaConf.is_config(each) else each for key, each in found.items()}
 
 
@@ -167,7 +166,7 @@ def of_all_folds(fold: Any) -> str:
     return re.sub(r"^\d+", "K", str(fold))
 
 
-def _as(schema: type, name: str, value: Any) -> Any:
+def converted(schema: type, name: str, value: Any) -> Any:
     if schema.__annotations__[name] == "Any":  # it would keep the type of its first value
         return value
     typed = _typed(schema)
@@ -202,71 +201,9 @@ def all_keys(cfg: Any, prefix: str = "") -> Iterator[str]:
         yield from all_keys(cfg._get_node(key), f"{prefix}{key}.")
 
 
-def suggest_keys(wanted: str, known: list[str]) -> list[str]:
-    """Return the keys that `wanted` certainly means: other frameworks' names for them, or misspellings of them."""
-    if hits := [key for key in other_names.keys_for(wanted) if key in known]:
-        return hits
-    parent, _, leaf = wanted.rpartition(".")
-    if parent:
-        siblings = {key.rpartition(".")[2]: key for key in known if key.rpartition(".")[0] == parent}
-        longer = [name for name in siblings if len(leaf) > 2 and name.startswith(leaf)]
-        if hits := nearest(leaf, siblings) or longer:
-            return [siblings[hit] for hit in hits]
-    else:
-        same = [key for key in known if key.rpartition(".")[2] == wanted]
-        if hits := same or nearest(wanted, [key for key in known if "." not in key]):
-            return hits[:3]
-    below = [key for key in known if "." in key or not parent]
-    hits = [key for key in below if key.rpartition(".")[2] == leaf]
-    by_leaf = {key.rpartition(".")[2]: key for key in reversed(below)}
-    hits = [] if parent and leaf == "name" else hits or [by_leaf[hit] for hit in nearest(leaf, by_leaf)[:1]]
-    hits = hits or [key for key in other_names.keys_like(wanted) if key in known]
-    return hits if len(hits) == 1 or not parent else [hit for hit in hits if nearest(parent, [hit.rpartition(".")[0]])]
-
-
-def with_value(cfg: DictConfig, key: str, texts: list[str]) -> str | None:
-    """Return KEY=VALUE for a shell: with what was typed if it fits the key, else with a valid value; None without one.
-
-    texts: the values, as they were typed; a sweep has several.
-    """
-    texts = [other_names.value_for(key, text) for text in texts]
-    if isinstance(example := _example(cfg, key), str) and example.startswith("["):
-        texts = [f"[{text}]" if text.isdecimal() else text for text in texts]
-    if not all(text and _fits(cfg, key, text) for text in texts):
-        texts = [example] if example else []
-    return shlex.quote(f"{key}={','.join(texts)}") if texts else None
-
-
-def _fits(cfg: DictConfig, key: str, text: str) -> bool:
-    if key == "device":
-        return re.fullmatch(r"auto|cpu|mps|all|(cuda|xpu)(:\d+)?|\[.*\]", text) is not None
-    try:
-        typed = OmegaConf.from_dotlist([f"x={text}"]).x
-        if (found := _field(key)) is not None:
-            typed = _as(found[0], found[1].name, typed)
-            return _keeps_rule(typed, found[1].metadata)
-    except (OmegaConfBaseException, yaml.YAMLError, TypeError, ValueError):
-        return False
-    present = value(cfg, key)
-    if OmegaConf.is_dict(present):
-        return False
-    if isinstance(present, int | float) and not isinstance(present, bool):
-        return isinstance(typed, int | float) and not isinstance(typed, bool) and typed >= 0
-    same = bool if isinstance(present, bool) else str if isinstance(present, str) else None
-    return isinstance(typed, same) if same else OmegaConf.is_list(typed) or not OmegaConf.is_list(present)
-
-
-def _example(cfg: DictConfig, key: str) -> str | None:
-    present = value(cfg, key)
-    if isinstance(present, bool | int | float | str):
-        return str(present).lower() if isinstance(present, bool) else str(present)
-    if OmegaConf.is_config(present):
-        return f"[{','.join(map(str, present))}]" if present and OmegaConf.is_list(present) else None
-    return _schema_example(key)
-
-
-def _schema_example(key: str) -> str | None:
-    if (found := _field(key)) is None:
+def example_of(key: str) -> str | None:
+    """Return a valid value of a key of the schema, or of a learning rate."""
+    if (found := field_of(key)) is None:
         return "0.001" if key == "optimizer.lr" else None
     rule = found[1].metadata
     return str(rule.get("example") or rule.get("choices", [EXAMPLES.get(str(found[1].type).split(" ")[0], "null")])[0])
@@ -306,8 +243,8 @@ def _bad_values(node: DictConfig, schema: type, group: str) -> Iterator[Problem]
         if not _has(node, item.name) or item not in settings:
             continue
         try:
-            value = _as(schema, item.name, node[item.name])
-            if not _keeps_rule(value, item.metadata):
+            value = converted(schema, item.name, node[item.name])
+            if not keeps_rule(value, item.metadata):
                 yield _bad_value(key, value, item.metadata)
         except InterpolationToMissingValueError:
             text = written(node, item.name)
@@ -323,7 +260,7 @@ def _needed(key: str, fix: str = "") -> Problem:
     return Problem(f"no {key}", f"`{key}` is needed and has no value", fix or f"set `{key}=...`", code="missing-value")
 
 
-def _keeps_rule(value: Any, metadata: Any) -> bool:
+def keeps_rule(value: Any, metadata: Any) -> bool:
     if value is None or "valid" not in metadata:
         return True
     plain = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
@@ -341,11 +278,11 @@ def _bad_value(key: str, value: Any, metadata: Any) -> Problem:
 
 def kind_of(key: str) -> str | None:
     """Return the type of a dotted key as the schema writes it; None for an argument of a `_target_`."""
-    found = _field(key)
+    found = field_of(key)
     return None if found is None else str(found[1].type)
 
 
-def _field(key: str) -> tuple[type, Any] | None:
+def field_of(key: str) -> tuple[type, Any] | None:
     group, _, leaf = key.rpartition(".")
     schema = dict(groups()).get(group)
     return next(((schema, item) for item in fields(schema) if item.name == leaf), None) if schema else None
@@ -391,14 +328,14 @@ def _interpolations(node: Any, prefix: str) -> Iterator[Problem]:
             elif not re.search(r"\?\?\?|missing", str(error), re.IGNORECASE):  # the data fills in a missing fact
                 wanted = text.strip("${} ")
                 known = [name for name in all_keys(node._get_root()) if not name.startswith("hydra")]
-                ways = [shlex.quote(f"{path}=${{{hit}}}") for hit in suggest_keys(wanted, known)]
+                ways = [shlex.quote(f"{path}=${{{hit}}}") for hit in other_names.suggest_keys(wanted, known)]
                 yield unknown_key(f"{path}={text}", wanted, PRINTED, ways)
         except OmegaConfBaseException:
             continue  # a fact, too
 
 
 def _unset(key: str, text: str, name: str) -> Problem:
-    default = _schema_example(key)
+    default = example_of(key)
     ours = shlex.quote(f"{key}={text.replace(f'oc.env:{name}', f'oc.env:{name},{default}')}")
     fix = f"run `export {name}={default or '...'}` before the command{f', or use `{ours}`' if default else ''}"
     problem = f"the environment variable `{name}` is not set"
@@ -470,8 +407,7 @@ def _hidden(cfg: DictConfig) -> list[Problem]:
 def _folds(cfg: DictConfig) -> list[Problem]:
     fold, num = value(cfg, "data.fold"), value(cfg, "data.num_folds")
     if fold is None:
-        problem = "`data.num_folds` is set, and `data.fold` is null"
-        fix = f"add `-m 'data.fold=range({num})'`"
+        problem, fix = "`data.num_folds` is set, and `data.fold` is null", f"add `-m 'data.fold=range({num})'`"
         return [Problem(f"data.num_folds={num}", problem, fix, code="missing-value")] if num else []
     try:
         which, of = fold_of(fold, num) or (0, 0)
@@ -482,13 +418,11 @@ def _folds(cfg: DictConfig) -> list[Problem]:
         problem = f"`data.fold` has {of} folds, and `data.num_folds` {num}"
         fix = f"use `{source}` without `data.num_folds`"
         return [Problem(f"{source} data.num_folds={num}", problem, fix, (source,), code="conflict")]
-    if of < 2 and num is None:
-        problem = f"the number of folds must be 2 or more, got {of}"
-        return [Problem.suggest(source, problem, [f"data.fold={which}/{NUM_FOLDS}"])]
-    if which >= of:
-        problem = f"folds are counted from 0: the last of {of} is {of - 1}"
-        ways = (f"data.fold={of - 1}/{of}", f"-m 'data.fold=range({of})'")
-        return [Problem(source, problem, f"use `{ways[0]}`, or all of them: `{ways[1]}`", ways, code="bad-value")]
+    if of < 2 or which >= of:
+        total = max(of, 2) if num is not None or of > 1 else NUM_FOLDS
+        problem = f"a fold is one of 2 or more, counted from 0: the last of {total} is {total - 1}"
+        ways = [f"data.fold={min(which, total - 1)}/{total}", f"-m 'data.fold=range({total})'"]
+        return [Problem.suggest(source, problem, ways)] if of > 1 or num is None else []
     return []
 
 
@@ -512,9 +446,3 @@ def _constant(cfg: DictConfig) -> list[Problem]:
             ways = [f"{option} {source}" for option in options_with(name, "scheduler")]
             found.append(Problem.suggest(source, problem, ways, fix, code="bad-argument"))
     return found
-
-
-def _built_too_early(cfg: DictConfig) -> list[Problem]:
-    problem = "a part that needs the model's parameters is built after the model"
-    keys = [f"{key}._partial_" for key in PARTIAL]
-    return [Problem.suggest(f"{key}=false", problem, [f"{key}=true"]) for key in keys if value(cfg, key) is False]

@@ -1,12 +1,11 @@
-"""What is wrong in a file of conf/ is told with the file, the line and the nearest key."""
+"""Errors in the files of conf/: reported with the file, the line and the nearest key."""
 
 import pytest
 from hydra.errors import HydraException
 
-from runner.config import validate
 from runner.config.compose import MisfitError, composer
-from runner.config.conf_files import as_yaml, line_of
-from runner.config.override_errors import explain
+from runner.config.other_names import suggest_keys
+from runner.config.override_errors import explain, line_of
 
 FILES = {
     "experiment/typo.yaml": "# @package _global_\ndefaults:\n  - override /model: linear\n\ntrain:\n  num_epoch: 5\n  batch_size: many\n"
@@ -42,10 +41,12 @@ def test_file_errors_are_reported_with_their_lines(conf, messages):
         messages(explain(raised.value, [words], compose=compose, check=lambda cfg: None))
 
 
-def test_it_is_told_with_all_else_that_is_wrong(conf):
+def test_file_errors_are_reported_with_all_others(conf):
     words, compose = ["experiment=typo", "model=mlpp"], composer([])
     error = explain(HydraException(), words, compose=compose, check=lambda cfg: None)
-    assert [problem.source.split()[0] for problem in error.problems] == ["train:", "train:", "tracking:", "model=mlpp"]
+    assert [problem.source.split()[0] for problem in error.problems] == [
+        *("train.batch_size", "train.num_epoch", "tracking.urii", "model=mlpp"),
+    ]
 
 
 def test_main_file_is_checked_too(own_folder, messages):
@@ -56,15 +57,14 @@ def test_main_file_is_checked_too(own_folder, messages):
     messages(explain(raised.value, [], compose=compose, check=lambda cfg: None))
 
 
-def test_a_key_has_a_line_and_is_a_line():
+def test_line_of_nested_key_is_found():
     text = "a: 1\nb:\n  c: {d: 2}\n  e.f: 3\n"
     assert [line_of(text, key) for key in ("a", "b", "b.c.d", "b.e", "x")] == [1, 2, 3, None, None]
-    assert as_yaml("b.c.d", None) == "b: {c: {d: null}}"
 
 
-def test_where_nothing_is_near_nothing_is_offered():
+def test_only_near_keys_are_suggested():
     known = ["train.ema_decay", "train.num_epochs", "train.max_seconds", "backends.cuda.memory_fraction"]
-    assert validate.suggest_keys("train.fast_dev_run", known) == []
-    assert validate.suggest_keys("train.num_epoch", known) == ["train.num_epochs"]
-    assert validate.suggest_keys("backends.cuda.memory", known) == ["backends.cuda.memory_fraction"]
-    assert validate.suggest_keys("trian.max_second", known) == ["train.max_seconds"]
+    assert suggest_keys("train.fast_dev_run", known) == []
+    assert suggest_keys("train.num_epoch", known) == ["train.num_epochs"]
+    assert suggest_keys("backends.cuda.memory", known) == ["backends.cuda.memory_fraction"]
+    assert suggest_keys("trian.max_second", known) == ["train.max_seconds"]
