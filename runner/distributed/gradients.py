@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from runner.data.loading.shard import Share
+from runner.data.loading.batches import Share
 from runner.errors import RunnerError
 from runner.tasks.task import Task
 

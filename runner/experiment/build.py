@@ -25,7 +25,7 @@ from runner.config import secrets, validate
 from runner.config.instantiate import PREPARED, build, locate
 from runner.config.nodes import fill_facts, leave_out_unknown_facts, resolved, split_settings
 from runner.config.schema import HOOKS, fits
-from runner.data.loading.first_and_last import FirstAndLast
+from runner.data.loading.batches import FirstAndLast
 from runner.data.own_loader import OwnLoader
 from runner.data.sampler import class_counts
 from runner.data.source import Preprocessing, Source
@@ -209,9 +209,8 @@ def _choose_threads(cfg: DictConfig, parts: Parts) -> str:
 
     A run whose examples are read by processes during the training keeps the number of set_switches().
     """
-    most, workers = backends.THREADS, validate.shared_data_settings(cfg)["num_workers"]
-    reads = isinstance(parts.splits.train, Dataset) or (workers and parts.train.indexed() is None)
-    if parts.device.type != "cpu" or cfg.backends.cpu.num_threads or most == 1 or reads:
+    most, is_read = backends.THREADS, isinstance(parts.splits.train, Dataset)
+    if parts.device.type != "cpu" or cfg.backends.cpu.num_threads or most == 1 or is_read:
         return ""
     batch = next(iter(parts.train.epoch(0)))
     states = backends.generator_states(parts.device)

@@ -16,7 +16,7 @@ from runner.config import validate
 from runner.config.instantiate import build, locate
 from runner.config.nodes import resolved
 from runner.data.loading.batch_transform import TransformedBatches
-from runner.data.loading.first_and_last import FirstAndLast
+from runner.data.loading.batches import FirstAndLast
 from runner.data.loading.loaders import Batches, Loading, load
 from runner.data.loading.order import ClassSampler
 from runner.data.map_style import Conversion

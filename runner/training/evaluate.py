@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from runner.data.loading.shard import Shard, Share
+from runner.data.loading.batches import Shard, Share
 from runner.device import backends
 from runner.device.placement import num_rows
 from runner.device.precision import Precision

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import distributed, nn
 
-from runner.data.loading.shard import Rows, Share
+from runner.data.loading.batches import Rows, Share
 from runner.device.precision import make_precision
 from runner.distributed.environment import RankInfo
 from runner.distributed.gradients import ShardedGradients, SharedGradients

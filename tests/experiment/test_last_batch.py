@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from runner import cli
-from runner.data.loading.shard import Shard
+from runner.data.loading.batches import Shard
 from runner.errors import RunnerError
 from runner.experiment.build_data import check_last_batch
 

@@ -23,18 +23,18 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
+from runner.data.loading.batches import Batches, Shard, Share
 from runner.data.loading.order import BATCH, ClassSampler, Orders, generator, mixed
 from runner.data.loading.resident import batches_a_gather
-from runner.data.loading.shard import Shard, Share
 from runner.data.map_style import STANDARD, Conversion, batch_of
 from runner.device import streams
 from runner.device.placement import in_batches, map_tensors, move, num_bytes, num_rows, tensors
 from runner.errors import OF_CODE, Problem, RunnerError, in_words
 
-PLACE = Path("/dev/shm")
+SHARED_MEMORY = Path("/dev/shm")
 #: batches that each process reads ahead (the default of torch)
 PREFETCH = 2
-BIGGER = "a larger /dev/shm (docker run --shm-size=8g)"
+LARGER = "a larger /dev/shm (docker run --shm-size=8g)"
 
 
 @dataclass(frozen=True)
@@ -45,111 +45,102 @@ class Refused:
 
 
 def free_room() -> int | None:
-    """Return the free bytes of /dev/shm; None on systems without it."""
-    if not sys.platform.startswith("linux") or not PLACE.is_dir():
+    """Return the free bytes of shared memory; None without a limit."""
+    if not sys.platform.startswith("linux") or not SHARED_MEMORY.is_dir():
         return None
-    found = os.statvfs(PLACE)
+    found = os.statvfs(SHARED_MEMORY)
     return found.f_bavail * found.f_frsize
 
 
-def most_workers(free: int, batch_bytes: int, *, prefetch: int = PREFETCH) -> int:
-    """Processes for whose batches there is room: `prefetch` of each, and the one that training has."""
-    return max(0, (free // max(batch_bytes, 1) - 1) // prefetch)
+def workers_with_room(
+    workers: int, rows: Any, batch_size: int, conversion: Conversion, *, free: int | None, is_set: bool
+) -> tuple[int, str]:
+    """Return for how many worker processes the shared memory has room, and why they are fewer.
 
-
-def bytes_of_a_batch(rows: Any, batch_size: int, conversion: Conversion = STANDARD) -> int:
-    """Return the bytes of a batch by its first row; 0 if it can't be read."""
-    if not isinstance(rows, Dataset):
-        return num_bytes(rows) * batch_size // max(1, num_rows(rows))
-    try:
-        several = getattr(rows, "__getitems__", None)
-        return num_bytes(conversion(batch_of(rows, several([0]) if several else [rows[0]]))) * batch_size
-    except OF_CODE:  # the user's code: the reading reports the error
-        return 0
-
-
-def with_room(workers: int, batch_bytes: int, free: int | None, *, is_asked: bool) -> tuple[int, str]:
-    """Return the number of worker processes, and why they are fewer.
-
-    Args:
-        free: Bytes of shared memory; None for no known limit.
-        is_asked: Whether the user set the number of workers.
+    Each process has PREFETCH batches there, and the training step has another one. Batches are measured by the first row.
 
     Raises:
         RunnerError: There is no room for the number that the user set.
     """
-    if not workers or free is None or (most := most_workers(free, batch_bytes)) >= workers:
+    if not workers or free is None:
+        return workers, ""
+    try:
+        several = getattr(rows, "__getitems__", None)
+        batch_bytes = num_bytes(conversion(batch_of(rows, several([0]) if several else [rows[0]]))) * batch_size
+    except OF_CODE:  # the user's code: the reading reports the error
+        return workers, ""
+    most = max(0, (free // max(batch_bytes, 1) - 1) // PREFETCH)
+    if most >= workers:
         return workers, ""
     needed = (workers * PREFETCH + 1) * batch_bytes
     room = (
         f"/dev/shm has {free / 2**20:,.1f} MiB free, and batches for {workers} processes take {needed / 2**20:,.1f} MiB"
     )
-    if is_asked:
+    if is_set:
         fewer = f"`data.num_workers={most}`, " if most else ""
-        fix = f"use {fewer}`data.num_workers=0`, a smaller `train.batch_size`, or {BIGGER}"
+        fix = f"use {fewer}`data.num_workers=0`, a smaller `train.batch_size`, or {LARGER}"
         raise RunnerError.of(f"data.num_workers={workers}", room, fix)
     return most, f"; read by {most} processes: {room}" if most else f"; read in this process: {room}"
 
 
-def told(batches: Iterator[Any], workers: int) -> Iterator[Any]:
-    """Yield the batches. Raises: RunnerError if a worker process finds an error, or no shared memory."""
-    try:
-        for batch in batches:
-            if isinstance(batch, Refused):
-                raise RunnerError(*batch.problems)
-            yield batch
-    except (RuntimeError, RunnerError) as error:  # raised by torch, or by a collate_fn without memory
-        if not workers or "shared memory" not in str(error):
-            raise
-        problem = f"the loading processes found no space in /dev/shm: {(free_room() or 0) / 2**20:,.1f} MiB are free"
-        fix = f"use `data.num_workers=0` or fewer of them, a smaller `train.batch_size`, or {BIGGER}"
-        raise RunnerError.of(f"data.num_workers={workers}", problem, fix) from error
-
-
-Planned = tuple[int, list[int]]  # of a batch: the seed for what it draws, and the numbers of its rows
+Planned = tuple[int, list[int]]  # of a batch: the seed of its random numbers, and the indices of its rows
 
 
 class Reader:
-    """A DataLoader that is told its batches before each epoch, and its processes with it.
+    """A DataLoader that gets the plan of its batches before each epoch. Its processes stay from epoch to epoch."""
 
-    They stay from epoch to epoch: 2 of them take 0.1 s to start by fork and 2 to 4 s by spawn (2 cores, 2026-11).
-    """
-
-    def __init__(self, rows: Any, conversion: Conversion = STANDARD, *, num_workers: int, pin_memory: bool) -> None:
+    def __init__(self, dataset: Any, conversion: Conversion = STANDARD, *, num_workers: int, pin_memory: bool) -> None:
         self._plan, self._num_workers = _Plan(), num_workers
         self._loader: DataLoader[Any] = DataLoader(
-            _FromDataset(rows, conversion) if isinstance(rows, Dataset) else _FromTensors(rows),
+            _PlannedBatches(dataset, conversion),
             batch_sampler=self._plan,
             num_workers=num_workers,
             prefetch_factor=PREFETCH if num_workers else None,
             persistent_workers=num_workers > 0,
-            collate_fn=_as_it_is,
+            collate_fn=_unchanged,
             pin_memory=pin_memory,
-            generator=generator(0),  # else the seeds that DataLoader gives to processes come from the run's own numbers
+            generator=generator(0),  # else the workers' seeds are drawn from the run's generator
         )
 
     def read(self, plan: Iterator[Planned]) -> Iterator[Any]:
+        """Yield the batches. Raises: RunnerError for an error in a worker process, or without shared memory."""
         self._plan.batches = plan
         try:
             with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "Got pickle error")  # the error below says it, with its mend
-                return told(iter(self._loader), self._num_workers)
+                warnings.filterwarnings("ignore", "Got pickle error")  # the error below has it, with its fix
+                batches = iter(self._loader)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             if not self._num_workers:
                 raise
             problem = f"the Dataset can't be sent to the loading processes: {error}"
             fix = "use `data.num_workers=0`, or a Dataset without lambdas, open files and classes inside functions"
             raise RunnerError.of(f"data.num_workers={self._num_workers}", problem, fix) from error
+        return self._checked(batches)
+
+    def _checked(self, batches: Iterator[Any]) -> Iterator[Any]:
+        try:
+            for batch in batches:
+                if isinstance(batch, Refused):
+                    raise RunnerError(*batch.problems)
+                yield batch
+        except (RuntimeError, RunnerError) as error:  # raised by torch, or by a collate_fn without memory
+            if not self._num_workers or "shared memory" not in str(error):
+                raise
+            problem = (
+                f"the loading processes found no space in /dev/shm: {(free_room() or 0) / 2**20:,.1f} MiB are free"
+            )
+            fix = f"use `data.num_workers=0` or fewer of them, a smaller `train.batch_size`, or {LARGER}"
+            raise RunnerError.of(f"data.num_workers={self._num_workers}", problem, fix) from error
 
     def close(self) -> None:
-        """Ends the processes and waits for that; DataLoader itself leaves it to the garbage collector."""
+        """End the processes and wait for that. DataLoader itself leaves it to the garbage collector."""
         stop = getattr(self._loader._iterator, "_shutdown_workers", None)
         if stop is not None:
             stop()
 
 
 class _Plan:
-    """The batches of one epoch, as a DataLoader asks for them."""
+    """The batch sampler of a DataLoader."""
 
     batches: Iterator[Planned] = iter(())
 
@@ -157,19 +148,7 @@ class _Plan:
         return self.batches
 
 
-class _FromTensors(Dataset[Any]):
-    def __init__(self, rows: Any) -> None:
-        self._rows = rows
-
-    def __len__(self) -> int:
-        return num_rows(self._rows)
-
-    def __getitems__(self, planned: Planned) -> Any:
-        chosen = torch.tensor(planned[1])
-        return _shared(map_tensors(self._rows, lambda tensor: tensor.index_select(0, chosen)))
-
-
-class _FromDataset(Dataset[Any]):
+class _PlannedBatches(Dataset[Any]):
     def __init__(self, dataset: Any, conversion: Conversion) -> None:
         self._dataset, self._conversion = dataset, conversion
 
@@ -177,36 +156,33 @@ class _FromDataset(Dataset[Any]):
         return len(self._dataset)
 
     def __getitems__(self, planned: Planned) -> Any:
+        is_worker = get_worker_info() is not None
         try:
-            return _shared(self._batch(*planned))
+            batch = self._batch(*planned)
+            if is_worker:
+                # torch would move the batch in a thread, which fails unnoticed without room, and the training would wait
+                for tensor in tensors(batch):
+                    if tensor.layout is torch.strided and tensor.device.type == "cpu":
+                        tensor.share_memory_()
+            return batch
         except RunnerError as error:
-            if get_worker_info() is None:
+            if not is_worker:
                 raise
             return Refused(error.problems)
         except SystemExit as error:
-            if get_worker_info() is None:
+            if not is_worker:
                 raise
-            raise RuntimeError(in_words(error)) from error  # else nobody hears why this process has gone
+            raise RuntimeError(in_words(error)) from error  # else the process ends without a reason
 
-    def _batch(self, seed: int, chosen: list[int]) -> Any:
-        with _drawing_from(seed):
+    def _batch(self, seed: int, indices: list[int]) -> Any:
+        with _seeded(seed):
             several = getattr(self._dataset, "__getitems__", None)
-            rows = several(chosen) if several else [self._dataset[index] for index in chosen]
+            rows = several(indices) if several else [self._dataset[index] for index in indices]
             return self._conversion(batch_of(self._dataset, rows))
 
 
-def _shared(batch: Any) -> Any:
-    """In a process that reads: the batch in shared memory, where the thread that sends it would put it. Without room it
-    fails there unheard, and the training would wait for ever; here the error is handed over in the batch's place."""
-    if get_worker_info() is not None:
-        for tensor in tensors(batch):
-            if tensor.layout is torch.strided and tensor.device.type == "cpu":
-                tensor.share_memory_()
-    return batch
-
-
 @contextmanager
-def _drawing_from(seed: int) -> Iterator[None]:
+def _seeded(seed: int) -> Iterator[None]:
     before = random.getstate(), np.random.get_state(), torch.get_rng_state()
     random.seed(seed)
     np.random.seed(seed % 2**32)
@@ -219,15 +195,16 @@ def _drawing_from(seed: int) -> Iterator[None]:
         torch.set_rng_state(before[2])
 
 
-def _as_it_is(batch: Any) -> Any:
+def _unchanged(batch: Any) -> Any:
     return batch
 
 
-class Streamed:
-    """Batches that come over one by one, in Resident's order: for what is too big for the device, or is no tensor.
+class Streamed(Batches):
+    """Batches that are copied one by one, in Resident's order: of rows that are too large for the device, or a Dataset.
 
-    rows: nested tensors, or a map-style Dataset, whose rows are put together by torch's rules. num_workers: processes
-    that read; they stay from one epoch to the next and end with `close()`, or with an epoch that is left in the middle.
+    Args:
+        rows: Nested tensors, or a map-style Dataset.
+        num_workers: Processes that read a Dataset; they end with `close()`, or with an unfinished epoch.
     """
 
     def __init__(
@@ -249,16 +226,10 @@ class Streamed:
         self._num_workers, self._conversion = num_workers, conversion
         self._side = streams.side_stream(device)
         self._idle: Reader | None = None
-        self.device_bytes = 0
-
-    @property
-    def num_batches(self) -> int:
-        return -(-self.num_rows // self.batch_size)
 
     def epoch(self, number: int, *, first_batch: int = 0, shard: Shard | None = None) -> Iterator[Any]:
-        """The batches of epoch `number` from `first_batch` on; waits for the host's reading, with streams never for a copy."""
-        is_read = isinstance(self._rows, Dataset) or self._num_workers
-        batches = (self._read if is_read else self._gathered)(number, first_batch, shard)
+        """Yield the batches of epoch `number`. Waits for the host's reading, but not for a copy on a device with streams."""
+        batches = (self._read if isinstance(self._rows, Dataset) else self._gathered)(number, first_batch, shard)
         if shard is None:
             yield from batches
             return
@@ -267,46 +238,38 @@ class Streamed:
             yield Share(batch, rows)
 
     def _gathered(self, number: int, first_batch: int, shard: Shard | None) -> Iterator[Any]:
-        """Batches of tensors in memory, several in one gather and one copy: small ones come in half the time that a
-        DataLoader takes for the same (60,000 rows of 64 floats, 1 thread, 2026-11)."""
+        """Gather and copy several batches at a time, in half the time that a DataLoader takes for small ones."""
 
         def blocks() -> Iterator[tuple[Any, list[int]]]:
-            places = iter(self._places(number, first_batch, shard))
-            while block := list(islice(places, batches_a_gather(self._rows, self.batch_size, self._device))):
-                chosen = torch.cat(block)
-                rows = map_tensors(self._rows, partial(_gather, chosen=chosen, pinned=self._side is not None))
-                yield rows, [len(one) for one in block]
+            indices = iter(self._indices(number, first_batch, shard))
+            while block := list(islice(indices, batches_a_gather(self._rows, self.batch_size, self._device))):
+                gather = partial(_gather, indices=torch.cat(block), pinned=self._side is not None)
+                yield map_tensors(self._rows, gather), [len(one) for one in block]
 
-        on_device = (
-            ((move(rows, self._device), sizes) for rows, sizes in blocks())
-            if self._side is None
-            else copied_ahead(blocks(), self._device, side=self._side)
-        )
-        for rows, sizes in on_device:
+        for rows, sizes in self._moved(blocks()):
             yield from in_batches(rows, sizes)
 
     def _read(self, number: int, first_batch: int, shard: Shard | None) -> Iterator[Any]:
-        reader, finished = self._idle or self._reader(), False
-        self._idle = None  # another epoch beside this one gets its own
+        reader, is_finished = self._idle, False
+        self._idle = None  # a second epoch at the same time gets its own
+        if reader is None:
+            is_pinned = self._side is not None
+            reader = Reader(self._rows, self._conversion, num_workers=self._num_workers, pin_memory=is_pinned)
         try:
-            batches = reader.read(self._plan(number, first_batch, shard))
-            if self._side is None:
-                for batch in batches:
-                    yield move(batch, self._device)
-            else:
-                yield from copied_ahead(batches, self._device, side=self._side)
-            finished = True
+            yield from self._moved(reader.read(self._plan(number, first_batch, shard)))
+            is_finished = True
         finally:
-            if finished and self._idle is None:
+            if is_finished and self._idle is None:
                 self._idle = reader
             else:
                 reader.close()
 
-    def indexed(self) -> None:
-        """Its rows are not on the device."""
+    def _moved(self, batches: Iterator[Any]) -> Iterator[Any]:
+        if self._side is None:
+            return (move(batch, self._device) for batch in batches)
+        return copied_ahead(batches, self._device, side=self._side)
 
     def close(self) -> None:
-        """Ends the processes that wait for the next epoch; another epoch would start new ones."""
         if self._idle is not None:
             self._idle.close()
             self._idle = None
@@ -314,15 +277,15 @@ class Streamed:
             self._orders.close()
 
     def _plan(self, number: int, first_batch: int, shard: Shard | None) -> Iterator[Planned]:
-        """A seed and the rows for each batch, so that it is the same whoever reads it and whatever was read before.
+        """Yield a seed and the rows of each batch, so that it does not depend on the process that reads it.
 
-        Processes that share a batch draw different numbers for it, the first one those of a run alone.
+        Processes that share a batch draw different numbers for it, rank 0 those of a run with one process.
         """
         others = (shard.rank,) if shard is not None and shard.rank else ()
-        for index, places in enumerate(self._places(number, first_batch, shard), start=first_batch):
-            yield mixed(self._seed, BATCH, number, index, *others), places.tolist()
+        for index, indices in enumerate(self._indices(number, first_batch, shard), start=first_batch):
+            yield mixed(self._seed, BATCH, number, index, *others), indices.tolist()
 
-    def _places(self, number: int, first_batch: int, shard: Shard | None) -> Iterator[Tensor]:
+    def _indices(self, number: int, first_batch: int, shard: Shard | None) -> Iterator[Tensor]:
         order = None if self._orders is None else self._orders.of(number)
         for start in range(first_batch * self.batch_size, self.num_rows, self.batch_size):
             stop = min(start + self.batch_size, self.num_rows)
@@ -331,22 +294,22 @@ class Streamed:
                 start, stop = start + own.start, start + own.stop
             yield torch.arange(start, stop) if order is None else order[start:stop]
 
-    def _reader(self) -> Reader:
-        return Reader(self._rows, self._conversion, num_workers=self._num_workers, pin_memory=self._side is not None)
 
-
-def _gather(tensor: Tensor, *, chosen: Tensor, pinned: bool) -> Tensor:
-    """The chosen rows; in pinned memory at once, so that they are not copied twice."""
+def _gather(tensor: Tensor, *, indices: Tensor, pinned: bool) -> Tensor:
+    """Select rows, directly into pinned memory, so that they are not copied twice."""
     if not pinned:
-        return tensor.index_select(0, chosen)
-    out = torch.empty((len(chosen), *tensor.shape[1:]), dtype=tensor.dtype, pin_memory=True)
-    return torch.index_select(tensor, 0, chosen, out=out)
+        return tensor.index_select(0, indices)
+    out = torch.empty((len(indices), *tensor.shape[1:]), dtype=tensor.dtype, pin_memory=True)
+    return torch.index_select(tensor, 0, indices, out=out)
 
 
 def copied_ahead(batches: Iterator[Any], device: torch.device, *, side: torch.Stream) -> Iterator[Any]:
-    """The batches on a device with streams, each copied on the stream `side` while the step before it computes.
+    """Yield batches on a device with streams, each copied on the stream `side` during the step before it.
 
-    batches: in pinned memory, which torch keeps until the copy is over. The host waits for nothing here.
+    The host waits for nothing here.
+
+    Args:
+        batches: In pinned memory, which torch keeps until the copy is over.
     """
 
     def copy() -> Any:
@@ -360,8 +323,8 @@ def copied_ahead(batches: Iterator[Any], device: torch.device, *, side: torch.St
     while ahead is not end:
         batch = ahead
         current = streams.current(device)
-        current.wait_stream(side)  # for the copy of this batch: that of the next one is not on its way yet
+        current.wait_stream(side)  # for the copy of this batch; the next one has not started
         for tensor in tensors(batch):
-            tensor.record_stream(current)  # made on `side`: else the next copy may get its memory while a step reads it
+            tensor.record_stream(current)  # it was made on `side`, whose next copy may get its memory during the step
         ahead = copy()
         yield batch

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from torch.utils.data import Dataset
 
 from runner.config.settings import Settings
+from runner.data.loading.batches import Shard, Sharded
 from runner.data.loading.loaders import Batches
-from runner.data.loading.shard import Shard, Sharded
 from runner.device.layers import overruns
 from runner.distributed.gradients import ShardedGradients, SharedGradients
 from runner.distributed.group import Ranks

@@ -255,7 +255,7 @@ def graphs(asked: Asked) -> None:
 
 def several(asked: Asked) -> None:
     """DDP and FSDP2 by NCCL in a group of one process, compared with a run that has no group."""
-    from runner.data.loading.shard import Shard, Sharded
+    from runner.data.loading.batches import Shard, Sharded
     from runner.distributed.environment import RankInfo
     from runner.distributed.gradients import ShardedGradients, SharedGradients
     from runner.distributed.group import join

@@ -7,8 +7,8 @@ from refused import problems_of
 from torch.utils.data import Dataset
 
 from runner.data.loading import loaders
+from runner.data.loading.batches import Shard
 from runner.data.loading.loaders import Loading, Resident, Streamed, automatic_workers, load
-from runner.data.loading.shard import Shard
 from runner.data.sampler import sampler_of
 from runner.data.source import from_arrays
 
@@ -39,7 +39,7 @@ def pretended(monkeypatch):
 CHOICES = [
     ("cpu", ROWS, "auto", None, Resident, "on the device (auto: 1.01 MiB)"),
     ("cpu", ROWS, "auto", 22 * 2**30, Resident, "on the device (auto: 1.01 MiB of 22 GiB free)"),
-    ("cpu", ROWS, "auto", 1000, Resident, "on the device (auto: 1.01 MiB lie in the CPU's memory already)"),
+    ("cpu", ROWS, "auto", 1000, Resident, "on the device (auto: 1.01 MiB are in the CPU's memory already)"),
     ("cpu", ROWS, "device", 1000, Resident, "on the device (as asked)"),
     ("cpu", ROWS, "stream", None, Streamed, "streamed (as asked)"),
     ("cuda:0", ROWS, "auto", None, Resident, "on the device (auto: 1.01 MiB)"),
@@ -73,6 +73,11 @@ def test_the_choice_and_its_reason(pretended, device, rows, residency, free, kin
 @pytest.mark.parametrize(("rows", "residency", "free"), [(ROWS, "device", SIZE - 1), (LARGE, "device", None)])
 def test_what_can_not_be_had(rows, residency, free, messages):
     messages(problems_of(made, rows, residency, torch.device("mps") if rows is LARGE else CUDA, free))
+
+
+def test_workers_are_not_used_for_tensors(pretended):
+    _, reason = made(ROWS, "stream", num_workers=2)
+    assert reason == "streamed (as asked); rows in memory need no worker processes"
 
 
 def test_both_kinds_give_the_same_batches():
@@ -129,7 +134,6 @@ def test_the_processes_of_a_machine_share_its_cpus_for_reading(cpus, num_process
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(cpus), raising=False)
     monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none=False: "fork")
     assert automatic_workers(Rows(), num_processes) == workers
-    assert automatic_workers(ROWS, num_processes) == 0
 
 
 @pytest.mark.parametrize(

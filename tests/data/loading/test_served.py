@@ -52,13 +52,13 @@ def test_each_row_comes_once(num_workers, caplog):
 @pytest.mark.parametrize(
     ("dataset", "settings", "told"),
     [
-        (Parts(says=8), {}, r"Parts goes on beyond its length \(2 batches\): .* define `__len__`"),
+        (Parts(says=8), {}, r"Parts has more than its length of 2 batches: .* define `__len__`"),
         (
             Parts(),
             {"num_workers": 2, "collate_fn": own_collate},
-            r"\(5 batches\): .*get_worker_info\(\).* 2 processes",
+            r"5 batches: .*get_worker_info\(\).* 2 processes",
         ),
-        (Parts(shares=False), {"num_workers": 2}, r"\(5 batches\): what comes then is left out .*get_worker_info"),
+        (Parts(shares=False), {"num_workers": 2}, r"5 batches: the others are left out .*get_worker_info"),
     ],
 )
 def test_what_is_left_out_is_told_once(dataset, settings, told, caplog):

@@ -50,7 +50,7 @@ def plain(batches):
 def test_the_batches_are_residents_whoever_reads_them(loader, shuffle, first):
     expected = plain(loader(rows(), kind=Resident, shuffle=shuffle).epoch(3, first_batch=first))
     assert len(expected) == 6 - first
-    for data, num_workers in ((rows(), 0), (rows(), 2), (Rows(), 0), (Rows(), 2)):
+    for data, num_workers in ((rows(), 0), (Rows(), 0), (Rows(), 2)):
         streamed = loader(data, shuffle=shuffle, num_workers=num_workers)
         assert streamed.num_batches == 6
         found = plain(streamed.epoch(3, first_batch=first))
@@ -67,7 +67,7 @@ def test_what_a_dataset_draws_is_the_same_in_any_process_and_after_a_restart(loa
 
 
 def test_processes_are_started_once_and_end_with_close(loader):
-    streamed = loader(rows(), num_workers=2)
+    streamed = loader(Rows(), num_workers=2)
     list(streamed.epoch(0))
     children = {child.pid for child in multiprocessing.active_children()}
     assert len(children) == 2
@@ -80,15 +80,16 @@ def test_processes_are_started_once_and_end_with_close(loader):
 
 
 def test_an_epoch_that_is_left_in_the_middle_ends_its_processes(loader):
-    streamed = loader(rows(), num_workers=2)
+    streamed = loader(Rows(), num_workers=2)
     for _ in streamed.epoch(0):
         break
     assert not multiprocessing.active_children()
-    assert plain(streamed.epoch(1)) == plain(loader(rows(), kind=Resident).epoch(1))
+    expected = plain(loader(rows(), kind=Resident).epoch(1))
+    assert [batch[:2] for batch in plain(streamed.epoch(1))] == expected
 
 
 def test_an_epoch_that_fails_ends_its_processes(loader):
-    streamed = loader(rows(), num_workers=1)
+    streamed = loader(Rows(), num_workers=1)
     with pytest.raises(ZeroDivisionError):
         for _ in streamed.epoch(0):
             1 / 0  # noqa: B018
@@ -96,11 +97,11 @@ def test_an_epoch_that_fails_ends_its_processes(loader):
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_two_epochs_may_run_beside_each_other(loader, num_workers):
-    streamed, resident = loader(rows(), num_workers=num_workers), loader(rows(), kind=Resident)
+def test_two_epochs_run_at_the_same_time(loader, num_workers):
+    streamed, resident = loader(Rows(), num_workers=num_workers), loader(rows(), kind=Resident)
     pairs = list(zip(streamed.epoch(1), streamed.epoch(2), strict=True))
-    assert plain(first for first, _ in pairs) == plain(resident.epoch(1))
-    assert plain(second for _, second in pairs) == plain(resident.epoch(2))
+    assert [batch[:2] for batch in plain(first for first, _ in pairs)] == plain(resident.epoch(1))
+    assert [batch[:2] for batch in plain(second for _, second in pairs)] == plain(resident.epoch(2))
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

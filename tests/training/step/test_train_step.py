@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from runner.data.loading.loaders import Resident
-from runner.data.loading.shard import Shard
+from runner.data.loading.batches import Shard
 from runner.device.precision import make_precision
 from runner.inspection.findings import merged
 from runner.inspection.guard import Guard

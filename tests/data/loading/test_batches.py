@@ -1,12 +1,12 @@
-"""What each of several processes reads of a batch."""
+"""The shares of several processes, and the first and last batch."""
 
 import pytest
 import torch
 from torch import nn
 
 from runner.data.loading.batch_transform import TransformedBatches
+from runner.data.loading.batches import FirstAndLast, Shard, Sharded
 from runner.data.loading.resident import Resident
-from runner.data.loading.shard import Shard, Sharded
 from runner.data.loading.streamed import Streamed
 
 CPU = torch.device("cpu")
@@ -78,3 +78,22 @@ def test_a_sharded_loader_has_the_whole_ones_numbers():
     sharded = Sharded(loaders()[0], Shard(1, 2))
     assert (sharded.num_rows, sharded.batch_size, sharded.num_batches) == (23, 5, 5)
     assert [share.rows.num for share in sharded.epoch(0)] == [3, 3, 3, 3, 2]
+
+
+def ends(num_rows=10):
+    rows = (torch.arange(num_rows), torch.arange(num_rows))
+    return FirstAndLast(Resident(rows, batch_size=4, device=CPU, seed=0, shuffle=False))
+
+
+def test_first_and_smaller_last_batch():
+    assert [found[0].tolist() for found in ends().epoch(0)] == [[0, 1, 2, 3], [8, 9]]
+    assert (ends().num_rows, ends().num_batches, ends().batch_size) == (6, 2, 4)
+    assert [found[0].tolist() for found in ends().epoch(0, first_batch=1)] == [[8, 9]]
+    shares = [next(ends().epoch(0, shard=Shard(rank, 2))) for rank in (0, 1)]
+    assert [share.batch[0].tolist() for share in shares] == [[0, 1], [2, 3]]
+
+
+@pytest.mark.parametrize("num_rows", [3, 8])
+def test_first_batch_without_a_smaller_last(num_rows):
+    assert len([*ends(num_rows).epoch(0)]) == ends(num_rows).num_batches == 1
+    assert ends(num_rows).num_rows == min(num_rows, 4)
