@@ -21,9 +21,9 @@ FLOATS = (torch.float32, torch.float64)
 
 @dataclass(frozen=True)
 class Conversion:
-    """What is done to the tensors of user-defined data, whole or in batches, in whatever container they came.
+    """The changes of the tensors of user-defined data, in any container.
 
-    The default is what the runner's tasks need; a custom task gets them as they are, except for the precision.
+    The default is what the runner's tasks need; a custom task gets tensors as they are, except for the precision.
     """
 
     dtype: torch.dtype = torch.float32  # of float32 and float64 tensors; float64 with train.precision=fp64
@@ -69,7 +69,7 @@ def changes(before: Any, after: Any) -> tuple[str, ...]:
 
 
 def _form(values: Any) -> str:
-    """(N, 3) float32; "" for what has no such form, and for texts."""
+    """Return, e.g., "(N, 3) float32"; "" for other objects and texts."""
     shape, dtype = getattr(values, "shape", None), str(getattr(values, "dtype", "")).removeprefix("torch.")
     if shape is None or not re.match("float|bfloat|int|uint|bool", dtype):
         return ""
@@ -104,8 +104,8 @@ class BatchDataset(Dataset[Any]):
 
 
 @dataclass(frozen=True)
-class Told:
-    """What a Dataset says of itself. Facts that it does not tell are absent."""
+class Description:
+    """The facts of a Dataset. Facts that it doesn't have are absent."""
 
     facts: dict[str, Any]
     labels: Tensor | None  # (N,) int64, from its attribute `targets` or `labels`, as torchvision's sets have it
@@ -113,18 +113,18 @@ class Told:
     notes: tuple[str, ...] = ()  # see changes()
 
 
-def look_at(dataset: Dataset[Any], *, asked: str, conversion: Conversion = STANDARD) -> Told:
-    """Read row 0, once. Raises: RunnerError for a Dataset without a length, without rows or with rows of no known kind."""
+def look_at(dataset: Dataset[Any], *, asked: str, conversion: Conversion = STANDARD) -> Description:
+    """Describe a Dataset by its first row. Raises: RunnerError without a length or rows, or for rows of an unknown form."""
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-        problem = f"`{type(dataset).__name__}` is a stream without a length, and rows are drawn by their number"
+        problem = f"`{type(dataset).__name__}` is a stream without a length, and rows are drawn by their index"
         raise RunnerError.of(asked, problem, "return a Dataset with `__len__` and `__getitem__`")
     if len(dataset) == 0:
         raise RunnerError.of(asked, f"`{type(dataset).__name__}` has no rows", "return a Dataset with at least one row")
-    return told_by(batch_of(dataset, [dataset[0]], asked=asked), dataset, labels_of(dataset), conversion)
+    return describe(batch_of(dataset, [dataset[0]], asked=asked), dataset, labels_of(dataset), conversion)
 
 
-def told_by(given: Any, dataset: Any, labels: Tensor | None, conversion: Conversion) -> Told:
-    """Describe a Dataset by a batch of it, and by its attributes. labels: (N,) int64, of all its rows."""
+def describe(given: Any, dataset: Any, labels: Tensor | None, conversion: Conversion) -> Description:
+    """Describe a Dataset by one of its batches, and by its attributes. labels: (N,) int64, of all rows."""
     batch = conversion(given)
     parts = tensors(batch)
     targets = tensors(batch[1]) if is_pair(batch) else parts[1:2]  # in ((x, z), y), z is an input
@@ -140,20 +140,17 @@ def told_by(given: Any, dataset: Any, labels: Tensor | None, conversion: Convers
         facts |= {"num_classes": num_classes, "out_features": num_classes}
     elif targets and targets[0].is_floating_point():
         facts |= {"num_classes": None, "out_features": math.prod(targets[0].shape[1:])}
-    return Told(facts, labels, classes, changes(given, batch))
+    return Description(facts, labels, classes, changes(given, batch))
 
 
 def batch_of(dataset: Any, rows: list[Any], *, asked: str = "data") -> Any:
-    """A batch of its rows: by the Dataset's own `collate_fn`, where it has one, else by torch's rules."""
+    """Join rows into a batch by the Dataset's `collate_fn`, or by torch's rules."""
     own = getattr(_whole(dataset), "collate_fn", None)
     return own(rows) if callable(own) else collate(rows, asked=asked)
 
 
 def collate(rows: list[Any], *, asked: str = "data") -> Any:
-    """Join a Dataset's rows into a batch by torch's rules.
-
-    Raises: RunnerError for rows that torch can't put together.
-    """
+    """Join a Dataset's rows into a batch by torch's rules. Raises: RunnerError for rows that can't be joined."""
     try:
         return default_collate(rows)
     except (TypeError, RuntimeError) as error:
@@ -163,8 +160,8 @@ def collate(rows: list[Any], *, asked: str = "data") -> Any:
 
 
 def labels_of(dataset: Any) -> Tensor | None:
-    """(N,) int64, the classes of its rows by their numbers, where it has them all at hand."""
-    if isinstance(dataset, Subset):  # random_split() makes such, too
+    """Return (N,) int64, the classes of all rows, if the Dataset has them as an attribute or a tensor."""
+    if isinstance(dataset, Subset):  # as of random_split()
         of_all = labels_of(dataset.dataset)
         return None if of_all is None else of_all[torch.as_tensor(dataset.indices)]
     found = [getattr(dataset, name, None) for name in ("targets", "labels")]
@@ -174,7 +171,7 @@ def labels_of(dataset: Any) -> Tensor | None:
         try:
             labels = torch.as_tensor(each)
         except (TypeError, ValueError, RuntimeError):
-            continue  # boxes, texts, a method: nothing to keep proportions of
+            continue  # boxes, texts, a method
         whole = labels.dim() == 1 and not (labels.is_floating_point() or labels.is_complex())
         if whole and len(labels) == len(dataset) and int(labels.min()) >= 0:
             return labels.to(torch.int64)

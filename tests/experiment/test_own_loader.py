@@ -392,7 +392,9 @@ def test_one_that_ends_early_is_named(mine, capfd):
 
 def test_one_that_goes_on_beyond_its_length_is_told_on_the_screen(mine, capfd):
     trained("run", "data=long", "train.batch_size=8")
-    told = "warning: Long goes on beyond its length (7 batches): what comes then is left out of each epoch; define `__len__`"
+    told = (
+        "warning: Long has more than its length of 7 batches: the others are left out of each epoch; define `__len__`"
+    )
     assert capfd.readouterr().out.count(told) == 1
 
 

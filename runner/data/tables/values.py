@@ -110,17 +110,6 @@ def are_texts(values: Any) -> bool:
     return isinstance(first, str | bytes)
 
 
-def without_bools(values: Any) -> Any:
-    """False and true as the numbers 0 and 1, all else as it is."""
-    if isinstance(values, Tensor):
-        return values.long() if values.dtype == torch.bool else values
-    if hasattr(values, "dtype"):
-        return values.astype(np.int64) if values.dtype == bool else values
-    return (
-        [int(value) if isinstance(value, bool) else value for value in values] if isinstance(values, list) else values
-    )
-
-
 def to_floats(array: Any, *, asked: str, called: str, dtype: torch.dtype = torch.float32) -> Tensor:
     """Make a tensor of float32 or float64. Raises: RunnerError for values that are infinite in it, or NaN."""
     with np.errstate(over="ignore"):  # what float32 can't hold becomes infinite
