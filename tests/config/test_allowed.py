@@ -47,16 +47,14 @@ METHODS = {
 }
 #: where and what a person has looked at, and why it does no harm
 REVIEWED = {
-    ("runner.data.array_files._npy", "numpy.load"): "arrays alone: allow_pickle is false",
-    ("runner.data.array_files._npz", "numpy.load"): "arrays alone: allow_pickle is false",
-    ("runner.data.array_files._npz", "open"): "reads a member of an archive",
-    ("runner.data.array_files.opened", "open"): "reads",
+    ("runner.data.array_files._names_and_reader", "numpy.load"): "arrays alone: allow_pickle is false",
+    ("runner.data.array_files._names_and_reader", "open"): "reads",
     ("runner.data.hub.load.form_of", "datasets.features"): "kinds of columns",
     ("runner.data.hub.load._all_builders", "datasets.packaged_modules"): "lists their names",
-    ("runner.data.hub.load._problem", "datasets.config"): "reads whether a network is allowed",
-    ("runner.data.hub.load._problem", "datasets.exceptions"): "kinds of errors",
+    ("runner.data.hub.load._errors_of_the_user", "datasets.config"): "reads whether a network is allowed",
+    ("runner.data.hub.load._errors_of_the_user", "datasets.exceptions"): "kinds of errors",
     ("runner.data.hub.load._library", "datasets."): "of the Hub files of data, no code",
-    ("runner.data.hub.load.loaded", "load_dataset"): "of the Hub files of data, no code",
+    ("runner.data.hub.load.load_tables", "load_dataset"): "of the Hub files of data, no code",
     ("runner.data.vision.dataset._opened", "open"): "Pillow's, which reads",
     ("runner.data.vision.dataset.each", "concurrent.futures.thread.ThreadPoolExecutor"): "decodes images",
     ("runner.data.builtin.scikit._numbers", "open"): "reads what scikit-learn ships",

@@ -20,23 +20,16 @@ def problem(path, key="data.path", ask=()):
     return problem
 
 
-def test_npz_tells_names_and_shapes_before_it_reads(own_folder):
-    np.savez("a.npz", x=X, deep=np.zeros((2, 3, 4)), text=np.array(["a"]))
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_npz_reads_arrays_by_name(own_folder, save):
+    save("a.npz", x=X, objects=np.array([{}, 1], dtype=object))
     with opened("a.npz", key="data.path") as found:
-        assert found.shapes == {"x": (6, 2), "deep": (2, 3, 4), "text": (1,)}
-        assert "x" in found
-        assert "y" not in found
-        assert len(found) == 3
+        assert list(found) == ["x", "objects"] and "y" not in found and len(found) == 2
         assert found["x"].tolist() == X.tolist()
 
 
-def test_a_compressed_one_too(own_folder):
-    np.savez_compressed("a.npz", x=X)
-    with opened("a.npz", key="data.path") as found:
-        assert found["x"].tolist() == X.tolist()
-
-
-def test_npy_is_mapped_and_read_where_it_is_used(own_folder):
+def test_npy_is_mapped_if_large(own_folder, monkeypatch):
+    monkeypatch.setattr(array_files, "MAPPED_BYTES", 10)
     np.save("a.npy", X)
     with opened("a.npy", key="data.path") as found:
         table = found[TABLE]
@@ -46,11 +39,11 @@ def test_npy_is_mapped_and_read_where_it_is_used(own_folder):
     assert np.load("a.npy").tolist() == X.tolist(), "the file stays as it is"
 
 
-def test_safetensors_stay_when_the_file_is_closed(own_folder):
+def test_safetensors_outlive_their_file(own_folder):
     torch, saving = pytest.importorskip("torch"), pytest.importorskip("safetensors.torch")
     saving.save_file({"x": torch.tensor(X).bfloat16(), "y": torch.arange(6)}, "a.safetensors")
     with opened("a.safetensors", key="data.path") as found:
-        assert found.shapes == {"x": (6, 2), "y": (6,)}
+        assert list(found) == ["x", "y"]
         x = found["x"]
     assert x.tolist() == X.tolist()
 

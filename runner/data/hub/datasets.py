@@ -12,23 +12,24 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from runner.config.checks import choice
-from runner.data.hub.load import IMAGE, NUMBER, TEXT, Chosen, Files, chosen, form_of, loaded
-from runner.data.hub.rows import (
-    Reading,
-    TableRows,
-    fingerprint_of_all,
-    image_size,
-    offsets_in,
-    row_shape,
-    target_values,
+from runner.config.checks import choice, count
+from runner.data.hub.load import (
+    IMAGE,
+    NUMBER,
+    TEXT,
+    Files,
+    Location,
+    TableColumns,
+    choose_columns,
+    form_of,
+    load_tables,
 )
+from runner.data.hub.rows import Reading, TableRows, fingerprint_of, image_size, spread, target_values
 from runner.data.language.vocabulary import TextRows, entries_of
 from runner.data.source import Source
 from runner.data.tables.cells import LIKE_A_DATE
-from runner.data.tables.choose import MOST_HINTS, holds_dates
-from runner.data.tables.scan import offset_note
-from runner.data.tables.values import fall_together, to_targets
+from runner.data.tables.choose import holds_dates
+from runner.data.tables.values import MOST_LOOKED_AT, fall_together, to_targets
 from runner.data.vision.augment import augmented
 from runner.data.vision.dataset import CHANNELS, checked_size, is_decoded_once
 from runner.data.vision.images import normalised, read_images
@@ -37,8 +38,8 @@ from runner.errors import RunnerError, nearest
 log = logging.getLogger("runner")
 
 READER = "runner.data.read_rows"
-#: rows of a prediction's block, where all of them do not fit into memory
-BLOCK = 4096
+#: rows that a prediction reads at a time, and numbers of the rows that show whether float32 has room for the digits
+BLOCK, MOST_NUMBERS = 4096, 2**22
 
 
 def huggingface(
@@ -82,42 +83,39 @@ def huggingface(
     Raises:
         RunnerError: The set is missing, can't be read, or its columns are not clear.
     """
-    known: dict[str, Any] = dict(like or {})
-    tables = loaded(
-        path, subset, split=split, data_files=data_files, data_dir=data_dir, streaming=streaming, num_rows=num_rows
-    )
-    asked = f"data.path={path}"
-    picked = chosen(
-        tables["train"].features,
-        inputs=known.get("inputs", inputs),
-        target=known.get("target", target),
-        kind=known.get("kind", kind),
-    )
-    reading = Reading(
-        picked, asked, choice(known.get("mode", mode), CHANNELS, key="data.mode"), checked_size(known.get("size", size))
-    )
-    if picked.form == TEXT:
-        reading = replace(reading, tokens=_tokens(picked, tokenizer, context_length, known))
-        tables = _without_empty(tables, picked, asked)
-    elif picked.form == IMAGE and reading.size is None:
-        reading = replace(reading, size=image_size(tables["train"], picked.inputs[0], asked=asked))
-    shape = row_shape(tables["train"], reading)
-    notes: tuple[str, ...] = ()
-    if picked.form == NUMBER:
-        reading, notes = _centred(reading, tables["train"], math.prod(shape), known)
-    width = {IMAGE: 1, TEXT: 8}.get(picked.form, 4)  # bytes of a number
-    num_bytes = sum(map(len, tables.values())) * math.prod(shape) * width
+    if streaming != (num_rows is not None):
+        problem = "`data.streaming` and `data.num_rows` need each other: a stream has no length"
+        ways = ["data.streaming=true data.num_rows=10000", "data.streaming=false data.num_rows=null"]
+        shown = "null" if num_rows is None else num_rows
+        raise RunnerError.suggest(f"data.streaming={streaming} data.num_rows={shown}".lower(), problem, ways)
+    tables = load_tables(Location(path, subset, data_files, data_dir), split, num_streamed=num_rows)
+    train, known, setting = tables["train"], dict(like or {}), f"data.path={path}"
+    wanted: dict[str, Any] = {"inputs": inputs, "target": target, "kind": kind}
+    columns = choose_columns(train.features, **{name: known.get(name, value) for name, value in wanted.items()})
+    mode = choice(known.get("mode", mode), CHANNELS, key="data.mode")
+    reading = Reading(columns, setting, mode, checked_size(known.get("size", size)))
+    if columns.form == TEXT:
+        reading = replace(reading, tokens=_tokens(columns, tokenizer, context_length, known))
+        tables = _without_empty(tables, columns, setting)
+    elif columns.form == IMAGE and reading.size is None:
+        reading = replace(reading, size=image_size(train, columns.inputs[0], setting=setting))
+    shape = reading.row_shape(train)
+    number_bytes = {IMAGE: 1, TEXT: 8}.get(columns.form, 4)
+    num_bytes = sum(map(len, tables.values())) * math.prod(shape) * number_bytes
     once, reason = is_decoded_once(decode, num_bytes=num_bytes)
-    targets, classes, of_target = _all_targets(tables, picked, asked, classes=tuple(known.get("classes", ())))
+    targets, classes = _all_targets(tables, columns, setting, classes=tuple(known.get("classes", ())))
     if (
         kind == "auto"
+        and not (known or columns.names)
         and classes
-        and not (known or picked.names)
-        and all(re.match(LIKE_A_DATE, each) for each in classes)
+        and all(re.match(LIKE_A_DATE, one) for one in classes)
     ):
-        raise RunnerError(holds_dates(str(picked.target), asked=f"data.target={picked.target}"))
+        raise RunnerError(holds_dates(str(columns.target), asked=f"data.target={columns.target}"))
+    notes = _digits_notes(tables["train"], reading, is_regression=columns.target is not None and not classes)
     read = {name: _rows(tables[name], reading, targets[name], once=once) for name in tables if name in targets}
     rows = {name: some for name, (some, _) in read.items()}
+    if reading.tokens is not None and (cut := reading.tokens.what_was_cut()):
+        notes = (*notes, f"{cut}; a larger data.context_length takes more of them")
     source = Source(
         subset or path,
         rows.pop("train"),
@@ -126,90 +124,80 @@ def huggingface(
         given=rows,
         origin=f"{path} (datasets): {len(tables['train']):,} rows, {reason}",
         classes=classes,
-        around=normalised if picked.form == IMAGE else None,
+        around=normalised if columns.form == IMAGE else None,
         told=f"{shape} {[mark for _, mark in read.values()]}",
-        notes=(*notes, *of_target, *_on_length(reading)),
+        notes=notes,
         reader=_reader(reading, classes),
     )
     return augmented(source, augment)
 
 
-def _tokens(picked: Chosen, tokenizer: str, context_length: int, known: Mapping[str, Any]) -> TextRows:
-    if type(context_length) is not int or context_length < 1:
-        problem = "`data.context_length` must be a whole number of tokens, 1 or more"
-        raise RunnerError.suggest(f"data.context_length={context_length}", problem, ["data.context_length=256"])
+def _tokens(columns: TableColumns, tokenizer: str, context_length: int, known: Mapping[str, Any]) -> TextRows:
+    context_length = count(known.get("context_length", context_length), key="data.context_length", example=256)
     entries = known["entries"] if known else entries_of(tokenizer)
-    length = known.get("context_length", context_length) + (
-        picked.target is None
-    )  # one more, for what follows the last
-    return TextRows(entries, length, asked=f"data.tokenizer={tokenizer}")
+    is_language = columns.target is None  # one more, for what follows the last token
+    return TextRows(entries, context_length + is_language, asked=f"data.tokenizer={tokenizer}")
 
 
-def _centred(reading: Reading, train: Any, width: int, known: Mapping[str, Any]) -> tuple[Reading, tuple[str, ...]]:
-    if known:
-        return replace(reading, offsets=tuple(known.get("offsets", ()))), ()
-    found = offsets_in(train, reading, width=width)
-    notes = [offset_note(name, offset) for name, offset in found if offset]
-    if not notes:
-        return reading, ()
-    return replace(reading, offsets=tuple(offset for _, offset in found)), tuple(notes[:MOST_HINTS])
-
-
-def _on_length(reading: Reading) -> tuple[str, ...]:
-    cut = "" if reading.tokens is None else reading.tokens.what_was_cut()
-    return (f"{cut}; a larger data.context_length takes more of them",) if cut else ()
-
-
-def _without_empty(tables: dict[str, Any], picked: Chosen, asked: str) -> dict[str, Any]:
-    if picked.target is not None:
+def _without_empty(tables: dict[str, Any], columns: TableColumns, setting: str) -> dict[str, Any]:
+    if columns.target is not None:
         return tables
     found = {}
     for name, table in tables.items():
-        parts = [table[column] for column in picked.inputs]
-        full = [index for index, texts in enumerate(zip(*parts, strict=True)) if any(text for text in texts)]
+        texts = zip(*(table[column] for column in columns.inputs), strict=True)
+        full = [index for index, row in enumerate(texts) if any(row)]
         found[name] = table if len(full) == len(table) else table.select(full)
     if not len(found["train"]):
-        raise RunnerError.of(asked, "the files contain no text", "use files with text")
+        raise RunnerError.of(setting, "the files contain no text", "use files with text")
     return found
 
 
 def _all_targets(
-    tables: Mapping[str, Any], picked: Chosen, asked: str, *, classes: tuple[str, ...]
-) -> tuple[dict[str, Tensor | None], tuple[str, ...], tuple[str, ...]]:
-    """By split; the classes: those of an earlier run, or the column's own, or those of the training split; what is said of it.
+    tables: Mapping[str, Any], columns: TableColumns, setting: str, *, classes: tuple[str, ...]
+) -> tuple[dict[str, Tensor | None], tuple[str, ...]]:
+    """Return the targets by split, and the classes: an earlier run's, the column's own, or the training split's.
 
     A split whose classes are all hidden (-1), as in test splits of competitions, is left out.
     """
-    if picked.target is None:
-        return dict.fromkeys(tables), (), ()
-    made: dict[str, Tensor | None] = {}
-    notes: tuple[str, ...] = ()
+    if columns.target is None:
+        return dict.fromkeys(tables), ()
+    targets: dict[str, Tensor | None] = {}
     for name, table in tables.items():  # train comes first
-        values = target_values(table, picked.target, asked=asked)
-        called = f"column {picked.target} of {name}"
-        if picked.names and picked.kind != "regression":
+        values = target_values(table, columns.target, setting=setting)
+        called = f"column {columns.target} of {name}"
+        if columns.names and columns.kind != "regression":
             if name != "train" and (values == -1).all():
                 continue
-            values = _named(values, picked.names, asked=asked, called=called)
-            classes = classes or picked.names
-        made[name], names = to_targets(values, asked=asked, called=called, kind=picked.kind, like=classes or None)
+            if values.min() < 0 or values.max() >= len(columns.names):
+                problem = f"{called} contains {values.min()}..{values.max()}, and has {len(columns.names)} classes"
+                raise RunnerError.of(setting, problem, "remove the rows of unknown class (-1)")
+            values = np.array(columns.names)[values]
+            classes = classes or columns.names
+        like = classes or None
+        targets[name], names = to_targets(values, asked=setting, called=called, kind=columns.kind, like=like)
         classes = classes or names
-        if name == "train" and not classes:
-            notes = fall_together(values, called=f"column {picked.target}")
-    return made, classes, notes
+    return targets, classes
 
 
-def _named(numbers: Any, names: tuple[str, ...], *, asked: str, called: str) -> Any:
-    if numbers.min() < 0 or numbers.max() >= len(names):
-        problem = f"{called} contains {numbers.min()}..{numbers.max()}, and has {len(names)} classes"
-        raise RunnerError.of(asked, problem, "remove the rows of unknown class (-1)")
-    return np.array(names)[numbers]
+def _digits_notes(train: Any, reading: Reading, *, is_regression: bool) -> tuple[str, ...]:
+    """Name a column whose numbers have more digits than float32."""
+    columns = reading.columns
+    notes: tuple[str, ...] = ()
+    if columns.form == NUMBER:
+        width = reading.row_shape(train)[0]
+        step = -(-len(train) // min(MOST_LOOKED_AT, max(1, MOST_NUMBERS // width)))
+        part = train.with_format("arrow")[list(range(0, len(train), step))]
+        notes = fall_together(reading.numbers(part), called=f"the columns {', '.join(columns.inputs)}")
+    if is_regression:
+        values = target_values(train, str(columns.target), setting=reading.setting)
+        notes += fall_together(values, called=f"column {columns.target}")
+    return notes
 
 
 def _rows(table: Any, reading: Reading, targets: Tensor | None, *, once: bool) -> tuple[Any, str]:
     if once:
         inputs = reading.inputs(table.with_format("arrow")[:])
-        return reading.batch(inputs, targets), fingerprint_of_all(inputs, targets)
+        return reading.batch(inputs, targets), fingerprint_of(inputs[spread(len(inputs))], targets)
     rows = TableRows(table, reading, targets)
     return rows, rows.fingerprint
 
@@ -227,24 +215,13 @@ def _facts(shape: list[int], targets: Tensor | None, classes: tuple[str, ...], r
 
 
 def _reader(reading: Reading, classes: Sequence[str]) -> dict[str, Any]:
-    picked = reading.chosen
-    node: dict[str, Any] = {
-        "_target_": READER,
-        "_partial_": True,
-        "form": picked.form,
-        "inputs": list(picked.inputs),
-        "target": picked.target,
-        "kind": picked.kind,
-        "classes": list(classes),
-    }
-    if picked.form == IMAGE:
-        assert reading.size is not None
+    columns, tokens = reading.columns, reading.tokens
+    node: dict[str, Any] = {"_target_": READER, "_partial_": True, "form": columns.form, "inputs": list(columns.inputs)}
+    node |= {"target": columns.target, "kind": columns.kind, "classes": list(classes)}
+    if reading.size is not None and columns.form == IMAGE:
         node |= {"size": list(reading.size), "mode": reading.mode}
-    if reading.offsets:
-        node["offsets"] = list(reading.offsets)
-    if reading.tokens is not None:
-        length = reading.tokens.length - (picked.target is None)
-        node |= {"entries": reading.tokens.entries, "context_length": length}
+    if tokens is not None:
+        node |= {"entries": tokens.entries, "context_length": tokens.length - (columns.target is None)}
     return node
 
 
@@ -260,9 +237,8 @@ def read_rows(
     mode: str = "rgb",
     entries: str | None = None,
     context_length: int | None = None,
-    offsets: Sequence[float] = (),
-) -> Tensor | Iterator[Tensor]:
-    """Return the inputs of a file for predictions, (N, ...), or an iterator of blocks if memory is too small for them.
+) -> Iterator[Tensor]:
+    """Yield the inputs of a file for predictions, (n, ...), block by block.
 
     Args:
         path: csv, tsv, json, jsonl, parquet or arrow with the columns `inputs`; for one text also txt, a text per line;
@@ -273,42 +249,22 @@ def read_rows(
     """
     if form == IMAGE:
         assert size is not None
-        return read_images(path, size=size, mode=mode)
-    table = loaded(str(path))["train"]
-    columns = tuple(inputs)
-    if len(columns) == 1 and list(table.column_names) == ["text"]:  # a .txt has one column, of that name
-        columns = ("text",)
-    _check_columns(table, columns, path)
-    tokens = None if context_length is None else TextRows(entries, context_length)
-    picked = Chosen(form, columns, target or "", kind, tuple(classes))
-    reading = Reading(
-        picked, f"the file {path}", choice(mode, CHANNELS, key="data.mode"), checked_size(size), tokens, tuple(offsets)
-    )
-    rows = table.with_format("arrow")
-    once, _ = is_decoded_once("auto", num_bytes=len(rows) * 8 * math.prod(row_shape(table, reading)))
-    if once:
-        found = reading.inputs(rows[:])
-        _warn_of_cut_texts(tokens)
-        return found
-    return _row_blocks(rows, reading)
-
-
-def _row_blocks(rows: Any, reading: Reading) -> Iterator[Tensor]:
-    for start in range(0, len(rows), BLOCK):
-        yield reading.inputs(rows[start : start + BLOCK])
-    _warn_of_cut_texts(reading.tokens)
-
-
-def _warn_of_cut_texts(tokens: TextRows | None) -> None:
-    if tokens is not None and (cut := tokens.what_was_cut()):
-        log.warning("%s, as in the training", cut)
-
-
-def _check_columns(table: Any, columns: Sequence[str], path: Any) -> None:
+        yield from read_images(path, size=size, mode=mode)
+        return
+    table, columns = load_tables(Location(str(path)))["train"], tuple(inputs)
     there = list(table.column_names)
+    if len(columns) == 1 and there == ["text"]:  # a .txt has one column, of that name
+        columns = ("text",)
     if missing := [name for name in columns if name not in there]:
         forms = ", ".join(f"{name} ({form_of(table.features[name])})" for name in there)
         hits = nearest(missing[0], there)
         fix = f"add a column `{missing[0]}`" + (f", or rename `{hits[0]}`" if hits else "")
         problem = f"the file has no column {', '.join(missing)}, which the model was trained on; it has {forms}"
         raise RunnerError.of(f"the file {path}", problem, fix)
+    tokens = None if context_length is None else TextRows(entries, context_length)
+    reading = Reading(TableColumns(form, columns, target, kind), f"the file {path}", tokens=tokens)
+    rows = table.with_format("arrow")
+    for start in range(0, len(rows), BLOCK):
+        yield reading.inputs(rows[start : start + BLOCK])
+    if tokens is not None and (cut := tokens.what_was_cut()):
+        log.warning("%s, as in the training", cut)

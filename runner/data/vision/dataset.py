@@ -24,22 +24,31 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 CHANNELS = {"rgb": 3, "gray": 1}
-#: EXIF orientations in which width and height have changed places
-LYING = (5, 6, 7, 8)
-ORIENTATION = 0x0112
+#: the EXIF tag of the orientation, and its values that swap width and height
+ORIENTATION, SWAPPED = 0x0112, (5, 6, 7, 8)
+DECODE = ("auto", "once", "workers")
+#: decoded images are kept in at most this part of the free memory: the splits are a copy of them
+MOST_OF_MEMORY = 0.25
+#: unreadable images that an error names, and images that a thread decodes at a time
+MOST_NAMED, BLOCK = 20, 32
 Encoded = str | Path | bytes
+T = TypeVar("T")
 
 
 def decoded(encoded: Encoded, *, mode: str, size: Sequence[int] | None) -> Tensor:
-    """(C, H, W) uint8. size: (H, W), which the image is scaled to fill and cut to from the middle; None: as it is.
+    """Return (C, H, W) uint8. Transparent pixels become white; 16 bits become 8.
 
-    Transparent pixels become white; 16 bits become 8. Raises: ValueError with the reason if it can't be read.
+    Args:
+        size: (H, W), which the scaled image fills, cut from the middle; None to keep the image's size.
+
+    Raises:
+        ValueError: The image can't be read; with the reason.
     """
     from PIL import ImageOps
     from PIL.Image import Resampling
 
     with _opened(encoded) as image:
-        if size is not None:  # a JPEG is decoded at a fraction of its size, still twice as large as needed
+        if size is not None:  # a JPEG is decoded at a fraction of its size, at least twice the requested one
             image.draft(None, (2 * max(size), 2 * max(size)))
         upright = _in_mode(ImageOps.exif_transpose(image), mode)
         if size is not None and (upright.height, upright.width) != tuple(size):
@@ -51,10 +60,10 @@ def decoded(encoded: Encoded, *, mode: str, size: Sequence[int] | None) -> Tenso
 def size_of(encoded: Encoded) -> tuple[int, int]:
     """Return (H, W) of the upright image, from its header. Raises: ValueError, as decoded()."""
     with _opened(encoded) as image:
-        # a PNG's getexif() would decode it all, in search of a tag behind the pixels
+        # getexif() would decode a PNG, in search of a tag behind the pixels
         has_tags = image.format != "PNG" or "exif" in image.info
-        is_lying = has_tags and image.getexif().get(ORIENTATION) in LYING
-        return (image.width, image.height) if is_lying else (image.height, image.width)
+        is_swapped = has_tags and image.getexif().get(ORIENTATION) in SWAPPED
+        return (image.width, image.height) if is_swapped else (image.height, image.width)
 
 
 def checked_size(size: Any) -> tuple[int, int] | None:
@@ -88,35 +97,21 @@ def _in_mode(image: Image, mode: str) -> Image:
     from PIL import Image
 
     if image.mode == "F":
-        raise ValueError("its pixels are floats, whose range nobody knows")
+        raise ValueError("its pixels are floats of an unknown range")
     if image.mode.startswith("I"):
-        image = Image.fromarray(_eight_bits(np.asarray(image)))
+        pixels = np.asarray(image).astype(np.int64)  # 16 bits, which Pillow's own conversion would cut off at 255
+        low, high = int(pixels.min()), int(pixels.max())
+        if low < 0 or high > 65535:
+            raise ValueError(f"its pixels are in {low}..{high}, not of 8 or 16 bits")
+        image = Image.fromarray(((pixels + 128) // 257).astype(np.uint8))
     if image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
         above = image.convert("RGBA")  # Pillow would show the colors below transparent pixels
         image = Image.alpha_composite(Image.new("RGBA", above.size, "white"), above)
     return image.convert("L" if mode == "gray" else "RGB")
 
 
-def _eight_bits(pixels: Any) -> Any:  # (H, W) of 16 bits, which PIL's own conversion would cut off at 255
-    low, high = int(pixels.min()), int(pixels.max())
-    if low < 0 or high > 65535:
-        raise ValueError(f"its pixels are in {low}..{high}, and 8 or 16 bits are read here")
-    return ((pixels.astype(np.int64) + 128) // 257).astype(np.uint8)
-
-
-T = TypeVar("T")
-#: of the images that can't be read so many are named
-MOST_NAMED = 20
-#: images are kept decoded in memory up to this part of what is free there: the splits are a copy of them
-MOST_OF_MEMORY = 0.25
-DECODE = ("auto", "once", "workers")
-TAKE_OUT = "replace that file, or remove it"
-#: files that a thread takes at a time
-BLOCK = 32
-
-
 class ImageFiles(BatchDataset):
-    """Images in files. A batch is ((B, C, H, W) uint8, (B,) int64); whoever reads it decodes it, one thread each."""
+    """Images in files. A batch is ((B, C, H, W) uint8, (B,) int64), decoded by one thread of the process that reads it."""
 
     def __init__(
         self,
@@ -136,23 +131,27 @@ class ImageFiles(BatchDataset):
         return len(self.files)
 
     def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
-        return torch.stack([self.decoded(index) for index in indices]), self.targets[torch.tensor(indices)]
+        return torch.stack([self._decoded(self.files[index]) for index in indices]), self.targets[torch.tensor(indices)]
 
-    def decoded(self, index: int) -> Tensor:
-        """(C, H, W). Raises: RunnerError with the file's name."""
+    def _decoded(self, file: str) -> Tensor:
         try:
-            return decoded(self.files[index], mode=self.mode, size=self.size)
+            return decoded(file, mode=self.mode, size=self.size)
         except ValueError as error:
-            raise RunnerError.of(f"data.path={self.root}", f"{self.files[index]}: {error}", TAKE_OUT) from None
+            fix = "replace that file, or remove it"
+            raise RunnerError.of(f"data.path={self.root}", f"{file}: {error}", fix) from None
 
 
 def decoded_at_once(
     encoded: Sequence[Encoded], names: Sequence[str], *, mode: str, size: Sequence[int] | None, asked: str
 ) -> Tensor:
-    """(N, C, H, W) uint8: everything decoded, by as many threads as there are CPUs (PIL leaves them to run side by side).
+    """Return (N, C, H, W) uint8, decoded by a thread per CPU.
 
-    size: (H, W); None where all have one. names: what messages call each of them.
-    Raises: RunnerError that tells all that can't be read, and for sizes that differ.
+    Args:
+        names: The images' names in errors.
+        size: (H, W); None if all have one size.
+
+    Raises:
+        RunnerError: Images can't be read, with all names; or they differ in size.
     """
     height, width = size or first_size(encoded)
     images = torch.empty(len(encoded), CHANNELS[mode], height, width, dtype=torch.uint8)
@@ -168,7 +167,7 @@ def decoded_at_once(
 
 
 def first_size(encoded: Sequence[Encoded]) -> tuple[int, int]:
-    """(H, W) of the first that can be read; a pixel where none can, which those who read them all will tell."""
+    """Return (H, W) of the first image that can be read; (1, 1) without one, as the caller reports them all."""
     for one in encoded:
         with suppress(ValueError):
             return size_of(one)
@@ -176,10 +175,10 @@ def first_size(encoded: Sequence[Encoded]) -> tuple[int, int]:
 
 
 def check_same(sizes: Sequence[tuple[int, int]], *, names: Sequence[str], asked: str) -> tuple[int, int]:
-    """The size that all of them have. Raises: RunnerError where they differ."""
+    """Return the size of all images. Raises: RunnerError if they differ."""
     (most, count), *others = Counter(sizes).most_common()
     if others:
-        other = next(index for index, found in enumerate(sizes) if found != most)
+        other = next(index for index, size in enumerate(sizes) if size != most)
         problem = (
             f"the images differ in size: {names[sizes.index(most)]} is {most[0]} high and {most[1]} wide, as {count:,} of "
             f"{len(sizes):,} are, and {names[other]} is {sizes[other][0]} high and {sizes[other][1]} wide"
@@ -189,52 +188,47 @@ def check_same(sizes: Sequence[tuple[int, int]], *, names: Sequence[str], asked:
 
 
 def each(indices: Sequence[int], read: Callable[[int], T], *, names: Sequence[str], asked: str) -> list[T]:
-    """Return what `read` gives for each index, in order, read by threads that end with the call.
+    """Return `read(index)` of each index, in order, computed by threads that end with the call.
 
     Raises:
         RunnerError: `read` raised a ValueError; with the names of all indices for which it did.
     """
 
     def read_block(start: int) -> list[T | ValueError]:
-        return [_caught(read, index) for index in indices[start : start + BLOCK]]
+        results: list[T | ValueError] = []
+        for index in indices[start : start + BLOCK]:
+            try:
+                results.append(read(index))
+            except ValueError as error:
+                results.append(error)
+        return results
 
     with ThreadPoolExecutor(num_usable_cpus()) as threads:
         results = [one for block in threads.map(read_block, range(0, len(indices), BLOCK)) for one in block]
     broken = [f"{names[i]}: {one}" for i, one in zip(indices, results, strict=True) if isinstance(one, ValueError)]
     if broken:
         more = [f"and {len(broken) - MOST_NAMED:,} more"] if len(broken) > MOST_NAMED else []
-        count = f"{len(broken):,} of {len(indices):,} images can't be used"
-        problem = "\n".join([f"{count}:", *broken[:MOST_NAMED], *more])
+        problem = f"{len(broken):,} of {len(indices):,} images can't be used:"
+        problem = "\n".join([problem, *broken[:MOST_NAMED], *more])
         raise RunnerError.of(asked, problem, "replace these files, or remove them")
     return cast(list[T], results)
 
 
-def is_decoded_once(asked: str, *, num_bytes: int) -> tuple[bool, str]:
-    """Whether rows are kept decoded in memory, and why. asked: data.decode. num_bytes: that they take there.
-
-    Raises: RunnerError for another word.
-    """
+def is_decoded_once(decode: str, *, num_bytes: int) -> tuple[bool, str]:
+    """Return whether decoded examples of this size are kept in memory, and why. Raises: RunnerError."""
     import psutil
 
-    choice(asked, DECODE, key="data.decode")
+    choice(decode, DECODE, key="data.decode")
+    if decode != "auto":
+        return decode == "once", f"decoded {'once' if decode == 'once' else 'by workers'} (as asked)"  # words: ok
     free = psutil.virtual_memory().available
+    is_small = num_bytes <= free * MOST_OF_MEMORY
     size = f"{num_bytes / 2**20:,.1f} MiB of {free / 2**20:,.0f} MiB free"
-    if asked != "auto":
-        return asked == "once", f"decoded {'once' if asked == 'once' else 'by workers'} (as asked)"
-    if num_bytes <= free * MOST_OF_MEMORY:
-        return True, f"decoded once (auto: {size})"
-    return False, f"decoded by workers (auto: {size})"
-
-
-def _caught(read: Callable[[int], T], index: int) -> T | ValueError:
-    try:
-        return read(index)
-    except ValueError as error:
-        return error
+    return is_small, f"decoded {'once' if is_small else 'by workers'} (auto: {size})"
 
 
 def fingerprint_of(files: Sequence[Path], root: Path) -> str:
-    """Of names and sizes: reading the files would take as long as an epoch."""
+    """Return a digest of names and sizes: reading the files would take as long as an epoch."""
     digest = hashlib.sha256()
     for file in files:
         digest.update(f"{file.relative_to(root).as_posix()} {file.stat().st_size}\n".encode())

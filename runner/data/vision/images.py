@@ -28,77 +28,135 @@ from runner.data.vision.dataset import (
     is_decoded_once,
     size_of,
 )
-from runner.data.vision.folders import found_splits, image_files
-from runner.device.placement import num_rows
+from runner.data.vision.folders import find_splits, image_files
 from runner.errors import RunnerError, nearest
 
-#: rows of a Dataset that are read, evenly spread: enough for four digits
-MOST_ROWS = 16_384
-#: rows read at a time
-STATISTICS_ROWS = 64
-NORMALISED = "runner.models.ImageInputs"
+#: examples of a Dataset whose statistics are computed, evenly spread: enough for four digits; and how many at a time
+MOST_ROWS, STATISTICS_ROWS = 16_384, 64
+READER, NORMALISED = "runner.data.read_images", "runner.models.ImageInputs"
+#: images that a prediction reads at a time
+BLOCK = 1024
+
+
+def images(
+    path: str,
+    *,
+    size: int | Sequence[int] | None = None,
+    mode: str = "rgb",
+    decode: str = "auto",
+    augment: Mapping[str, Any] | Sequence[Any] | None = None,
+    like: Mapping[str, Any] | None = None,
+) -> Source:
+    """Return images (C, H, W) uint8 and the classes of their directories, sorted by name.
+
+    Args:
+        path: `path/CLASS/...`, or `path/train/CLASS/...` with `path/val` and `path/test` as the other splits; directories
+            below a class belong to it.
+        size: The side of a square or [height, width], which each scaled image fills, cut from the middle; None if all
+            images have one size.
+        mode: rgb or gray.
+        decode: once (into memory, by threads), workers (batch by batch), or auto (once if that takes at most a quarter of
+            the free memory).
+        augment: See runner.data.vision.augment.
+        like: The reader of an earlier run, whose size, mode and classes hold.
+
+    Raises:
+        RunnerError: Files can't be read, with all names, or sizes differ. Without decode=once only headers are read here.
+    """
+    known = dict(like or {})
+    mode = choice(known.get("mode", mode), CHANNELS, key="data.mode")
+    sides = checked_size(known.get("size", size))
+    found, classes = find_splits(path, classes=known.get("classes", ()))
+    files = [file for part in found.values() for file in part.files]
+    names = [str(file.relative_to(Path(path).expanduser())) for file in files]
+    setting = f"data.path={path}"
+    num_bytes = len(files) * CHANNELS[mode] * math.prod(sides or first_size(files))
+    once, reason = is_decoded_once(decode, num_bytes=num_bytes)
+    rows: dict[str, Any]
+    if once:
+        pixels = decoded_at_once(files, names, mode=mode, size=sides, asked=setting)
+        shape = list(pixels.shape[1:])
+        parts = zip(found, pixels.split([len(part.files) for part in found.values()]), strict=True)
+        rows = {name: (some, found[name].labels) for name, some in parts}
+    else:
+        sizes = each(range(len(files)), lambda index: size_of(files[index]), names=names, asked=setting)
+        sides = sides or check_same(sizes, names=names, asked=setting)
+        shape = [CHANNELS[mode], *sides]
+        read = partial(ImageFiles, classes=classes, size=sides, mode=mode)
+        rows = {name: read(part.files, part.labels, root=part.root) for name, part in found.items()}
+    facts = {"input_shape": shape, "in_features": math.prod(shape)}
+    source = Source(
+        Path(path).name,
+        rows.pop("train"),
+        facts | {"num_classes": len(classes), "out_features": len(classes)},
+        labels=found["train"].labels,
+        given=rows,
+        origin=f"{path}: {len(files):,} images, {reason}",
+        classes=classes,
+        around=normalised,
+        told=f"{shape} {' '.join(fingerprint_of(part.files, part.root) for part in found.values())}",
+        reader={"_target_": READER, "_partial_": True, "size": shape[1:], "mode": mode, "classes": list(classes)},
+    )
+    return augmented(source, augment)
 
 
 def normalised(rows: Any) -> Preprocessing:
-    """The node that takes the rows' images to a mean of 0 and a spread of 1, for `Source.around`.
+    """Return the layer that takes images to a mean of 0 and a standard deviation of 1.
 
-    rows: (images (N, C, H, W) uint8, ...) or a Dataset of such; of a Dataset at most 16,384 rows are read, here.
+    Args:
+        rows: The training split: (images (N, C, H, W) uint8, ...), or a Dataset of such, of which 16,384 examples are read.
     """
     mean, std = channel_statistics(rows)
     return Preprocessing(before={"_target_": NORMALISED, "mean": mean, "std": std})
 
 
 def channel_statistics(rows: Any) -> tuple[list[float], list[float]]:
-    """By channel, of values in 0..1: from counts of bytes, so that they do not depend on how the rows are read."""
-    counts: Tensor | None = None
-    for images in _images(rows):  # (B, C, H, W)
-        # (C, 256)
-        some = torch.stack([torch.bincount(channel.flatten(), minlength=256) for channel in images.unbind(1)])
-        counts = some if counts is None else counts + some
-    assert counts is not None  # a training split has rows
+    """Return mean and standard deviation by channel, of values in 0..1.
+
+    Computed from counts of bytes, so that they do not depend on how the rows are read.
+    """
+    counts = torch.zeros((), dtype=torch.int64)
+    for some in _image_batches(rows):  # (B, C, H, W)
+        counts = counts + torch.stack([torch.bincount(channel.flatten(), minlength=256) for channel in some.unbind(1)])
     values = torch.arange(256, dtype=torch.float64) / 255
-    share = counts.double() / counts.sum(1, keepdim=True)
+    share = counts.double() / counts.sum(1, keepdim=True)  # (C, 256)
     mean = share @ values
     variance = (share * (values - mean[:, None]) ** 2).sum(1)
     return mean.tolist(), variance.sqrt().tolist()
 
 
-def _images(rows: Any) -> Iterator[Tensor]:
+def _image_batches(rows: Any) -> Iterator[Tensor]:
     if not isinstance(rows, Dataset):
-        images = rows[0]
-        yield from (images[start : start + 1024] for start in range(0, num_rows(rows), 1024))
+        yield from rows[0].split(1024)
         return
     count = len(rows)  # type: ignore[arg-type]
-    chosen = torch.linspace(0, count - 1, min(count, MOST_ROWS), dtype=torch.float64).round().long().tolist()
+    chosen = torch.linspace(0, count - 1, min(count, MOST_ROWS), dtype=torch.float64).round().long()
     several = getattr(rows, "__getitems__", None)
-    for start in range(0, len(chosen), STATISTICS_ROWS):
-        part = chosen[start : start + STATISTICS_ROWS]
-        yield batch_of(rows, several(part) if several else [rows[index] for index in part])[0]
-
-
-#: images in a block, where all of them do not fit into memory
-BLOCK = 1024
+    for part in chosen.split(STATISTICS_ROWS):
+        indices = part.tolist()
+        yield batch_of(rows, several(indices) if several else [rows[index] for index in indices])[0]
 
 
 def read_images(
     path: str | Path | Sequence[str | Path], *, size: Sequence[int], mode: str, classes: Sequence[str] = ()
-) -> Tensor | Iterator[Tensor]:
-    """The images as uint8 (N, C, H, W), or blocks of them where all together are too big for memory.
+) -> Iterator[Tensor]:
+    """Return the images as uint8 (n, C, H, W), block by block.
 
-    path: a folder, whose images are read in the order of their paths, inner folders too; one image; a text file with the
-    path of an image in each line; or a list of paths. size: (H, W). classes: the run's, which nothing here needs.
-    Raises: RunnerError for a path that leads to no images, and for images that can't be read, all of them at once.
+    Args:
+        path: A directory, whose images are read in the order of their paths, inner directories too; an image; a text file
+            with the path of an image in each line; or a list of paths.
+        size: (H, W).
+        classes: The run's; unused.
+
+    Raises:
+        RunnerError: The path has no images, or images of a block can't be read, with all their names.
     """
-    files = named_images(path)
-    sides, mode = checked_size(list(size)), choice(mode, CHANNELS, key="data.mode")
-    assert sides is not None
-    once, _ = is_decoded_once("auto", num_bytes=len(files) * CHANNELS[mode] * sides[0] * sides[1])
+    files, sides = named_images(path), checked_size(list(size))
+    mode = choice(mode, CHANNELS, key="data.mode")
 
     def read(part: list[Path]) -> Tensor:
         return decoded_at_once(part, [str(file) for file in part], mode=mode, size=sides, asked=f"the images {path}")
 
-    if once:
-        return read(files)
     return (read(files[start : start + BLOCK]) for start in range(0, len(files), BLOCK))
 
 
@@ -123,71 +181,3 @@ def named_images(path: Any) -> list[Path]:
     if not files:
         raise RunnerError.of(f"the images {path}", f"there are no images in `{path}`", "use a directory with images")
     return files
-
-
-READER = "runner.data.read_images"
-
-
-def images(
-    path: str,
-    *,
-    size: int | Sequence[int] | None = None,
-    mode: str = "rgb",
-    decode: str = "auto",
-    augment: Mapping[str, Any] | Sequence[Any] | None = None,
-    like: Mapping[str, Any] | None = None,
-) -> Source:
-    """Images (C, H, W) uint8 and the classes that their folders name, in the folders' sorted order.
-
-    path: `path/CLASS/...`, or `path/train/CLASS/...` beside `path/val` and `path/test`, which are splits of their own
-    then; folders below a class belong to it. size: the side of a square or [height, width], which each image is scaled to
-    fill and cut to from its middle; None where all share one. mode: rgb or gray. decode: once (into memory, by threads),
-    workers (by those that read the batches), auto (once, where that takes a quarter of the free memory at most).
-    augment: see runner.data.vision.augment. like: the reader of an earlier run, whose size, mode and classes hold.
-    The fingerprint is of the files' names and sizes, however they are decoded.
-    With decode=once every file is read here, else its header: what is broken behind it is told when it is read.
-    Raises: RunnerError that tells all files that can't be read, and for sizes that differ.
-    """
-    known = dict(like or {})
-    mode = choice(known.get("mode", mode), CHANNELS, key="data.mode")
-    sides = checked_size(known.get("size", size))
-    found, classes = found_splits(path, classes=known.get("classes", ()))
-    files = [file for part in found.values() for file in part.files]
-    names = [str(file.relative_to(Path(path).expanduser())) for file in files]
-    asked = f"data.path={path}"
-    num_bytes = len(files) * CHANNELS[mode] * math.prod(sides or first_size(files))
-    once, reason = is_decoded_once(decode, num_bytes=num_bytes)
-    if once:
-        pixels = decoded_at_once(files, names, mode=mode, size=sides, asked=asked)
-        shape = list(pixels.shape[1:])
-        prints = [fingerprint_of(part.files, part.root) for part in found.values()]
-        split_pixels = pixels.split([len(part.files) for part in found.values()])
-        rows: dict[str, Any] = {
-            name: (some, part.labels) for (name, part), some in zip(found.items(), split_pixels, strict=True)
-        }
-    else:
-        sizes = each(range(len(files)), lambda index: size_of(files[index]), names=names, asked=asked)
-        sides = sides or check_same(sizes, names=names, asked=asked)
-        shape = [CHANNELS[mode], *sides]
-        read = partial(ImageFiles, classes=classes, size=sides, mode=mode)
-        streamed = {name: read(part.files, part.labels, root=part.root) for name, part in found.items()}
-        prints = [part.fingerprint for part in streamed.values()]
-        rows = dict(streamed)
-    source = Source(
-        Path(path).name,
-        rows.pop("train"),
-        {
-            "input_shape": shape,
-            "in_features": math.prod(shape),
-            "num_classes": len(classes),
-            "out_features": len(classes),
-        },
-        labels=found["train"].labels,
-        given=rows,
-        origin=f"{path}: {len(files):,} images, {reason}",
-        classes=classes,
-        around=normalised,
-        told=f"{shape} {' '.join(prints)}",
-        reader={"_target_": READER, "_partial_": True, "size": shape[1:], "mode": mode, "classes": list(classes)},
-    )
-    return augmented(source, augment)

@@ -55,6 +55,11 @@ def refused(*args, **settings):
     return problem
 
 
+def read_again(source, path):
+    """The inputs of a file, as a prediction reads them."""
+    return torch.cat(list(build(json.loads(json.dumps(source.reader)))(path)))
+
+
 def batch(rows, indices):
     return rows.__getitems__(list(indices))
 
@@ -169,31 +174,15 @@ def test_lists_of_numbers_are_taken_flat(tmp_path, messages):
     messages(refused(str(tmp_path / "b.jsonl")))
 
 
-@pytest.mark.parametrize("decode", ["once", "workers"])
-def test_numbers_with_more_digits_than_float32_has_stay_apart(tmp_path, decode):
-    stamps = [1_700_000_000 + number for number in range(100)]
-    rows = [{"stamp": stamp, "pair": [number, stamp], "y": number % 2} for number, stamp in enumerate(stamps)]
+def test_digits_that_float32_lacks_are_noted(tmp_path):
+    rows = [{"pair": [row, 1_700_000_000 + row], "y": 1_700_000_000 + row} for row in range(60)]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    source = huggingface(str(tmp_path / "a.jsonl"), decode=decode)
-    inputs = source.rows[0] if decode == "once" else batch(source.rows, range(100))[0]
-    assert inputs[:, 0].tolist() == inputs[:, 2].tolist() == [number - 50 for number in range(100)]
-    assert inputs[:, 1].tolist() == [*range(100)]
-    assert [note.split(":")[0] for note in source.notes] == [
-        "column stamp is taken less 1,700,000,050",
-        "column pair[1] is taken less 1,700,000,050",
+    notes = huggingface(str(tmp_path / "a.jsonl"), kind="regression").notes
+    assert [note.split("; float32")[0] for note in notes] == [
+        "column 1 of the columns pair: 1.7e+09, and 17.3 apart",
+        "column y: 1.7e+09, and 17.3 apart",
     ]
-    read = build(json.loads(json.dumps(source.reader)))
-    assert torch.equal(read(str(tmp_path / "a.jsonl")), inputs)
-    (tmp_path / "b.jsonl").write_text(json.dumps(rows[7]))  # of one row the spread is none
-    assert torch.equal(huggingface(str(tmp_path / "b.jsonl"), like=source.reader).rows[0], inputs[7:8])
-    assert "offsets" not in huggingface(str(tmp_path / "a.jsonl"), inputs="y", target="stamp").reader
-
-
-def test_a_target_with_more_digits_than_float32_has_is_told(tmp_path):
-    (tmp_path / "a.csv").write_text("x,y\n" + "".join(f"{row % 3},{1_700_000_000 + row}\n" for row in range(60)))
-    (told,) = huggingface(str(tmp_path / "a.csv"), kind="regression").notes
-    assert told.startswith("column y: 1.7e+09, and 17.3 apart") and "less 1,700,000,030" in told
-    assert not huggingface(str(tmp_path / "a.csv")).notes  # classes
+    assert len(huggingface(str(tmp_path / "a.jsonl")).notes) == 1  # classes
 
 
 def test_dates_are_no_target(tmp_path, messages):
@@ -297,45 +286,35 @@ def test_a_tokenizer_of_a_file(tmp_path, messages):
     assert padded.facts["vocab_size"] == 6
     Path(settings["tokenizer"]).unlink()  # all that is needed of it lies in the reader
     assert "${" not in json.dumps(source.reader)
-    read = build(json.loads(json.dumps(source.reader)))
-    assert torch.equal(read(str(tmp_path / "a.csv")), source.rows[0])
+    assert torch.equal(read_again(source, str(tmp_path / "a.csv")), source.rows[0])
     messages(refused(str(tmp_path / "a.csv"), **settings))
     messages(problems_of(TextRows, "{}", 4))
 
 
 def test_a_reader_reads_the_same_columns(tmp_path, messages):
     source = huggingface(write_csv(tmp_path / "a.csv"))
-    read = build(json.loads(json.dumps(source.reader)))
     (tmp_path / "b.csv").write_text("more,height,width\nx,0.5,3\ny,1.5,4\n")
-    assert read(str(tmp_path / "b.csv")).tolist() == [[3, 0.5], [4, 1.5]]
+    assert read_again(source, str(tmp_path / "b.csv")).tolist() == [[3, 0.5], [4, 1.5]]
     (tmp_path / "c.csv").write_text("heigt,width\n0.5,3\n")
-    messages(problems_of(read, str(tmp_path / "c.csv")))
+    messages(problems_of(read_again, source, str(tmp_path / "c.csv")))
     (tmp_path / "t.txt").write_text("hello\nhi\n")
     texts = huggingface(str(tmp_path / "t.txt"), context_length=4)
-    assert build(texts.reader)(str(tmp_path / "t.txt")).tolist() == [[*b"hell"], [*b"hi", 256, 256]]
+    assert read_again(texts, str(tmp_path / "t.txt")).tolist() == [[*b"hell"], [*b"hi", 256, 256]]
     images = huggingface("imagefolder", data_dir=write_images(tmp_path / "set"), size=4)
-    assert build(images.reader)(tmp_path / "set" / "dark").shape == (6, 3, 4, 4)
+    assert read_again(images, tmp_path / "set" / "dark").shape == (6, 3, 4, 4)
 
 
-@pytest.mark.parametrize("once", [True, False])
-def test_a_text_that_is_cut_in_prediction_is_told(once, tmp_path, monkeypatch, caplog):
-    from runner.data.hub import datasets as reader
-
+def test_cut_texts_of_a_prediction_give_a_warning(tmp_path, caplog):
     (tmp_path / "t.txt").write_text("hello\nhi\n")
-    texts = huggingface(str(tmp_path / "t.txt"), context_length=4)
-    monkeypatch.setattr(reader, "is_decoded_once", lambda asked, num_bytes: (once, ""))
-    list(build(texts.reader)(str(tmp_path / "t.txt")))
+    read_again(huggingface(str(tmp_path / "t.txt"), context_length=4), str(tmp_path / "t.txt"))
     assert [each.getMessage() for each in caplog.records if each.name == "runner"] == [
         "1 of 2 texts that were read have more than 4 tokens (up to 5), and are cut there, as in the training"
     ]
 
 
-def test_what_is_too_big_for_memory_is_read_in_blocks(tmp_path, monkeypatch):
-    from runner.data.hub import datasets as reader
-
+def test_predictions_are_read_in_blocks(tmp_path, monkeypatch):
+    monkeypatch.setattr("runner.data.hub.datasets.BLOCK", 16)
     source = huggingface(write_csv(tmp_path / "a.csv"))
-    monkeypatch.setattr(reader, "is_decoded_once", lambda asked, num_bytes: (False, ""))
-    monkeypatch.setattr(reader, "BLOCK", 16)
     blocks = list(build(source.reader)(str(tmp_path / "a.csv")))
     assert [len(block) for block in blocks] == [16, 16, 8]
     assert torch.equal(torch.cat(blocks), source.rows[0])

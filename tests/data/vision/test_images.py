@@ -247,8 +247,12 @@ def test_the_model_is_given_what_normalises_the_training_split_alone(tmp_path):
 
 def test_a_reader_reads_images_of_the_same_kind(tmp_path, messages):
     source = images(str(make(tmp_path / "set")), size=[4, 6], mode="gray")
-    read = build(json.loads(json.dumps(source.reader)))
+    reader = build(json.loads(json.dumps(source.reader)))
     other = tmp_path / "other"
+
+    def read(path):
+        return torch.cat(list(reader(path)))
+
     for number in range(3):
         save(other / f"{number}.png", picture(number, is_red=True, height=20, width=30))
     whole = read(other)
@@ -262,10 +266,9 @@ def test_a_reader_reads_images_of_the_same_kind(tmp_path, messages):
         messages(problems_of(read, wrong))
 
 
-def test_what_is_too_big_for_memory_comes_in_blocks(tmp_path, monkeypatch):
+def test_predictions_read_images_in_blocks(tmp_path, monkeypatch):
     from runner.data.vision import images
 
-    monkeypatch.setattr(images, "is_decoded_once", lambda asked, num_bytes: (False, ""))
     monkeypatch.setattr(images, "BLOCK", 5)
     make(tmp_path)
     blocks = list(read_images(tmp_path, size=[8, 8], mode="rgb"))
