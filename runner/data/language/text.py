@@ -1,7 +1,7 @@
 """Makes a Source of text files: windows of tokens, and the token that follows each (`data=text`).
 
-Row i stands for the tokens from i * T. In training with `windows=random` it is moved back by a random number below T:
-every window of the training split is equally likely, and none reaches into the split behind it.
+Row i is the T tokens from i * T. In training with `windows=random` it is moved back by a random number below T: every window
+of the training split is equally likely, and no window reaches into the split behind it.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from runner.config.checks import choice, count
 from runner.data.array_files import no_such_file
-from runner.data.language.vocabulary import Vocabulary, asked_for, vocabulary
+from runner.data.language.vocabulary import Vocabulary, new_vocabulary, vocabulary
 from runner.data.source import Source
-from runner.errors import Problem, RunnerError, nearest, refuse
+from runner.errors import RunnerError, at_once
 
 WINDOWS = ("random", "sequential")
 
 
 class TokenWindows(nn.Module):
-    """Rows are window starts, (B,) int64; a buffer holds the text. The batch transform of `data=text`."""
+    """The batch transform of `data=text`. Rows are window starts, (B,) int64, and a buffer holds the text."""
 
     tokens: Tensor
     steps: Tensor
@@ -38,18 +39,17 @@ class TokenWindows(nn.Module):
         self.register_buffer("steps", torch.arange(context_length + 1))
 
     def forward(self, starts: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, T) inputs and (B, T) targets, int64."""
+        """Return (B, T) inputs and (B, T) targets, int64."""
         if draws.shape[1]:
             starts = (starts - moved(draws, self.context_length)).clamp(min=0)
         return shifted(self.tokens[starts[:, None] + self.steps])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Each split has a copy in another mode; they share the text, also on the device."""
-        return copy.copy(self)  # its buffers' dict is the same object
+        return copy.copy(self)  # the splits' copies share the buffers, also on the device
 
 
 class ChunkWindows(nn.Module):
-    """Rows are chunks, (B, T + 1), or (B, 2 T + 1) where a draw says which window of them: finish of `data=tokens`."""
+    """The batch transform of `data=tokens`. Rows are chunks, (B, T + 1), or (B, 2 T + 1) for windows=random."""
 
     steps: Tensor
 
@@ -59,7 +59,7 @@ class ChunkWindows(nn.Module):
         self.register_buffer("steps", torch.arange(context_length + 1))
 
     def forward(self, batch: tuple[Tensor, Tensor], draws: Tensor) -> tuple[Tensor, Tensor]:
-        """batch: the chunks, and by how many tokens each window may be moved back at most, (B,) int64."""
+        """batch: the chunks, and the maximum number of tokens that each window is moved back by, (B,) int64."""
         chunks, most = batch
         first = chunks.shape[1] - self.context_length - 1
         starts = torch.full_like(most, first)
@@ -69,12 +69,12 @@ class ChunkWindows(nn.Module):
 
 
 def moved(draws: Tensor, context_length: int) -> Tensor:
-    """(B, 1) in [0, 1) -> (B,) int64 in 0 .. T - 1."""
+    """Return (B,) int64 in 0 .. T - 1 for draws (B, 1) in [0, 1)."""
     return (draws[:, 0] * context_length).to(torch.int64).clamp(max=context_length - 1)  # float32 may round up to T
 
 
 def shifted(windows: Tensor) -> tuple[Tensor, Tensor]:
-    """(B, T + 1) -> what is read and what follows it, (B, T) int64 each."""
+    """Return inputs and the tokens that follow, (B, T) int64 each, of windows (B, T + 1)."""
     windows = windows.to(torch.int64)
     return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
 
@@ -86,25 +86,14 @@ def num_windows(num_tokens: int, context_length: int) -> int:
 
 def check_windows(context_length: Any, windows: Any, *, num_tokens: int, path: str) -> None:
     """Raise a RunnerError for settings that are not valid, or a text that is too short for them."""
-    problems = []
-    if windows not in WINDOWS:
-        hits = nearest(str(windows), WINDOWS) or WINDOWS
-        problem = f"`data.windows` must be {' or '.join(WINDOWS)}"
-        problems.append(Problem.suggest(f"data.windows={windows}", problem, (f"data.windows={hit}" for hit in hits)))
-    asked = f"data.context_length={context_length}"
-    if type(context_length) is not int or context_length < 1:
-        problems.append(
-            Problem.suggest(
-                asked,
-                "`data.context_length` must be a number of tokens, 1 or more",
-                ["data.context_length=256"],
-            )
-        )
-    elif num_windows(num_tokens, context_length) < 1:
+    at_once(
+        lambda: choice(windows, WINDOWS, key="data.windows"),
+        lambda: count(context_length, key="data.context_length", example=256),
+    )
+    if num_windows(num_tokens, context_length) < 1:
         problem = f"`{path}` has {num_tokens:,} tokens, and a window needs {context_length + 1:,} (with the next token)"
         fits = f"use `data.context_length={max(1, num_tokens // 20)}`, or a" if num_tokens > 1 else "use a"
-        problems.append(Problem(asked, problem, f"{fits} longer text"))
-    refuse(problems)
+        raise RunnerError.of(f"data.context_length={context_length}", problem, f"{fits} longer text")
 
 
 def rows_of(tokens: NDArray[Any], context_length: int) -> Tensor:
@@ -140,30 +129,33 @@ def text(
     windows: str = "random",
     like: dict[str, Any] | None = None,
 ) -> Source:
-    """Windows of `context_length` tokens and the tokens that follow; the text's last parts are validated and tested on.
+    """Return windows of `context_length` tokens and the tokens that follow. The text's last parts are the other splits.
 
-    path: a file, a list of files or a glob (*.txt); several are read end to end, by name. tokens: characters (those
-    of the whole text), bytes, or a tokenizer.json. windows: random (in training each is moved by chance, once an epoch),
-    or sequential. like: an earlier run's reader; its vocabulary and context length hold.
-    Memory: the text, 4 bytes a character for a while, and a token's 1, 2 or 4 bytes, on the device.
-    Raises: RunnerError for files that are missing or not UTF-8, and for a text that is shorter than a window.
+    Args:
+        path: A file, a list of files or a glob (*.txt), which are joined in the order of their names.
+        tokens: characters (those of the whole text), bytes, or a tokenizer.json.
+        windows: random (in training each is moved randomly, once an epoch), or sequential.
+        like: The reader of an earlier run, whose vocabulary and context length hold.
+
+    Raises:
+        RunnerError: A file is missing or not UTF-8, or the text is shorter than a window.
     """
-    files = found_files(path, key="data.path")
+    files = find_files(path, key="data.path")
     contents = [file.read_bytes() for file in files]
     shown = ", ".join(map(str, files[:3])) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
     if like is None:
-        found = asked_for(tokens, contents, asked=f"data.path={shown}")
+        found = new_vocabulary(tokens, contents, asked=f"data.path={shown}")
     else:
         found, context_length = vocabulary(like["tokens"], like["entries"]), like["context_length"]
     parts = [found.encode(content, asked=f"data.path={file}") for file, content in zip(files, contents, strict=True)]
     numbers = np.concatenate(parts)
     check_windows(context_length, windows, num_tokens=len(numbers), path=shown)
-    what = found.kind if found.kind != "tokenizer" else f"tokens of {found.size:,} kinds"
+    unit = found.kind if found.kind != "tokenizer" else f"tokens of {found.size:,} kinds"
     return Source(
         "text",
         torch.arange(num_windows(len(numbers), context_length)) * context_length,
         facts_of_tokens(found.size, context_length, bytes_per_token=sum(map(len, contents)) / len(numbers)),
-        origin=f"{shown}: {len(numbers):,} {what}",
+        origin=f"{shown}: {len(numbers):,} {unit}",
         finish=TokenWindows(torch.from_numpy(numbers), context_length, is_random=windows == "random"),
         reader=reader_node(found, context_length),
         in_order=True,
@@ -171,22 +163,22 @@ def text(
 
 
 class TextReader:
-    """Reads a person's text files as windows for prediction, and turns tokens back into text."""
+    """Read text files as windows for predictions, and turn tokens back into text."""
 
     def __init__(self, tokens: str, entries: Any, context_length: int) -> None:
         self._vocabulary = vocabulary(tokens, entries)
         self.vocab_size, self.context_length = self._vocabulary.size, context_length
 
     def __call__(self, path: str) -> Tensor:
-        """(N, T) int64, one window behind the other. Raises: RunnerError, as for a character that is not known."""
-        (file,) = found_files(path, key="--input", most=1)
+        """Return (N, T) int64, one window after the other. Raises: RunnerError, e.g., for an unknown character."""
+        (file,) = find_files(path, key="--input", most=1)
         numbers = self._vocabulary.encode(file.read_bytes(), asked=f"--input {path}")
         if not len(numbers):
             raise RunnerError.of(f"--input {path}", f"`{path}` is empty", "use a file with text")
         return rows_of(numbers, self.context_length)
 
     def encode(self, text: str) -> list[int]:
-        """Raises: RunnerError for characters that are not known."""
+        """Raises: RunnerError for unknown characters."""
         shown = text if len(text) <= 40 else f"{text[:40]}..."
         return [int(number) for number in self._vocabulary.encode(text.encode(), asked=f"the text {shown!r}")]
 
@@ -198,8 +190,8 @@ def reader_node(found: Vocabulary, context_length: int) -> dict[str, Any]:
     return {"_target_": READER, "tokens": found.kind, "entries": found.entries, "context_length": context_length}
 
 
-def found_files(path: str | Sequence[str], *, key: str, most: int | None = None) -> list[Path]:
-    """The files that a name, a list of them or a glob leads to, each once. Raises: RunnerError with the nearest names."""
+def find_files(path: str | Sequence[str], *, key: str, most: int | None = None) -> list[Path]:
+    """Return the files of a name, a list of names or a glob, each once. Raises: RunnerError with the nearest names."""
     files: list[Path] = []
     for name in [path] if isinstance(path, str) else path:
         file = Path(name).expanduser()

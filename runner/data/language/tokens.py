@@ -20,11 +20,11 @@ from runner.data.language.text import (
     TextReader,
     check_windows,
     facts_of_tokens,
-    found_files,
+    find_files,
     num_windows,
     rows_of,
 )
-from runner.data.language.vocabulary import Characters, Vocabulary, asked_for, vocabulary
+from runner.data.language.vocabulary import CHARACTERS, Vocabulary, new_vocabulary, vocabulary
 from runner.data.map_style import BatchDataset
 from runner.data.source import Source
 from runner.errors import RunnerError, first_line
@@ -32,11 +32,10 @@ from runner.errors import RunnerError, first_line
 ENDINGS = (".bin", ".npy")
 DTYPES = ("uint8", "uint16", "uint32")
 READER = "runner.data.TokensReader"
-#: of a fingerprint: the number and size of the blocks that are read, evenly spread
+#: the number and size of the evenly spread blocks that a fingerprint reads
 FINGERPRINT_BLOCKS, FINGERPRINT_BYTES = 256, 2**14
-TOKENS_A_PASS = 2**22
-#: of a prediction's block
-TOKENS_A_BLOCK = 2**22
+#: tokens that are read at a time for the greatest one, and for a prediction
+TOKENS_A_PASS = TOKENS_A_BLOCK = 2**22
 MAX_TOKENS = 2**31 - 1  # batches are int32
 
 
@@ -78,11 +77,7 @@ def mapped(file: Path, dtype: str) -> NDArray[Any]:
 
 
 def opened(file: Path, dtype: str | None, *, asked: str) -> tuple[NDArray[Any], str]:
-    """Return the file's tokens, mapped, and their type. dtype: of a .bin; None: as in FILE.json, or uint16.
-
-    Raises:
-        RunnerError: The ending, the size or the content is not a token file's.
-    """
+    """Return the file's tokens, mapped, and their type. dtype: of a .bin; None: as in FILE.json, or uint16. Raises: RunnerError."""
     if file.suffix not in ENDINGS:
         problem = f"token files must end in {' or '.join(ENDINGS)}"
         raise RunnerError.of(asked, problem, "use `data=text` for text files, or a file of `runner.data.write_tokens`")
@@ -99,25 +94,16 @@ def opened(file: Path, dtype: str | None, *, asked: str) -> tuple[NDArray[Any], 
     choice(dtype, DTYPES, key="data.dtype")
     width = np.dtype(dtype).itemsize
     if size == 0 or size % width:
-        problem = f"`{file.name}` is empty"
-        if size:
-            problem = f"`{file.name}` has {size:,} bytes, which is no multiple of {width}, the size of a {dtype} token"
+        problem = f"`{file.name}` has {size:,} bytes, and a {dtype} token has {width}"
         raise RunnerError.of(asked, problem, "use the complete file, or the `data.dtype` it was written with")
     return mapped(file, dtype), dtype
 
 
 def greatest_token(file: Path, tokens: NDArray[Any], dtype: str, *, asked: str) -> tuple[int, int]:
-    """Return the greatest token and its first position: from FILE.json, or by one pass over the file.
-
-    Raises:
-        RunnerError: A token is below 0.
-    """
+    """Return the greatest token and its first position, from FILE.json or by one pass. Raises: RunnerError for one below 0."""
     state, description = file.stat(), description_of(file)
-    if description and (description.num_bytes, description.modified_ns, description.dtype) == (
-        state.st_size,
-        state.st_mtime_ns,
-        dtype,
-    ):
+    known = description and (description.num_bytes, description.modified_ns, description.dtype)
+    if description and known == (state.st_size, state.st_mtime_ns, dtype):
         return description.greatest, description.greatest_at
     greatest, at = -1, 0
     for start in range(0, len(tokens), TOKENS_A_PASS):
@@ -209,7 +195,7 @@ def tokens(
     Raises:
         RunnerError: The file is missing or is not a token file, or a token is not below vocab_size.
     """
-    (file,) = found_files(path, key="data.path", most=1)
+    (file,) = find_files(path, key="data.path", most=1)
     asked = f"data.path={path}"
     numbers, dtype = opened(file, dtype, asked=asked)
     description, greatest = description_of(file), greatest_token(file, numbers, dtype, asked=asked)
@@ -248,10 +234,9 @@ def write_tokens(texts: Iterable[str], path: str | Path, tokenizer: str = "bytes
         raise RunnerError.suggest(
             f"path={path}", "`write_tokens` writes files that end in `.bin`", [f"path={file.with_suffix('.bin')}"]
         )
-    needs_all = tokenizer == Characters.kind
-    texts = list(texts) if needs_all else texts
-    contents = (text.encode() for text in texts) if needs_all else ()
-    words = asked_for(tokenizer, contents, asked=f"path={path}", key="tokenizer")
+    texts = list(texts) if tokenizer == CHARACTERS else texts
+    contents = (text.encode() for text in texts) if isinstance(texts, list) else ()
+    words = new_vocabulary(tokenizer, contents, asked=f"path={path}", key="tokenizer")
     dtype = np.dtype("<u2" if words.size <= 2**16 else "<u4")
     num_tokens = num_bytes = 0
     greatest = (-1, 0)
@@ -289,7 +274,7 @@ class TokensReader:
         return self._text(path)
 
     def _blocks(self, path: str) -> Iterator[Tensor]:
-        (file,) = found_files(path, key="--input", most=1)
+        (file,) = find_files(path, key="--input", most=1)
         dtype = None if file.suffix == ".npy" else self._dtype
         asked = f"--input {path}"
         numbers, dtype = opened(file, dtype, asked=asked)
@@ -314,12 +299,12 @@ class TokensReader:
 
 
 def _vocabulary(description: Description | None, tokenizer: str | None) -> Vocabulary | None:
-    if tokenizer == Characters.kind:
+    if tokenizer == CHARACTERS:
         problem = "the token file doesn't say which characters its numbers are"
         fix = "use `data.tokenizer=null` with a file of `write_tokens(..., 'characters')`, which contains them"
         raise RunnerError.of(f"data.tokenizer={tokenizer}", problem, fix)
     if tokenizer is not None:
-        return asked_for(tokenizer, (), asked=f"data.tokenizer={tokenizer}", key="data.tokenizer")
+        return new_vocabulary(tokenizer, (), asked=f"data.tokenizer={tokenizer}", key="data.tokenizer")
     return vocabulary(description.reader["tokens"], description.reader["entries"]) if description else None
 
 

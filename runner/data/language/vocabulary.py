@@ -13,47 +13,43 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from runner.config.packages import not_installed
-from runner.errors import Problem, RunnerError, first_line, nearest
+from runner.errors import RunnerError, first_line, nearest
 
 Tokens = NDArray[Any]  # (N,) whole numbers
-KINDS = ("characters", "bytes")
+CHARACTERS, BYTES = KINDS = ("characters", "bytes")
 #: the kind of a tokenizer.json's vocabulary, in model.json
 TOKENIZER = "tokenizer"
-NUM_CODE_POINTS = 0x110000
-BYTES = "bytes"
-NUM_BYTES = 256
-#: what tokenizers call the token that fills a row up
+NUM_CODE_POINTS, NUM_BYTES = 0x110000, 256
+#: names of the padding token in tokenizers
 PADDING = ("[PAD]", "<pad>", "<|pad|>", "<PAD>", "<|padding|>", "<|finetune_right_pad_id|>")
-#: targets that count for nothing, as torch's cross-entropy has it
+#: targets that don't count, as in torch's cross-entropy
 IGNORED = -100
 
 
 class TextRows:
-    """Texts to rows of `length` tokens. What is longer is cut, what is shorter is filled up with `padding`.
+    """Encode texts as rows of `length` tokens: longer ones are cut, shorter ones filled with `padding`.
 
-    entries: the content of a tokenizer.json; None for bytes, of which 256 is the padding. A tokenizer without a padding
-    token gets another one. Raises: RunnerError for a content that tokenizers can't read.
+    Args:
+        entries: The content of a tokenizer.json, which gets a padding token if it has none; None for bytes, with 256 as
+            the padding.
     """
 
     def __init__(self, entries: str | None, length: int, *, asked: str = "data.tokenizer") -> None:
-        # a node may hold no ${, and in JSON this is the same
-        self.entries = None if entries is None else entries.replace("$", "\\u0024")
+        """Raises: RunnerError for a content that tokenizers can't read."""
+        self.entries = None if entries is None else without_references(entries)
         self.length = length
-        self._num_texts = self._num_cut = 0  # that were encoded here
-        self._longest = 0
+        self._num_texts = self._num_cut = self._longest = 0
         self._tokenizer = None if entries is None else tokenizer_of(entries, asked=asked)
-        if self._tokenizer is None:
-            self.padding, self.vocab_size = NUM_BYTES, NUM_BYTES + 1
-        else:
-            known = self._tokenizer.get_vocab(with_added_tokens=True)
-            count = max(known.values(), default=0) + 1
-            self.padding = next((known[name] for name in PADDING if name in known), count)
-            self.vocab_size = max(count, self.padding + 1)
+        known: dict[str, int] = {} if self._tokenizer is None else self._tokenizer.get_vocab(with_added_tokens=True)
+        count = NUM_BYTES if self._tokenizer is None else max(known.values(), default=0) + 1
+        self.padding = next((known[name] for name in PADDING if name in known), count)
+        self.vocab_size = max(count, self.padding + 1)
 
     def encode(self, texts: Sequence[str]) -> Tensor:  # -> (N, length) int64
         rows = torch.full((len(texts), self.length), self.padding)
         for row, text in zip(rows, texts, strict=True):
-            numbers = self._numbers(text)
+            # one by one: the threads of its batches don't survive the fork of a worker process
+            numbers = list(text.encode() if self._tokenizer is None else self._tokenizer.encode(text).ids)
             self._longest = max(self._longest, len(numbers))
             self._num_cut += len(numbers) > self.length
             numbers = numbers[: self.length]
@@ -62,40 +58,34 @@ class TextRows:
         return rows
 
     def what_was_cut(self) -> str:
-        """Describe how many of the texts so far were cut; empty if all are whole."""
+        """Describe how many of the texts so far were cut; "" if all are whole."""
         if not self._num_cut:
             return ""
         texts = f"{self._num_cut:,} of {self._num_texts:,} texts that were read"
         return f"{texts} have more than {self.length:,} tokens (up to {self._longest:,}), and are cut there"
 
     def next_tokens(self, rows: Tensor) -> tuple[Tensor, Tensor]:  # (N, length) -> twice (N, length - 1)
-        """Inputs, and at each place the token that follows; padding counts for nothing."""
+        """Return inputs, and the token that follows each; padding doesn't count."""
         targets = rows[:, 1:]
         return rows[:, :-1].contiguous(), torch.where(targets == self.padding, IGNORED, targets)
-
-    def _numbers(self, text: str) -> list[int]:
-        if self._tokenizer is None:
-            return list(text.encode())
-        # one by one: its threads for batches do not survive the fork of the loader's workers
-        return list(self._tokenizer.encode(text).ids)
 
 
 class Vocabulary(Protocol):
     kind: str
-    size: int  # token numbers lie below it
+    size: int  # token numbers are below it
     entries: Any  # plain values from which `vocabulary()` makes the same again
 
     def encode(self, content: bytes, *, asked: str) -> Tokens:
-        """Raises: RunnerError for what is not UTF-8 or not in the vocabulary, with its place; `asked` begins it."""
+        """Raises: RunnerError for a text that is not UTF-8 or not in the vocabulary, with its position."""
         ...
 
     def decode(self, tokens: Sequence[int]) -> str: ...
 
 
 class Characters:
-    """Every character of a text is a token; numbered by code point."""
+    """Every character of a text is a token, numbered in the order of code points."""
 
-    kind = "characters"
+    kind = CHARACTERS
 
     def __init__(self, entries: Sequence[str]) -> None:
         self.entries, self.size = list(entries), len(entries)
@@ -107,7 +97,12 @@ class Characters:
         text = as_text(content, asked=asked)
         found = self._numbers[_code_points(text)]
         if len(found) and found.min() < 0:
-            raise RunnerError(self._unknown(text, int((found < 0).argmax()), asked))
+            at = int((found < 0).argmax())
+            line, column = text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at)
+            problem = f"{text[at]!r} in line {line:,}, column {column:,} is not one of the {self.size} characters of the training text"
+            fix = "remove it, or train on text that contains it or with `data.tokens=bytes`"
+            raise RunnerError.of(asked, problem, fix)
+        # the smallest type that every device has
         return found.astype(smallest(self.size))
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -117,16 +112,11 @@ class Characters:
             raise RunnerError.of(f"token {largest}", problem, f"set the model's `vocab_size` to {self.size}")
         return self._codes[numbers].astype("<u4").tobytes().decode("utf-32-le")
 
-    def _unknown(self, text: str, at: int, asked: str) -> Problem:
-        problem = f"{text[at]!r} {place(text, at)} is not one of the {self.size} characters of the training text"
-        fix = "remove it, or train on text that contains it or with `data.tokens=bytes`"
-        return Problem(asked, problem, fix)
-
 
 class Bytes:
-    """Every byte is a token: 256 of them, no text is unknown."""
+    """Every byte is a token, so that no text is unknown."""
 
-    kind, size, entries = "bytes", 256, None
+    kind, size, entries = BYTES, NUM_BYTES, None
 
     def encode(self, content: bytes, *, asked: str) -> Tokens:
         return np.frombuffer(content, np.uint8).copy()
@@ -136,16 +126,13 @@ class Bytes:
 
 
 class Subwords:
-    """What a tokenizer.json of the `tokenizers` library makes of a text, without its special tokens.
-
-    entries: the file's content, its dollar signs written as JSON's own escapes: in a node ${ would be a reference.
-    """
+    """The tokens of a tokenizer.json of the `tokenizers` library, without its special tokens. entries: its content."""
 
     kind = TOKENIZER
 
     def __init__(self, entries: str, *, asked: str = "data.tokens") -> None:
         self._tokenizer = tokenizer_of(entries, asked=asked)
-        self.entries = entries.replace("$", "\\u0024")
+        self.entries = without_references(entries)
         self.size = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=0) + 1
 
     def encode(self, content: bytes, *, asked: str) -> Tokens:
@@ -158,21 +145,21 @@ class Subwords:
 
 
 def vocabulary(kind: str, entries: Any = None) -> Vocabulary:
-    """The vocabulary that an earlier run had."""
+    """Return the vocabulary of an earlier run."""
     if kind == TOKENIZER:
         return Subwords(entries)
-    return Bytes() if kind == Bytes.kind else Characters(entries)
+    return Bytes() if kind == BYTES else Characters(entries)
 
 
-def asked_for(tokens: str, contents: Iterable[bytes], *, asked: str, key: str = "data.tokens") -> Vocabulary:
-    """The vocabulary that `data.tokens` names: characters (those of the contents), bytes, or a tokenizer.json.
+def new_vocabulary(tokens: str, contents: Iterable[bytes], *, asked: str, key: str = "data.tokens") -> Vocabulary:
+    """Return the vocabulary that `data.tokens` names: characters (those of the contents), bytes, or a tokenizer.json.
 
-    asked, key: how messages name the contents, and the setting.
-    Raises: RunnerError for a word or a file that is none, and for contents that are not UTF-8.
+    Raises:
+        RunnerError: The setting is not valid, or the contents are not UTF-8.
     """
-    if tokens == Bytes.kind:
+    if tokens == BYTES:
         return Bytes()
-    if tokens == Characters.kind:
+    if tokens == CHARACTERS:
         is_there = np.zeros(NUM_CODE_POINTS, bool)
         for content in contents:
             is_there[_code_points(as_text(content, asked=asked))] = True
@@ -185,19 +172,23 @@ def entries_of(tokenizer: str) -> str | None:
     return None if tokenizer == BYTES else _content_of(tokenizer, (BYTES,), key="data.tokenizer")
 
 
+def without_references(entries: str) -> str:
+    """Return the same JSON without dollar signs: ${ would be a reference in a node."""
+    return entries.replace("$", "\\u0024")
+
+
 def _content_of(name: str, kinds: Sequence[str], *, key: str) -> str:
     file = Path(name).expanduser()
     if not file.is_file():
         there = [str(item) for item in file.parent.glob("*.json")] if file.parent.is_dir() else []
-        hits = nearest(name, (*kinds, *there)) or [*kinds, *there]
-        allowed = " or ".join(kinds) if len(kinds) > 1 else f"`{kinds[0]}`"
-        problem = f"`{key}` must be {allowed} or a `tokenizer.json`, and there is no file `{file}`"
-        raise RunnerError.suggest(f"{key}={name}", problem, (f"{key}={hit}" for hit in hits[:3]), code="missing-file")
+        ways = [f"{key}={hit}" for hit in nearest(name, (*kinds, *there)) or [*kinds, *there]]
+        problem = f"`{key}` must be {' or '.join(kinds)} or a `tokenizer.json`, and there is no file `{file}`"
+        raise RunnerError.suggest(f"{key}={name}", problem, ways, code="missing-file")
     return file.read_text(encoding="utf-8", errors="replace")
 
 
 def as_text(content: bytes, *, asked: str) -> str:
-    """Raises: RunnerError with the place of the first byte that is not UTF-8."""
+    """Decode UTF-8. Raises: RunnerError with the position of the first other byte."""
     try:
         return content.decode()
     except UnicodeDecodeError as error:
@@ -206,13 +197,7 @@ def as_text(content: bytes, *, asked: str) -> str:
         raise RunnerError.of(asked, problem, "save the file as UTF-8, or use `data.tokens=bytes`") from None
 
 
-def place(text: str, at: int) -> str:
-    line, column = text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at)
-    return f"in line {line:,}, column {column:,}"
-
-
 def smallest(size: int) -> type[np.uint8] | type[np.int16] | type[np.int32]:
-    """The type that holds the numbers below `size` and that every device has."""
     return np.uint8 if size <= 2**8 else np.int16 if size <= 2**15 else np.int32
 
 
@@ -221,7 +206,7 @@ def _code_points(text: str) -> NDArray[np.uint32]:
 
 
 def tokenizer_of(content: str, *, asked: str) -> Any:
-    """The tokenizer of a tokenizer.json's content; it neither cuts nor pads. Raises: RunnerError."""
+    """Return the tokenizer of a tokenizer.json's content; it neither cuts nor pads. Raises: RunnerError."""
     try:
         from tokenizers import Tokenizer  # an optional package
     except ImportError:

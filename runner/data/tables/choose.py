@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from runner.config.checks import choice
+from runner.config.checks import choice, count
 from runner.data.tables.cells import NUMBER, suggested
 from runner.data.tables.columns import Column, Columns, Target, arguments, columns_of, listed, reader_node, target_of
 from runner.data.tables.encoder import missing_target, missing_value
@@ -38,18 +38,6 @@ class ColumnSettings:
     max_categories: int
     drop_missing_targets: bool
 
-    def check(self) -> None:
-        """Raise a RunnerError for a value that is not valid."""
-        if self.missing not in ("mean", "refuse"):
-            problem = "`data.missing` must be `mean` (the training split's) or `refuse`"
-            ways = ["data.missing=mean", "data.missing=refuse"]
-            raise RunnerError.suggest(f"data.missing={self.missing}", problem, ways)
-        if type(self.max_categories) is not int or self.max_categories < 1:
-            problem = "`data.max_categories` must be a whole number, 1 or more"
-            raise RunnerError.suggest(
-                f"data.max_categories={self.max_categories}", problem, ["data.max_categories=100"]
-            )
-
 
 @dataclass(frozen=True)
 class Table:
@@ -60,7 +48,6 @@ class Table:
     is_cut: bool = False  # rare categories are unknown
 
     def node(self) -> dict[str, Any]:
-        """Return plain values, for table_of()."""
         reader = reader_node(self.columns, self.target)
         return {"reader": reader, "num_rows": self.num_rows, "notes": list(self.notes), "is_cut": self.is_cut}
 
@@ -78,12 +65,9 @@ def from_reader(node: Mapping[str, Any]) -> Table:
 
 
 def choose(files: Sequence[TableFile], names: Sequence[str], settings: ColumnSettings) -> Table:
-    """Choose the kind of each column, of `names` in all; reads the files completely.
-
-    Raises:
-        RunnerError: The table or a setting is not valid; with every problem.
-    """
-    settings.check()
+    """Choose the kind of each column of `names`; reads the files completely. Raises: RunnerError with every problem."""
+    choice(settings.missing, ("mean", "refuse"), key="data.missing")
+    count(settings.max_categories, key="data.max_categories", example=100)
     targets = _texts(settings.target) if settings.target is not None else list(names[-1:])
     inputs = _inputs(names, targets, settings, files[0])
     categorical = {name for name in _texts(settings.categorical) if name not in targets}
@@ -103,21 +87,28 @@ def choose(files: Sequence[TableFile], names: Sequence[str], settings: ColumnSet
         notes.append(f"left out, since they have no {' or '.join(targets)}: {num_left_out:,} rows")
     notes += _header_note(names, files[0])
     kept: list[Column] = []
-    keys: list[Tally] = []
+    keys: list[str] = []
     hints: list[str] = []
     never_keys = {*categorical, *_texts(settings.columns)}
     for name in inputs:
         tally = tallies[name]
         try:
-            kind = "category" if name in categorical else _kind(tally, files[0])
+            kind = "category" if name in categorical else tally.kind()
         except RunnerError as error:
             problems += error.problems
             continue
+        if not kind:
+            problem = f"column {name!r} of {files[0].name} has no value in any of its {tally.rows:,} rows"
+            problems.append(Problem.suggest(files[0].asked, problem, [f"data.drop=[{name}]"]))
+            continue
         if kind == "category" and name not in categorical:
-            is_key = name not in never_keys and _is_key(tally, settings.max_categories)
-            hints += _form_hint(tally, "left out" if is_key else "taken as texts")
+            most = max(settings.max_categories, tally.present / 2)
+            is_key = name not in never_keys and (tally.is_cut or len(tally.texts) > most)
+            if fix := " or ".join(suggested(_first_texts(tally))):
+                how = "left out" if is_key else "taken as texts"
+                hints.append(f"column {name} ({next(iter(tally.texts), '')}) is {how}; {fix}")
             if is_key:
-                keys.append(tally)
+                keys.append(name)
                 continue
         if settings.missing == "refuse" and tally.first_missing is not None:
             problems.append(missing_value(name, *tally.first_missing))
@@ -125,7 +116,7 @@ def choose(files: Sequence[TableFile], names: Sequence[str], settings: ColumnSet
         kept.append(tally.column(kind, most=settings.max_categories))
     refuse(problems)
     if keys:
-        notes.append(f"left out, because nearly all their texts differ: {listed([key.name for key in keys])}")
+        notes.append(f"left out, because nearly all their texts differ: {listed(keys)}")
     cut = [column.name for column in kept if len(tallies[column.name].texts) > len(column.categories) > 0]
     notes += _column_notes(kept, tallies)
     if cut:
@@ -136,17 +127,13 @@ def choose(files: Sequence[TableFile], names: Sequence[str], settings: ColumnSet
     if files[0].form.date_format:
         _check_date_format(tallies, files[0])
     if not kept:
-        raise RunnerError(_no_columns(targets, keys, files[0]))
+        raise RunnerError(_no_columns(targets, keys, tallies, files[0]))
     columns = Columns(tuple(kept), settings.missing == "refuse")
     return Table(columns, target, tallies[targets[0]].rows, (*notes, *hints[:MOST_HINTS]), bool(cut))
 
 
 def find_target(tallies: Sequence[Tally], kind: str) -> tuple[Target, str]:
-    """Return the target, and how its kind was found.
-
-    Raises:
-        RunnerError: The target is constant, missing, or of another kind.
-    """
+    """Return the target, and the reason for its kind. Raises: RunnerError if it is constant, missing or of another kind."""
     choice(kind, KINDS, key="data.kind")
     names = tuple(tally.name for tally in tallies)
     asked = f"data.target={names[0] if len(names) == 1 else '[' + ','.join(names) + ']'}"
@@ -237,25 +224,12 @@ def _unknown(key: str, name: str, names: Sequence[str], file: TableFile) -> Prob
     return Problem.suggest(f"data.{key}={name}", problem, ways, "use one of these columns", code="unknown-option")
 
 
-def _kind(tally: Tally, file: TableFile) -> str:
-    kind = tally.kind()
-    if not kind:
-        problem = f"column {tally.name!r} of {file.name} has no value in any of its {tally.rows:,} rows"
-        raise RunnerError.suggest(file.asked, problem, [f"data.drop=[{tally.name}]"])
-    return kind
-
-
-def _is_key(tally: Tally, most: int) -> bool:
-    return tally.is_cut or len(tally.texts) > max(most, tally.present / 2)
-
-
-def _no_columns(targets: Sequence[str], keys: Sequence[Tally], file: TableFile) -> Problem:
+def _no_columns(targets: Sequence[str], keys: Sequence[str], tallies: Mapping[str, Tally], file: TableFile) -> Problem:
     problem = f"no input column is left next to {', '.join(targets)}"
     if not keys:
         return Problem(file.asked, f"{problem}: the table has no other column", "use another column as `data.target`")
-    problem += f": {', '.join(key.name for key in keys)} {'is' if len(keys) == 1 else 'are'} left out, "
-    problem += "because nearly all the texts differ"
-    name, texts = keys[0].name, _first_texts(keys[0])
+    problem += f": {', '.join(keys)} {'is' if len(keys) == 1 else 'are'} left out, because nearly all the texts differ"
+    name, texts = keys[0], _first_texts(tallies[keys[0]])
     ways = suggested(texts)
     if not ways and sum(" " in text.strip() for text in texts) * 2 > len(texts):
         kind = "csv" if file.is_csv else "parquet"
@@ -281,18 +255,10 @@ def _column_notes(columns: Sequence[Column], tallies: Mapping[str, Tally]) -> li
     return notes
 
 
-def _form_hint(tally: Tally, how: str) -> list[str]:
-    fix = " or ".join(suggested(_first_texts(tally)))
-    return [f"column {tally.name} ({next(iter(tally.texts), '')}) is {how}; {fix}"] if fix else []
-
-
 def _digits_note(tally: Tally) -> str:
-    offset = tally.offset()
-    step = float(np.spacing(np.float32(offset)))
-    return (
-        f"target {tally.name} is told in steps of {step:g}, as float32, in which models compute, has no room for more of "  # words: ok
-        f"its digits; a column of {tally.name} less {offset:,.15g} as the target keeps them"
-    )
+    step = float(np.spacing(np.float32(tally.offset())))
+    problem = f"target {tally.name} has steps of {step:g} in float32, in which models compute"
+    return f"{problem}; a column of {tally.name} less {tally.offset():,.15g} as the target keeps its digits"
 
 
 def _check_date_format(tallies: Mapping[str, Tally], file: TableFile) -> None:

@@ -54,11 +54,7 @@ class Encoder:
     ) -> Iterator[tuple[Any, list[Any], Place]]:
         """Yield (n, num_floats) float32, the columns `others` as tidy Arrow values, and their place, batch by batch.
 
-        Args:
-            complete: Leave out rows where one of `others` is missing.
-
-        Raises:
-            RunnerError: A column is missing, or a value does not fit its column.
+        complete leaves out rows where one of `others` is missing. Raises: RunnerError for values that don't fit.
         """
         wanted = list(dict.fromkeys([*self.columns.names, *others]))
         for file in files:
@@ -101,19 +97,14 @@ class Encoder:
 
 
 def encode_target(target: Target, values: Sequence[Any], place: Place) -> Any:
-    """Return (n,) int64 for classes, else (n, T) float32.
-
-    Raises:
-        RunnerError: A value is missing, does not fit, or is an unknown class.
-    """
+    """Return (n,) int64 for classes, else (n, T) float32. Raises: RunnerError for values that are missing or don't fit."""
     for name, column in zip(target.names, values, strict=True):
         if column.null_count:
             row = int(column.is_null().to_numpy(zero_copy_only=False).argmax())
             raise RunnerError(missing_target(name, place, row))
     if target.kind != "classification":
-        floats = [
-            _target_floats(target, name, column, place) for name, column in zip(target.names, values, strict=True)
-        ]
+        pairs = zip(target.names, values, strict=True)
+        floats = [_target_floats(target, name, column, place) for name, column in pairs]
         return np.stack(floats, 1).astype(np.float32)
     codes = as_codes(values[0], {text: code for code, text in enumerate(target.classes)})
     if (codes < 0).any():
@@ -140,8 +131,7 @@ def tidy_batches(
 ) -> Iterator[tuple[dict[str, Any], Place, int]]:
     """Yield the columns as tidy Arrow values, their place, and how many rows were left out, batch by batch.
 
-    Args:
-        complete: Columns that leave a row out if one of them is missing.
+    Rows are left out if one of the columns `complete` is missing.
     """
     for file in files:
         first = 0

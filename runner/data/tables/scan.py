@@ -50,7 +50,6 @@ class Moments:
         self.count += count
 
     def deviation(self) -> Any:
-        """Return standard deviations."""
         return np.sqrt(self.squares / np.maximum(self.count, 1))
 
     def spread(self) -> Any:
@@ -107,11 +106,8 @@ class Tally:
     def kind(self, *ways: str) -> str:
         """Return number, boolean, date or category; "" for a column without values.
 
-        Args:
-            ways: Suggestions for a mixture; without any, those for an input.
-
         Raises:
-            RunnerError: The column is a mixture.
+            RunnerError: The column is a mixture; with `ways`, or suggestions for an input.
         """
         if self.present == 0:
             return ""
@@ -123,14 +119,12 @@ class Tally:
         return "boolean" if self.nums["boolean"] == self.present else "category"
 
     def is_category(self) -> bool:
-        """Return whether its kind is category, False for a mixture."""
         try:
             return self.kind() == "category"
         except RunnerError:
             return False
 
     def is_row_number(self) -> bool:
-        """Return whether the numbers count the rows, as an id column does."""
         return self._counts_rows and self.nums["number"] == self.rows > 2
 
     def column(self, kind: str, *, most: int) -> Column:

@@ -24,71 +24,11 @@ from runner.data.tables.scan import Moments
 from runner.errors import RunnerError
 
 COLUMNS, SCALED = "runner.models.TableColumns", "runner.models.Scaled"
-#: read at a time; what is computed of them takes some ten times as much
+#: numbers read at a time; what is computed of them takes ten times as much memory
 CHUNK_FLOATS = 2**18
-
-
-def fit(
-    train_rows: Any,
-    *,
-    sizes: Sequence[int],
-    flagged: Sequence[int] = (),
-    normalize: bool = True,
-    scale_targets: bool = False,
-) -> Preprocessing:
-    """Return the layers around a model: means, spreads and the categories that occur in the training rows.
-
-    Args:
-        train_rows: (inputs, targets) tensors, or a Dataset of whole batches, of which 1 MiB is read at a time.
-        sizes: As in TableColumns.
-    """
-    numbers = [place for place, size in enumerate(sizes) if not size]
-    met = [np.zeros(size, bool) for size in sizes]
-    missing = np.zeros(len(flagged), bool)
-    inputs, targets = Moments(len(numbers)), None
-    for rows, some in _row_chunks(train_rows, len(sizes)):
-        inputs.update(rows[:, numbers])
-        missing |= np.isnan(rows[:, list(flagged)]).any(0)
-        for place, size in enumerate(sizes):
-            if size:
-                codes = rows[:, place]
-                met[place][codes[codes >= 0].astype(np.int64)] = True
-        if scale_targets:
-            targets = targets or Moments(some.shape[1])
-            targets.update(some)
-    nothing = [0.0] * len(numbers), [1.0] * len(numbers)
-    means, spreads = (inputs.mean.tolist(), inputs.spread().tolist()) if normalize else nothing
-    seen = np.concatenate([*met, missing]).astype(int).tolist()
-    before = {
-        "_target_": COLUMNS,
-        "sizes": list(sizes),
-        "means": means,
-        "spreads": spreads,
-        "fills": inputs.mean.tolist(),
-        "flagged": list(flagged),
-        "seen": seen,
-    }
-    if targets is None:
-        return Preprocessing(before, keeps_inputs=False)
-    after = {"_target_": SCALED, "means": targets.mean.tolist(), "spreads": targets.spread().tolist()}
-    return Preprocessing(before, after, keeps_inputs=False)
-
-
-def _row_chunks(rows: Any, width: int) -> Iterator[tuple[Any, Any]]:
-    step = max(1, CHUNK_FLOATS // max(1, width))
-    if isinstance(rows, Dataset):
-        for start in range(0, len(rows), step):  # type: ignore[arg-type]
-            inputs, targets = rows.__getitems__(range(start, min(start + step, len(rows))))  # type: ignore[attr-defined, arg-type]
-            yield inputs.numpy(), targets.numpy()
-        return
-    inputs, targets = rows
-    assert isinstance(inputs, Tensor)
-    for some, others in zip(inputs.split(step), targets.split(step), strict=True):
-        yield some.numpy(), others.numpy()
-
+FIX = "use a file like the one that the run was trained on"
 
 log = logging.getLogger("runner")
-FIX = "use a file like the one that the run was trained on"
 
 
 def table(
@@ -133,19 +73,12 @@ def table(
         target: Columns; None for the last one.
         kind: auto takes texts, booleans and up to 100 different whole numbers as classes, all other numbers as a
             regression; several columns as labels if all are 0 and 1.
-        columns: Input columns (None: all).
-        drop: Columns to leave out.
-        categorical: Columns of numbers that are categories.
-        val_path: The validation split.
-        test_path: The test split.
+        columns, drop, categorical: Input columns (None: all), columns to leave out, columns of numbers that are categories.
+        val_path, test_path: The other splits.
         missing: mean, or refuse.
-        normalize: Whether inputs are scaled to mean 0 and spread 1.
-        scale_targets: The same for the targets of a regression.
+        normalize, scale_targets: Whether inputs, and targets of a regression, are scaled to mean 0 and spread 1.
         max_categories: Categories of a column that are known.
-        decimal: "," for numbers such as 3,5 and 1.234,50.
-        header: False if the first line is a row; columns are then called c0, c1 and so on.
-        date_format: A format of strptime, or a list of them, for other dates than ISO 8601's.
-        missing_values: Texts and numbers that mark a missing value, besides empty values, NA and the like.
+        decimal, header, date_format, missing_values: See runner.data.tables.cells.Form.
         drop_missing_targets: Leaves out rows without a target.
         in_memory: auto goes by the free memory; what does not fit is read from a file in the cache, row by row.
         like: The reader of an earlier run, whose columns, categories and classes hold.
@@ -161,7 +94,8 @@ def table(
     if isinstance(like, TableReader):
         like = reader_node(like.columns, like.target, like.form)
     how = asdict(settings) if like is None else {"like": dict(like)}
-    key = cache_key(files, how | form.node() | {"complete": drop_missing_targets})
+    form_settings = form.node() | {"complete": drop_missing_targets}
+    key = cache_key(files, how | form_settings)
     plan = remembered_plan(key) if in_memory is not True else None
     if plan is not None:
         chosen = table_of(plan)
@@ -175,20 +109,20 @@ def table(
     for name, other in (("val", val_path), ("test", test_path)):
         if other is not None:
             others = table_files(other, key=f"data.{name}_path", form=form)
-            key = cache_key(others, chosen.node() | form.node() | {"complete": drop_missing_targets})
-            given[name], _ = read(others, replace(chosen, num_rows=None), key=key)
-    width, target_names = chosen.columns.width, chosen.target.names
-    num_classes = len(chosen.target.classes) or None
+            other_key = cache_key(others, chosen.node() | form_settings)
+            given[name], _ = read(others, replace(chosen, num_rows=None), key=other_key)
+    width, classes, is_regression = chosen.columns.width, chosen.target.classes, chosen.target.kind == "regression"
     labels = None
-    if num_classes:
+    if classes:
         labels = rows[1] if isinstance(rows, tuple) else rows.mapped_tensors()[1].clone()
+    scaled = {"normalize": normalize, "scale_targets": scale_targets and is_regression}
     return Source(
         files[0].path.stem,
         rows,
         {
             "input_shape": [width],
             "in_features": width,
-            "num_classes": num_classes,
+            "num_classes": len(classes) or None,
             "out_features": chosen.target.num_outputs,
             "is_multilabel": chosen.target.kind == "multilabel",
         },
@@ -196,18 +130,12 @@ def table(
         given=given,
         origin=f"{path} ({'; '.join([*chosen.notes, reason])})",
         notes=chosen.notes,
-        classes=chosen.target.classes,
-        targets=() if num_classes else target_names,
-        around=partial(
-            fit,
-            sizes=chosen.columns.sizes,
-            flagged=chosen.columns.flagged,
-            normalize=normalize,
-            scale_targets=scale_targets and chosen.target.kind == "regression",
-        ),
+        classes=classes,
+        targets=() if classes else chosen.target.names,
+        around=partial(fit, sizes=chosen.columns.sizes, flagged=chosen.columns.flagged, **scaled),
         reader=reader_node(chosen.columns, chosen.target, form),
         columns=tuple(column.name for column in chosen.columns.columns for _ in column.sizes),
-        place=partial(_place, files, target_names, complete=drop_missing_targets),
+        place=partial(_place, files, chosen.target.names, complete=drop_missing_targets),
     )
 
 
@@ -236,9 +164,9 @@ def _chunks(files: Sequence[TableFile], chosen: Table, *, complete: bool) -> Ite
         encoder.warn_of_unknown()
 
 
-def _check_rows(rows: Tensor, name: str, asked: str) -> None:
+def _check_rows(rows: Tensor, name: str, setting: str) -> None:
     if not len(rows):
-        raise RunnerError.of(asked, f"`{name}` has no rows", "use a file with rows below the column names")
+        raise RunnerError.of(setting, f"`{name}` has no rows", "use a file with rows below the column names")
 
 
 def _place(files: Sequence[TableFile], targets: Sequence[str], row: int, *, complete: bool) -> str:
@@ -248,6 +176,63 @@ def _place(files: Sequence[TableFile], targets: Sequence[str], row: int, *, comp
             return place.of(row)
         row -= num_rows
     return ""
+
+
+def fit(
+    train_rows: Any,
+    *,
+    sizes: Sequence[int],
+    flagged: Sequence[int] = (),
+    normalize: bool = True,
+    scale_targets: bool = False,
+) -> Preprocessing:
+    """Return the layers around a model: means, spreads and the categories that occur in the training rows.
+
+    Args:
+        train_rows: (inputs, targets) tensors, or a Dataset of whole batches, of which 1 MiB is read at a time.
+        sizes, flagged: As in TableColumns.
+    """
+    numbers = [index for index, size in enumerate(sizes) if not size]
+    known = [np.zeros(size, bool) for size in sizes]
+    missing = np.zeros(len(flagged), bool)
+    inputs, targets = Moments(len(numbers)), None
+    for rows, some in _row_chunks(train_rows, len(sizes)):
+        inputs.update(rows[:, numbers])
+        missing |= np.isnan(rows[:, list(flagged)]).any(0)
+        for index, size in enumerate(sizes):
+            if size:
+                codes = rows[:, index]
+                known[index][codes[codes >= 0].astype(np.int64)] = True
+        if scale_targets:
+            targets = targets or Moments(some.shape[1])
+            targets.update(some)
+    scaling = (
+        (inputs.mean.tolist(), inputs.spread().tolist()) if normalize else ([0.0] * len(numbers), [1.0] * len(numbers))
+    )
+    before = {
+        "_target_": COLUMNS,
+        "sizes": list(sizes),
+        "means": scaling[0],
+        "spreads": scaling[1],
+        "fills": inputs.mean.tolist(),
+        "flagged": list(flagged),
+        "seen": np.concatenate([*known, missing]).astype(int).tolist(),
+    }
+    after = None
+    if targets is not None:
+        after = {"_target_": SCALED, "means": targets.mean.tolist(), "spreads": targets.spread().tolist()}
+    return Preprocessing(before, after, keeps_inputs=False)
+
+
+def _row_chunks(rows: Any, width: int) -> Iterator[tuple[Any, Any]]:
+    step = max(1, CHUNK_FLOATS // max(1, width))
+    if isinstance(rows, Dataset):
+        starts = range(0, len(rows), step)  # type: ignore[arg-type]
+        parts: Iterator[Any] = (rows.__getitems__(range(start, min(start + step, len(rows)))) for start in starts)  # type: ignore[attr-defined, arg-type]
+    else:
+        parts = zip(*(part.split(step) for part in rows), strict=True)
+    for inputs, targets in parts:
+        yield inputs.numpy(), targets.numpy()
 
 
 class TableReader:
@@ -286,11 +271,7 @@ class TableReader:
         return rows
 
     def frame(self, frame: Any) -> Tensor:
-        """Return all rows of a pandas DataFrame, as they are read from a file with the same values.
-
-        Raises:
-            RunnerError: As for a file.
-        """
+        """Return all rows of a pandas DataFrame, as they are read from a file with the same values."""
         return self._all([TableFrame(frame, "predict(DataFrame)", self.form)])
 
     def _all(self, files: Sequence[AnyTable]) -> Tensor:

@@ -354,7 +354,7 @@ def test_numbers_with_more_digits_than_float32_has_stay_apart(in_memory, ending,
 def test_a_target_with_more_digits_than_float32_has_is_told():
     write("t.csv", "x,y\n" + "".join(f"{-number},{1_700_000_000 + number}\n" for number in range(200)))
     (told,) = table("t.csv").notes[1:]
-    assert "target y is told in steps of 128" in told and "a column of y less 1,700,000,100" in told
+    assert "target y has steps of 128 in float32" in told and "a column of y less 1,700,000,100" in told
     assert len(table("t.csv", "x").notes) == 2  # as a column it is taken less its mean
 
 
