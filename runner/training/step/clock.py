@@ -25,10 +25,11 @@ T = TypeVar("T")
 WARM_STEPS = 10
 #: intervals by the golden ratio avoid any period of the steps, e.g., the copies of metrics
 GOLDEN = 0.6180339887
-#: see StepClock
-DOUBLED, MOST_TIMES = 8, 64
+#: if the number of steps is unknown, an interval is at most this part of the steps so far
+PART_OF_STEPS = 0.25
 #: steps per pause of the device, which costs a step and lets kernels be timed without gaps
 STEPS_A_PAUSE, MOST_PAUSES = 1_000, 10
+MOST_EVENTS = 1_000
 #: forward, backward and update; or step, if that is one call
 PARTS = (DATA, FORWARD, BACKWARD, UPDATE, STEP, METRICS) = ("data", "forward", "backward", "update", "step", "metrics")
 
@@ -54,37 +55,28 @@ class StepTimes:
 
 @dataclass
 class _TimedSteps:
-    num_groups: int = 0
     num_steps: int = 0
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
 
 class StepClock:
-    """Chooses the steps to time and adds up their time; the first steps of epochs separately.
+    """Chooses the steps to time and adds up their time; the first steps of epochs separately, all of which are timed.
 
     Args:
-        num: The number of steps to time, of those after `first`.
+        num: The number of other steps to time, of those after `first`.
     """
 
     def __init__(self, num: int, *, first: int, limits: Limits, device: torch.device) -> None:
         num_steps = max(0, limits.num_steps - first)
         self.due = first
         self.warm_until = first + min(WARM_STEPS, num_steps // 4)
-        self._num, self._stride = num, max(1.0, num_steps / num)
-        # if the number of steps is unknown, at short intervals first, which double after every DOUBLED timed steps
-        is_open = limits.max_seconds is not None or limits.patience is not None or bool(limits.stop_when)
-        self._apart = max(1.0, self._stride / MOST_TIMES) if is_open else self._stride
-        self._number = self._epochs = self._warm_epochs = 0
-        self._first, self._warm_seconds = first, 0.0
+        self._first, self._interval, self._num_due = first, num_steps / num, 0
+        self._may_end_early = limits.max_seconds is not None or limits.patience is not None or bool(limits.stop_when)
+        self._warm_seconds = 0.0
         self._openings, self._others = _TimedSteps(), _TimedSteps()
         self._name, self._since = DATA, 0.0
         self._now: defaultdict[str, float] = defaultdict(float)
         self._events = _Events(device, min(MOST_PAUSES, num_steps // STEPS_A_PAUSE))
-
-    def times_opening(self) -> bool:
-        """Called at the start of an epoch: whether its first group of steps is timed. Of many epochs some are."""
-        self._epochs += 1
-        return self._openings.num_groups * 2 < self._num or self._epochs & (self._epochs - 1) == 0
 
     def begin(self) -> None:
         """Start a group of steps. Its time counts as data until a part begins."""
@@ -114,33 +106,27 @@ class StepClock:
         began = step - num_steps
         if began < self.warm_until or began == self._first:
             self._warm_seconds += time.perf_counter() - self._since + sum(self._now.values())
-            self._warm_epochs += is_first
             self.warm_until, self.due = max(step, self.warm_until), step
             return
         self._lap(self._name)
         self._events.end(num_steps)
-        found = self._openings if is_first else self._others
-        found.num_groups += 1
-        found.num_steps += num_steps
+        timed = self._openings if is_first else self._others
+        timed.num_steps += num_steps
         for name, seconds in self._now.items():
-            found.seconds[name] += seconds
-        if step < self.due:
-            return
-        self._number += 1
-        if self._number % DOUBLED == 0:
-            self._apart = min(self._stride, 2 * self._apart)
-        self.due = step + max(1, int(self._apart * (0.5 + self._number * GOLDEN % 1)))
+            timed.seconds[name] += seconds
+        if step >= self.due:
+            self._num_due += 1
+            most = (step - self._first) * PART_OF_STEPS if self._may_end_early else self._interval
+            interval = min(self._interval, most) * (0.5 + self._num_due * GOLDEN % 1)
+            self.due = step + max(1, int(interval))
 
     def times(self, seconds: float, num_steps: int) -> StepTimes:
         """Extrapolate to all steps, which took `seconds`."""
         openings, others = self._openings, self._others
         num_warm = self.warm_until - self._first
         num_usual = max(0, num_steps - num_warm)
-        num_openings = self._epochs - self._warm_epochs if openings.num_groups and others.num_groups else 0
-        each_opening = num_openings / max(1, openings.num_groups)  # per one that was timed
-        rest = others if others.num_groups else openings
-        each_step = max(0.0, num_usual - each_opening * openings.num_steps) / max(1, rest.num_steps)
-        totals = {name: each_opening * openings.seconds[name] + each_step * rest.seconds[name] for name in PARTS}
+        each = max(0, num_usual - openings.num_steps) / max(1, others.num_steps)
+        totals = {name: openings.seconds[name] + each * others.seconds[name] for name in PARTS}
         known = sum(totals.values())
         usual = known / num_usual if num_usual else 0.0
         warm = min(seconds, max(0.0, self._warm_seconds - num_warm * usual)) if known else seconds
@@ -178,7 +164,7 @@ class _Events:
 
     def pause(self, now: float) -> None:
         """Called when the data are ready, before the step is queued."""
-        if not self._has_clock or self._begun is not None:
+        if not self._has_clock or self._begun is not None or len(self._found) == MOST_EVENTS:
             return
         self._is_paused = self._pauses_left > 0 and self._step_seconds > 0
         if self._is_paused:
@@ -220,7 +206,7 @@ class ClockedEpochs:
 
     def epoch(self, number: int, *, first_step: int = 0) -> Iterator[int]:
         groups, progress, clock = self._epochs.epoch(number, first_step=first_step), self._progress, self._clock
-        taken = self._take(groups, is_first=True) if clock.times_opening() else next(groups, None)
+        taken = self._take(groups, is_first=True)
         while taken is not None:
             yield taken
             taken = next(groups, None) if progress.step < clock.due else self._take(groups)
