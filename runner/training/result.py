@@ -6,16 +6,9 @@ import errno
 import logging
 import re
 import traceback
-from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 
-import torch
-from torch import Tensor, nn
-
-from runner.device.placement import tensors
 from runner.errors import (
     NO_MOVES,
     DeletedError,
@@ -30,13 +23,25 @@ from runner.errors import (
 from runner.inspection import call_site
 from runner.inspection.device_mismatch import PlacementError
 from runner.inspection.findings import Finding
-from runner.inspection.host_reads import HostReads, Operation, OperationObserver
 from runner.training.evaluate import Evaluation
 from runner.training.loop import Best
 from runner.training.metric_buffer import NotFiniteError
 from runner.training.step.clock import StepTimes
 
 log = logging.getLogger("runner")
+
+NO_GRADIENT = "does not require grad"
+#: by a part of an error's text: what it means, and what helps
+FIXES = {
+    "modified by an inplace operation": "help: make a new tensor, e.g., `x = x + 1` instead of `x += 1`",
+    NO_GRADIENT: "nothing connects the loss with the weights: .detach(), .numpy(), .item() or torch.no_grad() cuts it off;"
+    " help: use torch operations from the first layer to the loss",
+    "for the MPS device": "help: run `export PYTORCH_ENABLE_MPS_FALLBACK=1` before the command, or use another operation",
+    "same dtype, but got (Long|Int) and": "the layer computes with floats, and its input has integers;"
+    " help: use `x.float()` before it, or give floats as inputs",
+    r"Can't call numpy\(\)": ".detach() would train nothing before it; help: use the torch operation of that name",
+    "index out of range in self": "an nn.Embedding has too few rows; help: use a larger `vocab_size`",
+}
 
 
 @dataclass
@@ -106,90 +111,24 @@ def words_of(error: BaseException) -> str:
     Lines of the runner and of torch are only in the log.
     """
     stack = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__)][::-1]
+    frames = [frame for frame, _ in stack]
     own = next(((frame, line) for frame, line in stack if call_site.is_own(frame.f_code.co_filename)), None)
-    if "modified by an inplace operation" in str(error) and (words := _in_place(error, [frame for frame, _ in stack])):
-        return words
-    layer = call_site.module([frame for frame, _ in stack]).removeprefix("Prepared.")
+    layer = call_site.module(frames).removeprefix("Prepared.")
     line = f"{Path(own[0].f_code.co_filename).name}:{own[1]}" if own else ""
     place = " in ".join(filter(None, (line, layer)))
-    fix = _fix(error, [frame for frame, _ in stack])
+    in_evaluation = any(frame.f_code is Evaluation.measure.__code__ for frame in frames)
+    fix = _fix(error, in_evaluation=in_evaluation)
     return f"{in_words(error)}{f' ({place})' if place else ''}{f'; {fix}' if fix else ''}"
 
 
-def _in_place(error: BaseException, stack: Sequence[FrameType]) -> str:
-    for frame in stack:  # of train_step.make_step()
-        if frame.f_code.co_name != "forward_backward" or torch.distributed.is_initialized():
-            continue
-        predict, batch = frame.f_locals["predict"], frame.f_locals["batch"]
-        device = next((tensor.device for tensor in tensors(batch)), torch.device("cpu"))
-        with suppress(Exception):  # the step failed once already
-            changes = _Changes()
-            with torch.enable_grad(), HostReads(device, observers=(changes,)):
-                predict(batch)
-            node = re.search(r"of (\w+?)Backward\d", str(error))
-            fits = [one for one in changes.found if node and one.made_by.replace("_", "") == node[1].lower()]
-            if change := next(reversed(fits or changes.found), None):
-                problem = (
-                    f"{change.line} changes a tensor in place ({change.name}), and the gradient needs its old values"
-                )
-                made = f"{change.made_by} at {change.made_at} made it"
-                return f"{problem}: {made}; help: make a new tensor at {change.line}, e.g., `x = x + 1` instead of `x += 1`"
-    return ""
-
-
-@dataclass(frozen=True)
-class _Change:
-    """An operation in place, and the one that made the tensor; a line is `my_models.py:12`."""
-
-    name: str
-    line: str
-    made_by: str
-    made_at: str
-
-
-class _Changes(OperationObserver):
-    """Observes the operations in place of a block."""
-
-    def __init__(self) -> None:
-        self.found: list[_Change] = []
-        self._lines = call_site.Lines()
-        self._makers: dict[int, tuple[str, str]] = {}  # by the address of the memory
-
-    def after(self, done: Operation) -> None:
-        line = self._lines.now()[0]
-        changed = done.args[0] if done.op._schema.is_mutable and done.args else None
-        if isinstance(changed, Tensor):
-            if (maker := self._makers.get(changed.untyped_storage().data_ptr())) is not None:
-                self.found.append(_Change(done.name, line, *maker))
-        elif not done.op.is_view:
-            self._makers |= {one.untyped_storage().data_ptr(): (done.name, line) for one in done.outputs}
-
-
-def _fix(error: BaseException, stack: Sequence[FrameType]) -> str:
+def _fix(error: BaseException, *, in_evaluation: bool) -> str:
     text = str(error)
     if moves_itself(error):
         return f"help: {NO_MOVES}"
     if isinstance(error, OSError) and error.errno == errno.EMFILE:
         return "help: run `ulimit -n 4096` before the command, or use `data.num_workers=0`"
-    if "does not require grad" in text and any(frame.f_code is Evaluation.measure.__code__ for frame in stack):
+    if in_evaluation and NO_GRADIENT in text:
         problem = "validation and test run under torch.no_grad(), and this task needs gradients"
-        return f"{problem}; help: set `needs_grad = True` in the task's class, or `loss.needs_grad = True` after a function `loss`"
-    if "does not require grad" in text and isinstance(error, RuntimeError):
-        problem = (
-            "nothing connects the loss with the weights: .detach(), .numpy(), .item() or torch.no_grad() cuts it off"
-        )
-        return f"{problem}; help: use torch operations from the first layer to the loss"
-    if isinstance(error, NotImplementedError) and "for the MPS device" in text:
-        return "help: run `export PYTORCH_ENABLE_MPS_FALLBACK=1` before the command, so that the CPU computes it, or use another operation"
-    if re.search("same dtype, but got (Long|Int) and", text):
-        return "the layer computes with floats, and its input has integers; help: use `x.float()` before it, or give floats as inputs"
-    if "Can't call numpy()" in text:
-        return "numpy knows no gradients, and .detach() would train nothing before it; help: use the torch operation of that name"
-    if isinstance(error, IndexError) and "index out of range in self" in text:
-        for frame in stack:
-            layer, ids = frame.f_locals.get("self"), frame.f_locals.get("input")
-            if isinstance(layer, nn.Embedding) and isinstance(ids, Tensor) and ids.device.type == "cpu" and ids.numel():
-                rows, low, high = layer.num_embeddings, int(ids.min()), int(ids.max())
-                problem = f"its ids go from {low:,} to {high:,}, and this nn.Embedding has {rows:,} rows"
-                return f"{problem}; help: use a vocabulary of {high + 1:,} or more, e.g., `'${{facts.vocab_size}}'`"
-    return ""
+        fix = "set `needs_grad = True` in the task's class, or `loss.needs_grad = True` after a function `loss`"
+        return f"{problem}; help: {fix}"
+    return next((fix for part, fix in FIXES.items() if re.search(part, text)), "")
