@@ -112,6 +112,23 @@ def restored(model: nn.Module, task: object) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def evaluating(*parts: object) -> Iterator[None]:
+    """Put modules in eval mode for the block; restores the mode of each module and the gradient of each parameter."""
+    roots = [part for part in parts if isinstance(part, nn.Module)]
+    modes = [(module, module.training) for root in roots for module in root.modules()]
+    gradients = [(parameter, parameter.grad) for root in roots for parameter in root.parameters()]
+    try:
+        for root in roots:
+            root.eval()
+        yield
+    finally:
+        for module, is_training in modes:
+            module.training = is_training
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+
+
 def reset_state(model: nn.Module, task: object) -> None:
     """Call reset_state() of the modules, and of the task, that have it: at the start of each pass over a split."""
     for owner in _owners(model, task).values():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from runner.distributed.group import Ranks
 from runner.inspection.guard import Guard
 from runner.tasks.metrics import named_values
 from runner.tasks.task import Task, is_predicting
-from runner.training.carried_state import reset_state, restored
+from runner.training.carried_state import evaluating, reset_state, restored
 from runner.training.metric_buffer import in_order
 from runner.training.parts import Parts
 from runner.training.signals import Stop, StoppedError
@@ -74,42 +74,31 @@ def evaluate(
     eval_step = eval_step or make_eval_step(task, precision=precision)
     metrics: Mapping[str, Any] = getattr(task, "metrics", None) or {}
     num_counted: Callable[[Any], Tensor] | None = getattr(task, "num_counted", None)
-    modules = [part for part in (model, task) if isinstance(part, nn.Module)]
-    was_training = [module.training for module in modules]
     names: tuple[str, ...] = ()
     sums, count = torch.zeros(()), 0
     for metric in metrics.values():  # an earlier evaluation may have been interrupted
         metric.reset()
-    gradients = [(parameter, parameter.grad) for module in modules for parameter in module.parameters()]
-    undo = ExitStack()
     try:
-        undo.enter_context(torch.set_grad_enabled(getattr(task, "needs_grad", False)))
-        for module in modules:
-            module.eval()
-        for item in batches:
-            batch, rows, of = _counted(item)
-            values: Mapping[str, Tensor] = {name: value.detach() for name, value in eval_step(model, batch).items()}
-            values = in_order(values, names or tuple(values), of="a batch")
-            part = torch.stack([value.float() for value in values.values()])  # (k,)
-            if num_counted is None:
-                part = part * rows
-            else:
-                counted = num_counted(batch).float() * bool(rows)  # 0 for another process's row
-                part = torch.cat([part * counted, counted.reshape(1)])
-            sums = sums + part if names else part
-            names = tuple(values)
-            count += of
+        with evaluating(model, task), torch.set_grad_enabled(getattr(task, "needs_grad", False)):
+            for item in batches:
+                batch, rows, of = _counted(item)
+                values: Mapping[str, Tensor] = {name: value.detach() for name, value in eval_step(model, batch).items()}
+                values = in_order(values, names or tuple(values), of="a batch")
+                part = torch.stack([value.float() for value in values.values()])  # (k,)
+                if num_counted is None:
+                    part = part * rows
+                else:
+                    counted = num_counted(batch).float() * bool(rows)  # 0 for another process's row
+                    part = torch.cat([part * counted, counted.reshape(1)])
+                sums = sums + part if names else part
+                names = tuple(values)
+                count += of
         sums = sums if total is None else total(sums)
         means = sums / count if num_counted is None else sums[:-1] / sums[-1].clamp(min=1)
         gathered: dict[str, Any] = {}
         for name, metric in metrics.items():
             gathered |= named_values(name, metric.compute(), labels=labels)
     finally:
-        undo.close()
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
-        for module, before in zip(modules, was_training, strict=True):
-            module.train(before)
         for metric in metrics.values():
             metric.reset()
     more = [torch.as_tensor(value, dtype=torch.float32, device=sums.device) for value in gathered.values()]

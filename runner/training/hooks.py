@@ -12,21 +12,19 @@ import numbers
 import re
 import sys
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from runner.data.loading.loaders import Batches
 from runner.device import backends
 from runner.errors import OF_CODE, first_line, in_words, traceback_of, without_password
-from runner.training.carried_state import restored
+from runner.training.carried_state import evaluating, restored
 from runner.training.parts import Hook, Parts
 
 if TYPE_CHECKING:
@@ -41,10 +39,8 @@ NAME = re.compile(r"[\w\-./ ]+")  # that MLflow accepts for metrics and images
 MOST_NAME = 150  # bytes: an image's file name has 90 more, and the limit of file systems is 255
 KINDS = "a hook returns None or {name: a number, figure, image or table, stop: True to end the run}"
 FORMS = "a table is {column: values}, or [{column: value}, ...], a row each"
-#: PIL's modes that a PNG file takes, and the modes of numbers, some of them of 16 bits
+#: PIL's modes that a PNG file takes
 FILE_MODES = ("1", "L", "LA", "P", "RGB", "RGBA")
-MODES_OF_16_BITS = ("I;16", "I;16B", "I;16L", "I;16N")
-NUMBER_MODES = ("F", "I", *MODES_OF_16_BITS)
 
 
 @dataclass(frozen=True)
@@ -104,42 +100,36 @@ class Hooks:
         due = [hook for hook in self._hooks if when in hook.at]
         if not due:
             return HookValues()
-        began, parts = time.perf_counter(), self._parts
+        began, parts, found = time.perf_counter(), self._parts, HookValues()
         generators, model = backends.generator_states(parts.device), parts.kept_model
         splits = {"val": parts.val, "test": parts.test}
-        modes = {module: module.training for module in model.modules()}
-        gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
-        found, undo = HookValues(), ExitStack()
         try:
-            undo.enter_context(restored(model, parts.task))
-            for hook in due:
-                model.eval()
-                for parameter, _ in gradients:
-                    parameter.grad = None  # a hook's gradients are not part of the next step
-                known = {**values, **found.numbers}
-                view = View(when, model, parts.device, epoch, step, known, self._folder, splits)
-                try:
-                    with torch.no_grad():
-                        shown = sorted_out(hook.call(view))
-                    _check_names(shown.numbers, when)
-                    self.stopped_by = self.stopped_by or (hook.name if shown.stop else "")
-                    found = found.with_(shown, taken=known.keys() | self._measured)
-                except OF_CODE as error:
-                    if self._must_work:
-                        raise
-                    self._hooks.remove(hook)
-                    log.error("hook %s failed at step %d\n%s", hook.name, step, traceback_of(error))
-                    problem = without_password(first_line(in_words(error)))
-                    self._say(f"hook:   {hook.name} failed at step {step:,}, and is not called any more: {problem}")
+            with restored(model, parts.task), evaluating(model), torch.no_grad():
+                for hook in due:
+                    model.eval()
+                    model.zero_grad()  # a hook's gradients are not part of the next step
+                    known = {**values, **found.numbers}
+                    view = View(when, model, parts.device, epoch, step, known, self._folder, splits)
+                    found = self._call_one(hook, view, found)
         finally:
-            undo.close()
-            for module, training in modes.items():
-                module.training = training
-            for parameter, gradient in gradients:
-                parameter.grad = gradient
             backends.set_generator_states(generators, parts.device)
             self.seconds += time.perf_counter() - began
         return found
+
+    def _call_one(self, hook: Hook, view: View, found: HookValues) -> HookValues:
+        try:
+            shown = sorted_out(hook.call(view))
+            _check_names(shown.numbers, view.when)
+            self.stopped_by = self.stopped_by or (hook.name if shown.stop else "")
+            return found.with_(shown, taken=view.values.keys() | self._measured)
+        except OF_CODE as error:
+            if self._must_work:
+                raise
+            self._hooks.remove(hook)
+            log.error("hook %s failed at step %d\n%s", hook.name, view.step, traceback_of(error))
+            problem = without_password(first_line(in_words(error)))
+            self._say(f"hook:   {hook.name} failed at step {view.step:,}, and is not called any more: {problem}")
+            return found
 
 
 def _check_names(names: Iterable[str], when: str) -> None:
@@ -201,44 +191,26 @@ def _number(value: Any) -> float | None:
 
 
 def _rows(value: Any) -> list[dict[str, Any]] | None:
-    if hasattr(value, "to_dict") and hasattr(value, "columns"):
-        value = value.to_dict("list")
+    if hasattr(value, "to_dict") and hasattr(value, "columns"):  # a data frame
+        value = value.to_dict("records")
     if isinstance(value, Mapping):
-        if single := [name for name, each in value.items() if not _is_column(each)]:
-            nested = [name for name in single if isinstance(value[name], Mapping)]
-            if nested or len(single) < len(value):
-                name = (nested or single)[0]
-                kind = type(value[name]).__name__
-                raise TypeError(f"{name} of a table is a {kind}; {FORMS}")
-            value = [value]
-        else:
-            columns = {str(name): list(column) for name, column in value.items()}
-            _check_columns(columns)
-            if len({len(column) for column in columns.values()}) > 1:
-                raise ValueError("its columns are not of one length")
-            return [dict(zip(columns, map(_plain, row), strict=True)) for row in zip(*columns.values(), strict=True)]
-    if isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(row, Mapping) for row in value):
-        rows = [{str(name): _plain(cell) for name, cell in row.items()} for row in value]
-        for row in rows:
-            _check_columns(row)
-        return rows
-    return None
-
-
-def _is_column(value: Any) -> bool:
-    is_single = isinstance(value, str | bytes | Mapping) or getattr(value, "ndim", 1) == 0
-    return isinstance(value, Iterable) and not is_single
-
-
-def _check_columns(names: Container[str]) -> None:
-    if "step" in names:  # rows are replaced by their step
+        columns = [_plain(column) for column in value.values()]
+        is_column = {isinstance(column, list) for column in columns}
+        if len(is_column) > 1:
+            raise TypeError(f"it mixes columns and single values; {FORMS}")
+        rows = [columns] if is_column == {False} else zip(*columns, strict=True)
+        value = [dict(zip(value, row, strict=True)) for row in rows]
+    if not isinstance(value, list) or not all(isinstance(row, Mapping) for row in value):
+        return None
+    if any("step" in row for row in value):  # rows are replaced by their step
         raise ValueError("a table's column `step` is reserved; use another name")
+    return [{str(name): _plain(cell) for name, cell in row.items()} for row in value]
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Tensor | np.ndarray | np.generic):
         value = value.tolist()
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
@@ -252,31 +224,22 @@ def _image(value: Any) -> Image.Image | None:
     """
     from PIL import Image  # 20 ms
 
-    if isinstance(value, Image.Image):
-        if value.mode in FILE_MODES and all(value.size):
-            return value.copy()
-        if value.mode not in NUMBER_MODES:
-            return value.convert("RGB") if all(value.size) else None
-        array = np.asarray(value)
-        if value.mode in MODES_OF_16_BITS:
-            array = (array // 256).astype(np.uint8)
-    elif hasattr(value, "savefig"):
+    if isinstance(value, Image.Image) and all(value.size):
+        return value.copy() if value.mode in FILE_MODES else value.convert("RGB")
+    if hasattr(value, "savefig"):
         return _drawn(value)
-    elif isinstance(value, Tensor):
+    if isinstance(value, Tensor):
         array = value.detach().float().cpu().numpy() if value.is_floating_point() else value.cpu().numpy()
-        if array.ndim == 4:
-            array = _grid(array)
-        if array.ndim == 3:
-            array = array.transpose(1, 2, 0)
+        array = np.concatenate(list(array), axis=2) if array.ndim == 4 and len(array) else array  # in a row
+        array = array.transpose(1, 2, 0) if array.ndim == 3 else array
     elif isinstance(value, np.ndarray):
         array = value
     else:
         return None
     if array.ndim == 3 and array.shape[2] == 1:
         array = array[:, :, 0]
-    if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (3, 4)) or not array.size:
-        return None
-    if array.dtype.kind not in "biuf":  # complex numbers, texts, objects
+    is_image = array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (3, 4))
+    if not is_image or not array.size or array.dtype.kind not in "biuf":  # not complex numbers, texts, objects
         return None
     if array.dtype != np.uint8:
         most = 255 if array.dtype.kind in "iu" and array.max() > 1 else 1
@@ -292,14 +255,3 @@ def _drawn(figure: Any) -> Image.Image:
     if pyplot := sys.modules.get("matplotlib.pyplot"):  # which keeps every figure, and warns at the 21st
         pyplot.close(getattr(figure, "figure", figure))
     return Image.open(buffer).copy()
-
-
-def _grid(images: NDArray[Any]) -> NDArray[Any]:
-    num, channels, height, width = images.shape
-    columns = max(1, math.ceil(math.sqrt(num)))
-    rows = math.ceil(num / columns)
-    grid = np.zeros((channels, rows * (height + 1) - 1, columns * (width + 1) - 1), images.dtype)
-    for at, image in enumerate(images):
-        top, left = at // columns * (height + 1), at % columns * (width + 1)
-        grid[:, top : top + height, left : left + width] = image
-    return grid

@@ -49,19 +49,13 @@ def test_images_of_every_kind():
     figure.subplots()
     assert pixels(figure).shape == (50, 100, 4)
     assert pixels(torch.tensor([[0, 7], [255, 300]])).tolist() == [[0, 7], [255, 255]]
+    assert pixels(torch.stack([gray[None], gray[None]])).tolist() == [[0, 128, 0, 128], [255, 255, 255, 255]]
     assert pixels(torch.tensor([[0, 1]])).tolist() == pixels(np.array([[False, True]])).tolist() == [[0, 255]]
-    many = torch.zeros(5, 1, 2, 3)
-    many[4] = 1.0
-    grid = pixels(many)
-    assert grid.shape == (2 * 3 - 1, 3 * 4 - 1) and grid[3:, 4:7].min() == 255 and grid.sum() == 6 * 255
 
 
 @pytest.mark.parametrize(
     ("image", "seen"),
     [
-        (Image.fromarray(np.array([[0.0, 0.5], [1.0, 2.0]], np.float32)), [[0, 128], [255, 255]]),
-        (Image.fromarray(np.array([[0, 7], [255, 300]], np.int32)), [[0, 7], [255, 255]]),
-        (Image.fromarray(np.array([[0, 256], [513, 65535]], np.uint16)), [[0, 1], [2, 255]]),
         (Image.new("CMYK", (1, 1), (0, 255, 255, 0)), [[[255, 0, 0]]]),
         (Image.new("YCbCr", (1, 1), (0, 128, 128)), [[[0, 0, 0]]]),
         (Image.new("LA", (1, 1), (7, 9)), [[[7, 9]]]),
@@ -116,12 +110,9 @@ def test_what_json_lacks_is_none_in_a_table():
         ({"a": "text"}, "a is a str; a hook returns"),
         ({"a": torch.zeros(2, 2, 2, 2, 2)}, r"a is a Tensor of \(2, 2, 2, 2, 2\)"),
         ({"a": torch.zeros(5, 2, 2)}, r"of \(5, 2, 2\)"),
-        ({"a": {"x": [1], "y": [1, 2]}}, "not of one length"),
+        ({"a": {"x": [1], "y": [1, 2]}}, "is longer than"),
         ({"a": [{"x": 1}, {"x": 2, "step": 7}]}, "column `step` is reserved; use another name"),
-        ({"a": {"step": ["warm"]}}, "column `step` is reserved"),
-        ({"a": pd.DataFrame({"step": [1]})}, "column `step` is reserved"),
-        ({"a": {"x": [1, 2], "y": "ab"}}, r"y of a table is a str; a table is \{column: values\}, or"),
-        ({"a": {"cat": {"recall": 1.0}, "all": 0.5}}, "cat of a table is a dict; a table is"),
+        ({"a": {"x": [1, 2], "y": "ab"}}, r"it mixes columns and single values; a table is \{column: values\}, or"),
         ({"a": np.array([[1j, 2j]])}, r"a is a ndarray of \(1, 2\)"),
         ({"a": Image.new("L", (0, 3))}, "a is a Image; a hook"),
         ({"a" * 151: torch.zeros(2, 2)}, r"aaa\.\.\. has 151 bytes"),
