@@ -28,6 +28,8 @@ from runner.training.muon import Muon, matrix_steps
 Update = Callable[[], None]
 #: settings of a group that schedules change, besides the rate
 NUMBERS = {"betas", "momentum", "weight_decay"}
+SGD_NAMES = ("weight_decay", "momentum", "dampening", "nesterov")
+ADAM_STATE = ("step", "exp_avg", "exp_avg_sq")
 
 
 def make_update(optimizer: Optimizer, *, joins_counts: bool = False) -> Update:
@@ -209,78 +211,50 @@ class _Kernel:
         return replace(self, parameters=list(compress(self.parameters, takes_part)), states=states, counts=None)
 
 
+def _of_adam(group: Mapping[str, Any]) -> dict[str, Any]:
+    beta1, beta2 = group["betas"]
+    return {"beta1": beta1, "beta2": beta2, "amsgrad": False, **_settings(group, "weight_decay", "eps")}
+
+
+def _settings(group: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {"maximize": group.get("maximize", False), **{name: group[name] for name in names}}
+
+
+def _scale(scaled: FixedUpdate | None) -> dict[str, Any]:
+    return {"grad_scale": scaled.grad_scale, "found_inf": scaled.found_inf} if scaled else {}
+
+
+def _lists(kernel: _Kernel, grads: Any) -> tuple[Any, ...]:
+    states = kernel.states
+    return kernel.parameters, grads, states["exp_avg"], states["exp_avg_sq"], [], states["step"]
+
+
 def _fused_adam(
     op: Callable[..., None], kernel: _Kernel, rate: float | Tensor, grads: Any, scaled: FixedUpdate | None
 ) -> None:
-    group, states = kernel.group, kernel.states
-    counts = states["step"] if kernel.counts is None else [kernel.counts]
+    counts = kernel.states["step"] if kernel.counts is None else [kernel.counts]
     # a list: torch would read a single tensor as a Python number (2.13)
     foreach_add_(counts, [1 - scaled.found_inf] * len(counts) if scaled else 1)
-    op(
-        kernel.parameters,
-        grads,
-        states["exp_avg"],
-        states["exp_avg_sq"],
-        [],
-        states["step"],
-        lr=rate,
-        beta1=group["betas"][0],
-        beta2=group["betas"][1],
-        weight_decay=group["weight_decay"],
-        eps=group["eps"],
-        amsgrad=False,
-        maximize=group.get("maximize", False),
-        grad_scale=scaled.grad_scale if scaled else None,
-        found_inf=scaled.found_inf if scaled else None,
-    )
+    op(*_lists(kernel, grads), lr=rate, **_of_adam(kernel.group), **_scale(scaled))
 
 
 def _fused_sgd(kernel: _Kernel, rate: float | Tensor, grads: Any, scaled: FixedUpdate | None) -> None:
-    group = kernel.group
-    fused_sgd_(
-        kernel.parameters,
-        grads,
-        kernel.states.get("momentum_buffer", []),
-        weight_decay=group["weight_decay"],
-        momentum=group["momentum"],
-        lr=rate,
-        dampening=group["dampening"],
-        nesterov=group["nesterov"],
-        maximize=group["maximize"],
-        is_first_step=False,
-        grad_scale=scaled.grad_scale if scaled else None,
-        found_inf=scaled.found_inf if scaled else None,
-    )
+    buffers = kernel.states.get("momentum_buffer", [])
+    settings = _settings(kernel.group, *SGD_NAMES)
+    fused_sgd_(kernel.parameters, grads, buffers, lr=rate, is_first_step=False, **settings, **_scale(scaled))
 
 
 def _adam_formula(function: Callable[..., None], kernel: _Kernel, numbers: Tensor, grads: Any) -> None:
-    group, states = kernel.group, kernel.states
+    group = kernel.group
     if kernel.count is None:
         by_lists = kernel.parameters[0].device.type != "cpu"
-        function(
-            kernel.parameters,
-            grads,
-            states["exp_avg"],
-            states["exp_avg_sq"],
-            [],
-            states["step"],
-            foreach=by_lists,
-            capturable=by_lists,
-            fused=False,
-            lr=numbers[0],
-            beta1=group["betas"][0],
-            beta2=group["betas"][1],
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            amsgrad=False,
-            maximize=group.get("maximize", False),
-        )
+        kinds = {"foreach": by_lists, "capturable": by_lists, "fused": False}
+        function(*_lists(kernel, grads), lr=numbers[0], **kinds, **_of_adam(group))
         return
     rate, corrected_rate, correction = numbers.unbind()
     beta1, beta2 = group["betas"]
     decay, eps = group["weight_decay"], group["eps"]
-    each = zip(kernel.parameters, grads, states["exp_avg"], states["exp_avg_sq"], states["step"], strict=True)
-    for weight, grad, mean, square, count in each:
+    for weight, grad, mean, square, count in zip(*_lists(kernel, grads)[:4], kernel.states["step"], strict=True):
         count.add_(1)
         grad = -grad if group.get("maximize") else grad
         if decay and function is adamw:
@@ -293,20 +267,9 @@ def _adam_formula(function: Callable[..., None], kernel: _Kernel, numbers: Tenso
 
 
 def _sgd_formula(kernel: _Kernel, numbers: Tensor, grads: Any) -> None:
-    group = kernel.group
-    sgd(
-        kernel.parameters,
-        grads,
-        list(kernel.states.get("momentum_buffer", [None] * len(grads))),
-        foreach=kernel.parameters[0].device.type != "cpu",
-        fused=False,
-        lr=numbers[0],  # type: ignore[arg-type]
-        weight_decay=group["weight_decay"],
-        momentum=group["momentum"],
-        dampening=group["dampening"],
-        nesterov=group["nesterov"],
-        maximize=group["maximize"],
-    )
+    buffers = list(kernel.states.get("momentum_buffer", [None] * len(grads)))
+    kinds = {"foreach": kernel.parameters[0].device.type != "cpu", "fused": False}
+    sgd(kernel.parameters, grads, buffers, lr=numbers[0], **kinds, **_settings(kernel.group, *SGD_NAMES))  # type: ignore[arg-type]
 
 
 def _matrices(kernel: _Kernel, rate: float | Tensor, grads: Any, scaled: FixedUpdate | None = None) -> None:
@@ -318,12 +281,8 @@ def _matrices(kernel: _Kernel, rate: float | Tensor, grads: Any, scaled: FixedUp
 
 #: by optimizer: its kernel, its formula, and the state of each parameter
 KERNELS: dict[type[Optimizer], tuple[Callable[..., None], Callable[..., None], tuple[str, ...]]] = {
-    Adam: (partial(_fused_adam, fused_adam_), partial(_adam_formula, adam), ("step", "exp_avg", "exp_avg_sq")),
-    AdamW: (
-        partial(_fused_adam, fused_adamw_),
-        partial(_adam_formula, adamw),
-        ("step", "exp_avg", "exp_avg_sq"),
-    ),
+    Adam: (partial(_fused_adam, fused_adam_), partial(_adam_formula, adam), ADAM_STATE),
+    AdamW: (partial(_fused_adam, fused_adamw_), partial(_adam_formula, adamw), ADAM_STATE),
     SGD: (_fused_sgd, _sgd_formula, ("momentum_buffer",)),
     Muon: (_matrices, _matrices, ("momentum_buffer",)),
 }
@@ -371,14 +330,8 @@ def _has(optimizer: Optimizer, parameter: Tensor, names: Sequence[str]) -> bool:
 
 
 def _has_hooks(optimizer: Optimizer) -> bool:
-    return any(
-        (
-            optimizer._optimizer_step_pre_hooks,
-            optimizer._optimizer_step_post_hooks,
-            hooks._global_optimizer_pre_hooks,
-            hooks._global_optimizer_post_hooks,
-        )
-    )
+    own = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    return bool(own or hooks._global_optimizer_pre_hooks or hooks._global_optimizer_post_hooks)
 
 
 def _is_plain(optimizer: Optimizer, group: Mapping[str, Any], parameters: Sequence[Tensor]) -> bool:
