@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -114,12 +114,16 @@ def _written(state: dict[str, Any], path: Path) -> Path:
     new = path.with_suffix(".writing")
     try:
         with new.open("w+b") as file:
-            hashing = _Hashing(file)
             try:
-                torch.save(state, hashing)  # type: ignore[arg-type]  # it only calls write()
-            except Exception as error:
-                raise hashing.error or error from None  # torch replaces an OSError by a RuntimeError
-            _sign(file, hashing.digest.hexdigest())
+                torch.save(state, file)
+            except RuntimeError as error:
+                if isinstance(error.__context__, OSError):  # which torch replaces (2.13)
+                    raise error.__context__ from None
+                raise
+            file.seek(0)
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            file.seek(-len(NO_COMMENT), os.SEEK_END)
+            file.write(_comment(digest))
             file.flush()
             sync(file.fileno())
     except BaseException:
@@ -249,8 +253,8 @@ class CheckpointWriter:
     ) -> None:
         self._folder, self._background, self._writes, self._keeping = folder, background, writes, keeping
         self._check = check
-        self._lock, self._turn = threading.Lock(), 0
-        self._waiting: dict[str, tuple[int, Snapshot, Mapping[str, Any] | None]] = {}
+        self._lock = threading.Lock()
+        self._waiting: dict[str, tuple[Snapshot, Mapping[str, Any] | None]] = {}
         self._free: dict[str, dict[str, Any]] = {}  # a snapshot whose memory may be used again
         self._newest: dict[str, Snapshot] = {}
         self._device = device if device is not None and device.type != "cpu" else None
@@ -284,27 +288,26 @@ class CheckpointWriter:
             entry: For kept.json. The checkpoint also stays as step-N.pt, as `keeping` says, and is never skipped.
         """
         with self._lock:
-            waits, is_to_stay = name in self._waiting, self._waiting.get(name, (0, None, None))[2] is not None
-        if is_to_stay:
+            waiting = self._waiting.get(name)
+        if waiting is not None and waiting[1] is not None:
             self._background.wait()
-        elif waits:
+        elif waiting is not None:
             try:
                 self._check(state)
             except Exception as error:  # raised after the waiting checkpoint is written
                 self._background.do_settled(partial(_raise, error))
                 return
         with self._lock:
-            _, skipped, _ = self._waiting.pop(name, (0, None, None))
-            free = skipped.state if skipped else self._free.pop(name, None)
+            skipped = self._waiting.pop(name, None)
+            free = skipped[0].state if skipped else self._free.pop(name, None)
         if not self._writes:
             older = self._newest.get(name)
-            self._newest[name] = self._take(state, older.state if older else None)
-            return
+            free = older.state if older else None
         self._newest[name] = taken = self._take(state, free)
-        self._turn = turn = self._turn + 1
-        with self._lock:
-            self._waiting[name] = turn, taken, entry
-        self._background.do_settled(lambda: self._write(name, turn))  # after its rows are in the journal
+        if self._writes:
+            with self._lock:
+                self._waiting[name] = taken, entry
+            self._background.do_settled(partial(self._write, name, taken))  # after its rows are in the journal
 
     def _take(self, state: dict[str, Any], into: dict[str, Any] | None) -> Snapshot:
         if self._pins is None:
@@ -317,11 +320,11 @@ class CheckpointWriter:
         copied.record(streams.current(self._device))
         return Snapshot(taken, copied)
 
-    def _write(self, name: str, turn: int) -> None:
+    def _write(self, name: str, taken: Snapshot) -> None:
         """Write the waiting checkpoint, unless a newer one replaced it, whose rows may not be in the journal yet."""
         with self._lock:
-            newest_turn, taken, entry = self._waiting.get(name, (0, Snapshot({}), None))
-            if newest_turn != turn:
+            waiting, entry = self._waiting.get(name, (None, None))
+            if waiting is not taken:
                 return
             del self._waiting[name]
         state = taken.wait()
@@ -359,21 +362,6 @@ class CheckpointWriter:
         return None
 
 
-class _Hashing(io.RawIOBase):
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self.digest = file, hashlib.sha256()
-        self.error: OSError | None = None
-
-    def write(self, data: Any) -> int:
-        self.digest.update(data)
-        try:
-            self._file.write(data)
-        except OSError as error:
-            self.error = error
-            raise
-        return len(data)
-
-
 def _raise(error: Exception) -> NoReturn:
     raise error
 
@@ -388,22 +376,15 @@ def _link(other: Path, path: Path) -> None:
     linked.replace(other)
 
 
-def _sign(file: BinaryIO, digest: str) -> None:
-    comment = MARK + digest.encode()
-    file.seek(-len(NO_COMMENT), os.SEEK_END)
-    file.write(len(comment).to_bytes(2, "little") + comment)
+def _comment(digest: str) -> bytes:
+    return NUM_MARKED.to_bytes(2, "little") + MARK + digest.encode()
 
 
 def _is_complete(content: bytes) -> bool:
-    comment = content[-NUM_MARKED:]
-    if not comment.startswith(MARK) or len(content) < NUM_MARKED + len(NO_COMMENT):
-        return False
-    body = memoryview(content)[: -NUM_MARKED - len(NO_COMMENT)]
-    length = content[-NUM_MARKED - len(NO_COMMENT) : -NUM_MARKED]
-    digest = hashlib.sha256(body)
+    length = max(0, len(content) - NUM_MARKED - len(NO_COMMENT))
+    digest = hashlib.sha256(memoryview(content)[:length])
     digest.update(NO_COMMENT)
-    is_length = int.from_bytes(length, "little") == NUM_MARKED
-    return is_length and digest.hexdigest().encode() == comment[len(MARK) :]
+    return content[length:] == _comment(digest.hexdigest())
 
 
 def _torn(path: Path, problem: str) -> TornError:
