@@ -39,6 +39,7 @@ def arrays(
     kind: str = "auto",
     float_inputs: bool = True,
     augment: Mapping[str, Any] | Sequence[Any] | None = None,
+    dtype: str = "float32",
 ) -> Source:
     """Return the arrays `inputs` (N, ...) and `targets` (N,) or (N, T) of a file.
 
@@ -51,11 +52,13 @@ def arrays(
         float_inputs: False keeps integers: rows of tokens (small ones become int32, as embeddings need it), and images
             (C, H, W) of bytes, which a layer in front of the model normalizes.
         augment: Of images (C, H, W); see runner.data.vision.augment.
+        dtype: Of all other numbers: float32, or float64 (train.precision=fp64).
 
     Raises:
         RunnerError: The file is missing, can't be read or lacks an array, or holds NaN.
     """
-    settings: dict[str, Any] = {"kind": kind, "conversion": Conversion(keeps_integers=not float_inputs), "origin": path}
+    conversion = Conversion(getattr(torch, dtype), keeps_integers=not float_inputs)
+    settings: dict[str, Any] = {"kind": kind, "conversion": conversion, "origin": path}
     given: dict[str, Any] = {}
     with ExitStack() as stack:
         found = others = stack.enter_context(opened(path, key="data.path"))
@@ -74,12 +77,16 @@ def arrays(
                     given[name] = read(f"_{name}", like=source).rows
     are_images = source.rows[0].dtype == torch.uint8 and source.rows[0].dim() == IMAGE_DIMS
     reader = {"_target_": READER, "_partial_": True, "inputs": inputs, "float_inputs": float_inputs}
+    if dtype != "float32":
+        reader["dtype"] = dtype
     source = replace(source, given={name: _for_embeddings(rows) for name, rows in given.items()}, reader=reader)
     source = replace(source, rows=_for_embeddings(source.rows), around=normalised if are_images else None)
     return augmented(source, augment)
 
 
-def array_inputs(path: str, *, inputs: str = "x", float_inputs: bool = True) -> Iterator[Tensor]:
+def array_inputs(
+    path: str, *, inputs: str = "x", float_inputs: bool = True, dtype: str = "float32"
+) -> Iterator[Tensor]:
     """Yield the rows of one array, (n, ...), as arrays() reads them: the array called `inputs`, or the only one.
 
     Raises:
@@ -95,7 +102,8 @@ def array_inputs(path: str, *, inputs: str = "x", float_inputs: bool = True) -> 
         for start in range(0, len(array), ROWS_A_CHUNK) if array.ndim else ():
             called = f"rows {start + 1:,} and on of {Path(path).name}" if start else f"the rows of {Path(path).name}"
             rows = array[start : start + ROWS_A_CHUNK]
-            yield _for_embeddings((to_inputs(rows, asked=setting, called=called, keep_integers=not float_inputs),))[0]
+            how: dict[str, Any] = {"keep_integers": not float_inputs, "dtype": getattr(torch, dtype)}
+            yield _for_embeddings((to_inputs(rows, asked=setting, called=called, **how),))[0]
 
 
 def _for_embeddings(rows: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +52,27 @@ def make_precision(name: str, *, device: torch.device) -> Precision:
         return Precision(name, nullcontext, NoScaler())
     scaler = torch.amp.GradScaler(device.type) if name == "fp16" else NoScaler()
     return Precision(name, lambda: torch.autocast(device.type, HALVES[name]), scaler)
+
+
+def number_type(name: str) -> torch.dtype:
+    """Return the type of weights, optimizer and data."""
+    return torch.float64 if name == "fp64" else torch.float32
+
+
+@contextmanager
+def default_type(dtype: torch.dtype) -> Iterator[None]:
+    """Make this the type of tensors of Python numbers. Random numbers that are drawn in the block depend on it."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def at_least_float32(tensor: Tensor) -> Tensor:
+    """Return a tensor of halves or integers as float32, and any other one as it is."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def set_float32(*, is_tf32: bool) -> None:

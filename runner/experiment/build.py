@@ -34,10 +34,10 @@ from runner.data.tables.table import SCALED
 from runner.device import backends, layers
 from runner.device.host_memory import keep_what_is_freed
 from runner.device.placement import place
-from runner.device.precision import make_precision
+from runner.device.precision import default_type, make_precision
 from runner.errors import RunnerError
 from runner.experiment import rules
-from runner.experiment.build_data import Data, check_last_batch, eval_batch_size, prepare_data
+from runner.experiment.build_data import Data, check_last_batch, conversion_of, eval_batch_size, prepare_data
 from runner.experiment.build_optimizer import optimizer_of, schedule_of
 from runner.models.card import Card
 from runner.models.weights import exists, load_weights
@@ -115,16 +115,20 @@ def prepare_training(
     backends.seed_everything(cfg.seed)  # the weights depend only on the seed, not on earlier draws
     with device if cfg.placement.init == "device" else contextlib.nullcontext():
         node, shared = split_settings(resolved(cfg, "model"), "model")
-        model = build(with_preprocessing(node, around), key="model")
-    if cfg.train.precision == "fp64":
+        model = build(node, key="model")
+    check_module(model, asked=(asked := f"model._target_={node['_target_']}"))
+    numbers = conversion_of(cfg)
+    if numbers.dtype == torch.float64:
         model.double()
+    with default_type(numbers.dtype):  # of the constants of layers and of the runner's tasks, which draw nothing
+        model = in_layers(model, around)
+        task = build(resolved(cfg, "task"), key="task") if numbers.has_columns else None
+        if isinstance(task, Regression) and _is_scaled(around.after):
+            task.learn_scaled(around.after["spreads"])
     inner, prefix = (model.model, "model.") if isinstance(model, Prepared) else (model, "")
-    check_module(inner, asked=(asked := f"model._target_={node['_target_']}"))
-    task = build(resolved(cfg, "task"), key="task")
-    if cfg.train.precision == "fp64" and isinstance(task, nn.Module):
+    task = task or build(resolved(cfg, "task"), key="task")
+    if numbers.dtype == torch.float64 and isinstance(task, nn.Module):
         task.double()
-    if isinstance(task, Regression) and _is_scaled(around.after):
-        task.learn_scaled(around.after["spreads"])
     if has_lazy(model):
         know_shapes(model, task, lambda: next(iter(loaders["train"].epoch(0))))
     check_trains(inner, asked=asked)
@@ -258,6 +262,14 @@ def _counted(cfg: DictConfig, source: Source, splits: Splits) -> dict[str, Any]:
 
 def _is_scaled(after: dict[str, Any] | None) -> TypeGuard[dict[str, Any]]:
     return after is not None and after.get("_target_") == SCALED
+
+
+def in_layers(model: nn.Module, around: Preprocessing) -> nn.Module:
+    """Return the model in the layers that the data needs around it."""
+    if around.before is None and around.after is None:
+        return model
+    before, after = (None if each is None else build(each, key="data") for each in (around.before, around.after))
+    return Prepared(model, before=before, after=after)
 
 
 def with_preprocessing(node: dict[str, Any], around: Preprocessing) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,7 +27,7 @@ from runner.data.source import Source, as_source
 from runner.data.split import Splits, split
 from runner.device import backends, layers
 from runner.device.placement import in_batches, place
-from runner.device.precision import Precision
+from runner.device.precision import Precision, number_type
 from runner.errors import OF_CODE, Problem, RunnerError
 from runner.experiment import rules
 from runner.inspection.costs import Costs
@@ -52,7 +53,7 @@ def prepare_data(cfg: DictConfig, device: torch.device, num_processes: int = 1, 
     """The first half of prepare()."""
     set_switches(cfg, device, num_processes)
     if read is None:
-        shared, node = validate.shared_data_settings(cfg), resolved(cfg, "data")
+        shared, node = validate.shared_data_settings(cfg), in_precision(resolved(cfg, "data"), cfg)
         found = as_source(build(node, key="data"), name=shared["name"] or "data", conversion=conversion_of(cfg))
         source = _of_known_length(found, cfg)
         splits = split(source, seed=cfg.seed, **validate.how_to_cut(cfg))
@@ -76,8 +77,14 @@ def set_switches(cfg: DictConfig, device: torch.device, num_processes: int = 1) 
 def conversion_of(cfg: DictConfig) -> Conversion:
     """Return what the run's task needs of user-defined data; a custom task takes tensors as they are."""
     task = locate(str(cfg.task._target_))
-    dtype = torch.float64 if cfg.train.precision == "fp64" else torch.float32
-    return Conversion(dtype, has_columns=getattr(task, "converts_data", False))
+    return Conversion(number_type(cfg.train.precision), has_columns=getattr(task, "converts_data", False))
+
+
+def in_precision(node: dict[str, Any], cfg: DictConfig) -> dict[str, Any]:
+    """Return the data's node with the type of numbers that the runner's readers of files give."""
+    target = str(node["_target_"])
+    is_reader = target.startswith("runner.data.") and "dtype" in inspect.signature(locate(target)).parameters
+    return {**node, "dtype": "float64"} if is_reader and cfg.train.precision == "fp64" else node
 
 
 def _of_known_length(source: Source, cfg: DictConfig) -> Source:

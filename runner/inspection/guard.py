@@ -6,7 +6,7 @@ training/fit.py makes it; its findings end in the run's result. placement.guard 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -123,7 +123,7 @@ class Guard:
             names.batch(batch)
         if self._optimizer is not None:
             names.optimizer(self._optimizer)
-        slow = Slow(self._device, lines)
+        slow = Slow(self._device, lines, chosen={weight.dtype for weight in self._model.parameters()})
         observers = (Meetings(self._device, names, lines), slow)
         reads = HostReads(self._device, observers=observers)
         try:
@@ -136,10 +136,12 @@ class Guard:
 class Slow(OperationObserver):
     """Observes operations that a device computes slowly, wrongly, or on the CPU, and copies that are not awaited."""
 
-    def __init__(self, device: torch.device, lines: call_site.Lines) -> None:
+    def __init__(self, device: torch.device, lines: call_site.Lines, *, chosen: Collection[torch.dtype] = ()) -> None:
+        """chosen: The types of the weights, which the user wants though they may be slow."""
         self.findings: list[Finding] = []
         self._device, self._lines = device, lines
-        self._types = SLOW_TYPES.get(device.type, {})
+        slow = SLOW_TYPES.get(device.type, {})
+        self._types = {dtype: instead for dtype, instead in slow.items() if dtype not in chosen}
         self._told: set[tuple[str, str]] = set()
 
     def after(self, done: Operation) -> None:

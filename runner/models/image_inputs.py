@@ -25,8 +25,9 @@ class ImageInputs(nn.Module):
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__()
         spread = [value if value > LEAST_STD else 1.0 for value in std]
-        self.register_buffer("mean", torch.tensor(list(mean), dtype=torch.float32)[:, None, None])
-        self.register_buffer("std", torch.tensor(spread, dtype=torch.float32)[:, None, None])
+        dtype = torch.get_default_dtype()
+        self.register_buffer("mean", torch.tensor(list(mean), dtype=dtype)[:, None, None])
+        self.register_buffer("std", torch.tensor(spread, dtype=dtype)[:, None, None])
         self.register_buffer("shift", -self.mean / self.std, persistent=False)
         self.register_buffer("scale", torch.stack([1 / self.std, 1 / (255 * self.std)]), persistent=False)
         self.register_load_state_dict_post_hook(_follow)  # type: ignore[no-untyped-call]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 
@@ -15,10 +16,10 @@ class Linear(nn.Module):
         nn.init.zeros_(self.output.bias)
 
     def forward(self, inputs: Tensor) -> Tensor:  # (B, ...) -> (B, out_features)
-        output: Tensor = self.output(flat(inputs))
+        output: Tensor = self.output(flat(inputs, self.output.weight.dtype))
         return output
 
 
-def flat(inputs: Tensor) -> Tensor:  # (B, ...) -> (B, F)
-    """Flatten the inputs to numbers; integers become floats."""
-    return (inputs if inputs.is_floating_point() or inputs.is_complex() else inputs.float()).flatten(1)
+def flat(inputs: Tensor, dtype: torch.dtype) -> Tensor:  # (B, ...) -> (B, F)
+    """Flatten the inputs to numbers; integers become floats of the type."""
+    return (inputs if inputs.is_floating_point() or inputs.is_complex() else inputs.to(dtype)).flatten(1)

@@ -51,7 +51,7 @@ class MLP(nn.Module):
         self.output = _linear(size, out_features, gain=1.0)
 
     def forward(self, inputs: Tensor) -> Tensor:  # (B, ...) -> (B, out_features)
-        output: Tensor = self.output(self.hidden(flat(inputs)))
+        output: Tensor = self.output(self.hidden(flat(inputs, self.output.weight.dtype)))
         return output
 
 

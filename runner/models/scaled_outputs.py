@@ -23,8 +23,8 @@ class Scaled(nn.Module):
 
     def __init__(self, means: Sequence[float], spreads: Sequence[float], output: int | str | None = None) -> None:
         super().__init__()
-        self.register_buffer("means", torch.tensor(means, dtype=torch.float32))
-        self.register_buffer("spreads", torch.tensor(spreads, dtype=torch.float32))
+        self.register_buffer("means", torch.tensor(means, dtype=torch.get_default_dtype()))
+        self.register_buffer("spreads", torch.tensor(spreads, dtype=torch.get_default_dtype()))
         self.output = output
 
     def forward(self, outputs: Any) -> Any:

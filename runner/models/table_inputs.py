@@ -42,6 +42,7 @@ class TableColumns(nn.Module):
         seen: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
+        dtype = torch.get_default_dtype()
         numbers = [place for place, size in enumerate(sizes) if not size]
         columns = [place for place, size in enumerate(sizes) for _ in range(size)]
         codes = [float(code) for size in sizes for code in range(size)]
@@ -51,13 +52,13 @@ class TableColumns(nn.Module):
         # -2 equals no category
         codes = [code if is_met else -2.0 for code, is_met in zip(codes, met, strict=False)]
         self.register_buffer("number_places", torch.tensor(numbers, dtype=torch.int64))
-        self.register_buffer("means", torch.tensor(means, dtype=torch.float32))
-        self.register_buffer("spreads", torch.tensor(spreads, dtype=torch.float32))
-        self.register_buffer("fills", torch.tensor(fills, dtype=torch.float32))
+        self.register_buffer("means", torch.tensor(means, dtype=dtype))
+        self.register_buffer("spreads", torch.tensor(spreads, dtype=dtype))
+        self.register_buffer("fills", torch.tensor(fills, dtype=dtype))
         self.register_buffer("category_places", torch.tensor(columns, dtype=torch.int64))
-        self.register_buffer("categories", torch.tensor(codes, dtype=torch.float32))
+        self.register_buffer("categories", torch.tensor(codes, dtype=dtype))
         self.register_buffer("flagged_places", torch.tensor(list(flagged), dtype=torch.int64))
-        self.register_buffer("flagged_seen", torch.tensor(met[len(codes) :], dtype=torch.float32))
+        self.register_buffer("flagged_seen", torch.tensor(met[len(codes) :], dtype=dtype))
         self._parts = (bool(numbers), bool(codes), bool(flagged))
 
     def forward(self, inputs: Tensor) -> Tensor:  # (B, raw floats) -> (B, features)

@@ -20,7 +20,7 @@ from runner.data.loading.batches import Shard, Share
 from runner.data.loading.loaders import Batches
 from runner.data.loading.served import Served
 from runner.device.placement import map_tensors, num_rows, tensors
-from runner.device.precision import make_precision
+from runner.device.precision import make_precision, number_type
 from runner.errors import first_line, in_words
 from runner.experiment.build import prepare_training
 from runner.experiment.build_data import prepare_data
@@ -73,7 +73,8 @@ class Trial:
         self.cfg, self.device = cfg, device
         self.num_processes, self.in_parts = num_processes, in_parts
         self.names, lines = Names(), call_site.Lines()
-        self.meetings, self.slow = Meetings(device, self.names, lines), Slow(device, lines)
+        self.meetings = Meetings(device, self.names, lines)
+        self.slow = Slow(device, lines, chosen={number_type(cfg.train.precision)})
         self.costs = costs = Costs(device, speeds=speeds, tf32=cfg.train.precision == "tf32")
         self.findings: list[Finding] = []
         self.reads: list[HostRead] = []

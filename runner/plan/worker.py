@@ -39,7 +39,7 @@ MAX_TRIES = 24
 CLOSE = 0.01  # relative precision of the result
 MAX_MOMENTS = 400  # stored points of the memory over a step
 #: precisions whose activations have the same size, so that one search is enough
-BYTES_PER_NUMBER = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
+BYTES_PER_NUMBER = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
 
 
 class OutOfTime(Exception):
@@ -209,7 +209,8 @@ def _largest(trial: Trial, request: dict[str, Any], *, deadline: float) -> dict[
     """Return the largest batch size for each precision; None: not found in time, or the model accepts only one size."""
     own, by_bytes = trial.cfg.train.precision, dict[int, int | None]()
     found: dict[str, int | None] = {}
-    for precision in dict.fromkeys([own, *request["precisions"]]):
+    others = [] if own == "fp64" else request["precisions"]  # their weights are smaller
+    for precision in dict.fromkeys([own, *others]):
         num_bytes = BYTES_PER_NUMBER[precision]
         if num_bytes not in by_bytes:
             peak_bytes = partial(trial.peak_bytes, precision=precision)

@@ -53,7 +53,7 @@ def check_run(cfg: DictConfig, folder: Path, *, context: RunContext) -> Summary:
         _keep_log(folder)
         return summary
     began = time.perf_counter()
-    trained = open_run((folder, BEST), device="cpu", precision="fp32")
+    trained = open_run((folder, BEST), device="cpu", uses_autocast=False)
     loading_seconds = time.perf_counter() - began
     for line in _trained_parts(cfg, summary, trained):
         say(f"check:  {line}")

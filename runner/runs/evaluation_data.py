@@ -97,7 +97,7 @@ def leave_own_rows(cfg: DictConfig, overrides: Sequence[str]) -> None:
 def measured(cfg: DictConfig, card: Card, *, other: bool) -> Measured:
     """Read the data. Raises: RunnerError for data that the run's model does not accept."""
     shared = validate.shared_data_settings(cfg)
-    node = validate.target_node(cfg, "data", resolve=True)
+    node = build_data.in_precision(validate.target_node(cfg, "data", resolve=True), cfg)
     found, conversion = _found(node, card if other else None), build_data.conversion_of(cfg)
     source = as_source(found, name=shared["name"] or card.data, conversion=conversion)
     order = None

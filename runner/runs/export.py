@@ -136,7 +136,7 @@ def export(wanted: str, form: str, output: str | None, *, predictions: bool) -> 
         RunnerError: If the format does not support the model. Nothing is left then.
     """
     at_once(partial(_check_form, form, output), partial(find_run, wanted, verb="export"))
-    trained = open_run(find_run(wanted, verb="export"), device="cpu", precision="fp32")
+    trained = open_run(find_run(wanted, verb="export"), device="cpu", uses_autocast=False)
     target = _target(form, output) or trained.folder / FOLDER / FORMS[form][0]
     report = export_to(trained, form, target, predictions=predictions)
     say(f"run     {trained.title}")

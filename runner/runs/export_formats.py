@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from runner.config.packages import not_installed
 from runner.device.placement import map_tensors, tensors
 from runner.errors import RunnerError
+from runner.models.weights import load_trained
 from runner.runs.load import Trained, built
 
 Compute = Callable[[Any], Any]  # a tree of inputs on the host -> outputs
@@ -37,7 +38,7 @@ def safetensors(trained: Trained, module: nn.Module, example: Any, file: Path) -
         loaded = {name: found.get_tensor(name) for name in found.keys()}  # noqa: SIM118 - not a dict
         node = json.loads(found.metadata()["card"])["model"]
     again: nn.Module = built(node, "model", trained.folder)
-    again.load_state_dict(loaded)
+    load_trained(again, loaded)
     return again.eval()
 
 

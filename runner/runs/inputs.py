@@ -18,6 +18,7 @@ from torch import Tensor
 
 from runner.data import array_data
 from runner.data.array_files import ENDINGS as OF_ARRAYS
+from runner.data.map_style import Conversion
 from runner.data.tables.cells import NUMBER, Form
 from runner.data.tables.columns import Column, Columns, columns_in, listed, made_up
 from runner.data.tables.encoder import Encoder
@@ -26,6 +27,7 @@ from runner.data.tables.files import TableFile, is_table
 from runner.data.tables.table import TableReader
 from runner.data.vision.images import named_images
 from runner.device.placement import map_tensors, num_rows, tensors
+from runner.device.precision import number_type
 from runner.errors import RunnerError, first_line, nearest, nearest_files
 from runner.runs.load import Trained, reader_of
 
@@ -58,6 +60,7 @@ def chunks(trained: Trained, file: Path, counts: dict[str, dict[str, int]] | Non
     asked = f"--input {file}"
     reader = reader_of(trained) if _needs_reader(trained, file) else None
     found = _read(trained, file, reader)
+    conversion = Conversion(number_type(trained.precision.name))
     count = 0
     for chunk in iter([found]) if tensors(found) else iter(found):
         lengths = {len(tensor) if tensor.dim() else 0 for tensor in tensors(chunk)}
@@ -66,7 +69,7 @@ def chunks(trained: Trained, file: Path, counts: dict[str, dict[str, int]] | Non
             raise RunnerError.of(asked, problem, "return tensors with the same first dimension")
         count += num_rows(chunk)
         if num_rows(chunk):
-            yield chunk
+            yield conversion.cast(chunk)
     if not count:
         raise RunnerError.of(asked, f"`{file}` has no rows", "use a file with rows")
     if counts is not None and isinstance(reader, TableReader):
@@ -106,7 +109,8 @@ def example(trained: Trained) -> Any:
         raise RunnerError.of(str(trained.folder), problem, "use a finished run")
     if vocab_size:
         return torch.randint(vocab_size, (4, *shape))
-    return torch.randn(4, *shape, generator=torch.Generator().manual_seed(0))
+    rows = torch.randn(4, *shape, generator=torch.Generator().manual_seed(0))
+    return rows.to(number_type(trained.precision.name))
 
 
 def _needs_reader(trained: Trained, file: Path) -> bool:
@@ -127,20 +131,21 @@ def _read(trained: Trained, file: Path, reader: Callable[[str], Any] | None) -> 
             raise RunnerError.of(asked, problem, "use a file like the run's own data") from error
         return (_fitting(tensor, trained, file) for tensor in rows) if is_plain else rows
     shape = trained.card.facts.get("input_shape")
+    dtype = str(number_type(trained.precision.name)).removeprefix("torch.")
     if is_table(file):
         width = math.prod(shape) if isinstance(shape, list) else None
-        found = map(torch.from_numpy, table_rows(file, width=width))
+        found = map(torch.from_numpy, table_rows(file, width=width, dtype=dtype))
         return (_shaped(tensor, shape) for tensor in found)
     if file.is_dir() or file.suffix not in OF_ARRAYS:
         problem = f"the run's data (`{trained.card.data}`) has no reader for such files"
         fix = f"use a file that ends in {', '.join((*OF_ARRAYS, *TABLE_ENDINGS))}"
         raise RunnerError.of(asked, problem, fix)
-    read = array_data.array_inputs(str(file), float_inputs=not trained.card.facts.get("vocab_size"))
+    read = array_data.array_inputs(str(file), float_inputs=not trained.card.facts.get("vocab_size"), dtype=dtype)
     return (_fitting(tensor, trained, file) for tensor in read)
 
 
-def table_rows(file: Path, *, width: int | None) -> Iterator[Any]:
-    """Yield (n, columns) float32 of a table for a run that has no reader for tables. width: its number of columns.
+def table_rows(file: Path, *, width: int | None, dtype: str = "float32") -> Iterator[Any]:
+    """Yield (n, columns) floats of a table for a run that has no reader for tables. width: its number of columns.
 
     Raises:
         RunnerError: The table has another number of columns, or a value that is not a finite number.
@@ -150,7 +155,7 @@ def table_rows(file: Path, *, width: int | None) -> Iterator[Any]:
     if width is not None and len(names) != width:
         problem = f"the table has {len(names)} columns ({listed(names)}), and the run's model takes {width}"
         raise RunnerError.of(table.asked, problem, f"use a table with exactly {width} columns of numbers")
-    encoder = Encoder(Columns(tuple(Column(name, "number") for name in names)), fix=fix)
+    encoder = Encoder(Columns(tuple(Column(name, "number") for name in names), dtype=dtype), fix=fix)
     for rows, _, place in encoder.chunks([table]):
         if (missing := np.isnan(rows)).any():
             row, column = np.argwhere(missing)[0]

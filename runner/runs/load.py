@@ -23,7 +23,7 @@ from runner.config.schema import PRECISIONS
 from runner.config.secrets import filled_in
 from runner.device import Choice, check_precision, choose, probe
 from runner.device.placement import place
-from runner.device.precision import Precision, make_precision
+from runner.device.precision import Precision, default_type, make_precision, number_type
 from runner.errors import RunnerError, at_once, first_line, nearest
 from runner.experiment.compose_run import last_value
 from runner.experiment.summary import Summary
@@ -81,7 +81,12 @@ def find_run(wanted: str, *, verb: str) -> tuple[Path, str]:
 
 
 def open_run(
-    run: tuple[Path, str], *, device: Any = None, precision: str | None = None, own_device: Choice | None = None
+    run: tuple[Path, str],
+    *,
+    device: Any = None,
+    precision: str | None = None,
+    own_device: Choice | None = None,
+    uses_autocast: bool = True,
 ) -> Trained:
     """Build the module of model.json, and load the weights strictly, on the device.
 
@@ -90,6 +95,7 @@ def open_run(
         device: As in `device=` (None: auto).
         precision: As in `train.precision=` (None: the run's).
         own_device: The device, if it is chosen already.
+        uses_autocast: False computes in the type of the weights.
 
     Raises:
         RunnerError: If the run has no best weights or other weights, the device is missing, or a part is not allowed.
@@ -98,6 +104,9 @@ def open_run(
     state, notes = _state(folder, weights)
     card = read_card(folder)
     name = choice(precision or _precision_of(folder), PRECISIONS, key="train.precision")
+    dtype = number_type(name)
+    if not uses_autocast:
+        name = "fp64" if dtype == torch.float64 else "fp32"
     chosen = own_device
     if chosen is None:
         hardware = probe()
@@ -106,9 +115,13 @@ def open_run(
     there = torch.device(chosen.here)
     # a checkpoint for resuming may also have averaged weights, which are the ones to evaluate
     kept = state.get("average") or state["model"]
-    model = place(_with_weights(built(card.model, "model", folder), kept, folder / weights), there).eval()
-    task = built(card.task, "task", folder)
-    task = place(task, there) if isinstance(task, nn.Module) else task
+    model = _with_weights(built(card.model, "model", folder), kept, folder / weights)
+    if dtype == torch.float64 or any(weight.dtype == torch.float64 for weight in model.parameters()):
+        model.to(dtype)
+    model = place(model, there).eval()
+    with default_type(dtype):
+        task = built(card.task, "task", folder)
+    task = place(task.to(dtype), there) if isinstance(task, nn.Module) else task
     carried = state.get("carried") or {}  # of each process, or of the one that wrote it
     CarriedState(model, task, device=there).load_state(carried[0] if isinstance(carried, list) else carried)
     return Trained(

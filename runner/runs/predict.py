@@ -21,6 +21,7 @@ from runner.data.tables.columns import form_in
 from runner.data.tables.files import ENDINGS, is_table
 from runner.device import backends, layers
 from runner.device.placement import map_tensors, move
+from runner.device.precision import at_least_float32
 from runner.errors import RunnerError, at_once, refuse
 from runner.experiment.compose_run import of_run
 from runner.experiment.terminal import say, short
@@ -40,7 +41,7 @@ def predictions(trained: Trained, batch: Any) -> Any:
         if is_predicting(task):
             return task.predictions(task.outputs(trained.model, (batch, None)))
         return map_tensors(
-            trained.model(batch), lambda tensor: tensor.float() if tensor.is_floating_point() else tensor
+            trained.model(batch), lambda tensor: at_least_float32(tensor) if tensor.is_floating_point() else tensor
         )
 
 

@@ -94,7 +94,7 @@ def _model_of(client: MlflowClient, folder: Path, ack: Ack) -> str:
     try:
         if not (found := _logged(client, ack, step)):
             # raises an error that explains why the model can't be loaded
-            trained = open_run((folder, BEST), device="cpu", precision="fp32")
+            trained = open_run((folder, BEST), device="cpu", uses_autocast=False)
             event = _event(folder, trained)
             mlflow_model.publish_model(
                 client, str(ack.run_id), str(ack.experiment_id), folder=folder, event=event, build=_build

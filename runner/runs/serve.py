@@ -46,7 +46,7 @@ def serve(wanted: str, port: int, *, predictions: bool, ready: Callable[[dict[st
         RunnerError: If the port is in use, the run has no model, or the server exits.
     """
     at_once(partial(find_run, wanted, verb="serve"), partial(_check_port, port))
-    trained = open_run(find_run(wanted, verb="serve"), device="cpu", precision="fp32")
+    trained = open_run(find_run(wanted, verb="serve"), device="cpu", uses_autocast=False)
     # the server ends before the directory is removed
     with signals.collected() as got, tempfile.TemporaryDirectory(prefix="runner-serve-") as place:
         model = Path(place) / "model"

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
+from runner.device.precision import at_least_float32
 from runner.errors import RunnerError
 from runner.tasks.checks import plots_of
 from runner.tasks.metrics import make_metrics
@@ -53,10 +54,10 @@ class Adversarial(nn.Module):
         return rows
 
     def judge(self, outputs: Tensor, batch: Any, /) -> dict[str, Tensor]:
-        return {"loss": energy_distance(outputs.float().flatten(1), _real(batch).float().flatten(1))}
+        return {"loss": energy_distance(self.predictions(outputs), at_least_float32(self.targets(batch)))}
 
     def predictions(self, outputs: Tensor, /) -> Tensor:
-        return outputs.float().flatten(1)
+        return at_least_float32(outputs).flatten(1)
 
     def targets(self, batch: Any, /) -> Tensor:
         return _real(batch).flatten(1)

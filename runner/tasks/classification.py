@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from runner.config.checks import choice, probability
+from runner.device.precision import at_least_float32
 from runner.errors import RunnerError
 from runner.tasks.checks import UNKNOWN, described, inputs_of, output_of, plots_of, wider
 from runner.tasks.metrics import make_metrics
@@ -83,11 +84,12 @@ class Classification(nn.Module):
         loss = self._cross_entropy(outputs, targets)
         with torch.no_grad():
             right = targets.argmax(1) if targets.is_floating_point() else targets
-            accuracy = (outputs.argmax(1) == right).mean(dtype=torch.float32)
+            accuracy = (outputs.argmax(1) == right).mean(dtype=at_least_float32(loss).dtype)
         return {"loss": loss, "accuracy": accuracy}
 
     def predictions(self, outputs: Tensor, /) -> Tensor:
-        return outputs.float().sigmoid() if self.kind == "multilabel" else outputs.float().softmax(1)
+        outputs = at_least_float32(outputs)
+        return outputs.sigmoid() if self.kind == "multilabel" else outputs.softmax(1)
 
     def targets(self, batch: Any, /) -> Tensor:
         targets: Tensor = batch[1]
@@ -109,7 +111,7 @@ class Classification(nn.Module):
     def _judge_labels(self, logits: Tensor, targets: Tensor) -> dict[str, Tensor]:
         wanted = targets.to(logits.dtype)
         with torch.no_grad():
-            accuracy = ((logits > 0) == (wanted > 0.5)).float().mean()
+            accuracy = ((logits > 0) == (wanted > 0.5)).mean(dtype=at_least_float32(logits).dtype)
         smoothed = wanted * (1 - self.label_smoothing) + self.label_smoothing / 2
         return {"loss": F.binary_cross_entropy_with_logits(logits, smoothed, self.class_weights), "accuracy": accuracy}
 
@@ -147,7 +149,7 @@ def _weights(asked: Any, counts: Sequence[int] | None, num_classes: int, *, kind
         counted = torch.tensor(list(counts), dtype=torch.float64)
         present = counted > 0  # a class that the training split lacks has no part to balance
         weights = counted.sum() / (present.sum() * counted.clamp(min=1))
-        return torch.where(present, weights, 1.0).float()
+        return torch.where(present, weights, 1.0).to(torch.get_default_dtype())
     values = list(asked) if isinstance(asked, Sequence) and not isinstance(asked, str) else []
     if not values or not all(type(value) in (int, float) and value >= 0 for value in values):
         problem = "`task.class_weights` must be null, balanced or a list of numbers, 0 or more each"
@@ -159,4 +161,4 @@ def _weights(asked: Any, counts: Sequence[int] | None, num_classes: int, *, kind
             problem,
             f"give {num_classes} weights, or use `task.class_weights=balanced`",
         )
-    return torch.tensor(values, dtype=torch.float32)
+    return torch.tensor(values, dtype=torch.get_default_dtype())

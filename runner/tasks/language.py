@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from runner.device.precision import at_least_float32
 from runner.errors import RunnerError
 from runner.tasks.checks import inputs_of, output_of
 from runner.tasks.metrics import OfTokens, make_metrics
@@ -74,7 +75,8 @@ class Language(nn.Module):
         with torch.no_grad():
             counts = targets != self.ignore_index
             num_counted = counts.sum().clamp(min=1)
-            accuracy = ((outputs.argmax(-1) == targets) & counts).sum() / num_counted
+            num_right = ((outputs.argmax(-1) == targets) & counts).sum()
+            accuracy = num_right.to(at_least_float32(losses).dtype) / num_counted
         return {"loss": losses / num_counted, "accuracy": accuracy}
 
     def num_counted(self, batch: tuple[Any, Tensor], /) -> Tensor:
@@ -83,7 +85,7 @@ class Language(nn.Module):
 
     def predictions(self, outputs: Tensor, /) -> Tensor:
         """(B, T, V) probabilities of the next token."""
-        return outputs.float().softmax(-1)
+        return at_least_float32(outputs).softmax(-1)
 
     def targets(self, batch: tuple[Any, Tensor], /) -> Tensor:
         return batch[1]

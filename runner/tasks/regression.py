@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from runner.config.checks import choice
+from runner.device.precision import at_least_float32
 from runner.errors import RunnerError
 from runner.tasks.checks import UNKNOWN, inputs_of, output_of, plots_of
 from runner.tasks.metrics import make_metrics
@@ -21,7 +22,7 @@ LOSSES = ("mse", "mae", "huber")
 class Regression(nn.Module):
     """One or several numbers for each example: reports a loss and the mean absolute error over all of them.
 
-    Targets are (B, T) float32, as the model's outputs. loss: mse | mae | huber (quadratic up to huber_delta, then
+    Targets are (B, T), as the model's outputs. loss: mse | mae | huber (quadratic up to huber_delta, then
     linear). The root of the mean squared error is a value of a whole split, rmse.
     """
 
@@ -62,7 +63,7 @@ class Regression(nn.Module):
 
         Else the best learning rate depends on the unit, and only the target with the largest numbers is learned.
         """
-        self.spreads = torch.tensor(spreads, dtype=torch.float32)
+        self.spreads = torch.tensor(spreads, dtype=torch.get_default_dtype())
 
     def __call__(self, model: nn.Module, batch: Any, /) -> dict[str, Tensor]:
         return self.judge(self.outputs(model, batch), batch)
@@ -75,8 +76,8 @@ class Regression(nn.Module):
         return distances(outputs, targets, loss=self.loss, huber_delta=self.huber_delta, spreads=self.spreads)
 
     def predictions(self, outputs: Tensor, /) -> Tensor:
-        # len() would fix an export's rows
-        return outputs.float().flatten(1) if outputs.dim() > 1 else outputs.float()[:, None]
+        values = at_least_float32(outputs)
+        return values.flatten(1) if values.dim() > 1 else values[:, None]  # len() would fix an export's rows
 
     def targets(self, batch: Any, /) -> Tensor:
         targets: Tensor = batch[1]
@@ -134,7 +135,7 @@ class Autoencoding(nn.Module):
         return distances(_as(outputs, _inputs(batch)), _inputs(batch), loss=self.loss)
 
     def predictions(self, outputs: Tensor, /) -> Tensor:
-        return outputs.float().flatten(1)
+        return at_least_float32(outputs).flatten(1)
 
     def targets(self, batch: Any, /) -> Tensor:
         return _inputs(batch).flatten(1)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from runner.data.loading.batches import Shard, Share
 from runner.device import backends
 from runner.device.placement import num_rows
-from runner.device.precision import Precision
+from runner.device.precision import Precision, at_least_float32
 from runner.distributed.group import Ranks
 from runner.inspection.guard import Guard
 from runner.tasks.metrics import named_values
@@ -84,11 +84,11 @@ def evaluate(
                 batch, rows, of = _counted(item)
                 values: Mapping[str, Tensor] = {name: value.detach() for name, value in eval_step(model, batch).items()}
                 values = in_order(values, names or tuple(values), of="a batch")
-                part = torch.stack([value.float() for value in values.values()])  # (k,)
+                part = torch.stack([at_least_float32(value) for value in values.values()])  # (k,)
                 if num_counted is None:
                     part = part * rows
                 else:
-                    counted = num_counted(batch).float() * bool(rows)  # 0 for another process's row
+                    counted = num_counted(batch).to(part.dtype) * bool(rows)  # 0 for another process's row
                     part = torch.cat([part * counted, counted.reshape(1)])
                 sums = sums + part if names else part
                 names = tuple(values)
@@ -101,7 +101,7 @@ def evaluate(
     finally:
         for metric in metrics.values():
             metric.reset()
-    more = [torch.as_tensor(value, dtype=torch.float32, device=sums.device) for value in gathered.values()]
+    more = [torch.as_tensor(value, dtype=sums.dtype, device=sums.device) for value in gathered.values()]
     numbers = torch.cat([means, torch.stack(more)]) if more else means
     found = dict(zip((*names, *gathered), numbers.tolist(), strict=True))
     derived: Mapping[str, float] = getattr(task, "derived", dict)(found)

@@ -31,7 +31,7 @@ class Window:
 
     names: tuple[str, ...]
     steps: NDArray[np.int64]  # (n,)
-    values: NDArray[np.float32]  # (n, k); (n, k, M) for M trainings that share a buffer
+    values: NDArray[np.floating[Any]]  # (n, k); (n, k, M) for M trainings that share a buffer
     times_ms: NDArray[np.int64]  # (n,) when each step ended, spread evenly over the window
     seconds: float  # of the window's steps
     num_steps: int
@@ -65,8 +65,8 @@ class MetricBuffer:
     """Keeps every step's values on the device and copies them in windows.
 
     One half fills while the other is copied. On devices with streams the copy runs on a second stream to pinned memory, and
-    only the background thread waits for it. On MPS and the CPU it is a plain copy, once per window. Rows are float32: MPS
-    has no float64 (pytorch#122602). Jobs that are trained together share a buffer, with values (M,).
+    only the background thread waits for it. On MPS and the CPU it is a plain copy, once per window. Rows are float32,
+    or float64 if a value is. Jobs that are trained together share a buffer, with values (M,).
 
     Args:
         sink: Called with each Window, in order, in the background thread.
@@ -132,8 +132,10 @@ class MetricBuffer:
         self.writes_on_device()
         assert self._next_row is not None
         ordered = [in_order(values, self._keys, of="a step") for values in steps]
-        rows = torch.stack([value for values in ordered for value in values.values()]).float()
-        self._ring.index_copy_(0, self._next_row + self._offsets[: len(steps)], rows.view(len(steps), -1))
+        rows = torch.stack([value for values in ordered for value in values.values()])
+        self._ring.index_copy_(
+            0, self._next_row + self._offsets[: len(steps)], rows.view(len(steps), -1).to(self._ring.dtype)
+        )
         self._next_row.add_(len(steps)).remainder_(len(self._rows))
 
     def wrote(self, num_steps: int) -> None:
@@ -175,7 +177,7 @@ class MetricBuffer:
             rows = state["rows"]
             # an earlier part with a longer window: they fill one half
             self._half = max(self._half, -(-(len(rows) + 1) // self._every) * self._every)
-            self._allocate(dict.fromkeys(split_names, torch.zeros(rows.shape[2:])))
+            self._allocate(dict.fromkeys(split_names, torch.zeros(rows.shape[2:], dtype=rows.dtype)))
             self._ring[: len(rows)].copy_(rows)  # the mean over processes already
             self._filled = len(rows)
         self._notes = {name: [(step, value) for step, value in points] for name, points in state["notes"].items()}
@@ -218,7 +220,9 @@ class MetricBuffer:
         self._keys = tuple(values)
         self._names = tuple(f"train/{name}" for name in values)
         shape = next(iter(values.values())).shape
-        self._ring = torch.zeros(2 * self._half, len(self._names), *shape, device=self.device)
+        is_double = any(value.dtype == torch.float64 for value in values.values())
+        dtype = torch.float64 if is_double else torch.float32
+        self._ring = torch.zeros(2 * self._half, len(self._names), *shape, dtype=dtype, device=self.device)
         self._rows = list(self._ring)  # the views, made once
         self._filled = self._pulled = 0
 
@@ -300,7 +304,7 @@ def check_unread(state: Mapping[str, Any], *, step: int) -> None:
         _check(WATCHED, values, range(step - len(values) + 1, step + 1))
 
 
-def _check(name: str, values: NDArray[np.float32], steps: Sequence[int] | NDArray[np.int64]) -> None:
+def _check(name: str, values: NDArray[np.floating[Any]], steps: Sequence[int] | NDArray[np.int64]) -> None:
     wrong = np.flatnonzero(~np.isfinite(values))
     if len(wrong):
         raise NotFiniteError(int(steps[wrong[0]]), name, float(values[wrong[0]]))

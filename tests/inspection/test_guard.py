@@ -104,3 +104,7 @@ def test_a_slow_type_is_told_of_more_than_one_number(monkeypatch):
         several.sum()
     (found,) = slow.findings
     assert found.kind == "slow type" and "sum in float64" in found.what
+    slow = Slow(cpu, Lines(), chosen={torch.float64})  # the type of the weights
+    with HostReads(cpu, observers=(slow,)):
+        several.sum()
+    assert slow.findings == []

@@ -202,6 +202,13 @@ def test_low_precision_and_gradients_are_stored_as_float32(background):
     assert windows[0].values.tolist() == [[4.0, 0.5]]
 
 
+def test_float64_values_keep_their_digits(background):
+    buffer, windows = make(background, "cpu", pull_every=1)
+    buffer.write({"loss": torch.tensor(0.1, dtype=torch.float64), "accuracy": torch.tensor(0.5)})
+    background.wait()
+    assert windows[0].values.tolist() == [[0.1, 0.5]]
+
+
 def test_what_the_sink_raises_comes_up_in_the_training_thread():
     def full(window):
         raise OSError("no space left")

@@ -8,15 +8,10 @@ import shlex
 from pathlib import Path
 
 import pytest
-import torch
 from trained_runs import inside
 
 from runner import cli
 from runner.cli import commands
-from runner.device import Hardware, check_precision
-from runner.errors import RunnerError
-from runner.models.weights import BEST
-from runner.runs.load import open_run
 
 #: small and quick; an agent would type its own
 RUN = ("data=iris", "model=linear", "train.num_epochs=2", "train.batch_size=32", "tracking.enabled=false", "device=cpu")
@@ -245,50 +240,3 @@ def test_20_where_the_pages_are(ask, monkeypatch):
     code, found = ask("ui", "tracking.uri=sqlite:///a.db")
     assert code == 0 and found["page"].startswith(found["url"])
     assert "python -m runner ui" in ask("ui", "--help")[1]["text"]
-
-
-DOUBLE = """
-import torch
-from torch import nn
-
-def rows():
-    inputs = torch.linspace(0, 6, 40, dtype=torch.float64)[:, None] * torch.tensor([1.0, 3.0], dtype=torch.float64)
-    return inputs, torch.sin(inputs).sum(1)
-
-def net():
-    return nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
-
-def loss(model, batch):
-    inputs, targets = batch
-    assert inputs.dtype == targets.dtype == torch.float64
-    return nn.functional.mse_loss(model(inputs).squeeze(1), targets)
-"""
-IN_FP64 = [
-    *("data._target_=double_parts.rows", "model._target_=double_parts.net", "task.function._target_=double_parts.loss"),
-    *("task=own", "device=cpu", "train.precision=fp64", "train.batch_size=40", "train.num_steps=20", "optimizer=adam"),
-    *("data.val_fraction=0", "data.test_fraction=0", "tracking.enabled=false", "hydra.run.dir=run"),
-]
-
-
-def test_fp64_run_equals_a_hand_loop(own_folder):
-    (own_folder / "double_parts.py").write_text(DOUBLE)
-    assert cli.main(IN_FP64) == 0
-    parts = {}
-    exec(DOUBLE, parts)
-    torch.manual_seed(0)
-    model = parts["net"]().double()
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.001)
-    for _ in range(20):
-        optimizer.zero_grad()
-        loss = parts["loss"](model, parts["rows"]())
-        loss.backward()
-        optimizer.step()
-    found = torch.load("run/checkpoints/last.pt", weights_only=True)["model"]
-    for name, value in model.state_dict().items():
-        torch.testing.assert_close(found[name], value, rtol=1e-12, atol=1e-13)
-    assert open_run((Path("run"), BEST), device="cpu").model[0].weight.dtype == torch.float64
-
-
-def test_fp64_on_mps_is_refused():
-    with pytest.raises(RunnerError, match="has no float64"):
-        check_precision("fp64", "mps", Hardware(mps_built=True, macos="15.0"))

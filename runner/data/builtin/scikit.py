@@ -100,7 +100,7 @@ SETS = {
 }
 
 
-def scikit(which: str) -> Source:
+def scikit(which: str, dtype: str = "float32") -> Source:
     """breast_cancer (569 rows, 30 numbers, 2 classes), diabetes (442, 10, a regression), iris (150, 4, 3), wine (178, 13, 3).
 
     Values as they were measured; a layer before the model normalises them, fitted on the training split, and one behind it
@@ -116,9 +116,9 @@ def scikit(which: str) -> Source:
     if found.classes:
         inputs, targets = values[:, :-1], torch.from_numpy(values[:, -1].astype(np.int64))
     else:
-        inputs, targets = values, torch.from_numpy(_numbers(found.targets_file).astype(np.float32))
-    rows = torch.from_numpy(np.ascontiguousarray(inputs, dtype=np.float32)), targets
-    columns = Columns(tuple(Column(column, "number") for column in found.columns))
+        inputs, targets = values, torch.from_numpy(_numbers(found.targets_file).astype(dtype))
+    rows = torch.from_numpy(np.ascontiguousarray(inputs, dtype=dtype)), targets
+    columns = Columns(tuple(Column(column, "number") for column in found.columns), dtype=dtype)
     kind = "classification" if found.classes else "regression"
     return Source(
         which,

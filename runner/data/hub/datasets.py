@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from runner.config.checks import choice, count
@@ -61,8 +62,9 @@ def huggingface(
     num_rows: int | None = None,
     augment: Mapping[str, Any] | Sequence[Any] | None = None,
     like: Mapping[str, Any] | None = None,
+    dtype: str = "float32",
 ) -> Source:
-    """Return rows of float32 numbers (F,), of images (C, H, W) uint8 or of tokens (T,) int64.
+    """Return rows of numbers (F,), of images (C, H, W) uint8 or of tokens (T,) int64.
 
     Args:
         path: A set of the Hub; or csv, json, parquet, arrow, text or imagefolder, with data_files or data_dir; or a file
@@ -79,6 +81,7 @@ def huggingface(
         tokenizer: bytes or a tokenizer.json; rows are cut and padded to context_length tokens.
         streaming: Fetches only the first num_rows rows of each split, in the stream's order, and keeps them in memory.
         like: The reader of an earlier run, whose columns, classes and tokens hold.
+        dtype: Of numbers, float32 or float64 (train.precision=fp64).
 
     Raises:
         RunnerError: The set is missing, can't be read, or its columns are not clear.
@@ -94,16 +97,17 @@ def huggingface(
     columns = choose_columns(train.features, **{name: known.get(name, value) for name, value in wanted.items()})
     mode = choice(known.get("mode", mode), CHANNELS, key="data.mode")
     reading = Reading(columns, setting, mode, checked_size(known.get("size", size)))
+    reading = replace(reading, dtype=known.get("dtype", dtype))
     if columns.form == TEXT:
         reading = replace(reading, tokens=_tokens(columns, tokenizer, context_length, known))
         tables = _without_empty(tables, columns, setting)
     elif columns.form == IMAGE and reading.size is None:
         reading = replace(reading, size=image_size(train, columns.inputs[0], setting=setting))
     shape = reading.row_shape(train)
-    number_bytes = {IMAGE: 1, TEXT: 8}.get(columns.form, 4)
+    number_bytes = {IMAGE: 1, TEXT: 8}.get(columns.form, np.dtype(reading.dtype).itemsize)
     num_bytes = sum(map(len, tables.values())) * math.prod(shape) * number_bytes
     once, reason = is_decoded_once(decode, num_bytes=num_bytes)
-    targets, classes = _all_targets(tables, columns, setting, classes=tuple(known.get("classes", ())))
+    targets, classes = _all_targets(tables, reading, classes=tuple(known.get("classes", ())))
     if (
         kind == "auto"
         and not (known or columns.names)
@@ -153,12 +157,13 @@ def _without_empty(tables: dict[str, Any], columns: TableColumns, setting: str) 
 
 
 def _all_targets(
-    tables: Mapping[str, Any], columns: TableColumns, setting: str, *, classes: tuple[str, ...]
+    tables: Mapping[str, Any], reading: Reading, *, classes: tuple[str, ...]
 ) -> tuple[dict[str, Tensor | None], tuple[str, ...]]:
     """Return the targets by split, and the classes: an earlier run's, the column's own, or the training split's.
 
     A split whose classes are all hidden (-1), as in test splits of competitions, is left out.
     """
+    columns, setting, dtype = reading.columns, reading.setting, getattr(torch, reading.dtype)
     if columns.target is None:
         return dict.fromkeys(tables), ()
     targets: dict[str, Tensor | None] = {}
@@ -173,8 +178,8 @@ def _all_targets(
                 raise RunnerError.of(setting, problem, "remove the rows of unknown class (-1)")
             values = np.array(columns.names)[values]
             classes = classes or columns.names
-        like = classes or None
-        targets[name], names = to_targets(values, asked=setting, called=called, kind=columns.kind, like=like)
+        how: dict[str, Any] = {"kind": columns.kind, "like": classes or None, "dtype": dtype}
+        targets[name], names = to_targets(values, asked=setting, called=called, **how)
         classes = classes or names
     return targets, classes
 
@@ -183,6 +188,8 @@ def _digits_notes(train: Any, reading: Reading, *, is_regression: bool) -> tuple
     """Name a column whose numbers have more digits than float32."""
     columns = reading.columns
     notes: tuple[str, ...] = ()
+    if reading.dtype == "float64":
+        return notes
     if columns.form == NUMBER:
         width = reading.row_shape(train)[0]
         step = -(-len(train) // min(MOST_LOOKED_AT, max(1, MOST_NUMBERS // width)))
@@ -220,6 +227,8 @@ def _reader(reading: Reading, classes: Sequence[str]) -> dict[str, Any]:
     node |= {"target": columns.target, "kind": columns.kind, "classes": list(classes)}
     if reading.size is not None and columns.form == IMAGE:
         node |= {"size": list(reading.size), "mode": reading.mode}
+    if reading.dtype != Reading.dtype:
+        node["dtype"] = reading.dtype
     if tokens is not None:
         node |= {"entries": tokens.entries, "context_length": tokens.length - (columns.target is None)}
     return node
@@ -237,6 +246,7 @@ def read_rows(
     mode: str = "rgb",
     entries: str | None = None,
     context_length: int | None = None,
+    dtype: str = "float32",
 ) -> Iterator[Tensor]:
     """Yield the inputs of a file for predictions, (n, ...), block by block.
 
@@ -262,7 +272,7 @@ def read_rows(
         problem = f"the file has no column {', '.join(missing)}, which the model was trained on; it has {forms}"
         raise RunnerError.of(f"the file {path}", problem, fix)
     tokens = None if context_length is None else TextRows(entries, context_length)
-    reading = Reading(TableColumns(form, columns, target, kind), f"the file {path}", tokens=tokens)
+    reading = Reading(TableColumns(form, columns, target, kind), f"the file {path}", tokens=tokens, dtype=dtype)
     rows = table.with_format("arrow")
     for start in range(0, len(rows), BLOCK):
         yield reading.inputs(rows[start : start + BLOCK])

@@ -33,6 +33,7 @@ class Reading:
     mode: str = "rgb"  # of images
     size: tuple[int, int] | None = None  # of images
     tokens: TextRows | None = None  # of texts
+    dtype: str = "float32"  # of numbers; float64 with train.precision=fp64
 
     def inputs(self, part: Any) -> Tensor:
         """Return (B, ...) from a pyarrow table. Raises: RunnerError for values that are missing or can't be read."""
@@ -42,7 +43,8 @@ class Reading:
         if self.columns.form == IMAGE:
             images = _encoded_images(part, self.columns.inputs[0])
             return decoded_at_once(images, _row_names(images), mode=self.mode, size=self.size, asked=self.setting)
-        return to_floats(self.numbers(part), asked=self.setting, called=f"the columns {', '.join(self.columns.inputs)}")
+        called = f"the columns {', '.join(self.columns.inputs)}"
+        return to_floats(self.numbers(part), asked=self.setting, called=called, dtype=getattr(torch, self.dtype))
 
     def numbers(self, part: Any) -> Any:  # (B, F) float64
         columns = [_numbers(part.column(name), name, self.setting) for name in self.columns.inputs]

@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from runner.config.checks import choice, count
 from runner.data.tables.cells import NUMBER, suggested
-from runner.data.tables.columns import Column, Columns, Target, arguments, columns_of, listed, reader_node, target_of
+from runner.data.tables.columns import Column, Columns, Target, columns_in, listed, reader_node, target_of
 from runner.data.tables.encoder import missing_target, missing_value
 from runner.data.tables.files import TableFile
 from runner.data.tables.scan import Tally, offset_note, scan
@@ -37,6 +37,7 @@ class ColumnSettings:
     missing: str
     max_categories: int
     drop_missing_targets: bool
+    dtype: str
 
 
 @dataclass(frozen=True)
@@ -59,9 +60,9 @@ def table_of(node: Mapping[str, Any]) -> Table:
 
 def from_reader(node: Mapping[str, Any]) -> Table:
     """Return the columns and the target of an earlier run. node: its reader, as in model.json."""
-    reader = arguments(node)
-    columns = columns_of(reader["columns"], refuses_missing=reader["refuses_missing"])
-    return Table(columns, target_of(reader["target"]), notes=("columns and classes of an earlier run",))
+    columns = columns_in(node)
+    assert columns is not None
+    return Table(columns, target_of(node["target"]), notes=("columns and classes of an earlier run",))
 
 
 def choose(files: Sequence[TableFile], names: Sequence[str], settings: ColumnSettings) -> Table:
@@ -89,6 +90,7 @@ def choose(files: Sequence[TableFile], names: Sequence[str], settings: ColumnSet
     kept: list[Column] = []
     keys: list[str] = []
     hints: list[str] = []
+    is_single = settings.dtype == "float32"
     never_keys = {*categorical, *_texts(settings.columns)}
     for name in inputs:
         tally = tallies[name]
@@ -113,7 +115,8 @@ def choose(files: Sequence[TableFile], names: Sequence[str], settings: ColumnSet
         if settings.missing == "refuse" and tally.first_missing is not None:
             problems.append(missing_value(name, *tally.first_missing))
             continue
-        kept.append(tally.column(kind, most=settings.max_categories))
+        column = tally.column(kind, most=settings.max_categories)
+        kept.append(column if is_single else replace(column, offset=0.0))
     refuse(problems)
     if keys:
         notes.append(f"left out, because nearly all their texts differ: {listed(keys)}")
@@ -122,13 +125,13 @@ def choose(files: Sequence[TableFile], names: Sequence[str], settings: ColumnSet
     if cut:
         notes.append(f"the {settings.max_categories} most frequent categories of {listed(cut)}; others are as unknown")
     notes += [offset_note(column.name, column.offset) for column in kept if column.offset][:MOST_HINTS]
-    if target.kind == "regression":
+    if target.kind == "regression" and is_single:
         notes += [_digits_note(tallies[name]) for name in targets if tallies[name].offset()]
     if files[0].form.date_format:
         _check_date_format(tallies, files[0])
     if not kept:
         raise RunnerError(_no_columns(targets, keys, tallies, files[0]))
-    columns = Columns(tuple(kept), settings.missing == "refuse")
+    columns = Columns(tuple(kept), settings.missing == "refuse", settings.dtype)
     return Table(columns, target, tallies[targets[0]].rows, (*notes, *hints[:MOST_HINTS]), bool(cut))
 
 

@@ -17,7 +17,7 @@ EPOCH = dt.datetime(1970, 1, 1)
 NUMBERS = ("0", "1", "1.5", "0.5")
 
 
-def frame_of(columns: Columns, rows: Any) -> Any:  # (n, num_floats) float32
+def frame_of(columns: Columns, rows: Any) -> Any:  # (n, num_floats)
     """Return a DataFrame as pandas reads a CSV file: numbers, booleans and texts; dates and unknown categories are texts."""
     import pandas
 
@@ -94,6 +94,7 @@ class Columns:
 
     columns: tuple[Column, ...]
     refuses_missing: bool = False
+    dtype: str = "float32"  # of rows and targets; float64 with train.precision=fp64
 
     @property
     def names(self) -> list[str]:
@@ -136,12 +137,11 @@ class Target:
         return len(self.classes) or len(self.names)
 
 
-def columns_of(node: Sequence[Mapping[str, Any]], *, refuses_missing: bool) -> Columns:
+def columns_of(node: Sequence[Mapping[str, Any]], *, refuses_missing: bool, dtype: str = "float32") -> Columns:
     """Return the columns of a reader_node()."""
     columns = [_visible(dict(item)) for item in node]
-    return Columns(
-        tuple(Column(**{**item, "categories": tuple(item["categories"])}) for item in columns), refuses_missing
-    )
+    made = tuple(Column(**{**item, "categories": tuple(item["categories"])}) for item in columns)
+    return Columns(made, refuses_missing, dtype)
 
 
 def target_of(node: Mapping[str, Any]) -> Target:
@@ -164,6 +164,7 @@ def reader_node(columns: Columns, target: Target, form: Form | None = None) -> d
         "target": _hidden(asdict(target)),
         "refuses_missing": columns.refuses_missing,
         **({"form": written} if written else {}),
+        **({"dtype": columns.dtype} if columns.dtype != Columns.dtype else {}),
     }
 
 
@@ -176,7 +177,7 @@ def columns_in(node: Mapping[str, Any] | None) -> Columns | None:
     """Return the columns of a reader's node; None for another kind of reader. Imports no torch."""
     if node is None or node.get("_target_") != READER:
         return None
-    return columns_of(node["columns"], refuses_missing=node["refuses_missing"])
+    return columns_of(node["columns"], refuses_missing=node["refuses_missing"], dtype=node.get("dtype", Columns.dtype))
 
 
 def form_in(node: Mapping[str, Any] | None) -> Form | None:

@@ -1,4 +1,4 @@
-"""Encodes Arrow batches as rows of float32, by a table's columns: the same for training and prediction."""
+"""Encodes Arrow batches as rows of floats, by a table's columns: the same for training and prediction."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Place:
 
 
 class Encoder:
-    """Encode rows of tables as float32; count unknown categories and missing values by column."""
+    """Encode rows of tables as floats; count unknown categories and missing values by column."""
 
     def __init__(self, columns: Columns, *, fix: str = "") -> None:
         self.columns = columns
@@ -52,7 +52,7 @@ class Encoder:
     def chunks(
         self, files: Sequence[AnyTable], others: Sequence[str] = (), *, complete: bool = False
     ) -> Iterator[tuple[Any, list[Any], Place]]:
-        """Yield (n, num_floats) float32, the columns `others` as tidy Arrow values, and their place, batch by batch.
+        """Yield (n, num_floats) in the columns' type, the columns `others` as tidy Arrow values, and their place, batch by batch.
 
         complete leaves out rows where one of `others` is missing. Raises: RunnerError for values that don't fit.
         """
@@ -69,7 +69,7 @@ class Encoder:
 
     def _encoded(self, values: dict[str, Any], place: Place) -> Any:
         num_rows = len(next(iter(values.values())))
-        rows = np.empty((num_rows, self.columns.num_floats), np.float32)
+        rows = np.empty((num_rows, self.columns.num_floats), self.columns.dtype)
         start = 0
         for column, codes in zip(self.columns.columns, self._codes, strict=True):
             end = start + len(column.sizes)
@@ -96,8 +96,8 @@ class Encoder:
         return as_booleans(values) if column.kind == "boolean" else as_numbers(values) - column.offset
 
 
-def encode_target(target: Target, values: Sequence[Any], place: Place) -> Any:
-    """Return (n,) int64 for classes, else (n, T) float32. Raises: RunnerError for values that are missing or don't fit."""
+def encode_target(target: Target, values: Sequence[Any], place: Place, dtype: str) -> Any:
+    """Return (n,) int64 for classes, else (n, T) in the type. Raises: RunnerError for values that are missing or don't fit."""
     for name, column in zip(target.names, values, strict=True):
         if column.null_count:
             row = int(column.is_null().to_numpy(zero_copy_only=False).argmax())
@@ -105,7 +105,7 @@ def encode_target(target: Target, values: Sequence[Any], place: Place) -> Any:
     if target.kind != "classification":
         pairs = zip(target.names, values, strict=True)
         floats = [_target_floats(target, name, column, place) for name, column in pairs]
-        return np.stack(floats, 1).astype(np.float32)
+        return np.stack(floats, 1).astype(dtype)
     codes = as_codes(values[0], {text: code for code, text in enumerate(target.classes)})
     if (codes < 0).any():
         row = int((codes < 0).argmax())

@@ -27,19 +27,19 @@ CACHE_VARIABLE = "RUNNER_CACHE"
 #: rows in memory take this many times their size: the splits are copies, and so is each chunk that is read
 COPIES = 2.5
 #: of the cache's files; increase it when rows are encoded differently
-FORMAT = 2
+FORMAT = 3
 INPUTS, TARGETS, SIZES = "inputs.f32", "targets.npy", "sizes.json"
-Chunks = Iterator[tuple[Any, Any]]  # (n, F) float32 and (n,) int64 or (n, T) float32
+Chunks = Iterator[tuple[Any, Any]]  # (n, F) floats and (n,) int64 or (n, T) floats
 
 
 class MappedRows(BatchDataset):
-    """Rows in a memory-mapped file: (F,) float32, and a class or (T,) float32. A worker process opens the file itself."""
+    """Rows in a memory-mapped file: (F,) floats, and a class or (T,) floats. A worker process opens the file itself."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         sizes = json.loads((folder / SIZES).read_text())
         self.fingerprint: str = sizes["fingerprint"]
-        self._shape = (sizes["num_rows"], sizes["num_floats"])
+        self._shape, self._dtype = (sizes["num_rows"], sizes["num_floats"]), sizes["dtype"]
         self._maps: tuple[Any, Any] | None = None
 
     def __len__(self) -> int:
@@ -59,7 +59,7 @@ class MappedRows(BatchDataset):
 
     def _arrays(self) -> tuple[Any, Any]:
         if self._maps is None:
-            inputs = np.memmap(self.folder / INPUTS, np.float32, mode="r", shape=self._shape)  # "c" counts as memory
+            inputs = np.memmap(self.folder / INPUTS, self._dtype, mode="r", shape=self._shape)  # "c" counts as memory
             self._maps = inputs, np.load(self.folder / TARGETS, mmap_mode="r")
         return self._maps
 
@@ -79,9 +79,9 @@ def fits_in_memory(num_bytes: int, asked: str | bool) -> tuple[bool, str]:
     return is_small, f"auto: {num_bytes / 2**20:,.1f} MiB of rows, {left / 2**20:,.0f} MiB {limit}"
 
 
-def gathered(chunks: Chunks, *, num_rows: int | None = None, num_floats: int) -> tuple[Tensor, Tensor]:
+def gathered(chunks: Chunks, *, num_rows: int | None = None, num_floats: int, dtype: str) -> tuple[Tensor, Tensor]:
     """Return the rows as tensors. With num_rows, memory is allocated once."""
-    inputs = np.empty((num_rows or 0, num_floats), np.float32)
+    inputs = np.empty((num_rows or 0, num_floats), dtype)
     parts: list[Any] = [inputs[:0]]
     targets: list[Any] = []
     filled = 0
@@ -148,16 +148,17 @@ def cache() -> Path:
 def _write(folder: Path, chunks: Chunks, plan: dict[str, Any]) -> None:
     part = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
     try:
-        digest, num_rows, num_floats, targets = hashlib.sha256(), 0, 0, []
+        digest, num_rows, num_floats, dtype, targets = hashlib.sha256(), 0, 0, "", []
         with (part / INPUTS).open("wb") as file:
             for rows, some in chunks:
                 file.write(rows.data)
                 digest.update(rows.data)
                 digest.update(np.ascontiguousarray(some).data)
-                num_rows, num_floats = num_rows + len(rows), rows.shape[1]
+                num_rows, num_floats, dtype = num_rows + len(rows), rows.shape[1], str(rows.dtype)
                 targets.append(some)
         np.save(part / TARGETS, np.concatenate(targets))
-        sizes = {"num_rows": num_rows, "num_floats": num_floats, "fingerprint": digest.hexdigest(), "plan": plan}
+        shape = {"num_rows": num_rows, "num_floats": num_floats, "dtype": dtype}
+        sizes = {**shape, "fingerprint": digest.hexdigest(), "plan": plan}
         (part / SIZES).write_text(json.dumps(sizes))
         shutil.rmtree(folder, ignore_errors=True)
         part.replace(folder)

@@ -52,6 +52,7 @@ def table(
     drop_missing_targets: bool = False,
     in_memory: str | bool = "auto",
     like: Mapping[str, Any] | TableReader | None = None,
+    dtype: str = "float32",
 ) -> Source:
     """Return the rows of a table: numbers, texts, booleans and dates, with or without missing values.
 
@@ -81,7 +82,8 @@ def table(
         decimal, header, date_format, missing_values: See runner.data.tables.cells.Form.
         drop_missing_targets: Leaves out rows without a target.
         in_memory: auto goes by the free memory; what does not fit is read from a file in the cache, row by row.
-        like: The reader of an earlier run, whose columns, categories and classes hold.
+        like: The reader of an earlier run, whose columns, categories, classes and type of numbers hold.
+        dtype: float32 or float64, which a run with train.precision=fp64 sets.
 
     Raises:
         RunnerError: The file or a setting is not valid; with file, line and column.
@@ -89,7 +91,7 @@ def table(
     form = form_of(decimal, header, date_format, missing_values)
     files = table_files(path, key="data.path", form=form)
     settings = ColumnSettings(
-        target, kind, columns, drop, categorical, missing, max_categories, drop_missing_targets=drop_missing_targets
+        target, kind, columns, drop, categorical, missing, max_categories, drop_missing_targets, dtype
     )
     if isinstance(like, TableReader):
         like = reader_node(like.columns, like.target, like.form)
@@ -142,16 +144,17 @@ def table(
 def _rows(
     files: Sequence[TableFile], chosen: Table, *, in_memory: str | bool, key: str, complete: bool
 ) -> tuple[Any, str]:
-    num_floats, num_rows = chosen.columns.num_floats, chosen.num_rows
+    num_floats, num_rows, dtype = chosen.columns.num_floats, chosen.num_rows, chosen.columns.dtype
+    size = np.dtype(dtype).itemsize
     target_floats = 2 if chosen.target.classes else len(chosen.target.names)  # a class is one int64
-    known_bytes = num_rows and num_rows * 4 * (num_floats + target_floats)
-    num_bytes = known_bytes or sum(file.max_bytes(num_floats) for file in files)
+    known_bytes = num_rows and num_rows * size * (num_floats + target_floats)
+    num_bytes = known_bytes or sum(file.max_bytes(num_floats) for file in files) * size // 4
     fits, reason = fits_in_memory(num_bytes, in_memory)
     chunks = partial(_chunks, files, chosen, complete=complete)
     if not fits:
         rows = mapped(key, chunks, plan=chosen.node(), num_bytes=num_bytes, asked=files[0].asked)
         return rows, f"mapped from {rows.folder} ({reason})"
-    inputs, targets = gathered(chunks(), num_rows=num_rows, num_floats=num_floats)
+    inputs, targets = gathered(chunks(), num_rows=num_rows, num_floats=num_floats, dtype=dtype)
     _check_rows(inputs, files[0].name, files[0].asked)
     return (inputs, targets), f"in memory ({reason})"
 
@@ -159,7 +162,7 @@ def _rows(
 def _chunks(files: Sequence[TableFile], chosen: Table, *, complete: bool) -> Iterator[tuple[Any, Any]]:
     encoder = Encoder(chosen.columns)
     for rows, targets, place in encoder.chunks(files, chosen.target.names, complete=complete):
-        yield rows, encode_target(chosen.target, targets, place)
+        yield rows, encode_target(chosen.target, targets, place, chosen.columns.dtype)
     if not chosen.is_cut:  # rare categories are unknown in training, too
         encoder.warn_of_unknown()
 
@@ -236,7 +239,7 @@ def _row_chunks(rows: Any, width: int) -> Iterator[tuple[Any, Any]]:
 
 
 class TableReader:
-    """Read a file's rows as the trained model takes them: reader(path) -> (N, raw floats) float32 on the host.
+    """Read a file's rows as the trained model takes them: reader(path) -> (N, raw floats) on the host.
 
     The file may have further columns, in any order. Unknown categories and missing values are counted by column in
     `unknown` and `missing`, with one warning for each.
@@ -249,8 +252,9 @@ class TableReader:
         *,
         refuses_missing: bool = False,
         form: Mapping[str, Any] | None = None,
+        dtype: str = "float32",
     ) -> None:
-        self.columns = columns_of(columns, refuses_missing=refuses_missing)
+        self.columns = columns_of(columns, refuses_missing=refuses_missing, dtype=dtype)
         self.target = target_of(target)
         self.form: Form = form_of_node(form)
         self.unknown: dict[str, int] = {}

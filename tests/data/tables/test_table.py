@@ -16,7 +16,8 @@ from refused import problems_of
 from runner.config.instantiate import build
 from runner.data.split import split
 from runner.data.tables import table as table_module
-from runner.data.tables.table import table
+from runner.data.tables.columns import arguments
+from runner.data.tables.table import TableReader, table
 
 MIXED = """\
 age,city,member,joined,income,label
@@ -349,6 +350,15 @@ def test_numbers_with_more_digits_than_float32_has_stay_apart(in_memory, ending,
     read = build(json.loads(json.dumps(source.reader)), key="reader")
     assert torch.equal(read(f"t.{ending}"), rows[0])
     assert torch.equal(table(f"t.{ending}", "label", like=source.reader).rows[0], rows[0])
+
+
+def test_table_in_float64_keeps_all_digits(folder):
+    (folder / "t.csv").write_text("".join(["a,y\n", *(f"{4e9 + n / 8},{7e9 + n / 4}\n" for n in range(200))]))
+    source = table("t.csv", dtype="float64")
+    assert source.rows[0][:, 0].tolist() == [4e9 + n / 8 for n in range(200)]
+    assert source.rows[1][:, 0].tolist() == [7e9 + n / 4 for n in range(200)]
+    assert "float32" not in str(source.notes)
+    assert TableReader(**arguments(source.reader))("t.csv")[5, 0].item() == 4e9 + 5 / 8
 
 
 def test_a_target_with_more_digits_than_float32_has_is_told():

@@ -1,7 +1,5 @@
 """Compiled, a group comes to what its members come to as they are written: weights, masks, ends; also killed, and with some gone."""
 
-import warnings
-
 import pytest
 import torch
 from members import built, largest_difference, members_of, trained_alone, trained_together
@@ -13,10 +11,6 @@ from runner.training.stacked.check import check_alike
 from runner.training.stacked.compiled import Compiled, Function
 from runner.training.stacked.stack import ModelStack
 from runner.training.step.choose import how_to_compile
-
-with warnings.catch_warnings():  # torch's own use of torch.jit, at this import
-    warnings.simplefilter("ignore")
-    import torch._inductor.compile_fx
 
 #: 240 rows: all batches are of one size, so that one function is made of them
 SAME = ["model=mlp", "model.hidden_sizes=[16]", "train.batch_size=48"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import warnings
 from functools import partial
 from pathlib import Path
 
@@ -28,10 +27,6 @@ from runner.training.optimizer import AveragedWeights
 from runner.training.step.compiled import Compiling, make_compiled, multiply_narrow
 from runner.training.step.on_device import OnDevice
 from runner.training.step.train_step import StepOptions, make_step
-
-with warnings.catch_warnings():  # torch's own use of torch.jit, at this import
-    warnings.simplefilter("ignore")
-    import torch._inductor.compile_fx
 
 CPU = torch.device("cpu")
 ADAM = partial(FUSED_ADAM, lr=0.01)
@@ -267,6 +262,19 @@ def test_a_run_and_its_resumption_to_the_bit(own_folder, compilers, monkeypatch)
     assert plain["metrics"]["train/loss"] == pytest.approx(whole["metrics"]["train/loss"], rel=1e-4)
     assert json.loads(Path(own_folder / "whole" / "summary.json").read_text())["num_steps"] == 5
     assert not _debug_get_cache_entry_list(OnDevice.take_one.__code__), "torch refuses the ninth run of a process"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_compiled_fp64_run_equals_eager_one(optimizer, own_folder, compilers, monkeypatch):
+    monkeypatch.setattr("runner.experiment.session.illustrate", lambda *args, **more: [])
+    words = [*WORDS, "train.precision=fp64", "train.num_steps=5", f"optimizer={optimizer}"]
+    run(words, folder=own_folder / "compiled")
+    run([*words, "train.compile=false"], folder=own_folder / "eager")
+    compiled, eager = (read_series(own_folder / name) for name in ("compiled", "eager"))
+    assert "the whole step is one function" in (own_folder / "compiled" / "runner.log").read_text()
+    for name in ("train/loss", "train/accuracy", "val/loss", "val/accuracy"):
+        torch.testing.assert_close(compiled[name][2], eager[name][2], rtol=1e-12, atol=0)
 
 
 def test_a_step_that_is_no_one_function_goes_on_to_the_bit(traced, own_folder, monkeypatch):
