@@ -36,7 +36,7 @@ class CarriedState:
 
     def __init__(self, model: nn.Module, task: object, *, device: torch.device) -> None:
         self._owners, self._device = _owners(model, task), device
-        self._begun = {name: _marks(value) for name, value in self._values()}
+        self._begun = {name: marks(value) for name, value in self._values()}
         self._pickled = {name: _digest(value) for name, value in self._values() if _has_opaque(value)}
 
     def state(self) -> dict[str, Any]:
@@ -69,13 +69,13 @@ class CarriedState:
 
     def replaced(self) -> list[str]:
         """Return the names of values that have changed other than in place, which a captured step can't follow."""
-        now = {name: [thing for thing, _ in _marks(value)] for name, value in self._values()}
+        now = {name: [thing for thing, _ in marks(value)] for name, value in self._values()}
         return [name for name, things in now.items() if things != [thing for thing, _ in self._begun.get(name, [])]]
 
     def _split(self) -> tuple[dict[str, Any], list[str]]:
         found, unsaved = dict[str, Any](), list[str]()
         for name, value in self._values():
-            if _marks(value) != self._begun.get(name):
+            if marks(value) != self._begun.get(name):
                 try:
                     found[name] = _saved(value, self._device)
                 except TypeError:
@@ -90,7 +90,7 @@ class CarriedState:
             if is_task and _methods(owner) is not None:
                 yield f"{owner_name}.", owner
             if isinstance(owner, nn.Module) or _methods(owner) is None:
-                for place, names in _places(owner):
+                for place, names in places(owner):
                     is_of_model = place is getattr(owner, "_buffers", None) and not is_task
                     left_out = owner._buffers.keys() - owner._non_persistent_buffers_set if is_of_model else ()
                     for name in names:
@@ -105,8 +105,8 @@ def restored(model: nn.Module, task: object) -> Iterator[None]:
         for owner in _owners(model, task).values():
             _remember_methods(owner, undo)
             if isinstance(owner, nn.Module) or _methods(owner) is None:
-                for place, names in _places(owner):
-                    undo.callback(_put_back, owner, place, {name: place[name] for name in names})
+                for place, names in places(owner):
+                    undo.callback(put_back, owner, place, {name: place[name] for name in names})
                     for name in names:
                         _remember(place[name], undo)
         yield
@@ -149,7 +149,7 @@ def _owners(model: nn.Module, task: object) -> dict[str, object]:
     return dict(found.values())
 
 
-def _places(owner: object) -> Iterator[tuple[MutableMapping[str, Any], list[str]]]:
+def places(owner: object) -> Iterator[tuple[MutableMapping[str, Any], list[str]]]:
     """Where an object has values, and their names."""
     is_module = isinstance(owner, nn.Module)
     if isinstance(own := getattr(owner, "__dict__", None), dict):
@@ -187,7 +187,7 @@ class _Same:
     __hash__ = object.__hash__
 
 
-def _marks(value: Any) -> list[tuple[Any, Any]]:
+def marks(value: Any) -> list[tuple[Any, Any]]:
     """For each part of a value: what differs if it is replaced, and what differs if it changes in place."""
     if isinstance(value, STATELESS):
         return []
@@ -195,7 +195,7 @@ def _marks(value: Any) -> list[tuple[Any, Any]]:
         return [(_Same(value), 0 if value.is_inference() else value._version)]
     if (items := _items(value)) is not None:
         keys = list(value) if isinstance(value, dict) else len(value)
-        return [(keys, None), *(mark for each in items for mark in _marks(each))]
+        return [(keys, None), *(mark for each in items for mark in marks(each))]
     if isinstance(value, np.ndarray):
         return [(_Same(value), _digest(value))]
     if isinstance(value, torch.Generator) or _methods(value) is not None:
@@ -267,8 +267,8 @@ def _loaded(now: Any, saved: Any, device: torch.device) -> Any:
     return saved
 
 
-def _put_back(owner: object, place: MutableMapping[str, Any], values: Mapping[str, Any]) -> None:
-    for name in next(names for other, names in _places(owner) if other is place):
+def put_back(owner: object, place: MutableMapping[str, Any], values: Mapping[str, Any]) -> None:
+    for name in next(names for other, names in places(owner) if other is place):
         if name not in values:
             del place[name]
     for name, value in values.items():

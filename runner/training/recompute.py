@@ -6,7 +6,7 @@ experiment/build.py calls it before a model is split across processes.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -16,16 +16,20 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from runner.errors import RunnerError
+from runner.training.carried_state import marks, places, put_back
 from runner.training.optimizer import matching
 
 CONTAINERS = (nn.ModuleList, nn.ModuleDict)
+#: modules, where their attributes or buffers are, and these by name
+Attributes = list[tuple[nn.Module, MutableMapping[str, Any], dict[str, Any]]]
 
 
 def recompute(model: nn.Module, patterns: Sequence[str], *, device: torch.device, prefix: str = "") -> None:
     """Make the outermost modules that a pattern matches keep only their inputs until the backward pass.
 
-    A pattern is a module's path, with * and ?. Results are bitwise identical: generators are restored for the second forward
-    pass, and running statistics change once.
+    A pattern is a module's path, with * and ?. Results are bitwise identical: generators and attributes are restored for the
+    second forward pass, and running statistics change once.
 
     Args:
         prefix: Of all paths, not part of the patterns.
@@ -56,13 +60,15 @@ def repeated(model: nn.Module, *, prefix: str = "") -> str:
 
 
 def _recompute(module: nn.Module, device: torch.device) -> None:
-    kind = type(module)
+    kind, is_checked = type(module), False
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        nonlocal is_checked
         if not torch.is_grad_enabled():
             return kind.forward(self, *args, **kwargs)
         at = next((parameter.device for parameter in self.parameters()), device)
-        contexts = partial(_contexts, self, at)
+        contexts = partial(_contexts, self, at, is_first=not is_checked)
+        is_checked = True
         own = partial(kind.forward, self)
         return checkpoint(own, *args, use_reentrant=False, preserve_rng_state=False, context_fn=contexts, **kwargs)
 
@@ -70,15 +76,36 @@ def _recompute(module: nn.Module, device: torch.device) -> None:
 
 
 def _contexts(
-    module: nn.Module, device: torch.device
+    module: nn.Module, device: torch.device, *, is_first: bool
 ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    before = [get() for get, _ in _generators(device)]
-    return nullcontext(), _as_before(module, before, device)
+    before, attributes = [get() for get, _ in _generators(device)], _attributes(module)
+    checks = _unchanged_in_place(module, attributes) if is_first else nullcontext()
+    return checks, _as_before(module, before, attributes, device)
 
 
 @contextmanager
-def _as_before(module: nn.Module, before: Sequence[Any], device: torch.device) -> Iterator[None]:
-    """Restore the generators, and replace running statistics by copies, as autograd saved the originals."""
+def _unchanged_in_place(module: nn.Module, attributes: Attributes) -> Iterator[None]:
+    """Refuse a forward pass that changes an attribute in place, since the second one would begin with the changed value."""
+    before = [{name: marks(value) for name, value in values.items()} for _, _, values in attributes]
+    yield
+    for (owner, place, values), marked in zip(attributes, before, strict=True):
+        if getattr(owner, "running_mean", None) is None:
+            for name, value in values.items():
+                if place.get(name) is value and marks(value) != marked[name]:
+                    problem = (
+                        f"its forward pass runs twice in a step, and changes `{type(owner).__name__}.{name}` in place"
+                    )
+                    fix = f"replace the value (`self.{name} = ...`), or leave the module out of `train.recompute`"
+                    raise RunnerError.of(f"train.recompute of a {type(module).__name__}", problem, fix, code="conflict")
+
+
+@contextmanager
+def _as_before(
+    module: nn.Module, before: Sequence[Any], attributes: Attributes, device: torch.device
+) -> Iterator[None]:
+    """Restore generators and attributes, and replace running statistics by copies, as autograd saved the originals."""
+    changed = _attributes(module)
+    _put_back(attributes)
     generators, statistics = _generators(device), _statistics(module)
     now = [get() for get, _ in generators]
     for (_, put), state in zip(generators, before, strict=True):
@@ -92,6 +119,17 @@ def _as_before(module: nn.Module, before: Sequence[Any], device: torch.device) -
             buffers[name] = value
         for (_, put), state in zip(generators, now, strict=True):
             put(state)
+        _put_back(changed)
+
+
+def _attributes(module: nn.Module) -> Attributes:
+    found = [(each, place, names) for each in module.modules() for place, names in places(each)]
+    return [(each, place, {name: place[name] for name in names}) for each, place, names in found]
+
+
+def _put_back(attributes: Attributes) -> None:
+    for owner, place, values in attributes:
+        put_back(owner, place, values)
 
 
 def _generators(device: torch.device) -> list[tuple[Callable[[], Any], Callable[[Any], None]]]:

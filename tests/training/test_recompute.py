@@ -2,6 +2,7 @@
 
 import copy
 import random
+from collections import Counter
 
 import pytest
 import torch
@@ -13,17 +14,25 @@ from runner.training.recompute import recompute, repeated
 CPU = torch.device("cpu")
 
 
+#: forward passes by module
+PASSES = Counter()
+
+
 class Block(nn.Module):
-    """Draws from torch, and from Python; counts what a norm counts."""
+    """Draws from torch, and from Python; counts what a norm counts; carries a state from batch to batch."""
 
     def __init__(self):
         super().__init__()
         self.layer, self.norm, self.dropout = nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.3)
-        self.calls = 0
+        self.calls, self.carried = 0, None
 
     def forward(self, x, scale=1.0):
+        PASSES[self] += 1
         self.calls += 1
-        return x + scale * random.random() * self.dropout(self.norm(self.layer(x))).relu()
+        x = x + scale * random.random() * self.dropout(self.norm(self.layer(x))).relu()
+        x = x if self.carried is None else x + (x * self.carried / self.calls).tanh()
+        self.carried = x.detach().mean(0)
+        return x
 
 
 class Net(nn.Module):
@@ -59,17 +68,46 @@ def test_the_same_to_the_bit(patterns):
     plain, losses, after = trained()
     model, found, drawn = trained(*patterns)
     assert torch.equal(found, losses) and drawn == after
+    assert [block.calls for block in model.blocks] == [3, 3, 3]
+    assert all(
+        torch.equal(*pair) for pair in zip(*([b.carried for b in m.blocks] for m in (plain, model)), strict=True)
+    )
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in plain.state_dict().items())
 
 
 def test_the_outermost_are_computed_twice_and_no_more():
     model, _, _ = trained("blocks.*", num=1)
-    assert [block.calls for block in model.blocks] == [2, 2, 2]
+    assert [PASSES[block] for block in model.blocks] == [2, 2, 2]
     model, _, _ = trained("blocks.1", num=1)
-    assert [block.calls for block in model.blocks] == [1, 2, 1]
+    assert [PASSES[block] for block in model.blocks] == [1, 2, 1]
     with torch.no_grad():
         model(torch.randn(4, 8))
-    assert [block.calls for block in model.blocks] == [2, 3, 2]
+    assert [PASSES[block] for block in model.blocks] == [2, 3, 2]
+
+
+class InPlace(nn.Module):
+    """Counts in a buffer, or keeps values in a list."""
+
+    def __init__(self, keeps):
+        super().__init__()
+        self.layer, self.keeps = nn.Linear(8, 8), keeps
+        self.register_buffer("total", torch.ones(8))
+        self.values = []
+
+    def forward(self, x):
+        if self.keeps:
+            self.values.append(x.detach())
+        else:
+            self.total += x.detach().mean(0)
+        return self.layer(x) * self.total
+
+
+@pytest.mark.parametrize(("keeps", "name"), [(True, "values"), (False, "total")])
+def test_module_that_changes_in_place_is_refused(keeps, name):
+    model = nn.Sequential(nn.Linear(8, 8), InPlace(keeps))
+    recompute(model, ["1"], device=CPU)
+    (problem,) = problems_of(model, torch.ones(2, 8))
+    assert f"`InPlace.{name}` in place" in problem.message and "leave the module out" in problem.help
 
 
 def test_a_copy_has_its_own_modules_and_names_stay():
