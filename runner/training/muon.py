@@ -5,6 +5,7 @@ optimizer.py groups parameters by hidden_matrices(); step/fused_update.py calls 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from runner.device import torch_private
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 #: the smallest divisor of a norm
 LEAST_NORM = 1e-7
+RATE_FUNCTIONS = ("match_rms_adamw", "original")
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 
 
@@ -49,29 +51,22 @@ class Muon(Optimizer):
         fused: bool | None = None,
         muon: bool = True,
     ) -> None:
-        for name, value in (("lr", lr), ("weight_decay", weight_decay), ("eps", eps)):
-            if not 0 <= value < float("inf"):
-                raise ValueError(f"{name} must be 0 or more, got {value}")
-        for name, value in (("momentum", momentum), ("betas[0]", betas[0]), ("betas[1]", betas[1])):
-            if not 0 < value < 1:
-                raise ValueError(f"{name} must be between 0 and 1, got {value}")
-        if adjust_lr_fn not in ("match_rms_adamw", "original"):
-            raise ValueError(f"adjust_lr_fn must be match_rms_adamw or original, got {adjust_lr_fn}")
-        if not 1 <= ns_steps < 100:
-            raise ValueError(f"ns_steps must be from 1 to 99, got {ns_steps}")
+        checks = (
+            ("lr", lr, 0 <= lr < math.inf, "0 or more"),
+            ("weight_decay", weight_decay, 0 <= weight_decay < math.inf, "0 or more"),
+            ("eps", eps, 0 <= eps < math.inf, "0 or more"),
+            ("momentum", momentum, 0 < momentum < 1, "between 0 and 1"),
+            ("betas", betas, all(0 < beta < 1 for beta in betas), "between 0 and 1"),
+            ("adjust_lr_fn", adjust_lr_fn, adjust_lr_fn in RATE_FUNCTIONS, " or ".join(RATE_FUNCTIONS)),
+            ("ns_steps", ns_steps, 1 <= ns_steps < 100, "from 1 to 99"),
+        )
+        for name, value, is_valid, values in checks:
+            if not is_valid:
+                raise ValueError(f"{name} must be {values}, got {value}")
         groups: list[dict[str, Any]] = [dict(each) if isinstance(each, dict) else {"params": [each]} for each in params]
-        defaults = {
-            "lr": lr,
-            "weight_decay": weight_decay,
-            "momentum": momentum,
-            "nesterov": nesterov,
-            "ns_steps": ns_steps,
-            "adjust_lr_fn": adjust_lr_fn,
-            "betas": tuple(betas),
-            "eps": eps,
-            "fused": fused,
-            "muon": muon,
-        }
+        defaults = {"lr": lr, "weight_decay": weight_decay, "betas": tuple(betas), "eps": eps, "fused": fused}
+        defaults |= {"momentum": momentum, "nesterov": nesterov, "ns_steps": ns_steps}
+        defaults |= {"adjust_lr_fn": adjust_lr_fn, "muon": muon}
         if adamw_lr is not None:
             groups = [{"lr": adamw_lr, **each} if not each.get("muon", muon) else each for each in groups]
         super().__init__(groups, defaults)
@@ -90,7 +85,11 @@ class Muon(Optimizer):
             if group["muon"]:
                 matrix_steps(taken, gradients, [state["momentum_buffer"] for state in states], group["lr"], group)
             elif taken:
-                _adamw_step(taken, gradients, states, group)
+                means, squares, counts = (
+                    [state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step")
+                )
+                settings = {"lr": group["lr"], "fused": group["fused"], **adam_settings(group)}
+                adamw(taken, gradients, means, squares, [], counts, **settings)
         return loss
 
     def _state(self, parameter: Tensor, group: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -128,25 +127,11 @@ def matrix_steps(
             weight.add_(steps, alpha=-(rate * ratio))
 
 
-def _adamw_step(
-    parameters: list[Tensor], gradients: list[Any], states: Sequence[Mapping[str, Tensor]], group: Mapping[str, Any]
-) -> None:
-    adamw(
-        parameters,
-        gradients,
-        [state["exp_avg"] for state in states],
-        [state["exp_avg_sq"] for state in states],
-        [],
-        [state["step"] for state in states],
-        fused=group["fused"],
-        amsgrad=False,
-        beta1=group["betas"][0],
-        beta2=group["betas"][1],
-        lr=group["lr"],
-        weight_decay=group["weight_decay"],
-        eps=group["eps"],
-        maximize=False,
-    )
+def adam_settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of torch's functions of Adam and AdamW that a group sets, without its rate."""
+    beta1, beta2 = group["betas"]
+    others = {"eps": group["eps"], "amsgrad": False, "maximize": group.get("maximize", False)}
+    return {"beta1": beta1, "beta2": beta2, "weight_decay": group["weight_decay"], **others}
 
 
 def hidden_matrices(model: nn.Module) -> set[nn.Parameter]:

@@ -23,12 +23,11 @@ from torch.optim.sgd import sgd
 
 from runner.data.loading.resident import sent
 from runner.device.torch_private import foreach_add_, fused_adam_, fused_adamw_, fused_sgd_
-from runner.training.muon import Muon, matrix_steps
+from runner.training.muon import Muon, adam_settings, matrix_steps
 
 Update = Callable[[], None]
 #: settings of a group that schedules change, besides the rate
 NUMBERS = {"betas", "momentum", "weight_decay"}
-SGD_NAMES = ("weight_decay", "momentum", "dampening", "nesterov")
 ADAM_STATE = ("step", "exp_avg", "exp_avg_sq")
 
 
@@ -211,13 +210,8 @@ class _Kernel:
         return replace(self, parameters=list(compress(self.parameters, takes_part)), states=states, counts=None)
 
 
-def _of_adam(group: Mapping[str, Any]) -> dict[str, Any]:
-    beta1, beta2 = group["betas"]
-    return {"beta1": beta1, "beta2": beta2, "amsgrad": False, **_settings(group, "weight_decay", "eps")}
-
-
-def _settings(group: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    return {"maximize": group.get("maximize", False), **{name: group[name] for name in names}}
+def _sgd_settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: group[name] for name in ("weight_decay", "momentum", "dampening", "nesterov", "maximize")}
 
 
 def _scale(scaled: FixedUpdate | None) -> dict[str, Any]:
@@ -235,12 +229,12 @@ def _fused_adam(
     counts = kernel.states["step"] if kernel.counts is None else [kernel.counts]
     # a list: torch would read a single tensor as a Python number (2.13)
     foreach_add_(counts, [1 - scaled.found_inf] * len(counts) if scaled else 1)
-    op(*_lists(kernel, grads), lr=rate, **_of_adam(kernel.group), **_scale(scaled))
+    op(*_lists(kernel, grads), lr=rate, **adam_settings(kernel.group), **_scale(scaled))
 
 
 def _fused_sgd(kernel: _Kernel, rate: float | Tensor, grads: Any, scaled: FixedUpdate | None) -> None:
     buffers = kernel.states.get("momentum_buffer", [])
-    settings = _settings(kernel.group, *SGD_NAMES)
+    settings = _sgd_settings(kernel.group)
     fused_sgd_(kernel.parameters, grads, buffers, lr=rate, is_first_step=False, **settings, **_scale(scaled))
 
 
@@ -249,7 +243,7 @@ def _adam_formula(function: Callable[..., None], kernel: _Kernel, numbers: Tenso
     if kernel.count is None:
         by_lists = kernel.parameters[0].device.type != "cpu"
         kinds = {"foreach": by_lists, "capturable": by_lists, "fused": False}
-        function(*_lists(kernel, grads), lr=numbers[0], **kinds, **_of_adam(group))
+        function(*_lists(kernel, grads), lr=numbers[0], **kinds, **adam_settings(group))
         return
     rate, corrected_rate, correction = numbers.unbind()
     beta1, beta2 = group["betas"]
@@ -269,7 +263,7 @@ def _adam_formula(function: Callable[..., None], kernel: _Kernel, numbers: Tenso
 def _sgd_formula(kernel: _Kernel, numbers: Tensor, grads: Any) -> None:
     buffers = list(kernel.states.get("momentum_buffer", [None] * len(grads)))
     kinds = {"foreach": kernel.parameters[0].device.type != "cpu", "fused": False}
-    sgd(kernel.parameters, grads, buffers, lr=numbers[0], **kinds, **_settings(kernel.group, *SGD_NAMES))  # type: ignore[arg-type]
+    sgd(kernel.parameters, grads, buffers, lr=numbers[0], **kinds, **_sgd_settings(kernel.group))  # type: ignore[arg-type]
 
 
 def _matrices(kernel: _Kernel, rate: float | Tensor, grads: Any, scaled: FixedUpdate | None = None) -> None:
