@@ -126,20 +126,15 @@ def _is_faster_here() -> bool:
 class Linear(nn.Linear):
     """nn.Linear whose large float32 products are computed by oneDNN.
 
-    It uses nn.Linear's products when compiled or traced, under autocast, in torch.func, and for tensors of another type,
+    It uses nn.Linear's products when compiled, under autocast, in torch.func, and for tensors of another type,
     layout or shape: oneDNN reads a bias of the wrong shape without an error.
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        if torch.compiler.is_compiling() or torch_private.is_traced() or not self._takes(input):
+        if torch.compiler.is_compiling() or not self._takes(input):
             return super().forward(input)
         rows = input.reshape(-1, input.shape[-1]).contiguous()  # windows of a series may overlap
         return _product(rows, self.weight, self.bias).view(*input.shape[:-1], len(self.weight))
-
-    def __prepare_scriptable__(self) -> nn.Linear:
-        """Become nn.Linear, since torch.jit.script compiles a class and can't compile this forward()."""
-        self.__class__ = nn.Linear  # type: ignore[assignment]
-        return self
 
     def _takes(self, input: Tensor) -> bool:
         if type(input) not in PLAIN or input.numel() * self.out_features < LEAST or not _is_plain(input):

@@ -33,7 +33,6 @@ NAMES = {
     # linear layers
     "onednn_linear": ("torch.ops.mkldnn._linear_pointwise.default", "float32 products by oneDNN"),
     "transforms_are_active": ("torch._C._are_functorch_transforms_active", "torch.func, which keeps torch's products"),
-    "is_traced": ("torch._C._is_tracing", "products of a model that TorchScript traces"),
     # compile
     "dynamo_config": ("torch._dynamo.config", "backward and update compiled with the forward pass"),
     "dynamo_errors": ("torch._dynamo.exc", "what can't be compiled, told from other errors"),
