@@ -113,11 +113,8 @@ def _find(item: str, hardware: Hardware) -> Choice | Problem:
 
 
 def _auto(hardware: Hardware) -> Choice:
-    unusable = [
-        f"not cuda:{index}: {why.cause}"
-        for index in range(len(hardware.cuda))
-        if (why := why_not(f"cuda:{index}", hardware))
-    ]
+    names = [f"cuda:{index}" for index in range(len(hardware.cuda))]
+    unusable = [f"not {name}: {why.cause}" for name in names if (why := why_not(name, hardware))]
     if len(unusable) < len(hardware.cuda):
         device, reason = _most_free(hardware)
         return Choice(device, "; ".join([f"auto: {reason}", *unusable]))
@@ -133,10 +130,10 @@ def _auto(hardware: Hardware) -> Choice:
 
 def _all(hardware: Hardware) -> Choice:
     accelerators = [name for name in hardware.devices() if name != "cpu" and why_not(name, hardware) is None]
-    if len(accelerators) > 1:
-        return Choice(accelerators[0], f"all: the first of {', '.join(accelerators)}")
-    device = accelerators[0] if accelerators else "cpu"
-    return Choice(device, "all: the only accelerator" if accelerators else "all: no GPU found")
+    if not accelerators:
+        return Choice("cpu", "all: no GPU found")
+    others = f"the first of {', '.join(accelerators)}" if len(accelerators) > 1 else "the only accelerator"
+    return Choice(accelerators[0], f"all: {others}")
 
 
 def _most_free(hardware: Hardware) -> tuple[str, str]:
@@ -171,9 +168,8 @@ def _nearest_forms(text: str) -> list[str]:
     name, number = re.match(r"([a-z]*)[^a-z0-9]*(\d*)", text).groups()  # type: ignore[union-attr]
     kinds = [OTHER_NAMES[name]] if name in OTHER_NAMES else nearest(name, KINDS) if name else []
     number = "0" if "-" in text else number
-    return [
-        f"device={kind}:{number}" if number and kind in ("cuda", "xpu") else f"device={kind}" for kind in kinds
-    ] or ["device=auto"]
+    numbered = [f"{kind}:{number}" if number and kind in ("cuda", "xpu") else kind for kind in kinds]
+    return [f"device={kind}" for kind in numbered or ["auto"]]
 
 
 def devices_of_processes(
@@ -226,9 +222,8 @@ def device_of_process(policy: tuple[str, ...], local_rank: int, local_num: int, 
     choice = resolve(policy, hardware)
     kind = choice.device.partition(":")[0]
     if kind in ("cuda", "xpu") and local_num > 1 and len(_usable(kind, hardware)) == 1 and hardware.visible is not None:
-        return Choice(
-            choice.device, f"{_preference(policy, kind)}: the only one that process {local_rank} here may see"
-        )
+        reason = f"{_preference(policy, kind)}: the only one that process {local_rank} here may see"
+        return Choice(choice.device, reason)
     return devices_of_processes(policy, local_num, hardware, choice=choice, by_number=True)[local_rank]
 
 

@@ -17,17 +17,10 @@ CUDA_WHEELS = "install torch's CUDA build (pytorch.org/get-started/locally)"
 
 #: cause and help of cuInit's return codes (cuda.h)
 CU_INIT = {
-    3: ("the driver is not initialised", "start a fresh process"),
-    34: (
-        "libcuda is the stub of the CUDA toolkit, not the driver's",
-        "take the toolkit's stubs folder out of LD_LIBRARY_PATH",
-    ),
     46: ("the GPU is in exclusive mode and another process has it", "end that process, or run `sudo nvidia-smi -c 0`"),
     100: ("the driver finds no GPU", "see that the GPU is in its slot and on in the machine's firmware"),
-    101: ("CUDA_VISIBLE_DEVICES names a GPU that is not there", "unset CUDA_VISIBLE_DEVICES"),
     802: ("the GPUs' switch is not ready", "start nvidia-fabricmanager"),
     803: ("the driver's kernel module and its libraries have different versions", "reboot, or load the module again"),
-    804: ("CUDA's compatibility libraries do not serve this GPU", "take cuda-compat out of LD_LIBRARY_PATH"),
     999: ("the driver fails with an unknown error", "run `sudo modprobe nvidia_uvm`, or reboot"),
 }
 
@@ -84,24 +77,18 @@ def _driver(machine: Hardware, driver: Driver) -> Why:
     built = (machine.cuda_build or "").split(".")[0]
     if built.isdigit() and driver.cuda is not None and driver.cuda < int(built) * 1000:
         serves = f"{driver.cuda // 1000}.{driver.cuda % 1000 // 10}"
-        cause = (
-            f"the NVIDIA driver is too old: it serves CUDA up to {serves}, and torch was built for {machine.cuda_build}"
-        )
+        cause = f"the NVIDIA driver is too old: it serves CUDA up to {serves}, torch was built for {machine.cuda_build}"
         return Why(cause, f"update the driver, or install a torch built for CUDA {serves}")
     if driver.mig and driver.num_gpus == 0:
-        cause = "the GPU is in MIG mode, and this process has no slice of it"
-        return Why(
-            cause,
-            "set `CUDA_VISIBLE_DEVICES=MIG-...` with a name from nvidia-smi -L, or make one with nvidia-smi mig -cgi",
-        )
+        fix = "set `CUDA_VISIBLE_DEVICES=MIG-...` with a name from nvidia-smi -L, or make one with nvidia-smi mig -cgi"
+        return Why("the GPU is in MIG mode, and this process has no slice of it", fix)
     if driver.init_code and driver.init_code != 100:
-        cause, mend = CU_INIT.get(driver.init_code, ("the driver does not start", "see cuda.h for the code, or reboot"))
-        return Why(f"{cause} (cuInit gave {driver.init_code})", mend)
+        cause, fix = CU_INIT.get(driver.init_code, ("the driver does not start", "see cuda.h for the code, or reboot"))
+        return Why(f"{cause} (cuInit gave {driver.init_code})", fix)
     if machine.visible:
         cause = f"CUDA_VISIBLE_DEVICES={machine.visible!r} names no GPU that is there"
         return Why(cause, "unset CUDA_VISIBLE_DEVICES, or take a number from nvidia-smi -L")
-    cause, mend = CU_INIT[100]
-    return Why(cause, mend)
+    return Why(*CU_INIT[100])
 
 
 def _no_library(driver: Driver) -> Why:
@@ -122,18 +109,15 @@ def _no_library(driver: Driver) -> Why:
 def _index(index: int, machine: Hardware) -> Why:
     last = len(machine.cuda) - 1
     there = "cuda:0" if last == 0 else f"cuda:0 to cuda:{last}"
-    if any("MIG" in gpu.name or gpu.uuid.startswith("MIG") for gpu in machine.cuda) or (
-        machine.driver and machine.driver.mig
-    ):
-        return Why(
-            "with MIG a process sees one slice, cuda:0", "`device=cuda:0`, with the slice in CUDA_VISIBLE_DEVICES"
-        )
+    has_slices = any("MIG" in gpu.name or gpu.uuid.startswith("MIG") for gpu in machine.cuda)
+    if has_slices or (machine.driver and machine.driver.mig):
+        fix = "`device=cuda:0`, with the slice in CUDA_VISIBLE_DEVICES"
+        return Why("with MIG a process sees one slice, cuda:0", fix)
     if machine.visible:
         cause = f"CUDA_VISIBLE_DEVICES={machine.visible!r} shows {len(machine.cuda)} and numbers them from 0: {there}"
         return Why(cause, f"`device=cuda:{last}`, or add the GPU to CUDA_VISIBLE_DEVICES")
-    return Why(
-        f"this machine has {len(machine.cuda)} CUDA device{'s' if last else ''}: {there}", f"`device=cuda:{last}`"
-    )
+    cause = f"this machine has {len(machine.cuda)} CUDA device{'s' if last else ''}: {there}"
+    return Why(cause, f"`device=cuda:{last}`")
 
 
 def _architecture(gpu: Gpu, machine: Hardware) -> Why | None:
@@ -157,17 +141,13 @@ def _mps(index: int, machine: Hardware) -> Why | None:
     if machine.system != "darwin":
         return Why(f"mps is Apple's GPU, and this machine runs {machine.system}", "use a Mac with Apple silicon")
     if machine.rosetta:
-        return Why(
-            "this Python is an x86 one, under Rosetta on an Apple-silicon Mac",
-            "install an arm64 Python, and torch in it",
-        )
+        cause = "this Python is an x86 one, under Rosetta on an Apple-silicon Mac"
+        return Why(cause, "install an arm64 Python, and torch in it")
     if machine.machine != "arm64":
         return Why("this Mac has an Intel processor", "use a Mac with Apple silicon")
     if not machine.mps_built:
-        return Why(
-            f"torch {machine.torch_version} was built without MPS",
-            "install torch's wheel for macOS arm64: `pip install torch`",
-        )
+        fix = "install torch's wheel for macOS arm64: `pip install torch`"
+        return Why(f"torch {machine.torch_version} was built without MPS", fix)
     if _is_too_old(machine.macos):
         return Why(f"macOS {machine.macos} is too old", f"update to macOS {OLDEST_MACOS} or newer")
     return Why("Metal offers no GPU here", "run outside of the virtual machine or sandbox")
@@ -182,14 +162,11 @@ def _xpu(index: int, machine: Hardware) -> Why | None:
     if index < len(machine.xpu):
         return None
     if machine.xpu:
-        return Why(
-            f"this machine has {len(machine.xpu)} Intel GPU(s), from xpu:0", f"`device=xpu:{len(machine.xpu) - 1}`"
-        )
+        last = len(machine.xpu) - 1
+        return Why(f"this machine has {last + 1} Intel GPU(s), from xpu:0", f"`device=xpu:{last}`")
     if not machine.xpu_built:
-        return Why(
-            f"torch {machine.torch_version} was built without Intel GPUs (XPU)",
-            "install torch's XPU build (pytorch.org/get-started/locally)",
-        )
+        fix = "install torch's XPU build (pytorch.org/get-started/locally)"
+        return Why(f"torch {machine.torch_version} was built without Intel GPUs (XPU)", fix)
     return Why("torch finds no Intel GPU", "install Intel's GPU driver, and see that sycl-ls lists the GPU")
 
 
