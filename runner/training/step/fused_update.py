@@ -6,8 +6,7 @@ train_step.py and stacked/update.py call the first; compiled.py and on_device.py
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import compress
@@ -132,19 +131,6 @@ class FixedUpdate:
         if self._as_formula:
             return [list(step) for step in zip(*(kernel.numbers(since, num) for kernel in self._kernels), strict=True)]
         return [[[float(kernel.group["lr"])] for kernel in self._kernels]] * num
-
-    @contextmanager
-    def settings_as_fixed(self) -> Iterator[None]:
-        """Use the groups' original settings in the block, which compiled code contains."""
-        pairs = [(kernel.group, fixed) for kernel, fixed in zip(self._kernels, self._fixed, strict=True)]
-        moved = [{name: group[name] for name in fixed} for group, fixed in pairs]
-        for group, fixed in pairs:
-            group.update(fixed)
-        try:
-            yield
-        finally:
-            for (group, _), settings in zip(pairs, moved, strict=True):
-                group.update(settings)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:

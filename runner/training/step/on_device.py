@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -143,16 +143,14 @@ class OnDevice:
             return 1
         num = self._repeater.at_once(sizes, room)
         times = min(self._times, room // num) if num > 1 else 1
-        fit, is_ahead = self._bring_numbers(num * times)
-        with self._update.settings_as_fixed() if is_ahead else nullcontext():
-            for at in range(0, fit, num):
-                some = min(num, fit - at)
-                if self._now is not self._table:
-                    self._now[:some].copy_(self._table[at : at + some])
-                self._repeater.take(sizes, some)
-        if not is_ahead:
-            self._rates.advance()
-        return fit
+        num_steps = num * times
+        self._bring_numbers(num_steps)
+        for at in range(0, num_steps, num):
+            if self._now is not self._table:
+                self._now[:num].copy_(self._table[at : at + num])
+            self._repeater.take(sizes, num)
+        self._rates.advance()
+        return num_steps
 
     def _take_eagerly(self, sizes: Sizes) -> None:
         self._rates.note()
@@ -202,33 +200,29 @@ class OnDevice:
             steps += [found[at : at + len(sizes)] for at in range(0, len(found), len(sizes))]
         return steps
 
-    def _bring_numbers(self, num: int) -> tuple[int, bool]:
+    def _bring_numbers(self, num: int) -> None:
         """Note the rates of the next steps, and write their numbers to the table if they changed.
 
-        Returns the number of steps, and whether the schedule is one step ahead of them: it changed another setting than a
-        rate, so the steps before it are taken first. Raises: CannotTraceError if that is the next step.
+        Raises: CannotTraceError if the next step has another setting; RunnerError if a later one has, as the schedule has
+        advanced then.
         """
         assert self._update is not None
         numbers: list[list[list[float]]] = []
         since = self._progress.step - self._fixed_at + 1
         alike = 1 if self._rates.are_scheduled else num
-        is_ahead = False
         for ahead in range(0, num, alike):
             if ahead:
                 self._rates.advance()
             try:
                 numbers += self._update.ahead(since + ahead, alike)
-            except CannotTraceError:
-                if not ahead:
-                    raise
-                is_ahead = True
-                break
+            except CannotTraceError as error:
+                if ahead:
+                    raise self._refused(error) from error
+                raise
             self._rates.note(ahead=ahead)
-        fit = len(numbers)
-        if numbers != self._sent[:fit]:
+        if numbers != self._sent[:num]:
             self._sent = numbers
-            self._table[:fit].copy_(sent(torch.tensor(numbers, dtype=self._table.dtype), self._device))
-        return fit, is_ahead
+            self._table[:num].copy_(sent(torch.tensor(numbers, dtype=self._table.dtype), self._device))
 
     @contextmanager
     def _rounded_rates(self) -> Iterator[None]:
@@ -252,8 +246,9 @@ class OnDevice:
         self._table_rows = list(self._now)
 
     def _refused(self, error: CannotTraceError) -> RunnerError:
+        key = "train.cuda_graph" if self._instead is None else "train.compile"
         fix = f"{error.fix}, or " if error.fix else ""
-        return RunnerError.of("train.cuda_graph=true", str(error), f"use {fix}`train.cuda_graph=false`")
+        return RunnerError.of(f"{key}=true", str(error), f"use {fix}`{key}=false`")
 
 
 def host_generators(device: torch.device) -> dict[str, Any]:

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from runner.data.loading.loaders import Resident
 from runner.data.loading.batches import Shard
+from runner.data.loading.loaders import Resident
 from runner.device.precision import make_precision
 from runner.inspection.findings import merged
 from runner.inspection.guard import Guard
