@@ -21,7 +21,6 @@ def run(
     *,
     config_name: str = "config",
     folder: Path | str | None = None,
-    **values: object,
 ) -> Result:
     """Run what `overrides` describe, as `python -m runner OVERRIDES` would.
 
@@ -30,7 +29,6 @@ def run(
             that a cell defines.
         config_name: The main configuration, as -cn has it.
         folder: The directory of the run (None: outputs/DATE/TIME, as on the command line).
-        values: Refused, with the override to write instead.
 
     Returns:
         A dict with the contents of summary.json, the run's `folder` and its `history`, a DataFrame of all points. As a
@@ -43,7 +41,7 @@ def run(
     from runner.cli import notebook  # heavy packages are loaded only when something runs
 
     path = None if folder is None else Path(folder)
-    return notebook.run(overrides, values, config_name=config_name, folder=path)
+    return notebook.run(overrides, config_name=config_name, folder=path)
 
 
 def history(run: Path | str, *, uri: str | None = None) -> pandas.DataFrame:

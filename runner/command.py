@@ -69,34 +69,20 @@ Function = Callable[["Arguments"], "int | Facts | tuple[int, Facts]"]
 
 @dataclass(frozen=True)
 class Command:
-    """What a command is called, what it takes, and the function that runs it.
+    """What a command is called, what it takes, and the function that runs it."""
 
-    Args:
-        name: The first argument of the command line.
-        group: The heading in `--help`.
-        help: One line: imperative, capital, no period, under 60 characters.
-        function: Takes `Arguments`; returns the exit code, the result that `--json` prints, or both. `MODULE:NAME` is imported when
-            the command runs ("": the function of cli/commands.py with the command's name).
-        values: How the positional arguments are called in the help: `[RUN]` for one, `[DIR ...]` or `A B` for several.
-        options: Its flags and settings.
-        keys: Beginnings of the configuration keys that it takes as overrides (None: it takes no configuration).
-        hydra_flags: Flags of Hydra that it takes.
-        composes: Whether composing its overrides reports several values without -m, next to other errors.
-        details: More lines for `COMMAND --help` and the reference.
-        result: What `--json` prints, in Markdown.
-    """
-
-    name: str
-    group: str
-    help: str
+    name: str  # the first argument of the command line
+    group: str  # the heading in `--help`
+    help: str  # one line: imperative, capital, no period, under 60 characters
+    #: takes `Arguments`; returns the exit code, the result that `--json` prints, or both. MODULE:NAME is imported when the
+    #: command runs ("": the function of cli/commands.py with the command's name)
     function: Function | str = ""
-    values: str = ""
+    values: str = ""  # the positional arguments in the help: `[RUN]` for one, `[DIR ...]` or `A B` for several
     options: tuple[Option, ...] = ()
-    keys: tuple[str, ...] | None = None
+    keys: tuple[str, ...] | None = None  # beginnings of the keys that it takes as overrides; None: no configuration
     hydra_flags: frozenset[str] = frozenset()
-    composes: bool = False
-    details: str = ""
-    result: str = "the result"
+    composes: bool = False  # whether composing its overrides reports several values without -m, next to other errors
+    details: str = ""  # more lines for `COMMAND --help` and the reference
 
     def find_function(self) -> Function:
         if not isinstance(self.function, str):

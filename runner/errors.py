@@ -9,9 +9,10 @@ import os
 import re
 import stat
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self, TextIO
 from urllib.parse import quote, unquote, unquote_plus
@@ -48,23 +49,14 @@ HARMLESS = (
 
 @dataclass(frozen=True)
 class Problem:
-    """One error of the user, as the command line, `--json` and a run's summary show it.
+    """One error of the user, as the command line, `--json` and a run's summary show it."""
 
-    Args:
-        source: What was typed, or a file and a line.
-        message: The problem as one sentence in lower case, without a period; it names its subject.
-        help: What to type or do: a verb first, backticks around what can be typed.
-        suggestions: Texts for a shell, each of which replaces `source`; a whole command begins with `python -m runner`.
-        notes: Further facts.
-        code: A short stable name for the kind of error.
-    """
-
-    source: str
-    message: str
-    help: str
-    suggestions: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    code: str = "invalid-setting"
+    source: str  # what was typed, or a file and a line
+    message: str  # the problem as one sentence in lower case, without a period; it names its subject
+    help: str  # what to type or do: a verb first, backticks around what can be typed
+    suggestions: tuple[str, ...] = ()  # texts for a shell, each of which replaces `source`, or a whole command
+    notes: tuple[str, ...] = ()  # further facts
+    code: str = "invalid-setting"  # a short stable name for the kind of error
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "help", for_a_shell(self.help))
@@ -200,21 +192,9 @@ def at_once(*checks: Callable[[], Any]) -> list[Any]:
 
 def as_facts(error: RunnerError) -> dict[str, list[dict[str, Any]]]:
     """Return all errors for a program."""
-    return {
-        "faults": [
-            {
-                "code": each.code,
-                "message": each.message,
-                "help": each.help,
-                "suggestions": list(each.suggestions),
-                "notes": list(each.notes),
-                "asked": each.source,
-                "so": each.message,
-                "write": each.help,
-            }
-            for each in error.problems
-        ]
-    }
+    old = [{"asked": each.source, "so": each.message, "write": each.help} for each in error.problems]
+    found = [asdict(each) | names for each, names in zip(error.problems, old, strict=True)]
+    return {"faults": [{key: value for key, value in each.items() if key != "source"} for each in found]}
 
 
 def on_a_line(error: RunnerError) -> str:
@@ -293,6 +273,8 @@ def first_line(error: object) -> str:
     return lines[0] if lines else type(error).__name__
 
 
+#: the directories of this package and of Python, which may be below the current one
+NOT_OWN = (Path(__file__).parent, sysconfig.get_path("stdlib"), Path(os.__file__).parent)
 #: what the user's code may raise, also by sys.exit()
 OF_CODE = (Exception, SystemExit)
 
@@ -302,6 +284,20 @@ def in_words(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return f"SystemExit: it would end the program, with exit code {error.code or 0}"
     return f"{type(error).__name__}: {error}"
+
+
+def own_line(error: BaseException) -> str:
+    """Return the last line of the user's code in an error's traceback, e.g., " (mine.py:2)", or ""."""
+    if isinstance(error, SyntaxError):
+        return f" ({Path(error.filename or '?').name}:{error.lineno})"
+    trace, line = error.__traceback__, ""
+    while trace is not None:
+        file = Path(trace.tb_frame.f_code.co_filename)
+        is_others = "site-packages" in file.parts or any(file.is_relative_to(place) for place in NOT_OWN)
+        if file.is_relative_to(Path.cwd()) and not is_others:
+            line = f" ({file.name}:{trace.tb_lineno})"
+        trace = trace.tb_next
+    return line
 
 
 def finite(value: Any) -> Any:
@@ -343,26 +339,23 @@ def nearest_files(file: Path, is_wanted: Callable[[Path], bool]) -> list[Path]:
 
 
 #: s3://bucket/key, also as a Path spells it; a drive of Windows has one letter
-_ADDRESS = re.compile(r"(?P<scheme>[A-Za-z][\w+.-]+):/+(?P<rest>.*)")
-_COPY = {"s3": "aws s3 cp {} .", "gs": "gcloud storage cp {} .", "http": "curl -LO {}", "https": "curl -LO {}"}
+_ADDRESS = re.compile(r"(?P<scheme>[A-Za-z][\w+.-]+):/+(?P<rest>[^?]*).*")
 
 
 def path_problems(key: str, path: str, *, is_written: bool = False) -> list[Problem]:
-    """Explains why a path names no file or directory of this machine; empty where it can be one.
+    """Return why a path names no file or directory of this machine; nothing where it can be one.
 
     is_written: The run's files go there.
     """
     if (found := _ADDRESS.match(path)) is not None:
-        scheme, rest = found["scheme"].lower(), found["rest"]
-        address = f"{scheme}://{rest}"
-        if is_written:
-            fix = f"use `{key}=PATH` on this machine; copy it to {address} afterwards"
-        else:
-            copy = f"run `{_COPY[scheme].format(address)}`" if scheme in _COPY else f"copy {address} here"
-            name = rest.partition("?")[0].rstrip("/").rpartition("/")[2] or "FILE"
-            fix = f"use `{key}=/{rest}`" if scheme == "file" else f"{copy}, then use `{key}={name}`"
-        problem = f"{scheme}:// is an address, and only files of this machine are read and written"
-        return [Problem(f"{key}={path if '://' in path else address}", problem, fix, code="bad-value")]
+        problem = f"{found['scheme'].lower()}:// is an address, and only files of this machine are read and written"
+        name = Path(found["rest"]).name or "FILE"
+        fix = (
+            f"use `{key}=PATH`, and copy it there afterwards"
+            if is_written
+            else f"copy it here, then use `{key}={name}`"
+        )
+        return [Problem(f"{key}={path}", problem, fix, code="bad-value")]
     try:
         mode = Path(path).expanduser().stat().st_mode
     except (OSError, RuntimeError, ValueError):  # who reads it reports that

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.cli import answer, table
-from runner.cli.table import COMMANDS, JSON, MULTIRUN, ONE_RUN
+from runner.cli.table import COMMANDS, JSON, MULTIRUN
 from runner.command import ANY_KEY, Arguments, Command, Option
 from runner.config import compose, override_errors
 from runner.config.identity import key_of
@@ -30,11 +30,14 @@ def _configuration(option: Option, value: str) -> str:
 
 def _directory(option: Option, value: str) -> str:
     if not Path(value).is_dir():
-        parent = Path(value).parent
-        near = nearest(str(Path(value)), [str(each) for each in parent.glob("*/")] if parent.is_dir() else [])
-        ways, otherwise = [f"{option.name} {shlex.quote(hit)}" for hit in near], "name a directory that exists"
-        problem = f"there is no directory `{value}`"
-        raise RunnerError.suggest(f"{option.name} {value}", problem, ways, otherwise, code="missing-file")
+        near = nearest(str(Path(value)), [str(each) for each in Path(value).parent.glob("*/")])
+        ways = [f"{option.name} {shlex.quote(hit)}" for hit in near]
+        source, problem, otherwise = (
+            f"{option.name} {value}",
+            f"there is no directory `{value}`",
+            "name one that exists",
+        )
+        raise RunnerError.suggest(source, problem, ways, otherwise, code="missing-file")
     return value
 
 
@@ -74,15 +77,12 @@ OPTION = re.compile(r"-[^\d.]|-$")
 def parse(command: Command, words: Sequence[str]) -> Arguments:
     """Parse the arguments of a command. Flags may be anywhere (hydra#3053).
 
-    Args:
-        command: The command that they follow.
-        words: As they were typed.
-
     Raises:
         RunnerError: All errors in them: unknown flags, values out of range, flags that are missing, keys that the
             command does not take.
     """
-    rest, problems = _joined(words) if command.keys is not None else ([*words], [])
+    rest = [*words]
+    problems: list[Problem] = []
     values: list[str] = []
     flags: list[str] = []
     overrides: list[str] = []
@@ -112,27 +112,23 @@ def parse(command: Command, words: Sequence[str]) -> Arguments:
                 os.environ[ALLOW_VARIABLE] = f"{before},{text}" if before else text
             else:
                 flags += [name, text] if option.value else [word]
+                if name in INFO and rest and "=" not in rest[0] and rest[0][:1] not in "-~":  # --info searchpath
+                    flags.append(rest.pop(0))
         elif not word.startswith("-") and _is_value(command, word) and len(values) < command.max_values:
             values.append(word)
-        elif word.startswith("-") or command.keys is None or (_is_value(command, word) and command.keys != ANY_KEY):
-            problems.append(_unknown(command, word, values, rest, missing))
-        else:
+        elif command.keys is not None and (word[:1] == "~" or ("=" in word and word[:1] not in "-=")):
             overrides.append(word)
+        else:
+            problems.append(_unknown(command, word, values, rest, missing))
     for option in missing.values():
         source, problem = f"{command.name} without {option.name}", f"`{command.name}` needs `{option.usage}`"
         problems.append(Problem(source, problem, f"add `{option.usage}`; see `{_help(command)}`", code="missing-value"))
     if command.keys is not None:
         flags, overrides = _checked(command, words, flags, overrides, problems)
-        problems += _flag_problems(command, values, flags)
+        problems += _flag_problems(command, flags)
         problems += _key_problems(command, overrides)
     refuse(dict.fromkeys(problems))
     return Arguments(command, [*words], tuple(values), options, flags, overrides, answer.is_json())
-
-
-def sorted_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return Hydra's flags and the overrides of a training. Raises: RunnerError."""
-    found = parse(COMMANDS["train"], words)
-    return found.flags, found.overrides
 
 
 def _read(option: Option, text: str) -> Any:
@@ -170,28 +166,34 @@ def _unknown(
 ) -> Problem:
     """Return the error for an argument that the command does not take; its value is removed from `rest`."""
     name, equals, value = word.partition("=")
+    is_flag = word[:1] == "-"
     if _is_value(command, word):
         problem = f"`{command.name}` takes one {command.values.strip('[]').lower()} at a time"
         ways = [f"python -m runner {command.name} {shlex.quote(values[0])}"]
         return Problem.suggest(f"{command.name} {word}", problem, ways, code="bad-argument")
     own = {option.name: option for option in command.options}
-    hits = nearest(f"{name}=" if equals and name[:1] != "-" else name, (*own, JSON))
+    hits = nearest(f"{name}=" if equals and not is_flag else name, (*own, JSON))
     meant = own.get(hits[0]) if hits else None
     if meant is not None and meant.value:
         missing.pop(meant.name, None)  # else it would also be reported as missing
-    is_taken = word[:1] == "-" and not equals and rest and not OPTION.match(rest[0])
-    if is_taken and (meant.value if meant else command.keys == ANY_KEY and "=" not in rest[0]):
-        value = rest.pop(0)
-    shown = [_typed(own[hit], value) if hit in own else hit for hit in hits]
-    if command.keys != ANY_KEY or shown:
-        source = f"{command.name} {name} {value}" if word[:1] == "-" else f"{command.name} {word}"
+    if rest and not equals and not OPTION.match(rest[0]) and "=" not in rest[0].lstrip("="):  # --epochs 3, epochs = 3
+        is_taken = meant.value if meant else command.keys == ANY_KEY and rest[0] not in COMMANDS
+        value = rest.pop(0) if is_taken else ""
+    ways = [_typed(own[hit], value) if hit in own else hit for hit in hits]
+    if command.keys != ANY_KEY or ways:
+        source = f"{command.name} {name} {value}".rstrip() if is_flag else f"{command.name} {word}"
         problem = f"`{command.name}` does not take `{name if equals else word}`"
-        otherwise = f"leave it out; see `{_help(command)}`"
-        return Problem.suggest(source.rstrip(), problem, shown, otherwise, code="unknown-flag")
-    ways = _suggestions(name.lstrip("-").replace("-", "_"), value or "true")
-    ways = ways or [_typed(FLAGS[hit], value) for hit in nearest(name, FLAGS)]
-    problem, otherwise = f"unknown flag `{name}`; values are set without dashes", "leave it out; see `--help`"
-    return Problem.suggest(f"{name} {value}".rstrip(), problem, ways, otherwise, code="unknown-flag")
+        return Problem.suggest(source, problem, ways, f"leave it out; see `{_help(command)}`", code="unknown-flag")
+    source = f"{name} {value}".rstrip()
+    ways = _suggestions(name.lstrip("-").replace("-", "_"), value.lstrip("=") or ("true" if is_flag else ""))
+    if is_flag:
+        ways = ways or [_typed(FLAGS[hit], value) for hit in nearest(name, FLAGS)]
+        problem, otherwise = f"unknown flag `{name}`; values are set without dashes", "leave it out; see `--help`"
+        return Problem.suggest(source, problem, ways, otherwise, code="unknown-flag")
+    ways += [f"python -m runner {each}" for each in _commands_like(word)]
+    problem = f"`{word}` is neither KEY=VALUE, without spaces, nor a command, which would be the first argument"
+    otherwise = "leave it out, or write KEY=VALUE, in quotes where it has spaces"
+    return Problem.suggest(source, problem, ways, otherwise, code="bad-argument")
 
 
 def _typed(option: Option, value: str) -> str:
@@ -203,7 +205,7 @@ def _typed(option: Option, value: str) -> str:
 
 def _suggestions(key: str, value: str) -> list[str]:
     composed = compose.composer([])
-    return override_errors.suggestions(key, [value], composed([]), composed)
+    return override_errors.suggestions(key, [value], composed([]), composed) if key else []
 
 
 def refuse_misspelt(words: Sequence[str]) -> None:
@@ -211,45 +213,36 @@ def refuse_misspelt(words: Sequence[str]) -> None:
     first = words[0] if words else "-"
     if "=" in first or first[:1] in ("-", "~") or words[1:2] == ["="]:
         return
-    names = [*table.every_command()]
-    meant = _commands_like(first, names)
+    meant = _commands_like(first)
     if meant and first not in compose.known_keys():
-        problem, after = f"there is no command `{first}`", words[1:]
-        if meant == ["--help"] and after and after[0] in names:  # help train
-            meant, after = [after[0]], ["--help"]
-        typed = shlex.join(["python", "-m", "runner", *meant[0].split(), *after])
+        typed = shlex.join(["python", "-m", "runner", *meant[0].split(), *words[1:]])
+        problem = f"there is no command `{first}`"
         raise RunnerError.suggest(shlex.join(words), problem, [typed], code="unknown-command")
 
 
-def _commands_like(word: str, names: Sequence[str]) -> list[str]:
-    return [OTHER_NAMES[word.lower()]] if word.lower() in OTHER_NAMES else nearest(word, names)[:1]
+def _commands_like(word: str) -> list[str]:
+    return [OTHER_NAMES[word.lower()]] if word.lower() in OTHER_NAMES else nearest(word, table.every_command())[:1]
 
 
 def _checked(
-    command: Command,
-    words: Sequence[str],
-    flags: list[str],
-    overrides: list[str],
-    problems: list[Problem],
+    command: Command, words: Sequence[str], flags: list[str], overrides: list[str], problems: list[Problem]
 ) -> tuple[list[str], list[str]]:
     """Return the flags, with -m for a sweep, and the overrides."""
     modes = [word for word in overrides if word.startswith("hydra.mode=")]
     if modes and modes[-1] == "hydra.mode=MULTIRUN":
         flags, overrides = ["-m", *flags], [word for word in overrides if word not in modes]
-    elif modes and modes[-1] == "hydra.mode=RUN" and MULTIRUN & {*flags}:
-        problem = "`-m` trains a sweep, and `hydra.mode=RUN` trains one run"
-        problems.append(Problem.suggest("-m hydra.mode=RUN", problem, ["-m", "hydra.mode=RUN"], code="conflict"))
     exclusive = [next(flag for flag in flags if flag in kind) for kind in EXCLUSIVE if kind & {*flags}]
+    if MULTIRUN & {*flags} and "hydra.mode=RUN" in modes[-1:]:
+        exclusive = ["-m", "hydra.mode=RUN"]
     if len(exclusive) > 1:
-        problem = "these flags can't be combined"
+        problem = "these arguments can't be combined"
         problems.append(Problem.suggest(" ".join(exclusive), problem, exclusive, code="conflict"))
     if {*INFO, *SHELL} & {flag.partition("=")[0] for flag in flags}:
         return [*words], []  # these read their own arguments
-    only_with_cfg = [flag for flag in flags if flag in ("--resolve", "--package", "-p") and not CFG & {*flags}]
-    for flag in only_with_cfg:
-        problem = f"`{flag}` says how `--cfg` prints"
-        problems.append(Problem.suggest(flag, problem, [f"--cfg job {flag}"], code="conflict"))
-    problems += _not_settings(overrides)
+    for flag in flags if not CFG & {*flags} else ():
+        if flag in ("--resolve", "--package", "-p"):
+            problem = f"`{flag}` says how `--cfg` prints"
+            problems.append(Problem.suggest(flag, problem, [f"--cfg job {flag}"], code="conflict"))
     values = [word for word in overrides if not word.startswith("~") and "={" not in word]  # mappings are merged
     last = {key_of(word): word for word in values}
     for word in values:
@@ -266,21 +259,12 @@ def _checked(
     return list(dict.fromkeys(flags)) if flags.count("-m") > 1 else flags, overrides
 
 
-def _flag_problems(command: Command, values: Sequence[str], flags: Sequence[str]) -> Iterator[Problem]:
-    asked = f"{command.name} {shlex.join(values)}".rstrip()
-    is_run = bool(values) and Path(values[0]).is_dir()
-    shown = shlex.join(["-cd", values[0], "-cn", "rerun"]) if is_run else "..."  # the same configuration, for train
+def _flag_problems(command: Command, flags: Sequence[str]) -> Iterator[Problem]:
     for flag in dict.fromkeys(word.partition("=")[0] for word in flags if word.startswith("-")):
-        if flag in command.hydra_flags:
-            continue
-        problem, fix = f"`{command.name}` does not take `{flag}`", f"leave out `{flag}`"
-        if flag in MULTIRUN:
-            problem += ": it takes one run at a time"
-        elif flag in ONE_RUN:
-            problem += ": it takes the configuration of the run"
-        else:
-            fix += f"; to see the configuration, run `python -m runner {shown} --cfg job`"
-        yield Problem(f"{asked} {flag}", problem, fix, code="unknown-flag")
+        if flag not in command.hydra_flags:
+            problem = f"`{command.name}` {'takes one run at a time, without' if flag in MULTIRUN else 'does not take'} `{flag}`"
+            fix = f"leave it out; see `{_help(command)}`"
+            yield Problem(f"{command.name} {flag}", problem, fix, code="unknown-flag")
 
 
 def _key_problems(command: Command, overrides: Sequence[str]) -> list[Problem]:
@@ -298,62 +282,3 @@ def _is_of(word: str, beginning: str) -> bool:
     if beginning.endswith(".") or not beginning:
         return key.startswith(beginning)
     return key == beginning or key.startswith(f"{beginning}.")
-
-
-def _not_settings(overrides: Sequence[str]) -> list[Problem]:
-    if all(map(_is_setting, overrides)):
-        return []
-    problems = []
-    known, names = compose.known_keys(), [*table.every_command()]
-    left = list(overrides)
-    while left:
-        word = left.pop(0)
-        if _is_setting(word):
-            continue
-        if word in names:
-            ways = [f"python -m runner {word}"]
-            problem = f"the command `{word}` must be the first argument"
-            problems.append(Problem.suggest(word, problem, ways, code="unknown-command"))
-            continue
-        has_value = left and not _is_setting(left[0]) and left[0] not in (*names, *known)  # epochs 3
-        value = left.pop(0) if has_value else ""
-        ways = [*_suggestions(word, value), *(f"python -m runner {name}" for name in _commands_like(word, names))]
-        problem = f"`{word}` is neither a command nor KEY=VALUE; `--help` lists both"
-        otherwise = "leave it out, or write KEY=VALUE"
-        problems.append(Problem.suggest(f"{word} {value}".strip(), problem, ways, otherwise, code="bad-argument"))
-    return problems
-
-
-def _is_setting(word: str) -> bool:
-    return "=" in word or word.startswith("~")
-
-
-def _joined(words: Sequence[str]) -> tuple[list[str], list[Problem]]:
-    """Remove the settings that spaces have cut, such as `model = mlp` and `model.hidden_sizes=[64, 32]`, as errors."""
-    rest: list[str] = []
-    problems = []
-    left = list(words)
-    while left:
-        first = left.pop(0)
-        parts, is_setting = [first], "=" in first and first[:1] != "-"
-        while left and is_setting and "=" not in left[0] and _is_open(" ".join(parts)):
-            parts.append(left.pop(0))
-        typed, problem = " ".join(parts), "a value with a space needs quotes"
-        if re.fullmatch(r"[+~]*\w[\w./@]*=?", first) and left and (left[0][:1] == "=" or _is_cut(first, left[0])):
-            parts.append(left.pop(0))
-            parts += [left.pop(0)] if parts[-1] == "=" and left else []
-            typed, problem = "".join(parts), "there must be no space around ="
-        if len(parts) == 1:
-            rest += parts
-        else:
-            problems.append(Problem.suggest(" ".join(parts), problem, [shlex.quote(typed)]))
-    return rest, problems
-
-
-def _is_cut(first: str, following: str) -> bool:
-    return first[-1] == "=" and re.match(r"[^-+~]", following) is not None and "=" not in following
-
-
-def _is_open(text: str) -> bool:
-    is_quoted = "'" in text or '"' in text
-    return not is_quoted and sum(map(text.count, "[{(")) > sum(map(text.count, "]})"))

@@ -9,20 +9,19 @@ import os
 import shlex
 import socket
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from functools import partial
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from runner.cli import answer, unexpected
+from runner.cli import answer
 from runner.cli.table import MULTIRUN
 from runner.cli.train import Start, check, refuse_check, train, train_composed
 from runner.command import Arguments, Facts
-from runner.config import override_errors, validate
+from runner.config import override_errors
 from runner.config.compose import CONF, CheckedLoader, Compose, composed_with, composer
 from runner.config.identity import key_of
 from runner.config.importing import loading
@@ -45,23 +44,22 @@ def resume(given: Arguments) -> tuple[int, Facts]:
     folder = find.find(wanted).absolute()
     asked = f"resume {shlex.quote(wanted)}"
     compose = composer(["-cd", str(folder), "-cn", "rerun"])
-    with find.errors_from_home(folder, "resume", overrides):
-        with override_errors.explained(overrides, compose=compose, check=check):
-            before = composed_with(compose, [word for word in overrides if word.startswith("tracking.")])
-            cfg = composed_with(compose, overrides)
-        refuse_check(cfg, asked)
-        find.check(before, cfg)
-        _check_length(asked, cfg, overrides)
-        if (summary := Summary.read(folder)).is_over(overrides):
-            _check_overrides(overrides, cfg, compose=compose)
-            print(f"{wanted}: it has finished; for more of it: {asked} {length_key(cfg)}=...")
-            return 0, {"folder": str(folder), **vars(summary)}
-        with loading():
-            from runner.experiment.context import RunContext
-            from runner.experiment.run import run as run_experiment
+    with override_errors.explained(overrides, compose=compose, check=check):
+        before = composed_with(compose, [word for word in overrides if word.startswith("tracking.")])
+        cfg = composed_with(compose, overrides)
+    refuse_check(cfg, asked)
+    find.check(before, cfg)
+    _check_length(asked, cfg, overrides)
+    if (summary := Summary.read(folder)).is_over(overrides):
+        _check_overrides(overrides, cfg, compose=compose)
+        print(f"{wanted}: it has finished; for more of it: {asked} {length_key(cfg)}=...")
+        return 0, {"folder": str(folder), **vars(summary)}
+    with loading():
+        from runner.experiment.context import RunContext
+        from runner.experiment.run import run as run_experiment
 
-        with logging_to(folder), unexpected.logged(folder):
-            summary = run_experiment(cfg, folder, context=RunContext(owns_process=True))
+    with logging_to(folder), answer.logged(folder):
+        summary = run_experiment(cfg, folder, context=RunContext(owns_process=True))
     return summary.code, {"folder": str(folder), **vars(summary)}
 
 
@@ -89,7 +87,6 @@ def _check_length(asked: str, cfg: DictConfig, overrides: list[str]) -> None:
 
 
 def reproduce(given: Arguments) -> int:
-    from runner.runs import find
     from runner.runs.reproduce import reproduce as repeating  # torch
 
     results: list[bool] = []
@@ -100,9 +97,8 @@ def reproduce(given: Arguments) -> int:
             results.append(is_same)
             return summary, {"reproduced": original.run_id or original.name, "is_same": is_same}
 
-        retold = partial(find.from_home, folder=original.folder, verb="reproduce", overrides=given.overrides)
         flags = [*given.flags, "-cd", str(original.folder), "-cn", "rerun"]
-        code = train_composed(flags, given.overrides, run_again, retold=retold)
+        code = train_composed(flags, given.overrides, run_again)
     return int(not results[0]) if results else code
 
 
@@ -179,39 +175,34 @@ def show_history(found: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def explain(given: Arguments) -> Facts:
-    kinds = [name for name in ("--time", "--trace") if given[name]]
-    if kinds != ["--trace"]:
-        of_a_trace = [word for word in given.overrides if key_of(word) in TRACE_KEYS]
-        command, problem = f"python -m runner explain {given.run} --trace", "only `explain --trace` takes this key"
-        refuse(Problem.suggest(word, problem, [f"{command} {word}"], code="unknown-key") for word in of_a_trace)
-    if not kinds:
+    kinds = [name for name in ("--time", "--trace", "--step") if given[name]]
+    command = f"python -m runner explain {given.run}"
+    if len(kinds) > 1:
+        problem, ways = (
+            "these flags explain different things",
+            [f"{command} {each}" for each in kinds if each != "--step"],
+        )
+        raise RunnerError.suggest(f"explain {' '.join(kinds)}", problem, ways, code="conflict")
+    of_a_trace = [word for word in given.overrides if key_of(word) in TRACE_KEYS and kinds != ["--trace"]]
+    unused = given.overrides if kinds == ["--time"] else of_a_trace
+    problem = "`explain --time` computes nothing" if kinds == ["--time"] else "only `explain --trace` takes this key"
+    refuse(Problem.suggest(each, problem, [f"{command} --trace {each}"], code="unknown-key") for each in unused)
+    if not kinds or kinds == ["--step"]:
         from runner.runs.explain.explain import explain  # torch
 
-        with _located(given):
-            return explain(given.run, given.overrides, step=given["--step"] or None)
+        return explain(given.run, given.overrides, step=given["--step"] or None)
     from runner.runs.explain.time import show_time, time_of, trace
 
-    kind, *others = kinds
-    if others or given["--step"]:
-        other = others[0] if others else f"--step {given['--step']}"
-        problem = f"`{kind}` explains {'the whole run' if kind == '--time' else 'the first steps of the run'}"
-        ways = [f"python -m runner explain {given.run} {each}" for each in (kind, other)]
-        raise RunnerError.suggest(f"explain {kind} {other}", problem, ways, code="conflict")
-    if kind == "--time":
-        problem, ways = "`explain --time` computes nothing", [f"python -m runner explain {given.run} --time"]
-        sources = [f"explain --time {word}" for word in given.overrides]
-        refuse(Problem.suggest(source, problem, ways, code="unknown-key") for source in sources)
-    if kind == "--time":
-        show_time(found := time_of(given.run))
-        return found
-    return trace(given.run, given.overrides)
+    if kinds == ["--trace"]:
+        return trace(given.run, given.overrides)
+    show_time(found := time_of(given.run))
+    return found
 
 
 def evaluate(given: Arguments) -> Facts:
     from runner.runs.evaluate import evaluate  # torch
 
-    with _located(given):
-        found = evaluate(given.run, given.overrides, tracked=given["--track"])
+    found = evaluate(given.run, given.overrides, tracked=given["--track"])
     uris = [word for word in given.overrides if key_of(word) == "tracking.uri"]
     if uris and not given["--track"]:
         print(f"note: {without_password(uris[-1])} gets nothing of this: --track sends it there")
@@ -222,30 +213,26 @@ def predict(given: Arguments) -> Facts:
     from runner.runs.predict import predict  # torch
 
     files, size = (given["--input"], given["--output"]), given["--batch-size"]
-    with _located(given):
-        return predict(given.run, *files, batch_size=size, keep=given["--keep"], overrides=given.overrides)
+    return predict(given.run, *files, batch_size=size, keep=given["--keep"], overrides=given.overrides)
 
 
 def export(given: Arguments) -> Facts:
     from runner.runs.export import export  # torch
 
-    with _located(given):
-        return export(given.run, given["--format"], given["--output"], predictions=given["--predictions"])
+    return export(given.run, given["--format"], given["--output"], predictions=given["--predictions"])
 
 
 def serve(given: Arguments) -> int:
     from runner.runs.serve import serve  # torch
 
-    with _located(given):
-        return serve(given.run, given["--port"], predictions=given["--predictions"], ready=answer.give)
+    return serve(given.run, given["--port"], predictions=given["--predictions"], ready=answer.give)
 
 
 def register(given: Arguments) -> Facts:
     from runner.runs.register import register
 
-    with _located(given):
-        alias, again = given["--alias"], given["--again"]
-        return register(given.run, given["--name"], given.overrides, alias=alias, again=again)
+    alias, again = given["--alias"], given["--again"]
+    return register(given.run, given["--name"], given.overrides, alias=alias, again=again)
 
 
 def lr_find(given: Arguments) -> Facts:
@@ -260,26 +247,6 @@ def tune(given: Arguments) -> Facts:
 
     seconds, name, precision = given["--seconds"], given["--name"], given["--precision"]
     return tune(given.flags, given.overrides, seconds=seconds, name=name, precision=precision)
-
-
-@contextmanager
-def _located(given: Arguments) -> Iterator[None]:
-    """Rewords an error about a file of the run that is only where the run was made: it says where."""
-    try:
-        yield
-    except RunnerError as error:
-        from runner.runs import find  # numpy
-
-        try:
-            folder = find.locate(given.run, verb=given.command.name)
-        except RunnerError:
-            raise error from None
-        words = [word for word in given.words if word not in given.values]
-        for file in (given.options.get("--input"), given.options.get("--output")):  # which are found from here
-            words = [
-                word.replace(file, str(Path(file).absolute())) if file and file in word else word for word in words
-            ]
-        raise find.from_home(error, folder, given.command.name, words) from error
 
 
 def schema(given: Arguments) -> Facts:
@@ -319,7 +286,7 @@ def ui(given: Arguments) -> tuple[int, Facts]:
         raise RunnerError.suggest(f"ui tracking.uri={uri}", problem, near, otherwise, code="missing-file")
     page = stores.page_of(uri, runs)
     if uri.startswith("http"):
-        print(f"it is a server already: open {validate.without_password(uri.rstrip('/'))}{page} in a browser")
+        print(f"it is a server already: open {without_password(uri.rstrip('/'))}{page} in a browser")
         return 0, {"url": uri, "page": f"{uri.rstrip('/')}{page}"}
     port = str(given["--port"] or _free_port(PORT))
     url = f"http://127.0.0.1:{port}"

@@ -66,15 +66,10 @@ def _device(name: str, gpu: Gpu, hardware: Hardware) -> dict[str, Any]:
 
 def print_devices(facts: dict[str, Any]) -> None:
     console = Terminal(soft_wrap=False)
-    rows = [
-        (
-            each["device"],
-            each["name"],
-            *map(_gib, (each["free_bytes"], each["total_bytes"])),
-            " ".join(each["precisions"]),
-        )
-        for each in facts["devices"]
-    ]
+    rows = []
+    for each in facts["devices"]:
+        sizes = map(_gib, (each["free_bytes"], each["total_bytes"]))
+        rows.append((each["device"], each["name"], *sizes, " ".join(each["precisions"])))
     console.print(text_table(("device", "name", "free", "of", "precisions"), rows, right=(2, 3)))
     lines = [
         f"[bold]{each['device']} is not usable[/]: {each['why_not']}" for each in facts["devices"] if each["why_not"]

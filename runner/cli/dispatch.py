@@ -1,19 +1,54 @@
-"""Runs the command that the arguments name, and returns its exit code. `--help` imports neither Hydra nor torch."""
+"""Runs the command that the arguments name, and returns its exit code; completes commands for a shell (hydra#1957).
+
+`--help` imports neither Hydra nor torch.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
+from collections.abc import Iterator, Mapping
 from importlib.metadata import version
+from pathlib import Path
 
 from runner.cli import answer, table
-from runner.config import packages
+from runner.command import Arguments, Command, Facts
 from runner.config.importing import make_own_code_importable, restored
-from runner.errors import MISTAKE, SECRETS, Problem, RunnerError, leave_unread, refuse
+from runner.errors import MISTAKE, SECRETS, RunnerError, leave_unread, own_line
 from runner.version import __version__
 
 HELP = {"--help", "-h"}
 SHELL_COMPLETION = {"-sc", "--shell-completion"}
+MAX_FOLDERS = 20
+
+BASH = """_runner_complete() {
+    local line="${COMP_LINE:0:$COMP_POINT}" command="${COMP_LINE%% *}"
+    case "$line" in
+        *python*" -m runner "*) command="$command -m runner"; line="runner ${line#* -m runner }" ;;
+        *python*) return ;;
+        *) line="runner ${line#* }" ;;
+    esac
+    COMPREPLY=($(compgen -W "$(COMP_LINE="$line" COMP_POINT=${#line} eval "$command" -sc query=bash 2> /dev/null)" -- "${line##* }"))
+}
+COMP_WORDBREAKS=${COMP_WORDBREAKS//=}
+complete -o nospace -o default -F _runner_complete runner python python3
+"""
+FISH = """function _runner_complete
+    set -lx COMP_LINE (commandline -cp)
+    set -l command runner
+    if string match -q '* -m runner *' -- $COMP_LINE
+        set command (string split ' ' -- $COMP_LINE)[1] -m runner
+        set COMP_LINE (string replace -r '^.* -m runner ' 'runner ' -- $COMP_LINE)
+    end
+    $command -sc query=fish
+end
+complete -c runner -x -a '(_runner_complete)'
+for name in python python3
+    complete -c $name -n 'string match -q "* -m runner *" -- (commandline -cp)' -x -a '(_runner_complete)'
+end
+"""
+INSTALL = {"bash": BASH, "zsh": "autoload -U +X bashcompinit && bashcompinit\n" + BASH, "fish": FISH}
 TRUST = "--trust"  # the user has looked at the configuration of a run's directory or of a store
 
 
@@ -31,7 +66,6 @@ def _run(words: list[str]) -> int:
     make_own_code_importable()
     code = 0
     try:
-        _check_encoding(words)
         code = _call(words)
         print(end="", flush=True)  # an error of the last output appears here, not when the interpreter ends
         return code
@@ -41,10 +75,8 @@ def _run(words: list[str]) -> int:
         is_reported = answer.is_later_rank() and not isinstance(error, UnmetError)  # by the first process
         return MISTAKE if is_reported else answer.report(error)
     except SystemExit as end:  # a signal in a sweep, or what Hydra prints
-        from runner.config.instantiate import own_line
-
         if own_line(end):  # the user's code does not decide how this command ends
-            return _report(end)
+            return answer.report_unexpected(end)
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except KeyboardInterrupt:
         # One that passed through an exec of text (a dataclass in an import) makes CPython end the process by the signal,
@@ -55,24 +87,14 @@ def _run(words: list[str]) -> int:
         leave_unread()
         return code
     except Exception as error:
-        return _report(error)
-
-
-def _report(error: BaseException) -> int:
-    if isinstance(error, ModuleNotFoundError) and (missing := packages.missing(error)) is not None:
-        return answer.report(missing)
-    from runner.cli import unexpected
-
-    return unexpected.report(error)
+        return answer.report_unexpected(error)
 
 
 def _call(words: list[str]) -> int:
     named = table.find(words[0]) if words else None
     command, rest = (named, words[1:]) if named else (table.COMMANDS["train"], words)
     if SHELL_COMPLETION & set(words):
-        from runner.cli import completion
-
-        return completion.complete(words)
+        return complete(words)
     if HELP & set(rest):
         print(table.explain(named) if named else table.overview())
         return 0
@@ -86,16 +108,77 @@ def _call(words: list[str]) -> int:
         refuse_misspelt(rest)
     with trust.trusting(TRUST in rest):
         given = parse(command, [word for word in rest if word != TRUST or command.option(TRUST)])
-        result = command.find_function()(given)
+        result = _result(given)
     code, facts = result if isinstance(result, tuple) else (result, None) if isinstance(result, int) else (0, result)
     if facts is not None:
         answer.give(facts)
     return code
 
 
-def _check_encoding(words: list[str]) -> None:
-    """Raises: RunnerError for letters that this Python could not decode, as LANG=C says that they are ASCII."""
-    problem = "this Python reads the command line as ASCII, and these letters are not ASCII"
-    fix = "run `export PYTHONUTF8=1` before the command"
-    unread = [word for word in words if any("\udc80" <= char <= "\udcff" for char in word)]
-    refuse(Problem(ascii(word), problem, fix, code="bad-argument") for word in unread)
+def _result(given: Arguments) -> int | Facts | tuple[int, Facts]:
+    try:
+        return given.command.find_function()(given)
+    except RunnerError as error:
+        if "RUN" not in given.command.values:
+            raise
+        raise _at_home(error, given) from error
+
+
+def _at_home(error: RunnerError, given: Arguments) -> RunnerError:
+    """Reword an error about a file of the run that is only where the run was made: it says where."""
+    from runner.runs import find  # numpy
+
+    try:
+        folder = find.locate(given.run, verb=given.command.name)
+    except RunnerError:
+        return error
+    words = [word for word in given.words if word not in given.values]
+    for file in filter(None, map(given.options.get, ("--input", "--output"))):  # which are found from here
+        words = [word.replace(file, str(Path(file).absolute())) for word in words]
+    return find.from_home(error, folder, given.command.name, words)
+
+
+def complete(words: list[str]) -> int:
+    """Do what `-sc install=SHELL` or `-sc query=SHELL` says."""
+    action, _, shell = next((word for word in words if not word.startswith("-")), "").partition("=")
+    if action not in ("install", "query") or shell not in INSTALL:
+        fix = "run `" + "` or `".join(f'eval "$(python -m runner -sc install={name})"' for name in INSTALL) + "`"
+        problem = f"there is completion for {', '.join(INSTALL)}"
+        raise RunnerError.of(f"-sc {action}={shell}", problem, fix, code="bad-value")
+    if action == "install":
+        print(INSTALL[shell], end="")
+        return 0
+    commands = table.every_command()
+    line = os.environ.get("COMP_LINE", "runner ")
+    typed = line.split(" ")[1:]
+    command = commands[typed[0]] if len(typed) > 1 and typed[0] in commands else None
+    if command is not None:
+        typed = typed[1:]
+        line = " ".join(["runner", *typed])
+    for suggestion in suggestions(command, typed, commands, Path.cwd()):
+        print(suggestion)
+    if command is not None and command.keys is None:
+        return 0
+    from runner.cli.train import train_composed
+
+    with restored("COMP_LINE"):  # which Hydra reads
+        os.environ["COMP_LINE"] = line
+        return train_composed(words, [])
+
+
+def suggestions(
+    command: Command | None, typed: list[str], commands: Mapping[str, Command], here: Path
+) -> Iterator[str]:
+    """Yield commands (without a command), options, runs and sweeps below `here` that continue the last one of `typed`."""
+    begun = typed[-1] if typed else ""
+    names: list[str] = []
+    if command is None:
+        names = [*commands] if len(typed) <= 1 else []
+    elif begun.startswith("-"):
+        names = [option.name for option in command.options]
+    elif len(typed) == 1 and command.values:
+        is_sweep = command.values == "[SWEEP]"
+        pattern = "multirun/*/*/ledger.jsonl" if is_sweep else "outputs/*/*/rerun.yaml"
+        folders = sorted((path.parent for path in here.glob(pattern)), reverse=True)[:MAX_FOLDERS]
+        names = [*([] if is_sweep else ["last"]), *(str(folder.relative_to(here)) for folder in folders)]
+    yield from (name for name in names if name.startswith(begun))

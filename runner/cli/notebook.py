@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -53,15 +53,8 @@ class Result(dict[str, Any]):
         return plot.read_bytes() if plot.is_file() else None
 
 
-def run(
-    overrides: str | Sequence[str], values: Mapping[str, object], *, config_name: str, folder: Path | None
-) -> Result:
-    """Train one run; see `runner.run`. values: keyword arguments, which are refused."""
-    if values:
-        given = ", ".join(f"{key}={value!r}" for key, value in values.items())
-        fix = f"run({[f'{key}={value}' for key, value in values.items()]})"
-        problem = "run() takes overrides, KEY=VALUE in a list"
-        raise RunnerError.suggest(f"run({given})", problem, [fix], code="bad-argument")
+def run(overrides: str | Sequence[str], *, config_name: str, folder: Path | None) -> Result:
+    """Train one run; see `runner.run`."""
     _refuse_data_worker()
     make_own_code_importable()
     words = shlex.split(overrides) if isinstance(overrides, str) else overrides
@@ -108,11 +101,8 @@ def _run(flags: list[str], overrides: list[str], folder: Path | None) -> Result:
 
 def _refuse_data_worker() -> None:
     """Raises: RunnerError in a data worker, which loads the script that calls run() where processes are not forked."""
-    frame = sys._getframe(1).f_back
-    while frame is not None:
+    for frame, _ in traceback.walk_stack(None):
         if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__mp_main__":
-            source = f"run() in {Path(frame.f_code.co_filename).name}"
             problem = "the processes that read its data load the script themselves, and each would begin a run"
             fix = "write `if __name__ == '__main__':` before it, or use `data.num_workers=0`"
-            raise RunnerError.of(source, problem, fix, code="conflict")
-        frame = frame.f_back
+            raise RunnerError.of("run() in a script", problem, fix, code="conflict")

@@ -47,7 +47,6 @@ _TABLE = (
         composes=True,
         details="`-m KEY=A,B` trains a sweep: every combination of the values. `--cfg job` prints the configuration.\n"
         "`train.check=true` tests in a few seconds whether a run would work.",
-        result="`summary.json` with its `folder`; of a sweep: as `report`",
     ),
     Command(
         "resume",
@@ -56,7 +55,6 @@ _TABLE = (
         values="[RUN]",
         keys=ANY_KEY,
         details="The run continues in its directory and in its MLflow run.",
-        result="`summary.json` with its `folder`",
     ),
     Command(
         "reproduce",
@@ -70,7 +68,6 @@ _TABLE = (
         keys=ANY_KEY,
         hydra_flags=EVERY_FLAG - MULTIRUN,
         details="Exit code 0 if the metrics are the same, else 1.",
-        result="`summary.json` with its `folder`, `reproduced` and `is_same`",
     ),
     Command(
         "try",
@@ -85,14 +82,12 @@ _TABLE = (
         keys=ANY_KEY,
         hydra_flags=EVERY_FLAG,
         details="Tries a change of the configuration or the code. Exit code 0 if it is kept, else 1.",
-        result="its line in the ledger: `verdict`, `why`, `difference`, `values`, ...",
     ),
     Command(
         "devices",
         "Inspect",
         "List this machine's devices, and why others are missing",
         options=(Option("--bench", help="Measure each device, about 10 seconds each"),),
-        result="`devices`, `missing`, `auto`, with `--bench` also `bench`",
     ),
     Command(
         "plan",
@@ -103,7 +98,6 @@ _TABLE = (
         composes=True,
         details="Simulates the run, or with `-m` several; trains and tracks nothing.\n"
         "`plan.device_name=T4` or `plan.device_memory=80GiB` describes the device. Exit code 0 if it would run, else 1.",
-        result="`plan.json`; for several jobs `would_run` of all, and `jobs`",
     ),
     Command(
         "watch",
@@ -112,7 +106,6 @@ _TABLE = (
         "runner.tools.watch:watch",
         values="[RUN]",
         details="Prints them once if the run has ended, or in a pipe.",
-        result="`status`, `step`, `num_steps`, `goal`, `metrics` of a run, or a sweep's `jobs`",
     ),
     Command(
         "explain",
@@ -126,7 +119,6 @@ _TABLE = (
         ),
         keys=("device", "train.compile", "train.cuda_graph"),
         details="Replays the run to the step that went wrong. Names the operation, line and examples.",
-        result="`step`, `operation`, `rows`, `try`, `replay`, ...; `--time`: `time`, `step`; `--trace`: the files",
     ),
     Command(
         "diff",
@@ -136,7 +128,6 @@ _TABLE = (
         values="A B [...]",
         options=(_URI,),
         details="Configuration, code, data, versions, machine, and the step at which the curves diverge.",
-        result="`runs`, `configuration`, `made_with`, `curves`, `sentence`",
     ),
     Command(
         "compare",
@@ -146,7 +137,6 @@ _TABLE = (
         values="A B | SWEEP",
         options=(_METRIC, _URI),
         details="A and B are runs, sweeps or `SWEEP:KEY=VALUE`. SWEEP: its best configuration with each other one.",
-        result="`comparisons`: each with `a`, `b`, `metric`, `difference`, `verdict`",
     ),
     Command(
         "report",
@@ -154,7 +144,6 @@ _TABLE = (
         "Write a sweep's table, CSV file and HTML page",
         values="[SWEEP]",
         details="SWEEP: the directory of a sweep, by default the last one in `multirun/`.",
-        result="`report.json` with its `folder`: `jobs`, each with `state`, `error`, `folder`, `best`, `metrics`; `comparisons`",
     ),
     Command(
         "history",
@@ -163,7 +152,6 @@ _TABLE = (
         values="[RUN]",
         options=(_OUTPUT, _URI),
         details="Counts the points of each metric, also of a run in progress. `--output` writes one row per point.",
-        result="`metrics`, or the file that was written",
     ),
     Command(
         "evaluate",
@@ -193,7 +181,6 @@ _TABLE = (
             Option("--keep", help="Write the input columns too"),
         ),
         keys=COMPUTING,
-        result="the result, with the file that was written",
     ),
     Command(
         "export",
@@ -207,7 +194,6 @@ _TABLE = (
         ),
         keys=(),
         details="Checks the exported model against the original.",
-        result="the result, with the file or directory that was written",
     ),
     Command(
         "serve",
@@ -220,7 +206,6 @@ _TABLE = (
         ),
         keys=(),
         details='MLflow\'s scoring server: `POST /invocations` with `{"inputs": [...]}`.',
-        result="`url`, as soon as it is known; the command keeps running",
     ),
     Command(
         "register",
@@ -242,7 +227,6 @@ _TABLE = (
         options=(_URI,),
         details="Sends the journals in the directories, by default `outputs/` and `multirun/`, each to the store of its run.\n"
         "Exit code 0 if MLflow has everything then, else 1.",
-        result="`runs`: what was sent of each",
     ),
     Command(
         "ui",
@@ -250,7 +234,6 @@ _TABLE = (
         "Open MLflow's page on localhost",
         options=(_URI, Option("--port", "PORT", "Port of the page (default: a free one from 5000)", number(1, 65535))),
         details="Shows the store of the last run. Ctrl-C ends it.",
-        result="`url`, as soon as it is known; the command keeps running",
     ),
     Command(
         "lr-find",
@@ -277,7 +260,6 @@ _TABLE = (
         keys=ANY_KEY,
         hydra_flags=ONE_RUN,
         details="Writes an option of the group `tuned`, for `python -m runner ... tuned=NAME`.",
-        result="`settings`, `ratio`, `tried`",
     ),
     Command(
         "schema",
@@ -285,7 +267,6 @@ _TABLE = (
         "Write a JSON schema of conf/ for editors",
         options=(_OUTPUT,),
         details="Covers your options and targets. Prints the line that names the schema to an editor.",
-        result="`output`, `lines`",
     ),
 )
 COMMANDS: dict[str, Command] = {command.name: command for command in _TABLE}
@@ -390,9 +371,8 @@ def _option_help(option: Option) -> str:
 
 def reference() -> str:
     """Return the table of our commands in runner/README.md."""
-    rows = ["| command | does | `--json` prints |", "|---|---|---|"]
+    rows = ["| command | does |", "|---|---|"]
     for command in COMMANDS.values():
         usage = command.usage.removeprefix("python -m runner ").replace("|", "\\|")
-        does = " ".join([f"{command.help}.", *command.details.splitlines()])
-        rows.append(f"| `{usage}` | {does} | {command.result} |")
+        rows.append(f"| `{usage}` | {' '.join([f'{command.help}.', *command.details.splitlines()])} |")
     return "\n".join(rows)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,10 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobStatus, configure_log, run_job
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf import DictConfig, OmegaConf, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from runner.cli import answer, unexpected
+from runner.cli import answer
 from runner.cli.table import MULTIRUN
 from runner.command import Arguments
 from runner.config import compose as composing
@@ -61,8 +60,6 @@ def train_composed(
     flags: list[str],
     overrides: list[str],
     run_one: RunOne | None = None,
-    *,
-    retold: Callable[[RunnerError], RunnerError] = lambda error: error,
 ) -> int:
     """Compose, check and run one run or a sweep, or print the result of a flag such as --cfg. Returns the exit code.
 
@@ -70,7 +67,6 @@ def train_composed(
         flags: Hydra's flags.
         overrides: Hydra's overrides.
         run_one: What runs a checked configuration in its directory (None: experiment.run).
-        retold: Rewords an error, once the configuration was composed.
     """
     loader = CheckedLoader(flags)
     compose, is_sweep = composer(flags, loader=loader), bool(MULTIRUN & set(flags))
@@ -92,8 +88,6 @@ def train_composed(
             folder = folder_of(cfg, "hydra.run.dir")
             answer.give({"folder": str(folder), **vars(Summary.read(folder))})
             return 0
-        except RunnerError as error:
-            raise retold(error) from error
 
 
 def _run(cfg: DictConfig, loader: CheckedLoader, start: Start, run_one: RunOne | None) -> int:
@@ -107,7 +101,7 @@ def _run(cfg: DictConfig, loader: CheckedLoader, start: Start, run_one: RunOne |
         folder = Path(HydraConfig.get().runtime.output_dir)
         more: dict[str, Any] = {}
         context = RunContext(checked=start.checked, owns_process=True, publisher=start.publisher)
-        with nullcontext() if cfg.train.check else unexpected.logged(folder):  # a check's directory is removed
+        with nullcontext() if cfg.train.check else answer.logged(folder):  # a check's directory is removed
             if cfg.train.check:
                 if run_one is not None:
                     refuse_check(cfg, "reproduce")
@@ -194,6 +188,10 @@ def check_hydra(hydra: DictConfig) -> None:
     if hydra.job.chdir:
         problem = "a run works in the directory that it is started from, where it finds data, stores and your code"
         raise RunnerError.suggest("hydra.job.chdir=true", problem, ["hydra.job.chdir=false"])
+    place = Path(hydra.output_subdir or "")
+    if place.is_absolute() or ".." in place.parts:
+        ways = ["hydra.output_subdir=.hydra", "hydra.output_subdir=null"]
+        raise RunnerError.suggest(f"hydra.output_subdir={place}", "this directory is not in the run's directory", ways)
 
 
 def folder_of(cfg: DictConfig, key: str) -> Path:
@@ -208,48 +206,14 @@ def folder_of(cfg: DictConfig, key: str) -> Path:
 
 
 def check_folder(folder: Path, *, key: str) -> None:
-    """Create a directory, write a file in it, and remove both. key: Hydra's, that names it. Raises: RunnerError."""
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        problem = f"this directory can't be created or written to: {error.strerror} ({error.filename or folder})"
+    """Raises: RunnerError for a directory that can't be created or written to. key: Hydra's, that names it."""
+    place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK):
+        problem = (
+            f"this directory can't be created or written to: `{place}` is {'read-only' if place.is_dir() else 'a file'}"
+        )
         fix = f"use `{key}=FOLDER` in a place that you may write to"
-        raise RunnerError.of(f"{key}={folder}", problem, fix, code="missing-file") from None
-    finally:
-        with suppress(OSError):
-            for path in missing:
-                path.rmdir()
-
-
-def hydra_files(hydra: DictConfig, folder: Path) -> list[Path]:
-    """Return the files that Hydra writes for a run, in its directory or elsewhere. Raises: RunnerError if it can't."""
-    found = []
-    if hydra.output_subdir is not None:
-        place = Path(hydra.output_subdir)
-        if place.is_absolute() or ".." in place.parts:
-            problem = "`hydra.output_subdir` leads out of the run directory"
-            ways = ["hydra.output_subdir=.hydra", "hydra.output_subdir=null"]
-            raise RunnerError.suggest(f"hydra.output_subdir={place}", problem, ways)
-        check_folder(folder / place, key="hydra.output_subdir")
-        found = [folder / place / Path(name).name for name in claim.HYDRAS]
-    with read_write(hydra), open_dict(hydra):
-        hydra.runtime.output_dir = str(folder)  # as Hydra does next
-    for key, file in logs.files(hydra).items():
-        try:
-            is_new = not file.exists()
-            with file.open("ab"):
-                pass
-            if is_new:
-                file.unlink()
-        except OSError as error:
-            problem = f"this file can't be written: {error.strerror}"
-            fix = f"use `{key}=FILE` in a directory that exists"
-            raise RunnerError.of(f"{key}={file}", problem, fix, code="missing-file") from None
-        found.append(file)
-    return found
+        raise RunnerError.of(f"{key}={folder}", problem, fix, code="missing-file")
 
 
 def _store_of(cfg: DictConfig) -> str | None:
@@ -294,9 +258,4 @@ def started(cfg: DictConfig, *, publishes: bool) -> Iterator[Start]:
             with read_write(cfg.hydra):
                 cfg.hydra.run.dir = str(folder)
         directory = stack.enter_context(RunDirectory.begin(folder, cfg, anew=anew))
-        try:
-            directory.expect(hydra_files(cfg.hydra, directory.path))
-        except RunnerError:
-            directory.leave_nothing()
-            raise
         yield Start(directory, checked, publisher)

@@ -1,13 +1,17 @@
-"""The parts that a configuration may name. Does not import them.
+"""The public names of our packages, which are imported when they are first used, and the parts that a configuration may name.
 
-Our own parts are the public names of their package (config/exports.py): other functions of their modules write files and
-download. In torch and torchmetrics parts are layers, losses, optimizers, schedules, metrics and functions of numbers.
+Our own parts are public names of their package: other functions of their modules write files and download. YAML, rerun.yaml
+and model.json name what a package exports, never its modules, so that files can move. In torch and torchmetrics parts are
+layers, losses, optimizers, schedules, metrics and functions of numbers.
 """
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
+import sys
+from collections.abc import Callable
 from typing import Any
 
 from runner.version import PACKAGES
@@ -20,6 +24,21 @@ def homes(package: str) -> dict[str, str]:
     """Return the module of each public name of a package: the imports for type checkers in its `__init__.py`."""
     text = (PACKAGES / package.replace(".", "/") / "__init__.py").read_text()
     return {name: home for home, name in re.findall(r"^    from (\S+) import (\w+) as \2$", text, re.MULTILINE)}
+
+
+def exports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Return a package's `__getattr__` (PEP 562: --help does not load torch), `__dir__` and `__all__`."""
+    modules = homes(package)
+
+    def load(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(modules[name]), name)
+
+    def names() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *modules})
+
+    return load, names, [*modules]
 
 
 #: our parts, which conf/ and the nodes that runs write name

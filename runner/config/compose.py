@@ -17,7 +17,6 @@ from hydra import version
 from hydra._internal.callbacks import Callbacks
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository
-from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path
 from hydra.core.config_search_path import ConfigSearchPath
@@ -68,38 +67,24 @@ class MisfitError(ConfigCompositionException):
         self.files = files  # that were composed, the last one first
 
 
-class CheckedFiles(FileConfigSource):
-    """Hydra's reader of files, which refuses endless aliases."""
-
-    def load_config(self, config_path: str) -> ConfigResult:
-        file = Path(self.path, self._normalize_file_name(config_path))
-        if why := yaml_refusal(file, max_values=MAX_ALIASED_VALUES):
-            fix = f"write the values in {file.name} instead of aliases"
-            raise RunnerError.of(str(file), why, fix, code="bad-file")
-        return super().load_config(config_path)
-
-
 class CheckedRepository(ConfigRepository):
-    """Hydra's sources, with CheckedFiles for those that are directories."""
+    """Hydra's sources of configurations, which refuses files with endless aliases."""
 
-    def initialize_sources(self, config_search_path: ConfigSearchPath) -> None:
-        super().initialize_sources(config_search_path)
-        self.sources = [
-            CheckedFiles(source.provider, source.path) if source.scheme() == "file" else source
-            for source in self.sources  # Hydra's scan of its plugins makes its classes again
-        ]
+    def load_config(self, config_path: str) -> ConfigResult | None:
+        source = next((each for each in self.sources if each.is_config(config_path)), None)
+        if source is not None and source.scheme() == "file":
+            file = Path(source.path, source._normalize_file_name(config_path))
+            if why := yaml_refusal(file, max_values=MAX_ALIASED_VALUES):
+                fix = f"write the values in {file.name} instead of aliases"
+                raise RunnerError.of(str(file), why, fix, code="bad-file")
+        return super().load_config(config_path)
 
 
 class CheckedLoader(ConfigLoaderImpl):
     """Hydra's loader, which examines what it has composed."""
 
     def __init__(self, flags: Sequence[str] = (), *, completes: bool = False) -> None:
-        """Look for the directories of the search path.
-
-        Args:
-            flags: Hydra's flags; --config-dir and --config-name count.
-            completes: Whether a shell asks, for which no user code is imported and nothing is printed.
-        """
+        """Look for the directories of the search path. completes: A shell asks: import no user code, and print nothing."""
         schema.register()
         super().__init__(_search_path(flags))
         self.repository = CheckedRepository(self.config_search_path)
@@ -118,45 +103,32 @@ class CheckedLoader(ConfigLoaderImpl):
         from_shell: bool = True,
         validate_sweep_overrides: bool = True,
     ) -> DictConfig:
-        if not self._examines:
-            cfg = super().load_configuration(config_name, overrides, run_mode, from_shell, validate_sweep_overrides)
-            validate.give_types(cfg)
-            return cfg
-        cfg = self._examined(config_name, overrides, run_mode, validate_sweep_overrides)
-        if self._completes:
-            return cfg
-        nodes.simplify(cfg)
-        nodes.name_data(cfg, self.file_of)
-        for line in nodes.leave_out(cfg, overrides, self.file_of):
-            if line not in self._printed:
-                print(harmless(line), file=sys.stderr)  # stdout may be a file that --cfg job is kept in
-            self._printed.add(line)
-        return cfg
-
-    def _examined(
-        self, config_name: str | None, overrides: list[str], run_mode: RunMode, validate_sweep_overrides: bool
-    ) -> DictConfig:
         """Compose as Hydra does.
 
         Raises:
             RunnerError: It would call code that is not allowed (runner.config.trust).
             MisfitError: Keys do not exist, or have values of another type.
         """
-        name = (config_name or "").removesuffix(".yaml")
-        found, first = [], None
-        if name == trust.RERUN:
-            first = self.file_of(name)
-            found = trust.rerun_problems(first) if first is not None else []
-        if not found:
-            secrets.note_secrets_in(overrides)
-            cfg = super().load_configuration(config_name, overrides, run_mode, False, validate_sweep_overrides)
-            found = trust.hydra_problems(cfg.hydra)
-            if first is not None:
-                found += trust.take_no_store(cfg, first, overrides)
-            secrets.note_secrets_of(cfg)
+        if not self._examines:
+            cfg = super().load_configuration(config_name, overrides, run_mode, from_shell, validate_sweep_overrides)
+            validate.give_types(cfg)
+            return cfg
+        rerun = self.file_of(trust.RERUN) if (config_name or "").removesuffix(".yaml") == trust.RERUN else None
+        refuse(trust.rerun_problems(rerun) if rerun is not None else ())
+        secrets.note_secrets_in(overrides)
+        cfg = super().load_configuration(config_name, overrides, run_mode, False, validate_sweep_overrides)
+        found = trust.hydra_problems(cfg.hydra) + (trust.take_no_store(cfg, rerun, overrides) if rerun else [])
+        secrets.note_secrets_of(cfg)
         refuse(found)
         if misfits := validate.give_types(cfg):
             raise MisfitError(misfits, cfg, overrides, [*self._files(config_name, overrides, run_mode)])
+        if self._completes:
+            return cfg
+        nodes.name_data(cfg, self.file_of)
+        for line in nodes.leave_out(cfg, overrides, self.file_of):
+            if line not in self._printed:
+                print(harmless(line), file=sys.stderr)  # stdout may be a file that --cfg job is kept in
+            self._printed.add(line)
         return cfg
 
     def _files(self, config_name: str | None, overrides: list[str], run_mode: RunMode) -> Iterator[Composed]:

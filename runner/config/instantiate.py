@@ -15,7 +15,6 @@ import inspect
 import os
 import shlex
 import sys
-import sysconfig
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import fields
@@ -27,7 +26,6 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from runner.config.allowed import LIBRARIES, PARTS, homes, is_part, public_name, under
-from runner.config.exports import exported_name
 from runner.config.identity import leaves
 from runner.config.other_names import keys_for, value_for
 from runner.config.packages import install
@@ -40,10 +38,11 @@ from runner.errors import (
     is_out_of_host_memory,
     moves_itself,
     nearest,
+    own_line,
     refuse,
     use,
 )
-from runner.version import CONF, HERE
+from runner.version import CONF
 
 #: prefixes that the command line adds, comma-separated; processes of a run inherit them
 ALLOW_VARIABLE = "RUNNER_ALLOW"
@@ -53,8 +52,6 @@ NO_OWN_CODE = ("conf", "runner", "tests")
 PREPARED = "runner.models.Prepared"
 #: packages that --allow does not open: their parts are listed
 OURS = ("runner", *dict.fromkeys(name.split(".")[0] for name in LIBRARIES))
-#: of this Python, which may be below the current directory
-STDLIB = (sysconfig.get_path("stdlib"), str(Path(os.__file__).parent))
 #: groups whose targets get their first argument from code: the model's parameters, and the optimizer
 PARTIAL = ("optimizer", "scheduler")
 #: the keys whose nodes are built from their `_target_`
@@ -156,8 +153,8 @@ def locate(target: str, *, key: str = "_target_", own_code: bool = True, more: t
     own += own_prefixes(home) if own_code else ()  # a custom module may import from another one
     if not callable(thing) or inspect.ismodule(thing) or not (under(home, own) or is_part(thing, home)):
         # torch.nn.modules.linear.torch.os.system starts well and ends in the operating system
-        name = exported_name(f"{home}.{getattr(thing, '__qualname__', thing)}")
-        if name in PARTS:
+        path = f"{home}.{getattr(thing, '__qualname__', thing)}"
+        if (name := public_name(path) or path) in PARTS:
             problem = f"the module `{module}` imports it; its name is `{name}`"
             raise RunnerError.suggest(f"{key}={target}", problem, [f"{key}={name}"], code="bad-target")
         problem = f"`{target}` leads to `{name}`, which is not a part that a configuration may name"
@@ -229,13 +226,6 @@ def targets(node: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _target_problems(path: str, node: dict[str, Any], own_code: bool) -> list[Problem]:
     target = str(node["_target_"])
-    flags = [flag for flag in ("_partial_", "_recursive_") if not isinstance(node.get(flag, False), bool)]
-    if flags:
-        keys = {f"{path}.{flag}": node[flag] for flag in flags}
-        return [
-            Problem.suggest(f"{key}={value}", f"`{key}` must be true or false", [f"{key}=true", f"{key}=false"])
-            for key, value in keys.items()
-        ]
     try:
         thing = locate(target, key=f"{path}._target_", own_code=own_code)
         parameters = inspect.signature(thing).parameters
@@ -290,7 +280,7 @@ def option_files(group: str) -> dict[str, Path]:
 
 
 def options_with(name: str, group: str, value: Any = "") -> list[str]:
-    """Return overrides that choose an option of a group, or a torch schedule, that takes an argument."""
+    """Return overrides that choose an option of a group that takes an argument."""
     options = []
     for option, file in option_files(group).items() if group in BUILT else ():
         with suppress(OSError, ValueError, yaml.YAMLError, OmegaConfBaseException):  # a broken file is not suggested
@@ -299,16 +289,7 @@ def options_with(name: str, group: str, value: Any = "") -> list[str]:
     likely = value_for(group, Path(str(value)).suffix.lstrip("."))
     if likely in options:
         return [f"{group}={likely}"]
-    return [f"{group}={option}" for option in options] or (_schedules_with(name) if group == "scheduler" else [])
-
-
-def _schedules_with(name: str) -> list[str]:
-    from torch.optim import lr_scheduler
-
-    paths = [f"{lr_scheduler.__name__}.{kind}" for kind in lr_scheduler.__all__]
-    found = {path: dict(list((arguments(path) or {}).items())[1:]) for path in paths}
-    needed = {path: {each.name for each in found[path].values() if each.default is each.empty} for path in paths}
-    return [f"scheduler._target_={path}" for path in paths if name in found[path] and needed[path] <= {name}]
+    return [f"{group}={option}" for option in options]
 
 
 def _part(key: str, target: str) -> Any:
@@ -387,17 +368,3 @@ def _parts_of_torch(path: str) -> list[str]:
     if not under(path, (name, "nn", "optim", "lr_scheduler")):
         return []
     return [f"{room}.{name}" for room in rooms if inspect.isclass(getattr(importlib.import_module(room), name, None))]
-
-
-def own_line(error: BaseException) -> str:
-    """Return the last line of the user's code in an error's traceback, e.g., " (mine.py:2)", or ""."""
-    if isinstance(error, SyntaxError):
-        return f" ({Path(error.filename or '?').name}:{error.lineno})"
-    trace, line = error.__traceback__, ""
-    while trace is not None:
-        file = Path(trace.tb_frame.f_code.co_filename)
-        is_others = "site-packages" in file.parts or any(file.is_relative_to(place) for place in (HERE, *STDLIB))
-        if file.is_relative_to(Path.cwd()) and not is_others:
-            line = f" ({file.name}:{trace.tb_lineno})"
-        trace = trace.tb_next
-    return line

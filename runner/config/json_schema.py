@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from importlib import metadata
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -32,7 +32,6 @@ Json = dict[str, Any]
 Docs = Mapping[str, tuple[str, Any]]  # the comment and the value of each dotted key in conf/
 LATER = r"\$\{|^\?\?\?$"
 TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", Path: "string", NoneType: "null"}
-NAMED = {"bool": bool, "int": int, "float": float, "str": str, "None": NoneType}
 WORDS = {"boolean": "true or false", "integer": "a whole number", "number": "a number", "array": "a list"}
 ABSENT = inspect.Parameter.empty
 
@@ -74,31 +73,11 @@ def _of_argument(argument: inspect.Parameter, doc: str, value: Any) -> Json:
 
 
 def _of_type(hint: Any) -> Json | None:
-    if isinstance(hint, str):  # not resolved
-        hint = Union[tuple(NAMED.get(part.strip(), object) for part in hint.split("|"))]  # noqa: UP007
-    origin, inside = get_origin(hint) or hint, get_args(hint)
-    if origin in (Union, UnionType):
-        numbers = float in inside  # and one stands for a tensor
-        kinds = [_of_type(each) for each in inside if not (numbers and getattr(each, "__name__", "") == "Tensor")]
-        if None in kinds or any("enum" in (kind or {}) for kind in kinds):
-            return None
-        found = [kind for kind in kinds if kind is not None]
-        items = {key: value for kind in found for key, value in kind.items()}
-        return items | {"type": [name for kind in found for name in kind["type"]]}
-    if origin is Literal:
-        return {"enum": [*inside]}
-    if not inspect.isclass(origin):
-        return None
-    if origin in TYPES:
-        return {"type": [TYPES[origin]]}
-    if origin.__module__ not in ("builtins", "collections.abc"):
-        return None
-    if issubclass(origin, Mapping):
-        return {"type": ["object"]}
-    if issubclass(origin, Iterable):
-        each = {*inside} - {Ellipsis}
-        return {"type": ["array"], "items": value_of(_of_type(each.pop())) if len(each) == 1 else {}}
-    return None
+    """Return the types of plain values; None for lists and classes."""
+    is_union = get_origin(hint) in (Union, UnionType)
+    kinds = [each for each in (get_args(hint) if is_union else (hint,)) if getattr(each, "__name__", "") != "Tensor"]
+    names = [TYPES.get(kind) if inspect.isclass(kind) else None for kind in kinds]  # a number stands for a tensor
+    return None if None in names else {"type": names}
 
 
 def value_of(kind: Json | None, doc: str = "", said: str = "", *, is_nullable: bool = False) -> Json:
@@ -204,7 +183,10 @@ def _of_group(group: str, files: Sequence[Option], takes: Takes, docs: Docs) -> 
 
 def write(file: Path, *own: Path) -> dict[str, str]:
     """Write the schema. Returns the first line for the files of each group in ./conf. Raises: RunnerError."""
-    text = f"{_laid_out(finite(make(*own)))}\n"
+    whole = finite(make(*own))
+    lines = [f"  {json.dumps(name)}: {json.dumps(part, default=str)}" for name, part in whole["definitions"].items()]
+    head = json.dumps(whole | {"definitions": {}}).removesuffix("}}")
+    text = head + "\n" + ",\n".join(lines) + "\n}}\n"
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
@@ -219,17 +201,6 @@ def line_for(group: str, schema: Path, folder: Path) -> str:
     place = os.path.relpath(schema, folder)
     part = f"#/definitions/{_name(group)}" if group in (*GROUPS, *WHOLE, LOGGING) else ""
     return f"# yaml-language-server: $schema={Path(place).as_posix()}{part}"
-
-
-def _laid_out(node: Any, depth: int = 0) -> str:
-    if depth == 4 or not isinstance(node, dict | list) or not node:
-        return json.dumps(node, default=str)
-    indent = " " * (depth + 1)
-    names = [f"{json.dumps(key)}: " for key in node] if isinstance(node, dict) else [""] * len(node)
-    inner = [_laid_out(each, depth + 1) for each in (node.values() if isinstance(node, dict) else node)]
-    lines = ",\n".join(f"{indent}{name}{each}" for name, each in zip(names, inner, strict=True))
-    begin, end = "{}" if isinstance(node, dict) else "[]"
-    return f"{begin}\n{lines}\n{indent[1:]}{end}"
 
 
 def _name(group: str) -> str:
@@ -301,7 +272,8 @@ def _has(key: str, value: Json) -> Json:
 def _takes(path: str, group: str) -> Sequence[inspect.Parameter] | None:
     home, _, name = path.rpartition(".")
     for is_resolved in (True, False):  # a name in an annotation may exist for type checkers only
-        with suppress(Exception):  # a run reports it; locate() refuses the parts that Hydra builds
+        with suppress(RunnerError, ImportError, AttributeError, NameError, TypeError, ValueError, SyntaxError):
+            # a run reports it; locate() refuses the parts that Hydra builds
             thing = getattr(importlib.import_module(home), name) if home == "runner.sweep" else locate(path)
             return [*inspect.signature(thing, eval_str=is_resolved).parameters.values()][group in PARTIAL :]
     return None

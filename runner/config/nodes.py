@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseException
 
 from runner.config import schema, validate
-from runner.config.exports import exported_name
 from runner.config.identity import key_of
 from runner.config.importing import loading
 from runner.config.instantiate import HYDRA_KEYS, arguments
@@ -70,26 +69,6 @@ def leave_out(cfg: DictConfig, words: Sequence[str], file_of: FileOf) -> list[st
     return lines
 
 
-def simplify(cfg: DictConfig) -> None:
-    """Make plain groups of structured configs, and give our parts their exported names: hydra-zen writes others."""
-    for group in validate.BUILT:
-        node: Any = cfg._get_node(group, validate_access=False)
-        if OmegaConf.is_dict(node) and is_dataclass(OmegaConf.get_type(node)):
-            cfg[group] = OmegaConf.to_container(node, enum_to_str=True)
-        _use_exported_names(cfg._get_node(group, validate_access=False))
-
-
-def _use_exported_names(node: Any) -> None:
-    if not OmegaConf.is_config(node) or node._is_none() or node._is_missing() or node._is_interpolation():
-        return
-    for key in list(node) if OmegaConf.is_dict(node) else range(len(node)):
-        child = node._get_node(key)
-        if key == "_target_" and isinstance(child._value(), str):
-            node[key] = exported_name(child._value())
-        else:
-            _use_exported_names(child)
-
-
 def name_data(cfg: DictConfig, file_of: FileOf) -> None:
     """Name data after its target where that is not the target of the chosen file: unrelated data would share its name."""
     target, option = validate.value(cfg, "data._target_"), cfg.hydra.runtime.choices.get("data")
@@ -114,8 +93,7 @@ def resolved(cfg: DictConfig, key: str) -> dict[str, Any]:
         match = re.search(r"facts\.(\w+)", str(error))
         name = match[1] if match else "such fact"
         problem = f"this data has no `{name}`; it has {', '.join(f'{fact}={value}' for fact, value in facts.items())}"
-        needing = [word for word, text in validate.target_node(cfg, key).items() if text == f"${{facts.{name}}}"]
-        fix = f"set `{key}.{needing[0] if needing else 'KEY'}=...` to the value itself"
+        fix = f"set the argument of `{key}` that refers to it to the value itself"
         if key == "model" and facts.get("vocab_size"):
             fix = "use a model of tokens: `model=gpt`, `model=transformer`, `model=gru` or `model=lstm`"
         source = f"{key}={cfg[key].get('_target_')}"

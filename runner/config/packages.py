@@ -10,7 +10,7 @@ import shlex
 import sys
 import tomllib
 from contextlib import suppress
-from importlib import metadata, util
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +25,11 @@ OF_AN_EXTRA = re.compile(r"(.+?)\s*;\s*extra == ['\"]([\w-]+)['\"]")
 
 def install(extra: str) -> str:
     """Return the command that installs an extra of pyproject.toml."""
-    if _is_checkout(PACKAGES):
+    if _project():
         return f'pip install -e "{_checkout()}[{extra}]"'
-    try:
-        lines = filter(None, map(OF_AN_EXTRA.fullmatch, metadata.requires(DISTRIBUTION) or ()))
-    except metadata.PackageNotFoundError:  # a copy of the folder
-        return f"the packages of the extra {extra} in the runner's pyproject.toml"
-    names = [line[1] for line in lines if line[2] == extra]
-    return " ".join(("pip install", *(f'"{name}"' if re.search(r"[<>=!~]", name) else name for name in names)))
+    lines = filter(None, map(OF_AN_EXTRA.fullmatch, _requirements()))
+    names = [f'"{line[1]}"' if re.search(r"[<>=!~]", line[1]) else line[1] for line in lines if line[2] == extra]
+    return " ".join(("pip install", *names)) if names else f"the packages of the extra {extra} in pyproject.toml"
 
 
 def not_installed(source: str, problem: str, extra: str) -> RunnerError:
@@ -43,41 +40,32 @@ def not_installed(source: str, problem: str, extra: str) -> RunnerError:
 
 
 def missing(error: ModuleNotFoundError) -> RunnerError | None:
-    """Return the error of packages that every run needs; None if another module was not found."""
-    lacking = [package for package in _needed() if not _is_here(IMPORTED_AS.get(package, package))]
+    """Return the error of a package that every run needs; None if another module was not found."""
     name = str(error.name).partition(".")[0]
-    if name not in [IMPORTED_AS.get(package, package) for package in lacking]:
+    needed = [re.split(r"[<>=!~; ]", line)[0] for line in _requirements() if "extra ==" not in line]
+    package = next((each for each in needed if IMPORTED_AS.get(each, each) == name), None)
+    if package is None:
         return None
-    what = f"-e {shlex.quote(_checkout())}" if _is_checkout(PACKAGES) else " ".join(lacking)
+    what = f"-e {shlex.quote(_checkout())}" if _project() else package
     fix = f"run `{shlex.quote(sys.executable)} -m pip install {what}`"  # `pip` may be another Python's
     problem = f"this Python has no {name}, which the runner imports"
     return RunnerError.of("python -m runner", problem, fix, code="missing-package")
 
 
-def _needed() -> list[str]:
+def _requirements() -> list[str]:
     try:
-        lines = _project(PACKAGES).get("dependencies") or metadata.requires(DISTRIBUTION) or ()
+        return _project().get("dependencies") or metadata.requires(DISTRIBUTION) or []
     except metadata.PackageNotFoundError:  # a copy of the folder
         return ["hydra-core", "torch"]
-    return [re.split(r"[<>=!~; ]", line)[0] for line in lines if "extra ==" not in line]
-
-
-def _is_here(module: str) -> bool:
-    with suppress(ValueError):  # a module in sys.modules without a spec
-        return util.find_spec(module) is not None
-    return sys.modules.get(module) is not None
 
 
 def _checkout() -> str:
     return "." if Path.cwd() == PACKAGES else str(PACKAGES)
 
 
-def _is_checkout(folder: Path) -> bool:
-    return bool(_project(folder).get("name") == DISTRIBUTION)
-
-
-def _project(folder: Path) -> dict[str, Any]:
+def _project() -> dict[str, Any]:
+    """The table `project` of the checkout's pyproject.toml; nothing outside of a checkout."""
     with suppress(OSError, tomllib.TOMLDecodeError, UnicodeError):
-        project: dict[str, Any] = tomllib.loads((folder / "pyproject.toml").read_text()).get("project", {})
-        return project
+        project: dict[str, Any] = tomllib.loads((PACKAGES / "pyproject.toml").read_text()).get("project", {})
+        return project if project.get("name") == DISTRIBUTION else {}
     return {}

@@ -102,13 +102,9 @@ def fits(value: Any, rule: Rule) -> bool:
 
 
 def _value(valid: str, example: Any, *, default: Any = MISSING, **rule: Any) -> Any:
-    """Make a field whose values keep a rule.
+    """A field whose values keep a rule: a sentence part that says it, a valid value as it is typed, and its JSON Schema.
 
-    Args:
-        valid: A sentence part that says the rule.
-        example: A valid value, as it is typed.
-        default: The value of a run that is older than the key; the default of new runs is in conf/.
-        rule: The rule, as keywords of JSON Schema.
+    The default is the value of a run that is older than the key; the default of new runs is in conf/.
     """
     return field(default=default, metadata={"valid": valid, "example": example, "rule": rule})
 

@@ -17,11 +17,15 @@ from urllib.parse import quote
 from omegaconf import DictConfig, OmegaConf, resolvers
 from omegaconf.errors import OmegaConfBaseException
 
-from runner.errors import SECRETS, credentials, without_credentials, without_password
+from runner.errors import SECRETS, Problem, credentials, without_credentials, without_password
 
 ENVIRONMENT = "oc.env"
 OPEN = ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME")  # that say where a run is tracked
 STORE = "tracking.uri"
+#: where a stored text had a secret
+HIDDEN = re.compile(r"(?<=[:/])\*\*\*(?=@)|(?<==)\*\*\*(?=&|'|$)")
+#: the beginnings of the URIs that MLflow has a store for
+STORES = "sqlite:///|sqlite://$|https?://|postgresql|mysql|mssql|databricks"
 _SHOWN = re.compile(rf"<{re.escape(ENVIRONMENT)}:([^<>]+)>")
 #: a store's URI, or what brings its beginning, and what follows its host
 _URI = re.compile(
@@ -158,3 +162,15 @@ def _unread_environment() -> Iterator[None]:
         yield
     finally:
         OmegaConf.register_new_resolver(ENVIRONMENT, resolvers.oc.env, replace=True)
+
+
+def uri_problems(uri: str) -> list[Problem]:
+    """Return the error of a URI that MLflow has no store for."""
+    asked = f"tracking.uri={without_password(uri)}"
+    if HIDDEN.search(uri):
+        fix = f"use `{HIDDEN.sub('PASSWORD', asked)}`, or export MLFLOW_TRACKING_URI with it"
+        return [Problem(asked, "a run directory stores no credentials", fix, code="secret")]
+    if re.match(STORES, uri):
+        return []
+    problem = "MLflow has no such store: it keeps runs on a server, or in a database such as sqlite:///PATH"
+    return [Problem.suggest(asked, problem, ["tracking.uri=sqlite:///mlflow.db", "tracking.uri=http://127.0.0.1:5000"])]

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from runner.config import schema
 from runner.config.identity import chosen
-from runner.errors import Problem, first_line, refuse
 
 SECTIONS = ("train", "metrics", "placement", "tracking")
 
@@ -31,16 +29,7 @@ class Settings:
 
     @classmethod
     def of(cls, cfg: DictConfig) -> Settings:
-        """Raise a RunnerError for a value that refers to a fact of the data."""
-        found: dict[str, Any] = {}
-        problems = []
-        for key in SECTIONS:
-            try:
-                found[key] = OmegaConf.to_object(cfg[key])
-            except OmegaConfBaseException as error:
-                problem = f"the value is known only when the data is there ({first_line(error)})"
-                source, fix = getattr(error, "full_key", None) or key, "set it to a value without a reference"
-                problems.append(Problem(source, problem, fix, code="missing-value"))
-        refuse(problems)
+        """Return the settings of a checked configuration."""
+        found: dict[str, Any] = {key: OmegaConf.to_object(cfg[key]) for key in SECTIONS}
         model = str(cfg.model.get("_target_", "model")).rsplit(".", 1)[-1]
         return cls(seed=cfg.seed, name=cfg.name, model=model, experiment=chosen(cfg), **found)

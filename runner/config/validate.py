@@ -23,19 +23,17 @@ from runner.config.identity import REMOVED, leaves
 from runner.config.instantiate import BUILT as BUILT
 from runner.config.instantiate import PARTIAL, options_with
 from runner.config.schema import Config, Data, fits
+from runner.config.secrets import HIDDEN, uri_problems
 from runner.errors import Problem, nearest
 from runner.errors import without_password as without_password  # for other modules
 
 #: the number of folds where `data.num_folds` is null
 NUM_FOLDS = 5
-#: where a stored text had a secret
-HIDDEN = re.compile(r"(?<=[:/])\*\*\*(?=@)|(?<==)\*\*\*(?=&|'|$)")
 #: an example for each type of the schema
 EXAMPLES = {"int": "10", "float": "0.5", "bool": "true", "str": "name"}
 UNSET = re.compile(r"Environment variable '(\w+)' not found")
 PRINTED = "use a key that `--cfg job` prints"
 BELOW = "the arguments of a part are below " + ", ".join(BUILT)
-STORES = ("sqlite:", "http://", "https://", "postgresql", "mysql", "mssql", "databricks")
 
 
 def groups(schema: type = Config, prefix: str = "") -> Iterator[tuple[str, type]]:
@@ -335,11 +333,8 @@ def _interpolations(node: Any, prefix: str) -> Iterator[Problem]:
 
 
 def _unset(key: str, text: str, name: str) -> Problem:
-    default = example_of(key)
-    ours = shlex.quote(f"{key}={text.replace(f'oc.env:{name}', f'oc.env:{name},{default}')}")
-    fix = f"run `export {name}={default or '...'}` before the command{f', or use `{ours}`' if default else ''}"
-    problem = f"the environment variable `{name}` is not set"
-    return Problem(f"{key}={text}", problem, fix, (ours,) if default else (), code="missing-value")
+    fix = f"run `export {name}=...` before the command, or write `${{oc.env:{name},DEFAULT}}`"
+    return Problem(f"{key}={text}", f"the environment variable `{name}` is not set", fix, code="missing-value")
 
 
 def _missing(node: Any, key: str) -> Iterator[Problem]:
@@ -368,32 +363,6 @@ def _uri(cfg: DictConfig) -> list[Problem]:
         return []
 
 
-def uri_problems(uri: str) -> list[Problem]:
-    """Return the error of a URI that MLflow has no store for."""
-    asked = f"tracking.uri={without_password(uri)}"
-    if HIDDEN.search(uri):
-        fix = f"use `{HIDDEN.sub('PASSWORD', asked)}`, or export MLFLOW_TRACKING_URI with it"
-        return [Problem(asked, "a run directory stores no credentials", fix, code="secret")]
-    if uri.startswith("sqlite:") and not re.match("sqlite:///|sqlite://$", uri):
-        problem = "a file's URI has three slashes before its path, and an absolute path begins with one more"
-        return [Problem.suggest(asked, problem, [f"tracking.uri={_sqlite(uri)}"])]
-    if uri.startswith(STORES):
-        return []
-    if "://" not in uri.replace("file://", "") or uri.startswith("file:"):
-        problem = (
-            "MLflow has retired its file store (folders such as mlruns); it keeps runs in a database or on a server"
-        )
-    else:
-        problem = f"MLflow has no store for {uri.split(':')[0]}://"
-    return [Problem.suggest(asked, problem, ["tracking.uri=sqlite:///mlflow.db", "tracking.uri=http://127.0.0.1:5000"])]
-
-
-def _sqlite(uri: str) -> str:
-    scheme, _, place = uri.partition(":")
-    slashes = len(place) - len(place.lstrip("/"))
-    return f"{scheme}:///{'/' if slashes == 1 else ''}{place.lstrip('/')}"
-
-
 def _hidden(cfg: DictConfig) -> list[Problem]:
     found = []
     parts = OmegaConf.to_container(OmegaConf.masked_copy(cfg, [key for key in BUILT if key in cfg]))
@@ -418,12 +387,12 @@ def _folds(cfg: DictConfig) -> list[Problem]:
         problem = f"`data.fold` has {of} folds, and `data.num_folds` {num}"
         fix = f"use `{source}` without `data.num_folds`"
         return [Problem(f"{source} data.num_folds={num}", problem, fix, (source,), code="conflict")]
-    if of < 2 or which >= of:
-        total = max(of, 2) if num is not None or of > 1 else NUM_FOLDS
-        problem = f"a fold is one of 2 or more, counted from 0: the last of {total} is {total - 1}"
-        ways = [f"data.fold={min(which, total - 1)}/{total}", f"-m 'data.fold=range({total})'"]
-        return [Problem.suggest(source, problem, ways)] if of > 1 or num is None else []
-    return []
+    if which < of > 1 or (of < 2 and num is not None):  # data.num_folds is reported
+        return []
+    total = of if of > 1 else NUM_FOLDS
+    problem = f"a fold is one of 2 or more, counted from 0: the last of {total} is {total - 1}"
+    ways = [f"data.fold={min(which, total - 1)}/{total}", f"-m 'data.fold=range({total})'"]
+    return [Problem.suggest(source, problem, ways)]
 
 
 def _early_stopping(cfg: DictConfig) -> list[Problem]:

@@ -26,6 +26,6 @@ if TYPE_CHECKING:
     from runner.data.vision.images import images as images
     from runner.data.vision.images import read_images as read_images
 else:
-    from runner.config.exports import exports
+    from runner.config.allowed import exports
 
     __getattr__, __dir__, __all__ = exports(__name__)

@@ -6,7 +6,7 @@ import os
 import shlex
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -71,7 +71,6 @@ class RunDirectory:
         """
         self.path = spelled(path).absolute()
         self._made = [each for each in (self.path, *self.path.parents) if not each.exists()]
-        self._expected: list[Path] = []
         asked = f"run folder {self.path}"
         try:
             self._before = _files_before(self.path)
@@ -110,35 +109,27 @@ class RunDirectory:
         """Let others take it."""
         self._lock.release()
 
-    def expect(self, files: Iterable[Path]) -> None:
-        """Note further files that will be written for the run."""
-        self._expected = [file for file in files if not file.exists()]
-
     def leave_nothing(self) -> None:
         """Remove what a run that did not start left, and the directories that were made for it.
 
-        Removes files by name that were not there before: other files in it may be the user's. Does nothing if a run has
-        begun in it.
+        In a directory that was there before, other files may be the user's. Does nothing if a run has begun in it.
         """
         from runner.tracking import journal, journal_records, publisher, sync  # numpy: not on the way to --help
 
         if (self.path / journal_records.FILE).exists():
             return
+        if self.path in self._made:
+            shutil.rmtree(self.path)
         for name in (*HYDRAS, LOG, LOCK, journal.LOCK, publisher.LOG, sync.LOCK):
             if (file := self.path / name) not in self._before:
                 file.unlink(missing_ok=True)
             elif (content := self._before[file]) is not None:
                 file.write_bytes(content)
-        for file in self._expected:
-            with suppress(OSError):  # it may never have been written
-                file.unlink()
-        files = [*self._expected, *(self.path / name for name in (*HYDRAS, LOCK))]
-        inners = {place for file in files for place in file.parents if self.path in place.parents}
-        for inner in sorted(inners, key=lambda place: -len(place.parts)):
-            with suppress(OSError):  # something else is in it
-                inner.rmdir()
-        with suppress(OSError):
-            for made in self._made:
+        for name in (HYDRAS[0], LOCK):
+            with suppress(OSError):  # something else is in it, or it is gone
+                (self.path / name).parent.rmdir()
+        for made in self._made:
+            with suppress(OSError):
                 made.rmdir()
 
 

@@ -23,6 +23,6 @@ if TYPE_CHECKING:
     from runner.models.vit import ViT as ViT
     from runner.models.with_preprocessing import Prepared as Prepared
 else:
-    from runner.config.exports import exports
+    from runner.config.allowed import exports
 
     __getattr__, __dir__, __all__ = exports(__name__)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from itertools import product
 from pathlib import Path
 
@@ -88,15 +88,6 @@ def from_home(error: RunnerError, folder: Path, verb: str, overrides: Sequence[s
         overrides: Its other arguments, without the run.
     """
     return RunnerError(*(_from_home(problem, folder.resolve(), verb, overrides) for problem in error.problems))
-
-
-@contextmanager
-def errors_from_home(folder: Path, verb: str, overrides: Sequence[str] = ()) -> Iterator[None]:
-    """Apply from_home() to errors in the block."""
-    try:
-        yield
-    except RunnerError as error:
-        raise from_home(error, folder, verb, overrides) from error
 
 
 def _from_home(error: Problem, folder: Path, verb: str, overrides: Sequence[str]) -> Problem:

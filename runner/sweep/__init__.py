@@ -14,6 +14,6 @@ if TYPE_CHECKING:
     from runner.sweep.launchers.ray import RayCluster as RayCluster
     from runner.sweep.search.sweeper import Search as Search
 else:
-    from runner.config.exports import exports
+    from runner.config.allowed import exports
 
     __getattr__, __dir__, __all__ = exports(__name__)

@@ -14,7 +14,8 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from runner.config.identity import as_read, key_of
-from runner.config.validate import HIDDEN, without_password
+from runner.config.secrets import HIDDEN
+from runner.errors import without_password
 from runner.experiment.provenance import TRIES
 from runner.experiment.terminal import row, short
 from runner.sweep.jobs.ledger import DEFAULTS, Sweep

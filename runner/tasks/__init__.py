@@ -13,6 +13,6 @@ if TYPE_CHECKING:
     from runner.tasks.regression import Autoencoding as Autoencoding
     from runner.tasks.regression import Regression as Regression
 else:
-    from runner.config.exports import exports
+    from runner.config.allowed import exports
 
     __getattr__, __dir__, __all__ = exports(__name__)

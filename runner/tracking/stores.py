@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from runner.config import origin, secrets
-from runner.config.validate import HIDDEN, uri_problems, without_password
-from runner.errors import RunnerError, refuse
+from runner.config.secrets import HIDDEN, uri_problems
+from runner.errors import RunnerError, refuse, without_password
 from runner.tracking import store_uri
 
 VARIABLE = "MLFLOW_TRACKING_URI"

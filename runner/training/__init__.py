@@ -9,6 +9,6 @@ if TYPE_CHECKING:
     from runner.training.muon import Muon as Muon
     from runner.training.schedule import warmup_cosine as warmup_cosine
 else:
-    from runner.config.exports import exports
+    from runner.config.allowed import exports
 
     __getattr__, __dir__, __all__ = exports(__name__)

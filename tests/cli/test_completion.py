@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from runner import cli
-from runner.cli import completion, table
+from runner.cli import dispatch, table
 
 
 def test_commands_and_folders_are_offered_where_they_may_stand(tmp_path):
@@ -15,7 +15,7 @@ def test_commands_and_folders_are_offered_where_they_may_stand(tmp_path):
     (run / "rerun.yaml").touch()
 
     def offered(name, *typed):
-        return list(completion.suggestions(table.COMMANDS.get(name), list(typed), table.COMMANDS, tmp_path))
+        return list(dispatch.suggestions(table.COMMANDS.get(name), list(typed), table.COMMANDS, tmp_path))
 
     assert offered(None, "re") == ["resume", "reproduce", "report", "register"]
     assert offered(None, "model=mlp", "re") == []

@@ -26,9 +26,7 @@ train.num_epoch=3
 model.nonsense=1
 größe=3
 ++backends.cuda.memory=1
-+backends.tpu.cores=8
 +model.hiden_sizes=[3] model=mlp
-+data.pth=x.npz
 ~optimizer
 ~train.num_epochs
 ~train.ema_decay
@@ -36,24 +34,17 @@ größe=3
 train.num_epochs=three
 train.num_epochs=0
 train.precision=fp8
-train.ema_decay=1
 train.num_processes=0
 train.num_processes=2 train.on_oom=split device=cpu
 train.cuda_graph=true device=cpu
 train=5
-data.val_fraction=1.5
 data.fold=x
-data.fold=-1
-data.fold=5
 data.fold=3 data.num_folds=3
 data.fold=0/1
 data.fold=0 data.num_folds=1
-data.fold=0/5 data.num_folds=3
 data.num_folds=3
 data.fold=0/1800
-data.sampler=balance
 data.sampler=[0,0.0]
-data.sampler=[1,2]
 data.sampler={0:1,ten:1}
 data=diabetes task=regression data.sampler=balanced
 data.val_fraction=0.5 data.test_fraction=0.5
@@ -67,23 +58,14 @@ model._target_=my_models.Nett
 model=mlp model._target_=my_models.Broken
 model._target_=my_broken.Net
 model._target_=os.system
-data._target_=subprocess.run
 model=mlp model.activation=rellu
 model=mlp model.in_features=${facts.in_feature}
 data=arrays
 data=arrays data.path=good.npy
-data=arrays data.path=broken.npz
-data=arrays data.path=pickled.npz
-data=arrays data.path=good.txt
 data=arrays data.path=good.npz data.inputs=X2
-data=arrays data.path=good.npz data.targets=z
-data=arrays data.path=nan.npz
-data=arrays data.path=short.npz
 data=arrays data.path=good.npz
 data=synthetic data.num_rows=0
 data.augment={cutmix:1} train.batch_size=0
-tracking.uri=./mlruns
-tracking.uri=file:///tmp/mlruns
 tracking.uri=ftp://there
 tracking.uri=sqlite:/a/b.db
 predct a/run --input x.csv --keep
@@ -95,19 +77,13 @@ train.num_epochs
 --allow
 --resolve
 -m seed=1,2 --cfg job
-hydra.mode=MULTIRUN --cfg job
 --info searchpath --multirun
 seed=1,2
-data.fold=range(5)
-plan experiment=glob(*)
 optimizer.lr=interval(0.1,0.2)
 -m modle=mlp,cnn
-history a --ouput b.csv
-devices --jsn
 devices --bnch
 devices here
 ui --prt 80 tracking.url=x
-ui tracking.url=x
 compare a b metrc=val/loss
 reproduce a --anywy
 sync conff
@@ -116,13 +92,10 @@ report multirun/frist
 -cn confg
 -cd ./conff
 --config-nam mine
--cn
---info searchpath -cn=
 -cd -cn mine
 -cp conf -cn mine
 --config-path=conf
 -cd nonsuch
---json --cfg jobs
 -m seed=1,x
 -m model=mlp,cn
 -m hydra.sweeper.params={optimizer.lrr:'1,2'}
@@ -146,8 +119,6 @@ schema --output x/y/schema.json
 tracking.enabled=2 train.compile=0.5 backends.cpu.onednn=-1
 ui tracking.uri=sqlite:///mlflow-2.db
 data=table data.target=y data.path=größe.csv
-data=table data.target=y data.path=it's.csv
-data=table data.target=y data.path=a#b&c;d.csv
 data=table data.target=y data.path=ü\"x\
 data=table data.target=y data.path=[größe.csv,b.csv]
 data=table data.target=y data.path=${seed}ü
@@ -195,10 +166,6 @@ def folder(own_folder):
     (own_folder / "my_broken.py").write_text("import something_that_is_not_there\n")
     x, y = np.random.default_rng(0).normal(size=(40, 5)), np.arange(40) % 3
     np.savez(own_folder / "good.npz", x=x, y=y)
-    np.savez(own_folder / "nan.npz", x=np.where(x > 1, np.nan, x), y=y)
-    np.savez(own_folder / "short.npz", x=x, y=y[:-1])
-    np.savez(own_folder / "pickled.npz", x=np.array([{}, 1], dtype=object), y=y)
-    (own_folder / "broken.npz").write_bytes((own_folder / "good.npz").read_bytes()[:200])
     (own_folder / "good.txt").write_text("1 2 3")
     (own_folder / "conf").mkdir()
     (own_folder / "multirun/first").mkdir(parents=True)
@@ -223,7 +190,6 @@ def test_wrong_device_gets_help(words, own_folder, refused):
 
 def test_unreadable_arguments_get_help(own_folder, refused):
     assert [problem.suggestions for problem in refused([f"name={'x' * 300}"])] == [("name=baseline",)]
-    assert "PYTHONUTF8=1" in refused(["name=\udcc3\udca9t"])[0].help
     assert [problem.suggestions for problem in refused(["resum", "a b"])] == [("python -m runner resume 'a b'",)]
     assert [problem.suggestions for problem in refused(["history", "a", "--ouput", "b c.csv"])] == [
         ("--output 'b c.csv'",)

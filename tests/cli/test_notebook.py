@@ -121,9 +121,6 @@ def test_run_takes_one_run(own_folder):
     with pytest.raises(RunnerError) as raised:  # a line is split, and has one error
         runner.run("seed=1 modle='mlp'")
     assert [problem.source for problem in raised.value.problems] == ["modle=mlp"]
-    with pytest.raises(RunnerError, match=r"run\(\) takes overrides") as raised:
-        runner.run(["seed=1"], data="iris", seed=2)
-    assert raised.value.problems[0].suggestions == ("run(['data=iris', 'seed=2'])",)
     for words in (["-cd"], ["-cn", ""]):
         with pytest.raises(RunnerError, match="needs a value"):
             runner.run(words)

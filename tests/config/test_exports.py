@@ -10,7 +10,6 @@ import pytest
 from omegaconf import OmegaConf
 
 from runner.config.allowed import homes, public_name
-from runner.config.exports import exported_name
 from runner.config.trust import hydra_problems
 from runner.version import PACKAGES
 
@@ -82,17 +81,6 @@ def test_what_is_pickled_goes_by_its_module():
 )
 def test_a_path_to_a_module_of_ours_means_a_public_name(path, public):
     assert public_name(path) == public
-
-
-@pytest.mark.parametrize(
-    ("path", "name"),
-    [
-        *((path, "runner.models.MLP") for path in ("runner.models.mlp.MLP", "runner.models.MLP")),
-        *((path, path) for path in ("runner.models.cnn.MLP", "runner.mlp.MLP", "runner.models.mlp.torch", "nets.MLP")),
-    ],
-)
-def test_path_of_a_definition_is_its_exported_name(path, name):
-    assert exported_name(path) == name
 
 
 def test_a_launcher_by_its_module_is_offered_by_its_name():

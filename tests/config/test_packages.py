@@ -50,7 +50,7 @@ def test_a_project_of_somebody_elses_is_no_checkout_of_ours(text, installed, own
 def test_a_copy_without_metadata_names_no_distribution(own_folder, monkeypatch):
     monkeypatch.setattr(packages, "PACKAGES", own_folder)
     monkeypatch.setattr(packages, "DISTRIBUTION", "nothing-of-the-kind")
-    assert install("search") == "the packages of the extra search in the runner's pyproject.toml"
+    assert install("search") == "the packages of the extra search in pyproject.toml"
 
 
 @pytest.mark.parametrize("beside", [False, True])

@@ -62,7 +62,6 @@ def test_the_last_word_counts_before_the_environment(monkeypatch):
     ("uri", "write"),
     [
         ("foo", "sqlite:///mlflow.db"),
-        ("sqlite:/a.db", "sqlite:////a.db"),
         ("ftp://there", "sqlite:///mlflow.db"),
     ],
 )

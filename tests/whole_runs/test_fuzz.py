@@ -198,7 +198,6 @@ def test_what_whole_commands_have_met_is_a_mistake_in_words_and_leaves_nothing(w
 #: beside a fault of the data, which is seen when the run's folder is there
 WRITTEN = {
     "a log that is called as the job is": ["hydra/job_logging=default", "hydra.job.name=mine"],
-    "a log elsewhere": ["hydra.job_logging.handlers.file.filename=mine.log"],
     "a folder of Hydra's with another name": ["hydra.output_subdir=a/b"],
 }
 

@@ -13,7 +13,7 @@ import pytest
 from runner import cli
 from runner.cli import commands
 from runner.cli.answer import report
-from runner.cli.arguments import parse, sorted_words
+from runner.cli.arguments import parse
 from runner.cli.table import COMMANDS, MULTIRUN
 from runner.command import ANY_KEY
 from runner.config.compose import CheckedLoader, composed_with, composer
@@ -154,7 +154,8 @@ def test_every_command_is_one(a_run, own_folder, monkeypatch):
             assert cli.main([verb, *words]) == 0, words
             assert done.pop() is not None
         elif verb == "train":
-            composes(*sorted_words(words))
+            given = parse(COMMANDS[verb], words)
+            composes(given.flags, given.overrides)
         else:
             given = parse(COMMANDS[verb], words)
             if COMMANDS[verb].keys == ANY_KEY:

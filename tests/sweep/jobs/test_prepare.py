@@ -9,7 +9,8 @@ from refused import problems_of
 
 import runner
 from runner import cli
-from runner.cli.arguments import sorted_words
+from runner.cli.arguments import parse
+from runner.cli.table import COMMANDS
 from runner.config import compose
 from runner.device import Gpu, Hardware
 from runner.sweep import grid
@@ -176,8 +177,8 @@ hydra:
 def test_a_file_gives_values_to_sweep_over_and_the_words_win(loader, own_folder):
     (own_folder / "conf" / "experiment").mkdir(parents=True)
     (own_folder / "conf" / "experiment" / "two.yaml").write_text(SWEEP_FILE)
-    flags, words = sorted_words(["experiment=two", "device=cpu,cuda:0"])
-    assert (flags, words) == (["-m"], ["experiment=two", "device=cpu,cuda:0"])
+    found = parse(COMMANDS["train"], ["experiment=two", "device=cpu,cuda:0"])
+    assert (found.flags, found.overrides) == (["-m"], ["experiment=two", "device=cpu,cuda:0"])
     master = compose.composer([], mode=RunMode.MULTIRUN)(["experiment=two"])
     params = grid_params(master)
     found = combinations(["experiment=two", "optimizer.lr=0.3"], loader, params=params)
@@ -194,9 +195,9 @@ def test_a_files_values_that_can_not_be_are_refused_all_of_them(loader, messages
 
 
 def test_hydras_mode_is_another_word_for_m(messages):
-    assert sorted_words(["hydra.mode=MULTIRUN", "seed=1,2"]) == (["-m"], ["seed=1,2"])
-    assert sorted_words(["seed=1", "hydra.mode=RUN"]) == ([], ["seed=1", "hydra.mode=RUN"])
-    messages(problems_of(sorted_words, ["-m", "hydra.mode=RUN"]))
+    given = parse(COMMANDS["train"], ["hydra.mode=MULTIRUN", "seed=1,2"])
+    assert (given.flags, given.overrides) == (["-m"], ["seed=1,2"])
+    messages(problems_of(parse, COMMANDS["train"], ["-m", "hydra.mode=RUN"]))
 
 
 def test_a_files_mode_makes_a_sweep_of_a_command(own_folder, monkeypatch, messages):
