@@ -36,7 +36,6 @@ NAMES = {
     # compile
     "dynamo_config": ("torch._dynamo.config", "backward and update compiled with the forward pass"),
     "dynamo_errors": ("torch._dynamo.exc", "what can't be compiled, told from other errors"),
-    "inductor_errors": ("torch._inductor.exc", "a compiler that is not there, told from other errors"),
     "compile_graph": ("torch._inductor.compile", "a compiled step that is run several times a call"),
     "make_fx": ("torch.fx.experimental.proxy_tensor.make_fx", "forward and backward of several models as a graph"),
     # the first export of a process

@@ -28,7 +28,7 @@ from runner.training.step.compiled import CompiledSteps, Compiling, make_compile
 from runner.training.step.cuda_graphs import STEPS_A_REPLAY, GraphSteps, cuda_graphs
 from runner.training.step.on_device import MOST_AT_ONCE, OnDevice, Repeater, Repeating
 from runner.training.step.split_batch import SplitBatch
-from runner.training.step.train_step import EagerSteps, Step, StepOptions, in_turn, make_step, take_turns
+from runner.training.step.train_step import EagerSteps, Step, StepOptions, make_step
 
 #: batches per epoch, below which a smaller last one is worth compiling
 FEW_BATCHES = 20
@@ -52,24 +52,17 @@ def choose_steps(
     task = several.task if several else parts.task
     batches = Sharded(parts.train, Shard(ranks.rank, ranks.num)) if several else parts.train
 
-    turns = parts.optimizer if isinstance(parts.optimizer, Turns) else None
-
-    def make(turn: str | None = None, **options: Any) -> Step:
-        """turn: the name of one of several optimizers; None: the whole step."""
-        own_task, optimizer = task, parts.optimizer
-        if turn is not None and turns is not None:
-            own_task, optimizer = in_turn(task, turn, turns), turns.each[turn]
+    def make(**options: Any) -> Step:
         return make_step(
             parts.model,
-            own_task,
-            optimizer=optimizer,
+            task,
+            optimizer=parts.optimizer,
             precision=parts.precision,
             clip_grad_norm=train.clip_grad_norm,
-            average=None if turn else parts.average,
+            average=parts.average,
             options=StepOptions(
                 wrap_forward_backward=split.wrap if split else None,
                 own_batches=several.own_batches if several else None,
-                is_a_turn=turn is not None,
                 **options,
             ),
         )
@@ -80,12 +73,7 @@ def choose_steps(
     step = first = guard.on(make(), of_groups=True)
     if train.compile:
         is_first = progress.step == 0 and repeater is None  # a Repeater's first step is eager
-        compiled = partial(make_compiled, is_first=is_first, kind=compiling, say=say)
-        if turns is not None:
-            each = {name: compiled(partial(make, name), optimizer=one) for name, one in turns.each.items()}
-            step = take_turns(turns, each, average=parts.average)
-        else:
-            step = compiled(make, optimizer=parts.optimizer)
+        step = make_compiled(make, optimizer=parts.optimizer, is_first=is_first, kind=compiling, say=say)
         step = step if repeater else guard.on(step, of_groups=True)
     one_by_one = EagerSteps(step, batches, accumulate_steps=train.accumulate_steps, rates=rates, buffer=buffer)
     epochs: Epochs = (
@@ -137,11 +125,15 @@ def _of_several(parts: Parts, settings: Settings, *, num: int) -> SharedGradient
 
 
 def how_to_compile(parts: Parts, *, is_alone: bool) -> Compiling:
-    in_part = "a compiled update knows no scale of gradients" if parts.precision.scaler.is_enabled() else ""
+    in_part = "" if is_alone else "processes exchange gradients in the middle of the step"
+    if isinstance(parts.optimizer, Turns):
+        in_part = "several optimizers take turns"
+    elif parts.precision.scaler.is_enabled():
+        in_part = "a compiled update knows no scale of gradients"
     return Compiling(
         fixed_shapes=not isinstance(parts.splits.train, Dataset),
         usual_rows=_usual_rows(parts.train) if is_alone else None,
-        in_part=in_part if is_alone else "processes exchange gradients in the middle of the step",
+        in_part=in_part,
         keeps_layout=parts.device.type == "cpu" and bool(overruns(parts.model)),
     )
 

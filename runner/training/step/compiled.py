@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -269,18 +270,11 @@ def _compiling_errors() -> type[Exception]:
 
 def check_compiler(error: BaseException) -> None:
     """Raise a RunnerError if the cause of an error is a missing compiler."""
-    inductor = torch_private.inductor_errors
-
-    causes: list[BaseException] = []
-    cause: BaseException | None = error
-    while cause is not None and cause not in causes:
-        causes.append(cause)
-        cause = cause.__cause__ or getattr(cause, "inner_exception", None)
-    words = "\n".join(str(cause) for cause in causes)
-    if any(isinstance(cause, inductor.InvalidCxxCompiler) for cause in causes) or "No working C++ compiler" in words:
+    text = "".join(traceback.format_exception(error)) + repr(getattr(error, "inner_exception", ""))
+    if "InvalidCxxCompiler" in text or "No working C++ compiler" in text:
         problem = "torch finds no C++ compiler here"
         fix = "use `train.compile=false`, or install g++ or clang++, or name one in the environment variable `CXX`"
-    elif any(isinstance(cause, inductor.TritonMissing) for cause in causes):
+    elif "TritonMissing" in text:
         problem, fix = "torch finds no Triton here", "use `train.compile=false`, or install triton"
     else:
         return

@@ -67,16 +67,15 @@ def make_step(
     Several batches accumulate gradients. Each counts by its examples, or by task.num_counted(batch) if the task has it, so
     the step equals one over all of them. With clipping, the values also have `grad_norm`, the norm before clipping.
     An optimizer with a closure computes the loss several times in a step; the values are of the first, and it may read the device.
-    Several optimizers take a step each, see take_turns().
+    Of several optimizers each that is due takes its step, in order, on the same batches. The values are `loss`, the sum of
+    all losses, and NAME_TURN for each optimizer; the last values of one that is not due.
     """
     if isinstance(optimizer, Turns):
         make = partial(make_step, model, precision=precision, clip_grad_norm=clip_grad_norm)
-        options = replace(options, is_a_turn=True)
-        steps = {
-            name: make(in_turn(task, name, optimizer), optimizer=one, options=options)
-            for name, one in optimizer.each.items()
-        }
-        return take_turns(optimizer, steps, average=average)
+        own = replace(options, is_a_turn=True)
+        each = optimizer.each.items()
+        steps = {name: make(_in_turn(task, name, optimizer), optimizer=one, options=own) for name, one in each}
+        return _take_turns(optimizer, steps, averages=average or NoAverage())
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     scaler, averages = precision.scaler, average or NoAverage()
     target: Any = options.update or optimizer
@@ -173,20 +172,13 @@ def _scaled_update(optimizer: Optimizer, scaler: Any, target: Any) -> Callable[[
     return update
 
 
-def in_turn(task: Any, name: str, optimizer: Turns) -> Task:
-    """Return the task of one of several optimizers."""
+def _in_turn(task: Any, name: str, optimizer: Turns) -> Task:
     if not shares_tensors(task):
         return partial(task, turn=name)
     return lambda model, batch: task(model, batch, turn=name, shared=optimizer.shared.setdefault(id(batch), {}))
 
 
-def take_turns(optimizer: Turns, steps: Mapping[str, Step], *, average: AveragedWeights | None) -> Step:
-    """Make the step of several optimizers: each that is due takes its step, in order, on the same batches.
-
-    Its values are `loss`, the sum of all losses, and NAME_TURN for each optimizer; the last values of one that is not due.
-    """
-    averages = average or NoAverage()
-
+def _take_turns(optimizer: Turns, steps: Mapping[str, Step], *, averages: AveragedWeights | NoAverage) -> Step:
     def step(batches: Sequence[Any]) -> Mapping[str, Tensor]:
         for name, take in steps.items():
             if optimizer.is_due(name):

@@ -12,7 +12,7 @@ from runner.tasks.adversarial import Adversarial
 from runner.tasks.custom import Own
 from runner.training.optimizer import AveragedWeights, Turns
 from runner.training.step.compiled import Compiling, make_compiled
-from runner.training.step.train_step import StepOptions, in_turn, make_step, take_turns
+from runner.training.step.train_step import StepOptions, make_step
 
 CPU = torch.device("cpu")
 FP32 = make_precision("fp32", device=CPU)
@@ -164,21 +164,16 @@ def traced(monkeypatch):
     torch._dynamo.reset()
 
 
-def test_each_turn_is_compiled_by_itself(traced):
+def test_forward_pass_of_each_turn_is_compiled(traced):
     said, model, other = [], gan(), gan()
 
     def make(model, task, *, optimizer, precision):
-        def one(name, **options):
-            own = StepOptions(is_a_turn=True, **options)
-            mine = in_turn(task, name, optimizer)
-            return make_step(model, mine, optimizer=optimizer.each[name], precision=precision, options=own)
+        def one(**options):
+            return make_step(model, task, optimizer=optimizer, precision=precision, options=StepOptions(**options))
 
-        steps = {
-            name: make_compiled(partial(one, name), optimizer=each, is_first=True, kind=Compiling(), say=said.append)
-            for name, each in optimizer.each.items()
-        }
-        return take_turns(optimizer, steps, average=None)
+        kind = Compiling(in_part="several optimizers take turns")
+        return make_compiled(one, optimizer=optimizer, is_first=True, kind=kind, say=said.append)
 
     told, expected = in_turns(model, batches(5), make=make), in_turns(other, batches(5))
     torch.testing.assert_close(told, expected)
-    assert any("one function; made" in line for line in said) and any("only the forward pass" in line for line in said)
+    assert said == ["compile: only the forward pass, as several optimizers take turns"]
