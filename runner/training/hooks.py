@@ -45,24 +45,15 @@ FILE_MODES = ("1", "L", "LA", "P", "RGB", "RGBA")
 
 @dataclass(frozen=True)
 class View:
-    """What a hook sees of a training.
+    """What a hook sees of a training."""
 
-    Attributes:
-        when: start, epoch or end.
-        model: In eval mode, without gradients; at the end with the best weights. It is not a copy.
-        epoch: Epochs done.
-        step: Steps done.
-        values: The last evaluation's values, by name.
-        folder: The run directory.
-    """
-
-    when: str
-    model: nn.Module
+    when: str  # start, epoch or end
+    model: nn.Module  # not a copy; in eval mode, without gradients; at the end with the best weights
     device: torch.device
-    epoch: int
-    step: int
-    values: dict[str, float]
-    folder: Path
+    epoch: int  # epochs done
+    step: int  # steps done
+    values: dict[str, float]  # the last evaluation's, by name
+    folder: Path  # the run directory
     _splits: Mapping[str, Batches | None] = field(repr=False)
 
     def batches(self, split: str = "val") -> Iterator[Any]:

@@ -46,31 +46,22 @@ FIXES = {
 
 @dataclass
 class Result:
-    """How a training ended, and what it reached.
-
-    Attributes:
-        status: finished, pruned, killed or failed.
-        ending: Why the training ended (loop.Loop), or the machine's problem: out_of_memory, disk_full, ...
-        steps: The time of this part's steps; None if no step was timed.
-        other_seconds: The time of this part that wasn't spent on steps, by name.
-        times: How often something was done, by name.
-        peak_memory: At the end, see backends.peak_memory(); None if the end was not reached.
-    """
+    """How a training ended, and what it reached."""
 
     best: Best
-    status: str = "failed"
+    status: str = "failed"  # or finished, pruned, killed
     error: str | None = None
-    ending: str = ""
+    ending: str = ""  # why it ended (loop.Loop), or the machine's problem: out_of_memory, disk_full, ...
     num_steps: int = 0
     num_epochs: int = 0
     num_samples: int = 0
     num_processes: int = 1
     seconds: dict[str, float] = field(default_factory=lambda: {"train": 0.0, "evaluate": 0.0})
-    steps: StepTimes | None = None
-    other_seconds: dict[str, float] = field(default_factory=dict)
-    times: dict[str, int] = field(default_factory=dict)
+    steps: StepTimes | None = None  # of this part; None if no step was timed
+    other_seconds: dict[str, float] = field(default_factory=dict)  # of this part, not spent on steps, by name
+    times: dict[str, int] = field(default_factory=dict)  # how often something was done, by name
     pulls: int = 0  # of metrics from the device
-    peak_memory: tuple[int, str] | None = None
+    peak_memory: tuple[int, str] | None = None  # see backends.peak_memory(); None if the end was not reached
     findings: list[Finding] = field(default_factory=list)
 
 

@@ -36,21 +36,14 @@ PARTS = (DATA, FORWARD, BACKWARD, UPDATE, STEP, METRICS) = ("data", "forward", "
 
 @dataclass(frozen=True)
 class StepTimes:
-    """The time of all steps of a training.
-
-    Attributes:
-        warm_seconds: The first steps' time beyond that of others.
-        parts: The host's seconds, by PARTS.
-        device_seconds: The kernels' time; None if the device has no clock.
-        is_shared: By jobs that are trained together.
-    """
+    """The time of all steps of a training."""
 
     num_steps: int
     num_clocked: int
-    warm_seconds: float
-    parts: dict[str, float]
-    device_seconds: float | None = None
-    is_shared: bool = False
+    warm_seconds: float  # the first steps' time beyond that of others
+    parts: dict[str, float]  # the host's seconds, by PARTS
+    device_seconds: float | None = None  # the kernels' time; None if the device has no clock
+    is_shared: bool = False  # by jobs that are trained together
 
 
 @dataclass

@@ -32,19 +32,12 @@ MOST_NARROW = 16
 
 @dataclass(frozen=True)
 class Compiling:
-    """How a step is compiled.
+    """How a step is compiled."""
 
-    Attributes:
-        fixed_shapes: Whether batches differ only in their number of examples: a function for each number, else one for all.
-        usual_rows: The usual batch size, if others are so rare that they are eager; None: all sizes are compiled.
-        in_part: Why the step can't be one function, if that is known before.
-        keeps_layout: Whether torch may not use channels last.
-    """
-
-    fixed_shapes: bool = True
-    usual_rows: int | None = None
-    in_part: str = ""
-    keeps_layout: bool = False
+    fixed_shapes: bool = True  # batches differ only in their number of examples: a function for each number
+    usual_rows: int | None = None  # batches of other sizes are rare, and eager; None: all sizes are compiled
+    in_part: str = ""  # why the step can't be one function, if that is known before
+    keeps_layout: bool = False  # torch may not use channels last
 
     @property
     def options(self) -> dict[str, Any] | None:
@@ -68,11 +61,7 @@ def make_compiled(
         is_first: Whether the first step is eager: it makes the optimizer's state, and the guard watches it.
         say: Prints what was compiled.
     """
-    torch_compile = partial(
-        torch.compile,
-        dynamic=False if kind.fixed_shapes else None,
-        options=kind.options,
-    )
+    torch_compile = partial(torch.compile, dynamic=False if kind.fixed_shapes else None, options=kind.options)
     plain = make()
     compiled: Step | _WholeStep | None = None
 

@@ -42,21 +42,13 @@ class Repeater(Protocol):
 
 @dataclass(frozen=True)
 class Repeating:
-    """How steps are repeated.
-
-    Attributes:
-        repeater: Makes the Repeater of the steps.
-        as_formula: See FixedUpdate.
-        usual_rows: The size of a step's last batch, if steps of other sizes are rare, and eager.
-        times: How often the Repeater is called with numbers that were copied together, if rates change.
-        instead: Takes the steps that can't be repeated; None: they are an error.
-    """
+    """How steps are repeated."""
 
     repeater: Callable[[OnDevice], Repeater]
-    as_formula: bool = False
-    usual_rows: int | None = None
-    times: int = 1
-    instead: Epochs | None = None
+    as_formula: bool = False  # see FixedUpdate
+    usual_rows: int | None = None  # of a step's last batch, if steps of other sizes are rare, and eager
+    times: int = 1  # calls of the Repeater with numbers that were copied together, if rates change
+    instead: Epochs | None = None  # takes the steps that can't be repeated; None: they are an error
 
 
 class OnDevice:
@@ -95,9 +87,8 @@ class OnDevice:
         self._num_alike = self._steps.count(self._steps[0])  # all but a smaller last one
         self._rows_a_step = batch_size * accumulate_steps
         self._offsets = torch.arange(min(self._rows_a_step * MOST_AT_ONCE, num_rows), device=device)
-        self._position = torch.zeros(
-            (), dtype=torch.int64, device=device
-        )  # of the next step's first example in the order
+        # of the next step's first example in the order
+        self._position = torch.zeros((), dtype=torch.int64, device=device)
         self._times = how.times
         self._table = torch.empty(0)  # (MOST_AT_ONCE, G, K) numbers of the next steps, see FixedUpdate
         self._now = self._table  # the numbers that steps read: the table, or a part of it

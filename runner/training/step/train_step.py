@@ -33,23 +33,14 @@ Clocked = Callable[[str, Callable[..., Any]], Callable[..., Any]]
 
 @dataclass(frozen=True)
 class StepOptions:
-    """What changes or wraps the parts of a step.
+    """What changes or wraps the parts of a step."""
 
-    Attributes:
-        wrap_forward_backward: Wraps forward and backward of a group of batches: split_batch.SplitBatch.wrap.
-        compile_forward: Wraps the forward pass with its loss: torch.compile.
-        update: Takes the optimizer's step and clears the gradients, instead of the optimizer.
-        own_batches: Which batches of a group this process trains on, and how much each counts.
-        is_a_turn: Whether the model also has parameters of other optimizers, which get no gradients of this one's loss.
-        clocked: Times a part of the step: clock.StepClock.part.
-    """
-
-    wrap_forward_backward: Callable[[Step], Step] | None = None
-    compile_forward: Callable[[Forward], Forward] | None = None
-    update: FixedUpdate | None = None
-    own_batches: OwnBatches | None = None
-    is_a_turn: bool = False
-    clocked: Clocked | None = None
+    wrap_forward_backward: Callable[[Step], Step] | None = None  # of a group of batches: SplitBatch.wrap
+    compile_forward: Callable[[Forward], Forward] | None = None  # with the loss: torch.compile
+    update: FixedUpdate | None = None  # takes the step and clears the gradients, instead of the optimizer
+    own_batches: OwnBatches | None = None  # which of a group this process trains on, and how much each counts
+    is_a_turn: bool = False  # other optimizers' parameters get no gradients of this one's loss
+    clocked: Clocked | None = None  # times a part of the step: StepClock.part
 
 
 def make_step(
