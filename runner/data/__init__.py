@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from runner.data.array_data import array_inputs as array_inputs
     from runner.data.array_data import arrays as arrays
-    from runner.data.builtin.mnist1d import mnist1d as mnist1d
-    from runner.data.builtin.playground import Features as Features
-    from runner.data.builtin.playground import playground as playground
+    from runner.data.builtin.generated import Features as Features
+    from runner.data.builtin.generated import mnist1d as mnist1d
+    from runner.data.builtin.generated import playground as playground
+    from runner.data.builtin.generated import synthetic as synthetic
     from runner.data.builtin.scikit import digits as digits
     from runner.data.builtin.scikit import scikit as scikit
-    from runner.data.builtin.synthetic import synthetic as synthetic
     from runner.data.hub.datasets import huggingface as huggingface
     from runner.data.hub.datasets import read_rows as read_rows
     from runner.data.language.text import TextReader as TextReader

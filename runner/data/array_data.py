@@ -87,11 +87,7 @@ def arrays(
 def array_inputs(
     path: str, *, inputs: str = "x", float_inputs: bool = True, dtype: str = "float32"
 ) -> Iterator[Tensor]:
-    """Yield the rows of one array, (n, ...), as arrays() reads them: the array called `inputs`, or the only one.
-
-    Raises:
-        RunnerError: The file is missing, can't be read or lacks the array, or holds NaN.
-    """
+    """Yield the rows, (n, ...), of the array called `inputs`, or of the only one, as arrays() reads them. Raises: RunnerError."""
     setting = f"--input {path}"
     with opened(path, key="--input") as found:
         names = list(found)
@@ -122,7 +118,7 @@ class Column:
     path: str
 
     def problem(self, suffix: str, other: str) -> Problem | None:
-        """Return the error if the file lacks the array; other: the name of the other column, which is not suggested."""
+        """Return the error if the file lacks the array; `other` is not suggested."""
         if TABLE in self.found or self.name + suffix in self.found:
             return None
         names = [name.removesuffix(suffix) for name in self.found if name.endswith(suffix)]

@@ -44,11 +44,7 @@ class Arrays(Mapping[str, Any]):
 
 @contextmanager
 def opened(path: str, *, key: str) -> Iterator[Arrays]:
-    """Open an npz, npy or safetensors file for the block. A large npy is mapped into memory; Python objects are refused.
-
-    Raises:
-        RunnerError: The file is missing, of another kind or can't be read.
-    """
+    """Open a file of arrays for the block. A large npy is mapped into memory; Python objects are refused. Raises: RunnerError."""
     file = existing(path, key=key)
     if file.suffix not in ENDINGS:
         problem = f"files {f'that end in `{file.suffix}`' if file.suffix else 'without an ending'} can't be read"

@@ -99,7 +99,7 @@ class OwnLoader(IterableDataset[Any]):
     def filled_to(self) -> int | None:
         """The size to which smaller batches of several readers are joined, so that the loader's length is right.
 
-        None if there are none, or if only the user's collate_fn knows how rows become a batch.
+        None if that can't happen, or if only the user's collate_fn knows how rows become a batch.
         """
         found = self.found
         if self.num_readers < 2 or not isinstance(found, DataLoader) or found.drop_last:

@@ -74,12 +74,9 @@ class Source:
 
 
 def as_source(found: Any, *, name: str, conversion: Conversion = STANDARD) -> Source:
-    """Make a Source, called `name`, of anything that a user-defined function may return.
+    """Make a Source, called `name`, of anything that a user-defined function may return. Raises: RunnerError.
 
     What the conversion changes is in `notes`. Without columns, nested tensors of any shapes and types are examples.
-
-    Raises:
-        RunnerError: The form is not known, lengths differ, or, with columns, a value is NaN or infinite.
     """
     setting = f"data={name}"
     if isinstance(found, Source):
@@ -169,13 +166,10 @@ def from_arrays(
     asked: str = "",
     called: tuple[str, str] = ("the inputs", "the targets"),
 ) -> Source:
-    """Make a Source of arrays, tensors or lists of equal length, in the conversion's types.
+    """Make a Source of arrays, tensors or lists of equal length, in the conversion's types. Raises: RunnerError.
 
-    Args:
-        targets: (N,) classes, any integers or texts, numbered from 0; or floats, of which (N,) becomes (N, 1).
-        like: The training split of another split; its classes and shapes hold.
-        asked: The setting, for errors.
-        called: The names of inputs and targets in errors.
+    targets: (N,) classes, any integers or texts, numbered from 0; or floats, of which (N,) becomes (N, 1). like: the training
+    split of another split; its classes and shapes hold. asked, called: the setting and the names of both in errors.
     """
     setting = asked or f"data={name}"
     if like is not None:
@@ -273,14 +267,10 @@ def _other_classes(given: Source, split: str, train: Source, setting: str) -> Pr
     has_none = not ours or given.facts.get("num_classes", len(ours)) is None
     if has_none or _are_numbers(ours) or (theirs and theirs == ours[: len(theirs)]):
         return None
-    if theirs and not _are_numbers(theirs):
-        problem = f"the classes of train are {', '.join(ours[:12])}, and those of {split} {', '.join(theirs[:12])}"
-        fix = f"use the `classes` of train in {split}, too, and their numbers (ImageFolder: an empty folder and `allow_empty=True`)"
-        return Problem(setting, problem, fix)
-    if isinstance(train.rows, Dataset):
+    if isinstance(train.rows, Dataset) and (not theirs or _are_numbers(theirs)):
         return None
-    problem = f"the classes of train ({', '.join(ours[:12])}) are numbered from 0, and {split} has its own numbers"
-    fix = f"use targets 0, 1, 2, ... in train, as {split} has them, or (inputs, targets) in {split}"
+    problem = f"the classes of train are {', '.join(ours[:12])}, and those of {split} {', '.join(theirs[:12]) or 'are numbers'}"
+    fix = f"use the `classes` of train in {split}, too, and their numbers (ImageFolder: an empty folder and `allow_empty=True`)"
     return Problem(setting, problem, fix)
 
 

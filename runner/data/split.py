@@ -1,4 +1,4 @@
-"""Splits a Source into training, validation and test rows by fractions, or folds, and a seed: on the host, the same everywhere."""
+"""Splits a Source into training, validation and test rows by fractions or folds and a seed, on the host."""
 
 from __future__ import annotations
 
@@ -16,16 +16,15 @@ from runner.data.source import GIVEN, Source
 from runner.device.placement import map_tensors, num_rows, tensors
 from runner.errors import Problem, refuse
 
-#: a tensor is read whole up to so many bytes, else in this many blocks, evenly spread: a big set must not cost seconds
-FINGERPRINT_BYTES = 64 * 2**20
-FINGERPRINT_BLOCKS = 1024
-#: of a source without a validation split
+#: a fingerprint reads this many bytes of a tensor, of larger ones in this many evenly spread blocks
+FINGERPRINT_BYTES, FINGERPRINT_BLOCKS = 64 * 2**20, 1024
+#: of a source without its own validation split
 TEST_FRACTION = 0.1
 
 
 @dataclass(frozen=True)
 class Splits:
-    """What is trained, validated and tested on; None where there is no such split."""
+    """The rows of each split; None without one."""
 
     train: Any  # nested tensors on the host, a Dataset, or Chosen
     val: Any | None
@@ -37,14 +36,14 @@ class Splits:
 
 @dataclass(frozen=True)
 class Chosen:
-    """A split's rows as a part of a set that several runs have in common, and that is kept once for all of them."""
+    """A split's rows in a set that several runs share."""
 
     whole: Any  # nested tensors on the host
     indices: Tensor  # (K,) int64, ascending
 
 
 def rows_of(rows: Any) -> Any:
-    """The rows themselves of what a Splits has: those of a set in common are copied."""
+    """Return the rows of a split; those of a shared set are copied."""
     return select(rows.whole, rows.indices) if isinstance(rows, Chosen) else rows
 
 
@@ -57,19 +56,20 @@ def split(
     seed: int,
     fold: tuple[int, int] | None = None,
 ) -> Splits:
-    """Cuts the source, each class in the same proportion where it has labels; the seed alone decides.
+    """Cut the source by the seed, each class in the same proportion if it has labels. Rows keep their order within a split.
 
-    A split that the source brings itself is used whole and its fraction is not cut. test_fraction: None for TEST_FRACTION, or
-    none if the source brings its validation split, so that all training rows are trained on. limit: how many rows are kept
-    before the cut, in the classes' proportions; None for all. Rows keep their order within a split.
-    A source that is `in_order` is cut into blocks instead, whatever the seed and the labels: the first rows are kept,
-    and of them the last are the test split, those before it the validation split.
-    fold: (K, N) has what is no test split in N parts, the same ones for each K, and the validation split is part K of
-    them, from 0, instead of a fraction.
-    Raises: RunnerError when a split would be empty, and for folds of what can't be had in folds.
+    A split that the source has is used as it is. A source that is `in_order` is cut into blocks: training, validation, test.
+
+    Args:
+        test_fraction: None for TEST_FRACTION, or 0 if the source has its own validation split.
+        limit: The number of rows that are kept before the cut, in the classes' proportions; None for all.
+        fold: (K, N) divides all but the test split into N parts; the validation split is part K, from 0.
+
+    Raises:
+        RunnerError: A split would be empty, or the source can't be divided.
     """
     labels = None
-    if isinstance(source.rows, OwnLoader):  # its rows have no numbers, and may be without an end
+    if isinstance(source.rows, OwnLoader):  # its rows have no indices
         refuse(_not_cut(limit, fold))
         found = {**source.given, "train": source.rows}
     else:
@@ -90,7 +90,7 @@ def indices(
     seed: int,
     fold: tuple[int, int] | None = None,
 ) -> dict[str, Tensor]:
-    """Which rows of the source are in each split that is cut of it, ascending; see split()."""
+    """Return the indices of each split that is cut from the source, ascending; see split()."""
     if test_fraction is None:
         test_fraction = 0.0 if "val" in source.given else TEST_FRACTION
     cut = {"test": test_fraction} if fold else {"test": test_fraction, "val": val_fraction}
@@ -124,10 +124,9 @@ def take(
     labels: Tensor | None,  # (N,) int64
     generator: torch.Generator,
 ) -> tuple[Tensor, Tensor]:
-    """`count` of the indices at random and the others, both ascending.
+    """Return `count` random indices and the others, both ascending.
 
-    With labels, what is taken of a class differs from its exact share by less than one row. A class of one row stays
-    with the others as long as it can: it can be learned there, and measured nowhere else.
+    With labels, the number of rows of a class differs from its exact share by less than one; a single row is taken last.
     """
     order = torch.randperm(len(indices), generator=generator)
     if labels is None:
@@ -148,7 +147,7 @@ def folds(
     labels: Tensor | None,  # (N,) int64
     generator: torch.Generator,
 ) -> Tensor:
-    """(K,) int64, the fold of each index, at random: folds differ by one row at most, and so does each class within them."""
+    """Return (K,) int64, the random fold of each index. Folds differ by at most one row, and so does each class in them."""
     order = torch.randperm(len(indices), generator=generator)
     if labels is not None:
         order = order[labels[indices[order]].argsort(stable=True)]
@@ -158,8 +157,7 @@ def folds(
 
 
 def _shares(sizes: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """(C,) rows to take of each class, `count` in all: the exact share rounded down, and one more for the largest
-    remainders (Hamilton's method, in integers), chance deciding between equal ones."""
+    """Return (C,) numbers of rows, `count` in all, by Hamilton's method in integers; equal remainders are drawn."""
     whole = sizes * count
     total = int(sizes.sum())
     share, remainder = whole // total, whole % total
@@ -171,12 +169,12 @@ def _shares(sizes: Tensor, count: int, generator: torch.Generator) -> Tensor:
 
 
 def select(rows: Any, indices: Tensor) -> Any:
-    """The rows at `indices`, (K,) int64, ascending; the very same object where that is all of them."""
+    """Return the rows at `indices`, (K,) int64, ascending; the same object for all rows."""
     if len(indices) == length(rows):
         return rows
     if isinstance(rows, Dataset):
         first, last = int(indices[0]), int(indices[-1])
-        is_block = last - first + 1 == len(indices)  # a range: of a big set the numbers alone would fill the memory
+        is_block = last - first + 1 == len(indices)  # a range, as the list of a large set needs much memory
         return Subset(rows, range(first, last + 1) if is_block else indices.tolist())
     return map_tensors(rows, lambda tensor: tensor.index_select(0, indices))
 
@@ -186,12 +184,10 @@ def length(rows: Any) -> int:
 
 
 def fingerprint(source: Source) -> str:
-    """SHA-256 over the source's values, shapes, types and class names, splits of its own included.
+    """Return the SHA-256 of the source's values, shapes, types and class names, with its own splits.
 
-    Of a tensor over 64 MiB only 1,024 blocks are read, the same ones always. Of a Dataset: its class, its length, and its
-    attribute `fingerprint`, a text, where it has one; one that has mapped_tensors() is these tensors, which are in memory
-    where there is room at that moment. Of a source that says `told`, that is what its rows are.
-    What finishes batches counts by its buffers: a text lies there.
+    Of a tensor over 64 MiB 1,024 blocks are read. A Dataset counts by its class, length and attribute `fingerprint`, or by
+    its mapped_tensors(); the buffers of a batch transform count, too. The source's `told` replaces all of its rows.
     """
     digest = hashlib.sha256(repr(source.classes).encode())
     buffers = [] if source.finish is None else list(source.finish.buffers())
@@ -203,10 +199,9 @@ def fingerprint(source: Source) -> str:
         if isinstance(rows, Dataset) and hasattr(rows, "mapped_tensors"):
             rows = rows.mapped_tensors()
         if isinstance(rows, Dataset):
-            told = getattr(rows, "fingerprint", "")  # what its values are, where it can tell
-            is_endless = isinstance(rows, OwnLoader) and not rows.has_length  # as long as its run, which may go on
-            num = "" if is_endless else length(rows)
-            digest.update(f"{name} {type(rows).__qualname__} {num} {told}".encode())
+            is_endless = isinstance(rows, OwnLoader) and not rows.has_length  # as long as its run, which may be resumed
+            num, content = "" if is_endless else length(rows), getattr(rows, "fingerprint", "")
+            digest.update(f"{name} {type(rows).__qualname__} {num} {content}".encode())
             continue
         for tensor in tensors(rows):
             digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
@@ -230,10 +225,9 @@ def _empty_splits(total: int, cut: dict[str, float], counts: dict[str, int]) -> 
     problems = []
     for name, fraction in cut.items():
         if counts[name] == 0:
-            problem = f"`data.{name}_fraction` of {total:,} rows is no row"
-            problems.append(
-                Problem(f"data.{name}_fraction={fraction}", problem, f"use `data.{name}_fraction=0`, or more rows")
-            )
+            problem = f"`data.{name}_fraction` of {total:,} rows is less than one row"
+            fix = f"use `data.{name}_fraction=0`, or more rows"
+            problems.append(Problem(f"data.{name}_fraction={fraction}", problem, fix))
     if sum(cut.values()) >= 1 or sum(counts.values()) >= total:
         asked = " ".join(f"data.{name}_fraction={fraction}" for name, fraction in cut.items()) or "data"
         problem = f"the validation and test splits leave none of the {total:,} rows for training"
@@ -243,23 +237,17 @@ def _empty_splits(total: int, cut: dict[str, float], counts: dict[str, int]) -> 
 
 def _not_cut(limit: int | None, fold: tuple[int, int] | None) -> list[Problem]:
     problem, fix = "a custom DataLoader chooses its rows itself", "return tensors or a map-style Dataset"
-    asked = {"data.limit": limit, "data.fold": None if fold is None else f"{fold[0]}/{fold[1]}"}
-    return [
-        Problem(f"{key}={value}", problem, f"use `{key}=null`, or {fix}")
-        for key, value in asked.items()
-        if value is not None
-    ]
+    settings = {"data.limit": limit, "data.fold": fold and f"{fold[0]}/{fold[1]}"}
+    used = {key: value for key, value in settings.items() if value is not None}
+    return [Problem(f"{key}={value}", problem, f"use `{key}=null`, or {fix}") for key, value in used.items()]
 
 
 def _no_folds(source: Source, fold: tuple[int, int], total: int) -> list[Problem]:
     asked = f"data.fold={fold[0]}/{fold[1]}"
     if "val" in source.given:
-        return [
-            Problem.suggest(
-                asked, f"`{source.name}` has its own validation split, which has no folds", ["data.fold=null"]
-            )
-        ]
-    if source.in_order:  # a window of a text is moved back by chance: behind a fold it would reach into it
+        problem = f"`{source.name}` has its own validation split, which has no folds"
+        return [Problem.suggest(asked, problem, ["data.fold=null"])]
+    if source.in_order:  # the random window of a text after a fold would reach into it
         problem = f"neighboring rows of `{source.name}` are related, so a fold would leak into training"
         return [Problem(asked, problem, "use `data.fold=null`, which validates on the last part")]
     if total < fold[1]:

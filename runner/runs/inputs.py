@@ -20,7 +20,7 @@ from runner.data import array_data
 from runner.data.array_files import ENDINGS as OF_ARRAYS
 from runner.data.map_style import Conversion
 from runner.data.tables.cells import NUMBER, Form
-from runner.data.tables.columns import Column, Columns, columns_in, listed, made_up
+from runner.data.tables.columns import Column, Columns, columns_in, listed
 from runner.data.tables.encoder import Encoder
 from runner.data.tables.files import ENDINGS as TABLE_ENDINGS
 from runner.data.tables.files import TableFile, is_table
@@ -101,8 +101,7 @@ def example(trained: Trained) -> Any:
                 str(trained.folder / EXAMPLE), problem, "restore the file as the run wrote it"
             ) from error
     if (columns := columns_in(trained.card.reader)) is not None:
-        reader: Any = reader_of(trained)
-        return reader.frame(made_up(columns))
+        return torch.zeros(4, columns.num_floats, dtype=getattr(torch, columns.dtype))  # 0 is a category, too
     shape, vocab_size = trained.card.facts.get("input_shape"), trained.card.facts.get("vocab_size")
     if not isinstance(shape, list):
         problem = f"the run has no `{EXAMPLE}`, so the shape of its rows is unknown"

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from runner.config import validate
 from runner.config.identity import key_of
-from runner.data.tables.columns import form_in
+from runner.data.tables.columns import READER, parts_of
 from runner.data.tables.files import ENDINGS, is_table
 from runner.device import backends, layers
 from runner.device.placement import map_tensors, move
@@ -168,7 +168,9 @@ class Kept:
     """The unchanged columns of the input table, read in chunks of as many rows as the predictions."""
 
     def __init__(self, file: Path, trained: Trained) -> None:
-        table = table_file(file, form_in(trained.card.reader))
+        node = trained.card.reader
+        form = parts_of(node)[2] if node is not None and node.get("_target_") == READER else None
+        table = table_file(file, form)
         self._file, self._batches = file, table.batches(table.names())
         self._rest: Any = None
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.config import run_files
-from runner.data.tables.columns import arguments, columns_in, frame_of
+from runner.data.tables.columns import columns_in, frame_of
 
 if TYPE_CHECKING:
     from mlflow.models import ModelSignature
@@ -45,7 +45,8 @@ def take_frames(path: Path, reader: Reader | None) -> None:
         return
     card = Model.load(str(path))
     pyfunc = card.flavors["python_function"]
-    (path / pyfunc["data"] / READER).write_text(json.dumps(arguments(reader)) + "\n")
+    arguments = {key: value for key, value in reader.items() if key != "_target_"}
+    (path / pyfunc["data"] / READER).write_text(json.dumps(arguments) + "\n")
     pyfunc["loader_module"] = __name__
     card.save(str(path / "MLmodel"))
 

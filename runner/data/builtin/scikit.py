@@ -22,10 +22,7 @@ from runner.errors import RunnerError, nearest
 
 
 def digits(augment: Mapping[str, Any] | Sequence[Any] | None = None) -> Source:
-    """Images (1797, 1, 8, 8) in 0..1 and their classes 0..9 (UCI optical recognition of handwritten digits).
-
-    augment: see runner.data.vision.augment.
-    """
+    """Return images (1797, 1, 8, 8) in 0..1 and classes 0..9 (UCI optical recognition of handwritten digits)."""
     # (1797, 65): 64 pixels in 0..16, then the class
     rows = np.loadtxt(shipped("digits.csv.gz"), delimiter=",", dtype=np.uint8)
     images = rows[:, :-1].reshape(-1, 1, 8, 8) / 16
@@ -40,7 +37,7 @@ def shipped(name: str) -> Path:
     return Path(found.origin).parent / "datasets" / "data" / name
 
 
-CELL = (
+CELL = [
     "radius",
     "texture",
     "perimeter",
@@ -50,11 +47,12 @@ CELL = (
     "concavity",
     "concave points",
     "symmetry",
-)
+    "fractal dimension",
+]
 CELL_COLUMNS = tuple(
     f"mean {name}" if kind == "mean" else f"worst {name}" if kind == "worst" else f"{name} error"
     for kind in ("mean", "error", "worst")
-    for name in (*CELL, "fractal dimension")
+    for name in CELL
 )
 
 
@@ -101,10 +99,9 @@ SETS = {
 
 
 def scikit(which: str, dtype: str = "float32") -> Source:
-    """breast_cancer (569 rows, 30 numbers, 2 classes), diabetes (442, 10, a regression), iris (150, 4, 3), wine (178, 13, 3).
+    """Return breast_cancer (569 rows, 30 numbers, 2 classes), diabetes (442, 10, a regression), iris (150, 4, 3) or wine (178, 13, 3).
 
-    Values as they were measured; a layer before the model normalises them, fitted on the training split, and one behind it
-    scales a regression back. Raises: RunnerError for another name.
+    A layer in front of the model scales the values, fitted on the training split, and one behind it scales a regression back.
     """
     if which not in SETS:
         ways = [f"data={hit}" for hit in nearest(str(which), SETS) or SETS]

@@ -85,14 +85,11 @@ class Location:
 def load_tables(
     location: Location, split: Mapping[str, str] | None = None, *, num_streamed: int | None = None
 ) -> dict[str, Any]:
-    """Return {"train": a `datasets.Dataset`, ...}, also "val" and "test" if the set has them. Images stay encoded.
+    """Return {"train": a `datasets.Dataset`, ...} with "val" and "test" if the set has them. Images stay encoded.
 
     Args:
         split: The set's names of the splits; None to find them.
         num_streamed: Fetch only this many examples of each split, in the stream's order, into memory.
-
-    Raises:
-        RunnerError: The set does not exist, can't be reached or can't be read, or lacks a split.
     """
     datasets, arguments = _library(), location.arguments()
     with _without_progress_bars(datasets), _errors_of_the_user(location.setting):

@@ -80,7 +80,6 @@ def shifted(windows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def num_windows(num_tokens: int, context_length: int) -> int:
-    """Return the number of windows, one after the other, each followed by a token."""
     return (num_tokens - 1) // context_length
 
 
@@ -97,10 +96,7 @@ def check_windows(context_length: Any, windows: Any, *, num_tokens: int, path: s
 
 
 def rows_of(tokens: NDArray[Any], context_length: int) -> Tensor:
-    """Return (N, T) int64 windows for predictions, one after the other; the last one ends with the text.
-
-    A text shorter than a window is one row of the text's length.
-    """
+    """Return (N, T) int64 windows for predictions. The last one ends with the text; a shorter text is one row."""
     if len(tokens) <= context_length:
         return torch.from_numpy(tokens.astype(np.int64))[None]
     starts = np.append(np.arange(0, len(tokens) - context_length, context_length), len(tokens) - context_length)
@@ -132,13 +128,9 @@ def text(
     """Return windows of `context_length` tokens and the tokens that follow. The text's last parts are the other splits.
 
     Args:
-        path: A file, a list of files or a glob (*.txt), which are joined in the order of their names.
-        tokens: characters (those of the whole text), bytes, or a tokenizer.json.
-        windows: random (in training each is moved randomly, once an epoch), or sequential.
+        path: A file, a list of files or a glob (*.txt), which are joined in the order of their names. The other arguments
+            are explained in conf/data/text.yaml.
         like: The reader of an earlier run, whose vocabulary and context length hold.
-
-    Raises:
-        RunnerError: A file is missing or not UTF-8, or the text is shorter than a window.
     """
     files = find_files(path, key="data.path")
     contents = [file.read_bytes() for file in files]

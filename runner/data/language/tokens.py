@@ -69,7 +69,6 @@ def describe(file: Path, dtype: str, greatest: tuple[int, int], reader: dict[str
 
 
 def mapped(file: Path, dtype: str) -> NDArray[Any]:
-    """Return (N,) in the file's type, read-only."""
     if file.suffix == ".npy":
         found: NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)
         return found
@@ -185,12 +184,7 @@ def tokens(
 ) -> Source:
     """Return windows of `context_length` tokens and the tokens that follow, from a memory-mapped .bin or .npy.
 
-    Args:
-        vocab_size: Tokens are below it (None: as write_tokens() has written, else the greatest token and one more).
-        windows: random (in training each is moved randomly, once an epoch), or sequential.
-        dtype: Of a .bin (None: as write_tokens() has written, else uint16).
-        tokenizer: A tokenizer.json or `bytes`, to read and write text with (None: as write_tokens() has written).
-        like: The reader of an earlier run.
+    The arguments are explained in conf/data/tokens.yaml. like: the reader of an earlier run.
 
     Raises:
         RunnerError: The file is missing or is not a token file, or a token is not below vocab_size.
@@ -219,15 +213,12 @@ def tokens(
 
 
 def write_tokens(texts: Iterable[str], path: str | Path, tokenizer: str = "bytes") -> int:
-    """Write the texts' tokens, end to end, as a .bin that data=tokens reads; return their number.
+    """Write the texts' tokens, end to end, as a .bin that data=tokens reads; return their number. Raises: RunnerError.
 
     One text is in memory at a time. Tokens take 2 bytes, or 4 if there are over 65,536 kinds.
 
     Args:
         tokenizer: `bytes`, `characters` (those of all texts, which are then held in memory), or a tokenizer.json.
-
-    Raises:
-        RunnerError: The ending is not .bin, or the texts have no tokens.
     """
     file = Path(path)
     if file.suffix != ".bin":

@@ -29,9 +29,7 @@ IGNORED = -100
 class TextRows:
     """Encode texts as rows of `length` tokens: longer ones are cut, shorter ones filled with `padding`.
 
-    Args:
-        entries: The content of a tokenizer.json, which gets a padding token if it has none; None for bytes, with 256 as
-            the padding.
+    entries: the content of a tokenizer.json; None for bytes, with 256 as the padding.
     """
 
     def __init__(self, entries: str | None, length: int, *, asked: str = "data.tokenizer") -> None:
@@ -152,11 +150,7 @@ def vocabulary(kind: str, entries: Any = None) -> Vocabulary:
 
 
 def new_vocabulary(tokens: str, contents: Iterable[bytes], *, asked: str, key: str = "data.tokens") -> Vocabulary:
-    """Return the vocabulary that `data.tokens` names: characters (those of the contents), bytes, or a tokenizer.json.
-
-    Raises:
-        RunnerError: The setting is not valid, or the contents are not UTF-8.
-    """
+    """Return the vocabulary that `data.tokens` names; characters are those of the contents. Raises: RunnerError."""
     if tokens == BYTES:
         return Bytes()
     if tokens == CHARACTERS:

@@ -19,7 +19,7 @@ class TransformedBatches(Batches):
     """Batches after module(batch, draws) -> batch on the device, which is in training mode for the training split.
 
     Its random numbers are `draws`, (B, module.num_draws) float32 in [0, 1). They are drawn on the host for a whole epoch
-    and depend on row and epoch alone: a resumed run, and one on another device, gets the same.
+    and depend only on row and epoch: a resumed run, and one on another device, gets the same.
     """
 
     def __init__(

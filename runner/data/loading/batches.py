@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Batches:
-    """A split, ready to be trained or evaluated on, in an order that the seed alone decides."""
+    """A split, ready to be trained or evaluated on, in an order that only the seed decides."""
 
     num_rows: int
     batch_size: int
@@ -38,7 +38,7 @@ class Batches:
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows start to stop of a batch. A process without a row of its own reads one that doesn't count."""
+    """Rows start to stop of a batch. A process without a row reads one that doesn't count."""
 
     start: int
     stop: int

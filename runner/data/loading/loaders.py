@@ -13,7 +13,7 @@ from runner.data.loading.batches import Batches
 from runner.data.loading.order import ClassSampler, permutation
 from runner.data.loading.resident import Resident
 from runner.data.loading.served import Served
-from runner.data.loading.streamed import Streamed, free_room, workers_with_room
+from runner.data.loading.streamed import LARGER, Streamed, free_room
 from runner.data.map_style import STANDARD, Conversion
 from runner.data.own_loader import OwnLoader
 from runner.device.capabilities import TOO_LARGE_BYTES, legal_dtype
@@ -31,18 +31,15 @@ MOST_WORKERS = 4
 #: the same if a process imports everything again (macOS, Windows), which takes seconds and 300 MB. A split that is only
 #: evaluated has one, and fewer rows than this are read in less time than it starts in
 MOST_FRESH_WORKERS, FEW_ROWS = 2, 1_000
+#: bytes of shared memory from which worker processes are started: a container has 64 MiB by default
+LEAST_ROOM = 2**28
 
 
 @dataclass(frozen=True)
 class Loading:
     """Where rows are kept, and which processes read them.
 
-    Args:
-        residency: auto, device or stream.
-        free_bytes: Of the device; None if unknown.
-        num_workers: Processes that read a Dataset; None for automatic.
-        num_processes: Training processes on this machine, each of which loads its own.
-        conversion: Of batches of a Dataset or DataLoader.
+    free_bytes: of the device; None if unknown. num_workers: None for automatic. num_processes: that train on this machine.
     """
 
     residency: str = "auto"
@@ -62,14 +59,7 @@ def load(
     shuffle: bool,
     sampler: ClassSampler | None = None,
 ) -> tuple[Batches, str]:
-    """Return the batches of a split, and why they are loaded so.
-
-    Args:
-        sampler: Draws the rows if they are shuffled; None for each row once an epoch.
-
-    Raises:
-        RunnerError: The rows must be on the device, and don't fit there.
-    """
+    """Return the batches of a split, and why they are loaded so. Raises: RunnerError if they don't fit as requested."""
     settings: dict[str, Any] = {"batch_size": batch_size, "device": device, "seed": seed}
     if isinstance(rows, OwnLoader):
         served = Served(rows, **settings, conversion=loading.conversion)
@@ -81,23 +71,16 @@ def load(
         is_on_device, reason = _residency(rows, loading, device)
         reason += "; rows in memory need no worker processes" if loading.num_workers else ""
         return Resident(rows, **settings) if is_on_device else Streamed(rows, **settings), reason
-    workers, num_processes = loading.num_workers, loading.num_processes
+    workers, reason = loading.num_workers, "streamed (a Dataset is read row by row)"
     if workers is None:
-        workers = automatic_workers(rows, num_processes, is_training=shuffle)
-    share = -(-batch_size // num_processes)
-    free = None if (room := free_room()) is None else room // num_processes
-    is_set = loading.num_workers is not None
-    workers, why = workers_with_room(workers, rows, share, loading.conversion, free=free, is_set=is_set)
-    streamed = Streamed(rows, num_workers=workers, conversion=loading.conversion, **settings)
-    return streamed, f"streamed (a Dataset is read row by row){why}"
+        workers, room = automatic_workers(rows, loading.num_processes, is_training=shuffle), free_room()
+        if workers and room is not None and room < LEAST_ROOM:
+            workers, reason = 0, f"{reason}; read in this process: /dev/shm has {size_in_words(room)}, use {LARGER}"
+    return Streamed(rows, num_workers=workers, conversion=loading.conversion, **settings), reason
 
 
 def automatic_workers(rows: Any, num_processes: int = 1, *, is_training: bool = True) -> int:
-    """Return how many processes read a Dataset: one per CPU and at most four; fewer if processes don't start as a fork.
-
-    Args:
-        num_processes: Training processes that share the CPUs; each has at least one reader.
-    """
+    """Return how many processes read a Dataset for each training process: at most four, fewer without fork."""
     allowed = num_usable_cpus()
     if (multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]) == "fork":
         return max(1, min(MOST_WORKERS, allowed // num_processes))

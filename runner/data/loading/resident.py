@@ -17,7 +17,7 @@ from runner.device.placement import in_batches, map_tensors, move, num_bytes, nu
 #: caches; other devices have fewer launches
 GATHER_BYTES, GATHER_BYTES_ELSEWHERE = {"cpu": 2**20}, 2**24
 MOST_BATCHES_A_GATHER = 64
-#: batches of a gather begin at multiples of these bytes, as torch's own allocations do: the alignment of its inputs chooses
+#: batches of a gather begin at multiples of these bytes, as allocations of torch do: the alignment of its inputs chooses
 #: a kernel, and the bits of a step must not depend on how many steps are taken at a time
 ALIGNMENT = 512
 
@@ -54,12 +54,7 @@ class Resident(Batches):
         return other
 
     def share(self, rows: Any, chosen: Tensor | None = None) -> None:
-        """Read the same rows from a set that several runs share, and keep no copy of them.
-
-        Args:
-            rows: The set, on the device.
-            chosen: The indices of the split's rows there, (num_rows,) int64; None for all.
-        """
+        """Read the same rows from a set on the device that several runs share. chosen: their indices; None for all."""
         self._rows, self._chosen = rows, chosen
         self.device_bytes = 0 if chosen is None else chosen.nbytes
 
@@ -117,11 +112,7 @@ class Indexed:
             self._order.copy_(order if self._chosen is None else self._chosen.index_select(0, order))
 
     def gather(self, positions: Tensor, *, out: Any = None) -> Any:
-        """Return the rows at positions, (B,) int64 on the device, of the epoch's order.
-
-        Args:
-            out: The result of an earlier call, which is overwritten.
-        """
+        """Return the rows at positions, (B,) int64 on the device, of the epoch's order; out: an earlier result to overwrite."""
         chosen = self._order.index_select(0, positions)
         if out is None:
             return map_tensors(self._rows, lambda tensor: tensor.index_select(0, chosen))
@@ -138,7 +129,7 @@ class Indexed:
         return batches_a_gather(self._rows, num_rows, self._device)
 
     def is_aligned(self, num_rows: int) -> bool:
-        """Return whether the rows after so many gathered ones have the alignment of an allocation."""
+        """Return whether the rows after that many gathered ones have the alignment of an allocation."""
         return all(num_rows * (num_bytes(tensor) // len(tensor)) % ALIGNMENT == 0 for tensor in tensors(self._rows))
 
 

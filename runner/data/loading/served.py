@@ -60,13 +60,7 @@ class Served(Batches):
         return self._num_batches
 
     def epoch(self, number: int, *, first_batch: int = 0, shard: Shard | None = None) -> Iterator[Any]:
-        """Yield the epoch's batches. Waits for the host's reading.
-
-        Each of several processes reads every batch, and takes its rows.
-
-        Raises:
-            RunnerError: The loader ends before its length.
-        """
+        """Yield the epoch's batches. Each of several processes reads every batch, and takes its rows. Waits for the reading."""
         state, self._loaded = self._loaded, None
         if state is not None and (state["epoch"], state["batches"]) != (number, first_batch):
             state = None

@@ -28,8 +28,8 @@ from runner.data.loading.order import BATCH, ClassSampler, Orders, generator, mi
 from runner.data.loading.resident import batches_a_gather
 from runner.data.map_style import STANDARD, Conversion, batch_of
 from runner.device import streams
-from runner.device.placement import in_batches, map_tensors, move, num_bytes, num_rows, tensors
-from runner.errors import OF_CODE, Problem, RunnerError, in_words
+from runner.device.placement import in_batches, map_tensors, move, num_rows, tensors
+from runner.errors import Problem, RunnerError, in_words
 
 SHARED_MEMORY = Path("/dev/shm")
 #: batches that each process reads ahead (the default of torch)
@@ -50,37 +50,6 @@ def free_room() -> int | None:
         return None
     found = os.statvfs(SHARED_MEMORY)
     return found.f_bavail * found.f_frsize
-
-
-def workers_with_room(
-    workers: int, rows: Any, batch_size: int, conversion: Conversion, *, free: int | None, is_set: bool
-) -> tuple[int, str]:
-    """Return for how many worker processes the shared memory has room, and why they are fewer.
-
-    Each process has PREFETCH batches there, and the training step has another one. Batches are measured by the first row.
-
-    Raises:
-        RunnerError: There is no room for the number that the user set.
-    """
-    if not workers or free is None:
-        return workers, ""
-    try:
-        several = getattr(rows, "__getitems__", None)
-        batch_bytes = num_bytes(conversion(batch_of(rows, several([0]) if several else [rows[0]]))) * batch_size
-    except OF_CODE:  # the user's code: the reading reports the error
-        return workers, ""
-    most = max(0, (free // max(batch_bytes, 1) - 1) // PREFETCH)
-    if most >= workers:
-        return workers, ""
-    needed = (workers * PREFETCH + 1) * batch_bytes
-    room = (
-        f"/dev/shm has {free / 2**20:,.1f} MiB free, and batches for {workers} processes take {needed / 2**20:,.1f} MiB"
-    )
-    if is_set:
-        fewer = f"`data.num_workers={most}`, " if most else ""
-        fix = f"use {fewer}`data.num_workers=0`, a smaller `train.batch_size`, or {LARGER}"
-        raise RunnerError.of(f"data.num_workers={workers}", room, fix)
-    return most, f"; read by {most} processes: {room}" if most else f"; read in this process: {room}"
 
 
 Planned = tuple[int, list[int]]  # of a batch: the seed of its random numbers, and the indices of its rows
@@ -202,9 +171,7 @@ def _unchanged(batch: Any) -> Any:
 class Streamed(Batches):
     """Batches that are copied one by one, in Resident's order: of rows that are too large for the device, or a Dataset.
 
-    Args:
-        rows: Nested tensors, or a map-style Dataset.
-        num_workers: Processes that read a Dataset; they end with `close()`, or with an unfinished epoch.
+    The processes that read a Dataset end with `close()`, or with an unfinished epoch.
     """
 
     def __init__(
@@ -277,10 +244,7 @@ class Streamed(Batches):
             self._orders.close()
 
     def _plan(self, number: int, first_batch: int, shard: Shard | None) -> Iterator[Planned]:
-        """Yield a seed and the rows of each batch, so that it does not depend on the process that reads it.
-
-        Processes that share a batch draw different numbers for it, rank 0 those of a run with one process.
-        """
+        """Yield a seed and the rows of each batch, so that it does not depend on the process that reads it."""
         others = (shard.rank,) if shard is not None and shard.rank else ()
         for index, indices in enumerate(self._indices(number, first_batch, shard), start=first_batch):
             yield mixed(self._seed, BATCH, number, index, *others), indices.tolist()
@@ -304,13 +268,7 @@ def _gather(tensor: Tensor, *, indices: Tensor, pinned: bool) -> Tensor:
 
 
 def copied_ahead(batches: Iterator[Any], device: torch.device, *, side: torch.Stream) -> Iterator[Any]:
-    """Yield batches on a device with streams, each copied on the stream `side` during the step before it.
-
-    The host waits for nothing here.
-
-    Args:
-        batches: In pinned memory, which torch keeps until the copy is over.
-    """
+    """Yield batches in pinned memory, each copied on the stream `side` during the step before it. The host does not wait."""
 
     def copy() -> Any:
         for batch in batches:

@@ -47,26 +47,15 @@ class UnknownType(Exception):
 
 @dataclass(frozen=True)
 class Form:
-    """How values are written in a file.
+    """How values are written in a file."""
 
-    Args:
-        decimal: The decimal separator; with "," points separate thousands.
-        header: False if the first line is data; columns are then named c0, c1, ...
-        date_format: Formats of strptime; the first that fits a text is used.
-        missing_values: Texts or numbers that mark a missing value.
-    """
-
-    decimal: str = "."
-    header: bool = True
-    date_format: tuple[str, ...] = ()
-    missing_values: tuple[str, ...] = ()
+    decimal: str = "."  # with "," points separate thousands
+    header: bool = True  # False if the first line is data; columns are then named c0, c1, ...
+    date_format: tuple[str, ...] = ()  # of strptime; the first that fits a text is used
+    missing_values: tuple[str, ...] = ()  # texts or numbers that mark a missing value
 
     def tidied(self, values: Any) -> Any:
-        """Return texts, numbers, booleans or timestamps: missing values are null, numbers and dates in one form.
-
-        Raises:
-            UnknownType: The column has another type.
-        """
+        """Return texts, numbers, booleans or timestamps: missing values are null, numbers and dates in one form."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -90,7 +79,7 @@ class Form:
         return pc.if_else(fits, pc.replace_substring(plain, ",", "."), values)
 
     def node(self) -> dict[str, Any]:
-        """Return plain values for form_of(): the settings that are not the default."""
+        """Return the settings that are not the default, for form_of()."""
         default = asdict(Form())
         changed = {key: value for key, value in asdict(self).items() if value != default[key]}
         return {key: list(value) if isinstance(value, tuple) else value for key, value in changed.items()}
@@ -102,11 +91,7 @@ def form_of(
     date_format: str | Sequence[str] | None = None,
     missing_values: Any = None,
 ) -> Form:
-    """Return the form for a user's settings.
-
-    Raises:
-        RunnerError: A setting is not valid.
-    """
+    """Return the form for a user's settings. Raises: RunnerError."""
     problems = []
     if decimal not in (".", ","):
         problem = "`data.decimal` must be a point or a comma"

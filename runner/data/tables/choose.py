@@ -12,7 +12,7 @@ import numpy as np
 
 from runner.config.checks import choice, count
 from runner.data.tables.cells import NUMBER, suggested
-from runner.data.tables.columns import Column, Columns, Target, columns_in, listed, reader_node, target_of
+from runner.data.tables.columns import Column, Columns, Target, listed, parts_of, reader_node
 from runner.data.tables.encoder import missing_target, missing_value
 from runner.data.tables.files import TableFile
 from runner.data.tables.scan import Tally, offset_note, scan
@@ -60,9 +60,8 @@ def table_of(node: Mapping[str, Any]) -> Table:
 
 def from_reader(node: Mapping[str, Any]) -> Table:
     """Return the columns and the target of an earlier run. node: its reader, as in model.json."""
-    columns = columns_in(node)
-    assert columns is not None
-    return Table(columns, target_of(node["target"]), notes=("columns and classes of an earlier run",))
+    columns, target, _ = parts_of(node)
+    return Table(columns, target, notes=("columns and classes of an earlier run",))
 
 
 def choose(files: Sequence[TableFile], names: Sequence[str], settings: ColumnSettings) -> Table:

@@ -13,60 +13,9 @@ import numpy as np
 
 from runner.data.tables.cells import Form, form_of
 
-EPOCH = dt.datetime(1970, 1, 1)
-NUMBERS = ("0", "1", "1.5", "0.5")
-
-
-def frame_of(columns: Columns, rows: Any) -> Any:  # (n, num_floats)
-    """Return a DataFrame as pandas reads a CSV file: numbers, booleans and texts; dates and unknown categories are texts."""
-    import pandas
-
-    series, start = {}, 0
-    for column in columns.columns:
-        end = start + len(column.sizes)
-        values = [None if math.isnan(row[0]) else _value(column, row) for row in rows[:, start:end]]
-        series[column.name] = pandas.Series(values, dtype="float64" if column.kind == "number" else "object")
-        start = end
-    return pandas.DataFrame(series)
-
-
-def made_up(columns: Columns, count: int = 4) -> Any:
-    """Return a DataFrame of rows that fit the columns, for a run without an example."""
-    import pandas
-
-    texts = {column.name: itertools.islice(itertools.cycle(_texts(column)), count) for column in columns.columns}
-    return pandas.DataFrame({name: list(values) for name, values in texts.items()})
-
-
-def _texts(column: Column) -> list[str]:
-    if column.kind == "category":
-        return list(column.categories)
-    if column.kind == "date":
-        return [f"2026-11-2{day} 0{day}:30:00" if column.has_times else f"2026-11-2{day}" for day in range(1, 5)]
-    return ["false", "true"] if column.kind == "boolean" else list(NUMBERS)
-
-
-def _value(column: Column, floats: Any) -> Any:
-    if column.kind == "category":
-        code = int(floats[0])
-        return column.categories[code] if code >= 0 else _unknown_category(column)
-    if column.kind == "boolean":
-        return bool(floats[0])
-    if column.kind == "number":
-        return float(str(floats[0])) + column.offset  # 5.1 and not 5.099999904632568
-    if not column.has_times:
-        return str((EPOCH + dt.timedelta(round(float(floats[0])))).date())
-    days, hours = float(floats[0]), float(floats[3])
-    return (EPOCH + dt.timedelta(round(days - hours / 24), hours=hours)).isoformat(" ")
-
-
-def _unknown_category(column: Column) -> str:
-    known = {text.lower() for text in column.categories}
-    return next(text for count in itertools.count() if (text := f"other{'?' * count}") not in known)
-
-
 READER = "runner.data.TableReader"
 NUM_MONTHS, NUM_WEEKDAYS = 12, 7
+EPOCH = dt.datetime(1970, 1, 1)
 
 
 @dataclass(frozen=True)
@@ -119,10 +68,6 @@ class Columns:
         """The model's number of inputs: numbers, a 0/1 column per category, and one per column with missing values."""
         return sum(size or 1 for size in self.sizes) + len(self.flagged)
 
-    def node(self) -> list[dict[str, Any]]:
-        nodes = [asdict(column) | {"categories": list(column.categories)} for column in self.columns]
-        return [{key: value for key, value in node.items() if key != "offset" or value} for node in nodes]
-
 
 @dataclass(frozen=True)
 class Target:
@@ -137,70 +82,75 @@ class Target:
         return len(self.classes) or len(self.names)
 
 
-def columns_of(node: Sequence[Mapping[str, Any]], *, refuses_missing: bool, dtype: str = "float32") -> Columns:
-    """Return the columns of a reader_node()."""
-    columns = [_visible(dict(item)) for item in node]
-    made = tuple(Column(**{**item, "categories": tuple(item["categories"])}) for item in columns)
-    return Columns(made, refuses_missing, dtype)
-
-
-def target_of(node: Mapping[str, Any]) -> Target:
-    """Return the target of a reader_node()."""
-    target = _visible(dict(node))
-    return Target(tuple(target["names"]), target["kind"], tuple(target["classes"]))
-
-
-def form_of_node(node: Mapping[str, Any] | None) -> Form:
-    """Return the form of a reader_node()."""
-    return form_of(**_visible(dict(node or {})))
-
-
 def reader_node(columns: Columns, target: Target, form: Form | None = None) -> dict[str, Any]:
     """Return the node of which build() makes a TableReader. Texts with ${ are hidden from OmegaConf."""
-    written = _hidden(form.node()) if form is not None else {}
+    nodes = [
+        {key: value for key, value in asdict(column).items() if key != "offset" or value} for column in columns.columns
+    ]
+    written = form.node() if form is not None else {}
     return {
         "_target_": READER,
-        "columns": _hidden(columns.node()),
-        "target": _hidden(asdict(target)),
+        "columns": _replaced(nodes, "${", "$\0{"),  # no table holds a zero byte
+        "target": _replaced(asdict(target), "${", "$\0{"),
         "refuses_missing": columns.refuses_missing,
-        **({"form": written} if written else {}),
         **({"dtype": columns.dtype} if columns.dtype != Columns.dtype else {}),
+        **({"form": _replaced(written, "${", "$\0{")} if written else {}),
     }
 
 
-def arguments(node: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a reader_node()'s TableReader."""
-    return {key: value for key, value in node.items() if key != "_target_"}
+def parts_of(node: Mapping[str, Any]) -> tuple[Columns, Target, Form]:
+    """Return the columns, the target and the form of a reader_node(). Imports no torch."""
+    columns, target, form = (_replaced(node.get(key), "$\0{", "${") for key in ("columns", "target", "form"))
+    made = [Column(**{**column, "categories": tuple(column["categories"])}) for column in columns]
+    classes = tuple(target["classes"])
+    return (
+        Columns(tuple(made), node.get("refuses_missing", False), node.get("dtype", Columns.dtype)),
+        Target(tuple(target["names"]), target["kind"], classes),
+        form_of(**(form or {})),
+    )
 
 
 def columns_in(node: Mapping[str, Any] | None) -> Columns | None:
-    """Return the columns of a reader's node; None for another kind of reader. Imports no torch."""
-    if node is None or node.get("_target_") != READER:
-        return None
-    return columns_of(node["columns"], refuses_missing=node["refuses_missing"], dtype=node.get("dtype", Columns.dtype))
+    """Return the columns of a reader's node; None for another kind of reader."""
+    return parts_of(node)[0] if node is not None and node.get("_target_") == READER else None
 
 
-def form_in(node: Mapping[str, Any] | None) -> Form | None:
-    """Return the form of a reader's node; None for another kind of reader."""
-    return form_of_node(node.get("form")) if node is not None and node.get("_target_") == READER else None
+def _replaced(value: Any, old: str, new: str) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _replaced(item, old, new) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_replaced(item, old, new) for item in value]
+    return value.replace(old, new) if isinstance(value, str) else value
+
+
+def frame_of(columns: Columns, rows: Any) -> Any:  # (n, num_floats)
+    """Return a DataFrame as pandas reads a CSV file: numbers, booleans and texts; dates and unknown categories are texts."""
+    import pandas
+
+    series, start = {}, 0
+    for column in columns.columns:
+        end = start + len(column.sizes)
+        values = [None if math.isnan(row[0]) else _value(column, row) for row in rows[:, start:end]]
+        series[column.name] = pandas.Series(values, dtype="float64" if column.kind == "number" else "object")
+        start = end
+    return pandas.DataFrame(series)
+
+
+def _value(column: Column, floats: Any) -> Any:
+    if column.kind == "category":
+        known = {text.lower() for text in column.categories}
+        others = (text for count in itertools.count() if (text := f"other{'?' * count}") not in known)
+        return column.categories[int(floats[0])] if floats[0] >= 0 else next(others)
+    if column.kind == "boolean":
+        return bool(floats[0])
+    if column.kind == "number":
+        return float(str(floats[0])) + column.offset  # 5.1 and not 5.099999904632568
+    if not column.has_times:
+        return str((EPOCH + dt.timedelta(round(float(floats[0])))).date())
+    days, hours = float(floats[0]), float(floats[3])
+    return (EPOCH + dt.timedelta(round(days - hours / 24), hours=hours)).isoformat(" ")
 
 
 def listed(names: Sequence[str]) -> str:
     more = f" and {len(names) - 10:,} more" if len(names) > 10 else ""
     return ", ".join(names[:10]) + more
-
-
-def _visible(value: Any) -> Any:
-    return _mapped(value, "$\0{", "${")
-
-
-def _hidden(value: Any) -> Any:
-    return _mapped(value, "${", "$\0{")  # no table holds a zero byte
-
-
-def _mapped(value: Any, old: str, new: str) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _mapped(item, old, new) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_mapped(item, old, new) for item in value]
-    return value.replace(old, new) if isinstance(value, str) else value

@@ -55,50 +55,33 @@ class TableFile:
         return self.name.lower().endswith(".gz")
 
     def names(self) -> list[str]:
-        """Return the names of all columns that have one.
-
-        Raises:
-            RunnerError: The file can't be read as a table, or has two columns with the same name.
-        """
+        """Return the names of all columns that have one. Raises: RunnerError for two with the same name."""
         if self.is_csv:
             names = self.header()
         else:
             with self._arrow() as file:
                 names = list((file.schema_arrow if hasattr(file, "schema_arrow") else file.schema).names)
         named = [name for name in names if name not in INDEX]
-        if len(set(named)) < len(named):
-            twice = min(name for name in named if named.count(name) > 1)
+        if twice := min((name for name in named if named.count(name) > 1), default=None):
             problem = f"`{self.name}` has {named.count(twice)} columns called {twice!r}"
             fix = "rename the columns, or use `data.header=false` if the first line is a row"
             raise RunnerError.of(self.asked, problem, fix)
         return named
 
     def header(self) -> list[str]:
-        """Return the names in the first line of a CSV file; c0, c1, ... if the line is a row.
-
-        Raises:
-            RunnerError: The file is empty.
-        """
+        """Return the names in the first line of a CSV file; c0, c1, ... if the line is a row. Raises: RunnerError."""
         for names, _ in self._records():
             return [name.strip() if self.form.header else f"c{index}" for index, name in enumerate(names)]
         fix = "use a file with a line of column names and rows below it"
         raise RunnerError.of(self.asked, f"`{self.name}` is empty", fix)
 
     def batches(self, wanted: Sequence[str]) -> Iterator[Any]:
-        """Yield Arrow record batches of these columns, in this order. Memory holds a few MiB of the file at a time.
-
-        Raises:
-            RunnerError: A row of a CSV file has too few or too many values, or bytes that are not UTF-8.
-        """
+        """Yield Arrow record batches of these columns, in this order, from a few MiB of memory. Raises: RunnerError."""
         if self.is_csv:
             yield from self._csv_batches(list(wanted))
             return
         with self._arrow() as file:
-            if hasattr(file, "iter_batches"):
-                batches = file.iter_batches(batch_size=BATCH_ROWS, columns=list(wanted))
-            else:
-                batches = (file.get_batch(index) for index in range(file.num_record_batches))
-            for batch in batches:
+            for batch in _record_batches(file, list(wanted)):
                 yield batch.select(list(wanted))
 
     def max_bytes(self, num_floats: int) -> int:
@@ -106,10 +89,9 @@ class TableFile:
         if self.is_csv:  # a value and its separator take two bytes or more
             return self.path.stat().st_size * (16 if self._is_packed else 2)
         with self._arrow() as file:
-            if hasattr(file, "metadata") and hasattr(file.metadata, "num_rows"):
-                return int(file.metadata.num_rows) * num_floats * 4
-            rows: int = sum(file.get_batch(index).num_rows for index in range(file.num_record_batches))
-            return rows * num_floats * 4
+            is_parquet = hasattr(file, "iter_batches")
+            rows = file.metadata.num_rows if is_parquet else sum(batch.num_rows for batch in _record_batches(file, []))
+            return int(rows) * num_floats * 4
 
     def place(self, row: int) -> str:
         """Return `sales.csv, line 17` or `sales.parquet, row 16` (from 1). Reads a CSV file up to there."""
@@ -243,6 +225,12 @@ class TableFile:
         return RunnerError.of(self.asked, f"no permission to read `{self.name}`", f"run `chmod u+r {self.path}`")
 
 
+def _record_batches(file: Any, wanted: list[str]) -> Iterator[Any]:
+    if hasattr(file, "iter_batches"):  # Parquet
+        return iter(file.iter_batches(batch_size=BATCH_ROWS, columns=wanted))
+    return (file.get_batch(index) for index in range(file.num_record_batches))
+
+
 @dataclass(frozen=True)
 class TableFrame:
     """A pandas DataFrame, with the methods of a TableFile that an Encoder needs."""
@@ -280,30 +268,23 @@ def _arrow_of(values: Any) -> Any:
 
 
 def table_files(path: str | Sequence[str], *, key: str, form: Form | None = None) -> list[TableFile]:
-    """Return the files that `path` names, ordered by name: a file, a list, a glob, or a directory of parts.
-
-    Raises:
-        RunnerError: The file does not exist (with the nearest names), or has another ending.
-    """
+    """Return the files of `path`, by name: a file, a list, a glob, or a directory of parts. Raises: RunnerError."""
     if not isinstance(path, str | Path):
         return [file for item in path for file in table_files(item, key=key, form=form)]
     asked = f"{key}={path}"
     place = Path(path).expanduser()
-    if place.is_file():
-        paths = [place]
-    elif place.is_dir():
-        paths = sorted(item for item in place.rglob("*") if item.is_file() and is_table(item))
-        if not paths:
-            problem = f"there are no tables in `{place}` (files that end in {', '.join(ENDINGS)})"
-            raise RunnerError.of(asked, problem, f"use `{key}=FILE.csv`")
-    else:
-        paths = sorted(Path(item) for item in glob.glob(str(place), recursive=True) if Path(item).is_file())  # noqa: PTH207 (Path.glob takes no absolute pattern)
-        if not paths and glob.has_magic(str(place)):
-            fix = f"use `{key}='DIRECTORY/*.parquet'`, relative to the current directory"
-            raise RunnerError.of(asked, "no file matches the pattern", fix)
-        if not paths:
-            fix = f"use `{key}=FILE.csv` or `{key}=FILE.parquet`"
-            raise RunnerError(no_such_file(asked, place, key, is_table, fix))
+    pattern = str(place / "**") if place.is_dir() else str(place)
+    hits = [place] if place.is_file() else map(Path, glob.glob(pattern, recursive=True))  # noqa: PTH207 (Path.glob takes no absolute pattern)
+    paths = sorted(item for item in hits if item.is_file() and (is_table(item) or not place.is_dir()))
+    if not paths and place.is_dir():
+        problem = f"there are no tables in `{place}` (files that end in {', '.join(ENDINGS)})"
+        raise RunnerError.of(asked, problem, f"use `{key}=FILE.csv`")
+    if not paths and glob.has_magic(pattern):
+        fix = f"use `{key}='DIRECTORY/*.parquet'`, relative to the current directory"
+        raise RunnerError.of(asked, "no file matches the pattern", fix)
+    if not paths:
+        fix = f"use `{key}=FILE.csv` or `{key}=FILE.parquet`"
+        raise RunnerError(no_such_file(asked, place, key, is_table, fix))
     if other := [item for item in paths if not is_table(item)]:
         problem = f"`{other[0].name}` is not a table; files that end in {', '.join(ENDINGS)} are read"
         raise RunnerError.of(asked, problem, "save the table as CSV or Parquet")

@@ -99,13 +99,7 @@ def gathered(chunks: Chunks, *, num_rows: int | None = None, num_floats: int, dt
 def mapped(key: str, make: Callable[[], Chunks], *, plan: dict[str, Any], num_bytes: int, asked: str) -> MappedRows:
     """Return the rows in a file of the cache. The first process that needs them writes it, the others wait.
 
-    Args:
-        key: A name for the rows' files and settings.
-        plan: What remembered_plan() returns from then on.
-        num_bytes: About the size of the rows on the disk.
-
-    Raises:
-        RunnerError: The disk is too small, or the directory can't be written to.
+    key: a name for the rows' files and settings. plan: what remembered_plan() returns from then on. Raises: RunnerError.
     """
     from filelock import FileLock
 

@@ -87,7 +87,7 @@ class Tally:
         self.first_missing: tuple[Place, int] | None = None
         self.odd: dict[str, list[tuple[Place, int, Any]]] = {}  # by kind: the first values of another kind
         self._moments = Moments(1)  # of its numbers
-        self._last_number: float | None = None
+        self._next_number: int | None = None
         self._counts_rows = True  # 0, 1, 2, ... or 1, 2, 3, ...
 
     def update(self, values: Any, place: Place) -> None:
@@ -104,11 +104,7 @@ class Tally:
             self._count(values)
 
     def kind(self, *ways: str) -> str:
-        """Return number, boolean, date or category; "" for a column without values.
-
-        Raises:
-            RunnerError: The column is a mixture; with `ways`, or suggestions for an input.
-        """
+        """Return number, boolean, date or category; "" without values. Raises: RunnerError for a mixture, with `ways`."""
         if self.present == 0:
             return ""
         for kind in ("number", "date"):
@@ -118,9 +114,10 @@ class Tally:
                 raise self._mixture(kind, ways or (f"data.categorical=[{self.name}]", f"data.drop=[{self.name}]"))
         return "boolean" if self.nums["boolean"] == self.present else "category"
 
-    def is_category(self) -> bool:
+    def needs_counts(self) -> bool:
+        """Return whether it is a category whose first values were not counted, as they were numbers."""
         try:
-            return self.kind() == "category"
+            return self.counted < self.present and self.kind() == "category"
         except RunnerError:
             return False
 
@@ -147,10 +144,10 @@ class Tally:
             numbers = values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
             fits = np.abs(numbers) <= np.finfo(np.float32).max  # the encoder reports the others
             self._moments.update(np.where(fits, numbers, np.nan)[:, None])
-            before = [] if self._last_number is None else [self._last_number]
-            begins = bool(before) or (len(numbers) > 0 and numbers[0] in (0, 1))
-            self._counts_rows = self._counts_rows and begins and bool((np.diff([*before, *numbers]) == 1).all())
-            self._last_number = float(numbers[-1]) if len(numbers) else self._last_number
+            first = self._next_number
+            first = int(len(numbers) > 0 and numbers[0] == 1) if first is None else first
+            self._counts_rows = self._counts_rows and np.array_equal(numbers, first + np.arange(len(numbers)))
+            self._next_number = first + len(numbers)
 
     def _read_texts(self, values: Any, place: Place, num: int) -> None:
         import pyarrow as pa
@@ -204,10 +201,8 @@ def scan(
 ) -> tuple[dict[str, Tally], int]:
     """Return a tally of each column, and how many rows were left out because a column of `complete` is missing there.
 
-    A column that begins with numbers and turns out to be texts takes a second reading.
-
-    Args:
-        counted: Columns whose values are counted even if they are numbers.
+    A column that begins with numbers and turns out to be texts takes a second reading. counted: columns whose numbers are
+    counted, too.
     """
     always = set(counted)
     while True:
@@ -217,11 +212,7 @@ def scan(
             num_left_out += left_out
             for name, tally in tallies.items():
                 tally.update(columns[name], place)
-        again = {
-            tally.name
-            for tally in tallies.values()
-            if tally.counted < tally.present and tally.name not in always and tally.is_category()
-        }
+        again = {name for name, tally in tallies.items() if name not in always and tally.needs_counts()}
         if not again:
             return tallies, num_left_out
         always |= again

@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from runner.data.source import Preprocessing, Source
-from runner.data.tables.cells import Form, form_of
+from runner.data.tables.cells import form_of
 from runner.data.tables.choose import ColumnSettings, Table, choose, from_reader, table_of
-from runner.data.tables.columns import columns_of, form_of_node, reader_node, target_of
+from runner.data.tables.columns import parts_of, reader_node
 from runner.data.tables.encoder import AnyTable, Encoder, encode_target, tidy_batches
 from runner.data.tables.files import TableFile, TableFrame, shared_names, table_files
 from runner.data.tables.rows import cache_key, fits_in_memory, gathered, mapped, remembered_plan
@@ -58,32 +58,14 @@ def table(
 
     A column of texts is a category: each of its max_categories most frequent ones is a 0/1 column of the model's inputs,
     and the others are all zeros. A column of texts that nearly all differ (names, keys) is left out, unless `columns`
-    or `categorical` names it. true and false are 1 and 0. A date (ISO 8601, in UTC if it has a zone) is the days since
-    1970, its month and weekday as categories and, if there are times, the hour. Missing numbers become the mean of the
-    training split; each column that has any gets a 0/1 column for it.
+    or `categorical` names it. A date (ISO 8601, in UTC if it has a zone) is the days since 1970, its month and weekday as
+    categories and, if there are times, the hour. Missing numbers become the mean of the training split; each column that
+    has any gets a 0/1 column for it.
 
-    The host keeps the values as they are, (N, floats), NaN for missing and a code for a category: a layer in front of
-    the model scales and encodes them, fitted on the training split, and is part of the model. Its width is
-    facts.in_features. The mean of numbers with more digits than float32 has is subtracted before, by the reader, too.
-    A layer behind a regression's model scales its outputs back.
-
-    The file is read twice, a few MiB at a time.
-
-    Args:
-        path: A file, a list, a glob, or a directory of parts.
-        target: Columns; None for the last one.
-        kind: auto takes texts, booleans and up to 100 different whole numbers as classes, all other numbers as a
-            regression; several columns as labels if all are 0 and 1.
-        columns, drop, categorical: Input columns (None: all), columns to leave out, columns of numbers that are categories.
-        val_path, test_path: The other splits.
-        missing: mean, or refuse.
-        normalize, scale_targets: Whether inputs, and targets of a regression, are scaled to mean 0 and spread 1.
-        max_categories: Categories of a column that are known.
-        decimal, header, date_format, missing_values: See runner.data.tables.cells.Form.
-        drop_missing_targets: Leaves out rows without a target.
-        in_memory: auto goes by the free memory; what does not fit is read from a file in the cache, row by row.
-        like: The reader of an earlier run, whose columns, categories, classes and type of numbers hold.
-        dtype: float32 or float64, which a run with train.precision=fp64 sets.
+    The host keeps the values as they are, (N, floats), NaN for missing and a code for a category. A layer in front of the
+    model, fitted on the training split and part of the model, scales and encodes them; its width is facts.in_features. The
+    mean of numbers with more digits than float32 has is subtracted before. A layer behind a regression's model scales its
+    outputs back. The file is read twice, a few MiB at a time. The arguments are explained in conf/data/table.yaml.
 
     Raises:
         RunnerError: The file or a setting is not valid; with file, line and column.
@@ -189,12 +171,7 @@ def fit(
     normalize: bool = True,
     scale_targets: bool = False,
 ) -> Preprocessing:
-    """Return the layers around a model: means, spreads and the categories that occur in the training rows.
-
-    Args:
-        train_rows: (inputs, targets) tensors, or a Dataset of whole batches, of which 1 MiB is read at a time.
-        sizes, flagged: As in TableColumns.
-    """
+    """Return the layers around a model: means, spreads and the categories that occur in the training rows."""
     numbers = [index for index, size in enumerate(sizes) if not size]
     known = [np.zeros(size, bool) for size in sizes]
     missing = np.zeros(len(flagged), bool)
@@ -241,8 +218,7 @@ def _row_chunks(rows: Any, width: int) -> Iterator[tuple[Any, Any]]:
 class TableReader:
     """Read a file's rows as the trained model takes them: reader(path) -> (N, raw floats) on the host.
 
-    The file may have further columns, in any order. Unknown categories and missing values are counted by column in
-    `unknown` and `missing`, with one warning for each.
+    The file may have further columns. `unknown` and `missing` count unknown categories and missing values by column.
     """
 
     def __init__(
@@ -254,18 +230,13 @@ class TableReader:
         form: Mapping[str, Any] | None = None,
         dtype: str = "float32",
     ) -> None:
-        self.columns = columns_of(columns, refuses_missing=refuses_missing, dtype=dtype)
-        self.target = target_of(target)
-        self.form: Form = form_of_node(form)
+        node = {"columns": columns, "target": target, "refuses_missing": refuses_missing, "form": form, "dtype": dtype}
+        self.columns, self.target, self.form = parts_of(node)
         self.unknown: dict[str, int] = {}
         self.missing: dict[str, int] = {}
 
     def __call__(self, path: str, *, key: str = "--input") -> Tensor | Iterator[Tensor]:
-        """Return all rows of the file; an iterator of chunks if memory is too small for them.
-
-        Raises:
-            RunnerError: The file lacks a column, or a value does not fit its column.
-        """
+        """Return all rows of the file, or an iterator of chunks if memory is too small. Raises: RunnerError."""
         files = table_files(path, key=key, form=self.form)
         fits, _ = fits_in_memory(sum(file.max_bytes(self.columns.num_floats) for file in files), "auto")
         if not fits:

@@ -17,9 +17,9 @@ KINDS = ("auto", "classification", "regression")
 REGRESSION = "floats for a regression (`data.kind=regression` for a file)"
 #: tensors that hold more than float32 does
 WIDE = (torch.int32, torch.int64, torch.float64)
-#: rows that tell whether float32 has room for a column's digits
+#: rows that show whether float32 has room for a column's digits
 MOST_LOOKED_AT = 10_000
-#: of unsigned integers, torch's kernels know uint8 only
+#: torch's kernels have no other unsigned integers than uint8
 WIDER = {"uint16": np.int32, "uint32": np.int64, "uint64": np.int64}
 
 
@@ -31,11 +31,9 @@ def to_inputs(
     keep_integers: bool = False,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """(N, ...) of `dtype`, all of it finite; a row that is one number becomes a row of one column.
+    """Return (N, ...) of `dtype`, all finite; (N,) becomes (N, 1). keep_integers: for tokens and bytes. Raises: RunnerError.
 
-    values: a tensor, an array or nested lists of numbers. keep_integers: integers stay what they are, for tokens and
-    bytes. asked, called: how the message names them. Memory is shared where nothing has to change.
-    Raises: RunnerError for what is no array of numbers, has no rows or no columns, or holds NaN or infinity.
+    values: a tensor, an array or nested lists of numbers. Memory is shared if nothing has to change.
     """
     array = _numbers(values, asked, called)
     if keep_integers and array.dtype.kind in "iu":
@@ -60,11 +58,10 @@ def to_targets(
     like: Sequence[str] | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, tuple[str, ...]]:
-    """Classes, (N,) int64, and their names; or numbers to come near to, (N, ...) of `dtype`, and no names.
+    """Return classes, (N,) int64, and their names; or numbers, (N, ...) of `dtype`, and no names. Raises: RunnerError.
 
-    kind: auto (floats are numbers, all else is classes), classification or regression. Any integers or texts are
-    classes, numbered from 0 in sorted order, or as in `like`, the names of another split.
-    Raises: RunnerError for what is neither, for NaN and infinity, and for a class that `like` does not have.
+    kind: classification, regression, or auto (floats are numbers, all else is classes). Any integers or texts are classes,
+    numbered from 0 in sorted order, or as in `like`, the names of another split.
     """
     choice(kind, KINDS, key="data.kind")
     array = _rows_of(values, asked, called)
@@ -77,7 +74,7 @@ def to_targets(
 
 
 def fall_together(values: Any, *, called: str) -> tuple[str, ...]:
-    """A line where float32 has no room for the digits of a column of (N,) or (N, F) numbers, by MOST_LOOKED_AT of its rows."""
+    """Describe the first column of (N,) or (N, F) numbers with more digits than float32 has, by MOST_LOOKED_AT rows."""
     array = values.detach().cpu().numpy() if isinstance(values, Tensor) and values.dtype in WIDE else values
     array = np.asarray(array) if isinstance(array, list | np.ndarray) else np.empty(0)
     if array.dtype.kind not in "iuf" or array.dtype.itemsize < 4 or array.ndim not in (1, 2) or not array.size:
@@ -93,9 +90,9 @@ def fall_together(values: Any, *, called: str) -> tuple[str, ...]:
 
 
 def offsets_of(some: Any) -> list[float]:  # (n, F) float64
-    """What each column has to be less so that float32 keeps its values apart; 0 for one that float32 holds as it is."""
+    """Return what to subtract from each column so that float32 keeps its values apart; 0 if nothing is needed."""
     found = []
-    with np.errstate(all="ignore"):  # NaN and infinity have no offset: whoever makes tensors of them tells them
+    with np.errstate(all="ignore"):  # NaN and infinity have no offset, and are an error later
         for column, (mean, spread) in enumerate(zip(some.mean(0).tolist(), some.std(0).tolist(), strict=True)):
             offset, values = offset_of(mean, spread), some[:, column]
             found.append(0.0 if not offset or np.array_equal(values, values.astype(np.float32)) else offset)
@@ -103,7 +100,7 @@ def offsets_of(some: Any) -> list[float]:  # (n, F) float64
 
 
 def are_texts(values: Any) -> bool:
-    """Whether targets are names of classes."""
+    """Return whether targets are names of classes."""
     if isinstance(values, Tensor):
         return False
     first = next(iter(values), None) if hasattr(values, "__iter__") else None
@@ -114,7 +111,7 @@ def to_floats(array: Any, *, asked: str, called: str, dtype: torch.dtype = torch
     """Make a tensor of float32 or float64. Raises: RunnerError for values that are infinite in it, or NaN."""
     with np.errstate(over="ignore"):  # what float32 can't hold becomes infinite
         tensor = _shared(array.astype(np.float64 if dtype == torch.float64 else np.float32, copy=False))
-    low, high = torch.aminmax(tensor)  # one pass without memory of its own; NaN comes through
+    low, high = torch.aminmax(tensor)  # one pass without extra memory; NaN comes through
     if not (torch.isfinite(low) and torch.isfinite(high)):
         bad = ~torch.isfinite(tensor).flatten(1)
         rows, columns = bad.any(1).nonzero()[:, 0], bad.any(0).nonzero()[:, 0]
@@ -192,7 +189,7 @@ def _numbered(column: Any, asked: str, called: str, like: Sequence[str] | None) 
 
 
 def _shared(array: Any) -> Tensor:
-    """The tensor over the array's memory; a copy of what is read-only or not in order."""
+    """Make a tensor over the array's memory; a copy if it is read-only or not contiguous."""
     array = np.ascontiguousarray(array)
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 

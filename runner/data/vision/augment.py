@@ -170,11 +170,7 @@ class Augment(nn.Module):
 
 
 def augmented(source: Source, setting: Any) -> Source:
-    """Return the source with `data.augment` as its batch transform; the same object without a setting.
-
-    Raises:
-        RunnerError: A name or a strength is not valid, or the inputs are not images; with all problems.
-    """
+    """Return the source with `data.augment` as its batch transform. Raises: RunnerError with all problems."""
     strengths = strengths_of(setting)
     if not strengths:
         return source

@@ -12,7 +12,7 @@ from runner.errors import Problem, RunnerError, nearest, refuse
 @dataclass(frozen=True)
 class Augmentation:
     num_draws: int
-    usual: float  # the strength of `true`, and of its name alone in a list
+    usual: float  # the strength of `true`, and of a name without one
     valid: str
     check: Callable[[float], bool]
 
@@ -46,14 +46,7 @@ NAMES: dict[str, Augmentation] = {
 
 
 def strengths_of(setting: Any) -> dict[str, float]:
-    """Return the strengths by name.
-
-    Args:
-        setting: A mapping of names and strengths, a list of names, or None.
-
-    Raises:
-        RunnerError: A name or a strength is not valid; with all of them.
-    """
+    """Return the strengths by name. Raises: RunnerError with all names and strengths that are not valid."""
     pairs, problems = _pairs(setting), []
     valid = {name: value for name, value in pairs.items() if name in NAMES and _is_valid(name, value)}
     for name, value in pairs.items():

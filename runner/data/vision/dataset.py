@@ -36,13 +36,9 @@ T = TypeVar("T")
 
 
 def decoded(encoded: Encoded, *, mode: str, size: Sequence[int] | None) -> Tensor:
-    """Return (C, H, W) uint8. Transparent pixels become white; 16 bits become 8.
+    """Return (C, H, W) uint8. Transparent pixels become white; 16 bits become 8. Raises: ValueError with the reason.
 
-    Args:
-        size: (H, W), which the scaled image fills, cut from the middle; None to keep the image's size.
-
-    Raises:
-        ValueError: The image can't be read; with the reason.
+    size: (H, W), which the scaled image fills, cut from the middle; None to keep the image's size.
     """
     from PIL import ImageOps
     from PIL.Image import Resampling
@@ -144,14 +140,10 @@ class ImageFiles(BatchDataset):
 def decoded_at_once(
     encoded: Sequence[Encoded], names: Sequence[str], *, mode: str, size: Sequence[int] | None, asked: str
 ) -> Tensor:
-    """Return (N, C, H, W) uint8, decoded by a thread per CPU.
-
-    Args:
-        names: The images' names in errors.
-        size: (H, W); None if all have one size.
+    """Return (N, C, H, W) uint8, decoded by a thread per CPU. size: (H, W); None if all have one size.
 
     Raises:
-        RunnerError: Images can't be read, with all names; or they differ in size.
+        RunnerError: Images can't be read, with all of their names; or they differ in size.
     """
     height, width = size or first_size(encoded)
     images = torch.empty(len(encoded), CHANNELS[mode], height, width, dtype=torch.uint8)
@@ -188,11 +180,7 @@ def check_same(sizes: Sequence[tuple[int, int]], *, names: Sequence[str], asked:
 
 
 def each(indices: Sequence[int], read: Callable[[int], T], *, names: Sequence[str], asked: str) -> list[T]:
-    """Return `read(index)` of each index, in order, computed by threads that end with the call.
-
-    Raises:
-        RunnerError: `read` raised a ValueError; with the names of all indices for which it did.
-    """
+    """Return `read(index)` of each index, computed by threads. Raises: RunnerError with the names of all ValueErrors."""
 
     def read_block(start: int) -> list[T | ValueError]:
         results: list[T | ValueError] = []

@@ -2,7 +2,7 @@ import pytest
 import torch
 from refused import problems_of
 
-from runner.data.builtin.mnist1d import TEMPLATES, _blurred, _stretched, make_signals, mnist1d
+from runner.data.builtin.generated import TEMPLATES, _blurred, _stretched, make_signals, mnist1d
 from runner.data.loading.order import generator
 from runner.data.split import split
 

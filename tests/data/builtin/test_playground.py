@@ -5,7 +5,7 @@ import torch
 from refused import problems_of
 
 from runner.config.instantiate import build
-from runner.data.builtin.playground import SHAPES, Features, playground
+from runner.data.builtin.generated import SHAPES, Features, playground
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -82,7 +82,7 @@ def test_features_are_a_layer_before_the_model():
         {"shape": "spirals"},
         {"noise": 0.6},
         {"noise": -1},
-        {"num_rows": 1},
+        {"num_rows": 0},
         {"features": ["x1", "x1_sqared"]},
         {"features": []},
         {"features": "x1"},

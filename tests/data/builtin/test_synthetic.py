@@ -2,7 +2,7 @@ import pytest
 import torch
 from refused import problems_of
 
-from runner.data.builtin.synthetic import synthetic
+from runner.data.builtin.generated import synthetic
 from runner.data.source import as_source
 
 

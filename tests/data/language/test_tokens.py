@@ -220,7 +220,7 @@ def test_what_is_no_token_file(tmp_path, own_folder, messages):
 TRAINING = """
 import resource, sys
 import torch, mlflow, runner
-from runner.data.builtin.synthetic import synthetic
+from runner.data.builtin.generated import synthetic
 
 def of_its_own():
     lines = open("/proc/self/status").read().splitlines()

@@ -6,14 +6,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from own_disks import in_its_own_disks
-from refused import problems_of
 from torch.utils.data import Dataset
 from waiting import LONGEST
 
 from runner.data.loading import streamed
 from runner.data.loading.loaders import Loading, load
-from runner.data.loading.streamed import free_room, workers_with_room
-from runner.data.map_style import STANDARD
+from runner.data.loading.streamed import free_room
 from runner.version import PACKAGES
 
 
@@ -25,37 +23,15 @@ class Rows(Dataset):
         return torch.zeros(1024), index
 
 
-class Broken(Rows):
-    def __getitem__(self, index):
-        raise ZeroDivisionError
-
-
-BATCH = 4 * (4096 + 8)
-
-
-def with_room(workers, free, rows=None, is_set=False):
-    return workers_with_room(workers, rows or Rows(), 4, STANDARD, free=free, is_set=is_set)
-
-
-@pytest.mark.parametrize(("free", "most"), [(9, 4), (8, 3), (7, 3), (3, 1), (2, 0), (0, 0)])
-def test_workers_fit_into_the_shared_memory(free, most):
-    """Two batches of each, and the one in use."""
-    workers, why = with_room(4, free * BATCH)
-    assert workers == most
-    assert (f"read by {most} processes" if most else "read in this process") in why or most == 4
-
-
-def test_workers_without_a_limit_stay(messages):
-    assert with_room(4, None) == with_room(4, 0, rows=Broken()) == (4, "")
-    assert with_room(0, 0, is_set=True) == (0, "")
-    messages(problems_of(with_room, 4, 5 * BATCH, is_set=True))
-
-
-def test_the_loader_says_that_there_is_no_room(monkeypatch):
-    monkeypatch.setattr("runner.data.loading.loaders.free_room", lambda: 8192)
-    settings = {"batch_size": 4, "device": torch.device("cpu"), "seed": 0}
-    batches, why = load(Rows(), Loading(), **settings, shuffle=False)
-    assert "read row by row); read in this process: /dev/shm has 0.0 MiB free" in why and batches._num_workers == 0
+def test_workers_need_shared_memory(monkeypatch):
+    settings = {"batch_size": 4, "device": torch.device("cpu"), "seed": 0, "shuffle": True}
+    monkeypatch.setattr("runner.data.loading.loaders.free_room", lambda: 64 * 2**20)
+    batches, why = load(Rows(), Loading(), **settings)
+    assert "; read in this process: /dev/shm has 64 MiB, use a larger /dev/shm (docker run --shm-size=8g)" in why
+    assert batches._num_workers == 0 and load(Rows(), Loading(num_workers=2), **settings)[0]._num_workers == 2
+    monkeypatch.setattr("runner.data.loading.loaders.free_room", lambda: 2**30)
+    batches, why = load(Rows(), Loading(), **settings)
+    assert batches._num_workers >= 1 and why == "streamed (a Dataset is read row by row)"
 
 
 #: rows that grow: the first tells nothing of the later ones

@@ -1,6 +1,8 @@
 import contextlib
 import multiprocessing
+import random
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset
@@ -22,7 +24,7 @@ class Rows(Dataset):
         return COUNT
 
     def __getitem__(self, index):
-        return torch.tensor([float(index)]), index, torch.rand(())
+        return torch.tensor([float(index)]), index, torch.rand(()) + random.random() + np.random.rand()
 
 
 def rows():
@@ -106,9 +108,13 @@ def test_two_epochs_run_at_the_same_time(loader, num_workers):
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_the_runs_random_numbers_are_left_alone(loader, num_workers):
-    before = torch.get_rng_state()
-    list(loader(Rows(), num_workers=num_workers).epoch(0))
-    assert torch.equal(before, torch.get_rng_state())
+    drawn = []
+    for reads in (False, True):
+        random.seed(5), np.random.seed(5), torch.manual_seed(5)
+        if reads:
+            list(loader(Rows(), num_workers=num_workers).epoch(0))
+        drawn.append((random.random(), np.random.rand(), torch.rand(()).item()))
+    assert drawn[0] == drawn[1]
 
 
 def test_nothing_is_read_before_it_is_asked_for(loader):

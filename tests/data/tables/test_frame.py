@@ -7,7 +7,7 @@ import torch
 from refused import problems_of
 
 from runner.config.instantiate import build
-from runner.data.tables.columns import columns_in, frame_of, made_up
+from runner.data.tables.columns import columns_in, frame_of
 from runner.data.tables.table import table
 
 ROWS = """age,city,joined,seen,member,code,price,big,stamp,y
@@ -78,9 +78,3 @@ def test_rows_become_a_frame_that_is_read_as_the_same_rows(reader):
     assert frame.seen[0].startswith("2026-11-21 23:59:5")
     assert (rows[:, columns.names.index("city")] < 0).any()  # one is not known
     same(read.frame(frame), rows)
-
-
-def test_made_up_rows_are_rows_of_the_table(reader):
-    read, columns, _ = reader
-    rows = read.frame(made_up(columns))
-    assert rows.shape == (4, columns.num_floats) and not rows.isnan().any() and not read.unknown
