@@ -16,8 +16,7 @@ from refused import problems_of
 from runner.config.instantiate import build
 from runner.data.split import split
 from runner.data.tables import table as table_module
-from runner.data.tables.columns import arguments
-from runner.data.tables.table import TableReader, table
+from runner.data.tables.table import table
 
 MIXED = """\
 age,city,member,joined,income,label
@@ -358,7 +357,7 @@ def test_table_in_float64_keeps_all_digits(folder):
     assert source.rows[0][:, 0].tolist() == [4e9 + n / 8 for n in range(200)]
     assert source.rows[1][:, 0].tolist() == [7e9 + n / 4 for n in range(200)]
     assert "float32" not in str(source.notes)
-    assert TableReader(**arguments(source.reader))("t.csv")[5, 0].item() == 4e9 + 5 / 8
+    assert build(source.reader, key="reader")("t.csv")[5, 0].item() == 4e9 + 5 / 8
 
 
 def test_a_target_with_more_digits_than_float32_has_is_told():
