@@ -131,16 +131,6 @@ def test_where_none_is_whole_nothing_is_begun_anew(tmp_path):
     background.close()
 
 
-def test_a_disk_without_links(tmp_path, monkeypatch):
-    def refuse(*_):
-        raise OSError
-
-    monkeypatch.setattr(os, "link", refuse)
-    for step in (1, 2):
-        save(state(step), tmp_path / "last.pt")
-    assert load(before(tmp_path / "last.pt"))["step"] == 1
-
-
 def test_a_disk_that_is_full_leaves_the_old_one(tmp_path, monkeypatch):
     save(state(1), tmp_path / "last.pt")
 
@@ -167,20 +157,6 @@ def test_a_power_cut_finds_the_file_and_its_name(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", watched)
     save(state(2), tmp_path / "last.pt")
     assert synced == [("file", 1), ("folder", 2)]
-
-
-def test_there_is_one_at_every_moment(tmp_path, monkeypatch):
-    save(state(1), tmp_path / "last.pt")
-    seen, replace = [], Path.replace
-
-    def watched(path, target):
-        done = replace(path, target)
-        seen.append(load(tmp_path / "last.pt")["step"])
-        return done
-
-    monkeypatch.setattr(Path, "replace", watched)
-    save(state(2), tmp_path / "last.pt")
-    assert seen == [1, 2]
 
 
 def test_training_goes_on_and_the_snapshot_stays(tmp_path):

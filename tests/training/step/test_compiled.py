@@ -63,6 +63,14 @@ def batches(num=5, rows=16, last=6, shape=(8,), classes=3):
     ]
 
 
+def compiled_step(net, optimizer, task, *, say=lambda text: None, **kind):
+    def make(**options):
+        chosen = {"optimizer": optimizer, "precision": make_precision("fp32", device=CPU)}
+        return make_step(net, task, **chosen, options=StepOptions(**options))
+
+    return make_compiled(make, optimizer=optimizer, is_first=True, kind=Compiling(**kind), say=say)
+
+
 def train(groups, *, compiled, model=Mlp, optimizer=ADAM, said=None, clip=None, ema=None, name="fp32", schedule=None):
     torch.manual_seed(0)
     net = model()
@@ -142,17 +150,7 @@ def test_one_function_a_size_and_none_after_the_first_epoch(traced):
     net = Mlp()
     opt = ADAM(net.parameters())
     schedule = torch.optim.lr_scheduler.ExponentialLR(opt, 0.9)
-
-    def make(**more):
-        return make_step(
-            net,
-            Classification(),
-            optimizer=opt,
-            precision=make_precision("fp32", device=CPU),
-            options=StepOptions(**more),
-        )
-
-    step = make_compiled(make, optimizer=opt, is_first=True, kind=Compiling(), say=lambda _: None)
+    step = compiled_step(net, opt, Classification())
     for _ in range(4):
         for group in groups:
             step(group)
@@ -168,12 +166,7 @@ def test_a_rare_smaller_batch_is_not_compiled(traced):
     torch.manual_seed(0)
     net = Mlp()
     opt = ADAM(net.parameters())
-
-    def make(**more):
-        chosen = {"optimizer": opt, "precision": make_precision("fp32", device=CPU)}
-        return make_step(net, Classification(), **chosen, options=StepOptions(**more))
-
-    step = make_compiled(make, optimizer=opt, is_first=True, kind=Compiling(usual_rows=16), say=lambda _: None)
+    step = compiled_step(net, opt, Classification(), usual_rows=16)
     rows = [torch.stack(list(step(group).values())) for _ in range(2) for group in batches()]
     assert counters["stats"]["unique_graphs"] == 1
     torch.testing.assert_close(torch.stack(rows), train(batches(), compiled=False)[0], rtol=1e-4, atol=1e-5)
@@ -310,13 +303,7 @@ def test_gpt_is_one_function(traced):
     net = GPT(vocab_size=11, context_length=8, depth=1, width=32, num_heads=2)
     opt = ADAM(net.parameters())
     said: list[str] = []
-
-    def make(**more):
-        return make_step(
-            net, Language(), optimizer=opt, precision=make_precision("fp32", device=CPU), options=StepOptions(**more)
-        )
-
-    step = make_compiled(make, optimizer=opt, is_first=True, kind=Compiling(), say=said.append)
+    step = compiled_step(net, opt, Language(), say=said.append)
     tokens = torch.randint(0, 11, (4, 8), generator=torch.Generator().manual_seed(0))
     for _ in range(3):
         step(((tokens, tokens),))
