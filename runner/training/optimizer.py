@@ -155,7 +155,7 @@ def check_settings(group: Mapping[str, Any], settings: set[str], source: str) ->
             raise RunnerError.of(f"{source}.{name}={group[name]}", problem, fix, code="unknown-key")
 
 
-def freeze(model: nn.Module, patterns: Sequence[str], *, prefix: str = "") -> None:
+def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
     """Freeze the parameters that a pattern matches; norms among them also keep their running statistics.
 
     A pattern is the name of a parameter, or of a module with everything below it, with * and ?. A BatchNorm with only frozen
@@ -164,9 +164,9 @@ def freeze(model: nn.Module, patterns: Sequence[str], *, prefix: str = "") -> No
     Raises:
         RunnerError: For a pattern that matches nothing, and if nothing is left to train.
     """
-    named = {name.removeprefix(prefix): parameter for name, parameter in model.named_parameters()}
+    named = dict(model.named_parameters())
     bare = {  # norms with statistics and no parameters
-        f"{name}.running_mean".removeprefix(prefix): module
+        f"{name}.running_mean": module
         for name, module in model.named_modules()
         if getattr(module, "running_mean", None) is not None and not list(module.parameters(recurse=False))
     }
@@ -177,10 +177,8 @@ def freeze(model: nn.Module, patterns: Sequence[str], *, prefix: str = "") -> No
             else:
                 named[name].requires_grad_(False)
     if patterns and not any(parameter.requires_grad for parameter in named.values()):
-        source = f"model.freeze=[{','.join(patterns)}]"
-        raise RunnerError.of(
-            source, "`model.freeze` leaves nothing to train", "use patterns that leave the last layer out"
-        )
+        source, fix = f"model.freeze=[{','.join(patterns)}]", "use patterns that leave the last layer out"
+        raise RunnerError.of(source, "`model.freeze` leaves nothing to train", fix)
     for module in model.modules():
         own = list(module.parameters(recurse=False))
         is_frozen = bool(patterns and own) and not any(parameter.requires_grad for parameter in own)

@@ -190,11 +190,10 @@ def _restore(
         parts.train.load_state(state["loader"])
     buffer.step = progress.step = state["step"]
     buffer.load_state(state["rows"])
-    progress.epoch, progress.measured = state["epoch"], state["measured"]
-    progress.epochs_without_best, progress.num_pieces = state["epochs_without_best"], state["num_pieces"]
-    progress.num_together = int(state.get("num_together", 0))  # missing in old checkpoints
-    progress.reached = state.get("reached", "")  # missing in old checkpoints
-    progress.rate, progress.seconds = state["rate"], state["seconds"]
+    for name in (*NUMBERS, "rate", "seconds"):
+        setattr(progress, name, state[name])
+    for name in ("num_together", "reached"):  # missing in old checkpoints
+        setattr(progress, name, state.get(name, getattr(progress, name)))
     best = writer.newest("best")
     if best is None and state["best"]["value"] is not None:
         writer.notes.append(f"best.pt of step {state['best']['step']} is missing: the next evaluation sets a new best")
