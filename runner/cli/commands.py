@@ -24,8 +24,7 @@ from runner.command import Arguments, Facts
 from runner.config import override_errors
 from runner.config.compose import CONF, CheckedLoader, Compose, composed_with, composer
 from runner.config.identity import key_of
-from runner.config.importing import loading
-from runner.config.logs import logging_to
+from runner.config.importing import loading, logging_to
 from runner.errors import Problem, RunnerError, nearest_files, refuse, without_password
 from runner.experiment.summary import Summary, length_key
 from runner.experiment.terminal import short

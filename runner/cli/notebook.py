@@ -18,9 +18,8 @@ from runner.cli.table import COMMANDS, ONE_RUN
 from runner.cli.train import check, check_folder, folder_of, refuse_check
 from runner.config import override_errors
 from runner.config.compose import composer, name_data
-from runner.config.importing import loading, make_own_code_importable, restored
+from runner.config.importing import loading, logging_to, make_own_code_importable, restored
 from runner.config.instantiate import ALLOW_VARIABLE
-from runner.config.logs import logging_to
 from runner.errors import SECRETS, RunnerError, path_problems, refuse
 from runner.experiment import claim
 from runner.experiment.claim import RunDirectory

@@ -19,13 +19,13 @@ from runner.cli import answer
 from runner.cli.table import MULTIRUN
 from runner.command import Arguments
 from runner.config import compose as composing
-from runner.config import logs, override_errors, validate
+from runner.config import override_errors, validate
 from runner.config.compose import CheckedLoader, asks_for_a_sweep, composed_with, composer, hydra_with, name_data
 from runner.config.importing import loading
 from runner.config.override_errors import COMPOSITION
 from runner.config.trust import RERUN
 from runner.distributed.environment import rank_here
-from runner.errors import RunnerError, first_line, path_problems, refuse
+from runner.errors import RunnerError, first_line, in_words, path_problems, refuse
 from runner.experiment import claim
 from runner.experiment.claim import RunDirectory
 from runner.experiment.context import Checked, RunContext
@@ -119,10 +119,10 @@ def _run(cfg: DictConfig, loader: CheckedLoader, start: Start, run_one: RunOne |
 
     context, name = composing.context_of(loader, cfg), cfg.hydra.job.config_name
     try:
-        with logs.configured("hydra.hydra_logging"):
+        with configured_log("hydra.hydra_logging"):
             configure_log(cfg.hydra.hydra_logging, cfg.hydra.verbose)
         context.callbacks.on_run_start(config=cfg, config_name=name)
-        with logs.configured("hydra.job_logging"):  # the errors of the job are in what it returns
+        with configured_log("hydra.job_logging"):  # the errors of the job are in what it returns
             done = run_job(job, cfg, "hydra.run.dir", None, context)
     except BaseException:  # Hydra's own, or a Ctrl-C before the training began
         start.directory.leave_nothing()
@@ -147,7 +147,7 @@ def _sweep(cfg: DictConfig, loader: CheckedLoader) -> int:
     if cfg.sweep.resume is None:
         check_folder(folder_of(cfg, "hydra.sweep.dir"), key="hydra.sweep.dir")
     context, name = composing.context_of(loader, cfg), cfg.hydra.job.config_name
-    with logs.configured("hydra.hydra_logging"):
+    with configured_log("hydra.hydra_logging"):
         configure_log(cfg.hydra.hydra_logging, cfg.hydra.verbose)
     context.callbacks.on_multirun_start(config=cfg, config_name=name)
     words = OmegaConf.to_container(cfg.hydra.overrides.task, resolve=False)
@@ -181,6 +181,22 @@ def refuse_check(cfg: DictConfig, command: str) -> None:
         problem = "a check leaves nothing behind, and the run of this command stays"
         fix = "leave it out; to check a configuration, run `python -m runner train.check=true`"
         raise RunnerError.of(f"{command} train.check=true", problem, fix, code="conflict")
+
+
+#: what Python's logging raises for settings
+REFUSALS = (AssertionError, AttributeError, LookupError, OSError, TypeError, ValueError)
+
+
+@contextmanager
+def configured_log(key: str) -> Iterator[None]:
+    """Report an error of the settings of a log with their key, e.g., hydra.job_logging. runner.config.trust has checked its classes."""
+    try:
+        yield
+    except (OmegaConfBaseException, *REFUSALS) as error:
+        cause = f" ({error.__cause__})" if error.__cause__ is not None else ""
+        problem = f"Python's logging refuses `{key}`: {in_words(error).removeprefix('ValueError: ')}{cause}"
+        fix = f"set `{key}` to other values, or choose a file: `{key.replace('.', '/')}=default`"
+        raise RunnerError.of(key, " ".join(problem.split()), fix, code="bad-value") from error
 
 
 def check_hydra(hydra: DictConfig) -> None:

@@ -1,8 +1,9 @@
-"""Imports of large packages without the garbage collector, of the user's modules, and an environment that is restored."""
+"""What a command changes in its process: how packages are imported, and what is restored: the environment, the log."""
 
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -44,3 +45,19 @@ def restored(variable: str) -> Iterator[None]:
         os.environ.pop(variable, None)
         if before is not None:
             os.environ[variable] = before
+
+
+@contextmanager
+def logging_to(folder: Path) -> Iterator[None]:
+    """Write runner.log where Hydra does not."""
+    root = logging.getLogger()
+    handler, level = logging.FileHandler(folder / "runner.log", encoding="utf-8", delay=True), root.level
+    handler.setFormatter(logging.Formatter("[%(asctime)s][%(name)s][%(levelname)s] - %(message)s"))
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(level)
+        handler.close()

@@ -45,7 +45,7 @@ def _train(folder: Path, rank: int, pickled: bytes) -> int:
     from hydra.core.hydra_config import HydraConfig
     from hydra.core.utils import setup_globals
 
-    from runner.config.logs import logging_to
+    from runner.config.importing import logging_to
     from runner.config.secrets import note_secrets_of
     from runner.config.trust import trusting
     from runner.experiment import run  # torch
