@@ -277,7 +277,7 @@ def table_files(path: str | Sequence[str], *, key: str, form: Form | None = None
     hits = [place] if place.is_file() else map(Path, glob.glob(pattern, recursive=True))  # noqa: PTH207 (Path.glob takes no absolute pattern)
     paths = sorted(item for item in hits if item.is_file() and (is_table(item) or not place.is_dir()))
     if not paths and place.is_dir():
-        problem = f"there are no tables in `{place}` (files that end in {', '.join(ENDINGS)})"
+        problem = f"`{place}` has no tables (files that end in {', '.join(ENDINGS)})"
         raise RunnerError.of(asked, problem, f"use `{key}=FILE.csv`")
     if not paths and glob.has_magic(pattern):
         fix = f"use `{key}='DIRECTORY/*.parquet'`, relative to the current directory"

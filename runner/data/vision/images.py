@@ -105,7 +105,7 @@ def _by_class(directory: Path, names: Sequence[str], path: str, *, is_train: boo
     empty = [name for name, files in by_class.items() if not files]
     if len(empty) == len(by_class) or (is_train and empty):
         where = ", ".join(empty[:MOST_NAMED]) or directory
-        problem = f"there are no images in {where} (files that end in {', '.join(ENDINGS)})"
+        problem = f"{where} has no images (files that end in {', '.join(ENDINGS)})"
         fix = f"put images into `{directory}/CLASS/`, or remove the empty directories"
         raise RunnerError.of(setting, problem, fix)
     files = [file for some in by_class.values() for file in some]
@@ -274,5 +274,5 @@ def named_images(path: Any) -> list[Path]:
         fix = f"use {hits or 'a directory of images, an image or a list of images'}"
         raise RunnerError.of(f"the images {path}", problem, fix)
     if not files:
-        raise RunnerError.of(f"the images {path}", f"there are no images in `{path}`", "use a directory with images")
+        raise RunnerError.of(f"the images {path}", f"`{path}` has no images", "use a directory with images")
     return files
