@@ -128,8 +128,7 @@ def join(place: RankInfo, *, backend: str, device: torch.device) -> Group:
     Args:
         backend: torch.distributed's backend for their devices.
 
-    Raises:
-        UnmetError: Some of srun's processes did not come. torchrun watches its own.
+    Raises: UnmetError some of srun's processes did not come. torchrun watches its own.
     """
     if device.type != "cpu":
         getattr(torch, device.type).set_device(device)

@@ -26,6 +26,7 @@ from runner.config.instantiate import PREPARED, build, locate
 from runner.config.nodes import fill_facts, leave_out_unknown_facts, resolved, split_settings
 from runner.config.schema import HOOKS, fits
 from runner.data.loading.batches import FirstAndLast
+from runner.data.loading.loaders import Batches
 from runner.data.own_loader import OwnLoader
 from runner.data.sampler import class_counts
 from runner.data.source import Preprocessing, Source
@@ -37,7 +38,7 @@ from runner.device.placement import place
 from runner.device.precision import default_type, make_precision
 from runner.errors import RunnerError
 from runner.experiment import rules
-from runner.experiment.build_data import Data, check_last_batch, conversion_of, eval_batch_size, prepare_data
+from runner.experiment.build_data import Data, conversion_of, eval_batch_size, prepare_data
 from runner.experiment.build_optimizer import optimizer_of, schedule_of
 from runner.models.card import Card
 from runner.models.weights import exists, load_weights
@@ -100,69 +101,43 @@ def prepare_training(
     divide: Callable[[Sequence[nn.Module]], Shards] | None = None,
     num_ranks: int = 1,
 ) -> Parts:
-    """The other half: model, task, optimizer and what they need."""
+    """Build and place the model, the task, the optimizer and what they need, for data that is prepared."""
     keep_what_is_freed()
     source, loaders = data.source, data.loaders
     rules.check(cfg, rules.Situation(is_on_device=loaders["train"].indexed() is not None))
     steps_per_epoch = math.ceil(loaders["train"].num_batches / cfg.train.accumulate_steps)
     num_steps = cfg.train.num_steps or cfg.train.num_epochs * steps_per_epoch
     fill_facts(cfg, {**OPTIONAL_FACTS, **_counted(cfg, source, data.splits), **source.facts, "num_steps": num_steps})
-
     leave_out_unknown_facts(cfg, "task")
-    around = source.around(data.splits.train) if source.around is not None else Preprocessing()
-    if _is_scaled(around.after) and isinstance(output := cfg.task.get("output"), int | str):
-        around = replace(around, after={**around.after, "output": output})
-    backends.seed_everything(cfg.seed)  # the weights depend only on the seed, not on earlier draws
-    with device if cfg.placement.init == "device" else contextlib.nullcontext():
-        node, shared = split_settings(resolved(cfg, "model"), "model")
-        model = build(node, key="model")
-    check_module(model, asked=(asked := f"model._target_={node['_target_']}"))
-    numbers = conversion_of(cfg)
-    if numbers.dtype == torch.float64:
-        model.double()
-    with default_type(numbers.dtype):  # of the constants of layers and of the runner's tasks, which draw nothing
-        model = in_layers(model, around)
-        task = build(resolved(cfg, "task"), key="task") if numbers.has_columns else None
-        if isinstance(task, Regression) and _is_scaled(around.after):
-            task.learn_scaled(around.after["spreads"])
+
+    around = _preprocessing(cfg, data)
+    model, task, weights = _build_model(cfg, around, device, loaders["train"], goes_on=goes_on)
     inner, prefix = (model.model, "model.") if isinstance(model, Prepared) else (model, "")
-    task = task or build(resolved(cfg, "task"), key="task")
-    if numbers.dtype == torch.float64 and isinstance(task, nn.Module):
-        task.double()
-    if has_lazy(model):
-        know_shapes(model, task, lambda: next(iter(loaders["train"].epoch(0))))
-    check_trains(inner, asked=asked)
-    weights = _start(inner, shared, goes_on=goes_on)
-    if cfg.train.recompute:
-        recompute(model, _patterns(cfg.train.recompute), device=device, prefix=prefix)
-    decay, mean, shards, layout = cfg.train.ema_decay, None, None, ""
+    mean = None
     if divide is not None:
-        check_last_batch(model, task, loaders["train"], device, num_ranks)
-        mean = copy.deepcopy(model) if decay else None
+        mean = copy.deepcopy(model) if cfg.train.ema_decay else None
         shards = divide([each for each in (model, mean) if each is not None])
         layout = shards.words
     else:
-        model = place(model, device)
+        shards, model = None, place(model, device)
         settings = cfg.backends.get(device.type, {})
         layout = layers.lay_out(model, device=device, precision=cfg.train.precision, settings=settings)
         if cfg.placement.strategy == "fsdp":
             layout += f"{layout and ', '}whole, as one process has it (fsdp divides it among several)"
-        check_last_batch(model, task, loaders["train"], device, num_ranks)
     optimizer = optimizer_of(cfg, model, device=device, prefix=prefix)
     trains_nothing(task)
     check_turns(task, [*optimizer.each] if isinstance(optimizer, Turns) else [])
     if check := getattr(task, "check_model", None):
         check(model, keeps_inputs=around.keeps_inputs, data=source.name)
-    best = best_of(cfg)
-    residency = data.residency
     task = place(task, device) if isinstance(task, nn.Module) else task
-    computes = make_precision(cfg.train.precision, device=device)
+    computes, residency = make_precision(cfg.train.precision, device=device), data.residency
     if divide is None and num_ranks == 1:
         size = eval_batch_size(cfg, model, task, computes, loaders, device)
         if size > (cfg.train.eval_batch_size or cfg.train.batch_size):
             larger: dict[str, Any] = {name: loaders[name] for name in loaders if name != "train"}
             loaders = {**loaders, **{name: each.with_batch_size(size) for name, each in larger.items()}}
             residency += f"; evaluated in batches of {size:,} (auto: train.eval_batch_size=null)"
+    best = best_of(cfg)
     schedule = schedule_of(cfg, optimizer, best=best, steps_per_epoch=steps_per_epoch)
     situation = rules.Situation(
         has_validation="val" in loaders,
@@ -174,6 +149,7 @@ def prepare_training(
     )
     rules.check(cfg, situation)
     checks = cfg.train.check and not isinstance(data.splits.train, OwnLoader)
+    decay = cfg.train.ema_decay
     return Parts(
         device=device,
         source=source,
@@ -191,20 +167,66 @@ def prepare_training(
         schedule=schedule,
         average=AveragedWeights(model, decay=decay, mean=mean) if decay else None,
         precision=computes,
-        limits=Limits(
-            num_epochs=math.ceil(num_steps / steps_per_epoch),
-            num_steps=min(num_steps, CHECKED_STEPS) if cfg.train.check else num_steps,
-            max_seconds=cfg.train.max_seconds,
-            patience=cfg.train.early_stopping.patience,
-            stop_when=dict(cfg.train.stop_when or {}),
-            save_every_seconds=cfg.train.checkpoint_every_seconds,
-            save_every_steps=cfg.train.checkpoint_every_steps,
-            evaluate_every_steps=CHECKED_STEPS if cfg.train.check else cfg.train.evaluate_every_steps,
-        ),
+        limits=_limits(cfg, num_steps, steps_per_epoch),
         best=best,
         carried=CarriedState(model, task, device=device),
         hooks=hooks_of(cfg),
         shards=shards,
+    )
+
+
+def _preprocessing(cfg: DictConfig, data: Data) -> Preprocessing:
+    """Return what the data needs around the model; of several outputs, `task.output` is scaled."""
+    around = data.source.around(data.splits.train) if data.source.around is not None else Preprocessing()
+    if _is_scaled(around.after) and isinstance(output := cfg.task.get("output"), int | str):
+        around = replace(around, after={**around.after, "output": output})
+    return around
+
+
+def _build_model(
+    cfg: DictConfig, around: Preprocessing, device: torch.device, batches: Batches, *, goes_on: bool
+) -> tuple[nn.Module, Any, str]:
+    """Return the model on the host, the task, and which weights it starts from."""
+    backends.seed_everything(cfg.seed)  # the weights depend only on the seed, not on earlier draws
+    with device if cfg.placement.init == "device" else contextlib.nullcontext():
+        node, shared = split_settings(resolved(cfg, "model"), "model")
+        model = build(node, key="model")
+    check_module(model, asked=(asked := f"model._target_={node['_target_']}"))
+    numbers = conversion_of(cfg)
+    if numbers.dtype == torch.float64:
+        model.double()
+    with default_type(numbers.dtype):  # of the constants of layers and of the runner's tasks, which draw nothing
+        model = in_layers(model, around)
+        task: Any = build(resolved(cfg, "task"), key="task") if numbers.has_columns else None
+        if isinstance(task, Regression) and _is_scaled(around.after):
+            task.learn_scaled(around.after["spreads"])
+    task = task or build(resolved(cfg, "task"), key="task")
+    if numbers.dtype == torch.float64 and isinstance(task, nn.Module):
+        task.double()
+    inner, prefix = (model.model, "model.") if isinstance(model, Prepared) else (model, "")
+    if has_lazy(model):
+        know_shapes(model, task, lambda: next(iter(batches.epoch(0))))
+    check_trains(inner, asked=asked)
+    path, weights = shared.get("weights"), ""
+    if path is not None and (not goes_on or exists(Path(str(path)))):
+        weights = load_weights(inner, str(path), strict=shared.get("strict", True))
+    freeze(inner, _patterns(shared.get("freeze")))
+    if cfg.train.recompute:
+        recompute(model, _patterns(cfg.train.recompute), device=device, prefix=prefix)
+    return model, task, weights
+
+
+def _limits(cfg: DictConfig, num_steps: int, steps_per_epoch: int) -> Limits:
+    train = cfg.train
+    return Limits(
+        num_epochs=math.ceil(num_steps / steps_per_epoch),
+        num_steps=min(num_steps, CHECKED_STEPS) if train.check else num_steps,
+        max_seconds=train.max_seconds,
+        patience=train.early_stopping.patience,
+        stop_when=dict(train.stop_when or {}),
+        save_every_seconds=train.checkpoint_every_seconds,
+        save_every_steps=train.checkpoint_every_steps,
+        evaluate_every_steps=CHECKED_STEPS if train.check else train.evaluate_every_steps,
     )
 
 
@@ -225,14 +247,6 @@ def _choose_threads(cfg: DictConfig, parts: Parts) -> str:
     threads = threads_worth(flops, most=most)
     torch.set_num_threads(threads)
     return f"{threads} of {most} threads (auto: {flops / 1e6:.3g} MFLOP a product)"
-
-
-def _start(model: nn.Module, shared: dict[str, Any], *, goes_on: bool) -> str:
-    path, words = shared.get("weights"), ""
-    if path is not None and (not goes_on or exists(Path(str(path)))):
-        words = load_weights(model, str(path), strict=shared.get("strict", True))
-    freeze(model, _patterns(shared.get("freeze")))
-    return words
 
 
 def _patterns(asked: Any) -> list[str]:

@@ -29,7 +29,7 @@ from runner.config.instantiate import problems as target_problems
 from runner.config.nodes import resolved, split_settings
 from runner.errors import OF_CODE, Problem, RunnerError, in_words, refuse
 from runner.training.loop import Best
-from runner.training.optimizer import KERNEL_CHOICES, Turns, check_settings, make_optimizer, matching, wants_closure
+from runner.training.optimizer import KERNEL_CHOICES, Turns, check_settings, make_optimizer, matching
 from runner.training.schedule import Schedule, wants_metric
 
 #: in place of facts that only the data has
@@ -59,8 +59,7 @@ Attempt = Callable[[Mapping[str, Any]], BaseException | None]
 def optimizer_of(cfg: DictConfig, model: nn.Module, *, device: torch.device, prefix: str = "") -> Optimizer:
     """Make the optimizer of the model's parameters; `prefix` precedes the names that the user knows.
 
-    Raises:
-        RunnerError: For settings and parameters that it does not take.
+    Raises: RunnerError for settings and parameters that it does not take.
     """
     if turns := turns_of(cfg):
         return _make_turns(cfg, turns, model, device=device, prefix=prefix)
@@ -79,23 +78,12 @@ def optimizer_of(cfg: DictConfig, model: nn.Module, *, device: torch.device, pre
 
 
 def schedule_of(cfg: DictConfig, optimizer: Optimizer, *, best: Best, steps_per_epoch: int) -> Schedule:
-    """Make the schedule of an optimizer's rates.
-
-    Args:
-        cfg: The configuration.
-        optimizer: The optimizer.
-        best: The metric that epochs are compared by.
-        steps_per_epoch: Optimizer steps.
-
-    Raises:
-        RunnerError: For settings that it does not take.
-    """
+    """Make the schedule of an optimizer's rates. Raises: RunnerError for settings that it does not take."""
     if not cfg.scheduler.get("_target_"):
         return Schedule()
     target = _target(cfg, "scheduler", mode=best.mode)
-    refuse(_equal_rates(target, optimizer))
     try:
-        made = _checked(target.make(optimizer, **target.settings), best.mode, cfg)
+        made = _make_schedule(target, target.settings, optimizer, best.mode, cfg)
     except RunnerError:
         raise
     except OF_CODE as error:
@@ -267,6 +255,10 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def _is_no_number(value: Any) -> bool:
+    return isinstance(value, bool) or (isinstance(value, float) and not math.isfinite(value))
+
+
 @contextmanager
 def _stand_ins(cfg: DictConfig) -> Iterator[frozenset[str]]:
     """Give facts that are not known yet some value, and yield their names."""
@@ -283,17 +275,17 @@ def _stand_ins(cfg: DictConfig) -> Iterator[frozenset[str]]:
 
 
 def _try_optimizer(cfg: DictConfig, unknown: frozenset[str]) -> Optimizer:
-    """Return the optimizer with its groups after a few steps. Raises: RunnerError for what is wrong with its settings."""
+    """Return the optimizer with its groups. Raises: RunnerError for what is wrong with its settings."""
     target = _target(cfg, "optimizer", unknown=unknown)
     target = replace(target, settings=_of_any_kernel(target.settings))
-    is_builtin = str(validate.value(cfg, "model._target_")).startswith("runner.")
 
     def attempt(settings: Mapping[str, Any]) -> BaseException | None:
         try:
-            _take_steps(target.make, settings)
+            made = _unwrapped(target.make)([nn.Parameter(torch.ones(2, 2))], **settings)
+            if not isinstance(made, Optimizer):
+                raise TypeError(f"it makes a {type(made).__name__}, which is not a torch.optim.Optimizer")
         except OF_CODE as error:
-            is_for_sparse = "dense gradients" in str(error) and not is_builtin
-            return None if is_for_sparse else error
+            return error
         return None
 
     problems = _wrong_settings(target, attempt, target.settings)
@@ -317,24 +309,6 @@ def _of_any_kernel(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name not in KERNEL_CHOICES}
 
 
-def _take_steps(make: Any, settings: Mapping[str, Any]) -> None:
-    parameter = nn.Parameter(torch.ones(2, 2))
-    optimizer = _unwrapped(make)([parameter], **settings)
-    if not isinstance(optimizer, Optimizer):
-        raise TypeError(f"it makes a {type(optimizer).__name__}, which is not a torch.optim.Optimizer")
-
-    def closure() -> torch.Tensor:
-        parameter.grad = torch.ones(2, 2)
-        return parameter.detach().sum()
-
-    for _ in range(NUM_STEPS):
-        closure()
-        with torch.no_grad():
-            optimizer.step(closure) if wants_closure(optimizer) else optimizer.step()  # type: ignore[arg-type]
-    if not parameter.isfinite().all():
-        raise ValueError(f"after {NUM_STEPS} steps with gradients of 1, a weight of 1 is {parameter.flatten()[0]:g}")
-
-
 def _unwrapped(make: Any) -> Any:
     """Return an optimizer's class without the decorators that import torch's compiler, which takes a second."""
     if not (isinstance(make, type) and issubclass(make, Optimizer)):
@@ -355,8 +329,7 @@ def _merged(optimizers: Sequence[Optimizer]) -> Optimizer:
 def _try_schedule(cfg: DictConfig, optimizer: Optimizer, unknown: frozenset[str], mode: str) -> None:
     """Advance the schedule a few times. Raises: RunnerError for what is wrong with its settings."""
     target = _target(cfg, "scheduler", unknown=unknown, mode=mode)
-    has_groups = bool(cfg.optimizer.get("turns") or cfg.optimizer.get("groups") or cfg.optimizer.get("no_decay"))
-    if has_groups and any(isinstance(value, list) for value in target.settings.values()):
+    if any(isinstance(value, list) for value in target.settings.values()):
         return  # only the model shows how many groups there are
     num_steps = min(NUM_STEPS, cfg.facts.num_steps)
     if _interval(cfg) == "epoch" and not cfg.train.num_steps:
@@ -365,7 +338,7 @@ def _try_schedule(cfg: DictConfig, optimizer: Optimizer, unknown: frozenset[str]
     def attempt(settings: Mapping[str, Any]) -> BaseException | None:
         try:
             own = _merged([optimizer])
-            schedule = _checked(target.make(own, **settings), mode, cfg)
+            schedule = _make_schedule(target, settings, own, mode, cfg)
             for _ in range(num_steps):
                 _advance(schedule)
                 for group in own.param_groups:
@@ -376,7 +349,7 @@ def _try_schedule(cfg: DictConfig, optimizer: Optimizer, unknown: frozenset[str]
             return error
         return None
 
-    refuse(_wrong_settings(target, attempt, target.settings) or _equal_rates(target, optimizer))
+    refuse(_wrong_settings(target, attempt, target.settings))
 
 
 def _advance(schedule: Any) -> None:
@@ -391,9 +364,20 @@ def _interval(cfg: DictConfig) -> str:
     return str(node.get("interval") or ("epoch" if is_by_epoch else "step"))
 
 
-def _checked(schedule: Any, mode: str, cfg: DictConfig) -> LRScheduler:
+def _make_schedule(
+    target: _Target, settings: Mapping[str, Any], optimizer: Optimizer, mode: str, cfg: DictConfig
+) -> LRScheduler:
+    own_rates = [float(group["lr"]) for group in optimizer.param_groups]
+    schedule = target.make(optimizer, **settings)
     if not all(callable(getattr(schedule, name, None)) for name in ("step", "state_dict", "load_state_dict")):
         raise TypeError(f"it makes {type(schedule).__name__}, which is not a schedule")
+    rates = {float(group["lr"]) for group in optimizer.param_groups}
+    if len(set(own_rates)) > 1 and len(rates) == 1 and 0.0 not in rates:
+        problem = (
+            f"{target.name} gives all groups of the optimizer one rate, and their own rates are {_text(own_rates)}"
+        )
+        fixes = [f"scheduler.max_lr={_text(own_rates)}"] if "max_lr" in settings else []
+        raise RunnerError.suggest(f"scheduler._target_={target.path}", problem, [*fixes, "scheduler=cosine"])
     if wants_metric(schedule) and getattr(schedule, "mode", mode) != mode:
         better = "less" if mode == "min" else "more"
         problem = f"epochs are judged by a metric that is better when it is {better} (train.early_stopping.metric)"
@@ -404,37 +388,21 @@ def _checked(schedule: Any, mode: str, cfg: DictConfig) -> LRScheduler:
     return schedule  # type: ignore[no-any-return]
 
 
-def _equal_rates(target: _Target, optimizer: Optimizer) -> list[Problem]:
-    """Return an error for a schedule that gives the same rate to groups whose own rates differ."""
-    rates = [float(group["lr"]) for group in optimizer.param_groups]
-    own, counts = _merged([optimizer]), []
-    if len(set(rates)) == 1:
-        return []
-    with warnings.catch_warnings(), suppress(*OF_CODE):  # a schedule may end after one step
-        warnings.simplefilter("ignore")
-        schedule = target.make(own, **target.settings)
-        for _ in range(NUM_STEPS):
-            counts.append(len({float(group["lr"]) for group in own.param_groups}))
-            _advance(schedule)
-    if max(counts, default=0) != 1:
-        return []
-    fixes = [f"scheduler.{name}={_text(rates)}" for name in ("max_lr",) if name in target.settings]
-    problem = f"{target.name} gives all groups of the optimizer one rate, and their own rates are {_text(rates)}"
-    return [Problem.suggest(f"scheduler._target_={target.path}", problem, [*fixes, "scheduler=cosine"])]
-
-
 def _wrong_settings(target: _Target, attempt: Attempt, among: Mapping[str, Any]) -> list[Problem]:
     """Return an error for each setting that fails with the defaults of all others, or for the target if none does."""
-    numbers = {name for name in among if _is_number(target.defaults.get(name))}
-    wrong: dict[str, BaseException | None] = {name: None for name in numbers if isinstance(among[name], bool)}
-    if (error := attempt(target.settings)) is not None:
-        target = replace(target, defaults={**target.defaults, **_conf_defaults(target)})
+    numbers = {name: among[name] for name in among if _is_number(target.defaults.get(name))}
+    wrong: dict[str, BaseException | None] = {name: None for name, value in numbers.items() if _is_no_number(value)}
+    error = attempt(target.settings)
+    if error is None and not wrong:
+        return []
+    target = replace(target, defaults={**target.defaults, **_conf_defaults(target)})
+    if isinstance(error, RunnerError):
+        return [*(_setting_problem(target, name) for name in wrong), *error.problems]
+    if error is not None:
         usual = {name: target.defaults.get(name) for name in target.settings}
         safe = {name: SAFE_VALUE if value is None else value for name, value in usual.items()}
         alone = {name: attempt({**safe, name: among[name]}) for name in among} if attempt(safe) is None else {}
         found = {name: each for name, each in alone.items() if each is not None}
-        if isinstance(error, RunnerError):
-            return [*(_setting_problem(target, name) for name in wrong), *error.problems]
         if not (found or wrong or target.unknown):
             return [_target_problem(target, error)]
         wrong = {**found, **wrong}

@@ -6,10 +6,9 @@ import os
 import shlex
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock, Timeout
 from omegaconf import DictConfig, OmegaConf
@@ -59,21 +58,16 @@ class RunDirectory:
     """
 
     def __init__(self, path: Path, *, wait_seconds: float = 1.0) -> None:
-        """Take it, and make it if necessary.
+        """Take it, and make it if necessary. A run that was killed holds it until its last data worker ends.
 
-        Args:
-            path: The directory.
-            wait_seconds: How long to wait for another run to release it. A run that was killed holds it until its last
-                data worker ends.
-
-        Raises:
-            RunnerError: Another process holds it, or it can't be made.
+        Raises: RunnerError another process holds it, or it can't be made.
         """
         self.path = spelled(path).absolute()
         self._made = [each for each in (self.path, *self.path.parents) if not each.exists()]
         asked = f"run folder {self.path}"
         try:
-            self._before = _files_before(self.path)
+            places = {(self.path / name).parent for name in (*HYDRAS, LOG, LOCK)}
+            self._before = {file for place in places if place.is_dir() for file in place.iterdir()}
             (self.path / LOCK).parent.mkdir(parents=True, exist_ok=True)
             self._lock = FileLock(self.path / LOCK, thread_local=False, is_singleton=True)
             self._lock.acquire(timeout=wait_seconds)
@@ -123,22 +117,12 @@ class RunDirectory:
         for name in (*HYDRAS, LOG, LOCK, journal.LOCK, publisher.LOG, sync.LOCK):
             if (file := self.path / name) not in self._before:
                 file.unlink(missing_ok=True)
-            elif (content := self._before[file]) is not None:
-                file.write_bytes(content)
         for name in (HYDRAS[0], LOCK):
             with suppress(OSError):  # something else is in it, or it is gone
                 (self.path / name).parent.rmdir()
         for made in self._made:
             with suppress(OSError):
                 made.rmdir()
-
-
-def _files_before(folder: Path) -> dict[Path, bytes | None]:
-    """Return the files where a run writes before it begins; with their content where Hydra writes over them. Raises: OSError."""
-    hydras = [file for name in HYDRAS if (file := folder / name).is_file()]
-    places = {(folder / name).parent for name in (LOG, LOCK)}
-    found: dict[Path, bytes | None] = {path: None for place in places if place.is_dir() for path in place.iterdir()}
-    return found | {file: file.read_bytes() for file in hydras}
 
 
 def is_used(folder: Path) -> bool:
@@ -166,9 +150,9 @@ def refuse_used(folder: Path, cfg: DictConfig, *, anew: bool = False) -> None:
     asked, resume = f"run folder {folder}", f"python -m runner resume {shlex.quote(str(folder))}"
     others = [key for key in changed if not may_change(key)]
     if others or not before:
-        problem = (
-            f"another experiment is in it: {_differences(others, before, now) or 'its rerun.yaml can not be read'}"
-        )
+        differences = [f"{key}={before.get(key, '-')} (now: {now.get(key, '-')})" for key in others[:MOST_SHOWN]]
+        known = ", ".join(differences) if before else "its rerun.yaml can not be read"
+        problem = f"another experiment is in it: {known}"
         fix = f"use another directory (the usual one has the time in its name), or run `{resume}`"
         raise RunnerError.of(asked, problem, fix)
     more = in_words({key: now.get(key) for key in changed if key.startswith("train.")})
@@ -189,9 +173,3 @@ def over_line(error: OverError) -> str:
     """Return the line for a run that is started again after its end."""
     (problem,) = error.problems
     return f"{problem.source}: {problem.message}; {problem.help}"
-
-
-def _differences(keys: list[str], before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    shown = [f"{key}={before.get(key, '-')} (now: {now.get(key, '-')})" for key in keys[:MOST_SHOWN]]
-    more = len(keys) - MOST_SHOWN
-    return ", ".join(shown) + (f", and {more} more" if more > 0 else "")

@@ -25,9 +25,8 @@ from runner.data.sampler import balance
 from runner.device.precision import precision_note
 from runner.errors import harmless
 from runner.experiment.claim import CONSOLE, LOG
-from runner.experiment.summary import Summary
+from runner.experiment.summary import Summary, time_in_words
 from runner.experiment.terminal import Terminal, labeled, readable, row, seconds, short, text_table
-from runner.experiment.time_spent import in_words
 from runner.tasks.metric_names import is_rate
 from runner.tracking import stores
 from runner.tracking.ack import read_ack
@@ -235,7 +234,7 @@ def _facts(summary: Summary, folder: Path) -> dict[str, str]:
         if (weights := folder / "checkpoints" / "best.pt").is_file():
             rows["best"] += f"  {short(weights)}"
     if summary.time:
-        rows["time"] = in_words(summary.time)
+        rows["time"] = time_in_words(summary.time)
     return rows
 
 

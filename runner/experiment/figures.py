@@ -36,18 +36,9 @@ def illustrate(
     of: str,
     say: Say,
 ) -> list[Path]:
-    """Draw a run's plots below plots/ of its directory, and return the files.
+    """Draw a run's plots below plots/ of its directory, and return the files. Raises: OSError for curves on a full disk.
 
-    Args:
-        parts: What the run trained.
-        result: How the training ended.
-        folder: The run's directory.
-        series: The run's points.
-        of: Model, data and device, for the titles.
-        say: Called with a line about a plot of predictions that failed.
-
-    Raises:
-        OSError: For curves on a full disk.
+    of: Model, data and device, for the titles. say: Called with a line about a plot of predictions that failed.
     """
     plots, task = folder / "plots", parts.task
     best = (result.best.metric, result.best.step) if result.best.value is not None else None
@@ -97,14 +88,7 @@ def _write_sample(parts: Parts, plots: Path) -> list[Path]:
 
 
 def draw_results(results: Results, folder: Path, *, wanted: Sequence[str], say: Say = print) -> list[Path]:
-    """Draw the wanted plots that make sense for these results, about 0.15 s each, and return their files.
-
-    Args:
-        results: Predictions of a split.
-        folder: Where the files go.
-        wanted: Names as in runner.tasks.metric_names.PLOTS.
-        say: Called with a line about a plot that failed.
-    """
+    """Draw the wanted plots (metric_names.PLOTS) that make sense for these results, and return their files. 0.15 s each."""
     drawn = []
     for name in wanted:
         try:

@@ -24,14 +24,11 @@ from runner.tracking.journal_reader import Series
 from runner.training.parts import Parts
 from runner.training.result import Result
 
-ENOUGH_STEPS = 10  # after which a parameter without a gradient, or a constant loss, is systematic
+ENOUGH_STEPS = 10  # after which a parameter without a gradient is systematic
 MAX_NAMES = 3
 MUCH_WORSE = 2.0  # times the loss of a constant prediction
-TINY_RATE, LATE = 1e-6, 0.75  # of the first learning rate, of all steps
-TINY_CHANGE = 1e-4  # of a weight, by all steps together
 #: a validation loss has risen by this factor, and a training loss is this far below it
 RISEN, FAR_BELOW, ENOUGH_EVALUATIONS, EVALUATIONS_SINCE = 1.2, 0.5, 5, 3
-RANDOM = 1e-4  # difference of two forward passes, of the largest output
 WAITING, LEAST_SECONDS = 0.3, 1.0  # of a training that is long enough
 #: operations that change no values
 PASSING = re.compile("View|UnsafeView|Reshape|Squeeze|Unsqueeze|Select|Slice|ToCopy|Alias|Clone|Stack")
@@ -69,7 +66,7 @@ class FinishedRun:
     def outputs(self) -> Tensor | None:
         """Return the outputs for a few rows in eval mode, with their graph; None for other tasks and divided models."""
         task, model = self.parts.task, self.parts.model
-        if not isinstance(task, Classification | Language | Regression):
+        if not isinstance(task, Classification | Language):
             return None
         if self.parts.shards is not None or self.rows is None:
             return None
@@ -93,27 +90,14 @@ def find(run: FinishedRun) -> list[str]:
         except Exception as error:  # of a custom model or optimizer
             log.info("%s could not be looked for: %s", hint.__name__.strip("_"), error)
             continue
-        if text and not (hint is _constant and found):  # an earlier hint is the reason
+        if text:
             found.append(text)
     return found
 
 
-def _random_forward(run: FinishedRun) -> str | None:
-    if (first := run.outputs()) is None or (second := run.outputs()) is None:
-        return None
-    difference = float((first - second).detach().abs().max())
-    if not difference > RANDOM * float(first.detach().abs().max()):
-        return None
-    return (
-        f"two passes over the same rows differ by up to {difference:.2g} in eval mode, so the validation is random; "
-        "make each layer in __init__(), and write F.dropout(x, training=self.training)"
-    )
-
-
 def _wrong_outputs(run: FinishedRun) -> str | None:
-    if not isinstance(run.parts.task, Classification | Language) or (outputs := run.outputs()) is None:
-        return None
-    last = _last_operation(outputs)
+    outputs = run.outputs()
+    last = "" if outputs is None else _last_operation(outputs)
     if last not in WRONG_OUTPUTS:
         return None
     return f"the model ends in a {last}, and {WRONG_OUTPUTS[last]}; write the model without it"
@@ -148,19 +132,6 @@ def _has_no_gradient(state: Mapping[str, Any] | None) -> bool:
     return any(square.dtype is not torch.float16 and not square.any() for square in squares)
 
 
-def _vanished_rate(run: FinishedRun) -> str | None:
-    (steps, rates), num_steps, schedule = run.values("train/lr"), run.result.num_steps, run.parts.schedule
-    is_tiny = rates < TINY_RATE * run.rate
-    if not len(rates) or not is_tiny[-1] or schedule.scheduler is None:
-        return None
-    at = int(steps[len(rates) - int((~is_tiny[::-1]).argmax())]) if not is_tiny.all() else 1
-    if at > LATE * num_steps:
-        return None
-    fix = "stretch the schedule" if schedule.every > 1 else "if it counts epochs, write scheduler.interval=epoch"
-    problem = f"the learning rate was below {TINY_RATE:g} of its start from step {at:,} of {num_steps:,} on"
-    return f"{problem} ({schedule.words}); {fix}"
-
-
 def _worse_than_constant(run: FinishedRun) -> str | None:
     task, losses = run.parts.task, run.values("train/loss")[1]
     if len(losses) < ENOUGH_STEPS:
@@ -178,21 +149,6 @@ def _worse_than_constant(run: FinishedRun) -> str | None:
     return (
         f"train/loss is {last:.4g} at the end, and {reference} {constant:.4g}: the rate is too high; "
         f"write optimizer.lr={run.rate / 10:g}, or find one with python -m runner lr-find"
-    )
-
-
-def _constant(run: FinishedRun) -> str | None:
-    losses, num_steps = run.values("train/loss")[1], run.result.num_steps
-    if len(losses) < ENOUGH_STEPS or run.rate * num_steps > TINY_CHANGE:
-        return None
-    num = max(5, len(losses) // 5)
-    first, last = losses[:num], losses[-num:]
-    noise = 2 * max(first.std(), last.std()) / math.sqrt(num) + 1e-3 * abs(first.mean())
-    if abs(last.mean() - first.mean()) > noise:
-        return None
-    return (
-        f"train/loss stayed at {last.mean():.4g} in {num_steps:,} steps; use a larger rate than "
-        f"optimizer.lr={run.rate:g}: python -m runner lr-find finds one"
     )
 
 
@@ -230,16 +186,7 @@ def _waiting(run: FinishedRun) -> str | None:
 
 
 #: in the order in which they are given
-HINTS = (
-    _random_forward,
-    _wrong_outputs,
-    _without_gradients,
-    _vanished_rate,
-    _worse_than_constant,
-    _constant,
-    _overfit,
-    _waiting,
-)
+HINTS = (_wrong_outputs, _without_gradients, _worse_than_constant, _overfit, _waiting)
 
 
 def _last_operation(outputs: Tensor) -> str:

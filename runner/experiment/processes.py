@@ -58,8 +58,7 @@ def run_in_processes(cfg: DictConfig, directory: Path, choices: Sequence[Choice]
     After a failure all are started again, at most `train.max_restarts` times. Signals are passed on to them; outside the
     main thread Python receives none.
 
-    Raises:
-        RunnerError: For errors that they find before the training.
+    Raises: RunnerError for errors that they find before the training.
     """
     if context.repetition is not None:
         context.repetition.check(prepare(copy.deepcopy(cfg), torch.device("cpu")))
@@ -96,16 +95,9 @@ def run_in_processes(cfg: DictConfig, directory: Path, choices: Sequence[Choice]
 
 
 def _launch(directory: Path, given: Sequence[bytes], attempt: int, received: Sequence[signal.Signals]) -> str | None:
-    """Run `python -m runner.experiment.rank DIRECTORY` once for each rank; when one fails, end the others.
+    """Run `python -m runner.experiment.rank DIRECTORY` once for each rank, and pass received signals on.
 
-    Args:
-        directory: The run's directory.
-        given: Each process's input.
-        attempt: How often they were started before.
-        received: The signals to pass on; more arrive while they run.
-
-    Returns:
-        Which process failed, and how (None: all ended normally).
+    When one fails, end the others and return which failed, and how; None: all ended normally.
     """
     store = distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     common = {"MASTER_ADDR": "localhost", "MASTER_PORT": store.port, "TORCHELASTIC_USE_AGENT_STORE": True}
@@ -170,8 +162,7 @@ def _environment(more: Mapping[str, Any]) -> dict[str, str]:
 def find_rank(cfg: DictConfig) -> RankInfo | None:
     """Return this process's rank, if torchrun, srun or this program has started it as one of several.
 
-    Raises:
-        RunnerError: If `train.num_processes` is another number.
+    Raises: RunnerError if `train.num_processes` is another number.
     """
     rank = rank_here(os.environ)
     count = validate.value(cfg, "train.num_processes")
@@ -185,8 +176,7 @@ def find_rank(cfg: DictConfig) -> RankInfo | None:
 def choose_devices(cfg: DictConfig, checked: Checked, rank: RankInfo | None, context: RunContext) -> tuple[Choice, ...]:
     """Return a device for each process to start, or this process's own if it has been started as one of several.
 
-    Raises:
-        RunnerError: For missing devices, and for settings that several processes exclude.
+    Raises: RunnerError for missing devices, and for settings that several processes exclude.
     """
     hardware, choice = checked
     policy, count = parse(validate.value(cfg, "device")), cfg.train.num_processes
@@ -246,8 +236,7 @@ def prepare_in_turn(
 def follow(cfg: DictConfig, rank: RankInfo, context: RunContext = RunContext()) -> Summary:
     """Train in a process that is not the first, and tracks nothing.
 
-    Raises:
-        RunnerError: For errors in the configuration, as in the first process.
+    Raises: RunnerError for errors in the configuration, as in the first process.
     """
     (choice,) = choose_devices(cfg, check_here(cfg, choice=context.device), rank, context)
     ranks = join(rank, choice)

@@ -15,12 +15,15 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from omegaconf import DictConfig, OmegaConf
+
 from runner.errors import without_password
 from runner.version import __version__
 
 #: suffixes of the user's code, and directories where runs write such files
 CODE = (".py", ".yaml", ".yml")
 OF_RUNS = (("outputs",), ("multirun",))
+NOTE = "mlflow.note.content"  # the tag that MLflow shows as a run's description, in Markdown
 #: the sweeps of `try`: `last` never means one of these
 TRIES = Path("multirun/tries")
 
@@ -172,3 +175,16 @@ def _git(*words: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.decode(errors="replace")
+
+
+def user_tags(cfg: DictConfig) -> dict[str, str]:
+    """The tags by name; in a list of names each has the text `true`."""
+    tags = OmegaConf.to_container(cfg.tracking.tags, resolve=True) if cfg.tracking.tags else {}
+    named = tags if isinstance(tags, dict) else dict.fromkeys(tags or (), True)
+    texts = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in named.items()}
+    return {str(name): without_password(text) for name, text in texts.items()}
+
+
+def described(cfg: DictConfig, note: str) -> str:
+    """The user's description, with the note of the run or the sweep below it."""
+    return "\n\n".join(filter(None, (without_password(cfg.tracking.description or ""), note)))

@@ -37,11 +37,6 @@ class Reporter(Observer):
     """The observer of a training: sends its values to the journal, the publisher and the screen, and keeps the last ones.
 
     All but means() runs in the background thread. What window() and values() take is in the journal after settle().
-
-    Attributes:
-        uid: Identifies the run; also when it is resumed.
-        metrics: The last value of each metric.
-        points: How many points the journal has.
     """
 
     def __init__(
@@ -58,9 +53,9 @@ class Reporter(Observer):
         self.folder, self.journal, self.trial = folder, journal, trial
         self._screen, self._publisher, self._batch_size = screen, publisher, batch_size
         starts = [event["uid"] for event in read_events(folder) if event["kind"] == "start"]
-        self.uid: str = starts[0] if starts else uuid.uuid4().hex
-        self.metrics: dict[str, float] = {}
-        self.points = 0
+        self.uid: str = starts[0] if starts else uuid.uuid4().hex  # of the run, also when it is resumed
+        self.metrics: dict[str, float] = {}  # the last value of each
+        self.points = 0  # that the journal has
         self._last_steps: dict[str, int] = {}  # by name, the last step that the journal had at the start
         for name, (steps, _, values) in read_series(folder).items() if starts else ():
             self._last_steps[name], self.metrics[name] = int(steps.max()), float(values[-1])

@@ -40,17 +40,11 @@ Condition = Any | Callable[[Any], bool]
 
 @dataclass(frozen=True)
 class Rule:
-    """Settings that clash when all conditions hold.
+    """Settings that clash when all conditions hold."""
 
-    Attributes:
-        conditions: By dotted key of a setting, or by name of a field of Situation.
-        reason: Why; may name fields of Situation in braces.
-        fixes: What to type instead, the most useful first.
-    """
-
-    conditions: Mapping[str, Condition]
-    reason: str
-    fixes: tuple[str, ...]
+    conditions: Mapping[str, Condition]  # by dotted key of a setting, or by name of a field of Situation
+    reason: str  # may name fields of Situation in braces
+    fixes: tuple[str, ...]  # what to type instead, the most useful first
 
 
 def is_set(value: Any) -> bool:
@@ -226,11 +220,7 @@ RULES = (
 
 
 def check(cfg: DictConfig, situation: Situation) -> None:
-    """Raise every clash of a configuration at once.
-
-    Raises:
-        RunnerError: With one error for each clash.
-    """
+    """Raise a RunnerError with every clash of a configuration."""
     refuse(clashes(cfg, situation))
 
 
@@ -242,10 +232,7 @@ def clashes(cfg: DictConfig, situation: Situation) -> list[Problem]:
 def why_not(cfg: DictConfig, changes: Mapping[str, Any], situation: Situation = Situation()) -> str:
     """Return why changes would clash with other settings, or "" if they would not.
 
-    Args:
-        cfg: The configuration without the changes. Only clashes that involve a change count.
-        changes: Values by dotted key of a setting, or by field of Situation.
-        situation: What is known besides the settings.
+    changes: Values by dotted key of a setting, or by field of Situation.
     """
     touched = [rule for rule in RULES if changes.keys() & rule.conditions.keys()]
     found = next((rule for rule in touched if _holds(rule, cfg, situation, changes)), None)

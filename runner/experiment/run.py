@@ -29,8 +29,7 @@ def run(cfg: DictConfig, directory: Path, *, context: RunContext = RunContext())
     Returns:
         What is in summary.json. A training that fails is a `status` there, not an exception.
 
-    Raises:
-        RunnerError: With every error in the configuration or the data, before anything is tracked.
+    Raises: RunnerError with every error in the configuration or the data, before anything is tracked.
     """
     check_folder(directory)
     mask_folder(directory, cfg)

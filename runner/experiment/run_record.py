@@ -28,9 +28,9 @@ from runner.device import Choice, backends
 from runner.device.placement import map_tensors
 from runner.experiment import provenance
 from runner.experiment.context import Checked, RunContext
+from runner.experiment.provenance import NOTE, described, user_tags
 from runner.experiment.reporter import Reporter
 from runner.experiment.summary import Summary
-from runner.experiment.user_tags import NOTE, described, user_tags
 from runner.inspection import call_site
 from runner.models.card import NAME as CARD
 from runner.models.card import Card
@@ -195,16 +195,7 @@ def model_event(folder: Path, card: Card, example: str, *, step: int, dataset: l
 def summarize(
     settings: Settings, parts: Parts, reporter: Reporter, result: Result, choice: Choice, **known: Any
 ) -> Summary:
-    """Return a run's summary, but for what the end of the run adds.
-
-    Args:
-        settings: The run's settings.
-        parts: What it trained.
-        reporter: What has its last values.
-        result: What came of the training.
-        choice: Its device.
-        known: Further fields, see Summary.
-    """
+    """Return a run's summary. known: fields that the end of the run adds."""
     train_seconds, best = result.seconds["train"], result.best
     peak_bytes, whose = result.peak_memory or backends.peak_memory(parts.device)
     per_second = 1 / train_seconds if train_seconds else 0.0

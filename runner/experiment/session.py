@@ -24,7 +24,7 @@ from runner.config.secrets import for_disk
 from runner.config.settings import Settings
 from runner.config.validate import without_password
 from runner.distributed.group import Ranks
-from runner.experiment import hints, time_spent
+from runner.experiment import hints
 from runner.experiment import summary as summaries
 from runner.experiment.console import Screen, describe_parts, last_rows
 from runner.experiment.context import Checked, RunContext
@@ -157,7 +157,7 @@ class Session:
                 if self._publisher is not None:
                     self._publisher.wake()  # it is sent while the plots are drawn
         with self._failing():
-            self._end |= time_spent.of_training(result)
+            self._end |= summaries.times_of(result)
             of = f"{self.settings.model} on {parts.source.name}, {parts.device}"
             left_out: list[str] = []
             if shows and illustrate(parts, result, self.folder, series=series, of=of, say=left_out.append):
@@ -200,7 +200,7 @@ class Session:
             summary = replace(summary, run_id=ack.run_id, tracker=ack.counts)
         around, total = self._around(), self._total()
         seconds = {**summary.seconds, "finish": around["finish"] + self._waited, "total": total}
-        time_by_cause = time_spent.whole(summary.time, total=total, around=around)
+        time_by_cause = summaries.whole_time(summary.time, total=total, around=around)
         summary = replace(summary, seconds=seconds, time=time_by_cause)
         with self._failing():
             summary.write(self.folder)

@@ -26,9 +26,8 @@ from runner.experiment.build import prepare_training
 from runner.experiment.build_data import prepare_data
 from runner.inspection import call_site
 from runner.inspection.costs import Costs, Speeds
-from runner.inspection.device_mismatch import Meetings
 from runner.inspection.findings import CERTAIN, LIKELY, Finding
-from runner.inspection.guard import Slow, of_read
+from runner.inspection.guard import Meetings, Slow, of_read
 from runner.inspection.host_reads import HostRead, HostReads, OperationObserver
 from runner.inspection.tensor_names import Names
 from runner.plan.simulator import pretence, shapes

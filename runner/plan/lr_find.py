@@ -23,8 +23,7 @@ from runner.data.loading.loaders import Batches
 from runner.device import backends, probe
 from runner.errors import RunnerError
 from runner.experiment import build
-from runner.experiment.check import check
-from runner.experiment.compose_run import composed
+from runner.experiment.check import check, composed
 from runner.experiment.terminal import say, short
 from runner.training.background import Background
 from runner.training.metric_buffer import MetricBuffer, Window

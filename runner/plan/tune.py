@@ -28,8 +28,7 @@ from runner.device import backends, probe
 from runner.errors import Problem, RunnerError, refuse
 from runner.experiment import rules
 from runner.experiment.build_data import prepare_data
-from runner.experiment.check import check
-from runner.experiment.compose_run import composed
+from runner.experiment.check import check, composed
 from runner.experiment.terminal import say
 from runner.plan.tune_measure import NOISE, NUM_LOSSES, Candidate, compare, difference, is_same
 from runner.training.parts import Parts

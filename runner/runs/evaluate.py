@@ -18,8 +18,7 @@ from runner.config.run_files import write_whole
 from runner.device import layers, probe
 from runner.errors import RunnerError, at_once, first_line
 from runner.experiment.build_data import set_switches
-from runner.experiment.check import check
-from runner.experiment.compose_run import of_run
+from runner.experiment.check import check, of_run
 from runner.experiment.terminal import readable, say, short
 from runner.runs.evaluation_data import Measured, batches_of, in_order, is_other, leave_own_rows, measured
 from runner.runs.load import BEST, Trained, computing, find_run, open_run

@@ -25,7 +25,7 @@ from runner.device import Choice, check_precision, choose, probe
 from runner.device.placement import place
 from runner.device.precision import Precision, default_type, make_precision, number_type
 from runner.errors import RunnerError, at_once, first_line, nearest
-from runner.experiment.compose_run import last_value
+from runner.experiment.check import last_value
 from runner.experiment.summary import Summary
 from runner.experiment.terminal import short
 from runner.models.card import NAME, Card, read_card

@@ -23,7 +23,7 @@ from runner.device import backends, layers
 from runner.device.placement import map_tensors, move
 from runner.device.precision import at_least_float32
 from runner.errors import RunnerError, at_once, refuse
-from runner.experiment.compose_run import of_run
+from runner.experiment.check import of_run
 from runner.experiment.terminal import say, short
 from runner.models.card import Card
 from runner.runs.inputs import chunks, existing, files_of, pieces, table_file

@@ -13,9 +13,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from runner.config import origin
 from runner.config.validate import without_password
+from runner.experiment.provenance import NOTE, described, user_tags
 from runner.experiment.summary import Summary
 from runner.experiment.terminal import short
-from runner.experiment.user_tags import NOTE, described, user_tags
 from runner.sweep import outcome
 from runner.sweep.jobs.ledger import Sweep
 from runner.sweep.jobs.prepare import Prepared

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from runner.config.validate import without_password
-from runner.experiment.user_tags import NOTE as NOTE
+from runner.experiment.provenance import NOTE as NOTE
 from runner.sweep.report import tables
 from runner.sweep.report.report import Report
 from runner.sweep.report.results import best_first

@@ -21,8 +21,8 @@ from runner.errors import (
     without_password,
 )
 from runner.inspection import call_site
-from runner.inspection.device_mismatch import PlacementError
 from runner.inspection.findings import Finding
+from runner.inspection.guard import PlacementError
 from runner.training.evaluate import Evaluation
 from runner.training.loop import Best
 from runner.training.metric_buffer import NotFiniteError
@@ -41,6 +41,7 @@ FIXES = {
     " help: use `x.float()` before it, or give floats as inputs",
     r"Can't call numpy\(\)": ".detach() would train nothing before it; help: use the torch operation of that name",
     "index out of range in self": "an nn.Embedding has too few rows; help: use a larger `vocab_size`",
+    "more than 1 value per channel": "batch normalization needs two rows; help: use another `train.batch_size`",
 }
 
 

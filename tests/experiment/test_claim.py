@@ -170,7 +170,7 @@ def test_a_mistake_in_a_folder_with_files_of_the_persons_leaves_them(own_folder,
 
 def test_files_that_were_called_as_a_runs_own_before_it_are_left(tmp_path):
     folder = tmp_path / "own"
-    mine = [folder / name for name in (claim.LOG, claim.HYDRAS[0], "journal/publish.log")]
+    mine = [folder / name for name in (claim.LOG, ".hydra/mine.yaml", "journal/publish.log")]
     for file in mine:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("mine: 1")

@@ -13,9 +13,8 @@ from runner.device.capabilities import SLOW_TYPES
 from runner.device.placement import move, place
 from runner.device.precision import make_precision
 from runner.inspection.call_site import Lines
-from runner.inspection.device_mismatch import PlacementError
 from runner.inspection.findings import merged
-from runner.inspection.guard import Guard, Slow
+from runner.inspection.guard import Guard, PlacementError, Slow
 from runner.inspection.host_reads import HostReads
 from runner.training.step.train_step import make_step
 

@@ -82,8 +82,8 @@ def _caption(results: Results, shown: Shown, number: int) -> tuple[str, bool]:
         text = f"{style.cut(names[best], 14)} {predicted[best]:.0%}\ntrue {style.cut(names[int(true)], 13)}"
         return text, best == int(true)
     if results.kind == "multilabel":
-        names = np.array(style.names_of(results.names, len(predicted)))
-        chosen, labels = names[predicted > 0.5], names[true > 0]
+        labels = np.array(style.names_of(results.names, len(predicted)))
+        chosen, labels = labels[predicted > 0.5], labels[true > 0]
         text = f"{style.cut(', '.join(chosen) or 'none', 18)}\ntrue {style.cut(', '.join(labels) or 'none', 18)}"
         return text, chosen.tolist() == labels.tolist()
     return f"{predicted[0]:.4g}\ntrue {true[0]:.4g}", True

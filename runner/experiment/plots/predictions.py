@@ -85,13 +85,7 @@ def collect(
 ) -> Results:
     """Predict examples spread evenly over a split, and keep the inputs of the worst. Waits for the device at the end only.
 
-    Args:
-        model: The model.
-        task: Its task.
-        batches: Of the split, whose classes may come one after the other.
-        split_rows: How many examples the split has.
-        autocast: The context of a forward pass.
-        most_rows: How many to predict at most.
+    split_rows: How many examples the split has; its classes may come one after the other. most_rows: How many to predict.
     """
     was_training = model.training
     model.eval()

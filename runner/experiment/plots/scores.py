@@ -90,8 +90,7 @@ def rates(truth: NDArray[np.bool_], scores: NDArray[np.float32]) -> tuple[NDArra
 
     From above all scores to the lowest; equal scores share a threshold, as in sklearn.metrics.
 
-    Raises:
-        ValueError: For scores that are not finite.
+    Raises: ValueError for scores that are not finite.
     """
     if not np.isfinite(scores).all():
         raise ValueError("scores that are not finite have no order")

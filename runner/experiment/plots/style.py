@@ -29,16 +29,10 @@ def panels(
     has_grid: bool = True,
     **layout: Any,
 ) -> tuple[Figure, Any]:
-    """Return a figure and its axes, row by row.
+    """Return a figure of a size in inches, and its axes row by row.
 
-    Args:
-        title: Of the run, one or two lines.
-        heading: The figure's topic.
-        size: Width and height in inches.
-        shape: Rows and columns of panels.
-        margins: Left, right, bottom and top in inches. Fixed ones: a layout computed from the content takes as long as drawing.
-        has_grid: Whether to draw grid lines.
-        layout: Further arguments of `Figure.subplots`.
+    margins: Left, right, bottom and top in inches: a layout computed from the content takes as long as drawing.
+    layout: Further arguments of `Figure.subplots`.
     """
     from matplotlib.figure import Figure  # heavy; pyplot would keep global state
 

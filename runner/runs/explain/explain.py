@@ -22,8 +22,7 @@ from torch import Tensor
 from runner.device import backends, probe
 from runner.device.placement import num_rows
 from runner.errors import RunnerError, at_once
-from runner.experiment.check import check
-from runner.experiment.compose_run import of_run
+from runner.experiment.check import check, of_run
 from runner.experiment.provenance import versions
 from runner.experiment.summary import Summary
 from runner.experiment.terminal import say, short

@@ -17,9 +17,8 @@ from runner.config.importing import loading
 from runner.errors import RunnerError
 from runner.experiment.claim import temporary_folder
 from runner.experiment.context import RunContext
-from runner.experiment.summary import Summary
+from runner.experiment.summary import AROUND, NAMES, Summary
 from runner.experiment.terminal import Terminal, short
-from runner.experiment.time_spent import AROUND, NAMES
 from runner.runs import find
 
 MIN_SHARE = 0.0005  # of the total, to be shown
