@@ -24,7 +24,7 @@ from runner.training.parts import Parts
 from runner.training.result import Result
 
 Say = Callable[[str], None]
-SCORES = ("confusion", "roc", "calibration", "residuals")  # in plots/scores.py
+SCORES = ("confusion", "roc", "residuals")  # in plots/scores.py
 
 
 def illustrate(

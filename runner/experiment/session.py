@@ -170,7 +170,9 @@ class Session:
                 self.reporter.journal.event("artifact", path=TRACES, to=TRACES)
         self._note_end()
         if result.status == "finished":
-            self._end["hints"] = hints.find(hints.FinishedRun(parts, result, series, rows, self._end.get("time", {})))
+            losses = series["train/loss"][2] if "train/loss" in series else ()
+            time_spent = self._end.get("time", {})
+            self._end["hints"] = hints.find(parts, result, losses=losses, rows=rows, time=time_spent)
 
     def could_not_end(self, error: BaseException) -> None:
         """Take what end() raised for the run's error."""

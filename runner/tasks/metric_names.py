@@ -77,8 +77,8 @@ FALLING = (
 
 #: plots of predictions by kind of task (runner.experiment.figures)
 PLOTS: dict[str, tuple[str, ...]] = {
-    "multiclass": ("confusion", "roc", "calibration", "samples", "boundary"),
-    "multilabel": ("roc", "calibration", "samples"),
+    "multiclass": ("confusion", "roc", "samples", "boundary"),
+    "multilabel": ("roc", "samples"),
     "regression": ("residuals", "samples"),
     "autoencoding": ("reconstructions",),
     "generation": ("generated",),

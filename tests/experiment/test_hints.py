@@ -2,15 +2,11 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from runner import cli
-from runner.experiment.hints import FinishedRun
-from runner.experiment.hints import _overfit as overfit
-from runner.experiment.hints import _waiting as waiting
+from runner.experiment.hints import waiting
 
 PARTS = """
 import torch
@@ -126,7 +122,6 @@ HEAVY = "data.num=200 data.noise=true optimizer.lr=0.03 data.val_fraction=0.4"
         ("model.cut=true", 12, "inner.weight, inner.bias; use them in forward() without detach(), or write model.fr"),
         ("optimizer.lr=100", 12, "always predicting the same costs 1.099: the rate is too high; write optimizer.lr=10"),
         (f"{NUMBERS} optimizer.lr=30", 12, "the rate is too high; write optimizer.lr=3"),
-        (HEAVY, 400, "it overfits; write train.early_stopping.patience=5"),
     ],
 )
 def test_hint_names_a_planted_cause(hints, words, num_steps, expected):
@@ -147,27 +142,11 @@ def test_hint_names_a_planted_cause(hints, words, num_steps, expected):
         ("model.unused=true optimizer.lr=1e-9", 5),
         ("optimizer=sgd optimizer.momentum=0 optimizer.nesterov=false", 60),
         (NUMBERS, 60),
-        (f"{HEAVY} train.early_stopping.patience=300", 400),
-        (f"{HEAVY} train.early_stopping.metric=val/accuracy", 400),
+        (HEAVY, 400),
     ],
 )
 def test_healthy_run_gets_no_hint(hints, words, num_steps):
     assert hints(words, num_steps) == []
-
-
-def test_a_validation_that_was_nan_is_not_the_lowest():
-    parts = SimpleNamespace(limits=SimpleNamespace(patience=None), best=SimpleNamespace(metric="val/loss"))
-
-    def said(*measured):
-        at, steps = 20 * np.arange(1, len(measured) + 1), np.arange(1, 20 * len(measured) + 1)
-        series = {"val/loss": (at, at, np.array(measured)), "train/loss": (steps, steps, np.full(len(steps), 0.01))}
-        return overfit(FinishedRun(parts, None, series, None, {}))
-
-    nan = float("nan")
-    rising = [2.0, 1.0, *np.linspace(1.1, 3.0, 18)]
-    assert "rose from 1 (step 40, whose weights are kept) to 3" in said(*rising)
-    assert "rose from 1 (step 60," in said(nan, *rising)
-    assert said(2.0, nan, *np.linspace(1.9, 0.5, 18)) is None and said(*rising, nan) is None
 
 
 @pytest.mark.parametrize(
@@ -180,7 +159,7 @@ def test_a_validation_that_was_nan_is_not_the_lowest():
     ],
 )
 def test_waiting_hint_names_the_cause(time, expected):
-    hint = waiting(FinishedRun(None, None, {}, None, time))
+    hint = waiting(time)
     assert hint is None if expected is None else expected in hint
 
 

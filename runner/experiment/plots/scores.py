@@ -1,4 +1,4 @@
-"""Draws how good predictions are: confusion matrix, ROC and precision-recall, calibration, residuals.
+"""Draws how good predictions are: confusion matrix, ROC and precision-recall, residuals.
 
 Not by scikit-learn's displays: importing sklearn.metrics takes longer than drawing all plots of a run.
 """
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 MAX_CLASSES = 20  # with numbers in the cells, and with lines that are distinguishable
 MAX_TICKS = 34
-NUM_BINS = 15  # of probabilities
 MAX_TARGETS = 4
 
 
@@ -111,51 +110,6 @@ def _questions(results: Results) -> list[tuple[str, NDArray[np.float32], NDArray
     truth = np.asarray(results.targets == 1 if is_multilabel else results.targets[:, None] == np.arange(count))
     chosen = range(count) if is_multilabel or count != 2 else [1]
     return [(names[each], scores[:, each], truth[:, each]) for each in chosen if 0 < truth[:, each].mean() < 1]
-
-
-def draw_calibration(results: Results) -> Figure | None:
-    """Draw how often the predicted class (or label) is right by its probability, and below how many rows have it."""
-    predictions, targets = results.predictions, results.targets
-    if predictions.ndim != 2:
-        return None
-    if results.kind == "multilabel":
-        sure, right = predictions.reshape(-1), np.asarray(targets == 1).reshape(-1)
-        labels = "predicted probability", "share of labels that are so"
-    else:
-        sure, right = predictions.max(1), np.asarray(predictions.argmax(1) == targets)
-        labels = "probability of the predicted class", "share that is right"
-    counts, confidence, accuracy, error = reliability(sure, right)
-    figure, (above, below) = style.panels(
-        results.title,
-        f"Calibration, expected error {error:.4f}",
-        (5.6, 5.8),
-        shape=(2, 1),
-        sharex=True,
-        gridspec_kw={"height_ratios": (3.4, 1), "hspace": 0.12},
-    )
-    middle, width, has_rows = (np.arange(NUM_BINS) + 0.5) / NUM_BINS, 0.92 / NUM_BINS, counts > 0
-    above.bar(middle[has_rows], accuracy[has_rows], width=width, color=style.BLUE, alpha=0.85, label="right")
-    above.plot([0, 1], [0, 1], color=style.MUTED, linewidth=1, linestyle=":", label="perfect")
-    above.plot(confidence[has_rows], accuracy[has_rows], "o", color=style.INK, markersize=3.5, label="mean of the bin")
-    above.set(ylabel=labels[1], ylim=(0, 1.02), xlim=(0, 1))
-    above.legend(loc="upper left", frameon=False, fontsize=8)
-    below.bar(middle, counts, width=width, color=style.MUTED)
-    below.set(xlabel=labels[0], ylabel="labels" if results.kind == "multilabel" else "rows")
-    return figure
-
-
-def reliability(
-    sure: NDArray[np.float32], right: NDArray[np.bool_]
-) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64], float]:
-    """Return, by bin of probabilities, the rows, the mean probability and the share that is right.
-
-    The last value is the expected calibration error (Guo et al. 2017): the mean distance of the two, by rows.
-    """
-    bins = np.clip(np.ceil(sure.astype(np.float64) * NUM_BINS).astype(np.int64) - 1, 0, NUM_BINS - 1)  # (low, high]
-    counts = np.bincount(bins, minlength=NUM_BINS)
-    confidence, accuracy = (np.bincount(bins, each, NUM_BINS) / np.maximum(counts, 1) for each in (sure, right))
-    error = float((counts * np.abs(confidence - accuracy)).sum() / max(1, counts.sum()))
-    return counts, confidence, accuracy, error
 
 
 def draw_residuals(results: Results) -> Figure | None:

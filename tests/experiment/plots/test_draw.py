@@ -9,7 +9,7 @@ from runner.experiment.figures import draw_results
 from runner.experiment.plots import style
 from runner.experiment.plots.examples import as_images
 from runner.experiment.plots.predictions import Plane, Results, Shown
-from runner.experiment.plots.scores import rates, reliability
+from runner.experiment.plots.scores import rates
 from runner.tasks.metric_names import PLOTS
 
 DRAW = np.random.default_rng(0)
@@ -51,10 +51,10 @@ def labelled():
 
 
 CASES = {
-    "2 classes": (lambda: classified(2, plane=plane(2)), ["confusion", "roc", "calibration", "samples", "boundary"]),
-    "3 classes": (lambda: classified(3, names=("a", "b", "a very long name of a class")), ["confusion", "roc", "calibration", "samples"]),
-    "100 classes": (lambda: classified(100), ["confusion", "calibration", "samples"]),
-    "labels": (labelled, ["roc", "calibration", "samples"]),
+    "2 classes": (lambda: classified(2, plane=plane(2)), ["confusion", "roc", "samples", "boundary"]),
+    "3 classes": (lambda: classified(3, names=("a", "b", "a very long name of a class")), ["confusion", "roc", "samples"]),
+    "100 classes": (lambda: classified(100), ["confusion", "samples"]),
+    "labels": (labelled, ["roc", "samples"]),
     "a number": (lambda: numbers(1), ["residuals", "samples"]),
     "8 numbers": (lambda: numbers(8), ["residuals", "samples"]),
     "images": (lambda: rebuilt((3, 8, 8)), ["reconstructions"]),
@@ -78,7 +78,7 @@ def test_what_makes_sense_is_drawn(case, tmp_path, ink):
 def test_rows_that_the_split_lacks_classes_of_are_drawn_too(tmp_path):
     one = Results("multiclass", np.full((5, 3), 1 / 3, dtype=np.float32), np.zeros(5, dtype=np.int64))
     names = [path.stem for path in draw_results(one, tmp_path, wanted=PLOTS["multiclass"], say=pytest.fail)]
-    assert names == ["confusion", "calibration"]
+    assert names == ["confusion"]
     flat = Results("regression", np.ones((5, 1), dtype=np.float32), np.ones((5, 1), dtype=np.float32))
     assert draw_results(flat, tmp_path, wanted=PLOTS["regression"], say=pytest.fail)
 
@@ -116,18 +116,6 @@ def overlaps(figure: Figure):
 def test_the_title_says_model_data_split_and_how_many_rows():
     results = classified(3, num_rows=25_000, split="val")
     assert results.title == "MLP on rows, cpu, val split, 300 of 25,000 rows"
-
-
-def test_the_expected_calibration_error_is_that_of_torchmetrics():
-    import torch
-    from torchmetrics.functional.classification import binary_calibration_error
-
-    sure = DRAW.random(500, dtype=np.float32)
-    right = DRAW.random(500) < sure**2
-    counts, confidence, accuracy, error = reliability(sure, right)
-    expected = binary_calibration_error(torch.from_numpy(sure), torch.from_numpy(right).int(), n_bins=15)
-    assert error == pytest.approx(expected.item(), abs=1e-6)
-    assert counts.sum() == 500 and (confidence <= 1).all() and (accuracy <= 1).all()
 
 
 @pytest.mark.parametrize(
