@@ -53,6 +53,17 @@ def call(model: nn.Module, example: Any) -> Any:
     return model(*example[CALL]["args"], **example[CALL]["kwargs"]) if is_call(example) else model(example)
 
 
+def ordered(model: nn.Module, example: Any) -> Any:
+    """Return a call with its arguments in the order of `forward`'s; any other example as it is.
+
+    Raises:
+        TypeError: If `forward` takes other arguments.
+    """
+    args, kwargs = (example[CALL]["args"], example[CALL]["kwargs"]) if is_call(example) else ([example], {})
+    bound = inspect.signature(model.forward).bind(*args, **kwargs)
+    return {CALL: {"args": list(bound.args), "kwargs": bound.kwargs}} if is_call(example) else example
+
+
 def named(model: nn.Module, example: Any) -> Any:
     """Return the inputs of a call by the names that `forward` gives them; any other example as it is."""
     if not is_call(example):

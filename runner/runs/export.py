@@ -20,6 +20,7 @@ from runner.device.placement import map_tensors, num_rows, tensors
 from runner.errors import RunnerError, at_once, nearest
 from runner.experiment.provenance import versions
 from runner.experiment.terminal import say, short
+from runner.models.example import call, ordered
 from runner.runs import export_formats
 from runner.runs.inputs import example as example_of
 from runner.runs.load import Trained, find_run, open_run
@@ -28,7 +29,7 @@ from runner.tasks.task import Predicting, is_predicting
 HOW = {
     "safetensors": "build the module that `model` describes, load_state_dict(safetensors.torch.load_file(FILE)), eval()",
     "onnx": "onnxruntime.InferenceSession(FILE).run(None, {NAME: array for each input})",
-    "pt2": "torch.export.load(FILE).module()(inputs)",
+    "pt2": "torch.export.load(FILE).module()(*inputs)",
     "mlflow": "mlflow.pyfunc.load_model(FOLDER).predict(inputs), or mlflow models serve -m FOLDER --env-manager local",
 }
 OF_COLUMNS = f"{HOW['mlflow']}, where this runner is installed, from its checkout or its wheel; inputs: a DataFrame with these columns"
@@ -40,14 +41,14 @@ def about(
     """Return the description next to the model. checked: the comparison with the original; None: not possible."""
     card = trained.card
     with torch.no_grad():
-        said = module(rows)
+        said = call(module, rows)
     kind = trained.task.kind if is_predicting(trained.task) else None
     names = export_formats.output_names(module, rows)
     columns = columns_in(card.reader) if form == "mlflow" else None
     return {
         "format": form,
         "how": HOW[form] if columns is None else OF_COLUMNS,
-        "inputs": _described(export_formats.input_names(rows), rows) if columns is None else _named(columns),
+        "inputs": _described(export_formats.input_names(module, rows), rows) if columns is None else _named(columns),
         "outputs": _described(names, said),
         "kind": kind,
         "meaning": _meaning(kind, predictions=predictions),
@@ -166,6 +167,7 @@ def export_to(trained: Trained, form: str, target: Path, *, predictions: bool) -
     asked = f"export --format {form}"
     with _beside_it(target) as place:
         made = Path(place) / (target.name if form != "onnx" else Path(target).name)
+        rows = _ordered(module, rows, asked)
         with export_formats.explained(asked, INSTEAD[form]):
             compute = FORMS[form][1](trained, module, rows, made)
             checked = None if compute is None else _checked(module, compute, rows, asked=asked, write=INSTEAD[form])
@@ -176,6 +178,15 @@ def export_to(trained: Trained, form: str, target: Path, *, predictions: bool) -
         for file in sorted(Path(place).iterdir()):  # onnx may have a separate file of weights
             file.replace(target.parent / file.name)
     return report
+
+
+def _ordered(module: nn.Module, rows: Any, asked: str) -> Any:
+    try:
+        return ordered(module, rows)
+    except TypeError as error:
+        problem = f"`forward` of {type(module).__name__} takes other inputs than the run's example of them: {error}"
+        fix = "train with `tracking.log_model=true`, which keeps what the task gives the model"
+        raise RunnerError.of(asked, problem, fix) from None
 
 
 def _beside_it(target: Path) -> tempfile.TemporaryDirectory[str]:
@@ -228,7 +239,7 @@ def _checked(
     for count in TRIED_ROWS:
         some = map_tensors(rows, lambda tensor, count=count: torch.cat([tensor] * count)[:count])  # type: ignore[misc]
         with torch.no_grad():
-            wanted = tensors(module(some))
+            wanted = tensors(call(module, some))
             found = tensors(compute(some))
         if [part.shape for part in wanted] != [part.shape for part in found]:
             shapes = f"{[tuple(part.shape) for part in found]} instead of {[tuple(part.shape) for part in wanted]}"

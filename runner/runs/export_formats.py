@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import re
@@ -10,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from runner.config.packages import not_installed
+from runner.device import torch_private
 from runner.device.placement import map_tensors, tensors
 from runner.errors import RunnerError
+from runner.models.example import CALL, call, is_call, named
 from runner.models.weights import load_trained
 from runner.runs.load import Trained, built
 
@@ -39,14 +43,13 @@ def safetensors(trained: Trained, module: nn.Module, example: Any, file: Path) -
         node = json.loads(found.metadata()["card"])["model"]
     again: nn.Module = built(node, "model", trained.folder)
     load_trained(again, loaded)
-    return again.eval()
+    return partial(call, again.eval())
 
 
 def pt2(trained: Trained, module: nn.Module, example: Any, file: Path) -> Compute:
     """Write the graph and the weights: torch.export.load() needs only torch."""
     torch.export.save(graph_of(module, example), file)
-    found: Compute = torch.export.load(file).module()
-    return found
+    return partial(call, torch.export.load(file).module())
 
 
 def onnx(trained: Trained, module: nn.Module, example: Any, file: Path) -> Compute | None:
@@ -54,7 +57,7 @@ def onnx(trained: Trained, module: nn.Module, example: Any, file: Path) -> Compu
     with _needing("onnx", "onnx"):
         import onnx as _onnx  # noqa: F401
         import onnxscript as _onnxscript  # noqa: F401
-    names = input_names(example)
+    names = input_names(module, example)
     program = torch.onnx.export(
         graph_of(module, example),
         dynamo=True,
@@ -91,8 +94,10 @@ def mlflow(trained: Trained, module: nn.Module, example: Any, folder: Path) -> C
     columns = columns_in(trained.card.reader)
     with mlflow_store.settings(), tempfile.TemporaryDirectory(dir=folder.parent) as place:
         mlflow_model.save(Path(place), "", module, example, reader=trained.card.reader).rename(folder)
-        import mlflow.pyfunc
+        import mlflow.pytorch
 
+        if is_call(example):  # the pyfunc takes one array or table
+            return partial(call, mlflow.pytorch.load_model(str(folder)))
         found = mlflow.pyfunc.load_model(str(folder))
 
     def compute(rows: Any) -> Any:
@@ -106,8 +111,11 @@ def mlflow(trained: Trained, module: nn.Module, example: Any, folder: Path) -> C
 
 def graph_of(module: nn.Module, example: Any) -> torch.export.ExportedProgram:
     """Return the module's graph for any number of rows. Raises: as torch.export.export."""
-    shapes = map_tensors(example, lambda _: {0: torch.export.Dim.DYNAMIC})  # type: ignore[arg-type, return-value]
-    return torch.export.export(module, (example,), dynamic_shapes=(shapes,))
+    args, kwargs = (tuple(example[CALL]["args"]), example[CALL]["kwargs"]) if is_call(example) else ((example,), {})
+    dims = {0: torch.export.Dim.DYNAMIC}
+    names = list(inspect.signature(module.forward).bind(*args, **kwargs).arguments)
+    shapes = torch_private.tree_map(lambda part: dims if isinstance(part, Tensor) else None, (*args, *kwargs.values()))
+    return torch.export.export(module, args, kwargs, dynamic_shapes=dict(zip(names, shapes, strict=True)))
 
 
 def map_arrays(tree: Any) -> Any:
@@ -119,18 +127,21 @@ def map_arrays(tree: Any) -> Any:
     return torch.as_tensor(tree)
 
 
-def input_names(example: Any) -> list[str]:
-    """Return a name for each tensor: `inputs` if it is the only one, else its key or index."""
+def input_names(module: nn.Module, example: Any) -> list[str]:
+    """Return a name for each tensor: `inputs` if it is the only one, else its key, argument or index."""
+    example = named(module, example)
     if isinstance(example, Tensor):
         return ["inputs"]
-    if isinstance(example, dict) and all(isinstance(value, Tensor) for value in example.values()):
-        return [str(key) for key in example]
+    if isinstance(example, dict) and len(tensors(example)) == sum(
+        isinstance(each, Tensor) for each in example.values()
+    ):
+        return [str(key) for key, value in example.items() if isinstance(value, Tensor)]
     return [f"inputs_{number}" for number in range(len(tensors(example)))]
 
 
 def output_names(module: nn.Module, example: Any) -> list[str]:
     with torch.no_grad():
-        count = len(tensors(module(example)))
+        count = len(tensors(call(module, example)))
     return ["outputs"] if count == 1 else [f"outputs_{number}" for number in range(count)]
 
 

@@ -1,5 +1,6 @@
 """`python -m runner export`: the model in other forms, computed elsewhere without this package."""
 
+import importlib.util
 import json
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ import torch
 from refused import problems_of
 from trained_runs import model_of
 
+from runner import cli
 from runner.config.instantiate import build
 from runner.runs import export, export_formats
 from runner.version import HERE
@@ -175,3 +177,50 @@ def test_a_persons_folder_is_no_earlier_export(tmp_path, messages):
     messages(problems_of(export._target, "mlflow", str(tmp_path)))
     (tmp_path / "MLmodel").write_text("")
     assert export._target("mlflow", str(tmp_path)) == tmp_path
+
+
+TWO = """
+import torch
+from torch import nn
+
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = nn.Linear(3, 1), nn.Linear(2, 1)
+
+    def forward(self, one, other, scale=None):
+        return (self.one(one) + self.other(other)) * (1 if scale is None else scale)
+
+def rows():
+    draws = torch.Generator().manual_seed(0)
+    return {name: torch.randn(64, size, generator=draws) for name, size in {"one": 3, "other": 2, "y": 1}.items()}
+
+def loss(model, batch):
+    return (model(batch["one"], scale=2.0, other=batch["other"]) - batch["y"]).square().mean()
+"""
+OF_TWO = [
+    *("data._target_=two.rows", "model._target_=two.Two", "task=own", "task.function._target_=two.loss", "device=cpu"),
+    *("train.num_epochs=1", "tracking.enabled=false", "hydra.run.dir=two_run"),
+]
+
+
+def test_model_of_two_inputs_is_exported(own_folder):
+    (own_folder / "two.py").write_text(TWO)
+    assert cli.main(OF_TWO) == 0
+    for form in ("pt2", "safetensors", "mlflow", "onnx"):
+        if form == "onnx" and not importlib.util.find_spec("onnxscript"):
+            continue
+        assert cli.main(["export", "two_run", "--format", form, "--output", f"model.{form}"]) == 0
+        about = own_folder / ("model.mlflow/about.json" if form == "mlflow" else f"model.{form}.json")
+        assert [each["name"] for each in json.loads(about.read_text())["inputs"]] == ["one", "other"]
+    program = torch.export.load("model.pt2").module()
+    assert program(torch.ones(5, 3), torch.ones(5, 2), 2.0).shape == (5, 1)
+
+
+def test_export_without_an_example_of_inputs_is_refused(own_folder, capsys):
+    (own_folder / "two.py").write_text(TWO)
+    assert cli.main([*OF_TWO, "tracking.log_model=false"]) == 0
+    capsys.readouterr()
+    assert cli.main(["export", "two_run", "--format", "pt2", "--json"]) == 2
+    (error,) = json.loads(capsys.readouterr().out)["faults"]
+    assert "`forward` of Two takes other inputs" in error["message"] and "tracking.log_model=true" in error["help"]
