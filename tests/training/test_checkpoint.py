@@ -250,6 +250,18 @@ def test_what_the_disk_said_while_torch_was_writing_is_what_is_raised(tmp_path):
     assert is_same(load(tmp_path / "last.pt"), state(1))
 
 
+def test_error_of_disk_replaces_that_of_torch(tmp_path, monkeypatch):
+    def fail(state, file):
+        try:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        except OSError:
+            raise RuntimeError("unexpected pos")  # noqa: B904
+
+    monkeypatch.setattr(torch, "save", fail)
+    with pytest.raises(OSError, match="No space"):
+        save({"step": 1}, tmp_path / "last.pt")
+
+
 def test_a_folder_that_is_deleted_while_a_checkpoint_is_written_is_told_as_that(tmp_path, monkeypatch):
     folder = tmp_path / "checkpoints"
     save({"step": 1}, folder / "last.pt")
