@@ -226,6 +226,13 @@ def targets(node: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _target_problems(path: str, node: dict[str, Any], own_code: bool) -> list[Problem]:
     target = str(node["_target_"])
+    flags = [f"{path}.{flag}" for flag in ("_partial_", "_recursive_") if not isinstance(node.get(flag, False), bool)]
+    if flags:
+        ways = {key: [f"{key}=true", f"{key}=false"] for key in flags}
+        return [
+            Problem.suggest(f"{key}={node[key.rpartition('.')[2]]}", f"`{key}` must be true or false", ways[key])
+            for key in flags
+        ]
     try:
         thing = locate(target, key=f"{path}._target_", own_code=own_code)
         parameters = inspect.signature(thing).parameters

@@ -80,7 +80,6 @@ def problems(*words):
         ("optimizer.groups=[{match:'*',lr:-1}]", "optimizer.groups[0].lr=-1", "Invalid", "optimizer.groups[0].lr=0.001"),
         ("optimizer.groups=[{match:'*',lrr:1}]", "optimizer.groups[0].lrr=1", "no setting", "`lr` instead of `lrr`"),
         ("optimizer._partial_=3", "optimizer._partial_=3", "true or false", "optimizer._partial_=true"),
-        ("optimizer._partial_=false", "optimizer._partial_=false", "after the model", "optimizer._partial_=true"),
         ("scheduler=cosine scheduler.warmup_fraction=a", "fraction=a", "a number", "scheduler.warmup_fraction=0.1"),
         ("scheduler=cosine scheduler.warmup_fraction=2", "fraction=2", "from 0 to 1", "scheduler.warmup_fraction=0.1"),
         ("scheduler=cosine scheduler.num_steps=''", "scheduler.num_steps=", "a whole number", "another value"),
