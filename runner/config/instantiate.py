@@ -228,9 +228,9 @@ def _target_problems(path: str, node: dict[str, Any], own_code: bool) -> list[Pr
     target = str(node["_target_"])
     flags = [f"{path}.{flag}" for flag in ("_partial_", "_recursive_") if not isinstance(node.get(flag, False), bool)]
     if flags:
-        ways = {key: [f"{key}=true", f"{key}=false"] for key in flags}
+        choices = {key: [f"{key}=true", f"{key}=false"] for key in flags}
         return [
-            Problem.suggest(f"{key}={node[key.rpartition('.')[2]]}", f"`{key}` must be true or false", ways[key])
+            Problem.suggest(f"{key}={node[key.rpartition('.')[2]]}", f"`{key}` must be true or false", choices[key])
             for key in flags
         ]
     try:
