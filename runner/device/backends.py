@@ -48,7 +48,8 @@ def set_switches(
     if device.type == "cuda":
         # torch reads it once, at the first product of the process, and a later deterministic run needs it (32 MiB)
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(deterministic)
+    if torch.are_deterministic_algorithms_enabled() != deterministic:  # the call imports torch's compiler, seconds
+        torch.use_deterministic_algorithms(deterministic)
     set_float32(is_tf32=precision == "tf32")
     if device.type == "cpu":
         torch.set_num_threads(num_threads or automatic_threads())

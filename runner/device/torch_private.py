@@ -7,12 +7,17 @@ the simulator replaces.
 from __future__ import annotations
 
 import importlib
+import inspect
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from runner.errors import RunnerError
 
 if TYPE_CHECKING:  # what classes are made from, and types
     from torch._ops import OpOverload as OpOverload
+    from torch.optim import Optimizer
     from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
     from torch.utils._pytree import tree_map as tree_map
 
@@ -91,6 +96,55 @@ def cuda_architectures() -> tuple[str, ...]:
     import torch
 
     return tuple((getattr(torch._C, "_cuda_getArchFlags", str)() or "").split())
+
+
+class WithoutDynamo:
+    """Put this before TorchDispatchMode, whose methods else import torch._dynamo at their first call, see below."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+#: methods of Optimizer that import torch._dynamo at their first call
+WRAPPED = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
+
+
+@contextmanager
+def optimizers_without_dynamo() -> Iterator[None]:
+    """Let optimizers work in the block without torch._dynamo, which takes 1.5 s to import, and 5 s in a build for CUDA.
+
+    torch's wrapper of these methods imports it to make a function that a compiler skips, and keeps that function as an
+    attribute of the method. Here the attribute is the method itself. Use step_without_dynamo() for the steps.
+    """
+    from torch.optim import Optimizer
+
+    if "torch._dynamo" in sys.modules:
+        yield
+        return
+    methods = [inspect.unwrap(getattr(Optimizer, name)) for name in WRAPPED]
+    added = [method for method in methods if not hasattr(method, "__dynamo_disable")]
+    for method in added:
+        setattr(method, "__dynamo_disable", method)  # a name that a class would change
+    try:
+        yield
+    finally:
+        for method in added:
+            delattr(method, "__dynamo_disable")
+
+
+def step_without_dynamo(optimizer: Optimizer) -> None:
+    """Take an optimizer's step, with its hooks. One of torch's is called below the wrapper that imports torch._dynamo."""
+    import torch
+
+    kind, own = type(optimizer), vars(optimizer).get("step")
+    is_replaced = own is not None and not hasattr(own, "_wrapped_by_lr_sched")
+    if "torch._dynamo" in sys.modules or is_replaced or not kind.__module__.startswith("torch.optim."):
+        optimizer.step()
+        return
+    with_grad = torch.enable_grad if optimizer.defaults.get("differentiable") else torch.no_grad
+    kind.profile_hook_step(with_grad()(inspect.unwrap(kind.step)))(optimizer)
+    optimizer._opt_called = True  # type: ignore[attr-defined]  # by which LRScheduler knows that there was a step
 
 
 def _find(path: str) -> Any:

@@ -5,7 +5,6 @@ Lives in the process that tracks, prints and writes: the only one of a run, or r
 
 from __future__ import annotations
 
-import importlib
 import multiprocessing
 import os
 import shlex
@@ -19,10 +18,10 @@ from typing import Any, NoReturn
 from omegaconf import DictConfig, OmegaConf
 
 from runner.config import origin
-from runner.config.importing import loading
 from runner.config.secrets import for_disk
 from runner.config.settings import Settings
 from runner.config.validate import without_password
+from runner.device.torch_private import optimizers_without_dynamo
 from runner.distributed.group import Ranks
 from runner.experiment import hints
 from runner.experiment import summary as summaries
@@ -93,9 +92,7 @@ class Session:
         session.screen.say(row("device", f"{device} ({first})") if is_usual else full, in_log=full)
         forget_graph(folder / GRAPH)  # of an earlier run in this directory
         with session._start_publisher() as session._publisher, session.screen.with_warnings():
-            with loading():
-                importlib.import_module("torch._dynamo")  # else torch's optimizers import it, 1.5 s
-            with session._open:
+            with optimizers_without_dynamo(), session._open:
                 yield session
             session._finish()
 

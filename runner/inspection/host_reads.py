@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 
 from runner.device.capabilities import KERNELS_THAT_READ_INSIDE
 from runner.device.placement import tensor_leaves
-from runner.device.torch_private import TorchDispatchMode
+from runner.device.torch_private import TorchDispatchMode, WithoutDynamo
 from runner.inspection import call_site
 from runner.inspection.tensor_names import storage_of
 
@@ -274,7 +274,7 @@ class _Calls(TorchFunctionMode):
             host.discard([tensor])
 
 
-class _Kernels(TorchDispatchMode):
+class _Kernels(WithoutDynamo, TorchDispatchMode):
     def __init__(self, reads: HostReads) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._reads = reads

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from runner.device.layers import OneDNNProduct
 from runner.device.placement import leaves, tensor_leaves
-from runner.device.torch_private import TorchDispatchMode, current_autograd_node
+from runner.device.torch_private import TorchDispatchMode, WithoutDynamo, current_autograd_node
 from runner.inspection import call_site
 from runner.inspection.tensor_names import Names, storage_of
 
@@ -136,7 +136,7 @@ class _Argument(NamedTuple):
     is_written: bool
 
 
-class Watch(TorchDispatchMode):
+class Watch(WithoutDynamo, TorchDispatchMode):
     """Sees the operations of its `with` block, with the backward passes in it; `in_task` is set by the caller."""
 
     def __init__(self, model: nn.Module, names: Names) -> None:

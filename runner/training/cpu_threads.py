@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from runner.device.placement import map_tensors, num_rows
-from runner.device.torch_private import TorchDispatchMode
+from runner.device.torch_private import TorchDispatchMode, WithoutDynamo
 from runner.errors import OF_CODE
 from runner.inspection.costs import flops_of
 from runner.tasks.task import Task
@@ -49,7 +49,7 @@ def flops_a_product(
     return products.flops / products.num * rows / num_rows(few)
 
 
-class Products(TorchDispatchMode):
+class Products(WithoutDynamo, TorchDispatchMode):
     """Counts the operations for which torch has a formula."""
 
     def __init__(self) -> None:

@@ -1,6 +1,8 @@
 """The private names of torch: all of them in one place, and there in the torch that is installed."""
 
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -39,3 +41,39 @@ def test_no_other_module_names_one():
         if hits and file.relative_to(HERE).as_posix() not in ALLOWED:
             found[file.relative_to(HERE).as_posix()] = hits
     assert not found
+
+
+#: steps with a hook and changed settings, first without torch._dynamo, then as torch takes them
+OPTIMIZERS = """
+import sys, torch
+from runner.device.torch_private import optimizers_without_dynamo, step_without_dynamo
+
+def steps(make, take):
+    torch.manual_seed(0)
+    model, seen = torch.nn.Linear(4, 3), []
+    optimizer = make(model.parameters())
+    optimizer.register_step_post_hook(lambda *given: seen.append(torch.is_grad_enabled()))
+    for _ in range(3):
+        model(torch.ones(2, 4)).square().sum().backward()
+        take(optimizer)
+        optimizer.zero_grad()
+    other = make(model.parameters())
+    other.load_state_dict(optimizer.state_dict())
+    return [each.detach().clone() for each in model.parameters()], seen
+
+o = torch.optim
+kinds = [o.Adam, o.AdamW, o.SGD, o.RMSprop, o.Adagrad, o.NAdam, lambda given: o.Adam(given, fused=True)]
+with optimizers_without_dynamo():
+    found = [steps(make, step_without_dynamo) for make in kinds]
+assert "torch._dynamo" not in sys.modules
+expected = [steps(make, lambda optimizer: optimizer.step()) for make in kinds]
+assert "torch._dynamo" in sys.modules
+for (weights, hooks), (others, other_hooks) in zip(found, expected, strict=True):
+    assert hooks == other_hooks == [True] * 3
+    assert all(torch.equal(a, b) for a, b in zip(weights, others, strict=True))
+"""
+
+
+def test_optimizers_without_dynamo_take_the_same_steps():
+    done = subprocess.run([sys.executable, "-c", OPTIMIZERS], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -372,3 +372,21 @@ def test_custom_task_leaves_its_call_as_example(called, expected, own_folder):
     assert cli.main([*words, "device=cpu", "hydra.run.dir=run"]) == 0
     example = torch.load(own_folder / "run/journal/example.pt", weights_only=True)
     assert map_tensors(example, lambda tensor: tuple(tensor.shape)) == expected
+
+
+WITHOUT_COMPILER = """
+import sys
+from runner import cli
+more = ["train.num_epochs=2", "train.clip_grad_norm=1", "tracking.enabled=false"]
+for words in (["model=cnn", "scheduler=cosine"], ["model=vit", "model.patch_size=4", "optimizer=sgd", "train.ema_decay=0.9"]):
+    assert cli.main([*words, *more, f"hydra.run.dir={words[0][6:]}"]) == 0
+    assert cli.main(["resume", words[0][6:], "train.num_epochs=3"]) == 0
+print([name for name in ("torch._dynamo", "torch._inductor", "sympy") if name in sys.modules])
+"""
+
+
+def test_eager_run_never_imports_the_compiler(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_COMPILER], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True
+    )
+    assert done.stdout.splitlines()[-1:] == ["[]"] and not done.stderr, done.stdout + done.stderr

@@ -21,7 +21,7 @@ from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
 from runner.data.loading.resident import sent
-from runner.device.torch_private import foreach_add_, fused_adam_, fused_adamw_, fused_sgd_
+from runner.device.torch_private import foreach_add_, fused_adam_, fused_adamw_, fused_sgd_, step_without_dynamo
 from runner.training.muon import Muon, adam_settings, matrix_steps
 
 Update = Callable[[], None]
@@ -52,7 +52,7 @@ def make_update(optimizer: Optimizer, *, joins_counts: bool = False) -> Update:
             if joins_counts:
                 kernels = [_with_joined_counts(kernel, optimizer) for kernel in kernels]
         if not kernels or any(kernel.is_incomplete() for kernel in kernels):
-            optimizer.step()
+            step_without_dynamo(optimizer)
             has_state = True
             if kernels:  # made again at the next step, with all parameters
                 kernels = None

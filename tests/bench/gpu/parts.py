@@ -32,6 +32,11 @@ BENCH = Path(__file__).resolve().parents[1]
 ROOT = BENCH.parents[1]
 sys.path[:0] = [str(BENCH), str(ROOT)]
 from table import header  # noqa: E402
+from twins import Measured, train_cifar, train_gpt  # noqa: E402
+
+from runner.device.precision import set_float32  # noqa: E402
+from runner.models.cnn import CNN  # noqa: E402
+from runner.models.gpt import GPT  # noqa: E402
 
 SENTENCES = ROOT / "tests" / "support" / "language" / "sentences.txt"
 QUIET = ["tracking.enabled=false", "tracking.log_model=false", "task.plots=false"]
@@ -49,6 +54,8 @@ MODELS = {
 }
 #: 12 width**2 weights a block: 49 million, without the embedding's
 WIDTH, DEPTH, CONTEXT = 640, 10, 1024
+#: letters of SENTENCES
+GPT_VOCABULARY = 27
 PROCESSES = multiprocessing.get_context("forkserver")
 
 
@@ -66,6 +73,11 @@ class Asked:
         """Ways to take a step, by name."""
         found = {"eager": []} | ({} if self.is_short else {"compile": [COMPILE]})
         return found | ({"graph": [GRAPH], "compile and graph": [COMPILE, GRAPH]} if self.is_cuda else {})
+
+    @property
+    def ways_compared(self) -> dict[str, list[str]]:
+        """The ways for comparisons with hand-written loops, the most important first."""
+        return {name: self.ways[name] for name in ("compile", "graph", "eager") if name in self.ways}
 
 
 def main() -> None:
@@ -435,12 +447,19 @@ def _microseconds(call, device: torch.device, number: int) -> float:
 
 
 def evaluation(asked: Asked) -> None:
-    """Seconds of ten epochs and of the evaluations after each; a tenth of the examples is for them."""
-    num_rows, num_epochs = (600, 2) if asked.is_short else (60_000, 10)
+    """Seconds of five epochs and of the evaluations after each; a tenth of the examples is for them. TF32 on a GPU."""
+    num_rows, num_epochs = (600, 2) if asked.is_short else (60_000, 5)
+    precision = ["train.precision=tf32"] if asked.is_cuda else []
     head("model", "way", "steps, s", "evaluations, s", "evaluations / steps")
-    for model, words in {"mlp": ROWS, "cnn": ["data=synthetic", "data.shape=[3,32,32]", "model=cnn"]}.items():
-        for way in ("eager", "graph")[: 1 + asked.is_cuda]:
-            more = [f"data.num_rows={num_rows}", f"train.num_epochs={num_epochs}", "data.test_fraction=0", *QUIET]
+    for model, words in {"cnn": ["data=synthetic", "data.shape=[3,32,32]", "model=cnn"], "mlp": ROWS}.items():
+        for way in ("graph", "eager")[not asked.is_cuda :]:
+            more = [
+                *precision,
+                f"data.num_rows={num_rows}",
+                f"train.num_epochs={num_epochs}",
+                "data.test_fraction=0",
+                *QUIET,
+            ]
             try:
                 seconds = trained([*words, *more, *asked.ways[way]], asked)["seconds"]
             except RuntimeError as error:
@@ -542,37 +561,37 @@ def memory(asked: Asked) -> None:
 
 
 def gpt(asked: Asked) -> None:
-    """A GPT of 50 million parameters. Operations: 6 per weight and token, 12 per width and pair of places (Kaplan et al. 2020, PaLM)."""
+    """A GPT of 50 million parameters in bf16, and a hand-written loop of it.
+
+    Operations: 6 per weight and token, 12 per width and pair of places (Kaplan et al. 2020, PaLM).
+    """
     width, depth, context = (64, 2, 64) if asked.is_short else (WIDTH, DEPTH, CONTEXT)
-    model = [
-        f"data.context_length={context}",
-        f"model.width={width}",
-        f"model.depth={depth}",
-        f"model.num_heads={width // 64}",
-    ]
-    words = [
-        "experiment=gpt_characters",
-        f"data.path={SENTENCES}",
-        *model,
-        *WITHOUT_SPLITS,
-        *QUIET_TEXT,
-        "train.batch_size=16",
-    ]
-    words += ["train.ema_decay=null", "train.precision=bf16", "metrics.pull_every=10"]
-    words += ["train.batch_size=2", "train.num_steps=30"] if asked.is_short else ["train.num_steps=150"]
+    size, num_steps = (2, 30) if asked.is_short else (16, 150)
+    words = ["experiment=gpt_characters", f"data.path={SENTENCES}", *WITHOUT_SPLITS, *QUIET_TEXT]
+    words += [f"data.context_length={context}", f"model.width={width}", f"model.depth={depth}"]
+    words += [f"model.num_heads={width // 64}", f"train.batch_size={size}", f"train.num_steps={num_steps}"]
+    words += ["train.precision=bf16", "metrics.pull_every=10"]
     memory_bytes = torch.cuda.get_device_properties(asked.device).total_memory if asked.is_cuda else 0
     sheet = data_sheet(name_of(asked.device), memory_bytes)
-    head("parameters", "way", "tokens/s", "TFLOP/s", "of the data sheet's")
-    for way, more in asked.ways.items() if asked.is_cuda else [("eager", [])]:
+    head("way", "tokens/s", "TFLOP/s", "of the data sheet's", "hand-written, tokens/s", "hand-written / runner")
+
+    def by_hand(*, is_compiled: bool) -> float:
+        torch.manual_seed(0)
+        model = GPT(GPT_VOCABULARY, context, width, depth, width // 64, positions="rotary").to(asked.device)
+        shape = {"vocab_size": GPT_VOCABULARY, "context_length": context, "batch_size": size}
+        return train_gpt(model, **shape, num_steps=num_steps, is_compiled=is_compiled).step_seconds
+
+    for way, more in asked.ways_compared.items():
         try:
             found = trained([*words, *more], asked)
         except RuntimeError as error:
-            row("", way, f"FAILED, {error}", "", "")
+            row(way, f"FAILED, {error}", "", "", "", "")
             continue
         tokens = found["num_samples"] / found["num_steps"] * context / found["step"]["seconds"]
         flops = (72 * width**2 * depth + 12 * depth * width * context) * tokens
         share = f"{flops / sheet.flops['bf16']:.1%}" if sheet else "no data sheet"
-        row(f"{found['num_parameters']:,}", way, f"{tokens:,.0f}", f"{flops / 1e12:.3g}", share)
+        hand = size * context / by_hand(is_compiled="compile" in way)
+        row(way, f"{tokens:,.0f}", f"{flops / 1e12:.3g}", share, f"{hand:,.0f}", f"{hand / tokens:.3f}")
 
 
 def data_sheet(name: str, memory_bytes: int):
@@ -587,29 +606,35 @@ def data_sheet(name: str, memory_bytes: int):
 
 
 def cifar(asked: Asked) -> None:
-    """`experiment=cifar10_94`."""
-    small = (
-        [
-            "data.num_rows=300",
-            "train.batch_size=32",
-            "train.num_steps=30",
-            "metrics.pull_every=10",
-            "model.channels=[8]",
-            "data.shape=[3,8,8]",
-        ]
-        if asked.is_short
-        else []
-    )
-    head("way", "steps", "training, s", "images/s of a step", "test/accuracy")
-    for way, more in asked.ways.items() if not asked.is_short else [("eager", [])]:
-        try:
-            found = trained(["experiment=cifar10_94", *QUIET, *small, *more], asked, seconds=120)
-        except RuntimeError as error:
-            row(way, f"FAILED, {error}", "", "", "")
-            continue
-        images = found["num_samples"] / found["num_steps"] / found["step"]["seconds"]
-        accuracy = found["metrics"].get("test/accuracy", "")
-        row(way, found["num_steps"], f"{found['seconds']['train']:.2f}", f"{images:,.0f}", accuracy)
+    """`experiment=cifar10_94`, and a hand-written loop of it: seconds of a whole training, and of a step."""
+    shape, channels, num_rows, size, epochs = [3, 32, 32], [64, 256, 256], 60_000, 1024, 10
+    if asked.is_short:
+        shape, channels, num_rows, size, epochs = [3, 8, 8], [8], 300, 32, 2
+    words = ["experiment=cifar10_94", *QUIET, f"data.num_rows={num_rows}", f"data.shape={shape}".replace(" ", "")]
+    words += [f"model.channels={channels}".replace(" ", ""), f"train.batch_size={size}", f"train.num_epochs={epochs}"]
+    head("precision", "way", "training, s", "a step, ms", "hand-written, s", "a step, ms", "runner / hand-written")
+
+    def by_hand(precision: str, *, is_compiled: bool) -> Measured:
+        torch.manual_seed(0)
+        set_float32(is_tf32=precision == "tf32")
+        torch.backends.cudnn.benchmark = True
+        model = CNN(shape, 10, channels).to(asked.device, memory_format=torch.channels_last)
+        rows = num_rows - round(num_rows / 6)
+        return train_cifar(
+            model, shape=shape, num_rows=rows, batch_size=size, num_epochs=epochs, is_compiled=is_compiled
+        )
+
+    for precision in ("tf32", "fp32") if asked.is_cuda else ("fp32",):
+        for way, more in asked.ways_compared.items():
+            try:
+                found = trained([*words, *more, f"train.precision={precision}"], asked, seconds=120)
+            except RuntimeError as error:
+                row(precision, way, f"FAILED, {error}", "", "", "", "")
+                continue
+            hand = by_hand(precision, is_compiled="compile" in way)
+            seconds, step = found["seconds"]["train"], found["step"]["seconds"]
+            cells = [f"{seconds:.2f}", f"{step * 1e3:.2f}", f"{hand.seconds:.2f}", f"{hand.step_seconds * 1e3:.2f}"]
+            row(precision, way, *cells, f"{seconds / hand.seconds:.2f}, a step {step / hand.step_seconds:.2f}")
 
 
 PARTS = {
