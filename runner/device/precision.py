@@ -92,7 +92,8 @@ def precision_note(device: torch.device, precision: str) -> str:
     if device.type != "cuda" or torch.version.hip or torch.cuda.get_device_capability(device) < AMPERE:
         return ""
     notes = {
-        "fp32": "fp32 leaves the tensor cores idle: train.precision=tf32 or train.precision=bf16 takes them",
-        "tf32": "tf32 rounds what is multiplied to 10 bits, and takes the tensor cores: train.precision=fp32 keeps 23",
+        "fp32": "fp32 does not use the tensor cores, which torch by default uses for convolutions (TF32); "
+        "train.precision=tf32 or train.precision=bf16 does",
+        "tf32": "tf32 uses the tensor cores, and rounds factors of products to 10 bits; train.precision=fp32 keeps 23",
     }
     return notes.get(precision, "")
