@@ -91,6 +91,13 @@ def public_name(path: str, names: tuple[str, ...] = PARTS) -> str | None:
     return next((name for name in names if name.rpartition(".")[2] == path.rpartition(".")[2]), None)
 
 
+def exported_name(path: str) -> str:
+    """Return runner.models.MLP for runner.models.mlp.MLP, and any other path as it is."""
+    public = public_name(path)
+    package, _, name = (public or "").rpartition(".")
+    return public if public and path == f"{homes(package)[name]}.{name}" else path
+
+
 def under(path: str, prefixes: tuple[str, ...]) -> bool:
     """Return whether a path is one of the prefixes or below one: torch.nnx is not below torch.nn."""
     return any(path == prefix or path.startswith(prefix + ".") for prefix in prefixes)

@@ -124,6 +124,7 @@ class CheckedLoader(ConfigLoaderImpl):
             raise MisfitError(misfits, cfg, overrides, [*self._files(config_name, overrides, run_mode)])
         if self._completes:
             return cfg
+        nodes.simplify(cfg)
         nodes.name_data(cfg, self.file_of)
         for line in nodes.leave_out(cfg, overrides, self.file_of):
             if line not in self._printed:

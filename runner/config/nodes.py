@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseException
 
 from runner.config import schema, validate
+from runner.config.allowed import exported_name
 from runner.config.identity import key_of
 from runner.config.importing import loading
 from runner.config.instantiate import HYDRA_KEYS, arguments
@@ -67,6 +68,26 @@ def leave_out(cfg: DictConfig, words: Sequence[str], file_of: FileOf) -> list[st
         if unused and group in typed:
             lines.append(f"{group}._target_={target}: it takes no {', '.join(unused)}, left out of {group}={option}")
     return lines
+
+
+def simplify(cfg: DictConfig) -> None:
+    """Make plain groups of structured configs, and give our parts their exported names: hydra-zen writes others."""
+    for group in validate.BUILT:
+        node: Any = cfg._get_node(group, validate_access=False)
+        if OmegaConf.is_dict(node) and is_dataclass(OmegaConf.get_type(node)):
+            cfg[group] = OmegaConf.to_container(node, enum_to_str=True)
+        _use_exported_names(cfg._get_node(group, validate_access=False))
+
+
+def _use_exported_names(node: Any) -> None:
+    if not OmegaConf.is_config(node) or node._is_none() or node._is_missing() or node._is_interpolation():
+        return
+    for key in list(node) if OmegaConf.is_dict(node) else range(len(node)):
+        child = node._get_node(key)
+        if key == "_target_" and isinstance(child._value(), str):
+            node[key] = exported_name(child._value())
+        else:
+            _use_exported_names(child)
 
 
 def name_data(cfg: DictConfig, file_of: FileOf) -> None:

@@ -1,16 +1,21 @@
 """What Hydra composes for a command: once, examined, from our search path, with nothing of Hydra replaced."""
 
 import ast
+import copy
 import json
+from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.config_store import ConfigStore
 from hydra.types import RunMode
-from omegaconf import OmegaConf
+from omegaconf import MISSING, OmegaConf
 
 from runner import cli
 from runner.cli.arguments import parse
 from runner.cli.table import COMMANDS, MULTIRUN
+from runner.cli.train import check
 from runner.config import compose
 from runner.errors import RunnerError
 from runner.version import PACKAGES
@@ -197,6 +202,25 @@ def test_run_directory_replaces_no_built_in_file(own_folder):
 def test_data_is_named_after_its_target(experiments, words, name):
     (experiments / "conf/experiment/toy.yaml").write_text("# @package _global_\ndata: {_target_: sets.toy}\n")
     assert compose.composed_with(compose.composer([]), words).data.name == name
+
+
+@dataclass
+class Net:
+    """As hydra-zen writes it: by the path of the definition."""
+
+    _target_: str = "runner.models.mlp.MLP"
+    in_features: Any = "${facts.in_features}"
+    out_features: int = MISSING
+    hidden_sizes: list[int] = field(default_factory=lambda: [8])
+
+
+def test_structured_config_is_a_model(own_folder, monkeypatch):
+    monkeypatch.setattr(ConfigStore.instance(), "repo", copy.deepcopy(ConfigStore.instance().repo))
+    ConfigStore.instance().store(group="model", name="structured", node=Net)
+    words = ["model=structured", "model.hidden_sizes=[4,4]", "model.out_features=3", "device=cpu", "data=iris"]
+    cfg = compose.composed_with(compose.composer([]), words)
+    check(cfg)
+    assert (cfg.model._target_, cfg.model.hidden_sizes) == ("runner.models.MLP", [4, 4])
 
 
 def test_file_whose_aliases_explode_is_refused(own_folder, capfd):

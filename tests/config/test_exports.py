@@ -9,7 +9,7 @@ import sys
 import pytest
 from omegaconf import OmegaConf
 
-from runner.config.allowed import homes, public_name
+from runner.config.allowed import exported_name, homes, public_name
 from runner.config.trust import hydra_problems
 from runner.version import PACKAGES
 
@@ -81,6 +81,17 @@ def test_what_is_pickled_goes_by_its_module():
 )
 def test_a_path_to_a_module_of_ours_means_a_public_name(path, public):
     assert public_name(path) == public
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        *((path, "runner.models.MLP") for path in ("runner.models.mlp.MLP", "runner.models.MLP")),
+        *((path, path) for path in ("runner.models.cnn.MLP", "runner.mlp.MLP", "runner.models.mlp.torch", "nets.MLP")),
+    ],
+)
+def test_path_of_a_definition_is_its_exported_name(path, name):
+    assert exported_name(path) == name
 
 
 def test_a_launcher_by_its_module_is_offered_by_its_name():
