@@ -93,6 +93,8 @@ def build(node: dict[str, Any], *, key: str = "", own_code: bool = True) -> Any:
 
 
 def _not_built(node: dict[str, Any], key: str, cause: BaseException) -> Problem:
+    if node["_target_"] == PREPARED:  # the user wrote the model in it
+        node = node["model"]
     where = own_line(cause)
     named = ", ".join(f"`{key}.{name}`" for name in node if name not in HYDRA_KEYS)
     fix = f"set {named or 'its arguments'} to other values"

@@ -38,7 +38,7 @@ from runner.device.placement import place
 from runner.device.precision import default_type, make_precision
 from runner.errors import RunnerError
 from runner.experiment import rules
-from runner.experiment.build_data import Data, conversion_of, eval_batch_size, prepare_data
+from runner.experiment.build_data import Data, check_last_batch, conversion_of, eval_batch_size, prepare_data
 from runner.experiment.build_optimizer import optimizer_of, schedule_of
 from runner.models.card import Card
 from runner.models.weights import exists, load_weights
@@ -113,6 +113,7 @@ def prepare_training(
     around = _preprocessing(cfg, data)
     model, task, weights = _build_model(cfg, around, device, loaders["train"], goes_on=goes_on)
     inner, prefix = (model.model, "model.") if isinstance(model, Prepared) else (model, "")
+    check_last_batch(model, task, loaders["train"], device, num_ranks)
     mean = None
     if divide is not None:
         mean = copy.deepcopy(model) if cfg.train.ema_decay else None

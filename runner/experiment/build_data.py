@@ -26,12 +26,13 @@ from runner.data.sampler import sampler_of
 from runner.data.source import Source, as_source
 from runner.data.split import Splits, split
 from runner.device import backends, layers
-from runner.device.placement import place
+from runner.device.placement import in_batches, place
 from runner.device.precision import Precision, number_type
-from runner.errors import RunnerError
+from runner.errors import OF_CODE, Problem, RunnerError
 from runner.experiment import rules
 from runner.inspection.costs import Costs
 from runner.inspection.host_reads import HostReads
+from runner.tasks.task import Task
 from runner.training.carried_state import restored
 
 #: examples that an accelerator evaluates at a time, and the part of its free memory that they may take
@@ -195,3 +196,43 @@ def eval_batch_size(
     while 2 * size <= most:
         size *= 2
     return size
+
+
+BATCH_NORMS = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
+
+
+def check_last_batch(model: nn.Module, task: Task, batches: Batches, device: torch.device, num_ranks: int = 1) -> None:
+    """Refuse a last batch with less than two examples for a process if a layer normalizes over the batch."""
+    rows, size = batches.num_rows, batches.batch_size
+    is_synced = num_ranks > 1 and any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())
+    if _all_have_two(rows, size, num_ranks) or size == num_ranks == 1 or is_synced:  # a synced one waits for the others
+        return
+    if not any(isinstance(module, BATCH_NORMS) for module in model.modules()):
+        return
+    one = next(in_batches(next(iter(batches.epoch(0))), 1))
+    states = backends.generator_states(device)
+    try:
+        probe_model, probe_task = copy.deepcopy((model, task))
+        if isinstance(probe_task, nn.Module):
+            probe_task = place(probe_task, device)
+        probe_model = place(probe_model, device)
+        probe_model.train()
+        with torch.no_grad():
+            probe_task(probe_model, one)
+    except OF_CODE as error:  # other errors appear in the run, too; some models can't be copied
+        if "more than 1 value per channel" in str(error):
+            raise RunnerError(_last_batch_problem(rows, size, num_ranks)) from None
+    finally:
+        backends.set_generator_states(states, device)
+
+
+def _all_have_two(rows: int, size: int, num_ranks: int) -> bool:
+    return (rows % size or size) >= 2 * num_ranks
+
+
+def _last_batch_problem(rows: int, size: int, num_ranks: int) -> Problem:
+    last = f"{rows % size or size} rows in the last batch of an epoch"
+    problem = f"batch normalization needs two rows in each process, and {num_ranks} share {last}"
+    sizes = sorted(range(2 * num_ranks, max(size, rows) + 1), key=lambda other: (other > size, abs(other - size)))
+    ways = [f"train.batch_size={other}" for other in sizes if _all_have_two(rows, other, num_ranks)]
+    return Problem.suggest(f"train.batch_size={size}", problem, ways[:1], "use data with more rows")

@@ -167,9 +167,8 @@ class Session:
                 self.reporter.journal.event("artifact", path=TRACES, to=TRACES)
         self._note_end()
         if result.status == "finished":
-            losses = series["train/loss"][2] if "train/loss" in series else ()
             time_spent = self._end.get("time", {})
-            self._end["hints"] = hints.find(parts, result, losses=losses, rows=rows, time=time_spent)
+            self._end["hints"] = hints.find(parts, result, series=series, rows=rows, time=time_spent)
 
     def could_not_end(self, error: BaseException) -> None:
         """Take what end() raised for the run's error."""
