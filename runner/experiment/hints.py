@@ -153,9 +153,9 @@ def _first_rate(parts: Parts) -> float:
 
 
 def _worse_than_constant(parts: Parts, series: Mapping[str, Series]) -> str | None:
-    task, losses = parts.task, series["train/loss"][2] if "train/loss" in series else ()
-    if len(losses) < ENOUGH_STEPS:
+    if "train/loss" not in series or len(losses := series["train/loss"][2]) < ENOUGH_STEPS:
         return None
+    task = parts.task
     constant, last = math.inf, float(losses[-max(5, len(losses) // 5) :].mean())
     reference = "always predicting the same costs"
     if isinstance(task, Classification) and task.class_weights is None:

@@ -248,7 +248,7 @@ def test_a_file_beside_it_does_not_take_the_place_of_the_runners_own(run_folder,
 
 
 def signed(content):
-    """Add the checksum, which anybody can make: it finds torn files, and says nothing about who wrote them."""
+    """Add a valid checksum: it finds torn files, and proves nothing about who wrote them."""
     body = content.removesuffix(checkpoint.NO_COMMENT)
     return body + checkpoint._comment(hashlib.sha256(body + checkpoint.NO_COMMENT).hexdigest())
 
