@@ -30,6 +30,7 @@ LEAST_SHARED = 48_000
 #: AMD's number for Zen 5
 ZEN_5 = 26
 CPUINFO = Path("/proc/cpuinfo")
+DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 #: other classes are fake, distributed or otherwise special tensors
 PLAIN = (Tensor, nn.Parameter)
 
@@ -62,8 +63,9 @@ def takes_channels_last(
 ) -> tuple[bool, str]:
     """Decide whether 2-d convolutions keep their channels last in memory, and give the reason of a choice.
 
-    It is faster on a CPU, and on CUDA's tensor cores, which plain float32 does not use. On MPS BatchNorm would be wrong
-    (pytorch#175189). Raises: RunnerError if the requested layout would overwrite memory.
+    It is faster on a CPU, and on CUDA's tensor cores, which plain float32 does not use. On a CPU dropout draws masks in the
+    order of the memory, so that a loop without it would have other losses. On MPS BatchNorm would be wrong (pytorch#175189).
+    Raises: RunnerError if the requested layout would overwrite memory.
     """
     if not any(isinstance(module, nn.Conv2d) for module in model.modules()):
         return False, ""
@@ -76,6 +78,11 @@ def takes_channels_last(
         return requested, "as asked" if requested else ""
     if layer:
         return False, f"auto: oneDNN overwrites memory in {layer} otherwise"
+    if device.type == "cpu" and any(isinstance(each, DROPOUT) and each.p for each in model.modules()):
+        return (
+            False,
+            "auto: dropout draws the masks of a hand-written loop; backends.cpu.channels_last=true may be faster",
+        )
     on = device.type == "cpu" or (device.type == "cuda" and precision not in ("fp32", "fp64"))
     return on, "auto: it has 2-d convolutions" if on else ""
 

@@ -285,6 +285,13 @@ def test_channels_last(model, device, precision, asked, takes):
     assert bool(why) is takes
 
 
+@pytest.mark.parametrize(("device", "rate", "takes"), [("cpu", 0.5, False), ("cpu", 0.0, True), ("cuda", 0.5, True)])
+def test_dropout_keeps_the_default_layout_on_a_cpu(device, rate, takes):
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Dropout2d(rate))
+    found, why = takes_channels_last(model, device=torch.device(device), precision="bf16", requested=None)
+    assert found is takes and ("dropout" in why) is not takes
+
+
 def test_channels_lie_last_in_what_has_four_dimensions_alone():
     model = nn.Sequential(nn.Conv2d(8, 4, 3), nn.Conv3d(8, 4, 3))
     model.register_buffer("table", torch.rand(2, 3, 4, 5))
