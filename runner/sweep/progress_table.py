@@ -47,7 +47,7 @@ class Watch:
         return min(1.0, self.step / self.num_steps) if self.num_steps else None
 
     def look(self) -> None:
-        with suppress(FileNotFoundError, ValueError):  # not there yet, or begun anew
+        with suppress(FileNotFoundError, ValueError):  # not written yet, or started again
             for record in scan(self._path, self._offset):
                 self._offset = record.end
                 if isinstance(record.data, Points):

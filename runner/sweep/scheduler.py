@@ -26,15 +26,15 @@ from runner.tracking.publisher import Publisher
 from runner.training.signals import Stop
 
 LOOK_SECONDS = 0.5
-#: signals of a crash; by others, the process was stopped
+#: signals of a crash; other signals stop the process
 CRASHES = {"SIGSEGV": "segmentation fault", "SIGABRT": "abort", "SIGBUS": "bus error", "SIGILL": "illegal instruction"}
 
 
 class Source(Protocol):
-    """A source of jobs: a list, or a search that makes the next job when there is a free slot."""
+    """A source of jobs: a list, or a search that creates the next job when a slot is free."""
 
     def next(self, num_waiting: int) -> Prepared | None:
-        """Return the next job, or None if there is none now. num_waiting: Jobs that wait for a slot already."""
+        """Return the next job, or None if no job is ready. num_waiting: Jobs that already wait for a slot."""
         ...
 
     def ended(self, job: Job, summary: Summary) -> None:

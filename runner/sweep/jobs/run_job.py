@@ -62,7 +62,7 @@ def run_pickled(payload: bytes) -> int:
 
 
 def run_pickled_together(payload: bytes) -> int:
-    """In the process of a group: run its jobs together. The status is ALONE if they can't be trained together.
+    """In the process of a group: run its jobs together. The status is `ALONE` if they can't be trained together.
 
     payload: A configuration and Assignment.as_text() per job, the number of groups, and the threads for this one.
     """

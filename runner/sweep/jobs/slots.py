@@ -16,11 +16,10 @@ from runner.device.unavailable import why_not
 
 #: free memory for each process that trains a group of jobs on the CPU
 GROUP_BYTES = 2**30
-#: such processes on one GPU at the most; what each has to have of its free memory, in a part of which its data lies, too, and of
-#: the machine's
+#: maximum number of such processes on one GPU; the free memory that each one needs, on the GPU (including its data) and on the host
 MOST_ON_GPU, GPU_BYTES, HOST_BYTES = 4, 8 * 2**30, 4 * 2**30
-#: jobs of each of several groups on one GPU, at the least: of fewer the kernels are short, and several processes bring more of them
-#: (reasoned, not measured on a GPU)
+#: minimum number of jobs in each of several groups on one GPU: with fewer jobs, kernels are short, and more processes add more short
+#: kernels (an estimate, not measured on a GPU)
 FEWEST_ON_GPU = 16
 #: from a policy and this machine to the devices that a job may use where it runs
 DevicesFor = Callable[[tuple[str, ...], Hardware], tuple[str, ...]]
@@ -96,7 +95,7 @@ def pick(
 
     Args:
         is_group: Whether the job is a group.
-        alone: Devices with a single job.
+        alone: Devices that run a single job.
     """
     jobs, wanted = Counter(place.device for place in busy), set(devices)
     shared = {place.device for place in busy if place.for_groups and place.kind != "cpu"}
@@ -149,8 +148,8 @@ def groups_of(
     idle while a process creates its members' directories and journals. With several slots, as many as slots.
 
     Args:
-        num_threads: CPU threads of each, if set.
-        free_bytes: Of the machine's memory.
+        num_threads: CPU threads of each group, if set.
+        free_bytes: Free host memory.
     """
 
     def unless_said(kind: str, most: int) -> int:

@@ -1,6 +1,6 @@
-"""Hydra's launcher for a Ray cluster (hydra/launcher=ray): asks Ray for a place for each job, and runs it there.
+"""Hydra's launcher for a Ray cluster (hydra/launcher=ray): request an actor from Ray for each job, and run the job in it.
 
-In the sweep's process; what runs at the place is ray_worker.py. It keeps each job's place until it has ended.
+This module runs in the sweep's process, and ray_worker.py in the actors. Each job keeps its actor until it ends.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from runner.tracking import store_uri
 from runner.version import PACKAGES, python_path
 
 SECONDS_TO_ANSWER = 5.0
-SECONDS_BETWEEN_NODES = 5.0  # the list of nodes is asked for at most so often
+SECONDS_BETWEEN_NODES = 5.0  # minimum interval between two queries for the list of nodes
 
 
 class Lost(Exception):
-    """What was promised will not come: a worker or its machine is gone. Says why, in a line."""
+    """The result of a promise is lost: a worker or its machine failed. The message is one line with the reason."""
 
 
 class Connection:
-    """This process as a driver of the cluster."""
+    """This process's connection to the cluster, as a Ray driver."""
 
     def __init__(self, ray: Any, address: str, *, is_ours: bool) -> None:
-        """Use connect(). is_ours: whether to leave the cluster at the end, and to end it if it was started here."""
+        """Use connect(). is_ours: Whether close() disconnects from the cluster, and stops it if it was started here."""
         self._ray, self._address, self._is_ours = ray, address, is_ours
         self._nodes: list[dict[str, Any]] = []
         self._asked_at = float("-inf")
@@ -63,7 +63,7 @@ class Connection:
         return f"Ray {self._address}: {', '.join(counts)}"
 
     def num(self, kind: str) -> float:
-        """How much of a resource the cluster has, busy or not."""
+        """Return the amount of a resource in the cluster, busy or not."""
         return float(sum(node["Resources"].get(kind, 0) for node in self.nodes() if node["Alive"]))
 
     def nodes(self) -> list[dict[str, Any]]:
@@ -72,7 +72,7 @@ class Connection:
         return self._nodes
 
     def name_of(self, node_id: str) -> str:
-        """The node's name, if it was given one, else its host's."""
+        """Return the node's name if it has one, else its host name."""
         node = next((node for node in self.nodes() if node["NodeID"] == node_id), None)
         if node is None:
             return node_id[:8]
@@ -80,11 +80,11 @@ class Connection:
         return str(node["NodeName"] if named else node["NodeManagerHostname"])
 
     def actor(self, kind: type, demand: Mapping[str, float], runtime_env: Any, *arguments: Any) -> Any:
-        """Asks for a process of this kind on a node that has what it demands; returns at once."""
+        """Request an actor of this class on a node with the demanded resources; returns immediately."""
         own = {name: amount for name, amount in demand.items() if name not in ("CPU", "GPU")}
-        # no upload: the package is installed there, or lies in a folder that the machines share, as the person's modules
+        # no upload: the package and the user's modules are installed there, or are in a directory that the machines share
         variables = {"PYTHONPATH": python_path(own=True), **runtime_env.get("env_vars", {})}
-        if sys.flags.safe_path:  # of what the place starts, too
+        if sys.flags.safe_path:  # also for the processes that the actor starts
             variables["PYTHONSAFEPATH"] = "1"
         options = {
             "num_cpus": demand.get("CPU", 0),
@@ -97,7 +97,7 @@ class Connection:
         return self._ray.remote(kind).options(**options).remote(*arguments)
 
     def wait(self, promises: Sequence[Any], seconds: float) -> set[Any]:
-        """Those that are fulfilled or broken; waits for the first one, at most so long."""
+        """Return the promises that are fulfilled or failed; waits at most `seconds` for the first one."""
         if not promises:
             time.sleep(seconds)
             return set()
@@ -108,14 +108,14 @@ class Connection:
         return set(ready)
 
     def get(self, promise: Any) -> Any:
-        """What was promised. Raises: Lost."""
+        """Return the result of a promise. Raises: Lost."""
         try:
             return self._ray.get(promise)
         except self._ray.exceptions.RayError as error:
             raise Lost(_line_of(error)) from None
 
     def kill(self, actor: Any) -> None:
-        """Ends the process; one that is not there yet never comes."""
+        """Kill the actor, or cancel it if it has not started."""
         self._ray.kill(actor, no_restart=True)
 
     def close(self) -> None:
@@ -124,10 +124,10 @@ class Connection:
 
 
 def connect(address: str | None) -> Connection:
-    """Joins the cluster, or starts one on this machine, which ends with close(): 1 to 5 s.
+    """Connect to the cluster, or start one on this machine that close() stops. Takes 1 to 5 s.
 
-    address: None means RAY_ADDRESS, and without that a cluster of this sweep's own.
-    Raises: RunnerError when Ray is not installed, or does not answer.
+    address: None means RAY_ADDRESS; if that is not set, start a cluster for this sweep.
+    Raises: RunnerError if Ray is not installed or does not answer.
     """
     try:
         import ray
@@ -136,17 +136,19 @@ def connect(address: str | None) -> Connection:
     if ray.is_initialized():  # in a notebook
         return Connection(ray, "as it is connected here", is_ours=False)
     where = address or os.environ.get("RAY_ADDRESS") or "local"
-    if not _listens(where):  # Ray itself would try for minutes
+    if not _listens(where):  # Ray would retry for minutes
         raise RunnerError(_no_answer(where, ConnectionError("nothing listens there")))
     starts: dict[str, Any] = {"include_dashboard": False} if where == "local" else {}
     handler = signal.getsignal(signal.SIGTERM)
     try:
-        with contextlib.chdir(PACKAGES):  # Ray has its workers find modules in the current folder before all others
+        with contextlib.chdir(PACKAGES):  # Ray's workers search the current directory for modules first
             ray.init(where, logging_level=logging.ERROR, log_to_driver=False, **starts)
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         raise RunnerError(_no_answer(where, error)) from None
     finally:
-        signal.signal(signal.SIGTERM, handler)  # Ray's would end the process where the sweep has jobs to see off
+        signal.signal(
+            signal.SIGTERM, handler
+        )  # Ray's handler would end the process while the sweep still has jobs to stop
     return Connection(ray, "started here" if where == "local" else f"at {where}", is_ours=True)
 
 
@@ -180,10 +182,10 @@ def _line_of(error: Exception) -> str:
 
 
 def devices_in(policy: tuple[str, ...], hardware: Hardware, *, has_gpus: bool) -> tuple[str, ...]:
-    """The first preference that the cluster has, "cuda" or "cpu". `auto` takes a GPU where there is any.
+    """Return the first preference that the cluster has, "cuda" or "cpu". `auto` takes a GPU if the cluster has one.
 
-    hardware: of the machine that asks; it does not matter here.
-    Raises: RunnerError when the cluster has none of them, with the reasons.
+    hardware: The sweep's machine; not used here.
+    Raises: RunnerError if no preferred device is in the cluster, with the reasons.
     """
     problems = []
     for item in policy:
@@ -198,9 +200,9 @@ def devices_in(policy: tuple[str, ...], hardware: Hardware, *, has_gpus: bool) -
 def demand_of(
     device: str, *, num_cpus: float, num_gpus: float | None, gpu_slots: int, resources: Mapping[str, float]
 ) -> dict[str, float]:
-    """What one job asks Ray for, under Ray's names.
+    """Return the resources that one job requests, by Ray's names.
 
-    num_gpus: of a job on a GPU; None: as much of one as lets `gpu_slots` jobs share it.
+    num_gpus: GPUs for a job on a GPU; None: the share with which `gpu_slots` jobs fit on one.
     """
     gpus = 0.0 if device == "cpu" else (1 / gpu_slots if num_gpus is None else num_gpus)
     wanted = {"CPU": num_cpus, "GPU": gpus, **resources}
@@ -208,7 +210,7 @@ def demand_of(
 
 
 def fits_nowhere(demand: Mapping[str, float], nodes: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether no node that is alive could ever take the job, even when it is idle. nodes: as ray.nodes() has them."""
+    """Return whether no live node could run the job, even an idle one. nodes: The result of ray.nodes()."""
     alive = [node["Resources"] for node in nodes if node["Alive"]]
     return not any(all(node.get(name, 0) >= amount for name, amount in demand.items()) for node in alive)
 
@@ -229,15 +231,15 @@ def _not_there(item: str, *, has_gpus: bool) -> Problem:
     return Problem(asked, problem, fix)
 
 
-MARK = ".ray"  # in the sweep's folder, while it runs: a machine that sees it shares the person's files
-MOST_ASKED = 64  # places that Ray is asked for ahead, on the CPU and on GPUs each
-BUSY_SECONDS = 30.0  # nothing of ours runs and Ray gives no place: after so long it is said
+MARK = ".ray"  # in the sweep's directory while the sweep runs: a machine that can read it shares the user's files
+MOST_ASKED = 64  # maximum number of actors requested in advance, for the CPU and for GPUs separately
+BUSY_SECONDS = 30.0  # time without a running job or a new actor before a message is printed
 SECONDS_BETWEEN_LOOKS = 0.2
 
 
 @dataclasses.dataclass
 class Stay:
-    """A job and its place, from asking for one to the job's end."""
+    """A job and its actor, from the actor's request to the job's end."""
 
     job_name: str
     folder: Path
@@ -248,11 +250,11 @@ class Stay:
     asked_at: float
     arrival: Arrival | None = None
     ended: Any = None  # Ray's promise of the exit code and the folder
-    problem: str | None = None  # why it never ran
+    problem: str | None = None  # why it did not start
 
 
 class RayCluster(Launcher):
-    """Ray decides when and where a job runs, and which GPU it gets; what it may take follows from `device=`."""
+    """Ray decides when and where a job runs, and which GPU it gets; `device=` decides which resources it requests."""
 
     is_here = False
     follows = False
@@ -271,7 +273,7 @@ class RayCluster(Launcher):
         self._connection: Connection | None = None
         self._process_pool: ProcessPool | None = None
         self._stays: dict[int, Stay] = {}
-        self._ready: set[Any] = set()  # arrivals and ends that are there
+        self._ready: set[Any] = set()  # fulfilled promises of arrivals and ends
         self._looked_at = 0.0
         self._said: set[str] = set()
         self._is_killing = False
@@ -299,7 +301,7 @@ class RayCluster(Launcher):
         return f"{self._connected()}{''.join(asked)}"
 
     def start(self, prepared: Prepared, assigned: Assignment) -> str | None:
-        """Asks Ray for a place, and starts the job in it once it is given."""
+        """Request an actor from Ray, and start the job in it once it runs."""
         stay = self._stays.get(prepared.job.number)
         if stay is None:
             device = prepared.devices[0]
@@ -330,7 +332,7 @@ class RayCluster(Launcher):
         for stay in self._stays.values():
             if stay.ended is not None:
                 stay.actor.stop.remote(int(what))
-                if self._is_killing:  # its machine does not listen any more
+                if self._is_killing:  # its machine no longer answers
                     self._connected().kill(stay.actor)
         self._is_killing = what == signal.SIGKILL
 
@@ -346,7 +348,7 @@ class RayCluster(Launcher):
         self._connection = self._process_pool = None
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        raise NotImplementedError  # Hydra's interface, for sweepers of others: hydra_plugins.part_problems() refuses them
+        raise NotImplementedError  # Hydra's interface, for other sweepers: hydra_plugins.part_problems() refuses them
 
     def _connected(self) -> Connection:
         if self._connection is None:
@@ -364,7 +366,7 @@ class RayCluster(Launcher):
 
     def _ask(self, prepared: Prepared, device: str) -> Stay:
         demand = self._demand(device)
-        # a look at a GPU would make a context of some 400 MB on it
+        # a query would create a context of about 400 MB on a GPU
         environment = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
         actor = self._connected().actor(Site, demand, self._runtime_env, self._home, environment)
         folder = self._folder / prepared.job.folder_name
@@ -375,10 +377,12 @@ class RayCluster(Launcher):
         if arrival.job_files is not None:
             folder, config = Path(arrival.job_files), config.copy()
             config.hydra.sweep.dir, config.hydra.sweep.subdir = arrival.job_files, "."
-            # it lies in the person's files: nobody is given up here
+            # the study is in the user's files, which this machine does not share: no trial is pruned here
             assigned = dataclasses.replace(assigned, study=None)
             if config.tracking.enabled and store_uri.sqlite_path(str(config.tracking.uri)):
-                assigned = dataclasses.replace(assigned, publishes=False)  # the sweep does, when it is home
+                assigned = dataclasses.replace(
+                    assigned, publishes=False
+                )  # the sweep publishes it, once its files are back
         return Request(
             prepared.job.number,
             "runner.sweep.jobs.run_job:run_pickled",

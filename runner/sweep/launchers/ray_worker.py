@@ -1,6 +1,6 @@
-"""Runs a job on a machine of a Ray cluster, in an actor there, and tells how it ended, with its folder if none is shared.
+"""Run a job in an actor on a machine of a Ray cluster, and return its exit code, and its directory if none is shared.
 
-ray.py asks for it and hands it the job; it keeps the job's process.
+ray.py requests the actor and sends it the job; the actor holds the job's process.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ LOOK_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class Home:
-    """Where the person is. A machine that finds `word` in `mark` shares the person's files."""
+    """The user's machine. A machine that finds `word` in the file `mark` shares the user's files."""
 
-    folder: str  # the person's own
-    mark: str  # a file in the sweep's folder
+    folder: str  # the sweep's current directory
+    mark: str  # a file in the sweep's directory
     word: str
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """Where Ray has put a job."""
+    """The machine on which Ray has placed a job."""
 
     node_id: str
-    job_files: str | None  # the job's folder there; None where it is the one in the person's files
+    job_files: str | None  # the job's directory there; None if it is the one in the user's files
 
 
 class Site:
-    """One job's place: an actor of Ray's, in a process of its own, which holds what the job takes of the machine.
+    """The Ray actor of one job: a separate process that holds the job's share of the machine's resources.
 
-    The job is a process below it, so that it can be told to save its state, and so that a crash has its exit code. When
-    the actor goes, for whatever reason, its job gets a SIGTERM and its grace (runner.sweep.launchers.worker). All methods run in
-    one thread.
+    The job is a child process, so that it can receive a signal to save its state, and so that a crash has an exit code. When
+    the actor ends, for any reason, its job gets a SIGTERM and its grace period (runner.sweep.launchers.worker). All methods run
+    in one thread.
     """
 
     def __init__(self, home: Home, environment: dict[str, str]) -> None:
-        """environment: added to what Ray gives the job."""
+        """environment: Variables added to the environment that Ray sets."""
         self._is_home = _shares(home)
         if self._is_home and Path(home.folder).is_dir():
-            os.chdir(home.folder)  # relative paths in the configuration mean the person's
+            os.chdir(home.folder)  # relative paths in the configuration are relative to the user's directory
         self._job_files = None if self._is_home else tempfile.mkdtemp(prefix="runner-job-")
         self._process_pool = ProcessPool(environment)
 
@@ -59,9 +59,9 @@ class Site:
         return Arrival(ray.get_runtime_context().get_node_id(), self._job_files)
 
     async def run(self, request: Request, job_files: bytes) -> tuple[int | None, bytes]:
-        """The exit code, or minus the signal; and the job's folder, packed, where it did not run in the person's files.
+        """Return the exit code, or minus the signal; and the packed job directory, if the job did not run in the user's files.
 
-        luggage: what the folder holds already, packed.
+        job_files: The packed files that are already in the job's directory.
         """
         if self._job_files is not None:
             unpack(job_files, Path(self._job_files))

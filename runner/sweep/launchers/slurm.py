@@ -1,6 +1,6 @@
-"""Makes of submitit's launcher one that a sweep can hand jobs to: Slurm's queue, or processes started here. For open.py.
+"""Open the sweep's launcher, and adapt submitit's for a sweep (hydra/launcher=slurm): Slurm's queue, or processes on this machine.
 
-hydra/launcher=slurm. In the sweep's process it keeps the jobs that are queued; scheduled_task() runs in a job's.
+In the sweep's process, Scheduled holds the queued jobs; scheduled_task() runs in a job's process.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from runner.version import python_path
 
 @contextmanager
 def open_launcher(context: Any, config: DictConfig, *, imports: tuple[str, ...] = ()) -> Iterator[Any]:
-    """The launcher that hydra/launcher names: one of ours, or submitit's in our hands.
+    """Open the launcher that hydra/launcher names: ours, or submitit's in our adapter; close it at the end.
 
-    imports: modules that all jobs share, for launchers whose processes are warm.
+    imports: Modules that all jobs share, for launchers with preloaded processes.
     """
     slurm.check_there(config)
     launcher: Any
@@ -62,18 +62,18 @@ def open_launcher(context: Any, config: DictConfig, *, imports: tuple[str, ...] 
 
 
 PLUGIN = "hydra_plugins.hydra_submitit_launcher"
-#: parameters of submitit by which a job asks for GPUs; jobs with device=cpu don't
+#: submitit's parameters that request GPUs; jobs with device=cpu get none
 OF_GPUS = ("gpus_per_node", "gpus_per_task", "cpus_per_gpu", "mem_per_gpu")
 #: parameters for which Slurm refuses a job
 OFTEN_WRONG = ("partition", "account", "qos", "constraint", "gres", "timeout_min", "mem_gb", *OF_GPUS)
-SECONDS_BETWEEN_LOOKS = 20.0  # sacct by submitit itself: up to 10 minutes, so late a death would be seen
-SECONDS_FOR_FILES = 5.0  # a network file system shows a file so much later than another machine wrote it
-#: how Slurm calls the end of a job that somebody else ended
+SECONDS_BETWEEN_LOOKS = 20.0  # submitit's interval for sacct is up to 10 minutes: a failure would be seen too late
+SECONDS_FOR_FILES = 5.0  # delay after which a network file system shows a file that another machine wrote
+#: Slurm's states of jobs that were ended from outside
 ENDED_BY_OTHERS = ("CANCELLED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL", "PREEMPTED", "DEADLINE", "INTERRUPTED")
 
 
 class Scheduled:
-    """Jobs in a scheduler's queue. It decides when they run; each ends for itself, whatever becomes of the others."""
+    """Jobs in a scheduler's queue. The scheduler decides when they run; each ends independently of the others."""
 
     follows = False
 
@@ -109,7 +109,7 @@ class Scheduled:
 
     def ended(self, seconds: float) -> list[Ended]:
         batch, self._batch = self._batch, []
-        for on_cpu in (True, False):  # one array each, for an array asks for one thing
+        for on_cpu in (True, False):  # one array each, as all jobs of an array request the same resources
             part = [one for one in batch if (one[0].policy == ("cpu",)) == on_cpu]
             if part and (said := self._submit(part, on_cpu=on_cpu)):
                 given = [prepared.job.number for prepared, _ in batch]
@@ -135,15 +135,15 @@ class Scheduled:
         self._process_pool = None
 
     def _submit(self, batch: list[tuple[Prepared, Assignment]], *, on_cpu: bool) -> str:
-        from submitit.core.utils import FailedJobError  # it is an extra, which who comes here has
+        from submitit.core.utils import FailedJobError  # an optional dependency, checked by check_there()
 
         parameters = dict(self._launcher.params)
         if on_cpu:
             self._launcher.params |= {name: None for name in OF_GPUS if name in parameters}
-        # by itself `python -m submitit` finds the current folder's modules before all others: a folder `runner` of the
-        # person's would take our place, and with -P a fractions.py that of Python's
+        # `python -m submitit` searches the current directory for modules first: a directory `runner` of the user would
+        # shadow this package, and a fractions.py Python's module; with -P neither does
         path = python_path(own=True)
-        if not self.is_here:  # not in sbatch's environment: some sites have a script of their own by that name
+        if not self.is_here:  # not in sbatch's environment: at some sites sbatch is a custom script
             setup = ["export PYTHONSAFEPATH=1", f'export PYTHONPATH={shlex.quote(path)}"${{PYTHONPATH:+:$PYTHONPATH}}"']
             self._launcher.params["setup"] = [*(parameters.get("setup") or ()), *setup]
         variables = {"PYTHONSAFEPATH": "1", "PYTHONPATH": path} if self.is_here else {}
@@ -172,7 +172,7 @@ class Scheduled:
             asks = not self.is_here and time.monotonic() - self._asked_at > every
             if asks:
                 self._asked_at = time.monotonic()
-            if not self._jobs[number].done(force_check=asks):  # asks for all jobs at once
+            if not self._jobs[number].done(force_check=asks):  # one query for all jobs
                 return False
             self._done_at[number] = time.monotonic()
         waited = time.monotonic() - self._done_at[number]
@@ -193,9 +193,9 @@ class Scheduled:
 
 
 def overrides_of(prepared: Prepared, assigned: Assignment, folder: Path) -> list[str]:
-    """What submitit gets, which hands on nothing but overrides.
+    """Return the job's overrides for submitit, which passes nothing else to the job.
 
-    The store is said, too: where such a job composes again, nobody looks at what the folder of somebody else names.
+    They include the store: the job composes its configuration again, and would not find a store that another run's directory names.
     """
     words = prepared.job.overrides
     is_named = any(word.lstrip("+").startswith("tracking.uri=") for word in words)
@@ -209,18 +209,17 @@ def overrides_of(prepared: Prepared, assigned: Assignment, folder: Path) -> list
 
 
 def link_console(log: Path, folder: Path) -> None:
-    """Makes what a job printed its console.log: the file itself, for no command reads a run's folder with a symbolic
-    link that leads out of it."""
+    """Make a job's output its console.log, by a hard link: no command reads a run directory with a symbolic link out of it."""
     link = folder / CONSOLE
-    with suppress(OSError):  # where there are no links
+    with suppress(OSError):  # file systems without hard links
         folder.mkdir(exist_ok=True)
-        if link.is_symlink() or (link.exists() and link.stat().st_nlink > 1):  # of an earlier part
+        if link.is_symlink() or (link.exists() and link.stat().st_nlink > 1):  # from before the run was resumed
             link.unlink()
-        link.hardlink_to(log)  # not over a file that the job has of that name
+        link.hardlink_to(log)  # fails if the job has written a file of that name
 
 
 def check_there(config: DictConfig) -> None:
-    """Raises: RunnerError when the launcher is submitit's, and it or Slurm is not installed here."""
+    """Raises: RunnerError if the launcher is submitit's, and submitit or Slurm is not installed here."""
     target = str(config.hydra.launcher._target_)
     if not target.startswith(PLUGIN):
         return
@@ -236,9 +235,9 @@ def check_there(config: DictConfig) -> None:
 
 
 def scheduled_task(cfg: DictConfig) -> Summary:
-    """A job in a scheduler's hands. Before its time there is over it saves its state, and is queued again if it may be."""
+    """Run a job under a scheduler. Before its time limit it saves its state, and is queued again if that is allowed."""
     asked: list[int] = []
-    # submitit's: it queues the job again, and ends the process where it stands
+    # submitit's handler queues the job again, and ends the process immediately
     handler = signal.getsignal(signal.SIGUSR2)
 
     def end(number: int, frame: Any) -> None:
@@ -278,7 +277,7 @@ def _no_waiting() -> Iterator[list[Any]]:
 
 
 class Submitted:
-    """What the plugin gets instead of a job."""
+    """The plugin gets this instead of a job, so that it does not wait."""
 
     def results(self) -> list[None]:
         return [None]

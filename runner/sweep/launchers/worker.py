@@ -119,7 +119,7 @@ def _ended(running: dict[int, int]) -> list[tuple[int, int, int]]:
 def _do(request: Request, lifeline: int, events: int | None = None) -> NoReturn:
     """Run the job, with its output in its log, and exit with its exit code.
 
-    events: Gets a line before the exit, if there is no parent process that reports it (None: there is one).
+    events: Receives a line before the exit; None if a parent process reports the exit.
     """
     for number in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGCHLD", signal.SIGTERM)):
         signal.signal(number, signal.SIG_DFL)
@@ -146,7 +146,7 @@ def _do(request: Request, lifeline: int, events: int | None = None) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     if events is not None:
-        with suppress(OSError):  # nobody listens any more
+        with suppress(OSError):  # the requesting process has ended
             _tell(events, {"number": request.number, "code": code & 0xFF})
     os._exit(code & 0xFF)  # not sys.exit: exit handlers of the preloaded process are not the job's
 

@@ -111,7 +111,7 @@ class Asking:
 def open_study(
     folder: Path, jobs: Sequence[Job], space: Space, goals: Goals, pruning: Pruning | None, *, is_here: bool
 ) -> Any:
-    """Open the study in a sweep directory, or create it if there are no jobs. is_here: Whether they run on this machine.
+    """Open the study in a sweep directory, or create it if `jobs` is empty. is_here: Whether jobs run on this machine.
 
     Raises: RunnerError if it is missing, or its trials don't fit this space.
     """
