@@ -1,4 +1,4 @@
-"""The version, the name that the metadata is made of, where the package is found, and when it was imported: before all else."""
+"""The version, the distribution's name, the package's directory, and the time of its import, which comes before all others."""
 
 import os
 import sys
@@ -6,23 +6,23 @@ import time
 from pathlib import Path
 
 __version__ = "0.1.0"
-#: as pyproject.toml has it; the package that is imported, and the command, are called runner
+#: as in pyproject.toml; the imported package and the command are called runner
 DISTRIBUTION = "torch-experiment-runner"
 
-#: the folder of this package, and the one in which a process that we start finds it
+#: this package's directory, and its parent, which is on the path of the processes that we start
 HERE = Path(__file__).resolve().parent
 PACKAGES = HERE.parent
 #: the built-in configuration: in a wheel runner/conf, in a checkout next to runner/
 CONF = HERE / "conf" if (HERE / "conf").is_dir() else PACKAGES / "conf"
 
-#: on perf_counter's clock: of `python -m runner`, when its command began
+#: on perf_counter's clock: when the command `python -m runner` started
 IMPORTED = time.perf_counter()
 
 
 def python_path(*, own: bool) -> str:
-    """PYTHONPATH of a process that we start with -P, where a folder `runner` of the person's does not take our place.
+    """Return the PYTHONPATH of a process that we start with -P, so that a user's directory `runner` does not shadow this package.
 
-    own: whether the person's modules in the current folder are for it, behind ours, as far as this process has them.
+    own: Whether to append the current directory, with the user's modules, unless this process runs with -P itself.
     """
     here = [str(Path.cwd())] if own and not sys.flags.safe_path else []
     return os.pathsep.join([str(PACKAGES), *here, *filter(None, [os.environ.get("PYTHONPATH")])])

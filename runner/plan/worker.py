@@ -115,7 +115,7 @@ def look(cfg: Any, device: torch.device, request: dict[str, Any]) -> dict[str, A
 def largest(peak_bytes: Callable[[int], int], usable_bytes: int, *, start: int, deadline: float) -> int:
     """Return the largest batch size whose step takes at most `usable_bytes`, within a percent; 0: not even one row fits.
 
-    Memory grows almost linearly, so each guess lies on the line through the last two sizes.
+    Memory grows almost linearly, so each guess is on the line through the last two sizes.
 
     deadline: By time.monotonic(). Raises: OutOfTime.
     """

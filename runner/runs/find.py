@@ -31,7 +31,7 @@ def find(wanted: str, *, verb: str = "resume") -> Path:
         verb: The command, for messages.
 
     Raises:
-        RunnerError: If there is no such run, it is a sweep, another process writes to it, or it has files that are not allowed.
+        RunnerError: If the run is missing, is a sweep, is written by another process, or has files that are not allowed.
     """
     folder = locate(wanted, verb=verb)
     if is_being_written(folder):

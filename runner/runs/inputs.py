@@ -1,6 +1,6 @@
-"""Reads a person's file as rows that a run's model takes, on the host, in chunks: for `predict`.
+"""Read a user's file as input rows for a run's model, on the host, in chunks: for `predict`.
 
-example() gives a few rows, of the run's own or made up, for `export` and `register`.
+example() returns a few rows, stored by the run or random, for `export` and `register`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ IMAGES = "runner.data.read_images"
 
 
 def existing(path: str) -> Path:
-    """The file or folder. Raises: RunnerError with the nearest names beside it."""
+    """Return the path of a file or directory. Raises: RunnerError with the most similar names in its directory."""
     file = Path(path).expanduser()
     if file.exists():
         return file
@@ -77,19 +77,19 @@ def chunks(trained: Trained, file: Path, counts: dict[str, dict[str, int]] | Non
 
 
 def files_of(trained: Trained, file: Path) -> list[str] | None:
-    """Of a run on images, the path that each row is read from; None where rows have no file of their own."""
+    """Return the path of each row's image, for a run on images; None if rows have no separate files."""
     node = trained.card.reader
     return [str(image) for image in named_images(file)] if node is not None and node.get("_target_") == IMAGES else None
 
 
 def pieces(chunk: Any, rows: int) -> Iterator[Any]:
-    """A chunk in batches."""
+    """Yield a chunk in batches of `rows` rows."""
     for start in range(0, num_rows(chunk), rows):
         yield map_tensors(chunk, lambda tensor, at=start: tensor[at : at + rows])  # type: ignore[misc]
 
 
 def example(trained: Trained) -> Any:
-    """A few rows of the model's inputs, on the host: of the run itself, or made up where it kept none."""
+    """Return a few rows of the model's inputs, on the host: those that the run stored, else random or zero."""
     from runner.experiment.run_record import EXAMPLE
 
     if (trained.folder / EXAMPLE).is_file():
@@ -144,7 +144,7 @@ def _read(trained: Trained, file: Path, reader: Callable[[str], Any] | None) -> 
 
 
 def table_rows(file: Path, *, width: int | None, dtype: str = "float32") -> Iterator[Any]:
-    """Yield (n, columns) floats of a table for a run that has no reader for tables. width: its number of columns.
+    """Yield (n, columns) floats of a table for a run that has no reader for tables. width: The model's number of columns.
 
     Raises:
         RunnerError: The table has another number of columns, or a value that is not a finite number.

@@ -47,7 +47,7 @@ def simulated_device(name: str, *, has_numbers: bool = True, machine: Machine | 
     if device.type in ("cuda", "mps"):
         _put_guards(device.type)
         # autograd waits for the streams of the accelerator that torch is built for, e.g., CUDA; a registered backend
-        # replaces it, and without one there are no streams
+        # replaces it, and has no streams
         rename_privateuse1_backend(torch_private.brought_accelerator())
     with contextlib.ExitStack() as stack:
         pretence.device = device if device.type == "cpu" else torch.device(device.type, device.index or 0)

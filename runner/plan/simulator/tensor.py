@@ -104,7 +104,7 @@ class SimulatedTensor(Tensor):
     is_cpu = property(lambda self: self.pretended.type == "cpu")
     is_meta = property(lambda self: False)
 
-    # Tensor's methods read the numbers only of its own class
+    # Tensor's methods read the numbers of plain tensors only
     @_seen_by_modes
     def __format__(self, spec: str) -> str:
         return format(self.item() if self.dim() == 0 else str(self), spec if self.dim() == 0 else "")

@@ -108,7 +108,7 @@ def original(wanted: str, *, uri: str, trusted: bool, verb: str = "reproduce") -
         verb: The command. The run may be running unless it is `reproduce`.
 
     Raises:
-        RunnerError: If there is no such run, or its configuration is not allowed.
+        RunnerError: If the run is missing, or its configuration is not allowed.
     """
     if _is_in_store(wanted):
         with fetched(f"{verb} {wanted}", wanted, uri=uri, trusted=trusted) as found:
