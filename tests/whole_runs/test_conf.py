@@ -1,4 +1,4 @@
-"""Every file in conf/ composes, says what it must, and runs."""
+"""Every file in conf/ composes, has the required keys, and runs."""
 
 import importlib.util
 import json
@@ -22,8 +22,8 @@ OWN_VIT = "+model.config.model_type=vit " + " ".join(
     + [f"+model.config.{name}=2" for name in ("num_hidden_layers", "num_attention_heads", "patch_size")]
 )
 DEFAULTS = "train=default tracking=default"
-QUIET = "task.plots=false"  # tests/experiment/plots has the pictures
-#: several options in each run; together they are all of them
+QUIET = "task.plots=false"  # tests/experiment/plots tests the plots
+#: several options in each run; together the runs cover every option
 RUNS = [
     f"data=digits model=cnn task=classification {DEFAULTS} optimizer=adam scheduler=constant hydra/launcher=slots hydra/sweeper=grid",
     f"data=text data.path=text.txt {GPT} optimizer=adamw scheduler=cosine hydra/job_logging=file",
@@ -57,7 +57,7 @@ RUNS = [
     f"experiment=spiral {QUIET}",
     f"experiment=gan_rings model=gan task=adversarial {QUIET}",
 ]
-#: what an option needs that is an extra
+#: the optional package that an option needs
 PACKAGES = {"model=timm": "timm", "model=huggingface": "transformers"}
 
 
@@ -108,7 +108,7 @@ def test_every_key_of_the_schema_has_its_default_in_conf():
 
 @pytest.mark.parametrize("option", ["none", "stdout", "disabled", "file"])
 def test_hydras_own_ways_to_log_are_whole(option):
-    """Logging refuses a root with handlers that its configuration does not describe."""
+    """Python's logging rejects a root with handlers that the configuration does not define."""
     logging = compose.composer([])([f"hydra/job_logging={option}"]).hydra.job_logging
     used = (logging.get("root") or {}).get("handlers") or []
     assert set(used) <= set(logging.get("handlers") or {})

@@ -1,4 +1,4 @@
-"""A disk that gets full in the middle of a run, and has room again."""
+"""A disk that becomes full in the middle of a run, and later has space again."""
 
 import shutil
 import subprocess

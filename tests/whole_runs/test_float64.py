@@ -1,4 +1,4 @@
-"""train.precision=fp64: every number of a run equals that of a loop in float64, from the file to the metrics."""
+"""With train.precision=fp64, every number of a run, from the file to the metrics, equals that of a loop in float64."""
 
 import json
 from pathlib import Path
@@ -67,7 +67,7 @@ SOURCES = {
 
 @pytest.fixture
 def rows(own_folder):
-    """Rows with more digits than float32 has, as a table and as arrays."""
+    """Write rows with more digits than float32 has, as a table and as arrays."""
     draws = np.random.default_rng(0)
     inputs = 100 + draws.normal(size=(NUM_TRAINED + 12, 3))
     targets = 50 + (inputs - 100).sum(1) ** 2
@@ -82,7 +82,7 @@ def rows(own_folder):
 
 
 def test_balanced_weights_in_fp64_are_exact(own_folder):
-    """A linear model starts at zero."""
+    """A linear model starts at zero, so that its first loss is log(2)."""
     draws = np.random.default_rng(0)
     np.savez("rows.npz", x_train=draws.normal(size=(97, 3)), y_train=np.arange(97) >= 61)
     words = ["model=linear", "task=classification", "task.class_weights=balanced", "data.val_fraction=0"]
@@ -93,7 +93,7 @@ def test_balanced_weights_in_fp64_are_exact(own_folder):
 
 
 def by_hand(train, val, *, is_scaled):
-    """The losses of all steps, the measured values, and the predictions of the validation rows."""
+    """Return the losses of all steps, the measured values, and the predictions of the validation rows."""
     (x, y), (more_x, more_y) = (tuple(torch.from_numpy(np.asarray(part)) for part in split) for split in (train, val))
     y, more_y = y[:, None], more_y[:, None]
     zero, one = torch.zeros((), dtype=torch.float64), torch.ones((), dtype=torch.float64)
@@ -117,7 +117,7 @@ def by_hand(train, val, *, is_scaled):
 
 
 def run_and_loop(rows, name):
-    """Train, and do the same by hand. Returns the run's points and what by_hand() returns."""
+    """Train by the command line and by hand. Returns the run's points and the result of by_hand()."""
     metrics = [] if name == "own task" else ["task.metrics=[r2]"]
     assert cli.main([*RUN, *SOURCES[name], *metrics]) == 0
     if "table" not in name:

@@ -1,6 +1,6 @@
-"""Any words at all on the command line end as a run, as a mistake in words, or as a failure: never as a traceback.
+"""Any arguments on the command line end in a run, an error message, or a failed run: never in a traceback.
 
-FUZZ_EXAMPLES=5000 draws more of them, FUZZ_SEED others; each commit has its own (tests/support/seeded.py).
+FUZZ_EXAMPLES=5000 draws more of them, and FUZZ_SEED other ones; each commit has its own seed (tests/support/seeded.py).
 """
 
 import contextlib
@@ -43,7 +43,7 @@ KEYS = [
     "model.x.y.z",
 ]
 GROUPS = ["data", "model", "task", "optimizer", "scheduler", "train", "experiment", "tracking", "hydra/launcher"]
-#: what the grammar of overrides and YAML have a meaning for
+#: strings with a meaning in YAML or the grammar of overrides
 PIECES = [
     *"+~@:=,()[]{}'\"\\$#!&*|>%-./ \t\n\0",
     "${", "}", "${oc.env:HOME}", "${oc.env:", "${facts.num_steps}", "${nothing}", "${model}", "${.}", "???", "null",
@@ -75,7 +75,7 @@ override = st.builds(
 
 
 def ends_in_words(words):
-    """Runs the command in a folder of its own; anything but an exit code is a failure of the test."""
+    """Run the command in a temporary directory; the test fails unless the command returns an exit code."""
     out, err = io.StringIO(), io.StringIO()
     before = Path.cwd()
     with tempfile.TemporaryDirectory() as folder:
@@ -101,7 +101,7 @@ def test_overrides_end_in_a_configuration_or_in_words(words):
 @often(25)
 @given(st.lists(st.tuples(st.sampled_from(KEYS), values), min_size=1, max_size=4))
 def test_a_configuration_of_any_values_is_sound_or_told_in_words(given_values):
-    """Values that a file may hold: what no override can write is put in place."""
+    """Sets values that only a file can hold, as no override can write them."""
     cfg = copy.deepcopy(small())
     OmegaConf.set_struct(cfg, False)
     for key, value in given_values:
@@ -115,7 +115,7 @@ def test_a_configuration_of_any_values_is_sound_or_told_in_words(given_values):
 def small():
     cfg = composer([])(list(SMALL))
     with open_dict(cfg):
-        del cfg.hydra  # as long as the rest, and copied each time
+        del cfg.hydra  # as long as all other keys together, and copied for each example
     return cfg
 
 
@@ -126,9 +126,9 @@ def test_a_reference_that_leads_nowhere_is_told_wherever_it_stands(text):
     wanted = [key for key in KEYS if not key.startswith(("hydra", "model.x"))]
     keys = sorted({*wanted, *(key.rpartition(".")[0] for key in wanted)} - {"", "data"})
     some = keys if NUM_EXAMPLES else random.Random(f"{SEED} {text}").sample(keys, len(keys) // 8)
-    for key in some:  # another one with each commit
+    for key in some:  # other keys with each commit
         if text in ("${facts.num_steps}", "${model}") and not key.startswith(("train.", "device", "seed")):
-            continue  # a fact may be a part's argument, and a part may be a text's
+            continue  # an argument may refer to a fact, and a text to any text
         cfg = copy.deepcopy(small())
         OmegaConf.set_struct(cfg, False)
         try:
@@ -142,7 +142,7 @@ def test_a_reference_that_leads_nowhere_is_told_wherever_it_stands(text):
 
 def test_a_reference_that_leads_nowhere_ends_in_words():
     words = ["train.precision=${nothing}", "device=${nope:1}", "train=???", "seed=${facts.num_steps}", "model=${train}"]
-    for word in words:  # the others are our defaults: each word takes a composition more
+    for word in words:  # all other settings are defaults, as each argument costs a composition
         assert ends_in_words(["model=mlp", word]) == 2, word
 
 
@@ -176,7 +176,7 @@ def test_whole_commands_end_in_words(make, least):
     assert not wrong, f"FUZZ_SEED={SEED}\n" + "\n".join(wrong)
 
 
-#: what such commands have met, each mended since
+#: past failures of such commands, all fixed
 MET = {
     "a key of the schema that is taken away": ["~seed"],
     "a log's level that there is none of": ["hydra.job_logging.root.level=NOPE"],
@@ -195,7 +195,7 @@ def test_what_whole_commands_have_met_is_a_mistake_in_words_and_leaves_nothing(w
     assert done.code == 2 and not done.wrong, str(done)
 
 
-#: beside a fault of the data, which is seen when the run's folder is there
+#: combined with an error in the data, which is found after the run directory is created
 WRITTEN = {
     "a log that is called as the job is": ["hydra/job_logging=default", "hydra.job.name=mine"],
     "a folder of Hydra's with another name": ["hydra.output_subdir=a/b"],
@@ -210,7 +210,7 @@ def test_what_hydra_writes_for_a_refused_run_goes_with_it(words):
 
 
 def test_a_folder_without_a_run_is_not_walked_through(tmp_path):
-    """`resume /` read the whole disk first."""
+    """`resume /` used to read the whole disk first."""
     (tmp_path / "leads_out").symlink_to("/")
     with pytest.raises(RunnerError, match="is not a run directory"):
         find.find(str(tmp_path))

@@ -1,6 +1,6 @@
-"""A configuration, a checkpoint or a journal from elsewhere is data: nothing in it is called, and it leads nowhere else.
+"""A configuration, a checkpoint or a journal from elsewhere is data: no code in it is called, and no link in it is followed.
 
-Each of these tries to make a file called PWNED. All are refused in words, with exit code 2.
+Each test tries to create a file called PWNED. The commands refuse with an error message and exit code 2.
 """
 
 import hashlib
@@ -46,7 +46,7 @@ CALL = "_target_: os.makedirs, name: PWNED"
 
 
 def refused(words, capfd, *, says="help:"):
-    """The command ends as a person's mistake does, and has made nothing."""
+    """The command ends like one with a user error, and creates no file."""
     assert cli.main(list(words)) == 2
     shown = capfd.readouterr()
     assert "Traceback" not in shown.out + shown.err
@@ -88,7 +88,7 @@ TARGETS = {
 
 @pytest.fixture
 def elsewhere(own_folder):
-    """A folder with what the hostile parts would use, were they called."""
+    """A directory with the files that the hostile parts would use if they were called."""
     (own_folder / "mine.py").write_text("from os import makedirs\nimport os\ndef f(): pass\n")
     (own_folder / "evil.py").write_text(f"open('{MARKER}', 'w')\n")
     (own_folder / "hubconf.py").write_text(f"open('{MARKER}', 'w')\n")
@@ -188,7 +188,7 @@ def test_settings_that_call_nothing_are_taken(elsewhere):
 
 @pytest.fixture(scope="module")
 def a_run(tmp_path_factory):
-    """A run that was stopped at its first step."""
+    """A run that stopped at its first step."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("a_run"))
         assert cli.main([*SMALL, "train.num_steps=1", "hydra.run.dir=run"]) == 0
@@ -197,7 +197,7 @@ def a_run(tmp_path_factory):
 
 @pytest.fixture
 def run_folder(elsewhere, a_run):
-    """The same, as it may have come from elsewhere."""
+    """A copy of that run, treated as if it came from elsewhere."""
     return Path(shutil.copytree(a_run, "outputs/a/run"))
 
 
@@ -248,7 +248,7 @@ def test_a_file_beside_it_does_not_take_the_place_of_the_runners_own(run_folder,
 
 
 def signed(content):
-    """Add a valid checksum: it finds torn files, and proves nothing about who wrote them."""
+    """Add a valid checksum: it detects torn files, but does not prove who wrote them."""
     body = content.removesuffix(checkpoint.NO_COMMENT)
     return body + checkpoint._comment(hashlib.sha256(body + checkpoint.NO_COMMENT).hexdigest())
 
@@ -274,7 +274,7 @@ def archive(**members):
 
 
 def huge():
-    """A tensor that says it has 2**50 numbers, in a file of a few hundred bytes."""
+    """Return a tensor that claims to have 2**50 numbers, in a file of a few hundred bytes."""
     whole = zipfile.ZipFile(io.BytesIO(saved({"step": torch.zeros(3)})))
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
@@ -350,7 +350,7 @@ READERS = {
 
 
 def linked(folder, name, outside):
-    """The folder's file or folder of that name is a link to one outside."""
+    """Replace a file or directory in the run directory by a link to one outside."""
     path = folder / name
     if path.is_dir():
         shutil.rmtree(path)
@@ -437,7 +437,7 @@ SECRET = "s3cret-of-this-account"
 
 @pytest.fixture
 def requests(monkeypatch):
-    """A host that somebody else's folder names; what is asked of it, and the environment that it would like to have."""
+    """The requests to a host that another user's directory names, with the environment variables that it tries to read."""
     asked = []
 
     class Host(BaseHTTPRequestHandler):
@@ -463,7 +463,7 @@ def requests(monkeypatch):
 
 
 def rewritten(folder, **changes):
-    """The folder as somebody hands it on who has written into its rerun.yaml."""
+    """Change values in rerun.yaml, as the sender of a directory could."""
     node = OmegaConf.load(folder / "rerun.yaml")
     for key, value in changes.items():
         OmegaConf.update(node, key.replace("__", "."), value)
@@ -490,7 +490,7 @@ def test_a_strangers_folder_gets_neither_the_environment_nor_the_token_nor_the_r
     assert requests == [address] and Path("mlflow.db").is_file()
     assert SECRET not in "".join(capfd.readouterr())
     assert not [file for file in Path().rglob("*") if file.is_file() and SECRET.encode() in file.read_bytes()]
-    assert cli.main(["resume", str(run_folder), "train.num_steps=2"]) == 0  # it is one's own by now
+    assert cli.main(["resume", str(run_folder), "train.num_steps=2"]) == 0  # the directory is now the user's
 
 
 @pytest.mark.parametrize(
@@ -540,7 +540,7 @@ def test_a_strangers_journal_does_not_become_ones_own_unread(run_folder, capfd, 
 def test_what_a_strangers_folder_has_put_off_is_read_too(run_folder, capfd):
     write_ack(run_folder, Ack(postponed=({"kind": "model", **THEIRS},)))
     refused(["resume", str(run_folder), "train.num_steps=2"], capfd, says="model._target_=mine.Net")
-    assert cli.main(["resume", str(run_folder), "train.num_steps=2", "--trust"]) == 0  # it was looked at
+    assert cli.main(["resume", str(run_folder), "train.num_steps=2", "--trust"]) == 0  # the user has looked at it
 
 
 def test_of_a_folder_that_is_ones_own_the_signed_model_is_built_and_no_other(elsewhere):
@@ -566,7 +566,7 @@ def test_a_folder_that_was_looked_at_is_ones_own(run_folder, capfd, monkeypatch)
     words = ["-cd", str(run_folder), "-cn", "rerun", "hydra.run.dir=again"]
     refused(words, capfd, says="--trust")
     assert cli.main([*words, "--trust"]) == 0
-    assert cli.main(["-cd", "again", "-cn", "rerun", "hydra.run.dir=and_again"]) == 0  # made here
+    assert cli.main(["-cd", "again", "-cn", "rerun", "hydra.run.dir=and_again"]) == 0  # this user's run wrote it
 
 
 ARTIFACTS = {

@@ -1,4 +1,4 @@
-"""The house stands as its plan says: what lies where, what imports what, and how much a function is handed."""
+"""The layout rules of ARCHITECTURE.md: where modules are, what they import, and how many parameters functions have."""
 
 import ast
 from functools import cache
@@ -10,7 +10,8 @@ from runner.version import HERE, PACKAGES
 TESTS = PACKAGES / "tests"
 ROOMS = {path.parent.name for path in HERE.glob("*/__init__.py")}
 LOOSE = {"__init__.py", "__main__.py", "command.py", "CHANGELOG.md", "README.md", "errors.py", "py.typed", "version.py"}
-PLAIN = ["training", "tracking", "distributed", "data", "models", "tasks", "inspection", "device"]  # they know no YAML
+#: packages that do not read YAML
+PLAIN = ["training", "tracking", "distributed", "data", "models", "tasks", "inspection", "device"]
 HEAVY = {"torch", "mlflow", "optuna", "ray"}
 MOST_PARAMETERS = 7
 
@@ -24,12 +25,12 @@ MODULES = modules()
 
 @cache
 def trees():
-    """Of all modules: not at the import, which each process makes that collects the tests."""
+    """The trees of all modules; not built at import time, as each test process imports this file."""
     return {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
 
 
 def imported(tree):
-    """Full names of what the statements of a tree import, from modules and of them."""
+    """Yield the full names of the modules, or objects in modules, that a tree imports."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -40,7 +41,7 @@ def imported(tree):
 
 
 def at_module_level(tree):
-    """What importing the module imports: nothing of functions' bodies or of `if TYPE_CHECKING`."""
+    """Return the names that are imported together with the module: not those in functions or in `if TYPE_CHECKING`."""
 
     def statements(body):
         for node in body:
@@ -60,7 +61,7 @@ def room(name):
 
 
 def circles(graph):
-    """Groups of names that reach each other, each sorted."""
+    """Return the groups of names that reach each other, each sorted."""
 
     def reached(start):
         seen, ahead = set(), [start]
@@ -80,7 +81,7 @@ def num_parameters(function):
 
 
 def handed():
-    """Every function of the main path and how many parameters it has."""
+    """Return the number of parameters of each function of the main path."""
     return {
         f"{name}.{node.name}": num_parameters(node)
         for name, tree in trees().items()
@@ -123,7 +124,7 @@ def test_mlflow_is_imported_at_module_level_in_tracking_alone():
 
 
 def test_the_way_to_help_loads_nothing_heavy():
-    """Statically, over our own modules: tests/cli/test_dispatch.py measures it, with what these load in turn."""
+    """A static check of our modules. tests/cli/test_dispatch.py also measures the modules that these load."""
     graph = {name: at_module_level(tree) for name, tree in trees().items()}
     seen, ahead = set(), ["runner", "runner.__main__", "runner.cli.dispatch", "runner.cli.train"]
     while ahead:
@@ -137,7 +138,7 @@ def test_the_way_to_help_loads_nothing_heavy():
 
 
 def test_no_isinstance_asks_for_a_protocol():
-    """Since Python 3.12 it no longer finds what a module gives by __getattr__, as its submodules: the answer is another one."""
+    """Since Python 3.12, isinstance does not find attributes from a module's __getattr__, such as lazy submodules: its result changed."""
     assert not [name for name, path in MODULES.items() if "runtime_checkable" in path.read_text()]
 
 

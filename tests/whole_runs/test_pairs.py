@@ -1,6 +1,6 @@
-"""Every data set with every model and every task: three steps are trained, or it is refused with what to write instead.
+"""Every data set with every model and every task: three steps are trained, or the combination is refused with a suggestion.
 
-A twelfth of all 720, another one with each commit; FUZZ_EXAMPLES=40 takes all.
+Each commit tests a twelfth of all 720, another one each time; FUZZ_EXAMPLES=40 tests all.
 """
 
 import functools
@@ -62,11 +62,11 @@ SMALL = {
     "resnet": ["model.depth=20", "model.width=8"],
     "vit": ["model.patch_size=2", "model.width=16", "model.depth=1", "model.num_heads=2"],
 }
-#: tables, whose columns are spread in front of the model
+#: tables, whose columns a layer in front of the model encodes
 COLUMNS = ("breast_cancer", "diabetes", "iris", "table", "wine")
-#: two numbers a row and two classes: outputs of either kind have the same shape
+#: two numbers per row and two classes: outputs of both kinds have the same shape
 ALIKE = ("playground",)
-#: of each task, the targets that it takes
+#: the kinds of targets that each task accepts
 TASKS = {
     "classification": ("classes", "labels"),
     "regression": ("numbers",),
@@ -77,8 +77,8 @@ TASKS = {
 
 def suits(data, model, task):
     inputs, targets, _ = DATA[data]
-    tells_inputs = model == "autoencoder"  # its outputs have the inputs' shape
-    if task == "autoencoding" and data.strip() in COLUMNS:  # a layer before the model makes others of them
+    tells_inputs = model == "autoencoder"  # the outputs have the shape of the inputs
+    if task == "autoencoding" and data.strip() in COLUMNS:  # a layer before the model changes the inputs
         return False
     return inputs in MODELS[model] and targets in TASKS[task] and tells_inputs == (task == "autoencoding")
 
@@ -109,12 +109,12 @@ def composed(*words):
 
 @functools.cache
 def chosen(group, name):
-    """What a choice brings, composed once: a composition takes a second."""
+    """Compose an option once, as a composition takes a second."""
     return composed(f"{group}={name}", *(SMALL.get(name, []) if group == "model" else []))[group]
 
 
 def three_steps(whole, data):
-    """The losses of three steps, and the values of a split."""
+    """Return the losses of three steps, and the values of a split."""
     check(whole, probe())
     parts = prepare_training(whole, torch.device("cpu"), data)
     step = make_step(parts.model, parts.task, optimizer=parts.optimizer, precision=parts.precision)
@@ -125,7 +125,7 @@ def three_steps(whole, data):
 
 
 def some_of(data):
-    """As many pairs of a model and a task as one commit takes."""
+    """Return the pairs of a model and a task that this commit tests."""
     pairs = list(itertools.product(MODELS, TASKS))
     return random.Random(f"{seeded.SEED} {data}").sample(
         pairs, min(seeded.NUM_EXAMPLES or len(pairs) // 12, len(pairs))
@@ -165,7 +165,7 @@ def test_each_data_set_model_and_task_is_among_them():
     from runner.config.compose import CONF
 
     known = {"data": {name.strip() for name in DATA}, "model": set(MODELS), "task": set(TASKS)}
-    #: what takes another package, what goes with one other alone, and what is a person's own
+    #: options that need another package, fit only one other option, or are user-defined
     apart = {"data": set(), "model": {"timm", "huggingface", "gan"}, "task": {"own", "adversarial"}}
     for group, names in known.items():
         assert {path.stem for path in (CONF / group).glob("*.yaml")} == names | apart[group]

@@ -1,4 +1,4 @@
-"""README and the pages beside the code: their files are made, their commands are composed or run, and what they name is there."""
+"""README and the pages next to the code: their files are written, their commands are composed or run, and the paths they name exist."""
 
 import re
 import shlex
@@ -26,7 +26,7 @@ from runner.version import PACKAGES
 
 README = (PACKAGES / "README.md").read_text()
 BENCH = PACKAGES / "tests/bench/README.md"
-#: by the page's path in this project
+#: by the page's path in this repository
 PAGES = {
     str(page.relative_to(PACKAGES)): page.read_text()
     for folder in ("conf", "runner", "tests")
@@ -34,13 +34,13 @@ PAGES = {
 } | {"README.md": README}
 BLOCK = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
 SHORT = ["train.num_steps=3", "train.batch_size=4", "train.eval_batch_size=16", "tracking.enabled=false"]
-#: by a word of a command, what makes a run of it smaller
+#: by an override in a command: overrides that make its run smaller
 SMALLER = {
     "model=gpt": ["model.width=32", "model.depth=2"],
     "model=resnet": ["model.width=8"],
     "data=synthetic": ["data.num_rows=500"],
 }
-#: what stands for a person's own words in a command
+#: replacements for the placeholders in a command
 PLACEHOLDERS = {
     "[--output FILE]": "",
     "[--output x.csv|x.parquet]": "--output x.csv",
@@ -56,7 +56,7 @@ PLACEHOLDERS = {
     " [SWEEP]": "",
     " [DIR]": "",
 }
-#: a machine that has what the commands name
+#: a machine with the devices that the commands name
 MACHINE = Hardware(
     torch_version="2.13.0+cu130",
     cuda_build="13.0",
@@ -74,13 +74,13 @@ def section(page, title):
 
 
 def files_in(text):
-    """By path, what the blocks hold that begin with one."""
+    """Return, by path, the content of each block whose first line is a path."""
     blocks = [body for language, body in BLOCK.findall(text) if language in ("python", "yaml")]
     return {body.splitlines()[0].removeprefix("# "): body for body in blocks if body.startswith("# ")}
 
 
 def commands_in(text):
-    """The words of each command in the text's blocks of bash and console, and in its `code`; not of the generated table."""
+    """Return the arguments of each command in the text's bash and console blocks and in its `code`, without the generated table."""
     text = re.sub(r"<!-- commands -->.*?<!-- end -->", "", text, flags=re.DOTALL)
     blocks = "".join(body for language, body in BLOCK.findall(text) if language in ("bash", "console"))
     lines = blocks.replace("\\\n", " ").splitlines()
@@ -99,7 +99,7 @@ EVERY_COMMAND = sorted({tuple(words) for text in PAGES.values() for words in com
 
 
 def composes(flags, overrides):
-    """Raises what the command would; of a sweep's jobs the first and the last are checked."""
+    """Compose and check a command, and raise its errors; for a sweep, check the first and the last job."""
     is_sweep = bool(MULTIRUN & set(flags))
     flags = [flag for flag in flags if flag not in MULTIRUN]
     compose = composer(flags)
@@ -116,7 +116,7 @@ def composes(flags, overrides):
 
 
 def write_guides(folder):
-    """Makes README's files. Returns their paths."""
+    """Write the files of README's guide. Returns their paths."""
     files = files_in(section("README.md", "Custom model, data and loss"))
     for name, body in files.items():
         assert body.count("\n") <= 20, f"{name} is no short guide"
@@ -127,7 +127,7 @@ def write_guides(folder):
 
 @pytest.fixture
 def a_run(own_folder):
-    """A run in the folder that the pages write of, beside what is one's own."""
+    """A run in the directory that the pages use in their commands, next to the files of the guides."""
     write_guides(own_folder)
     shutil.copy(PACKAGES / "tests/support/research/programs.py", own_folder)
     assert cli.main(["hydra.run.dir=outputs/DATE/TIME", "model=linear", "task.plots=false", *SHORT]) == 0
@@ -226,7 +226,7 @@ def test_the_plan_says_what_its_page_says(own_folder, warm_programs, capfd):
     (words,) = commands_in(f"```console\n{first}\n```")
     assert cli.main(words) == 1
     said = capfd.readouterr().out.splitlines()
-    assert said[2:] == told[2:]  # the first two are of the machine
+    assert said[2:] == told[2:]  # the first two lines depend on the machine
 
 
 def test_every_package_has_its_row():
@@ -246,7 +246,7 @@ def test_what_the_pages_name_is_there():
         missing = [link for link in re.findall(r"\]\(([^)#:]+)(?:#[\w-]+)?\)", text) if not (here / link).exists()]
         prose = BLOCK.sub("", text)
         paths = set(re.findall(r"(?<![\w/.-])(?:runner|tests|conf|\.ci|\.github)/[\w./-]*\w", text)) - own
-        paths -= set(re.findall(r"^written +(.+\w),", text, re.MULTILINE))  # by a command that is shown
+        paths -= set(re.findall(r"^written +(.+\w),", text, re.MULTILINE))  # files that a command in the page writes
         missing += [path for path in paths if not (PACKAGES / path).exists()]
         modules = re.findall(r"`([\w/]+\.py)`", prose)
         missing += [path for path in modules if not ((here / path).is_file() or (PACKAGES / path).is_file())]
@@ -263,7 +263,7 @@ def test_a_link_to_a_heading_leads_to_one():
 
 def test_readme_is_short():
     assert len(README.splitlines()) <= 180
-    assert re.search(r"<!-- test -->\n```bash\n(.+ && \.ci/check)\n```", README)  # .ci/run takes it from there
+    assert re.search(r"<!-- test -->\n```bash\n(.+ && \.ci/check)\n```", README)  # .ci/run reads the command from here
 
 
 def test_the_top_level_holds_nothing_else():
@@ -277,7 +277,7 @@ def test_the_top_level_holds_nothing_else():
 
 
 def test_the_short_speed_table_is_of_the_long_one():
-    """Both are written by one run of tests/bench/table.py --write."""
+    """One run of tests/bench/table.py --write writes both tables."""
     part = re.compile(r"<!-- (table\.py (?:readme|mlp [a-z_,]*ours_all[a-z_,]*)) -->\n(.*?)<!-- end -->", re.DOTALL)
     (short,) = [body for _, body in part.findall(README)]
     (long,) = [body for _, body in part.findall(BENCH.read_text())]

@@ -1,4 +1,4 @@
-"""`python -m runner resume`: goes on with what was stopped, and with nothing else."""
+"""`python -m runner resume`: continues a stopped run, and refuses everything else."""
 
 import json
 import os
@@ -38,7 +38,7 @@ def assert_same(one, other):
     (state, points), (expected, expected_points) = final(one), final(other)
     for key in ("model", "average"):
         assert all(torch.equal(state[key][name], expected[key][name]) for name in expected[key]), key
-    # a run that was longer the second time was tested at its first end, too
+    # a run that was extended was also tested at its first end
     last = {name: series[-1:] if name.startswith("test/") else series for name, series in points.items()}
     assert last == expected_points
 
@@ -144,7 +144,7 @@ def test_what_would_be_another_experiment_is_refused(own_folder, capfd):
 
 
 def test_a_run_of_so_many_steps_is_made_longer_by_its_steps(own_folder, capfd):
-    """A number of epochs would be accepted and have no part in it."""
+    """A number of epochs would be accepted and have no effect."""
     words = [*WORDS, QUIET, "data.limit=600", "train.num_steps=2", "hydra.run.dir=outputs/a/run"]
     assert cli.main(words) == 0
     assert cli.main(["resume", "outputs/a/run"]) == 0

@@ -1,4 +1,4 @@
-"""A password or a token that a run was given is in no file that it leaves, in no page of MLflow and on no screen."""
+"""A password or a token of a run is not in any file that it writes, on any page of MLflow or on the screen."""
 
 import json
 import os
@@ -28,7 +28,7 @@ SMALL = (
     "hydra.run.dir=run",
     "task.plots=false",
 )
-STORE = f"http://me:{SECRET}@127.0.0.1:9"  # port 9: nobody answers
+STORE = f"http://me:{SECRET}@127.0.0.1:9"  # no server listens on port 9
 STORES = {
     "command line": STORE,
     "environment": f"postgresql://127.0.0.1:9/runs?user=me&password={SECRET}",
@@ -37,7 +37,7 @@ STORES = {
 
 
 def files_with(secret, root):
-    """Every file below `root` that holds the secret; binary ones too."""
+    """Return every file below `root` that contains the secret, including binary files."""
     found = [path for path in root.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
     return [str(path.relative_to(root)) for path in found if path.suffix not in (".py", ".pyc")]
 
@@ -50,7 +50,7 @@ def shown_nowhere(capfd, root, *own):
 
 @pytest.fixture
 def ended(warm_programs):
-    """Ends the processes that go on trying a store that does not answer."""
+    """End the processes that keep trying a store that does not answer."""
     import psutil
 
     before = {child.pid for child in psutil.Process().children(recursive=True)}
@@ -83,14 +83,14 @@ def test_what_the_environment_brings_into_the_stores_uri(own_folder, capfd, ende
     monkeypatch.setenv("TOKEN", SECRET)
     words = [*SMALL, f"tracking.uri='{FROM_THE_ENVIRONMENT}'", "tracking.grace_seconds=0", "tracking.log_model=false"]
     assert cli.main(words) == 0
-    assert "sync     python -m runner sync run\n" in capfd.readouterr().out  # it finds the store by itself
+    assert "sync     python -m runner sync run\n" in capfd.readouterr().out  # the command finds the store automatically
     assert files_with(SECRET, own_folder) == []
     for name in ("summary", "journal/ack"):
         assert "http://<oc.env:TOKEN>@127.0.0.1:9/<oc.env:TOKEN>" in Path(f"run/{name}.json").read_text()
     assert FROM_THE_ENVIRONMENT in Path("run/rerun.yaml").read_text()
     assert cli.main([*SMALL, "tracking.uri='htp://host/${oc.env:TOKEN}'"]) == 2
     shown_nowhere(capfd, own_folder)
-    monkeypatch.setenv(SECRETS, "")  # in another process
+    monkeypatch.setenv(SECRETS, "")  # like another process, without the secrets in its environment
     real = f"http://{SECRET}@127.0.0.1:9/{SECRET}"
     assert stores.of_run(Path("run"), asked="sync run") == real
     assert "<oc.env:TOKEN>" in str(RunnerError(*problems(OmegaConf.create({"tracking": {"uri": f"ftp:{real}"}}))))
@@ -180,7 +180,7 @@ def test_what_stands_in_the_environment_stays_there(own_folder, capfd, monkeypat
     params = client.get_run(run_id).data.params
     assert (params["model.token"], params["model.known.token"]) == ("<oc.env:TOKEN>",) * 2
     assert (params["model.width"], params["tracking.uri"]) == ("4", "sqlite:///runs.db")
-    assert client.search_logged_models(["1"])[0].status == "READY"  # it was built again, with the token
+    assert client.search_logged_models(["1"])[0].status == "READY"  # created again, with the token
     assert cli.main(["-cd", "run", "-cn", "rerun", "hydra.run.dir=again", "tracking.enabled=false"]) == 0
 
 
@@ -270,5 +270,5 @@ def test_a_journal_that_asks_for_what_is_not_there_builds_no_model(own_folder):
     with pytest.raises(KeyError):
         secrets.filled_in({"token": "<oc.env:NOT_THERE>"})
     with Journal(own_folder) as journal:
-        journal.event("note", text="")  # a folder of a run is no place for secrets, and reads as before
+        journal.event("note", text="")  # a run directory does not store secrets here; the journal reads as before
     assert files_with(SECRET, own_folder) == []

@@ -1,4 +1,4 @@
-"""Runs that start their own processes: asked to end, killed, started again, gone on with by another number of them."""
+"""Runs that start several processes: stopped, killed, restarted, and resumed with another number of processes."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from runner.training.checkpoint import load
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")]
 
-#: a model whose process dies once at a step, or whose steps take their time once it is there, as files in the folder say
+#: a model whose process dies once at a step, or whose steps take longer, depending on files in the current directory
 NET = """
 import os, signal, time
 from pathlib import Path
@@ -59,7 +59,7 @@ def write_model(folder):
 
 @pytest.fixture(scope="module")
 def undisturbed(warm, tmp_path_factory):
-    """What a run of one process comes to."""
+    """The points of an uninterrupted run in one process."""
     folder = tmp_path_factory.mktemp("undisturbed")
     write_model(folder)
     told, _ = warm.command(folder, *WORDS, *UNTRACKED, "hydra.run.dir=run").communicate()
@@ -75,7 +75,7 @@ def person(own_folder):
 
 @pytest.fixture
 def start(warm, person):
-    """Starts the command line; whatever is left of it is ended with the test."""
+    """Start the command line; processes that remain are ended after the test."""
     started = []
 
     def start(*words, module="runner"):
@@ -98,7 +98,7 @@ def start(warm, person):
 
 
 def members(folder, *others):
-    """The processes that are at work in this folder, besides the tests' own and the others."""
+    """Return the processes whose current directory is `folder`, except this one and `others`."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -159,7 +159,7 @@ def test_a_loss_that_is_not_finite_ends_all_and_leaves_the_checkpoint_before_it(
     told, _ = process.communicate(timeout=LONGEST)
     assert process.returncode == 1 and not members(person), told
     assert "train/loss is nan at step 10;" in summary()["error"]
-    # that of step 8, but where the disk is so slow that the next one, which is spoilt, overtakes it
+    # the checkpoint of step 8, unless the disk is so slow that the next one, which is broken, replaces it first
     assert load(person / "run/checkpoints/last.pt")["step"] in (4, 8)
 
 

@@ -1,4 +1,4 @@
-"""Signals at the wrong moments: in a split that is measured, in a step that hangs, to a whole group of processes, twice."""
+"""Signals at unfavorable moments: during an evaluation, during a step that hangs, to a whole process group, and twice."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from runner.tracking.journal import read_points
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")]
 
-#: a model that waits where a file says so: for ever in a step, in C, where no handler runs; or a while in each batch of a split
+#: a model that waits if a file says so: forever in a step, in C, where no handler runs; or for a while in each batch of a split
 NET = """
 import hashlib, os, time
 from pathlib import Path
@@ -56,7 +56,7 @@ def write_model(folder):
 
 @pytest.fixture(scope="module")
 def undisturbed(warm, tmp_path_factory):
-    """What a run without signals comes to."""
+    """The outcome of a run without signals."""
     folder = tmp_path_factory.mktemp("undisturbed")
     write_model(folder)
     said, _ = warm.command(folder, *WORDS, "tracking.enabled=false", "hydra.run.dir=run").communicate()
@@ -139,7 +139,7 @@ def test_a_second_ctrl_c_ends_a_step_that_hangs(run, empty_store):
     process = run(*WORDS, "hydra.run.dir=run")
     wait_for("there")
     process.send_signal(signal.SIGINT)
-    with pytest.raises(subprocess.TimeoutExpired):  # it waits for the step
+    with pytest.raises(subprocess.TimeoutExpired):  # the process waits for the step to end
         process.wait(timeout=1)
     process.send_signal(signal.SIGINT)
     code, output = ended(process)
@@ -150,7 +150,8 @@ def test_a_second_ctrl_c_ends_a_step_that_hangs(run, empty_store):
     assert ended(run("resume", "run"))[0] == 0
     from runner.tracking.mlflow_store import open_store
 
-    client = open_store(f"sqlite:///{Path.cwd()}/mlflow.db")  # MLflow remembers the store of a relative path
+    # absolute, as MLflow resolves a relative path once per process
+    client = open_store(f"sqlite:///{Path.cwd()}/mlflow.db")
     (found,) = client.search_runs(["1"])
     assert (found.info.run_id, found.info.status) == (summary()["run_id"], "FINISHED")
     points = client.get_metric_history(found.info.run_id, "train/loss")

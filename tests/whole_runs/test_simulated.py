@@ -1,4 +1,4 @@
-"""The whole command on devices that this machine lacks: tensors that obey a device's rules, with the CPU's numbers."""
+"""The whole command on simulated devices: tensors follow the rules of a device, and have the CPU's numbers."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""A run that is killed after any of its steps, or again and again, ends as the one that nobody disturbed: to the bit."""
+"""A run that is killed after any of its steps, or repeatedly, ends bitwise identical to an uninterrupted one."""
 
 import hashlib
 import random
@@ -47,7 +47,7 @@ WORDS = (
 
 @pytest.fixture
 def stopped(warm, tmp_path):
-    """Runs stops.py; the number that it prints."""
+    """Run stops.py. Returns the number that it prints."""
 
     def stopped(mode, *words):
         script = Path(__file__).parents[1] / "support" / "stops.py"
@@ -61,7 +61,7 @@ def stopped(warm, tmp_path):
 
 
 def digest(value) -> str:
-    """SHA-256 of everything in a state, tensors by their bytes."""
+    """Return the SHA-256 of everything in a state, tensors by their bytes."""
     found = hashlib.sha256()
 
     def add(item):
@@ -82,7 +82,7 @@ def digest(value) -> str:
 
 
 def outcome(folder):
-    """What must not depend on where the run was stopped: all of its last state but the seconds, its best, its points."""
+    """Return all values that must not depend on when the run stopped: its last and best states without the seconds, and its points."""
     states = {}
     for name in ("last", "best"):
         state = torch.load(folder / "checkpoints" / f"{name}.pt", weights_only=True)
@@ -95,7 +95,7 @@ def values(points):
 
 
 def in_mlflow(folders, store):
-    """By folder, {name: [(step, value)]} of its run, after a sync; a value that came twice is there twice."""
+    """Sync the runs. Returns {name: [(step, value)]} by directory; a value that the store has twice appears twice."""
     client = open_store(store)
     found = {}
     for folder in folders:
@@ -111,7 +111,7 @@ def in_mlflow(folders, store):
     return found
 
 
-#: where the rows lie, and each how many steps a checkpoint: one of both with each commit, FUZZ_EXAMPLES=1 takes both
+#: where the rows are, and the steps between two checkpoints: each commit tests one pair, FUZZ_EXAMPLES=1 tests both
 KINDS = [("device", 4), ("stream", 1)]
 
 

@@ -1,4 +1,4 @@
-"""Each suggestion of an error is typed back, and accepted."""
+"""Each suggestion of an error is accepted when it is typed."""
 
 import json
 import shlex
@@ -83,7 +83,7 @@ SUGGESTIONS = {
     "optimizer=sgd optimizer.eps=0.1": [f"optimizer={name} optimizer.eps=0.1" for name in ("adam", "adamw", "muon")],
     "data.path=x.csv": ["data=table data.path=x.csv"],
     "model=mlp model._target_=runner.models.MPL": ["model._target_=runner.models.MLP"],
-    # nothing is certain
+    # no suggestion is certain
     "--verbose": [],
     "data=mnist": [],
     "dataset=cifar10": [],

@@ -1,4 +1,4 @@
-"""Whole runs on a person's table: trained, kept, and asked again with the raw file, as prediction would."""
+"""Whole runs on a user's table: trained, stored, and applied to the raw file again, as prediction does."""
 
 import json
 import random
@@ -30,7 +30,7 @@ SMALL = (
 
 @pytest.fixture
 def people(own_folder):
-    """A table with everything in it: texts, dates, booleans, missing values, a name that nobody learns from."""
+    """Write a table with texts, dates, booleans, missing values, and a column of names that holds no information."""
     draw = random.Random(0)
     lines = ["name,age,city,member,joined,points,wage,group"]
     for index in range(400):
@@ -47,7 +47,7 @@ def people(own_folder):
 
 
 def asked_again(folder, path):
-    """What the kept model says of the raw file: all from the run's folder, nothing from the data's code."""
+    """Apply the stored model to the raw file: everything is from the run directory, without the data's code."""
     card = read_card(folder)
     model = build(card.model, key="model").eval()
     state = torch.load(folder / "checkpoints" / "best.pt", weights_only=True)
@@ -77,7 +77,7 @@ def test_classes(people):
 def test_numbers(people):
     words = ["data.target=wage", "data.drop=[group]", "task=regression"]
     found = runner.run([*SMALL, *words], folder="run")
-    assert found["metrics"]["test/mae"] < 2_000  # in the target's own units: a mean of 50,000, a spread of 8,000
+    assert found["metrics"]["test/mae"] < 2_000  # in the target's units: a mean of 50,000, a spread of 8,000
     card, outputs = asked_again(people / "run", "people.csv")
     assert (card.targets, card.classes) == (("wage",), ())
     wages = torch.tensor(
@@ -138,7 +138,7 @@ def write_distances(distances, labels):
 
 
 def _with(source, rows):
-    """The source's labels and splits, over other rows."""
+    """Return the source with other rows, and the same labels and splits."""
     from dataclasses import replace
 
     return replace(source, rows=rows)

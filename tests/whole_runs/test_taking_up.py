@@ -1,4 +1,4 @@
-"""A run that was stopped, and is run again in its folder, ends as if it had never stopped: to the bit."""
+"""A run that was stopped, and is run again in its directory, ends bitwise identical to an uninterrupted one."""
 
 import json
 import os
@@ -58,7 +58,7 @@ def train(words, folder):
 
 
 def final(folder):
-    """Everything that must not depend on whether the run was stopped on its way."""
+    """Return everything that must not depend on whether the run was stopped."""
     state = torch.load(folder / "checkpoints" / "last.pt", weights_only=True)
     points = {name: rows for name, rows in read_points(folder).items() if not name.startswith("speed/")}
     return points, *(state[key] for key in ("model", "average", "optimizer", "schedule", "scaler"))

@@ -1,4 +1,4 @@
-"""Twenty tasks for a program that reads --json and exit codes and nothing else: what a script or an agent does all day."""
+"""Twenty tasks for a script or an agent that reads only --json and exit codes."""
 
 import csv
 import json
@@ -13,7 +13,7 @@ from trained_runs import inside
 from runner import cli
 from runner.cli import commands
 
-#: small and quick; an agent would type its own
+#: small and fast settings
 RUN = ("data=iris", "model=linear", "train.num_epochs=2", "train.batch_size=32", "tracking.enabled=false", "device=cpu")
 OWN_TASK = (*RUN, "task=own", "task.function._target_=own.sometimes")
 RUN = ("task.plots=false", *RUN)
@@ -38,7 +38,7 @@ def place(tmp_path_factory):
 
 @pytest.fixture
 def ask(place, warm_jobs, warm_programs, capfd):
-    """What a program sees of a command: its exit code and the document on stdout."""
+    """Return a function that runs a command with --json, and returns its exit code and the document on stdout."""
 
     def run(*words):
         capfd.readouterr()
@@ -52,7 +52,7 @@ def ask(place, warm_jobs, warm_programs, capfd):
 
 @pytest.fixture
 def trained(ask):
-    """A run that is there, whichever task is the first to need it."""
+    """A finished run, trained by the first task that needs it."""
     return once(ask, "trained", *RUN, "hydra.run.dir=outputs/shared/run")
 
 
@@ -72,7 +72,7 @@ def once(ask, name, *words):
 
 
 def mended(found, words):
-    """The words with each that was refused replaced by the first one that is offered."""
+    """Replace each refused word by its first suggestion."""
     instead = {problem["asked"]: problem["suggestions"][0] for problem in found["faults"]}
     return [instead.get(word, word) for word in words]
 
@@ -225,7 +225,7 @@ def test_18_would_it_work_and_what_would_not(ask):
 
 
 def test_19_what_there_is_to_choose(ask):
-    """Devices; the values of a key, by the schema; all keys, as text."""
+    """The devices; the values of a key, from the schema; all keys, as text."""
     code, found = ask("devices")
     assert code == 0 and found["auto"]["device"] in [each["device"] for each in found["devices"]]
     code, found = ask("schema", "--output", "schema.json")

@@ -1,6 +1,6 @@
-"""The table of conf/README.md for those who come from lightning-hydra-template: each command runs, and does what its row says.
+"""The table of conf/README.md for users of lightning-hydra-template: each command runs, and does what its row says.
 
-Five rows with each commit, others each time; FUZZ_EXAMPLES=1 takes all.
+Each commit tests five rows, other ones each time; FUZZ_EXAMPLES=1 tests all.
 """
 
 import json
@@ -20,7 +20,7 @@ SMALL = ["model=mlp", "model.hidden_sizes=[8]", *QUIET]
 
 
 def commands():
-    """By row; one that says nothing on its left belongs to the one above."""
+    """Return the commands by row; a row with an empty left cell belongs to the row above."""
     found, name = {}, ""
     for there, here in ROWS:
         name = there or name
@@ -33,7 +33,7 @@ def newest(pattern):
 
 
 def run():
-    """The newest run's folder and summary."""
+    """Return the newest run's directory and summary."""
     path = newest("outputs/*/*/summary.json")
     return path.parent, json.loads(path.read_text())
 
@@ -106,7 +106,7 @@ def profiled(_):
 
 
 NUM_EXPERIMENTS = len(list((PACKAGES / "conf/experiment").glob("*.yaml")))
-#: by row: what makes its command smaller here, and what shows that it did as the row says
+#: by row: overrides that make its command smaller, and the check that it did what the row says
 SHOWN = {
     "`trainer.fast_dev_run=true` on the CPU": (["model=mlp"], checked),
     "... on a GPU": (["model=mlp"], checked),
@@ -137,10 +137,10 @@ def test_each_row_is_shown():
 @pytest.mark.slow
 @pytest.mark.parametrize("there", seeded.drawn("template", list(commands()), 5))
 def test_what_the_other_can_is_a_command_here(there, own_folder, warm, device, monkeypatch):
-    Path("tests").symlink_to(PACKAGES / "tests")  # a recipe reads a text of this project
+    Path("tests").symlink_to(PACKAGES / "tests")  # a recipe reads a text of this repository
     smaller, shown = SHOWN[there]
     for words in commands()[there]:
-        if "train.num_processes=2" in words:  # `auto` takes the CPU, for as many processes
+        if "train.num_processes=2" in words:  # `auto` chooses the CPU, which allows two processes
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
         words = [word.replace("device=cuda:0", f"device={device}") for word in words]
         if device.type == "cpu":

@@ -1,4 +1,4 @@
-"""Optimizers that take turns, from YAML to the weights: the hand-written loop's, or a sentence on what does not go with them."""
+"""Optimizers that take turns: from YAML to the weights of a hand-written loop, or an error for settings that do not fit."""
 
 import json
 import subprocess
@@ -166,7 +166,7 @@ def test_the_recipe_draws_its_picture(own_folder, ink):
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the runs are forked from one with torch, see test_stops.py")
 def test_a_run_killed_after_each_of_its_steps_goes_on_to_the_bit(warm, tmp_path):
-    """In the middle of epochs, and where one of the optimizers takes no part."""
+    """Kills in the middle of epochs, and in steps that one of the optimizers skips."""
     script = Path(__file__).parents[1] / "support" / "stops.py"
     words = [*SMALL, "data.num_rows=200", "train.num_steps=11", "scheduler=cosine", "train.ema_decay=0.9"]
     words += ["optimizer.turns.generator.every=3", "train.checkpoint_every_steps=2", "metrics.pull_every=4"]
@@ -181,7 +181,7 @@ def test_a_run_killed_after_each_of_its_steps_goes_on_to_the_bit(warm, tmp_path)
 
 
 def outcome(folder):
-    """A run's points and its last state, each tensor by its bytes."""
+    """Return a run's points and its last state, each tensor by its bytes."""
     points = {name: rows for name, rows in read_points(folder).items() if not name.startswith("speed/")}
     state = torch.load(folder / "checkpoints" / "last.pt", weights_only=True)
     return points, plain({name: value for name, value in state.items() if name not in ("seconds", "experiment")})

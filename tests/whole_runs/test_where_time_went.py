@@ -1,4 +1,4 @@
-"""`time` of summary.json, whichever way a run goes: its seconds are the wall's, the line and the picture are there, and `explain` shows it."""
+"""`time` of summary.json, however a run ends: its seconds add up to the wall time, and the line, the plot and `explain` show it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def check(found, *names):
 
 
 def test_a_run_and_its_tree(ink, own_folder, capfd, monkeypatch):
-    monkeypatch.setattr("runner.experiment.session.IMPORTED", time.perf_counter())  # however old this process is
+    monkeypatch.setattr("runner.experiment.session.IMPORTED", time.perf_counter())  # not this process's age
     assert cli.main([*WORDS, "hydra.run.dir=run", "train.num_epochs=3"]) == 0
     out = capfd.readouterr().out
     found = summary()
@@ -36,7 +36,7 @@ def test_a_run_and_its_tree(ink, own_folder, capfd, monkeypatch):
     assert Path("run/plots/time.png").stat().st_size > 5_000
 
     assert cli.main(["explain", "run", "--time"]) == 0
-    tree = " ".join(capfd.readouterr().out.split())  # a line of 80 columns ends elsewhere with other numbers
+    tree = " ".join(capfd.readouterr().out.split())  # the line breaks at 80 columns depend on the numbers
     assert "start-up" in tree and "├── " in tree and f"{found['step']['clocked']} that were clocked" in tree
     assert cli.main(["explain", "run", "--time", "--json"]) == 0
     assert json.loads(capfd.readouterr().out)["time"] == found["time"]
