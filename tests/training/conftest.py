@@ -1,4 +1,4 @@
-"""The background thread of a training, for tests of what works with one."""
+"""The background thread of a training, for tests of the parts that use it."""
 
 import pytest
 

@@ -47,7 +47,7 @@ def test_close_raises_what_nobody_has_seen_and_ends_the_thread():
 
 
 def slow_disk():
-    """A settle() that takes what waits and then its time, until the gate opens; what it took each time."""
+    """A settle() that takes the waiting items and blocks until the gate opens; it notes what each call took."""
     gate, waiting, settled = threading.Event(), [], []
 
     def settle():

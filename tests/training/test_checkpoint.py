@@ -1,4 +1,4 @@
-"""A checkpoint is what was written, or it is refused; the one before it takes its place."""
+"""A checkpoint is read as it was written, or it is refused and the previous one is used."""
 
 import errno
 import fcntl
@@ -45,7 +45,7 @@ def test_it_comes_back_as_it_was_and_torch_reads_it_too(path):
 
 
 def test_altered_at_any_place_it_is_refused(path):
-    """500 places, each with another value: never a wrong load, never another error."""
+    """At 500 places, each with another value: no wrong load, and no other error."""
     whole, draw = path.read_bytes(), random.Random(0)
     for place in {0, 1, len(whole) - 1, *(draw.randrange(len(whole)) for _ in range(500))}:
         altered = bytearray(whole)
@@ -145,7 +145,7 @@ def test_a_disk_that_is_full_leaves_the_old_one(tmp_path, monkeypatch):
 
 
 def test_a_power_cut_finds_the_file_and_its_name(tmp_path, monkeypatch):
-    """The content is on the disk before it gets its name, and the folder with the name after that."""
+    """The content is on the disk before the file gets its name, and the directory with the name after that."""
     save(state(1), tmp_path / "last.pt")
     synced, sync = [], os.fsync
 
@@ -204,7 +204,7 @@ def test_one_that_is_not_to_be_gone_on_with_overtakes_none(tmp_path):
 
 
 def test_a_newer_one_is_not_written_before_what_stands_ahead_of_it(tmp_path):
-    """Its rows may still wait to be journaled: after a kill between the two they would be nowhere."""
+    """Its rows may still wait for the journal: after a kill between the two, they would be lost."""
     background, gate, seen = Background(), threading.Event(), []
     keeper = CheckpointWriter(tmp_path, background)
     background.do(gate.wait)
@@ -233,7 +233,7 @@ def test_the_memory_of_a_snapshot_is_used_again_once_it_is_written(tmp_path):
     background.wait()
     background.do(gate.wait)
     keep(3)
-    keep(4)  # overtakes it
+    keep(4)  # overtakes the previous one
     gate.set()
     background.close()
     assert len(set(addresses)) == 1
@@ -272,14 +272,14 @@ def test_a_folder_that_is_deleted_while_a_checkpoint_is_written_is_told_as_that(
 
 
 def test_on_a_mac_the_drives_memory_is_emptied_too(tmp_path, monkeypatch):
-    """Its fsync() leaves it there; F_FULLFSYNC does not. A network's drive may not know that one."""
+    """macOS's fsync() does not flush the drive's cache; F_FULLFSYNC does. A network drive may not support it."""
     asked = []
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
     monkeypatch.setattr(fcntl, "fcntl", lambda descriptor, what: asked.append(what))
     monkeypatch.setattr(os, "fsync", lambda descriptor: asked.append("fsync"))
     save({"a": torch.ones(1)}, tmp_path / "a.pt")
-    assert asked == [51, 51]  # the file and its folder
+    assert asked == [51, 51]  # the file and its directory
 
     def unknown(descriptor, what):
         raise OSError("not supported")

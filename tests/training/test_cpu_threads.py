@@ -1,4 +1,4 @@
-"""How many of the CPU's threads a run takes: by the work of its steps."""
+"""The number of CPU threads of a run, chosen by the work of its steps."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ def test_all_rows_count(rows):
 def test_each_time_step_of_a_recurrent_layer_is_products_of_its_own():
     at_once = 2 * 128 * 16 * 4 * 32
     assert counted(Tokens(nn.LSTM), 128, 20, 16) < 2 * at_once + 2 * 128 * 32 * 4 * 32
-    assert counted(Tokens(nn.GRU), 128, 20, 16) < 20 * at_once / 4  # all steps meet the inputs' weights in one product
+    # all time steps multiply the inputs' weights in one product
+    assert counted(Tokens(nn.GRU), 128, 20, 16) < 20 * at_once / 4
 
 
 def test_what_cannot_be_counted():
@@ -104,7 +105,7 @@ RUN = ("device=cpu", "tracking.enabled=false", "train.num_epochs=1", "data.limit
 )
 def test_a_run_says_it_and_takes_them(words, said, threads, own_folder, monkeypatch):
     monkeypatch.setattr(backends, "THREADS", 2)
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)  # obeyed, where it is set
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)  # respected if it is set
     assert cli.main([*RUN, *words, "hydra.run.dir=run"]) == 0
     log = (own_folder / "run/runner.log").read_text()
     model = next(line for line in log.splitlines() if " - model  " in line)

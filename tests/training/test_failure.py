@@ -1,4 +1,4 @@
-"""What a person's model raised is told in their words and lines, and where it can be, with a mend."""
+"""Exceptions from a user's model are reported in the user's terms and lines, with a fix if there is one."""
 
 import errno
 

@@ -1,4 +1,4 @@
-"""What a person's hooks may return, what they see, and what they leave as it was."""
+"""The values that a user's hooks may return, the values that they see, and the state that they leave unchanged."""
 
 import types
 
@@ -63,7 +63,7 @@ def test_images_of_every_kind():
     ids=lambda each: getattr(each, "mode", ""),
 )
 def test_a_picture_of_any_mode_is_one_that_a_file_takes(image, seen, tmp_path):
-    """An error in the thread that writes it would be the run's."""
+    """An error in the writing thread would end the run."""
     assert pixels(image).tolist() == seen
     sorted_out({"image": image}).images["image"].save(tmp_path / "image.png")
 
@@ -139,7 +139,7 @@ class Net(nn.Module):
 
 @pytest.fixture
 def called(tmp_path):
-    """Calls some functions as hooks, and returns what came, what was said, and the model."""
+    """Call functions as hooks. Returns the delivered values, the log and the model."""
     parts = types.SimpleNamespace(
         device=torch.device("cpu"),
         kept_model=Net(),

@@ -17,7 +17,7 @@ from runner.training.signals import Stop
 from runner.training.step.train_step import EagerSteps, make_step
 
 CPU = torch.device("cpu")
-BATCHES = 5  # an epoch: 50 rows, 10 a batch
+BATCHES = 5  # per epoch: 50 rows, 10 per batch
 
 
 def run(
@@ -32,7 +32,7 @@ def run(
     progress=None,
     **limits,
 ):
-    """A small training; `values` are what the epochs' evaluations give. progress: where it is taken up."""
+    """Run a small training. values: The results of the epochs' evaluations; progress: The point at which to resume."""
     torch.manual_seed(0)
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -83,12 +83,12 @@ def test_trains_its_epochs_and_keeps_every_step(background):
 def test_the_number_of_steps_wins_in_the_middle_of_an_epoch(background):
     ending, progress, _, kept = run(background, num_steps=7, num_epochs=2, values=[1.0, 0.5])
     assert (ending, progress.step) == ("finished", 7)
-    assert kept["best"] == 2  # the broken-off epoch is evaluated, too
+    assert kept["best"] == 2  # the interrupted epoch is evaluated, too
 
 
 def test_accumulated_batches_make_one_step(background):
     _, progress, _, _ = run(background, accumulate_steps=2, num_steps=12)
-    assert (progress.step, progress.epoch) == (12, 4)  # 2 + 2 + 1 batches an epoch
+    assert (progress.step, progress.epoch) == (12, 4)  # 2 + 2 + 1 batches per epoch
 
 
 def test_the_best_weights_are_kept_and_patience_ends_the_run(background):
@@ -115,7 +115,7 @@ def taken_up(step, **told):
 
 
 def test_an_epoch_that_was_measured_is_not_measured_again_when_the_training_goes_on(background):
-    for measured, values in ((10, [0.4, 0.3]), (5, [0.6, 0.4, 0.3])):  # before its measurement, and after it
+    for measured, values in ((10, [0.4, 0.3]), (5, [0.6, 0.4, 0.3])):  # before its evaluation, and after it
         progress, waiting = taken_up(10, measured=measured), iter(values)
         ending, _, windows, _ = run(background, values=waiting, progress=progress)
         assert (ending, progress.step, progress.epoch, next(waiting, None)) == ("finished", 20, 4, None)
@@ -128,12 +128,12 @@ def test_patience_goes_on_where_it_stood(background):
     progress = taken_up(10, measured=10, epochs_without_best=1)
     assert run(background, values=[0.6, 0.4], progress=progress, patience=2)[0] == "patience"
     assert (progress.step, progress.best.step) == (15, 5)
-    ending, _, windows, kept = run(background, values=[0.4], progress=progress, patience=2)  # after its end
+    ending, _, windows, kept = run(background, values=[0.4], progress=progress, patience=2)  # after the run's end
     assert (ending, progress.step, windows, kept) == ("patience", 15, [], Counter())
 
 
 def test_every_so_many_steps_the_validation_split_is_measured_wherever_that_is_in_an_epoch(background):
-    """3, 6, ... 18, and at the end, 20; epochs end at 5, 10, 15."""
+    """At steps 3, 6, ... 18, and at the end, 20; epochs end at 5, 10, 15."""
     values = [7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0, 0.0]
     waiting = iter(values)
     ending, progress, _, kept = run(background, values=waiting, evaluate_every_steps=3)

@@ -47,7 +47,7 @@ def test_a_pull_in_the_middle_does_not_disturb_the_rest(background):
 
 
 class Copied:
-    """An event behind a copy, which is over when somebody has waited for it."""
+    """An event behind a copy, which is over once the host has waited for it."""
 
     def __init__(self):
         self.is_over = False
@@ -60,12 +60,12 @@ class Copied:
 
 
 def test_the_host_is_at_most_two_windows_ahead_of_the_device(background, monkeypatch):
-    """Replays of graphs are queued by the thousand: what stops a run would act on a loop that is minutes ahead."""
+    """Replays of graphs are queued by the thousand: without a limit, a stop would act on a loop that is minutes ahead."""
     buffer, _ = make(background, "cpu", pull_every=10)
     events, delivered = [], []
     copy = MetricBuffer._copy
     monkeypatch.setattr(buffer, "_copy", lambda rows: (copy(buffer, rows)[0], events.append(Copied()) or events[-1]))
-    monkeypatch.setattr(buffer, "_deliver", lambda *window: delivered.append(window))  # nobody else waits
+    monkeypatch.setattr(buffer, "_deliver", lambda *window: delivered.append(window))  # no other code waits
     for num_windows in range(1, 6):
         fill(buffer, range(10))
         assert [event.is_over for event in events] == [True] * (num_windows - 1) + [False]
@@ -101,7 +101,7 @@ def test_steps_that_make_no_point_yet_wait_for_those_that_they_make_it_with(back
 
 
 def test_the_time_of_steps_that_wait_is_that_of_their_own_window(background, monkeypatch):
-    """A step a second."""
+    """One step per second."""
     now = [0.0]
     monkeypatch.setattr(metric_buffer, "time", SimpleNamespace(perf_counter=lambda: now[0], time=lambda: now[0]))
     buffer, windows = make(background, "cpu", pull_every=20, every=4)
@@ -137,7 +137,7 @@ def test_points_carry_increasing_times_within_the_window(background):
 
 
 def test_a_point_of_several_steps_carries_the_time_of_their_last(background):
-    """12 steps of 5 ms, a point each 4, and one of the last 2."""
+    """12 steps of 5 ms, with a point every 4 steps, and one point for the last 2 steps."""
     buffer, windows = make(background, "cpu", pull_every=20, every=4)
     began = time.time() * 1000
     for value in range(14):

@@ -1,4 +1,4 @@
-"""Muon: torch's own steps of a model's hidden matrices, AdamW's of the rest, as one optimizer."""
+"""Muon: torch's Muon steps for a model's hidden matrices and AdamW's for the rest, in one optimizer."""
 
 import copy
 from functools import partial
@@ -125,13 +125,13 @@ def test_what_it_does_not_take_is_said(wrong):
 
 def test_parts_of_a_weight_are_refused():
     model = net()
-    model.first.weight.full_tensor = lambda: None  # as a DTensor has
+    model.first.weight.full_tensor = lambda: None  # like a DTensor
     with pytest.raises(RunnerError, match="strategy=ddp"):
         make_optimizer(Muon, model, device=CPU)
 
 
 def test_gradients_with_a_scale_are_refused_where_the_step_is_captured():
-    """A GradScaler would hand their scale on, and a matrix's step divides by none."""
+    """A GradScaler would pass its scale to the optimizer, but the step of a matrix does not divide by it."""
     model = net()
     optimizer = make_optimizer(Muon, model, device=CPU)
     steps(model, optimizer.step, num=1)

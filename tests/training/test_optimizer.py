@@ -144,7 +144,7 @@ def test_nothing_left_to_train():
 
 
 def test_on_mps_fp16_takes_no_fused_kernel():
-    """Which would step on scaled gradients, and on infinite ones."""
+    """A fused kernel would step on scaled gradients, and on infinite ones."""
     made = [
         make_optimizer(lambda parameters, fused=None: fused, model(), device=torch.device("mps"), precision=name)
         for name in ("fp32", "bf16", "fp16")
@@ -153,7 +153,7 @@ def test_on_mps_fp16_takes_no_fused_kernel():
 
 
 def weights_after_an_overflow(optimizer, net):
-    """Three steps with fp16's scaler, whose first gradients are infinite, where fresh memory holds NaN."""
+    """Take three steps with fp16's scaler, with infinite first gradients, while fresh memory is filled with NaN."""
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     torch.use_deterministic_algorithms(True)
     try:

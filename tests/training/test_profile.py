@@ -1,4 +1,4 @@
-"""`train.profile=N`: the steps that are traced, the files, and a training that does not notice."""
+"""`train.profile=N`: the traced steps, the files, and a training that tracing does not change."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""train.recompute: the same numbers to the bit, from less memory; whatever the modules draw and count."""
+"""train.recompute: bitwise identical numbers with less memory, whatever the modules draw and count."""
 
 import copy
 import random
@@ -19,7 +19,7 @@ PASSES = Counter()
 
 
 class Block(nn.Module):
-    """Draws from torch, and from Python; counts what a norm counts; carries a state from batch to batch."""
+    """Draws from torch and from Python; counts like a norm; carries a state from batch to batch."""
 
     def __init__(self):
         super().__init__()

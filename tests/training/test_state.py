@@ -1,4 +1,4 @@
-"""What a checkpoint holds of where a training stands comes back, every number of it."""
+"""A checkpoint restores the whole progress of a training, every number of it."""
 
 import shutil
 from dataclasses import fields, replace
@@ -55,7 +55,7 @@ STOOD = Progress(
 
 
 def taken_up(folder, parts, background, *, best=BEST, ranks=None):
-    """What a process stands at that goes on from the checkpoints of one that stood at STOOD; best.pt may be of another step."""
+    """Return the progress after resuming from the checkpoints of a training at STOOD; best.pt may be from another step."""
     buffer = MetricBuffer(CPU, lambda window: None, background=background, pull_every=10)
     state = full_state(parts, STOOD, buffer, Alone())
     save(state | {"seconds": STOOD.seconds, "experiment": {}}, folder / "checkpoints/last.pt")
@@ -72,7 +72,7 @@ def test_every_number_of_the_progress_comes_back(tmp_path, parts, background):
 
 @pytest.mark.parametrize(("step", "value", "taken"), [(8, 0.6, (8, 0.6)), (31, 0.4, (10, 0.5))])
 def test_the_best_is_that_of_the_older_file(tmp_path, parts, background, step, value, taken):
-    """An older best.pt is all that a torn one left; a newer one holds what is going to be measured again."""
+    """An older best.pt is used, as the newer one was torn; a newer one is ignored, as its evaluation will be repeated."""
     best = taken_up(tmp_path, parts, background, best=replace(BEST, step=step, value=value)).best
     assert (best.step, best.value) == taken
 
@@ -121,8 +121,8 @@ LONGER = {
 
 
 @pytest.mark.parametrize("name", LONGER)
-@pytest.mark.filterwarnings("ignore:.*:UserWarning")  # that steps of the schedule come before the optimizer's
-@pytest.mark.filterwarnings("ignore:.*:DeprecationWarning")  # of SequentialLR's own
+@pytest.mark.filterwarnings("ignore:.*:UserWarning")  # steps of the schedule come before the optimizer's
+@pytest.mark.filterwarnings("ignore:.*:DeprecationWarning")  # from SequentialLR
 def test_a_schedule_of_another_length_is_where_it_would_have_been(parts, tmp_path, background, name):
 
     def begin(num_steps, of):
@@ -148,6 +148,6 @@ def test_a_schedule_of_another_length_is_where_it_would_have_been(parts, tmp_pat
     (group,) = parts.optimizer.param_groups
     assert group["lr"] == whole[9][0]
     assert rates(schedule, group, 29) == whole[10:39]
-    schedule, _ = begin(20, parts)  # of the same length its state is its own
+    schedule, _ = begin(20, parts)  # with the same length, the saved state is used unchanged
     _restore_parts(state, parts)
     assert schedule.state_dict()["last_epoch"] == 10

@@ -1,4 +1,4 @@
-"""Several processes that are asked different things, and do the same at the same step."""
+"""Several processes that receive different requests, and act the same way at the same step."""
 
 import signal
 import threading
@@ -36,7 +36,7 @@ class Member:
 
 
 def steps(num, limits, *, signals: dict[int, int], num_steps=400, seconds: Callable[[int], float] = lambda rank: 0.001):
-    """The words that each of them hears, with their steps. signals: by rank, the step at which somebody asks it to end."""
+    """Prepare ranks that record each answer with its step. signals: By rank, the step at which a signal arrives."""
     circle, heard, now = Circle(num), {rank: [] for rank in range(num)}, threading.local()
 
     def work(rank):
@@ -84,7 +84,7 @@ def test_a_signal_to_one_ends_all_at_the_same_step(run, rank):
 def test_they_talk_every_so_many_steps_as_take_half_a_second(run):
     circle, heard = run(2, signals={}, num_steps=4000, seconds=lambda rank: 0.001 * (rank + 1))
     assert heard == {0: [], 1: []}
-    # the slower one's 2 ms a step: 200 steps between two talks, after some short ones at the start
+    # the slower rank takes 2 ms per step: 200 steps between two exchanges, after some shorter intervals at the start
     assert 4000 * 0.002 / loop.SECONDS_BETWEEN <= circle.talks <= 4000 * 0.002 / loop.SECONDS_BETWEEN + 12
 
 

@@ -1,4 +1,4 @@
-"""What can't be trained together is named before the first step, and nothing has changed by then."""
+"""The check names what can't be trained together before the first step, and changes nothing."""
 
 import random
 from dataclasses import replace
@@ -23,7 +23,7 @@ seen = []
 
 
 class Head(nn.Module):
-    """Rows of digits to logits. make: makes a layer in between; between: calls it."""
+    """Rows of digits to logits. make: Creates a layer in the middle; between: Calls it."""
 
     def __init__(self, seed, make=nn.Identity, between=lambda layer, hidden: layer(hidden)):
         super().__init__()
@@ -36,7 +36,7 @@ class Head(nn.Module):
 
 
 class OwnNumber(nn.Module):
-    """A number that each has for itself, drawn when it is made."""
+    """A number that each member draws when it is created."""
 
     def __init__(self):
         super().__init__()
@@ -71,7 +71,7 @@ class DecidesByItsNumber(OwnNumber):
 
 
 def write_outside(_, hidden):
-    """Into one tensor that is made here, the same for all."""
+    """Writes into one tensor that is created here, the same for all members."""
     kept = torch.zeros(hidden.shape)
     kept += hidden.detach()
     return hidden + kept
@@ -131,7 +131,7 @@ def members(folder, make=None, words=(), *, optimizer=torch.optim.Adam):
 
 @pytest.fixture
 def all_together(monkeypatch):
-    """Also where one by one is as fast."""
+    """Train all members together, even if one by one is equally fast."""
     choose = check.choose_size
     monkeypatch.setattr(check, "choose_size", lambda step, *rest, **more: choose(step, *rest, **more) and GroupSize(len(step.stack), "", 0, 0))  # fmt: skip
 
@@ -170,7 +170,7 @@ def test_an_optimizer_that_looks_at_several_layers_is_named(tmp_path):
 
 
 NORMED = partial(Head, make=lambda: nn.Sequential(nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5)))
-#: of its 150,000 values in front of a ReLU some are so near to 0 that rounding decides
+#: some of its 150,000 values before the ReLU are so close to 0 that rounding decides
 KINKS = partial(Head, make=lambda: nn.Sequential(nn.Linear(8, 3000), nn.ReLU(), nn.Linear(3000, 8)))
 
 
@@ -200,7 +200,7 @@ def test_gradients_may_part_as_far_as_rounding_drives_them_alone(tmp_path, monke
 
 
 class OfOneSetting:
-    """A task that is no module."""
+    """A task that is not a module."""
 
     def __init__(self, label_smoothing):
         self.label_smoothing = label_smoothing
@@ -249,7 +249,7 @@ def test_one_of_each_setting_is_compared_with_a_run_alone(tmp_path, monkeypatch)
 
 
 def test_attention_without_dropout_has_a_size(tmp_path):
-    """After one by its own model two together are tried: that one drew nothing says nothing of two."""
+    """The check tries two members together after one: if one draws no random numbers, two still may."""
     words = ["model=vit", "model.width=8", "model.depth=1", "model.num_heads=2"]
     runs, generators = built(tmp_path, words, [["seed=0"], ["seed=1"]])
     assert "us with 2" in check_alike(members_of(runs, generators), is_asked=True).words
@@ -262,7 +262,7 @@ def test_two_are_tried_however_long_a_step_takes(tmp_path, monkeypatch):
 
 
 def test_of_more_than_the_memory_takes_fewer_compute_at_a_time(tmp_path, monkeypatch):
-    """All are tried once, to be measured."""
+    """All members are tried once together, to measure their memory."""
     forward, asked = ModelStack.forward, []
 
     def limited(self, weights, batch):
@@ -273,7 +273,7 @@ def test_of_more_than_the_memory_takes_fewer_compute_at_a_time(tmp_path, monkeyp
         return values
 
     monkeypatch.setattr(ModelStack, "forward", limited)
-    for name in ("LONG_STEP", "MOST_SECONDS"):  # however slow the machine is
+    for name in ("LONG_STEP", "MOST_SECONDS"):  # independent of the machine's speed
         monkeypatch.setattr(f"runner.training.stacked.size.{name}", float("inf"))
     assert check_alike(members(tmp_path), is_asked=True).num_together <= 2 and asked.count(3) == 1
 
@@ -287,7 +287,7 @@ def test_what_not_even_one_has_room_for_is_named(tmp_path, monkeypatch):
         check_alike(members(tmp_path), is_asked=True)
 
 
-#: torch's own layer, whose dropouts are in a function of torch's, on values that are transposed in memory
+#: torch's layer, whose dropouts are in one of torch's functions, on values that are transposed in memory
 ATTENDS = partial(
     Head,
     make=partial(nn.TransformerEncoderLayer, 4, 2, 8, dropout=0.5, batch_first=True),
@@ -319,7 +319,8 @@ def test_what_can_be_is_left_as_it_was(tmp_path, make):
 
 def test_where_nothing_is_gained_each_is_trained_for_itself(tmp_path, monkeypatch):
     monkeypatch.setattr("runner.training.stacked.check.START_SECONDS", 0.0)
-    monkeypatch.setattr("runner.training.stacked.check.LEAST_GAIN", 1.0)  # as if together took as long as alone
+    # as if training together took as long as training separately
+    monkeypatch.setattr("runner.training.stacked.check.LEAST_GAIN", 1.0)
     found = members(tmp_path, Head)
     with pytest.raises(CannotStackError, match=r"that gains nothing: .* of 3 jobs compute together"):
         check_alike(found, is_asked=False)

@@ -1,4 +1,4 @@
-"""Compiled, a group comes to what its members come to as they are written: weights, masks, ends; also killed, and with some gone."""
+"""A compiled group has the results of its uncompiled members: weights, masks, ends; also after a kill, and after some members end."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from runner.training.stacked.compiled import Compiled, Function
 from runner.training.stacked.stack import ModelStack
 from runner.training.step.choose import how_to_compile
 
-#: 240 rows: all batches are of one size, so that one function is made of them
+#: 240 rows: all batches have one size, so that one function is compiled
 SAME = ["model=mlp", "model.hidden_sizes=[16]", "train.batch_size=48"]
 ALL = [*SAME, "scheduler=cosine", "scheduler.num_steps=12", "train.clip_grad_norm=0.5", "train.ema_decay=0.9"]
 EACH = [[f"seed={seed}", f"model.dropout={p}"] for seed, p in ((3, 0.1), (0, 0.5), (7, 0.3), (1, 0.3))]
@@ -27,14 +27,14 @@ def to_compile(folder, words, each):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """The functions of ALL with EACH, which several tests use: making one takes seconds."""
-    with torch._inductor.config.patch(compile_threads=1):  # torch keeps the threads of more
+    """The functions of ALL with EACH, which several tests use: compiling takes seconds."""
+    with torch._inductor.config.patch(compile_threads=1):  # with more, torch keeps their threads
         yield to_compile(tmp_path_factory.mktemp("made"), ALL, EACH)
 
 
 @pytest.fixture
 def as_traced(monkeypatch):
-    """The graph is run as it was traced, where what a compiler makes of it is not asked."""
+    """Run the graph as it was traced, for tests that do not need the compiler."""
     monkeypatch.setattr(torch_private, "compile_graph", lambda graph, inputs, options: graph)
 
 
@@ -73,7 +73,7 @@ def test_those_that_left_stay_as_they_were_and_the_others_go_on_until_half_have(
     assert largest_difference(alone, together)[0] <= 1e-5
 
 
-#: words, and how many of three compute together
+#: overrides, and how many of the three members compute together
 OTHERS = {
     "several batches a step, of two sizes": (
         [*SAME, "train.accumulate_steps=2", "train.batch_size=50", "optimizer=sgd"],
@@ -90,7 +90,7 @@ OTHERS = {
 @pytest.mark.usefixtures("as_traced")
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_steps_come_to_the_same(tmp_path, name):
-    """In pieces, the last of which is one; or all at a time."""
+    """In pieces, the last of which has one member; or all members at once."""
     words, num = OTHERS[name]
     words = [*words, "backends.cpu.num_threads=1"]
     made = to_compile(tmp_path / "made", words, SEEDS[:3])
@@ -107,7 +107,7 @@ def test_where_the_memory_ends_fewer_compute_at_a_time(tmp_path, monkeypatch, ca
     made, call, taken = to_compile(tmp_path / "made", words, SEEDS), Function.__call__, []
 
     def limited(self, weights, batch, functions):
-        found = call(self, weights, batch, functions)  # masks are drawn by then
+        found = call(self, weights, batch, functions)  # the masks have been drawn
         taken.append(self._size)
         if self._size > 2 and len(taken) > 3:
             raise torch.OutOfMemoryError("out of memory")
@@ -126,7 +126,7 @@ def refuse(graph, inputs, options):
 @pytest.mark.parametrize("is_of_the_host", [True, False])
 def test_what_can_not_be_compiled_is_told_and_trained_together_as_it_is_written(tmp_path, monkeypatch, is_of_the_host):
     runs, generators = built(tmp_path, [*SAME, "train.compile=true"], SEEDS[:2])
-    if is_of_the_host:  # a number that is another in each forward pass, and that no comparison sees
+    if is_of_the_host:  # a factor that changes in each forward pass, too small for a comparison of values
         taken, forward = [], nn.Linear.forward
         monkeypatch.setattr(
             nn.Linear, "forward", lambda self, rows: taken.append(1) or forward(self, rows) * (1 + 1e-9 * len(taken))
@@ -139,7 +139,7 @@ def test_what_can_not_be_compiled_is_told_and_trained_together_as_it_is_written(
 
 
 def test_a_gradient_comes_out_as_its_weight_lies():
-    """What is multiplied the other way around is not copied for the optimizer."""
+    """A transposed product is not copied for the optimizer."""
     one, other = torch.randn(3, 5, 4), torch.randn(3, 5, 2)
     graph = torch_private.make_fx(lambda x, y: (x.transpose(1, 2) @ y).transpose(1, 2))(one, other)
     wanted = graph(one, other)

@@ -1,4 +1,4 @@
-"""Trainings that take their steps together come to what each comes to alone: weights, every point, checkpoints, ends."""
+"""Runs that are trained together have the results of runs trained separately: weights, every point, checkpoints, ends."""
 
 import math
 import signal
@@ -26,7 +26,7 @@ SEEDS = [[f"seed={seed}"] for seed in (3, 0, 7)]
 RATES = [[f"seed={seed}", f"optimizer.lr={lr}"] for lr in (1e-3, 3e-3) for seed in (0, 1)]
 MLP = ["model=mlp", "model.hidden_sizes=[16]"]
 EVERYTHING = ["model.dropout=0.3", "scheduler=cosine", "train.clip_grad_norm=0.5", "train.ema_decay=0.9"]
-#: as few epochs get better by an eighth as that the rate falls at other ones with each seed
+#: few epochs improve by an eighth, so the learning rate falls at different epochs for each seed
 PLATEAU = [
     "scheduler=plateau",
     "scheduler.patience=0",
@@ -108,7 +108,7 @@ def test_each_comes_to_what_it_comes_to_alone(tmp_path, name):
     together = trained_together(tmp_path / "together", words, each)
     weights, points = largest_difference(alone, together)
     assert weights <= 1e-5 and points <= 1e-5
-    for one, other in zip(alone, together, strict=True):  # the last steps' own copy is not counted
+    for one, other in zip(alone, together, strict=True):  # the copy of the last steps is not counted
         assert 0 <= one.result.pulls - other.result.pulls <= 1
     has_every_step = not any(word.startswith("metrics.every=") for word in words)
     for run in (*alone, *together) if has_every_step else ():
@@ -136,7 +136,7 @@ def test_batches_of_a_step_count_by_what_each_ones_task_counts(tmp_path, monkeyp
 
 
 def test_a_rate_falls_by_each_ones_own_metric(tmp_path):
-    """Where the settings are the same, too: one that shared the first one's rate would be the same only by chance."""
+    """Also with equal settings: sharing the first member's rate would give equal results only by chance."""
     words = [*MLP, *PLATEAU, "optimizer.lr=0.01"]
     runs = trained_together(tmp_path / "together", words, SEEDS)
     alone = trained_alone(tmp_path / "alone", words, SEEDS)
@@ -150,7 +150,7 @@ def test_a_rate_falls_by_each_ones_own_metric(tmp_path):
 
 
 def test_without_rounding_a_net_with_kinks_is_the_same(tmp_path):
-    """In float32 a ReLU's value of 1e-8 falls on the other side now and then, and that is 1e-2 of a layer's gradients."""
+    """In float32, rounding sometimes changes the sign of a ReLU's input of 1e-8, which changes a layer's gradients by 1e-2."""
     words = ["model=cnn", "model.channels=[4,8]", "model.dropout=0.2", "scheduler=cosine", "train.clip_grad_norm=0.5"]
     words += ["train.ema_decay=0.9", "data.augment={crop:1,rotate:10}"]
     alone = trained_alone(tmp_path / "alone", words, SEEDS, in_float64=True)
@@ -215,7 +215,7 @@ def test_a_member_that_ends_early_leaves_the_others_as_they_were(tmp_path):
 
 @pytest.mark.parametrize("pull_every", [1, 100])
 def test_a_loss_that_is_no_number_ends_one_and_not_the_others(tmp_path, monkeypatch, pull_every):
-    """Nor is there a checkpoint after it: the loss is in the window before, which takes its time, or among what it holds."""
+    """No checkpoint follows: the loss is in the previous window, which is delivered late, or in the current one."""
     words, each = [*MLP, "train.checkpoint_every_steps=1"], [["seed=0"], ["seed=1"], ["seed=2"]]
     words += [f"metrics.pull_every={pull_every}"]
     deliver = fit._Group._deliver
@@ -236,7 +236,7 @@ def test_a_loss_that_is_no_number_ends_one_and_not_the_others(tmp_path, monkeypa
 
 @pytest.mark.parametrize("num_together", [None, 1])
 def test_stopped_and_gone_on_with_it_is_the_same_to_the_bit(tmp_path, num_together, monkeypatch):
-    """In the middle of a point: its first step is kept for the second, and not told."""
+    """Stops in the middle of a point: the value of its first step is kept for the second, and not reported."""
     words = [
         *MLP,
         "model.dropout=0.2",
@@ -275,7 +275,7 @@ def test_a_point_of_fewer_steps_is_told_once_and_is_of_no_next_one(tmp_path):
 
 
 def test_who_computed_together_before_does_so_again_and_that_is_said(tmp_path, capsys):
-    """Whatever the measurement says this time."""
+    """The number does not depend on the measurement at the resume."""
     for num_together, epochs in ((1, 1), (3, 2)):
         assert "compute together" not in capsys.readouterr().out
         trained_together(tmp_path, [*MLP, f"train.num_epochs={epochs}"], SEEDS, num_together)
@@ -285,7 +285,7 @@ def test_who_computed_together_before_does_so_again_and_that_is_said(tmp_path, c
 
 
 def test_a_member_goes_on_alone(tmp_path):
-    """Its checkpoint is a run's like any other."""
+    """A member's checkpoint is like that of any run."""
     words = [*MLP, "scheduler=cosine", "scheduler.num_steps=12"]
     whole = trained_alone(tmp_path / "whole", words, SEEDS)
     trained_together(tmp_path / "parts", [*words, "train.num_steps=7"], SEEDS)
@@ -296,10 +296,10 @@ def test_a_member_goes_on_alone(tmp_path):
 
 
 def test_those_that_stand_elsewhere_are_trained_in_turn(tmp_path):
-    """As after a kill amid the checkpoints of a step: one has written its own, another has not."""
+    """Like after a kill between the checkpoints of a step: one member has written its checkpoint, another has not."""
     trained_together(tmp_path / "parts", [*MLP, "train.num_steps=7"], SEEDS[:2])
     whole = trained_together(tmp_path / "whole", MLP, SEEDS)
-    rest = trained_together(tmp_path / "parts", MLP, SEEDS)  # the third begins anew
+    rest = trained_together(tmp_path / "parts", MLP, SEEDS)  # the third starts from the beginning
     assert largest_difference([whole[2]], [rest[2]])[0] <= 1e-6
     for one, other in zip(whole[:2], rest[:2], strict=True):
         assert other.result.status == "finished" and other.result.num_steps == one.result.num_steps
@@ -314,7 +314,7 @@ def test_where_the_memory_ends_fewer_compute_at_a_time(tmp_path, monkeypatch, ca
     forward, asked = ModelStack.forward, []
 
     def limited(self, weights, batch):
-        values = forward(self, weights, batch)  # masks are drawn by then
+        values = forward(self, weights, batch)  # the masks have been drawn
         asked.append(len(values["loss"]))
         if asked[-1] > 2 and len(asked) > 3:
             raise torch.OutOfMemoryError("out of memory")
@@ -329,7 +329,7 @@ def test_where_the_memory_ends_fewer_compute_at_a_time(tmp_path, monkeypatch, ca
 def test_members_get_same_answer_at_a_step():
     stop = Stop()
     condition = OwnStopCondition(stop, Limits(1, 9, save_every_seconds=3600))
-    condition._saved -= 3600  # a checkpoint is due, once
+    condition._saved -= 3600  # one checkpoint is due
     shared = fit.same_answer_for_all(condition)
     answers = [(shared(5), shared(5, at_once=True)) for _ in range(2)]
     stop.signal = signal.SIGTERM

@@ -1,4 +1,4 @@
-"""torch's functions while several models compute together: what they come to is what each comes to alone."""
+"""torch's functions give the same results for several models together as for each separately."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""How many members compute together, by the times of some sizes."""
+"""The number of members that compute together, chosen by the times of some sizes."""
 
 import time
 
@@ -9,7 +9,7 @@ from runner.training.stacked import size
 
 
 class Step:
-    """One whose steps nobody takes; it says how many members are together."""
+    """A step that does nothing; it reports how many members are together."""
 
     device = torch.device("cpu")
 
@@ -29,7 +29,7 @@ class Step:
 @pytest.mark.parametrize("whole", [2, 3, 8, 9, 10, 12, 16, 23, 64])
 @pytest.mark.parametrize("best", [1, 6, 12, 64])
 def test_any_number_of_members_has_a_size(monkeypatch, whole, best):
-    """A member's time falls up to `best` together, and rises from there on; what hardly gains is not worth another rounding."""
+    """The time per member falls up to `best` members, and rises after that; a small gain does not justify a different rounding."""
     step, tried = Step(whole), []
 
     def of_each(together):
@@ -48,7 +48,7 @@ def test_any_number_of_members_has_a_size(monkeypatch, whole, best):
     least = min(tried, key=of_each)
     assert found.num_together == (least if of_each(least) <= 0.85 * of_each(1) else 1)
     assert f"of {whole} jobs" in found.words
-    monkeypatch.setattr(size, "free_bytes", lambda device: 7 / size.FOR_ACTIVATIONS)  # room for seven
+    monkeypatch.setattr(size, "free_bytes", lambda device: 7 / size.FOR_ACTIVATIONS)  # enough for seven members
     tried.clear()
     assert (
         size.choose_size(step, [], drawn=list).num_together <= 7 and len(tried) == len(set(tried)) and max(tried) <= 7
@@ -56,7 +56,7 @@ def test_any_number_of_members_has_a_size(monkeypatch, whole, best):
 
 
 def test_first_call_of_a_size_is_not_timed(monkeypatch):
-    """It may load kernels and choose algorithms for longer than all the others take."""
+    """The first call may load kernels and choose algorithms, which takes longer than all other calls."""
     called, algorithms = set(), []
 
     class SlowAtFirst(Step):

@@ -1,4 +1,4 @@
-"""The optimizers' steps of several models: of weights without a dimension, and of complex ones."""
+"""The optimizer steps of several models: of weights without a dimension, and of complex weights."""
 
 from types import SimpleNamespace
 
@@ -12,7 +12,7 @@ from runner.training.stacked.update import Lane, clip
 
 
 class Scaled(nn.Module):
-    """With a learnt temperature, and complex phases."""
+    """A model with a learned temperature and complex phases."""
 
     def __init__(self, start):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Clocked steps: which they are, how their parts make up the whole, and a training that does not notice."""
+"""Clocked steps: which steps they are, how their parts add up, and a training that they do not change."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WORDS = ("model=mlp", "model.hidden_sizes=[8]", "task.plots=false", "tracking.en
 
 
 class Time:
-    """A clock that goes on when it is told to."""
+    """A clock that advances only on request."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -28,7 +28,7 @@ class Time:
 
 
 class Steps:
-    """Epochs of steps whose batches take `data`, each epoch's first one `first` more, whose step takes `step`, and all after it `write`."""
+    """Epochs of steps. A batch takes `data`, plus `first` for the first of an epoch; a step takes `step`, and the work after it `write`."""
 
     def __init__(self, time: Time, num: int, *, data=1.0, first=0.0, step=2.0, write=0.5, warm=0.0) -> None:
         self.time, self.steps_per_epoch, self.warm = time, num, warm

@@ -1,4 +1,4 @@
-"""Optimizers that compute the loss several times in a step: the loop that torch's documentation shows, also resumed."""
+"""Optimizers that compute the loss several times in a step: compared with the loop in torch's documentation, also resumed."""
 
 from pathlib import Path
 

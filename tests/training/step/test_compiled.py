@@ -1,4 +1,4 @@
-"""The compiled step: the same training but for rounding, compiled once a batch size, and never silently something else."""
+"""The compiled step: the same training up to rounding, compiled once per batch size, and never silently uncompiled."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ADAM = partial(FUSED_ADAM, lr=0.01)
 
 @pytest.fixture
 def traced(monkeypatch):
-    """Traced and differentiated as ever, and run by torch's own kernels: no C++ is compiled, which takes seconds."""
+    """Trace and differentiate as usual, but run torch's kernels, as compiling C++ takes seconds."""
     torch._dynamo.reset()
     counters.clear()
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
@@ -48,7 +48,7 @@ class Mlp(nn.Sequential):
 
 
 class Deciding(Mlp):
-    """Reads the device in its forward pass: no one function."""
+    """Reads the device in its forward pass, so it can't become one function."""
 
     def forward(self, inputs):
         return super().forward(inputs if inputs.sum() > 1e9 else inputs * 1.0)
@@ -103,7 +103,7 @@ def train(groups, *, compiled, model=Mlp, optimizer=ADAM, said=None, clip=None, 
 
 SETTINGS = {
     "adam": {},
-    "sgd with momentum": {"optimizer": DIRECT["sgd with momentum"]},  # the others' formulas: test_update
+    "sgd with momentum": {"optimizer": DIRECT["sgd with momentum"]},  # test_update tests the other formulas
     "muon": {"optimizer": DIRECT["muon"]},
     "clipped and averaged": {"clip": 0.5, "ema": 0.9},
     "adamw, a schedule": {
@@ -119,7 +119,7 @@ SETTINGS = {
 }
 
 
-#: some of one commit
+#: each commit tests some
 DRAWN = ["adam", *random.Random(f"{seeded.SEED} compiled").sample([name for name in SETTINGS if name != "adam"], 2)]
 
 
@@ -129,7 +129,8 @@ def test_the_same_but_for_rounding(traced, settings):
     rows, weights, opt = train(batches(), compiled=True, said=said, **settings)
     expected, expected_weights, other = train(batches(), compiled=False, **settings)
     assert said[0].startswith("compile: the whole step is one function")
-    rounds = settings.get("name") == "bf16" or settings.get("optimizer") is DIRECT["muon"]  # to bfloat16
+    # the result is rounded to bfloat16
+    rounds = settings.get("name") == "bf16" or settings.get("optimizer") is DIRECT["muon"]
     close = {"rtol": 3e-2, "atol": 3e-2} if rounds else {"rtol": 1e-4, "atol": 1e-5}
     torch.testing.assert_close(rows, expected, **close)
     for name, value in expected_weights.items():
@@ -155,7 +156,7 @@ def test_one_function_a_size_and_none_after_the_first_epoch(traced):
         for group in groups:
             step(group)
             schedule.step()
-        with torch.no_grad():  # an evaluation in between
+        with torch.no_grad():  # an evaluation between two steps
             net.eval()(groups[0][0][0])
             net.train()
         seen.append(counters["stats"]["unique_graphs"])
@@ -172,7 +173,7 @@ def test_a_rare_smaller_batch_is_not_compiled(traced):
     torch.testing.assert_close(torch.stack(rows), train(batches(), compiled=False)[0], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # dynamo itself asks for it
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # from dynamo
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
@@ -210,7 +211,7 @@ def test_without_a_compiler(monkeypatch, tmp_path):
 
 WORDS = [
     "data=digits",
-    "data.limit=320",  # two whole batches an epoch: one size to compile
+    "data.limit=320",  # two whole batches per epoch: one size to compile
     "model=mlp",
     "device=cpu",
     "train.compile=true",
@@ -231,7 +232,7 @@ class Deciding(Classification):
 
 @pytest.fixture
 def compilers():
-    """Ends the threads that torch keeps for the next thing to compile."""
+    """End the threads that torch keeps for later compilations."""
     yield
     from torch._inductor.async_compile import AsyncCompile, shutdown_compile_workers
 
@@ -244,7 +245,7 @@ def compilers():
 def test_a_run_and_its_resumption_to_the_bit(own_folder, compilers, monkeypatch):
     monkeypatch.setattr("runner.experiment.session.illustrate", lambda *args, **more: [])
     whole = run([*WORDS, "train.num_steps=5"], folder=own_folder / "whole")
-    run([*WORDS, "train.num_steps=5", "train.max_seconds=0.000001"], folder=own_folder / "parts")  # one step
+    run([*WORDS, "train.num_steps=5", "train.max_seconds=0.000001"], folder=own_folder / "parts")  # ends after one step
     assert cli.main(["resume", "parts", "train.max_seconds=null"]) == 0
     assert whole["status"] == json.loads(Path("parts/summary.json").read_text())["status"] == "finished"
     curves = [read_series(own_folder / name) for name in ("whole", "parts")]
@@ -271,7 +272,7 @@ def test_compiled_fp64_run_equals_eager_one(optimizer, own_folder, compilers, mo
 
 
 def test_a_step_that_is_no_one_function_goes_on_to_the_bit(traced, own_folder, monkeypatch):
-    """Only the first step of the undisturbed run is as it is written."""
+    """Only the first step of the uninterrupted run is uncompiled."""
     firsts = []
 
     def noted(make, *, is_first, **more):
@@ -282,11 +283,11 @@ def test_a_step_that_is_no_one_function_goes_on_to_the_bit(traced, own_folder, m
     (own_folder / "deciding.py").write_text(DECIDING)
     words = [*WORDS, "task._target_=deciding.Deciding", "task.plots=false", "train.num_steps=5"]
     run(words, folder=own_folder / "whole")
-    run([*words, "train.max_seconds=0.000001"], folder=own_folder / "parts")  # one step
+    run([*words, "train.max_seconds=0.000001"], folder=own_folder / "parts")  # ends after one step
     assert cli.main(["resume", "parts", "train.max_seconds=null"]) == 0
     curves = [read_series(own_folder / name)["train/loss"][2].tolist() for name in ("whole", "parts")]
     assert len(curves[0]) == 5 and curves[0] == curves[1]
-    assert firsts == [False] * 3  # the first one was taken before
+    assert firsts == [False] * 3  # the first step was taken before
     assert "compile: only the forward pass" in (own_folder / "whole" / "runner.log").read_text()
 
 

@@ -1,6 +1,6 @@
-"""Steps that need nothing of the host: the same training as step by step, to the bit, with a capture that runs again what it was given.
+"""Steps that need nothing from the host are bitwise identical to single steps, with a capture that repeats its calls.
 
-On real hardware (`--device cuda:0`) the graphs are real ones.
+On real hardware (`--device cuda:0`), the graphs are CUDA graphs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from runner.training.step.on_device import OnDevice
 
 
 class RefusesReads(TorchDispatchMode):
-    """As a capture does: a number tensor that torch takes for a Python number is read, too."""
+    """Fails on a read, like a capture; also when torch uses a tensor with one number as a Python number."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         assert func is not torch.ops.aten._local_scalar_dense.default, "it reads a number"
@@ -36,7 +36,7 @@ class RefusesReads(TorchDispatchMode):
 
 
 class Repeated:
-    """Stands in for CUDA graphs: runs again what it was given, and counts."""
+    """Replaces CUDA graphs: repeats the captured calls, and counts them."""
 
     def __init__(self):
         self.captured = self.replayed = self.warmed = 0
@@ -71,13 +71,13 @@ def test_several_steps_a_replay_and_one_graph_for_each_kind(device):
     repeated = Repeated()
     found = trained(device, repeater=replays(repeated), limits={"num_epochs": 6})
     assert found["steps"] == 6 * 38  # 37 whole batches and one of 2 rows
-    assert repeated.captured == 3  # one step, several, the small one
+    assert repeated.captured == 3  # one step, several steps, and a step of the small batch
     assert repeated.warmed == 2 * WARM_UPS
     assert repeated.replayed < (found["steps"] - repeated.warmed) / STEPS_A_REPLAY * 3
 
 
 def test_a_windows_rates_come_over_at_once(device, monkeypatch):
-    """Of 20 steps a window two replays of 8 at a time; a checkpoint is of the schedule as it is there."""
+    """With 20 steps per window, two replays of 8 steps; the checkpoint has the schedule at its own step."""
     brought, settings = [], SETTINGS["a schedule"] | {"limits": {"save_every_steps": 37}}
     monkeypatch.setattr(on_device, "sent", lambda numbers, device: brought.append(len(numbers)) or numbers.to(device))
     found = trained(device, repeater=replays(Repeated()), times=8, **settings)
@@ -118,7 +118,7 @@ def test_a_step_that_needs_the_host_is_told():
 
 
 class FakeCuda:
-    """torch.cuda's part of a capture: like CUDA's it tells at the capture's end that something failed before, not what."""
+    """torch.cuda's part of a capture. Like CUDA, it reports at the end of the capture that an earlier call failed, but not which one."""
 
     def __init__(self, monkeypatch):
         self.current = "the usual stream"
@@ -137,7 +137,7 @@ class FakeCuda:
         try:
             yield
         except RuntimeError:
-            # torch ends the capture first, and that raises before the stream is put back (torch 2.13, cuda/graphs.py)
+            # torch ends the capture first, which raises before the stream is restored (torch 2.13, cuda/graphs.py)
             raise RuntimeError("operation failed due to a previous error during capture")  # noqa: B904
         self.current = "the usual stream"
 
@@ -215,7 +215,7 @@ def test_what_draws_is_told_with_what_to_write():
 
 
 def test_a_run_that_goes_on_has_the_graphs_rates_from_its_first_step(monkeypatch):
-    """The optimizer's own step computes with 0.01 in 64 bits, which the kernels of the others have in 32."""
+    """The optimizer's step computes with 0.01 in 64 bits, and the kernels of the other steps with 0.01 in 32 bits."""
     made = []
     monkeypatch.setattr(
         OnDevice, "_fix_update", lambda self, fix=OnDevice._fix_update: (made.append(self._progress.step), fix(self))

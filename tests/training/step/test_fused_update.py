@@ -1,4 +1,4 @@
-"""Steps without the optimizer's own Python: the same to the bit, and its own way wherever that is not sure."""
+"""Steps without the optimizer's Python code: bitwise identical, or the optimizer's own step where that is not certain."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OWN_WAY = {
 
 
 class Net(nn.Module):
-    """A layer that is used now and then, one never."""
+    """One layer is used only in some steps, and one never."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ def own(optimizer):
 
 
 def counted(optimizer):
-    """Its own step, and how often it was asked for."""
+    """Return a list that gets an item for each call of the optimizer's step."""
     calls, before = [], optimizer.step
 
     def step(*arguments):
@@ -126,7 +126,7 @@ def test_what_is_compiled_or_captured_takes_the_same_steps(name, as_formula):
     steps(theirs, other, own(other), between=rates)
     expected = theirs.state_dict()
     for key, value in ours.state_dict().items():
-        close = {"rtol": 0.1, "atol": 1e-3} if "muon" in name else {"rtol": 1e-5, "atol": 1e-6}  # it rounds to bfloat16
+        close = {"rtol": 0.1, "atol": 1e-3} if "muon" in name else {"rtol": 1e-5, "atol": 1e-6}  # rounds to bfloat16
         torch.testing.assert_close(value, expected[key], **close)
 
 
@@ -154,7 +154,7 @@ def test_groups_and_schedules_are_followed(name):
             {"params": model.last.parameters(), "weight_decay": 0.3},
         ]
         optimizer = DIRECT[name](groups)
-        schedule = OneCycleLR(optimizer, max_lr=[0.2, 0.1], total_steps=7)  # it moves the betas or the momentum, too
+        schedule = OneCycleLR(optimizer, max_lr=[0.2, 0.1], total_steps=7)  # also changes the betas or the momentum
         steps(
             model, optimizer, make_update(optimizer), with_all=lambda step: False, between=lambda step: schedule.step()
         )

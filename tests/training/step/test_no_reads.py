@@ -1,7 +1,7 @@
-"""The step never reads the device: proved on any machine, and broken by every mutation that reads.
+"""The step never reads the device: checked on any machine, and every mutation that reads fails the test.
 
-On the CPU the watch of runner.inspection.host_reads stands in for the device; with `--device cuda:0` torch's own sync detector is
-armed as well. Never skipped.
+On the CPU, runner.inspection.host_reads watches instead of the device; with `--device cuda:0`, torch's sync detector is also
+active. Never skipped.
 """
 
 import contextlib
@@ -30,12 +30,12 @@ NUM_STEPS = 12
 
 @contextlib.contextmanager
 def detector(device):
-    """torch's own: any wait of the host for the device is an error."""
+    """torch's detector: any wait of the host for the device is an error."""
     if device.type != "cuda":
         yield
         return
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it is a prototype, it says
+        warnings.simplefilter("ignore")  # torch warns that it is a prototype
         torch.cuda.set_sync_debug_mode("error")
     try:
         yield
@@ -50,7 +50,7 @@ def reads_of(
     loader=Resident,
     name="fp32",
 ):
-    """What a training of some steps reads, from its first batch to its last row in the buffer."""
+    """Return the reads of a training of some steps, from its first batch to its last row in the buffer."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 3)).to(device)
     optimizer = make_optimizer(torch.optim.Adam, model, device=device)
@@ -87,14 +87,14 @@ def reads_of(
 @pytest.mark.parametrize(("loader", "copies"), [(Resident, 3), (Streamed, 10**9)], ids=["resident", "streamed"])
 def test_a_training_reads_nothing(device, loader, copies, name):
     found = reads_of(device, loader=loader, name=name)
-    # the permutation of each epoch, or streamed batches; on CUDA they come from pinned memory and wait for nothing
+    # each epoch's permutation, or streamed batches; on CUDA they are copied from pinned memory without waiting
     towards = [read for read in found if "a copy from the host" in read]
     assert [read for read in found if read not in towards] == []
     assert len(towards) <= (0 if device.type == "cuda" else copies)
 
 
 def mutated(module, before, after):
-    """The module with one line of its source changed, as a new module."""
+    """Return a new module: the given one, with one line of its source changed."""
     source = inspect.getsource(module)
     assert source.count(before) == 1, f"{before!r} stands {source.count(before)} times in {module.__name__}"
     new = types.ModuleType(module.__name__)
@@ -105,7 +105,7 @@ def mutated(module, before, after):
 
 WRITE = "self._buffer.write(self.step(group))"
 NORM = "return _with_norm(values, apply_update())"
-#: in each step, what hands a value to Python
+#: ways in which a step can pass a value to Python
 READS = {
     "loss.item()": "values['loss'].item()",
     "if loss > x": "1 if values['loss'] > 9 else 0",
@@ -137,7 +137,7 @@ def test_a_mutation_that_reads_is_caught(device, mutation):
     new = mutated(module, before, after)
     try:
         found = reads_of(device, **{module.__name__.rpartition(".")[2]: new})
-    except (RuntimeError, TypeError) as error:  # the detector of a real device, and numpy() there
+    except (RuntimeError, TypeError) as error:  # from the detector of a real device, or numpy() there
         assert "synchroniz" in str(error) or "to numpy" in str(error)
     else:
         assert len(found) >= NUM_STEPS

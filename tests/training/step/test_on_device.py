@@ -1,4 +1,4 @@
-"""Several steps by one call of a compiled function: the same training but for rounding, however many are taken at a time."""
+"""Several steps in one call of a compiled function: the same training up to rounding, for any number of steps at a time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 
 
 def kernels_of_torch(graph, inputs):
-    """Traced and differentiated as ever, and run by torch's own kernels: no C++ is compiled, which takes seconds."""
+    """Trace and differentiate as usual, but run torch's kernels, as compiling C++ takes seconds."""
     from torch._dynamo.backends.debugging import aot_eager
 
     return aot_eager(graph, inputs)
@@ -70,7 +70,8 @@ def assert_close(ours, expected):
     assert [step for step, _ in ours["kept"]] == [step for step, _ in expected["kept"]]
 
 
-COMPILED = {name: settings for name, settings in SETTINGS.items() if "half" not in settings}  # fp16's update is not
+# the update of fp16 is not compiled
+COMPILED = {name: settings for name, settings in SETTINGS.items() if "half" not in settings}
 
 
 @pytest.mark.parametrize("settings", COMPILED.values(), ids=COMPILED)
@@ -92,7 +93,7 @@ def test_how_many_are_taken_at_a_time_does_not_change_a_bit(monkeypatch, rates):
 
 
 class Counting(Classification):
-    """Its loss is scaled by how many it has computed."""
+    """Scales its loss by the number of losses it has computed."""
 
     def __init__(self):
         super().__init__()
@@ -104,7 +105,7 @@ class Counting(Classification):
 
 
 class Following(Classification):
-    """A tensor of its own becomes another one in each step."""
+    """Replaces one of its tensors in each step."""
 
     def __init__(self):
         super().__init__()
@@ -140,7 +141,7 @@ def test_a_step_with_something_of_the_host_is_not_repeated(task, reason):
     assert reason in str(caught.value) and "train.cuda_graph=false" in str(caught.value)
 
 
-#: stands in for CUDA graphs: runs again what it was given
+#: replaces CUDA graphs: repeats the captured call
 AGAIN = Capture(lambda run: run, lambda run: run())
 
 
@@ -162,13 +163,13 @@ def test_a_graph_of_a_compiled_step(name):
     ],
 )
 def test_what_can_not_be_repeated_is_taken_step_by_step(settings):
-    """And no step, rate or row is lost where the change is."""
+    """No step, rate or row is lost at the change."""
     ours = trained(CPU, repeater=Watched(), as_formula=True, has_instead=True, **settings)
-    assert_close(ours, trained(CPU, **settings))  # one step was compiled before the schedule had moved its betas
+    assert_close(ours, trained(CPU, **settings))  # one step was compiled before the schedule changed its betas
 
 
 class Late(LambdaLR):
-    """Its rates fall, and at the 30th step it moves the weight decay."""
+    """Lowers its rates, and changes the weight decay at the 30th step."""
 
     def __init__(self, optimizer):
         super().__init__(optimizer, lambda step: 1 - step / 400)
@@ -193,14 +194,14 @@ def test_no_rate_is_lost_where_a_step_turns_out_to_have_something_of_the_host():
 
 
 class Deciding(Classification):
-    """Reads the device: no one function."""
+    """Reads the device, so it can't become one function."""
 
     def __call__(self, model, batch):
         values = super().__call__(model, batch)
         return values if values["loss"] > -1 else {}
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # dynamo itself asks for it
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # from dynamo
 def test_a_step_that_reads_is_taken_step_by_step():
     ours = trained(
         CPU, repeater=Watched(), as_formula=True, has_instead=True, task=Deciding(), **SETTINGS["a schedule"]
@@ -216,7 +217,7 @@ def test_rare_smaller_batches_are_taken_as_they_are_written():
 
 
 def test_long_epoch_costs_no_search_per_step(monkeypatch):
-    """2 ms for each of 9,750 calls, if each searched the epoch's steps."""
+    """A search of the epoch's steps would take 2 ms in each of the 9,750 calls."""
     monkeypatch.setattr(OnDevice, "_take", lambda self, sizes, room: min(8, room))
     rows = Resident((torch.zeros(78_000, 1),), batch_size=1, device=CPU, seed=0, shuffle=False)
     buffer = SimpleNamespace(device=CPU, room=64, wrote=lambda num: None)

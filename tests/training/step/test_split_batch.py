@@ -1,4 +1,4 @@
-"""A step that the memory does not take: told with what would fit, or taken in parts with the same result."""
+"""A step that does not fit in memory: an error with the size that fits, or a step in parts with the same result."""
 
 import json
 import os
@@ -86,7 +86,7 @@ def test_parts_give_the_same_step(group):
         for name in one:
             torch.testing.assert_close(one[name], other[name])
     for one, other in zip(whole.state_dict().values(), split.state_dict().values(), strict=True):
-        torch.testing.assert_close(one, other)  # its buffer too: what a broken pass did to it is undone
+        torch.testing.assert_close(one, other)  # also its buffer: the changes of a failed pass are undone
 
 
 def test_what_is_no_lack_of_memory_or_can_not_be_split_is_raised():
@@ -130,7 +130,7 @@ def test_nothing_is_advised_that_the_check_refuses(on_oom, cuda_graph, num_proce
     assert words.endswith("Write train.on_oom=split (the same step, in parts)" if split else "Write a smaller model")
 
 
-#: a network with much between its layers, that lowers its process's limit once it runs (where a plan only has shapes)
+#: a network with large values between its layers; it lowers its process's memory limit when it runs, but not in a plan
 WIDE = """
 import resource
 import psutil
@@ -176,7 +176,7 @@ def test_a_process_without_memory_is_told_what_fits_or_splits(own_folder, warm):
         assert "Traceback" not in said, said
         return command.returncode, said, json.loads((Path(folder) / "summary.json").read_text())
 
-    # its plan would be forked from it, and torch's CUDA build refuses that after a backward pass
+    # a plan would be forked from this process, which torch's CUDA build refuses after a backward pass
     code, output, summary = run("short", start=fresh)
     assert (code, summary["status"], summary["ending"]) == (1, "failed", "out_of_memory"), output
     for text in (

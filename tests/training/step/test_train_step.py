@@ -99,7 +99,7 @@ def test_clipping_reports_the_norm_from_before_and_bounds_the_step():
 
 
 def test_scaled_gradients_are_clipped_by_what_they_are():
-    """fp16's are 65,536 times too big until they are unscaled; what is clipped before that, is nearly nothing after it."""
+    """fp16's gradients are 65,536 times too large until they are unscaled; clipping before that leaves almost nothing."""
     found = {}
     for name in ("fp32", "fp16"):
         model = net()
@@ -145,7 +145,7 @@ def test_evaluation_counts_each_row_once_and_leaves_the_model_training():
 
 
 def test_what_several_processes_measure_comes_to_the_whole_splits_values():
-    """Each counts its own rows of a batch; 50 rows by 16 for 3 leave each another number of them."""
+    """Each process counts its rows of a batch; with 50 rows in batches of 16, 3 processes have different numbers of them."""
     model, sums = net(), []
     batches = Resident(rows(50), batch_size=16, device=CPU, seed=0, shuffle=False)
 
@@ -164,7 +164,7 @@ class Reader(nn.Module):
         self.inner = net()
 
     def forward(self, inputs):
-        if inputs.sum() > 1e9:  # a read of the device
+        if inputs.sum() > 1e9:  # reads the device
             return inputs
         return self.inner(inputs)
 

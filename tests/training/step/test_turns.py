@@ -54,7 +54,7 @@ def assert_same(model, other):
 
 
 def with_one_fake(model, batch, turn=None, shared=None):
-    """The losses of two optimizers of which one makes the fake rows of both."""
+    """Return the losses of two optimizers; the critic's turn creates the fake rows for both."""
     if turn == "critic":
         shared["fake"] = model.generator(torch.randn(len(batch[0]), 3))
         real, fake = model.critic(batch[0]), model.critic(shared["fake"].detach())
@@ -157,7 +157,7 @@ def test_the_average_is_updated_once_a_step():
 
 @pytest.fixture
 def traced(monkeypatch):
-    """Traced and differentiated as ever, and run by torch's own kernels: no C++ is compiled, which takes seconds."""
+    """Trace and differentiate as usual, but run torch's kernels, as compiling C++ takes seconds."""
     torch._dynamo.reset()
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     yield
