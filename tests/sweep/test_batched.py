@@ -1,4 +1,4 @@
-"""Sweeps whose jobs are trained together, as a person starts them: each job is a run like any other, also after a kill."""
+"""Sweeps whose jobs are trained together, as a user starts them: each job is a normal run, also after a kill."""
 
 import json
 import os
@@ -23,7 +23,7 @@ QUIET = ("tracking.enabled=false", "task.plots=false")
 
 @pytest.fixture
 def sweep(warm):
-    """A sweep in a folder: what it said; it ends with 0."""
+    """Run a sweep in a directory that exits with 0, and return its output."""
 
     def run(folder, *words, name="swept"):
         process = warm.command(folder, "-m", *words, f"hydra.sweep.dir={name}")
@@ -35,7 +35,7 @@ def sweep(warm):
 
 
 def points(folder):
-    """What was measured, but for what a clock said."""
+    """Return the measured points, without those that depend on a clock."""
     return {
         name: (steps.tolist(), values.tolist())
         for name, (steps, _, values) in read_series(folder).items()
@@ -69,15 +69,16 @@ def test_each_job_is_the_run_that_it_is_alone(own_folder, sweep, warm):
         assert_near(folder, own_folder / "alone" / folder.name)
         log = (folder / "console.log").read_text()
         assert re.search(r"of 4 jobs compute together", log)
-        assert "by the sweep\n" in log and "not reached" not in log  # what it sends, it tells of itself
+        # the sweep publishes the jobs and reports this itself
+        assert "by the sweep\n" in log and "not reached" not in log
         assert (folder / "runner.log").read_text().count("epoch    2/2") == 1
         assert (folder / ".hydra/overrides.yaml").read_text().count("seed=") == 1
     summaries = [Summary.read(folder) for folder in found]
     best = min(summaries, key=lambda each: each.best["value"])
     for folder, summary in zip(found, summaries, strict=True):
-        assert (folder / "plots").exists() == (summary is best)  # its pictures and its model
+        assert (folder / "plots").exists() == (summary is best)  # only the best run has plots and a model
     runs = MlflowClient(f"sqlite:///{own_folder}/mlflow.db").search_runs(["1"])
-    assert len(runs) == 5 and {run.info.status for run in runs} == {"FINISHED"}  # and the sweep's own
+    assert len(runs) == 5 and {run.info.status for run in runs} == {"FINISHED"}  # including the sweep's run
     by_id = {run.info.run_id: run for run in runs}
     for summary in summaries:
         assert by_id[summary.run_id].data.metrics["val/loss"] == pytest.approx(summary.metrics["val/loss"])
@@ -87,7 +88,7 @@ def test_each_job_is_the_run_that_it_is_alone(own_folder, sweep, warm):
 
 
 def test_what_can_not_be_trained_together_is_trained_one_by_one(own_folder, sweep):
-    """And which: there may be others in the same sweep."""
+    """The message names the jobs, as the same sweep may have others."""
     said = sweep(own_folder, "model=gru", "data=mnist1d", SEEDS, "train.num_steps=2", "device=cpu", *QUIET)
     reason = "torch can't take aten::gru.input for several models at once"
     assert f"batch    4 jobs are trained one by one: {reason} (seed=0, ...)" in said
@@ -124,7 +125,7 @@ def test_folds_are_trained_together_though_they_differ_by_a_row(own_folder, swee
     for folder in found:
         assert_near(folder, own_folder / "alone" / folder.name)
     runs = MlflowClient(f"sqlite:///{own_folder}/mlflow.db").search_runs(["1"])
-    assert len(runs) == 5 and {run.info.status for run in runs} == {"FINISHED"}  # and the sweep's own
+    assert len(runs) == 5 and {run.info.status for run in runs} == {"FINISHED"}  # including the sweep's run
 
 
 ROWS = """

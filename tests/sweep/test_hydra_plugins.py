@@ -1,4 +1,4 @@
-"""Which of Hydra's launchers and sweepers a sweep works with."""
+"""The Hydra launchers and sweepers that a sweep works with."""
 
 from __future__ import annotations
 

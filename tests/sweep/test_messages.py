@@ -1,4 +1,4 @@
-"""What a sweep prints before its first job, and at its end."""
+"""The output of a sweep before its first job, and at its end."""
 
 import shlex
 from types import SimpleNamespace

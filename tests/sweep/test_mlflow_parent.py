@@ -1,4 +1,4 @@
-"""What a sweep's own run in MLflow is told, and what its jobs are told of it."""
+"""The content of a sweep's run in MLflow, and the information that its jobs get about it."""
 
 from contextlib import nullcontext
 
@@ -18,7 +18,7 @@ from runner.training.signals import Stop
 
 @pytest.fixture
 def sweep(tmp_path, monkeypatch):
-    """Of two data sets; nothing is published."""
+    """A sweep over two data sets; nothing is published."""
     monkeypatch.setattr(mlflow_parent.Publisher, "start", lambda *_, **__: nullcontext())
     made = Folder(tmp_path / "sweep", ("data=iris,digits",))
     for name in ("iris", "digits"):
@@ -33,19 +33,19 @@ def config(name):
 
 
 def test_a_sweep_that_goes_on_is_looked_for_where_its_run_is(sweep):
-    """The first job that is left may be of other data than the first of all, and its experiment another."""
+    """The first remaining job may have other data than the first job of the sweep, and thus another experiment."""
     jobs = [Prepared(job, config(job.name.partition("=")[2])) for job in sweep.jobs.values()]
     for left, sweep.max_seeds in ((jobs, None), (jobs[1:], 16), ([], 64)):
         with Parent.open(sweep, config("wine"), left, follows=True) as parent:
             assert parent.assigned["experiment"] == "iris"
     starts = [event for event in read_events(sweep.folder) if event["kind"] == "start"]
     assert [event["experiment"] for event in starts] == ["iris"] * 3
-    assert [event["tags"].get("max_seeds") for event in starts] == [None, "16", "64"]  # compare ID goes by it
+    assert [event["tags"].get("max_seeds") for event in starts] == [None, "16", "64"]  # `compare ID` uses the tag
     assert starts[0]["tags"]["team"] == "vision" and starts[0]["tags"]["paper"] == "true"
 
 
 def test_one_that_is_not_tracked_keeps_a_journal_as_its_jobs_do(sweep, monkeypatch):
-    """Else its jobs, once sync has sent them, would wait for it for ever."""
+    """Without it, its jobs would wait for it forever after sync has sent them."""
     monkeypatch.setattr(mlflow_parent.Publisher, "start", lambda *_, **__: pytest.fail("nothing is to be published"))
     cfg = config("iris")
     cfg.tracking.enabled = False

@@ -1,4 +1,4 @@
-"""What a sweep's own run gets of its jobs: the best one's metrics, once, and another's after the sweep went on."""
+"""The values that a sweep's run gets from its jobs: the best job's metrics, once, and another's after the sweep was resumed."""
 
 import math
 
@@ -17,7 +17,7 @@ LOSS_AND_SPEED = (
 
 
 def job(sweep, state="finished", *, best=None, **metrics):
-    """A job with these last metrics, `a_b` for a/b; best: of val/loss."""
+    """Write a job with these last metrics, `a_b` for a/b; best: Of val/loss."""
     kept = {"metric": "val/loss", "mode": "min", "value": best, "step": 3}
     found = {name.replace("_", "/", 1): value for name, value in metrics.items()}
     number = sweep.number
@@ -77,13 +77,13 @@ def test_a_sweep_that_goes_on_tells_what_is_new_and_nothing_twice(sweep):
         tell(sweep.path)
     points = read_points(sweep.path)
     assert points["val/loss"] == [(1, 0.6), (2, 0.9)] and points["best/val/loss"] == [(1, 0.5), (2, 0.4)]
-    assert points["val/auc"][0] == (1, 0.7) and math.isnan(points["val/auc"][1][1])  # it is the other job's
+    assert points["val/auc"][0] == (1, 0.7) and math.isnan(points["val/auc"][1][1])  # the other job's value
     assert [event["tags"]["best_job"] for event in read_events(sweep.path)] == ["0", "0", "1"]
 
 
 def test_what_a_kill_came_before_is_told_the_next_time(sweep):
     job(sweep, best=0.5, val_loss=0.6)
-    with Journal(sweep.path) as journal:  # killed behind the tags
+    with Journal(sweep.path) as journal:  # killed after the tags were written
         journal.event("tags", tags=outcome.tags_of(read_report(sweep.path), run_id="r"))
     tell(sweep.path)
     assert len(read_events(sweep.path)) == 1 and read_points(sweep.path)["val/loss"] == [(1, 0.6)]

@@ -38,7 +38,7 @@ def clock(monkeypatch):
 
 
 def begun_sweep(folder, clock, console):
-    """Six jobs: two have ended after 10 s, two run since then, one of them at 25 %, and two wait."""
+    """Six jobs: two have ended after 10 s, two have been running since then, one of them at 25 %, and two wait."""
     made = Folder(folder, ("seed=range(6)",))
     for number in range(6):
         made.job((f"seed={number}",) if number else (), "planned", name=f"seed={number}" if number else "")
@@ -74,7 +74,7 @@ def test_table_shows_progress_best_job_and_eta(tmp_path, clock):
     assert lines[2] == ["3", "seed=3", "cpu", "0%", "5", "s"]
     assert lines[3] == ["1", "seed=1", "cpu", "failed:", "ValueError:", "x", "10", "s"]
     assert lines[4] == ["0", "(defaults)", "cpu", "finished", "0.2500", "10", "s"]
-    # 15 s and 5 s are left of the running jobs, 20 s and 10 s is their whole time, and that of others
+    # the running jobs have 15 s and 5 s left; they take 20 s and 10 s, as do the others
     assert " ".join(lines[5]) == "2/6 done · 1 failed · ETA 22 s"
     assert "\x1b[1mseed=2" in frame and "\x1b[1mseed=3" not in frame
 

@@ -1,4 +1,4 @@
-"""The order of things in a sweep, with places that are made up: who starts when, how an end is told, what a stop does."""
+"""The order of events in a sweep with fake slots: which job starts when, how its end is reported, and the effect of a stop."""
 
 import io
 import json
@@ -25,7 +25,7 @@ ASSIGNED = {"sweep": "s", "uid": "u", "experiment": "e"}
 
 
 class MadeUpPlaces:
-    """One slot a device. `ends`: what happens, one entry a look: numbers of jobs that end, or what to raise."""
+    """One slot per device. ends: One entry per call of ended(): the numbers of jobs that end, or an exception to raise."""
 
     def __init__(self, folder, devices, ends, arriving=()):
         self.folder, self.free, self.ends, self.arriving = folder, list(devices), deque(ends), deque(arriving)
@@ -122,11 +122,11 @@ def test_a_stop_tells_the_jobs_once_and_starts_no_more(run):
 
     log, states, _ = run([prepared(0, "cpu"), prepared(1, "cpu")], ["cpu"], [asked, [], [0]], stop=stop)
     assert log == ["0 on cpu", "SIGTERM"]
-    assert states == ["finished", "planned"]  # it finished while it was told to end
+    assert states == ["finished", "planned"]  # it finished after it was told to stop
 
 
 class Search:
-    """Thinks of its next job when there is room for it; after the second one its time is over."""
+    """Creates its next job when there is a free slot; its time is over after the second one."""
 
     def __init__(self, state, jobs, clock):
         self.state, self.left, self.clock = state, deque(jobs), clock
@@ -145,7 +145,7 @@ class Search:
 
 @pytest.mark.parametrize(("left", "told"), [([], 0), (["planned"], 1)])
 def test_a_search_that_its_time_cuts_off_between_two_trials_has_one_left(run, monkeypatch, left, told):
-    """With all its jobs at their end it would be one that is over."""
+    """If all its jobs had ended, the search would be complete."""
     clock = SimpleNamespace(seconds=0)
     monkeypatch.setattr(scheduler, "time", SimpleNamespace(monotonic=lambda: clock.seconds))
     jobs = [prepared(number, "cpu") for number in range(2 + len(left))]
@@ -181,7 +181,7 @@ def test_jobs_that_do_not_end_in_time_or_at_a_second_ctrl_c_are_killed_and_go_on
         (None, -9, False, "killed", "SIGKILL: by the system when memory ran out, or by somebody"),
         (None, -11, False, "failed", "its process crashed: SIGSEGV, segmentation fault"),
         (None, -15, False, "killed", "SIGTERM, from somewhere else"),
-        (None, -35, False, "killed", "signal 35, from somewhere else"),  # a real-time one, without a name
+        (None, -35, False, "killed", "signal 35, from somewhere else"),  # a real-time signal, without a name
         (None, 3, False, "failed", "its process ended with exit code 3 and left no summary"),
         (None, 137, False, "killed", "SIGKILL: by the system when memory ran out, or by somebody"),
         (None, 160, False, "failed", "its process ended with exit code 160 and left no summary"),
@@ -200,14 +200,14 @@ def test_how_a_job_ended(tmp_path, summary, code, is_stopped, state, error):
 
 
 def test_a_launcher_that_has_no_room_yet_is_asked_again(run):
-    """A cluster gives places when it has them: nothing runs, and the jobs wait."""
+    """A cluster starts jobs when it has resources: nothing runs, and the jobs wait."""
     log, states, _ = run([prepared(0, "cuda:0")], [], [[]], arriving=["cuda:0"])
     assert log == ["0 on cuda:0"]
     assert states == ["finished"]
 
 
 def test_jobs_that_a_queue_refuses_have_not_begun(run, tmp_path):
-    """sweep.resume runs them: as running ones they would be waited for, and shown as such."""
+    """sweep.resume runs them; if they were noted as running, the resumed sweep would wait for them."""
 
     def refuse():
         raise NotTakenError(Problem("hydra.launcher.partition=shrt", "Invalid partition", "another"), [1])

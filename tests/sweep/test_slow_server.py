@@ -1,4 +1,4 @@
-"""Sweeps whose MLflow server takes its time: what it lacks never keeps the results back."""
+"""Sweeps whose MLflow server is slow: missing information never delays the results."""
 
 import re
 import signal

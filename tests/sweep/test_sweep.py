@@ -1,4 +1,4 @@
-"""Whole sweeps, as a person starts them: skipped devices, jobs that die, kills at any moment, signals, one store."""
+"""Whole sweeps, as a user starts them: skipped devices, jobs that die, kills at any moment, signals, and a common store."""
 
 import contextlib
 import json
@@ -75,7 +75,7 @@ FAULTS += ("train.checkpoint_every_steps=4", "metrics.pull_every=5", "model.paus
 
 @pytest.fixture
 def sweep(warm):
-    """A whole sweep in a folder: its exit code and what it said."""
+    """Run a whole sweep in a directory. Returns its exit code and its output."""
 
     def run(folder, *words):
         process = warm.command(folder, "-m", *words)
@@ -95,16 +95,17 @@ def report(folder):
 
 
 def results(folder):
-    """What must not depend on when the sweep was killed: everything but times."""
+    """Return the results that must not depend on when the sweep was killed: everything except times."""
     rows = {}
     for number, job in ledger.read(the_sweep(folder)).jobs.items():
         path = the_sweep(folder) / job.folder_name
         summary = json.loads((path / "summary.json").read_text())
         metrics = {name: value for name, value in summary.get("metrics", {}).items() if not name.startswith("speed/")}
         points = {name: rows for name, rows in read_points(path).items() if not name.startswith("speed/")}
-        if "process" in (job.error or "") or job.state == "killed":  # a window may have been lost with it
+        if "process" in (job.error or "") or job.state == "killed":  # a window may have been lost in the crash
             metrics = points = None
-        best = summary.get("best") or {"value": None}  # a part before, which measured nothing, may have left its own
+        # an earlier part of the run, which measured nothing, may have left its own
+        best = summary.get("best") or {"value": None}
         rows[number] = job.state, job.error, metrics, None if best["value"] is None else best, points
     return rows
 
@@ -148,7 +149,7 @@ def test_a_sweep_whose_points_go_elsewhere_from_now_on_has_the_jobs_that_it_had(
     (found,) = _jobs_to_run(plan, sweep, retry=False, grace_seconds=0)
     assert (found.number, found.folder_name) == (1, "1")
     assert [job.overrides for job in sweep.jobs.values()] == [(now, f"seed={seed}") for seed in range(3)]
-    with ledger.Ledger(tmp_path) as book:  # as run_sweep notes it, for the report
+    with ledger.Ledger(tmp_path) as book:  # for the report, as run_sweep() does it
         book.plan(*sweep.jobs.values())
     states = [(job.state, job.overrides) for job in ledger.read(tmp_path).jobs.values()]
     assert states == [(job.state, job.overrides) for job in sweep.jobs.values()]
@@ -184,7 +185,7 @@ GOALS = ({"metric": "val/loss", "direction": "minimize"},)
     [
         ((), ["0", "1"], ["1"]),
         ((), ["0", "2"], []),
-        (GOALS, [], ["1"]),  # whose trials come one by one
+        (GOALS, [], ["1"]),  # its trials are created one by one
     ],
 )
 def test_a_folder_that_holds_a_run_is_no_new_jobs(tmp_path, objectives, new, refused):
@@ -213,7 +214,7 @@ def test_the_last_sweep_is_the_one_of_the_folder_that_is_named(tmp_path, monkeyp
 
 
 def tree(process):
-    """The process and all below it, those that are just coming too."""
+    """Return the process and all its descendants, also those that are being started."""
     try:
         return [process, *process.children(recursive=True)]
     except psutil.NoSuchProcess:
@@ -233,7 +234,7 @@ def all_gone(processes):
 @pytest.mark.slow
 def test_jobs_whose_device_is_missing_are_announced_and_skipped(own_folder):
     words = ("device=cpu,cuda:7,mps", "model=linear,mlp", "train.num_epochs=1", "task.plots=false", *UNTRACKED)
-    command = [sys.executable, "-m", "runner", "-m", *words]  # nothing of it is forked from the tests' own warm process
+    command = [sys.executable, "-m", "runner", "-m", *words]  # not forked from the preloaded process of the tests
     environment = {**os.environ, "PYTHONPATH": str(PACKAGES)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -285,7 +286,7 @@ def test_unknown_argument_of_a_sweep_is_reported_once(own_folder, warm_jobs, cap
 
 @pytest.fixture(scope="module")
 def undisturbed(warm, tmp_path_factory):
-    """The sweep of the jobs that die, which nobody kills: its folder, its exit code and what it said."""
+    """The sweep of the jobs that die, without a kill: its directory, its exit code and its output."""
     folder = tmp_path_factory.mktemp("undisturbed")
     write_faulty(folder)
     process = warm.command(folder, "-m", *FAULTS, *UNTRACKED)
@@ -316,14 +317,14 @@ def test_jobs_that_die_are_rows_and_the_others_do_not_notice(undisturbed, sweep)
 
 
 def journals(folder):
-    """Of the jobs that have begun."""
-    with contextlib.suppress(FileNotFoundError):  # a folder that came and went while it was looked at
+    """Return the journals of the jobs that have started."""
+    with contextlib.suppress(FileNotFoundError):  # a directory that appeared and vanished during the search
         return [path for path in folder.glob("multirun/**/journal.bin") if (path.parents[1] / ".hydra").is_dir()]
     return []
 
 
 def in_flight(folder):
-    """Jobs that have saved their state, and not ended: they go on from there, and their journals have a second start."""
+    """Return the unfinished jobs with a saved state: they resume from it, and their journals have a second start."""
     jobs = [path.parents[1] for path in journals(folder)]
     saved = [job for job in jobs if (job / "checkpoints/last.pt").exists()]
     return [job for job in saved if Summary.read(job).status not in ("finished", "failed")]
@@ -333,18 +334,18 @@ def in_flight(folder):
 def test_a_sweep_that_is_killed_again_and_again_ends_as_one_that_was_not(
     undisturbed, warm, sweep, own_folder, empty_store
 ):
-    """The first kill meets a job in flight, and takes it along; the others come when they come."""
+    """The first kill hits a running job, and also kills it; the others come at random moments."""
     write_faulty(own_folder)
-    shutil.copy(empty_store, own_folder / "mlflow.db")  # one that is killed while MLflow makes it stays as it is
+    shutil.copy(empty_store, own_folder / "mlflow.db")  # one that is created during a kill stays incomplete
     chance = random.Random(seeded.SEED)
     for attempt in range(3):
         resume = [f"sweep.resume={the_sweep(own_folder)}"] if attempt else []
         process = warm.command(own_folder, "-m", *FAULTS, *resume)
         wait_for(lambda process=process: in_flight(own_folder) or process.poll() is not None, "a job in flight")
         if attempt:
-            time.sleep(chance.uniform(0.0, 2.0))  # a random moment is what is tested
+            time.sleep(chance.uniform(0.0, 2.0))  # the test needs a random moment
         found = tree(psutil.Process(process.pid)) if process.poll() is None else []
-        victims = found if not attempt or chance.random() < 0.6 else found[:1]  # with its jobs, or alone
+        victims = found if not attempt or chance.random() < 0.6 else found[:1]  # with its jobs, or only the sweep
         for victim in victims:
             with contextlib.suppress(psutil.NoSuchProcess):
                 victim.kill()
@@ -364,9 +365,9 @@ def test_a_sweep_that_is_killed_again_and_again_ends_as_one_that_was_not(
 
 
 def _timeless(found):
-    """The report without what is measured in seconds, names of places, and what a job that crashed had told by then.
+    """Return the report without seconds, names of places, and the values that a crashed job had reported.
 
-    One that stopped with its sweep, before it went on and crashed, has told the more.
+    A job that stopped with its sweep, and crashed after it was resumed, has reported more.
     """
     dropped = re.compile(r"second|speed|run_id|began|uid|uri|folder|command|overrides|keys|time")
     if isinstance(found, dict):
@@ -377,7 +378,7 @@ def _timeless(found):
 
 
 def check_store(folder, *, num_runs):
-    """Every point of every job's journal is in MLflow, once, below the sweep's own run."""
+    """Every point of every job's journal is in MLflow, once, below the sweep's run."""
     from mlflow import MlflowClient
 
     client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
@@ -396,7 +397,7 @@ def check_store(folder, *, num_runs):
         run_id = json.loads((path / "journal" / "ack.json").read_text())["run_id"]
         assert runs[run_id].info.run_name == job.name
         assert runs[run_id].info.status == {"finished": "FINISHED", "failed": "FAILED"}.get(job.state, "KILLED") or (
-            job.state == "failed" and runs[run_id].info.status == "KILLED"  # a crash leaves no word
+            job.state == "failed" and runs[run_id].info.status == "KILLED"  # a crash leaves no status
         )
         for name, points in read_points(path).items():
             stored = sorted((point.step, point.value) for point in client.get_metric_history(run_id, name))
@@ -404,7 +405,7 @@ def check_store(folder, *, num_runs):
 
 
 def check_models(client, experiment_id, found):
-    """MLflow's page of models ranks the jobs as the sweep does."""
+    """MLflow's page of models ranks the jobs like the sweep."""
     best = {job["run_id"]: job["best"]["value"] for job in found["jobs"] if job["state"] == "finished"}
     order = [{"field_name": "metrics.val/loss", "ascending": True}]
     models = client.search_logged_models([experiment_id], order_by=order)
@@ -414,7 +415,7 @@ def check_models(client, experiment_id, found):
 
 
 def check_best(client, parent, found, runs):
-    """The sweep's own page has the best job's last metrics, once, and says which job that is."""
+    """The page of the sweep's run has the best job's last metrics, once, and names that job."""
     (best,) = (job for job in found["jobs"] if job["job"] == found["best_job"])
     metrics = best["metrics"] | {"best/val/loss": best["best"]["value"]}
     assert parent.data.metrics == metrics and {"val/loss", "test/accuracy"} < metrics.keys()
@@ -423,7 +424,7 @@ def check_best(client, parent, found, runs):
     assert parent.data.tags.items() >= (tags | {"goals": "min val/loss"}).items()
     points = client.get_metric_history(parent.info.run_id, "test/accuracy")
     steps = [point.step for point in points]
-    assert len(set(steps)) == len(steps) and max(steps) <= found["counts"]["finished"]  # an earlier best may be there
+    assert len(set(steps)) == len(steps) and max(steps) <= found["counts"]["finished"]  # a former best may be there
 
 
 @pytest.mark.slow
@@ -458,7 +459,7 @@ def test_a_signal_stops_the_jobs_with_a_checkpoint_and_leaves_no_process(own_fol
     if what == signal.SIGINT:
         return
     code, said = sweep(own_folder, "model=mlp", "seed=1,2", "train.num_steps=1", *UNTRACKED, "sweep.resume=last")
-    assert code == 1, said  # other words: other jobs, beside those that still wait
+    assert code == 1, said  # other overrides: new jobs, in addition to those that still wait
     assert [job.state for job in ledger.read(the_sweep(own_folder)).jobs.values()] == states + ["finished"] * 2
 
 

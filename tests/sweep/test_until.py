@@ -1,4 +1,4 @@
-"""More seeds until the best configuration is decided: what is added, when it ends, and what is left after a kill."""
+"""More seeds until the best configuration is decided: the added seeds, the end, and the state after a kill."""
 
 import json
 from types import SimpleNamespace
@@ -26,7 +26,7 @@ def noise(seed, of=0):
 
 
 class Made:
-    """A sweep whose jobs reach what a function of their words and seed says."""
+    """A sweep whose jobs' results are a function of their overrides and seed."""
 
     def __init__(self, folder, value, *, max_seeds=32, seeds=(0, 1), folds=((),)):
         self.value, self.said, self.folder = value, [], folder
@@ -54,7 +54,7 @@ class Made:
         return Prepared(job, None)
 
     def run(self):
-        """All jobs, one after the other; returns how many seeds each configuration had."""
+        """Run all jobs, one after the other. Returns the number of seeds of each configuration."""
         while (prepared := self.source.next(0)) is not None:
             job = prepared.job
             words = dict(word.split("=") for word in job.overrides)
@@ -114,7 +114,7 @@ def test_without_a_difference_it_gives_up_and_says_so(tmp_path):
     made = Made(tmp_path, lambda model, seed: noise(seed, model == "mlp"), max_seeds=16)
     assert made.run() == [16, 16]
     assert made.said[-1] == "until:  undecided with 16 seeds of each, as many as it may be"
-    assert made.source.next(0) is None and sum("undecided with" in line for line in made.said) == 1  # said once
+    assert made.source.next(0) is None and sum("undecided with" in line for line in made.said) == 1  # printed once
     assert build.write(tmp_path).winner is None
 
 
@@ -138,7 +138,7 @@ def test_a_configuration_whose_device_is_missing_gets_no_more_seeds(tmp_path):
         made.ledger.note(made.sweep.jobs[number])
     jobs = [(job.overrides, "") for job in made.sweep.jobs.values()]
     made.source = until_decided(made.context, jobs)
-    assert made.run() == [9, 9]  # the skipped one among them
+    assert made.run() == [9, 9]  # including the skipped one
     assert made.said[-1] == "until:  8 seeds: model=cnn beside model=mlp: better"
 
 
@@ -154,12 +154,12 @@ def test_where_all_others_are_skipped_there_is_nothing_to_decide(tmp_path):
 
 
 def test_compare_and_the_report_are_as_sure_as_the_sweep_had_to_be(tmp_path):
-    """Eight pairs with two small ones against: enough for one look, and too little for one of four."""
+    """Eight pairs with two small opposite ones: significant for one analysis, but not for one of four."""
     values = [1.0, 1.1, 0.9, 1.2, 0.8, 1.0, 1.1, -0.1]
     made = Made(tmp_path, lambda model, seed: values[seed] * (model == "mlp"), max_seeds=8, seeds=range(8))
     assert made.run() == [8, 8]
     assert build.write(tmp_path).winner == "model=cnn"
-    with Ledger(tmp_path) as book:  # gone on with, with more of them
+    with Ledger(tmp_path) as book:  # resumed with a higher maximum
         book.note_max_seeds(64)
     assert build.write(tmp_path).winner is None
     for words in ([str(tmp_path)], [f"{tmp_path}:model=cnn", f"{tmp_path}:model=mlp"]):
@@ -167,7 +167,7 @@ def test_compare_and_the_report_are_as_sure_as_the_sweep_had_to_be(tmp_path):
 
 
 def test_equal_configurations_get_a_winner_in_one_sweep_of_twenty_at_most(tmp_path, monkeypatch):
-    """With all looks together: three of them, at each of which one might be named."""
+    """The three analyses together, each of which may name a winner."""
     monkeypatch.setattr("runner.sweep.report.significance.DRAWS", 200)
     wins = 0
     for number in range(40):
@@ -178,7 +178,7 @@ def test_equal_configurations_get_a_winner_in_one_sweep_of_twenty_at_most(tmp_pa
         )
         made.run()
         wins += made.said[-1].endswith("better")
-    assert wins <= 5  # of 40; more than 5 come in 1 of 70 trials where the chance is one in twenty
+    assert wins <= 5  # of 40; with a probability of one in twenty, more than 5 occur in 1 of 70 trials
 
 
 @pytest.mark.parametrize("what", ["the same as another's", "a run's"])
@@ -231,7 +231,7 @@ def test_a_sweep_that_is_stopped_among_the_added_seeds_goes_on_with_them(own_fol
     lines = ledger.read_text().splitlines()
     first_added = next(at for at, line in enumerate(lines) if '"kind": "job"' in line and "seed=2" in line)
     begun = [at for at, line in enumerate(lines) if at > first_added and '"state": "running"' in line][3]
-    ledger.write_text("\n".join(lines[: begun + 1]) + "\n")  # as a kill in the middle of the fourth of them leaves it
+    ledger.write_text("\n".join(lines[: begun + 1]) + "\n")  # like after a kill in the middle of the fourth added job
     assert cli.main([*words[:-1], "hydra.sweep.dir=s", "sweep.resume=s"]) == 0
     said = capsys.readouterr().out
     assert "until:  8 seeds: model=mlp beside model=linear: better" in said and "more seeds" not in said

@@ -91,7 +91,7 @@ def test_the_last_sweep_is_the_one_that_did_something_last(tmp_path):
         begun(tmp_path / name)
         os.utime(tmp_path / name / ledger.FILE, (index, index))
     assert ledger.find_last(tmp_path) == tmp_path / "c/3"
-    begun(tmp_path / "tries/1")  # `try` has begun it, and nobody goes on with it by the same line
+    begun(tmp_path / "tries/1")  # a sweep of `try` is not resumed by `last`
     assert ledger.find_last(tmp_path) == tmp_path / "c/3"
     begun(tmp_path / "a/1", job(0))
     assert ledger.find_last(tmp_path) == tmp_path / "a/1"

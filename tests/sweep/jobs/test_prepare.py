@@ -90,7 +90,7 @@ def test_values_that_go_together_are_rows_and_no_product(loader):
     "text", [r"a\b", r"\d+", "C:\\data\\", r"it's", r"\'", r"a\\'b\'", "\\\\", "", "a,b=[c]", "nan", "'\\", "${x}\\y"]
 )
 def test_a_text_of_a_row_is_read_back_as_it_is(text, loader):
-    """Hydra takes a backslash in quotes for one, but in front of a quote."""
+    """In quotes, Hydra keeps a backslash as it is, except before a quote."""
     for value in (text, [text, {"key": text}]):
         (((word,), _),) = combinations([], loader, zipped=[{"name": [value]}])
         read = OmegaConf.to_container(OmegaConf.create([OverridesParser.create().parse_override(word).value()]))
@@ -245,7 +245,7 @@ def test_a_folder_without_the_seed_is_refused_where_seeds_are_to_be_added(left_o
 
 
 def test_a_job_that_differs_in_numbers_is_composed_as_hydra_would():
-    """A copy of another job's configuration with its own numbers is what Hydra composes from nothing, each 0.1 s."""
+    """A copy of another job's configuration with other numbers equals Hydra's composition, which takes 0.1 s per job."""
     named = ["hydra.sweep.subdir=${hydra.job.override_dirname}"]
     each = [
         ("model=mlp", "seed=1", "optimizer.lr=0.1"),
@@ -281,13 +281,13 @@ def test_folders_that_no_job_can_have_are_refused_each_once():
 
 
 def test_a_job_that_is_tried_again_gets_a_folder_that_none_has(tmp_path):
-    """hydra.sweep.subdir='${hydra.job.num}-${seed}' names them as a retry does."""
+    """hydra.sweep.subdir='${hydra.job.num}-${seed}' gives the same names as a retry."""
     jobs = {
         0: Job(0, ("seed=2",), "seed=2", state="failed", folder_name="0-2"),
         1: Job(1, ("seed=3",), "seed=3", state="finished", folder_name="0-1"),
     }
     (tmp_path / "0-2").mkdir()
-    (tmp_path / "0-3").mkdir()  # of somebody's own
+    (tmp_path / "0-3").mkdir()  # a directory of the user
     plan = Plan(("seed=2,3",), [(job.overrides, job.name) for job in jobs.values()], lambda context: None)
     (again,) = _jobs_to_run(plan, Sweep(tmp_path, "1", 0, (), jobs=jobs), retry=True, grace_seconds=0)
     assert (again.number, again.folder_name) == (0, "0-4")

@@ -24,7 +24,7 @@ def test_an_assignment_passes_through_any_command_line():
 
 
 def test_what_a_job_of_submitit_s_printed_lies_in_its_folder_and_leads_nowhere(tmp_path):
-    for number, said in enumerate(("first", "second")):  # a job that goes on has another log
+    for number, said in enumerate(("first", "second")):  # a job that is resumed has another log
         log = tmp_path / f"{number}.log"
         log.write_text(said)
         link_console(log, tmp_path / "0")
@@ -66,7 +66,7 @@ def test_a_mistake_that_only_the_job_can_find_is_its_summary(own_folder, monkeyp
 
 
 def test_after_a_word_to_end_no_other_jobs_begin(tmp_path, monkeypatch):
-    """Of folds of two sizes those of the other size wait for their turn."""
+    """With folds of two sizes, those of the second size wait for the first."""
     fit, jobs = together.fit_together, []
     compose_run = compose.composer([])
     for fold in range(4):

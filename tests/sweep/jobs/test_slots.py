@@ -123,12 +123,12 @@ def test_a_cpu_takes_a_group_for_each_core(cpu, num_threads, gib, expected):
     [
         ([gpu(70)], 1, 16, 64, [4]),
         ([gpu(70)], 1, 2, 64, [2]),
-        ([gpu(70)], 1, 16, 11, [2]),  # of the machine's memory
+        ([gpu(70)], 1, 16, 11, [2]),  # limited by the host memory
         ([gpu(70)], 1, 16, 0, [1]),
         ([gpu(22), gpu(12)], 1, 16, 64, [2, 1]),
         ([gpu(70)] * 8, 1, 16, 64, [2] * 8),
         ([gpu(70)] * 8, 1, 4, 64, [1] * 8),
-        ([gpu(70)], 3, 1, 0, [3]),  # as somebody has said
+        ([gpu(70)], 3, 1, 0, [3]),  # as set by the user
         ([replace(gpu(70), is_exclusive=True), gpu(70)], 1, 16, 64, [1, 4]),
         ([replace(gpu(70), free_bytes=None)], 1, 16, 64, [1]),
     ],
@@ -151,14 +151,14 @@ def test_what_one_job_leaves_of_a_device_is_for_groups_alone():
 
 
 def test_a_job_that_is_no_group_has_a_gpu_to_itself():
-    """It takes what it needs of the memory, of which each group takes its part."""
+    """A single job takes the GPU memory that it needs, and a group takes its share."""
     first, second = places(BOX, ONE_EACH, groups={"cuda:1": 2})[:: len(BOX.cuda) + 1]
     assert (first, second) == (Slot("cuda:1"), Slot("cuda:1", 1, for_groups=True))
     assert pick(["cuda:1"], [second], [first], is_group=True, alone=["cuda:1"]) is None
     assert pick(["cuda:1"], [second], [first], is_group=True, alone=["cuda:0"]) == second
     assert pick(["cuda:1"], [first], [second]) is None
     assert pick(["cuda:1"], [first], [second], is_group=True) == first
-    both = [place for place in places(BOX, ONE_EACH | {"cuda": 2}) if place.device == "cuda:1"]  # as somebody has said
+    both = [place for place in places(BOX, ONE_EACH | {"cuda": 2}) if place.device == "cuda:1"]  # as set by the user
     assert pick(["cuda:1"], both[1:], both[:1], is_group=True, alone=["cuda:1"]) == both[1]
     assert pick(["cuda:1"], both[1:], both[:1]) == both[1]
     cores = places(BARE, ONE_EACH, groups={"cpu": 2})
@@ -170,7 +170,7 @@ def test_a_job_that_is_no_group_has_a_gpu_to_itself():
     ("devices", "num_jobs", "expected"),
     [
         (["cpu"], 8, 3),
-        (["cuda:1"], 31, 1),  # of fewer than 16 each a GPU's kernels grow too short
+        (["cuda:1"], 31, 1),  # with fewer than 16 each, a GPU's kernels become too short
         (["cuda:1"], 32, 2),
         (["cuda:1"], 64, 4),
         (["cuda:1"], 640, 4),

@@ -1,4 +1,4 @@
-"""Which jobs of a sweep are trained together, by their configurations alone."""
+"""The jobs of a sweep that are trained together, chosen by their configurations only."""
 
 import pytest
 
@@ -42,7 +42,7 @@ def of(key, *values):
         (of("model.dropout", 0.1, 0.2, 0.3, 0.4), [4]),
         (of("data.augment", "{crop:1}", "{crop:2}", "{crop:3}", "{crop:4}"), [4]),
         (of("data.augment", "{crop:1}", "{crop:2}", "{crop:3}", "{crop:0}"), [1, 1, 1, 1]),  # three and one
-        (of("model.dropout", 0, 0.2, 0.3, 0.4), [1, 1, 1, 1]),  # an MLP without dropout has layers less
+        (of("model.dropout", 0, 0.2, 0.3, 0.4), [1, 1, 1, 1]),  # an MLP without dropout has fewer layers
         (of("task.class_weights", "[1,2]", "[1,3]", "null", "[2,2]"), [1, 1, 1, 1]),
         (of("train.batch_size", 8, 16, 32, 64), [1, 1, 1, 1]),
         (of("data.num_rows", 8, 16, 32, 64), [1, 1, 1, 1]),
@@ -71,7 +71,7 @@ def test_a_group_for_each_that_may_run_at_a_time(num_slots, batch, expected):
     ("word", "why"),
     [
         ("train.cuda_graph=true", "train.cuda_graph=true"),
-        # of eight together 588 steps, and 3,431 alone
+        # 588 steps with eight members together, and 3,431 for a single run
         ("train.max_seconds=3", "train.max_seconds is the time of each"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Sweeps on a machine with two GPUs, which are pretended: who runs where, what a job sees, and that the numbers agree."""
+"""Sweeps on a machine with two simulated GPUs: which job runs where, the devices that a job sees, and equal numbers."""
 
 import json
 
@@ -10,13 +10,13 @@ from runner.tracking.journal_reader import read_series
 
 
 def visible(found):
-    """What each job saw, by its number."""
+    """Return the devices that each job saw, by its number."""
     texts = {number: (found.folder_of(job) / "console.log").read_text() for number, job in found.jobs.items()}
     return {number: text.partition("visible: ")[2].splitlines()[0] for number, text in texts.items()}
 
 
 def most_at_once(found):
-    """How many jobs ran at the same time on each device, by the ledger."""
+    """Return how many jobs ran at the same time on each device, according to the ledger."""
     lines = [json.loads(line) for line in (found.folder / ledger.FILE).read_text().splitlines()]
     now, most = {}, {}
     for line in lines:

@@ -1,4 +1,4 @@
-"""Processes of every kind, as jobs make them: each test looks at what is left of them."""
+"""Processes of every kind that jobs start: each test checks which of them remain."""
 
 import json
 import os
@@ -64,7 +64,7 @@ def gone(*pids):
 def is_running(pid):
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:  # it may end between two looks
+    except psutil.NoSuchProcess:  # it may end between two calls
         return False
 
 
@@ -169,7 +169,7 @@ def test_what_is_warmed_up_in_a_folder_leaves_none_behind(tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(not FORKS, reason="each job is a process of its own")
 def test_a_forked_job_computes_on_the_device(device, tmp_path):
-    """What it is forked from may not look for a GPU, also on a machine without one."""
+    """The process that forks jobs may not query a GPU, also on a machine without one."""
     (tmp_path / "no_looking.py").write_text(
         "import os, torch\n"
         "from torch._subclasses.fake_tensor import FakeTensorMode\n"
@@ -216,7 +216,7 @@ def test_jobs_are_told_as_lost_where_the_next_one_starts_before_a_look(tmp_path,
     nursery = ProcessPool({"PYTHONPATH": os.pathsep.join([SUPPORT, str(PACKAGES)])})
     nursery.start(request("wait", f"{tmp_path / 'pids'}:yes", tmp_path / "log"))
     pids = wait_for(tmp_path / "pids")
-    select.select([nursery], [], [], LONGEST)  # it has told the number
+    select.select([nursery], [], [], LONGEST)  # it has reported the pid
     assert nursery.ended() == [] if is_known else nursery._pids == {0: 0}
     os.kill(nursery._warm.pid, signal.SIGKILL)
     nursery._warm.wait()
@@ -231,7 +231,7 @@ def test_jobs_are_told_as_lost_where_the_next_one_starts_before_a_look(tmp_path,
 def test_a_job_that_was_asked_for_and_lost_takes_none_of_its_number_with_it(tmp_path):
     nursery = ProcessPool({"PYTHONPATH": os.pathsep.join([SUPPORT, str(PACKAGES)])})
     assert call(nursery, jobs_for_nursery.add, 1, 1) == 2
-    os.kill(nursery._warm.pid, signal.SIGSTOP)  # it reads no request any more
+    os.kill(nursery._warm.pid, signal.SIGSTOP)  # it no longer reads requests
     nursery.start(request("end_as_told", "0", tmp_path / "log"))
     os.kill(nursery._warm.pid, signal.SIGKILL)
     nursery._warm.wait()
@@ -258,6 +258,6 @@ def test_a_killed_owner_leaves_no_process(tmp_path, forks, cares):
     owner.kill()
     owner.wait()
     owner.stdout.close()
-    if not forks and cares == "yes":  # a job that ends by itself in time leaves what it started to itself
+    if not forks and cares == "yes":  # a job that ends in time by its own handler does not end its child processes
         os.kill(pids.pop(1), signal.SIGKILL)
     assert gone(*pids)

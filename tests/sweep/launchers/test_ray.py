@@ -1,4 +1,4 @@
-"""Sweeps on a real Ray cluster of two nodes, which the test starts on free ports and stops by process."""
+"""Sweeps on a real Ray cluster of two nodes, which the test starts on free ports and stops by process id."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ pytestmark = pytest.mark.slow
 
 SMALL = ("model=linear", "train.num_epochs=1", "tracking.enabled=false")
 RAY = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
-#: no workers of jobs that nobody has asked for yet
+#: no workers before a job requests them
 RAY |= {"RAY_enable_worker_prestart": "0", "RAY_prestart_worker_first_driver": "0"}
-#: a node's own helpers and workers have as long as they take, on a machine that does other things too (30 and 60 s)
+#: a node's helpers and workers may start slowly on a busy machine (default: 30 and 60 s)
 RAY |= {
     "RAY_agent_register_timeout_ms": f"{LONGEST * 1000:.0f}",
     "RAY_worker_register_timeout_seconds": f"{LONGEST:.0f}",
@@ -48,7 +48,7 @@ def forked(warm, monkeypatch):
 
 @contextmanager
 def node(name: str, *words: str, door: str = "", before: tuple[str, ...] = ()) -> Iterator[psutil.Process]:
-    """`ray start --block`, until Ray says that it is up; ended with all that it started. door: where its workers are forked."""
+    """Run `ray start --block`, yield once it is ready, and end it with its processes. door: The server that forks its workers."""
     command = [sys.executable, str(SUPPORT / "ray_node.py"), "start", f"--node-name={name}", "--num-cpus=1"]
     command += [
         "--object-store-memory=80000000",
@@ -63,7 +63,7 @@ def node(name: str, *words: str, door: str = "", before: tuple[str, ...] = ()) -
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        cwd=tempfile.gettempdir(),  # not the person's folder
+        cwd=tempfile.gettempdir(),  # not the user's directory
     )
     try:
         read_until(process, "Ray runtime started")
@@ -82,8 +82,8 @@ def node(name: str, *words: str, door: str = "", before: tuple[str, ...] = ()) -
 
 @pytest.fixture(scope="module")
 def cluster(warm_door) -> Iterator[tuple[str, list[psutil.Process]]]:
-    """The address, and the processes of its two nodes: one with a CPU, two with a CPU and what it takes for a GPU."""
-    folder = tempfile.mkdtemp(prefix="r")  # sockets lie in it: their paths must be short
+    """The address, and the processes of its two nodes: one with a CPU, the other with a CPU and a simulated GPU."""
+    folder = tempfile.mkdtemp(prefix="r")  # a short path, as it contains sockets
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -193,9 +193,9 @@ def test_a_sweep_that_is_killed_takes_its_jobs_along_and_goes_on_where_they_stoo
 def test_a_machine_that_shares_no_files_gets_the_job_and_what_it_has_and_sends_its_folder_back(
     cluster, empty_store, tmp_path
 ):
-    """A node in a mount namespace of its own, where the person's folder is hidden below an empty one.
+    """A node in a separate mount namespace, where an empty directory hides the user's directory.
 
-    Ray's worker and the job start there as anywhere: no fork of a process outside comes into it.
+    Ray's worker and the job start there without forks, as a process that is forked outside would not be in the namespace.
     """
     address, _ = cluster
     hidden = person(tmp_path / "home")
@@ -206,7 +206,8 @@ def test_a_machine_that_shares_no_files_gets_the_job_and_what_it_has_and_sends_i
     words = ("device=cpu", "model=linear", "task.plots=false", "train.num_epochs=2")
     code, text = sweep(hidden, *on(address), *words, **RAY)
     assert code == 0, text
-    job, ledger = hidden / "swept/0", hidden / "swept/ledger.jsonl"  # as if it had been interrupted, and nothing sent
+    # as if the job had been interrupted before it sent anything
+    job, ledger = hidden / "swept/0", hidden / "swept/ledger.jsonl"
     lines = ledger.read_text().splitlines()
     ledger.write_text("\n".join([*lines[:-1], json.dumps({**json.loads(lines[-1]), "state": "interrupted"})]) + "\n")
     (job / "summary.json").unlink()
@@ -267,7 +268,7 @@ def test_what_ray_can_not_place_is_said(cluster, tmp_path):
 
 
 def test_an_address_where_nothing_listens_is_a_mistake_at_once(tmp_path):
-    with socket.socket() as taken:  # bound, and nobody listens
+    with socket.socket() as taken:  # bound, but not listening
         taken.bind(("127.0.0.1", 0))
         code, text = sweep(tmp_path, *on(f"127.0.0.1:{taken.getsockname()[1]}"), *SMALL, "device=cpu", **RAY)
     assert code == 2

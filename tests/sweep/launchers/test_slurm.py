@@ -1,4 +1,4 @@
-"""Sweeps by submitit: in processes of this machine (its local executor), and in a simulated Slurm's queue."""
+"""Sweeps by submitit: in processes of this machine (its local executor), and in the queue of a simulated Slurm."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ submitit = pytest.importorskip("submitit")
 
 
 def slow(test):
-    """One of whole sweeps, which are forked."""
+    """Mark a test of whole sweeps, whose processes are forked."""
     return pytest.mark.slow(pytest.mark.usefixtures("forked")(test))
 
 
@@ -48,7 +48,7 @@ LONG += ("train.checkpoint_every_steps=50", "train.max_seconds=60")
 @pytest.fixture
 def forked(warm, warm_door, monkeypatch):
     monkeypatch.setattr(sweeps_in_a_shell, "STARTED", warm.program)
-    monkeypatch.setenv(DOOR, warm_door)  # a cluster's jobs, too
+    monkeypatch.setenv(DOOR, warm_door)  # also for a cluster's jobs
 
 
 def settings(target: str):
@@ -69,7 +69,7 @@ def test_a_local_sweep_with_a_death_in_it(empty_store, tmp_path):
     assert [state for state, _, _ in found.values()].count("skipped") == 2
     assert "skipped  device=mps: " in text
     assert summary(tmp_path, 0)["run_id"], "it is not in MLflow"
-    for number in range(2):  # submitit's own logs, by the name that all jobs' output has
+    for number in range(2):  # submitit's logs, which have the same name as the output of every job
         log = tmp_path / f"swept/{number}/console.log"
         assert log.is_file() and "sees" in log.read_text(), text
     assert "RUNNER_JOB" not in text
@@ -90,7 +90,7 @@ def test_ctrl_c_lets_local_jobs_save_their_state_and_the_same_line_goes_on(tmp_p
 
 @slow
 def test_a_job_whose_time_is_over_saves_its_state_and_is_started_again(tmp_path):
-    """Slurm says so with SIGUSR2; submitit's local executor starts such a job again in the same process."""
+    """Slurm sends SIGUSR2; submitit's local executor starts such a job again in the same process."""
     process = start(tmp_path, LOCAL, *LONG)
     read_until(process, " started on")
     log = tmp_path / "swept/.submitit"
@@ -131,7 +131,7 @@ def test_a_sweep_in_slurms_queue(empty_store, tmp_path):
 
 @slow
 def test_a_sweep_that_is_stopped_cancels_its_jobs_in_the_queue(tmp_path):
-    """Its jobs start as on a cluster: nothing of them is forked."""
+    """The jobs start as on a cluster: no process is forked."""
     home, slurm = person(tmp_path / "home"), tmp_path / "slurm"
     process = start(home, SLURM, *LONG, "seed=1,2", PATH=simulated_slurm.install(slurm), **{DOOR: ""})
     read_until(process, " started on", 2)
@@ -166,7 +166,7 @@ def test_a_job_that_is_composed_again_is_told_its_folder():
 
 
 def test_what_slurm_does_not_take_is_a_mistake_and_the_jobs_have_not_begun(tmp_path):
-    """The jobs for a CPU are in the queue by then, and those for a GPU are not."""
+    """The jobs for a CPU are already in the queue, and those for a GPU are not."""
     from submitit.core.utils import FailedJobError
 
     submitted = []
@@ -211,7 +211,8 @@ def test_what_is_submitted_finds_this_package_first_and_the_persons_modules_wher
     monkeypatch.setattr(sys, "flags", SimpleNamespace(**flags | {"safe_path": is_safe}))
     told = []
 
-    def launch(overrides, initial_job_idx):  # as submitit does it, `python -m`, which has the current folder first, too
+    # like submitit's `python -m`, which also searches the current directory first
+    def launch(overrides, initial_job_idx):
         asks = [sys.executable, "-c", "import json, sys, runner.version; print(json.dumps(sys.path))"]
         script = "\n".join([*launcher.params["setup"], shlex.join(asks)])
         told.append(json.loads(subprocess.check_output(["bash", "-c", script], text=True)))

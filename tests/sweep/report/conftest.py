@@ -1,4 +1,4 @@
-"""Made-up sweeps for the tests of this room."""
+"""Generated sweeps for the tests of the report."""
 
 import pytest
 from synthetic_sweep import Folder, grid, search, train
@@ -6,7 +6,7 @@ from synthetic_sweep import Folder, grid, search, train
 
 @pytest.fixture
 def write():
-    """The functions that write a sweep's folder."""
+    """The functions that write a sweep's directory."""
 
     class Write:
         folder = Folder

@@ -96,7 +96,7 @@ def test_the_same_folder_gives_the_same_files(written, grid_folder):
     before = [(grid_folder / name).read_bytes() for name in names]
     build.write(grid_folder)
     assert [(grid_folder / name).read_bytes() for name in names] == before
-    assert not list(grid_folder.glob(".report*"))  # nothing half-written stays
+    assert not list(grid_folder.glob(".report*"))  # no partial file remains
 
 
 def test_json_holds_no_nan(tmp_path, write):

@@ -18,14 +18,14 @@ def without_scripts(text):
 
 
 def figures(text):
-    """What the page draws, by name."""
+    """Return the figures of the page, by name."""
     found = re.search(r'<script type="application/json" id="figures">(.*?)</script>', text, re.DOTALL)
     assert "<" not in found[1]  # no text in it can end the script
     return {figure["id"].removeprefix("plot-"): figure for figure in json.loads(found[1])}
 
 
 def array(found):
-    """As plotly writes one."""
+    """Return the values of an array as plotly encodes it."""
     return np.frombuffer(base64.b64decode(found["bdata"]), found["dtype"]).tolist()
 
 
@@ -119,7 +119,7 @@ def test_what_a_person_wrote_is_escaped_everywhere(tmp_path, write):
     assert "<img" not in rest and "<script" not in rest and "&lt;img src=x onerror=alert(1)&gt;" in rest
     assert text.count("<script") - text.partition("plotly.js v")[2].partition("</script>")[0].count("<script") == 3
     drawn = json.dumps(figures(text), ensure_ascii=False)
-    assert "<img" not in drawn and "<script" not in drawn  # plotly reads a few tags in its texts
+    assert "<img" not in drawn and "<script" not in drawn  # plotly interprets a few tags in its texts
 
 
 def test_a_hundred_jobs_of_ten_thousand_steps_make_a_page_of_five_megabytes(tmp_path, write):

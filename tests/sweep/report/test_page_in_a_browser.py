@@ -11,20 +11,20 @@ import pytest
 from runner.sweep.report import build
 
 pytestmark = pytest.mark.slow
-SECONDS, TRIES = 40, 3  # a headless chromium hangs at its start now and then, whatever the page
+SECONDS, TRIES = 40, 3  # a headless chromium sometimes hangs at its start, for any page
 
 
 @pytest.fixture(scope="module")
 def browser():
     found = [path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))]
     if not found:
-        say = pytest.fail if os.environ.get("CI") == "true" else pytest.skip  # there .ci/run brings one
+        say = pytest.fail if os.environ.get("CI") == "true" else pytest.skip  # there .ci/run installs one
         say("no chromium, chromium-browser or google-chrome on this machine")
     return found[0]
 
 
 def look(command):
-    """What the browser prints, as (out, err)."""
+    """Run the browser. Returns its output as (out, err)."""
     for _ in range(TRIES):
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -42,7 +42,7 @@ def look(command):
 
 @pytest.fixture(scope="module")
 def render(browser, tmp_path_factory):
-    """A function: a page's file, and what a person does there as JavaScript -> its document afterwards, without scripts."""
+    """Return a function that renders a page's file, runs the user's actions as JavaScript, and returns the document without scripts."""
 
     def rendered(file, deeds=""):
         text = file.read_text()
@@ -62,7 +62,7 @@ def render(browser, tmp_path_factory):
         flags += [f"--user-data-dir={folder / 'profile'}", "--virtual-time-budget=15000", "--window-size=1280,1000"]
         flags += ["--host-resolver-rules=MAP * ~NOTFOUND"]
         out, err = look([browser, *flags, "--dump-dom", page.as_uri()])
-        assert "CONSOLE" not in err, err  # an error, or something that the page's policy refused
+        assert "CONSOLE" not in err, err  # an error, or a resource that the page's policy refused
         document = re.sub(r"<script\b.*?</script>", "", out, flags=re.DOTALL)
         assert "data-errors" not in document[:2000], document[:2000]
         return document
@@ -71,7 +71,7 @@ def render(browser, tmp_path_factory):
 
 
 def plot(document, name):
-    """The HTML of one plot."""
+    """Return the HTML of one plot."""
     begin = document.index(f'id="plot-{name}"')
     end = document.find("</figure>", begin)
     return document[begin:end]
@@ -86,7 +86,7 @@ def num_points(svg):
 
 
 def jobs(document):
-    """The numbers of the jobs in the order of the table."""
+    """Return the numbers of the jobs in the order of the table."""
     return [int(number) for number in re.findall(r'<tr data-job="(\d+)"', document)]
 
 
@@ -97,7 +97,7 @@ def grid_file(grid_folder):
 
 
 def noted(name, value):
-    """JavaScript that notes a value on the document, for the test to read it there."""
+    """Return JavaScript that stores a value in the document, for the test to read."""
     return f"document.documentElement.dataset.{name} = {value};"
 
 
@@ -126,7 +126,7 @@ def test_a_click_sorts_the_jobs_and_another_turns_them_round(render, grid_file, 
     document = render(grid_file, click + noted("once", order) + click)
     once, twice = [int(number) for number in note(document, "once").split()], jobs(document)
     assert once[:12] == by_speed and twice[:12] == by_speed[::-1]
-    assert set(once[12:]) == set(twice[12:]) == {12, 13, 14, 15}  # what has no value stays last
+    assert set(once[12:]) == set(twice[12:]) == {12, 13, 14, 15}  # jobs without a value stay last
 
 
 def test_the_legend_shows_and_hides_lines(render, grid_file):
@@ -136,7 +136,7 @@ def test_the_legend_shows_and_hides_lines(render, grid_file):
     lines = f"{ids}.map(id => document.querySelectorAll(`#plot-${{id}} .js-line`).length).join(' ')"
     best = "document.querySelector('.choice[data-first=\"5\"]').click();"
     document = render(grid_file, none + one + noted("one", lines) + best)
-    assert note(document, "one") == "2 2"  # its own, and the median of its seeds
+    assert note(document, "one") == "2 2"  # the job's line, and the median of its seeds
     assert num_lines(plot(document, "curve-0")) == 5 + 2
     assert len(re.findall(r'<button[^>]*aria-pressed="false"', document)) == 7
 

@@ -61,7 +61,7 @@ def test_where_more_is_better_the_highest_mean_is_first():
         [],
         [make(0, "seed=1", val_loss=1.0)],
         [make(0, "lr=1", "seed=1"), make(1, "lr=2", "seed=2")],
-        [make(0, "lr=1", val_loss=1.0), make(1, "lr=1", val_loss=1.0)],  # a search may ask for the same twice
+        [make(0, "lr=1", val_loss=1.0), make(1, "lr=1", val_loss=1.0)],  # a search may choose the same values twice
     ],
 )
 def test_without_two_seeds_there_is_nothing_to_say(results):
@@ -74,7 +74,7 @@ def test_a_seed_alone_makes_one_group_and_what_is_not_finite_makes_no_mean():
 
 
 def bca(values):
-    """By scipy, as a person would ask for it."""
+    """Compute the interval with scipy, as a user would."""
     rng = np.random.default_rng(0)
     return stats.bootstrap((np.array(values),), np.mean, n_resamples=9999, rng=rng).confidence_interval
 

@@ -1,4 +1,4 @@
-"""Who is better, and how often that is said where nobody is."""
+"""The better configuration, and how often the test decides for one when both are equal."""
 
 import itertools
 
@@ -17,7 +17,7 @@ def of(*values):
 
 
 def simulated(rng, n, *, shift=0.0, shared=0.7):
-    """Values of two configurations with a standard deviation of 1, of which the seed makes a part alike."""
+    """Return the values of two configurations with a standard deviation of 1, of which the seed explains the part `shared`."""
     seeds = rng.normal(size=n) * shared**0.5
     a, b = (seeds + rng.normal(size=n) * (1 - shared) ** 0.5 for _ in range(2))
     return of(*(a + shift)), of(*b)
@@ -33,11 +33,11 @@ def test_of_equal_configurations_a_winner_is_named_in_one_of_twenty_at_most(few_
     for n, num in ((6, 250), (8, 500), (12, 250)):
         wins = sum(difference(*simulated(rng, n)).is_decided for _ in range(num))
         assert wins <= num * 0.05 + 2 * (num * 0.05 * 0.95) ** 0.5, (n, wins)
-    assert sum(difference(*simulated(rng, 5)).is_decided for _ in range(50)) == 0  # nobody can tell with five
+    assert sum(difference(*simulated(rng, 5)).is_decided for _ in range(50)) == 0  # five pairs can't decide
 
 
 def configuration(name, values):
-    """values: by seed and fold."""
+    """Return a configuration's results. values: By seed and fold."""
     results = [
         Result(
             at, "", (), {}, "finished", "", seed, f"{fold}/5" if fold is not None else None, metrics={"val/loss": value}
@@ -52,7 +52,7 @@ def beside(a, b):
 
 
 def test_folds_make_no_seeds(few_draws):
-    """What a seed does to a configuration is the same in all its folds: 8 seeds of 5 folds are 8 pairs, and not 40."""
+    """A seed has the same effect in all folds of a configuration: 8 seeds of 5 folds are 8 pairs, not 40."""
     rng, wins = np.random.default_rng(0), 0
     for _ in range(200):
         sides = [{(seed, fold): own + 0.1 * rng.normal() for seed, own in enumerate(rng.normal(size=8)) for fold in range(5)} for _ in "ab"]  # fmt: skip
@@ -112,10 +112,10 @@ def test_without_a_seed_on_both_sides_they_are_not_paired():
 @pytest.mark.parametrize(
     ("a", "b", "more"),
     [
-        (of(1.0), of(2.0), 5),  # all six of one sign come by chance in 2 of 64
+        (of(1.0), of(2.0), 5),  # six of one sign occur by chance in 2 of 64
         (of(1.0, 1.0), of(2.0, 2.0), 4),
-        (of(1.0, 2.0), of(1.0, 2.0), None),  # no difference at all
-        (of(0.0, 1.0, 0.0, 1.0), of(1.0, 0.0, 1e-3, 1.0), None),  # a thousandth of what chance does
+        (of(1.0, 2.0), of(1.0, 2.0), None),  # no difference
+        (of(0.0, 1.0, 0.0, 1.0), of(1.0, 0.0, 1e-3, 1.0), None),  # a thousandth of the random variation
     ],
 )
 def test_how_many_seeds_more(a, b, more):
@@ -126,7 +126,7 @@ def test_how_many_seeds_more(a, b, more):
 @pytest.mark.parametrize("num_comparisons", [1, 10, 300])
 @pytest.mark.parametrize("first", [0, 100])
 def test_with_the_seeds_that_are_advised_the_plainest_difference_is_decided(num_comparisons, first):
-    """Whether they are paired or not: the least number is that at which the test can say so at all."""
+    """For paired and unpaired seeds, the smallest number at which the test can decide."""
 
     def sides(n):
         return of(*(10 + 1e-3 * np.arange(n))), {first + at: 1e-3 * at**2 for at in range(n)}
@@ -140,12 +140,12 @@ def test_drawn_orders_are_as_many_as_the_level_asks_for():
     rng = np.random.default_rng(5)
     a, b = of(*rng.normal(20.0, 1.0, 12)), dict(enumerate(rng.normal(0.0, 1.0, 12), 100))
     assert difference(a, b, num_comparisons=300).is_decided
-    found = difference(a, b, num_comparisons=10**6)  # more than are drawn: no number of seeds would do
+    found = difference(a, b, num_comparisons=10**6)  # more comparisons than draws: no number of seeds is enough
     assert (found.is_decided, found.more_seeds) == (False, None)
 
 
 def test_the_advice_is_enough_in_most_cases(few_draws):
-    """Of a true difference, told its own size, with the seeds that are advised for it."""
+    """A true difference of a known size, with the number of seeds that is advised for it."""
     rng = np.random.default_rng(3)
     first = difference(of(0.0, 2.0, 0.0, 2.0, 0.0, 2.0), of(0, 0, 0, 0, 0, 0))  # mean 1, deviation 1.1
     n = first.n + (first.more_seeds or 0)
@@ -172,7 +172,7 @@ def test_the_sign_flip_test_is_scipys_over_all_signs(n, shift):
 
 
 def by_all_signs(differences):
-    """In whole numbers."""
+    """Compute the p-value with integers."""
     sums = [np.dot(signs, differences) for signs in itertools.product((-1, 1), repeat=len(differences))]
     return np.mean(np.abs(sums) >= abs(sum(differences)))
 
@@ -198,16 +198,16 @@ def test_one_that_diverged_does_not_hide_the_signs_of_the_others(size):
 
 
 def test_many_pairs_are_as_sure_as_they_are(few_draws):
-    """Among twenty configurations each must be sure at 1 in 3,800, which 9,999 drawn signs can hardly say."""
+    """With twenty configurations, each p-value must be below 1 in 3,800, for which 9,999 random signs are too few."""
     rng = np.random.default_rng(4)
     a, b = of(*rng.normal(3.0, 1.0, 40)), of(*np.zeros(40))
     assert difference(a, b).p_value == pytest.approx(2 / 2**40)
-    diverged = {seed: value if seed else 1e12 for seed, value in a.items()}  # one of them is all of the mean
+    diverged = {seed: value if seed else 1e12 for seed, value in a.items()}  # the diverged value dominates the mean
     assert difference(diverged, b).p_value == pytest.approx(2 / 2**40)
 
 
 def test_a_winner_among_many_is_as_sure_as_among_two_and_a_single_better_one_surer():
-    """Six seeds of one sign come by chance in 2 of 64: enough for the best of three, and for one of three pairs too little."""
+    """Six seeds of one sign occur by chance in 2 of 64: enough for the best of three, but not for one of three pairs."""
     best, near, far = ({(seed, None): value for seed in range(6)} for value in (0.0, 1.0, 2.0))
     goal = Goal("val/loss", "min")
 
@@ -261,14 +261,14 @@ def test_a_training_that_diverged_counts_as_the_worst():
     groups = {"bold": gone, "safe": results(safe)}
     (found,) = against_best(groups, Goal("val/loss", "min"))
     assert (found.a, found.verdict, found.mean_b) == ("safe", "better", INF)
-    groups["bold"][:8] = results(dict.fromkeys(range(8), float("nan")))  # of one that finished, and whose value is none
+    groups["bold"][:8] = results(dict.fromkeys(range(8), float("nan")))  # finished runs without a finite value
     assert against_best(groups, Goal("val/loss", "min"))[0].a == "safe"
     assert Result(0, "", (), {}, "finished", "", metrics={"val/accuracy": INF}).reached("val/accuracy", "max") == -INF
     assert Result(0, "", (), {}, "finished", "").reached("val/loss", "min") is None
 
 
 def test_the_best_is_worse_than_none_whatever_its_mean():
-    """The one with the better mean has the easy seeds, too, and is worse with each that both have."""
+    """The one with the better mean also has the easy seeds, and is worse for each common seed."""
     easy, hard = dict.fromkeys(range(8), 0.1), dict.fromkeys(range(8, 16), 2.0)
     groups = {"a": results(easy | hard), "b": results(dict.fromkeys(hard, 1.5))}
     (found,) = against_best(groups, Goal("val/loss", "min"))

@@ -8,7 +8,7 @@ from runner.sweep.report import build, text
 
 
 def printed(folder, width=80):
-    """As a pipe gets it."""
+    """Return the report as a pipe gets it."""
     file = io.StringIO()
     text.show(build.read_report(folder), Console(file=file, width=width, highlight=False, soft_wrap=True))
     return file.getvalue()
@@ -52,7 +52,7 @@ def test_seeds_and_failures_are_shown(grid_folder):
     assert "device=cpu model=mlp     3  undecided: ~5 seeds  0.9331 ± 0.0055" in text
     failures = " ".join(text[text.index("failures") :].split())
     assert "14/console.log" in failures and "died of signal 11" in failures and "no Apple GPU" in failures
-    assert "12/console.log" not in failures  # it never ran
+    assert "12/console.log" not in failures  # the job did not run
 
 
 def test_what_failed_in_the_same_way_is_told_once_and_whole(tmp_path):

@@ -1,4 +1,4 @@
-"""The study's side of a search: which trials there are, when, and what a kill between two writes leaves."""
+"""The study's part of a search: its trials, their order, and the state after a kill between two writes."""
 
 import json
 import math
@@ -37,7 +37,7 @@ def settings_with(**changed):
 
 
 class Unlaunched(SweepContext):
-    """SweepContext whose jobs are not composed: they end as the test says."""
+    """SweepContext whose jobs are not composed: the test decides how they end."""
 
     def prepare(self, job):
         if job.trial.get("width") == "broken":
@@ -46,7 +46,7 @@ class Unlaunched(SweepContext):
 
 
 class Search:
-    """A search in a folder: opened as a process would, left as a kill would."""
+    """A search in a directory: opened like by a new process, left like after a kill."""
 
     def __init__(self, folder, *, words=WORDS, goals=LOSS, places=2, pruning=None, retry=False, **settings):
         sweep = Sweep(folder, "uid", 0, words, goals)
@@ -70,7 +70,7 @@ class Search:
             raise
 
     def start(self):
-        """The next trial, running; None when there is none now."""
+        """Return the next trial, running; None if no trial is ready."""
         prepared = self.source.next(0)
         if prepared is None:
             return None
@@ -79,7 +79,7 @@ class Search:
         return prepared.job
 
     def end(self, job, state="finished", values=None):
-        """As the engine does it: the summary, the source, the ledger."""
+        """End a job like the engine: write the summary, then update the source and the ledger."""
         summary = self.write(job, state, values)
         job.state, job.error = state, summary.error
         self.source.ended(job, summary)
@@ -94,7 +94,7 @@ class Search:
         return summary
 
     def run(self):
-        """All that is left, one at a time."""
+        """Run all remaining trials, one at a time."""
         while (job := self.start()) is not None:
             self.end(job)
         return self
@@ -138,7 +138,7 @@ def good(trials):
 
 
 def agrees(search):
-    """Study, ledger and folders tell the same of each trial."""
+    """The study, the ledger and the directories have the same information about each trial."""
     told = ledger.read(search.context.sweep.folder).jobs
     for trial in search.trials:
         if trial.number not in told:
@@ -183,7 +183,7 @@ def test_tpe_learns_and_random_does_not():
     for sampler in ("tpe", "random"):
         late = []
         for seed in range(5):
-            study = optuna.create_study(direction="minimize")  # in memory: no disk has a say in what is suggested
+            study = optuna.create_study(direction="minimize")  # in memory, as a disk would not change the suggestions
             asking = Asking(study, read_space(WORDS, None), settings_with(sampler=sampler, n_trials=40, seed=seed))
             for _ in range(40):
                 trial = asking.ask([])
@@ -219,14 +219,14 @@ def test_trials_come_as_places_get_free(search):
     found = search(places=2, n_trials=6)
     slow, quick = found.start(), found.start()
     assert found.start() is None and found.source.next(1) is None
-    for _ in range(4):  # the slow one holds nobody
+    for _ in range(4):  # the slow trial blocks no other
         found.end(quick)
         quick = found.start()
     assert quick.number == 5 and slow.state == "running"
     found.end(quick)
-    assert found.start() is None  # five have ended well, and the sixth is on its way
+    assert found.start() is None  # five have finished, and the sixth is running
     found.end(slow, "failed")
-    assert found.start().number == 6  # in its place
+    assert found.start().number == 6  # replaces the failed trial
 
 
 def test_the_next_trial_knows_of_all_that_have_ended(search):
@@ -249,7 +249,7 @@ def test_a_job_knows_its_trial_only_where_it_may_be_pruned(search, tmp_path):
     pruned.leave()
 
 
-# what a kill leaves: each function brings a search to some point between two writes
+# states after a kill: each function brings a search to a point between two writes
 
 
 def asked(found):
@@ -319,7 +319,7 @@ def test_a_kill_between_any_two_writes_loses_and_repeats_nothing(point, again, d
     assert len(second.source._again) == again and second.source._num_good == 3 + done
     before = {number: job.overrides for number, job in second.jobs.items()}
     if again:
-        assert second.start().number == 3  # the same trial, in its folder
+        assert second.start().number == 3  # the same trial, in its directory
         second.end(second.jobs[3])
     second.run()
     assert len(good(second.trials)) == 8 and agrees(second)

@@ -1,4 +1,4 @@
-"""What a search is for: names, directions, and each job's values."""
+"""The objectives of a search: names, directions, and each job's values."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from runner.tasks.metric_names import REPORTED
 
 LOSS = ({"metric": "val/loss", "direction": "minimize"},)
 ACCURACY = ({"metric": "val/accuracy", "direction": "maximize"},)
-#: best, the last values, the goals, and what the job reached
+#: best, the last values, the goals, and the job's values
 SUMMARIES = [
     (("val/loss", 0.2), {"val/loss": 0.5}, LOSS, [0.2]),
     (("val/accuracy", 0.9), {"val/loss": 0.5}, LOSS, [0.5]),

@@ -1,4 +1,4 @@
-"""A job's view of the study: what it reports, when it is given up, and what it bears."""
+"""A job's view of the study: the values it reports, when it is pruned, and the errors it tolerates."""
 
 import sqlite3
 import threading
@@ -25,7 +25,7 @@ def made(folder, pruning, direction="minimize"):
 
 
 def run(folder, number, values, first=1):
-    """Reports a value an epoch; returns the epoch at which it was given up."""
+    """Report one value per epoch; return the epoch at which the trial was pruned."""
     trial = StudyTrial(str(folder / "optuna.db"), number, metric="val/loss")
     for epoch, value in enumerate(values, first):
         if trial.gives_up(value, epoch):
@@ -50,7 +50,7 @@ BAD = [9.0] * 9
         (Pruning("median", 3, 2, 9), 3),
         (Pruning("median", 1, 2, 9), 1),
         (Pruning("median", 0, 2, 9), 1),
-        (Pruning("median", 3, 3, 9), None),  # too few have run to their end
+        (Pruning("median", 3, 3, 9), None),  # too few trials have finished
         (Pruning("halving", 3, 2, 9), 3),
         (Pruning("halving", 1, 2, 9), 1),
         (Pruning("halving", 1, 3, 9), None),
@@ -59,7 +59,7 @@ BAD = [9.0] * 9
 )
 def test_a_poor_trial_is_given_up_once_that_can_be_told(pruning, epoch, tmp_path):
     study = made(tmp_path, pruning)
-    # before there is anything to compare with, halving would give up those that only come second
+    # without other trials to compare with, halving would prune every trial that is second best
     whole(study, tmp_path, [GOOD[0]] * 2)
     number = study.ask(SPACE).number
     assert run(tmp_path, number, BAD) == epoch
@@ -79,7 +79,7 @@ def test_hyperband_judges_by_brackets(tmp_path):
     given_up = []
     for index in range(12):
         number = study.ask(SPACE).number
-        epoch = run(tmp_path, number, [1.0 + index] * 9)  # each poorer than those before
+        epoch = run(tmp_path, number, [1.0 + index] * 9)  # each worse than the previous ones
         given_up.append(epoch)
         study.tell(number, None if epoch else 1.0 + index, state=TrialState.PRUNED if epoch else None)
     assert {1, 3, 9} >= set(given_up) - {None} and len(set(given_up) - {None}) >= 2
@@ -90,10 +90,11 @@ def test_a_run_that_was_taken_up_reports_nothing_twice(tmp_path, recwarn):
     whole(study, tmp_path, GOOD)
     number = study.ask(SPACE).number
     assert run(tmp_path, number, [1.0, 1.0]) is None
-    assert run(tmp_path, number, [1.0, 1.0, 9.0]) is None  # the same epochs again, then one that is judged: 1.0 is best
+    # the same epochs again, then one that is judged: 1.0 is the best value
+    assert run(tmp_path, number, [1.0, 1.0, 9.0]) is None
     other = study.ask(SPACE).number
     assert run(tmp_path, other, [9.0, 9.0]) is None
-    # killed between the report of epoch 3 and the verdict, and stopped in epoch 1: judged where it stood
+    # killed between the report of epoch 3 and its judgment, and interrupted in epoch 1: judged at the last reported epoch
     trial = study.trials[other]
     study._storage.set_trial_intermediate_value(trial._trial_id, 3, 9.0)
     assert run(tmp_path, other, [9.0, 9.0]) is None
@@ -140,7 +141,7 @@ def test_a_locked_database_is_asked_again(tmp_path, monkeypatch):
 
 
 def fill(engine):
-    """Its disk is full from now on, as SQLite sees it: there is no page more."""
+    """Fill the disk, from SQLite's point of view: the database gets no further page."""
     event.listen(engine, "checkout", lambda connection, *_: connection.execute("PRAGMA max_page_count=1"))
 
 
@@ -150,7 +151,7 @@ def test_a_full_disk_under_the_study_is_told_as_one_and_costs_a_trial_nothing(tm
     whole(study, tmp_path, GOOD)
     trial = StudyTrial(str(tmp_path / "optuna.db"), study.ask(SPACE).number, metric="val/loss")
     fill(trial._open()[0].engine)
-    for epoch in range(1, 1000):  # the last page has room for some
+    for epoch in range(1, 1000):  # the last page has space for some rows
         assert not trial.gives_up(0.0, epoch)
         if caplog.records:
             break
@@ -167,7 +168,7 @@ def test_a_study_that_is_not_there_costs_the_run_nothing(tmp_path, caplog):
     study = made(tmp_path, Pruning("median", 1, 0, 9))
     number = study.ask(SPACE).number
     study.tell(number, state=TrialState.FAIL)
-    assert run(tmp_path, number, [9.0]) is None  # a trial that was ended meanwhile
+    assert run(tmp_path, number, [9.0]) is None  # a trial that has already ended
     assert run(tmp_path, 77, [9.0]) is None
     (tmp_path / "optuna.db").unlink()
     assert run(tmp_path, number, [9.0]) is None

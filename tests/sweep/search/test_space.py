@@ -1,4 +1,4 @@
-"""Words of a search and what becomes of them; the words that can't be searched, and the mend of each."""
+"""A search's overrides and their dimensions; the overrides that can't be searched, and the fix for each."""
 
 import optuna
 import pytest
@@ -8,7 +8,7 @@ from runner.errors import RunnerError
 from runner.sweep.search.space import Choices, Numbers, Space, as_word, distribution, listed
 from runner.sweep.search.sweeper import read_space
 
-#: a word, its dimension, Optuna's distribution
+#: an override, its dimension, Optuna's distribution
 WORDS = [
     ("a=interval(0,0.5)", Numbers("a", 0.0, 0.5), optuna.distributions.FloatDistribution(0, 0.5)),
     (
@@ -51,7 +51,7 @@ WORDS = [
     ),
 ]
 
-#: words that are no space, and what the message must offer
+#: overrides that are not a search space, and the text that the message must contain
 MISTAKES = [
     (["a=1"], "optimizer.lr=tag(log,interval(1e-4,1e-1))"),
     ([], "optimizer.lr=tag(log,interval(1e-4,1e-1))"),

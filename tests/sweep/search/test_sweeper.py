@@ -1,4 +1,4 @@
-"""Searches as a person starts them: real trainings in two slots, pruned, killed, gone on with; and the mistakes."""
+"""Searches as a user starts them: real trainings in two slots, pruned, killed, resumed; and the errors."""
 
 import json
 import os
@@ -59,14 +59,14 @@ def events_of(folder):
 
 
 def agrees(folder):
-    """Study, ledger, folders and journals tell the same of each trial; returns the numbers of those that count."""
+    """The study, ledger, directories and journals agree on each trial. Returns the numbers of the finished and pruned trials."""
     sweep = ledger.read(Path(folder))
     (goal,) = sweep.objectives
     good = []
     for trial in trials_of(folder):
         job = sweep.jobs.get(trial.number)
         if job is None:
-            assert trial.state == TrialState.FAIL  # a kill: asked for, and never noted
+            assert trial.state == TrialState.FAIL  # a kill between the trial's creation and its entry in the ledger
             continue
         summary = summary_of(folder, trial.number)
         assert trial.state == STATES[job.state] and summary["status"] == job.state and job.trial == trial.params
@@ -154,7 +154,7 @@ def test_that_a_trial_has_one_of_the_seeds_is_said_before_it_begins(words, notes
 
 
 def kill_after(process, num_lines, *, all_of_it):
-    """SIGKILL when the ledger has so many lines; the jobs, which have sessions of their own, too or not."""
+    """Kill the process when the ledger has that many lines. all_of_it: Also kill the jobs, which have separate sessions."""
     while process.poll() is None:
         path = Path("found/ledger.jsonl")
         if path.exists() and path.read_bytes().count(b"\n") >= num_lines:
@@ -233,7 +233,7 @@ def test_a_metric_that_only_the_first_trial_tells_to_be_missing(own_folder, capf
     assert job.state == "failed" and trials_of("found")[0].state == TrialState.FAIL
 
 
-#: words on the command line with several mistakes, and what the message must offer, for all of them at once
+#: overrides with several errors, and the text that the message must contain, for all errors at once
 SWEEPER = "hydra.sweeper."
 MISTAKES = {
     "settings": (
@@ -288,7 +288,7 @@ MISTAKES = {
     "a key's name": ([LR, f"{SWEEPER}n_trial=5"], ["n_trials=5"]),
     "a key that is added": ([LR, f"+{SWEEPER}trials=5"], ["n_trials=5"]),
     "a swept setting": ([LR, f"{SWEEPER}sampler=tpe,random"], [f"set {SWEEPER}sampler to one value"]),
-    # what the composed examples tell
+    # errors of the composed jobs
     "a file's name": ([LR, "model=mlp,mpl"], ["model=mlp"]),
     "a job's key": ([LR, "train.num_epoch=3"], ["train.num_epochs=3"]),
     "a swept key": (["optimizer.rl=interval(0.1,0.2)"], ["optimizer.lr=0.1"]),
