@@ -187,7 +187,7 @@ def test_a_table_without_numbers_is_refused(content, messages):
 
 
 def test_its_reader_reads_the_inputs_alone(monkeypatch, messages):
-    """What travels with a run made of a file: another file's array of the same name, in chunks."""
+    """The reader of a run on a file reads another file's array of the same name, in chunks."""
     from runner.data import array_data as module
 
     monkeypatch.setattr(module, "ROWS_A_CHUNK", 4)

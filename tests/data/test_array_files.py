@@ -107,7 +107,7 @@ def test_pickled_objects_are_refused(own_folder, ending, messages):
 
 
 def test_a_file_that_may_not_be_read(own_folder, messages):
-    """Tests may run as root, who may read all."""
+    """Built by hand, as tests may run as root, which may read all files."""
     found = array_files._unreadable(own_folder / "a.npz", "data.path=a.npz", PermissionError(13, "Permission denied"))
     messages(found)
 

@@ -1,4 +1,4 @@
-"""What a person is told of their classes, in a line."""
+"""The line that reports the balance of a user's classes."""
 
 import pytest
 import torch

@@ -50,7 +50,7 @@ def test_labels_of_another_kind_are_none(values):
 
 @pytest.mark.parametrize("indices", [[2, 0], range(2), torch.tensor([2, 0])])
 def test_a_part_tells_what_the_whole_knows(indices):
-    """As random_split() gives them: without labels nothing is stratified, nor drawn by class."""
+    """Subsets as random_split() returns them: without labels, nothing could be stratified or drawn by class."""
     whole = Rows((IMAGE, 1), targets=[0, 1, 0, 2])
     told = look_at(Subset(Subset(whole, range(4)), indices), asked="data=mine")
     assert told.labels.tolist() == [whole.targets[index] for index in indices]
@@ -92,7 +92,7 @@ def test_rows_of_different_lengths_make_no_batch(messages):
 
 
 class Ragged(torch.utils.data.Dataset):
-    """Rows of several lengths, and its own way to put them together."""
+    """Rows of several lengths, with a custom collate function."""
 
     def __len__(self):
         return 12
@@ -127,4 +127,4 @@ class Pairs(Dataset):
 
 def test_the_second_of_two_inputs_is_no_target():
     told = look_at(Pairs(), asked="data")
-    assert told.facts == {"input_shape": [3], "in_features": 3}  # and nothing says that the targets are numbers
+    assert told.facts == {"input_shape": [3], "in_features": 3}  # no fact says that the targets are numbers

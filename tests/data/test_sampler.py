@@ -1,4 +1,4 @@
-"""What `data.sampler` draws: which rows, how often, and what it refuses."""
+"""The rows that `data.sampler` draws, how often it draws them, and the settings that it refuses."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def drawn(asked, labels=None, *, of=None, seed=0, epoch=0):
 
 
 def by_hand(labels, weights, *, seed, epoch):
-    """The same in plain Python: two numbers a row, of which one chooses the class and the other one of its rows."""
+    """Return the draws in plain Python: of two numbers per row, one chooses the class and the other one of its rows."""
     members = [[row for row, label in enumerate(labels) if label == each] for each in range(len(weights))]
     shares, places = torch.rand(2, len(labels), dtype=torch.float64, generator=generator(seed, EPOCH, epoch)).tolist()
     found = []
@@ -61,7 +61,7 @@ def test_truth_values_are_classes_as_the_data_calls_them(names):
 
 
 def unlikely(counts, expected):
-    """Whether chance would give such counts less than once in a thousand times (Pearson's test)."""
+    """Return whether such counts occur by chance in less than one of a thousand cases (Pearson's test)."""
     return float(((counts - expected) ** 2 / expected).sum()) > chi2.ppf(0.999, len(counts) - 1)
 
 
@@ -89,13 +89,13 @@ def test_an_order_depends_on_the_seed_and_the_epoch_alone():
 
 
 def test_the_order_is_this_one_on_every_machine():
-    """A change here changes every run with a sampler that was ever made."""
+    """A change here changes every existing run with a sampler."""
     assert drawn("balanced", of=source({"cat": 7, "dog": 2, "eel": 1})).tolist() == [6, 0, 9, 9, 6, 3, 8, 7, 0, 6]
 
 
 @pytest.mark.parametrize(("number", "row"), [(0.0, 700), (1 - 2**-53, 949)])
 def test_the_least_and_the_largest_number_choose_a_row_too(monkeypatch, number, row):
-    """The least one of a first class that is never drawn, the largest one of such a last class: their neighbours."""
+    """The smallest number would choose a first class with weight 0, and the largest such a last class: their neighbors are chosen."""
     monkeypatch.setattr(torch, "rand", lambda *shape, dtype, generator: torch.full(shape, number, dtype=dtype))
     assert set(drawn([0, 1, 0]).tolist()) == {row}
 

@@ -101,7 +101,7 @@ def test_given_splits_may_be_datasets():
 
 
 class Three(Dataset):
-    """Says by its targets that there are classes 0 to 2."""
+    """Has classes 0 to 2, according to its targets."""
 
     targets = [0, 1, 2] * 2
 
@@ -121,7 +121,7 @@ class Silent(Three):
 
 
 class Fewer(Three):
-    """As torchvision's ImageFolder makes it of folders without one for a."""
+    """Like torchvision's ImageFolder of a directory without class a."""
 
     classes = ("b", "c")
 
@@ -229,9 +229,9 @@ STAMPS = 1_700_000_000 + np.arange(40).reshape(20, 2)
         (STAMPS, np.arange(20) % 2, "column 0 of the inputs: 1.7e+09, and 11.5 apart"),
         (torch.from_numpy(STAMPS), np.arange(20) % 2, "column 0 of the inputs: 1.7e+09, and 11.5 apart"),
         (np.ones((20, 2)), STAMPS[:, 1].astype(float), "the targets: 1.7e+09, and 11.5 apart"),
-        (np.float32(STAMPS), np.arange(20) % 2, ""),  # they have fallen together
+        (np.float32(STAMPS), np.arange(20) % 2, ""),  # float32 rounds them to equal values
         (STAMPS - STAMPS[0, 0], np.arange(20) % 2, ""),
-        (np.array([[2**31, 5]] * 20), STAMPS[:, 0], ""),  # all the same, and classes
+        (np.array([[2**31, 5]] * 20), STAMPS[:, 0], ""),  # equal values, and classes
     ],
 )
 def test_numbers_that_fall_together_as_float32_are_told(inputs, targets, told):

@@ -10,7 +10,7 @@ from runner.data.split import fingerprint, folds, indices, split, take
 
 
 def numbered(count, classes=None, **settings):
-    """Rows that carry their own number, with the classes given."""
+    """Return rows that contain their number, with the given classes."""
     labels = None if classes is None else torch.tensor(classes)
     return Source("mine", (torch.arange(float(count))[:, None], torch.arange(count)), {}, labels=labels, **settings)
 
@@ -55,7 +55,7 @@ def test_the_seed_alone_decides():
 
 
 def test_the_cut_is_this_one_on_every_machine():
-    """A change here changes every run that was ever made."""
+    """A change here changes every existing run."""
     assert numbers(cut(numbered(20, [0, 1] * 10)).test) == [0, 11]
     assert numbers(cut(numbered(20)).test) == [11, 17]
 
@@ -209,7 +209,7 @@ def test_each_class_is_spread_over_the_folds_within_a_row():
 
 
 def test_the_seed_alone_decides_on_folds():
-    """A change in the second line changes every run with folds that was ever made."""
+    """A change in the second line changes every existing run with folds."""
     found = {seed: tuple(numbers(cut(numbered(60), fold=(0, 5), seed=seed).val)) for seed in range(20)}
     assert len(set(found.values())) == 20 and found[3] == tuple(numbers(cut(numbered(60), fold=(0, 5), seed=3).val))
     assert numbers(cut(numbered(20, [0, 1] * 10), fold=(1, 5)).val) == [6, 10, 13, 17]

@@ -34,7 +34,7 @@ def test_the_seed_alone_decides():
 
 
 def test_what_is_known_of_the_authors_own_rows():
-    """Percentiles of their 4,000 signals by class, as github.com/greydanus/mnist1d makes them with its seed 42."""
+    """Percentiles of the authors' 4,000 signals by class, from github.com/greydanus/mnist1d with its seed 42."""
     inputs, targets = mnist1d(20_000, 10).rows
     levels = torch.tensor([0.01, 0.1, 0.5, 0.9, 0.99])
     for label, theirs in THEIRS.items():
@@ -75,7 +75,7 @@ def test_the_shape_shows_through_the_noise():
     signals = make_signals(torch.arange(10).repeat(200), generator(1))
     assert signals.shape == (2000, 40)
     means = signals.reshape(200, 10, 40).mean(0)
-    assert means[0].mean() > 0 > means[6].mean()  # 0 bulges up, 6 down
+    assert means[0].mean() > 0 > means[6].mean()  # 0 curves upwards, 6 downwards
     assert len(TEMPLATES) == 10
 
 

@@ -42,7 +42,7 @@ def test_without_noise_the_formulas_hold():
     points, targets = playground("spiral", 200).rows
     along = torch.arange(100) / 100
     torch.testing.assert_close(points.norm(dim=1), 5 * along.repeat(2), atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(points[:100], -points[100:], atol=1e-5, rtol=1e-5)  # half a turn apart
+    torch.testing.assert_close(points[:100], -points[100:], atol=1e-5, rtol=1e-5)  # the classes are half a turn apart
     angles = torch.atan2(points[1:100, 0], points[1:100, 1])
     expected = 1.75 * 2 * math.pi * along[1:]
     torch.testing.assert_close(angles.sin(), expected.sin(), atol=1e-4, rtol=1e-4)

@@ -1,4 +1,4 @@
-"""Sets of the `datasets` library from files made here: nothing is fetched."""
+"""Sets of the `datasets` library from generated files: nothing is downloaded."""
 
 import builtins
 import gc
@@ -27,7 +27,7 @@ from runner.data.hub.datasets import huggingface  # noqa: E402
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory, monkeypatch):
-    """As HF_HOME would say it, had it been set before the library was imported."""
+    """Set what HF_HOME would set, if it were set before the library is imported."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
 
@@ -56,7 +56,7 @@ def refused(*args, **settings):
 
 
 def read_again(source, path):
-    """The inputs of a file, as a prediction reads them."""
+    """Return the inputs of a file, as a prediction reads them."""
     return torch.cat(list(build(json.loads(json.dumps(source.reader)))(path)))
 
 
@@ -112,7 +112,7 @@ def test_from_the_mapped_file_it_is_the_same(tmp_path):
 
 @pytest.mark.parametrize("form", ["numbers", "images", "texts", "a text to go on with"])
 def test_the_fingerprint_is_the_same_wherever_the_rows_lie(tmp_path, form):
-    """decode=auto goes by the memory that is free at that moment."""
+    """decode=auto depends on the free memory at that moment."""
     how = {"path": "csv", "data_files": write_csv(tmp_path / "a.csv")}
     if form == "images":
         how = {"path": "imagefolder", "data_dir": write_images(tmp_path / "set")}
@@ -182,7 +182,7 @@ def test_digits_that_float32_lacks_are_noted(tmp_path):
         "column 1 of the columns pair: 1.7e+09, and 17.3 apart",
         "column y: 1.7e+09, and 17.3 apart",
     ]
-    assert len(huggingface(str(tmp_path / "a.jsonl")).notes) == 1  # classes
+    assert len(huggingface(str(tmp_path / "a.jsonl")).notes) == 1  # only the line about classes
 
 
 def test_dates_are_no_target(tmp_path, messages):
@@ -284,7 +284,7 @@ def test_a_tokenizer_of_a_file(tmp_path, messages):
     padded = huggingface(str(tmp_path / "a.csv"), **settings)
     assert padded.rows[0].tolist() == [[1, 2, 4], [0, 1, 3]]
     assert padded.facts["vocab_size"] == 6
-    Path(settings["tokenizer"]).unlink()  # all that is needed of it lies in the reader
+    Path(settings["tokenizer"]).unlink()  # the reader contains everything it needs from the tokenizer
     assert "${" not in json.dumps(source.reader)
     assert torch.equal(read_again(source, str(tmp_path / "a.csv")), source.rows[0])
     messages(refused(str(tmp_path / "a.csv"), **settings))
@@ -348,9 +348,9 @@ def test_classes_that_are_hidden_in_the_test_split(tmp_path, messages):
     messages(refused(str(tmp_path / "other")))
 
 
-# the library leaves a stream's file to the garbage collector
+# the library leaves the closing of a stream's file to the garbage collector
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.filterwarnings("ignore::ResourceWarning")  # datasets 5 leaves the file of a stream to the collector
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # datasets 5 leaves a stream's file open
 def test_of_a_stream_the_first_rows_are_fetched(tmp_path, messages):
     source = huggingface(write_csv(tmp_path / "a.csv"), streaming=True, num_rows=10)
     assert torch.equal(source.rows[0], huggingface(str(tmp_path / "a.csv")).rows[0][:10])

@@ -28,7 +28,7 @@ def cut(source, **settings):
 
 
 def batches(source, *, name="train", residency="auto", epoch=1, first_batch=0, seed=0, num_workers=0):
-    """All of a split's batches of an epoch, as the run gets them."""
+    """Return all batches of a split in an epoch, as a run gets them."""
     rows = getattr(cut(source), name)
     loader, _ = load(
         rows, Loading(residency, num_workers=num_workers), batch_size=4, device=CPU, seed=seed, shuffle=name == "train"
@@ -42,7 +42,7 @@ def batches(source, *, name="train", residency="auto", epoch=1, first_batch=0, s
 
 @pytest.fixture
 def counting(tmp_path):
-    """A text whose characters tell where they stand: the n-th is the code point 1000 + n."""
+    """Write a text whose characters give their position: the n-th is the code point 1000 + n."""
     return write(tmp_path, "".join(chr(1000 + number) for number in range(1001)))
 
 

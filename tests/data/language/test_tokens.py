@@ -215,8 +215,8 @@ def test_what_is_no_token_file(tmp_path, own_folder, messages):
     messages([problem_of(write_tokens, ["a"], "a.npy"), problem_of(write_tokens, [""], "e.bin")])
 
 
-#: trains on a file of 1 GiB with no more than 512 MiB of memory of its own. A mapped file's pages do not count there (the
-#: kernel takes them back when it likes); what is read into memory does
+#: trains on a file of 1 GiB with at most 512 MiB of private memory. Pages of a mapped file do not count (the kernel can
+#: reclaim them at any time); data that is read into memory does
 TRAINING = """
 import resource, sys
 import torch, mlflow, runner
@@ -248,7 +248,7 @@ print(summary["status"], summary["num_steps"], of_its_own()["RssAnon"] - before[
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit counts otherwise there")
 def test_a_file_larger_than_the_memory_is_trained_on(own_folder):
     with (own_folder / "big.bin").open("wb") as stream:
-        stream.truncate(2**30)  # of zeros that take no room on the disk
+        stream.truncate(2**30)  # zeros that take no space on the disk
         stream.seek(2**29)
         stream.write(np.arange(60, dtype=np.uint16).tobytes())
     environment = {**os.environ, "PYTHONPATH": str(PACKAGES), "OMP_NUM_THREADS": "1"}

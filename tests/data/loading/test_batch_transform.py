@@ -37,7 +37,8 @@ def all_of(batches, number, **kwargs):
 
 def test_what_is_random_goes_by_the_seed_and_the_epoch_whoever_reads_the_rows():
     assert all_of(finished(), 3) == all_of(finished(), 3) == all_of(finished(Streamed), 3)
-    drawn = [x for x, _ in all_of(finished(), 3)]  # by place, not by row: rows have another order in each epoch anyway
+    # by position, not by row: the order of rows differs in each epoch anyway
+    drawn = [x for x, _ in all_of(finished(), 3)]
     assert drawn != [x for x, _ in all_of(finished(), 4)]
     assert drawn != [x for x, _ in all_of(finished(seed=1), 3)]
     values = torch.cat([x for x, _ in finished().epoch(0)])

@@ -47,7 +47,7 @@ def test_shares_put_together_are_the_batch(loader, shuffle, first_batch):
         for column in (0, 1):
             rows = [share.batch[column][: share.rows.num] for share in shares]
             assert torch.cat(rows).tolist() == batch[column].tolist()
-        assert all(len(share.batch[0]) >= 1 for share in shares)  # the last batch has 3 rows for 4
+        assert all(len(share.batch[0]) >= 1 for share in shares)  # the last batch has 3 rows for 4 processes
 
 
 def test_what_a_dataset_draws_differs_between_processes_and_stays_that_of_a_run_alone_in_the_first():

@@ -15,7 +15,7 @@ from runner.data.source import from_arrays
 CPU, CUDA = torch.device("cpu"), torch.device("cuda:0")
 ROWS = torch.zeros(1024, 256), torch.zeros(1024, dtype=torch.int64)  # 1 MiB and 8 KiB
 LARGE = torch.zeros(1).expand(2**30)  # 4 GiB that take no memory
-WIDE = torch.zeros(1, dtype=torch.float64).expand(2**30 - 1)  # as float32 below 4 GiB
+WIDE = torch.zeros(1, dtype=torch.float64).expand(2**30 - 1)  # less than 4 GiB as float32
 SIZE = 1024 * 256 * 4 + 1024 * 8
 
 
@@ -36,7 +36,7 @@ def made(rows, residency="auto", device=CPU, free_bytes=None, **settings):
 
 @pytest.fixture
 def pretended(monkeypatch):
-    """Loaders that only say what they are: the choice needs no GPU."""
+    """Replace the loaders by their names: the choice needs no GPU."""
     for kind in (Resident, Streamed):
         monkeypatch.setattr(f"runner.data.loading.loaders.{kind.__name__}", lambda *args, kind=kind, **settings: kind)
 
@@ -86,7 +86,7 @@ def test_workers_are_not_used_for_tensors(pretended):
 
 
 class Numbered(Dataset):
-    """Row i says i."""
+    """Row i contains i."""
 
     def __len__(self):
         return 53
@@ -97,7 +97,7 @@ class Numbered(Dataset):
 
 @pytest.mark.parametrize("many_rows", [2**20, 1])
 def test_what_a_sampler_draws_is_the_same_resident_streamed_read_shared_and_from_the_middle(many_rows, monkeypatch):
-    """many_rows: from which the next order is drawn ahead."""
+    """many_rows: The number of rows from which the next order is drawn in advance."""
     monkeypatch.setattr("runner.data.loading.order.MANY_ROWS", many_rows)
     rows = torch.arange(53.0)[:, None], torch.arange(53)
     named = from_arrays(torch.zeros(53, 1), ["rare"] * 3 + ["usual"] * 50, name="rows")
@@ -140,7 +140,7 @@ def test_the_processes_of_a_machine_share_its_cpus_for_reading(cpus, num_process
 )
 @pytest.mark.parametrize("chosen", [None, "forkserver"])
 def test_processes_that_import_everything_anew_are_few(cpus, num_rows, is_training, workers, chosen, monkeypatch):
-    """As on macOS, where each takes seconds to start; three splits of a run have theirs."""
+    """As on macOS, where each process takes seconds to start, and each of the three splits has its processes."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(cpus), raising=False)
     monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none=False: chosen)
     monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["spawn", "fork"])

@@ -12,7 +12,7 @@ def test_an_order_depends_on_the_seed_and_the_epoch_alone():
 
 
 def test_the_order_is_this_one_on_every_machine():
-    """A change here changes every run that was ever made."""
+    """A change here changes every existing run."""
     assert permutation(8, seed=0, epoch=0).tolist() == [4, 7, 2, 0, 1, 3, 5, 6]
     assert permutation(8, seed=0, epoch=1).tolist() == [6, 1, 5, 4, 2, 0, 3, 7]
 
@@ -23,7 +23,7 @@ def test_neighbouring_seeds_and_epochs_share_no_order():
 
 
 def test_all_bits_of_a_seed_count():
-    """torch's CPU generator reads the low 32 bits of what it is given."""
+    """torch's CPU generator uses only the low 32 bits of its seed."""
     plain = [torch.randperm(30, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2**32 + 1)]
     assert torch.equal(*plain)
     assert not torch.equal(permutation(30, seed=1, epoch=0), permutation(30, seed=2**32 + 1, epoch=0))

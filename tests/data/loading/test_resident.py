@@ -68,7 +68,7 @@ def test_how_many_batches_are_gathered_at_once_changes_nothing(gather_bytes, mon
 
 
 def test_what_is_gathered_is_bounded():
-    """In bytes for big rows, and one batch at least."""
+    """In bytes for large rows, but at least one batch."""
     wide = torch.zeros(300, 10_000)
     sizes = {batch.untyped_storage().nbytes() for batch in loader(wide, 10).epoch(0)}
     assert max(sizes) <= 2**20

@@ -1,4 +1,4 @@
-"""A person's DataLoader whose processes each read a part of an IterableDataset: no row of an epoch is lost unheard."""
+"""A user's DataLoader whose processes each read a part of an IterableDataset: no row of an epoch is silently lost."""
 
 import logging
 import re
@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 
 
 class Parts(IterableDataset):
-    """Rows 0, 1, 2, ..., of which each process takes its part. says: its length, where that is another."""
+    """Rows 0, 1, 2, ..., a part for each process. says: The reported length, if it differs."""
 
     def __init__(self, num=18, *, says=None, shares=True):
         self.num, self.says, self.shares = num, says or num, shares

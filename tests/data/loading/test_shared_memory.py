@@ -34,7 +34,7 @@ def test_workers_need_shared_memory(monkeypatch):
     assert batches._num_workers >= 1 and why == "streamed (a Dataset is read row by row)"
 
 
-#: rows that grow: the first tells nothing of the later ones
+#: rows that grow: the first one says nothing about the size of later ones
 SCRIPT = """
 import torch
 from torch.utils.data import Dataset

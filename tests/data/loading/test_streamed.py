@@ -18,7 +18,7 @@ COUNT = 53
 
 
 class Rows(Dataset):
-    """The same rows as `rows()`, one by one, and a number that is drawn."""
+    """The same rows as `rows()`, one by one, with a random number each."""
 
     def __len__(self):
         return COUNT
@@ -65,7 +65,7 @@ def test_what_a_dataset_draws_is_the_same_in_any_process_and_after_a_restart(loa
     assert plain(workers.epoch(2)) == whole
     assert plain(workers.epoch(2, first_batch=4)) == whole[4:]
     epochs = [{number for batch in plain(workers.epoch(epoch)) for number in batch[2]} for epoch in (2, 3)]
-    assert [len(drawn) for drawn in epochs] == [COUNT, COUNT] and not epochs[0] & epochs[1]  # drawn anew each epoch
+    assert [len(drawn) for drawn in epochs] == [COUNT, COUNT] and not epochs[0] & epochs[1]  # drawn again in each epoch
 
 
 def test_processes_are_started_once_and_end_with_close(loader):
@@ -132,7 +132,7 @@ def test_nothing_is_read_before_it_is_asked_for(loader):
 
 
 class Log:
-    """Stands for the device's streams and writes down who did what: the order is what the memory's safety hangs on."""
+    """Replaces the device's streams and logs their calls: their order decides whether memory is reused safely."""
 
     def __init__(self, monkeypatch):
         self.said = []

@@ -9,7 +9,7 @@ from runner.data.loading.streamed import Reader
 from runner.errors import Problem, RunnerError
 from runner.version import PACKAGES
 
-# Python 3.12 and later warn of forks beside torch's own threads; torch's workers are made for that
+# Python 3.12 and later warn about forks while torch's threads run; torch's workers are made for that
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 
 PLAN = [(1, [0, 2]), (2, [3]), (1, [0, 2])]
@@ -55,7 +55,7 @@ FAULTS = (
 @pytest.mark.parametrize("error", [ZeroDivisionError("row 0 is broken"), SystemExit(), RunnerError(*FAULTS)])
 def test_error_of_a_row_is_raised(error, num_workers):
     reader = Reader(Raising(error), num_workers=num_workers, pin_memory=False)
-    is_exit = isinstance(error, SystemExit) and num_workers  # which would end the process without a reason
+    is_exit = isinstance(error, SystemExit) and num_workers  # this would end the process without a reason
     with pytest.raises(RuntimeError if is_exit else type(error)) as caught:
         next(reader.read(iter(PLAN)))
     reader.close()
@@ -90,7 +90,7 @@ if __name__ == "__main__":
 
 
 def test_a_dataset_that_can_not_be_sent_to_other_processes(tmp_path):
-    """macOS and Windows start processes by spawn, which pickles what they get."""
+    """macOS and Windows start processes by spawn, which pickles their arguments."""
     (tmp_path / "mine.py").write_text(CAN_NOT_BE_SENT)
     environment = {**os.environ, "PYTHONPATH": str(PACKAGES)}
     command = [sys.executable, "-W", "error", str(tmp_path / "mine.py")]

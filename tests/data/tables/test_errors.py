@@ -1,4 +1,4 @@
-"""What a person's table has wrong, and that the message names the file, the line and the column."""
+"""Errors in a user's table; the message names the file, the line and the column."""
 
 import gzip
 import subprocess
@@ -189,7 +189,7 @@ def test_a_row_of_a_parquet_file(folder, messages):
     ("ending", "where"), [("csv", "line 70002"), ("parquet", "row 70001"), ("feather", "row 70001")]
 )
 def test_the_place_of_a_bad_value_far_down(ending, where, folder, monkeypatch):
-    """Beyond the rows that are read at once."""
+    """After the rows that are read at once."""
     import pandas as pd
 
     monkeypatch.setattr(files, "LEAST_BLOCK", 2**16)

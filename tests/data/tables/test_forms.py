@@ -1,4 +1,4 @@
-"""Tables as other countries and programs write them: decimal commas, other dates, no header, rows without a target."""
+"""Tables in the formats of other countries and programs: decimal commas, other dates, no header, rows without a target."""
 
 import datetime as dt
 
@@ -142,11 +142,11 @@ def test_what_looks_like_dates_is_told(folder):
         (["3,5", "2"], "\"data.decimal=','\""),
         (["1,234", "12,500"], ""),  # thousands, or three decimals
         (["3,5", "2.5"], ""),
-        (["1,5", "2", "3", "4"], ""),  # one of many: that line
+        (["1,5", "2", "3", "4"], ""),  # one of many: the message names that line
         (["05/13/2023"], "data.date_format='%m/%d/%Y'"),
         (["13/05/2023"], "data.date_format='%d/%m/%Y'"),
         (["03/05/2023"], "data.date_format='%m/%d/%Y' or data.date_format='%d/%m/%Y'"),
-        (["31.12.99", "01.01.01"], "data.date_format='%d.%m.%y'"),  # 99 is before 01
+        (["31.12.99", "01.01.01"], "data.date_format='%d.%m.%y'"),  # '99 is before '01
         (["1-2-3"], ""),
         (["31.12.2024 13:45"], "data.date_format='%d.%m.%Y %H:%M'"),
         (["Oslo", "05/13/2023"], ""),

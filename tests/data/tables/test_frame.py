@@ -1,4 +1,4 @@
-"""A DataFrame is read as the file that pandas has read it from; and rows become a DataFrame that is read as the same rows."""
+"""A DataFrame is read like the file that it came from, and rows become a DataFrame that is read as the same rows."""
 
 import numpy as np
 import pandas
@@ -76,5 +76,5 @@ def test_rows_become_a_frame_that_is_read_as_the_same_rows(reader):
     frame = frame_of(columns, rows.numpy())
     assert frame.age.dtype == np.float64 and frame.member.tolist() == [True, None, False, True, True]
     assert frame.seen[0].startswith("2026-11-21 23:59:5")
-    assert (rows[:, columns.names.index("city")] < 0).any()  # one is not known
+    assert (rows[:, columns.names.index("city")] < 0).any()  # one city is unknown
     same(read.frame(frame), rows)

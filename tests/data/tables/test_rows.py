@@ -1,4 +1,4 @@
-"""Rows that stay on the disk: the same as in memory, made once, shared by processes."""
+"""Rows that stay on the disk: the same as in memory, written once, and shared by processes."""
 
 import json
 import os
@@ -24,7 +24,7 @@ from runner.errors import RunnerError
 from runner.version import PACKAGES
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(PACKAGES), "OMP_NUM_THREADS": "1"}
-#: whose kernel tells a process's own memory, and holds a limit on it
+#: the kernel counts private memory, and enforces a limit on it
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA counts otherwise there")
 
 
@@ -71,7 +71,7 @@ def test_single_rows_and_batches():
     stacked = rows.collate_fn([rows[4], rows[2], rows[4]])
     assert all(torch.equal(one.nan_to_num(-9), other.nan_to_num(-9)) for one, other in zip(batch, stacked, strict=True))
     assert rows.collate_fn(batch) is batch
-    batch[0].zero_()  # a copy: the file stays as it is
+    batch[0].zero_()  # a copy: the file does not change
     assert rows[4][0][0] != 0
 
 
@@ -85,11 +85,11 @@ def test_another_process_gets_the_file_and_not_its_rows():
 
 @pytest.mark.parametrize("target", ["y", "x"])
 def test_the_fingerprint_is_that_of_rows_in_memory(folder, monkeypatch, target):
-    """in_memory=auto goes by the memory that is free at that moment."""
+    """in_memory=auto depends on the free memory at that moment."""
     (folder / "test.csv").write_text("x,c,y\n1,a,0\n2,b,1\n")
     how = {"target": target, "test_path": "test.csv"}
     for most in (2**26, 2**10):
-        monkeypatch.setattr(data_split, "FINGERPRINT_BYTES", most)  # whole, and in blocks
+        monkeypatch.setattr(data_split, "FINGERPRINT_BYTES", most)  # as a whole, and in blocks
         prints = {fingerprint(table("t.csv", **how, in_memory=in_memory)) for in_memory in (True, False)}
         assert len(prints) == 1
     assert prints != {fingerprint(table("t.csv", target=target, in_memory=False))}
@@ -98,7 +98,7 @@ def test_the_fingerprint_is_that_of_rows_in_memory(folder, monkeypatch, target):
 def test_made_once_and_again_when_the_file_or_the_settings_change(folder, monkeypatch):
     first = table("t.csv", in_memory=False)
     with monkeypatch.context() as patch:
-        patch.setattr("runner.data.tables.table.choose", None)  # neither read nor made again
+        patch.setattr("runner.data.tables.table.choose", None)  # neither read nor written again
         patch.setattr(table_rows, "_write", None)
         again = table("t.csv", in_memory=False)
     assert (again.reader, again.facts, again.rows.fingerprint) == (first.reader, first.facts, first.rows.fingerprint)
@@ -142,7 +142,7 @@ def test_memory_decides(left, asked, fits, monkeypatch):
 
 @pytest.mark.parametrize(("target", "num_bytes"), [("c", 30 * 3 * 4), ("x", 30 * 2 * 4)])
 def test_a_rows_size_is_that_of_its_numbers(folder, monkeypatch, target, num_bytes):
-    """A class is one of them, however many there are."""
+    """A class is one number, for any number of classes."""
     rows = "".join(f"{row}.5,{row}\n" for row in range(30))
     (folder / "u.csv").write_text(f"x,c\n{rows}")
     asked = []
@@ -206,7 +206,7 @@ def test_jobs_that_start_together_make_it_once(folder, warm):
     assert len(cached(folder)) == 1
 
 
-#: reads the table and trains 50 steps, under a limit on what may be taken beyond what imports took (MiB)
+#: reads the table and trains 50 steps, with a limit on the memory in addition to that of the imports (MiB)
 LIMITED = """
 import json, resource, sys, threading, time
 import torch, torch._dynamo, pandas, pyarrow, pyarrow.csv, pyarrow.compute, numpy as np
@@ -254,9 +254,9 @@ print(json.dumps({"rows": splits.sizes["train"], "origin": source.origin, "first
 @LINUX
 @pytest.mark.slow
 def test_many_rows_train_in_less_memory_than_they_take(folder, warm):
-    """A CSV of 99 MiB, 92 MiB of float32 and twice that with the splits' copies; 200 MiB are allowed beyond the imports.
+    """A CSV of 99 MiB, 92 MiB of float32 and twice that with the splits' copies; 200 MiB are allowed in addition to the imports.
 
-    RLIMIT_DATA counts what can't be given back: a mapped file's pages can, and RLIMIT_AS would count torch's libraries.
+    RLIMIT_DATA counts memory that can't be reclaimed. It excludes the pages of a mapped file; RLIMIT_AS would count torch's libraries.
     """
     import pyarrow as pa
     import pyarrow.csv as pa_csv
@@ -282,4 +282,4 @@ def test_many_rows_train_in_less_memory_than_they_take(folder, warm):
     assert told["rows"] == 320_000
     assert "left by ulimit -d" in told["origin"]
     assert told["last"] < 0.9 * told["first"]
-    assert told["grown_mib"] < 140, told  # the rows take 92, and their splits' copies as much: they are mapped
+    assert told["grown_mib"] < 140, told  # the rows take 92 MiB, and their splits' copies as much: they are mapped

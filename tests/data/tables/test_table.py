@@ -1,4 +1,4 @@
-"""Real files on disk, read as a person's would be."""
+"""Real files on disk, read like a user's files."""
 
 import csv
 import datetime as dt
@@ -40,7 +40,7 @@ def mixed(folder):
 
 
 def features(source, rows=None):
-    """What the model gets of the source's rows."""
+    """Return the model's input for the source's rows."""
     rows = source.rows if rows is None else rows
     return build(source.around(source.rows).before, key="before")(rows[0])
 
@@ -73,7 +73,7 @@ def test_numbers_texts_booleans_dates_and_what_is_missing(mixed):
     assert torch.isnan(fourth[3:6]).all()
     assert source.rows[1].tolist() == [1, 0, 0, 1]
     assert source.classes == ("no", "yes")
-    # age, member, days, income; two cities, months, weekdays; what is missing of city, joined and income
+    # age, member, days, income; two cities, months, weekdays; whether city, joined and income are missing
     assert source.facts["in_features"] == 4 + 2 + 12 + 7 + 3
     assert features(source).shape == (4, 28)
     assert not torch.isnan(features(source)).any()
@@ -191,7 +191,7 @@ def test_every_format_gives_the_same(ending, mixed):
         getattr(frame, f"to_{kind}")(file)
     else:
         compression = "gzip" if kind == "csv.gz" else None
-        frame.to_csv(file, sep="\t" if kind == "tsv" else ",", compression=compression)  # with pandas' nameless index
+        frame.to_csv(file, sep="\t" if kind == "tsv" else ",", compression=compression)  # with pandas' unnamed index
     source, again = table(mixed), table(file)
     assert torch.equal(source.rows[0].nan_to_num(-9), again.rows[0].nan_to_num(-9))
     assert torch.equal(source.rows[1], again.rows[1])
@@ -329,7 +329,8 @@ def test_splits_keep_the_classes(folder):
 def test_numbers_with_more_digits_than_float32_has_stay_apart(in_memory, ending, folder):
     stamps = [1_700_000_000 + number for number in range(100)]
     places = [52.12345 + number * 1e-7 for number in range(100)]
-    cents = [number * 10_000_019 for number in range(100)]  # as large as they are apart: they stay as they are
+    # their differences are as large as they are: they do not change
+    cents = [number * 10_000_019 for number in range(100)]
     columns = {"stamp": stamps, "place": places, "cents": cents, "label": ["a", "b"] * 50}
     if ending == "csv":
         lines = [",".join(map(str, row)) for row in zip(*columns.values(), strict=True)]
@@ -364,7 +365,7 @@ def test_a_target_with_more_digits_than_float32_has_is_told():
     write("t.csv", "x,y\n" + "".join(f"{-number},{1_700_000_000 + number}\n" for number in range(200)))
     (told,) = table("t.csv").notes[1:]
     assert "target y has steps of 128 in float32" in told and "a column of y less 1,700,000,100" in told
-    assert len(table("t.csv", "x").notes) == 2  # as a column it is taken less its mean
+    assert len(table("t.csv", "x").notes) == 2  # an input column has its mean subtracted
 
 
 def test_moments_over_several_chunks_are_those_of_all_rows(monkeypatch):
@@ -385,7 +386,7 @@ def test_moments_over_several_chunks_are_those_of_all_rows(monkeypatch):
 
 
 class Batched(torch.utils.data.Dataset):
-    """Rows that come by the batch, as a mapped file's do."""
+    """Rows that come in batches, like those of a mapped file."""
 
     def __init__(self, *columns):
         self.columns = columns
@@ -402,8 +403,8 @@ class Batched(torch.utils.data.Dataset):
     [
         ([5.0] * 30, 1.0),
         ([0.0] * 30, 1.0),
-        ([1e9, *[1e9 + 64] * 29], 1.0),  # a float32 away: that is the form's rounding, and no spread
-        ([0.0] * 29 + [1e-12], None),  # small numbers that differ, differ
+        ([1e9, *[1e9 + 64] * 29], 1.0),  # one step of float32: a rounding error, not a spread
+        ([0.0] * 29 + [1e-12], None),  # small numbers that differ count as different
         ([1e-12, 2e-12] * 15, None),
         ([100.0, 100.001] * 15, None),
     ],

@@ -1,4 +1,4 @@
-"""What each augmentation does to a tiny image by hand, and that nothing but `draws` decides it."""
+"""The effect of each augmentation on a tiny image, by hand; only `draws` decides it."""
 
 import json
 import math
@@ -89,12 +89,12 @@ def test_a_quarter_turn_and_a_zoom():
     square = torch.arange(9.0).reshape(1, 1, 3, 3)
     torch.testing.assert_close(changed([0.75], square, rotate=180), square.rot90(1, (3, 2)), atol=1e-5, rtol=0)
     wide = torch.zeros(1, 1, 3, 5)
-    wide[..., 1, 3] = 1  # one to the right of the middle comes to lie one below it: pixels are square
+    wide[..., 1, 3] = 1  # the pixel to the right of the middle moves below it, as pixels are square
     assert changed([0.75], wide, rotate=180)[0, 0].round().nonzero().tolist() == [[2, 2]]
     spot = torch.zeros(1, 1, 5, 5)
     spot[..., 2, 2] = 1
     assert changed([0.99], spot, scale=0.5).sum() > 1.5  # larger
-    assert changed([0.01], spot, scale=0.5).sum() < 0.5 + 0.51  # smaller, and its brightness as before
+    assert changed([0.01], spot, scale=0.5).sum() < 0.5 + 0.51  # smaller, with the same brightness
 
 
 def test_saturation_leaves_grey_alone_and_takes_colours_towards_it():
@@ -166,7 +166,8 @@ def test_the_same_draws_give_the_same_batch_on_each_device(device, dtype):
     there = module.to(device)((images.to(device), targets.to(device)), draws.to(device))
     assert here[0].dtype == dtype
     close = {"atol": 1.0, "rtol": 0.0} if dtype == torch.uint8 else {"atol": 1e-2, "rtol": 1e-4}
-    torch.testing.assert_close(there[0].cpu(), here[0], **close)  # a half may be rounded up here and down there
+    # a half may be rounded up on one device and down on the other
+    torch.testing.assert_close(there[0].cpu(), here[0], **close)
     torch.testing.assert_close(there[1].cpu(), here[1])
 
 
@@ -191,7 +192,7 @@ def test_nothing_is_read_from_the_device(device):
         for _ in batches.epoch(0):
             pass
     found = [str(read) for read in reads.found]
-    towards = [read for read in found if "a copy from the host" in read]  # the order and the draws, once an epoch
+    towards = [read for read in found if "a copy from the host" in read]  # the order and the draws, once per epoch
     assert found == towards
     assert len(towards) <= (0 if device.type == "cuda" else 2)
 
@@ -247,7 +248,7 @@ def run(folder, *words):
         "data.augment={crop:1,flip:true,rotate:10,mixup:0.2}",
         "tracking.enabled=false",
         "train.num_epochs=3",
-        "train.deterministic=true",  # elsewhere than on a CPU
+        "train.deterministic=true",  # except on a CPU
         "task.plots=false",
     ]
     return runner.run([*fixed, *words], folder=folder)

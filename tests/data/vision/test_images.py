@@ -1,4 +1,4 @@
-"""Folders of real images, made by PIL: what is read of them, and whole runs on them."""
+"""Directories of real images, written by PIL: the pixels that are read, and whole runs on them."""
 
 import json
 import pickle
@@ -32,7 +32,7 @@ def picture(number, *, is_red, height=8, width=8):
 
 
 def make(folder, count=6, **sizes):
-    """As many images of each class, one of them in a folder below its class."""
+    """Write `count` images of each class, one of them in a subdirectory of its class."""
     for index, name in enumerate(CLASSES):
         for number in range(count):
             inner = folder / name / "more" if number == 0 else folder / name
@@ -56,7 +56,7 @@ def test_a_folder_for_each_class(tmp_path):
     assert source.given == {}
     assert "12 images, decoded once (auto: " in source.origin
     expected = torch.from_numpy(picture(100 + 1, is_red=True)).permute(2, 0, 1)
-    assert torch.equal(pixels[6], expected)  # 001.png: what lies below a class comes after what lies in it
+    assert torch.equal(pixels[6], expected)  # 001.png: files in subdirectories come after the files of the class
 
 
 @pytest.mark.parametrize("val", ["val", "validation"])
@@ -128,7 +128,7 @@ def test_the_fingerprint_tells_other_images(tmp_path):
 
 @pytest.mark.parametrize("given", [False, True])
 def test_the_fingerprint_is_of_the_files_wherever_their_rows_lie(tmp_path, given):
-    """decode=auto goes by the memory that is free at that moment."""
+    """decode=auto depends on the free memory at that moment."""
     for name in ("train", "test") if given else ("",):
         make(tmp_path / name)
     prints = [fingerprint(images(str(tmp_path), decode=decode)) for decode in ("once", "workers")]
@@ -194,7 +194,7 @@ def test_kinds_of_images(tmp_path):
     save(tmp_path / "16.png", ramp)
     np.testing.assert_allclose(decoded(tmp_path / "16.png", mode="gray", size=None)[0], ramp / 257, atol=0.51)
     clear = np.zeros((2, 2, 4), np.uint8)
-    clear[0] = 255, 0, 0, 255  # the upper row is red, what lies below can't be seen
+    clear[0] = 255, 0, 0, 255  # the upper row is red, and the rows below are transparent
     save(tmp_path / "alpha.png", clear)
     assert decoded(tmp_path / "alpha.png", mode="rgb", size=None)[:, :, 0].tolist() == [[255, 255], [0, 255], [0, 255]]
     palette = Image.new("P", (2, 1))
@@ -218,7 +218,7 @@ def test_kinds_of_images(tmp_path):
 
 def test_the_camera_says_which_side_is_up(tmp_path):
     pixels = np.zeros((8, 16, 3), np.uint8)
-    pixels[:, :8] = 255  # lies on its side: the left half is the upper one, turned by the tag 6
+    pixels[:, :8] = 255  # rotated: the left half becomes the upper one by tag 6
     tags = Image.Exif()
     tags[0x0112] = 6
     save(tmp_path / "a" / "lying.jpg", pixels, exif=tags, quality=100)
@@ -340,7 +340,8 @@ def test_one_class_is_refused(tmp_path, messages):
     messages(refused(str(tmp_path)))
     save(tmp_path / "single" / "red" / "1.png", picture(1, is_red=True))
     messages(refused(str(tmp_path / "single")))
-    assert len(images(str(tmp_path / "single"), like={"classes": CLASSES}).labels) == 1  # measured by an earlier run
+    # like in the evaluation of an earlier run
+    assert len(images(str(tmp_path / "single"), like={"classes": CLASSES}).labels) == 1
 
 
 def run(folder, *words):
