@@ -1,4 +1,4 @@
-"""What a run can't be shorter than: torch, MLflow, the same rows and steps, everything logged once at the end. One file.
+"""The lower bound of a run's time: torch, MLflow, the same rows and steps, everything logged once at the end. One file.
 
 `python tests/bench/bare.py --data rows.npz --store mlflow.db`, rows.npz with x (N, 64) and y (N,).
 """
@@ -58,7 +58,7 @@ def log(metrics: torch.Tensor, uri: str) -> None:
         for name, value in zip(("train/loss", "train/accuracy"), row, strict=True)
     ]
     with mlflow.start_run() as run:
-        for first in range(0, len(points), 1000):  # MLflow takes no more at once
+        for first in range(0, len(points), 1000):  # MLflow's maximum per call
             mlflow.MlflowClient().log_batch(run.info.run_id, metrics=points[first : first + 1000])
 
 

@@ -1,7 +1,7 @@
-"""What many seeds cost beside one run: python tests/bench/batched.py [--repeats 2] [--only NAME ...]
+"""The cost of many seeds compared with one run: python tests/bench/batched.py [--repeats 2] [--only NAME ...]
 
-From Enter to the prompt, each tracked in a sqlite store of its own: one run, the seeds trained together, and the same
-seeds each in a process of its own (`sweep.batch=off`), in turns. What a member's step takes is what the sweep itself has
+Measured from Enter to the prompt, each tracked in a separate sqlite store: one run, the seeds trained together, and the same
+seeds in a process each (`sweep.batch=off`), in turns. The time of a member's step is the one that the sweep itself has
 measured (console.log).
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from page import add_write, section
 from sweep import _machine, _timed
 
-#: by name: the words of a run, and what is swept
+#: by name: the overrides of a run, and those that are swept
 SWEEPS = {
     "digits, MLP": (["model=mlp"], ["seed=range(16)"]),
     "digits, MLP, compiled": (["model=mlp", "train.compile=true"], ["seed=range(16)"]),

@@ -37,7 +37,7 @@ def state_of(depth: int) -> dict[str, object]:
 
 
 def pauses(depth: int, repeats: int) -> tuple[list[float], float, float]:
-    """Seconds: of each keep(), the first of which takes new memory; of writing beside it; of torch.save and fsync (medians)."""
+    """Return the seconds of each keep(), of which the first allocates memory, and the medians of writing and of torch.save with fsync."""
     state, kept, written, waited = state_of(depth), [], [], []
     with tempfile.TemporaryDirectory() as folder:
         background = Background()
@@ -59,7 +59,7 @@ def pauses(depth: int, repeats: int) -> tuple[list[float], float, float]:
 
 
 def seconds_to_end(depth: int) -> float:
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # the publisher may still be there
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # the publisher may still be running
         words = [
             "data=synthetic",
             f"data.num_features={FEATURES}",

@@ -1,4 +1,4 @@
-"""The scripts of this folder, which have names that others could have, too."""
+"""Import the scripts of this folder, whose names other modules could have, too."""
 
 import importlib
 import sys
@@ -11,7 +11,7 @@ BENCH = Path(__file__).parent
 
 @pytest.fixture
 def bench(monkeypatch):
-    """Imports a module of tests/bench; all are forgotten afterwards."""
+    """Import a module of tests/bench; all are removed from sys.modules afterwards."""
     monkeypatch.syspath_prepend(str(BENCH))
     before = set(sys.modules)
     yield importlib.import_module

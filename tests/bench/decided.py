@@ -1,9 +1,9 @@
-"""How often `compare` names a winner where there is none, and with how many seeds it finds one: python tests/bench/decided.py
+"""How often `compare` names a winner between equals, and how many seeds it needs to find one: python tests/bench/decided.py
 
-level, power: simulated values of two configurations by seed, with a standard deviation of 1 each; `shared` of the variance is
-the seed's, the same in both. Beside them the test that people take: Welch's t-test of unpaired values. looks: sweeps of
-sweep.until=decided, with all their looks. sweeps: what share the seed has in sweeps of this project, which are trained for
-it (--folder keeps them). One process, some 20 minutes, and as long for the sweeps.
+level, power: simulated values of two configurations by seed, with a standard deviation of 1 each; `shared` is the part of the
+variance that is due to the seed, equal in both. For comparison, Welch's t-test of unpaired values. looks: sweeps with
+sweep.until=decided, with all their looks. sweeps: the seed's part of the variance in sweeps of this project, which are trained
+for it (--folder keeps them). One process, about 20 minutes, and the same time again for the sweeps.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ VALUES: dict[str, Draw] = {
 }
 SHARED = (0.0, 0.5, 0.6, 0.7, 0.9)
 MAX_SEEDS = 64
-#: by name: the words of a sweep of two configurations, with 24 seeds each
+#: by name: the overrides of a sweep of two configurations, with 24 seeds each
 SWEEPS = {
     "digits, MLP: two rates": ["model=mlp", "optimizer.lr=1e-3,3e-3"],
     "digits, MLP: two widths": ["model=mlp", "model.hidden_sizes=[32],[128]"],
@@ -67,7 +67,7 @@ def _level(num: int) -> None:
         for is_paired, count in ((True, num), (False, num // 10)):  # scipy's permutations take 30 ms
             found = []
             for n in seeds:
-                # each cell's own: else all are high, or low, together
+                # separate for each cell, so that not all cells are high or low together
                 rng = np.random.default_rng([kind, n, is_paired])
                 found.append(sum(_compared(rng, n, draw, is_paired=is_paired).is_decided for _ in range(count)) / count)
             told = " | ".join(f"{share:.1%}" for share in found)
@@ -78,7 +78,7 @@ def _level(num: int) -> None:
 
 
 def _looks(num: int) -> None:
-    """Of sweeps, a fifth as many: each has four looks."""
+    """Count sweeps, a fifth of `num`: each has four looks."""
     num //= 5
     sizes = looks(MAX_SEEDS)
     print(
@@ -102,7 +102,7 @@ def _looks(num: int) -> None:
 
 
 def _decided_at(values: NDArray[np.float64]) -> int | None:
-    """values: (configurations, seeds). At how many seeds the sweep ends with a winner; None where it has none."""
+    """Return the number of seeds at which the sweep ends with a winner, or None. values: (configurations, seeds)."""
     sizes, goal = looks(values.shape[1]), Goal("val/loss", "min")
     for size in sizes:
         groups = {
@@ -135,7 +135,7 @@ def _power(num: int) -> None:
 
 
 def _sweeps(folder: Path | None) -> None:
-    """Of the values that `compare` compares: the sweep's own goal."""
+    """Compare the values that `compare` uses: those of the sweep's goal."""
     print("What the seed does to both of two configurations of this project, with 24 seeds of each:\n")
     print("| sweep | metric | correlation (95 %) | of the variance the seed's | seeds, of the unpaired t-test's |")
     print("|---|---|---|---|---|")

@@ -43,7 +43,7 @@ SERVERS = (
 
 
 def measure(folder: Path, uri: str, data: Path, *, epochs: int, threads: int) -> dict[str, float]:
-    """One run in a process of its own. Its steps a second, and its seconds from start to end."""
+    """Run once in a separate process. Returns the steps per second, and the seconds from start to end."""
     words = [
         "data=arrays",
         "model=mlp",
@@ -76,7 +76,7 @@ def measure(folder: Path, uri: str, data: Path, *, epochs: int, threads: int) ->
 
 
 def measure_sweep(place: Path, server: Server, num_jobs: int) -> None:
-    """One sweep through a proxy that answers a second late; prints what came of it."""
+    """Run a sweep through a proxy that answers a second late, and print the result."""
     lines: list[str] = []
 
     def note(request: Request) -> str:
@@ -125,7 +125,7 @@ def measure_sweep(place: Path, server: Server, num_jobs: int) -> None:
 
 
 def num_left(server: Server, num_jobs: int) -> int:
-    """Runs that the store does not have as FINISHED with metrics; the sweep's own run counts."""
+    """Return the number of runs, including the sweep's, that the store does not have as FINISHED with metrics."""
     with sqlite3.connect(f"file:{server.folder}/mlflow.db?mode=ro", uri=True, timeout=30) as database:
         query = (
             "select count(*) from runs where status = 'FINISHED' and run_uuid in (select run_uuid from latest_metrics)"

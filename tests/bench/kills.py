@@ -57,7 +57,7 @@ CONFIGURATIONS = {
 
 
 def check(name: str, folder: Path) -> bool:
-    """Compare the killed runs with the undisturbed one, and print a line."""
+    """Compare the killed runs with the uninterrupted one, and print a line."""
     from test_stops import in_mlflow, outcome
 
     began = time.monotonic()

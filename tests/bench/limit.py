@@ -1,7 +1,7 @@
-"""What a careful hand reaches: resident tensors, fused Adam, a preallocated metric tensor that a thread sends to MLflow.
+"""The limit of a carefully written loop: resident tensors, fused Adam, and metrics in one tensor that a thread sends to MLflow.
 
---variant compiled: forward, loss and backward are one compiled function. graph: eight steps are one CUDA graph, and all that
-changes from step to step lies on the device; elsewhere than on CUDA the same steps one by one. compiled+graph: both.
+--variant compiled: forward, loss and backward are one compiled function. graph: eight steps are one CUDA graph, and everything
+that changes from step to step is on the device; without CUDA, the same steps one by one. compiled+graph: both.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from work import LEARNING_RATE, Clock, Work, accuracy, adam, arguments, network, tell, tensors
 
-ROWS_AT_ONCE = 100  # that the thread gets
+ROWS_AT_ONCE = 100  # per call to the thread
 STEPS_A_REPLAY = 8
-WARM_UPS = 3  # as torch asks for before a capture
+WARM_UPS = 3  # torch recommends it before a capture
 
 
 def main() -> None:
@@ -30,7 +30,7 @@ def main() -> None:
     filled: SimpleQueue[tuple[int, int] | None] = SimpleQueue()
     writer = threading.Thread()
     if work.log_every:
-        from mlflow import MlflowClient  # it, and a new store, take seconds that the training is not to be blamed for
+        from mlflow import MlflowClient  # this import and a new store take seconds that are not part of the training
 
         client = MlflowClient(work.uri)
         writer = threading.Thread(target=write, args=(work, client, metrics, filled))
@@ -48,7 +48,7 @@ def train(
 ) -> None:
     inputs, targets = (part.to(work.device) for part in tensors(work))
     optimizer = adam(model)
-    rows_of = list(metrics)  # the views, made once
+    rows_of = list(metrics)  # the views, created once
     learn = learning(model, is_compiled=work.variant == "compiled")
     step = 0
     clock.begin()
@@ -69,12 +69,12 @@ def train(
 def train_by_graphs(
     work: Work, model: nn.Module, clock: Clock, metrics: Tensor, hand_over: Callable[[tuple[int, int]], None]
 ) -> None:
-    """Whole batches alone, an epoch's rest is left out."""
+    """Train on whole batches only; the rest of an epoch is left out."""
     inputs, targets = (part.to(work.device) for part in tensors(work))
     num_rows, size = len(inputs) // work.batch_size * work.batch_size, work.batch_size
     order = torch.zeros(num_rows, dtype=torch.int64, device=work.device)
-    place = torch.zeros((), dtype=torch.int64, device=work.device)  # of the next batch in the order
-    row = torch.zeros(1, dtype=torch.int64, device=work.device)  # of the metrics
+    place = torch.zeros((), dtype=torch.int64, device=work.device)  # the next batch's position in the order
+    row = torch.zeros(1, dtype=torch.int64, device=work.device)  # the next row of the metrics
     offsets = torch.arange(size, device=work.device)
     optimizer = torch.optim.Adam(
         model.parameters(), lr=LEARNING_RATE, fused=True, capturable=work.device.type == "cuda"
@@ -114,7 +114,7 @@ def train_by_graphs(
 
 
 def learning(model: nn.Module, *, is_compiled: bool) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Forward, loss and backward; what they give is to be logged."""
+    """Return a function of forward, loss and backward that returns the loss and the accuracy."""
 
     def learn(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         logits = model(x)
@@ -126,7 +126,7 @@ def learning(model: nn.Module, *, is_compiled: bool) -> Callable[[Tensor, Tensor
 
 
 def warm(take: Callable[[], None], device: torch.device) -> None:
-    """A step on a stream of its own, as torch asks for before a capture."""
+    """Take a step on a separate stream, as torch recommends before a capture."""
     if device.type != "cuda":
         take()
         return
@@ -138,7 +138,7 @@ def warm(take: Callable[[], None], device: torch.device) -> None:
 
 
 def captured(take: Callable[[], None], num: int, device: torch.device) -> Callable[[], None]:
-    """`num` steps, as one graph; elsewhere than on CUDA one after the other."""
+    """Return a function of `num` steps: one CUDA graph, or one step after the other without CUDA."""
 
     def several() -> None:
         for _ in range(num):
@@ -147,14 +147,14 @@ def captured(take: Callable[[], None], num: int, device: torch.device) -> Callab
     if device.type != "cuda":
         return several
     graph = torch.cuda.CUDAGraph()
-    # thread_local: the thread that sends the metrics may copy meanwhile
+    # thread_local: the thread that sends the metrics may copy during the capture
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         several()
     return graph.replay
 
 
 def write(work: Work, client: Any, metrics: Tensor, filled: SimpleQueue[tuple[int, int] | None]) -> None:
-    """Sends rows of the metrics to a run of its own, until there is None."""
+    """Send rows of the metrics to a new run, until the queue returns None."""
     from mlflow.entities import Metric
 
     run_id = client.create_run("0").info.run_id

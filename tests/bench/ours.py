@@ -1,8 +1,9 @@
-"""This project, by its own command line, with the network and the data of all the others.
+"""This project, by its command line, with the network and the data of all other peers.
 
 --variant: any of compiled, graph, two (processes), parts (of two), unguarded, terminal (with a progress bar), paused (the
-publisher stands still while it trains), busy (another process computes beside it), joined with +. --words: more words for
-our command line. Beside what all tell: process_seconds (the whole command), publisher_cpu_seconds, seconds_after_last_step.
+publisher is paused during the training), busy (another process computes at the same time), joined with +. --words: more
+overrides for our command line. In addition to the fields of every peer: process_seconds (the whole command),
+publisher_cpu_seconds, seconds_after_last_step.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from work import LEARNING_RATE, SEED, Work, arguments, arrays, judged, peak_memo
 
 HERE = Path(__file__).parent
 PUBLISHER = "runner.tracking"
-WARM_STEPS = 100  # the journal knows the time of each window's end, and between two of them it guesses
+WARM_STEPS = 100  # the journal has the time of each window's end; the times in between are interpolated
 SWITCHES = {
     "all": "tracking.points=all",
     "compiled": "train.compile=true",
@@ -71,7 +72,7 @@ def main() -> None:
 
 
 def prepare(work: Work, folder: Path) -> None:
-    """A person's folder: the rows, the network's module and the file of conf/ that names it."""
+    """Write a user's directory: the rows, the network's module and the file of conf/ that names it."""
     inputs, targets = arrays(work.size)
     np.savez(folder / "rows.npz", x=inputs, y=targets)
     shutil.copy(work_models.__file__, folder)
@@ -80,7 +81,7 @@ def prepare(work: Work, folder: Path) -> None:
 
 
 def words(work: Work, folder: Path) -> list[str]:
-    """What is typed after `python -m runner`; nothing that the others do not do either."""
+    """Return the arguments after `python -m runner`, without anything that the other peers do not do."""
     switches = [SWITCHES[name] for name in work.variant.split("+") if name]
     return [
         "data=arrays",
@@ -110,7 +111,7 @@ def words(work: Work, folder: Path) -> list[str]:
 
 
 def run(command: list[str], folder: Path, *, variant: str = "") -> float:
-    """Runs it in the folder; returns the publisher's CPU seconds. What it says is shown when it fails."""
+    """Run the command in the folder; return the publisher's CPU seconds. Its output is shown if it fails."""
     in_terminal = "terminal" in variant
     environment = {**os.environ, "PYTHONPATH": str(HERE.parents[1])}
     said = folder / "said.txt"
@@ -133,7 +134,7 @@ def run(command: list[str], folder: Path, *, variant: str = "") -> float:
 
 @contextlib.contextmanager
 def busy() -> Iterator[None]:
-    """Another process that computes all the time, as nice as the publisher is."""
+    """Run another process that computes all the time, with the publisher's niceness."""
     computes = "import os\nos.nice(5)\nwhile True: sum(range(1000))"
     with subprocess.Popen([sys.executable, "-c", computes]) as process:
         try:
@@ -145,9 +146,9 @@ def busy() -> Iterator[None]:
 def _accompany(
     process: subprocess.Popen[bytes], terminal: int, file: BinaryIO, *, paused_until: Path | None = None
 ) -> float:
-    """Waits for the end, reads what the terminal shows, and looks now and then at the publisher.
+    """Wait for the end, read the terminal's output, and sample the publisher.
 
-    paused_until: the publisher stands still until this file is there (None: it does not).
+    paused_until: The publisher is paused until this file exists (None: it runs).
     """
     publisher, cpu_seconds = None, 0.0
     while process.poll() is None:
@@ -167,7 +168,7 @@ def _accompany(
 
 
 def _read(terminal: int, file: BinaryIO, *, wait_seconds: float) -> None:
-    """What the terminal shows, where there is one: unread, it would stop who writes."""
+    """Read the terminal's output, if there is one: a full buffer would block the writing process."""
     while terminal >= 0 and select.select([terminal], [], [], wait_seconds)[0]:
         file.write(os.read(terminal, 65536))
         wait_seconds = 0.0
@@ -179,7 +180,7 @@ def _publisher(pid: int) -> psutil.Process | None:
 
 
 def journal(folder: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Steps and the seconds since 1970 when each of them had ended."""
+    """Return the steps, and the seconds since 1970 at which they had ended."""
     sys.path.insert(0, str(HERE.parents[1]))
     from runner.tracking.journal_reader import read_series
 
@@ -192,7 +193,7 @@ def window_steps(folder: Path) -> int:
 
 
 def steady(steps: np.ndarray, times: np.ndarray, *, warm_steps: int) -> dict[str, float | None]:
-    """Without the first window, in which things are compiled."""
+    """Return the speed without the first window, which includes the compilation."""
     later = np.flatnonzero(steps >= warm_steps)
     if not len(later) or steps[later[0]] == steps[-1]:
         return {"seconds_steady": None, "num_steps_steady": 0}

@@ -1,4 +1,4 @@
-"""Where the tables stand: what a script prints and, with --write, its own section of tests/bench/README.md, which nobody edits by hand."""
+"""Write a script's output into the tables: printed and, with --write, a section of tests/bench/README.md, which is not edited by hand."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def add_write(parser: ArgumentParser) -> None:
 
 @contextmanager
 def section(name: str, *, write: bool) -> Iterator[None]:
-    """What is printed within is shown and, with `write`, becomes the section of that name once it has ended well."""
+    """Print the output, and with `write` also put it into the section of that name if the block succeeds."""
     both = _Both(sys.stdout)
     with redirect_stdout(both):
         yield
@@ -36,7 +36,7 @@ def section(name: str, *, write: bool) -> Iterator[None]:
 
 
 def replace(page: Path, name: str, text: str) -> None:
-    """Puts the text between `<!-- name -->` and `<!-- end -->`; at the end of the page where there is no such section."""
+    """Put the text between `<!-- name -->` and `<!-- end -->`, or at the end of the page if it has no such section."""
     begin, old = f"<!-- {name} -->", page.read_text(encoding="utf-8")
     whole = f"{begin}\n{text}\n{END}"
     pattern = re.compile(f"{re.escape(begin)}\n.*?{re.escape(END)}", re.DOTALL)
@@ -45,7 +45,7 @@ def replace(page: Path, name: str, text: str) -> None:
 
 
 def made_by() -> str:
-    """The command, the day and the commit, as a section begins."""
+    """Return the first line of a section: the command, the day and the commit."""
     words = [word for word in sys.argv[1:] if word != "--write"]
     command = shlex.join(["python", f"tests/bench/{Path(sys.argv[0]).name}", *words])
     return f"By `{command}`, {date.today()}, commit {_commit()}"
@@ -58,7 +58,7 @@ def _commit() -> str:
 
 
 class _Both(io.StringIO):
-    """Keeps what is written, and shows it at once."""
+    """Keeps the written text, and prints it immediately."""
 
     def __init__(self, screen: io.TextIOBase) -> None:
         super().__init__()

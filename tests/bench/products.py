@@ -23,7 +23,7 @@ BY = {"MKL": "false", "oneDNN": "true"}
 
 
 def ms(words: str, by: str) -> float:
-    """A step of one run."""
+    """Return the milliseconds per step of a run."""
     found = summary_of(*words.split(), f"backends.cpu.onednn={BY[by]}", "device=cpu")
     return 1000 / float(found["steps_per_second"])
 

@@ -22,9 +22,9 @@ from page import ROOT, add_write, section
 
 
 def summary_of(*words: str) -> dict[str, Any]:
-    """summary.json of a run with these words, in a folder and a process of its own, tracked nowhere."""
+    """Return summary.json of an untracked run with these overrides, in a temporary directory and a separate process."""
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "tests").symlink_to(ROOT / "tests")  # an experiment names a text there
+        (Path(folder) / "tests").symlink_to(ROOT / "tests")  # an experiment reads a text there
         command = [sys.executable, "-m", "runner", *words, "tracking.enabled=false", "hydra.run.dir=run"]
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         done = subprocess.run(
@@ -42,7 +42,7 @@ def summary_of(*words: str) -> dict[str, Any]:
 
 
 def run(name: str, seed: int, words: list[str]) -> dict[str, float]:
-    """What one run reached, by the weights that validation chose, and the seconds from its start to its end."""
+    """Return a run's results with the weights chosen by validation, and the seconds from its start to its end."""
     found = summary_of(f"experiment={name}", f"seed={seed}", *words)
     return {
         "test": found["metrics"]["test/accuracy"],

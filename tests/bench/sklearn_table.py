@@ -32,7 +32,7 @@ PEERS = ("runner", "scikit-learn", "scikit-learn, scaled")
 
 
 def ours(name: str, seed: int, source: Source, words: Sequence[str] = ()) -> dict[str, float]:
-    """What a run of the experiment reaches on the rows that are held back."""
+    """Return the results of the experiment on the rows that are held out."""
     with tempfile.TemporaryDirectory() as folder:
         overrides = [f"experiment=sklearn_{name}", f"seed={seed}", "device=cpu", "tracking.enabled=false", *words]
         found = runner.run(overrides, folder=folder)["metrics"]
@@ -50,7 +50,7 @@ def theirs(seed: int, source: Source, *, is_scaled: bool) -> dict[str, float]:
     model: Any = (MLPClassifier if source.classes else MLPRegressor)(random_state=seed)
     model = make_pipeline(StandardScaler(), model) if is_scaled else model
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that 200 epochs were not enough is part of the default settings
+        warnings.simplefilter("ignore")  # the default settings include 200 epochs, after which scikit-learn warns
         told = model.fit(x, y.ravel()).predict(x_test)
     if source.classes:
         return {"accuracy": float((told == y_test).mean())}

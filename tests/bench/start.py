@@ -22,7 +22,7 @@ OFF = ["tracking.log_model=false", "task.plots=false"]
 
 
 def commands(*, steps: int, threads: int) -> dict[str, list[str]]:
-    """What is typed, by its name in the table, in a folder of its own beside rows.npz."""
+    """Return the commands, by their names in the table; each runs in a separate directory next to rows.npz."""
     data, store = "../rows.npz", "mlflow.db"
     ours = [*RUNNER, f"data.path={data}", f"tracking.uri=sqlite:///{store}", f"backends.cpu.num_threads={threads}"]
     bare = ["--data", data, "--store", store, "--steps", str(steps), "--threads", str(threads)]
@@ -41,7 +41,7 @@ def commands(*, steps: int, threads: int) -> dict[str, list[str]]:
 
 
 def timed(command: list[str], folder: Path, *, threads: int) -> float:
-    """The seconds until the prompt is there again."""
+    """Return the seconds until the command has ended."""
     folder.mkdir()
     environs = environment(threads) | {"PYTHONPATH": str(HERE.parents[1])}
     began = time.perf_counter()

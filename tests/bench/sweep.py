@@ -1,8 +1,8 @@
-"""What a sweep costs beside its jobs' training: python tests/bench/sweep.py [--jobs 8] [--slots 2] [--epochs 8]
+"""The cost of a sweep in addition to its jobs' training: python tests/bench/sweep.py [--jobs 8] [--slots 2] [--epochs 8]
 
-Three ways, one after the other, the same jobs (digits-sized MLPs on 60,000 synthetic rows, tracked in one sqlite store):
-`run([...])` in one process, `python -m runner -m` with slots, and a `python -m runner` for each. The training's own seconds
-are what each run measures; the rest is the cost of the way.
+Three ways, one after the other, with the same jobs (digits-sized MLPs on 60,000 synthetic rows, tracked in one sqlite store):
+`run([...])` in one process, `python -m runner -m` with slots, and a `python -m runner` for each job. Each run measures the
+seconds of its training; the rest is the cost of the way.
 """
 
 from __future__ import annotations

@@ -30,11 +30,11 @@ PACKAGES = ("torch", "mlflow", "numpy")
 class Peer:
     name: str
     file: str
-    package: str = "torch"  # that it needs
+    package: str = "torch"  # a required package
     variant: str = ""
-    only_logged: int | None = None  # None: measured with all that is asked for
+    only_logged: int | None = None  # None: measured with all requested intervals
     only_on: str = ""  # a kind of device; "": all
-    is_slow: bool = True  # at each step it takes no more than --most-steps
+    is_slow: bool = True  # takes at most --most-steps if every step is logged
 
 
 REFERENCE = Peer("hand-written limit", "limit.py", is_slow=False)
@@ -76,7 +76,7 @@ PEERS = {
     "skorch": Peer("skorch", "with_skorch.py", "skorch"),
     "keras": Peer("Keras on torch", "with_keras.py", "keras"),
 }
-#: the loops of README's table, and every how many steps they log
+#: the loops of README's table, and their logging intervals in steps
 SHORT, SHORT_EVERY = ("limit", "ours", "ours_all", "textbook", "lightning", "transformers"), (1, 50)
 DISTRIBUTIONS = {"ignite": "pytorch-ignite", "composer": "mosaicml"}
 
@@ -84,11 +84,11 @@ NOTES = """A step is without the first 50 (of ours, 100), told apart as the firs
 ours, of its larger one, as a second one publishes. The loss is of the first 2,048 rows, after the training."""
 
 Result = dict[str, float]
-Row = tuple[Peer, int]  # a peer, and each how many steps it logs
+Row = tuple[Peer, int]  # a peer, and its logging interval in steps
 
 
 def measure(file: str, words: dict[str, object], *, threads: int = 1) -> Result:
-    """One run of one peer in a process of its own, with a store of its own. words: its flags without the dashes."""
+    """Run one peer in a separate process with a new store. words: Its flags without the dashes."""
     with tempfile.TemporaryDirectory() as folder:
         flags = {"threads": threads, "store": f"{folder}/mlflow.db", **words}
         command = [sys.executable, str(HERE / file), *(f"--{name}={value}" for name, value in flags.items())]
@@ -102,7 +102,7 @@ def measure(file: str, words: dict[str, object], *, threads: int = 1) -> Result:
 
 
 def environment(threads: int) -> dict[str, str]:
-    """No banners, no news for anybody, and the threads of all libraries."""
+    """Return the environment without banners and telemetry, and with the number of threads for all libraries."""
     quiet = {"PYTHONWARNINGS": "ignore", "MLFLOW_DISABLE_TELEMETRY": "true", "HF_HUB_OFFLINE": "1"}
     return {**os.environ, **quiet, "OMP_NUM_THREADS": str(threads)}
 
@@ -154,14 +154,14 @@ def rows_of(peers: list[Peer], every: int, device: str) -> list[Row]:
 
 
 def orders(names: Iterable[T], repeats: int) -> list[list[T]]:
-    """Who runs when in each turn: each turn begins with another, as the first of a turn came out slow (issue 7)."""
+    """Return the order of each turn: each starts with another peer, as the first one of a turn was measured too slow (issue 7)."""
     each = list(dict.fromkeys(names))
     starts = [number * len(each) // repeats for number in range(repeats)]
     return [each[start:] + each[:start] for start in starts]
 
 
 def turn(order: list[Row], size: str, given: argparse.Namespace) -> dict[Row, Result]:
-    """Each row once, among them the limit that logs nothing. One that fails is told and left out, but for that one."""
+    """Measure each row once. An error is printed and the row left out, except for the limit that logs nothing."""
     results = {}
     for peer, every in order:
         steps = given.steps or STEPS[size]
@@ -179,7 +179,7 @@ def turn(order: list[Row], size: str, given: argparse.Namespace) -> dict[Row, Re
 
 
 def table(rows: list[Row], turns: list[dict[Row, Result]]) -> list[str]:
-    """Medians over the turns."""
+    """Return the lines of a table, with medians over the turns."""
     lines = [
         "| loop | logged | µs a step, median | lowest to highest | times the limit that logs nothing, median of the turns "
         "| points stored | loss at the end | first steps, s | beside training, s | memory, MiB |",

@@ -25,14 +25,14 @@ def start(*words):
 
 @pytest.fixture
 def gpu(bench, monkeypatch):
-    """Imports a module of tests/bench/gpu."""
+    """Import a module of tests/bench/gpu."""
     monkeypatch.syspath_prepend(str(GPU))
     return bench
 
 
 @pytest.mark.slow
 def test_every_part_runs_in_short_form(gpu, device):
-    """In one process: each part's own would load everything again."""
+    """In one process: a process per part would load everything again."""
     parts = gpu("parts").PARTS
     said = start(GPU / "parts.py", *parts, "--short", "--device", device)
     tables = {name: said.partition(part.__doc__)[2].strip().split("\n\n")[0] for name, part in parts.items()}

@@ -1,4 +1,4 @@
-"""A script's --write: its own section is replaced by what it printed, and nothing else of the page."""
+"""A script's --write: its output replaces its section, and nothing else on the page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The speed tables: every peer's command line works and tells all, and the table's figures are what they are called."""
+"""The speed tables: every peer's command line works and prints all fields, and the table's figures are computed as named."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ TOLD = {
     "peak_memory_bytes",
     "import_seconds",
 }
-#: file, the package that it needs, points a logged step
+#: file, required package, points per logged step
 PEERS = [
     ("textbook.py", "torch", 2),
     ("limit.py", "torch", 2),
     ("limit.py --variant=graph", "torch", 2),
-    ("with_lightning.py", "lightning", 3),  # its epoch, too
+    ("with_lightning.py", "lightning", 3),  # also the epoch
     ("with_accelerate.py", "accelerate", 2),
-    ("with_transformers.py", "accelerate", 3),  # its epoch, too
+    ("with_transformers.py", "accelerate", 3),  # also the epoch
     ("with_ignite.py", "ignite", 2),
     ("with_composer.py", "composer", 2),
     ("with_skorch.py", "skorch", 2),
@@ -43,7 +43,7 @@ PEERS = [
 
 @pytest.fixture
 def told(tmp_path, empty_store, warm):
-    """Runs a file of tests/bench on a store of its own; returns its JSON line."""
+    """Run a file of tests/bench with a new store; return its JSON line."""
 
     def told(file: str, *words: str) -> dict[str, float]:
         shutil.copy(empty_store, tmp_path)
@@ -67,9 +67,10 @@ def test_a_peer_trains_logs_and_tells(file, package, points, told, device):
     assert set(result) == TOLD
     assert (result["num_steps"], result["num_steps_steady"], result["points"]) == (60, 10, 3 * points)
     assert 0 < result["seconds_steady"] < result["seconds"]
-    assert 0.5 < result["loss"] < 1.6  # from 2.3; the same work for all
+    assert 0.5 < result["loss"] < 1.6  # starts at 2.3; all peers do the same work
     assert result["peak_memory_bytes"] > 1e8
-    assert abs(result["import_seconds"]) < 300  # forked from a process that has imported much: next to none
+    # forked from a process that has already imported most modules: close to 0
+    assert abs(result["import_seconds"]) < 300
 
 
 @pytest.mark.slow
@@ -89,7 +90,7 @@ def test_ours_tells_the_same_and_what_its_publisher_took(told, device):
     of_points = {"process_seconds", "publisher_cpu_seconds", "seconds_after_last_step"}
     assert set(result) == TOLD | of_points
     assert (result["num_steps"], result["num_steps_steady"]) == (150, 50)
-    assert result["points"] >= 300  # the learning rate and the speed, too
+    assert result["points"] >= 300  # also the learning rate and the speed
     assert 0 < result["seconds_steady"] < result["seconds"]
     assert result["loss"] < 0.6
     assert result["publisher_cpu_seconds"] > 0
@@ -126,7 +127,7 @@ def test_an_epoch_has_the_steps_that_are_asked_for_in_whole_permutations(bench):
 
 
 def test_imports_are_counted_from_the_start_of_the_process(bench):
-    assert bench("work").parsed(["--store=x"]).import_seconds > 1  # those of this test's process
+    assert bench("work").parsed(["--store=x"]).import_seconds > 1  # the import time of this test's process
 
 
 def test_the_clock_leaves_out_the_first_steps(bench, monkeypatch):
@@ -134,7 +135,7 @@ def test_the_clock_leaves_out_the_first_steps(bench, monkeypatch):
     now = iter([10.0, 15.0, 15.5])
     clock = work.Clock(work.parsed(["--store=x"]))
     monkeypatch.setattr(work.Clock, "_now", lambda self: next(now))
-    clock.tick()  # a look through the network before the training
+    clock.tick()  # a forward pass before the training
     clock.begin()
     for _ in range(60):
         clock.tick()

@@ -1,4 +1,4 @@
-"""The loop that textbooks teach: DataLoader, `.item()` and `mlflow.log_metrics`."""
+"""The loop of textbooks: DataLoader, `.item()` and `mlflow.log_metrics`."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Whether jobs trained together are what each is alone: python tests/bench/together.py [--kills 50] [--only TABLE ...]
+"""Compare jobs trained together with the same jobs trained separately: python tests/bench/together.py [--kills 50] [--only TABLE ...]
 
-equal: each member's last weights and all its points beside those of the same words alone, after some epochs: all of them
-together, in float32 and where rounding is 1e-16; as many together as are chosen here; and, to see what rounding alone does,
-a run alone with two threads beside one with one. kills: a group is killed at a random moment of its training and resumed, and comes to the weights and points of one that nobody
-killed. memory: groups under a limit of 2 GiB of address space more than the process has before them.
+equal: each member's last weights and all its points compared with a separate run of the same overrides, after some epochs: all
+members together, in float32 and with a rounding of 1e-16; the number of members that is chosen here; and, to show the effect of
+rounding only, a separate run with two threads compared with one thread. kills: a group is killed at a random moment of its
+training and resumed, and ends with the weights and points of an uninterrupted group. memory: groups under a limit of 2 GiB of
+address space in addition to that of the process before them.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ ALL = ["model.dropout=0.2", "scheduler=cosine", "train.clip_grad_norm=0.5", "tra
 AUGMENT = ["data.augment={crop:1,rotate:10}"]
 EQUAL = ["data.limit=null", "train.batch_size=128", "backends.cpu.num_threads=1"]
 SEEDS = [[f"seed={seed}"] for seed in range(8)]
-#: by name: words of a run on the digits
+#: by name: the overrides of a run on the digits
 MODELS = {
     "MLP": ["model=mlp"],
     "MLP: dropout, cosine, clipping, EMA": ["model=mlp", *ALL],
@@ -77,7 +78,7 @@ KILLED = [
     "train.num_epochs=20",
     "train.checkpoint_every_steps=9",
 ]
-#: of these a process trains as many seeds as the limit lets it
+#: a process trains as many seeds of these as the limit allows
 LARGE = {
     "MLP 64-4096-4096-10": ["data=digits", "model=mlp", "model.hidden_sizes=[4096,4096]"],
     "MLP 64-512-512-10": ["data=digits", "model=mlp", "model.hidden_sizes=[512,512]"],
@@ -190,8 +191,8 @@ def _kills(count: int) -> None:
 
 
 def _circumstance(at: Sequence[int], sizes: Sequence[int]) -> str:
-    """at: each member's step in its last checkpoint, 0 for none. sizes: that compute together, of both."""
-    if sizes[0] != sizes[1]:  # measured anew by each that begins, and kept by a checkpoint
+    """at: Each member's step in its last checkpoint, 0 for none. sizes: The number that compute together, of both groups."""
+    if sizes[0] != sizes[1]:  # each start measures it again, and a checkpoint keeps it
         return "other numbers of members compute together"
     return "checkpoints of one step" if min(at) == max(at) else "checkpoints of two steps: some catch up"
 

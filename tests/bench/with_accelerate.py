@@ -1,4 +1,4 @@
-"""Accelerate: its own words around the textbook's loop, `accelerator.log` and its MLflow tracker."""
+"""Accelerate: its calls around the textbook's loop, `accelerator.log` and its MLflow tracker."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from work import Clock, Work, adam, arguments, loader, network, tell
 
 
 class EachNth(MLFlowLogger):
-    """Composer logs at each batch; the words to do it more rarely are a subclass."""
+    """Logs every Nth batch. Composer logs each batch; a lower frequency needs a subclass."""
 
     def __init__(self, work: Work) -> None:
         super().__init__(tracking_uri=work.uri, log_system_metrics=False, log_duplicated_metric_every_n_steps=1)

@@ -1,6 +1,6 @@
-"""JAX: the steps of an epoch as one jitted scan, their losses and accuracies kept on the device. Nothing is logged: its limit.
+"""JAX: the steps of an epoch as one jitted scan, their losses and accuracies kept on the device. Nothing is logged: the limit of JAX.
 
-For the network of size mlp alone, written out; the weights begin as the others' do.
+Only for the network of size mlp, written out; the weights are initialized like the other peers'.
 """
 
 from __future__ import annotations

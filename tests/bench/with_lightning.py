@@ -1,4 +1,4 @@
-"""Lightning: a LightningModule with `self.log`, the Trainer's own loop, and its MLFlowLogger."""
+"""Lightning: a LightningModule with `self.log`, the Trainer's loop, and its MLFlowLogger."""
 
 from __future__ import annotations
 

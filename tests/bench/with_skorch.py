@@ -29,11 +29,11 @@ class Measured(NeuralNetClassifier):
         super().on_train_end(net, X, y, **settings)
 
 
-CLOCKS: list[Clock] = []  # skorch copies what a net is given
+CLOCKS: list[Clock] = []  # skorch copies a net's arguments
 
 
 class EachNth(MlflowLogger):
-    """skorch logs at each batch or each epoch; the words for something between are a subclass."""
+    """Logs every Nth batch. skorch logs each batch or each epoch; an interval in between needs a subclass."""
 
     def __init__(self, work: Work) -> None:
         super().__init__(

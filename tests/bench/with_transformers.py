@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer: its loop, its MLflow callback, and the accuracy added where it logs."""
+"""Hugging Face's Trainer: its loop, its MLflow callback, and the accuracy added to the logged values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from work import LEARNING_RATE, Clock, accuracy, arguments, network, tell, tenso
 
 
 class Classifier(nn.Module):
-    """A model as the Trainer wants it: the loss comes with the logits."""
+    """A model in the Trainer's form: it returns the loss with the logits."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Classifier(nn.Module):
 
 
 class Measured(Trainer):
-    """Keeps the accuracy of the last step for where the loss is logged."""
+    """Keeps the accuracy of the last step, for the log of the loss."""
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, Tensor], **settings: Any) -> Tensor:
         found = model(**inputs)
@@ -68,10 +68,10 @@ def main() -> None:
         max_steps=work.steps,
         per_device_train_batch_size=work.batch_size,
         optim="adamw_torch_fused",
-        weight_decay=0.0,  # then it is Adam
+        weight_decay=0.0,  # makes AdamW equal to Adam
         learning_rate=LEARNING_RATE,
         lr_scheduler_type="constant",
-        max_grad_norm=0.0,  # no clipping: nobody else here clips
+        max_grad_norm=0.0,  # no clipping, like the other peers
         logging_strategy="steps" if work.log_every else "no",
         logging_steps=work.log_every or 1,
         report_to="mlflow" if work.log_every else "none",

@@ -1,7 +1,7 @@
-"""What is the same for every peer: the command line, the data, the network, the clock, and the JSON line at the end.
+"""The common parts of all peers: the command line, the data, the network, the clock, and the JSON line at the end.
 
 Sizes: `mlp` is digits repeated to 60,000 rows and 64-128-10; `cnn` 32x32x3 images and `transformer` rows of 32 tokens, both
-made from a seed. Batches of 128 (`transformer`: 32), Adam, cross-entropy; loss and accuracy of a step are what is logged.
+generated from a seed. Batches of 128 (`transformer`: 32), Adam, cross-entropy; the loss and accuracy of a step are logged.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from work_models import NUM_TOKENS, VOCAB_SIZE, Net
 
 NUM_ROWS, HIDDEN, BATCH_SIZE, LEARNING_RATE, SEED = 60_000, 128, 128, 1e-3, 0
 NUM_MADE_ROWS = 4096  # of images and of tokens
-NUM_JUDGED_ROWS = 2048  # that the loss at the end is of
-WARM_STEPS = 50  # what a library does once, it does in these
+NUM_JUDGED_ROWS = 2048  # for the loss at the end
+WARM_STEPS = 50  # for the work that a library does once
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,10 @@ class Work:
     log_every: int  # 0: nothing is logged
     device: torch.device
     threads: int
-    store: str  # an sqlite file of this measurement's own
+    store: str  # an sqlite file for this measurement only
     variant: str
-    words: tuple[str, ...]  # of our command line
-    import_seconds: float  # from the start of the process to its own first line
+    words: tuple[str, ...]  # for our command line
+    import_seconds: float  # from the start of the process to its first line of code
 
     @property
     def batch_size(self) -> int:
@@ -56,7 +56,7 @@ class Work:
 
 
 def arguments() -> Work:
-    """The command line of every peer; silences what libraries say of themselves."""
+    """Return the command line of every peer, and silence the messages of libraries."""
     work = parsed(sys.argv[1:])
     torch.set_num_threads(work.threads)
     warnings.simplefilter("ignore")
@@ -83,7 +83,7 @@ def arrays(size: str = "mlp") -> tuple[np.ndarray, np.ndarray]:
     """Inputs and int64 classes: (60000, 64) float32, (4096, 3, 32, 32) float32 or (4096, 32) int64."""
     draw = np.random.default_rng(SEED)
     if size == "mlp":
-        from sklearn.datasets import load_digits  # a second, which no loop should be charged with
+        from sklearn.datasets import load_digits  # takes a second, which is not part of any loop
 
         digits = load_digits()
         rows = np.arange(NUM_ROWS) % len(digits.target)
@@ -103,23 +103,23 @@ def tensors(work: Work) -> tuple[Tensor, Tensor]:
 
 
 def network(work: Work) -> Net:
-    """From the same weights for every peer that builds it here."""
+    """Return the network with the same initial weights for every peer that builds it here."""
     torch.manual_seed(SEED)
     return Net(work.size)
 
 
 def adam(model: nn.Module) -> torch.optim.Adam:
-    """The fastest that torch has: no peer should be slower for its optimizer."""
+    """Return torch's fastest Adam, so that the optimizer slows no peer down."""
     return torch.optim.Adam(model.parameters(), lr=LEARNING_RATE, fused=True)
 
 
 def sampler(dataset: Dataset, work: Work) -> RandomSampler:
-    """Whole permutations one after the other: one long epoch of exactly the steps that are asked for."""
+    """Return a sampler of consecutive whole permutations: one long epoch with exactly the requested number of steps."""
     return RandomSampler(dataset, num_samples=work.steps * work.batch_size)
 
 
 def loader(work: Work) -> DataLoader:
-    """No workers: for rows that lie in memory they take longer than they save."""
+    """Return a DataLoader without workers, which cost more time than they save for rows in memory."""
     dataset = TensorDataset(*tensors(work))
     pins = work.device.type == "cuda"
     return DataLoader(dataset, batch_size=work.batch_size, sampler=sampler(dataset, work), pin_memory=pins)
@@ -130,7 +130,7 @@ def accuracy(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 class Clock:
-    """begin() before the first step, tick() as each step begins, end() after the last; the device is waited for."""
+    """begin() before the first step, tick() at the beginning of each step, end() after the last; all wait for the device."""
 
     def __init__(self, work: Work) -> None:
         self.num_steps = 0
@@ -140,7 +140,7 @@ class Clock:
         self._began = self._warm = 0.0
 
     def begin(self, *_: object) -> None:
-        self.num_steps = 0  # a library may look through the network before
+        self.num_steps = 0  # a library may run a forward pass before
         self._began = self._now()
 
     def tick(self, *_: object) -> None:
@@ -154,7 +154,7 @@ class Clock:
         self.seconds_steady = now - self._warm if self.num_steps > WARM_STEPS else None
 
     def watch(self, model: nn.Module) -> None:
-        """Ticks at each forward pass, where the loop is the library's."""
+        """Tick at each forward pass, for a library's loop."""
         model.register_forward_pre_hook(self.tick)
 
     def _now(self) -> float:
@@ -164,7 +164,7 @@ class Clock:
 
 
 def tell(work: Work, clock: Clock, model: nn.Module) -> None:
-    """The line of a peer that trained here."""
+    """Print the line of a peer that trained here."""
     say(
         num_steps=clock.num_steps,
         seconds=clock.seconds,
@@ -178,12 +178,12 @@ def tell(work: Work, clock: Clock, model: nn.Module) -> None:
 
 
 def say(**fields: float | None) -> None:
-    """One JSON line, the last thing that a peer prints."""
+    """Print one JSON line, as the last output of a peer."""
     print(json.dumps(fields), flush=True)
 
 
 def judged(work: Work, model: nn.Module) -> float:
-    """The mean loss over the first rows, without gradients and with the statistics of training."""
+    """Return the mean loss over the first rows, without gradients, in eval mode."""
     inputs, targets = (part[:NUM_JUDGED_ROWS] for part in tensors(work))
     model.cpu().eval()
     with torch.no_grad():
@@ -191,7 +191,7 @@ def judged(work: Work, model: nn.Module) -> float:
 
 
 def stored_points(work: Work) -> int:
-    """Counted in the store, after its run: what was only promised does not count."""
+    """Return the number of points in the store after the run: only stored points count."""
     if not Path(work.store).exists():
         return 0
     with sqlite3.connect(work.store) as store:

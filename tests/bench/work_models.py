@@ -1,4 +1,4 @@
-"""A size's name goes in; the network of that size comes out, of torch's own layers: the same one for every peer."""
+"""The network of each size, by its name, from torch's layers: the same one for every peer."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ VOCAB_SIZE, NUM_TOKENS, WIDTH = 256, 32, 128
 
 
 class Net(nn.Sequential):
-    """Inputs of its size go in, (B, 10) logits come out."""
+    """(B, 10) logits from inputs of the size's shape."""
 
     def __init__(self, size: str) -> None:
         super().__init__(*LAYERS[size]())
 
 
 class Positions(nn.Module):
-    """Adds a learnt vector to each place of a row."""
+    """Adds a learned vector to each position of a row."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Positions(nn.Module):
 
 
 class Mean(nn.Module):
-    """The mean over the places of a row."""
+    """The mean over the positions of a row."""
 
     def forward(self, tokens: Tensor) -> Tensor:  # (B, 32, 128) -> (B, 128)
         return tokens.mean(1)

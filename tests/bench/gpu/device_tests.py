@@ -1,4 +1,4 @@
-"""A plugin for pytest that selects the tests that take the `device` fixture, and prints a failure at once."""
+"""A plugin for pytest that selects the tests that take the `device` fixture, and prints a failure immediately."""
 
 import os
 

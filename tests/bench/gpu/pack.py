@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parents[3]
 WHEELS = ROOT / ".gpu" / "wheels"
 PROJECT, EXTRAS = "torch-experiment-runner", ("cuda", "metrics", "safetensors", "search", "test", "text")
-#: of an image with torch for CUDA: these and whatever they require
+#: the packages of an image with torch for CUDA, and their requirements
 PRESENT = """
 accelerate botorch build einops hypothesis jax lightning matplotlib nvidia-ml-py onnx onnxruntime onnxscript opencv-python-headless
 pandas peft pip psutil pyarrow pytest pytest-benchmark pytest-cov pytest-timeout pytest-xdist requests rich safetensors scikit-learn scipy
@@ -42,14 +42,14 @@ def main() -> None:
         "implementation_name": "cpython",
         "platform_python_implementation": "CPython",
     }
-    newer = {"transformers"}  # requires what an older version in the image does not
+    newer = {"transformers"}  # requires other packages than the older version in the image
     present = set(PRESENT.split()).union(*(required(name, (), environment, newer) for name in PRESENT.split()))
     needed = required(PROJECT, EXTRAS, environment, present | set(NOT_NEEDED)) - {PROJECT}
     WHEELS.mkdir(parents=True, exist_ok=True)
     for wheel in WHEELS.glob("*.whl"):
         wheel.unlink()
     lacking = []
-    if not download(sorted(needed), given.python_version):  # at least one has no wheel: look for each
+    if not download(sorted(needed), given.python_version):  # at least one has no wheel: find out which
         lacking = [name for name in sorted(needed) if not download([name], given.python_version) and not built(name)]
     wheels = list(WHEELS.glob("*.whl"))
     size = sum(wheel.stat().st_size for wheel in wheels)
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def required(name: str, extras: tuple[str, ...], environment: dict[str, str], without: set[str]) -> set[str]:
-    """Return this environment's distributions that one requires, itself included; none for one that is not installed here."""
+    """Return the installed distributions that one requires, including itself; none if it is not installed."""
     found: set[str] = set()
     waiting = [(name, extras)]
     seen = set()
@@ -84,7 +84,7 @@ def required(name: str, extras: tuple[str, ...], environment: dict[str, str], wi
 
 
 def download(names: list[str], series: str) -> bool:
-    """Get wheels of the versions that are installed here; return whether there is one of each."""
+    """Download wheels of the versions that are installed here; return whether every one has a wheel."""
     platforms = [f"manylinux_2_{minor}_x86_64" for minor in range(39, 4, -1)] + [
         "manylinux2014_x86_64",
         "manylinux1_x86_64",

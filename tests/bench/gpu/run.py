@@ -46,7 +46,7 @@ def main() -> int:
     given = parser.parse_args()
     if given.device != "cpu" and list(PLACE.glob("wheels/*.whl")):
         use_own_environment()
-    # FUZZ_EXAMPLES: each test, with one example of each property
+    # FUZZ_EXAMPLES: every test, with one example of each property
     os.environ |= {
         "PYTHONPATH": str(HERE),
         "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -148,7 +148,7 @@ def shown(file: Path) -> list[str]:
 
 
 def use_own_environment() -> None:
-    """Continue in .gpu/venv: this Python's packages, the packed wheels and the project. Created in some 20 s, once."""
+    """Continue in .gpu/venv: this Python's packages, the packed wheels and the project. Created once, in about 20 s."""
     folder = PLACE / "venv"
     python = folder / "bin" / "python"
     if Path(sys.prefix) == folder:

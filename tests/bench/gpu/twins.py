@@ -1,4 +1,4 @@
-"""Hand-written loops of the models that parts.py measures: resident data, fused optimizer, nothing logged, no checkpoint."""
+"""Hand-written loops of the models that parts.py measures: resident data, fused optimizer, no logging, no checkpoint."""
 
 from __future__ import annotations
 
