@@ -1,4 +1,4 @@
-"""A real `mlflow server`, and a proxy before it that spoils requests as a test's schedule says."""
+"""A real `mlflow server`, and a proxy in front of it that disturbs requests on a test's schedule."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-#: what a request may meet. drop: cut before the server has it; lost: cut when the server has answered; delay: the answer
-#: comes late; slow: it comes byte by byte; 500, 503: an error, and the server has not seen it; refuse: 400, as MLflow says it; forbid: 403;
-#: unknown: 404 in HTML, as MLflow 2.22 answers to what only MLflow 3 has
+#: the faults of a request. drop: cut before the server receives it; lost: cut after the server has answered; delay: the
+#: answer is late; slow: it arrives byte by byte; 500, 503: an error without the server; refuse: 400, as from MLflow; forbid: 403;
+#: unknown: 404 in HTML, as MLflow 2.22 answers requests that only MLflow 3 supports
 FAULTS = ("drop", "lost", "delay", "slow", "500", "503")
 DELAY_SECONDS = 0.3
-TRICKLE_SECONDS = 0.0002  # a byte
+TRICKLE_SECONDS = 0.0002  # per byte
 
 
 @dataclass(frozen=True)
 class Request:
-    """One request on its way to the server."""
+    """A request on its way to the server."""
 
     line: str  # "POST /api/2.0/mlflow/runs/log-batch HTTP/1.1"
     head: bytes
     body: bytes
 
     def holds(self, key: str, step: int | None = None) -> bool:
-        """Whether it is a batch with this metric or param in it."""
+        """Return whether it is a batch that contains this metric or param."""
         if "runs/log-batch" not in self.line:
             return False
         batch = json.loads(self.body)
@@ -48,12 +48,12 @@ Choose = Callable[[Request], str]
 
 
 def passing(request: Request) -> str:
-    """Nothing is spoilt."""
+    """Pass every request on."""
     return "pass"
 
 
 def at_random(seed: int, *faults: str, share: float) -> Choose:
-    """One of these faults for this share of the requests, the same for the same seed and order of requests."""
+    """Return one of these faults for this share of the requests, the same for the same seed and order of requests."""
     draw, turn = random.Random(seed), threading.Lock()
 
     def choose(request: Request) -> str:
@@ -68,7 +68,7 @@ def always(fault: str) -> Choose:
 
 
 class Server:
-    """An MLflow server over a sqlite store, on one port for its whole life. start_process: subprocess.Popen, or like it."""
+    """An MLflow server over a sqlite store, always on the same port. start_process: subprocess.Popen, or a compatible function."""
 
     def __init__(self, folder: Path, start_process: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen) -> None:
         self.folder, self._start_process = folder, start_process
@@ -88,7 +88,7 @@ class Server:
                 [sys.executable, "-W", "ignore", "-m", "mlflow", "server", *stores, *place],
                 stdout=log,
                 stderr=log,
-                # four processes that nobody here needs
+                # four processes that no test needs
                 env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
                 start_new_session=True,
             )
@@ -102,13 +102,13 @@ class Server:
 
     def kill(self) -> None:
         if self._process is not None:
-            os.killpg(self._process.pid, signal.SIGKILL)  # it and its workers, the session that it leads
+            os.killpg(self._process.pid, signal.SIGKILL)  # the server and its workers: it leads the session
             self._process.wait()
             self._process = None
 
 
 class Proxy:
-    """Carries one request a connection to the server's port. `met` counts what the requests met, `choose` may be changed."""
+    """Forwards one request per connection to the server's port. `met` counts the faults; `choose` may be changed at any time."""
 
     def __init__(self, port: int, choose: Choose = passing, *, delay_seconds: float = DELAY_SECONDS) -> None:
         self.choose = choose
@@ -131,7 +131,7 @@ class Proxy:
         self.go_down()
 
     def go_down(self) -> None:
-        """Connections are refused from now on."""
+        """Refuse connections from now on."""
         if self._listener is not None:
             self._listener.close()
             self._listener = None
@@ -186,7 +186,7 @@ class Proxy:
 
 
 def _read(near: socket.socket) -> Request | None:
-    """The whole request, made to be the connection's only one; None when none came."""
+    """Return the whole request, changed to be the only one on the connection; None if there is no request."""
     data = b""
     while b"\r\n\r\n" not in data:
         chunk = near.recv(1 << 16)

@@ -1,10 +1,10 @@
-"""`[sys.executable, "-m", ...]` goes in, as subprocess.Popen takes it; the process is forked from one that has imported much.
+"""Replace subprocess.Popen for `[sys.executable, "-m", ...]`: fork the process from one that has already imported most modules.
 
 process = warm.program([sys.executable, "-m", "runner.tracking"], stdin=subprocess.PIPE, env=environment)
 
-It is as real as any: with a session, a folder, an environment and streams of its own. What it has of the warm process is
-its modules, so the start itself, and what is not imported, are not to be tested with it. What it starts (a sweep's warm
-process, ranks, the publishing process) is forked from it in the same way.
+The process has a session, a directory, an environment and streams like any other. It inherits the modules of the preloaded
+process, so it can't test the start itself or what is imported. The processes that it starts (a sweep's process pool, ranks,
+the publishing process) are forked from it in the same way.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from shared_nursery import Warm
 
 START = subprocess.Popen._execute_child
-#: the ends of the three streams, as Popen calls them
+#: the ends of the three streams, by Popen's names
 PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
 
 
@@ -54,7 +54,7 @@ def streams_of(how: dict[str, Any]) -> list[int]:
 
 
 class Program(subprocess.Popen):
-    """A Python process whose parent is the warm one, which tells how it ended."""
+    """A Python process whose parent is the preloaded one, which reports its exit code."""
 
     warm: Warm
 
@@ -85,7 +85,7 @@ class Program(subprocess.Popen):
 
 
 def hand_over(asked: Asked, streams: Sequence[int], door: socket.socket) -> int:
-    """Gives the process that comes to the door what it is to be. Returns its pid."""
+    """Send the new process at the socket its arguments and streams. Returns its pid."""
     door.settimeout(LONGEST)
     line, _ = door.accept()
     with line:
@@ -94,7 +94,7 @@ def hand_over(asked: Asked, streams: Sequence[int], door: socket.socket) -> int:
 
 
 def become(payload: bytes) -> int:
-    """In the process: takes its streams, its folder and its environment, and is `python WORDS`."""
+    """In the process: take over its streams, directory and environment, and run `python WORDS`."""
     with socket.socket(socket.AF_UNIX) as line:
         line.connect(pickle.loads(payload))
         asked, streams = heard(line)
@@ -107,7 +107,7 @@ def become(payload: bytes) -> int:
 
 
 def take(asked: Asked, streams: Sequence[int]) -> None:
-    """This process has these streams, this folder and this environment from now on."""
+    """Set this process's streams, directory and environment."""
     _, folder, environment = asked
     for number, fd in enumerate(streams):
         os.dup2(fd, number)
@@ -120,13 +120,13 @@ def take(asked: Asked, streams: Sequence[int]) -> None:
 
 
 def popen_is(start: Callable[..., Any]) -> Iterator[tuple[str, types.SimpleNamespace]]:
-    """What is to stand in the place of `subprocess` in the modules that start Python beside a run or a plan."""
+    """Yield the replacements for `subprocess` in the modules that start Python for a run or a plan."""
     for module in ("runner.tracking.ahead", "runner.plan.command"):
         yield f"{module}.subprocess", types.SimpleNamespace(**{**vars(subprocess), "Popen": start})
 
 
 def run_python(words: list[str]) -> None:
-    """As `python WORDS` would, with a sitecustomize.py, -P, -W ignore, -u, -c, -m and a script."""
+    """Run `python WORDS`, with a sitecustomize.py, -P, -W ignore, -u, -c, -m and a script."""
     place = next(place for place, word in enumerate(words) if word in ("-c", "-m") or word.endswith(".py"))
     flags, (kind, *rest) = words[:place], words[place:]
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
@@ -134,7 +134,7 @@ def run_python(words: list[str]) -> None:
     customize(words, paths)
     own = {name: getattr(sys.flags, name) for name in dir(sys.flags) if not name.startswith(("_", "n_"))}
     is_safe = "-P" in flags or bool(os.environ.get("PYTHONSAFEPATH"))
-    sys.flags = types.SimpleNamespace(**{**own, "safe_path": is_safe})  # the warm process has -P itself
+    sys.flags = types.SimpleNamespace(**{**own, "safe_path": is_safe})  # the preloaded process runs with -P
     if not is_safe:
         sys.path.insert(0, str(Path(kind).parent if kind.endswith(".py") else Path.cwd()))
     if "ignore" in flags:
@@ -148,7 +148,7 @@ def run_python(words: list[str]) -> None:
         serve_in_this_process()
     sys.argv = [kind, *rest]
     if kind == "-m":
-        Path("/proc/self/comm").write_text(what[:15])  # its command line is the warm process's
+        Path("/proc/self/comm").write_text(what[:15])  # its command line is that of the preloaded process
     if kind == "-c":
         exec(compile(what, "<string>", "exec"), {"__name__": "__main__"})
     else:
@@ -156,15 +156,15 @@ def run_python(words: list[str]) -> None:
 
 
 def customize(words: list[str], paths: list[str]) -> None:
-    """As Python does when it starts, where a test has put a sitecustomize.py on the path."""
+    """Import a sitecustomize.py that a test has put on the path, as Python does when it starts."""
     if any(Path(path, "sitecustomize.py").exists() for path in paths):
         sys.orig_argv = [sys.executable, *words]
-        sys.modules.pop("sitecustomize", None)  # of the process that this one is forked from
+        sys.modules.pop("sitecustomize", None)  # from the process that this one is forked from
         importlib.import_module("sitecustomize")
 
 
 def fork_what_is_started() -> None:
-    """From now on each Python that this process starts is forked from it."""
+    """From now on, fork every Python that this process starts."""
     subprocess.Popen._execute_child = _execute_child
 
 
@@ -183,9 +183,9 @@ def _execute_child(process: subprocess.Popen, args: Any, *more: Any) -> None:
 
 
 def be_started(asked: Asked, streams: Sequence[int], *, kept: Sequence[int], own_session: bool) -> NoReturn:
-    """In a fork: is a Python of its own, but for its modules, and ends as it ends."""
+    """In a fork: run like a new Python, except for the imported modules, and exit with its exit code."""
     code = 1
-    gc.freeze()  # what the parent holds is not to be given back here: Ray would do that in threads that a fork has not
+    gc.freeze()  # do not free the parent's objects here: Ray would use threads that a fork does not have
     try:
         if own_session:
             os.setsid()
@@ -195,8 +195,8 @@ def be_started(asked: Asked, streams: Sequence[int], *, kept: Sequence[int], own
         take(asked, streams)
         nothing = os.open(os.devnull, os.O_RDWR)
         for fd in {int(path.name) for path in Path("/proc/self/fd").iterdir()} - {0, 1, 2, nothing, *kept}:
-            # not closed: an object of the parent's that goes later would close whatever had the number by then, a lock's
-            # file once
+            # not closed: an object of the parent that is freed later would close a reused number, once the file of a
+            # lock
             os.dup2(nothing, fd, inheritable=False)
         sys.stdout, sys.stderr = (os.fdopen(fd, "w", buffering=1, closefd=False) for fd in (1, 2))
         logging.getLogger().handlers.clear()
@@ -213,7 +213,7 @@ def be_started(asked: Asked, streams: Sequence[int], *, kept: Sequence[int], own
 
 
 def serve_in_this_process() -> None:
-    """`mlflow server` starts another Python for its app: it becomes that itself."""
+    """`mlflow server` starts another Python for its app: run the app in this process instead."""
     import mlflow.server
 
     def be(command: list[str], *, extra_env: dict[str, str], **_: Any) -> None:
@@ -225,7 +225,7 @@ def serve_in_this_process() -> None:
 
 @contextlib.contextmanager
 def a_door() -> Iterator[socket.socket]:
-    """A socket in a folder of its own."""
+    """Yield a socket in a temporary directory."""
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as door:
         door.bind(f"{folder}/door")
         door.listen(1)

@@ -1,7 +1,7 @@
-"""A run on a disk that gets full, and goes on when there is room: python full_disk.py DISK [WORD ...], in a forked program.
+"""A run on a disk that becomes full, and resumes when there is space: python full_disk.py DISK [WORD ...], in a forked program.
 
-DISK: an empty folder, on which these processes alone see a disk of 4 MiB. Prints how both commands ended, what they said,
-and the checkpoints between them.
+DISK: an empty directory, where only these processes see a disk of 4 MiB. Prints the exit codes and outputs of both commands, and
+the checkpoints between them.
 """
 
 import ctypes
@@ -14,12 +14,12 @@ from pathlib import Path
 import torch
 from waiting import wait_for
 
-NEW_MOUNTS, NEW_USER = 0x00020000, 0x10000000  # of unshare(2)
+NEW_MOUNTS, NEW_USER = 0x00020000, 0x10000000  # for unshare(2)
 STEPS_AN_EPOCH = 12
 
 
 def main() -> None:
-    child = os.fork()  # with one thread, as a user's own namespace asks for
+    child = os.fork()  # with one thread, as a new user namespace requires
     if child:
         sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     try:

@@ -1,4 +1,4 @@
-"""What the tests of the nursery run in processes of their own."""
+"""Functions that the tests of the process pool run in separate processes."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def report(payload):
-    """Writes down what the process is and sees."""
+    """Write the properties of the process to a file."""
     path = Path(payload.decode())
     facts = {
         "pid": os.getpid(),
@@ -39,7 +39,7 @@ def end_as_told(payload):
 
 
 def wait(payload):
-    """Writes its number and waits; a SIGTERM ends it as a run would, unless it is told not to care."""
+    """Write the pid and wait. A SIGTERM ends the process like a run, unless the payload tells it to ignore the signal."""
     path, cares = payload.decode().split(":")
     if cares == "no":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""Plans of models on a simulated device, for run_simulated; and real steps on the CPU to compare them with."""
+"""Plans of models on a simulated device, for run_simulated, and real steps on the CPU for comparison."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ REQUEST = {
 NOT_COUNTED = ("aten.detach.default", "prim.device.default")
 IMAGES = ["data=synthetic", "data.num_rows=64", "data.shape=[3,16,16]", "train.batch_size=16"]
 SIGNALS = ["data=synthetic", "data.num_rows=64", "data.shape=[2,20]", "train.batch_size=16"]
-#: a number that comes back as a number: no task for autoencoders is needed
+#: reproduces one number: no task for autoencoders is needed
 SAME = ["data=synthetic", "data.num_rows=64", "data.num_features=1", "data.num_classes=null", "task=regression"]
 CASES = {
     "cnn on signals": ["model=cnn", "model.kernel_size=5", *SIGNALS],
@@ -81,7 +81,7 @@ def configured(case, precision="fp32"):
 
 
 def plan_zoo(_, device_name, names, in_halves):
-    """Plan these cases of the zoo, and some of them in bf16 too."""
+    """Plan these cases of the zoo, and some of them also in bf16."""
     warnings.simplefilter("ignore")
     found = {}
     with simulated_device(device_name, has_numbers=False) as device:

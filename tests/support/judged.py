@@ -1,6 +1,6 @@
 """Models with an error in the placement of their tensors, and models without, for tests of plan and guard.
 
-A line that ends with `# <- name` is the one that must be named. The zoo has larger models without an error.
+A line that ends with `# <- name` is the one that must be reported. The zoo has larger models without an error.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def classify(model, batch):
 
 
 class Net(nn.Module):
-    """A body, and whatever the head does with it."""
+    """A body, followed by the head's changes."""
 
     def __init__(self, head=None):
         super().__init__()
@@ -61,7 +61,7 @@ class PlainList(nn.Module):
     def __init__(self):
         super().__init__()
         layers = (nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES))
-        self.layers = [layer.requires_grad_(False) for layer in layers]  # those that learn are refused before
+        self.layers = [layer.requires_grad_(False) for layer in layers]  # parameters with gradients are refused earlier
         self.bias = nn.Parameter(torch.zeros(CLASSES))
 
     def forward(self, x):
@@ -77,7 +77,7 @@ class NoDevice(Linear):
 
 
 class Sample:
-    """A batch that is no dict, list, tuple or dataclass: nobody looks into it."""
+    """A batch that is not a dict, list, tuple or dataclass, so the runner does not look into it."""
 
     def __init__(self, inputs, target):
         self.inputs, self.target = inputs, target
@@ -167,7 +167,7 @@ def bag():
 
 @dataclass(frozen=True)
 class Wrong:
-    """kind and path of the finding; its line is the marked one."""
+    """kind and path: Of the finding; its line is the marked one."""
 
     name: str
     make: object
@@ -223,7 +223,7 @@ class Masked(Linear):
 
 
 class Counting(Linear):
-    """A number of the host may join: torch takes it along."""
+    """Adds a number on the host, which torch copies automatically."""
 
     def __init__(self):
         super().__init__()
@@ -234,7 +234,7 @@ class Counting(Linear):
 
 
 class Running(Linear):
-    """A buffer written in place, where it lies."""
+    """Writes a buffer in place."""
 
     def __init__(self):
         super().__init__()
@@ -283,7 +283,7 @@ def _case(name):
 
 
 def model(name):
-    """For conf/model/judged.yaml."""
+    """Return a case's model, for conf/model/judged.yaml."""
     return _case(name).make()
 
 
@@ -292,7 +292,7 @@ def task(name):
 
 
 def data(case):
-    """Arrays, or a Dataset whose own collate_fn makes what the task takes."""
+    """Return arrays, or a Dataset whose collate_fn creates the task's batches."""
     batch = _case(case).batch
     if batch is rows:
         x, y = rows()
@@ -315,7 +315,7 @@ class Given(torch.utils.data.Dataset):
 
 
 def marked_line(name: str) -> str:
-    """judged.py:42, the line that ends with `# <- name`."""
+    """Return `judged.py:42`, the line that ends with `# <- name`."""
     lines = Path(__file__).read_text().splitlines()
     (number,) = (index for index, line in enumerate(lines, 1) if line.endswith(f"# <- {name}"))
     return f"{Path(__file__).name}:{number}"

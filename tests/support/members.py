@@ -1,4 +1,4 @@
-"""Runs of a sweep that differ in numbers, in this process: trained together, or each alone, and what came of each."""
+"""Runs of a sweep that differ in numbers, in this process: trained together or separately, with their results."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,13 +26,13 @@ SMALL = ["data=digits", "data.limit=300", "train.batch_size=50", "train.num_epoc
 
 
 class Listener(Observer):
-    """What a run has measured, by name and step."""
+    """The measured values of a run, by name and step."""
 
     def __init__(self):
         self.points = {}
-        self.told = []  # the steps of points, as they came
+        self.told = []  # the steps of points, in the order of arrival
         self.epochs = []  # steps, and whether their training loss was known
-        self.speeds = []  # of windows, in steps a second
+        self.speeds = []  # of windows, in steps per second
 
     def window(self, window):
         self.told += window.steps.tolist()
@@ -51,7 +51,7 @@ class Listener(Observer):
 
 @dataclass
 class Run:
-    """One of them."""
+    """A run of the sweep."""
 
     parts: Parts
     settings: Settings
@@ -64,7 +64,7 @@ class Run:
 
 
 def built(folder, words, each, *, in_float64=False):
-    """The runs, not trained yet, and where their generators stand. each: the words that each has for itself."""
+    """Return the untrained runs and the states of their generators. each: The overrides of each run."""
     runs, generators = [], []
     compose = composer([])
     for number, own in enumerate(each):
@@ -79,10 +79,10 @@ def built(folder, words, each, *, in_float64=False):
 
 
 def _widen(parts):
-    """Weights and rows in float64, where rounding is 1e-16; points are kept in float32."""
+    """Convert weights and rows to float64, where rounding is 1e-16; points remain float32."""
     parts.model.double()
     for split in (parts.train, parts.val, parts.test):
-        resident = getattr(split, "batches", split)  # augmentation and scaling come after
+        resident = getattr(split, "batches", split)  # augmentation and scaling follow
         resident._rows = map_tensors(resident._rows, lambda rows: rows.double() if rows.is_floating_point() else rows)
     return replace(parts, average=parts.average and AveragedWeights(parts.model, decay=parts.average.decay))
 
@@ -105,7 +105,7 @@ def trained_alone(folder, words, each, *, stop=None, in_float64=False):
 def trained_together(
     folder, words, each, num_together=None, *, stop=None, change=None, in_float64=False, compiled=None
 ):
-    """change: what is done to the members before they are trained."""
+    """Train the runs together. change: A function for each member before the training."""
     runs, generators = built(folder, words, each, in_float64=in_float64)
     members = members_of(runs, generators)
     for member in members if change else ():
@@ -117,7 +117,7 @@ def trained_together(
 
 
 def largest_difference(alone, together):
-    """Of the weights, relative to each tensor, and of the points."""
+    """Return the largest difference of the weights, relative to each tensor, and of the points."""
     weights = points = 0.0
     for one, other in zip(alone, together, strict=True):
         assert one.result.status == other.result.status == "finished", other.result.error

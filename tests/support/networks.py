@@ -1,4 +1,4 @@
-"""Networks as a person brings them, for plans of their memory; each takes what the data says: inputs and outputs."""
+"""Networks like those of users, for plans of their memory; each has the inputs and outputs of the data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Residual(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Images, (B, 3, 32, 32)."""
+    """For images, (B, 3, 32, 32)."""
 
     def __init__(self, outputs, width=16):
         super().__init__()
@@ -36,7 +36,7 @@ class ResNet(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Sequences of numbers, (B, T, D)."""
+    """For sequences of numbers, (B, T, D)."""
 
     def __init__(self, size, outputs, width=64, heads=4, depth=3):
         super().__init__()
@@ -50,7 +50,7 @@ class Transformer(nn.Module):
 
 
 class Lstm(nn.Module):
-    """Sequences of numbers, (B, T, D)."""
+    """For sequences of numbers, (B, T, D)."""
 
     def __init__(self, size, outputs, width=64):
         super().__init__()
@@ -62,7 +62,7 @@ class Lstm(nn.Module):
 
 
 class Own(nn.Module):
-    """What no library has: gates, a memory that is read by attention, weights that are shared."""
+    """Parts that no library has: gates, a memory that is read by attention, shared weights."""
 
     def __init__(self, size, outputs, width=96, slots=32):
         super().__init__()

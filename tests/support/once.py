@@ -1,4 +1,4 @@
-"""A function goes in; one comes out that runs once for the same arguments, and tells again what it said or raised."""
+"""Run a function once for the same arguments, and repeat its result or exception."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def once(function: Callable[..., Any]) -> Callable[..., Any]:
-    """functools.cache keeps no exceptions: after a time-out each test would start the same slow process again."""
+    """functools.cache stores no exceptions: after a timeout, each test would start the same slow process again."""
 
     @functools.cache
     def outcome(*arguments):

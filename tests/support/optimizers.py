@@ -1,4 +1,4 @@
-"""The settings of optimizers whose steps are taken by a kernel or a formula of ours: one table for all that compares them."""
+"""The settings of optimizers whose steps our kernels or formulas take: one table for all tests that compare them."""
 
 from functools import partial
 
@@ -10,7 +10,7 @@ ADAM, ADAMW, SGD = (partial(kind, fused=True) for kind in (torch.optim.Adam, tor
 
 
 def muon(parameters, **settings):
-    """Matrices apart, as make_optimizer divides a model's."""
+    """Create a Muon with separate groups for matrices, like make_optimizer()."""
     own = list(parameters)
     matrices, others = ([each for each in own if (each.dim() >= 2) is wanted] for wanted in (True, False))
     groups = [{"params": matrices, "muon": True}, {"params": others, "muon": False}]

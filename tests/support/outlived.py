@@ -1,7 +1,7 @@
-"""What tests start (servers, ranks, runs) ends with the tests, even when those are killed by SIGKILL.
+"""Processes that tests start (servers, ranks, runs) end with the tests, even if SIGKILL ends the tests.
 
-A process beside them, no child of theirs, waits for their end and then kills whatever bears their mark. On Linux; elsewhere
-nothing is watched.
+A watching process that is not a child of the tests waits for their end, and then kills every process with their mark. Only on
+Linux.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import time
 
 import psutil
 
-#: in the environment of all that a process of tests starts: that process
+#: in the environment of every process that a test process starts: that process
 MARK = "RUNNER_TESTS_OF"
-#: processes that stay for the tests that follow: those may find them, and none is blamed for one
+#: processes that remain for later tests, and are not reported as leaks
 STAY: set[int] = set()
 
 
 def start() -> None:
-    """Marks what this process starts from now on, and has it watched."""
+    """Mark the processes that this process starts from now on, and start the watching process."""
     if sys.platform != "linux":
         return
     unmarked = {name: value for name, value in os.environ.items() if name != MARK}
@@ -37,7 +37,7 @@ def _watch(pid: int, mark: str) -> None:
         tests = psutil.Process(pid)
         while f"{pid}-{tests.create_time()}" == mark and tests.is_running() and tests.status() != psutil.STATUS_ZOMBIE:
             time.sleep(0.5)
-    for _ in range(3):  # one may have been about to start another
+    for _ in range(3):  # a process may be starting another one
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 if process.environ().get(MARK) == mark:

@@ -1,4 +1,4 @@
-"""Runs with a planted cause of a loss that is not finite, or of a spike, and what `explain` is to say of each.
+"""Runs with a known cause of a loss that is not finite, or of a spike, and the expected output of `explain` for each.
 
 PARTS is a user's my_parts.py: `# HERE: name` marks a cause's line.
 """
@@ -16,7 +16,7 @@ from typing import Any
 from runner import cli
 from runner.tracking.journal_reader import read_points
 
-BAD = 123  # the row that does it, where it is one
+BAD = 123  # the row that causes it, if it is a row
 
 PARTS = """
 import torch
@@ -123,14 +123,14 @@ WORDS = ("model=planted", "train.batch_size=16", "train.num_epochs=3", "tracking
 
 @dataclass(frozen=True)
 class Cause:
-    """A run's words, and what is to be said of it."""
+    """A run's overrides, and the expected report."""
 
-    name: str  # as its line is marked; a line of the runner's or torch's has no mark
+    name: str  # the mark of its line; a line in the runner or torch has none
     words: tuple[str, ...]
     operations: tuple[str, ...]  # any of these
     phase: str
     row: int | None = BAD
-    says: str = ""  # a part of what to try
+    says: str = ""  # a part of the advice
 
 
 CAUSES = (
@@ -200,7 +200,7 @@ SPIKES = (
 
 
 def plant(folder: Path) -> None:
-    """Writes the person's files."""
+    """Write the user's files."""
     for name, text in FILES.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
@@ -215,7 +215,7 @@ def words_of(case: Cause | Spike, device: str = "cpu") -> list[str]:
 
 
 def explained(device: Any, kind: str, index: int, *more: str) -> dict[str, Any]:
-    """Plants a case in the current folder, runs it, and returns what `explain --json` gives, with its `seconds`."""
+    """Write a case's files to the current directory, run it, and return the JSON of `explain --json`, with its `seconds`."""
     case = {"cause": CAUSES, "spike": SPIKES}[kind][index]
     plant(Path.cwd())
     code = cli.main([*words_of(case, str(device)), "hydra.run.dir=run", *more])
@@ -229,19 +229,19 @@ def explained(device: Any, kind: str, index: int, *more: str) -> dict[str, Any]:
 
 
 def leap() -> int:
-    """The step of the run whose loss is farthest above the one before."""
+    """Return the step with the largest increase of the loss."""
     losses = dict(read_points(Path("run"))["train/loss"])
     return max(losses, key=lambda step: losses[step] - losses.get(step - 1, losses[step]))
 
 
 def line_of(name: str) -> str:
-    """my_parts.py:57; "" for a cause that has no line of the person's."""
+    """Return `my_parts.py:57`, or "" for a cause without a line in the user's files."""
     marked = [number for number, line in enumerate(PARTS.splitlines(), 1) if line.endswith(f"# HERE: {name}")]
     return f"my_parts.py:{marked[0]}" if marked else ""
 
 
 def wrong_of_cause(cause: Cause, found: dict[str, Any]) -> list[str]:
-    """What `explain --json` says otherwise than it should; [] where all is right."""
+    """Return the differences between the output of `explain --json` and the expected one."""
     one, rows = found["operation"] or {}, [row["in_data"] for row in found["rows"]]
     checks = {
         f"operation {one.get('name')}": one.get("name") in cause.operations,

@@ -1,6 +1,6 @@
-"""Imported by the session's warm process, beside what a sweep's has: the publishing process, plans, MLflow and its server."""
+"""Imports for the tests' preloaded process, in addition to a sweep's: the publishing process, plans, MLflow and its server."""
 
-# ruff: noqa: F401  # imported to be there
+# ruff: noqa: F401  # imported for later forks
 
 import gc
 import logging
@@ -10,7 +10,7 @@ import shortcuts
 from runner.config.compose import composer
 from runner.tracking import mlflow_store
 
-with mlflow_store.settings():  # MLflow reads its log's level when it is imported
+with mlflow_store.settings():  # MLflow reads its log level when it is imported
     import mlflow.cli
     import mlflow.pytorch
     import mlflow.server.fastapi_app
@@ -25,6 +25,6 @@ with mlflow_store.settings():  # MLflow reads its log's level when it is importe
 
 shortcuts.parse_once()
 shortcuts.leave_undrawn()
-composer([])([])  # what Hydra reads and its grammar learns is there already
-logging.getLogger().handlers.clear()  # what MLflow's server has set up is for no other program
-gc.freeze()  # a collection in a fork would look through all of these, and copy their pages
+composer([])([])  # loads Hydra's files and its grammar
+logging.getLogger().handlers.clear()  # the handlers of MLflow's server are not for other programs
+gc.freeze()  # a collection in a fork would visit all of these objects, and copy their pages

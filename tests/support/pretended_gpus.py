@@ -1,4 +1,4 @@
-"""Sweeps on a machine with GPUs that are pretended (pretended/sitecustomize.py), forked from the session's warm process."""
+"""Sweeps on a machine with simulated GPUs (pretended/sitecustomize.py), forked from the tests' preloaded process."""
 
 import os
 import subprocess

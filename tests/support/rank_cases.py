@@ -54,16 +54,16 @@ CASES |= {
         *("train.num_epochs=1", PARTS),
     ),
 }
-#: that more than two processes train
+#: the cases for more than two processes
 FEW = ("accumulated", "one row left", "one row left, in parts")
 
 
-#: what the runs import beside the runner
+#: imports of the runs in addition to the runner
 HEAVY = ("torch.distributed.run", "torchmetrics.classification", "runner.distributed.sharding", "runner.experiment.run")
 
 
 def main(root: Path) -> None:
-    """Under the torchrun that it starts it is one of the processes; these are forked where Pythons are (forked_programs)."""
+    """Run as one of the processes, or start torchrun, whose processes are forked where possible (forked_programs)."""
     if "RANK" in os.environ:
         train(root / os.environ["WORLD_SIZE"])
         return
@@ -85,15 +85,15 @@ def train(root: Path) -> None:
     from runner.distributed.group import Group, join
     from runner.experiment import processes, session
 
-    session.illustrate = lambda *args, **more: []  # pictures take longer than the training
+    session.illustrate = lambda *args, **more: []  # plots take longer than the training
     sharding.Shards = partial(sharding.Shards, block=1000)  # small models have blocks, too
     place = rank_here(os.environ)
     if place is not None:
         import torch
 
         group = join(place, backend="gloo", device=torch.device("cpu"))
-        Group.leave = lambda self: None  # for the next case
-        # it waits for all, as the real one does
+        Group.leave = lambda self: None  # the next case uses the group
+        # waits for all processes, like the real function
         processes.join = lambda place, choice: (group.all_reduce_max([0.0]), group)[1]
     for name in CASES if place is None or place.num == 2 else FEW:
         done = run([*CASES[name]], folder=root / name)

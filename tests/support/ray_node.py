@@ -1,6 +1,6 @@
-"""`ray start` that waits as long as it takes, and without what nobody asks here: the autoscaler and the dashboard.
+"""`ray start` without a time limit, and without parts that no test needs: the autoscaler and the dashboard.
 
-Its workers are forked from the tests' warm process, where there is a door to it (setup_worker.py).
+Its workers are forked from the tests' preloaded process, if its socket is given (setup_worker.py).
 """
 
 import os
@@ -16,7 +16,7 @@ asked = services.get_node
 
 
 def get_node(*args):
-    """Ray gives a node 30 s to come up (2.60, node.py), whatever the machine does beside it."""
+    """Ray gives a node only 30 s to start (2.60, node.py), however busy the machine is."""
     end = time.monotonic() + LONGEST
     while True:
         try:
@@ -27,7 +27,7 @@ def get_node(*args):
             time.sleep(0.2)
 
 
-os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # conftest hides a machine's; Ray counts the pretended ones
+os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # conftest hides the machine's GPUs; Ray counts the simulated ones
 services.get_node = get_node
 node.Node.start_api_server = lambda *_, **__: None
 if os.environ.get(DOOR):

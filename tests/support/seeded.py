@@ -1,4 +1,4 @@
-"""The seed of what the tests draw: FUZZ_SEED, else the current commit, so that each commit draws other cases and draws them again."""
+"""The seed of random tests: FUZZ_SEED, or the current commit, so that each commit draws other cases, and the same ones each time."""
 
 import os
 import random
@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, seed, settings
 def _commit():
     try:
         done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True)
-    except OSError:  # no git
+    except OSError:  # git is missing
         return ""
     return done.stdout.strip()
 
@@ -23,10 +23,10 @@ AGAIN = f"fuzz: FUZZ_SEED={SEED} draws the same cases again"
 
 
 def often(least):
-    """So many examples, or FUZZ_EXAMPLES of them, drawn from the seed."""
+    """Return settings for `least` examples, or FUZZ_EXAMPLES, drawn from the seed."""
     how = settings(
         max_examples=NUM_EXAMPLES or least,
-        derandomize=False,  # Hypothesis would, in CI
+        derandomize=False,  # Hypothesis would enable it in CI
         database=None,
         deadline=None,
         suppress_health_check=list(HealthCheck),
@@ -35,5 +35,5 @@ def often(least):
 
 
 def drawn(name: str, cases: Sequence, num: int) -> list:
-    """So many of the cases, others with each commit; all of them where FUZZ_EXAMPLES asks for more. name: of the draw."""
+    """Return `num` of the cases, others with each commit, or all cases with FUZZ_EXAMPLES. name: Of the draw."""
     return list(cases) if NUM_EXAMPLES else random.Random(f"{SEED} {name}").sample(list(cases), num)

@@ -1,4 +1,4 @@
-"""In the place of Ray's file of this name, by which a raylet starts a worker: one that is forked is asked for at the door."""
+"""Replace Ray's file of this name, by which a raylet starts a worker: request a forked one from the preloaded process."""
 
 import argparse
 import json
@@ -11,4 +11,4 @@ parser.add_argument("--serialized-runtime-env-context", default="{}")
 parser.add_argument("--language")
 asked, words = parser.parse_known_args()
 os.environ.update(json.loads(asked.serialized_runtime_env_context).get("env_vars") or {})
-Forked(words)  # Ray reads its environment when it is imported: not in the process that is warm
+Forked(words)  # Ray reads its environment when it is imported, so the preloaded process does not import it

@@ -1,12 +1,12 @@
-"""Sweeps go in; their jobs, and whole commands, are forked from one process a session, which is warm already.
+"""Fork the jobs of sweeps, and whole commands, from one preloaded process per test session.
 
 with opened() as warm:
-    warm.stand_in                                        # the class in the place of a sweep's ProcessPool, in this process
+    warm.stand_in                                        # the class that replaces a sweep's ProcessPool, in this process
     warm.command(folder, "-m", "seed=1,2", SOME="thing")   # `python -m runner -m seed=1,2`, as subprocess.Popen gives it
-    warm.program([sys.executable, "-m", "module"])         # in the place of subprocess.Popen (forked_programs.py)
+    warm.program([sys.executable, "-m", "module"])         # replaces subprocess.Popen (forked_programs.py)
 
-A command is a process with a session, a folder and an environment of its own. The Pythons that it starts are forked from
-it, in place of ones that import for seconds what is there already.
+A command is a process with a separate session, directory and environment. The Python processes that it starts are forked from
+it, instead of new ones that import the same modules for seconds.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from runner.sweep.launchers.worker import Request
 from runner.sweep.search import preload as search_preload
 
 PRELOAD = (*local.PRELOAD, search_preload.__name__, "preloaded")
-COMMANDS = 1_000_000  # their numbers and those of programs begin here, after any job's
+COMMANDS = 1_000_000  # the numbers of commands and programs start here, above any job's
 
 
 class Warm:
-    """The one process, and how the commands ended that it has started."""
+    """The preloaded process, and the exit codes of the commands that it has started."""
 
     def __init__(self) -> None:
         paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -50,19 +50,19 @@ class Warm:
         self.commands: list[Program] = []
         self.stand_in = type("Shared", (Shared,), {"warm": self})
         self.program = type("Program", (Program,), {"warm": self})
-        self._turn = threading.RLock()  # a publishing process is waited for in a thread
+        self._turn = threading.RLock()  # a thread waits for a publishing process
         self._numbers = itertools.count(COMMANDS)
         self._codes: dict[int, int | None] = {}
         self._ended_jobs: list[Ended] = []
 
     def start(self, request: Request, folder: Path, environment: dict[str, str]) -> None:
-        """The request in a folder and an environment that are not this process's."""
+        """Start a request in another directory and environment."""
         payload = pickle.dumps((str(folder), environment, request.function, request.payload))
         with self._turn:
             self.nursery.start(replace(request, function=f"{__name__}:enter", payload=payload))
 
     def start_program(self, door: str) -> int:
-        """A process that comes to the door for all else. Returns its number."""
+        """Start a process that connects to the socket for its arguments. Returns its number."""
         number = next(self._numbers)
         with self._turn:
             function = f"{become.__module__}:{become.__name__}"
@@ -71,7 +71,7 @@ class Warm:
 
     @contextmanager
     def door(self, *imported: str) -> Iterator[str]:
-        """Where a process that is no fork of ours asks for one (warm_door.py), with these modules beside the others."""
+        """Yield a socket where other processes can request a fork (warm_door.py), with these additional imports."""
         with tempfile.TemporaryDirectory() as folder:
             path, number = f"{folder}/door", next(self._numbers)
             request = Request(
@@ -85,7 +85,7 @@ class Warm:
             wait_for(lambda: self.code_of(number) is not None)
 
     def ended(self) -> list[Ended]:
-        """The jobs that have ended; how commands and programs did is noted."""
+        """Return the jobs that have ended; store the exit codes of commands and programs."""
         with self._turn:
             for ended in self.nursery.ended():
                 if ended.number < COMMANDS:
@@ -96,13 +96,13 @@ class Warm:
             return found
 
     def code_of(self, number: int) -> int | None:
-        """How a command or a program ended, None when it has not. Jobs that have ended are kept for who asks for them."""
+        """Return the exit code of a command or program, or None if it runs. Jobs that have ended are kept for ended()."""
         with self._turn:
             self._ended_jobs = self.ended()
             return self._codes.get(number)
 
     def command(self, folder: Path, *words: str, **environment: str) -> Program:
-        """Start `python -m runner WORDS` in the folder; `stdout` has its stderr too."""
+        """Start `python -m runner WORDS` in the folder; `stdout` includes its stderr."""
         command = self.program(
             [sys.executable, "-m", "runner", *words],
             cwd=folder,
@@ -117,7 +117,7 @@ class Warm:
 
 
 class Shared(ProcessPool):
-    """A sweep's nursery as the sweep sees it: what it is given runs in the sweep's folder and environment."""
+    """Replaces a sweep's process pool: its jobs run in the sweep's directory and environment."""
 
     warm: Warm
 
@@ -141,7 +141,7 @@ class Shared(ProcessPool):
         self.warm.nursery.signal(number, what, whole_group=whole_group)
 
     def close(self) -> None:
-        """As a sweep's own does it: what still runs ends, by force after some seconds."""
+        """End the remaining processes like a sweep's pool, by force after some seconds."""
         for what, seconds in ((signal.SIGTERM, 10.0), (signal.SIGKILL, LONGEST)):
             for number in self.running:
                 self.signal(number, what, whole_group=what == signal.SIGKILL)
@@ -157,7 +157,7 @@ def opened() -> Iterator[Warm]:
     try:
         yield warm
     finally:
-        for command in warm.commands:  # of a test that failed
+        for command in warm.commands:  # from a test that failed
             command.kill()
             command.stdout.close()
             command.wait()
@@ -165,7 +165,7 @@ def opened() -> Iterator[Warm]:
 
 
 def enter(payload: bytes) -> int:
-    """In the process: the folder and the environment, and then what is asked for."""
+    """In the process: set the directory and the environment, and call the requested function."""
     folder, environment, function, asked = pickle.loads(payload)
     os.chdir(folder)
     os.environ.clear()

@@ -1,6 +1,6 @@
-"""Makes tests faster: Hydra's files are parsed once in a process, and plots are saved as one white dot.
+"""Make tests faster: parse Hydra's files once per process, and save plots as one white dot.
 
-A plot is still put together, and its file written. A test that looks at the ink takes the fixture `ink`.
+A plot is still built, and its file written. A test that reads the plot's pixels uses the fixture `ink`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _parsed: dict[tuple[str, str], Any] = {}
 def parse_once() -> None:
     """Parse each file and each interpolation once, in this process and its forks. Hydra passes open files."""
     OmegaConf.load = staticmethod(_load)
-    omegaconf.base.parse = functools.cache(omegaconf.base.parse)  # a tree that is only walked
+    omegaconf.base.parse = functools.cache(omegaconf.base.parse)  # the cached tree is not modified
 
 
 def _load(file: Any) -> Any:

@@ -1,6 +1,6 @@
 """Whole runs and functions on a device that this machine lacks, with real numbers on the CPU (runner/plan/simulator/).
 
-result = run_simulated("cuda:1", train, 3)       # train(device, 3) in a process of its own; the result by JSON
+result = run_simulated("cuda:1", train, 3)       # train(device, 3) in a separate process; the result as JSON
 python tests/support/simulated.py cuda:1 -- -m runner device=cuda:1 train.num_epochs=2
 """
 
@@ -23,13 +23,13 @@ from pathlib import Path
 import outlived
 import torch
 
-sys.path.append(str(Path(__file__).resolve().parents[2]))  # a checkout that is not installed
+sys.path.append(str(Path(__file__).resolve().parents[2]))  # for a checkout that is not installed
 
 from runner.plan.simulator import simulated_device
 from runner.sweep.launchers.process_pool import ProcessPool, call
 
 SUPPORT = Path(__file__).resolve().parent
-#: what takes a process that simulates seconds to import
+#: modules that take a simulating process seconds to import
 HEAVY = (
     "runner.sweep.launchers.preload",
     "torch._subclasses.fake_tensor",
@@ -39,10 +39,10 @@ HEAVY = (
 
 
 def run_simulated(device: str, function, *args, cwd: Path | None = None):
-    """`function(device, *args)` in a process of its own, where `device` is pretended ("cpu" is what it is).
+    """Call `function(device, *args)` in a separate process, where `device` is simulated ("cpu" is real).
 
-    function: of a module's top level; its file is run again over there. Arguments and result travel as JSON.
-    cwd: the folder that it runs in, whose modules it may import.
+    function: A top-level function of a module, whose file runs again in the process. Arguments and result are sent as JSON.
+    cwd: The current directory of the process, whose modules it may import.
     """
     file, name = Path(sys.modules[function.__module__].__file__), function.__qualname__
     given = (device, str(file), name, json.dumps(args), str(cwd or Path.cwd()), dict(os.environ))
@@ -52,14 +52,14 @@ def run_simulated(device: str, function, *args, cwd: Path | None = None):
 
 
 def simulated_command(device: str, *words: str, **settings) -> subprocess.CompletedProcess:
-    """`python WORDS` under the device: `-m MODULE ...` or `SCRIPT ...`. settings: of subprocess.run, cwd and env."""
+    """Run `python WORDS` under the device: `-m MODULE ...` or `SCRIPT ...`. settings: Of subprocess.run, cwd and env."""
     command = [sys.executable, __file__, device, "--", *words]
     return subprocess.run(command, capture_output=True, text=True, check=False, **settings)
 
 
 @functools.cache
 def _warm() -> ProcessPool:
-    """One for all the tests of this process: each function is called in a fork of it, which begins with torch imported."""
+    """Return the preloaded process of this test process: each function is called in a fork of it, with torch already imported."""
     paths = os.pathsep.join(map(str, (SUPPORT.parents[1], SUPPORT)))
     nursery = ProcessPool({"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}, preload=HEAVY)
     outlived.STAY.add(nursery._warm.pid)
@@ -89,7 +89,7 @@ def _pretended(name: str) -> contextlib.AbstractContextManager[torch.device]:
 
 
 def run_program(words: list[str]) -> None:
-    """As `python WORDS` would."""
+    """Run the program like `python WORDS`."""
     if words[0] == "-m":
         sys.path[0] = str(Path.cwd())
         sys.argv = words[1:]

@@ -1,4 +1,4 @@
-"""A folder goes in; sbatch, srun, sacct and scancel come out in it, which run arrays of jobs as processes of this machine."""
+"""Install sbatch, srun, sacct and scancel in a directory; they run arrays of jobs as processes of this machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ENDS = {0: "COMPLETED", -signal.SIGKILL: "OUT_OF_MEMORY"}
 
 
 def install(folder: Path) -> str:
-    """Makes the commands; returns what PATH must be to find them."""
+    """Install the commands; return the PATH with which they are found."""
     folder.mkdir()
     for name in ("sbatch", "srun", "sacct", "scancel"):
         script = folder / name
@@ -31,12 +31,12 @@ def install(folder: Path) -> str:
 
 
 def batches(folder: Path) -> list[str]:
-    """The scripts that were submitted."""
+    """Return the submitted scripts."""
     return [path.read_text() for path in sorted(folder.glob("*.sh"))]
 
 
 def sbatch(folder: Path, script: str) -> None:
-    """One watching process for each job of the array, which outlives this command."""
+    """Start a watching process for each job of the array, which outlives this command."""
     text = Path(script).read_text()
     number = 100 + len(batches(folder))
     (folder / f"{number}.sh").write_text(text)
@@ -75,14 +75,14 @@ def watch(folder: Path, name: str, line: str) -> None:
 
 
 def exported(script: str) -> dict[str, str]:
-    """The environment of a job after its script's own lines."""
+    """Return the environment of a job after its script's export lines."""
     lines = [line for line in script.splitlines() if line.startswith("export ")]
     told = subprocess.check_output(["bash", "-c", "\n".join([*lines, "env -0"])], text=True)
     return dict(pair.split("=", 1) for pair in told.split("\0") if pair)
 
 
 def started(words: list[str], output: IO[str]) -> Forked | subprocess.Popen[bytes]:
-    """`python WORDS`: forked from a warm process, where the tests say so."""
+    """Start `python WORDS`, forked from a preloaded process if the tests request it."""
     if os.environ.get(DOOR):
         return Forked(words, streams=(0, output.fileno(), output.fileno()))
     return subprocess.Popen([sys.executable, *words], stdout=output, stderr=output)

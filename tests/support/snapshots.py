@@ -25,7 +25,7 @@ def shown(problem: Problem) -> str:
 
 
 def check_typed(problem: Problem) -> None:
-    """Fail if a shell and Hydra don't take every suggestion as it is."""
+    """Fail unless a shell and Hydra accept every suggestion as it is."""
     from hydra.core.override_parser.overrides_parser import OverridesParser  # takes 0.2 s
 
     assert all(each == for_a_shell(each) for each in problem.suggestions)

@@ -1,4 +1,4 @@
-"""A training whose steps read all that changes on the device, beside the same step by step."""
+"""A training whose steps read all changing values on the device, compared with the same training step by step."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Net(nn.Sequential):
         super().__init__(nn.Flatten(), nn.Linear(16, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
 
 
-#: rates that 32 bits hold exactly, as a GPU's kernels read them: the same steps are the same to the bit there, too
+#: rates that are exact in 32 bits, as a GPU's kernels read them, so that steps are bitwise identical there, too
 ADAM = partial(torch.optim.Adam, lr=2**-7, fused=True)
 SETTINGS = {
     "adam": {},
@@ -57,10 +57,12 @@ SETTINGS = {
 
 
 def check(ours, expected, device, name):
-    """Of a schedule on a GPU the losses alone, nearly: its rates are rounded, and one answer that flips is a quarter of an
-    accuracy over four rows."""
+    """Compare the trainings; with a schedule on a GPU, compare only the losses, approximately.
+
+    Its rates are rounded there, and one changed prediction is a quarter of an accuracy over four rows.
+    """
     if device.type == "cpu" or name != "a schedule":
-        assert repr(ours) == repr(expected)  # of a step that fp16 leaves out the norm is NaN
+        assert repr(ours) == repr(expected)  # if fp16 skips a step, its norm is NaN
     else:
         losses, wanted = (torch.tensor([row[1] for row in found["rows"]]) for found in (ours, expected))
         torch.testing.assert_close(losses, wanted, rtol=1e-3, atol=1e-4)
@@ -85,7 +87,7 @@ def trained(
     goes_on=False,
     **options,
 ):
-    """Every window's rows and notes, the weights, and the steps at which a checkpoint was taken."""
+    """Return every window's rows and notes, the weights, and the steps at which a checkpoint was taken."""
     task = task or Classification()
     torch.manual_seed(0)
     model = Net().to(device)
@@ -155,7 +157,7 @@ def trained(
 
 
 class Shift(nn.Module):
-    """What is random comes from the draws."""
+    """Its randomness comes from the draws."""
 
     num_draws = 2
 

@@ -1,8 +1,8 @@
-"""A run that is killed again and again, in processes forked from this one: python stops.py FOLDER each|random [WORD ...]
+"""Kill a run repeatedly, in processes forked from this one: python stops.py FOLDER each|random [WORD ...]
 
-each: for every step of the run, one that is killed after it and gone on with to its end, in FOLDER/NUMBER.
+each: for every step of the run, a run that is killed after it and resumed to its end, in FOLDER/NUMBER.
 random: runs in FOLDER/run0, run1, ..., killed at random moments until each has ended, NUM_KILLS kills or more; prints their number.
-FOLDER/whole is the run that nobody disturbed.
+FOLDER/whole is the uninterrupted run.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from runner.experiment import run, session
 from runner.training.loop import OwnStopCondition
 
 NUM_KILLS = 6
-#: where the run that nobody disturbed tells what it has imported
+#: the uninterrupted run writes its imported modules to this file
 MODULES = "modules.txt"
 
 
 def forked(function) -> int:
-    """Its exit code in a process of its own; minus the signal that ended it."""
+    """Run a function in a fork. Returns its exit code, or minus the signal that ended it."""
     return os.waitstatus_to_exitcode(os.waitpid(started(function), 0)[1])
 
 
@@ -69,7 +69,7 @@ def undisturbed(cfg, root: Path) -> None:
 
 def kill_after_each_step(cfg, root: Path) -> None:
     num_steps = torch.load(root / "whole" / "checkpoints" / "last.pt", weights_only=True)["step"]
-    for number in range(1, num_steps):  # after the last there is nothing more to be due
+    for number in range(1, num_steps):  # after the last step, nothing remains to be done
         once = functools.partial(train, cfg, root / str(number))
         assert forked(functools.partial(once, kill_after=number)) == -signal.SIGKILL, number
         assert forked(once) == 0, number
@@ -78,7 +78,7 @@ def kill_after_each_step(cfg, root: Path) -> None:
 
 def kill_at_random(cfg, root: Path) -> None:
     draw, num_kills, number = random.Random(SEED), 0, 0
-    while num_kills < NUM_KILLS:  # how many one run takes depends on the machine
+    while num_kills < NUM_KILLS:  # the number per run depends on the machine
         num_kills += kills_until_it_ends(cfg, root / f"run{number}", draw)
         number += 1
     print(num_kills)
@@ -88,7 +88,7 @@ def kills_until_it_ends(cfg, folder: Path, draw: random.Random) -> int:
     num_kills = 0
     while True:
         process = started(lambda: train(cfg, folder))
-        # longer and longer: it comes to its end on a slow machine, too
+        # increasing, so that the run also ends on a slow machine
         deadline = time.monotonic() + draw.expovariate(1 / 0.25) * (1 + num_kills / 4)
         while (ended := os.waitpid(process, os.WNOHANG))[0] == 0 and time.monotonic() < deadline:
             time.sleep(0.002)
@@ -102,14 +102,14 @@ def kills_until_it_ends(cfg, folder: Path, draw: random.Random) -> int:
 
 def main() -> None:
     root, mode, *words = Path(sys.argv[1]), sys.argv[2], *sys.argv[3:]
-    torch.set_num_threads(1)  # a pool of threads does not live on in a fork
-    session.illustrate = lambda *_, **__: []  # half of so short a run, and nothing of what is compared
+    torch.set_num_threads(1)  # a fork has no thread pool
+    session.illustrate = lambda *_, **__: []  # takes half of the time of a short run, and is not compared
     cfg = composed_with(composer([]), words)
     assert (
         forked(lambda: undisturbed(cfg, root)) == 0
-    )  # not here: torch's CUDA build has no backward pass in a fork after one
-    for name in (root / MODULES).read_text().split():  # what it imports, the forks have
-        with suppress(ImportError):  # some are not of a file
+    )  # forked, as torch's CUDA build has no backward pass in a fork after one in its parent
+    for name in (root / MODULES).read_text().split():  # imports for the forks
+        with suppress(ImportError):  # some are not in a file
             importlib.import_module(name)
     kill_after_each_step(cfg, root) if mode == "each" else kill_at_random(cfg, root)
 

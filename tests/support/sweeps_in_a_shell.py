@@ -1,4 +1,4 @@
-"""A sweep's words go in, as a person types them in a folder; its exit code, its text and its folder come out."""
+"""Run a sweep as a user types it in a directory; return its exit code, its output and its directory."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pathlib import Path
 import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
-STARTED: type[subprocess.Popen[str]] = subprocess.Popen  # or the session's warm.program
+STARTED: type[subprocess.Popen[str]] = subprocess.Popen  # or the preloaded process's program()
 
-#: what a job's process says that it is; one that is forked, in the 15 letters that a process has for that
+#: the names of a job's process; a forked one has 15 characters for its name
 JOBS = {name[:length] for name in ("runner.sweep.launchers.worker", "submitit.core._submit") for length in (15, None)}
 
-#: a model that dies as it is told to, while it is built
+#: a model that dies on request while it is built
 DYING = """
 import os, signal
 import psutil
@@ -40,7 +40,7 @@ DYING_YAML = "_target_: dying.Dying\nhow: fine\ninputs: ${facts.in_features}\nou
 
 
 def person(folder: Path) -> Path:
-    """A person's folder with a model of their own in it."""
+    """Create a user's directory with a custom model."""
     (folder / "conf/model").mkdir(parents=True)
     (folder / "dying.py").write_text(DYING)
     (folder / "conf/model/dying.yaml").write_text(DYING_YAML)
@@ -48,7 +48,7 @@ def person(folder: Path) -> Path:
 
 
 def start(folder: Path, *words: str, **environment: str) -> subprocess.Popen[str]:
-    """`python -m runner -m WORDS` in the folder, in a session of its own, as a shell starts it."""
+    """Start `python -m runner -m WORDS` in the folder, in a separate session, like a shell."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     return STARTED(
         [sys.executable, "-m", "runner", "-m", "hydra.sweep.dir=swept", *words],
@@ -78,7 +78,7 @@ def interrupt(process: subprocess.Popen[str]) -> None:
 
 
 def read_until(process: subprocess.Popen[str], word: str, times: int = 1) -> str:
-    """What it says until the word has come so often."""
+    """Read the output until the word has appeared that many times, and return it."""
     text = ""
     assert process.stdout is not None
     while text.count(word) < times:
@@ -89,7 +89,7 @@ def read_until(process: subprocess.Popen[str], word: str, times: int = 1) -> str
 
 
 def states(folder: Path) -> dict[str, tuple[str, str | None, str | None]]:
-    """By the job's name: its last state, device and error in the ledger."""
+    """Return the last state, device and error in the ledger, by the job's name."""
     lines = [json.loads(line) for line in (folder / "swept/ledger.jsonl").read_text().splitlines()]
     names = {line["job"]: line["name"] for line in lines if line["kind"] == "job"}
     return {
@@ -98,7 +98,7 @@ def states(folder: Path) -> dict[str, tuple[str, str | None, str | None]]:
 
 
 def jobs_in(folder: Path) -> list[psutil.Process]:
-    """Processes of ours that work in this folder, whoever their parent is by now."""
+    """Return the processes that work in this folder, whatever their current parent is."""
     found = []
     for one in psutil.process_iter():
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied):

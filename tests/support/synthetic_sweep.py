@@ -1,4 +1,4 @@
-"""Made-up sweeps on disk, as the runner leaves them: ledger, summaries, journals. The same words give the same bytes."""
+"""Generated sweeps on disk, like those of the runner: ledger, summaries, journals. The same arguments give the same bytes."""
 
 import json
 import math
@@ -14,7 +14,7 @@ BATCH_ROWS = 128
 
 
 class Folder:
-    """A sweep's folder that grows job by job; close it before reading."""
+    """A sweep's directory to which jobs are added; close it before reading."""
 
     def __init__(self, folder, words=("device=cpu,cuda:0", "seed=1,2"), objectives=()):
         self.path = folder
@@ -23,7 +23,7 @@ class Folder:
         self.number = 0
 
     def job(self, overrides, state="finished", *, name=None, error=None, summary=None, device=None, trial=None):
-        """A job without a journal; summary: the keys of summary.json that matter, None: it never wrote one."""
+        """Add a job without a journal. summary: The relevant keys of summary.json, or None if the job did not write it."""
         number, self.number = self.number, self.number + 1
         job = Job(
             number,
@@ -76,7 +76,7 @@ def train(
     num_windows=6,
     **job,
 ):
-    """A job that trained: a noisy loss that falls to `floor`, an accuracy that rises, at the device's speed."""
+    """Add a trained job: a noisy loss that falls to `floor`, an accuracy that rises, with the device's speed."""
     random = np.random.default_rng(seed)
     steps = np.arange(1, num_steps + 1)
     noise = np.exp(random.normal(0, 0.18, num_steps))
@@ -114,7 +114,7 @@ def train(
 
 
 def grid(folder):
-    """device x model x seed, with a job that failed, one that segfaulted and two that were skipped."""
+    """Write device x model x seed, with a job that failed, one that segfaulted and two that were skipped."""
     words = ("device=cpu,cuda:0,mps", "model=mlp,cnn", "seed=1,2,3", "train.num_epochs=6")
     sweep = Folder(folder, words)
     for device in ("cpu", "cuda:0"):
@@ -142,7 +142,7 @@ def grid(folder):
 
 
 def search(folder, num_trials=40, *, objectives=({"metric": "val/accuracy", "direction": "maximize"},)):
-    """A search over four keys: the better the rate and the width, the higher the accuracy; every fourth is pruned."""
+    """Write a search over four keys: the better the rate and the width, the higher the accuracy; every fourth trial is pruned."""
     random = np.random.default_rng(7)
     words = (
         "optimizer.lr=interval(1e-5,1e-1)",

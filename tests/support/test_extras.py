@@ -1,4 +1,4 @@
-"""Nothing that `.[test]` brings may be missing in CI, where a test without its package would be left out without a word."""
+"""CI has all packages of `.[test]`; otherwise a test without its package would be skipped silently."""
 
 import importlib.util
 import os

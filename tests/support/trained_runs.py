@@ -1,4 +1,4 @@
-"""Real runs, made once for all tests that name a run: their folder, and a command line in it."""
+"""Real runs, created once for all tests that name a run: their directory, and a command line in it."""
 
 import contextlib
 import io
@@ -17,7 +17,7 @@ QUIET = "tracking.enabled=false"
 NO_PICTURES = "task.plots=false"
 SMALL = ["model=mlp", "model.hidden_sizes=[8]", "device=cpu", "train.num_epochs=2", "train.batch_size=32"]
 
-#: a person's own data: a table with classes as words, normalised by a layer of the model, read again by its reader
+#: a user's data: a table with classes as text, normalized by a layer of the model, read again by its reader
 MY_ROWS = """
 import csv
 import torch
@@ -90,7 +90,7 @@ def difference(model, batch):
 """
 
 
-#: a person's own models, that need torch alone
+#: a user's models, which need only torch
 MY_NETS = '''
 import torch
 from torch import nn
@@ -121,7 +121,7 @@ class OverTheBatch(Branching):
 
 
 def write_table(path, count, *, start=0, order=1):
-    """Rows of three numbers: a is far from 0, and the kind depends on b; a header in quotes."""
+    """Write rows of three numbers: a is far from 0, and the kind depends on b; the header is quoted."""
     rows = ['a,"the b, in m",c,kind,size']
     for number in list(range(start, start + count))[::order]:
         b = (number * 7 % 20) / 10 - 1
@@ -130,7 +130,7 @@ def write_table(path, count, *, start=0, order=1):
 
 
 def model_of(folder):
-    """The module with the run's best weights by hand, without runner.runs."""
+    """Return the module with the run's best weights, built without runner.runs."""
     model = build(read_card(Path(folder)).model, key="model")
     model.load_state_dict(checkpoint.load(Path(folder) / "checkpoints/best.pt")["model"])
     return model.eval()
@@ -150,7 +150,7 @@ def inside(folder):
 
 @pytest.fixture(scope="session")
 def home(tmp_path_factory):
-    """outputs/digits/run, outputs/table/run (classes), outputs/sizes/run (a regression), outputs/raw/run (an own task)."""
+    """outputs/digits/run, outputs/table/run (classes), outputs/sizes/run (a regression), outputs/raw/run (a custom task)."""
     folder = tmp_path_factory.mktemp("trained")
     (folder / "my_rows.py").write_text(MY_ROWS)
     (folder / "my_nets.py").write_text(MY_NETS)
@@ -182,7 +182,7 @@ def home(tmp_path_factory):
 
 @pytest.fixture
 def at_home(home):
-    """Their folder as the current one; files that a test leaves there are removed, as an error may suggest them."""
+    """The runs' directory as the current one; a test's files there are removed, as an error may suggest them."""
     before = set(home.iterdir())
     with inside(home):
         yield home
@@ -193,7 +193,7 @@ def at_home(home):
 
 @pytest.fixture
 def run(capfd):
-    """Runs a command line; its exit code and what it printed on both streams."""
+    """Return a function that runs a command line, and returns its exit code and the output of both streams."""
 
     def call(*words):
         capfd.readouterr()
@@ -207,5 +207,5 @@ def run(capfd):
 
 @pytest.fixture
 def table():
-    """Writes a table as the runs were trained on."""
+    """Return the function that writes a table like the runs' training data."""
     return write_table

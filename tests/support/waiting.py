@@ -1,4 +1,4 @@
-"""A condition goes in; the test goes on when it has come true. No test ends because a machine is slow."""
+"""Wait until a condition is true, with a limit that no slow machine reaches."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import TypeVar
 
 Found = TypeVar("Found")
 
-#: seconds for what must come (an end, an answer, a file): far beyond what a machine with five times its work needs
+#: seconds for an expected event (an end, an answer, a file): far more than a machine with five times its load needs
 LONGEST = 600.0
 
 
 def wait_for(condition: Callable[[], Found], what: str = "what was waited for", *, seconds: float = LONGEST) -> Found:
-    """What `condition` gave when it was first true. Raises: AssertionError when it never was."""
+    """Return the first true result of `condition`. Raises: AssertionError if it never becomes true."""
     deadline = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < deadline, f"did not come in {seconds:.0f} s: {what}"

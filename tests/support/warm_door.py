@@ -1,7 +1,7 @@
-"""A process that is no fork of ours (Ray's, Slurm's) asks at a door for a Python; one that is forked from a warm one comes out.
+"""Request a forked Python from a preloaded process, for processes that are not its forks (Ray's, Slurm's).
 
-DOOR in the environment names the door: a socket behind which serve() waits (the fixture `warm_door`).
-This module is light: what asks need not import what it is to be spared.
+DOOR in the environment names the socket on which serve() waits (the fixture `warm_door`).
+This module imports little, so that the requesting process saves the imports.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 DOOR = "RUNNER_TESTS_DOOR"
 MOST_BYTES = 1 << 20  # of a command line and its environment
-Asked = tuple[list[str], str, dict[str, str]]  # words after `python`, folder, environment
+Asked = tuple[list[str], str, dict[str, str]]  # arguments after `python`, directory, environment
 
 
 def say(line: socket.socket, asked: Asked, streams: Sequence[int]) -> None:
@@ -35,7 +35,7 @@ def heard(line: socket.socket) -> tuple[Asked, list[int]]:
 
 
 class Forked:
-    """`python WORDS` with the folder, the environment and the streams of this process, in a session of its own."""
+    """`python WORDS` with the directory, the environment and the streams of this process, in a separate session."""
 
     def __init__(self, words: Sequence[str], *, streams: Sequence[int] = (0, 1, 2)) -> None:
         self._line = socket.socket(socket.AF_UNIX)
@@ -45,13 +45,13 @@ class Forked:
         self.pid = int(self._told.readline())
 
     def wait(self) -> int:
-        """Its exit code, or minus the signal."""
+        """Return the exit code, or minus the signal."""
         return int(self._told.readline())
 
 
 def serve(payload: bytes) -> None:
-    """In the warm process: forks a program for each that comes to the door, and tells its pid, and how it ended."""
-    from forked_programs import be_started  # which is not light
+    """In the preloaded process: fork a program for each connection, and report its pid and its exit code."""
+    from forked_programs import be_started  # imports much
 
     path, imported = pickle.loads(payload)
     for name in imported:
@@ -88,5 +88,5 @@ def tell_ends(askers: dict[int, socket.socket]) -> None:
     for pid in list(askers):
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
-            with askers.pop(pid) as line, contextlib.suppress(OSError):  # who does not listen any more
+            with askers.pop(pid) as line, contextlib.suppress(OSError):  # the requesting process has ended
                 line.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))

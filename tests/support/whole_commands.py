@@ -1,4 +1,4 @@
-"""A seed goes in; command lines come out that a person may type, and what each did in an empty folder."""
+"""Generate command lines that a user may type from a seed, and report the effect of each in an empty directory."""
 
 import contextlib
 import functools
@@ -25,7 +25,7 @@ from runner.cli.table import COMMANDS
 from runner.config import validate
 from runner.config.compose import CONF, composer
 
-#: whatever a case sets or spoils, it ends
+#: ends every case, whatever it sets or breaks
 BASE = (
     "train.num_steps=2",
     "train.max_seconds=2",
@@ -36,7 +36,7 @@ BASE = (
 )
 TABLES = ("data=synthetic data.num_rows=60 data.num_features=3 data.limit=40", "data=iris data.limit=40")
 IMAGES = "data=digits data.limit=40"
-#: by group: the words that choose what has the keys, with data that it takes
+#: by group: the options that have the keys, with data that fits
 CHOICES = {
     "optimizer": [f"optimizer={name}" for name in ("adam", "adamw", "sgd")],
     "scheduler": [f"scheduler={name}" for name in ("constant", "cosine", "plateau")],
@@ -76,18 +76,18 @@ ARGUMENTS = ["last", "outputs", ".", "..", "nowhere", "/", "/proc/self", "a" * 3
 
 @dataclass(frozen=True)
 class Done:
-    """What a command line did."""
+    """The effect of a command line."""
 
     words: list[str]
-    code: int | None  # None: it raised, or was too long at it
+    code: int | None  # None: it raised an exception, or took too long
     shown: str
-    left: list[str]  # files and folders
-    statuses: list[str]  # of the runs in them
+    left: list[str]  # files and directories
+    statuses: list[str]  # of its runs
     seconds: float
 
     @property
     def wrong(self) -> str:
-        """What a person would meet and should not; empty: nothing."""
+        """Return the error that a user would see, or "" if there is none."""
         if self.code is None:
             return "it did not come back"
         if self.code not in (0, 1, 2):
@@ -110,7 +110,7 @@ class Done:
 
 @functools.cache
 def keys_of(group, choice):
-    """Every key of a group that the choice has."""
+    """Return every key of a group that the option has."""
     cfg = composer([])(choice.split())
     return [key for key in validate.all_keys(cfg) if key.split(".")[0] == group and not key.startswith("hydra.runtime")]
 
@@ -126,7 +126,7 @@ def folder():
 
 @functools.cache
 def written(words):
-    """A file that says these words beside BASE, in a folder that is not the current one: an error costs time for each typed word."""
+    """Write a file with these overrides and BASE in another directory: each typed override makes an error slower."""
     said = dict(word.split("=") for word in [*BASE, *words.split()])
     cfg = yaml.safe_load((CONF / "config.yaml").read_text())
     for entry in cfg["defaults"]:
@@ -139,7 +139,7 @@ def written(words):
 
 
 def value(draw, depth=0):
-    """As it is typed behind a key."""
+    """Return a value as it is typed after a key."""
     kind = draw.random()
     if kind < 0.1 and depth < 2:
         inner = [value(draw, depth + 1) for _ in range(draw.randint(1, 3))]
@@ -150,7 +150,7 @@ def value(draw, depth=0):
 
 
 def with_values(draw):
-    """A command line that sets one or two keys, any of them, to anything."""
+    """Return a command line that sets one or two arbitrary keys to any value."""
     group = draw.choice(list(CHOICES))
     choice = draw.choice(CHOICES[group])
     keys = draw.sample(known := keys_of(group, choice), min(len(known), draw.choice([1, 1, 1, 2])))
@@ -165,7 +165,7 @@ def with_values(draw):
 
 
 def command_line(draw):
-    """Verbs, flags and words at odd places. One in twelve asks for two jobs."""
+    """Return verbs, flags and overrides at odd places. One in twelve requests two jobs."""
     small = (
         ["-cd", folder(), "-cn", written(draw.choice(TABLES))] if draw.random() < 0.7 else [*BASE, *TABLES[1].split()]
     )
@@ -209,7 +209,7 @@ def cases(seed, make, num):
 
 
 def do(words):
-    """Runs a command in a folder of its own, with nothing in it."""
+    """Run a command in an empty directory."""
     out = io.StringIO()
     before = Path.cwd(), list(sys.path), dict(os.environ), signal.getsignal(signal.SIGALRM)
     begun, code = time.monotonic(), None
@@ -253,7 +253,7 @@ def do(words):
 
 
 class TooLongError(BaseException):
-    """Of the alarm."""
+    """The alarm's exception."""
 
 
 def _too_long(*_):

@@ -1,4 +1,4 @@
-"""Journals written by hand, an empty store, and MLflow with our patience."""
+"""Journals written by hand, an empty store, and MLflow with our timeouts."""
 
 import gc
 import threading
@@ -13,7 +13,7 @@ from runner.tracking import mlflow_store
 
 @pytest.fixture
 def patience(monkeypatch):
-    """MLflow with our settings; the threads of its artifact stores end with them."""
+    """Use our settings of MLflow; the threads of its artifact stores end with them."""
     for name, value in mlflow_store.SETTINGS.items():
         monkeypatch.setenv(name, value)
     yield
@@ -23,7 +23,7 @@ def patience(monkeypatch):
 
 @pytest.fixture(scope="session")
 def empty_store(tmp_path_factory):
-    """A sqlite store, made once: its migrations take two seconds."""
+    """A sqlite store, created once: its migrations take two seconds."""
     path = tmp_path_factory.mktemp("store") / "mlflow.db"
     with mlflow_store.settings():
         mlflow_store.open_store(f"sqlite:///{path}")
@@ -42,7 +42,7 @@ def server(tmp_path_factory, empty_store, warm):
 
 
 def start(journal, **fields):
-    """Appends a start as app writes it; the fields given win."""
+    """Append a start event like the runner's; the given fields replace its defaults."""
     given = {
         "uid": uuid.uuid4().hex,
         "experiment": "digits",
@@ -56,7 +56,7 @@ def start(journal, **fields):
 
 
 def rows(journal, first, count, *, names=("train/loss", "train/accuracy")):
-    """Appends `count` steps from `first` on; a value tells its step and its column."""
+    """Append `count` steps from `first` on; a value contains its step and its column."""
     steps = np.arange(first, first + count)
     values = steps[:, None] + np.arange(len(names)) / 10
     journal.points(names, steps, 1_700_000_000_000 + steps, values)
@@ -67,7 +67,7 @@ def end(journal, status="FINISHED"):
 
 
 def history(client, run_id, name):
-    """[(step, time_ms, value), ...] of one metric, by step."""
+    """Return [(step, time_ms, value), ...] of one metric, by step."""
     return sorted((point.step, point.timestamp, point.value) for point in client.get_metric_history(run_id, name))
 
 

@@ -1,4 +1,4 @@
-"""Architectures that plan was not written for, each a model, a batch of the host and a task; and what plan is to say of them."""
+"""Architectures that plan was not written for, each with a model, a batch on the host and a task, and plan's expected result."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def classify(model, batch):
 
 
 class EncoderDecoder(nn.Module):
-    """torch's own, whole: a causal mask, and padding on both sides."""
+    """torch's Transformer, complete: a causal mask, and padding on both sides."""
 
     def __init__(self, width=64):
         super().__init__()
@@ -76,7 +76,7 @@ class Recurrent(nn.Module):
 
 
 class Packed(nn.Module):
-    """The lengths lie on the host, as a list."""
+    """The lengths are on the host, as a list."""
 
     def __init__(self, width=48):
         super().__init__()
@@ -94,7 +94,7 @@ class Packed(nn.Module):
 
 
 class Rotary(nn.Module):
-    """A decoder as they are written today: rotated queries, grouped heads, RMSNorm, SwiGLU, tied weights."""
+    """A decoder in today's style: rotated queries, grouped heads, RMSNorm, SwiGLU, tied weights."""
 
     def __init__(self, width=64, heads=4):
         super().__init__()
@@ -180,7 +180,7 @@ class Recomputed(nn.Module):
 
 
 class Functional(nn.Module):
-    """Gradients inside of the model: an inner step of learning for each row, and a derivative by the input."""
+    """Gradients inside the model: an inner training step for each row, and a derivative with respect to the input."""
 
     def __init__(self):
         super().__init__()
@@ -207,7 +207,7 @@ class Functional(nn.Module):
 
 
 class Ensemble(nn.Module):
-    """Members of one shape, computed at once; and a slow copy as a teacher."""
+    """Members of one shape, computed at once, and a slow copy as a teacher."""
 
     def __init__(self):
         super().__init__()
@@ -269,7 +269,7 @@ class Scripted(nn.Module):
 
 
 class Mixture(nn.Module):
-    """Experts without asking who got what: each sees all rows, weighed."""
+    """Experts without routing: each expert sees all rows, weighted."""
 
     def __init__(self, width=64, experts=4):
         super().__init__()
@@ -288,7 +288,7 @@ class Mixture(nn.Module):
 
 
 class Lion(torch.optim.Optimizer):
-    """By the sign of a mean (Chen et al. 2023), written as a person would."""
+    """Updates by the sign of a mean (Chen et al. 2023), written like a user's optimizer."""
 
     def __init__(self, params, lr=1e-3, betas=(0.9, 0.99)):
         super().__init__(params, {"lr": lr, "betas": betas})
@@ -316,14 +316,14 @@ class Wide(nn.Module):
 
 
 class Scaled(Wide):
-    """A value is read, and only reckoned with."""
+    """Reads a value, and only computes with it."""
 
     def forward(self, x):
         most = x.abs().max().item()  # <- scaled
         return super().forward(x / (2 * most) + 1 / most)
 
 
-# ---- what goes by values
+# ---- control flow that depends on values
 
 
 class Branching(Wide):
@@ -397,7 +397,7 @@ class Where(Wide):
 
 
 class Experts(Wide):
-    """A mixture as it is most often written: each expert is given its rows."""
+    """A mixture in its most common form: each expert receives its rows."""
 
     def __init__(self):
         super().__init__()
@@ -413,7 +413,7 @@ class Experts(Wide):
 
 
 class Padded(Wide):
-    """The lengths lie on the device."""
+    """The lengths are on the device."""
 
     def __init__(self):
         super().__init__()
@@ -434,9 +434,9 @@ def vectors():
 
 @dataclass(frozen=True)
 class Case:
-    """waits: the marks of lines that truly read the device or wait for it; "torch" for those of torch's own code.
+    """waits: The marks of lines that read the device or wait for it; "torch" for lines in torch's code.
 
-    A case of BY_VALUES has its name as the mark of the line that is to be told.
+    The name of a case of BY_VALUES is the mark of the line that must be reported.
     """
 
     name: str
@@ -492,7 +492,7 @@ OPTIMIZERS = {
 }
 
 
-#: for device=cpu: its operations are compared with a real step's, one by one, and its memory with the allocator's
+#: for device=cpu: operations are compared with a real step's, one by one, and memory with the allocator's
 COMPARED = [
     ("encoder and decoder", "fp32"),
     ("encoder and decoder", "bf16"),
@@ -504,13 +504,13 @@ COMPARED = [
     ("mixture", "fp32"),
     ("rprop", "fp32"),
 ]
-#: tried in bf16 beside fp32
+#: also tried in bf16
 IN_HALVES = ("encoder and decoder", "recurrent", "packed", "decoder", "recomputed", "ensemble", "mixture")
 ON_MPS = ("decoder", "recomputed", "functional", "dropping")
 
 
 def words(optimizer, precision):
-    """The words of a run, but for its case."""
+    """Return the overrides of a run, except for its case."""
     groups = [f"{group}=zoo" for group in ("model", "task", "data")]
     return [*groups, f"optimizer=zoo_{optimizer}", f"train.precision={precision}", "data.num_workers=0"]
 
@@ -531,7 +531,7 @@ def case_of(name):
 
 
 def model(name):
-    """For conf/model/zoo.yaml."""
+    """Return a case's model, for conf/model/zoo.yaml."""
     return case_of(name).make()
 
 
@@ -544,7 +544,7 @@ def data(case):
 
 
 class Given(torch.utils.data.Dataset):
-    """Its own collate_fn makes what the task takes."""
+    """Its collate_fn creates the task's batches."""
 
     def __init__(self, batch):
         self.batch = batch
@@ -560,7 +560,7 @@ class Given(torch.utils.data.Dataset):
 
 
 def marked_line(name: str) -> str:
-    """zoo.py:42, the line that ends with `# <- name`."""
+    """Return `zoo.py:42`, the line that ends with `# <- name`."""
     lines = Path(__file__).read_text().splitlines()
     (number,) = (index for index, line in enumerate(lines, 1) if line.endswith(f"# <- {name}"))
     return f"{Path(__file__).name}:{number}"

@@ -1,4 +1,4 @@
-"""On the path of a process that Python starts: jobs of a sweep then find the device that PRETENDED_DEVICE names."""
+"""Simulate the device named by PRETENDED_DEVICE: Python imports this file at its start, e.g., in a sweep's jobs."""
 
 import os
 import sys
@@ -6,5 +6,5 @@ import sys
 if "runner.sweep.launchers.worker" in sys.orig_argv and "PRETENDED_DEVICE" in os.environ:
     from runner.plan.simulator import simulated_device
 
-    kept = simulated_device(os.environ["PRETENDED_DEVICE"])  # for the life of the process, and of those it forks
+    kept = simulated_device(os.environ["PRETENDED_DEVICE"])  # for the whole process, and its forks
     kept.__enter__()

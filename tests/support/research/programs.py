@@ -1,4 +1,4 @@
-"""Well-known training programs on small seeded data: parts for the runner, and the loop that each replaces, by hand.
+"""Well-known training programs on small seeded data: parts for the runner, and the hand-written loop that each replaces.
 
 The programs are those of pytorch/examples and of papers that every tutorial has; the code is written here. A loop returns the
 loss of each step.
@@ -20,7 +20,7 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 class Seeded(nn.Module):
-    """Has the same first weights wherever it is made."""
+    """Has the same initial weights in every instance."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ def stepped(optimizer, loss) -> float:
     return loss.item()
 
 
-# mnist: a CNN, nll_loss, Adadelta, the rate falls by 0.7 after each epoch
+# mnist: a CNN, nll_loss, Adadelta, the rate falls by a factor of 0.7 after each epoch
 
 
 class Digits(Seeded):
@@ -94,7 +94,7 @@ class Words(Seeded):
 
 
 def words():
-    """Blocks of 5 words of each of 4 texts, in order; of validation 2 texts."""
+    """Return blocks of 5 tokens of each of 4 texts, in order; for validation, of 2 texts."""
     blocks = {}
     for name, texts in {"train": 4, "val": 2}.items():
         text = torch.randint(20, (51, texts), generator=seeded(texts))
