@@ -1,4 +1,4 @@
-"""Journals and MLflow stores for the tests of this room."""
+"""Journals and MLflow stores for the tests of tracking."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ from runner.tracking.uploader import Uploader
 
 
 def pytest_collection_modifyitems(items):
-    """MLflow 3.17 uses what SQLAlchemy 2.1 deprecates; every other warning is an error here, too."""
+    """MLflow 3.17 uses features that SQLAlchemy 2.1 deprecates; every other warning is an error here, too."""
     for item in items:
         if "tests/tracking" in item.path.as_posix():
             item.add_marker(pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy"))
@@ -28,7 +28,7 @@ def with_our_patience(patience):
 
 @pytest.fixture
 def uri(empty_store, tmp_path):
-    """A fresh sqlite store of the test's own, in a folder whose name has a blank."""
+    """A new sqlite store for the test, in a directory whose name has a space."""
     path = tmp_path / "my store" / "mlflow.db"
     path.parent.mkdir()
     shutil.copy(empty_store, path)
@@ -68,7 +68,7 @@ def client(uri):
 
 @pytest.fixture
 def upload(folder, uri):
-    """Sends what is there with a new uploader, as after a restart."""
+    """Return a function that sends the pending records with a new uploader, as after a restart."""
 
     def send(**how):
         uploader = Uploader(folder, uri, **how)
@@ -80,7 +80,7 @@ def upload(folder, uri):
 
 @pytest.fixture
 def pipe():
-    """The line between a training and its publishing process, both ends in this one."""
+    """The pipe between a training and its publishing process, with both ends in this process."""
     read, write = os.pipe()
     open_ends = {read, write}
 
@@ -107,7 +107,7 @@ def pipe():
 
 @pytest.fixture
 def open_fds():
-    """How many files this process holds open; Linux only."""
+    """Return a function that counts the open files of this process; Linux only."""
     if not Path("/proc/self/fd").is_dir():
         pytest.skip("needs /proc")
     return lambda: len(list(Path("/proc/self/fd").iterdir()))

@@ -1,4 +1,4 @@
-"""A journal whose bytes were changed or lost: what is whole is read as it was, the rest is said, nothing is made up."""
+"""A journal whose bytes were changed or lost: undamaged records are read unchanged, the rest is reported, and nothing is invented."""
 
 import json
 import random
@@ -23,7 +23,7 @@ NUM_DAMAGES = 500
 
 
 def content(records):
-    """What a journal says, wherever it lies in the file."""
+    """Return a journal's content, independent of its position in the file."""
     found = []
     for record in records:
         if isinstance(record.data, Points):
@@ -37,7 +37,7 @@ def content(records):
 
 @pytest.fixture
 def whole(folder, journal, write):
-    """A journal as a run of two sittings leaves it; gives its bytes and its records."""
+    """Write a journal like that of a run that was resumed once; return its bytes and its records."""
     write.start(journal, uid="u1", tags={"mlflow.note.content": "**digits**\n" * 20})
     journal.event("dataset", name="digits", digest="0" * 32, source="sklearn", schema=json.dumps({"facts": {}}))
     journal.event("artifact", path="rerun.yaml", to="")
@@ -55,7 +55,7 @@ def whole(folder, journal, write):
 
 
 def flip(data, draw):
-    """Some bytes changed in place: (the damaged file, where it begins, where it ends)."""
+    """Change some bytes in place. Returns the damaged file, and the begin and end of the damage."""
     begin = draw.randrange(len(data))
     end = min(len(data), begin + draw.choice((1, 1, 4, 100, 1000)))
     noise = bytes(byte ^ draw.randrange(1, 256) for byte in data[begin:end])
@@ -74,14 +74,14 @@ def cut(data, draw):
 
 
 def lose(data, draw):
-    """A piece is gone, and what follows it lies elsewhere."""
+    """Remove some bytes, so that the following ones are at other positions."""
     begin = draw.randrange(len(data))
     end = min(len(data), begin + draw.choice((1, 13, 300)))
     return data[:begin] + data[end:], begin, end
 
 
 def expected_of(records, data, damaged, begin, end):
-    """The records that no changed byte lies in."""
+    """Return the records without a changed byte."""
     return [
         record
         for record in records
@@ -105,7 +105,7 @@ def check_reading(folder, expected):
 
 
 def check_going_on(folder, damaged, expected):
-    """The writer goes on behind what is whole, or refuses; whatever it takes away lies beside."""
+    """The writer continues after the undamaged records, or refuses; removed bytes are stored next to the journal."""
     try:
         with Journal(folder) as journal:
             journal.event("added")
@@ -164,7 +164,7 @@ def test_what_is_missing_of_a_record_in_the_middle_is_told_in_bytes(folder, whol
 
 
 def test_a_record_that_is_just_being_written_is_no_damage(folder, monkeypatch):
-    """A reader that meets half a record, and then finds the next one whole, reads both."""
+    """A reader that finds half a record, and then the complete next one, reads both."""
     from runner.tracking import journal_frames
 
     first, second = encode_points(("a",), [1], [1], [[1.0]]), encode_points(("a",), [2], [2], [[2.0]])
@@ -231,7 +231,7 @@ def test_a_damaged_acknowledgement_is_what_it_was_or_none(folder, whole):
 
 
 def digit(data, draw):
-    """One digit for another: the text stays JSON."""
+    """Replace one digit by another: the text is still JSON."""
     places = [place for place, byte in enumerate(data) if chr(byte).isdigit()]
     place = draw.choice(places)
     other = draw.choice([byte for byte in b"0123456789" if byte != data[place]])
@@ -240,7 +240,7 @@ def digit(data, draw):
 
 @pytest.fixture
 def trained(own_folder, capfd):
-    """A run of 2 epochs without a tracker. Gives its folder; `resume` trains a third."""
+    """A run of 2 epochs without a tracker. Returns its directory; `resume` trains a third epoch."""
     words = ["model=mlp", "model.hidden_sizes=[8]", "train.num_epochs=2", "device=cpu", "metrics.pull_every=5"]
     assert cli.main([*words, "tracking.enabled=false", "scheduler=constant", "hydra.run.dir=outputs/a/run"]) == 0
     capfd.readouterr()
@@ -248,7 +248,7 @@ def trained(own_folder, capfd):
 
 
 def damage(folder, number):
-    """Changes a byte in the payload of one record. Returns the record."""
+    """Change a byte in the payload of one record. Returns the record."""
     record = list(scan(folder / FILE))[number]
     data = bytearray((folder / FILE).read_bytes())
     data[record.offset + HEADER.size + 3] ^= 0x11
@@ -302,7 +302,7 @@ def test_resume_refuses_a_journal_that_does_not_say_which_run_it_is(trained, cap
 
 
 def test_sync_of_a_journal_without_its_first_record(trained, uri, client, capfd, monkeypatch):
-    """The record that a resumed run began again with says which run it is, too; without one there is nowhere to go."""
+    """The start record of a resumed run also identifies the run; without any, the journal can't be sent."""
     from runner.tracking import sync as module
 
     monkeypatch.setattr(module.Backoff, "silent_seconds", lambda self, **_: 1e9)  # one attempt

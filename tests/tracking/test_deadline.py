@@ -1,4 +1,4 @@
-"""Servers whose answers never end are given up like silent ones."""
+"""Servers whose answers never end are treated like silent ones."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class OddServer:
         with near, contextlib.suppress(OSError):
             near.settimeout(30)
             head = b""
-            while not head.endswith(b"\r\n\r\n"):  # byte by byte: what follows is the answer's to read
+            while not head.endswith(b"\r\n\r\n"):  # byte by byte: the answer reads what follows
                 byte = near.recv(1)
                 if not byte:
                     return
@@ -117,7 +117,7 @@ def test_the_end_of_a_run_waits_for_one_request_and_its_grace(run):
     with OddServer(trickle_body) as server, Publisher.start(run, server.uri, grace_seconds=1) as publisher:
         began = time.monotonic()
         ack = publisher.finish()
-        assert time.monotonic() - began < 45 and publisher._process.returncode == 3  # most of it MLflow's import
+        assert time.monotonic() - began < 45 and publisher._process.returncode == 3  # most of it is MLflow's import
     assert ack.error == f"{server.uri} does not answer in time" and ack.points_pending == 10
 
 
@@ -127,7 +127,8 @@ def test_files_take_as_long_as_they_move():
             left = 32 << 20
             while left and (chunk := near.recv(min(left, 1 << 19))):
                 left -= len(chunk)
-                server.ends.wait(0.05 * len(chunk) / (1 << 19))  # 10 MiB a second: what lies in sockets is soon through
+                # 10 MiB per second: the data in socket buffers is transferred quickly
+                server.ends.wait(0.05 * len(chunk) / (1 << 19))
             near.sendall(HEAD % 2 + b"{}")
         else:
             near.sendall(HEAD % 20)

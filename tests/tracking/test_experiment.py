@@ -1,4 +1,4 @@
-"""The environment names the experiment, as it names the store; one in MLflow's bin keeps its name, and that is told."""
+"""The environment names the experiment, like the store; an experiment in MLflow's bin keeps its name, and the error says so."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Whole runs whose way to a real `mlflow server` is spoilt: each ends well, and everything is there, once."""
+"""Whole runs with a faulty connection to a real `mlflow server`: each ends well, and everything arrives exactly once."""
 
 import dataclasses
 import json
@@ -39,7 +39,7 @@ WORDS = [
 
 @pytest.fixture(autouse=True)
 def few_pictures(monkeypatch):
-    """The curves are enough to see that pictures arrive."""
+    """The curves are enough to test that plots arrive."""
     monkeypatch.setattr("runner.experiment.figures._draw_predictions", lambda *args: [])
 
 
@@ -59,7 +59,7 @@ def sync(uri):
 
 
 def sync_all(uri):
-    """Again and again, as a person would, as long as something gets through."""
+    """Sync repeatedly, as a user would."""
     for _ in range(5):
         if sync(uri) == 0:
             return
@@ -67,7 +67,7 @@ def sync_all(uri):
 
 
 def check_page(store, *, status="FINISHED", refused=()):
-    """Everything that the journal holds is in the store, once and as it was. Returns the run as MLflow has it."""
+    """Check that everything in the journal is in the store, once and unchanged. Returns MLflow's run."""
     from runner.tracking.mlflow_store import open_store
 
     client = open_store(store)
@@ -98,7 +98,7 @@ def check_page(store, *, status="FINISHED", refused=()):
 
 
 def check_model(client, run):
-    """The run's model is there once, with the metrics of its step."""
+    """The run has exactly one model, with the metrics of its step."""
     best = json.loads((FOLDER / "summary.json").read_text())["best"]
     (model,) = client.search_logged_models([run.info.experiment_id], f"source_run_id = '{run.info.run_id}'")
     assert (model.name, model.status, model.params["model"]) == ("mlp-digits", "READY", "mlp")
@@ -207,13 +207,13 @@ def test_a_server_that_was_down_from_start_to_end_gets_everything_by_sync(how, o
 
 def test_a_run_that_was_killed_is_mended_by_sync_and_goes_on_in_its_page(own_folder, proxy, server, warm):
     words = [*WORDS, f"tracking.uri={proxy.uri}", "train.num_epochs=100000", "train.checkpoint_every_steps=20"]
-    # slow: thousands of steps would have to be looked at
+    # slow, to limit the number of steps to check
     words += ["tracking.points=all", "model.hidden_sizes=[1024,1024]"]
     with warm.command(own_folder, *words) as process:
         try:
             wait_for(lambda: read_ack(FOLDER).points_written and (FOLDER / "checkpoints/last.pt").exists())
             children = psutil.Process(process.pid).children()
-            for child in children:  # the publisher first: it would say in MLflow that the run has died
+            for child in children:  # the publisher first: it would report to MLflow that the run has died
                 child.kill()
         finally:
             process.kill()

@@ -225,7 +225,7 @@ def test_a_killed_writer_leaves_every_point_it_told_of_and_no_lock(folder):
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
 def test_a_folder_that_may_only_be_read_is_nobodys_to_write(number, tmp_path, monkeypatch):
-    """By its error, for root may write everywhere."""
+    """By the error, as root may write everywhere."""
     Journal(tmp_path).close()
 
     def refuse(lock, **_):

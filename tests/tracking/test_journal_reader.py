@@ -33,7 +33,7 @@ def test_a_million_points_are_read_in_seconds(folder, journal):
         journal.points(names, steps, steps, values)
     began = time.perf_counter()
     points = read_points(folder)
-    assert time.perf_counter() - began < 10  # 0.7 s here; a point at a time would take more than this
+    assert time.perf_counter() - began < 10  # 0.7 s here; one point at a time would take longer
     assert sum(map(len, points.values())) == 1_000_000
     assert points["m3"][-1] == (99_999, values[-1, 3])
 

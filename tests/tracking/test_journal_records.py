@@ -76,7 +76,7 @@ def test_no_changed_byte_goes_unseen(path):
 
 
 def test_a_length_beyond_the_file_is_not_read(path):
-    path.write_bytes(MAGIC + b"\1\0\0\0" + b"\xff\xff\xff\xff" + b"\0" * 8)  # says 4 GiB
+    path.write_bytes(MAGIC + b"\1\0\0\0" + b"\xff\xff\xff\xff" + b"\0" * 8)  # claims 4 GiB
     assert list(scan(path)) == [] and count_points(path) == 0
 
 
@@ -108,5 +108,5 @@ def test_has_records_wants_a_whole_one(path):
 def test_another_file_is_no_journal(path):
     path.write_bytes(b"PK\3\4 something else")
     assert survey(path).is_foreign
-    path.write_bytes(b"\0" * 100)  # what a power cut may leave of the first record
+    path.write_bytes(b"\0" * 100)  # what a power failure may leave of the first record
     assert not survey(path).is_foreign and survey(path).end == 0

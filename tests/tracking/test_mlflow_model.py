@@ -33,7 +33,7 @@ class Convolutions(nn.Module):
 
 
 class OnlyFour(nn.Module):
-    """Its graph holds for four rows alone."""
+    """Its graph is valid only for four rows."""
 
     def __init__(self):
         super().__init__()
@@ -44,7 +44,7 @@ class OnlyFour(nn.Module):
 
 
 class Branching(nn.Module):
-    """No graph at all: it looks at its values."""
+    """Has no graph: its forward pass depends on values."""
 
     def __init__(self):
         super().__init__()
@@ -97,7 +97,7 @@ def tracking_uri(uri, monkeypatch):
 
 @pytest.fixture
 def publish(folder, journal, write, uri):
-    """Trains nothing: leaves the module's weights and an example, and sends them. Returns the ack."""
+    """Write the module's weights and an example without a training, and send them. Returns the ack."""
 
     def send(make, example, *, build=None, **more):
         torch.manual_seed(0)
@@ -105,7 +105,8 @@ def publish(folder, journal, write, uri):
         with torch.no_grad():
             for tensor in module.state_dict().values():
                 if tensor.is_floating_point():
-                    tensor.uniform_(0.1, 1.0)  # no two models alike, and no running statistics at their defaults
+                    # different models, and running statistics that differ from their defaults
+                    tensor.uniform_(0.1, 1.0)
         (folder / "checkpoints").mkdir(exist_ok=True)
         torch.save({"model": module.state_dict(), "step": more.get("step", 1)}, folder / "checkpoints" / "best.pt")
         torch.save(example, folder / "journal" / "example.pt")
@@ -125,7 +126,7 @@ def stored(client, run_id):
     return found
 
 
-#: asked for code, again and again; each piece runs in a fork of it
+#: runs one piece of code after the other, each in a fork
 ELSEWHERE = """
 import json, os, sys, traceback
 import mlflow, mlflow.pytorch, mlflow.pyfunc, torch, torch._dynamo, torch._export.serde.serialize, torch.export.passes
@@ -150,7 +151,7 @@ for line in sys.stdin:
 
 @pytest.fixture(scope="module")
 def elsewhere():
-    """A process with MLflow and without this package, for the whole module: runs code in a folder, as a person would."""
+    """A process with MLflow and without this package, for the whole module: runs code in a directory, as a user would."""
     command = [sys.executable, "-W", "ignore", "-c", ELSEWHERE]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
@@ -210,7 +211,8 @@ def test_all_of_an_exported_model_moves_to_another_device(make, publish):
     import mlflow
 
     ack, _ = publish(make, torch.rand(4, 1, 8, 8))
-    loaded = mlflow.pytorch.load_model(f"runs:/{ack.run_id}/model").to("meta")  # it mixes with no other, as a GPU
+    # can't be combined with tensors on another device, like a GPU
+    loaded = mlflow.pytorch.load_model(f"runs:/{ack.run_id}/model").to("meta")
     assert loaded(torch.rand(5, 1, 8, 8, device="meta")).shape == (5, 10)
 
 
@@ -240,7 +242,7 @@ def test_that_of_a_table_takes_a_dataframe_with_a_graph_and_pickled(make, publis
     model = mlflow.pyfunc.load_model(f"runs:/{ack.run_id}/model")
     frame = pandas.DataFrame({"city": ["Rome", "${Oslo}", "Bern", "Rome"], "age": [5.1, None, 3, 4], "more": 1})
     torch.testing.assert_close(torch.from_numpy(model.predict(frame)), module(rows).detach())
-    whole = frame.assign(age=[1, 2, 3, 4])  # int64, which MLflow takes for no float64
+    whole = frame.assign(age=[1, 2, 3, 4])  # int64, which MLflow does not accept as float64
     assert model.predict(whole).shape == (4, 3)
     assert model.metadata.signature.inputs.input_names() == ["age", "city"]
     assert model.metadata.signature.outputs.inputs[0].shape == (-1, 3)
@@ -289,7 +291,7 @@ def test_example_that_forward_refuses_is_left_out_with_help(publish):
 def test_call_of_a_custom_model_is_recorded_before_forward():
     model = nn.Linear(2, 1)
     assert call_of(model, lambda: None) is None
-    model.forward = None  # is not needed
+    model.forward = None  # not needed
     rows = torch.ones(3, 2)
     assert call_of(model, lambda: model(rows)) is rows
     before = torch.get_rng_state()
@@ -302,7 +304,7 @@ def test_a_model_of_the_current_folder_travels_with_its_code(
 ):
     home = tmp_path / "home"
     home.mkdir()
-    branch = "super().forward(x) if x.sum().item() > 0 else x"  # no graph for this
+    branch = "super().forward(x) if x.sum().item() > 0 else x"  # has no graph
     source = f"from torch import nn\nclass Net(nn.Linear):\n    def forward(self, x):\n        return {branch}\n"
     (home / "my_own_models.py").write_text(source)
     monkeypatch.chdir(home)
@@ -385,14 +387,14 @@ def test_it_is_stored_once_and_an_attempt_that_broke_off_is_completed(folder, pu
     assert first.attempt(postponed=True) and first.ack.is_complete
     entry = stored(client, first.ack.run_id)
     assert entry.status == "READY"
-    write_ack(folder, Ack(uri=first.ack.uri))  # and then all of it a second time
-    monkeypatch.setattr(type(client), "log_model_artifacts", cut)  # not this
+    write_ack(folder, Ack(uri=first.ack.uri))  # send everything again
+    monkeypatch.setattr(type(client), "log_model_artifacts", cut)  # the model's files are not sent again
     second = Uploader(folder, uri, build=lambda node: mlp())
     assert second.attempt(postponed=True) and second.ack.is_complete
     assert stored(client, first.ack.run_id).model_id == entry.model_id
 
 
-#: as an event has them; the step's points stand in the journal, too
+#: the metrics of an event; the journal also has the step's points
 SHOWN = {
     "name": "mlp-my.csv",
     "step": 2,
@@ -410,7 +412,7 @@ def check_shown(client, ack):
     assert entry.params == SHOWN["params"] and entry.tags[mlflow_model.WEIGHTS_TAG] == mlflow_model.BEST
     outputs = [(output.model_id, output.step) for output in run.outputs.model_outputs]
     assert outputs == [(entry.model_id, 2)]
-    (metric,) = entry.metrics  # MLflow would keep the NaN as 0, the best of all losses
+    (metric,) = entry.metrics  # MLflow would store NaN as 0, the best of all losses
     assert (metric.key, metric.value, metric.step, metric.run_id) == ("val/loss", 0.25, 2, ack.run_id)
     assert [metric.dataset_name, metric.dataset_digest] == SHOWN["dataset"]
     points = client.get_metric_history(ack.run_id, "val/loss")
@@ -443,7 +445,7 @@ def test_whichever_call_a_kill_comes_to_there_is_one_model_with_its_metrics_once
 
     def killed(self, *args, **more):
         if call == "log_batch" and not (len(args) > 1 and args[1][0].model_id):
-            return real(self, *args, **more)  # of the run's own points
+            return real(self, *args, **more)  # the run's points, not the model's
         if is_taken:
             real(self, *args, **more)
         raise KeyboardInterrupt
@@ -538,7 +540,7 @@ def test_the_graph_that_a_training_left_is_taken_and_that_of_a_strange_folder_is
 
 @pytest.mark.parametrize("takes_graph", [True, False])
 def test_a_model_whose_weights_went_on_is_left_out(takes_graph, folder, journal, write, uri, client, monkeypatch):
-    """Its run was made longer before the store had it: best.pt and the graph are of a later step."""
+    """Its run was extended before it was sent: best.pt and the graph are from a later step."""
     node = {"_target_": "torch.nn.Linear", "in_features": 8, "out_features": 10}
     event = {"node": node, "weights": mlflow_model.BEST, "example": "e.pt", "name": "linear"}
     (folder / "checkpoints").mkdir()
@@ -550,7 +552,7 @@ def test_a_model_whose_weights_went_on_is_left_out(takes_graph, folder, journal,
     uploader = Uploader(folder, uri, takes_graph=takes_graph)
     with monkeypatch.context() as at_first:
         if takes_graph:
-            at_first.setattr(mlflow_model, "_rebuilt", None)  # that needs torch
+            at_first.setattr(mlflow_model, "_rebuilt", None)  # needs torch
         assert uploader.attempt()
     (warning,) = uploader.ack.warnings
     what = "the run's graph" if takes_graph else mlflow_model.BEST

@@ -27,7 +27,7 @@ def test_settings_are_put_back(monkeypatch):
     monkeypatch.delenv("MLFLOW_DISABLE_TELEMETRY", raising=False)
     with mlflow_store.settings():
         assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "0"
-        assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "77"  # the person's own patience
+        assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "77"  # the user's timeout
         monkeypatch.delenv("MLFLOW_HTTP_REQUEST_TIMEOUT")
         with mlflow_store.settings():
             assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "20"
@@ -89,7 +89,7 @@ def error(code, *, rest=False, text="no"):
         (error("INVALID_PARAMETER_VALUE"), True),
         (error("INVALID_PARAMETER_VALUE", rest=True), True),
         (error("BAD_REQUEST", rest=True), True),
-        (error("BAD_REQUEST"), False),  # a proxy's page, or a database that is broken
+        (error("BAD_REQUEST"), False),  # from a proxy, or a broken database
         (error("INTERNAL_ERROR", rest=True), False),
         (error("TEMPORARILY_UNAVAILABLE", rest=True), False),
         (error("RESOURCE_DOES_NOT_EXIST", rest=True), False),
@@ -189,7 +189,7 @@ def test_it_does_not_look_for_names_for_ever(client, uri, monkeypatch):
 
 
 def test_a_relative_store_is_the_one_of_the_folder_it_is_opened_in(tmp_path, empty_store, monkeypatch):
-    """As in a notebook that changes its folder: MLflow keeps a store by its URI for as long as the process lives."""
+    """As in a notebook that changes its directory: MLflow keeps a store by its URI as long as the process runs."""
     names = []
     for name in ("one", "two"):
         (tmp_path / name).mkdir()

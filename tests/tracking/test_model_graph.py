@@ -16,21 +16,21 @@ pytestmark = [
 
 
 class OnlyFour(nn.Linear):
-    """Its graph holds for four rows alone."""
+    """Its graph is valid only for four rows."""
 
     def forward(self, rows):
         return super().forward(rows.reshape(4, 8) if len(rows) == 4 else rows)
 
 
 class Branching(nn.Linear):
-    """No graph at all: it looks at its values."""
+    """Has no graph: its forward pass depends on values."""
 
     def forward(self, rows):
         return super().forward(rows if float(rows.sum()) > 0 else -rows)
 
 
 class Drifting(nn.Linear):
-    """Its graph keeps the first answer."""
+    """Its graph always returns the first result."""
 
     def __init__(self, inputs, outputs):
         super().__init__(inputs, outputs)
@@ -48,13 +48,13 @@ class Drifting(nn.Linear):
         (Drifting, torch.rand(4, 8)),
         (Branching, torch.rand(4, 8)),
         (nn.Linear, {"a": torch.rand(4, 8)}),
-        (nn.Linear, torch.rand(4, 7)),  # it does not take these rows
+        (nn.Linear, torch.rand(4, 7)),  # does not accept these rows
     ],
 )
 def test_what_has_no_graph_for_any_number_of_rows_leaves_and_says_nothing(make, example, tmp_path, capfd):
     assert not model_graph.write_graph(tmp_path / "graph", make(8, 3).eval(), example, requirements=[])
     assert not model_graph.has_graph(tmp_path / "graph") and list(tmp_path.iterdir()) == []
-    assert capfd.readouterr() == ("", "")  # it is made on the terminal of the training
+    assert capfd.readouterr() == ("", "")  # it is written while the training uses the terminal
 
 
 MAKE = """

@@ -1,4 +1,4 @@
-"""A real `mlflow server` that is away, is killed, or whose answers get lost: every point arrives, and arrives once."""
+"""A real `mlflow server` that is down, is killed, or whose answers are lost: every point arrives exactly once."""
 
 import contextlib
 
@@ -26,7 +26,7 @@ def server(tmp_path, empty_store, warm):
 
 @pytest.fixture
 def stored(server, write):
-    """Looks into the server's own database, which must hold one run with each value in place. Gives {name: steps}."""
+    """Check the server's database, which must have one run with correct values. Returns {name: steps}."""
 
     def look(run_id):
         from runner.tracking.mlflow_store import open_store
@@ -84,7 +84,7 @@ def test_a_server_that_is_killed_in_the_middle_has_each_point_once(folder, write
             before = read_ack(folder).points_written
             go_on(10)
             wait_for(lambda before=before: read_ack(folder).points_written > before)
-            server.kill()  # while it has thousands to send
+            server.kill()  # while thousands of points are pending
             go_on(2)
             wait_for(lambda: read_ack(folder).error)
             server.start()
@@ -113,11 +113,11 @@ def test_a_sweeps_runs_outlast_a_killed_server_each_with_its_points_once(folder,
         server.kill()
         for journal in journals:
             write.rows(journal, 201, 200)
-        wait_for(lambda: all(read_ack(path).error for path in (folder, *jobs)))  # each run's page can say it
+        wait_for(lambda: all(read_ack(path).error for path in (folder, *jobs)))  # each run's page can show it
         for path, journal in zip(jobs[:2], journals[:2], strict=True):
             write.end(journal)
             publisher.gone(path)
-        journals[2].close()  # as a killed process leaves it
+        journals[2].close()  # like a killed process
         publisher.gone(jobs[2])
         server.start()
         wait_for(lambda: all(publisher.ack_of(path).is_complete for path in jobs[:3]))

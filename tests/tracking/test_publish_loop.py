@@ -15,7 +15,7 @@ from runner.tracking.sync import LOCK
 
 
 class Upload:
-    """An uploader that needs no store: things to send, and how each attempt goes."""
+    """An uploader without a store: a number of things to send, and the result of each attempt."""
 
     def __init__(self, *goes, things=0):
         self.goes, self.things = list(goes), things
@@ -122,7 +122,7 @@ def wait_for(condition):
         time.sleep(0.005)
 
 
-# One run alone ------------------------------------------------------------------------------------------------------
+# One run ------------------------------------------------------------------------------------------------------------
 
 
 def test_it_looks_when_it_is_told_and_ends_with_the_training(runs, pipe, monkeypatch):
@@ -176,7 +176,7 @@ def test_progress_renews_the_grace(runs, pipe, monkeypatch):
     line = pipe.line(grace_seconds=0.5)
     pipe.close()
     upload = runs.add("sweep", Upload(*[False, False, True] * 5))
-    upload.abandon = lambda: not upload.goes  # the end does not get through either, before the last
+    upload.abandon = lambda: not upload.goes  # marking the end also fails until the last attempt
     began = time.monotonic()
     assert runs.follow(line) == 0
     assert time.monotonic() - began > 0.5 and upload.attempts == 15
@@ -184,7 +184,7 @@ def test_progress_renews_the_grace(runs, pipe, monkeypatch):
 
 def test_an_end_that_never_gets_through_is_given_up(runs, pipe):
     upload, line = runs.add("sweep"), pipe.line(grace_seconds=0.2)
-    upload.attempt = lambda **how: True  # all is sent, and nothing more moves
+    upload.attempt = lambda **how: True  # everything is sent, and there is no progress
     upload.abandons = False
     pipe.close()
     assert runs.follow(line) == 3 and upload.abandoned > 1
@@ -249,7 +249,7 @@ def test_slow_store_gets_several_runs_at_once(runs, pipe):
     wait_for(lambda: line._words.qsize() == 6 and line.closed_at)
     assert follow(runs.rounds(num_at_once=4), line) == 0
     assert max(most) == 4 and all(upload.abandoned == 1 for upload in runs.uploads.values())
-    assert most[:1] == [1]  # the sweep's own run is there before those of its jobs
+    assert most[:1] == [1]  # the sweep's run is created before those of its jobs
 
 
 def test_owner_that_is_gone_ends_a_slow_upload(runs, pipe, monkeypatch):
@@ -292,8 +292,8 @@ def test_a_run_that_is_gone_is_sent_ended_and_let_go(runs, pipe, monkeypatch):
     attempts, seen = upload.attempts, first.attempts
     assert upload.things == 0 and upload.abandoned == 1 and upload.postponed[-1] is True
     wait_for(lambda: first.attempts > seen + 3)
-    assert upload.attempts == attempts and first.abandoned == 0  # the sweep goes on without it
-    runs.say(FOLLOW, "a")  # and so may the run
+    assert upload.attempts == attempts and first.abandoned == 0  # the sweep's run continues without it
+    runs.say(FOLLOW, "a")  # the run may also be followed again
     wait_for(lambda: upload.attempts > attempts)
     pipe.close()
     assert runs.join() == 0 and upload.abandoned == 2
@@ -329,7 +329,7 @@ def test_a_killed_run_whose_journal_is_let_go_late_is_called_dead_all_the_same(r
     upload = runs.add("a")
     run = runs.run_of(runs.root / "a")
     run.end()
-    with Journal(runs.root / "a"):  # by what it has forked
+    with Journal(runs.root / "a"):  # a process that the run has forked
         assert run.turn() is publish_run.Went.QUIET and upload.abandoned == 0
     assert run.turn() is publish_run.Went.OVER and upload.abandoned == 1
     run.let_go()
@@ -345,7 +345,7 @@ def test_a_run_that_fails_by_itself_stops_no_other(runs, pipe, how):
     pipe.close()
     assert runs.follow(line) == (3 if how is False else 1)
     assert good.things == 0 and good.abandoned == 1 and bad.abandoned == 0
-    assert runs.asked and 2 < bad.attempts < 10  # its pauses grow
+    assert runs.asked and 2 < bad.attempts < 10  # its intervals grow
 
 
 def test_when_the_store_is_down_it_is_asked_and_no_run_is_tried(runs, pipe):
@@ -374,7 +374,7 @@ def test_when_the_store_is_down_it_is_asked_and_no_run_is_tried(runs, pipe):
     pipe.close()
     wait_for(lambda: line.closed_at)
     assert follow(followers, line) == 0
-    assert attempts == [1, 1, 1, 1]  # one attempt found out; three questions later the store was back
+    assert attempts == [1, 1, 1, 1]  # one failed attempt; the store answered after three questions
     assert notes == ["it does not answer"] * 60 and all(upload.abandoned for upload in uploads)
 
 

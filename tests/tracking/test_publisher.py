@@ -19,7 +19,7 @@ from runner.tracking.publisher import LOG, Publisher
 
 pytestmark = pytest.mark.slow
 
-#: begins with what it imports; the other tests start the real thing
+#: starts with preloaded modules; the other tests start the real process
 beside = pytest.mark.usefixtures("warm_programs")
 
 TRAINING = """
@@ -46,7 +46,7 @@ with Publisher.start(folder, uri) as publisher, Journal(folder) as journal:
 
 @pytest.fixture
 def halt():
-    """Stops a process as Ctrl-Z would; one that a failing test leaves stopped is ended."""
+    """Stop a process like Ctrl-Z; a process that a failing test leaves stopped is ended."""
     halted = []
 
     def stop(process):
@@ -69,8 +69,8 @@ def test_a_run_arrives_beside_the_training(folder, uri, client, write, open_fds)
         write.start(journal, system_metrics=True)
         wait_for(lambda: publisher.ack().run_id)
         child.send_signal(signal.SIGINT)  # Ctrl-C in the terminal
-        assert os.getsid(child.pid) == child.pid  # which it does not even get
-        assert uri not in " ".join(publisher._process.args)  # which show in `ps`
+        assert os.getsid(child.pid) == child.pid  # which the process does not even receive
+        assert uri not in " ".join(publisher._process.args)  # `ps` shows the arguments
         for step in range(1, 50):
             write.rows(journal, step * 10, 10)
             publisher.wake()
@@ -98,7 +98,7 @@ def test_a_training_that_is_killed_leaves_its_points_and_a_word(folder, uri, cli
     assert run.info.status == "KILLED" and run.data.tags["runner.end"] == "the process was killed"
     assert ack.state == "died" and ack.points_pending == 0 and ack.points_written >= 100
     assert len(write.history(client, ack.run_id, "loss")) == ack.points_written
-    with Publisher.start(folder, uri) as publisher, Journal(folder) as journal:  # and it goes on
+    with Publisher.start(folder, uri) as publisher, Journal(folder) as journal:  # resumed
         write.start(journal, uid="u1")
         wait_for(lambda: client.get_run(ack.run_id).info.status == "RUNNING")
         write.rows(journal, 10**6, 5, names=("loss",))
@@ -158,7 +158,7 @@ def test_waking_never_waits_and_never_raises(folder, uri, write, halt):
         write.start(journal)
         halt(publisher._process)
         began = time.perf_counter()
-        for _ in range(200_000):  # the pipe holds 65,536
+        for _ in range(200_000):  # the pipe holds 65,536 bytes
             publisher.wake()
         assert time.perf_counter() - began < 10
         publisher._process.kill()
@@ -182,7 +182,7 @@ def test_a_process_that_can_not_be_started_fails_no_run(folder, uri, write, monk
 
 @beside
 def test_a_store_that_does_not_answer_is_not_waited_for_and_its_password_stays_secret(folder, write):
-    uri = "http://ann:s3cret@127.0.0.1:9"  # the discard port: nobody listens
+    uri = "http://ann:s3cret@127.0.0.1:9"  # the discard port, without a server
     with Publisher.start(folder, uri, grace_seconds=30) as publisher, Journal(folder) as journal:
         write.start(journal)
         write.rows(journal, 1, 5)
@@ -231,14 +231,14 @@ def test_a_process_that_is_told_nothing_ends_with_who_started_it_and_leaves_noth
     ahead = Ahead(uri)
     process = ahead.taken()
     assert ahead.taken() is None
-    process.stdin.close()  # as a run that is killed while it is checked does
+    process.stdin.close()  # like a run that is killed during its checks
     assert process.wait(LONGEST) == 0
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_process_that_nobody_takes_is_ended_at_once():
     ahead = Ahead("sqlite:///mlflow.db")
-    child = psutil.Process(ahead._process.pid)  # a warm process's fork is no child of this one
+    child = psutil.Process(ahead._process.pid)  # a fork of the preloaded process is not a child of this process
     ahead.close()
     assert not child.is_running()
     ahead.close()

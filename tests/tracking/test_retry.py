@@ -9,7 +9,7 @@ from runner.tracking.retry import grouped, send_in_halves, to_metrics
 
 
 class Shop:
-    """Takes any list of numbers without one that it can't stand."""
+    """Accepts any list of numbers without a refused one."""
 
     def __init__(self, *refused, breaks_at=None):
         self.refused, self.breaks_at, self.calls, self.taken = set(refused), breaks_at, 0, []

@@ -37,7 +37,7 @@ def database(any_store, tmp_path):
 
 
 def write_and_sync(folder, uri, write, *, most=None):
-    """A run that was killed after 150 steps, resumed, killed again and resumed to its end."""
+    """Write a run that was killed after 150 steps, resumed, killed again and resumed to its end."""
     for first in (1, 151):
         with Journal(folder) as journal:
             write.start(journal, uid=UID, points={"most": most, "expected": 300})

@@ -1,4 +1,4 @@
-"""Which store is meant: the one of the words, of the environment, of the run; and what a printed command says of it."""
+"""The choice of the store: from the overrides, the environment or the run; and the store in a printed command."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""One publishing process for many runs that real processes write: all arrives, once, whoever dies on the way."""
+"""One publishing process for many runs of real processes: everything arrives exactly once, whichever process dies."""
 
 import signal
 import subprocess
@@ -19,7 +19,7 @@ from runner.tracking.sync import find_journals, sync
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_programs")]
 
-#: writes a run of `steps` steps as app does; says so when half of them are written, and waits for a word then
+#: writes a run of `steps` steps like the runner; prints a line after half of them, and waits for an answer
 JOB = """
 import sys
 from pathlib import Path
@@ -42,7 +42,7 @@ with Journal(folder) as journal:
 
 @pytest.fixture
 def jobs(warm_programs):
-    """Starts jobs; a failing test leaves none behind."""
+    """Start jobs; none remains after a failing test."""
     started = []
 
     def start(folder, steps):
@@ -63,7 +63,7 @@ def go_on(job):
 
 
 def begin(folder, write):
-    """The sweep's own journal, as far as it goes before its jobs."""
+    """Start the sweep's journal, as it is before its jobs."""
     journal = Journal(folder)
     write.start(journal, uid="sweep", system_metrics=False)
     return journal
@@ -118,7 +118,7 @@ def test_a_job_that_is_killed_is_marked_while_the_sweep_goes_on(folder, uri, cli
         dies.send_signal(signal.SIGKILL)
         dies.wait()
         publisher.gone(paths["dies"])
-        publisher.gone(paths["never"])  # a job that died before its first word
+        publisher.gone(paths["never"])  # a job that died before its first record
         wait_for(lambda: publisher.ack_of(paths["dies"]).died)
         run_id = read_ack(paths["dies"]).run_id
         run = check(client, write, run_id, 200, publisher.ack().run_id, status="KILLED")
@@ -127,7 +127,7 @@ def test_a_job_that_is_killed_is_marked_while_the_sweep_goes_on(folder, uri, cli
         assert client.get_run(lives_id).info.status == "RUNNING"
         go_on(lives)
         assert lives.wait(60) == 0
-        with Journal(paths["dies"]) as again:  # it is tried again, in the same folder and by the same process
+        with Journal(paths["dies"]) as again:  # a retry in the same directory and by the same process
             publisher.follow(paths["dies"])
             write.start(again, uid="of dies", params={})
             wait_for(lambda: client.get_run(run_id).info.status == "RUNNING")
@@ -152,7 +152,7 @@ def test_a_sweep_that_is_killed_as_a_whole_leaves_every_point(folder, uri, clien
         for job in running:
             assert job.stdout.readline() == "half\n"
             job.send_signal(signal.SIGKILL)
-    publisher._process.stdin.close()  # what a SIGKILL of the sweep's process does
+    publisher._process.stdin.close()  # has the effect of a SIGKILL of the sweep's process
     publisher._pipe = -1
     publisher._process.wait(60)
     assert publisher._process.returncode == 0 and read_ack(folder).died
@@ -263,7 +263,7 @@ def test_words_outlast_a_pipe_that_is_full(folder, uri, write, client):
         wait_for(lambda: process.status() == psutil.STATUS_STOPPED)
         try:
             paths = [folder / ("x" * 200 + str(number)) for number in range(300)]
-            for path in paths:  # 65,536 bytes are full after about 200
+            for path in paths:  # 65,536 bytes are full after about 200 paths
                 publisher.follow(path)
                 publisher.wake()
             assert publisher._unsent and publisher._unsent.endswith(word(FOLLOW, paths[-1]))
@@ -287,7 +287,7 @@ def test_finishing_waits_while_any_run_makes_progress(folder, uri, write, client
         wait_for(lambda: publisher.ack().ended)
         with Journal(folder / "a") as job:
             write.start(job)
-            for first in range(1, 25_001, 1000):  # some seconds' worth, and the sweep's own ack is silent
+            for first in range(1, 25_001, 1000):  # takes some seconds, without a change of the sweep's ack
                 write.rows(job, first, 1000)
             write.end(job)
         publisher.follow(folder / "a")

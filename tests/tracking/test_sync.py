@@ -32,7 +32,7 @@ def test_a_run_that_is_still_written_is_not_called_dead(folder, write, uri, clie
         assert client.get_run(ack.run_id).info.status == "RUNNING" and ack.state == "publishing"
     ack = sync(folder, uri)
     assert client.get_run(ack.run_id).info.status == "KILLED" and ack.state == "died"
-    with Journal(folder) as journal:  # its end was only late
+    with Journal(folder) as journal:  # its end was late
         write.end(journal)
     assert sync(folder, uri).is_complete and client.get_run(ack.run_id).info.status == "FINISHED"
 
@@ -63,7 +63,7 @@ def test_a_store_that_lost_the_run_gets_it_again(folder, write, uri, client):
     client.delete_run(first.run_id)
     deleted = sync(folder, uri, grace_seconds=0)
     assert "was deleted in MLflow; to continue: mlflow runs restore" in deleted.error
-    client._tracking_client.store._hard_delete_run(first.run_id)  # what `mlflow gc` does
+    client._tracking_client.store._hard_delete_run(first.run_id)  # like `mlflow gc`
     second = sync(folder, uri)
     assert second.is_complete and second.run_id != first.run_id
     assert len(write.history(client, second.run_id, "train/loss")) == 10

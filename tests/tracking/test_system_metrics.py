@@ -71,7 +71,7 @@ def test_a_machine_that_can_not_be_measured_is_left_unmeasured(client, run_id, m
 
 
 class Meter:
-    """A machine of known load: each measurement says how many there were."""
+    """A machine with a known load: each measurement returns the number of measurements."""
 
     def __init__(self):
         self.count = 0
@@ -111,7 +111,7 @@ def test_runs_share_each_measurement_and_send_in_turn(client, uri, monkeypatch):
     late = SystemMetrics(client, ids[0], machine, start_ms=112_000)
     clock[0] = 113.0
     for run in (*runs, late):
-        run.close()  # all within half a second of each other: one measurement
+        run.close()  # all within half a second: one measurement
     assert meter.count == 7 and machine.num_watchers == 0
     for run_id in ids[1:]:
         points = client.get_metric_history(run_id, "system/load")
@@ -119,7 +119,7 @@ def test_runs_share_each_measurement_and_send_in_turn(client, uri, monkeypatch):
     traffic = {
         point.step: point.value for point in client.get_metric_history(ids[0], "system/network_receive_megabytes")
     }
-    assert traffic == {2: 10, 4: 20, 6: 30, 8: 40, 10: 50, 12: 60, 13: 70, 1: 10}  # of the late one: since it began
+    assert traffic == {2: 10, 4: 20, 6: 30, 8: 40, 10: 50, 12: 60, 13: 70, 1: 10}  # the late one counts from its start
 
 
 @pytest.mark.parametrize(("most", "least", "greatest"), [(100, 55, 100), (None, 10_800, 10_800)])

@@ -18,7 +18,7 @@ LOSS, VAL = "train/loss", "val/loss"
 
 
 def records(values, pieces, name=LOSS):
-    """Rows of one metric, a step each, in records of these sizes."""
+    """Return one metric's rows, one per step, in records of these sizes."""
     found, at = [], 0
     for size in pieces:
         steps = np.arange(at + 1, at + size + 1)
@@ -37,7 +37,7 @@ def pieces_of(count, rng):
 
 
 def sent(values, *, most, expected, pieces, name=LOSS):
-    """What goes of a whole run, a call a record, its state through JSON as ack.json keeps it."""
+    """Return the points that are sent of a whole run, one call per record, with the state stored as JSON like in ack.json."""
     state = thinning.begin({}, {"most": most, "expected": expected})
     found = []
     for record in records(values, pieces, name):
@@ -54,7 +54,7 @@ def sent(values, *, most, expected, pieces, name=LOSS):
 def test_first_last_least_and_greatest_are_among_as_many_as_may_go(count, name):
     rng = random.Random(f"{seeded.SEED} {count}")
     values = np.random.default_rng(rng.getrandbits(32)).normal(size=count)
-    for expected in (count, count // 3, None):  # it may go on for longer than it was to
+    for expected in (count, count // 3, None):  # the run may take more steps than planned
         found = sent(values, most=200, expected=expected, pieces=pieces_of(count, rng), name=name)
         steps = [step for _, _, step, _ in found]
         assert steps == sorted(set(steps)) and len(steps) <= 200
@@ -63,9 +63,9 @@ def test_first_last_least_and_greatest_are_among_as_many_as_may_go(count, name):
         if count <= 150:
             assert len(steps) == count
         elif expected == count:
-            assert len(steps) > 60  # its room is used
+            assert len(steps) > 60  # the limit is used
         other = sent(values, most=200, expected=expected, pieces=pieces_of(count, rng), name=name)
-        assert other == found  # whoever sends it, in whatever pieces
+        assert other == found  # independent of the sender, and of how records are split
 
 
 def test_a_spike_of_one_step_shows_in_a_million():
@@ -100,7 +100,7 @@ def test_where_some_are_no_numbers_the_least_and_greatest_of_the_others_go(share
     assert {1, 778, 7_778, 20_000} <= set(steps) and len(steps) <= 2000
     assert np.isnan(values[17_700:17_900]).any() and any(np.isnan(value) for *_, value in found)
     if share < 1:
-        assert np.isfinite([value for *_, value in found]).sum() > 700  # each stretch shows
+        assert np.isfinite([value for *_, value in found]).sum() > 700  # every interval has points
     assert repr(sent(values, most=2000, expected=20_000, pieces=[1] * 20_000)) == repr(found)
 
 
@@ -110,7 +110,7 @@ def test_where_some_are_no_numbers_the_least_and_greatest_of_the_others_go(share
     ("most", "count", "num_parts"), [(200, 151, 2), (200, 1000, 2), (2000, 1000, 4), (2000, 5000, 4)]
 )
 def test_a_run_that_goes_on_has_room_again(most, count, num_parts, name, is_over):
-    """Of another length each time: ended, or stopped in the middle of a stretch."""
+    """A resumed run of another length each time: after its end, or after a stop in the middle of an interval."""
     values = np.random.default_rng(0).normal(size=num_parts * count)
     state, sizes, steps = {}, [], []
     for number, record in enumerate(records(values, [count] * num_parts, name), 1):
@@ -154,7 +154,7 @@ def test_one_that_is_stopped_again_and_again_has_room_for_its_end(most):
     steps = [step for _, _, step, _ in found + chosen]
     assert steps == sorted(set(steps)) and len(steps) <= most
     assert {1, 60_000, int(values.argmin()) + 1, int(values.argmax()) + 1} <= set(steps)
-    if most == 2000:  # each stop's last point shows
+    if most == 2000:  # the last point before each stop is sent
         assert sum(step % 300 == 0 for step in steps) > 150
 
 
@@ -168,7 +168,7 @@ def test_a_store_gets_a_part_and_a_file_of_all(folder, journal, write, upload, c
     assert ack == read_ack(folder) and ack.counts["points_left_out"] == ack.points_left_out
     found = write.history(client, ack.run_id, LOSS)
     assert 30 < len(found) <= 100 and found[0][0] == 1 and found[-1][0] == 2000
-    (folder / "journal/journal.bin").rename(folder / "elsewhere")  # what is read now comes from the store
+    (folder / "journal/journal.bin").rename(folder / "elsewhere")  # the points now come from the store
     series = reading.history(ack.run_id, uri=uri)
     steps, times_ms, values = series["train/accuracy"]
     assert steps.tolist() == list(range(1, 2001)) and values.tolist() == [step + 0.1 for step in range(1, 2001)]
@@ -185,7 +185,7 @@ def test_all_points_go_where_nobody_has_a_page_to_save(journal, write, upload, c
 
 
 def test_what_is_sent_again_is_the_same(folder, journal, write, uri, client, monkeypatch):
-    """A store that takes a call and whose answer is lost, again and again, with a new sender after each."""
+    """A store that accepts a call but loses the answer, repeatedly, with a new sender each time."""
     write.start(journal, points={"most": 100, "expected": 3000})
     for first in range(1, 3000, 100):
         write.rows(journal, first, 100)

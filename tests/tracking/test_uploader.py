@@ -67,7 +67,7 @@ def test_what_is_sent_again_is_there_once(folder, journal, write, upload, client
     write.rows(journal, 601, 600)
     write.end(journal)
     first = upload()
-    # the store had taken it, and the process died before it could write that down
+    # the store accepted it, and the process died before it could write that down
     write_ack(folder, Ack(uri=ack.uri) if offset == 0 else ack)
     second = upload()
     assert second.run_id == first.run_id and second.is_complete
@@ -93,7 +93,7 @@ def test_names_are_spelled_and_values_cut(journal, write, upload, client):
     assert ack.warnings == () and ack.points_rejected == 0
 
 
-TWO = ("train/p>0.5", "train/p<0.5")  # MLflow takes neither, and one name would do for both
+TWO = ("train/p>0.5", "train/p<0.5")  # MLflow accepts neither, and would replace both by the same name
 
 
 @pytest.mark.parametrize("most", [None, 100])
@@ -102,7 +102,7 @@ def test_metrics_whose_names_fall_together_stay_apart(folder, journal, write, up
     write.start(journal, points=plan)
     write.rows(journal, 1, 100, names=("train/loss", TWO[0]))
     upload()
-    write.rows(journal, 101, 100, names=TWO[::-1])  # with another sender, as after a kill
+    write.rows(journal, 101, 100, names=TWO[::-1])  # another sender, as after a kill
     upload()
     write.start(journal, uid=read_events(folder)[0]["uid"], points=plan)
     write.rows(journal, 201, 100, names=TWO[::-1])
@@ -119,7 +119,7 @@ def test_metrics_whose_names_fall_together_stay_apart(folder, journal, write, up
         assert [step for step, _ in stored["train/p_0.5"]] == list(range(1, 301))
     else:
         assert ack.points_left_out
-        read = of_store(client, client.get_run(ack.run_id))  # of the file with all of them
+        read = of_store(client, client.get_run(ack.run_id))  # the Parquet file with all points
         assert {name: series[2][-1] for name, series in read.items()} == metrics
     shutil.copy(empty_store, folder / "second.db")
     again = sync(folder, f"sqlite:///{folder}/second.db")
@@ -157,8 +157,8 @@ class Picky:
 
 
 def test_a_poison_point_is_set_aside_and_the_rest_is_kept(folder, journal, write, client, uri, monkeypatch):
-    poison = {("train/loss", 400), ("train/loss", 500), ("train/accuracy", 7)}  # 500 is the newest of its name
-    poison |= {("train/loss", 503)}  # of a later call
+    poison = {("train/loss", 400), ("train/loss", 500), ("train/accuracy", 7)}  # 500 is the newest point of its name
+    poison |= {("train/loss", 503)}  # from a later call
     monkeypatch.setattr(mlflow_store, "open_store", lambda uri: Picky(client, poison=poison))
     write.start(journal)
     write.rows(journal, 1, 500)
@@ -179,7 +179,7 @@ def test_a_poison_point_is_set_aside_and_the_rest_is_kept(folder, journal, write
 
 @pytest.mark.parametrize("is_gone", [False, True])
 def test_params_whose_second_call_breaks_off_all_arrive(folder, journal, write, client, uri, monkeypatch, is_gone):
-    """Those of the first call are there then, and are not sent again; or the run is gone, and with it what it had."""
+    """The params of the first call are stored and not sent again; or the run is gone with its params."""
 
     class Breaking(Picky):
         calls = 0
@@ -208,7 +208,7 @@ def test_refused_param_after_a_kill_is_set_aside(folder, journal, write, client,
     write.start(journal, params={"p1": "1", "p2": "2"})
     write.rows(journal, 1, 10)
     write.end(journal)
-    assert Uploader(folder, uri).attempt(most=1)  # the params still wait for points
+    assert Uploader(folder, uri).attempt(most=1)  # the params wait for points
     uploader = Uploader(folder, uri)
     assert uploader.attempt() and uploader.ack.is_complete, uploader.ack
     assert client.get_run(uploader.ack.run_id).data.params == {"p2": "2"} and len(uploader.ack.warnings) == 1
@@ -218,7 +218,7 @@ def recreate(uri, empty_store):
     other = store_uri.sqlite_path(uri).with_name("anew.db")
     shutil.copy(empty_store, other)
     other.replace(store_uri.sqlite_path(uri))
-    # a new process would not know the old file; MLflow keeps it open in this one
+    # a new process would not know the old file, but MLflow keeps it open in this one
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
     for engine in SqlAlchemyStore._engine_map.values():
@@ -294,9 +294,9 @@ def test_a_run_that_goes_on_runs_again_and_ends_anew(journal, write, upload, cli
 def test_a_run_without_an_end_is_marked_as_killed_until_its_end_comes(folder, journal, write, uri, client):
     write.start(journal)
     uploader = Uploader(folder, uri)
-    assert uploader.abandon() and uploader.ack.run_id is None  # nothing was sent, nothing is said
+    assert uploader.abandon() and uploader.ack.run_id is None  # nothing was sent, so nothing is marked
     an_hour_ago = time.time() - 3600
-    os.utime(journal.path, (an_hour_ago, an_hour_ago))  # the end is what the journal says, whenever it is sent
+    os.utime(journal.path, (an_hour_ago, an_hour_ago))  # the end time is that of the journal, whenever it is sent
     assert uploader.attempt() and uploader.abandon() and uploader.abandon()
     run = client.get_run(uploader.ack.run_id)
     assert run.info.status == "KILLED" and run.data.tags["runner.end"] == "the process was killed"
@@ -443,11 +443,11 @@ def test_what_waits_goes_on_waiting_when_mlflow_goes_away_at_its_second_try(
     monkeypatch.setattr(mlflow_events, "log_artifact", fail)
     uploader = Uploader(folder, uri)
     assert uploader.attempt() and len(read_ack(folder).postponed) == 1
-    monkeypatch.setattr(mlflow_store, "check_run", fail)  # now nothing answers any more
+    monkeypatch.setattr(mlflow_store, "check_run", fail)  # from now on, the store does not answer
     assert not uploader.attempt(postponed=True)
     assert len(read_ack(folder).postponed) == 1 and not read_ack(folder).is_complete
     monkeypatch.setattr(mlflow_events, "log_artifact", lambda *args: 1 / 0 if read_ack(folder).postponed else None)
-    assert not uploader.attempt(postponed=True)  # it waits on the disk, too, as long as it is being sent
+    assert not uploader.attempt(postponed=True)  # it also stays on the disk while it is being sent
     monkeypatch.undo()
     assert Uploader(folder, uri).attempt(postponed=True) and read_ack(folder).is_complete
     assert [found.path for found in client.list_artifacts(uploader.ack.run_id)] == ["a.txt"]
@@ -508,7 +508,7 @@ def test_an_outage_holds_everything_and_loses_nothing(folder, journal, write, ur
         outage.setattr(type(client), "log_batch", cut)
         for _ in range(3):
             assert not uploader.attempt()
-    assert len(caplog.records) == 1  # an outage is told of once
+    assert len(caplog.records) == 1  # an outage is reported once
     assert uploader.ack.error == "ConnectionError: the line was cut" and uploader.ack.state == "failing"
     assert uploader.attempt() and uploader.ack.points_written == 20 and uploader.ack.error is None
 
@@ -574,7 +574,7 @@ def test_a_turn_sends_one_thing_and_what_was_postponed_comes_last(folder, journa
         while uploader.has_more():
             assert uploader.attempt(postponed=True, most=1) is uploader.has_more()
             reached.append(uploader.ack.points_written)
-    assert len(tried) == 1  # once all else was sent
+    assert len(tried) == 1  # after everything else was sent
     assert reached == [0, 0, 1400, 2800, 2800] and uploader.only_waits() and not uploader.only_waits_for_parent()
     assert uploader.attempt(postponed=True, most=1) and not uploader.only_waits()
     assert [found.path for found in client.list_artifacts(uploader.ack.run_id)] == ["a.txt"]
@@ -584,7 +584,7 @@ PARENT = {"uid": "p1", "experiment": "digits"}
 
 
 def two_runs(tmp_path, write):
-    """A sweep's journal and a job's, in folders that sort the wrong way round."""
+    """Write the journals of a sweep and a job, in directories that sort in the wrong order."""
     child, parent = tmp_path / "a", tmp_path / "b"
     with Journal(child) as journal:
         write.start(journal, uid="c1")
@@ -607,7 +607,7 @@ def test_a_child_is_linked_to_its_parent(tmp_path, write, uri, client):
 
 def test_a_child_that_comes_before_its_parent_is_linked_later(tmp_path, write, uri, client):
     child, parent = two_runs(tmp_path, write)
-    before = sync(child, uri, grace_seconds=1000)  # it does not wait for what no waiting brings
+    before = sync(child, uri, grace_seconds=1000)  # it does not wait, as only the parent's sync can help
     assert before.ended and before.points_written == 10 and not before.is_complete
     assert before.error == "parent waits: the parent run is not in digits yet"
     parent_id, after = sync(parent, uri).run_id, sync(child, uri)
@@ -668,7 +668,7 @@ def test_a_run_that_goes_on_after_its_end_is_one_run(folder, write, uri, client,
         write.rows(journal, 1, 10)
         if status:
             write.end(journal, status)
-    first = sync(folder, uri)  # None: a SIGKILL left no end
+    first = sync(folder, uri)  # None: after a SIGKILL, the journal has no end
     assert client.get_run(first.run_id).info.status == "KILLED"
     with Journal(folder) as journal:
         write.rows(journal, 11, 10)
