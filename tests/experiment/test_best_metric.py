@@ -1,4 +1,4 @@
-"""The metric that epochs are judged by: a name that none would have is told before the training."""
+"""The metric that ranks epochs: a name that no metric has is an error before the training."""
 
 import pytest
 from omegaconf import OmegaConf

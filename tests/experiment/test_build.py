@@ -1,5 +1,4 @@
-"""What stands beside the arguments of a model (weights to start from, what is frozen), of an optimizer (groups of parameters)
-and of data (folds, a sampler)."""
+"""Settings next to a model's arguments (initial weights, frozen parts), an optimizer's (groups) and the data's (folds, a sampler)."""
 
 import json
 import shutil
@@ -182,7 +181,7 @@ BY_HAND = ["model=mlp", f"model.hidden_sizes={HIDDEN}", f"data.limit={ROWS}", "d
 
 
 def limited():
-    """The rows of digits that data.limit keeps with seed 0: it has its own test (tests/data/test_split.py)."""
+    """Return the rows of digits that data.limit keeps with seed 0: tests/data/test_split.py tests it."""
     from runner.data.split import take
 
     source, draw = digits(), generator(0, SPLIT)
@@ -191,7 +190,7 @@ def limited():
 
 
 def trained_by_hand(inputs, targets, orders):
-    """A plain loop over the orders of its epochs: the model, and the loss of each step."""
+    """Train in a plain loop over the orders of its epochs. Returns the model, and the loss of each step."""
     torch.manual_seed(0)
     model, losses = MLP(64, 10, HIDDEN), []
     optimizer = torch.optim.Adam(model.parameters(), lr=0.001, fused=True)
@@ -210,7 +209,7 @@ def losses_of(run):
 
 
 def test_cross_validation_is_a_loop_by_hand(tmp_path):
-    """Each class is dealt out to the folds like cards, in an order by chance, on from where the class before it ended."""
+    """The rows of each class are dealt to the folds in a random order, starting at the fold after the previous class's last one."""
     inputs, targets, draw = limited()
     shuffled, dealt = torch.randperm(ROWS, generator=draw).tolist(), []
     for label in range(10):
@@ -231,7 +230,7 @@ def test_cross_validation_is_a_loop_by_hand(tmp_path):
 
 
 def drawn_by_hand(targets, weights, epoch):
-    """Of two numbers a row, one chooses the class, and the other one of its rows."""
+    """Of two numbers per row, one chooses the class, and the other one of its rows."""
     members = [[row for row, label in enumerate(targets.tolist()) if label == each] for each in range(10)]
     drawn = torch.rand(2, len(targets), dtype=torch.float64, generator=generator(0, EPOCH, epoch))
     chosen = []
@@ -257,7 +256,7 @@ def test_a_run_with_a_sampler_is_a_loop_by_hand(tmp_path, sampler, weights, wher
 def test_a_run_with_a_sampler_goes_on_in_the_middle_of_an_epoch(tmp_path, where):
     words = [*BY_HAND, "data.sampler=balanced", f"data.residency={where}", "data.fold=1"]
     (whole,) = trained_alone(tmp_path / "whole", words, [[]])
-    trained_alone(tmp_path / "parts", [*words, "train.num_steps=6"], [[]])  # 4 steps an epoch
+    trained_alone(tmp_path / "parts", [*words, "train.num_steps=6"], [[]])  # 4 steps per epoch
     (rest,) = trained_alone(tmp_path / "parts", words, [[]])
     assert losses_of(rest) == losses_of(whole)[6:]
     mine, theirs = whole.state()["model"], rest.state()["model"]
@@ -284,7 +283,7 @@ def test_what_a_sampler_balances_is_not_balanced_twice(own_folder):
 
 
 def evaluated(device, *words):
-    """Size of the batches, loss, and what is printed of the data."""
+    """Return the size of the batches, the loss, and the printed line about the data."""
     words = ("data=synthetic", "data.num_rows=6000", "data.val_fraction=0.5", "model=mlp", f"device={device}", *words)
     parts = prepare(composed_with(composer([]), [*words]), device)
     values = evaluate(parts.model, parts.task, parts.val.epoch(0), precision=parts.precision)

@@ -1,4 +1,4 @@
-"""Optimizers and schedules: what they do not take is told by its key before any work, and what they take is made."""
+"""Optimizers and schedules: refused settings are reported by their key before any work, and accepted ones are built."""
 
 import copy
 import functools
@@ -39,7 +39,7 @@ def of_groups(*words):
 
 
 def composed(*words):
-    """Groups are composed once for all; keys are set, as a composition takes its time."""
+    """Compose each choice of groups once and set the other keys, as a composition takes time."""
     if any(word.startswith("~") for word in words):
         return copy.deepcopy(of_groups(*words))
     keys = [word for word in words if "." in word.partition("=")[0]]
@@ -128,7 +128,7 @@ def test_all_that_is_wrong_is_told_at_once():
         f"{ONE_CYCLE}[0.1,0.2,0.3,0.4] {GROUP} optimizer=adamw optimizer.no_decay=norms_and_biases",
         f"{SCHEDULES}.StepLR +scheduler.step_size=1 {GROUP}",
         f"scheduler=cosine {TURNS}",
-        f"{SCHEDULES}.PolynomialLR +scheduler.total_iters=1",  # it ends at 0
+        f"{SCHEDULES}.PolynomialLR +scheduler.total_iters=1",  # ends at 0
         f"{SCHEDULES}.LinearLR +scheduler.total_iters=5 +scheduler._partial_=true",
     ],
 )
@@ -193,8 +193,8 @@ def test_a_plateau_among_others_is_refused_and_so_is_what_is_no_schedule(own_fol
 
 
 def test_the_rehearsal_imports_nothing_that_takes_seconds(monkeypatch):
-    """A run does that while MLflow starts."""
-    monkeypatch.setitem(sys.modules, "torch._dynamo", None)  # an import of it fails
+    """A run does this while MLflow starts."""
+    monkeypatch.setitem(sys.modules, "torch._dynamo", None)  # importing it fails
     assert not problems("optimizer.lr=0.01", "scheduler=cosine")
 
 

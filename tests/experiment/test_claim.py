@@ -1,4 +1,4 @@
-"""A folder holds one run: what would be another one, begins too early or comes from elsewhere is refused, and writes nothing."""
+"""A directory has one run: another experiment, a start that is too early, or a foreign directory is refused without writing anything."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from runner.tracking.ack import read_ack
 from runner.tracking.journal import read_points
 
 SHORT = ["device=cpu", "model=linear", "train.num_steps=6", "tracking.enabled=false", "hydra.run.dir=run"]
-#: what makes another experiment of it, and what is said of it
+#: overrides that change the experiment, and the text of the error
 OTHERS = {
     "optimizer.lr=0.1": "optimizer.lr=0.001 (now: 0.1)",
     "seed=3": "seed=0 (now: 3)",
@@ -31,14 +31,14 @@ OTHERS = {
 
 
 def content(folder="run"):
-    """Every file of a folder, to the byte, and when it was written."""
+    """Return the bytes of every file of a directory, and its modification time."""
     files = [path for path in sorted(Path(folder).rglob("*")) if path.is_file() and path.name != Path(claim.LOCK).name]
     return {str(path): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A run that has finished."""
+    """A finished run."""
     folder = tmp_path_factory.mktemp("trained")
     before = Path.cwd()
     os.chdir(folder)
@@ -119,12 +119,12 @@ def test_processes_that_are_started_again_go_on(used, monkeypatch):
 
 
 def test_a_process_beside_the_first_one_is_refused_as_that_one_is(used, monkeypatch):
-    """Else it would wait for one that has ended."""
+    """Otherwise it would wait for a process that has ended."""
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     before = content()
     assert cli.main([*SHORT, "seed=3"]) == 2
-    assert cli.main(SHORT) == 0  # it has finished, which torchrun is not to take for a failure
+    assert cli.main(SHORT) == 0  # it has finished, so torchrun must not report a failure
     assert content() == before
 
 
@@ -184,7 +184,7 @@ def test_files_that_were_called_as_a_runs_own_before_it_are_left(tmp_path):
 
 
 def test_what_nobody_foresaw_before_a_run_begins_stops_it(used, monkeypatch, capsys):
-    """Hydra makes a warning of it, writes into the folder and calls the run."""
+    """Hydra turns the exception into a warning, writes to the directory and starts the run."""
     monkeypatch.setattr("tempfile.tempdir", str(used.parent))
     monkeypatch.setattr(claim.RunDirectory, "begin", lambda *_, **__: 1 / 0)
     before = content()
@@ -222,11 +222,11 @@ def test_two_at_once_and_a_folder_that_is_deleted_under_a_run(own_folder, warm, 
     from mlflow import MlflowClient
 
     words = ["device=cpu", "model=mlp", "train.num_epochs=1000000", "metrics.pull_every=20", "hydra.run.dir=run"]
-    words.append("model.hidden_sizes=[1024,1024]")  # slow: thousands of points would have to be published
+    words.append("model.hidden_sizes=[1024,1024]")  # slow, to limit the number of points to publish
     words += [
         "task.plots=false",
         "tracking.log_model=false",
-        "tracking.points=all",  # the folder's file of all points may go with it
+        "tracking.points=all",  # adds the file of all points
         f"tracking.uri=sqlite:///{own_folder}/runs.db",
         "tracking.system_metrics=false",
         "tracking.grace_seconds=60",

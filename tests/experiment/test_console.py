@@ -1,4 +1,4 @@
-"""What a run shows in a terminal and in a pipe."""
+"""The output of a run in a terminal and in a pipe."""
 
 import io
 import logging

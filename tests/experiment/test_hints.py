@@ -1,4 +1,4 @@
-"""Hints at the end of a run: each is there where its cause was planted, and its healthy twin gets none."""
+"""Hints at the end of a run: each appears for its cause, and not for the healthy variant."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`train.hooks`: numbers, images and tables of a person's functions, beside a loop by hand; refusals; a run that goes on."""
+"""`train.hooks`: numbers, images and tables of a user's functions, compared with a manual loop; errors; a resumed run."""
 
 import json
 import time
@@ -66,7 +66,7 @@ def here(own_folder, empty_store, monkeypatch):
 
 
 def by_hand(num_epochs):
-    """The norms of the weights after each epoch, and before the first."""
+    """Return the norms of the weights after each epoch, and before the first."""
     rows = split(digits(), val_fraction=0.1, test_fraction=0.1, limit=None, seed=0).train
     torch.manual_seed(0)
     model = MLP(64, 10, [8])
@@ -144,7 +144,7 @@ def test_a_run_that_goes_on_shows_each_step_once(here):
     kept = file.read_bytes()
     assert cli.main(["resume", "run", "train.num_epochs=3"]) == 0
     whole, table = read_points(Path("run")), Path("run/tables/answers.json").read_text()
-    file.write_bytes(kept)  # as a kill before the last checkpoint leaves it
+    file.write_bytes(kept)  # like after a kill before the last checkpoint
     assert cli.main(["resume", "run", "train.num_epochs=3"]) == 0
     again = read_points(Path("run"))
     assert [step for step, _ in again["norm/output.bias"]] == [12, 24, 36]
@@ -169,7 +169,7 @@ def test_what_a_hook_measures_needs_no_validation_split(here, capsys):
     assert cli.main([*WORDS, *quick, *own, hook, "train.evaluate_every_steps=2"]) == 0
     summary = json.loads(Path("run/summary.json").read_text())
     assert (summary["ending"], summary["num_steps"], summary["best"]["step"]) == ("patience", 4, 2)
-    assert cli.main([*WORDS, *quick, *own[:2], "train.hooks=[my_hooks.epochs]"]) == 1  # it is none of its names
+    assert cli.main([*WORDS, *quick, *own[:2], "train.hooks=[my_hooks.epochs]"]) == 1  # not one of its names
     assert "help: use `train.early_stopping.metric=val/loss`" in capsys.readouterr().out
     assert cli.main([*WORDS, *quick, hook]) == 2 and "needs a validation split" in capsys.readouterr().err
 
@@ -201,7 +201,7 @@ def test_within_an_epoch_it_is_not_done(here):
     hook = "train.hooks=[{_target_: my_hooks.epochs, at: epoch}]"
     words = ["train.evaluate_every_steps=5", "train.num_steps=29", "hydra.run.dir=run", "tracking.enabled=false"]
     assert cli.main([*WORDS, hook, *words]) == 0
-    done = {5: 0, 10: 0, 15: 1, 20: 1, 25: 2, 29: 3}  # of 12 steps; the last one ends where the training does
+    done = {5: 0, 10: 0, 15: 1, 20: 1, 25: 2, 29: 3}  # of 12 steps; the last one ends with the training
     assert dict(read_points(Path("run"))["epochs/done"]) == done
 
 
@@ -209,7 +209,7 @@ def test_within_an_epoch_it_is_not_done(here):
     ("words", "times"),
     [
         (["train.early_stopping.metric=val/calls", "train.evaluate_every_steps=2"], 1),
-        (["data.val_fraction=0"], 0),  # nobody expects it of no rows, whatever a hook measures
+        (["data.val_fraction=0"], 0),  # without rows, no value is expected, whatever a hook measures
     ],
 )
 def test_a_metric_that_is_not_measured_is_told_once(here, capsys, words, times):
@@ -219,7 +219,7 @@ def test_a_metric_that_is_not_measured_is_told_once(here, capsys, words, times):
 
 
 def test_a_picture_that_no_file_takes_as_it_is_is_written_all_the_same(here):
-    """It was an error of the thread that writes, and the run's."""
+    """It used to be an error in the writing thread, and of the run."""
     Path("my_pictures.py").write_text(
         "import torch\nfrom PIL import Image\n\n"
         "def weights(view):\n    return {'weights': Image.fromarray(view.model.output.weight.numpy())}\n"

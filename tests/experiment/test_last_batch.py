@@ -1,4 +1,4 @@
-"""A last batch that leaves a process one row, where batch normalisation needs two, is told before the run."""
+"""A last batch with one row for a process, where batch normalization needs two, is an error before the run."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def task(model, batch):
 
 
 def told(num_rows, batch_size, num_ranks, model):
-    """What it says to write; "" for nothing."""
+    """Return the suggested setting, or ""."""
     try:
         check_last_batch(model, task, Rows(num_rows, batch_size), CPU, num_ranks)
     except RunnerError as error:
@@ -57,8 +57,9 @@ def test_too_few_rows_ask_for_more():
 
 def test_what_takes_no_mean_over_a_processs_rows_alone_is_not_told():
     assert told(17, 16, 2, nn.LayerNorm(3)) == ""
-    assert told(17, 16, 2, nn.Sequential(nn.BatchNorm1d(3), nn.SyncBatchNorm(3))) == ""  # it would wait for the others
-    assert told(17, 16, 2, nn.Sequential(nn.Unflatten(1, (1, 3)), nn.BatchNorm1d(1))) == ""  # three places a row
+    # it synchronizes with the other processes
+    assert told(17, 16, 2, nn.Sequential(nn.BatchNorm1d(3), nn.SyncBatchNorm(3))) == ""
+    assert told(17, 16, 2, nn.Sequential(nn.Unflatten(1, (1, 3)), nn.BatchNorm1d(1))) == ""  # three positions per row
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])

@@ -1,4 +1,4 @@
-"""A person's DataLoader or IterableDataset: beside loops written by hand, gone on with in the middle of an epoch, refused."""
+"""A user's DataLoader or IterableDataset: compared with manual loops, resumed in the middle of an epoch, and refused."""
 
 import importlib
 import json
@@ -222,7 +222,7 @@ QUIET = ["device=cpu", "tracking.enabled=false", "task.plots=false", "model=mine
 
 @pytest.fixture
 def mine(own_folder, monkeypatch):
-    """The person's module, and a configuration for each of its loaders."""
+    """Import the user's module, with a configuration for each of its loaders."""
     Path("mine.py").write_text(MINE)
     monkeypatch.syspath_prepend(str(own_folder))
     importlib.invalidate_caches()
@@ -246,7 +246,7 @@ def losses_of(folder, metric="train/loss"):
 
 
 def by_hand(loader, *, sets=()):
-    """A plain loop. sets: generators of the loader, with their first seeds."""
+    """Train in a plain loop. sets: Generators of the loader, with their first seeds."""
     torch.manual_seed(0)
     model, losses = nn.Sequential(nn.Linear(4, 2)), []
     optimizer = torch.optim.Adam(model.parameters(), lr=0.001, fused=True)
@@ -314,7 +314,7 @@ def test_it_goes_on_in_the_middle_of_an_epoch(mine, name, num_steps):
         name, 24 if "own" in name else 21
     )
     assert all(map(torch.equal, state["model"].values(), whole["model"].values()))
-    if name == "stateful":  # its first batch is looked at twice before; what it has had is not read again
+    if name == "stateful":  # two checks read its first batch; on resume, consumed batches are not read again
         assert len(mine.Stateful.reads_of) == 2 + 24 - num_steps
 
 
@@ -323,7 +323,7 @@ def test_it_goes_on_in_the_middle_of_an_epoch(mine, name, num_steps):
     [("endless", "stream", 21), ("endless_loader", "stream", 21), ("stateful_endless", "stateful", 24)],
 )
 def test_one_without_a_length_begins_again_where_it_ends(mine, name, like, num_steps):
-    """Each time as an epoch of one with a length does, wherever the run was stopped."""
+    """Each repetition is like an epoch of a loader with a length, wherever the run was stopped."""
     words = ["train.batch_size=8", f"train.num_steps={num_steps}"]
     losses, whole = trained("known", f"data={like}", *words)
     assert trained("whole", f"data={name}", *words)[0] == losses and len(losses) == num_steps
@@ -336,7 +336,7 @@ def test_one_without_a_length_begins_again_where_it_ends(mine, name, like, num_s
 
 
 def test_a_length_may_be_any_number(mine):
-    """Of one without an end as many as one likes: nothing has a place for each row."""
+    """A loader without an end can report any length: nothing allocates memory per row."""
     assert (
         trained("run", "data=immense", "train.num_steps=2", "train.batch_size=8")[0]
         == trained("two", "data=endless", "train.num_steps=2", "train.batch_size=8")[0]

@@ -1,4 +1,4 @@
-"""The path from Enter to loss.backward(), as runner/README.md lists it for a reader."""
+"""The path from Enter to loss.backward(), as listed in runner/README.md."""
 
 import ast
 import os
@@ -16,7 +16,7 @@ WORDS = ["device=cpu", "data=synthetic", "data.num_rows=40", "model=mlp", "train
 
 
 def lines_of(file, name):
-    """The lines of a function; one that is inside another function is a part of that."""
+    """Return the lines of a function; for one inside another function, only its lines."""
     node = ast.parse((PACKAGE / file).read_text())
     found = set()
     for part in name.split("."):

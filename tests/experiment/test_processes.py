@@ -1,4 +1,4 @@
-"""What several processes can't do, and where somebody else has started them."""
+"""Settings that several processes do not support, and processes that another launcher has started."""
 
 import sys
 from pathlib import Path
@@ -79,7 +79,7 @@ def test_a_number_that_contradicts_the_launcher_is_refused(monkeypatch):
     ("platform", "own", "found"), [("darwin", None, "lo0"), ("darwin", "en0", "en0"), ("linux", None, None)]
 )
 def test_processes_of_one_mac_meet_on_its_own_network(platform, own, found, monkeypatch):
-    """gloo looks the machine's name up, and a Mac's is often not to be found."""
+    """gloo resolves the machine's name, which often fails on a Mac."""
     monkeypatch.setattr(sys, "platform", platform)
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", own or "")
     if own is None:

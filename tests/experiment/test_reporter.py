@@ -1,4 +1,4 @@
-"""What was measured reaches the journal, in one write where the disk was busy, and also when it was full for a while."""
+"""Measured values reach the journal, in one write if the disk was busy, and also after it was full for a while."""
 
 import importlib
 import json
@@ -99,7 +99,7 @@ def task(model, batch):
 
 
 def test_a_disk_that_takes_its_time_holds_no_step(own_folder, monkeypatch):
-    """The first window's write is over when 20 more windows and three epochs are behind it."""
+    """The first window's write ends after 20 more windows and three epochs."""
     Path("late_tasks.py").write_text(LATE)
     is_late, sync = [], journal_module._sync
 

@@ -1,4 +1,4 @@
-"""The table of rules: what clashes is an error with a way out, and the same table answers `tune` and sweeps."""
+"""The table of rules: a conflict is an error with a fix, and `tune` and sweeps use the same table."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from runner.errors import for_a_shell
 from runner.experiment import rules
 from runner.experiment.rules import RULES, Situation
 
-#: values that make a condition true which is a question about the value
+#: values for which a condition on the value is true
 HOLDING = {
     "closure_optimizer": "LBFGS",
     "train.recompute": ["blocks.*"],
@@ -38,7 +38,7 @@ def composed(*words):
 
 
 def clashing(rule):
-    """A configuration and a situation in which all conditions of a rule hold."""
+    """Return a configuration and a situation in which all conditions of a rule hold."""
     cfg, situation = composed(), Situation()
     for key, wanted in rule.conditions.items():
         value = wanted
@@ -89,7 +89,8 @@ def test_every_clash_is_reported_at_once(capsys):
         ([], {"train.cuda_graph": True}, Situation("cpu"), "NVIDIA GPU, and this run is on cpu"),
         ([], {"train.cuda_graph": True}, Situation("cuda", num_processes=2), "other processes"),
         ([], {"train.cuda_graph": True}, Situation("cuda", is_on_device=False), "streamed"),
-        (["train.cuda_graph=true"], {"train.compile": True}, Situation("cpu"), ""),  # its own clash, not the change's
+        # the conflict is not caused by the change
+        (["train.cuda_graph=true"], {"train.compile": True}, Situation("cpu"), ""),
         (["train.profile=3"], {"is_member": True}, Situation(), "one run's steps"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Whole runs, as a person starts them: trained, tracked in real stores, interrupted by real signals."""
+"""Whole runs, as a user starts them: trained, tracked in real stores, interrupted by real signals."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def client(uri):
 
 
 def reference_losses(num_epochs):
-    """The same training, written by hand with `.item()` in each step."""
+    """Return the losses of the same training, written by hand with `.item()` in each step."""
     rows = split(digits(), val_fraction=0.1, test_fraction=0.1, limit=None, seed=0).train
     torch.manual_seed(0)
     model = MLP(64, 10, [32])
@@ -71,7 +71,7 @@ def history(uri, run_id, name):
 
 
 def check_page(uri, run_id):
-    """Everything that the run's page in MLflow must hold."""
+    """Check the required content of the run's page in MLflow."""
     import mlflow
 
     run = client(uri).get_run(run_id)
@@ -152,7 +152,7 @@ def test_each_checkpoint_that_stays_is_a_model_and_the_best_is_the_runs(own_fold
             ]
     assert not torch.equal(outputs[0], outputs[1]) and not torch.equal(outputs[1], outputs[2])
     assert cli.main(["resume", "run", "train.num_epochs=4"]) == 0
-    assert len(store.search_logged_models([run.info.experiment_id])) == 4  # the new best; the others are there
+    assert len(store.search_logged_models([run.info.experiment_id])) == 4  # the new best; the others are still stored
 
 
 def is_open(port):
@@ -174,16 +174,16 @@ def test_a_real_server_gets_the_same(server, own_folder):
 def test_without_a_tracker_training_goes_on_and_sync_brings_the_rest(own_folder, capfd, empty_store):
     shutil.copy(empty_store, "late.db")
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # bound and not listening: nobody answers there
+        taken.bind(("127.0.0.1", 0))  # bound but not listening
         uri = f"http://127.0.0.1:{taken.getsockname()[1]}"
         assert cli.main([*SMALL, f"tracking.uri={uri}", "tracking.grace_seconds=1"]) == 0
     found = summary(own_folder)
     assert found["status"] == "finished"
     assert found["tracker"]["points_pending"] > 2 * found["num_steps"]
     assert f"runner sync run tracking.uri={uri}\n" in capfd.readouterr().out
-    for _ in range(2):  # the second time nothing is sent
+    for _ in range(2):  # the second call sends nothing
         assert cli.main(["sync", "run", "tracking.uri=sqlite:///late.db"]) == 0
-    assert cli.main(["sync", "run"]) == 0  # where it lies by now
+    assert cli.main(["sync", "run"]) == 0  # finds the current store
     synced = summary(own_folder)
     assert synced["run_id"] and synced["tracker"]["points_pending"] == 0
     assert synced["tracking_uri"] == f"sqlite:///{own_folder}/late.db" and not Path("mlflow.db").exists()
@@ -208,7 +208,8 @@ def test_ui_opens_the_last_runs_store_and_names_it_to_nobody(own_folder, empty_s
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    few = {"MLFLOW_WORKERS": "1", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # processes that import for seconds
+    # processes that take seconds to import
+    few = {"MLFLOW_WORKERS": "1", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     process = psutil.Popen([*COMMAND, "ui", f"--port={port}"], env=ENVIRONMENT | few, stdout=subprocess.DEVNULL)
     try:
         wait_for(lambda: is_open(port))
@@ -268,7 +269,7 @@ def test_a_process_killed_without_warning_leaves_no_run_running(warm, own_folder
     sent = history(uri, run_id, "train/loss")
     assert set(sent) <= set(journal)
     assert (sent[0], sent[-1]) == (journal[0], journal[-1])
-    # of the Parquet file; the run's folder is not found by the id
+    # from the Parquet file; the id does not lead to the run's directory
     found = runner.history(run_id, uri=uri)["train/loss"].dropna()
     assert list(found.items()) == journal
 
@@ -302,7 +303,7 @@ def test_every_setting_runs(own_folder, words):
 
 
 def test_the_defaults_reach_their_accuracy(own_folder):
-    """With all their metrics and pictures: on Python 3.12 those of predictions were once left out, and nothing said so."""
+    """With all metrics and plots: on Python 3.12, plots of predictions were once omitted without a message."""
     assert cli.main(["tracking.enabled=false", "hydra.run.dir=run", "task.metrics=[f1]"]) == 0
     metrics = summary(own_folder)["metrics"]
     assert metrics["test/accuracy"] >= 0.97 and metrics["test/f1"] >= 0.97
@@ -348,7 +349,7 @@ def test_a_part_that_finds_out_late_that_it_does_not_suit_says_what_to_write(own
     assert "Traceback" not in (own_folder / "run" / "runner.log").read_text()
 
 
-ROWS = (4, 4)  # of the validation split
+ROWS = (4, 4)  # from the validation split
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""summary.json, as it is read again: typed, and complete with what came later."""
+"""summary.json after reading: typed, and complete with later values."""
 
 import json
 

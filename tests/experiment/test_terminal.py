@@ -1,4 +1,4 @@
-"""What the terminal prints: short numbers, and names from elsewhere without control characters."""
+"""The output in a terminal: short numbers, and external names without control characters."""
 
 import io
 import math
@@ -17,14 +17,14 @@ from runner.experiment.console import Screen
 from runner.experiment.terminal import WIDTH, Terminal, readable, say
 from runner.sweep.report import build, text
 
-#: sets the title, clears the screen, colours, and does so by C1's one-byte forms, too
+#: sets the title, clears the screen and sets colors, also with C1's one-byte forms
 HOSTILE = "a\x1b]0;PWNED\x07\x1b[2J\x1b[31m\x9b2J\x9d0;PWNED\x9c\x08\r\x00\x7f\x85b"
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 @pytest.fixture
 def console(monkeypatch):
-    """A terminal with colours."""
+    """A terminal with colors."""
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     made = Terminal()
     made.file, made._force_terminal, made._color_system = io.StringIO(), True, made._color_system
@@ -41,7 +41,7 @@ def test_a_terminal_shows_control_characters_and_obeys_none(console, form):
     table = Table("name", title=HOSTILE)
     table.add_row(form(HOSTILE))
     console.print(table)
-    own = re.sub(r"\x1b\[[0-9;]*m", "", shown(console))  # rich's colours
+    own = re.sub(r"\x1b\[[0-9;]*m", "", shown(console))  # rich's colors
     assert not CONTROLS.search(own), own
     assert "\\x1b]0;PWNED" in own and "\\x9b2J" in own
 

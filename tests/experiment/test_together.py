@@ -46,7 +46,7 @@ def test_a_group_finds_nothing_of_the_one_before_in_the_memory(tmp_path, monkeyp
         return parts
 
     monkeypatch.setattr(together, "prepare", watched)
-    gc.disable()  # it would come at some time
+    gc.disable()  # a collection would happen at some time
     try:
         for seed in (0, 1):
             assert run_together([job(tmp_path, seed)])[0].status == "finished"
@@ -182,7 +182,7 @@ def test_rows_that_one_of_several_groups_has_no_room_for_are_for_runs_alone(
         together._prepared(one, Hardware(cuda=(Gpu("H"),)), together.CommonRows())
     if raised is CannotStackError:
         assert str(caught.value).endswith("; or sweep.batch=128, one group")
-        assert Summary.read(one.folder) == Summary()  # as one that never began
+        assert Summary.read(one.folder) == Summary()  # like a run that has not started
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_rows_are_read_once_where_the_words_alone_decide_which_they_are(words, i
 
 
 def test_as_many_runs_as_may_have_their_files_open(monkeypatch):
-    """256 are a Mac's usual limit: of 64 runs all failed, 26 of them begun."""
+    """256 is a Mac's usual limit: of 64 runs, all failed, 26 of them after the start."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
     try:
@@ -238,7 +238,7 @@ def test_as_many_runs_as_may_have_their_files_open(monkeypatch):
     [(None, None, True), (2.0, None, True), (1.9, None, False), (9.0, 100, False)],
 )
 def test_on_an_accelerator_the_whole_set_takes_half_of_what_is_free_at_most(monkeypatch, free_sets, limit, is_worth_it):
-    """And no more than the runs' own parts of it, of which data.limit leaves few."""
+    """And not more than the runs' rows, of which data.limit leaves few."""
     cfg = composed("model=linear", f"data.limit={'null' if limit is None else limit}")
     parts = replace(prepare(cfg, CPU), device=torch.device("cuda"))
     size = together._num_bytes(parts.source)

@@ -1,4 +1,4 @@
-"""The folder of the real runs is the current one of each test here."""
+"""Each test here runs in the directory of the real runs."""
 
 import pytest
 

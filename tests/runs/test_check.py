@@ -1,4 +1,4 @@
-"""`train.check=true`: what it says and leaves, and that a planted fault in each part is found by it."""
+"""`train.check=true`: its output and files, and an error in each part that it finds."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""`python -m runner evaluate`: the run's own splits again, and other data in the classes' order."""
+"""`python -m runner evaluate`: the run's splits again, and other data in the order of the run's classes."""
 
 import json
 import shutil
@@ -43,7 +43,7 @@ def test_the_own_splits_come_to_what_the_run_measured(name, run):
     ("step", "weights", "expected"),
     [
         (12, BEST, {"val/loss": 0.5, "test/loss": 0.6}),
-        (30, BEST, {"val/loss": 0.3}),  # it was made longer, and killed: its test was of the weights of step 12
+        (30, BEST, {"val/loss": 0.3}),  # the run was extended, then killed: its test used the weights of step 12
         (24, "checkpoints/step-24.pt", {"val/loss": 0.7}),
     ],
 )
@@ -65,7 +65,7 @@ def test_as_json_for_programs(run):
 def test_other_rows_are_measured_whole_with_the_classes_in_the_runs_order(run, table):
     table(Path("shuffled.csv"), 60, start=9, order=-1)
     first = [Path(name).read_text().splitlines()[1].split(",")[3] for name in ("train.csv", "shuffled.csv")]
-    assert first == ["low", "high"]  # so the file's classes are numbered the other way round
+    assert first == ["low", "high"]  # so the classes of the file have the opposite order
     code, out, _ = run("evaluate", "outputs/table/run", "data.path=shuffled.csv", "--json")
     assert code == 0
     found = json.loads(out)
@@ -77,12 +77,12 @@ def test_other_rows_are_measured_whole_with_the_classes_in_the_runs_order(run, t
 
 
 class CheckedError(Exception):
-    """What would be done next is of no interest."""
+    """Ends the command at its check of the configuration."""
 
 
 @pytest.fixture
 def checked(monkeypatch, tmp_path):
-    """What `evaluate` would have checked of a run with this configuration."""
+    """Return the configuration that `evaluate` would check, for a run with this configuration."""
 
     def call(cfg, *words):
         def stop(*_):
@@ -121,7 +121,7 @@ def test_compiled_training_is_evaluated_without_compile(checked):
     ],
 )
 def test_where_the_rows_lie_makes_no_other_data_of_them(words, of_ours, of_another):
-    """Else the rows that the run has trained on would be measured as a test."""
+    """Otherwise, rows of the run's training would be measured as a test."""
     assert is_other(words, target="runner.data.table") == of_ours
     assert is_other(words, target="my_data.table") == of_another
 

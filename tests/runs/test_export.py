@@ -1,4 +1,4 @@
-"""`python -m runner export`: the model in other forms, computed elsewhere without this package."""
+"""`python -m runner export`: the model in other formats, computed without this package."""
 
 import importlib.util
 import json
@@ -18,7 +18,7 @@ from runner.config.instantiate import build
 from runner.runs import export, export_formats
 from runner.version import HERE
 
-#: a stranger's programs: they have the file, what lies beside it, and no runner
+#: programs of a recipient, who has the file and its neighbors, but no runner
 READ = {
     "pt2": "import torch; compute = lambda rows: torch.export.load(file).module()(torch.from_numpy(rows)).detach().numpy()",
     "onnx": "import onnxruntime; compute = lambda rows: onnxruntime.InferenceSession(file).run(None, {about['inputs'][0]['name']: rows})[0]",
@@ -45,7 +45,7 @@ def computed_elsewhere(form, file, rows, tmp_path):
         f"np.savez({str(tmp_path / 'said.npz')!r}, *[compute(rows[:n]) for n in (1, 2, 5, len(rows))])\n"
         "assert not [name for name in sys.modules if name.partition('.')[0] == 'runner']"
     )
-    # -I: neither the current folder nor PYTHONPATH is looked at, where this package lies
+    # -I ignores the current directory and PYTHONPATH, where this package is
     done = subprocess.run(
         [sys.executable, "-I", "-W", "ignore", "-c", code], cwd=tmp_path, capture_output=True, text=True
     )
@@ -101,7 +101,7 @@ def test_safetensors_hold_the_card(run):
 
 @pytest.fixture
 def own_model(run, tmp_path):
-    """Trains a model of my_nets for a step."""
+    """Return a function that trains a model of my_nets for one step."""
 
     def train(name):
         words = ["model=linear", f"model._target_=my_nets.{name}", "train.num_steps=1", "device=cpu", "data.limit=100"]
@@ -161,7 +161,7 @@ def test_a_line_of_the_exports_own_is_not_shown_as_the_models():
 def test_a_model_without_a_graph_is_pickled_by_mlflow(own_model, run, tmp_path):
     folder = own_model("Branching")
     assert run("export", str(folder), "--format", "mlflow")[0] == 0
-    assert run("export", str(folder), "--format", "mlflow")[0] == 0  # an earlier export is replaced
+    assert run("export", str(folder), "--format", "mlflow")[0] == 0  # replaces an earlier export
     assert list((folder / "exports/mlflow").rglob("my_nets.py"))
     np.save(tmp_path / "rows.npy", np.ones((3, 1, 8, 8), np.float32))
     code = f"import numpy as np, mlflow.pyfunc as p; print(p.load_model({str(folder / 'exports/mlflow')!r}).predict(np.load('rows.npy')).shape)"
@@ -172,7 +172,7 @@ def test_a_model_without_a_graph_is_pickled_by_mlflow(own_model, run, tmp_path):
 
 
 def test_a_persons_folder_is_no_earlier_export(tmp_path, messages):
-    """It would be taken away with all that is in it."""
+    """Otherwise the directory would be deleted with all its files."""
     (tmp_path / "about.json").write_text("{}")
     messages(problems_of(export._target, "mlflow", str(tmp_path)))
     (tmp_path / "MLmodel").write_text("")

@@ -1,4 +1,4 @@
-"""Which folder a person means by RUN, and what is to be typed where it is none of one run."""
+"""The directory that RUN means, and the suggestion if it is not that of one run."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`python -m runner history` and `runner.history()`: all points of a run, from its folder and from a store."""
+"""`python -m runner history` and `runner.history()`: all points of a run, from its directory and from a store."""
 
 import csv
 import json
@@ -100,7 +100,7 @@ def test_of_a_run_that_has_no_point_yet(run, tmp_path, ending, has_journal):
 
 @pytest.mark.parametrize(("status", "last"), [("RUNNING", 10), ("KILLED", 10), ("FINISHED", 3)])
 def test_what_a_run_that_went_on_has_sent_since_its_file(tmp_path, status, last):
-    """The file is of an earlier stop; a step that was taken again has been sent again."""
+    """The file is from an earlier stop; a step that was taken again was sent again."""
     table = {"metric": ["a"] * 3, "step": [1, 2, 3], "time_ms": [10, 20, 30], "value": [1.0, 2.0, 3.0]}
     pandas.DataFrame(table).to_parquet(tmp_path / "history.parquet")
     points = [SimpleNamespace(step=step, timestamp=10 * step, value=float(step)) for step in range(1, 11)]
@@ -128,7 +128,7 @@ def test_of_a_store_that_has_a_part(own_folder, run, warm_programs, empty_store)
     shutil.rmtree("outputs")
     stored = runner.history(told["run_id"], uri=uri.partition("=")[2])
     assert np.array_equal(stored["train/loss"].dropna(), whole["train/loss"]) and stored["val/loss"].notna().sum() == 40
-    for _ in range(2):  # over the file that is there, too
+    for _ in range(2):  # the second call replaces the file
         assert run("history", told["run_id"], uri, "--output", "all.csv")[0] == 0
     with Path("all.csv").open() as stream:
         assert sum(row["metric"] == "train/loss" for row in csv.DictReader(stream)) == 320

@@ -1,4 +1,4 @@
-"""`train.keep_checkpoints`: each that stays is measured, exported and started from as the run's best weights are."""
+"""`train.keep_checkpoints`: each kept checkpoint is measured, exported and used as initial weights, like the run's best weights."""
 
 import json
 from pathlib import Path

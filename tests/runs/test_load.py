@@ -1,4 +1,4 @@
-"""What is no trained run, or not to be trusted, and what is said of it: the same for every verb."""
+"""Directories that are not a trained run, or not trusted, and their errors: the same for every command."""
 
 import json
 import shutil
@@ -81,7 +81,7 @@ def test_weights_of_another_model(run, copy):
 )
 def test_a_strangers_card_is_data(run, copy, values, said):
     change(copy / "model.json", **values)
-    origin.sign(copy, "")  # as if it were the person's own: the rules of a card hold all the same
+    origin.sign(copy, "")  # as if this user had written it: the rules of a card still apply
     refused(run, copy, said)
     assert not Path("owned").exists()
 
@@ -110,7 +110,7 @@ def test_a_device_that_is_not_here_is_told(run, copy):
         assert code == 2 and "device=cuda:97" in err
 
 
-#: what a run of a version whose files lay elsewhere has in its files
+#: the files of a run of an earlier version, with other paths
 FORMER = {
     "runner.models.MLP": "runner.models.networks.MLP",
     "runner.tasks.Classification": "runner.tasks.classify.Classification",

@@ -1,4 +1,4 @@
-"""A run on a folder of images, from its pictures to what it says of other images."""
+"""A run on a folder of images, from its images to its predictions for other images."""
 
 import contextlib
 import csv
@@ -22,7 +22,7 @@ SHORT = (
 
 @pytest.fixture
 def shapes(own_folder):
-    """Bright and dark images, 8 x 8."""
+    """Write bright and dark images, 8 x 8."""
     draw = np.random.default_rng(0)
     for name, low in (("bright", 150), ("dark", 0)):
         (own_folder / "shapes" / name).mkdir(parents=True)

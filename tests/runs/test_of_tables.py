@@ -1,4 +1,4 @@
-"""A run on a table with texts, dates and gaps: MLflow's model of it takes the DataFrame that pandas reads."""
+"""A run on a table with texts, dates and gaps: its MLflow model accepts the DataFrame that pandas reads."""
 
 import json
 import random
@@ -40,7 +40,7 @@ else:
 
 @pytest.fixture(autouse=True)
 def people(own_folder, monkeypatch):
-    """A CSV of 120 people, in a folder of the test's own."""
+    """Write a CSV of 120 rows in the test's directory."""
     monkeypatch.setenv("RUNNER_CACHE", str(own_folder / "cache"))
     for name, value in mlflow_store.SETTINGS.items():
         monkeypatch.setenv(name, value)
@@ -54,7 +54,7 @@ def people(own_folder, monkeypatch):
 
 
 def predicted(run, folder):
-    """The probabilities that `predict` gives."""
+    """Return the probabilities that `predict` writes."""
     assert run("predict", folder, "--input", "people.csv", "--output", "answers.csv")[0] == 0
     return pandas.read_csv("answers.csv")[["p_old", "p_young"]].to_numpy()
 
@@ -75,7 +75,7 @@ def test_the_logged_model_answers_a_dataframe_as_predict_does(run, own_folder, e
     frame = pandas.read_csv("people.csv")
     powers = np.exp(model.predict(frame))
     np.testing.assert_allclose(powers / powers.sum(1, keepdims=True), wanted, rtol=1e-4, atol=1e-6)
-    rows = frame.assign(age=frame.age.fillna(30).astype("int64"))  # whole numbers where training had gaps
+    rows = frame.assign(age=frame.age.fillna(30).astype("int64"))  # integers in a column that had gaps in training
     assert model.predict(rows[COLUMNS[::-1]]).shape == (120, 2)
     assert list(model.input_example.columns) == COLUMNS
     np.testing.assert_array_equal(model.predict(model.input_example).shape, (4, 2))
@@ -88,7 +88,7 @@ def test_an_exported_one_does_in_another_process_and_where_no_rows_were_kept(run
     about = json.loads(Path("told/about.json").read_text())
     assert [column["name"] for column in about["inputs"]] == COLUMNS and "DataFrame" in about["how"]
     wanted = predicted(run, "outputs/a/run")
-    shutil.rmtree("outputs")  # it needs nothing of the run
+    shutil.rmtree("outputs")  # the model needs no file of the run
     home = str(PACKAGES)
     environment = {**mlflow_store.SETTINGS, "PYTHONPATH": home, "PATH": "/usr/bin:/bin", "HOME": str(own_folder)}
     command = [sys.executable, "-W", "ignore", "-c", LOAD, "told", "said.csv"]

@@ -1,4 +1,4 @@
-"""`python -m runner predict`: the numbers of the model itself, from each kind of file and into each kind."""
+"""`python -m runner predict`: the model's numbers, from each kind of file and into each kind."""
 
 import csv
 import json
@@ -90,7 +90,7 @@ def test_into_every_kind_of_file(kind, run):
 
 
 def test_the_preprocessing_travels(run, table):
-    """The table's numbers are about 1000: without the layer that was fitted in training no answer would be right."""
+    """The table's numbers are about 1000: without the layer that was fitted in training, all predictions would be wrong."""
     table(Path("new.csv"), 40, start=500)
     code, _, _ = run("predict", "outputs/table/run", "--input", "new.csv", "--output", "out.csv", "--keep")
     assert code == 0
@@ -132,7 +132,7 @@ def test_a_kept_columns_new_name_is_no_other_columns(run, table):
     assert list(found.input_input_p_low) == list(given.p_low) and list(found.input_p_low) == list(given.input_p_low)
 
 
-#: the types and values of columns that NumPy has no kind for, at least where one is missing
+#: types and values of columns that NumPy has no type for, at least with a missing value
 KEPT = {
     "key": (pa.int64(), [9007199254740993, None]),
     "at": (pa.timestamp("us", "UTC"), [datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC), None]),
@@ -147,7 +147,7 @@ KEPT = {
 
 @pytest.fixture
 def table_run(run, tmp_path):
-    """A run of data=table on `a` alone; words may say more of the data."""
+    """Return a function that trains a run of data=table on `a`, with optional overrides for the data."""
 
     def trained(text="a,kind\n" + "1,x\n2,y\n" * 20, *words):
         (tmp_path / "train.csv").write_text(text)
@@ -161,7 +161,7 @@ def table_run(run, tmp_path):
 
 @pytest.fixture
 def kept(run, table_run, tmp_path):
-    """The columns KEPT as they stand in a Parquet file, and the file that --keep writes of them, two rows at a time."""
+    """Return a function for the columns KEPT in a Parquet file, and in the file that --keep writes, two rows at a time."""
 
     def written(kind):
         rows = [0, 0, 1, 0, 0, 1]
@@ -204,7 +204,7 @@ def test_kept_columns_are_null_and_texts_in_json_lines(kept):
 
 
 def test_columns_of_an_npz_may_be_called_as_they_like(tmp_path):
-    """As an argument of np.savez, too."""
+    """Also like an argument of np.savez."""
     parts = [{"file": np.array(["a"]), "allow_pickle": np.eye(2)[:1]}, {"file": np.array(["bc"]), "allow_pickle": np.eye(2)[1:]}]  # fmt: skip
     with writing(tmp_path / "some.npz") as write:
         for part in parts:
@@ -296,7 +296,7 @@ def test_what_can_not_be_read_leaves_an_older_output_as_it_was(kind, rows, said,
 
 @pytest.fixture
 def arrays_run(run, tmp_path):
-    """A run on arrays of four columns, by their reader."""
+    """Train a run on arrays of four columns, with their reader."""
     rows = np.random.default_rng(0).random((60, 4), np.float32)
     np.savez(tmp_path / "train.npz", x=rows, y=rows[:, 0] > 0.5)
     words = ["data=arrays", f"data.path={tmp_path}/train.npz", "model=linear", "device=cpu", "train.num_epochs=1"]
@@ -411,7 +411,7 @@ def test_several_labels_a_row_have_a_probability_each():
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells a process's own memory there")
 def test_many_rows_in_little_memory(tmp_path, warm):
-    """A file of 100 MB, by another process that may grow by half of that at most after its first rows."""
+    """A file of 100 MB, in another process that may grow by at most half of that after its first rows."""
     import subprocess
 
     rows = np.lib.format.open_memmap(tmp_path / "rows.npy", "w+", np.float32, (400_000, 64))

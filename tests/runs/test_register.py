@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_programs")]
 
 @pytest.fixture
 def versions(monkeypatch):
-    """What a store's registry holds of a name: the version numbers, and the run of each alias."""
+    """Return a name's entries in a store's registry: the version numbers, and the run of each alias."""
     for name, value in mlflow_store.SETTINGS.items():
         monkeypatch.setenv(name, value)
 
@@ -68,7 +68,7 @@ def test_of_a_run_that_was_made_longer_and_killed_the_best_weights_of_now_are_re
     best = tmp_path / "run/checkpoints/best.pt"
     for longer in (1, 2):
         state = checkpoint.load(best)
-        checkpoint.save(state | {"step": state["step"] + 10}, best)  # the journal says nothing of it yet
+        checkpoint.save(state | {"step": state["step"] + 10}, best)  # the journal does not have it yet
         for expected in ("", ", as it was"):
             assert f"version {1 + longer}{expected}: run" in run(*words)[1]
     client, (numbers, _, found) = mlflow_store.open_store(uri), versions(uri, "digits")
@@ -78,7 +78,7 @@ def test_of_a_run_that_was_made_longer_and_killed_the_best_weights_of_now_are_re
 
 
 def test_a_run_that_the_store_has_not_got_is_sent_first(own_folder, run, versions, empty_store):
-    """Tracked nowhere, and without a model in its journal."""
+    """The run is untracked, and has no model in its journal."""
     shutil.copy(empty_store, "other.db")
     words = ["tracking.enabled=false", "tracking.log_model=false", "hydra.run.dir=outputs/a/run"]
     assert run(*WORDS, *words)[0] == 0

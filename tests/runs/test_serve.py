@@ -1,4 +1,4 @@
-"""`python -m runner serve`: a real server, asked over HTTP and ended by its process id."""
+"""`python -m runner serve`: a real server, tested over HTTP and ended by its process id."""
 
 import json
 import random
@@ -21,7 +21,7 @@ from waiting import LONGEST
 from runner.training import signals
 
 RUN = "outputs/digits/run"
-#: one of them for a commit: words, the signal that ends it, its exit code
+#: each commit tests one: arguments, the signal that ends it, its exit code
 WAYS = [((), signal.SIGINT, 130), (("--predictions",), signal.SIGTERM, 143), ((), signal.SIGHUP, 129)]
 
 
@@ -53,7 +53,7 @@ def test_a_port_that_is_taken_is_told_before_anything_is_made(run):
 
 
 def answers(process, port):
-    """Waits for the server; fails when it ends before."""
+    """Wait for the server; fail if it ends before."""
     until = time.monotonic() + 200
     while time.monotonic() < until:
         assert process.poll() is None, process.communicate()
@@ -86,7 +86,7 @@ def test_it_answers_as_the_model_and_leaves_nothing(words, number, code, home, w
     with warm.command(Path.cwd(), "serve", RUN, "--port", str(port), *words) as process:
         try:
             said = ""
-            while "\nask " not in said and (line := process.stdout.readline()):  # what a person waits for, too
+            while "\nask " not in said and (line := process.stdout.readline()):  # the line that users wait for, too
                 said += line
             assert "\nask " in said, said
             assert answers(process, port)

@@ -1,4 +1,4 @@
-"""What plots are made of: a split's rows as the model sees them, and the worst of them."""
+"""The data of plots: a split's rows as the model sees them, and the worst of them."""
 
 from contextlib import nullcontext
 
@@ -42,7 +42,7 @@ def test_everything_is_as_the_model_says_and_the_worst_rows_come_first():
 @pytest.mark.parametrize("size", [7, 10, 60])
 @pytest.mark.parametrize("most_numbers", [10_000, 30])
 def test_rows_are_spread_over_the_split_where_it_has_more_than_asked_for(monkeypatch, size, most_numbers):
-    """Those of a folder of images come by their classes. 15 of 60 rows, or 10 where they may be 30 numbers."""
+    """Images in a folder are ordered by class. 15 of 60 rows, or 10 with at most 30 numbers."""
     monkeypatch.setattr(module, "MOST_NUMBERS", most_numbers)
     inputs, targets = rows()[0], torch.arange(3).repeat_interleave(20)
     model, split = nn.Linear(2, 3), batches(inputs, targets, size)

@@ -1,4 +1,4 @@
-"""Pictures of what a model says: which are drawn, with few and many classes, and what a failing one does."""
+"""Plots of a model's predictions: which plots are drawn, with few and many classes, and the effect of a failing plot."""
 
 import numpy as np
 import pytest
@@ -71,7 +71,7 @@ def test_what_makes_sense_is_drawn(case, tmp_path, ink):
     assert told == []
     for path in drawn:
         with Image.open(path) as image:
-            assert image.convert("L").getextrema()[0] < 80  # there is ink
+            assert image.convert("L").getextrema()[0] < 80  # some pixels are dark
             assert path.stat().st_size < 400_000
 
 
@@ -84,7 +84,7 @@ def test_rows_that_the_split_lacks_classes_of_are_drawn_too(tmp_path):
 
 
 def test_no_text_lies_on_another_one(tmp_path, monkeypatch):
-    """The tick labels of the matrix and its heading lines, with names of all lengths."""
+    """The tick labels of the matrix and its title lines, with names of all lengths."""
     seen = []
     monkeypatch.setattr(style, "save", lambda figure, path: seen.append(figure) or path)
     for count, length in ((2, 3), (3, 60), (20, 60), (100, 60)):

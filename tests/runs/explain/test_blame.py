@@ -1,4 +1,4 @@
-"""Which rows are to blame for a value that is not finite."""
+"""The rows that cause a value that is not finite."""
 
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -13,7 +13,7 @@ CPU = torch.device("cpu")
 
 
 def hidden(model, batch):
-    """exp overflows for a row, and torch.where hides that from the loss."""
+    """exp() overflows for a row, and torch.where() hides that from the loss."""
     large = model(batch)
     return {"loss": torch.where(large < 80, large.exp(), 1.0).mean()}
 

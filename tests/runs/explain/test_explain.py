@@ -1,4 +1,4 @@
-"""`explain` names planted causes and spikes wherever the checkpoint lies, and says what it can't explain."""
+"""`explain` names known causes and spikes for any position of the checkpoint, and reports what it can't explain."""
 
 import json
 import random
@@ -24,7 +24,7 @@ LOG = words_of(CAUSES[0])
 
 
 def some(cases, count):
-    """A few of them by the session's seed, or all in the long run."""
+    """Choose some cases by the session's seed, or all in the long run."""
     every = range(len(cases))
     return every if seeded.NUM_EXAMPLES else random.Random(f"{seeded.SEED} explain").sample(every, count)
 
@@ -43,11 +43,11 @@ def explain(capsys, *words):
 
 
 def rewrite(old, new):
-    """The person's code is another one when `explain` is asked."""
+    """Change the user's code between the run and `explain`."""
     text = Path("my_parts.py").read_text()
     assert old in text
     Path("my_parts.py").write_text(text.replace(old, new))
-    shutil.rmtree("__pycache__", ignore_errors=True)  # Python knows a file by its size and second: both may be the same
+    shutil.rmtree("__pycache__", ignore_errors=True)  # Python compares a file's size and second, which may be equal
     del sys.modules["my_parts"]
 
 
@@ -86,7 +86,7 @@ def test_a_resumed_run_is_taken_up_from_the_checkpoint_before(here, capsys):
 
 
 def test_checkpoints_of_spoilt_weights_are_passed_by(here, capsys):
-    """The weights are NaN from step 8 on, and so is what was kept after it."""
+    """The weights are NaN from step 8 on, and so are the checkpoints after it."""
     words = words_of(next(cause for cause in CAUSES if cause.name == "sqrt at 0"))
     assert cli.main([*words, "hydra.run.dir=run", "train.checkpoint_every_steps=8", "train.num_steps=8"]) == 0
     assert cli.main(["resume", "run", "train.num_steps=9"]) == 1
@@ -104,7 +104,7 @@ def test_no_checkpoint_is_of_weights_after_the_loss(here, capsys, steps):
         "train.evaluate_every_steps=7",
         "train.keep_checkpoints=every_epoch",
     ]
-    best = "train.early_stopping={metric:val/accuracy,mode:min}"  # spoilt weights would be the best
+    best = "train.early_stopping={metric:val/accuracy,mode:min}"  # broken weights would be the best
     assert cli.main([*LOG, *kept, best, "hydra.run.dir=run"]) == 1
     found = json.loads(Path("run/summary.json").read_text())
     assert "train/loss is nan at step 8" in found["error"] and found["best"]["step"] == 7
@@ -162,7 +162,7 @@ def test_a_replay_that_stays_finite_says_so(here, capsys):
 
 
 def test_notes_say_why_the_bits_may_differ(here):
-    """A run of CUDA graphs is replayed without them, on a device that has none, too."""
+    """A run with CUDA graphs is replayed without them, also on a device that does not support them."""
     assert cli.main([*LOG, "hydra.run.dir=run"]) == 1
     summary = json.loads(Path("run/summary.json").read_text())
     summary |= {"num_processes": 2, "device": "cuda:3", "versions": {"torch": "2.0"}}

@@ -1,4 +1,4 @@
-"""Which number of a row is out of the ordinary."""
+"""The unusual number of a row."""
 
 import pytest
 import torch

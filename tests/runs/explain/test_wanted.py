@@ -1,4 +1,4 @@
-"""Which step is to be explained, and what is said of it first."""
+"""The step to explain, and the text about it."""
 
 from pathlib import Path
 

@@ -1,8 +1,8 @@
-"""Each test here has a folder and a run of its own."""
+"""Each test here has a separate directory and run."""
 
 import pytest
 
 
 @pytest.fixture(autouse=True)
 def here():
-    """Not the folder of the real runs, which tests/runs has."""
+    """Replaces the fixture of tests/runs, which changes to the directory of the real runs."""

@@ -1,4 +1,4 @@
-"""Two runs' points, and what is said of them."""
+"""The comparison of two runs' points, and the sentence about it."""
 
 import json
 from types import SimpleNamespace
@@ -23,12 +23,12 @@ NAN, INF, MOST = float("nan"), float("inf"), 1.7976931348623157e308
 
 
 def points(values):
-    """A list begins at step 1; a dict says its steps."""
+    """Return (steps, values). A list starts at step 1; a dict has its steps."""
     rows = values if isinstance(values, dict) else dict(enumerate(values, start=1))
     return np.array(list(rows), np.int64), np.array(list(rows.values()), np.float64)
 
 
-#: then, now, whether the runs may end elsewhere; the verdict, the first step, common, missing and additional points
+#: then, now, whether the runs may have different ends; the verdict, the first step, common, missing and additional points
 CASES = {
     "equal": ([1.0, 0.5], [1.0, 0.5], False, SAME, None, (2, 0, 0)),
     "NaN is NaN": ([1.0, NAN], [1.0, NAN], False, SAME, None, (2, 0, 0)),
@@ -84,7 +84,7 @@ def test_what_was_measured_after_the_run_is_no_part_of_it():
     assert (found.name, found.verdict) == ("train/loss", SAME)
 
 
-#: what two runs have, and the sentence
+#: a comparison, and its sentence
 SENTENCES = {
     "to the bit": ({"a": [1, 2], "b": [3]}, {"a": [1, 2], "b": [3]}, "reproduced bitwise (3 points of 2 metrics)"),
     "within": (

@@ -1,4 +1,4 @@
-"""`python -m runner reproduce`: real runs, run again, from their folder and from a store."""
+"""`python -m runner reproduce`: real runs, run again, from their directory and from a store."""
 
 import json
 import shutil
@@ -31,7 +31,7 @@ FIRST = "hydra.run.dir=outputs/first/run"
 
 @pytest.fixture
 def first(own_folder):
-    """A run that was, in outputs/first/run."""
+    """A finished run in outputs/first/run."""
     assert cli.main([*WORDS, QUIET, FIRST]) == 0
     return Path("outputs/first/run")
 
@@ -84,7 +84,7 @@ def test_a_shorter_one_is_compared_as_far_as_it_goes(first, capfd):
 
 
 def cut_short(folder, last):
-    """As a kill leaves a run: its journal has nothing after the step `last`, and there is no summary."""
+    """Change a run to its state after a kill: nothing in the journal after the step `last`, and no summary."""
     (folder / "summary.json").unlink()
     records = list(scan(folder / FILE))
     (folder / FILE).unlink()
@@ -159,7 +159,7 @@ def test_other_data_is_refused_before_anything_is_trained_unless_anyway(own_fold
 
 
 def change_journal(folder, **tags):
-    """The run says that it was made with something else."""
+    """Change tags in the run's start record."""
     with Journal(folder) as journal:
         (start,) = [event for event in read_events(folder) if event["kind"] == "start"]
         fields = {name: value for name, value in start.items() if name != "kind"}
@@ -229,7 +229,7 @@ def test_mistakes(first, capfd):
 
 @pytest.fixture
 def on_a_store(own_folder, empty_store, warm_programs):
-    """The id of a run that is on a store alone; its model is the person's own code when `my_models` is asked for."""
+    """The id of a run that is only in a store; its model is in the user's module `my_models`."""
     (own_folder / "my_models.py").write_text(
         "from pathlib import Path\nfrom runner.models.mlp import MLP\nPath('was_imported').touch()\nclass Net(MLP): pass\n"
     )
@@ -259,7 +259,7 @@ def test_a_run_that_lies_on_a_store_alone(on_a_store, capfd):
     assert result()["metrics"]["train/loss"]["num_common"] == 9
     again = client.get_run(json.loads(Path("outputs/again/run/summary.json").read_text())["run_id"])
     assert again.data.tags["reproduces"] == run_id
-    client.log_metric(run_id, "train/loss", 0.5, step=4, timestamp=2**41)  # a later one of that step
+    client.log_metric(run_id, "train/loss", 0.5, step=4, timestamp=2**41)  # a later point of that step
     code, lines, _ = reproduce(capfd, run_id, uri, "seed=0", "hydra.run.dir=outputs/more/run")
     assert code == 1
     assert lines[-1].startswith("NOT reproduced: train/loss differs from step 4 on (0.5 then, ")
