@@ -1,4 +1,4 @@
-"""What every test gets: `--device`, folders of its own, and a look at what it left behind."""
+"""Fixtures and checks for every test: `--device`, separate directories, and a search for what the test leaves behind."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import threading
 import time
 from pathlib import Path
 
-# before torch is loaded, and less than runner/__main__.py takes: two workers share the cores
+# before torch is loaded, and lower than in runner/__main__.py: two workers share the cores
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 import outlived
@@ -24,26 +24,26 @@ from snapshots import messages  # noqa: F401  # a fixture
 from trained_runs import at_home, home, run, table  # noqa: F401  # fixtures: of tests/runs, and of commands that name a run
 from written_journals import empty_store, patience, server, write  # noqa: F401  # of tests/tracking, and of `sync`
 
-#: a shell's background job ignores Ctrl-C, and what the tests start would inherit that
+#: a shell's background job ignores Ctrl-C, and processes that the tests start would inherit that
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-#: the key that says whose a run's folder is does not come into the home of who runs the tests
+#: keeps the key that signs run directories out of the home of the user who runs the tests
 STATE = tempfile.TemporaryDirectory(prefix="runner-tests-")
 os.environ["XDG_STATE_HOME"] = STATE.name
 
 
 def pytest_configure(config):
     has_gpu = Path("/dev/dxg").exists() or any(Path("/dev").glob("nvidia[0-9]*"))
-    if has_gpu and config.getoption("--device") == "cpu":  # what names no device is the CPU's there, too
+    if has_gpu and config.getoption("--device") == "cpu":  # tests without a device use the CPU there, too
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     outlived.start()
     shortcuts.parse_once()
     shortcuts.leave_undrawn()
 
 
-#: the files that take longest, longest first: begun last, one of them would be all that is left
+#: the files that take longest, longest first: if one of them started last, the other workers would wait for it
 LONGEST_FILES = """
 sweep/launchers/test_ray sweep/launchers/test_slurm sweep/test_batched tools/test_try_out whole_runs/test_template
 sweep/launchers/test_pretended_gpus whole_runs/test_hostile experiment/test_own_loader runs/test_check
@@ -68,13 +68,13 @@ runs/test_of_tables sweep/report/test_page
 """
 
 
-#: of a file's tests, or of one test's cases, so many run with each commit, others each time; FUZZ_EXAMPLES takes all. Resumption
-#: to the bit, security, damage, splits, metrics and the step that reads nothing are not among them
+#: the number of a file's tests, or of a test's cases, that run with each commit, others each time; FUZZ_EXAMPLES runs all. Bitwise
+#: identical resumption, security, damage, splits, metrics and the step without reads are not among them
 DRAWN_TESTS = {
-    # a cluster takes some 10 s for a sweep
+    # a cluster takes some 10 s per sweep
     "tests/sweep/launchers/test_ray.py": 4,
     "tests/sweep/launchers/test_slurm.py": 6,
-    # a whole run of each case, 1 to 5 s: tests/config holds each file of conf to the schema every time
+    # a whole run per case, 1 to 5 s: tests/config always checks each file of conf against the schema
     "tests/whole_runs/test_conf.py::test_every_option_runs_a_few_steps": 5,
     "tests/whole_runs/test_tasks.py": 10,
     "tests/experiment/test_run.py::test_every_setting_runs": 6,
@@ -104,8 +104,8 @@ DRAWN_TESTS = {
     "tests/tracking/test_mlflow_model.py::test_a_model_loads_elsewhere_without_this_package_for_any_number_of_rows": 1,
 }
 
-#: 3 to 50 s each, and what they hold is held by smaller tests, too, or seldom touched: of each three that stand beside each
-#: other, tests or whole files, one runs with each commit. They take about as long: a commit's run is no longer than another's
+#: 3 to 50 s each; smaller tests also cover them, or their code rarely changes. Of three consecutive tests or files, one runs with
+#: each commit. Each group of three takes about the same time, so that no commit takes longer than another
 ONE_OF_THREE = """
 sweep/launchers/test_ray.py sweep/launchers/test_slurm.py
 whole_runs/test_template.py tools/test_try_out.py::test_a_night
@@ -189,14 +189,14 @@ def pytest_collection_modifyitems(config, items):
 
 
 def _of(item: pytest.Item, name: str) -> bool:
-    """Whether it is one of a file's tests, or a case of the test."""
+    """Return whether it is one of a file's tests, or a case of the test."""
     return item.nodeid.partition("[" if "::" in name else "::")[0] == name
 
 
 def pytest_collection_finish():
     gc.collect()
-    gc.freeze()  # what is imported by now is in no collection's way: 1.1 s each
-    gc.set_threshold(700, 10, 50)  # nor what a test leaves: 0.2 s each, and there would be thousands
+    gc.freeze()  # excludes the imported objects from collections: 1.1 s each
+    gc.set_threshold(700, 10, 50)  # also fewer collections of what a test leaves: 0.2 s each, thousands of times
 
 
 def pytest_report_header():
@@ -221,14 +221,14 @@ def device(request) -> torch.device:
     return torch.device(request.config.getoption("--device"))
 
 
-#: what torch and Triton set in a process that has computed on one, and set_switches() for cuBLAS
+#: variables that torch and Triton set after computing on a GPU, and set_switches() for cuBLAS
 OF_A_GPU = {"TRITON_CACHE_DIR", "TRITON_PTXAS_PATH", "TRITON_LIBDEVICE_PATH", "TORCH_WARM_POOL", "CUDA_MODULE_LOADING"}
 OF_A_GPU |= {"CUBLAS_WORKSPACE_CONFIG"}
 
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind():
-    """Fails a test that leaves a thread, a process or an environment variable."""
+    """Fail a test that leaves a thread, a process or an environment variable."""
     environment, threads = dict(os.environ), set(threading.enumerate())
     children = {child.pid for child in _children()}
     yield
@@ -236,11 +236,11 @@ def nothing_left_behind():
     changed = {name for name in environment.keys() ^ os.environ.keys() if not name.startswith("PYTEST_")}
     changed |= {name for name in environment.keys() & os.environ.keys() if environment[name] != os.environ[name]}
     changed -= {"PYTEST_CURRENT_TEST", "KMP_INIT_AT_FORK", "KMP_DUPLICATE_LIB_OK", "TORCHINDUCTOR_CACHE_DIR"}
-    changed -= {"_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"}  # torch's own, when it compiles
-    changed -= {"_MLFLOW_TELEMETRY_SESSION_ID"}  # MLflow's own, set when it is imported
+    changed -= {"_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"}  # set by torch when it compiles
+    changed -= {"_MLFLOW_TELEMETRY_SESSION_ID"}  # set by MLflow when it is imported
     changed -= OF_A_GPU
     assert not changed, f"environment variables left changed: {changed}"
-    deadline = time.monotonic() + 60  # on a busy machine what was told to end takes its time
+    deadline = time.monotonic() + 60  # on a busy machine, processes end slowly
     while time.monotonic() < deadline:
         left = [thread for thread in threading.enumerate() if thread not in threads and not _is_torchs(thread)]
         started = [child for child in _children() if child.pid not in children]
@@ -248,7 +248,7 @@ def nothing_left_behind():
         if not left and not running:
             return
         gc.collect()  # MLflow's artifact stores end their threads when they are collected
-        threading.Event().wait(0.02)  # one that is just ending
+        threading.Event().wait(0.02)  # for threads that are ending
     assert not left, f"threads left: {left}"
     assert not running, f"processes left: {running}"
 
@@ -264,7 +264,7 @@ def _children() -> list[psutil.Process]:
 
 
 def _is_over(child: psutil.Process) -> bool:
-    """A zombie, one that has just gone, or a process that a Ray node of the session, or torch's compiler, keeps for the next job."""
+    """Return whether a process is a zombie, has just ended, or is kept for later jobs by a Ray node or torch's compiler."""
     try:
         is_kept = child.name() == "ray::IDLE" or any("compile_worker" in word for word in child.cmdline())
         return child.status() == psutil.STATUS_ZOMBIE or is_kept
@@ -273,7 +273,7 @@ def _is_over(child: psutil.Process) -> bool:
 
 
 def _is_torchs(thread: threading.Thread) -> bool:
-    # tqdm_monitor: MLflow shows its downloads with tqdm, where it is installed
+    # tqdm_monitor: MLflow shows its downloads with tqdm if it is installed
     return thread.name.startswith(("Thread-autograd", "pydevd", "QueueFeederThread", "tqdm_monitor")) or (
         thread.daemon and "torch" in repr(thread)
     )
@@ -281,7 +281,7 @@ def _is_torchs(thread: threading.Thread) -> bool:
 
 @pytest.fixture
 def own_folder(tmp_path, monkeypatch):
-    """A person's empty folder as the current one; modules imported from it are forgotten afterwards."""
+    """A user's empty directory as the current one; modules imported from it are removed afterwards."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     before = set(sys.modules)
@@ -294,15 +294,15 @@ def own_folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def ink():
-    """Pictures are rendered (shortcuts.py)."""
+    """Render plots (shortcuts.py)."""
     with shortcuts.rendered():
         yield
 
 
 @pytest.fixture(scope="session")
 def warm():
-    """The process of a session that sweeps' jobs and commands are forked from; it is there before what is left is looked at."""
-    from shared_nursery import opened  # with Hydra and Optuna, which few tests need
+    """The preloaded process of the session, from which jobs and commands are forked; it starts before the search for leaks."""
+    from shared_nursery import opened  # imports Hydra and Optuna, which few tests need
 
     with opened() as process:
         yield process
@@ -310,20 +310,20 @@ def warm():
 
 @pytest.fixture(scope="session")
 def warm_door(warm):
-    """Where a process that is no fork of ours asks for one of the warm process (warm_door.py)."""
+    """A socket where other processes can request a fork of the preloaded process (warm_door.py)."""
     with warm.door() as path:
         yield path
 
 
 @pytest.fixture
 def warm_jobs(warm, monkeypatch):
-    """Sweeps in this process have jobs in processes of their own, as always, that no imports of seconds come before."""
+    """Sweeps in this process run jobs in separate processes, as always, but without imports that take seconds."""
     monkeypatch.setattr("runner.sweep.launchers.local.ProcessPool", warm.stand_in)
 
 
 @pytest.fixture
 def warm_programs(warm, monkeypatch):
-    """The processes beside a run or a plan of this process begin with what they import. Returns the class that starts them."""
+    """The processes for a run or a plan of this process start with preloaded modules. Returns the class that starts them."""
     from forked_programs import popen_is
 
     for name, namespace in popen_is(warm.program):

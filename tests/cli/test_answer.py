@@ -1,4 +1,4 @@
-"""--json: stdout is one JSON document, whatever the command; the rest is on stderr."""
+"""--json: stdout is one JSON document for every command; the rest is on stderr."""
 
 import json
 import os
@@ -24,7 +24,7 @@ SHORT = ("model=linear", "data=iris", "train.num_epochs=1", "tracking.enabled=fa
 
 @pytest.fixture
 def answer(own_folder, capfd):
-    """Runs a command with --json. Returns its exit code, the answer, and what a person reads."""
+    """Run a command with --json. Returns its exit code, the answer, and the text for users."""
 
     def run(*words, place=0):
         capfd.readouterr()
@@ -117,7 +117,7 @@ def test_configuration_is_an_answer(answer):
 def test_help_lists_every_command(answer):
     text = answer("--help")[1]["text"]
     assert set(table.COMMANDS) <= set(re.findall(r"^  ([\w-]+)  +", text, re.MULTILINE))
-    assert "dropout" not in text and len(text.splitlines()) < 70  # no dump of keys
+    assert "dropout" not in text and len(text.splitlines()) < 70  # not a list of all keys
 
 
 def test_a_password_is_masked_in_texts_alone(monkeypatch, capsys):
@@ -141,7 +141,7 @@ def test_stopped_command_has_exit_code(answer, monkeypatch):
 
 @pytest.mark.slow
 def test_of_a_process_and_those_that_it_starts(own_folder):
-    """Jobs inherit the descriptor of stdout, not Python's sys.stdout."""
+    """Jobs inherit the file descriptor of stdout, not Python's sys.stdout."""
     words = [*SHORT, "-m", "seed=1,2", "hydra.sweep.dir=s", "--json"]
     command, environment = [sys.executable, "-m", "runner", *words], {**os.environ, "PYTHONPATH": str(PACKAGES)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -152,7 +152,7 @@ def test_of_a_process_and_those_that_it_starts(own_folder):
 
 
 def test_the_page_takes_a_port_that_nobody_answers_at(own_folder, capfd, monkeypatch):
-    """AirPlay answers at a Mac's 5000."""
+    """On a Mac, AirPlay uses port 5000."""
     became = []
     Path("a.db").touch()
     monkeypatch.setattr(commands, "_become", lambda command, environment: became.append(command) or 0)

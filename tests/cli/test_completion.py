@@ -1,4 +1,4 @@
-"""What a shell offers: commands, runs, and Hydra's keys and groups, for `runner` and for `python -m runner`."""
+"""The completions of a shell: commands, runs, and Hydra's keys and groups, for `runner` and for `python -m runner`."""
 
 import shutil
 import subprocess

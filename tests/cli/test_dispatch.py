@@ -1,4 +1,4 @@
-"""What a person types, right and wrong. The table of mistakes: each exits with 2 and says what to write instead."""
+"""Valid and invalid command lines. The table of mistakes: each exits with 2 and suggests a fix."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from runner.version import DISTRIBUTION, PACKAGES
 REPOSITORY = PACKAGES
 OFF = "tracking.enabled=false"
 
-#: a command in each line
+#: one command per line
 MISTAKES = r"""
 train.num_epoch=3
 model.nonsense=1
@@ -123,7 +123,7 @@ data=table data.target=y data.path=ü\"x\
 data=table data.target=y data.path=[größe.csv,b.csv]
 data=table data.target=y data.path=${seed}ü
 """
-#: commands whose messages name the devices of this machine, and what the help has
+#: commands whose messages name this machine's devices, and the text of their help
 DEVICES = {
     "device=cud": "device=cuda",
     "device=cuda:-1": "device=cuda:0",
@@ -158,7 +158,7 @@ def refused(capfd, monkeypatch):
 
 @pytest.fixture
 def folder(own_folder):
-    """A person's folder with modules and files, sound ones and broken ones."""
+    """A user's directory with valid and broken modules and files."""
     (own_folder / "my_models.py").write_text(
         "from torch import nn\n\nclass Net(nn.Linear):\n    pass\n\nclass Broken(nn.Module):\n"
         "    def __init__(self, **sizes): raise ValueError('no')\n"
@@ -177,7 +177,8 @@ def folder(own_folder):
 def test_wrong_command_exits_with_2_and_help(words, folder, refused, messages):
     before = {*folder.rglob("*")}
     command = words.split(" ")
-    if words.startswith(("data", "model")):  # a run begins before these are found; each word takes a composition more
+    # these errors are found after the start of a run; each word costs another composition
+    if words.startswith(("data", "model")):
         command.append(OFF)
     messages(refused(command))
     assert {path for path in {*folder.rglob("*")} - before if "__pycache__" not in path.parts} == set()
@@ -263,7 +264,7 @@ def test_what_failed_has_failed_though_nobody_reads_on(tmp_path):
     os.close(reading)
     failing = "import sys; from runner import cli; from runner.cli import Command; from runner.cli.table import COMMANDS; COMMANDS['ui'] = Command('ui', 'Track', 'Say so', lambda given: print('so') or 1); sys.exit(cli.main(['ui']))"
     try:
-        environment = {**os.environ, "PYTHONUNBUFFERED": ""}  # what is printed is met at the end
+        environment = {**os.environ, "PYTHONUNBUFFERED": ""}  # the output fails only at the end
         done = subprocess.run(
             [sys.executable, "-c", failing], stdout=writing, cwd=tmp_path, env=environment, check=False
         )
@@ -308,7 +309,7 @@ def test_a_training_that_fails_exits_with_1_and_keeps_its_points(folder, capfd):
 
 @pytest.mark.slow
 def test_a_wheel_runs_from_an_empty_folder_with_the_persons_own_parts(own_folder, empty_store):
-    """Built and unpacked as an installer would; what it needs is there already."""
+    """Built and unpacked like an installer would; its dependencies are already installed."""
     (own_folder / "dist").mkdir()
     build = f"from hatchling.build import build_wheel; build_wheel({str(own_folder / 'dist')!r})"
     subprocess.run([sys.executable, "-c", build], cwd=REPOSITORY, check=True, capture_output=True)
@@ -332,7 +333,8 @@ def test_a_wheel_runs_from_an_empty_folder_with_the_persons_own_parts(own_folder
     environment = {**os.environ, "PYTHONPATH": str(own_folder / "site")}
     told = [sys.executable, "-P", "-c", "from runner.config.packages import install; print(install('search'))"]
     told = subprocess.run(told, cwd=work, env=environment, capture_output=True, text=True, check=True)
-    assert told.stdout == 'pip install cmaes "optuna>=4.9"\n'  # of the wheel's metadata, in which they are sorted
+    # from the wheel's metadata, where the packages are sorted
+    assert told.stdout == 'pip install cmaes "optuna>=4.9"\n'
     small = ["train.num_steps=3", "task.plots=false", "tracking.log_model=false"]
     command = [sys.executable, "-m", "runner", "model=net", *small, "hydra.run.dir=run"]
     done = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""A log that can't be made is told with its key, before anything is made."""
+"""A log that can't be created is reported with its key, before anything is written."""
 
 import copy
 import functools
@@ -21,7 +21,7 @@ def composed():
 
 
 def hydra_with(*words):
-    """Hydra's settings with these in them: one composition for all."""
+    """Return Hydra's settings with these changes: one composition for all tests."""
     cfg = copy.deepcopy(composed())
     with read_write(cfg), open_dict(cfg):
         for word in words:

@@ -1,4 +1,4 @@
-"""run() as a notebook's cells call it, in one process: a class of a cell, an edited module, the result, an interrupt."""
+"""run() in a notebook's cells, in one process: a class of a cell, an edited module, the result, an interrupt."""
 
 import logging
 import os
@@ -118,7 +118,7 @@ def test_run_takes_one_run(own_folder):
         with pytest.raises(RunnerError, match="this is one run") as raised:
             runner.run([word])
         assert "-m" not in str(raised.value)
-    with pytest.raises(RunnerError) as raised:  # a line is split, and has one error
+    with pytest.raises(RunnerError) as raised:  # the line is split, and has one error
         runner.run("seed=1 modle='mlp'")
     assert [problem.source for problem in raised.value.problems] == ["modle=mlp"]
     for words in (["-cd"], ["-cn", ""]):

@@ -12,7 +12,7 @@ from runner.cli.table import COMMANDS
 RUN = "outputs/digits/run"
 FILES = "--input train.csv --output out.csv"
 
-#: a command in each line
+#: one command per line
 MISTAKES = """
 predict RUN --output out.csv
 predict RUN --input train.csv
@@ -137,7 +137,7 @@ def test_flags_and_overrides_may_be_anywhere(own_folder):
 def test_path_with_equals_sign_is_a_run(own_folder):
     (checkpoint := own_folder / "seed=1" / "checkpoints" / "best.pt").parent.mkdir(parents=True)
     checkpoint.write_text("")
-    long = f"data.drop=[{','.join(['a_column'] * 40)}]"  # longer than the name of a file may be
+    long = f"data.drop=[{','.join(['a_column'] * 40)}]"  # longer than the maximum length of a file name
     for word in ("seed=1", "seed=1/checkpoints/best.pt"):
         found = parse(COMMANDS["evaluate"], [word, long, "device=cpu"])
         assert (found.run, found.overrides) == (word, [long, "device=cpu"])

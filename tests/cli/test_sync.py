@@ -1,4 +1,4 @@
-"""`python -m runner sync`: each run to its own store, and to no other without being told so."""
+"""`python -m runner sync`: each run to its store, and to another one only on request."""
 
 import shutil
 from pathlib import Path
@@ -20,7 +20,7 @@ def nowhere(own_folder, monkeypatch, patience):
 
 @pytest.fixture
 def run(write):
-    """A function that leaves a run of three steps, tracked to `store` (None: not made here)."""
+    """Return a function that writes a run of three steps, tracked to `store` (None: not created here)."""
 
     def leave(folder, store):
         folder = Path(folder)
@@ -38,7 +38,7 @@ def run(write):
 
 @pytest.fixture
 def stores(own_folder, empty_store):
-    """Two empty ones."""
+    """Two empty stores."""
     return [f"sqlite:///{shutil.copy(empty_store, own_folder / name)}" for name in ("one.db", "other.db")]
 
 
@@ -66,7 +66,7 @@ def test_a_strangers_run_asks_for_a_store_and_the_others_are_sent(run, stores, c
     assert read_ack(own).is_complete and read_ack(stranger).run_id is None
     assert "sync outputs/a/stranger tracking.uri=URI" in said.err and "was not made here by you" in said.err
     assert cli.main(["sync", "outputs/a/stranger", f"tracking.uri={stores[1]}"]) == 0
-    assert cli.main(["sync", "outputs/a/stranger"]) == 2  # it is nobody's by that
+    assert cli.main(["sync", "outputs/a/stranger"]) == 2  # that is not enough to trust it
 
 
 def test_what_was_sent_elsewhere_lies_there_from_then_on(run, stores):

@@ -1,4 +1,4 @@
-"""The table of commands: its entries are whole, and another package adds one."""
+"""The table of commands: its entries are complete, and another package can add one."""
 
 import json
 import re
@@ -26,7 +26,7 @@ COMMAND = Command("greet", "Use", "Say hello", greet, options=(Option("--name", 
 
 @pytest.fixture
 def other_package(own_folder, monkeypatch):
-    """A package as an installer leaves it: a module, and its entry points in a .dist-info."""
+    """Install a package like an installer: a module, and its entry points in a .dist-info."""
     (own_folder / "site/other-1.0.dist-info").mkdir(parents=True)
     (own_folder / "site/other_commands.py").write_text(OTHER)
     (own_folder / "site/other-1.0.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")

@@ -1,4 +1,4 @@
-"""What `train` hands on to the run that it starts."""
+"""The arguments that `train` passes to the run that it starts."""
 
 from runner import cli
 from runner.cli.train import _print_what_fits

@@ -1,4 +1,4 @@
-"""What nobody foresaw: a line on the screen, its traceback in a file, and nothing left of a mistake."""
+"""Unexpected errors: one line on the screen, the traceback in a file, and no other files."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a configuration can reach: every callable that it may name is read, and all of ours and the libraries' that those call."""
+"""The code that a configuration can reach: every allowed callable is read, with everything of ours and the libraries that it calls."""
 
 import ast
 import builtins
@@ -19,16 +19,16 @@ from runner.errors import RunnerError
 from runner.version import HERE, PACKAGES
 
 ROOMS = ("runner.data", "runner.models", "runner.tasks", "runner.training")
-#: whose code is read; what that calls beyond it is judged by its name
+#: packages whose code is read; calls to other packages are judged by their names
 READ = ("runner", "torch.nn", "torch.optim", "torchmetrics")
-#: what writes, runs, unpickles, imports or fetches
+#: functions that write, run, unpickle, import or download
 BEYOND = re.compile(
     r"(subprocess|shutil|tempfile|pickle|marshal|shelve|socket|ssl|http|urllib|requests|ctypes|runpy|multiprocessing"
     r"|concurrent|mlflow|huggingface_hub|transformers|datasets|timm|torchvision|torch\.(hub|package|serialization)"
     r"|torch\.utils\.(cpp_extension|model_zoo))\..*|importlib\.(import_module|reload)|torch\.jit.*\.(load|save)"
     r"|(os|posix)\.(?!walk|cpu_count|sched_getaffinity).*|builtins\.(open|exec|eval|compile|__import__)|_?io\.open|numpy\.(load|save\w*|fromfile|memmap)"
 )
-#: the same, as methods of objects that the source does not tell
+#: the same, as methods of objects whose type the source does not show
 METHODS = {
     *("write", "write_text", "write_bytes", "open", "touch", "mkdir", "unlink", "rename", "rmdir", "symlink_to"),
     *(
@@ -45,7 +45,7 @@ METHODS = {
     ),
     *("system", "popen", "Popen", "urlopen", "urlretrieve", "from_pretrained", "load_dataset", "create_model"),
 }
-#: where and what a person has looked at, and why it does no harm
+#: reviewed code, and the reason why it is safe
 REVIEWED = {
     ("runner.data.array_files._names_and_reader", "numpy.load"): "arrays alone: allow_pickle is false",
     ("runner.data.array_files._names_and_reader", "open"): "reads",
@@ -94,7 +94,7 @@ REVIEWED = {
 
 
 def below(names):
-    """The public modules at and below these, imported."""
+    """Yield the public modules at and below these names, imported."""
     for name in names:
         module = importlib.import_module(name)
         yield module
@@ -115,7 +115,7 @@ def test_built_in_options_are_listed():
 
 @pytest.fixture(scope="module")
 def allowed():
-    """Every callable that a configuration reaches, with a path to it."""
+    """Return every callable that a configuration reaches, with a path to it."""
     found = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("runner.config.instantiate.nearest", lambda *_: [])  # takes 8 ms for each of 2,000 refusals
@@ -131,7 +131,7 @@ def allowed():
 
 
 def suspects(start):
-    """Where in the code that `start` leads to something writes, runs or fetches, and what."""
+    """Return the places in code reachable from `start` that write, run or download, with the function's name."""
     seen, waiting, found = set(), list(start), set()
     while waiting:
         thing = waiting.pop()
@@ -149,7 +149,7 @@ def suspects(start):
 
 
 def names_in(thing):
-    """What the source of a function or class names: the thing itself where the source tells it, else the name of a method."""
+    """Return the names in a function's or class's source: the object if it is known, else the name of a method."""
     known = {**vars(builtins), **vars(importlib.import_module(thing.__module__))}
     if inspect.isfunction(thing):
         closed = inspect.getclosurevars(thing).nonlocals if thing.__closure__ else {}
@@ -172,7 +172,7 @@ def names_in(thing):
 
 
 def followed(node, known):
-    """What `a.b.c` is, as long as it leads through modules and classes; else None."""
+    """Return the object of `a.b.c` if the path consists of modules and classes, else None."""
     if isinstance(node, ast.Name):
         return known.get(node.id)
     outer = followed(node.value, known) if isinstance(node, ast.Attribute) else None
@@ -187,7 +187,7 @@ def source(thing):
 
 @functools.cache
 def definitions(file):
-    """The functions and classes of a file by their qualified names."""
+    """Return the functions and classes of a file by their qualified names."""
     found = {}
 
     def walk(node, outer):

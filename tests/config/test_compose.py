@@ -1,4 +1,4 @@
-"""What Hydra composes for a command: once, examined, from our search path, with nothing of Hydra replaced."""
+"""Hydra's composition for a command: once, checked, from our search path, without replacing any part of Hydra."""
 
 import ast
 import copy
@@ -35,7 +35,7 @@ def calls(monkeypatch):
 
 
 def composed(words):
-    """The configuration of `python -m runner WORDS`, with Hydra's own part."""
+    """Return the configuration of `python -m runner WORDS`, with Hydra's settings."""
     given = parse(COMMANDS["train"], words)
     flags, overrides = given.flags, given.overrides
     loader = compose.CheckedLoader(flags)
@@ -93,7 +93,7 @@ LIBRARIES = ("hydra", "omegaconf", "argparse")
 
 
 def patched(source):
-    """Assignments to an attribute of a module or class of these libraries."""
+    """Return the assignments to an attribute of a module or class of these libraries."""
     tree, names = ast.parse(source), set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in LIBRARIES:
@@ -206,7 +206,7 @@ def test_data_is_named_after_its_target(experiments, words, name):
 
 @dataclass
 class Net:
-    """As hydra-zen writes it: by the path of the definition."""
+    """In hydra-zen's form: the path of the definition."""
 
     _target_: str = "runner.models.mlp.MLP"
     in_features: Any = "${facts.in_features}"

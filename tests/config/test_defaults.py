@@ -1,4 +1,4 @@
-"""What a run has that conf/ does not say by itself."""
+"""Defaults of a run that conf/ does not contain."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from runner.config.identity import chosen
 
 @pytest.fixture(scope="module")
 def composed():
-    """A function: words of the command line -> what is chosen by them."""
+    """Return a function from overrides to the chosen defaults."""
 
     def of(*words):
         return chosen(compose.composed_with(compose.composer([]), words))

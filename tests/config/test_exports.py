@@ -1,4 +1,4 @@
-"""The public names: what conf/ and the files of a run name, wherever it lies."""
+"""The public names: those in conf/ and in a run's files, wherever the objects are defined."""
 
 import importlib
 import pickle
@@ -17,7 +17,7 @@ LAZY = ("runner.data", "runner.models", "runner.tasks", "runner.training", "runn
 
 
 def targets(node):
-    """Every `_target_` at any depth."""
+    """Yield every `_target_` at any depth."""
     if isinstance(node, dict):
         yield from [node["_target_"]] if "_target_" in node else []
         for child in node.values():

@@ -1,4 +1,4 @@
-"""What makes a configuration this experiment: the keys that a person chose, and those that may change in the midst of it."""
+"""The identity of an experiment: the keys that a user chose, and those that may change in the middle of a run."""
 
 import pytest
 from omegaconf import OmegaConf
@@ -12,7 +12,8 @@ from runner.config.identity import changes, chosen, may_change
         *(("train.num_epochs", True), ("data.num_workers", True), ("data.residency", True), ("tracking.uri", True)),
         *(("seed", False), ("data.limit", False), ("train.batch_size", False), ("optimizer.lr", False)),
         *(("train.early_stopping.metric", False), ("train.early_stopping.patience", True), ("model.width", False)),
-        *(("train.compile", True), ("train.cuda_graph", True)),  # of NVIDIA's GPUs alone: another device has none
+        # only for NVIDIA's GPUs: other devices do not support it
+        *(("train.compile", True), ("train.cuda_graph", True)),
     ],
 )
 def test_what_a_resumed_run_may_change(key, may):

@@ -1,4 +1,4 @@
-"""conf/schema.json takes every file of conf/, and finds the errors in a user's."""
+"""conf/schema.json accepts every file of conf/, and finds the errors in a user's."""
 
 import json
 import re
@@ -18,7 +18,7 @@ COMMITTED = json.loads((compose.CONF / json_schema.FILE).read_text())
 FILES = sorted(str(path.relative_to(compose.CONF)) for path in compose.CONF.rglob("*.yaml"))
 CNN = "_target_: runner.models.CNN\ninput_shape: ${facts.input_shape}\nout_features: ${facts.out_features}\n"
 SEARCH = "_target_: runner.sweep.Search\n"
-#: by the group of a file: what is in it, and what is wrong there
+#: by the group of a file: its content, and the error
 WRONG = [
     ("experiment", "train: {num_epoch: 5}", "num_epoch"),
     ("experiment", "train: {num_epochs: ten}", "ten"),
@@ -97,7 +97,7 @@ VALUES = [-1, 0, 0.1, 0.5, 1, 1.5, 2, 50, 99, 100, 2**31, 2**63, "auto", "off", 
 
 
 def problems(group, text, whole=COMMITTED):
-    """What the part of the schema that a file of the group names has against a text."""
+    """Return the errors of a text in the schema's part for files of the group."""
     part = json_schema.line_for(group, Path("conf/schema.json"), Path("conf")).partition("=")[2].partition("#")[2]
     found = whole if not part else {"$ref": f"#{part}", "definitions": whole["definitions"]}
     errors = jsonschema.Draft7Validator(found).iter_errors(OmegaConf.to_container(OmegaConf.create(text)))
@@ -113,7 +113,8 @@ def test_it_is_a_schema():
 def test_every_file_of_conf_names_it_and_is_right(file):
     path = compose.CONF / file
     group, head = Path(file).parent.as_posix().removeprefix("."), re.match(r"(?:#.*\n)+", path.read_text())[0]
-    named, _, part = LINE.search(head)[1].partition("#/definitions/")  # an editor looks for it before the first key
+    # an editor looks for the line before the first key
+    named, _, part = LINE.search(head)[1].partition("#/definitions/")
     assert (path.parent / named).resolve() == compose.CONF / json_schema.FILE
     assert part == ("" if group in ("", "experiment") else group.replace("/", "."))
     assert problems(group, path.read_text()) == []
@@ -135,7 +136,7 @@ def test_what_is_right_or_a_persons_own_is_not_underlined(group, text):
 
 
 def keys_of(kind, part, key=""):
-    """Every dotted key of a dataclass with what an editor is told of it."""
+    """Yield every dotted key of a dataclass with its schema for editors."""
     for item in fields(kind):
         found = part["properties"][item.name]
         found = COMMITTED["definitions"][found["$ref"].removeprefix("#/definitions/")] if "$ref" in found else found
@@ -149,7 +150,8 @@ def test_each_key_of_the_schema_is_told_with_its_comment():
     told = dict(keys_of(schema.Config, parts["config"]))
     for group, kind in json_schema.SHARED.items():
         told |= keys_of(kind, parts[f"shared.{group}"], f"{group}.")
-    assert {key for key, part in told.items() if not part.get("description")} == {"train", "tracking"}  # are files
+    # these two are files
+    assert {key for key, part in told.items() if not part.get("description")} == {"train", "tracking"}
     for file in ("base", "train/default", "tracking/default"):
         package = file.rpartition("/")[0]
         for line in (compose.CONF / f"{file}.yaml").read_text().partition("hydra:\n")[0].splitlines():
@@ -173,7 +175,7 @@ def test_rules_mean_what_json_schema_says(key, kind):
         kinds = get_args(hint) or (hint,)
         for value in VALUES:
             is_typed = Any in kinds or type(value) in kinds or (float in kinds and type(value) is int)
-            if is_typed and (name != "log_model" or type(value) is not int):  # 0 is false for Python
+            if is_typed and (name != "log_model" or type(value) is not int):  # Python treats 0 as false
                 expected = jsonschema.Draft7Validator(rule).is_valid(value)
                 assert schema.fits(value, rule) is expected, f"{key}.{name}={value!r}"
 

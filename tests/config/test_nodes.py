@@ -1,4 +1,4 @@
-"""What a group's file has for its own target is left out where the command line names another one; nothing else is."""
+"""A group's settings for its target are removed if the command line names another target; all others remain."""
 
 import pytest
 from refused import problems_in

@@ -1,4 +1,4 @@
-"""Whose a run's folder is: its maker's wherever it lies, and nobody's who changes it or has another key."""
+"""The owner of a run's directory: its creator, at any path, but not after a change or with another key."""
 
 import json
 import shutil
@@ -12,7 +12,7 @@ from runner.config import origin
 
 @pytest.fixture
 def made(own_folder, monkeypatch):
-    """A folder that this person has made."""
+    """A directory that this user has created."""
     monkeypatch.setenv("XDG_STATE_HOME", str(own_folder / "state"))
     folder = own_folder / "run"
     folder.mkdir()
@@ -70,7 +70,7 @@ def test_without_a_place_for_a_key_nothing_is_raised_and_nothing_is_ones_own(mad
 def test_several_that_make_the_key_at_a_time_agree(made, monkeypatch):
     key = Path("state/runner/key")
     first = key.read_bytes()
-    monkeypatch.setattr(Path, "exists", lambda path, **more: False)  # as seen a moment before
+    monkeypatch.setattr(Path, "exists", lambda path, **more: False)  # as another process has seen it a moment before
     assert origin._key() == first
     assert [path.name for path in Path("state/runner").iterdir()] == ["key"]
 

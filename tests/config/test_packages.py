@@ -10,13 +10,13 @@ from runner.config.packages import install
 from runner.version import DISTRIBUTION, PACKAGES
 
 PROJECT = tomllib.loads((PACKAGES / "pyproject.toml").read_text())["project"]
-#: what is read: all that a person may copy a line from
+#: all files from which a user may copy a line
 PAGES = ("runner", "conf", "tests", "README.md", "pyproject.toml", ".constraints.txt", ".ci", ".github")
 
 
 @pytest.fixture
 def installed(own_folder, monkeypatch):
-    """As from a wheel: no pyproject.toml beside it, and metadata such as hatchling writes."""
+    """As from a wheel: no pyproject.toml next to it, and metadata like hatchling's."""
     lines = [
         f"{name}; extra == '{extra}'" for extra, names in PROJECT["optional-dependencies"].items() for name in names
     ]
@@ -55,7 +55,7 @@ def test_a_copy_without_metadata_names_no_distribution(own_folder, monkeypatch):
 
 @pytest.mark.parametrize("beside", [False, True])
 def test_a_package_that_every_run_needs_is_installed_by_the_checkout(beside, own_folder, monkeypatch):
-    """By this Python's own pip: another one's may come first on the path."""
+    """With the pip of this Python, as another one may be first on the path."""
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.chdir(own_folder if beside else PACKAGES)
     (problem,) = packages.missing(ModuleNotFoundError(name="torch.nn")).problems
@@ -79,7 +79,7 @@ def test_every_extra_that_a_message_names_is_there():
 
 
 def strangers(text):
-    """What lines with `pip install` name that is called much like the runner."""
+    """Yield the names in lines with `pip install` that are similar to the runner's."""
     for line in re.findall(r"pip3? install ([^\n`&|]*)", text.replace("\\", "")):
         for word in re.findall(r"[\w.-]+", line):
             if "runner" in re.sub(r"[\W_]", "", word.lower()) or word == "DISTRIBUTION":
@@ -95,7 +95,7 @@ def test_no_message_and_no_page_installs_a_strangers_package():
         if path.suffix not in (".png", ".pyc") and path != Path(__file__)
     }
     assert len(texts) > 600
-    said = "runner" + "["  # and as a pattern
+    said = "runner" + "["  # also as a pattern
     assert not [path for path, text in texts.items() if said in text.replace("\\", "")]
     assert not {path: words for path, text in texts.items() if (words := [*strangers(text)])}
 

@@ -1,4 +1,4 @@
-"""What a ${...} in Hydra's settings may bring: a text, and the same one later; and which links a run's folder may hold."""
+"""The allowed values of ${...} in Hydra's settings: a text, and the same one later; and the allowed links in a run's directory."""
 
 import pytest
 from omegaconf import OmegaConf

@@ -1,4 +1,4 @@
-"""A configuration from a store: what the runner wrote passes, what somebody else put there does not."""
+"""A configuration from a store: the runner's passes, and one with changes by others does not."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ optimizer: {_target_: torch.optim.Adam, _partial_: true, lr: 0.001}
 tracking: {uri: '${oc.env:MLFLOW_TRACKING_URI,sqlite:///mlflow.db}', experiment: '${oc.env:MLFLOW_EXPERIMENT_NAME,null}'}
 """
 
-#: what is put in its place, and the key that the message names
+#: the replacement, and the key that the message names
 HOSTILE = {
     "code of the folder": (("runner.models.MLP", "hostile.Net"), "model._target_=hostile.Net"),
     "the system": (("torch.optim.Adam", "os.system"), "optimizer._target_=os.system"),
@@ -70,7 +70,7 @@ def test_foreign_value_is_refused_and_not_imported(case, hostile, messages):
     assert any(problem.source.startswith(named) for problem in found)
     messages(found)
     assert not (hostile / "was_here").exists()
-    assert problems(SOUND.replace(old, new), trusted=True) == []  # it was looked at
+    assert problems(SOUND.replace(old, new), trusted=True) == []  # the user has looked at it
 
 
 @pytest.mark.parametrize("trusted", [False, True])

@@ -43,23 +43,23 @@ def test_precision_computes_in_its_type(name, dtype):
 
 @pytest.fixture
 def fake_cuda(monkeypatch):
-    """What set_switches() asks of torch.cuda, noted."""
+    """Record the calls of set_switches() to torch.cuda."""
     asked = []
     for name in ("set_device", "set_per_process_memory_fraction", "reset_peak_memory_stats"):
         monkeypatch.setattr(torch.cuda, name, lambda *given, name=name: asked.append((name, *given)))
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # so that it is gone afterwards
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # so that it is removed afterwards
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
     yield asked
     backends.set_switches(torch.device("cpu"), precision="fp32", deterministic=False)
 
 
 def test_a_deterministic_run_may_follow_another(fake_cuda, monkeypatch):
-    """torch looks at the variable once a process, at its first product."""
+    """torch reads the variable once per process, at its first product."""
     backends.set_switches(torch.device("cuda:1"), precision="fp32", deterministic=False)
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
     backends.set_switches(torch.device("cuda:1"), precision="fp32", deterministic=True)
-    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"  # the user's
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"  # the user's value
     assert torch.are_deterministic_algorithms_enabled() and torch.backends.cudnn.deterministic
     backends.set_switches(torch.device("cuda:1"), precision="fp32", deterministic=False)
     assert not torch.are_deterministic_algorithms_enabled() and not torch.backends.cudnn.deterministic
@@ -89,14 +89,14 @@ def test_a_macs_memory_is_the_whole_machines(available, fraction, free, monkeypa
 def test_processes_that_share_a_gpu_have_equal_parts_of_what_is_free(num_processes, fraction, free, monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (30, 80))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 15)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 5)  # 10 are cached
-    monkeypatch.setattr(host_memory, "_num_processes", 1)  # it is put back
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 5)  # 10 bytes are cached
+    monkeypatch.setattr(host_memory, "_num_processes", 1)  # restored after the test
     host_memory.share(num_processes)
     assert backends.free_memory_bytes(torch.device("cuda"), memory_fraction=fraction) == free
 
 
 def test_a_peak_says_whose_it_is(monkeypatch):
-    """MPS keeps none: it is what is held in the end."""
+    """MPS has no peak: it is the memory in use at the end."""
     monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 7)
     monkeypatch.setattr(torch.accelerator, "max_memory_allocated", lambda device: 8)
     assert backends.peak_memory(torch.device("mps")) == (7, "driver, at the end")
@@ -113,7 +113,7 @@ def test_a_macs_fraction_is_of_one_run_alone(monkeypatch):
     monkeypatch.setattr(torch.mps, "set_per_process_memory_fraction", taken.append)
     for fraction in (0.5, None):
         backends.set_switches(torch.device("mps"), precision="fp32", deterministic=False, memory_fraction=fraction)
-    monkeypatch.setenv("PYTORCH_MPS_HIGH_WATERMARK_RATIO", "0.0")  # of a person who wants no limit
+    monkeypatch.setenv("PYTORCH_MPS_HIGH_WATERMARK_RATIO", "0.0")  # from a user who wants no limit
     backends.set_switches(torch.device("mps"), precision="fp32", deterministic=False)
     assert taken == [0.5, float(usual), 0.0]
 
@@ -149,14 +149,14 @@ TF32_BY_BACKEND = ["cudnn.conv", "cudnn.rnn", "cudnn", "cuda.matmul", "mkldnn"]
 @pytest.mark.parametrize("key", ["", *TF32_BY_BACKEND])
 @pytest.mark.parametrize("is_tf32", [False, True])
 def test_what_a_module_said_of_tf32_does_not_go_on(key, is_tf32):
-    """Nor are torch's two interfaces at odds, whose getters raise then: Inductor and torch.export ask them."""
+    """torch's two interfaces also agree, as their getters raise an exception otherwise: Inductor and torch.export call them."""
     at = torch.backends
     try:
         for word in filter(None, key.split(".")):
             at = getattr(at, word)
         at.fp32_precision = "ieee" if is_tf32 else "tf32"
         set_float32(is_tf32=is_tf32)
-        with torch.backends.cudnn.flags():  # as torch.export does it: what is put back afterwards is the same
+        with torch.backends.cudnn.flags():  # like torch.export: the restored values are the same
             pass
         assert torch.get_float32_matmul_precision() == ("high" if is_tf32 else "highest")
         assert torch.backends.cudnn.allow_tf32 is torch.backends.cuda.matmul.allow_tf32 is is_tf32
@@ -166,4 +166,4 @@ def test_what_a_module_said_of_tf32_does_not_go_on(key, is_tf32):
         assert torch.backends.fp32_precision == cudnn.fp32_precision == torch.backends.mkldnn.fp32_precision == "none"
     finally:
         set_float32(is_tf32=False)
-        torch.backends.cudnn.allow_tf32 = True  # torch's beginning
+        torch.backends.cudnn.allow_tf32 = True  # torch's default

@@ -1,4 +1,4 @@
-"""`devices --bench` with tiny sizes: on this CPU, on simulated devices, where a device fails; and what it keeps."""
+"""`devices --bench` with tiny sizes: on this CPU, on simulated devices and on a failing device; and the stored results."""
 
 import json
 import math
@@ -79,7 +79,7 @@ def test_failing_device_is_reported_and_others_measured(capsys):
 
 
 def measured(device, sizes):
-    """Runs on a simulated device."""
+    """Run the benchmark on a simulated device."""
     return bench(probe(), sizes=Sizes(**sizes))
 
 

@@ -1,4 +1,4 @@
-"""The choice of a device as tables over described machines: no GPU is needed, and nothing is mocked."""
+"""The choice of a device as tables over described machines: without a GPU, and without mocks."""
 
 import sys
 import types
@@ -184,7 +184,7 @@ def test_newer_hardware_runs_from_intermediate_code():
 @pytest.mark.parametrize(
     ("kernels", "capability", "runs"),
     [
-        (("sm_90",), (12, 0), False),  # a new GPU, an old torch
+        (("sm_90",), (12, 0), False),  # a new GPU with an old torch
         (("sm_80", "sm_86"), (8, 9), True),
         (("sm_86",), (8, 0), False),
         (("sm_80",), (7, 5), False),
@@ -205,7 +205,7 @@ def test_a_list_with_nothing_there_tells_each_cause():
 
 
 def test_one_process_alone_takes_the_first_of_all():
-    """What several take: test_processes."""
+    """test_processes tests several processes."""
     choice = resolve(parse("all"), FULL)
     assert choice.device == "cuda:0" and "the first of cuda:0, cuda:1" in choice.reason
 
@@ -257,7 +257,7 @@ def test_auto_takes_the_cpu_for_the_reason_that_the_driver_gives(build):
 
 @pytest.fixture
 def two_gpus(monkeypatch):
-    """torch's part of the facts, and the driver's, in another order; torch's query for free memory makes a context."""
+    """torch's facts and the driver's, in another order; torch's query for free memory creates a context."""
     contexts = []
     about = [types.SimpleNamespace(name="G", total_memory=8 * GIB, major=9, minor=0, uuid=uuid) for uuid in ("a", "b")]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -272,13 +272,13 @@ def two_gpus(monkeypatch):
 def test_driver_reports_free_memory_without_a_context(two_gpus):
     about, contexts = two_gpus
     assert [(gpu.free_bytes, gpu.is_exclusive) for gpu in looking._cuda_gpus()] == [(1, False), (5 * GIB, True)]
-    assert contexts == [0]  # whose memory the driver does not report
+    assert contexts == [0]  # the driver does not report its memory
     about[1].total_memory = 2 * GIB  # a slice, for which the driver reports the whole GPU's memory
     assert looking._cuda_gpus()[1].free_bytes == 2 * GIB
 
 
 def test_an_old_macos_has_no_bf16():
-    """Where torch would compute in float32 and warn."""
+    """torch would compute in float32 and warn."""
     with pytest.raises(RunnerError, match=r"train\.precision=fp16`$"):
         check_precision("bf16", "mps", replace(MAC, macos="13.6"))
     for fine in ("14.0", "26.1", ""):
@@ -311,7 +311,7 @@ def machine(*free, **more):
 
 
 NO_GPU, FOUR = machine(), machine(10, 70, 30, 70)
-#: an old GPU that this torch has no kernels for, between two that it has
+#: an old GPU that this torch has no kernels for, between two supported ones
 WITH_OLD = Hardware(**CUDA, cuda=(gpu(70), gpu(12, 12, (3, 7), "K80"), gpu(60)))
 
 CASES = [
@@ -374,7 +374,7 @@ def test_a_process_that_is_started_by_others_takes_the_device_of_its_place():
 
 
 def test_processes_that_choose_for_themselves_take_one_each_though_others_have_begun():
-    """Each sees the memory that those before it have taken."""
+    """Each sees the memory that the previous ones have taken."""
     free, taken = [79, 79, 79, 79], []
     for rank in (2, 0, 3, 1):
         taken.append(device_of_process(("auto",), rank, 4, machine(*free)).device)

@@ -45,7 +45,7 @@ def test_amds_cpus_that_compute_512_bits_at_a_time(vendor, family, flag, expecte
 
 
 def nets(*layers):
-    """The same model twice, one by torch's products."""
+    """Return the same model twice, one with torch's products."""
     torch.manual_seed(0)
     of_torch = nn.Sequential(*layers)
     ours = copy.deepcopy(of_torch)
@@ -55,7 +55,7 @@ def nets(*layers):
 
 @pytest.fixture
 def products(monkeypatch):
-    """The rows of oneDNN's products, of whatever size, as they are made."""
+    """Record the rows of oneDNN's products, of any size, in their order."""
     made, product = [], torch_private.onednn_linear
     monkeypatch.setattr(torch_private, "onednn_linear", lambda *given: made.append(len(given[0])) or product(*given))
     monkeypatch.setattr(layers, "LEAST", 0)
@@ -105,11 +105,11 @@ ROWS = {
 
 
 def other(name, make):
-    """What gives a layer another tensor of its own."""
+    """Return a function that replaces a layer's tensor."""
     return lambda layer: setattr(layer, name, nn.Parameter(make()))
 
 
-#: of the layer, and of its rows
+#: changes of the layer, and of its rows
 OTHERWISE = {
     "a bias with gaps": (other("bias", lambda: torch.randn(7, 2)[:, 1]), Tensor.clone),
     "a bias of one number": (other("bias", lambda: torch.randn(1)), Tensor.clone),
@@ -174,7 +174,7 @@ def test_forward_mode_differentiation_is_torchs(has_gradients, products):
             values = model(forward_ad.make_dual(rows, torch.ones(6, 5)))
             found.append([forward_ad.unpack_dual(values).tangent])
         values = model(rows.detach().requires_grad_())
-        with forward_ad.dual_level():  # its gradients alone are followed
+        with forward_ad.dual_level():  # only its gradients are tracked
             given = forward_ad.make_dual(torch.ones(6, 4), torch.randn(6, 4))
             for gradient in torch.autograd.grad(values, (*model.parameters(),), given, create_graph=has_gradients):
                 found[-1].append(forward_ad.unpack_dual(gradient).tangent)
@@ -186,7 +186,8 @@ def test_what_needs_no_gradient_is_not_multiplied_for_it(products):
     _, ours = nets(nn.Linear(5, 7), nn.Linear(7, 4))
     ours[0].weight.requires_grad_(False)
     ours(torch.randn(6, 5)).sum().backward()
-    assert len(products) == 4  # two forward; of the second layer's rows and weight: the first one's bias learns
+    # two forward; the gradients of the second layer's rows and weight, as the first layer's bias is trained
+    assert len(products) == 4
     assert ours[0].weight.grad is None and ours[0].bias.grad is not None
 
 
@@ -233,7 +234,7 @@ def test_elsewhere_it_is_torchs(where, products, monkeypatch):
 
 
 def test_its_operations_are_counted(products):
-    """By them a run on a CPU chooses its threads."""
+    """A run on a CPU chooses its threads by the number of operations."""
     found = []
     for model in nets(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 4)):
         with Products() as counted:
@@ -357,7 +358,7 @@ def test_a_compiled_step_does_not_lay_channels_last_where_that_overwrites_memory
         assert (
             cli.main([*words, "model=resnet", "model.depth=8", f"model.width={width}", f"hydra.run.dir=w{width}"]) == 0
         )
-    assert asked == [False, False, None, None]  # for each, of two sizes of batches
+    assert asked == [False, False, None, None]  # for each width, with two batch sizes
 
 
 def test_a_run_says_it_keeps_it_and_exports_it(own_folder, capsys):

@@ -128,7 +128,7 @@ def test_a_module_stays_the_same_and_moves_whole():
 
 
 def double_to(device):
-    """Under a device without doubles: what becomes of a batch and of a module in double."""
+    """Return the types of a batch and a module in double on a device without doubles."""
     batch = move({"x": torch.ones(2, dtype=torch.float64), "n": torch.ones(2, dtype=torch.int64)}, device)
     model = nn.Linear(2, 2, dtype=torch.float64)
     model.register_buffer("scale", torch.ones(1, dtype=torch.float64))
@@ -158,7 +158,7 @@ def test_bytes_and_rows():
 
 
 def norm_above_frozen(device):
-    """Of a LayerNorm above frozen weights: which of its inputs needed a gradient, its weights' ones, and what was torch's own."""
+    """For a LayerNorm above frozen weights, return which inputs needed a gradient, the weights' gradients, and torch's values."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4).requires_grad_(False), nn.LayerNorm(4))
     rows, targets = torch.randn(5, 3), torch.randn(5, 4)
@@ -178,7 +178,7 @@ def norm_above_frozen(device):
 
 
 def test_a_norms_weights_get_their_gradients_on_mps():
-    """Where its input needs none they would be wrong there."""
+    """They are wrong on MPS if the norm's input needs no gradient."""
     for device, needed in (("mps", True), ("cuda:1", False)):
         seen, hooks, expected, found, names = run_simulated(device, norm_above_frozen)
         assert (seen, hooks) == ([needed, False, False], int(needed))
@@ -198,7 +198,7 @@ def test_what_needs_a_gradient_stays_as_it_is():
 
 
 def test_a_copys_recurrent_weights_are_laid_out_anew(monkeypatch):
-    """On CUDA they would be put together at each call, with a warning."""
+    """On CUDA they would be copied into one block at each call, with a warning."""
     laid_out = []
     monkeypatch.setattr(nn.RNNBase, "flatten_parameters", lambda layer, **given: laid_out.append(layer))
     model = nn.Sequential(nn.Linear(2, 2), nn.GRU(2, 3))

@@ -1,4 +1,4 @@
-"""The private names of torch: all of them in one place, and there in the torch that is installed."""
+"""The private names of torch: all are in one place, and exist in the installed torch."""
 
 import re
 import subprocess
@@ -10,7 +10,7 @@ from runner.device import torch_private
 from runner.errors import RunnerError
 from runner.version import HERE
 
-#: torch._dynamo alone is named where it is imported early or looked for: in texts, comments and imports
+#: except torch._dynamo in imports, checks, texts and comments
 PRIVATE = re.compile(
     r"\b(?:torch|nn|autograd|_C)(?:\.\w+)*\._(?!_|dynamo\b)[A-Za-z]\w*|from torch[\w.]*\._[\w.]* import"
 )
@@ -43,7 +43,7 @@ def test_no_other_module_names_one():
     assert not found
 
 
-#: steps with a hook and changed settings, first without torch._dynamo, then as torch takes them
+#: steps with a hook and changed settings, first without torch._dynamo, then with it
 OPTIMIZERS = """
 import sys, torch
 from runner.device.torch_private import optimizers_without_dynamo, step_without_dynamo

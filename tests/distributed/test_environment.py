@@ -1,4 +1,4 @@
-"""The place that launchers give a process in its environment."""
+"""The rank and world size that launchers put in a process's environment."""
 
 import pytest
 
@@ -60,7 +60,7 @@ ALONE = [
     {"WORLD_SIZE": "4"},
     {**TORCHRUN, "WORLD_SIZE": "1", "RANK": "0"},
     {**SRUN, "SLURM_STEP_NUM_TASKS": "1"},
-    {name: value for name, value in SRUN.items() if "STEP" not in name},  # a batch script's own process
+    {name: value for name, value in SRUN.items() if "STEP" not in name},  # the process of a batch script
 ]
 
 

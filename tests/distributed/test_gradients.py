@@ -1,4 +1,4 @@
-"""A step of several processes, in a group of one: what is wrapped, how much a batch counts, what is told of unused parameters."""
+"""A step of several processes, in a group of one: the wrapped model, the weight of a batch, and errors for unused parameters."""
 
 from types import SimpleNamespace
 
@@ -25,7 +25,7 @@ def group():
 
 
 class Two(nn.Module):
-    """Two layers that its task calls, one of them or both; never the model as a whole."""
+    """Two layers; its task calls one or both of them, but never the whole model."""
 
     def __init__(self):
         super().__init__()
@@ -86,7 +86,7 @@ def test_a_batch_counts_by_what_its_task_counts_in_all_processes(monkeypatch):
         def __call__(self, model, batch):
             return both(model, batch)
 
-    monkeypatch.setattr(distributed, "all_reduce", lambda of_all: of_all.add_(5))  # that another process has
+    monkeypatch.setattr(distributed, "all_reduce", lambda of_all: of_all.add_(5))  # the count of another process
     shares = [Share(2, Rows(0, 2, 2, 4)), Share(1, Rows(0, 1, 1, 6)), Share(7, Rows(0, 1, 0, 6))]
     with_ddp = SharedGradients(Two(), Counting(), num=1, unused_parameters=False)
     in_parts = ShardedGradients(SimpleNamespace(within=lambda task: task), Counting(), num=2)
@@ -111,7 +111,7 @@ def test_unused_parameters_are_allowed():
 
 
 def test_gradients_lie_in_the_buckets_that_travel():
-    """Copied there and back they would take their memory twice."""
+    """Copying them back and forth would double their memory."""
     model = Two()
     together = SharedGradients(model, both, num=1, unused_parameters=False)
     both_losses = together.task(model, torch.ones(2, 3))

@@ -1,4 +1,4 @@
-"""Processes that come together, or do not."""
+"""Processes that form a group, or fail to."""
 
 import socket
 from datetime import timedelta
@@ -25,7 +25,7 @@ def soon(monkeypatch):
 
 @pytest.fixture
 def port():
-    """Of this machine, that nobody listens at."""
+    """A free port on this machine."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return one.getsockname()[1]

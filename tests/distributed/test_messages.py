@@ -1,4 +1,4 @@
-"""Last words of processes that could not go on."""
+"""Final messages of processes that failed."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Models in parts: which blocks come together by themselves, what each process has, and whole states that fit any number of them."""
+"""Sharded models: the blocks chosen automatically, the parts of each process, and whole states that fit any number of processes."""
 
 import copy
 import os
@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 
 class Blocks(nn.Module):
-    """Odd sizes, so that parts are of different sizes; a tied weight, a norm with buffers, and a row of blocks."""
+    """Odd sizes, so that parts differ in size; a tied weight, a norm with buffers, and a row of blocks."""
 
     def __init__(self):
         super().__init__()
@@ -44,7 +44,7 @@ class Blocks(nn.Module):
 
 
 def by_parts(model, batch):
-    """A task that never calls the model as a whole."""
+    """A task that never calls the whole model."""
     hidden = model.stem(batch) + model.tied(batch)
     for block in model.row:
         hidden = hidden + block(hidden)
@@ -83,7 +83,7 @@ def shares(rank, num, *sizes):
 
 
 def trained(model, task, *, steps, rank=0, num=1, divide=None, states=None):
-    """What two groups a step have come to; `states`: (model, mean, optimizer) to begin with."""
+    """Return the result of steps with two groups each. states: The initial (model, mean, optimizer)."""
     mean = copy.deepcopy(model)
     shards = divide([model, mean]) if divide else None
     average = AveragedWeights(model, decay=0.5, mean=mean)
@@ -114,7 +114,7 @@ def trained(model, task, *, steps, rank=0, num=1, divide=None, states=None):
 
 
 def work(rank, num, port, folder):
-    """One of the processes of the test below."""
+    """Run one of the processes of the test below."""
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=num)
     divide = dividing(CPU, num)
@@ -123,7 +123,7 @@ def work(rank, num, port, folder):
     held = sum(parameter.to_local().numel() for parameter in model.parameters())
     held_state = sum(state["exp_avg"].to_local().numel() for state in optimizer.state.values())
     torch.save((held, held_state), folder / f"held-{rank}.pt")
-    # every process reads what the first one has written, as it does from a checkpoint
+    # every process reads what the first one has written, like a checkpoint
     if rank == 0:
         torch.save((values, states), folder / "three.pt")
     distributed.barrier()
@@ -161,9 +161,9 @@ def test_parts_learn_what_the_whole_learns_and_go_on_from_whole_states(tmp_path)
     assert "loss" in later[0]
     held = [torch.load(tmp_path / f"held-{rank}.pt") for rank in range(2)]
     count = sum(parameter.numel() for parameter in Blocks().parameters())
-    of_norm = 10  # which the task leaves out
+    of_norm = 10  # the task does not use it
     for numbers, expected in zip(zip(*held, strict=True), (count, count - of_norm), strict=True):
-        assert sum(numbers) == expected and max(numbers) < 0.65 * count  # odd sizes: the first has more
+        assert sum(numbers) == expected and max(numbers) < 0.65 * count  # odd sizes: the first process has more
 
 
 @pytest.fixture
@@ -174,7 +174,7 @@ def alone():
 
 
 def test_new_averages_are_seen_after_a_measurement(alone):
-    """What a measurement has brought together would hide them: they change in place."""
+    """An evaluation's gathered weights would hide them, as the averages change in place."""
     model, mean = Blocks(), Blocks()
     shards = alone([model, mean])
     average = AveragedWeights(model, decay=0.0, mean=mean)

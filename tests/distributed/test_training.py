@@ -1,4 +1,4 @@
-"""The same run by 1, 2 and 4 processes: the same curves, but for the last bits."""
+"""The same run by 1, 2 and 4 processes: equal curves, up to rounding."""
 
 import json
 import os
@@ -25,13 +25,13 @@ RTOL = 1e-5
 
 @pytest.fixture(scope="module")
 def trained(warm, tmp_path_factory):
-    """The folders of all cases, by the number of processes."""
+    """The directories of all cases, by the number of processes."""
     root = tmp_path_factory.mktemp("trained")
     process = warm.program(
         [sys.executable, str(SCRIPT), str(root)], cwd=root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     told, _ = process.communicate()
-    assert process.returncode == 0, told  # the first process to fail says why, long before the end
+    assert process.returncode == 0, told  # prints the error of the first process that fails, early
     return root
 
 
@@ -70,7 +70,7 @@ def test_a_training_that_stops_early_does_so_everywhere(trained):
 
 
 def test_a_model_with_norms_trains(trained):
-    """Each process normalises with its own rows, so that the curves differ; all measure with the first one's statistics."""
+    """Each process normalizes with its rows, so that the curves differ; all evaluate with the first one's statistics."""
     alone, together = (read_series(trained / count / "norms") for count in ("1", "2"))
     assert alone["train/loss"][0].tolist() == together["train/loss"][0].tolist()
     assert np.isfinite(together["val/loss"][2]).all()
