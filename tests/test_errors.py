@@ -64,7 +64,7 @@ def test_errors_are_red_on_terminals_only(variables, has_terminal, is_colored, m
     ],
 )
 def test_suggestion_can_be_typed_in_any_shell(text, typed):
-    """zsh takes brackets without quotes for a pattern: "no matches found"."""
+    """zsh takes unquoted brackets for a pattern: "no matches found"."""
     problem = Problem.suggest("a", "b", [text])
     assert (problem.suggestions, problem.help) == ((typed,), f"use `{typed}`")
 

@@ -1,4 +1,4 @@
-"""The parts of files that are written from the code: `pytest --update-snapshots tests/test_generated.py` writes them."""
+"""The parts of files that are generated from the code: `pytest --update-snapshots tests/test_generated.py` writes them."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""How `python -m runner` and the script `runner` begin."""
+"""The start of `python -m runner` and of the script `runner`."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from runner.version import PACKAGES
 
 
 class Importing(ModuleType):
-    """A package that somebody interrupts while it is imported."""
+    """A package whose import is interrupted by Ctrl-C."""
 
     def __getattr__(self, name):
         if name == "main":
@@ -30,7 +30,7 @@ def test_ctrl_c_in_the_first_moments_is_no_traceback(monkeypatch, capfd):
 
 @pytest.mark.parametrize("words", [[], ["devices", "--json"]])
 def test_a_checkout_that_nobody_has_installed_says_what_is_missing(words, own_folder):
-    """As a Python without packages sees it: -S knows of none."""
+    """Like a Python without packages: -S ignores them."""
     command = [sys.executable, "-S", "-m", "runner", *words]
     said = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(PACKAGES)}, capture_output=True, text=True)
     assert said.returncode == 2 and "Traceback" not in said.stderr

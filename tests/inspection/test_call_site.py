@@ -1,4 +1,4 @@
-"""Whose line it is."""
+"""The source line that is reported for an operation."""
 
 import importlib.util
 import json
@@ -13,7 +13,7 @@ from runner.inspection import call_site
 
 
 def test_pythons_own_modules_are_nobodys_where_its_paths_lead_over_a_link(monkeypatch, tmp_path):
-    """Homebrew's sysconfig says .../opt/python, and the modules say .../Cellar/python."""
+    """With Homebrew, sysconfig says .../opt/python, and the modules say .../Cellar/python."""
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
     spec = importlib.util.spec_from_file_location("call_site_anew", call_site.__file__)
     anew = importlib.util.module_from_spec(spec)
@@ -24,8 +24,10 @@ def test_pythons_own_modules_are_nobodys_where_its_paths_lead_over_a_link(monkey
 
 @pytest.mark.parametrize("module", [hydra, layers])
 def test_frames_that_are_nobodys(module):
-    """Hydra's stand below each run of the command line, and a layer's own within the model's: a finding in torch's own code
-    was told with a line of theirs."""
+    """Hydra's frames are below each run of the command line, and a layer's frames within the model's.
+
+    A finding in torch's code used to be reported with one of their lines.
+    """
     code = compile("def called(): return list(frames())", module.__file__, "exec")
     names = {"frames": call_site.frames}
     exec(code, names)

@@ -1,4 +1,4 @@
-"""What a block of operations takes, counted by hand beside it."""
+"""The costs of a block of operations, compared with a count by hand."""
 
 import pytest
 import torch
@@ -59,7 +59,7 @@ def test_a_training_step_by_part():
     del loss
     assert costs.now == {"weights": 600 * FLOAT, "data set": 500, "gradients": 600 * FLOAT}
     assert costs.peak.phase == "backward"
-    assert costs.flops == {"forward": 2 * 5 * 20 * 30, "backward": 2 * 5 * 20 * 30}  # no gradient to the inputs
+    assert costs.flops == {"forward": 2 * 5 * 20 * 30, "backward": 2 * 5 * 20 * 30}  # no gradient for the inputs
     assert costs.peak.parts["temporaries"] > 0
 
 
@@ -76,7 +76,8 @@ def test_time_at_the_roofline_takes_the_slower_side_of_each_operation():
     assert costs.num_kernels == 2
     assert costs.compute_seconds == pytest.approx(product)
     assert costs.memory_seconds == pytest.approx(2 * addition)
-    assert costs.roofline_seconds == pytest.approx(2 * addition)  # the product moves as much, and computes in less time
+    # the product moves the same number of bytes, and computes in less time
+    assert costs.roofline_seconds == pytest.approx(2 * addition)
 
 
 def test_speeds_by_type():
@@ -84,5 +85,5 @@ def test_speeds_by_type():
     assert speeds.flops_of(torch.float32, tf32=False) == 1
     assert speeds.flops_of(torch.float32, tf32=True) == 2
     assert speeds.flops_of(torch.bfloat16, tf32=False) == 3
-    assert speeds.flops_of(torch.float16, tf32=False) == 1  # not known: the slowest
+    assert speeds.flops_of(torch.float16, tf32=False) == 1  # unknown: the slowest
     assert Speeds().flops_of(torch.float32, tf32=False) is None

@@ -1,4 +1,4 @@
-"""The guard on real steps, on a device that is pretended: it names what is in the wrong place, and nothing else."""
+"""The guard on real steps, on a simulated device: it names every tensor in the wrong place, and nothing else."""
 
 import inspect
 import types
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 
 def step_once(case, device):
-    """One watched step, as a run takes it; what was found."""
+    """Take one watched step like a run. Returns the findings."""
     torch.manual_seed(0)
     model, task = place(case.make(), device), case.task()
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad] or [torch.zeros(1)], lr=0.1)
@@ -67,7 +67,7 @@ def test_what_is_sound_is_left_in_peace(case, device):
 
 
 class Hasty(torch.nn.Module):
-    """Copies that nobody waits for, in both directions."""
+    """Copies in both directions without waiting for them."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a step reads on the host, where the CPU plays the device; test_simulated.py asks the same of a device."""
+"""The reads of a step on the host, with the CPU as the device; test_simulated.py tests the same on a simulated device."""
 
 import copy
 import io
@@ -167,7 +167,7 @@ def test_what_joins_the_host_with_the_device_is_the_devices():
 
 
 class Block(nn.Module):
-    """Most of what a model is made of."""
+    """The most common layers."""
 
     def __init__(self):
         super().__init__()
@@ -245,7 +245,7 @@ def test_an_ordinary_step_reads_nothing_first_and_later(name):
 
 
 def test_autocast_and_a_scaler_with_a_fused_optimizer_read_nothing():
-    # else oneDNN has no LSTM in it, and torch 2.13 asks for one all the same
+    # otherwise oneDNN has no LSTM, but torch 2.13 tries to use it
     if torch.ops.mkldnn._is_mkldnn_bf16_supported():
         assert found(make_step(OPTIMIZERS["adamw"], half=torch.bfloat16)) == []
     assert found(make_step(OPTIMIZERS["adamw fused"], scaler=torch.amp.GradScaler("cpu"))) == []
@@ -357,7 +357,7 @@ def test_nothing_remains_also_after_a_failure():
     assert kept and not any(kept)
 
 
-class Own(nn.Linear):  # torch's own containers are never compiled by themselves
+class Own(nn.Linear):  # containers of torch are not compiled separately
     def __init__(self):
         super().__init__(2, 2)
 

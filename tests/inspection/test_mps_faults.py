@@ -1,4 +1,4 @@
-"""What MPS gets wrong, by the operation; and that the guard of a run on a pretended Mac sees it."""
+"""The wrong results of MPS, by operation; and the guard of a run on a simulated Mac, which finds them."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ ROW = torch.zeros(1)
 
 
 def rows(*shape):
-    return ROW.expand(*shape)  # of any number, in no memory
+    return ROW.expand(*shape)  # any number of rows, without memory
 
 
 def lstm(num_layers, dropout, train):
@@ -33,7 +33,7 @@ ATTENTION = "_scaled_dot_product_attention_math_for_mps"
     [
         ("linear", (rows(128, 257, 8), ROW), True, "wrong values"),
         ("linear", (rows(128, 256, 8), ROW), True, None),
-        ("linear", (rows(128, 257, 8), ROW), False, None),  # an evaluation, or the way back
+        ("linear", (rows(128, 257, 8), ROW), False, None),  # an evaluation, or the backward pass
         ("addmm", (ROW, rows(32_769, 8), rows(8, 4)), True, "wrong values"),
         ("addmm", (ROW, rows(32_768, 8), rows(8, 40_000)), True, None),
         ("mm", (rows(32_769, 8), rows(8, 4)), True, "wrong values"),
@@ -82,7 +82,7 @@ class Many(nn.Module):
 
 
 def watched(device, length, deterministic, trains):
-    """[kind, the line's own text] of each finding in a step."""
+    """Return [kind, text of the line] of each finding in a step."""
     torch.set_num_threads(1)
     set_switches(device, precision="fp32", deterministic=deterministic)
     model = place(Many(), device).train(trains)

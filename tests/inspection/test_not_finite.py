@@ -1,4 +1,4 @@
-"""The operation that began it: by what it was given, past infinities that were meant, in forward, backward and the update."""
+"""The operation that caused a value that is not finite: by its inputs, without intended infinities, in forward, backward and update."""
 
 import math
 
@@ -22,7 +22,7 @@ class Net(nn.Module):
 
 
 def watched(call, rows, *, backward=False):
-    """What began it in the result, or in the gradient of the scale."""
+    """Return the cause in the result, or in the gradient of the scale."""
     net, names = Net(), Names()
     names.model(net)
     names.batch(rows)
@@ -41,7 +41,7 @@ def rows(value=0.0):
 
 
 def line_of(origin):
-    """Its line in this file."""
+    """Return its line in this file."""
     file, _, number = origin.line.rpartition(":")
     assert file.endswith("test_not_finite.py")
     return int(number)
@@ -74,8 +74,8 @@ MEANT = {
 def test_an_infinity_that_was_written_is_no_beginning(name):
     def call(x, net):
         scores = MEANT[name](x, net)
-        weights = scores.softmax(1)  # of a part of them, that is well
-        return (weights * x).sum(1) + (scores - scores).sum(1)  # and here it is not
+        weights = scores.softmax(1)  # this part of the scores is finite
+        return (weights * x).sum(1) + (scores - scores).sum(1)  # this part is not
 
     origin = watched(call, rows()).origin()
     assert (origin.name, origin.output.range.num_inf) == ("sub", 0)

@@ -1,4 +1,4 @@
-"""The name of a tensor, by where a person keeps it."""
+"""The name of a tensor, by the place where a user stores it."""
 
 import dataclasses
 from collections import namedtuple

@@ -1,4 +1,4 @@
-"""Attention as MPS needs it: the same numbers, in another form."""
+"""Attention as MPS needs it: the same numbers in another form."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from runner.models import GPT, ViT, attention
 
 @pytest.fixture
 def seen(monkeypatch):
-    """What torch's attention was given, as on MPS."""
+    """Record the arguments of torch's attention, as on MPS."""
     given = []
     usual = F.scaled_dot_product_attention
 
@@ -25,7 +25,7 @@ def seen(monkeypatch):
 
 def three():
     generator = torch.Generator().manual_seed(0)
-    return torch.randn(3, 2, 5, 4, 8, generator=generator).transpose(2, 3).unbind(0)  # (B, H, T, D), of a permute
+    return torch.randn(3, 2, 5, 4, 8, generator=generator).transpose(2, 3).unbind(0)  # (B, H, T, D), from a permutation
 
 
 def test_a_causal_mask_is_written_out_and_says_the_same(seen):
@@ -57,7 +57,7 @@ def test_elsewhere_it_is_torchs_own(seen, monkeypatch):
 
 
 def given_to_attention(device):
-    """Of a GPT and a ViT: whether torch is asked for the causal mask, and whether what it gets lies in one piece."""
+    """Return, for a GPT and a ViT, whether torch applies the causal mask, and whether its inputs are contiguous."""
     seen = []
     usual = attention.F.scaled_dot_product_attention
 

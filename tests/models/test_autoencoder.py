@@ -29,7 +29,7 @@ def test_the_decoder_mirrors_the_layers():
     model = Autoencoder((12,), 3, hidden_sizes=[8, 5])
     sizes = [(layer.in_features, layer.out_features) for layer in model.modules() if isinstance(layer, nn.Linear)]
     assert sizes == [(12, 8), (8, 5), (5, 3), (3, 5), (5, 8), (8, 12)]
-    assert isinstance(model.encoder[-1], nn.Linear)  # no activation on the code, nor on the outputs
+    assert isinstance(model.encoder[-1], nn.Linear)  # no activation on the code or the outputs
     assert isinstance(model.decoder[-2], nn.Linear)
 
 

@@ -1,4 +1,4 @@
-"""What a data set brings along reaches the model, the checkpoint, model.json and MLflow's copy of the model."""
+"""Properties of a data set reach the model, the checkpoint, model.json and MLflow's copy of the model."""
 
 import pytest
 import torch

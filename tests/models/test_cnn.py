@@ -7,7 +7,7 @@ from torch import nn
 
 from runner.models.cnn import CNN
 
-#: what the network for images said before it took signals
+#: the outputs of the network for images before it supported signals
 BEFORE = [-0.061774, 1.006153, 3.737699, -0.611828, 0.691824, 3.947630, 0.952160, -4.189527, 0.514466, 0.531589]
 
 

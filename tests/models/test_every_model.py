@@ -1,4 +1,4 @@
-"""What holds for each model here, whatever it is: it starts without an opinion, learns, and reads nothing on the way."""
+"""Properties of every model: its first outputs favor no class, it learns, and it reads nothing on the way."""
 
 import copy
 import math
@@ -18,7 +18,7 @@ from runner.models.vit import ViT
 
 NUM_ROWS, NUM_CLASSES = 32, 10
 IMAGE, SIGNAL = (3, 16, 16), (2, 20)
-#: by name: what makes it, the shape of a row, and whether rows are tokens
+#: by name: the constructor, the shape of a row, and whether rows are tokens
 CLASSIFIERS = {
     "linear": (lambda: Linear(40, NUM_CLASSES), SIGNAL),
     "mlp": (lambda: MLP(40, NUM_CLASSES, [32, 32]), SIGNAL),
@@ -97,7 +97,7 @@ def test_a_few_steps_lower_the_loss_and_read_nothing(name):
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_reach_every_parameter(name):
     model, rows, classes = made(name)
-    with torch.no_grad():  # a norm that starts at zero lets none through to what stands before it
+    with torch.no_grad():  # a norm that starts at zero passes no gradient to the layers before it
         for parameter in model.parameters():
             parameter.add_(0.01)
     loss_of(name, model, rows, classes).backward()

@@ -1,4 +1,4 @@
-"""transformers for real, with small configurations; timm, which these tests don't need installed, by a stand-in of its words."""
+"""The real transformers package with small configurations; timm, which need not be installed, as a replacement with its functions."""
 
 import importlib.util
 import json
@@ -40,7 +40,7 @@ needs_transformers = pytest.mark.skipif(not importlib.util.find_spec("transforme
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch):
-    """The hub is not asked; transformers reads this when it is imported, and asks five times otherwise."""
+    """Make no request to the hub; transformers reads the variable when it is imported, and would try five times."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
@@ -130,7 +130,8 @@ def test_only_safetensors_and_no_code_of_others(tmp_path, messages):
     ids=str,
 )
 def test_what_it_is_not(shape, settings, monkeypatch, messages):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # else it asks the hub again and again
+    # otherwise it repeats its requests to the hub
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     messages(problems_of(external.transformers_model, shape, 3, **settings))
 
 
@@ -155,7 +156,7 @@ def test_nothing_is_imported_before_a_model_is_built():
 
 @pytest.fixture
 def timm(monkeypatch):
-    """What is used of timm, as its documentation has it."""
+    """The functions of timm that are used, according to its documentation."""
 
     def create_model(model_name, pretrained=False, *, num_classes, in_chans, **settings):
         if pretrained:
@@ -212,7 +213,7 @@ def test_an_encoder_does_not_look_at_padding(kind):
     ).eval()
     with torch.no_grad():
         for values in model.parameters():
-            values *= 20 if values.dim() > 1 else 1  # untrained, it hardly looks at anything
+            values *= 20 if values.dim() > 1 else 1  # an untrained model hardly depends on its inputs
     texts = torch.tensor([[1, 2, 3, 8, 8, 8, 8], [8] * 7])
     reads = HostReads(torch.device("cpu"))
     with reads:

@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 
 
 class Chances(nn.Module):
-    """The same probabilities whatever stood before; it keeps what it was shown."""
+    """Returns the same probabilities after any text, and records its inputs."""
 
     def __init__(self, *chances, context_length=None):
         super().__init__()

@@ -43,7 +43,7 @@ class Seen(TorchDispatchMode):
 
 
 def kernels_and_values(device):
-    """After another's numbers were loaded."""
+    """Return the kernels and values after loading another module's numbers."""
     module = ImageInputs([0.0, 0.0], [1.0, 1.0])
     module.load_state_dict(ImageInputs([0.5, 0.1], [0.25, 0.3]).state_dict())
     module, images = module.to(device), torch.arange(16, dtype=torch.uint8).mul(16).view(2, 2, 2, 2).to(device)

@@ -33,7 +33,7 @@ def test_poolings():
     torch.testing.assert_close(mean(x), mean.output(states).mean(1))
     each = Recurrent((2, 7), 3, "gru", 4, pooling="each")
     assert each(x).shape == (5, 7, 3)
-    assert torch.equal(each(x)[:, :4], each(x[:, :, :4]))  # what comes later changes nothing
+    assert torch.equal(each(x)[:, :4], each(x[:, :, :4]))  # later values change nothing
 
 
 @pytest.mark.parametrize("pooling", ["last", "mean", "each"])
@@ -53,7 +53,7 @@ def test_padding_counts_for_nothing(cell, bidirectional, pooling):
     assert (pooling == "each" and not bidirectional) or not torch.allclose(model(texts)[0], outputs[0], atol=1e-4)
 
 
-@pytest.mark.filterwarnings("ignore:The tensor attributes:UserWarning")  # torch's, of its own GRU
+@pytest.mark.filterwarnings("ignore:The tensor attributes:UserWarning")  # from torch, about its GRU
 def test_both_directions_are_exported_for_any_number_of_rows():
     model = Recurrent((7,), 3, "gru", 4, bidirectional=True, vocab_size=9, padding_token=0).eval()
     rows, other = torch.randint(9, (4, 7)), torch.randint(9, (3, 7))
@@ -92,7 +92,8 @@ def test_how_it_starts(cell):
 def test_dropout_stands_between_layers_and_before_the_output():
     model = Recurrent((2, 7), 3, "gru", 64, num_layers=2, dropout=0.5)
     assert model.layers.dropout == 0.5
-    assert Recurrent((2, 7), 3, "gru", 64, dropout=0.5).layers.dropout == 0  # torch would warn: there is no between
+    # torch would warn: a single layer has no dropout in between
+    assert Recurrent((2, 7), 3, "gru", 64, dropout=0.5).layers.dropout == 0
     single, x = Recurrent((2, 7), 3, "gru", 64, dropout=0.5), torch.randn(4, 2, 7)
     assert not torch.equal(single(x), single(x))
     single.eval()
@@ -128,7 +129,7 @@ def test_what_is_no_recurrent_network(shape, settings, messages):
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("pooling", ["last", "mean"])
 def test_an_lstm_layer_by_layer_is_the_same(bidirectional, pooling, monkeypatch):
-    """As it runs on MPS, whose own dropout between the layers is forgotten on the way back."""
+    """As on MPS, whose dropout between the layers is missing in the backward pass."""
     torch.manual_seed(0)
     shape = (3, 7)
     model = Recurrent(
@@ -156,7 +157,7 @@ def test_only_on_mps_with_dropout_between_layers():
 
 
 def gradients_of_inputs(device):
-    """What MPS' LSTM is given, where a batch is a view: whether it lies in one piece."""
+    """Return whether the inputs of MPS' LSTM are contiguous for a batch that is a view."""
     seen = []
     usual = torch._VF.lstm
     torch._VF.lstm = lambda steps, *rest: seen.append(steps.is_contiguous()) or usual(steps, *rest)
@@ -166,5 +167,5 @@ def gradients_of_inputs(device):
 
 
 def test_mps_gets_its_signals_in_one_piece():
-    """Of a view its LSTM gives the wrong gradient."""
+    """Its LSTM computes the wrong gradient for a view."""
     assert run_simulated("mps", gradients_of_inputs) == [True]

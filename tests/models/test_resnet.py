@@ -8,7 +8,7 @@ from runner.models.resnet import ResNet
 
 @pytest.mark.parametrize(
     ("depth", "shape", "num_classes", "count"),
-    [  # as the paper's networks are counted elsewhere, e.g. torchvision's
+    [  # the numbers of parameters of other implementations of the paper, e.g., torchvision's
         (18, (3, 224, 224), 1000, 11_689_512),
         (34, (3, 224, 224), 1000, 21_797_672),
         (50, (3, 224, 224), 1000, 25_557_032),

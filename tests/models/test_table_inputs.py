@@ -18,8 +18,9 @@ def columns(**settings):
     [
         ([12, 0, 3, 1], [1, 3, 1, 0, 0, 0, 1]),
         ([8, 2, 0, 0], [-1, 0, 0, 0, 1, 1, 0]),
-        ([NAN, 1, NAN, NAN], [0, 5, 0, 1, 0, 0, 0]),  # numbers become their fill, a category nothing
-        ([10, -1, 0, 7], [0, 0, 0, 0, 0, 0, 0]),  # unknown ones
+        # a missing number becomes its fill value, a missing category zeros
+        ([NAN, 1, NAN, NAN], [0, 5, 0, 1, 0, 0, 0]),
+        ([10, -1, 0, 7], [0, 0, 0, 0, 0, 0, 0]),  # unknown categories
     ],
 )
 def test_numbers_first_then_a_column_a_category(row, expected):

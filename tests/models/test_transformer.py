@@ -47,7 +47,7 @@ def test_padding_counts_for_nothing(pooling):
 
 
 def test_the_outputs_begin_with_a_spread_of_about_one():
-    """Where a vector gathers them; a mean over positions of a random signal is smaller."""
+    """With a vector that gathers the sequence; a mean over positions of a random signal is smaller."""
     assert 0.5 < small([3, 32], 400, width=64, pooling="cls")(torch.randn(64, 3, 32)).std() < 2
 
 

@@ -19,7 +19,7 @@ def test_positions_tell_patches_apart():
     torch.manual_seed(0)
     model = ViT((1, 8, 8), 5, width=16, depth=2, num_heads=2).eval()
     x = torch.randn(2, 1, 8, 8)
-    moved = x.roll(4, 3)  # the patches change places
+    moved = x.roll(4, 3)  # the patches exchange positions
     assert not torch.allclose(model(x), model(moved))
     with torch.no_grad():
         model.positions.zero_()

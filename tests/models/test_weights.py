@@ -44,7 +44,7 @@ def test_a_run_s_folder_gives_its_best(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     values = state()
     inner = {f"model.{name}": value for name, value in values.items()}
-    around = {"before.mean": torch.zeros(3), "after.scale": torch.ones(2)}  # of that run's data
+    around = {"before.mean": torch.zeros(3), "after.scale": torch.ones(2)}  # layers for that run's data
     torch.save({"model": inner | around, "step": 7, "value": 0.5}, tmp_path / "checkpoints" / "best.pt")
     model = net()
     load_weights(model, str(tmp_path), strict=True)

@@ -35,8 +35,8 @@ def test_the_weights_of_lazy_layers_are_of_the_seed_alone():
     (few, after_few), (many, after_many) = made(2), made(50)
     assert few["first.weight"].shape == (8, 5)
     assert all(torch.equal(few[name], many[name]) for name in few)
-    assert few["norm.num_batches_tracked"] == 0  # it has learnt nothing
-    assert torch.equal(after_few, after_many)  # nor do those that draw next
+    assert few["norm.num_batches_tracked"] == 0  # the norm has not seen a batch
+    assert torch.equal(after_few, after_many)  # later draws do not change either
     assert not torch.equal(few["first.weight"].flatten()[:24], few["last.weight"].flatten())
 
 
@@ -80,7 +80,7 @@ def test_a_run_with_lazy_layers_is_one_as_any_other(own_folder, capsys):
 
 
 class Layers(nn.Module):
-    """One layer that torch sees, and whatever else."""
+    """One layer that torch sees, and any other attributes."""
 
     def __init__(self, **more):
         super().__init__()

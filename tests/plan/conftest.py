@@ -1,4 +1,4 @@
-"""Folders of a person's own models, for plans."""
+"""Directories of a user's models, for plans."""
 
 import shutil
 from pathlib import Path
@@ -16,7 +16,7 @@ NETWORKS = {"resnet": "ResNet", "transformer": "Transformer", "lstm": "Lstm", "o
 
 @pytest.fixture(scope="session")
 def own_models(tmp_path_factory):
-    """A folder with conf/ and modules, as a person has it."""
+    """A directory with conf/ and modules, like a user's."""
     folder = tmp_path_factory.mktemp("own")
     for group, text in JUDGED.items():
         (folder / "conf" / group).mkdir(parents=True)

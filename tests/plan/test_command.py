@@ -1,4 +1,4 @@
-"""`python -m runner plan` as a person uses it: devices that are not here, verdicts, exit codes, files."""
+"""`python -m runner plan` as a user runs it: devices that this machine lacks, verdicts, exit codes, files."""
 
 import json
 import subprocess
@@ -60,7 +60,7 @@ def test_what_does_not_fit_is_told_with_what_would(own_folder, capsys):
 
 
 def test_one_of_several_processes(own_folder, capsys):
-    """It takes its rows of a batch; with fsdp a part of what is not activations, and whole blocks while they are used."""
+    """Each process has its rows of a batch; with fsdp, a part of everything except activations, and whole blocks while they are used."""
     words = (*LARGE, "device=cuda:0", "plan.device_name=A100-80GB", "train.batch_size=8192")
     alone = plan(capsys, *words, "train.num_processes=1")[1]
     whole = plan(capsys, *words, "train.num_processes=4")[1]
@@ -106,7 +106,7 @@ def test_a_mistake_is_told_before_anything_is_planned(own_folder, capsys):
         code, _, err = plan(capsys, *words)
         assert (code, "Traceback" in err) == (2, False), words
         assert said in err, words
-        assert "CPU-only build" not in err, words  # a device that is not here is no mistake of a plan
+        assert "CPU-only build" not in err, words  # a plan allows a device that this machine lacks
     assert list(own_folder.iterdir()) == []
 
 
@@ -123,7 +123,7 @@ def test_a_streamed_batch_has_the_next_one_beside_it(own_folder, capsys):
     words = ("device=cuda:0", "data=synthetic", "data.num_rows=4000", "model=linear", "train.batch_size=512")
     streamed, captured = (plan(capsys, *words, more)[1] for more in ("data.residency=stream", "train.cuda_graph=true"))
     batch = 512 * 64 * 4 + 512 * 8
-    block = 3200 * 64 * 4 + 3200 * 8  # that many batches in one copy: here all of the training split
+    block = 3200 * 64 * 4 + 3200 * 8  # the number of batches in one copy: here, the whole training split
     assert streamed["memory"]["parts"]["batch"] == 2 * block
     assert [each["memory"]["parts"]["libraries"] / 2**20 for each in (streamed, captured)] == [64, 128]  # cuBLAS
     assert streamed["step"]["bytes_moved_to_device"] == batch
@@ -181,7 +181,7 @@ worker.main()
 
 
 def test_a_device_that_cant_be_simulated_is_said(own_folder, capsys, monkeypatch, warm_programs):
-    """As on a system whose torch has another layout: the child ends abruptly."""
+    """As on a system whose torch has another layout: the child process ends abruptly."""
 
     def start(words, **more):
         assert words[-3:-1] == ["-m", "runner.plan.worker"]

@@ -1,4 +1,4 @@
-"""A plan names what is in the wrong place, with its path and line, and says nothing of what is sound."""
+"""A plan names every misplaced tensor, with its path and line, and reports nothing for sound models."""
 
 import judge
 import pytest
@@ -7,7 +7,7 @@ from once import once
 from simulated import run_simulated
 
 pytestmark = pytest.mark.slow
-FREE = ("item", "numpy")  # what is legal, but slow: the run goes on
+FREE = ("item", "numpy")  # legal, but slow: the run continues
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Plans of language models: the text's windows, causal attention and the task, on devices that are not here."""
+"""Plans of language models: the text's windows, causal attention and the task, on devices that this machine lacks."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The learning-rate range test: what is suggested of known curves, and `python -m runner lr-find` itself."""
+"""The learning-rate range test: the suggestion for known curves, and `python -m runner lr-find`."""
 
 import json
 from pathlib import Path
@@ -14,17 +14,17 @@ from torch.optim.lr_scheduler import LinearLR, OneCycleLR
 from runner.device import backends
 from runner.plan.lr_find import _groups, smoothed, suggest
 
-RATES = np.geomspace(1e-6, 10, 141)  # 20 a decade
+RATES = np.geomspace(1e-6, 10, 141)  # 20 per decade
 
 
 def curve(*, falls=1e-3, rises=1.0):
-    """A loss that falls by the rate's logarithm from 2 to 1 around `falls`, and rises from `rises` on."""
+    """Return a loss that falls with the rate's logarithm from 2 to 1 around `falls`, and rises from `rises` on."""
     return 2 - 1 / (1 + (falls / RATES) ** 2) + (RATES / rises) ** 3
 
 
 def test_the_steepest_place_is_found_and_the_smaller_rate_is_taken():
     found = suggest(RATES, curve())
-    assert 1e-3 < found.steepest < 3e-3  # a running mean comes late
+    assert 1e-3 < found.steepest < 3e-3  # a running mean lags
     assert found.lowest / 10 == found.tenth_of_lowest
     assert found.suggested == min(found.steepest, found.tenth_of_lowest)
     assert "run away" in found.ending and found.rates[-1] < RATES[-1]
@@ -76,7 +76,7 @@ def test_a_schedule_that_sets_all_rates_leaves_nothing_out():
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path_factory, monkeypatch):
-    """The current folder is an empty one, and not the one that the command writes into."""
+    """The current directory is empty, and not the one that the command writes to."""
     monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
 
 
@@ -106,7 +106,7 @@ def test_as_json_and_the_same_twice(run, tmp_path):
 
 
 def test_it_stops_where_the_loss_runs_away(run, tmp_path):
-    """At a rate of a million nothing is left to learn: most of the steps are not trained."""
+    """At a rate of a million, the loss diverges at once: most of the steps are not taken."""
     words = [
         "lr-find",
         *WORDS,

@@ -1,4 +1,4 @@
-"""A plan's memory against the truth: what torch's own allocator counts in a real step on this CPU."""
+"""A plan's memory compared with a real step on this CPU, by the count of torch's allocator."""
 
 import random
 
@@ -37,7 +37,7 @@ def taken(_, *words):
     return measure(cfg_of(words))
 
 
-#: those of one commit
+#: each commit tests three
 DRAWN = random.Random(f"{seeded.SEED} memory").sample(sorted(RUNS), 3)
 
 
@@ -61,7 +61,7 @@ def test_blocks_are_proposed_where_a_step_fits_with_them_alone(usable_mib, patte
 
 
 def evaluated(_, *words):
-    """With 20 MiB to be used."""
+    """Return the worker's answer with 20 MiB of usable memory."""
     request = {**REQUEST, "usable_bytes": 20 * 2**20, "seconds": 20}
     with simulated_device("cpu", has_numbers=False) as device:
         return look(cfg_of(words), device, request)

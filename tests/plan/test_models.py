@@ -1,4 +1,4 @@
-"""Plans of the models that come with the runner: on hardware that is not here each would run and reads nothing."""
+"""Plans of the runner's models: each would run on hardware that this machine lacks, and reads nothing."""
 
 import random
 
@@ -9,14 +9,14 @@ from once import once
 from simulated import run_simulated
 
 pytestmark = pytest.mark.slow
-#: those of one commit
+#: each commit tests some
 DRAW = random.Random(f"{seeded.SEED} models")
 NAMES = {"cuda:1": DRAW.sample(sorted(CASES), 3), "mps": DRAW.sample(sorted(CASES), 1)}
 
 
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory):
-    """In a folder without a conf/ of its own, whose files would stand before the runner's."""
+    """In a directory without conf/, whose files would replace the runner's."""
     folder = tmp_path_factory.mktemp("models")
     return once(lambda device: run_simulated("cpu", plan_models, device, NAMES[device], cwd=folder))
 

@@ -1,4 +1,4 @@
-"""What is planned for, and what is assumed of it."""
+"""The device of a plan, and the assumptions about it."""
 
 import pytest
 from omegaconf import OmegaConf

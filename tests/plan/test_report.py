@@ -1,4 +1,4 @@
-"""The verdict over what was found, and what is to be written instead."""
+"""The verdict on the findings, and the suggested settings."""
 
 from dataclasses import asdict, replace
 
@@ -169,7 +169,7 @@ def test_what_would_fit_when_it_is_computed_again_is_proposed_first():
 
 
 def test_the_plot_has_all_of_the_memory():
-    """The libraries' and what processes exchange, too: the stack reaches the peak."""
+    """Also that of libraries and of the exchange between processes: the stack reaches the peak."""
     from matplotlib.figure import Figure
 
     parts = {"weights": GIB, "libraries": GIB, "exchange": 2 * GIB}

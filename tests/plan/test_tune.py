@@ -1,4 +1,4 @@
-"""tune: what is tried and why not, what wins and what does not, and the file that it leaves."""
+"""tune: the settings that are tried or refused, the ones that win or lose, and the file that it writes."""
 
 import json
 import time
@@ -92,7 +92,7 @@ def test_numbers_are_the_same_but_for_rounding_at_the_start():
     losses = np.linspace(2, 1, 50)
     assert difference(losses, losses * 1.01) == pytest.approx(0.01)
     assert is_same(losses, losses * (1 + 1e-6), precision="fp32")
-    assert is_same(losses, np.r_[losses[:5], losses[5:] * 1.01], precision="fp32")  # rounding grows
+    assert is_same(losses, np.r_[losses[:5], losses[5:] * 1.01], precision="fp32")  # rounding differences grow
     assert not is_same(losses, losses * 1.01, precision="fp32")
     assert is_same(losses, losses * 1.01, precision="bf16")
 
@@ -220,7 +220,7 @@ def test_once_a_precision_has_won_the_rest_has_to_give_its_numbers(search):
     [
         (1.0, 10.0, "wins"),
         (1.0, 60.0, "too short a run: 60 s of compiling are not won back"),
-        (0.2, 15.0, "too short a run: 15 s of compiling are not won back"),  # 20 s would become 15 + 10
+        (0.2, 15.0, "too short a run: 15 s of compiling are not won back"),  # 20 s would become 15 + 10 s
         (0.1, 10.0, "not tried: it takes 8 s or more, and the run's steps take 10.0 s"),
     ],
 )
@@ -256,7 +256,7 @@ def test_a_run_that_does_not_fit_is_refused(search, monkeypatch, messages):
 
 
 def test_the_file_is_an_overlay_that_says_how_it_is_used(run, monkeypatch):
-    monkeypatch.setattr(tune_measure, "MAX_FIRST_SECONDS", 0.0)  # its losses are those of later steps, too
+    monkeypatch.setattr(tune_measure, "MAX_FIRST_SECONDS", 0.0)  # its losses include those of later steps
     Path("conf").mkdir()
     code, out, err = run("tune", *WORDS, "--seconds", "0.5", "--name", "mine", "--json")
     assert code == 0, err
@@ -271,7 +271,7 @@ def test_the_file_is_an_overlay_that_says_how_it_is_used(run, monkeypatch):
     assert summary["status"] == "finished"
 
 
-@pytest.mark.timeout(300)  # what is closed brings no more losses, and who asks for them waits for ever
+@pytest.mark.timeout(300)  # a closed run reports no more losses, and waiting for them would never end
 def test_where_there_is_no_time_to_try_anything_the_losses_are_those_of_the_run_as_it_is(run, monkeypatch):
     monkeypatch.setattr(tune_measure, "MAX_FIRST_SECONDS", 0.0)
     code, out, err = run("tune", *WORDS, "--seconds", "0.001", "--name", "mine", "--json")
@@ -289,7 +289,7 @@ def test_the_command_has_the_flags_and_a_persons_own_file_is_kept(run, monkeypat
     Path("mine").mkdir()
     Path("mine/big.yaml").write_text("defaults: [config, {override model: mlp}, _self_]\nmodel: {hidden_sizes: [8]}\n")
     words = ["tune", "-cd", "mine", "-cn", "big", *COMMON, "--seconds", "0.001"]
-    for _ in range(2):  # its own file is written again
+    for _ in range(2):  # the second call replaces its file
         code, out, err = run(*words, "--name", "own", "--json")
         assert code == 0, err
         assert json.loads(out)["use"].startswith("python -m runner -cd mine -cn big device=cpu ")

@@ -1,4 +1,4 @@
-"""The search for the largest batch, and the sizes that it starts with."""
+"""The search for the largest batch, and its first sizes."""
 
 import time
 from types import SimpleNamespace
@@ -26,7 +26,7 @@ def test_it_fits_and_little_more_would_not(peak, start):
     [
         (lambda n: 10**6 + n, 0, 4),  # not even one row
         (lambda n: 900 * n, 1, 6),
-        (lambda n: 10, MAX_ROWS, 24),  # it does not grow
+        (lambda n: 10, MAX_ROWS, 24),  # does not grow
         (lambda n: (4096 + 123 * n) / 10**6, (10**9 - 4096) // 123, 5),
     ],
 )

@@ -1,4 +1,4 @@
-"""Plans of architectures that plan was not written for: verdicts, what waits, what goes by values; the CPU's own operations."""
+"""Plans of architectures that plan was not written for: verdicts, waits, control flow by values, and the CPU's operations."""
 
 import random
 import shutil
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 SUPPORT = Path(__file__).parents[1] / "support"
 
 
-#: those of one commit
+#: each commit tests some
 DRAW = random.Random(f"{seeded.SEED} zoo")
 BOTH = DRAW.sample(IN_HALVES, 1)
 WOULD_RUN = [*map(case_of, BOTH), *DRAW.sample([case for case in SOUND if case.name not in BOTH], 3)]
@@ -40,7 +40,7 @@ def judged(own_models):
 
 
 def lines_of(findings):
-    """Of the zoo by their lines; all of a library's and the runner's as one."""
+    """Return the lines of the findings in the zoo; findings in libraries or the runner count as one."""
     return {found["line"] if found["line"].startswith("zoo.py:") else "torch" for found in findings}
 
 

@@ -1,4 +1,4 @@
-"""What a split is measured by, where rows are made."""
+"""The metrics of a split with generated rows."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""A person's own function as the task: named in YAML, looked at, and refused where it would go wrong in silence."""
+"""A user's function as the task: named in YAML, checked, and refused if it would fail silently."""
 
 from functools import partial
 
@@ -68,7 +68,7 @@ def test_it_is_built_from_yaml(own_folder):
 
 
 def test_run_with_targets_of_one_number_fits(own_folder):
-    """Targets (N, 1) would broadcast against outputs (N,), and the loss would stay at the variance."""
+    """Targets (N, 1) would broadcast against outputs (N,), and the loss would remain at the variance."""
     (own_folder / "sums.py").write_text(
         "import torch\n"
         "from torch.nn.functional import mse_loss\n"

@@ -1,4 +1,4 @@
-"""Metrics over a whole split equal scikit-learn's, whatever its batches; nothing in a batch reads the device."""
+"""Metrics over a whole split equal scikit-learn's for any batches, and nothing in a batch reads the device."""
 
 import math
 
@@ -37,7 +37,7 @@ def measured(task, inputs, targets, size=50, **settings):
     return evaluate(nn.Identity(), task, batches, precision=make_precision("fp32", device=CPU), **settings)
 
 
-@pytest.mark.filterwarnings("ignore:y_pred contains classes not in y_true")  # sklearn's own word
+@pytest.mark.filterwarnings("ignore:y_pred contains classes not in y_true")  # from sklearn
 def test_a_class_that_the_split_lacks_is_no_zero():
     logits, targets = classes(4)
     logits, targets = logits[targets != 2], targets[targets != 2]
@@ -216,7 +216,7 @@ def expected_of_numbers(said, true):
 def test_every_short_name_has_scikit_learns_number(kind, outputs):
     logits, targets = classes(outputs)
     logits = logits[:, :1] + 2 if outputs == 1 else logits
-    if kind == "multilabel":  # each label another share of the rows, or macro and micro are alike
+    if kind == "multilabel":  # another share of the rows for each label, as macro and micro would be equal otherwise
         edges = torch.tensor([-0.9, 0.0, 1.4])
         targets = (logits + torch.randn(logits.shape, generator=torch.Generator().manual_seed(9)) > edges).float()
     elif outputs == 1:
@@ -253,7 +253,7 @@ def test_an_evaluation_is_not_part_of_the_next_one_even_when_it_was_broken_off()
 
     with pytest.raises(KeyboardInterrupt):
         evaluate(nn.Identity(), task, breaks_off(), precision=make_precision("fp32", device=CPU), eval_step=judge)
-    judge(nn.Identity(), (logits[:9], targets[:9]))  # left in it
+    judge(nn.Identity(), (logits[:9], targets[:9]))  # leaves values in the task
     assert measured(task, logits, targets) == whole
 
 

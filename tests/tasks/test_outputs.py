@@ -1,4 +1,4 @@
-"""Models that return more than one tensor, or none: what came back is named, and one of them can be taken."""
+"""Models that return several tensors, or none: the error names the outputs, and one of them can be selected."""
 
 from collections import namedtuple
 from types import SimpleNamespace
@@ -78,6 +78,6 @@ def test_every_task_takes_it():
     ids=["dict", "alone", "tensor"],
 )
 def test_a_batch_of_another_form_is_told(task, batch, is_what):
-    """As of rows that are mappings: it was a KeyError: 0."""
+    """E.g., rows that are mappings: it used to be a KeyError: 0."""
     (problem,) = problems_of(task, lambda inputs: inputs, batch)
     assert problem.message == f"a batch is {is_what}, and this task takes (inputs, targets)"

@@ -30,7 +30,7 @@ def test_the_losses():
 
 @pytest.mark.parametrize("loss", ["mse", "mae", "huber"])
 def test_gradients_of_scaled_targets_are_the_same_in_each_unit(loss):
-    """The value is in the targets' own; a delta is, too."""
+    """The loss is in the targets' units, and so is a delta."""
     units = torch.tensor([1e-6, 1e6])
     targets = torch.tensor([[0.5, -1.0], [2.0, 3.0], [0.1, -0.4]])
     outputs = torch.zeros(3, 2, requires_grad=True)

@@ -1,4 +1,4 @@
-"""`python -m runner compare`: what a person types, and what is said."""
+"""`python -m runner compare`: its arguments and its output."""
 
 import json
 import shlex
@@ -18,7 +18,7 @@ from runner.tools.compare import compare
 
 
 def sweep_of(folder, models, *, seeds=range(8), metric="val/loss", mode="min"):
-    """A sweep's folder: models, by name a function of the seed."""
+    """Write a sweep. models: By name, a function of the seed."""
     sweep = Folder(folder, (f"model={','.join(models)}", f"seed={','.join(map(str, seeds))}"))
     for model, value in models.items():
         for seed in seeds:
@@ -209,7 +209,7 @@ def test_a_sweep_without_validation_rows_has_its_test_metrics(own_folder, capsys
 
 
 def test_no_winner_is_named_without_a_decision(own_folder, capsys):
-    """Of a report: neither the luckiest job nor the best mean is printed in bold while chance might have made it."""
+    """In a report, neither the best job nor the best mean is bold if its lead may be due to chance."""
     undecided = sweep_of(own_folder / "u", {name: MODELS[name] for name in ("cnn", "linear")})
     decided = sweep_of(own_folder / "d", {name: MODELS[name] for name in ("cnn", "mlp")})
     for folder, winner, words in ((undecided, None, "undecided: ~"), (decided, "model=cnn", "worse")):
@@ -227,7 +227,7 @@ def test_no_winner_is_named_without_a_decision(own_folder, capsys):
 
 
 def with_diverged(folder, value, *, gone):
-    """mlp reaches a value by its seed; cnn diverges with as many of 8 seeds, and reaches 0.4 with the others."""
+    """Write a sweep in which mlp has a value by its seed, and cnn diverges with `gone` of 8 seeds and has 0.4 with the others."""
     sweep = Folder(folder)
     for model in ("mlp", "cnn"):
         for seed in range(8):
@@ -263,7 +263,7 @@ def stored(client, experiment, *, parent=None, status="FINISHED", losses=(), **p
 
 
 def test_a_stores_runs_by_their_ids(own_folder, empty_store, monkeypatch, capsys):
-    """Of a sweep whose folder is elsewhere: its jobs, each by its best value, paired by their seeds."""
+    """Runs of a sweep whose directory is elsewhere: its jobs, each by its best value, paired by their seeds."""
     shutil.copy(empty_store, own_folder / "mlflow.db")
     client = MlflowClient(f"sqlite:///{own_folder}/mlflow.db")
     experiment = client.create_experiment("elsewhere", str(own_folder / "artifacts"))
@@ -279,7 +279,7 @@ def test_a_stores_runs_by_their_ids(own_folder, empty_store, monkeypatch, capsys
     for seed in range(8):
         gone = stored(client, experiment, parent=sweep, status="FAILED", model___target_="gone", seed=seed)
         client.log_metric(gone, "train/loss", float("nan"), step=3)
-    monkeypatch.setattr("runner.sweep.report.stored.MOST_RUNS", 10)  # a page: the others are asked for, too
+    monkeypatch.setattr("runner.sweep.report.stored.MOST_RUNS", 10)  # per page: the other pages are requested, too
     ids = [jobs["mlp", 0], jobs["cnn", 0]]
     assert cli.main(["compare", sweep, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["comparisons"]
@@ -290,7 +290,7 @@ def test_a_stores_runs_by_their_ids(own_folder, empty_store, monkeypatch, capsys
     ]
     client.set_tag(
         sweep, "max_seeds", "64"
-    )  # it looked four times for a winner: eight pairs of one sign come by chance too often
+    )  # the sweep had four looks: eight pairs of one sign occur by chance too often
     assert {each.verdict for each in compare([sweep])} == {"undecided"}
     (two,) = compare(ids)
     assert (two.mean_a, two.mean_b, two.difference.is_paired) == (MODELS["mlp"](0), MODELS["cnn"](0), True)
@@ -305,4 +305,4 @@ def test_table_in_a_pipe_has_one_line_per_metric(own_folder, monkeypatch, capsys
     folder = sweep_of(own_folder / "multirun/1", {60 * name[0]: value for name, value in MODELS.items()})
     assert cli.main(["compare", str(folder)]) == 0
     said = capsys.readouterr().out.splitlines()
-    assert len(said) == 4 and max(map(len, said)) > 80  # the best one, headings, the two others
+    assert len(said) == 4 and max(map(len, said)) > 80  # the best one, the headings, the two others

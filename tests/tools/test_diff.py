@@ -1,4 +1,4 @@
-"""`python -m runner diff`: planted differences by name, where curves part, several runs, a store, and the first operation."""
+"""`python -m runner diff`: known differences by name, the step where curves diverge, several runs, a store, and the first operation."""
 
 import json
 import shutil
@@ -15,7 +15,7 @@ from runner.tools import diff
 from runner.tracking.journal import Journal
 from runner.tracking.journal_reader import read_events
 
-#: the file is differing_nets.py, a name that no other test imports: a run's own module stays imported in this process
+#: in differing_nets.py, a name that no other test imports: a run's module stays imported in this process
 MODEL = """
 from torch import nn
 
@@ -43,7 +43,7 @@ def write_rows(changed=0.0):
 
 @pytest.fixture
 def base(own_folder):
-    """outputs/a/run, of a model of one's own in a folder that git knows nothing of."""
+    """outputs/a/run, with a custom model in a directory outside a Git repository."""
     write_rows()
     Path("differing_nets.py").write_text(MODEL)
     Path("conf/model").mkdir(parents=True)
@@ -57,7 +57,7 @@ def train(name, *words):
 
 
 def differences(capfd, *names):
-    """What the command says as JSON, and the differences by their names."""
+    """Return the command's JSON, and the differences by their names."""
     capfd.readouterr()
     assert cli.main(["diff", *(f"outputs/{name}/run" for name in names), "--json"]) == 0
     found = json.loads(capfd.readouterr().out)
@@ -137,7 +137,7 @@ def test_versions_machine_and_device(base, capfd):
     assert by_name["torch"][1] == "1.2.3" and by_name["packages"] == ["a-package none", "a-package 7"]
     assert by_name["device"][1] == "cuda:0 (NVIDIA H200)"
     assert found["sentence"].startswith("their curves are bitwise identical (")
-    (folder / "environment.txt").unlink()  # as runs of before had none of machine and threads
+    (folder / "environment.txt").unlink()  # former runs did not record the machine and threads
     found, by_name = differences(capfd, "a", "b")
     assert by_name["versions"][1] == "not known" and found["not_known"] == [
         "versions",

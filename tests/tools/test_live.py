@@ -1,4 +1,4 @@
-"""A run as it comes: what is new is read once, how it ends, and curves in columns."""
+"""A run in progress: new points are read once, its end, and curves in columns."""
 
 import os
 
@@ -51,8 +51,8 @@ def test_a_run_that_was_killed_has_no_end(tmp_path, monkeypatch):
         start(journal)
         run.read(), other.read()
         assert run.status == "running"
-    assert run.status == "killed"  # its lock was seen, and is gone
-    assert other.status == "running"  # may be of another machine, and has just been written
+    assert run.status == "killed"  # its lock was seen before, and is gone
+    assert other.status == "running"  # it may run on another machine, and was written recently
     os.utime(tmp_path / FILE, (0, 0))
     assert other.status == "killed"
 
@@ -88,7 +88,7 @@ def test_a_spike_of_one_step_shows_in_its_column():
     found = thin((steps, values), 10, first=1, last=1000)
     assert found.greatest[5] == 9.0 and found.least[5] == 2.0 and found.mean[5] == pytest.approx(2.07)
     assert np.isnan(found.mean[7]) and not np.isnan(found.mean[[0, 9]]).any()
-    again = np.argsort(np.random.default_rng(0).random(1000))  # one that went on from before
+    again = np.argsort(np.random.default_rng(0).random(1000))  # a resumed run
     assert np.array_equal(
         thin((steps[again], values[again]), 10, first=1, last=1000).greatest, found.greatest, equal_nan=True
     )

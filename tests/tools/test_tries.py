@@ -1,4 +1,4 @@
-"""Tries of changes: what each look asks for and decides, how often luck is kept, and the ledger."""
+"""Tries of changes: the jobs and the decision of each look, how often chance is kept, and the ledger."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ SEEDS = range(48)
 
 
 class Configuration:
-    """Its value with a seed is the seed's own part, what the configuration is better by, and luck."""
+    """Its value for a seed is the seed's part, the configuration's gain, and chance."""
 
     def __init__(self, random, *, gain=0.0, luck=0.3):
         self.random, self.gain, self.luck, self.values = random, gain, luck, {}
@@ -31,7 +31,7 @@ def tried(new, best, common):
 
 
 def kept_of(num_tries, seed):
-    """Tries of what is no better, each against the last one that was kept, whose values they share."""
+    """Try equal configurations, each against the last one that was kept, with the same values for a seed."""
     random = np.random.default_rng(seed)
     common, best, kept = random.normal(size=len(SEEDS)), Configuration(random), 0
     for _ in range(num_tries):
@@ -64,7 +64,7 @@ def line_of(values, other=0.0, goal=LOSS, **more):
 
 
 def test_what_is_asked_for_look_by_look():
-    """All seeds of the first two look as well; then it is given up as soon as it looks no better."""
+    """All seeds of the first two looks in any case; after that, it is discarded as soon as it does not look better."""
     for known, wanted in ((0, 4), (4, 12), (12, 24), (24, 48)):
         mixed = [0.4 * (-1) ** seed - 0.1 for seed in range(known)]
         assert line_of(mixed) == list(range(wanted))
@@ -89,7 +89,7 @@ def test_verdicts(values, goal, verdict, why):
 
 
 def test_when_the_time_is_up():
-    """Those seeds count that both have by then; few of them keep nothing, however good."""
+    """Only common seeds count; a few of them keep nothing, however good they are."""
     found = line_of([-1 - seed / 100 for seed in range(10)], is_over=True)
     assert (
         found.verdict == "undecided"
@@ -100,7 +100,7 @@ def test_when_the_time_is_up():
 
 
 def test_values_that_can_not_be_more():
-    """Of code that is gone: its seeds are all there are."""
+    """The code is gone: its seeds can't be extended."""
     theirs = dict.fromkeys(range(3, 17), 0.0)
     assert look(LOSS, list(theirs), {}, theirs) == [3, 4, 5, 6]
     ours = {seed: 0.4 * (-1) ** seed - 0.1 for seed in theirs}
@@ -108,7 +108,7 @@ def test_values_that_can_not_be_more():
 
 
 def test_others_are_asked_for_in_the_place_of_seeds_that_fail():
-    """The looks are as long as ever, and the last one is as long as what is left."""
+    """The looks have the same length as always, and the last one has the remaining seeds."""
     theirs = dict.fromkeys(set(range(12)) - {5}, 0.0)
     ours = {seed: 0.4 * (-1) ** seed - 0.1 for seed in range(12)}
     assert look(LOSS, SEEDS, ours, theirs) == [*range(12)]
@@ -125,7 +125,7 @@ def test_the_ledger(tmp_path):
         against = {"name": "a run", "code": code if number < 3 else {}, "values": {str(number): 0.5}}
         tries.write(file, {"try": number, "verdict": verdict, "against": against})
     with file.open("a") as stream:
-        stream.write('{"try": 4, "verd')  # a kill
+        stream.write('{"try": 4, "verd')  # like after a kill
     assert [line["try"] for line in tries.read(file)] == [1, 2, 3]
     tries.write(file, {"try": 5, "verdict": "kept", "against": against})
     lines = tries.read(file)

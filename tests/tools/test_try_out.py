@@ -1,4 +1,4 @@
-"""`python -m runner try`, as it is typed: real runs, kept and discarded; what is refused, and how to go about it instead."""
+"""`python -m runner try`, as a user types it: real runs, kept and discarded; and errors with their fixes."""
 
 import json
 import shlex
@@ -57,7 +57,7 @@ def test_a_night(answer, own_folder):
     assert better["difference"]["n"] == 12 and better["difference"]["high"] < 0 and better["fair"]["by"] == "epochs"
     assert better["configuration"][-1] == "optimizer.lr=0.03" and "+model.salt=0" in better["configuration"]
     worse = (
-        ("model.salt=1", ""),  # as good, with luck of its own
+        ("model.salt=1", ""),  # equally good, with other random values
         ("model.salt=13", "a run of it has no value: seed 0: train/loss is nan at step 1"),
         ("metrics.pull_every=7", "bitwise identical values with 4 seeds"),
     )
@@ -75,7 +75,7 @@ def test_other_code_is_tried_by_its_seeds(answer, own_folder):
     (own_folder / "own.py").write_text(MODEL)
     answer(*SHORT, "model._target_=own.Salted", "+model.salt=0")
     (own_folder / "own.py").write_text(MODEL + "\n# changed\n")
-    answer("try", "--against", "last")  # of files outside a repository no run notes anything
+    answer("try", "--against", "last")  # a run does not record files outside a repository
     (own_folder / "own.py").write_text(MODEL + "        self.weight.data *= 20\n")
     code, found, said = answer("try")
     assert (code, found["verdict"], found["words"]) == (1, "discarded", []), said
@@ -125,7 +125,7 @@ def test_a_folder_that_hydra_reads_in_quotes_alone(tmp_path, monkeypatch):
     own, other = (Side(name, [], [], Goal("val/loss", "min"), {}) for name in ("try 1", "last"))
     folder = tmp_path / "it's übung, 1 & (2)"
     over = try_out._decide(own, other, [], folder, is_new=True, is_over=True)
-    assert over.why.startswith("the time was up after 0 seeds of both") and not found  # nothing is begun
+    assert over.why.startswith("the time was up after 0 seeds of both") and not found  # nothing is started
     assert try_out._decide(own, other, [], folder, is_new=True) is decided
     assert found[0].hydra.sweep.dir == str(folder)
 
@@ -167,7 +167,7 @@ def test_one_of_several_folds_is_named_as_the_sweep_has_it(own_folder, capsys):
 
 
 def test_mistakes_in_what_is_tried(at_home, run):
-    """Nothing of them is a try."""
+    """None of them starts a try."""
     for words, so in (
         (["optimizer.lrr=1"], "optimizer.lr"),
         (["train.num_epochs=3"], "longer training is not a better configuration"),

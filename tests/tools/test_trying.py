@@ -1,4 +1,4 @@
-"""The rounds of a try: what is run where runs have no value, and that it ends. What runs is pretended."""
+"""The rounds of a try: the jobs for missing values, and the end. The runs are simulated."""
 
 from types import SimpleNamespace
 
@@ -16,7 +16,7 @@ MOST_ROUNDS = 60
 
 @pytest.fixture
 def tried(monkeypatch):
-    """The decision, and the seeds of the reference's jobs. state: of its jobs, by seed."""
+    """Return a function for the decision and the seeds of the reference's jobs. state: Of its jobs, by seed."""
 
     def run(state, known=()):
         own = Side("try 1", [], ["optimizer.lr=0.1"], LOSS, {})

@@ -1,4 +1,4 @@
-"""`python -m runner watch`: frames of a run and of a sweep, over a pipe, and in a terminal that is as it was afterwards."""
+"""`python -m runner watch`: frames of a run and of a sweep, in a pipe, and in a terminal that is restored afterwards."""
 
 import json
 import os
@@ -20,11 +20,11 @@ from runner.tools.live import thin
 from runner.tools.watch import Canvas
 from runner.tracking.journal import Journal
 
-pty, termios = pytest.importorskip("pty"), pytest.importorskip("termios")  # not of Windows
+pty, termios = pytest.importorskip("pty"), pytest.importorskip("termios")  # not on Windows
 
 
 def begin(folder, *, num_steps=200, names=("train/loss", "val/loss", "train/accuracy"), seed=0):
-    """A run's folder, and its journal with half of its steps."""
+    """Write a run's directory, and a journal with half of its steps."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "rerun.yaml").write_text("seed: 0\n")
     journal = Journal(folder)
@@ -72,7 +72,7 @@ def test_over_a_pipe_one_frame_without_moves(run, capsys, monkeypatch):
 
 def test_for_programs_one_frames_data(run, capsys):
     with Journal(run) as journal:
-        start(journal)  # it goes on, and nobody waits for its end
+        start(journal)  # it was resumed, and the command does not wait for its end
         assert cli.main(["watch", str(run), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["status"], found["step"], found["goal"]) == ("running", 100, "val/loss")
@@ -87,8 +87,8 @@ def test_for_programs_one_frames_data(run, capsys):
         ([10, 20, 24], [10, 20, 24]),
         (list(range(1, 501)), list(range(1, 501))),
         (list(range(7, 3000, 7)), list(range(7, 3000, 7))),
-        (list(range(1, 1001)), list(range(1, 1001, 2))),  # two to a column
-        ([10, 20, 10, 24], [10, 20, 24]),  # it went on from before
+        (list(range(1, 1001)), list(range(1, 1001, 2))),  # two per column
+        ([10, 20, 10, 24], [10, 20, 24]),  # resumed from an earlier step
     ],
 )
 def test_a_curve_for_programs_has_steps_of_the_run(own_folder, capsys, steps, expected):
@@ -135,7 +135,7 @@ def test_a_line_is_in_one_piece_and_a_band_lies_behind_it():
 
 
 class Screen:
-    """A terminal of our own: what is drawn on it, and keys that are typed once something is there."""
+    """A pseudo-terminal: it records the drawn text, and types keys once a text appears."""
 
     def __init__(self, monkeypatch):
         self.ours, theirs = pty.openpty()
@@ -148,7 +148,7 @@ class Screen:
             monkeypatch.setenv(name, value)
 
     def when(self, text, do):
-        """Reads along in a thread of its own, and does that once when the text was drawn."""
+        """Read in a thread, and call the function once after the text was drawn."""
 
         def read():
             is_done = False
@@ -167,7 +167,7 @@ class Screen:
         self.thread.start()
 
     def close(self):
-        """Everything that was drawn; the terminal's settings are as they were."""
+        """Return everything that was drawn; check that the terminal's settings are restored."""
         self.out.write("[the end]")
         self.out.flush()
         self.thread.join(30)
@@ -215,7 +215,7 @@ def test_it_ends_with_the_run_and_the_last_frame_stays(own_folder, monkeypatch):
     screen = Screen(monkeypatch)
 
     def go_on():
-        monkeypatch.setenv("COLUMNS", "100")  # its window is made wider meanwhile
+        monkeypatch.setenv("COLUMNS", "100")  # makes its window wider during the run
         journal.points(["train/loss"], [200], [0], [[0.25]])
         time.sleep(0.3)
         end(journal)

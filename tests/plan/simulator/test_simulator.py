@@ -1,4 +1,4 @@
-"""The pretended device keeps a device's rules and the CPU's numbers, and a step on it reads nothing."""
+"""The simulated device follows a device's rules and has the CPU's numbers, and a step on it reads nothing."""
 
 import contextlib
 import copy
@@ -34,7 +34,7 @@ NUM_STEPS = 8
 
 
 def everything(device):
-    """What the tests below ask of a device, in one process for each, since a process takes seconds to start."""
+    """Run the parts of the tests below, in one process per device, as a process takes seconds to start."""
     parts = [train_all, read_everything, stream]
     if device.type != "cpu":
         parts += [break_rules, keep_house, ask_torch]
@@ -82,7 +82,7 @@ CASES = {
 
 
 def train(device, *, model, optimizer, clip=None, ema=False, group=1, half=None):
-    """Some steps: what a run does, in small. Its rows, a digest of all weights, and what the steps read."""
+    """Take some steps like a run. Returns its rows, a digest of all weights, and the reads of the steps."""
     torch.manual_seed(0)
     model = model().to(device)
     parameters = list(model.parameters())
@@ -138,14 +138,14 @@ def test_training_gives_the_cpus_numbers_and_reads_nothing(device, name):
     assert there["devices"] == ["cuda:1" if device == "cuda:1" else "mps:0"]
     assert there["reads"] == here["reads"] == []
     assert here["rows"][-1][0] < here["rows"][0][0]
-    if "16" in name:  # each kind of device has its own list of what autocast leaves in float32
+    if "16" in name:  # each kind of device has a list of operations that autocast leaves in float32
         assert torch.allclose(torch.tensor(there["rows"]), torch.tensor(here["rows"]), atol=0.01)
     else:
         assert {**there, "devices": None} == {**here, "devices": None}
 
 
 def read_everything(device):
-    """What HostReads says of one line after the other."""
+    """Return the reads that HostReads finds in each line."""
     torch.manual_seed(0)
     x, t, mask = torch.randn(4, 3).to(device), torch.tensor(2).to(device), torch.ones(4, 3, dtype=torch.bool).to(device)
     calls = [
@@ -184,7 +184,7 @@ def read_everything(device):
 def test_a_read_is_named_on_a_device_as_on_the_cpu(device):
     there, here = list(results(device)["read_everything"]), list(results("cpu")["read_everything"])
     assert [len(found) for found in here] == [1] * 11 + [0] + [1] * 3 + [0] + [1] * 5 + [0]
-    # x[mask] = 0 is the one that differs: C++ makes the 0 a tensor of the host for CUDA, and of the device for MPS
+    # x[mask] = 0 differs: C++ converts the 0 to a tensor on the host for CUDA, and on the device for MPS
     assert here.pop(11) == []
     assert there.pop(11) == (["tensor[mask] = value"] if device == "mps" else [])
     assert there == here
@@ -250,10 +250,11 @@ def test_the_wheels_list_tells_what_mps_has():
 
 
 def keep_house(device):
-    """What surrounds a step: modules that move, checkpoints, copies, threads."""
+    """Test the operations around a step: modules that move, checkpoints, copies, threads."""
     model = CNN()
     weight, tied = model.head.weight, nn.ModuleList([model.head, nn.Sequential(model.head)])
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)  # before it moves: its parameters stay the objects
+    # before the model moves: its parameters remain the same objects
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     model.to(device)
     tied.to(device)
     x, y = (part.to(device) for part in rows())
@@ -279,11 +280,11 @@ def keep_house(device):
     thread.join()
     copied, q = copy.deepcopy(model), torch.randn(1, 2, 3, 4).to(device)
     leaf = torch.ones(2, 2, device=device, requires_grad=True)
-    leaf.clamp(max=3.0).sum().backward()  # C++ makes zeros in there, on the device that the engine believes in
+    leaf.clamp(max=3.0).sum().backward()  # C++ creates zeros here, on the device that the autograd engine uses
     with torch.inference_mode():
         host, there = torch.zeros(2), torch.ones(2, device=device)
         written = [host.copy_(there) is host, there.add_(1) is there, there.device == device]
-    host.double().copy_(torch.ones(2, device=device))  # float64 stays on the host: nothing for MPS to refuse
+    host.double().copy_(torch.ones(2, device=device))  # float64 stays on the host, so that MPS need not refuse it
     return {
         "identity": model.head.weight is weight and isinstance(weight, nn.Parameter) and weight.device == device,
         "tied": tied[0].weight is tied[1][0].weight,
@@ -310,18 +311,18 @@ def test_what_surrounds_a_step_works(device, name):
         **dict.fromkeys(("identity", "tied", "resumed", "thread", "deepcopy", "backward", "attention"), True),
         "in inference mode": True,
         "loaded onto": name,
-        "foreach": device == "cuda:1",  # what torch.optim chooses by itself
+        "foreach": device == "cuda:1",  # torch.optim's automatic choice
         "back": "cpu",
         "in place": [3, 2],
         "repr": f"tensor([1.], device='{name}')",
-        "by kind": 0,  # "cuda" is cuda:0 until torch.cuda.set_device says otherwise
+        "by kind": 0,  # "cuda" is cuda:0 until torch.cuda.set_device changes it
         "by number": ["cuda:0" if device == "cuda:1" else "mps:0"] * 2,
         "module": "torch.cuda" if device == "cuda:1" else "torch.mps",
     }
 
 
 def stream(device):
-    """The project's own loaders and metric buffer: on CUDA pinned memory, a side stream and events."""
+    """The project's loaders and metric buffer: on CUDA with pinned memory, a side stream and events."""
     seen, windows, background = [], [], Background()
     buffer = MetricBuffer(device, windows.append, background=background, pull_every=3)
     settings = {"batch_size": 10, "device": device, "seed": 0, "shuffle": True}
@@ -431,7 +432,7 @@ def break_off(device):
 
 
 def test_the_private_parts_of_torch_that_this_stands_on_are_there():
-    """When torch changes one, this says which; the tests above say what it did."""
+    """If torch changes one, this test names it; the tests above show the effect."""
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib/libc10.so"))
     for symbol in (GUARDS, ADD_GUARD):
         assert hasattr(library, symbol), symbol
@@ -500,5 +501,5 @@ def test_a_torch_built_for_cuda_is_asked_for_no_gpu(device):
     command = [sys.executable, "-c", REGISTERED, device]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, [line for line in done.stderr.splitlines() if not line.startswith(" ")]
-    # a torch built for CUDA looks for the driver's library when it is first asked anything: a plain backward pass does
+    # a torch built for CUDA searches the driver's library at its first use, e.g., in a plain backward pass
     assert "find library=libcuda.so" not in done.stderr.split("BEGINS")[1].split("ENDS")[0]
