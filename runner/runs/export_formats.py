@@ -85,7 +85,7 @@ def onnx(trained: Trained, module: nn.Module, example: Any, file: Path) -> Compu
 
 
 def mlflow(trained: Trained, module: nn.Module, example: Any, folder: Path) -> Compute:
-    """A folder as MLflow logs models: a graph where that works, else a pickle with the modules of the current folder."""
+    """Write a directory in MLflow's format: a graph if possible, else a pickle with the modules of the current directory."""
     import tempfile
 
     from runner.data.tables.columns import columns_in, frame_of

@@ -1,4 +1,4 @@
-"""The speed tables: every peer's command line works and prints all fields, and the table's figures are computed as named."""
+"""The speed tables: every peer's command line works and prints all fields, and the figures are computed as named."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def test_the_order_is_this_one_on_every_machine():
 
 @pytest.mark.parametrize(("number", "row"), [(0.0, 700), (1 - 2**-53, 949)])
 def test_the_least_and_the_largest_number_choose_a_row_too(monkeypatch, number, row):
-    """The smallest number would choose a first class with weight 0, and the largest such a last class: their neighbors are chosen."""
+    """A first class or a last class with weight 0 is not chosen at the extremes: their neighbors are."""
     monkeypatch.setattr(torch, "rand", lambda *shape, dtype, generator: torch.full(shape, number, dtype=dtype))
     assert set(drawn([0, 1, 0]).tolist()) == {row}
 

@@ -149,7 +149,7 @@ TF32_BY_BACKEND = ["cudnn.conv", "cudnn.rnn", "cudnn", "cuda.matmul", "mkldnn"]
 @pytest.mark.parametrize("key", ["", *TF32_BY_BACKEND])
 @pytest.mark.parametrize("is_tf32", [False, True])
 def test_what_a_module_said_of_tf32_does_not_go_on(key, is_tf32):
-    """torch's two interfaces also agree, as their getters raise an exception otherwise: Inductor and torch.export call them."""
+    """torch's two interfaces agree afterwards: otherwise their getters raise, and Inductor and torch.export call them."""
     at = torch.backends
     try:
         for word in filter(None, key.split(".")):

@@ -1,4 +1,4 @@
-"""`devices --bench` with tiny sizes: on this CPU, on simulated devices and on a failing device; and the stored results."""
+"""`devices --bench` with tiny sizes: on this CPU, simulated devices and a failing device; and the stored results."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""The reads of a step on the host, with the CPU as the device; test_simulated.py tests the same on a simulated device."""
+"""The reads of a step on the host, with the CPU as the device; test_simulated.py uses a simulated device."""
 
 import copy
 import io

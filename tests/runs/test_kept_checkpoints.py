@@ -1,4 +1,4 @@
-"""`train.keep_checkpoints`: each kept checkpoint is measured, exported and used as initial weights, like the run's best weights."""
+"""`train.keep_checkpoints`: each kept checkpoint can be measured, exported and used as initial weights."""
 
 import json
 from pathlib import Path

@@ -39,7 +39,7 @@ def end_as_told(payload):
 
 
 def wait(payload):
-    """Write the pid and wait. A SIGTERM ends the process like a run, unless the payload tells it to ignore the signal."""
+    """Write the pid and wait. A SIGTERM ends the process like a run, unless the payload says to ignore it."""
     path, cares = payload.decode().split(":")
     if cares == "no":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""The values that a sweep's run gets from its jobs: the best job's metrics, once, and another's after the sweep was resumed."""
+"""The values of a sweep's run: the best job's metrics, once, and another job's after the sweep was resumed."""
 
 import math
 

@@ -227,7 +227,7 @@ def test_no_winner_is_named_without_a_decision(own_folder, capsys):
 
 
 def with_diverged(folder, value, *, gone):
-    """Write a sweep in which mlp has a value by its seed, and cnn diverges with `gone` of 8 seeds and has 0.4 with the others."""
+    """Write a sweep: mlp has a value by its seed; cnn diverges with `gone` of 8 seeds, and has 0.4 with the others."""
     sweep = Folder(folder)
     for model in ("mlp", "cnn"):
         for seed in range(8):

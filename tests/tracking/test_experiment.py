@@ -1,4 +1,4 @@
-"""The environment names the experiment, like the store; an experiment in MLflow's bin keeps its name, and the error says so."""
+"""The environment names the experiment, like the store; a deleted one keeps its name, and the error says so."""
 
 import json
 

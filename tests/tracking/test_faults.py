@@ -1,4 +1,4 @@
-"""Whole runs with a faulty connection to a real `mlflow server`: each ends well, and everything arrives exactly once."""
+"""Whole runs with faults between them and a real `mlflow server`: each ends well, and everything arrives once."""
 
 import dataclasses
 import json

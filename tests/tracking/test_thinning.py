@@ -37,7 +37,7 @@ def pieces_of(count, rng):
 
 
 def sent(values, *, most, expected, pieces, name=LOSS):
-    """Return the points that are sent of a whole run, one call per record, with the state stored as JSON like in ack.json."""
+    """Return the sent points of a whole run, one call per record, with the state stored as JSON like in ack.json."""
     state = thinning.begin({}, {"most": most, "expected": expected})
     found = []
     for record in records(values, pieces, name):

@@ -60,7 +60,7 @@ class Copied:
 
 
 def test_the_host_is_at_most_two_windows_ahead_of_the_device(background, monkeypatch):
-    """Replays of graphs are queued by the thousand: without a limit, a stop would act on a loop that is minutes ahead."""
+    """Replays of graphs are queued by the thousand: without a limit, a stop would take effect minutes late."""
     buffer, _ = make(background, "cpu", pull_every=10)
     events, delivered = [], []
     copy = MetricBuffer._copy

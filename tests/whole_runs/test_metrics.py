@@ -1,4 +1,4 @@
-"""Whole runs with metrics, derived values and plots: the values that are measured, selected by, stopped at and drawn."""
+"""Whole runs with metrics, derived values and plots: what is measured, selected, stopped at and drawn."""
 
 import json
 from pathlib import Path

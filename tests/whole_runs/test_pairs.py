@@ -1,4 +1,4 @@
-"""Every data set with every model and every task: three steps are trained, or the combination is refused with a suggestion.
+"""Every data set with every model and every task: three steps are trained, or it is refused with a suggestion.
 
 Each commit tests a twelfth of all 720, another one each time; FUZZ_EXAMPLES=40 tests all.
 """

@@ -1,4 +1,4 @@
-"""Research programs give the same losses as the loops that they replace: tests/support/research/programs.py has both."""
+"""Research programs give the losses of the loops that they replace; tests/support/research/programs.py has both."""
 
 import importlib
 import shutil

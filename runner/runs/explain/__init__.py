@@ -1,1 +1,1 @@
-"""`explain`: takes a run up from a checkpoint before a step, replays it with the same bits, and watches that step."""
+"""`explain`: resume a run from a checkpoint before a step, replay it bitwise identically, and watch that step."""

@@ -1,4 +1,4 @@
-"""Tables in the formats of other countries and programs: decimal commas, other dates, no header, rows without a target."""
+"""Tables of other countries and programs: decimal commas, other dates, no header, rows without a target."""
 
 import datetime as dt
 

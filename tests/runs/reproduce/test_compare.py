@@ -28,7 +28,7 @@ def points(values):
     return np.array(list(rows), np.int64), np.array(list(rows.values()), np.float64)
 
 
-#: then, now, whether the runs may have different ends; the verdict, the first step, common, missing and additional points
+#: then, now, whether the ends may differ; the verdict, the first step, common, missing and additional points
 CASES = {
     "equal": ([1.0, 0.5], [1.0, 0.5], False, SAME, None, (2, 0, 0)),
     "NaN is NaN": ([1.0, NAN], [1.0, NAN], False, SAME, None, (2, 0, 0)),

@@ -94,7 +94,7 @@ def test_a_run_that_was_taken_up_reports_nothing_twice(tmp_path, recwarn):
     assert run(tmp_path, number, [1.0, 1.0, 9.0]) is None
     other = study.ask(SPACE).number
     assert run(tmp_path, other, [9.0, 9.0]) is None
-    # killed between the report of epoch 3 and its judgment, and interrupted in epoch 1: judged at the last reported epoch
+    # killed between the report of epoch 3 and its judgment, and interrupted in epoch 1: judged at the last epoch
     trial = study.trials[other]
     study._storage.set_trial_intermediate_value(trial._trial_id, 3, 9.0)
     assert run(tmp_path, other, [9.0, 9.0]) is None

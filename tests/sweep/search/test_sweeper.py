@@ -59,7 +59,7 @@ def events_of(folder):
 
 
 def agrees(folder):
-    """The study, ledger, directories and journals agree on each trial. Returns the numbers of the finished and pruned trials."""
+    """The study, ledger, directories and journals agree. Returns the numbers of the finished and pruned trials."""
     sweep = ledger.read(Path(folder))
     (goal,) = sweep.objectives
     good = []
@@ -154,7 +154,7 @@ def test_that_a_trial_has_one_of_the_seeds_is_said_before_it_begins(words, notes
 
 
 def kill_after(process, num_lines, *, all_of_it):
-    """Kill the process when the ledger has that many lines. all_of_it: Also kill the jobs, which have separate sessions."""
+    """Kill the process at that many lines in the ledger. all_of_it: Also kill the jobs, which have separate sessions."""
     while process.poll() is None:
         path = Path("found/ledger.jsonl")
         if path.exists() and path.read_bytes().count(b"\n") >= num_lines:

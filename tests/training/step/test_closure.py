@@ -1,4 +1,4 @@
-"""Optimizers that compute the loss several times in a step: compared with the loop in torch's documentation, also resumed."""
+"""Optimizers that compute the loss several times in a step, compared with the loop in torch's documentation."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Steps without the optimizer's Python code: bitwise identical, or the optimizer's own step where that is not certain."""
+"""Steps without the optimizer's Python code: bitwise identical, or its own step where that is not certain."""
 
 from __future__ import annotations
 
