@@ -1,6 +1,6 @@
 """Composer: a ComposerClassifier with its train metric, the Trainer, and its MLFlowLogger.
 
-mosaicml 0.32.1 asks for torch<2.7.1 and works with 2.13: `pip install --no-deps mosaicml mosaicml-cli torch_optimizer
+mosaicml 0.32.1 requires torch<2.7.1 and works with 2.13: `pip install --no-deps mosaicml mosaicml-cli torch_optimizer
 pytorch_ranger`, then, with torch pinned, torchvision (of the same index as torch) and coolname py-cpuinfo tabulate
 torchmetrics tqdm backoff gql[websockets] validators questionary ruamel.yaml argcomplete arrow.
 """

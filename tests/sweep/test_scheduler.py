@@ -122,7 +122,7 @@ def test_a_stop_tells_the_jobs_once_and_starts_no_more(run):
 
     log, states, _ = run([prepared(0, "cpu"), prepared(1, "cpu")], ["cpu"], [asked, [], [0]], stop=stop)
     assert log == ["0 on cpu", "SIGTERM"]
-    assert states == ["finished", "planned"]  # it finished after it was told to stop
+    assert states == ["finished", "planned"]  # it finished after the stop was requested
 
 
 class Search:

@@ -159,7 +159,7 @@ def test_a_loss_that_is_not_finite_ends_all_and_leaves_the_checkpoint_before_it(
     told, _ = process.communicate(timeout=LONGEST)
     assert process.returncode == 1 and not members(person), told
     assert "train/loss is nan at step 10;" in summary()["error"]
-    # the checkpoint of step 8, unless the disk is so slow that the next one, which is broken, replaces it first
+    # the checkpoint of step 8, unless the disk is so slow that the next one, which is broken, replaces it in the queue
     assert load(person / "run/checkpoints/last.pt")["step"] in (4, 8)
 
 

@@ -66,7 +66,7 @@ def devices_for(policy: tuple[str, ...], hardware: Hardware) -> tuple[str, ...]:
     """Return the devices that a job with this policy may use.
 
     Raises:
-        RunnerError: If none of them is available, with the reason.
+        RunnerError: If no such device is available, with the reason.
     """
     hardware = explained(policy, hardware)
     first = resolve(policy, hardware).device  # the first available device of a preference list decides the kind

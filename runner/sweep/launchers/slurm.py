@@ -140,8 +140,8 @@ class Scheduled:
         parameters = dict(self._launcher.params)
         if on_cpu:
             self._launcher.params |= {name: None for name in OF_GPUS if name in parameters}
-        # `python -m submitit` searches the current directory for modules first: a directory `runner` of the user would
-        # shadow this package, and a fractions.py Python's module; with -P neither does
+        # `python -m submitit` searches the current directory for modules first: a user's directory `runner` would shadow
+        # this package, and a fractions.py Python's module, also if this process runs with -P
         path = python_path(own=True)
         if not self.is_here:  # not in sbatch's environment: at some sites sbatch is a custom script
             setup = ["export PYTHONSAFEPATH=1", f'export PYTHONPATH={shlex.quote(path)}"${{PYTHONPATH:+:$PYTHONPATH}}"']
@@ -195,7 +195,7 @@ class Scheduled:
 def overrides_of(prepared: Prepared, assigned: Assignment, folder: Path) -> list[str]:
     """Return the job's overrides for submitit, which passes nothing else to the job.
 
-    They include the store: the job composes its configuration again, and would not find a store that another run's directory names.
+    They include the store: the job composes its configuration again, but does not replace the store of an untrusted directory.
     """
     words = prepared.job.overrides
     is_named = any(word.lstrip("+").startswith("tracking.uri=") for word in words)
