@@ -114,7 +114,8 @@ def resolved(cfg: DictConfig, key: str) -> dict[str, Any]:
         match = re.search(r"facts\.(\w+)", str(error))
         name = match[1] if match else "such fact"
         problem = f"this data has no `{name}`; it has {', '.join(f'{fact}={value}' for fact, value in facts.items())}"
-        fix = f"set the argument of `{key}` that refers to it to the value itself"
+        needing = [word for word, text in validate.target_node(cfg, key).items() if text == f"${{facts.{name}}}"]
+        fix = f"set `{key}.{needing[0] if needing else 'KEY'}=...` to the value itself"
         if key == "model" and facts.get("vocab_size"):
             fix = "use a model of tokens: `model=gpt`, `model=transformer`, `model=gru` or `model=lstm`"
         source = f"{key}={cfg[key].get('_target_')}"

@@ -319,6 +319,8 @@ def _option(group: str, value: str, options: Iterable[str]) -> str | None:
 
 def _missing_option(text: str, group: str, value: str, options: list[str], between: str = "=") -> Problem:
     own = f"add your own file conf/{group}/{value}.yaml"
+    if group in ("hydra/launcher", "hydra/sweeper"):
+        options = [option for option in options if option != "basic"]  # a sweep refuses Hydra's own
     if not options:
         return Problem(text, f"the group `{group}` does not exist or has no file", own, code="unknown-option")
     problem = f"`{group}` has no option `{value}`; it has {', '.join(sorted(options))}"
@@ -338,6 +340,8 @@ def _defaults_problem(text: str, error: Exception) -> Problem | None:
         wanted, _, name = str(error.missing_cfg_file).rpartition("/")
         source = f"{wanted}: {name} in the defaults of {chosen}"
         return _missing_option(source, wanted, name, list(error.options or []), ": ")
+    if isinstance(error, MissingConfigException):
+        return None
     if (found := IN_A_FILE.match(str(error))) and "/" in found["name"]:
         source, problem = f"conf/{found['name']}.yaml", first_line(found["problem"])
         return Problem(source, problem, f"correct it, or {PACKAGE}", code="bad-file")

@@ -206,7 +206,7 @@ WRITTEN = {
 def test_what_hydra_writes_for_a_refused_run_goes_with_it(words):
     file = whole_commands.written(whole_commands.TABLES[1])
     done = whole_commands.do(["-cd", whole_commands.folder(), "-cn", file, "data.limit=2", *words])
-    assert done.code == 2 and "of 2 rows is no row" in done.shown and not done.wrong, str(done)
+    assert done.code == 2 and "of 2 rows is less than one row" in done.shown and not done.wrong, str(done)
 
 
 def test_a_folder_without_a_run_is_not_walked_through(tmp_path):
