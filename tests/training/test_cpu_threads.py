@@ -89,6 +89,16 @@ def test_nothing_remembers_it():
     assert torch.equal(torch.get_rng_state(), states)
 
 
+ROWS = """
+import torch
+
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 300
+
+    def __getitem__(self, index):
+        return torch.full((64,), float(index)), index % 10
+"""
 RUN = ("device=cpu", "tracking.enabled=false", "train.num_epochs=1", "data.limit=300", "task.plots=false", "model=mlp")
 
 
@@ -100,10 +110,14 @@ RUN = ("device=cpu", "tracking.enabled=false", "train.num_epochs=1", "data.limit
         (["model.hidden_sizes=[512,512]", "backends.cpu.num_threads=1"], "", 1),
         (["model.hidden_sizes=[16]", "backends.cpu.num_threads=2"], "", 2),
         (["model.hidden_sizes=[512,512]", "data.residency=stream"], "2 of 2 threads (auto: ", 2),
-        (["model.hidden_sizes=[512,512]", "data.residency=stream", "data.num_workers=1"], "", 1),
+        (["model.out_features=10", "data=own", "data.num_workers=1"], "", 1),
     ],
 )
 def test_a_run_says_it_and_takes_them(words, said, threads, own_folder, monkeypatch):
+    monkeypatch.syspath_prepend(str(own_folder))
+    (own_folder / "own_rows.py").write_text(ROWS)
+    (own_folder / "conf" / "data").mkdir(parents=True)
+    (own_folder / "conf" / "data" / "own.yaml").write_text("_target_: own_rows.Rows\n")
     monkeypatch.setattr(backends, "THREADS", 2)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)  # respected if it is set
     assert cli.main([*RUN, *words, "hydra.run.dir=run"]) == 0

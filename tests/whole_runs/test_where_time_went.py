@@ -33,7 +33,6 @@ def test_a_run_and_its_tree(ink, own_folder, capfd, monkeypatch):
     assert found["step"]["clocked"] > 10 and {"data", "forward", "backward", "update", "metrics"} == set(
         found["step"]["parts"]
     )
-    assert Path("run/plots/time.png").stat().st_size > 5_000
 
     assert cli.main(["explain", "run", "--time"]) == 0
     tree = " ".join(capfd.readouterr().out.split())  # the line breaks at 80 columns depend on the numbers
