@@ -179,13 +179,15 @@ def _unknown(
     if rest and not equals and not OPTION.match(rest[0]) and "=" not in rest[0].lstrip("="):  # --epochs 3, epochs = 3
         is_taken = meant.value if meant else command.keys == ANY_KEY and rest[0] not in COMMANDS
         value = rest.pop(0) if is_taken else ""
+        if value == "=" and rest:  # epochs = 3
+            value += f" {rest.pop(0)}"
     ways = [_typed(own[hit], value) if hit in own else hit for hit in hits]
     if command.keys != ANY_KEY or ways:
         source = f"{command.name} {name} {value}".rstrip() if is_flag else f"{command.name} {word}"
         problem = f"`{command.name}` does not take `{name if equals else word}`"
         return Problem.suggest(source, problem, ways, f"leave it out; see `{_help(command)}`", code="unknown-flag")
     source = f"{name} {value}".rstrip()
-    ways = _suggestions(name.lstrip("-").replace("-", "_"), value.lstrip("=") or ("true" if is_flag else ""))
+    ways = _suggestions(name.lstrip("-").replace("-", "_"), value.lstrip("= ") or ("true" if is_flag else ""))
     if is_flag:
         ways = ways or [_typed(FLAGS[hit], value) for hit in nearest(name, FLAGS)]
         problem, otherwise = f"unknown flag `{name}`; values are set without dashes", "leave it out; see `--help`"

@@ -10,7 +10,7 @@ import shlex
 import sys
 import tomllib
 from contextlib import suppress
-from importlib import metadata
+from importlib import metadata, util
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ def missing(error: ModuleNotFoundError) -> RunnerError | None:
     name = str(error.name).partition(".")[0]
     needed = [re.split(r"[<>=!~; ]", line)[0] for line in _requirements() if "extra ==" not in line]
     package = next((each for each in needed if IMPORTED_AS.get(each, each) == name), None)
-    if package is None:
+    if package is None or util.find_spec(name) is not None:  # a module of the package is missing
         return None
     what = f"-e {shlex.quote(_checkout())}" if _project() else package
     fix = f"run `{shlex.quote(sys.executable)} -m pip install {what}`"  # `pip` may be another Python's

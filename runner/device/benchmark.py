@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -36,6 +36,8 @@ MAX_CAUSE_LENGTH = 160
 #: rows of the small square matrices
 SMALL = 64
 
+#: the slowest repetition by the fastest; with more the machine was busy
+MOST_SPREAD = 50.0
 #: one device's medians by name, with the unit at the end; a figure of several kinds is a dict
 Figures = dict[str, Any]
 
@@ -59,6 +61,7 @@ class Bench:
     device: torch.device
     sizes: Sizes
     free_bytes: int | None = None  # None: unknown
+    spreads: list[float] = field(default_factory=list)  # the slowest repetition by the fastest, for each figure
 
     def at_most(self, wanted_bytes: int) -> int:
         """Limit an array to an eighth of the free memory."""
@@ -75,7 +78,9 @@ class Bench:
 
     def seconds(self, call: Callable[[], object]) -> float:
         """Return the median of one call."""
-        return float(self.timer(call).blocked_autorange(min_run_time=self.sizes.seconds).median)
+        measured = self.timer(call).blocked_autorange(min_run_time=self.sizes.seconds)
+        self.spreads.append(max(measured.times) / min(measured.times))
+        return float(measured.median)
 
 
 def products(bench: Bench, precision: str) -> tuple[float, float]:
@@ -136,19 +141,24 @@ def bench(hardware: Hardware, *, sizes: Sizes | None = None) -> dict[str, Any]:
     """
     devices: dict[str, Figures] = {}
     failed: dict[str, str] = {}
+    spreads: list[float] = []
     for name, gpu in hardware.devices().items():
         if why_not(name, hardware) is not None:
             continue
+        measurement = Bench(torch.device(name), sizes or Sizes(), gpu.free_bytes)
         try:
-            figures = _figures(Bench(torch.device(name), sizes or Sizes(), gpu.free_bytes), hardware)
+            figures = _figures(measurement, hardware)
         except Exception as error:  # a driver may raise anything; the other devices can still be measured
             failed[name] = first_line(error)[:MAX_CAUSE_LENGTH]
         else:
             devices[name] = {"name": gpu.name, **figures}
+            spreads += measurement.spreads
     at = datetime.now(UTC).isoformat(timespec="seconds")
     facts = {"measured_at": at, "num_threads": THREADS, "devices": devices, "failed": failed}
     kept, not_kept = None, None if devices else "nothing was measured"
-    if devices:
+    if max(spreads, default=0.0) > MOST_SPREAD:
+        not_kept = f"a repetition took {max(spreads):.0f} times as long as another: close other programs and repeat"
+    elif devices:
         try:
             kept = str(keep(facts, hardware))
         except (OSError, RuntimeError) as error:  # the directory is missing, full or belongs to another user

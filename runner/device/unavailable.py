@@ -17,10 +17,13 @@ CUDA_WHEELS = "install torch's CUDA build (pytorch.org/get-started/locally)"
 
 #: cause and help of cuInit's return codes (cuda.h)
 CU_INIT = {
+    34: ("libcuda is the CUDA toolkit's stub, not the driver's", "take the toolkit's stubs out of LD_LIBRARY_PATH"),
     46: ("the GPU is in exclusive mode and another process has it", "end that process, or run `sudo nvidia-smi -c 0`"),
     100: ("the driver finds no GPU", "see that the GPU is in its slot and on in the machine's firmware"),
+    101: ("CUDA_VISIBLE_DEVICES names a GPU that is not there", "run `unset CUDA_VISIBLE_DEVICES`"),
     802: ("the GPUs' switch is not ready", "start nvidia-fabricmanager"),
     803: ("the driver's kernel module and its libraries have different versions", "reboot, or load the module again"),
+    804: ("CUDA's compatibility libraries do not serve this GPU", "take cuda-compat out of LD_LIBRARY_PATH"),
     999: ("the driver fails with an unknown error", "run `sudo modprobe nvidia_uvm`, or reboot"),
 }
 

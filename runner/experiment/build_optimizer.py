@@ -368,11 +368,11 @@ def _make_schedule(
     target: _Target, settings: Mapping[str, Any], optimizer: Optimizer, mode: str, cfg: DictConfig
 ) -> LRScheduler:
     own_rates = [float(group["lr"]) for group in optimizer.param_groups]
+    is_one_rate = len(set(own_rates)) > 1 and _gives_one_rate(target, settings, optimizer)
     schedule = target.make(optimizer, **settings)
     if not all(callable(getattr(schedule, name, None)) for name in ("step", "state_dict", "load_state_dict")):
         raise TypeError(f"it makes {type(schedule).__name__}, which is not a schedule")
-    rates = {float(group["lr"]) for group in optimizer.param_groups}
-    if len(set(own_rates)) > 1 and len(rates) == 1 and 0.0 not in rates:
+    if is_one_rate:
         problem = (
             f"{target.name} gives all groups of the optimizer one rate, and their own rates are {_text(own_rates)}"
         )
@@ -386,6 +386,18 @@ def _make_schedule(
         problem = f"{type(schedule).__name__} follows a metric, so it advances after each evaluation"
         raise RunnerError.suggest(f"scheduler.interval={interval}", problem, ["scheduler.interval=null"])
     return schedule  # type: ignore[no-any-return]
+
+
+def _gives_one_rate(target: _Target, settings: Mapping[str, Any], optimizer: Optimizer) -> bool:
+    """Return whether all groups have the same rate in each of a schedule's first steps."""
+    own, counts = _merged([optimizer]), []
+    with warnings.catch_warnings(), suppress(*OF_CODE):  # a schedule may end after one step
+        warnings.simplefilter("ignore")
+        schedule = target.make(own, **settings)
+        for _ in range(NUM_STEPS):
+            counts.append(len({float(group["lr"]) for group in own.param_groups}))
+            _advance(schedule)
+    return max(counts, default=0) == 1
 
 
 def _wrong_settings(target: _Target, attempt: Attempt, among: Mapping[str, Any]) -> list[Problem]:

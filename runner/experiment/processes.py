@@ -111,7 +111,7 @@ def _launch(directory: Path, given: Sequence[bytes], attempt: int, received: Seq
             environment = _environment({**common, "RANK": number, "LOCAL_RANK": number})
             with (logs / f"{number}.log").open("ab") as log:
                 ranks.append(_start(directory, handover, environment, log=log if number else None))
-        while not any(rank.returncode for rank in ranks) and any(rank.poll() is None for rank in ranks):
+        while None in (codes := [rank.poll() for rank in ranks]) and not any(codes):
             for signal_number in received[num_passed:]:
                 num_passed += 1
                 for rank in ranks:

@@ -25,6 +25,7 @@ GRACE_SECONDS = 30.0  # to save, once the process that started this one is gone
 
 def main(folder: Path) -> int:
     """Be one process of the run; the environment says which. Returns its exit code."""
+    signal.signal(signal.SIGINT, lambda *_: os._exit(128 + signal.SIGINT))  # until the run listens to signals
     rank = int(os.environ["RANK"])
     head, _, pickled = sys.stdin.buffer.read().partition(b"\n")
     parent, sys.path[:] = json.loads(head)

@@ -103,8 +103,10 @@ def open_run(
     folder, weights = run
     state, notes = _state(folder, weights)
     card = read_card(folder)
-    name = choice(precision or _precision_of(folder), PRECISIONS, key="train.precision")
+    recorded = _precision_of(folder)
+    name = choice(precision or recorded, PRECISIONS, key="train.precision")
     dtype = number_type(name)
+    is_cast = torch.float64 in (dtype, number_type(recorded))  # else float64 is the user's own choice
     if not uses_autocast:
         name = "fp64" if dtype == torch.float64 else "fp32"
     chosen = own_device
@@ -116,12 +118,12 @@ def open_run(
     # a checkpoint for resuming may also have averaged weights, which are the ones to evaluate
     kept = state.get("average") or state["model"]
     model = _with_weights(built(card.model, "model", folder), kept, folder / weights)
-    if dtype == torch.float64 or any(weight.dtype == torch.float64 for weight in model.parameters()):
-        model.to(dtype)
+    model = model.to(dtype) if is_cast else model
     model = place(model, there).eval()
     with default_type(dtype):
         task = built(card.task, "task", folder)
-    task = place(task.to(dtype), there) if isinstance(task, nn.Module) else task
+    if isinstance(task, nn.Module):
+        task = place(task.to(dtype) if is_cast else task, there)
     carried = state.get("carried") or {}  # of each process, or of the one that wrote it
     CarriedState(model, task, device=there).load_state(carried[0] if isinstance(carried, list) else carried)
     return Trained(

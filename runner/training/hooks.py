@@ -185,7 +185,7 @@ def _rows(value: Any) -> list[dict[str, Any]] | None:
     if hasattr(value, "to_dict") and hasattr(value, "columns"):  # a data frame
         value = value.to_dict("records")
     if isinstance(value, Mapping):
-        columns = [_plain(column) for column in value.values()]
+        columns = [_plain(_column(each)) for each in value.values()]
         is_column = {isinstance(column, list) for column in columns}
         if len(is_column) > 1:
             raise TypeError(f"it mixes columns and single values; {FORMS}")
@@ -196,6 +196,12 @@ def _rows(value: Any) -> list[dict[str, Any]] | None:
     if any("step" in row for row in value):  # rows are replaced by their step
         raise ValueError("a table's column `step` is reserved; use another name")
     return [{str(name): _plain(cell) for name, cell in row.items()} for row in value]
+
+
+def _column(value: Any) -> Any:
+    """Return a list for a range, a series or another iterable of cells."""
+    is_cell = isinstance(value, str | bytes | Mapping | Tensor | np.ndarray | np.generic)
+    return value if is_cell or not isinstance(value, Iterable) else list(value)
 
 
 def _plain(value: Any) -> Any:

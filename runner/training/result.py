@@ -6,9 +6,16 @@ import errno
 import logging
 import re
 import traceback
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 
+import torch
+from torch import Tensor
+
+from runner.device.placement import tensors
 from runner.errors import (
     NO_MOVES,
     DeletedError,
@@ -23,6 +30,7 @@ from runner.errors import (
 from runner.inspection import call_site
 from runner.inspection.findings import Finding
 from runner.inspection.guard import PlacementError
+from runner.inspection.host_reads import HostReads, Operation, OperationObserver
 from runner.training.evaluate import Evaluation
 from runner.training.loop import Best
 from runner.training.metric_buffer import NotFiniteError
@@ -105,12 +113,63 @@ def words_of(error: BaseException) -> str:
     stack = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__)][::-1]
     frames = [frame for frame, _ in stack]
     own = next(((frame, line) for frame, line in stack if call_site.is_own(frame.f_code.co_filename)), None)
+    if "modified by an inplace operation" in str(error) and (words := _in_place(error, frames)):
+        return words
     layer = call_site.module(frames).removeprefix("Prepared.")
     line = f"{Path(own[0].f_code.co_filename).name}:{own[1]}" if own else ""
     place = " in ".join(filter(None, (line, layer)))
     in_evaluation = any(frame.f_code is Evaluation.measure.__code__ for frame in frames)
     fix = _fix(error, in_evaluation=in_evaluation)
     return f"{in_words(error)}{f' ({place})' if place else ''}{f'; {fix}' if fix else ''}"
+
+
+def _in_place(error: BaseException, stack: Sequence[FrameType]) -> str:
+    for frame in stack:  # of train_step.make_step()
+        if frame.f_code.co_name != "forward_backward" or torch.distributed.is_initialized():
+            continue
+        predict, batch = frame.f_locals["predict"], frame.f_locals["batch"]
+        device = next((tensor.device for tensor in tensors(batch)), torch.device("cpu"))
+        with suppress(Exception):  # the step failed once already
+            changes = _Changes()
+            with torch.enable_grad(), HostReads(device, observers=(changes,)):
+                predict(batch)
+            node = re.search(r"of (\w+?)Backward\d", str(error))
+            fits = [one for one in changes.found if node and one.made_by.replace("_", "") == node[1].lower()]
+            if change := next(reversed(fits or changes.found), None):
+                problem = (
+                    f"{change.line} changes a tensor in place ({change.name}), and the gradient needs its old values"
+                )
+                made = f"{change.made_by} at {change.made_at} made it"
+                return f"{problem}: {made}; help: make a new tensor at {change.line}, e.g., `x = x + 1` instead of `x += 1`"
+    return ""
+
+
+@dataclass(frozen=True)
+class _Change:
+    """An operation in place, and the one that made the tensor; a line is `my_models.py:12`."""
+
+    name: str
+    line: str
+    made_by: str
+    made_at: str
+
+
+class _Changes(OperationObserver):
+    """Observes the operations in place of a block."""
+
+    def __init__(self) -> None:
+        self.found: list[_Change] = []
+        self._lines = call_site.Lines()
+        self._makers: dict[int, tuple[str, str]] = {}  # by the address of the memory
+
+    def after(self, done: Operation) -> None:
+        line = self._lines.now()[0]
+        changed = done.args[0] if done.op._schema.is_mutable and done.args else None
+        if isinstance(changed, Tensor):
+            if (maker := self._makers.get(changed.untyped_storage().data_ptr())) is not None:
+                self.found.append(_Change(done.name, line, *maker))
+        elif not done.op.is_view:
+            self._makers |= {one.untyped_storage().data_ptr(): (done.name, line) for one in done.outputs}
 
 
 def _fix(error: BaseException, *, in_evaluation: bool) -> str:

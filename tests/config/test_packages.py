@@ -62,6 +62,7 @@ def test_a_package_that_every_run_needs_is_installed_by_the_checkout(beside, own
     assert problem.message == "this Python has no torch, which the runner imports"
     assert problem.help == f"run `{sys.executable} -m pip install -e {PACKAGES if beside else '.'}`"
     assert packages.missing(ModuleNotFoundError(name="my_module")) is None
+    assert packages.missing(ModuleNotFoundError(name="numpy.no_such_part")) is None
     monkeypatch.setattr(packages, "PACKAGES", own_folder)
     monkeypatch.setattr(packages, "DISTRIBUTION", "nothing-of-the-kind")
     (problem,) = packages.missing(ModuleNotFoundError(name="torch")).problems

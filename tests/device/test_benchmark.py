@@ -78,6 +78,12 @@ def test_failing_device_is_reported_and_others_measured(capsys):
     assert "cuda:0 was not measured: " in capsys.readouterr().out
 
 
+def test_figures_of_a_busy_machine_are_not_kept(monkeypatch):
+    monkeypatch.setattr("runner.device.benchmark.MOST_SPREAD", 0.5)
+    found = bench(replace(probe(), cuda=(), xpu=(), mps=None), sizes=TINY)
+    assert found["kept"] is None and "close other programs and repeat" in found["not_kept"]
+
+
 def measured(device, sizes):
     """Run the benchmark on a simulated device."""
     return bench(probe(), sizes=Sizes(**sizes))

@@ -168,9 +168,16 @@ def test_a_number_that_only_the_data_tells_is_looked_at_when_it_is_known():
         schedule_of(cfg, optimizer, best=Best("val/loss", "min"), steps_per_epoch=3)
 
 
-def test_schedule_with_one_rate_refuses_unequal_groups():
+@pytest.mark.parametrize(
+    "words",
+    [
+        (f"{SCHEDULES}.OneCycleLR", "+scheduler.total_steps=9", "+scheduler.max_lr=0.1"),
+        (f"{SCHEDULES}.CyclicLR", "+scheduler.base_lr=0.0", "+scheduler.max_lr=0.1"),
+    ],
+)
+def test_schedule_with_one_rate_refuses_unequal_groups(words):
     groups = [{"params": [nn.Parameter(torch.ones(2))], "lr": rate} for rate in (0.1, 0.2)]
-    cfg = composed(f"{SCHEDULES}.OneCycleLR", "+scheduler.total_steps=9", "+scheduler.max_lr=0.1", GROUP)
+    cfg = composed(*words, GROUP)
     with pytest.raises(RunnerError, match=re.escape("own rates are [0.1,0.2]")):
         schedule_of(cfg, torch.optim.Adam(groups), best=Best("val/loss", "min"), steps_per_epoch=3)
 

@@ -105,6 +105,13 @@ class InPlace(Net):
         x = self.first(x).exp()
         x += 1
         return self.last(x)
+class Slice(Net):
+    def forward(self, x):
+        x = self.first(x).relu()
+        gate = x.sigmoid()
+        y = gate * x
+        gate[:, 0] = 0
+        return self.last(y)
 class Moves(Net):
     def forward(self, x):
         return self.last(self.first(x.cuda()))
@@ -130,7 +137,8 @@ NET = ["data=iris", "device=cpu", "tracking.enabled=false", "~model", "+model.in
 @pytest.mark.parametrize(
     ("words", "exit_code", "said"),
     [
-        ("+model._target_=forwards.InPlace", 1, "help: make a new tensor, e.g., `x = x + 1` instead of `x += 1`"),
+        ("+model._target_=forwards.InPlace", 1, "forwards.py:13 changes a tensor in place (add_)"),
+        ("+model._target_=forwards.Slice", 1, "forwards.py:20 changes a tensor in place (fill_)"),
         ("+model._target_=forwards.Moves", 1, "help: remove `.cuda()` and `.to(...)`: `device=` places the model"),
         ("+model._target_=forwards.Numbers", 1, "its input has integers; help: use `x.float()` before it"),
         ("+model._target_=forwards.NoModule", 2, "makes a `NoModule`, which is not a `torch.nn.Module`"),

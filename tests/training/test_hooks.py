@@ -96,6 +96,11 @@ def test_a_mapping_of_single_values_is_a_row():
     assert found == {"t": [{"cat": 0.5, "dog": 1.0, "said": "so"}], "none": []}
 
 
+def test_columns_of_a_table_may_be_iterables():
+    found = sorted_out({"t": {"a": pd.Series([1, 2]), "b": range(2), "c": ("x", "y")}}).tables
+    assert found == {"t": [{"a": 1, "b": 0, "c": "x"}, {"a": 2, "b": 1, "c": "y"}]}
+
+
 def test_what_json_lacks_is_none_in_a_table():
     nan = float("nan")
     rows = [{"x": nan, "y": [1.0, float("inf"), [nan, "a"]], "z": torch.tensor([0.5, nan]), "w": [np.float32(2)]}]

@@ -150,6 +150,18 @@ def test_predictions_in_fp64_keep_all_digits(rows, name, file):
     torch.testing.assert_close(found["val/mae"], measured["mae"].item(), **CLOSE)
 
 
+def test_float64_in_a_model_of_an_fp32_run_stays(own_folder, monkeypatch):
+    monkeypatch.syspath_prepend(str(own_folder))
+    (own_folder / "doubles.py").write_text(
+        "from torch import nn\n\nclass Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.layer = nn.Linear(4, 3).double()\n\n    def forward(self, x):\n"
+        "        return self.layer(x.double()).float()\n"
+    )
+    words = ["~model", "+model._target_=doubles.Net", "data=iris", "device=cpu", "train.num_epochs=1"]
+    assert cli.main([*words, "tracking.enabled=false", "task.plots=false", "hydra.run.dir=run"]) == 0
+    assert cli.main(["evaluate", "run"]) == 0
+
+
 @pytest.mark.parametrize("form", ["pt2", "safetensors", "mlflow"])
 def test_export_of_fp64_keeps_float64(rows, form):
     assert cli.main([*RUN, *SOURCES["npz"]]) == 0

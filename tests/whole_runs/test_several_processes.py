@@ -153,6 +153,24 @@ def test_a_killed_process_ends_the_run_and_says_so(start, person):
     assert "process 1 was ended by SIGKILL" in told and not members(person)
 
 
+def test_process_that_ends_while_others_wait_is_named(start, person):
+    ends = "super().__init__()\n        if os.environ.get('RANK') == '1':\n            os._exit(7)"
+    (person / "my_models.py").write_text(NET.replace("super().__init__()", ends))
+    process = start(*WORDS, *UNTRACKED, "train.num_processes=2", "hydra.run.dir=run")
+    told, _ = process.communicate(timeout=LONGEST)
+    assert process.returncode == 1, told
+    assert summary()["error"] == "process 1 ended with exit code 7" and not members(person)
+
+
+def test_interrupt_while_processes_start_prints_no_traceback(start, person):
+    process = start(*WORDS, *UNTRACKED, "train.num_processes=2", "hydra.run.dir=run")
+    wait_for(lambda: len(members(person)) == 2)
+    process.send_signal(signal.SIGINT)
+    told, _ = process.communicate(timeout=LONGEST)
+    assert process.returncode == 130 and "Traceback" not in told, told
+    assert not members(person)
+
+
 def test_a_loss_that_is_not_finite_ends_all_and_leaves_the_checkpoint_before_it(start, person):
     (person / "spoilt").touch()
     process = start(*WORDS, *UNTRACKED, "train.num_processes=2", "metrics.pull_every=1000", "hydra.run.dir=run")

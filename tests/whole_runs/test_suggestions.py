@@ -94,6 +94,8 @@ SUGGESTIONS = {
     "sweep.slots={gpu:2}": [],
     "optimizer.params=1": [],
     "~modle": [],
+    "model = mlp": ["model=mlp"],
+    "optimizer.lr = 0.1": ["optimizer.lr=0.1"],
     "optimizer.lr=${oc.env:NOT_SET}": [],
     "--cfg job --resolve train.num_epochs=${oc.env:NOT_SET}": [],
 }
