@@ -309,6 +309,7 @@ class Cpu:
 class Cuda:
     memory_fraction: float | None = _fraction(one=True)
     cudnn_benchmark: bool = MISSING
+    cudnn_tf32: bool = MISSING
     channels_last: bool | None = MISSING
 
 

@@ -43,6 +43,7 @@ def set_switches(
     num_threads: int | None = None,
     memory_fraction: float | None = None,
     cudnn_benchmark: bool = True,
+    cudnn_tf32: bool = True,
 ) -> None:
     """Set what torch keeps per process, each switch in both directions, so that no run inherits the previous one's."""
     if device.type == "cuda":
@@ -50,7 +51,7 @@ def set_switches(
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if torch.are_deterministic_algorithms_enabled() != deterministic:  # the call imports torch's compiler, seconds
         torch.use_deterministic_algorithms(deterministic)
-    set_float32(is_tf32=precision == "tf32")
+    set_float32(has_tf32_products=precision == "tf32", has_tf32_cudnn=precision == "tf32" or cudnn_tf32)
     if device.type == "cpu":
         torch.set_num_threads(num_threads or automatic_threads())
     if device.type == "cuda":

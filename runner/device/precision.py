@@ -75,25 +75,29 @@ def at_least_float32(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
-def set_float32(*, is_tf32: bool) -> None:
-    """Allow or forbid TF32 for float32 products of matrices, convolutions and recurrent layers.
+def set_float32(*, has_tf32_products: bool, has_tf32_cudnn: bool) -> None:
+    """Allow or forbid TF32 for products of float32 matrices, and for cuDNN's convolutions and recurrent layers.
 
     torch has two interfaces for this, and reading one raises if only the other was used; Inductor and torch.export read the
     first one. So set that one, and reset the values of the second one (torch 2.9) above the operations.
     """
     for backend in (torch.backends, torch.backends.cudnn, torch.backends.mkldnn):
         backend.fp32_precision = "none"  # type: ignore[attr-defined]
-    torch.set_float32_matmul_precision("high" if is_tf32 else "highest")
-    torch.backends.cudnn.allow_tf32 = is_tf32
+    torch.set_float32_matmul_precision("high" if has_tf32_products else "highest")
+    torch.backends.cudnn.allow_tf32 = has_tf32_cudnn
 
 
 def precision_note(device: torch.device, precision: str) -> str:
     """Describe what tensor cores do with this precision on the device, with the setting to change it; "" for nothing."""
     if device.type != "cuda" or torch.version.hip or torch.cuda.get_device_capability(device) < AMPERE:
         return ""
-    notes = {
-        "fp32": "fp32 does not use the tensor cores, which torch by default uses for convolutions (TF32); "
-        "train.precision=tf32 or train.precision=bf16 does",
-        "tf32": "tf32 uses the tensor cores, and rounds factors of products to 10 bits; train.precision=fp32 keeps 23",
-    }
-    return notes.get(precision, "")
+    if precision == "tf32":
+        return "tf32 uses the tensor cores, and rounds factors of products to 10 bits; train.precision=fp32 keeps 23"
+    if precision != "fp32":
+        return ""
+    convolutions = (
+        "only for convolutions and recurrent layers, as torch does (TF32; backends.cuda.cudnn_tf32=false: full float32)"
+        if torch.backends.cudnn.allow_tf32
+        else "for nothing"
+    )
+    return f"fp32 uses the tensor cores {convolutions}; train.precision=tf32 or train.precision=bf16 does for all products"

@@ -128,19 +128,30 @@ def test_a_mac_counts_its_fast_cores_alone(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("kind", "precision", "capability", "is_told"),
+    ("kind", "precision", "capability", "cudnn_tf32", "setting"),
     [
-        ("cuda", "fp32", (8, 0), True),
-        ("cuda", "fp32", (7, 5), False),
-        ("cuda", "tf32", (9, 0), False),
-        ("cpu", "fp32", None, False),
+        ("cuda", "fp32", (8, 0), True, "backends.cuda.cudnn_tf32=false"),
+        ("cuda", "fp32", (8, 0), False, "for nothing; train.precision=tf32"),
+        ("cuda", "fp32", (7, 5), True, ""),
+        ("cuda", "tf32", (9, 0), True, "train.precision=fp32"),
+        ("cuda", "bf16", (9, 0), True, ""),
+        ("cpu", "fp32", None, True, ""),
     ],
 )
-def test_tensor_cores_that_stay_idle_are_told(kind, precision, capability, is_told, monkeypatch):
+def test_precision_note_names_the_setting(kind, precision, capability, cudnn_tf32, setting, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    said = precision_note(torch.device(kind), precision)
-    assert ("train.precision=tf32" in said) is is_told
-    assert ("train.precision=fp32" in said) is (precision == "tf32")
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", cudnn_tf32)
+    note = precision_note(torch.device(kind), precision)
+    assert setting in note and bool(note) is bool(setting)
+
+
+@pytest.mark.parametrize(
+    ("precision", "cudnn_tf32", "expected"),
+    [("fp32", True, (False, True)), ("fp32", False, (False, False)), ("tf32", False, (True, True))],
+)
+def test_switches_allow_tf32_by_precision(precision, cudnn_tf32, expected, fake_cuda):
+    backends.set_switches(torch.device("cuda:0"), precision=precision, deterministic=False, cudnn_tf32=cudnn_tf32)
+    assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == expected
 
 
 TF32_BY_BACKEND = ["cudnn.conv", "cudnn.rnn", "cudnn", "cuda.matmul", "mkldnn"]
@@ -148,14 +159,14 @@ TF32_BY_BACKEND = ["cudnn.conv", "cudnn.rnn", "cudnn", "cuda.matmul", "mkldnn"]
 
 @pytest.mark.parametrize("key", ["", *TF32_BY_BACKEND])
 @pytest.mark.parametrize("is_tf32", [False, True])
-def test_what_a_module_said_of_tf32_does_not_go_on(key, is_tf32):
+def test_set_float32_overrides_a_modules_settings(key, is_tf32):
     """torch's two interfaces agree afterwards: otherwise their getters raise, and Inductor and torch.export call them."""
     at = torch.backends
     try:
         for word in filter(None, key.split(".")):
             at = getattr(at, word)
         at.fp32_precision = "ieee" if is_tf32 else "tf32"
-        set_float32(is_tf32=is_tf32)
+        set_float32(has_tf32_products=is_tf32, has_tf32_cudnn=is_tf32)
         with torch.backends.cudnn.flags():  # like torch.export: the restored values are the same
             pass
         assert torch.get_float32_matmul_precision() == ("high" if is_tf32 else "highest")
@@ -165,5 +176,4 @@ def test_what_a_module_said_of_tf32_does_not_go_on(key, is_tf32):
             assert (operation.fp32_precision == "tf32") is is_tf32
         assert torch.backends.fp32_precision == cudnn.fp32_precision == torch.backends.mkldnn.fp32_precision == "none"
     finally:
-        set_float32(is_tf32=False)
-        torch.backends.cudnn.allow_tf32 = True  # torch's default
+        set_float32(has_tf32_products=False, has_tf32_cudnn=True)  # torch's default

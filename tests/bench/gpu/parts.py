@@ -616,7 +616,7 @@ def cifar(asked: Asked) -> None:
 
     def by_hand(precision: str, *, is_compiled: bool) -> Measured:
         torch.manual_seed(0)
-        set_float32(is_tf32=precision == "tf32")
+        set_float32(has_tf32_products=precision == "tf32", has_tf32_cudnn=True)
         torch.backends.cudnn.benchmark = True
         model = CNN(shape, 10, channels).to(asked.device, memory_format=torch.channels_last)
         rows = num_rows - round(num_rows / 6)
