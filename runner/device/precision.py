@@ -100,4 +100,6 @@ def precision_note(device: torch.device, precision: str) -> str:
         if torch.backends.cudnn.allow_tf32
         else "for nothing"
     )
-    return f"fp32 uses the tensor cores {convolutions}; train.precision=tf32 or train.precision=bf16 does for all products"
+    return (
+        f"fp32 uses the tensor cores {convolutions}; train.precision=tf32 or train.precision=bf16 does for all products"
+    )
