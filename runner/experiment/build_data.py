@@ -31,7 +31,7 @@ from runner.device.precision import Precision, number_type
 from runner.errors import OF_CODE, Problem, RunnerError
 from runner.experiment import rules
 from runner.inspection.costs import Costs
-from runner.inspection.host_reads import HostReads
+from runner.inspection.operations import observe
 from runner.tasks.task import Task
 from runner.training.carried_state import restored
 
@@ -183,7 +183,7 @@ def eval_batch_size(
         for module in modules:
             module.eval()
         enabled = torch.set_grad_enabled(getattr(task, "needs_grad", False))
-        with enabled, restored(model, task), HostReads(device, observers=(costs,)), precision.autocast():
+        with enabled, restored(model, task), observe(costs), precision.autocast():
             task(model, next(iter(rows[0].epoch(0))))
     except Exception:  # the evaluation itself reports it
         return size

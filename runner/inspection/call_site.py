@@ -81,32 +81,30 @@ def module(stack: Sequence[FrameType]) -> str:
     if not running:
         return ""
     inner, outer = running[0], running[-1]
-    path = next((name for name, found in outer.named_modules() if found is inner), type(inner).__name__)
+    path = next((name for name, module in outer.named_modules() if module is inner), type(inner).__name__)
     return f"{type(outer).__name__}.{path}".rstrip(".")
 
 
 def modules(stack: Sequence[FrameType]) -> list[torch.nn.Module]:
     """The modules whose forward pass is under way, the innermost first."""
     calls = (frame.f_locals.get("self") for frame in stack if frame.f_code.co_name == "_call_impl")
-    return [found for found in calls if isinstance(found, torch.nn.Module)]
+    return [module for module in calls if isinstance(module, torch.nn.Module)]
 
 
 class Lines:
     """Where each operation of a step was written; in backward, the line of the forward pass that it belongs to."""
 
-    def __init__(self, outermost: FrameType | None = None) -> None:
-        """outermost: the frame that what is watched was called from (None: the process's first)."""
-        self._outermost = outermost
+    def __init__(self) -> None:
         self._by_sequence: dict[int, tuple[str, str]] = {}
 
     def now(self) -> tuple[str, str]:
         """The line and the module of the operation under way. Some 10 us."""
         node = torch_private.current_autograd_node()
         if node is not None:
-            found = self._by_sequence.get(node._sequence_nr())
-            if found is not None:
-                return found
-        stack = list(frames(self._outermost))
+            forward = self._by_sequence.get(node._sequence_nr())
+            if forward is not None:
+                return forward
+        stack = list(frames())
         here = line(stack), module(stack)
         is_in_product = any(frame.f_code is layers.OneDNNProduct.forward.__code__ for frame in stack)
         if node is None and (torch.is_grad_enabled() or is_in_product):

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
 from runner.device import torch_private
-from runner.inspection.host_reads import Operation, OperationObserver
+from runner.inspection.operations import Operation, OperationObserver
 from runner.inspection.tensor_names import storage_of
 
 #: what CUDA's allocator rounds a size up to
@@ -45,7 +45,7 @@ class Speeds:
 
 
 @dataclass
-class Moment:
+class MemoryMoment:
     """The memory right after an operation."""
 
     phase: str
@@ -57,7 +57,7 @@ class Moment:
 
 
 class Costs(OperationObserver):
-    """Counts while it is an observer of HostReads. `part` is the use of new memory, `phase` the part of the step."""
+    """Counts while it observes operations. `part` is the use of new memory, `phase` the part of the step."""
 
     def __init__(self, device: torch.device, *, speeds: Speeds | None = None, tf32: bool = False) -> None:
         self.phase, self.part = "setup", "other"
@@ -65,8 +65,8 @@ class Costs(OperationObserver):
         self.touched_bytes = 0
         self.num_kernels = 0
         self.compute_seconds = self.memory_seconds = self.roofline_seconds = 0.0
-        self.peak: Moment = Moment("setup", {})
-        self.timeline: list[Moment] = []  # of memory, where it changed
+        self.peak: MemoryMoment = MemoryMoment("setup", {})
+        self.timeline: list[MemoryMoment] = []  # of memory, where it changed
         self.device, self._speeds, self._tf32 = device, speeds or Speeds(), tf32
         self._live: dict[int, tuple[str, int]] = {}  # by storage: its part and its bytes
         self._parts: Counter[str] = Counter()
@@ -102,7 +102,7 @@ class Costs(OperationObserver):
         self.touched_bytes = self.num_kernels = 0
         self.compute_seconds = self.memory_seconds = self.roofline_seconds = 0.0
         self.timeline.clear()
-        self.peak = Moment(self.phase, {})
+        self.peak = MemoryMoment(self.phase, {})
         self._note()
 
     @property
@@ -148,7 +148,7 @@ class Costs(OperationObserver):
             self._note()
 
     def _note(self) -> None:
-        moment = Moment(self._phase_now, self.now)
+        moment = MemoryMoment(self._phase_now, self.now)
         self.timeline.append(moment)
         if self._total > self.peak.num_bytes:
             self.peak = moment

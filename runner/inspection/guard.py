@@ -17,8 +17,9 @@ from runner.device.capabilities import NARROWER, ONLY_BLOCKING, SLOW_TYPES, has_
 from runner.device.precision import HALVES
 from runner.inspection import call_site
 from runner.inspection.findings import CERTAIN, LIKELY, Finding
-from runner.inspection.host_reads import HostRead, HostReads, Operation, OperationObserver
-from runner.inspection.tensor_names import Name, Names, in_frame, storage_of
+from runner.inspection.host_reads import HostRead, HostReads
+from runner.inspection.operations import Operation, OperationObserver
+from runner.inspection.tensor_names import Name, TensorNames, in_frame, storage_of
 
 #: take tensors of two devices, each in its own way
 CROSSING = {"_to_copy", "copy_", "copy", "_foreach_copy_", "to", "cpu", "cuda", "type_as"}
@@ -118,7 +119,7 @@ class Guard:
         return lambda *args: current(*args)
 
     def _look(self, call: Callable[..., Result], *args: Any, batches: Sequence[Any]) -> Result:
-        names, lines = Names(), call_site.Lines()
+        names, lines = TensorNames(), call_site.Lines()
         names.model(next((arg for arg in args if isinstance(arg, nn.Module)), self._model))
         names.object(self._task, "task")
         for batch in batches:
@@ -211,7 +212,7 @@ class PlacementError(RuntimeError):
 class Meetings(OperationObserver):
     """Remembers where each tensor of a step was made, to name the tensors if two devices meet."""
 
-    def __init__(self, device: torch.device, names: Names, lines: call_site.Lines) -> None:
+    def __init__(self, device: torch.device, names: TensorNames, lines: call_site.Lines) -> None:
         self._device, self._names, self._lines = device, names, lines
         self._origins: dict[int, tuple[str, str]] = {}  # by storage: what made it, and the line
 

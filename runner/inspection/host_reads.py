@@ -1,7 +1,6 @@
 """Finds each place where running code reads a tensor's value on the host, or waits for the device. For the guard and `plan`.
 
-Each OperationObserver sees the operations, too. Watched is the thread of a `with` block, with the backward passes that it starts;
-nothing remains afterwards.
+Nothing remains after the `with` block.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from torch.overrides import TorchFunctionMode
 
 from runner.device.capabilities import KERNELS_THAT_READ_INSIDE
 from runner.device.placement import tensor_leaves
-from runner.device.torch_private import TorchDispatchMode, WithoutDynamo
 from runner.inspection import call_site
+from runner.inspection.operations import Operation, OperationObserver, observe
 from runner.inspection.tensor_names import storage_of
 
 aten = torch.ops.aten
@@ -71,33 +70,6 @@ class HostRead:
         return f"{self.what} at {self.line}" + (f" in {self.module}" if self.module else "")
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """One that is done: aten.addmm.default, what it was given and what it gave, and the tensors among those."""
-
-    op: Any
-    args: Any
-    kwargs: Any
-    result: Any
-    inputs: Sequence[Tensor]
-    outputs: Sequence[Tensor]
-
-    @property
-    def name(self) -> str:
-        found: str = self.op._overloadpacket.__name__
-        return found
-
-
-class OperationObserver:
-    """Observes the operations of a block, too: the guard, the plan."""
-
-    def after(self, done: Operation) -> None:
-        """Called when an operation is done."""
-
-    def failed(self, what: str, inputs: Sequence[Tensor], error: Exception) -> None:
-        """Called when one has failed; may raise another error that says more."""
-
-
 class HostReads:
     """Watches the code in its `with` block; `found` keeps, in order, each read of the device and each wait for it.
 
@@ -129,15 +101,12 @@ class HostReads:
     def __enter__(self) -> Self:
         self._caller = sys._getframe(1)
         with ExitStack() as stack:
-            if "torch._dynamo" in sys.modules:  # else nothing is compiled, and loading it takes seconds
-                # under a mode dynamo gives up a function for good (2.13): a compiled model runs as written here instead
-                stack.enter_context(torch.compiler.set_stance("force_eager"))
             if self.host:
                 stack.callback(register_optimizer_step_pre_hook(self.host.learn).remove)
             calls = _Calls(self)
             _watch_synchronize(self, stack)
             _watch_backward(calls, stack)
-            stack.enter_context(_Kernels(self))
+            stack.enter_context(observe(_Kernels(self), *self.observers))
             stack.enter_context(calls)
             self._open = stack.pop_all()
         return self
@@ -274,36 +243,15 @@ class _Calls(TorchFunctionMode):
             host.discard([tensor])
 
 
-class _Kernels(WithoutDynamo, TorchDispatchMode):
+class _Kernels(OperationObserver):
     def __init__(self, reads: HostReads) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
         self._reads = reads
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if torch.is_inference_mode_enabled() and func.namespace == "aten":
-            with self:  # composed ops (item, to) come as they are there, not as their parts
-                result = func.decompose(*args, **kwargs)
-            if result is not NotImplemented:
-                return result
-        if func.namespace == "prim":  # C++ reads a tensor's device
-            return func(*args, **kwargs)
-        self._look(func, args, kwargs)
-        inputs = tensor_leaves((args, kwargs))
-        try:
-            result = func(*args, **kwargs)
-        except Exception as error:
-            for observer in self._reads.observers:
-                observer.failed(func._overloadpacket.__name__, inputs, error)
-            raise
-        outputs, host = tensor_leaves(result), self._reads.host
-        if host and inputs:
-            (host.add if all(tensor in host for tensor in inputs) else host.discard)(outputs)
-        for observer in self._reads.observers:
-            observer.after(Operation(func, args, kwargs, result, inputs, outputs))
-        return result
+    def after(self, done: Operation) -> None:
+        if (host := self._reads.host) and done.inputs:
+            (host.add if all(tensor in host for tensor in done.inputs) else host.discard)(done.outputs)
 
-    def _look(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def before(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         reads, kernel = self._reads, op._overloadpacket
         inside = KERNELS_THAT_READ_INSIDE.get(reads.device.type, ())
         if kernel in READING_KERNELS or kernel.__name__ in inside:

@@ -49,7 +49,7 @@ def storage_of(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
 
 
-class Names:
+class TensorNames:
     """Keeps what it names alive, so that no other tensor can take its place in memory."""
 
     def __init__(self) -> None:

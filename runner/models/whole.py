@@ -13,7 +13,7 @@ from runner.device import backends
 from runner.device.placement import map_tensors
 from runner.errors import NO_MOVES, Problem, RunnerError, moves_itself, refuse
 from runner.inspection import call_site
-from runner.inspection.tensor_names import Names
+from runner.inspection.tensor_names import TensorNames
 
 
 def check_module(model: object, *, asked: str) -> None:
@@ -76,7 +76,7 @@ def check_trains(model: nn.Module, *, asked: str) -> None:
     """
     known = {id(parameter) for parameter in model.parameters()}
     modules = {id(module) for module in model.modules()}
-    names = Names()
+    names = TensorNames()
     names.model(model)
     problems: dict[str, Problem] = {}
     for tensor, name in names.all():

@@ -28,8 +28,9 @@ from runner.inspection import call_site
 from runner.inspection.costs import Costs, Speeds
 from runner.inspection.findings import CERTAIN, LIKELY, Finding
 from runner.inspection.guard import Meetings, Slow, of_read
-from runner.inspection.host_reads import HostRead, HostReads, OperationObserver
-from runner.inspection.tensor_names import Names
+from runner.inspection.host_reads import HostRead, HostReads
+from runner.inspection.operations import OperationObserver, observe
+from runner.inspection.tensor_names import TensorNames
 from runner.plan.simulator import pretence, shapes
 from runner.plan.simulator.shapes import NotSimulated
 from runner.plan.simulator.tensor import simulated
@@ -71,7 +72,7 @@ class Trial:
         """
         self.cfg, self.device = cfg, device
         self.num_processes, self.in_parts = num_processes, in_parts
-        self.names, lines = Names(), call_site.Lines()
+        self.names, lines = TensorNames(), call_site.Lines()
         self.meetings = Meetings(device, self.names, lines)
         self.slow = Slow(device, lines, chosen={number_type(cfg.train.precision)})
         self.costs = costs = Costs(device, speeds=speeds, tf32=cfg.train.precision == "tf32")
@@ -230,7 +231,7 @@ class Trial:
     @contextmanager
     def _counting(self, group: Sequence[Any], *, phase: str = "") -> Iterator[None]:
         self._num_reads.clear()
-        with HostReads(self.device, observers=(self.costs,)), _phases(self.costs, self.parts):
+        with observe(self.costs), _phases(self.costs, self.parts):
             self.costs.phase = phase or self.costs.phase
             ahead = self._ahead(group)
             self.costs.belongs(_all((*group, *ahead)), "batch")

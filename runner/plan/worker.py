@@ -25,7 +25,7 @@ from runner.data.own_loader import OwnLoader
 from runner.device.placement import tensors
 from runner.errors import OF_CODE, RunnerError
 from runner.inspection import call_site
-from runner.inspection.costs import Moment, Speeds
+from runner.inspection.costs import MemoryMoment, Speeds
 from runner.inspection.findings import Finding, merged
 from runner.models.with_preprocessing import Prepared
 from runner.plan.dry_run import UNFOLLOWED, Trial, of_error
@@ -154,7 +154,7 @@ def _memory(trial: Trial, step_bytes: int, evaluation_bytes: int | None) -> dict
     }
 
 
-def _thinned(moments: list[Moment]) -> list[Moment]:
+def _thinned(moments: list[MemoryMoment]) -> list[MemoryMoment]:
     """Reduce the points, keeping the highest of neighbors, so that no peak is lost."""
     if len(moments) <= MAX_MOMENTS:
         return moments

@@ -15,7 +15,6 @@ from types import FrameType
 import torch
 from torch import Tensor
 
-from runner.device.placement import tensors
 from runner.errors import (
     NO_MOVES,
     DeletedError,
@@ -30,7 +29,7 @@ from runner.errors import (
 from runner.inspection import call_site
 from runner.inspection.findings import Finding
 from runner.inspection.guard import PlacementError
-from runner.inspection.host_reads import HostReads, Operation, OperationObserver
+from runner.inspection.operations import Operation, OperationObserver, observe
 from runner.training.evaluate import Evaluation
 from runner.training.loop import Best
 from runner.training.metric_buffer import NotFiniteError
@@ -128,10 +127,9 @@ def _in_place(error: BaseException, stack: Sequence[FrameType]) -> str:
         if frame.f_code.co_name != "forward_backward" or torch.distributed.is_initialized():
             continue
         predict, batch = frame.f_locals["predict"], frame.f_locals["batch"]
-        device = next((tensor.device for tensor in tensors(batch)), torch.device("cpu"))
         with suppress(Exception):  # the step failed once already
             changes = _Changes()
-            with torch.enable_grad(), HostReads(device, observers=(changes,)):
+            with torch.enable_grad(), observe(changes):
                 predict(batch)
             node = re.search(r"of (\w+?)Backward\d", str(error))
             fits = [one for one in changes.found if node and one.made_by.replace("_", "") == node[1].lower()]

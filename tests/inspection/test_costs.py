@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from runner.inspection.costs import Costs, Speeds
-from runner.inspection.host_reads import HostReads
+from runner.inspection.operations import observe
 
 CPU = torch.device("cpu")
 FLOAT = 4
@@ -14,7 +14,7 @@ FLOAT = 4
 def counted(call, **settings):
     costs = Costs(CPU, **settings)
     costs.phase, costs.part = "forward", "activations"
-    with HostReads(CPU, observers=(costs,)):
+    with observe(costs):
         kept = call(costs)
     return costs, kept
 
@@ -53,7 +53,7 @@ def test_a_training_step_by_part():
     costs.hold("data set", 500)
     costs.phase, costs.part = "forward", "activations"
     model.weight.register_post_accumulate_grad_hook(lambda weight: costs.belongs([weight.grad], "gradients"))
-    with HostReads(CPU, observers=(costs,)):
+    with observe(costs):
         loss = model(torch.ones(5, 20)).square().sum()
         loss.backward()
     del loss

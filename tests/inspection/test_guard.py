@@ -15,7 +15,7 @@ from runner.device.precision import make_precision
 from runner.inspection.call_site import Lines
 from runner.inspection.findings import merged
 from runner.inspection.guard import Guard, PlacementError, Slow
-from runner.inspection.host_reads import HostReads
+from runner.inspection.operations import observe
 from runner.training.step.train_step import make_step
 
 pytestmark = pytest.mark.slow
@@ -97,13 +97,13 @@ def test_a_slow_type_is_told_of_more_than_one_number(monkeypatch):
     cpu = torch.device("cpu")
     slow = Slow(cpu, Lines())
     one, several = torch.tensor(2.0), torch.ones(3, dtype=torch.float64)
-    with HostReads(cpu, observers=(slow,)):
+    with observe(slow):
         one.double().reciprocal().float()
         assert slow.findings == []
         several.sum()
     (found,) = slow.findings
     assert found.kind == "slow type" and "sum in float64" in found.what
     slow = Slow(cpu, Lines(), chosen={torch.float64})  # the type of the weights
-    with HostReads(cpu, observers=(slow,)):
+    with observe(slow):
         several.sum()
     assert slow.findings == []

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from runner.inspection.tensor_names import Names, in_frame
+from runner.inspection.tensor_names import TensorNames, in_frame
 
 Pair = namedtuple("Pair", "first second")
 
@@ -54,7 +54,7 @@ def net():
     ],
 )
 def test_what_a_model_holds(net, of, path, kind):
-    names = Names()
+    names = TensorNames()
     names.model(net)
     found = names.get(of(net))
     assert (found.path, found.kind) == (path, kind)
@@ -62,7 +62,7 @@ def test_what_a_model_holds(net, of, path, kind):
 
 def test_what_a_batch_holds():
     x, y, z, w = (torch.ones(1) for _ in range(4))
-    names = Names()
+    names = TensorNames()
     names.batch({"x": x, "pair": Pair(y, [z]), "thing": Thing(), "held": Held(w)})
     assert [names.get(tensor).path for tensor in (x, y, z, w)] == [
         "batch['x']",
@@ -76,7 +76,7 @@ def test_an_optimizers_state_is_named_by_its_parameter(net):
     optimizer = torch.optim.Adam(net.parameters())
     net.layers(torch.ones(2, 2)).sum().backward()
     optimizer.step()
-    names = Names()
+    names = TensorNames()
     names.model(net)
     names.optimizer(optimizer)
     state = optimizer.state[net.layers[0].weight]["exp_avg"]
@@ -84,7 +84,7 @@ def test_an_optimizers_state_is_named_by_its_parameter(net):
 
 
 def test_what_is_set_anew_is_found_again(net):
-    names = Names()
+    names = TensorNames()
     names.model(net)
     net.mask = torch.zeros(2)
     assert names.get(net.mask) is None
@@ -95,7 +95,7 @@ def test_what_is_set_anew_is_found_again(net):
 
 def test_modules_that_hold_each_other_end(net):
     net.itself = [net]
-    names = Names()
+    names = TensorNames()
     names.model(net)
     assert names.get(net.scale).path == "model.scale"
 

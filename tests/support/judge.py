@@ -17,7 +17,7 @@ from runner.config.compose import composed_with, composer
 from runner.device.placement import tensors
 from runner.experiment.build import prepare
 from runner.inspection.costs import Speeds
-from runner.inspection.host_reads import HostReads
+from runner.inspection.operations import OperationObserver, observe
 from runner.plan.dry_run import Trial
 from runner.plan.simulator import simulated_device
 from runner.plan.worker import look
@@ -102,15 +102,12 @@ class Operations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class Seen:
+class Seen(OperationObserver):
     def __init__(self):
         self.names = []
 
     def after(self, done):
         self.names.append(str(done.op))
-
-    def failed(self, what, inputs, error):
-        pass
 
 
 def real_steps(cfg):
@@ -131,7 +128,7 @@ def simulated_steps(cfg, device):
     trial = Trial(cfg, device)
     trial.take_steps()
     seen, step = Seen(), trial.step()
-    with HostReads(device, observers=(seen,)):
+    with observe(seen):
         trial.buffer.write(step(trial.group))
     return seen.names, trial.costs.peak.num_bytes
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from runner.device import backends
 from runner.device.placement import map_tensors, num_rows
-from runner.inspection.not_finite import Record
+from runner.runs.explain.not_finite import NotFiniteOperation
 from runner.runs.explain.replay import Moment
 from runner.training.optimizer import Turns
 
@@ -43,7 +43,7 @@ class Blame:
     of_all: bool = False
 
 
-def blame(moment: Moment, origin: Record, generators: Mapping[str, Any], *, loss: float) -> Blame:
+def blame(moment: Moment, origin: NotFiniteOperation, generators: Mapping[str, Any], *, loss: float) -> Blame:
     """Find the rows that caused the value of an operation; none for the optimizer's operations, or if every row causes it.
 
     loss: of the step. If it is finite (a torch.where hides the value), the gradients are checked.
@@ -137,8 +137,8 @@ def chosen(batch: Any, rows: Sequence[int]) -> Any:
     return map_tensors(batch, choose)
 
 
-def _suspects(origin: Record, count: int) -> tuple[int, ...]:
-    bad = origin.bad_rows  # of the operation's output, whose first dimension may be a multiple of the batch
+def _suspects(origin: NotFiniteOperation, count: int) -> tuple[int, ...]:
+    bad = origin.rows_not_finite  # of the operation's output, whose first dimension may be a multiple of the batch
     if not count or not len(bad) or len(bad) % count:
         return ()
     return tuple(bad.view(count, -1).any(1).nonzero().flatten().tolist())

@@ -26,12 +26,13 @@ from runner.experiment.check import check, of_run
 from runner.experiment.provenance import versions
 from runner.experiment.summary import Summary
 from runner.experiment.terminal import say, short
-from runner.inspection.not_finite import Record, Size, Watch, is_finite
-from runner.inspection.tensor_names import Names
+from runner.inspection.operations import observe
+from runner.inspection.tensor_names import TensorNames
 from runner.models.with_preprocessing import Prepared
 from runner.runs import find
 from runner.runs.explain import text
 from runner.runs.explain.blame import Blame, blame, losses
+from runner.runs.explain.not_finite import LargestValue, NotFiniteObserver, NotFiniteOperation, is_finite
 from runner.runs.explain.replay import LossNotFiniteError, Moment, Start, replay, start_before
 from runner.runs.explain.rows import MOST_ROWS, placed
 from runner.runs.explain.text import Case, advice
@@ -46,10 +47,10 @@ NUM_LARGEST = 5
 class Look:
     """The values of a watched step."""
 
-    origin: Record | None  # the first operation with a non-finite output; None: everything stays finite
+    origin: NotFiniteOperation | None  # the first operation with a non-finite output; None: everything stays finite
     loss: float
     norms: Mapping[str, float]  # of the gradients, by module
-    largest: tuple[Size, ...]  # values in the forward pass, one per line of code
+    largest: tuple[LargestValue, ...]  # values in the forward pass, one per line of code
     generators: Mapping[str, object]  # random states before the step
 
 
@@ -67,18 +68,18 @@ def look(moment: Moment) -> Look:
         for name, parameter in model.named_parameters()
         if parameter.requires_grad
     ]
-    record, loss = None, math.nan
-    watch = task.watch = Watch(model, names)
+    cause, loss = None, math.nan
+    observer = task.observer = NotFiniteObserver(model, names)
     try:
-        with watch:
+        with observe(observer):
             values = take(moment.reached.batches)
         loss = float(next(iter(values.values())))
-        found = (watch.record_of(weight) for weight in sound)
-        record = next((one for one in found if one is not None), None)
+        causes = (observer.cause_of(weight) for weight in sound)
+        cause = next(filter(None, causes), None)
     except LossNotFiniteError as error:
-        record, loss = error.record, error.value
+        cause, loss = error.cause, error.value
     finally:
-        task.watch = None
+        task.observer = None
         for hook in hooks:
             hook.remove()
         model.load_state_dict(before)
@@ -86,12 +87,12 @@ def look(moment: Moment) -> Look:
     scale = parts.precision.scaler.get_scale()
     prefix = "model." if isinstance(model, Prepared) else ""
     by_module = _by_module({name.removeprefix(prefix): float(norm) / scale for name, norm in norms.items()})
-    origin = record.origin() if record is not None else None
-    return Look(origin, loss, by_module, _largest(watch.sizes), generators)
+    origin = cause.origin() if cause is not None else None
+    return Look(origin, loss, by_module, _largest(observer.largest), generators)
 
 
-def _names(moment: Moment) -> Names:
-    names, parts = Names(), moment.parts
+def _names(moment: Moment) -> TensorNames:
+    names, parts = TensorNames(), moment.parts
     names.model(parts.model)
     names.object(moment.task.task, "task")
     single = len(moment.reached.batches) == 1
@@ -117,8 +118,8 @@ def _by_module(norms: Mapping[str, float]) -> dict[str, float]:
     return {name: math.sqrt(found) for name, found in sorted(squares.items(), key=lambda item: -item[1])}
 
 
-def _largest(sizes: Sequence[Size]) -> tuple[Size, ...]:
-    found: dict[tuple[str, str], Size] = {}
+def _largest(sizes: Sequence[LargestValue]) -> tuple[LargestValue, ...]:
+    found: dict[tuple[str, str], LargestValue] = {}
     for size in sorted(sizes, key=lambda one: -one.value):
         found.setdefault((size.name, size.line), size)
     return tuple(found.values())[:NUM_LARGEST]

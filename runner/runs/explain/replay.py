@@ -24,7 +24,7 @@ from runner.distributed.group import Alone
 from runner.errors import RunnerError
 from runner.experiment.build import prepare
 from runner.inspection.findings import Finding
-from runner.inspection.not_finite import Record, Watch, is_finite
+from runner.runs.explain.not_finite import NotFiniteObserver, NotFiniteOperation, is_finite
 from runner.training import checkpoint
 from runner.training.fit import Training
 from runner.training.observer import Observer
@@ -181,33 +181,33 @@ def _lay(file: Path, folder: Path) -> None:
 class LossNotFiniteError(Exception):
     """Ends a watched step before its backward pass, so that the weights stay what they were."""
 
-    def __init__(self, record: Record, value: float) -> None:
+    def __init__(self, cause: NotFiniteOperation, value: float) -> None:
         super().__init__()
-        self.record, self.value = record, value
+        self.cause, self.value = cause, value
 
 
 class NoticedTask:
-    """A run's task. While `watch` is set, it keeps the batches and raises at a loss that is not finite."""
+    """A run's task. While `observer` is set, it keeps the batches and raises at a loss that is not finite."""
 
     def __init__(self, task: Any) -> None:
         self.task = task
-        self.watch: Watch | None = None
+        self.observer: NotFiniteObserver | None = None
         self.batches: list[Any] = []
 
     def __call__(self, model: Any, batch: Any, **turn: Any) -> Any:
         """Raises: LossNotFiniteError, in a watched step."""
-        watch = self.watch
-        if watch is None:
+        observer = self.observer
+        if observer is None:
             return self.task(model, batch, **turn)
         self.batches.append(batch)
-        watch.in_task = True
+        observer.in_task = True
         try:
             values = self.task(model, batch, **turn)
         finally:
-            watch.in_task = False
+            observer.in_task = False
         loss = next(iter(values.values()))
-        if (record := watch.record_of(loss)) is not None:
-            raise LossNotFiniteError(record, float(loss.detach()))
+        if (cause := observer.cause_of(loss)) is not None:
+            raise LossNotFiniteError(cause, float(loss.detach()))
         return values
 
     def __getattr__(self, name: str) -> Any:

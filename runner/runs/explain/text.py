@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from runner.inspection.not_finite import Record, Seen
+from runner.runs.explain.not_finite import NotFiniteOperation, SeenTensor
 from runner.runs.explain.rows import Row
 
 #: losses explode if they grow by this factor over the last steps
@@ -21,7 +21,7 @@ SOFTMAX = ("softmax", "log_softmax", "safe_softmax")
 class Case:
     """What the advice depends on."""
 
-    origin: Record
+    origin: NotFiniteOperation
     rows: Sequence[Row]  # that caused the value for sure
     losses: Sequence[float]  # of the steps before, in order
     groups: Sequence[Mapping[str, Any]]  # of the optimizer
@@ -136,21 +136,21 @@ def _overflow(case: Case) -> str:
     return ""
 
 
-def _is_overflow(origin: Record, base: Seen) -> bool:
+def _is_overflow(origin: NotFiniteOperation, base: SeenTensor) -> bool:
     is_infinite = origin.output.range.num_inf > 0 and not origin.output.range.num_nan
     return is_infinite and all(map(_is_finite, origin.inputs)) and base.range.size**4 > torch.finfo(base.dtype).max
 
 
-def _is_finite(one: Seen) -> bool:
+def _is_finite(one: SeenTensor) -> bool:
     return not one.range.num_not_finite
 
 
-def _holds_zero(one: Seen) -> bool:
+def _holds_zero(one: SeenTensor) -> bool:
     least, greatest = one.range.least, one.range.greatest
     return least is not None and greatest is not None and least <= 0 <= greatest
 
 
-def operation(origin: Record) -> dict[str, Any]:
+def operation(origin: NotFiniteOperation) -> dict[str, Any]:
     """Return a record as plain values for `--json`."""
     return {
         "name": origin.name,
@@ -163,7 +163,7 @@ def operation(origin: Record) -> dict[str, Any]:
     }
 
 
-def _seen(one: Seen) -> dict[str, Any]:
+def _seen(one: SeenTensor) -> dict[str, Any]:
     made_by, made_at = one.made
     return {
         "argument": one.argument,

@@ -36,6 +36,6 @@ def test_the_row_is_named_whether_the_loss_shows_it_or_not(task, loss):
         precision=SimpleNamespace(autocast=nullcontext),
     )
     moment = SimpleNamespace(parts=parts, reached=SimpleNamespace(batches=[rows]))
-    origin = SimpleNamespace(phase="forward", bad_rows=(torch.arange(16) == 5))
+    origin = SimpleNamespace(phase="forward", rows_not_finite=(torch.arange(16) == 5))
     found = blame(moment, origin, backends.generator_states(CPU), loss=loss)
     assert (found.rows, found.is_sure) == ((5,), True)

@@ -13,9 +13,10 @@ import torch
 from planted_nans import CAUSES, SPIKES, explained, leap, line_of, plant, words_of, wrong_of_cause, wrong_of_spike
 
 from runner import cli
-from runner.inspection.not_finite import Watch
-from runner.inspection.tensor_names import Names
+from runner.inspection.operations import observe
+from runner.inspection.tensor_names import TensorNames
 from runner.runs.explain.explain import explain as explain_run
+from runner.runs.explain.not_finite import NotFiniteObserver
 from runner.runs.explain.text import Case, advice
 from runner.runs.explain.text import _domain as of_its_domain
 from runner.training.checkpoint import load
@@ -207,8 +208,8 @@ def test_what_to_try_keeps_all_that_has_a_value(name, least, said):
 )
 def test_what_to_try_against_an_operation_is_of_what_it_took(op, values, said):
     given = torch.tensor(values)
-    watch = Watch(torch.nn.Identity(), Names())
-    with watch:
+    observer = NotFiniteObserver(torch.nn.Identity(), TensorNames())
+    with observe(observer):
         result = op(given)
-    found = advice(Case(watch.record_of(result), [], [], []))
+    found = advice(Case(observer.cause_of(result), [], [], []))
     assert said in found and bool(said) == bool(found)

@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from runner.device import layers
-from runner.inspection.not_finite import Range, Watch, bad_rows, is_finite, range_of
-from runner.inspection.tensor_names import Names
+from runner.inspection.operations import observe
+from runner.inspection.tensor_names import TensorNames
+from runner.runs.explain.not_finite import NotFiniteObserver, Range, is_finite, range_of, rows_not_finite
 
 
 class Net(nn.Module):
@@ -23,17 +24,17 @@ class Net(nn.Module):
 
 def watched(call, rows, *, backward=False):
     """Return the cause in the result, or in the gradient of the scale."""
-    net, names = Net(), Names()
+    net, names = Net(), TensorNames()
     names.model(net)
     names.batch(rows)
-    watch = Watch(net, names)
-    with watch:
-        watch.in_task = True
+    observer = NotFiniteObserver(net, names)
+    with observe(observer):
+        observer.in_task = True
         found = net(call, rows)
-        watch.in_task = False
+        observer.in_task = False
         if backward:
             found.sum().backward()
-    return watch.record_of(net.scale.grad if backward else found)
+    return observer.cause_of(net.scale.grad if backward else found)
 
 
 def rows(value=0.0):
@@ -54,7 +55,7 @@ def test_the_first_operation_is_found_from_the_last():
     assert (origin.phase, origin.module) == ("forward", "Net")
     assert line_of(origin) == test_the_first_operation_is_found_from_the_last.__code__.co_firstlineno + 1
     assert [(seen.argument, seen.made[0], seen.range.least) for seen in origin.inputs] == [("self", "mul", 0.0)]
-    assert (origin.output.range.num_inf, origin.bad_rows.tolist()) == (1, [False, True])
+    assert (origin.output.range.num_inf, origin.rows_not_finite.tolist()) == (1, [False, True])
 
 
 def test_of_two_the_earlier_one_is_told():
@@ -139,28 +140,28 @@ def test_onednns_product_has_the_line_of_the_forward_pass(monkeypatch):
 
 @pytest.mark.parametrize("how", [{"foreach": True}, {"fused": True}, {"foreach": False}])
 def test_of_an_update_the_parameter_is_named_with_what_it_was(how):
-    net, names = Net(), Names()
+    net, names = Net(), TensorNames()
     net.other = nn.Parameter(torch.ones(2))
     optimizer = torch.optim.Adam(net.parameters(), eps=0.0, **how)
     names.model(net)
-    watch = Watch(net, names)
-    with watch:
+    observer = NotFiniteObserver(net, names)
+    with observe(observer):
         ((net.scale * 2).sum() + 0 * net.other.sum()).backward()
         optimizer.step()
-    assert watch.record_of(net.scale) is None
-    origin = watch.record_of(net.other).origin()
+    assert observer.cause_of(net.scale) is None
+    origin = observer.cause_of(net.other).origin()
     assert origin.phase == "optimizer"
     assert {seen.shape for seen in origin.inputs} <= {(2,), ()}
 
 
 def test_of_the_forward_pass_sizes_are_kept_and_nothing_else_stays():
-    net, names = Net(), Names()
-    watch = Watch(net, names)
+    net, names = Net(), TensorNames()
+    observer = NotFiniteObserver(net, names)
     modes = torch.utils._python_dispatch._len_torch_dispatch_stack()
-    with watch:
-        watch.in_task = True
+    with observe(observer):
+        observer.in_task = True
         net(lambda x, _: x * 100, rows())
-    assert max(watch.sizes).value == 300.0
+    assert max(observer.largest).value == 300.0
     assert torch.utils._python_dispatch._len_torch_dispatch_stack() == modes
 
 
@@ -171,7 +172,7 @@ INF, NAN = math.inf, math.nan
 def test_the_range_is_of_what_is_finite(dtype):
     tensor = torch.tensor([[1.0, -2.0], [NAN, INF], [-INF, 0.5]]).to(dtype)
     assert range_of(tensor) == Range(-2.0, 1.0, 6, num_nan=1, num_inf=2)
-    assert bad_rows(tensor).tolist() == [False, True, True]
+    assert rows_not_finite(tensor).tolist() == [False, True, True]
     assert not is_finite(tensor)
     assert range_of(tensor[:1]) == Range(-2.0, 1.0, 2)
     assert is_finite(tensor[:1])
@@ -185,5 +186,5 @@ def test_what_holds_no_floating_numbers_has_none():
 
 def test_of_all_that_is_not_finite_there_is_neither_end():
     assert range_of(torch.tensor([NAN, INF])) == Range(None, None, 2, 1, 1)
-    assert bad_rows(torch.tensor(NAN)).tolist() == []
-    assert bad_rows(torch.tensor([0.0, NAN])).tolist() == [False, True]
+    assert rows_not_finite(torch.tensor(NAN)).tolist() == []
+    assert rows_not_finite(torch.tensor([0.0, NAN])).tolist() == [False, True]
