@@ -1,8 +1,7 @@
-"""Finds the sizes and classes of user-defined data from its first batch; collates and converts batches."""
+"""Joins the rows of user-defined Datasets into batches, converts them, and finds their labels."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -103,49 +102,9 @@ class BatchDataset(Dataset[Any]):
         return rows if isinstance(rows, tuple) else tuple(default_collate(rows))
 
 
-@dataclass(frozen=True)
-class Description:
-    """The facts of a Dataset. Facts that it doesn't have are absent."""
-
-    facts: dict[str, Any]
-    labels: Tensor | None  # (N,) int64, from its attribute `targets` or `labels`, as torchvision's sets have it
-    classes: tuple[str, ...]  # from its attribute `classes`
-    notes: tuple[str, ...] = ()  # see changes()
-
-
-def look_at(dataset: Dataset[Any], *, asked: str, conversion: Conversion = STANDARD) -> Description:
-    """Describe a Dataset by its first row. Raises: RunnerError without a length or rows, or for rows of an unknown form."""
-    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-        problem = f"`{type(dataset).__name__}` is a stream without a length, and rows are drawn by their index"
-        raise RunnerError.of(asked, problem, "return a Dataset with `__len__` and `__getitem__`")
-    if len(dataset) == 0:
-        raise RunnerError.of(asked, f"`{type(dataset).__name__}` has no rows", "return a Dataset with at least one row")
-    return describe(batch_of(dataset, [dataset[0]], asked=asked), dataset, labels_of(dataset), conversion)
-
-
-def describe(given: Any, dataset: Any, labels: Tensor | None, conversion: Conversion) -> Description:
-    """Describe a Dataset by one of its batches, and by its attributes. labels: (N,) int64, of all rows."""
-    batch = conversion(given)
-    parts = tensors(batch)
-    targets = tensors(batch[1]) if is_pair(batch) else parts[1:2]  # in ((x, z), y), z is an input
-    whole = _whole(dataset)
-    classes = tuple(map(str, getattr(whole, "classes", None) or ()))
-    facts: dict[str, Any] = {}
-    if parts:
-        shape = list(parts[0].shape[1:])
-        facts = {"input_shape": shape, "in_features": math.prod(shape)}
-    known = labels if whole is dataset else labels_of(whole)  # a part may lack the last class
-    num_classes = len(classes) or (int(known.max()) + 1 if known is not None else None)
-    if num_classes is not None:
-        facts |= {"num_classes": num_classes, "out_features": num_classes}
-    elif targets and targets[0].is_floating_point():
-        facts |= {"num_classes": None, "out_features": math.prod(targets[0].shape[1:])}
-    return Description(facts, labels, classes, changes(given, batch))
-
-
 def batch_of(dataset: Any, rows: list[Any], *, asked: str = "data") -> Any:
     """Join rows into a batch by the Dataset's `collate_fn`, or by torch's rules."""
-    own = getattr(_whole(dataset), "collate_fn", None)
+    own = getattr(whole_of(dataset), "collate_fn", None)
     return own(rows) if callable(own) else collate(rows, asked=asked)
 
 
@@ -178,7 +137,7 @@ def labels_of(dataset: Any) -> Tensor | None:
     return None
 
 
-def _whole(dataset: Any) -> Any:
+def whole_of(dataset: Any) -> Any:
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
     return dataset

@@ -12,19 +12,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from runner.data.loading.served import Served
+from runner.data.loading.own_loader import OwnLoader, Served
 from runner.data.map_style import (
     STANDARD,
     Conversion,
-    Description,
     Rows,
+    batch_of,
     changes,
-    describe,
     is_pair,
     labels_of,
-    look_at,
+    whole_of,
 )
-from runner.data.own_loader import OwnLoader
 from runner.data.tables.values import are_texts, fall_together, to_inputs, to_targets, to_tensor
 from runner.device.placement import num_rows, tensors
 from runner.errors import Problem, RunnerError, at_once, nearest
@@ -89,7 +87,7 @@ def as_source(found: Any, *, name: str, conversion: Conversion = STANDARD) -> So
         problem = "a Dataset in a pair is neither inputs nor targets"
         raise RunnerError.of(setting, problem, "return `{'train': first, 'val': second}`")
     if isinstance(arrays := _arrays_of(found), Dataset):
-        return _from_dataset(look_at(arrays, asked=setting, conversion=conversion), name, arrays)
+        return describe_dataset(arrays, name=name, asked=setting, conversion=conversion)
     if not conversion.has_columns:
         return _unconverted(arrays, name, setting, conversion)
     if isinstance(arrays, list | tuple) and len(arrays) == 2:
@@ -128,13 +126,12 @@ def _unconverted(found: Any, name: str, setting: str, conversion: Conversion, tr
     rows = _tensors_of(found, setting, "the data")
     _checked(Source(name, rows, {}), setting)
     pair = TensorDataset(*rows) if is_pair(rows) and all(isinstance(part, Tensor) for part in rows) else None
-    labels = labels_of(pair)
-    description = describe(rows, pair, labels, conversion)
-    num_classes = description.facts.get("num_classes")
-    if labels is not None and not classes and len(labels.unique()) == num_classes:
+    source = _describe(name, rows, pair, conversion)
+    num_classes = source.facts.get("num_classes")
+    if source.labels is not None and not classes and len(source.labels.unique()) == num_classes:
         classes = tuple(map(str, range(num_classes)))
-    notes = (*description.notes, *_renumbered(classes))
-    return Source(name, conversion(rows), description.facts, labels, classes=tuple(classes), notes=notes)
+    notes = (*source.notes, *_renumbered(classes))
+    return replace(source, rows=conversion(rows), classes=tuple(classes), notes=notes, origin=Source.origin)
 
 
 def _tensors_of(found: Any, setting: str, called: str) -> Any:
@@ -204,9 +201,35 @@ def facts_of(inputs: Tensor, targets: Tensor, *, num_classes: int | None) -> dic
     return {**facts, "num_classes": num_classes, "out_features": out_features}
 
 
-def _from_dataset(description: Description, name: str, rows: Any) -> Source:
-    origin, classes, notes = type(rows).__name__, description.classes, description.notes
-    return Source(name, rows, description.facts, description.labels, origin=origin, classes=classes, notes=notes)
+def describe_dataset(dataset: Dataset[Any], *, name: str = "", asked: str, conversion: Conversion = STANDARD) -> Source:
+    """Make a Source of a Dataset, with the facts of its first row. Raises: RunnerError without a length, rows or a known form."""
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        problem = f"`{type(dataset).__name__}` is a stream without a length, and rows are drawn by their index"
+        raise RunnerError.of(asked, problem, "return a Dataset with `__len__` and `__getitem__`")
+    if len(dataset) == 0:
+        raise RunnerError.of(asked, f"`{type(dataset).__name__}` has no rows", "return a Dataset with at least one row")
+    return _describe(name, batch_of(dataset, [dataset[0]], asked=asked), dataset, conversion)
+
+
+def _describe(name: str, before: Any, dataset: Any, conversion: Conversion) -> Source:
+    """Return a Source of the dataset; facts that neither one of its batches nor its attributes have are absent."""
+    batch, labels = conversion(before), labels_of(dataset)
+    parts = tensors(batch)
+    targets = tensors(batch[1]) if is_pair(batch) else parts[1:2]  # in ((x, z), y), z is an input
+    whole = whole_of(dataset)
+    classes = tuple(map(str, getattr(whole, "classes", None) or ()))
+    facts: dict[str, Any] = {}
+    if parts:
+        shape = list(parts[0].shape[1:])
+        facts = {"input_shape": shape, "in_features": math.prod(shape)}
+    known = labels if whole is dataset else labels_of(whole)  # a part may lack the last class
+    num_classes = len(classes) or (int(known.max()) + 1 if known is not None else None)
+    if num_classes is not None:
+        facts |= {"num_classes": num_classes, "out_features": num_classes}
+    elif targets and targets[0].is_floating_point():
+        facts |= {"num_classes": None, "out_features": math.prod(targets[0].shape[1:])}
+    notes = changes(before, batch)
+    return Source(name, dataset, facts, labels, origin=type(dataset).__name__, classes=classes, notes=notes)
 
 
 def _from_loader(rows: OwnLoader, name: str, conversion: Conversion) -> Source:
@@ -214,10 +237,9 @@ def _from_loader(rows: OwnLoader, name: str, conversion: Conversion) -> Source:
     with rows.unchanged():
         first = next(iter(served.epoch(0)))
     rows.rows_a_batch = num_rows(first)
-    description = describe(first, rows.dataset, labels_of(rows.dataset), conversion)
-    source = _from_dataset(description, name, rows)
+    source = _describe(name, first, rows.dataset, conversion)
     note = "batches are as the DataLoader gives them; no validation or test split is cut from them"
-    return replace(source, labels=None, origin=type(rows.dataset).__name__, notes=(note, *source.notes))
+    return replace(source, rows=rows, labels=None, notes=(note, *source.notes))
 
 
 def _from_splits(found: Mapping[str, Any], name: str, setting: str, conversion: Conversion) -> Source:
@@ -248,7 +270,7 @@ def _given(found: Any, split: str, train: Source, setting: str, conversion: Conv
         fix = f"return `TensorDataset(inputs, targets)` for {split}, of tensors like those of train"
         raise RunnerError.of(setting, problem, fix)
     if is_dataset and isinstance(found, TensorDataset):
-        given = _from_dataset(look_at(found, asked=setting, conversion=conversion), split, found)
+        given = describe_dataset(found, name=split, asked=setting, conversion=conversion)
     else:
         given = as_source(found, name=split, conversion=conversion)
     if isinstance(given.rows, OwnLoader) and not given.rows.has_length:

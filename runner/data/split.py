@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
 from runner.data.loading.order import SPLIT, generator
-from runner.data.own_loader import OwnLoader
+from runner.data.loading.own_loader import OwnLoader
 from runner.data.source import GIVEN, Source
 from runner.device.placement import map_tensors, num_rows, tensors
 from runner.errors import Problem, refuse

@@ -27,7 +27,7 @@ from runner.config.nodes import fill_facts, leave_out_unknown_facts, resolved, s
 from runner.config.schema import HOOKS, fits
 from runner.data.loading.batches import FirstAndLast
 from runner.data.loading.loaders import Batches
-from runner.data.own_loader import OwnLoader
+from runner.data.loading.own_loader import OwnLoader
 from runner.data.sampler import class_counts
 from runner.data.source import Preprocessing, Source
 from runner.data.split import Splits

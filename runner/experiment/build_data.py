@@ -20,8 +20,8 @@ from runner.data.loading.batch_transform import TransformedBatches
 from runner.data.loading.batches import FirstAndLast
 from runner.data.loading.loaders import Batches, Loading, load
 from runner.data.loading.order import ClassSampler
+from runner.data.loading.own_loader import OwnLoader
 from runner.data.map_style import Conversion
-from runner.data.own_loader import OwnLoader
 from runner.data.sampler import sampler_of
 from runner.data.source import Source, as_source
 from runner.data.split import Splits, split

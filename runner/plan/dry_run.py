@@ -18,7 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from runner.data.loading.batches import Shard, Share
 from runner.data.loading.loaders import Batches
-from runner.data.loading.served import Served
+from runner.data.loading.own_loader import Served
 from runner.device.placement import map_tensors, num_rows, tensors
 from runner.device.precision import make_precision, number_type
 from runner.errors import first_line, in_words

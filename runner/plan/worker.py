@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from omegaconf import OmegaConf
 
-from runner.data.own_loader import OwnLoader
+from runner.data.loading.own_loader import OwnLoader
 from runner.device.placement import tensors
 from runner.errors import OF_CODE, RunnerError
 from runner.inspection import call_site

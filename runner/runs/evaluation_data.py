@@ -15,7 +15,7 @@ from runner.config import validate
 from runner.config.identity import key_of
 from runner.config.instantiate import build, locate
 from runner.data.loading.loaders import Batches
-from runner.data.own_loader import OwnLoader
+from runner.data.loading.own_loader import OwnLoader
 from runner.data.source import Source, as_source
 from runner.data.split import fingerprint, length, split
 from runner.errors import Problem, RunnerError, refuse

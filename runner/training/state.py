@@ -15,7 +15,7 @@ from torch import nn
 
 from runner.config.identity import changes, may_change
 from runner.data.loading.order import mixed
-from runner.data.loading.served import Served
+from runner.data.loading.own_loader import Served
 from runner.device import backends
 from runner.distributed.group import Ranks
 from runner.errors import Problem, RunnerError, first_line, refuse

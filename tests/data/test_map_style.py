@@ -5,7 +5,8 @@ from refused import problems_of
 from torch.utils.data import Dataset, IterableDataset, Subset
 
 from runner.data.loading.streamed import Streamed
-from runner.data.map_style import Conversion, collate, look_at
+from runner.data.map_style import Conversion, collate
+from runner.data.source import describe_dataset
 
 
 class Rows(Dataset):
@@ -24,7 +25,7 @@ IMAGE = torch.zeros(3, 8, 8)
 
 
 def test_sizes_come_from_the_first_row():
-    told = look_at(Rows((IMAGE, 1), classes=["cat", "dog"]), asked="data=mine")
+    told = describe_dataset(Rows((IMAGE, 1), classes=["cat", "dog"]), asked="data=mine")
     assert told.facts == {"input_shape": [3, 8, 8], "in_features": 192, "num_classes": 2, "out_features": 2}
     assert told.classes == ("cat", "dog")
     assert told.labels is None
@@ -33,7 +34,7 @@ def test_sizes_come_from_the_first_row():
 @pytest.mark.parametrize("name", ["targets", "labels"])
 @pytest.mark.parametrize("values", [[0, 2, 1, 2], torch.tensor([0, 2, 1, 2]), np.array([0, 2, 1, 2], dtype=np.int16)])
 def test_labels_of_a_torchvision_like_set(name, values):
-    told = look_at(Rows((IMAGE, 1), **{name: values}), asked="data=mine")
+    told = describe_dataset(Rows((IMAGE, 1), **{name: values}), asked="data=mine")
     assert told.labels.tolist() == [0, 2, 1, 2]
     assert told.labels.dtype == torch.int64
     assert told.facts["num_classes"] == 3
@@ -43,7 +44,7 @@ def test_labels_of_a_torchvision_like_set(name, values):
     "values", [[0, 1], [0.5] * 4, [{"box": 1}] * 4, ["a"] * 4, [[1], [2], [3], [4]], [-1, 0, 1, 2], None]
 )
 def test_labels_of_another_kind_are_none(values):
-    told = look_at(Rows((IMAGE, 1), targets=values), asked="data=mine")
+    told = describe_dataset(Rows((IMAGE, 1), targets=values), asked="data=mine")
     assert told.labels is None
     assert "num_classes" not in told.facts
 
@@ -52,21 +53,23 @@ def test_labels_of_another_kind_are_none(values):
 def test_a_part_tells_what_the_whole_knows(indices):
     """Subsets as random_split() returns them: without labels, nothing could be stratified or drawn by class."""
     whole = Rows((IMAGE, 1), targets=[0, 1, 0, 2])
-    told = look_at(Subset(Subset(whole, range(4)), indices), asked="data=mine")
+    told = describe_dataset(Subset(Subset(whole, range(4)), indices), asked="data=mine")
     assert told.labels.tolist() == [whole.targets[index] for index in indices]
     assert told.facts["num_classes"] == told.facts["out_features"] == 3
     named = Rows((IMAGE, 1), targets=[0, 1, 0, 2], classes=["a", "b", "c", "d"])
-    assert look_at(Subset(named, indices), asked="data=mine").classes == ("a", "b", "c", "d")
+    assert describe_dataset(Subset(named, indices), asked="data=mine").classes == ("a", "b", "c", "d")
 
 
 def test_float_targets_are_a_regression():
-    told = look_at(Rows((IMAGE, torch.zeros(5))), asked="data=mine")
+    told = describe_dataset(Rows((IMAGE, torch.zeros(5))), asked="data=mine")
     assert (told.facts["num_classes"], told.facts["out_features"]) == (None, 5)
-    assert look_at(Rows((IMAGE, 0.5)), asked="data=mine").facts["out_features"] == 1
+    assert describe_dataset(Rows((IMAGE, 0.5)), asked="data=mine").facts["out_features"] == 1
 
 
 def test_rows_that_are_dicts_tell_what_they_can():
-    assert look_at(Rows({"tokens": torch.zeros(7, dtype=torch.int64)}), asked="data=mine").facts["input_shape"] == [7]
+    assert describe_dataset(Rows({"tokens": torch.zeros(7, dtype=torch.int64)}), asked="data=mine").facts[
+        "input_shape"
+    ] == [7]
 
 
 class Stream(IterableDataset):
@@ -76,7 +79,7 @@ class Stream(IterableDataset):
 
 @pytest.mark.parametrize("dataset", [Stream(), Rows(IMAGE, count=0), Rows((IMAGE, None)), Rows(object())])
 def test_what_a_dataset_must_be(dataset, messages):
-    messages(problems_of(look_at, dataset, asked="data=mine"))
+    messages(problems_of(describe_dataset, dataset, asked="data=mine"))
 
 
 def test_conversion_of_doubles_gives_the_precision():
@@ -112,7 +115,7 @@ def test_a_datasets_own_collate_fn_makes_its_batches_in_its_splits_too():
     first, second = Streamed(rows, **settings).epoch(0)
     assert first["inputs"].tolist() == [[1, 1, 0], [2, 2, 2], [3, 0, 0], [4, 4, 0]]
     assert second["targets"].tolist() == [1, 0, 1, 0]
-    assert look_at(Ragged(), asked="data").facts["input_shape"] == [1]
+    assert describe_dataset(Ragged(), asked="data").facts["input_shape"] == [1]
 
 
 class Pairs(Dataset):
@@ -126,5 +129,5 @@ class Pairs(Dataset):
 
 
 def test_the_second_of_two_inputs_is_no_target():
-    told = look_at(Pairs(), asked="data")
+    told = describe_dataset(Pairs(), asked="data")
     assert told.facts == {"input_shape": [3], "in_features": 3}  # no fact says that the targets are numbers

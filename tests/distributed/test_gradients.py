@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import distributed, nn
 
-from runner.data.loading.batches import Rows, Share
+from runner.data.loading.batches import RowRange, Share
 from runner.device.precision import make_precision
 from runner.distributed.environment import RankInfo
 from runner.distributed.gradients import ShardedGradients, SharedGradients
@@ -57,7 +57,7 @@ def made(task, **settings):
 
 def shares(*rows):
     generator = torch.Generator().manual_seed(1)
-    return [Share(torch.randn(count, 3, generator=generator), Rows(0, count, count, count)) for count in rows]
+    return [Share(torch.randn(count, 3, generator=generator), RowRange(0, count, count, count)) for count in rows]
 
 
 def test_a_step_is_that_of_one_process_also_where_the_task_calls_parts_of_the_model():
@@ -74,7 +74,7 @@ def test_a_step_is_that_of_one_process_also_where_the_task_calls_parts_of_the_mo
 
 def test_a_batch_counts_by_its_rows_of_all():
     together = SharedGradients(Two(), both, num=1, unused_parameters=False)
-    halves = [Share("a", Rows(0, 2, 2, 4)), Share("b", Rows(0, 1, 0, 6))]
+    halves = [Share("a", RowRange(0, 2, 2, 4)), Share("b", RowRange(0, 1, 0, 6))]
     assert [(batch, weight) for batch, weight in together.own_batches(halves)] == [("a", 0.2), ("b", 0.0)]
 
 
@@ -87,7 +87,7 @@ def test_a_batch_counts_by_what_its_task_counts_in_all_processes(monkeypatch):
             return both(model, batch)
 
     monkeypatch.setattr(distributed, "all_reduce", lambda of_all: of_all.add_(5))  # the count of another process
-    shares = [Share(2, Rows(0, 2, 2, 4)), Share(1, Rows(0, 1, 1, 6)), Share(7, Rows(0, 1, 0, 6))]
+    shares = [Share(2, RowRange(0, 2, 2, 4)), Share(1, RowRange(0, 1, 1, 6)), Share(7, RowRange(0, 1, 0, 6))]
     with_ddp = SharedGradients(Two(), Counting(), num=1, unused_parameters=False)
     in_parts = ShardedGradients(SimpleNamespace(within=lambda task: task), Counting(), num=2)
     for together, num in ((with_ddp, 1), (in_parts, 2)):

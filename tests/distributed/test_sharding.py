@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import distributed, nn
 
-from runner.data.loading.batches import Rows, Share
+from runner.data.loading.batches import RowRange, Share
 from runner.device.precision import make_precision
 from runner.distributed.gradients import ShardedGradients
 from runner.distributed.sharding import blocks, dividing
@@ -79,7 +79,7 @@ def shares(rank, num, *sizes):
     generator = torch.Generator().manual_seed(1)
     for size in sizes:
         batch, start, stop = torch.randn(size, 3, generator=generator), size * rank // num, size * (rank + 1) // num
-        yield Share(batch[start:stop], Rows(start, stop, stop - start, size))
+        yield Share(batch[start:stop], RowRange(start, stop, stop - start, size))
 
 
 def trained(model, task, *, steps, rank=0, num=1, divide=None, states=None):

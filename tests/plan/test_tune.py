@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from runner import run as run_experiment
 from runner.config.compose import composed_with, composer
-from runner.data.own_loader import OwnLoader
+from runner.data.loading.own_loader import OwnLoader
 from runner.device import backends
 from runner.errors import Problem, RunnerError
 from runner.experiment.build import prepare

@@ -37,7 +37,7 @@ class Batches:
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowRange:
     """Rows start to stop of a batch. A process without a row reads one that doesn't count."""
 
     start: int
@@ -51,7 +51,7 @@ class Share:
     """A process's part of a batch."""
 
     batch: Any
-    rows: Rows
+    rows: RowRange
 
 
 @dataclass(frozen=True)
@@ -61,15 +61,15 @@ class Shard:
     rank: int
     num: int
 
-    def rows(self, size: int) -> Rows:
+    def rows(self, size: int) -> RowRange:
         """Return the part of a batch of `size` rows. Parts differ by at most one row."""
         start, stop = size * self.rank // self.num, size * (self.rank + 1) // self.num
         if start == stop:  # it takes part in collective operations with another process's row
             start = min(start, size - 1)
-            return Rows(start, start + 1, 0, size)
-        return Rows(start, stop, stop - start, size)
+            return RowRange(start, start + 1, 0, size)
+        return RowRange(start, stop, stop - start, size)
 
-    def of_batches(self, num_rows: int, batch_size: int, *, first_batch: int) -> Iterator[Rows]:
+    def of_batches(self, num_rows: int, batch_size: int, *, first_batch: int) -> Iterator[RowRange]:
         """Yield the part of each batch of an epoch, from `first_batch` on."""
         for start in range(first_batch * batch_size, num_rows, batch_size):
             yield self.rows(min(batch_size, num_rows - start))

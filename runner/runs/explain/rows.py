@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from runner.config import validate
 from runner.data import split
 from runner.data.loading.order import permutation
-from runner.data.own_loader import OwnLoader
+from runner.data.loading.own_loader import OwnLoader
 from runner.data.sampler import sampler_of
 from runner.device.placement import tensors
 from runner.runs.explain.blame import Picked

@@ -8,8 +8,7 @@ import torch
 from refused import problems_of
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
-from runner.data.loading.served import Served
-from runner.data.own_loader import OwnLoader
+from runner.data.loading.own_loader import OwnLoader, Served
 
 CPU = torch.device("cpu")
 
