@@ -25,8 +25,8 @@ PLACE = ROOT / ".gpu"
 SECONDS = {"graphs": 60, "smoke": 120, "tests": 150, "several": 60, "groups": 190, "tables": 150, "steps": 60}
 SECONDS |= {
     "memory": 130,
-    "gpt": 80,
-    "cifar": 80,
+    "gpt": 240,
+    "cifar": 240,
     "syncs": 30,
     "host": 30,
     "evaluation": 30,
