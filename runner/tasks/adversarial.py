@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,11 +10,10 @@ from torch.nn.functional import softplus
 
 from runner.device.precision import at_least_float32
 from runner.errors import RunnerError
-from runner.tasks.checks import plots_of
-from runner.tasks.metrics import make_metrics
+from runner.tasks.task import BuiltinTask
 
 
-class Adversarial(nn.Module):
+class Adversarial(BuiltinTask):
     """Relativistic losses (Jolicoeur-Martineau 2019), one for each of the optimizers `critic` and `generator`: which of a
     real row and a generated one is the real one. The generator has to find all kinds of rows, not one that passes.
 
@@ -24,14 +22,13 @@ class Adversarial(nn.Module):
     are alike. Its generated rows come from the same numbers each time, so that epochs can be compared.
     """
 
+    name = "adversarial"
     kind = "generation"
     converts_data = True
     turns = ("critic", "generator")
 
     def __init__(self, *, metrics: Any = None, plots: Any = True) -> None:
-        super().__init__()
-        self.metrics = make_metrics(metrics, kind=self.kind, reported=("loss",))
-        self.plots = plots_of(plots, kind=self.kind)
+        super().__init__(self.kind, reported=("loss",), metrics=metrics, plots=plots)
 
     def __call__(self, model: Any, batch: Any, /, turn: str | None = None) -> dict[str, Tensor]:
         if turn is None:
@@ -61,9 +58,6 @@ class Adversarial(nn.Module):
 
     def targets(self, batch: Any, /) -> Tensor:
         return _real(batch).flatten(1)
-
-    def derived(self, values: Mapping[str, float], /) -> Mapping[str, float]:
-        return {}
 
 
 def energy_distance(one: Tensor, other: Tensor) -> Tensor:  # (N, F), (M, F)

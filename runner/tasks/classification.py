@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,13 +12,13 @@ from torch.nn import functional as F
 from runner.config.checks import choice, probability
 from runner.device.precision import at_least_float32
 from runner.errors import RunnerError
-from runner.tasks.checks import UNKNOWN, described, inputs_of, output_of, plots_of, wider
-from runner.tasks.metrics import make_metrics
+from runner.tasks.checks import UNKNOWN, described, wider
+from runner.tasks.task import BuiltinTask
 
 KINDS = ("auto", "multiclass", "multilabel")
 
 
-class Classification(nn.Module):
+class Classification(BuiltinTask):
     """Cross-entropy and the part that is right.
 
     multiclass: targets are class indices, (B,) int64, or probabilities of the classes, (B, C), as mixup makes them: their
@@ -30,6 +30,7 @@ class Classification(nn.Module):
     weights of the batch, and would depend on which rows meet in one.
     """
 
+    name = "classification"
     converts_data = True
     class_weights: Tensor | None
 
@@ -48,22 +49,17 @@ class Classification(nn.Module):
         plots: Any = True,
     ) -> None:
         """num_classes, num_outputs, is_multilabel, class_counts: of the data. Raises: RunnerError for data that it does not suit."""
-        super().__init__()
-        self.kind = _kind(kind, num_classes, is_multilabel=is_multilabel)
-        self.num_classes = num_outputs if self.kind == "multilabel" else (num_classes or UNKNOWN)
-        self.label_smoothing = probability(label_smoothing, key="task.label_smoothing")
-        weights = _weights(class_weights, class_counts, self.num_classes, kind=self.kind)
-        self.register_buffer("class_weights", weights, persistent=False)
+        kind = _kind(kind, num_classes, is_multilabel=is_multilabel)
+        count = num_outputs if kind == "multilabel" else (num_classes or UNKNOWN)
         reported = ("loss", "accuracy")
-        self.metrics = make_metrics(metrics, kind=self.kind, num_outputs=self.num_classes, reported=reported)
-        self.plots = plots_of(plots, kind=self.kind)
-        self.output = output
-
-    def __call__(self, model: nn.Module, batch: Any, /) -> dict[str, Tensor]:
-        return self.judge(self.outputs(model, batch), batch)
+        super().__init__(kind, reported=reported, metrics=metrics, plots=plots, num_outputs=count, output=output)
+        self.num_classes = count
+        self.label_smoothing = probability(label_smoothing, key="task.label_smoothing")
+        weights = _weights(class_weights, class_counts, count, kind=kind)
+        self.register_buffer("class_weights", weights, persistent=False)
 
     def outputs(self, model: nn.Module, batch: Any, /) -> Tensor:
-        outputs = output_of(model(inputs_of(batch, task="classification")), self.output, task="classification")
+        outputs = super().outputs(model, batch)
         if not outputs.is_floating_point():
             problem = f"the model gives {described(outputs)} of {outputs.dtype}: argmax can't be trained"
             fix = f"return the scores, ({len(outputs)}, {self.num_classes}), without argmax"
@@ -92,13 +88,10 @@ class Classification(nn.Module):
         return outputs.sigmoid() if self.kind == "multilabel" else outputs.softmax(1)
 
     def targets(self, batch: Any, /) -> Tensor:
-        targets: Tensor = batch[1]
+        targets = super().targets(batch)
         if self.kind == "multilabel":
             return targets.long()
         return targets.argmax(1) if targets.is_floating_point() else targets
-
-    def derived(self, values: Mapping[str, float], /) -> Mapping[str, float]:
-        return {}
 
     def _cross_entropy(self, logits: Tensor, targets: Tensor) -> Tensor:
         if self.class_weights is None:

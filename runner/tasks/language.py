@@ -13,10 +13,11 @@ from torch.nn import functional as F
 from runner.device.precision import at_least_float32
 from runner.errors import RunnerError
 from runner.tasks.checks import inputs_of, output_of
-from runner.tasks.metrics import OfTokens, make_metrics
+from runner.tasks.metrics import TokenMetric
+from runner.tasks.task import BuiltinTask
 
 
-class Language(nn.Module):
+class Language(BuiltinTask):
     """Targets are the tokens that follow, (B, T) int64; the model gives logits (B, T, V), or an object with `.logits`.
 
     ignore_index: targets that count for nothing (padding); a batch without others has a loss of 0. bytes_per_token:
@@ -26,7 +27,7 @@ class Language(nn.Module):
     Raises: RunnerError for data with classes, and for a model that gives no (B, T, V).
     """
 
-    kind = "language"
+    name = kind = "language"
 
     def __init__(
         self,
@@ -39,25 +40,21 @@ class Language(nn.Module):
         output: int | str | None = None,
         metrics: Any = None,
     ) -> None:
-        super().__init__()
         if num_classes is not None:
             problem = f"each row of this data is one of {num_classes} classes, and the targets here are the tokens that follow"
             raise RunnerError.suggest("task=language", problem, ["task=classification", "data=text"])
-        self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
-        self.output = output
-        self.bytes_per_token, self.sample_tokens = bytes_per_token, sample_tokens
         reported = ("loss", "accuracy", "perplexity", "bits_per_byte")
-        made = make_metrics(metrics, kind=self.kind, reported=reported)
-        self.metrics = nn.ModuleDict({name: OfTokens(metric, ignore_index) for name, metric in made.items()})
-
-    def __call__(self, model: nn.Module, batch: tuple[Any, Tensor], /) -> dict[str, Tensor]:
-        return self.judge(self.outputs(model, batch), batch)
+        super().__init__(self.kind, reported=reported, metrics=metrics, output=output)
+        self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
+        self.bytes_per_token, self.sample_tokens = bytes_per_token, sample_tokens
+        for name, metric in self.metrics.items():
+            self.metrics[name] = TokenMetric(metric, ignore_index)
 
     def outputs(self, model: nn.Module, batch: tuple[Any, Tensor], /) -> Tensor:
-        found = model(inputs_of(batch, task="language"))
+        outputs = model(inputs_of(batch, task=self.name))
         if self.output is None:
-            found = getattr(found, "logits", found)
-        return output_of(found, self.output, task="language")
+            outputs = getattr(outputs, "logits", outputs)
+        return output_of(outputs, self.output, task=self.name)
 
     def judge(self, outputs: Tensor, batch: tuple[Any, Tensor], /) -> dict[str, Tensor]:
         targets = batch[1]
@@ -87,15 +84,12 @@ class Language(nn.Module):
         """(B, T, V) probabilities of the next token."""
         return at_least_float32(outputs).softmax(-1)
 
-    def targets(self, batch: tuple[Any, Tensor], /) -> Tensor:
-        return batch[1]
-
     def derived(self, values: Mapping[str, float], /) -> Mapping[str, float]:
         """The perplexity, exp(loss), and bits_per_byte where the text's bytes per token are known. None of a smoothed loss."""
         loss = values.get("loss")
         if loss is None or self.label_smoothing:
             return {}
-        found = {"perplexity": math.inf if loss > 700 else math.exp(loss)}
+        values = {"perplexity": math.inf if loss > 700 else math.exp(loss)}
         if self.bytes_per_token:
-            found["bits_per_byte"] = loss / math.log(2) / self.bytes_per_token
-        return found
+            values["bits_per_byte"] = loss / math.log(2) / self.bytes_per_token
+        return values

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import re
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from runner.config.other_names import value_for
+from runner.config.packages import not_installed
 from runner.device.capabilities import legal_dtype
-from runner.errors import RunnerError
+from runner.errors import Problem, RunnerError, nearest, refuse
 from runner.tasks.checks import UNKNOWN
-from runner.tasks.metric_names import metrics_for
-from runner.tasks.named_metrics import BY_NAME, MeanOverPresent, named_metrics
+from runner.tasks.metric_names import CLASSES, NAMED, metrics_for
 
+BY_NAME = "use `'task.metrics={NAME: {_target_: ...}}'`"
+COUNTS = {"multiclass": "num_classes", "multilabel": "num_labels"}
 #: numbers of one metric that get a name each; more are not useful as curves
 MOST_VALUES = 32
 #: numbers of predictions that wait on the device for torchmetrics, 64 MB
@@ -30,8 +35,9 @@ def make_metrics(asked: Any, *, kind: str, num_outputs: int = UNKNOWN, reported:
     asked: names ([f1, auroc]: see metric_names.NAMED), or {NAME: an object with those three methods, e.g. torchmetrics', or a
         function (predictions, targets) -> 0-d tensor, which sees a whole split at once}.
     num_outputs: classes, labels or numbers that a row has. reported: names that the task reports already.
-    torchmetrics' own checks of values are switched off: they wait for the device in each batch.
-    Raises: RunnerError for anything else.
+    torchmetrics' own checks of values are switched off: they wait for the device in each batch. Its auroc, average_precision
+    and spearman are exact: they keep a whole split on the device.
+    Raises: RunnerError for anything else, for an unknown number of classes, and if torchmetrics is missing.
     """
     if isinstance(asked, str):
         asked = [asked]
@@ -40,8 +46,8 @@ def make_metrics(asked: Any, *, kind: str, num_outputs: int = UNKNOWN, reported:
     if isinstance(asked, Mapping):
         metrics = {str(name): _gathering(str(name), value, kind) for name, value in asked.items()}
     elif isinstance(asked, Sequence):
-        made = named_metrics([_named(name) for name in asked], kind=kind, num_outputs=num_outputs)
-        metrics = {name: OfTorchmetrics(metric, kind=kind) for name, metric in made.items()}
+        made = _named_metrics([_named(name) for name in asked], kind=kind, num_outputs=num_outputs)
+        metrics = {name: TorchMetric(metric, kind=kind) for name, metric in made.items()}
     else:
         problem = "`task.metrics` must be a list of names, or `{NAME: {_target_: ...}}`"
         raise RunnerError.suggest(f"task.metrics={asked}", problem, _example(kind), BY_NAME)
@@ -50,12 +56,28 @@ def make_metrics(asked: Any, *, kind: str, num_outputs: int = UNKNOWN, reported:
     return nn.ModuleDict(metrics)
 
 
-class Gathering(nn.Module):
-    """Gives a metric the predictions and targets of many batches at once; until then they wait on the device."""
+class WrappedMetric(nn.Module):
+    """An object with the three methods as a module, which is placed with the task if it is one itself."""
 
     def __init__(self, metric: Any) -> None:
         super().__init__()
         self.metric = metric
+
+    def update(self, predictions: Tensor, targets: Tensor) -> None:
+        self.metric.update(predictions, targets)
+
+    def compute(self) -> Any:
+        return self.metric.compute()
+
+    def reset(self) -> None:
+        self.metric.reset()
+
+
+class GatheringMetric(WrappedMetric):
+    """Gives a metric the predictions and targets of many batches at once; until then they wait on the device."""
+
+    def __init__(self, metric: Any) -> None:
+        super().__init__(metric)
         self._parts: list[tuple[Tensor, Tensor]] = []
         self._num = 0  # of predicted numbers
 
@@ -67,23 +89,27 @@ class Gathering(nn.Module):
 
     def compute(self) -> Any:
         self._pass_on()
-        return self.metric.compute()
+        return super().compute()
 
     def reset(self) -> None:
         self._parts, self._num = [], 0
-        self.metric.reset()
+        super().reset()
 
     def prepared(self, predictions: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Change what the metric gets, (N, ...) each."""
         return predictions, targets
 
     def _pass_on(self) -> None:
+        if self._parts:
+            self.metric.update(*self.prepared(*self._joined()))
+
+    def _joined(self) -> tuple[Tensor, Tensor]:
         parts, self._parts, self._num = self._parts, [], 0
-        if parts:
-            self.metric.update(*self.prepared(*_joined(parts)))
+        predictions, targets = (torch.cat(each) for each in zip(*parts, strict=True))
+        return predictions, targets
 
 
-class OfTorchmetrics(Gathering):
+class TorchMetric(GatheringMetric):
     """One of torchmetrics, which gets many batches at once: most of them read the device in each update (bincount).
 
     Of two classes a Binary... gets the second's probability; a regression's gets float64 where the device has it: its sums
@@ -130,7 +156,7 @@ class OfTorchmetrics(Gathering):
         return predictions, targets
 
 
-class OfTokens(Gathering):
+class TokenMetric(GatheringMetric):
     """One of these over the tokens that count, (K, V) and (K,), many batches at once: to pick them reads the device."""
 
     def __init__(self, metric: nn.Module, ignore_index: int) -> None:
@@ -145,52 +171,28 @@ class OfTokens(Gathering):
         return predictions[counts], targets[counts]
 
 
-class OfObject(nn.Module):
-    """A custom object with the three methods; a module is placed with the task."""
-
-    def __init__(self, metric: Any) -> None:
-        super().__init__()
-        self.metric = metric
-
-    def update(self, predictions: Tensor, targets: Tensor) -> None:
-        self.metric.update(predictions, targets)
-
-    def compute(self) -> Any:
-        return self.metric.compute()
-
-    def reset(self) -> None:
-        self.metric.reset()
-
-
-class OfFunction(nn.Module):
+class FunctionMetric(GatheringMetric):
     """A function of a split's predictions and targets, which stay on the device until they are all there."""
 
     def __init__(self, name: str, function: Callable[[Tensor, Tensor], Tensor]) -> None:
-        super().__init__()
-        self._name, self.function = name, function
-        self._parts: list[tuple[Tensor, Tensor]] = []
+        super().__init__(function)
+        self._name = name
 
     def update(self, predictions: Tensor, targets: Tensor) -> None:
         self._parts.append((predictions, targets))
 
     def compute(self) -> Tensor | None:
-        parts, self._parts = self._parts, []
-        if not parts:
+        if not self._parts:
             return None
-        value = self.function(*_joined(parts))
+        value = self.metric(*self._joined())
         if not isinstance(value, Tensor) or value.dim():
-            said = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            returned = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             fix = "return a 0-d tensor, e.g., by .mean(), or an object with update(), compute() and reset()"
-            raise RunnerError.of(f"task.metrics.{self._name}", f"the function returned {said}", fix)
+            raise RunnerError.of(f"task.metrics.{self._name}", f"the function returned {returned}", fix)
         return value.detach()
 
     def reset(self) -> None:
         self._parts = []
-
-
-def _joined(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    predictions, targets = (torch.cat(each) for each in zip(*parts, strict=True))
-    return predictions, targets
 
 
 def named_values(name: str, found: Any, *, labels: Sequence[str]) -> dict[str, Any]:
@@ -213,16 +215,92 @@ def named_values(name: str, found: Any, *, labels: Sequence[str]) -> dict[str, A
     return {f"{name}_{label}": value for label, value in zip(spelled, found.unbind(), strict=True)}
 
 
+def _named_metrics(names: Sequence[str], *, kind: str, num_outputs: int) -> dict[str, Any]:
+    known = metrics_for(kind)
+    refuse([_unknown(name, known, kind) for name in names if name not in known])
+    if num_outputs == UNKNOWN and kind != "autoencoding":
+        problem = "the number of classes, or of values per example, is not known"
+        fix = "use `task.num_classes=10`, or `'task.metrics=[]'`"
+        raise RunnerError.of(f"task.metrics=[{','.join(names)}]", problem, fix)
+    return {name: _make(name, kind, num_outputs) for name in names}
+
+
+def _make(name: str, kind: str, num_outputs: int) -> Any:
+    named = NAMED[name]
+    is_binary = kind == "multiclass" and num_outputs == 2 and named.kinds == CLASSES
+    arguments = {key: num_outputs if value is None else value for key, value in named.arguments.items()}
+    if kind in COUNTS:
+        arguments |= {"validate_args": False}
+        arguments |= {} if is_binary else {COUNTS[kind]: num_outputs}
+        arguments |= {"average": named.average} if named.average and not is_binary else {}
+    if arguments.get("top_k", 0) > num_outputs != UNKNOWN:
+        problem = f"`{name}` is always 1 with {num_outputs} classes"
+        raise RunnerError.of(f"task.metrics=[{name}]", problem, "use `'task.metrics=[]'`, or another metric")
+    module = _module("classification" if kind in COUNTS else "regression")
+    prefix = ("Binary" if is_binary else kind.capitalize()) if kind in COUNTS else ""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Metric `.*` will save all", UserWarning)  # make_metrics() says so
+        metric = getattr(module, f"{prefix}{named.class_name}")(**arguments)
+    if named.average != "none":
+        return metric
+    return MeanOverPresent(metric, getattr(module, f"{prefix}StatScores")(**arguments), needs_both=named.needs_both)
+
+
+class MeanOverPresent(nn.Module):
+    """The mean of a metric over the classes that have examples, as in scikit-learn; NaN if no class has any.
+
+    torchmetrics (1.8) counts a class that a split lacks as 0.
+    """
+
+    def __init__(self, metric: Any, counts: Any, *, needs_both: bool) -> None:
+        super().__init__()
+        self.metric, self.counts, self.needs_both = metric, counts, needs_both
+
+    def update(self, predictions: Tensor, targets: Tensor) -> None:
+        self.metric.update(predictions, targets)
+        self.counts.update(predictions, targets)
+
+    def compute(self) -> Tensor:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "No (positive|negative) samples", UserWarning)
+            values: Tensor = self.metric.compute()  # (C,), or () for two classes
+        scores = self.counts.compute()  # (C, 5): true and false positives, true and false negatives, examples
+        own, total = scores[..., 4], scores[..., :4].sum(-1)
+        counted = (own > 0) & (own < total) if self.needs_both else own > 0
+        mean: Tensor = values.where(counted, 0).sum() / counted.sum()
+        return mean
+
+    def reset(self) -> None:
+        self.metric.reset()
+        self.counts.reset()
+
+
+def _module(name: str) -> Any:
+    try:
+        return importlib.import_module(f"torchmetrics.{name}")
+    except ModuleNotFoundError as error:
+        problem = f"named metrics need `{error.name}`, which is not installed"
+        raise not_installed("task.metrics", problem, "metrics") from None
+
+
+def _unknown(name: str, known: Sequence[str], kind: str) -> Problem:
+    ours = value_for("task.metrics", name)
+    ways = [f"task.metrics=[{hit}]" for hit in ([ours] if ours in known else nearest(name, known))]
+    otherwise = f"use a metric that conf/README.md lists, or {BY_NAME.removeprefix('use ')}"
+    problem = f"there is no metric `{name}` for a task of kind {kind}"
+    return Problem.suggest(f"task.metrics=[{name}]", problem, ways, otherwise)
+
+
 def _gathering(name: str, value: Any, kind: str) -> nn.Module:
     if isinstance(value, nn.Module) and type(value).__module__.startswith("torchmetrics."):
-        return OfTorchmetrics(value, kind=kind)
+        return TorchMetric(value, kind=kind)
     if isinstance(value, type):
         problem = f"{value.__name__} is a class, and a metric is one of it"
         raise RunnerError.suggest(f"task.metrics.{name}", problem, [f"task.metrics.{name}._partial_=false"])
     if all(callable(getattr(value, method, None)) for method in ("update", "compute", "reset")):
-        return OfObject(value)
+        return WrappedMetric(value)
     if callable(value):
-        return OfFunction(name, value)
+        return FunctionMetric(name, value)
     problem = f"`task.metrics.{name}` is {value!r}, and a metric is an object with update(), compute() and reset(), or a function"
     ways = [f"task.metrics=[{value}]"] if isinstance(value, str) and value in metrics_for(kind) else _example(kind)
     raise RunnerError.suggest(f"task.metrics.{name}={value}", problem, ways, BY_NAME)

@@ -13,22 +13,61 @@ from torch.nn import functional as F
 from runner.config.checks import choice
 from runner.device.precision import at_least_float32
 from runner.errors import RunnerError
-from runner.tasks.checks import UNKNOWN, inputs_of, output_of, plots_of
-from runner.tasks.metrics import make_metrics
+from runner.tasks.checks import UNKNOWN, output_of
+from runner.tasks.task import BuiltinTask
 
 LOSSES = ("mse", "mae", "huber")
 
 
-class Regression(nn.Module):
+class _NumberTask(BuiltinTask):
+    """Compares outputs with numbers: reports the loss, the mean absolute error, and the squared one where it is not the loss."""
+
+    converts_data = True
+    spreads: Tensor | None
+
+    def __init__(self, *, loss: str, huber_delta: float = 1.0, **settings: Any) -> None:
+        loss, huber_delta = choice(loss, LOSSES, key="task.loss"), _delta(huber_delta)
+        reported = ("loss", "mae", "rmse") if loss == "mse" else ("loss", "mae", "mse", "rmse")
+        super().__init__(self.kind, reported=reported, **settings)
+        self.loss, self.huber_delta = loss, huber_delta
+        self.register_buffer("spreads", None, persistent=False)
+
+    def derived(self, values: Mapping[str, float], /) -> Mapping[str, float]:
+        """The root of a whole split's mean squared error."""
+        return {"rmse": math.sqrt(values.get("mse", values["loss"]))}
+
+    def distances(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """The loss, and the mean absolute and squared error. Gradients are those of the scaled loss: see learn_scaled()."""
+        apart = outputs.detach() - targets
+        if self.spreads is None or not torch.is_grad_enabled():
+            value = self._loss(outputs, targets)
+        else:
+            learned = self._scaled_loss(outputs, targets, self.spreads)
+            value = self._loss(outputs.detach(), targets) + (learned - learned.detach())  # 0 is added
+        values = {"loss": value, "mae": apart.abs().mean()}
+        return values if self.loss == "mse" else {**values, "mse": apart.square().mean()}
+
+    def _loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        if self.loss == "huber":
+            return F.huber_loss(outputs, targets, delta=self.huber_delta)
+        return F.mse_loss(outputs, targets) if self.loss == "mse" else F.l1_loss(outputs, targets)
+
+    def _scaled_loss(self, outputs: Tensor, targets: Tensor, spreads: Tensor) -> Tensor:
+        if self.loss == "huber":
+            each = F.huber_loss(outputs, targets, reduction="none", delta=self.huber_delta)
+            return (each / spreads / spreads).mean()
+        apart = (outputs - targets) / spreads
+        return (apart.square() if self.loss == "mse" else apart.abs()).mean()
+
+
+class Regression(_NumberTask):
     """One or several numbers for each example: reports a loss and the mean absolute error over all of them.
 
     Targets are (B, T), as the model's outputs. loss: mse | mae | huber (quadratic up to huber_delta, then
     linear). The root of the mean squared error is a value of a whole split, rmse.
     """
 
-    kind = "regression"
-    converts_data = True
-    spreads: Tensor | None
+    name = kind = "regression"
 
     def __init__(
         self,
@@ -43,7 +82,6 @@ class Regression(nn.Module):
         plots: Any = True,
     ) -> None:
         """num_classes, num_outputs, is_multilabel: of the data. Raises: RunnerError for data with classes, and for other losses."""
-        super().__init__()
         if num_classes not in (None, UNKNOWN):
             problem = f"the targets of this data are {num_classes} classes, and a regression predicts numbers"
             fix = "use `task=classification`, or `data.kind=regression` if the numbers are quantities"
@@ -51,12 +89,8 @@ class Regression(nn.Module):
         if is_multilabel:
             problem = "the targets of this data are labels, each 0 or 1, and a regression predicts numbers"
             raise RunnerError.suggest("task=regression", problem, ["task=classification", "data.kind=regression"])
-        self.loss, self.huber_delta = choice(loss, LOSSES, key="task.loss"), _delta(huber_delta)
-        reported = distances_reported(self.loss)
-        self.metrics = make_metrics(metrics, kind=self.kind, num_outputs=num_outputs, reported=(*reported, "rmse"))
-        self.plots = plots_of(plots, kind=self.kind)
-        self.output = output
-        self.register_buffer("spreads", None, persistent=False)
+        settings = {"metrics": metrics, "plots": plots, "num_outputs": num_outputs, "output": output}
+        super().__init__(loss=loss, huber_delta=huber_delta, **settings)
 
     def learn_scaled(self, spreads: Sequence[float]) -> None:
         """From now on gradients are those of the loss of targets that are divided by these, (T,); its value stays in theirs.
@@ -65,29 +99,19 @@ class Regression(nn.Module):
         """
         self.spreads = torch.tensor(spreads, dtype=torch.get_default_dtype())
 
-    def __call__(self, model: nn.Module, batch: Any, /) -> dict[str, Tensor]:
-        return self.judge(self.outputs(model, batch), batch)
-
-    def outputs(self, model: nn.Module, batch: Any, /) -> Tensor:
-        return output_of(model(inputs_of(batch, task="regression")), self.output, task="regression")
-
     def judge(self, outputs: Tensor, batch: Any, /) -> dict[str, Tensor]:
-        targets = like(batch[1], outputs)
-        return distances(outputs, targets, loss=self.loss, huber_delta=self.huber_delta, spreads=self.spreads)
+        return self.distances(outputs, like(batch[1], outputs))
 
     def predictions(self, outputs: Tensor, /) -> Tensor:
         values = at_least_float32(outputs)
         return values.flatten(1) if values.dim() > 1 else values[:, None]  # len() would fix an export's rows
 
     def targets(self, batch: Any, /) -> Tensor:
-        targets: Tensor = batch[1]
+        targets = super().targets(batch)
         return targets.reshape(len(targets), -1)
 
-    def derived(self, values: Mapping[str, float], /) -> Mapping[str, float]:
-        return root_of(values)
 
-
-class Autoencoding(nn.Module):
+class Autoencoding(_NumberTask):
     """The inputs are the targets, images as 0..1. A batch is (inputs, anything) or only the inputs.
 
     Outputs are put into their shape.
@@ -95,8 +119,7 @@ class Autoencoding(nn.Module):
     loss: mse | mae | huber.
     """
 
-    kind = "autoencoding"
-    converts_data = True
+    name = kind = "autoencoding"
 
     def __init__(
         self,
@@ -108,19 +131,11 @@ class Autoencoding(nn.Module):
         plots: Any = True,
     ) -> None:
         """vocab_size: of the data, None for all but texts. Raises: RunnerError for texts."""
-        super().__init__()
         if vocab_size is not None:
             problem = "this data is texts, and distances between tokens mean nothing"
             fix = "use `task=language`, or data of images, signals or tables"
             raise RunnerError.of("task=autoencoding", problem, fix)
-        self.loss = choice(loss, LOSSES, key="task.loss")
-        reported = distances_reported(self.loss)
-        self.metrics = make_metrics(metrics, kind=self.kind, reported=(*reported, "rmse"))
-        self.plots = plots_of(plots, kind=self.kind)
-        self.output = output
-
-    def __call__(self, model: nn.Module, batch: Any, /) -> dict[str, Tensor]:
-        return self.judge(self.outputs(model, batch), batch)
+        super().__init__(loss=loss, metrics=metrics, plots=plots, output=output)
 
     def check_model(self, model: nn.Module, *, keeps_inputs: bool, data: str) -> None:
         if not keeps_inputs:
@@ -128,57 +143,17 @@ class Autoencoding(nn.Module):
             raise RunnerError.of("task=autoencoding", problem, "use numeric rows (`data=arrays`), or a custom task")
 
     def outputs(self, model: nn.Module, batch: Any, /) -> Tensor:
-        found = model(batch[0] if isinstance(batch, tuple | list) else batch)
-        return output_of(found, self.output, task="autoencoding")
+        outputs = model(batch[0] if isinstance(batch, tuple | list) else batch)
+        return output_of(outputs, self.output, task=self.name)
 
     def judge(self, outputs: Tensor, batch: Any, /) -> dict[str, Tensor]:
-        return distances(_as(outputs, _inputs(batch)), _inputs(batch), loss=self.loss)
+        return self.distances(_as(outputs, _inputs(batch)), _inputs(batch))
 
     def predictions(self, outputs: Tensor, /) -> Tensor:
         return at_least_float32(outputs).flatten(1)
 
     def targets(self, batch: Any, /) -> Tensor:
         return _inputs(batch).flatten(1)
-
-    def derived(self, values: Mapping[str, float], /) -> Mapping[str, float]:
-        return root_of(values)
-
-
-def distances(
-    outputs: Tensor, targets: Tensor, *, loss: str, huber_delta: float = 1.0, spreads: Tensor | None = None
-) -> dict[str, Tensor]:
-    """The loss, the mean absolute error, and the mean squared one where that is not the loss. spreads: see learn_scaled()."""
-    apart = outputs.detach() - targets
-    if spreads is None or not torch.is_grad_enabled():
-        value = _loss(outputs, targets, loss, huber_delta)
-    else:
-        learned = _scaled_loss(outputs, targets, loss, huber_delta, spreads)
-        value = _loss(outputs.detach(), targets, loss, huber_delta) + (learned - learned.detach())  # 0 is added
-    values = {"loss": value, "mae": apart.abs().mean()}
-    return values if loss == "mse" else {**values, "mse": apart.square().mean()}
-
-
-def _loss(outputs: Tensor, targets: Tensor, loss: str, huber_delta: float) -> Tensor:
-    if loss == "mse":
-        return F.mse_loss(outputs, targets)
-    return F.l1_loss(outputs, targets) if loss == "mae" else F.huber_loss(outputs, targets, delta=huber_delta)
-
-
-def _scaled_loss(outputs: Tensor, targets: Tensor, loss: str, huber_delta: float, spreads: Tensor) -> Tensor:
-    if loss == "huber":
-        return (F.huber_loss(outputs, targets, reduction="none", delta=huber_delta) / spreads / spreads).mean()
-    apart = (outputs - targets) / spreads
-    return (apart.square() if loss == "mse" else apart.abs()).mean()
-
-
-def distances_reported(loss: str) -> tuple[str, ...]:
-    """The names of distances()."""
-    return ("loss", "mae") if loss == "mse" else ("loss", "mae", "mse")
-
-
-def root_of(values: Mapping[str, float]) -> dict[str, float]:
-    """The root of a whole split's mean squared error."""
-    return {"rmse": math.sqrt(values.get("mse", values["loss"]))}
 
 
 def like(targets: Tensor, outputs: Tensor) -> Tensor:

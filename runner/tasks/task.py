@@ -19,10 +19,13 @@ has the layers that the data adds; `keeps_inputs` says whether these leave the i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol, TypeGuard
+from collections.abc import Collection, Mapping
+from typing import Any, ClassVar, Protocol, TypeGuard
 
 from torch import Tensor, nn
+
+from runner.tasks.checks import UNKNOWN, inputs_of, output_of, plots_of
+from runner.tasks.metrics import make_metrics
 
 
 class Task(Protocol):
@@ -72,3 +75,42 @@ def is_predicting(task: object) -> TypeGuard[Predicting]:
     no longer looks since Python 3.12.
     """
     return all(hasattr(task, name) for name in _MEMBERS)
+
+
+class BuiltinTask(nn.Module):
+    """What the runner's tasks have in common; each adds judge(), predictions(), targets() and a `kind`."""
+
+    name: ClassVar[str]  # in errors: task=NAME
+    kind: str
+
+    def __init__(
+        self,
+        kind: str,
+        *,
+        reported: Collection[str],
+        metrics: Any = None,
+        plots: Any = False,
+        num_outputs: int = UNKNOWN,
+        output: int | str | None = None,
+    ) -> None:
+        """See make_metrics(), plots_of() and output_of(). Raises: RunnerError."""
+        super().__init__()
+        self.kind, self.output = kind, output
+        self.metrics = make_metrics(metrics, kind=kind, num_outputs=num_outputs, reported=reported)
+        self.plots = plots_of(plots, kind=kind)
+
+    def __call__(self, model: nn.Module, batch: Any, /) -> dict[str, Tensor]:
+        return self.judge(self.outputs(model, batch), batch)
+
+    def outputs(self, model: nn.Module, batch: Any, /) -> Tensor:
+        return output_of(model(inputs_of(batch, task=self.name)), self.output, task=self.name)
+
+    def judge(self, outputs: Tensor, batch: Any, /) -> dict[str, Tensor]:
+        raise NotImplementedError
+
+    def targets(self, batch: Any, /) -> Tensor:
+        targets: Tensor = batch[1]
+        return targets
+
+    def derived(self, values: Mapping[str, float], /) -> Mapping[str, float]:
+        return {}
