@@ -108,7 +108,7 @@ class _Looks:
             groups = by_configuration(results)
             found = against_best(groups, goals[0], num_looks=num_looks(self._context.sweep.max_seeds)) if goals else []
             for each in found:
-                self._context.say(f"until:  {tried} seeds: {each.a} beside {each.b}: {words_of(each)}")
+                self._context.say(f"until:  {tried} seeds: {each.a} compared with {each.b}: {words_of(each)}")
             if found and all(each.verdict == "better" for each in found):
                 return []
             if not found or wanted is None:

@@ -94,6 +94,7 @@ def show(found: Sequence[Comparison]) -> None:
     titles = ("", "A", "B", *COLUMNS) if is_pair else ("B", "", *COLUMNS)
     rows = [_row(each, is_pair=is_pair) for each in found]
     console.print(text_table(titles, rows, right=range(1, len(titles) - 1)))
+    console.print(f"p by {' and '.join(sorted({each.difference.test for each in found}))}", soft_wrap=True)
     if any(not each.difference.is_paired for each in found):
         console.print("no seed is on both sides: not paired, which takes more seeds", soft_wrap=True)
 

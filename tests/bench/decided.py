@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def _level(num: int) -> None:
-    seeds = (6, 8, 12, 24)
+    seeds = (2, 3, 4, 5, 6, 12)
     print(f"Winners named between two configurations that are alike ({ALPHA:.0%} is the most allowed):\n")
     print("| values | comparisons | chance's share of these (95 %) | " + " | ".join(f"{n} seeds" for n in seeds) + " |")
     print("|---" * (len(seeds) + 3) + "|")

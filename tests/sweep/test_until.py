@@ -79,7 +79,10 @@ def test_it_looks_at_numbers_of_seeds_that_are_known_before():
 def test_a_clear_difference_ends_at_the_first_look(tmp_path):
     made = Made(tmp_path, lambda model, seed: noise(seed) * 0.1 + (model == "mlp"))
     assert made.run() == [8, 8]
-    assert made.said == ["until:  6 more seeds of each, 12 jobs", "until:  8 seeds: model=cnn beside model=mlp: better"]
+    assert made.said == [
+        "until:  6 more seeds of each, 12 jobs",
+        "until:  8 seeds: model=cnn compared with model=mlp: better",
+    ]
     assert build.write(tmp_path).winner == "model=cnn"
 
 
@@ -87,7 +90,10 @@ def test_more_seeds_come_in_all_folds(tmp_path):
     folds = [(f"data.fold={fold}",) for fold in range(3)]
     made = Made(tmp_path, lambda model, seed: noise(seed) * 0.1 + (model == "mlp"), folds=folds)
     assert made.run() == [24, 24]
-    assert made.said == ["until:  6 more seeds of each, 36 jobs", "until:  8 seeds: model=cnn beside model=mlp: better"]
+    assert made.said == [
+        "until:  6 more seeds of each, 36 jobs",
+        "until:  8 seeds: model=cnn compared with model=mlp: better",
+    ]
     assert build.write(tmp_path).winner == "model=cnn"
 
 
@@ -121,7 +127,7 @@ def test_without_a_difference_it_gives_up_and_says_so(tmp_path):
 def test_with_more_seeds_than_it_may_add_it_looks_once(tmp_path):
     made = Made(tmp_path, lambda model, seed: noise(seed) * 0.1 + (model == "mlp"), max_seeds=8, seeds=range(12))
     assert made.run() == [12, 12]
-    assert made.said == ["until:  12 seeds: model=cnn beside model=mlp: better"]
+    assert made.said == ["until:  12 seeds: model=cnn compared with model=mlp: better"]
 
 
 def test_where_one_configuration_always_fails_nothing_is_added_for_ever(tmp_path):
@@ -139,7 +145,7 @@ def test_a_configuration_whose_device_is_missing_gets_no_more_seeds(tmp_path):
     jobs = [(job.overrides, "") for job in made.sweep.jobs.values()]
     made.source = until_decided(made.context, jobs)
     assert made.run() == [9, 9]  # including the skipped one
-    assert made.said[-1] == "until:  8 seeds: model=cnn beside model=mlp: better"
+    assert made.said[-1] == "until:  8 seeds: model=cnn compared with model=mlp: better"
 
 
 def test_where_all_others_are_skipped_there_is_nothing_to_decide(tmp_path):
@@ -226,7 +232,7 @@ def test_a_sweep_that_is_stopped_among_the_added_seeds_goes_on_with_them(own_fol
         "hydra.sweep.dir=s",
     ]
     assert cli.main(words) == 0
-    assert "until:  8 seeds: model=mlp beside model=linear: better" in capsys.readouterr().out
+    assert "until:  8 seeds: model=mlp compared with model=linear: better" in capsys.readouterr().out
     ledger = own_folder / "s" / "ledger.jsonl"
     lines = ledger.read_text().splitlines()
     first_added = next(at for at, line in enumerate(lines) if '"kind": "job"' in line and "seed=2" in line)
@@ -234,6 +240,6 @@ def test_a_sweep_that_is_stopped_among_the_added_seeds_goes_on_with_them(own_fol
     ledger.write_text("\n".join(lines[: begun + 1]) + "\n")  # like after a kill in the middle of the fourth added job
     assert cli.main([*words[:-1], "hydra.sweep.dir=s", "sweep.resume=s"]) == 0
     said = capsys.readouterr().out
-    assert "until:  8 seeds: model=mlp beside model=linear: better" in said and "more seeds" not in said
+    assert "until:  8 seeds: model=mlp compared with model=linear: better" in said and "more seeds" not in said
     report = json.loads((own_folder / "s" / "report.json").read_text())
     assert (report["counts"], report["winner"]) == ({"finished": 16}, "model=mlp")

@@ -193,10 +193,11 @@ def compared(
     sides = [
         independent({place: side[place] for place in side if place in places}, by_seed=by_seed) for side in (of_a, of_b)
     ]
-    apart = difference(*sides, num_comparisons=num_comparisons)
+    are_folds = not by_seed and len(places) > 1
+    apart = difference(*sides, num_comparisons=num_comparisons, are_folds=are_folds)
     if apart is None:
         return None
-    unit = "folds" if not by_seed and len(places) > 1 else "seeds"
+    unit = "folds" if are_folds else "seeds"
     return Comparison(*names, goal.metric, goal.mode, _mean(sides[0]), _mean(sides[1]), apart, unit)
 
 

@@ -35,6 +35,7 @@ class Difference:
 
     n: int  # pairs of equal seeds; unpaired, the values of the smaller side
     is_paired: bool
+    test: str  # that gave the p-value
     mean: float  # of A - B
     low: float | None  # of the mean, at 95 %
     high: float | None
@@ -57,18 +58,32 @@ def independent(values: Mapping[Place, float], *, by_seed: bool) -> dict[Any, fl
     return {seed: statistics.fmean(value for (own, _), value in values.items() if own == seed) for seed in seeds}
 
 
-def difference(a: Mapping[Any, float], b: Mapping[Any, float], *, num_comparisons: int = 1) -> Difference | None:
+def difference(
+    a: Mapping[Any, float], b: Mapping[Any, float], *, num_comparisons: int = 1, are_folds: bool = False
+) -> Difference | None:
     """Compare values by seed, or by the fold of one seed; None if a side is empty.
 
     Shared seeds are paired, which removes their effect on both sides (arXiv 2103.03098). It is decided if an exact sign-flip
-    test (unpaired: a permutation test) and the BCa bootstrap's interval (Efron 1987) agree at 95 %.
-    num_comparisons: The level is divided by this number (Bonferroni).
+    test (unpaired: a permutation test) and the BCa bootstrap's interval (Efron 1987) agree at 95 %. Fewer seeds than these
+    tests can decide are compared by a paired or Welch's t-test, which assumes values that are roughly normal.
+
+    Args:
+        num_comparisons: The level is divided by this number (Bonferroni).
+        are_folds: Folds of one seed share most training rows, for which a t-test finds differences too often.
     """
     shared = sorted(a.keys() & b.keys())
-    alpha = ALPHA / num_comparisons
+    if not (a and b):
+        return None
+    sides = tuple(tuple(side[seed] for seed in shared or side) for side in (a, b))
+    resolution = None if are_folds else _smallest_gap(sides[0] + sides[1])
     if shared:
-        return _difference((tuple(0.0 if a[seed] == b[seed] else a[seed] - b[seed] for seed in shared),), alpha)
-    return _difference((tuple(a.values()), tuple(b.values())), alpha) if a and b else None
+        sides = (tuple(0.0 if of_a == of_b else of_a - of_b for of_a, of_b in zip(*sides, strict=True)),)
+    return _difference(sides, ALPHA / num_comparisons, resolution)
+
+
+def _smallest_gap(values: Sequence[float]) -> float:
+    ordered = sorted(filter(math.isfinite, values))
+    return min((after - before for before, after in itertools.pairwise(ordered) if after > before), default=0.0)
 
 
 @lru_cache(1000)
@@ -78,23 +93,53 @@ def interval(values: tuple[float, ...]) -> Limits:
 
 
 @lru_cache(1000)  # a sweep's report is written twice, and 16 pairs take 50 ms
-def _difference(values: tuple[tuple[float, ...], ...], alpha: float) -> Difference:
+def _difference(values: tuple[tuple[float, ...], ...], alpha: float, resolution: float | None) -> Difference:
     is_paired = len(values) == 1  # the differences of pairs, else the two sides
     samples, is_bounded = _bounded(*map(np.array, values))
     n, mean = min(map(len, samples)), float(_mean(*samples))
-    low, high = _interval(samples, alpha) if is_bounded else (None, None)
-    p_value = 1.0
-    if n > 1 and mean:
-        p_value = _sign_flip(*samples) if is_paired else _permutation(samples, alpha)
+    least = _least(alpha, is_paired=is_paired)
+    takes_t = resolution is not None and is_bounded and n < least
+    test = (
+        ("a paired t-test" if is_paired else "Welch's t-test")
+        if takes_t
+        else "a sign-flip test"
+        if is_paired
+        else "a permutation test"
+    )
+    p_value, low, high = 1.0, None, None
+    if takes_t and n > 1:
+        p_value, low, high = _t_test(samples, alpha, resolution or 0.0)
+    elif not takes_t:
+        low, high = _interval(samples, alpha) if is_bounded else (None, None)
+        if n > 1 and mean:
+            p_value = _sign_flip(*samples) if is_paired else _permutation(samples, alpha)
     is_decided = p_value <= alpha and (
         not is_bounded or (low is not None and high is not None and not low <= 0 <= high)
     )
     deviation = math.hypot(*(float(sample.std(ddof=1)) for sample in samples)) if n > 1 else math.nan
     is_worth_it = not is_decided and (is_paired or _num_orders(alpha) * alpha >= 2)
-    more = _more(mean, deviation, n, alpha, least=_least(alpha, is_paired=is_paired)) if is_worth_it else None
+    more = _more(mean, deviation, n, alpha, least=3 if takes_t else least) if is_worth_it else None
     if not is_bounded and mean:
         mean = math.copysign(math.inf, mean)
-    return Difference(n, is_paired, mean, low, high, p_value, is_decided, more)
+    return Difference(n, is_paired, test, mean, low, high, p_value, is_decided, more)
+
+
+def _t_test(samples: Sequence[NDArray[np.float64]], alpha: float, resolution: float) -> tuple[float, float, float]:
+    """Return p and the interval by a paired t-test (one sample) or Welch's.
+
+    Few values can be equal by chance, e.g., accuracies over the same few rows: each variance counts as at least that of the
+    smallest gap between two values.
+    """
+    from scipy.stats import t
+
+    sizes = np.array([len(sample) for sample in samples])
+    errors = np.array([sample.var(ddof=1) + resolution**2 for sample in samples]) / sizes
+    mean, error = float(_mean(*samples)), math.sqrt(errors.sum())
+    if not error or not math.isfinite(error):
+        return (1.0, mean, mean) if not error else (1.0, -math.inf, math.inf)
+    freedom = errors.sum() ** 2 / (errors**2 / (sizes - 1)).sum()  # Welch 1947; n - 1 for one sample
+    half = float(t.ppf(1 - alpha / 2, freedom)) * error
+    return float(2 * t.sf(abs(mean) / error, freedom)), mean - half, mean + half
 
 
 def _least(alpha: float, *, is_paired: bool) -> int:

@@ -21,7 +21,7 @@ class Cell(NamedTuple):
 
 Columns = dict[str, list[Cell]]
 #: columns of text; all others have numbers
-WORDS = ("jobs", "beside the best", "name", "state", "device", "cause", "where to look")
+WORDS = ("jobs", "compared with the best", "name", "state", "device", "cause", "where to look")
 
 
 def jobs(report: Report) -> Columns:
@@ -49,21 +49,26 @@ def jobs(report: Report) -> Columns:
 def seeds(report: Report) -> Columns:
     """Return the mean ± the sample's standard deviation of each group."""
     metrics = dict.fromkeys(name for group in report.seeds for name in group.means)
-    beside = {each.b: _beside(each) for each in report.comparisons}
+    verdicts = {each.b: _verdict(each) for each in report.comparisons}
     if report.winner:
-        beside[report.winner] = "better"
+        verdicts[report.winner] = "better"
     return {
         "jobs": _cells(str, [group.name for group in report.seeds]),
         "n": _cells(str, [len(group.jobs) for group in report.seeds]),
-        **({"beside the best": _cells(str, [beside.get(group.name) for group in report.seeds])} if beside else {}),
+        **(
+            {"compared with the best": _cells(str, [verdicts.get(group.name) for group in report.seeds])}
+            if verdicts
+            else {}
+        ),
         **{name: _cells(mean, [group.means.get(name) for group in report.seeds]) for name in metrics},
     }
 
 
-def _beside(found: Comparison) -> str:
+def _verdict(found: Comparison) -> str:
     if found.difference.is_decided:
         return "worse" if found.verdict == "better" else "better"
-    return "undecided" + (f": ~{found.difference.more_seeds} {found.unit}" if found.difference.more_seeds else "")
+    more = found.difference.more_seeds
+    return f"undecided: ~{more} {found.unit if more > 1 else found.unit[:-1]}" if more else "undecided"
 
 
 def causes(results: Sequence[Result]) -> Columns:
