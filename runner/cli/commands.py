@@ -87,9 +87,10 @@ def _check_length(asked: str, cfg: DictConfig, overrides: list[str]) -> None:
 
 def reproduce(given: Arguments) -> int:
     from runner.runs.reproduce import reproduce as repeating  # torch
+    from runner.runs.reproduce.recorded import default_uri, open_recorded
 
     results: list[bool] = []
-    with repeating.original(given.run, given.overrides, trusted=given["--trust"]) as original:
+    with open_recorded(given.run, uri=default_uri(given.overrides), trusted=given["--trust"]) as original:
 
         def run_again(cfg: DictConfig, folder: Path, start: Start) -> tuple[Summary, dict[str, Any]]:
             summary, is_same = repeating.repeat(original, cfg, folder, checked=start.checked, anyway=given["--anyway"])

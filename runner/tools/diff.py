@@ -22,8 +22,7 @@ from runner.errors import RunnerError
 from runner.experiment.terminal import Terminal, readable, text_table
 from runner.runs.reproduce.compare import Comparison, Points, compare_all, where_parted
 from runner.runs.reproduce.making import Difference, differing, of_run, of_values, unknown
-from runner.runs.reproduce.original import original
-from runner.runs.reproduce.recorded import Original
+from runner.runs.reproduce.recorded import RecordedRun, open_recorded
 from runner.sweep.jobs import ledger
 from runner.tasks.metric_names import is_rising
 from runner.tools.compare import sweep_folder
@@ -38,7 +37,7 @@ MAX_COLUMNS = 4  # runs side by side; more of them have a row each
 class DiffRun:
     """A run of a diff."""
 
-    original: Original
+    original: RecordedRun
     words: str  # the overrides that change the defaults
     values: dict[str, tuple[float, float, int]]  # by metric: the last value, the best value, its step
 
@@ -81,7 +80,7 @@ def run(given: Arguments) -> Facts:
 
 
 @contextmanager
-def opened(words: Sequence[str], *, uri: str) -> Iterator[list[Original]]:
+def opened(words: Sequence[str], *, uri: str) -> Iterator[list[RecordedRun]]:
     """Open runs, each a directory, `last` or an MLflow run id; a sweep stands for its jobs.
 
     Raises:
@@ -92,7 +91,7 @@ def opened(words: Sequence[str], *, uri: str) -> Iterator[list[Original]]:
         problem = "`diff` takes two runs or more" if len(words) < 2 else "the sweep has no job that has begun"
         raise RunnerError.of(f"diff {' '.join(words)}".strip(), problem, FORMS)
     with ExitStack() as stack:
-        yield [stack.enter_context(original(run, uri=uri, trusted=True, verb="diff")) for run in runs]
+        yield [stack.enter_context(open_recorded(run, uri=uri, trusted=True, verb="diff")) for run in runs]
 
 
 def _jobs(word: str) -> list[str]:
@@ -105,7 +104,7 @@ def _jobs(word: str) -> list[str]:
     return [str(each) for each in folders if (each / "rerun.yaml").is_file()]
 
 
-def diff(originals: Sequence[Original]) -> Diff:
+def diff(originals: Sequence[RecordedRun]) -> Diff:
     """Compare runs; 100,000 points of two take 0.1 s. Raises: RunnerError for a run and itself."""
     if len({each.folder if each.store is None else each.name for each in originals}) < len(originals):
         names = " ".join(each.name for each in originals)
@@ -151,7 +150,7 @@ def as_values(found: Diff) -> dict[str, Any]:
     }
 
 
-def _spelled(original: Original, *, as_stored: bool) -> dict[str, Points]:
+def _spelled(original: RecordedRun, *, as_stored: bool) -> dict[str, Points]:
     names = Names(original.series)  # in the order of the journal
     return {
         names.key(name) if as_stored else name: points for name, points in original.series.items() if len(points[0])

@@ -10,7 +10,7 @@ from trained_runs import NO_PICTURES, QUIET
 
 from runner import cli
 from runner.runs.reproduce.compare import compare
-from runner.runs.reproduce.recorded import Original
+from runner.runs.reproduce.recorded import RecordedRun
 from runner.tools import diff
 from runner.tracking.journal import Journal
 from runner.tracking.journal_reader import read_events
@@ -163,7 +163,7 @@ def test_several_show_only_what_differs(base, capfd):
 
 
 def original(folder, series):
-    return Original("a", None, folder, None, "finished", {}, {}, None, series)
+    return RecordedRun("a", None, folder, None, "finished", {}, {}, None, series)
 
 
 def test_where_two_curves_part_to_the_bit_and_beyond_rounding():

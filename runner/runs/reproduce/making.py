@@ -12,7 +12,7 @@ from runner.config.validate import without_password
 from runner.device import Choice, Hardware
 from runner.experiment import provenance
 from runner.experiment.provenance import TOGETHER, Git
-from runner.runs.reproduce.recorded import DIFF, ENVIRONMENT, Original
+from runner.runs.reproduce.recorded import DIFF, ENVIRONMENT, RecordedRun
 from runner.version import DISTRIBUTION, __version__
 
 UNKNOWN = "not known"
@@ -42,7 +42,7 @@ class Making:
     data: str | None = None  # None: unknown, or not compared here
 
 
-def of_run(original: Original) -> Making:
+def of_run(original: RecordedRun) -> Making:
     """Return what a run recorded."""
     tags, text = original.tags, original.read(ENVIRONMENT) or ""
     commit = tags.get("git_commit")

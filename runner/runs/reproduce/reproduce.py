@@ -1,44 +1,103 @@
-"""`reproduce`: run a configuration again as a new run, compare the two, and print what is equal and what differs.
+"""`reproduce`: run a configuration again as a new run, compare the metrics, and print what is equal and what differs.
 
-The path: original.py, experiment/run.py, compare.py.
+The path: recorded.py, experiment/run.py, compare.py.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from omegaconf import DictConfig
-
-from runner.config.identity import chosen
-from runner.runs.reproduce import original as originals
-from runner.runs.reproduce.compare import Points, compare_all, is_reproduced, last_step
-from runner.runs.reproduce.recorded import Original
-
-if TYPE_CHECKING:
-    from runner.experiment.context import Checked
-    from runner.experiment.summary import Summary
 import json
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
+from omegaconf import DictConfig
 from torch.utils.data import Dataset
 
+from runner.config.identity import chosen
 from runner.errors import RunnerError
-from runner.experiment import provenance
+from runner.experiment import provenance, run
+from runner.experiment.check import check_here
+from runner.experiment.console import Screen
+from runner.experiment.context import Checked, Repetition, RunContext
 from runner.experiment.run_record import data_digest
-from runner.runs.reproduce.compare import CLOSE, DIFFERENT, NOT_COMPARED, Comparison, earliest, overall
-from runner.runs.reproduce.making import Difference, is_same_code, of_run
-from runner.runs.reproduce.recorded import DIFF
+from runner.experiment.summary import Summary
+from runner.runs.reproduce import making
+from runner.runs.reproduce.compare import (
+    CLOSE,
+    DIFFERENT,
+    NOT_COMPARED,
+    Comparison,
+    Points,
+    compare_all,
+    earliest,
+    is_reproduced,
+    last_step,
+    overall,
+)
+from runner.runs.reproduce.making import Difference, is_same_code
+from runner.runs.reproduce.recorded import DIFF, RecordedRun
+from runner.tracking.journal_reader import read_series
+from runner.tracking.mlflow_names import Names
 from runner.training.parts import Parts
 
 FILE = "reproduce.json"
 HEAD = ("metric", "points", "verdict", "largest relative difference", "first at step")
+#: keys that change where a run ends, and nothing before
+OF_LENGTH = ("train.num_epochs", "train.num_steps", "train.max_seconds", "train.early_stopping.")
 
 
-def said_first(
-    original: Original, making: Sequence[Difference], values: Sequence[Difference], *, code_lines: str
+def repeat(
+    original: RecordedRun, cfg: DictConfig, folder: Path, *, checked: Checked | None, anyway: bool
+) -> tuple[Summary, bool]:
+    """Run the configuration as a new run in `folder`, and compare.
+
+    Returns:
+        Its summary, and whether the metrics agree.
+
+    Raises:
+        RunnerError: If the data differ and `anyway` is false, or the run can't start.
+    """
+    if original.store is not None:
+        cfg.tracking.uri = original.store  # not the one in a downloaded file
+    screen = Screen()
+    hardware, choice = checked or check_here(cfg)
+    before = making.of_run(original)
+    made = making.differing([before, making.of_now(choice, hardware, files=before.notes)])
+    values = making.of_values([original.chosen(), chosen(cfg)])
+    code_lines = restoring_command(original, provenance.git_state())
+    for line in lines_before(original, made, values, code_lines=code_lines):
+        screen.say(line)
+    check_data = data_check(original, anyway=anyway, say=screen.say)
+    repetition = Repetition(original.run_id or original.name, check_data)
+    context = RunContext(checked=Checked(hardware, choice), repetition=repetition, owns_process=True)
+    summary = run.run(cfg, folder, context=context)
+
+    now = _series(folder, spelled=original.store is not None)
+    is_other_end = _ends_elsewhere(original, cfg, summary, [each.what for each in values])
+    found = compare_all(original.series, now, may_end_elsewhere=is_other_end)
+    failure = f"this run failed: {summary.error}" if summary.status == "failed" != original.status else ""
+    same = is_reproduced(found) and not failure
+    said = sentence(found, failure=failure, ends=(original.last_step, last_step(now)))
+    write(folder, original, found, [*made, *values], said=said, same=same)
+    for line in ("", *table(found), "", said):
+        screen.say(line)
+    return summary, same
+
+
+def _series(folder: Path, *, spelled: bool) -> dict[str, Points]:
+    found = {name: (steps, values) for name, (steps, _, values) in read_series(folder).items()}
+    names = Names()  # in the order of the journal
+    return {names.key(name): points for name, points in found.items()} if spelled else found
+
+
+def _ends_elsewhere(original: RecordedRun, cfg: DictConfig, summary: Summary, changed: list[str]) -> bool:
+    is_short = not original.is_whole or summary.status != "finished" or cfg.train.max_seconds is not None
+    return is_short or any(key.startswith(OF_LENGTH) for key in changed)
+
+
+def lines_before(
+    original: RecordedRun, making: Sequence[Difference], values: Sequence[Difference], *, code_lines: str
 ) -> list[str]:
     """Return the lines before the run: what is repeated, and what changed since."""
     of = f" of {original.num_steps:,}" if original.num_steps and not original.is_whole else ""
@@ -88,7 +147,7 @@ def sentence(found: list[Comparison], *, failure: str = "", ends: tuple[int, int
 
 def write(
     folder: Path,
-    original: Original,
+    original: RecordedRun,
     found: list[Comparison],
     differences: Sequence[Difference],
     *,
@@ -139,7 +198,7 @@ def _side_by_side(differences: Sequence[Difference]) -> list[str]:
     return [f"        {what:<{widths[0]}}  {was:<{widths[1]}}  {now}" for what, was, now in rows]
 
 
-def _of_code(original: Original) -> str:
+def _of_code(original: RecordedRun) -> str:
     if "git_commit" not in original.tags:
         return ", as far as is known: its folder was in no git repository"
     return ", uncommitted changes too" if original.tags.get("git_dirty") == "true" else ""
@@ -153,10 +212,10 @@ def _printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
-def how_to_get_the_code(original: Original, here: provenance.Git | None) -> str:
+def restoring_command(original: RecordedRun, here: provenance.Git | None) -> str:
     """Return the command that restores the run's code if it had uncommitted changes, else an empty string."""
     commit = original.tags.get("git_commit")
-    if commit is None or original.tags.get("git_dirty") != "true" or is_same_code(of_run(original).git, here):
+    if commit is None or original.tags.get("git_dirty") != "true" or is_same_code(making.of_run(original).git, here):
         return ""
     if original.store is None:
         is_root = Path(".git").exists()
@@ -167,7 +226,7 @@ def how_to_get_the_code(original: Original, here: provenance.Git | None) -> str:
     return f"{stash}git checkout {commit} && git apply {path}"
 
 
-def data_check(original: Original, *, anyway: bool, say: Callable[[str], None]) -> Callable[[Parts], None]:
+def data_check(original: RecordedRun, *, anyway: bool, say: Callable[[str], None]) -> Callable[[Parts], None]:
     """Return a function of the built parts that raises a RunnerError if their data differ from the run's."""
 
     def check(parts: Parts) -> None:
@@ -187,71 +246,3 @@ def data_check(original: Original, *, anyway: bool, say: Callable[[str], None]) 
             say(f"warning: the data differs: {problem}")
 
     return check
-
-
-FLAGS = ("--anyway", "--trust")
-#: keys that change where a run ends, and nothing before
-OF_LENGTH = ("train.num_epochs", "train.num_steps", "train.max_seconds", "train.early_stopping.")
-
-
-def original(wanted: str, overrides: list[str], *, trusted: bool) -> AbstractContextManager[Original]:
-    """Open the run to repeat; see original.original."""
-    return originals.original(wanted, uri=originals.default_uri(overrides), trusted=trusted)
-
-
-def repeat(
-    original: Original, cfg: DictConfig, folder: Path, *, checked: Checked | None, anyway: bool
-) -> tuple[Summary, bool]:
-    """Run the configuration as a new run in `folder`, and compare.
-
-    Returns:
-        Its summary, and whether the metrics agree.
-
-    Raises:
-        RunnerError: If the data differ and `anyway` is false, or the run can't start.
-    """
-    from runner.experiment import provenance, run  # torch
-    from runner.experiment.check import check_here
-    from runner.experiment.console import Screen
-    from runner.experiment.context import Checked, Repetition, RunContext
-    from runner.runs.reproduce import making
-
-    if original.store is not None:
-        cfg.tracking.uri = original.store  # not the one in a downloaded file
-    screen = Screen()
-    hardware, choice = checked or check_here(cfg)
-    before = making.of_run(original)
-    made = making.differing([before, making.of_now(choice, hardware, files=before.notes)])
-    values = making.of_values([original.chosen(), chosen(cfg)])
-    code_lines = how_to_get_the_code(original, provenance.git_state())
-    for line in said_first(original, made, values, code_lines=code_lines):
-        screen.say(line)
-    check_data = data_check(original, anyway=anyway, say=screen.say)
-    repetition = Repetition(original.run_id or original.name, check_data)
-    context = RunContext(checked=Checked(hardware, choice), repetition=repetition, owns_process=True)
-    summary = run.run(cfg, folder, context=context)
-
-    now = _series(folder, spelled=original.store is not None)
-    is_other_end = _ends_elsewhere(original, cfg, summary, [each.what for each in values])
-    found = compare_all(original.series, now, may_end_elsewhere=is_other_end)
-    failure = f"this run failed: {summary.error}" if summary.status == "failed" != original.status else ""
-    same = is_reproduced(found) and not failure
-    said = sentence(found, failure=failure, ends=(original.last_step, last_step(now)))
-    write(folder, original, found, [*made, *values], said=said, same=same)
-    for line in ("", *table(found), "", said):
-        screen.say(line)
-    return summary, same
-
-
-def _series(folder: Path, *, spelled: bool) -> dict[str, Points]:
-    from runner.tracking.journal_reader import read_series
-    from runner.tracking.mlflow_names import Names
-
-    found = {name: (steps, values) for name, (steps, _, values) in read_series(folder).items()}
-    names = Names()  # in the order of the journal
-    return {names.key(name): points for name, points in found.items()} if spelled else found
-
-
-def _ends_elsewhere(original: Original, cfg: DictConfig, summary: Summary, changed: list[str]) -> bool:
-    is_short = not original.is_whole or summary.status != "finished" or cfg.train.max_seconds is not None
-    return is_short or any(key.startswith(OF_LENGTH) for key in changed)
