@@ -48,18 +48,18 @@ LONGEST_FILES = """
 sweep/launchers/test_ray sweep/launchers/test_slurm sweep/test_batched tools/test_try_out whole_runs/test_template
 sweep/launchers/test_pretended_gpus whole_runs/test_hostile experiment/test_own_loader runs/test_check
 bench/test_peers sweep/test_sweep experiment/test_run cli/test_dispatch whole_runs/test_fuzz tracking/test_faults
-whole_runs/test_readme sweep/search/test_sweeper distributed/test_training plan/test_zoo training/step/test_compiled
+whole_runs/test_readme sweep/search/test_sweeper distributed/test_training tools/plan/test_zoo training/step/test_compiled
 tracking/test_mlflow_model runs/test_serve runs/test_export whole_runs/test_resume whole_runs/test_stops
 tracking/test_sweeps whole_runs/test_taking_up whole_runs/test_several_processes data/tables/test_rows
 whole_runs/test_simulated experiment/test_claim sweep/test_messages sweep/report/test_page_in_a_browser
-whole_runs/test_conf cli/test_answer plan/test_models plan/test_command whole_runs/test_secrets
+whole_runs/test_conf cli/test_answer tools/plan/test_models tools/plan/test_command whole_runs/test_secrets
 runs/reproduce/test_reproduce tracking/test_outages tracking/test_publisher whole_runs/test_metrics
 tasks/test_language models/test_every_model tracking/test_damage data/language/test_tokens
-plan/simulator/test_simulator sweep/search/test_job_source whole_runs/test_signals runs/test_register
+tools/plan/simulator/test_simulator sweep/search/test_job_source whole_runs/test_signals runs/test_register
 tracking/test_uploader tasks/test_metrics whole_runs/test_pairs experiment/test_build_optimizer config/test_allowed
-plan/test_memory whole_runs/test_disk_full runs/test_evaluate cli/test_notebook data/hub/test_datasets
-experiment/test_build tracking/test_deadline plan/test_findings device/test_layers device/test_backends cli/test_options
-whole_runs/test_tables sweep/search/test_pruning distributed/test_sharding plan/test_language
+tools/plan/test_memory whole_runs/test_disk_full runs/test_evaluate cli/test_notebook data/hub/test_datasets
+experiment/test_build tracking/test_deadline tools/plan/test_findings device/test_layers device/test_backends cli/test_options
+whole_runs/test_tables sweep/search/test_pruning distributed/test_sharding tools/plan/test_language
 training/stacked/test_fit training/step/test_on_device training/stacked/test_check whole_runs/test_turns whole_runs/test_tasks
 whole_runs/test_where_time_went training/step/test_turns training/step/test_fused_update
 sweep/launchers/test_process_pool runs/test_load config/test_override_errors training/test_cpu_threads
@@ -94,11 +94,11 @@ DRAWN_TESTS = {
     "tests/training/stacked/test_fit.py::test_each_comes_to_what_it_comes_to_alone": 8,
     "tests/training/step/test_on_device.py::test_the_same_as_step_by_step_but_for_rounding": 5,
     # processes whose memory is measured, faults of a server, environments without this package: 4 to 10 s
-    "tests/plan/test_memory.py::test_the_peak_is_within_15_percent_of_the_allocators": 1,
+    "tests/tools/plan/test_memory.py::test_the_peak_is_within_15_percent_of_the_allocators": 1,
     "tests/whole_runs/test_several_processes.py::test_killed_processes_start_again_from_the_last_checkpoint": 1,
     "tests/sweep/test_sweep.py::test_a_signal_stops_the_jobs_with_a_checkpoint_and_leaves_no_process": 1,
     "tests/training/step/test_compiled.py::test_the_same_but_for_rounding": 2,
-    "tests/plan/test_memory.py::test_blocks_are_proposed_where_a_step_fits_with_them_alone": 1,
+    "tests/tools/plan/test_memory.py::test_blocks_are_proposed_where_a_step_fits_with_them_alone": 1,
     "tests/tracking/test_faults.py::test_everything_arrives_once_whatever_the_requests_meet": 2,
     "tests/tracking/test_faults.py::test_everything_arrives_once_through_a_mix_of_all_faults": 1,
     "tests/tracking/test_mlflow_model.py::test_a_model_loads_elsewhere_without_this_package_for_any_number_of_rows": 1,
@@ -112,7 +112,7 @@ whole_runs/test_template.py tools/test_try_out.py::test_a_night
 sweep/test_batched.py::test_each_job_is_the_run_that_it_is_alone
 distributed/test_training.py data/tables/test_rows.py::test_many_rows_train_in_less_memory_than_they_take
 sweep/test_batched.py::test_what_can_not_be_trained_together_is_trained_one_by_one
-plan/test_zoo.py::test_what_goes_by_values_is_told_with_the_operation_and_its_line
+tools/plan/test_zoo.py::test_what_goes_by_values_is_told_with_the_operation_and_its_line
 whole_runs/test_simulated.py::test_a_run_on_a_pretended_device_equals_the_cpus_to_the_bit
 whole_runs/test_several_processes.py::test_sigterm_reaches_all_and_another_number_of_processes_goes_on
 sweep/test_batched.py::test_folds_are_trained_together_though_they_differ_by_a_row
@@ -127,7 +127,7 @@ runs/test_check.py::test_recipes_and_settings_pass tools/test_try_out.py::test_o
 experiment/test_last_batch.py::test_several_processes_are_told_at_once
 sweep/test_sweep.py::test_jobs_that_die_are_rows_and_the_others_do_not_notice
 training/step/test_on_device.py::test_a_graph_of_a_compiled_step
-plan/test_zoo.py::test_what_is_sound_would_run_and_nothing_is_found_but_what_waits
+tools/plan/test_zoo.py::test_what_is_sound_would_run_and_nothing_is_found_but_what_waits
 sweep/search/test_sweeper.py::test_trials_run_in_two_slots_and_the_poor_ones_are_pruned
 experiment/test_own_loader.py::test_two_processes_share_each_batch
 sweep/test_until.py::test_a_sweep_that_is_stopped_among_the_added_seeds_goes_on_with_them
@@ -143,7 +143,7 @@ whole_runs/test_turns.py::test_a_plan_simulates_all_turns
 tracking/test_sweeps.py::test_finishing_waits_while_any_run_makes_progress
 runs/test_serve.py::test_it_answers_as_the_model_and_leaves_nothing
 cli/test_answer.py::test_of_a_process_and_those_that_it_starts
-plan/test_findings.py::test_each_mistake_is_named_with_its_path_and_line
+tools/plan/test_findings.py::test_each_mistake_is_named_with_its_path_and_line
 cli/test_dispatch.py::test_a_wheel_runs_from_an_empty_folder_with_the_persons_own_parts
 whole_runs/test_several_processes.py::test_a_killed_process_ends_the_run_and_says_so
 tools/test_try_out.py::test_the_budget_and_what_would_not_run
@@ -151,18 +151,18 @@ sweep/test_until.py::test_equal_configurations_get_a_winner_in_one_sweep_of_twen
 cli/test_notebook.py::test_the_cells_of_a_notebook experiment/test_own_loader.py::test_its_plan_reads_as_the_run_does
 tracking/test_deadline.py::test_files_take_as_long_as_they_move
 experiment/test_together.py::test_one_whose_end_fails_fails_alone
-plan/test_models.py::test_each_would_run_and_reads_nothing
-plan/test_tune.py::test_what_wins_stays_and_the_next_is_tried_on_top_of_it
+tools/plan/test_models.py::test_each_would_run_and_reads_nothing
+tools/test_tune.py::test_what_wins_stays_and_the_next_is_tried_on_top_of_it
 cli/test_dispatch.py::test_key_of_other_sweep_options_is_named
-plan/test_command.py::test_one_of_several_processes
+tools/plan/test_command.py::test_one_of_several_processes
 experiment/test_hooks.py::test_images_and_tables_are_where_mlflows_pages_look_for_them
 sweep/test_batched.py::test_one_whose_data_can_not_be_had_fails_alone
 sweep/test_messages.py::test_a_sweep_over_two_kinds_of_devices_says_it
 tracking/test_mlflow_model.py::test_a_model_of_the_current_folder_travels_with_its_code
-plan/test_command.py::test_what_does_not_fit_is_told_with_what_would
+tools/plan/test_command.py::test_what_does_not_fit_is_told_with_what_would
 whole_runs/test_where_time_went.py::test_jobs_that_are_trained_together
 tracking/test_sweeps.py::test_eight_jobs_at_once_arrive_through_one_process
-plan/simulator/test_simulator.py::test_a_program_runs_under_the_device_as_it_is
+tools/plan/simulator/test_simulator.py::test_a_program_runs_under_the_device_as_it_is
 sweep/search/test_sweeper.py::test_a_sweep_is_gone_on_with_only_as_what_it_was
 """
 

@@ -107,7 +107,7 @@ def plan(given: Arguments) -> int | tuple[int, Facts]:
         return train(given)  # what is composed is the same
     is_sweep = bool(MULTIRUN & set(given.flags))
     flags, overrides = [flag for flag in given.flags if flag not in MULTIRUN], given.overrides
-    from runner.plan import command  # torch
+    from runner.tools.plan import command  # torch
 
     loader = CheckedLoader(flags)
     compose = composer(flags, loader=loader)
@@ -188,10 +188,10 @@ def explain(given: Arguments) -> Facts:
     problem = "`explain --time` computes nothing" if kinds == ["--time"] else "only `explain --trace` takes this key"
     refuse(Problem.suggest(each, problem, [f"{command} --trace {each}"], code="unknown-key") for each in unused)
     if not kinds or kinds == ["--step"]:
-        from runner.runs.explain.explain import explain  # torch
+        from runner.tools.explain.explain import explain  # torch
 
         return explain(given.run, given.overrides, step=given["--step"] or None)
-    from runner.runs.explain.time import show_time, time_of, trace
+    from runner.tools.explain.time import show_time, time_of, trace
 
     if kinds == ["--trace"]:
         return trace(given.run, given.overrides)
@@ -236,14 +236,14 @@ def register(given: Arguments) -> Facts:
 
 
 def lr_find(given: Arguments) -> Facts:
-    from runner.plan.lr_find import find_rate  # torch
+    from runner.tools.lr_find import find_rate  # torch
 
     num_steps, lowest, highest = given["--steps"], given["--from"], given["--to"]
     return find_rate(given.flags, given.overrides, num_steps=num_steps, lowest=lowest, highest=highest)
 
 
 def tune(given: Arguments) -> Facts:
-    from runner.plan.tune import tune  # torch
+    from runner.tools.tune.tune import tune  # torch
 
     seconds, name, precision = given["--seconds"], given["--name"], given["--precision"]
     return tune(given.flags, given.overrides, seconds=seconds, name=name, precision=precision)

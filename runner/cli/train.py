@@ -160,7 +160,7 @@ def _sweep(cfg: DictConfig, loader: CheckedLoader) -> int:
 
 
 def _print_what_fits(cfg: DictConfig) -> None:
-    from runner.plan.command import what_fits
+    from runner.tools.plan.command import what_fits
 
     print("plan    of this run, on the whole of that memory:")
     for line in what_fits(cfg) or ["        not known: it could not be planned"]:

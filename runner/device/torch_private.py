@@ -1,6 +1,6 @@
 """Lists the private names of torch that are used, and what for. Read in torch 2.13; looked up at the first use.
 
-A release may move a name: then its use and this module's test report it. plan/simulator/torch_parts.py has the names that
+A release may move a name: then its use and this module's test report it. tools/plan/simulator/torch_parts.py has the names that
 the simulator replaces.
 """
 

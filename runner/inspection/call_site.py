@@ -21,7 +21,7 @@ from runner.device import layers, torch_private
 
 UNKNOWN = "an unknown line"
 _RUNNER = str(Path(__file__).parents[1])
-_WATCHING = (str(Path(__file__).parent), str(Path(_RUNNER, "plan")))
+_WATCHING = (str(Path(__file__).parent), str(Path(_RUNNER, "tools", "plan")))
 #: hydra's frames are below each run of the command line
 _HYDRA = str(Path(importlib.util.find_spec("hydra").origin or "").parent)  # type: ignore[union-attr]
 #: and layers.py replaces a part of torch

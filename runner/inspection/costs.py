@@ -3,7 +3,7 @@
 For `plan`; training/cpu_threads.py counts products by flops_of().
 
 Memory is what lives: each storage from the operation that makes it to its end. It agrees with the allocator's own count
-to a few percent (tests/plan); what a kernel takes inside itself, a CUDA context and fragmentation are not in it.
+to a few percent (tests/tools/plan); what a kernel takes inside itself, a CUDA context and fragmentation are not in it.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ FREE = {
 
 
 class Watching(Protocol):
-    """What is put on the calls of a training: the guard, or what replays it to a step (runs/explain/)."""
+    """What is put on the calls of a training: the guard, or what replays it to a step (tools/explain/)."""
 
     findings: list[Finding]
 

@@ -121,7 +121,7 @@ def _decide(
 
 def _composed(own: Side, other: Side, overrides: list[str]) -> tuple[str, Any, DictConfig]:
     """Return what ends a run, its value, and the configuration. Raises: RunnerError for errors and unequal lengths."""
-    from runner.plan import command  # torch
+    from runner.tools.plan import command  # torch
 
     compose = composer(own.flags)
     with override_errors.explained(overrides, compose=compose, check=command.check):
@@ -140,8 +140,8 @@ def _composed(own: Side, other: Side, overrides: list[str]) -> tuple[str, Any, D
 
 def _plan(cfg: DictConfig, folder: Path) -> str:
     from runner.inspection.findings import CERTAIN
-    from runner.plan import command  # torch
-    from runner.plan.report import RUNS_NOT
+    from runner.tools.plan import command  # torch
+    from runner.tools.plan.report import RUNS_NOT
 
     cfg.plan.folder = str(folder)
     with redirect_stdout(io.StringIO()) as printed:

@@ -18,9 +18,9 @@ from runner.device.placement import tensors
 from runner.experiment.build import prepare
 from runner.inspection.costs import Speeds
 from runner.inspection.operations import OperationObserver, observe
-from runner.plan.dry_run import Trial
-from runner.plan.simulator import simulated_device
-from runner.plan.worker import look
+from runner.tools.plan.dry_run import Trial
+from runner.tools.plan.simulator import simulated_device
+from runner.tools.plan.worker import look
 from runner.training.background import Background
 from runner.training.metric_buffer import MetricBuffer
 from runner.training.step.train_step import make_step

@@ -20,7 +20,7 @@ with mlflow_store.settings():  # MLflow reads its log level when it is imported
     import torchmetrics
     import uvicorn.protocols.http.h11_impl
 
-    import runner.plan.worker
+    import runner.tools.plan.worker
     import runner.tracking.__main__
 
 shortcuts.parse_once()

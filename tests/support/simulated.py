@@ -1,4 +1,4 @@
-"""Whole runs and functions on a device that this machine lacks, with real numbers on the CPU (runner/plan/simulator/).
+"""Whole runs and functions on a device that this machine lacks, with real numbers on the CPU (runner/tools/plan/simulator/).
 
 result = run_simulated("cuda:1", train, 3)       # train(device, 3) in a separate process; the result as JSON
 python tests/support/simulated.py cuda:1 -- -m runner device=cuda:1 train.num_epochs=2
@@ -25,8 +25,8 @@ import torch
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # for a checkout that is not installed
 
-from runner.plan.simulator import simulated_device
 from runner.sweep.launchers.process_pool import ProcessPool, call
+from runner.tools.plan.simulator import simulated_device
 
 SUPPORT = Path(__file__).resolve().parent
 #: modules that take a simulating process seconds to import
@@ -34,7 +34,7 @@ HEAVY = (
     "runner.sweep.launchers.preload",
     "torch._subclasses.fake_tensor",
     "torch.fx.experimental.symbolic_shapes",
-    "runner.plan.worker",
+    "runner.tools.plan.worker",
 )
 
 

@@ -221,7 +221,7 @@ def test_the_refused_device_is_told_as_it_is_written(own_folder, capsys):
 
 @pytest.mark.slow
 def test_the_plan_says_what_its_page_says(own_folder, warm_programs, capfd):
-    block = next(body for _, body in BLOCK.findall(PAGES["runner/plan/README.md"]))
+    block = next(body for _, body in BLOCK.findall(PAGES["runner/tools/README.md"]))
     first, *told = block.splitlines()
     (words,) = commands_in(f"```console\n{first}\n```")
     assert cli.main(words) == 1

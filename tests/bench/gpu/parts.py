@@ -375,7 +375,7 @@ def _group(name: str, words: list[str], asked: Asked) -> None:
 def steps(asked: Asked) -> None:
     """A step in each way, without validation and tracking."""
     from runner.experiment.build_data import prepare_data
-    from runner.plan.tune_measure import Candidate
+    from runner.tools.tune.measure import Candidate
 
     models = {"mlp": ROWS, "cnn": ["data=synthetic", "data.shape=[3,32,32]", "model=cnn"]}
     models |= {"vit, bf16": [*MODELS["ViT, 256 images of 32x32"], "data=synthetic", "train.precision=bf16"]}
@@ -596,7 +596,7 @@ def gpt(asked: Asked) -> None:
 
 def data_sheet(name: str, memory_bytes: int):
     """Return the entry of the device catalogue that a CUDA device's name and memory mean; None without one."""
-    from runner.plan.device_catalogue import MODELS as KINDS
+    from runner.tools.plan.device_catalogue import MODELS as KINDS
 
     words = set(re.split("[ -]", name))
     is_other = words & {"Ti", "SUPER", "Laptop", "MIG"} or (words & {"H100", "H200"} and words & {"PCIe", "NVL"})

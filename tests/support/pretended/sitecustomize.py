@@ -4,7 +4,7 @@ import os
 import sys
 
 if "runner.sweep.launchers.worker" in sys.orig_argv and "PRETENDED_DEVICE" in os.environ:
-    from runner.plan.simulator import simulated_device
+    from runner.tools.plan.simulator import simulated_device
 
     kept = simulated_device(os.environ["PRETENDED_DEVICE"])  # for the whole process, and its forks
     kept.__enter__()

@@ -1,0 +1,93 @@
+"""A plan's memory compared with a real step on this CPU, by the count of torch's allocator."""
+
+import random
+
+import pytest
+import seeded
+from judge import REQUEST, measure
+from simulated import run_simulated
+
+from runner.config.compose import composed_with, composer
+from runner.tools.plan.simulator import simulated_device
+from runner.tools.plan.worker import look
+
+pytestmark = pytest.mark.slow
+MADE_UP = ("data=synthetic", "data.num_rows=2000")
+RUNS = {
+    "mlp, averaged": (*MADE_UP, "model=mlp", "model.hidden_sizes=[512,512]", "train.batch_size=512", "train.ema_decay=0.9"),
+    "cnn, accumulated": ("model=cnn", "train.batch_size=64", "train.accumulate_steps=2", "train.clip_grad_norm=1"),
+    "resnet": (*MADE_UP, "model=resnet", "data.shape=[3,32,32]", "train.batch_size=64"),
+    "transformer": (*MADE_UP, "model=transformer", "data.shape=[32,16]", "train.batch_size=64", "train.precision=bf16"),
+    "lstm": (*MADE_UP, "model=lstm", "data.shape=[64,16]", "train.batch_size=64", "optimizer=sgd"),
+    "recomputed": (*MADE_UP, "model=vit", "data.shape=[3,16,16]", "model.depth=6", "model.dropout=0.1", "train.recompute=[layers.*]"),
+    "a person's own": (*MADE_UP, "model=own", "data.shape=[32,16]", "train.batch_size=256"),
+}  # fmt: skip
+
+
+def cfg_of(words):
+    return composed_with(composer([]), ["device=cpu", *words])
+
+
+def planned(_, *words):
+    with simulated_device("cpu", has_numbers=False) as device:
+        return look(cfg_of(words), device, REQUEST)
+
+
+def taken(_, *words):
+    return measure(cfg_of(words))
+
+
+#: each commit tests three
+DRAWN = random.Random(f"{seeded.SEED} memory").sample(sorted(RUNS), 3)
+
+
+@pytest.mark.parametrize("words", [RUNS[name] for name in DRAWN], ids=DRAWN)
+def test_the_peak_is_within_15_percent_of_the_allocators(words, own_models):
+    plan, real = (run_simulated("cpu", each, *words, cwd=own_models) for each in (planned, taken))
+    assert 0.85 <= plan["memory"]["peak_bytes"] / real <= 1.15
+    assert sum(plan["memory"]["parts"].values()) == plan["memory"]["peak_bytes"]
+    assert plan["findings"] == []
+
+
+def proposed(_, usable_bytes, *words):
+    with simulated_device("cpu", has_numbers=False) as device:
+        return look(cfg_of(words), device, {**REQUEST, "usable_bytes": usable_bytes}).get("recompute")
+
+
+@pytest.mark.parametrize(("usable_mib", "pattern"), [(100, "stack.blocks.*"), (40, None), (200, None)])
+def test_blocks_are_proposed_where_a_step_fits_with_them_alone(usable_mib, pattern, tmp_path):
+    words = (*MADE_UP, "model=transformer", "model.depth=6", "data.shape=[64,32]", "train.batch_size=64")
+    assert run_simulated("cpu", proposed, usable_mib * 2**20, *words, cwd=tmp_path) == pattern
+
+
+def evaluated(_, *words):
+    """Return the worker's answer with 20 MiB of usable memory."""
+    request = {**REQUEST, "usable_bytes": 20 * 2**20, "seconds": 20}
+    with simulated_device("cpu", has_numbers=False) as device:
+        return look(cfg_of(words), device, request)
+
+
+def test_an_evaluation_of_larger_batches_is_the_peak(tmp_path):
+    words = (*MADE_UP, "data.val_fraction=0.5", "data.test_fraction=0", "model=mlp", "model.hidden_sizes=[4096]")
+    words = (*words, "train.batch_size=16", "train.eval_batch_size=20000")
+    plan = run_simulated("cpu", evaluated, *words, cwd=tmp_path)
+    memory = plan["memory"]
+    assert memory["peak_phase"] == "evaluation" and memory["peak_bytes"] == memory["evaluation_bytes"]
+    assert 2 * 1000 * 4096 * 4 < memory["evaluation_bytes"] < 3 * 1000 * 4096 * 4, "the split has 1,000 rows"
+    moments = [sum(each["parts"].values()) for each in memory["timeline"]]
+    assert sum(memory["parts"].values()) == memory["peak_bytes"] == max(moments)
+    assert memory["step_bytes"] < 20 * 2**20 and "recompute" not in plan and plan["largest_batch_size"]
+
+
+def with_a_schedule(_, *words):
+    with simulated_device("cpu", has_numbers=False) as device:
+        return look(cfg_of(words), device, REQUEST)
+
+
+def test_a_schedule_has_no_more_steps_than_the_run(tmp_path):
+    """torch's OneCycleLR refuses another step."""
+    (tmp_path / "conf/scheduler").mkdir(parents=True)
+    text = "_target_: torch.optim.lr_scheduler.OneCycleLR\n_partial_: true\nmax_lr: 0.01\ntotal_steps: 1\n"
+    (tmp_path / "conf/scheduler/one.yaml").write_text(text)
+    words = (*MADE_UP, "model=linear", "scheduler=one", "train.num_steps=1")
+    assert run_simulated("cpu", with_a_schedule, *words, cwd=tmp_path)["findings"] == []
