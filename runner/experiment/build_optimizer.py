@@ -1,6 +1,6 @@
 """Makes the optimizer and the learning-rate schedule that the keys `optimizer` and `scheduler` name, for build.py.
 
-For check.py it tries both with one parameter before any work, and reports the settings that are wrong.
+For check.py it tries both with one parameter before any work, and finds the settings that are wrong.
 """
 
 from __future__ import annotations
@@ -52,8 +52,7 @@ OTHERS = {
     "scheduler": ("scheduler=cosine", "scheduler=constant"),
 }
 
-#: returns what settings raise
-Attempt = Callable[[Mapping[str, Any]], BaseException | None]
+Make = Callable[[Mapping[str, Any]], Any]  # makes something from settings, or raises what they cause
 
 
 def optimizer_of(cfg: DictConfig, model: nn.Module, *, device: torch.device, prefix: str = "") -> Optimizer:
@@ -74,7 +73,7 @@ def optimizer_of(cfg: DictConfig, model: nn.Module, *, device: torch.device, pre
     except RunnerError:
         raise
     except OF_CODE as error:
-        raise RunnerError(*(rehearsed(cfg) or [_target_problem(target, error)])) from error
+        raise RunnerError(*(try_settings(cfg) or [_target_problem(target, error)])) from error
 
 
 def schedule_of(cfg: DictConfig, optimizer: Optimizer, *, best: Best, steps_per_epoch: int) -> Schedule:
@@ -87,13 +86,13 @@ def schedule_of(cfg: DictConfig, optimizer: Optimizer, *, best: Best, steps_per_
     except RunnerError:
         raise
     except OF_CODE as error:
-        raise RunnerError(*(rehearsed(cfg, mode=best.mode) or [_target_problem(target, error)])) from error
+        raise RunnerError(*(try_settings(cfg, mode=best.mode) or [_target_problem(target, error)])) from error
     unit, every = ("epoch", steps_per_epoch) if _interval(cfg) == "epoch" else ("optimizer step", 1)
     unit = f"evaluation, by {best.metric}" if wants_metric(made) else unit
     return Schedule(made, metric=best.metric, every=every, words=f"{target.name} advances after each {unit}")
 
 
-def rehearsed(cfg: DictConfig, *, mode: str | None = "min") -> list[Problem]:
+def try_settings(cfg: DictConfig, *, mode: str | None = "min") -> list[Problem]:
     """Try the optimizers and the schedule with one parameter for each group, and return what is wrong. Takes milliseconds.
 
     What depends on unknown facts, or on the model's number of groups, is left to optimizer_of() and schedule_of().
@@ -111,9 +110,8 @@ def rehearsed(cfg: DictConfig, *, mode: str | None = "min") -> list[Problem]:
             except RunnerError as error:
                 problems += [_of_turn(problem, cfg, name) if turns else problem for problem in error.problems]
         if mode is not None and cfg.scheduler.get("_target_"):
-            other: Optimizer = _unwrapped(Adam)([nn.Parameter(torch.ones(2, 2))])
             try:
-                _try_schedule(cfg, _merged(optimizers or [other]), unknown, mode)
+                _try_schedule(cfg, _merged(optimizers or [_unwrapped(Adam)([_parameter()])]), unknown, mode)
             except RunnerError as error:
                 problems += error.problems
     return list(dict.fromkeys(problems))
@@ -279,30 +277,31 @@ def _try_optimizer(cfg: DictConfig, unknown: frozenset[str]) -> Optimizer:
     target = _target(cfg, "optimizer", unknown=unknown)
     target = replace(target, settings=_of_any_kernel(target.settings))
 
-    def attempt(settings: Mapping[str, Any]) -> BaseException | None:
-        try:
-            made = _unwrapped(target.make)([nn.Parameter(torch.ones(2, 2))], **settings)
-            if not isinstance(made, Optimizer):
-                raise TypeError(f"it makes a {type(made).__name__}, which is not a torch.optim.Optimizer")
-        except OF_CODE as error:
-            return error
-        return None
+    def make(settings: Mapping[str, Any]) -> Optimizer:
+        made = _unwrapped(target.make)([_parameter()], **settings)
+        if not isinstance(made, Optimizer):
+            raise TypeError(f"it makes a {type(made).__name__}, which is not a torch.optim.Optimizer")
+        return made
 
-    problems = _wrong_settings(target, attempt, target.settings)
+    refuse(_wrong_settings(target, make, target.settings))
     groups = split_settings(resolved(cfg, "optimizer"), "optimizer")[1].get("groups") or []
     known = set(target.defaults) | set(inspect.signature(target.make).parameters)
-    for index, group in enumerate([] if problems else groups):
-        key, own = f"optimizer.groups[{index}]", _numbers(group, target.defaults)
-        own.pop("match", None)
+    problems = []
+    for index, group in enumerate(groups):
+        key, own = f"optimizer.groups[{index}]", {name: group[name] for name in group if name != "match"}
         check_settings(own, known, key)
-        own = _of_any_kernel(own)
-        problems += _wrong_settings(replace(target, key=key, settings={**target.settings, **own}), attempt, own)
+        own = _of_any_kernel(_numbers(own, target.defaults))
+        problems += _wrong_settings(replace(target, key=key, settings={**target.settings, **own}), make, own)
     refuse(problems)
-    optimizer: Optimizer = _unwrapped(target.make)([nn.Parameter(torch.ones(2, 2))], **target.settings)
+    optimizer = make(target.settings)
     for group in groups:
         rate = {"lr": _number(group["lr"])} if "lr" in group else {}
-        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2, 2))], **rate})
+        optimizer.add_param_group({"params": [_parameter()], **rate})
     return optimizer
+
+
+def _parameter() -> nn.Parameter:
+    return nn.Parameter(torch.ones(2, 2))
 
 
 def _of_any_kernel(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -321,7 +320,7 @@ def _merged(optimizers: Sequence[Optimizer]) -> Optimizer:
     """Return an optimizer with the groups of several that takes no steps: a schedule only sets its rates."""
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     defaults = {name: value for each in reversed(optimizers) for name, value in each.defaults.items()}
-    own = [{**group, "params": [nn.Parameter(torch.ones(2, 2))]} for group in groups]
+    own = [{**group, "params": [_parameter()]} for group in groups]
     optimizer: Optimizer = _unwrapped(Optimizer)(own, defaults)
     return optimizer
 
@@ -335,21 +334,17 @@ def _try_schedule(cfg: DictConfig, optimizer: Optimizer, unknown: frozenset[str]
     if _interval(cfg) == "epoch" and not cfg.train.num_steps:
         num_steps = min(NUM_STEPS, cfg.train.num_epochs)
 
-    def attempt(settings: Mapping[str, Any]) -> BaseException | None:
-        try:
-            own = _merged([optimizer])
-            schedule = _make_schedule(target, settings, own, mode, cfg)
-            for _ in range(num_steps):
-                _advance(schedule)
-                for group in own.param_groups:
-                    if not 0 <= group["lr"] < math.inf:
-                        raise ValueError(f"it makes the learning rate {group['lr']}")
-            schedule.state_dict()
-        except OF_CODE as error:
-            return error
-        return None
+    def make(settings: Mapping[str, Any]) -> None:
+        own = _merged([optimizer])
+        schedule = _make_schedule(target, settings, own, mode, cfg)
+        for _ in range(num_steps):
+            _advance(schedule)
+            for group in own.param_groups:
+                if not 0 <= group["lr"] < math.inf:
+                    raise ValueError(f"it makes the learning rate {group['lr']}")
+        schedule.state_dict()
 
-    refuse(_wrong_settings(target, attempt, target.settings))
+    refuse(_wrong_settings(target, make, target.settings))
 
 
 def _advance(schedule: Any) -> None:
@@ -400,28 +395,39 @@ def _gives_one_rate(target: _Target, settings: Mapping[str, Any], optimizer: Opt
     return max(counts, default=0) == 1
 
 
-def _wrong_settings(target: _Target, attempt: Attempt, among: Mapping[str, Any]) -> list[Problem]:
-    """Return an error for each setting that fails with the defaults of all others, or for the target if none does."""
-    numbers = {name: among[name] for name in among if _is_number(target.defaults.get(name))}
-    wrong: dict[str, BaseException | None] = {name: None for name, value in numbers.items() if _is_no_number(value)}
-    error = attempt(target.settings)
-    if error is None and not wrong:
+def _wrong_settings(target: _Target, make: Make, among: Mapping[str, Any]) -> list[Problem]:
+    """Return an error for each setting that fails with the defaults of all others, or for the target if none does.
+
+    A value that isn't a number, where the default is one, is wrong even if the target takes it.
+    """
+    not_numbers = [name for name in among if _is_number(target.defaults.get(name)) and _is_no_number(among[name])]
+    error = _error_of(make, target.settings)
+    if error is None and not not_numbers:
         return []
     target = replace(target, defaults={**target.defaults, **_conf_defaults(target)})
     if isinstance(error, RunnerError):
-        return [*(_setting_problem(target, name) for name in wrong), *error.problems]
-    if error is not None:
-        usual = {name: target.defaults.get(name) for name in target.settings}
-        safe = {name: SAFE_VALUE if value is None else value for name, value in usual.items()}
-        alone = {name: attempt({**safe, name: among[name]}) for name in among} if attempt(safe) is None else {}
-        found = {name: each for name, each in alone.items() if each is not None}
-        if not (found or wrong or target.unknown):
-            return [_target_problem(target, error)]
-        wrong = {**found, **wrong}
-    return [_setting_problem(target, name, wrong[name]) for name in wrong if name not in target.unknown]
+        return [*(_setting_problem(target, name, None) for name in not_numbers), *error.problems]
+    usual = {name: target.defaults.get(name) for name in target.settings}
+    safe = {name: SAFE_VALUE if value is None else value for name, value in usual.items()}
+    errors: dict[str, BaseException | None] = {}
+    if error is not None and _error_of(make, safe) is None:
+        errors = {name: _error_of(make, {**safe, name: among[name]}) for name in among}
+    errors |= dict.fromkeys(not_numbers)
+    wrong = [name for name in errors if name in not_numbers or errors[name] is not None]
+    if error is not None and not wrong and not target.unknown:
+        return [_target_problem(target, error)]
+    return [_setting_problem(target, name, errors[name]) for name in wrong if name not in target.unknown]
 
 
-def _setting_problem(target: _Target, name: str, error: BaseException | None = None) -> Problem:
+def _error_of(make: Make, settings: Mapping[str, Any]) -> BaseException | None:
+    try:
+        make(settings)
+    except OF_CODE as error:
+        return error
+    return None
+
+
+def _setting_problem(target: _Target, name: str, error: BaseException | None) -> Problem:
     if isinstance(error, RunnerError):
         return error.problems[0]
     value, usual, key = target.settings[name], target.defaults.get(name), f"{target.key}.{name}"

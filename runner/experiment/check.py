@@ -31,7 +31,7 @@ from runner.device.choose import devices_of_processes
 from runner.distributed.environment import rank_here
 from runner.errors import Problem, RunnerError, first_line, nearest, path_problems
 from runner.experiment import build, rules
-from runner.experiment.build_optimizer import rehearsed, turn_problems
+from runner.experiment.build_optimizer import try_settings, turn_problems
 from runner.experiment.context import Checked
 from runner.tasks.metric_names import NAMED, is_of_a_class, metrics_of
 from runner.training.loop import KEY, missing_metric
@@ -81,7 +81,7 @@ def check(cfg: DictConfig, hardware: Hardware | None, *, choice: Choice | None =
     )
     if not any(OF_OPTIMIZER.search(fault.source) for fault in found):
         has_schedule = not any(OF_SCHEDULE.search(fault.source) for fault in found)
-        found += rehearsed(cfg, mode=build.best_of(cfg).mode if has_schedule else None)
+        found += try_settings(cfg, mode=build.best_of(cfg).mode if has_schedule else None)
     if found or choice is None:
         raise RunnerError(*found)
     if precision != cfg.train.precision:

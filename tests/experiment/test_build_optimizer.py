@@ -182,6 +182,20 @@ def test_schedule_with_one_rate_refuses_unequal_groups(words):
         schedule_of(cfg, torch.optim.Adam(groups), best=Best("val/loss", "min"), steps_per_epoch=3)
 
 
+def test_schedule_separating_groups_later_is_accepted(own_folder):
+    lines = "from torch.optim.lr_scheduler import LambdaLR\n\ndef from_zero(optimizer):\n"
+    (own_folder / "my_warmup.py").write_text(f"{lines}    return LambdaLR(optimizer, lambda step: step)\n")
+    groups = [{"params": [nn.Parameter(torch.ones(2))], "lr": rate} for rate in (0.1, 0.2)]
+    optimizer = torch.optim.Adam(groups)
+    cfg = composed("+scheduler._target_=my_warmup.from_zero", GROUP)
+    check(cfg, Hardware())
+    schedule = schedule_of(cfg, optimizer, best=Best("val/loss", "min"), steps_per_epoch=3)
+    assert [group["lr"] for group in optimizer.param_groups] == [0, 0]
+    optimizer.step()
+    schedule.after_step()
+    assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.2]
+
+
 OWN = """
 from torch.optim.lr_scheduler import ChainedScheduler, ConstantLR, ReduceLROnPlateau, SequentialLR
 def chained(optimizer):
@@ -199,7 +213,7 @@ def test_a_plateau_among_others_is_refused_and_so_is_what_is_no_schedule(own_fol
     assert "not a schedule" in fault.message
 
 
-def test_the_rehearsal_imports_nothing_that_takes_seconds(monkeypatch):
+def test_trial_imports_nothing_that_takes_seconds(monkeypatch):
     """A run does this while MLflow starts."""
     monkeypatch.setitem(sys.modules, "torch._dynamo", None)  # importing it fails
     assert not problems("optimizer.lr=0.01", "scheduler=cosine")
