@@ -22,6 +22,7 @@ from rich.text import Text
 from runner.config.settings import Settings
 from runner.config.validate import without_password
 from runner.data.sampler import balance
+from runner.device import Choice
 from runner.device.precision import precision_note
 from runner.errors import harmless
 from runner.experiment.claim import CONSOLE, LOG
@@ -236,6 +237,14 @@ def _facts(summary: Summary, folder: Path) -> dict[str, str]:
     if summary.time:
         rows["time"] = time_in_words(summary.time)
     return rows
+
+
+def device_row(choice: Choice) -> tuple[str, str]:
+    """Return the line for the device, shorter where the reason is the usual one, and the line for the log."""
+    first, _, rest = choice.reason.partition("; ")
+    is_usual = rest.endswith(("no NVIDIA GPU either", "no NVIDIA GPU shows"))
+    in_log = row("device", f"{choice.device} ({choice.reason})")
+    return row("device", f"{choice.device} ({first})") if is_usual else in_log, in_log
 
 
 def describe_parts(settings: Settings, parts: Parts) -> Iterator[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Records a run: its start and its model in the journal, which MLflow's page is made from, and its summary.
+"""Records a run: its start and its model in the journal, which MLflow's page is made from.
 
 Called by session.py.
 """
@@ -24,13 +24,12 @@ from runner.config.instantiate import PREPARED
 from runner.config.secrets import for_display
 from runner.config.settings import Settings
 from runner.config.validate import without_password
-from runner.device import Choice, backends
+from runner.device import Choice
 from runner.device.placement import map_tensors
 from runner.experiment import provenance
 from runner.experiment.context import Checked, RunContext
 from runner.experiment.provenance import NOTE, described, user_tags
 from runner.experiment.reporter import Reporter
-from runner.experiment.summary import Summary
 from runner.inspection import call_site
 from runner.models.card import NAME as CARD
 from runner.models.card import Card
@@ -40,7 +39,6 @@ from runner.tracking.journal_reader import read_events, read_measured
 from runner.tracking.mlflow_model import BEST, leave_graph
 from runner.training.checkpoint import read_kept
 from runner.training.parts import Parts
-from runner.training.result import Result
 from runner.version import __version__
 
 EXAMPLE = "journal/example.pt"
@@ -56,11 +54,53 @@ def log_start(
     context: RunContext,
     num_together: int = 1,
 ) -> None:
-    """Writes what the run is, before its first step: configuration, tags, data set, code."""
-    choice, member, folder, journal = machine.choice, context.member, reporter.folder, reporter.journal
-    git = provenance.git_state()
-    values = chosen(cfg)
-    changed = defaults.in_words(defaults.changed(values))
+    """Write what the run is, before its first step: configuration, tags, data set, code."""
+    member, folder, journal = context.member, reporter.folder, reporter.journal
+    git, name = provenance.git_state(), f"{model_name(cfg)} {parts.source.name} {machine.choice.device}"
+    most = None if cfg.tracking.points == "all" else cfg.tracking.points
+    journal.event(
+        "start",
+        uid=reporter.uid,
+        experiment=cfg.tracking.experiment or parts.source.name,
+        run_name=cfg.name or (member and member.name) or name,
+        start_ms=int(time.time() * 1000),
+        params=texts(defaults.main(chosen(cfg))) | parameters(cfg),
+        tags=_tags(cfg, parts, folder, machine, context, git),
+        system_metrics=cfg.tracking.system_metrics,
+        points={"most": most, "expected": parts.limits.num_steps // cfg.metrics.every},
+    )
+    if member is not None:
+        journal.event("parent", uid=member.uid, experiment=member.experiment)
+    facts, sizes = OmegaConf.to_container(cfg.facts, resolve=True, throw_on_missing=False), dict(parts.splits.sizes)
+    journal.event(
+        "dataset",
+        name=parts.source.name,
+        digest=data_digest(parts),
+        source=without_password(str(parts.source.origin)),
+        source_type="local",
+        schema=json.dumps({"facts": facts}),
+        profile=json.dumps({"num_rows": sum(sizes.values()), **sizes}),
+        context="training",
+    )
+    notes = {
+        "machine": machine.hardware.in_words,
+        "threads": str(torch.get_num_threads()),
+        **({provenance.TOGETHER: f"{num_together} jobs"} if num_together > 1 else {}),
+        **provenance.fingerprints(_own_files()),
+    }
+    files = {"environment.txt": provenance.environment() + provenance.noted(notes)}
+    if git is not None and git.diff and cfg.tracking.git_diff:
+        files["git.diff"] = provenance.diff_without_secrets(git.diff, str(cfg.tracking.uri))
+    for file, text in files.items():
+        (folder / file).write_text(text)
+    for file in ("rerun.yaml", *files):
+        journal.event("artifact", path=file, to="")
+
+
+def _tags(
+    cfg: DictConfig, parts: Parts, folder: Path, machine: Checked, context: RunContext, git: provenance.Git | None
+) -> dict[str, str]:
+    choice, changed = machine.choice, defaults.in_words(defaults.changed(chosen(cfg)))
     tags = {
         "device": choice.device,
         "device_name": machine.hardware.name_of(choice.here),
@@ -71,55 +111,17 @@ def log_start(
         "mlflow.source.type": "LOCAL",
         NOTE: described(cfg, _note(cfg, parts, choice, folder, changed=changed)),
     }
-    if changed:
-        tags["changed"] = changed
+    source: dict[str, str | None] = {}
     if git is not None:
         tags |= {"git_commit": git.commit, "git_dirty": str(git.dirty).lower(), "mlflow.source.git.commit": git.commit}
-        source = {"branch": git.branch, "repoURL": provenance.remote()}
-        tags |= {f"mlflow.source.git.{name}": value for name, value in source.items() if value}
-    if member is not None:
-        tags["sweep"] = member.sweep
-    if context.repetition is not None:
-        tags["reproduces"] = context.repetition.of
-    journal.event(
-        "start",
-        uid=reporter.uid,
-        experiment=cfg.tracking.experiment or parts.source.name,
-        run_name=cfg.name or (member and member.name) or f"{model_name(cfg)} {parts.source.name} {choice.device}",
-        start_ms=int(time.time() * 1000),
-        params=texts(defaults.main(values)) | parameters(cfg),
-        tags=tags | user_tags(cfg),
-        system_metrics=cfg.tracking.system_metrics,
-        points={
-            "most": None if cfg.tracking.points == "all" else cfg.tracking.points,
-            "expected": parts.limits.num_steps // cfg.metrics.every,
-        },
-    )
-    if member is not None:
-        journal.event("parent", uid=member.uid, experiment=member.experiment)
-    sizes = dict(parts.splits.sizes)
-    journal.event(
-        "dataset",
-        name=parts.source.name,
-        digest=data_digest(parts),
-        source=without_password(str(parts.source.origin)),
-        source_type="local",
-        schema=json.dumps({"facts": OmegaConf.to_container(cfg.facts, resolve=True, throw_on_missing=False)}),
-        profile=json.dumps({"num_rows": sum(sizes.values()), **sizes}),
-        context="training",
-    )
-    notes = {
-        "machine": machine.hardware.in_words,
-        "threads": str(torch.get_num_threads()),
-        **({provenance.TOGETHER: f"{num_together} jobs"} if num_together > 1 else {}),
-        **provenance.fingerprints(_own_files()),
+        source = {"mlflow.source.git.branch": git.branch, "mlflow.source.git.repoURL": provenance.remote()}
+    member, repetition = context.member, context.repetition
+    more = source | {
+        "changed": changed,
+        "sweep": member and member.sweep,
+        "reproduces": repetition and repetition.of,
     }
-    (folder / "environment.txt").write_text(provenance.environment() + provenance.noted(notes))
-    for name in ("rerun.yaml", "environment.txt"):
-        journal.event("artifact", path=name, to="")
-    if git is not None and git.diff and cfg.tracking.git_diff:
-        (folder / "git.diff").write_text(provenance.diff_without_secrets(git.diff, str(cfg.tracking.uri)))
-        journal.event("artifact", path="git.diff", to="")
+    return tags | {name: value for name, value in more.items() if value} | user_tags(cfg)
 
 
 def data_digest(parts: Parts) -> str:
@@ -190,39 +192,6 @@ def model_event(folder: Path, card: Card, example: str, *, step: int, dataset: l
         "metrics": read_measured(folder, step),
         "dataset": dataset,
     }
-
-
-def summarize(
-    settings: Settings, parts: Parts, reporter: Reporter, result: Result, choice: Choice, **known: Any
-) -> Summary:
-    """Return a run's summary. known: fields that the end of the run adds."""
-    train_seconds, best = result.seconds["train"], result.best
-    peak_bytes, whose = result.peak_memory or backends.peak_memory(parts.device)
-    per_second = 1 / train_seconds if train_seconds else 0.0
-    num_reads = sum(finding.count for finding in result.findings if finding.kind in ("host read", "copy"))
-    is_tracked = settings.tracking.enabled
-    return Summary(
-        status=result.status,
-        error=result.error and without_password(result.error),
-        tracking_uri=without_password(settings.tracking.uri) if is_tracked else None,
-        device=choice.device,
-        device_reason=choice.reason,
-        num_epochs=result.num_epochs,
-        num_steps=result.num_steps,
-        num_samples=result.num_samples,
-        num_parameters=parts.num_parameters,
-        metrics=reporter.metrics,
-        best={"metric": best.metric, "value": best.value, "step": best.step, "mode": best.mode},
-        ending=result.ending,
-        steps_per_second=result.num_steps * per_second,
-        samples_per_second=result.num_samples * per_second,
-        peak_memory_bytes=peak_bytes,
-        peak_memory_of=whose,
-        host_reads={"pulls": result.pulls, "points": reporter.points, "unexpected": num_reads},
-        tracker={"points_written": 0, "points_pending": reporter.points if is_tracked else 0},
-        versions=provenance.versions(),
-        **known,
-    )
 
 
 def parameters(cfg: DictConfig) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Opens what a run needs while it lasts, and closes it however the run ends: screen, journal, publisher, signals.
+"""Opens what a run needs while it lasts, and closes it however the run ends: screen, journal, uploader, signals.
 
 Lives in the process that tracks, prints and writes: the only one of a run, or rank 0. fit() reports to its `reporter`.
 """
@@ -11,7 +11,6 @@ import shlex
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,15 +20,18 @@ from runner.config import origin
 from runner.config.secrets import for_disk
 from runner.config.settings import Settings
 from runner.config.validate import without_password
+from runner.device import backends
 from runner.device.torch_private import optimizers_without_dynamo
 from runner.distributed.group import Ranks
+from runner.errors import OF_CODE
 from runner.experiment import hints
 from runner.experiment import summary as summaries
-from runner.experiment.console import Screen, describe_parts, last_rows
+from runner.experiment.console import Screen, describe_parts, device_row, last_rows
 from runner.experiment.context import Checked, RunContext
 from runner.experiment.figures import illustrate
+from runner.experiment.provenance import versions
 from runner.experiment.reporter import Reporter
-from runner.experiment.run_record import example_rows, log_model, log_start, summarize
+from runner.experiment.run_record import example_rows, log_model, log_start
 from runner.experiment.summary import Summary
 from runner.experiment.terminal import row, short
 from runner.models.card import write_card
@@ -53,7 +55,14 @@ MLFLOW_STATUS = {"finished": "FINISHED", "pruned": "FINISHED", "killed": "KILLED
 
 
 class Session:
-    """A run's journal, tracker, screen and signals while it lasts. Use Session.open()."""
+    """A run's journal, uploader, screen and signals while it lasts. Use Session.open()."""
+
+    # from begin() on
+    stop: Stop
+    reporter: Reporter
+    summary: Summary  # once it is closed
+    _parts: Parts
+    _result: Result
 
     def __init__(
         self, cfg: DictConfig, folder: Path, *, settings: Settings, machine: Checked, context: RunContext
@@ -61,21 +70,16 @@ class Session:
         self.folder, self.settings = folder, settings
         self.screen = context.screen or Screen()
         self._machine, self._context = machine, context
-        self._began = self._trained = time.perf_counter()
-        # the process's age would be wrong: a shell that is replaced by its last command passes its age on
-        self._before = self._began - IMPORTED if context.owns_process else 0.0  # seconds
-        self._setup = 0.0  # seconds
         self._rerun = rerun_text(cfg)  # before the data fills in the facts
         self._publisher: Publisher | None = None
-        self._waited = 0.0  # for the tracker
+        self._ack: Ack | None = None  # once the uploader has finished
         self._open = ExitStack()  # the journal and the signals
-        # from begin() on
-        self.stop: Stop
-        self.summary: Summary  # once it is closed
-        self.reporter: Reporter
-        self._parts: Parts
-        self._result: Result
-        self._end: dict[str, Any] = {}  # fields of the summary that end() finds
+        self._hints: list[str] = []
+        self._began = time.perf_counter()
+        # the process's age would be wrong: a shell that is replaced by its last command passes its age on
+        self._before = self._began - IMPORTED if context.owns_process else 0.0  # seconds
+        self._setup = self._waited = 0.0  # seconds, of them waiting for the tracker
+        self._trained: float | None = None  # when
 
     @classmethod
     @contextmanager
@@ -85,20 +89,17 @@ class Session:
         """Start printing and uploading; at the end, print the results and write summary.json."""
         session = cls(cfg, folder, settings=settings, machine=machine, context=context)
         folder.mkdir(parents=True, exist_ok=True)
-        device, reason = machine.choice.device, machine.choice.reason
-        first, _, rest = reason.partition("; ")
-        is_usual = rest.endswith(("no NVIDIA GPU either", "no NVIDIA GPU shows"))
-        full = row("device", f"{device} ({reason})")
-        session.screen.say(row("device", f"{device} ({first})") if is_usual else full, in_log=full)
+        line, in_log = device_row(machine.choice)
+        session.screen.say(line, in_log=in_log)
         forget_graph(folder / GRAPH)  # of an earlier run in this directory
         with session._start_publisher() as session._publisher, session.screen.with_warnings():
             with optimizers_without_dynamo(), session._open:
                 yield session
-            session._finish()
+            session._close()
 
     def begin(self, cfg: DictConfig, parts: Parts, *, num_together: int = 1) -> None:
         """Open the journal, listen to signals, and write what the run is. num_together: runs that take each step together."""
-        context, folder = self._context, self.folder
+        context, folder, settings = self._context, self.folder, self.settings
         if context.repetition is not None:
             context.repetition.check(parts)
         self._parts, self._result = parts, Result(best=parts.best)
@@ -106,23 +107,22 @@ class Session:
         (folder / summaries.FILE).unlink(missing_ok=True)  # of a part before: one that is killed now has not finished
         (folder / "rerun.yaml").write_text(self._rerun)
         write_card(folder, parts.card)
-        tracking = self.settings.tracking
-        origin.sign(folder, shown(tracking.uri) if tracking.enabled else "")
+        origin.sign(folder, shown(settings.tracking.uri) if settings.tracking.enabled else "")
         self.reporter = Reporter(
             folder,
             journal,
             self.screen,
             publisher=self._publisher,
             trial=context.trial,
-            batch_size=parts.train.batch_size * self.settings.train.accumulate_steps,
+            batch_size=parts.train.batch_size * settings.train.accumulate_steps,
         )
-        grace, end_now = self.settings.train.grace_seconds, self._end_now if context.owns_process else None
+        grace, end_now = settings.train.grace_seconds, self._end_now if context.owns_process else None
         self.stop = self._open.enter_context(listening(grace_seconds=grace, end_now=end_now))
         log_start(self.reporter, cfg, parts, machine=self._machine, context=context, num_together=num_together)
-        for line, in_log in describe_parts(self.settings, parts):
+        for line, in_log in describe_parts(settings, parts):
             self.screen.say(line, in_log=in_log)
         self._setup = time.perf_counter() - self._began
-        if self.settings.train.check:
+        if settings.train.check:
             self.say(f"check:  data, model, optimizer ({self._setup:.2f} s)")
             if parts.train.num_batches > 1:
                 self.say(f"check:  the last batch of train: {parts.train.num_rows % parts.train.batch_size} rows")
@@ -133,77 +133,58 @@ class Session:
         self.screen.say(text)
 
     def end(self, result: Result, ranks: Ranks, *, shows: bool = True) -> None:
-        """Log the model, draw the plots and note the status. shows: whether there are a model and plots."""
+        """Log the model, draw the plots and note the status. shows: whether there are a model and plots.
+
+        What fails in it, e.g., in code of the model, is the run's error.
+        """
         self._result = result
         for finding in result.findings:
             self.say(row("guard", str(finding)))
         if result.status != "failed":  # else another process may be gone
             ranks.leave()
-        self._end["num_processes"] = ranks.num
         self._trained = time.perf_counter()
-        tracking, parts = self.settings.tracking, self._parts
-        has_model = result.status == "finished" and bool(tracking.log_model) and shows
-        has_rows = has_model or (result.status == "finished" and (parts.val or parts.train).indexed() is not None)
+        is_finished = result.status == "finished"
+        has_model = is_finished and bool(self.settings.tracking.log_model) and shows
         rows: Any = None
         series: Mapping[str, Series] = {}
         with self._failing():
             series = read_series(self.folder)
-            rows = example_rows(parts) if has_rows else None
+            if has_model or (is_finished and (self._parts.val or self._parts.train).indexed() is not None):
+                rows = example_rows(self._parts)
             if has_model:
-                log_model(self.reporter, parts, self.settings, rows, step=result.best.step)
+                log_model(self.reporter, self._parts, self.settings, rows, step=result.best.step)
                 if self._publisher is not None:
                     self._publisher.wake()  # it is sent while the plots are drawn
         with self._failing():
-            self._end |= summaries.times_of(result)
-            of = f"{self.settings.model} on {parts.source.name}, {parts.device}"
-            left_out: list[str] = []
-            if shows and illustrate(parts, result, self.folder, series=series, of=of, say=left_out.append):
-                self.reporter.journal.event("artifact", path="plots", to="plots")
-            for line in left_out:
-                self.say(line)
-            if self.settings.train.check and result.status == "finished" and left_out:
-                self._result.status, self._result.error = "failed", left_out[0]
+            if shows:
+                self._draw(series)
             if (self.folder / TRACES).is_dir():
                 self.reporter.journal.event("artifact", path=TRACES, to=TRACES)
-        self._note_end()
-        if result.status == "finished":
-            time_spent = self._end.get("time", {})
-            self._end["hints"] = hints.find(parts, result, series=series, rows=rows, time=time_spent)
-
-    def could_not_end(self, error: BaseException) -> None:
-        """Take what end() raised for the run's error."""
-        fail(self._result, error)
-        self._note_end()
-
-    def _note_end(self) -> None:
         with self._failing():
-            status = MLFLOW_STATUS[self._result.status]
+            if is_finished:
+                times, _ = summaries.training_times(result)
+                self._hints = hints.find(self._parts, result, series=series, rows=rows, time=times)
+        with self._failing():
+            status = MLFLOW_STATUS[result.status]
             self.reporter.journal.event("end", status=status, end_ms=int(time.time() * 1000))
 
-    def _around(self) -> dict[str, float]:
-        finish = time.perf_counter() - self._trained - self._waited
-        return {"start-up": self._before + self._setup, "tracker": self._waited, "finish": finish}
+    def _draw(self, series: Mapping[str, Series]) -> None:
+        parts, result, failures = self._parts, self._result, list[str]()
+        of = f"{self.settings.model} on {parts.source.name}, {parts.device}"
+        if illustrate(parts, result, self.folder, series=series, of=of, say=failures.append):
+            self.reporter.journal.event("artifact", path="plots", to="plots")
+        for line in failures:
+            self.say(line)
+        if self.settings.train.check and result.status == "finished" and failures:
+            result.status, result.error = "failed", failures[0]
 
-    def _total(self) -> float:
-        return self._before + time.perf_counter() - self._began
-
-    def _finish(self) -> None:
-        summary = self._summarize(exit_code=self.stop.exit_code, **self._end)
+    def _close(self) -> None:
         if self._publisher is not None:
-            with self._failing():
-                summary.write(self.folder)  # it remains if the process is killed while it waits
+            self._write_summary()  # it remains if the process is killed while it waits
             began = time.perf_counter()
-            ack = self._wait_for_tracker(self._publisher, within=self.stop.seconds_left)
+            self._ack = self._wait_for_tracker(self._publisher, within=self.stop.seconds_left)
             self._waited = time.perf_counter() - began
-            summary = replace(summary, run_id=ack.run_id, tracker=ack.counts)
-        around, total = self._around(), self._total()
-        seconds = {**summary.seconds, "finish": around["finish"] + self._waited, "total": total}
-        time_by_cause = summaries.whole_time(summary.time, total=total, around=around)
-        summary = replace(summary, seconds=seconds, time=time_by_cause)
-        with self._failing():
-            summary.write(self.folder)
-        summary = replace(summary, status=self._result.status, error=self._result.error)  # of a full disk
-        self.summary = summary
+        self.summary = summary = self._write_summary()
         if self.settings.train.check:  # nothing stays of it
             if summary.status != "finished":
                 self.say(f"✗ {summary.status}   {summary.error or summary.ending}")
@@ -212,9 +193,52 @@ class Session:
             rows = last_rows(self.settings, summary, self.folder, publishes=self._publishes)
             self.screen.result(summary, folder=self.folder, rows=rows)
 
-    def _summarize(self, **known: Any) -> Summary:
-        known["seconds"] = {"start": self._before, "setup": self._setup, **self._result.seconds}
-        return summarize(self.settings, self._parts, self.reporter, self._result, self._machine.choice, **known)
+    def _write_summary(self) -> Summary:
+        with self._failing():
+            summary = self._summarize()
+            summary.write(self.folder)
+            return summary
+        return self._summarize()  # of a full disk
+
+    def _summarize(self) -> Summary:
+        result, parts, best, num_points = self._result, self._parts, self._result.best, self.reporter.points
+        tracking, choice, now = self.settings.tracking, self._machine.choice, time.perf_counter()
+        outer, finish = {"start": self._before, "setup": self._setup}, now - (self._trained or now)
+        outside = {"start-up": self._before + self._setup, "tracker": self._waited, "finish": finish - self._waited}
+        total = self._before + now - self._began
+        training, step = summaries.training_times(result)
+        per_second = 1 / result.seconds["train"] if result.seconds["train"] else 0.0
+        peak_bytes, whose = result.peak_memory or backends.peak_memory(parts.device)
+        num_reads = sum(finding.count for finding in result.findings if finding.kind in ("host read", "copy"))
+        pending = {"points_written": 0, "points_pending": num_points if tracking.enabled else 0}
+        return Summary(
+            status=result.status,
+            error=result.error and without_password(result.error),
+            run_id=self._ack.run_id if self._ack else None,
+            tracking_uri=without_password(tracking.uri) if tracking.enabled else None,
+            device=choice.device,
+            device_reason=choice.reason,
+            num_epochs=result.num_epochs,
+            num_steps=result.num_steps,
+            num_samples=result.num_samples,
+            num_parameters=parts.num_parameters,
+            metrics=self.reporter.metrics,
+            best={"metric": best.metric, "value": best.value, "step": best.step, "mode": best.mode},
+            ending=result.ending,
+            seconds=outer | result.seconds | {"finish": finish, "total": total},
+            time=summaries.whole_time(training, total=total, outside=outside),
+            step=step,
+            steps_per_second=result.num_steps * per_second,
+            samples_per_second=result.num_samples * per_second,
+            peak_memory_bytes=peak_bytes,
+            peak_memory_of=whose,
+            hints=self._hints,
+            host_reads={"pulls": result.pulls, "points": num_points, "unexpected": num_reads},
+            tracker=self._ack.counts if self._ack else pending,
+            versions=versions(),
+            num_processes=result.num_processes,
+            exit_code=self.stop.exit_code,
+        )
 
     @property
     def _publishes(self) -> bool:
@@ -232,7 +256,7 @@ class Session:
     def _failing(self) -> Iterator[None]:
         try:
             yield
-        except OSError as error:
+        except OF_CODE as error:  # e.g., of the model when it is logged, or of a full disk
             if self._result.status != "failed":
                 fail(self._result, error)
 
@@ -263,7 +287,7 @@ class Session:
         """
         with suppress(Exception):  # the training continues in parallel, and may be at any point
             self._result.status, self._result.error = "killed", why
-            self._summarize(exit_code=stop.exit_code).write(self.folder)
+            self._summarize().write(self.folder)
             self.screen.end_now(f"ended at once: {why}; what its last checkpoint and its journal hold is kept")
             self.say(row("resume", f"python -m runner resume {shlex.quote(short(self.folder))}"))
         for child in multiprocessing.active_children():  # that read data

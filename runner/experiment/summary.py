@@ -38,7 +38,7 @@ NAMES = {
     "other": "",
 }
 #: outside of the training
-AROUND = ("start-up", "tracker", "finish", "other")
+OUTSIDE = ("start-up", "tracker", "finish", "other")
 LEAST_SHOWN = 0.01
 
 
@@ -120,11 +120,11 @@ def length_key(cfg: DictConfig) -> str:
     return "train.num_epochs" if cfg.train.num_steps is None else "train.num_steps"
 
 
-def times_of(result: Result) -> dict[str, Any]:
-    """Return what summary.json says of a training's time: `time`, the seconds of fit() by name, and `step`, one step."""
+def training_times(result: Result) -> tuple[dict[str, float], dict[str, Any] | None]:
+    """Return the seconds of fit() by cause, and what one step takes, as far as it was timed."""
     steps = result.steps
     if steps is None or not steps.num_steps:
-        return {"time": {**result.other_seconds, "warm-up": steps.warm_seconds if steps else 0.0}}
+        return {**result.other_seconds, "warm-up": steps.warm_seconds if steps else 0.0}, None
     spent = {"warm-up": steps.warm_seconds, **_of_steps(steps), **result.other_seconds}
     step = {
         "clocked": steps.num_clocked,
@@ -132,20 +132,20 @@ def times_of(result: Result) -> dict[str, Any]:
         "parts": {name: value / steps.num_steps for name, value in steps.parts.items()},
         "device_seconds": steps.device_seconds and steps.device_seconds / steps.num_steps,
     }
-    return {"time": {name: value for name, value in spent.items() if value}, "step": step}
+    return spent, step
 
 
 def time_in_words(time: Mapping[str, float]) -> str:
     """Return the shares of the whole run in one line, in the order of a run."""
-    total, around = sum(time.values()), {name: time.get(name, 0.0) for name in AROUND}
-    parts = {"startup": around["start-up"], "training": total - sum(around.values())}
-    parts |= {"plots and model logging": around["finish"], "tracking": around["tracker"], "other": around["other"]}
+    total, outside = sum(time.values()), {name: time.get(name, 0.0) for name in OUTSIDE}
+    parts = {"startup": outside["start-up"], "training": total - sum(outside.values())}
+    parts |= {"plots and model logging": outside["finish"], "tracking": outside["tracker"], "other": outside["other"]}
     return ", ".join(f"{name} {value / total:.0%}" for name, value in parts.items() if value >= LEAST_SHOWN * total)
 
 
-def whole_time(training: Mapping[str, float], *, total: float, around: Mapping[str, float]) -> dict[str, float]:
-    """All names that took any time, in their order; what is known of no name is `other`. around: before and after fit()."""
-    known = {**training, **around}
+def whole_time(training: Mapping[str, float], *, total: float, outside: Mapping[str, float]) -> dict[str, float]:
+    """Return the seconds of every cause that took any, in order; the rest is `other`. outside: before and after fit()."""
+    known = {**training, **outside}
     known["other"] = max(0.0, total - sum(known.values()))
     return {name: known[name] for name in NAMES if known.get(name)}
 

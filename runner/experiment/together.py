@@ -32,7 +32,7 @@ from runner.data.split import Chosen, indices, split
 from runner.device import backends, host_memory
 from runner.device.placement import map_tensors, move, num_bytes, num_rows, tensors
 from runner.distributed.group import Alone
-from runner.errors import OF_CODE, RunnerError, on_a_line
+from runner.errors import RunnerError, on_a_line
 from runner.experiment import claim
 from runner.experiment.build import prepare
 from runner.experiment.build_data import Data
@@ -114,10 +114,7 @@ def run_together(jobs: Sequence[Job]) -> dict[int, Summary]:
         best = _best(results)
         for one, result in zip(members.values(), results, strict=True):
             shows = result is best or one.member.settings.tracking.log_model == "all"
-            try:
-                one.session.end(result, Alone(), shows=shows)
-            except OF_CODE as error:  # for example of its model; the other jobs continue
-                one.session.could_not_end(error)
+            one.session.end(result, Alone(), shows=shows)
     return summaries | {number: one.session.summary for number, one in members.items()}
 
 

@@ -17,7 +17,7 @@ from runner.config.importing import loading
 from runner.errors import RunnerError
 from runner.experiment.claim import temporary_folder
 from runner.experiment.context import RunContext
-from runner.experiment.summary import AROUND, NAMES, Summary
+from runner.experiment.summary import NAMES, OUTSIDE, Summary
 from runner.experiment.terminal import Terminal, short
 from runner.runs import find
 
@@ -51,13 +51,13 @@ def show_time(found: Mapping[str, Any]) -> None:
     """Print what `time_of` returned as a tree."""
     time, step, screen = found["time"], found["step"], Terminal(soft_wrap=False)
     total = sum(time.values())
-    trained = sum(seconds for name, seconds in time.items() if name not in AROUND)
+    trained = sum(seconds for name, seconds in time.items() if name not in OUTSIDE)
     head = f"{short(Path(found['folder']))}: {total:.2f} s on {found['device']}, {found['num_steps']:,} steps"
     tree = Tree(Text(head))
     shown = {name: time[name] for name in NAMES if time.get(name, 0.0) >= MIN_SHARE * total}
     training: Tree | None = None
     for name, seconds in shown.items():
-        if name in AROUND:
+        if name in OUTSIDE:
             tree.add(_line(name, seconds, total))
             continue
         if training is None:
