@@ -5,12 +5,11 @@ For runs (processes.py, together.py), `plan`, `lr-find` and `evaluate`.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -19,6 +18,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from torch import nn
+from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from runner.config import secrets, validate
@@ -28,6 +28,7 @@ from runner.config.schema import HOOKS, fits
 from runner.data.loading.batches import FirstAndLast
 from runner.data.loading.loaders import Batches
 from runner.data.loading.own_loader import OwnLoader
+from runner.data.map_style import Conversion
 from runner.data.sampler import class_counts
 from runner.data.source import Preprocessing, Source
 from runner.data.split import Splits
@@ -38,7 +39,13 @@ from runner.device.placement import place
 from runner.device.precision import default_type, make_precision
 from runner.errors import RunnerError
 from runner.experiment import rules
-from runner.experiment.build_data import Data, check_last_batch, conversion_of, eval_batch_size, prepare_data
+from runner.experiment.build_data import (
+    PreparedData,
+    check_last_batch,
+    conversion_of,
+    prepare_data,
+    with_larger_evaluation,
+)
 from runner.experiment.build_optimizer import optimizer_of, schedule_of
 from runner.models.card import Card
 from runner.models.weights import exists, load_weights
@@ -53,9 +60,12 @@ from runner.training.loop import Best, Limits
 from runner.training.optimizer import AveragedWeights, Turns, freeze, wants_closure
 from runner.training.parts import Hook, Parts
 from runner.training.recompute import recompute
+from runner.training.schedule import Schedule
 
 if TYPE_CHECKING:
     from runner.distributed.sharding import Shards
+
+    Divide = Callable[[Sequence[nn.Module]], Shards]  # places models in parts
 
 #: steps that train.check takes: on the first batch and the last one, if that is smaller
 CHECKED_STEPS = 2
@@ -76,11 +86,11 @@ def prepare(
     *,
     goes_on: bool = False,
     num_processes: int = 1,
-    divide: Callable[[Sequence[nn.Module]], Shards] | None = None,
-    read: Data | None = None,
+    divide: Divide | None = None,
+    read: PreparedData | None = None,
     num_ranks: int = 1,
 ) -> Parts:
-    """Builds and places everything, in the order of a batch's way; fills `cfg.facts` on it.
+    """Build and place everything, in the order of a batch's way; fill `cfg.facts` on it.
 
     goes_on: from a checkpoint, so that a file of weights to start from need not be there any more.
     num_processes: that train on this machine, and share its cores. divide: places models in parts (None: whole).
@@ -95,79 +105,50 @@ def prepare(
 def prepare_training(
     cfg: DictConfig,
     device: torch.device,
-    data: Data,
+    data: PreparedData,
     *,
     goes_on: bool = False,
-    divide: Callable[[Sequence[nn.Module]], Shards] | None = None,
+    divide: Divide | None = None,
     num_ranks: int = 1,
 ) -> Parts:
     """Build and place the model, the task, the optimizer and what they need, for data that is prepared."""
     keep_what_is_freed()
-    source, loaders = data.source, data.loaders
-    rules.check(cfg, rules.Situation(is_on_device=loaders["train"].indexed() is not None))
-    steps_per_epoch = math.ceil(loaders["train"].num_batches / cfg.train.accumulate_steps)
+    source, train, best = data.source, data.loaders["train"], best_of(cfg)
+    steps_per_epoch = math.ceil(train.num_batches / cfg.train.accumulate_steps)
     num_steps = cfg.train.num_steps or cfg.train.num_epochs * steps_per_epoch
     fill_facts(cfg, {**OPTIONAL_FACTS, **_counted(cfg, source, data.splits), **source.facts, "num_steps": num_steps})
     leave_out_unknown_facts(cfg, "task")
-
     around = _preprocessing(cfg, data)
-    model, task, weights = _build_model(cfg, around, device, loaders["train"], goes_on=goes_on)
-    inner, prefix = (model.model, "model.") if isinstance(model, Prepared) else (model, "")
-    check_last_batch(model, task, loaders["train"], device, num_ranks)
-    mean = None
-    if divide is not None:
-        mean = copy.deepcopy(model) if cfg.train.ema_decay else None
-        shards = divide([each for each in (model, mean) if each is not None])
-        layout = shards.words
-    else:
-        shards, model = None, place(model, device)
-        settings = cfg.backends.get(device.type, {})
-        layout = layers.lay_out(model, device=device, precision=cfg.train.precision, settings=settings)
-        if cfg.placement.strategy == "fsdp":
-            layout += f"{layout and ', '}whole, as one process has it (fsdp divides it among several)"
-    optimizer = optimizer_of(cfg, model, device=device, prefix=prefix)
-    trains_nothing(task)
-    check_turns(task, [*optimizer.each] if isinstance(optimizer, Turns) else [])
-    if check := getattr(task, "check_model", None):
-        check(model, keeps_inputs=around.keeps_inputs, data=source.name)
-    task = place(task, device) if isinstance(task, nn.Module) else task
-    computes, residency = make_precision(cfg.train.precision, device=device), data.residency
-    if divide is None and num_ranks == 1:
-        size = eval_batch_size(cfg, model, task, computes, loaders, device)
-        if size > (cfg.train.eval_batch_size or cfg.train.batch_size):
-            larger: dict[str, Any] = {name: loaders[name] for name in loaders if name != "train"}
-            loaders = {**loaders, **{name: each.with_batch_size(size) for name, each in larger.items()}}
-            residency += f"; evaluated in batches of {size:,} (auto: train.eval_batch_size=null)"
-    best = best_of(cfg)
+    model, task, weights = _build_model(cfg, around, device, train, goes_on=goes_on)
+    card = _card(cfg, model, source, around)
+    check_last_batch(model, task, train, device, num_ranks)
+    model, average, shards, layout = _place_model(cfg, model, device, divide)
+    optimizer = optimizer_of(cfg, model, device=device, prefix=_inner(model)[1])
     schedule = schedule_of(cfg, optimizer, best=best, steps_per_epoch=steps_per_epoch)
-    situation = rules.Situation(
-        has_validation="val" in loaders,
-        has_hook_metric=bool(cfg.train.hooks) and cfg.train.early_stopping.metric is not None,
-        metric_schedule=f"scheduler={type(schedule.scheduler).__name__}" if schedule.follows_metric else None,
-        num_processes=num_ranks,
-        shares_tensors=shares_tensors(task),
-        closure_optimizer=type(optimizer).__name__ if wants_closure(optimizer) else None,
-    )
-    rules.check(cfg, situation)
-    checks = cfg.train.check and not isinstance(data.splits.train, OwnLoader)
-    decay = cfg.train.ema_decay
+    _check_task(task, model, optimizer, data, around)
+    rules.check(cfg, _situation(cfg, data, task, optimizer, schedule, num_ranks))
+    task = place(task, device) if isinstance(task, nn.Module) else task
+    precision = make_precision(cfg.train.precision, device=device)
+    if divide is None and num_ranks == 1:
+        data = with_larger_evaluation(cfg, data, model, task, precision, device)
+    is_checked = cfg.train.check and not isinstance(data.splits.train, OwnLoader)
     return Parts(
         device=device,
         source=source,
         splits=data.splits,
-        residency=residency,
-        train=FirstAndLast(loaders["train"]) if checks else loaders["train"],
-        val=loaders.get("val"),
-        test=loaders.get("test"),
+        residency=data.residency,
+        train=FirstAndLast(train) if is_checked else train,
+        val=data.loaders.get("val"),
+        test=data.loaders.get("test"),
         model=model,
         weights=weights,
         layout=layout,
         task=task,
-        card=_card(cfg, inner, source, around),
+        card=card,
         optimizer=optimizer,
         schedule=schedule,
-        average=AveragedWeights(model, decay=decay, mean=mean) if decay else None,
-        precision=computes,
+        average=average,
+        precision=precision,
         limits=_limits(cfg, num_steps, steps_per_epoch),
         best=best,
         carried=CarriedState(model, task, device=device),
@@ -176,7 +157,7 @@ def prepare_training(
     )
 
 
-def _preprocessing(cfg: DictConfig, data: Data) -> Preprocessing:
+def _preprocessing(cfg: DictConfig, data: PreparedData) -> Preprocessing:
     """Return what the data needs around the model; of several outputs, `task.output` is scaled."""
     around = data.source.around(data.splits.train) if data.source.around is not None else Preprocessing()
     if _is_scaled(around.after) and isinstance(output := cfg.task.get("output"), int | str):
@@ -189,25 +170,20 @@ def _build_model(
 ) -> tuple[nn.Module, Any, str]:
     """Return the model on the host, the task, and which weights it starts from."""
     backends.seed_everything(cfg.seed)  # the weights depend only on the seed, not on earlier draws
-    with device if cfg.placement.init == "device" else contextlib.nullcontext():
+    with device if cfg.placement.init == "device" else nullcontext():
         node, shared = split_settings(resolved(cfg, "model"), "model")
         model = build(node, key="model")
-    check_module(model, asked=(asked := f"model._target_={node['_target_']}"))
+    check_module(model, asked=(source := f"model._target_={node['_target_']}"))
     numbers = conversion_of(cfg)
     if numbers.dtype == torch.float64:
         model.double()
-    with default_type(numbers.dtype):  # of the constants of layers and of the runner's tasks, which draw nothing
+    with default_type(numbers.dtype):  # of the layers' constants
         model = in_layers(model, around)
-        task: Any = build(resolved(cfg, "task"), key="task") if numbers.has_columns else None
-        if isinstance(task, Regression) and _is_scaled(around.after):
-            task.learn_scaled(around.after["spreads"])
-    task = task or build(resolved(cfg, "task"), key="task")
-    if numbers.dtype == torch.float64 and isinstance(task, nn.Module):
-        task.double()
-    inner, prefix = (model.model, "model.") if isinstance(model, Prepared) else (model, "")
+    task = _build_task(cfg, around, numbers)
+    inner, prefix = _inner(model)
     if has_lazy(model):
         know_shapes(model, task, lambda: next(iter(batches.epoch(0))))
-    check_trains(inner, asked=asked)
+    check_trains(inner, asked=source)
     path, weights = shared.get("weights"), ""
     if path is not None and (not goes_on or exists(Path(str(path)))):
         weights = load_weights(inner, str(path), strict=shared.get("strict", True))
@@ -215,6 +191,60 @@ def _build_model(
     if cfg.train.recompute:
         recompute(model, _patterns(cfg.train.recompute), device=device, prefix=prefix)
     return model, task, weights
+
+
+def _build_task(cfg: DictConfig, around: Preprocessing, numbers: Conversion) -> Any:
+    # the constants of the runner's tasks have the run's precision; a custom task may draw numbers
+    with default_type(numbers.dtype) if numbers.has_columns else nullcontext():
+        task = build(resolved(cfg, "task"), key="task")
+        if isinstance(task, Regression) and _is_scaled(around.after):
+            task.learn_scaled(around.after["spreads"])
+    if numbers.dtype == torch.float64 and isinstance(task, nn.Module):
+        task.double()
+    return task
+
+
+def _inner(model: nn.Module) -> tuple[nn.Module, str]:
+    """Return the user's model, and what precedes the names that the user knows."""
+    return (model.model, "model.") if isinstance(model, Prepared) else (model, "")
+
+
+def _place_model(
+    cfg: DictConfig, model: nn.Module, device: torch.device, divide: Divide | None
+) -> tuple[nn.Module, AveragedWeights | None, Shards | None, str]:
+    """Return the model on the device, its average, what divides it among processes, and the layout as text."""
+    decay = cfg.train.ema_decay
+    if divide is not None:
+        mean = copy.deepcopy(model) if decay else None
+        shards = divide([each for each in (model, mean) if each is not None])
+        return model, AveragedWeights(model, decay=decay, mean=mean) if decay else None, shards, shards.words
+    model = place(model, device)
+    settings = cfg.backends.get(device.type, {})
+    layout = layers.lay_out(model, device=device, precision=cfg.train.precision, settings=settings)
+    if cfg.placement.strategy == "fsdp":
+        layout += f"{layout and ', '}whole, as one process has it (fsdp divides it among several)"
+    return model, AveragedWeights(model, decay=decay) if decay else None, None, layout
+
+
+def _check_task(task: Any, model: nn.Module, optimizer: Optimizer, data: PreparedData, around: Preprocessing) -> None:
+    trains_nothing(task)
+    check_turns(task, [*optimizer.each] if isinstance(optimizer, Turns) else [])
+    if check := getattr(task, "check_model", None):
+        check(model, keeps_inputs=around.keeps_inputs, data=data.source.name)
+
+
+def _situation(
+    cfg: DictConfig, data: PreparedData, task: Any, optimizer: Optimizer, schedule: Schedule, num_ranks: int
+) -> rules.Situation:
+    return rules.Situation(
+        num_processes=num_ranks,
+        is_on_device=data.loaders["train"].indexed() is not None,
+        has_validation="val" in data.loaders,
+        has_hook_metric=bool(cfg.train.hooks) and cfg.train.early_stopping.metric is not None,
+        metric_schedule=f"scheduler={type(schedule.scheduler).__name__}" if schedule.follows_metric else None,
+        closure_optimizer=type(optimizer).__name__ if wants_closure(optimizer) else None,
+        shares_tensors=shares_tensors(task),
+    )
 
 
 def _limits(cfg: DictConfig, num_steps: int, steps_per_epoch: int) -> Limits:
@@ -250,13 +280,13 @@ def _choose_threads(cfg: DictConfig, parts: Parts) -> str:
     return f"{threads} of {most} threads (auto: {flops / 1e6:.3g} MFLOP a product)"
 
 
-def _patterns(asked: Any) -> list[str]:
-    return [asked] if isinstance(asked, str) else list(asked or [])
+def _patterns(value: Any) -> list[str]:
+    return [value] if isinstance(value, str) else list(value or [])
 
 
 def _card(cfg: DictConfig, model: nn.Module, source: Source, around: Preprocessing) -> Card:
     shown = secrets.for_display(cfg)
-    node = getattr(model, "made_anywhere", None)  # of a model that was fetched by name
+    node = getattr(_inner(model)[0], "made_anywhere", None)  # of a model that was fetched by name
     return Card(
         model=with_preprocessing(node or split_settings(shown["model"], "model")[0], around),
         task=shown["task"],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,7 +39,7 @@ MAX_EVAL_BATCH, FOR_EVALUATION = 2048, 0.25
 
 
 @dataclass(frozen=True)
-class Data:
+class PreparedData:
     """The data as the loop takes it, before there is a model."""
 
     source: Source
@@ -49,7 +48,9 @@ class Data:
     loaders: dict[str, Batches]  # by split
 
 
-def prepare_data(cfg: DictConfig, device: torch.device, num_processes: int = 1, *, read: Data | None = None) -> Data:
+def prepare_data(
+    cfg: DictConfig, device: torch.device, num_processes: int = 1, *, read: PreparedData | None = None
+) -> PreparedData:
     """The first half of prepare()."""
     set_switches(cfg, device, num_processes)
     if read is None:
@@ -60,7 +61,7 @@ def prepare_data(cfg: DictConfig, device: torch.device, num_processes: int = 1, 
     else:
         source, splits = read.source, read.splits
     loaders, residency = _loaders(cfg, source, splits, device, num_processes)
-    return Data(source, splits, residency, loaders)
+    return PreparedData(source, splits, residency, loaders)
 
 
 def set_switches(cfg: DictConfig, device: torch.device, num_processes: int = 1) -> None:
@@ -159,24 +160,40 @@ def _rows_kind(rows: Any) -> str:
     return "dataset" if isinstance(rows, Dataset) else "tensors"
 
 
-def eval_batch_size(
-    cfg: DictConfig,
-    model: nn.Module,
-    task: Any,
-    precision: Precision,
-    loaders: Mapping[str, Batches],
-    device: torch.device,
-) -> int:
-    """Return how many examples to evaluate at a time: on an accelerator more than in a step, as its kernels are short then.
+def with_larger_evaluation(
+    cfg: DictConfig, data: PreparedData, model: nn.Module, task: Any, precision: Precision, device: torch.device
+) -> PreparedData:
+    """Return the data with larger batches for evaluations on an accelerator, whose kernels are short in them.
 
     Takes one batch through the model to count its memory. `train.check` keeps the step's size, and so does
     `train.deterministic`, since free memory may differ when a run is resumed.
     """
-    train = cfg.train
-    size, rows = int(train.eval_batch_size or train.batch_size), [*loaders.values()][1:]
+    train, loaders = cfg.train, data.loaders
+    others: dict[str, Any] = {name: loaders[name] for name in loaders if name != "train"}
     is_fixed = device.type == "cpu" or train.eval_batch_size or train.deterministic or train.check
-    if is_fixed or not rows or any(each.indexed() is None for each in rows) or rows[0].num_rows <= size:
-        return size
+    if is_fixed or not others or any(each.indexed() is None for each in others.values()):
+        return data
+    first = next(iter(others.values()))
+    if first.num_rows <= train.batch_size:
+        return data
+    num_bytes = _evaluated_bytes(model, task, first, precision, device)
+    if num_bytes is None:
+        return data
+    free = backends.free_memory_bytes(device, memory_fraction=cfg.backends.cuda.memory_fraction) or 0
+    size, most = train.batch_size, min(MAX_EVAL_BATCH, int(free * FOR_EVALUATION) // num_bytes * train.batch_size)
+    while 2 * size <= most:
+        size *= 2
+    if size == train.batch_size:
+        return data
+    larger = {name: each.with_batch_size(size) for name, each in others.items()}
+    residency = f"{data.residency}; evaluated in batches of {size:,} (auto: train.eval_batch_size=null)"
+    return replace(data, residency=residency, loaders={**loaders, **larger})
+
+
+def _evaluated_bytes(
+    model: nn.Module, task: Any, batches: Batches, precision: Precision, device: torch.device
+) -> int | None:
+    """Return the peak memory of evaluating a batch; None if it fails, which the evaluation itself reports."""
     costs, states = Costs(device), backends.generator_states(device)
     modules = [part for part in (model, task) if isinstance(part, nn.Module)]
     try:
@@ -184,18 +201,14 @@ def eval_batch_size(
             module.eval()
         enabled = torch.set_grad_enabled(getattr(task, "needs_grad", False))
         with enabled, restored(model, task), observe(costs), precision.autocast():
-            task(model, next(iter(rows[0].epoch(0))))
-    except Exception:  # the evaluation itself reports it
-        return size
+            task(model, next(iter(batches.epoch(0))))
+    except Exception:  # of the user's model
+        return None
     finally:
         for module in modules:
             module.train()
         backends.set_generator_states(states, device)
-    free = backends.free_memory_bytes(device, memory_fraction=cfg.backends.cuda.memory_fraction) or 0
-    most = min(MAX_EVAL_BATCH, int(free * FOR_EVALUATION) // max(1, costs.peak.num_bytes) * size)
-    while 2 * size <= most:
-        size *= 2
-    return size
+    return max(1, costs.peak.num_bytes)
 
 
 BATCH_NORMS = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm

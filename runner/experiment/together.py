@@ -35,7 +35,7 @@ from runner.distributed.group import Alone
 from runner.errors import RunnerError, on_a_line
 from runner.experiment import claim
 from runner.experiment.build import prepare
-from runner.experiment.build_data import Data
+from runner.experiment.build_data import PreparedData
 from runner.experiment.check import check_here
 from runner.experiment.console import Screen
 from runner.experiment.context import Checked, RunContext
@@ -60,7 +60,7 @@ OF_A_LANE = ("optimizer.", "scheduler.", "train.clip_grad_norm", "train.ema_deca
 
 
 @dataclass(frozen=True)
-class Job:
+class PlannedRun:
     """A run among others: as for run.run()."""
 
     cfg: DictConfig
@@ -70,13 +70,13 @@ class Job:
 
 @dataclass
 class _Open:
-    job: Job
+    job: PlannedRun
     session: Session
     member: Member
     closing: ExitStack
 
 
-def run_together(jobs: Sequence[Job]) -> dict[int, Summary]:
+def run_together(jobs: Sequence[PlannedRun]) -> dict[int, Summary]:
     """Runs as many of them as the memory has room for, and are of one size; returns their summaries by their places.
 
     A job fails separately if its data, its model or its end (logging the model, plots) fails.
@@ -132,7 +132,7 @@ def _room_for_files(wanted: int) -> int:
     return max(1, min(wanted, (most - OTHER_FILES) // FILES))
 
 
-def _prepared(job: Job, hardware: Any, rows: CommonRows) -> _Open:
+def _prepared(job: PlannedRun, hardware: Any, rows: CommonRows) -> _Open:
     with ExitStack() as own:
         check_folder(job.folder)
         mask_folder(job.folder, job.cfg)
@@ -169,11 +169,11 @@ class CommonRows:
         #: on the device: by "train" all that is cut, by the others what came split already
         self._rows: dict[str, Any] = {}
 
-    def read(self, cfg: DictConfig) -> Data | None:
+    def read(self, cfg: DictConfig) -> PreparedData | None:
         """Return a run's data if the first run has read it with the same settings, else None."""
         if self._source is None or (words := _read_by(cfg)) is None or words != self._was_read_by:
             return None
-        return Data(self._source, split(self._source, seed=cfg.seed, **validate.how_to_cut(cfg)), "", {})
+        return PreparedData(self._source, split(self._source, seed=cfg.seed, **validate.how_to_cut(cfg)), "", {})
 
     def shared(self, parts: Parts, cfg: DictConfig) -> Parts:
         """Return the parts with the first run's rows instead of a copy, if their data is the same."""
@@ -254,7 +254,7 @@ def lane_of(settings: Settings) -> tuple[tuple[str, str], ...]:
     return tuple(sorted((key, repr(value)) for key, value in settings.experiment.items() if key.startswith(OF_A_LANE)))
 
 
-def failed(job: Job, why: str) -> Summary:
+def failed(job: PlannedRun, why: str) -> Summary:
     """Return the summary of a run that never began."""
     summary = Summary("failed", why, exit_code=1)
     summary.write(job.folder)

@@ -35,7 +35,7 @@ from runner.config.compose import composer
 from runner.device import Choice
 from runner.device.host_memory import _sizes
 from runner.experiment.context import RunContext
-from runner.experiment.together import Job, run_together
+from runner.experiment.together import PlannedRun, run_together
 from runner.tracking.journal_reader import read_series
 from runner.training.stacked.check import check_alike
 
@@ -213,7 +213,7 @@ def _run(configs: Sequence[Any], folder: Path) -> None:
         own.mkdir(parents=True, exist_ok=True)
         with open_dict(cfg):
             cfg.pop("hydra", None)
-        jobs.append(Job(cfg, own, RunContext(device=Choice("cpu", "as asked", "cpu"))))
+        jobs.append(PlannedRun(cfg, own, RunContext(device=Choice("cpu", "as asked", "cpu"))))
     while jobs:
         found = run_together(jobs)
         wrong = [summary for summary in found.values() if summary.status != "finished"]

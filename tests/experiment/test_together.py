@@ -19,7 +19,7 @@ from runner.experiment import build, build_data, hints, provenance, session, tog
 from runner.experiment.build import prepare
 from runner.experiment.context import RunContext
 from runner.experiment.summary import Summary
-from runner.experiment.together import CannotStackError, Job, run_together
+from runner.experiment.together import CannotStackError, PlannedRun, run_together
 from runner.tracking.journal_reader import read_events
 
 CPU = torch.device("cpu")
@@ -33,7 +33,7 @@ def job(folder, seed):
         cfg.pop("hydra")
     folder = folder / str(seed)
     folder.mkdir()
-    return Job(cfg, folder, RunContext(device=Choice("cpu", "as asked", "cpu")))
+    return PlannedRun(cfg, folder, RunContext(device=Choice("cpu", "as asked", "cpu")))
 
 
 def test_a_group_finds_nothing_of_the_one_before_in_the_memory(tmp_path, monkeypatch):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from runner.experiment.context import RunContext
     from runner.experiment.summary import Summary
-    from runner.experiment.together import Job
+    from runner.experiment.together import PlannedRun
 
 #: environment variable with the Assignment, for launchers that pass only overrides
 VARIABLE = "RUNNER_JOB"
@@ -68,7 +68,7 @@ def run_pickled_together(payload: bytes) -> int:
     """
     each, context, (num_groups, num_threads) = pickle.loads(payload)  # from the parent process
     from runner.device import backends, host_memory
-    from runner.experiment.together import Job
+    from runner.experiment.together import PlannedRun
 
     backends.limit_threads(num_threads)
     host_memory.share(num_groups)
@@ -76,12 +76,12 @@ def run_pickled_together(payload: bytes) -> int:
     for config, text in each:
         returned = run_composed(config, context, begun)  # its folder and Hydra's files
         cfg, folder = returned.return_value
-        jobs.append(Job(cfg, folder, _context(Assignment.from_text(text))))
+        jobs.append(PlannedRun(cfg, folder, _context(Assignment.from_text(text))))
     summaries = in_turns(jobs)
     return max((summary.code for summary in summaries), default=0)
 
 
-def in_turns(jobs: Sequence[Job]) -> list[Summary]:
+def in_turns(jobs: Sequence[PlannedRun]) -> list[Summary]:
     """Train the jobs, as many together as possible; after a stop no others start. Returns their summaries."""
     from runner.experiment.summary import Summary
     from runner.experiment.together import CannotStackError, failed, run_together

@@ -19,7 +19,7 @@ from runner.device import backends
 from runner.device.streams import wait_for
 from runner.distributed.group import Alone
 from runner.experiment import build
-from runner.experiment.build_data import Data, set_switches
+from runner.experiment.build_data import PreparedData, set_switches
 from runner.inspection.guard import Guard
 from runner.training.background import Background
 from runner.training.loop import Progress
@@ -40,7 +40,7 @@ SAME, SAME_IN_HALVES = 1e-3, 3e-2
 class Candidate:
     """A run with some settings. setup_seconds: Of building and first steps, beyond the time of as many later steps."""
 
-    def __init__(self, cfg: DictConfig, device: torch.device, *, read: Data) -> None:
+    def __init__(self, cfg: DictConfig, device: torch.device, *, read: PreparedData) -> None:
         """Build the run on data that was read before, and take its first steps. Raises: what the run would raise."""
         began = time.perf_counter()
         self._cfg, self._windows = cfg, list[Window]()

@@ -74,7 +74,7 @@ def test_after_a_word_to_end_no_other_jobs_begin(tmp_path, monkeypatch):
         cfg = compose_run([*words, "tracking.enabled=false", "task.plots=false", "train.num_steps=9"])
         del cfg.hydra
         (folder := tmp_path / str(fold)).mkdir()
-        jobs.append(together.Job(cfg, folder, RunContext(device=Choice("cpu", "as asked", "cpu"))))
+        jobs.append(together.PlannedRun(cfg, folder, RunContext(device=Choice("cpu", "as asked", "cpu"))))
     monkeypatch.setattr(together, "fit_together", lambda *given, **more: signal.raise_signal(15) or fit(*given, **more))
     assert [summary.code for summary in in_turns(jobs)] == [143, 143, 143]
     assert [(tmp_path / str(fold) / "checkpoints").exists() for fold in range(4)].count(True) == 3
