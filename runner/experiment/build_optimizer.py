@@ -27,6 +27,7 @@ from runner.config.compose import CONF
 from runner.config.instantiate import build
 from runner.config.instantiate import problems as target_problems
 from runner.config.nodes import resolved, split_settings
+from runner.device.torch_private import optimizers_without_dynamo
 from runner.errors import OF_CODE, Problem, RunnerError, in_words, refuse
 from runner.training.loop import Best
 from runner.training.optimizer import KERNEL_CHOICES, Turns, check_settings, make_optimizer, matching
@@ -101,7 +102,7 @@ def try_settings(cfg: DictConfig, *, mode: str | None = "min") -> list[Problem]:
     """
     problems: list[Problem] = []
     optimizers: list[Optimizer] = []
-    with _stand_ins(cfg) as unknown, warnings.catch_warnings():
+    with _stand_ins(cfg) as unknown, warnings.catch_warnings(), optimizers_without_dynamo():
         warnings.simplefilter("ignore")  # the run itself gives them
         turns = turns_of(cfg)
         for name, one in (turns or {"": cfg}).items():
@@ -111,7 +112,7 @@ def try_settings(cfg: DictConfig, *, mode: str | None = "min") -> list[Problem]:
                 problems += [_of_turn(problem, cfg, name) if turns else problem for problem in error.problems]
         if mode is not None and cfg.scheduler.get("_target_"):
             try:
-                _try_schedule(cfg, _merged(optimizers or [_unwrapped(Adam)([_parameter()])]), unknown, mode)
+                _try_schedule(cfg, _merged(optimizers or [Adam([_parameter()])]), unknown, mode)
             except RunnerError as error:
                 problems += error.problems
     return list(dict.fromkeys(problems))
@@ -278,7 +279,7 @@ def _try_optimizer(cfg: DictConfig, unknown: frozenset[str]) -> Optimizer:
     target = replace(target, settings=_of_any_kernel(target.settings))
 
     def make(settings: Mapping[str, Any]) -> Optimizer:
-        made = _unwrapped(target.make)([_parameter()], **settings)
+        made = target.make([_parameter()], **settings)
         if not isinstance(made, Optimizer):
             raise TypeError(f"it makes a {type(made).__name__}, which is not a torch.optim.Optimizer")
         return made
@@ -308,21 +309,12 @@ def _of_any_kernel(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name not in KERNEL_CHOICES}
 
 
-def _unwrapped(make: Any) -> Any:
-    """Return an optimizer's class without the decorators that import torch's compiler, which takes a second."""
-    if not (isinstance(make, type) and issubclass(make, Optimizer)):
-        return make
-    bare = {name: inspect.unwrap(getattr(make, name)) for name in ("add_param_group", "step")}
-    return type(make.__name__, (make,), bare)
-
-
 def _merged(optimizers: Sequence[Optimizer]) -> Optimizer:
     """Return an optimizer with the groups of several that takes no steps: a schedule only sets its rates."""
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     defaults = {name: value for each in reversed(optimizers) for name, value in each.defaults.items()}
     own = [{**group, "params": [_parameter()]} for group in groups]
-    optimizer: Optimizer = _unwrapped(Optimizer)(own, defaults)
-    return optimizer
+    return Optimizer(own, defaults)
 
 
 def _try_schedule(cfg: DictConfig, optimizer: Optimizer, unknown: frozenset[str], mode: str) -> None:
