@@ -8,9 +8,8 @@ from __future__ import annotations
 import logging
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
@@ -48,27 +47,6 @@ COLORS = {"finished": "green", "pruned": "yellow", "killed": "yellow", "failed":
 ENDINGS = {"max_seconds": " (train.max_seconds)", "patience": " (early stopping)"}
 
 
-@dataclass
-class SinceLine:
-    """The steps since the last epoch's line."""
-
-    train: Mapping[str, float] = field(default_factory=dict)  # their last point; empty without one (metrics.every)
-    num_steps: int = 0
-    seconds: float = 0.0  # without evaluations and hooks
-
-    def add(self, window: Window) -> None:
-        self.train = dict(zip(window.names, map(float, window.values[-1]), strict=True))
-        self.num_steps += window.num_steps
-        self.seconds += window.seconds
-
-
-#: the values of an epoch's line, in order: each function returns texts by name
-EPOCH_LINE: tuple[Callable[[EpochEnd, SinceLine], Mapping[str, str]], ...] = (
-    lambda end, since: {name: readable(value) for name, value in {**since.train, **end.values}.items()},
-    lambda end, since: {"stop": end.reached} if end.reached else {},
-)
-
-
 class Screen:
     """The terminal of one run: a bar and lines that stay, or only lines in a pipe."""
 
@@ -77,7 +55,7 @@ class Screen:
         self._bar: Progress | None = None
         self._num_epochs = self._num_steps = self._epoch = self._printed_step = 0
         self._drawn = self._printed = self._speed = 0.0
-        self._since = SinceLine()
+        self._train: dict[str, float] = {}  # the last point since the last epoch's line
         self._news: dict[str, float] = {}  # the last values of all names, for the bar
         self._held: Text | None = None  # the last epoch's line, while it is not printed
 
@@ -134,18 +112,19 @@ class Screen:
     def window(self, window: Window) -> None:
         """Take the values of a window. Called in the background thread."""
         self._speed = window.num_steps / max(window.seconds, 1e-9)
-        self._since.add(window)
-        self._news |= self._since.train
+        self._train = dict(zip(window.names, map(float, window.values[-1]), strict=True))
+        self._news |= self._train
         self._draw(int(window.steps[-1]))
 
     def epoch(self, end: EpochEnd) -> None:
-        """Show an epoch's values (EPOCH_LINE). Called in the background thread."""
-        since, self._since = self._since, SinceLine()
+        """Show an epoch's values. Called in the background thread."""
+        values, self._train = {**self._train, **end.values}, {}
         self._epoch = end.epoch
         self._news.update(end.values)
         number, width = f"{end.epoch:>{len(str(self._num_epochs))}}/{self._num_epochs}", len(f"{self._num_steps:,}")
-        values = "  ".join(f"{name} {text}" for show in EPOCH_LINE for name, text in show(end, since).items())
-        text = row("epoch", f"{number}  step {end.step:>{width},}  {values}")
+        texts = [f"{name} {readable(value)}" for name, value in values.items()]
+        texts += [f"stop {end.reached}"] if end.reached else []
+        text = row("epoch", f"{number}  step {end.step:>{width},}  {'  '.join(texts)}")
         self._log.info(text)
         self._held = Text.assemble(labeled(text), ("  *", "bold green") if end.is_best else "")
         is_due = end.step - self._printed_step >= self._num_steps / MAX_EPOCH_LINES

@@ -155,23 +155,6 @@ def test_pipe_gets_the_first_and_last_epoch_line(screen, monkeypatch):
     ]
 
 
-def test_value_of_epoch_line_is_one_function(screen, monkeypatch):
-    speed = lambda end, since: {"ms": f"{1000 * since.seconds / since.num_steps:.1f}"}  # noqa: E731
-    monkeypatch.setattr(console, "EPOCH_LINE", (*console.EPOCH_LINE, speed))
-    monkeypatch.setattr(console, "SECONDS_BETWEEN_LINES", 0.0)
-    with screen.training(num_steps=3, num_epochs=2):
-        screen.window(replace(window(1, 1.0), seconds=0.002))
-        screen.window(replace(window(2, 0.5), seconds=0.004))
-        screen.epoch(EpochEnd(1, 2, {}, is_best=False))
-        screen.window(replace(window(3, 0.4), seconds=0.001))
-        screen.epoch(EpochEnd(2, 3, {}, is_best=False))
-    lines = screen.console.file.getvalue().splitlines()
-    assert lines == [
-        "epoch    1/2  step 2  train/loss 0.5000  ms 3.0",
-        "epoch    2/2  step 3  train/loss 0.4000  ms 1.0",
-    ]
-
-
 @pytest.mark.parametrize("words", ["", "train.evaluate_every_steps=4", "metrics.every=4", "data.val_fraction=0"])
 def test_epoch_line_shows_the_epochs_own_points(own_folder, words):
     own = [
