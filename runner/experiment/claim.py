@@ -132,6 +132,11 @@ def is_used(folder: Path) -> bool:
     journal = folder / FILE
     if journal.is_file() and any(record.kind == "start" for record in scan(journal)):
         return True
+    return has_checkpoint(folder)
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Return whether a run in a directory can be resumed."""
     return any((folder / "checkpoints").glob("last*.pt"))
 
 

@@ -24,7 +24,7 @@ from runner.data.sampler import balance
 from runner.device import Choice
 from runner.device.precision import precision_note
 from runner.errors import harmless
-from runner.experiment.claim import CONSOLE, LOG
+from runner.experiment.claim import CONSOLE, LOG, has_checkpoint
 from runner.experiment.summary import Summary, time_in_words
 from runner.experiment.terminal import Terminal, labeled, readable, row, seconds, short, text_table
 from runner.tasks.metric_names import is_rate
@@ -261,13 +261,12 @@ def last_rows(settings: Settings, summary: Summary, folder: Path, *, publishes: 
         rows["mlflow"] = _in_mlflow(summary, folder, tracking.uri, is_complete=is_complete)
         if not is_complete:
             rows["sync"] = f"python -m runner sync {run} {stores.words_for(tracking.uri)}".rstrip()
-    has_checkpoint = any((folder / "checkpoints").glob("last*.pt"))
     if summary.ending == "not_finite":
         rows["explain"] = f"python -m runner explain {run}"
     elif (
         summary.status == "killed"
         or summary.ending in ("max_seconds", "disk_full")
-        or (summary.status == "failed" and has_checkpoint)
+        or (summary.status == "failed" and has_checkpoint(folder))
     ):
         rows["resume"] = f"python -m runner resume {run}"
     if (folder / "rerun.yaml").exists():

@@ -36,7 +36,7 @@ from runner.distributed.environment import RankInfo, rank_here
 from runner.distributed.group import Alone, Ranks, distributed
 from runner.distributed.group import join as join_group
 from runner.errors import RunnerError
-from runner.experiment import rules
+from runner.experiment import claim, rules
 from runner.experiment.build import prepare
 from runner.experiment.check import check_here
 from runner.experiment.console import Screen
@@ -223,9 +223,8 @@ def prepare_in_turn(
         divide = dividing(device, ranks.num)
     if not ranks.is_first:
         ranks.broadcast_object(None)
-    resumes = any((directory / "checkpoints").glob("last*.pt"))
-    num_here = rank.local_num if rank else 1
-    parts = prepare(cfg, device, goes_on=resumes, num_processes=num_here, divide=divide, num_ranks=ranks.num)
+    num_here, goes_on = rank.local_num if rank else 1, claim.has_checkpoint(directory)
+    parts = prepare(cfg, device, goes_on=goes_on, num_processes=num_here, divide=divide, num_ranks=ranks.num)
     if ranks.is_first:
         ranks.broadcast_object(None)
     else:
@@ -238,7 +237,8 @@ def follow(cfg: DictConfig, rank: RankInfo, context: RunContext = RunContext()) 
 
     Raises: RunnerError for errors in the configuration, as in the first process.
     """
-    (choice,) = choose_devices(cfg, check_here(cfg, choice=context.device), rank, context)
+    checked = context.checked or check_here(cfg, choice=context.device)
+    (choice,) = choose_devices(cfg, checked, rank, context)
     ranks = join(rank, choice)
     directory = Path(ranks.broadcast_object(""))
     settings = Settings.of(cfg)

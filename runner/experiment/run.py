@@ -6,20 +6,17 @@ Jobs of a sweep that are trained together take together.py instead.
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from omegaconf import DictConfig
 
-from runner.config.secrets import mask_folder
-from runner.config.settings import Settings
-from runner.config.trust import check_folder
 from runner.experiment import claim, processes
 from runner.experiment.check import check_here
 from runner.experiment.context import Checked, RunContext
-from runner.experiment.session import Session
+from runner.experiment.session import Session, check_directory
 from runner.experiment.summary import Summary
-from runner.tracking import recipes
 from runner.training.fit import fit
 
 
@@ -31,13 +28,11 @@ def run(cfg: DictConfig, directory: Path, *, context: RunContext = RunContext())
 
     Raises: RunnerError with every error in the configuration or the data, before anything is tracked.
     """
-    check_folder(directory)
-    mask_folder(directory, cfg)
-    recipes.check(directory)
+    check_directory(directory, cfg)
     checked = context.checked or check_here(cfg, choice=context.device)  # every error at once; else the device, and why
     rank = processes.find_rank(cfg)
     if rank is not None and rank.rank:
-        return processes.follow(cfg, rank, context)
+        return processes.follow(cfg, rank, replace(context, checked=checked))
     choices = processes.choose_devices(cfg, checked, rank, context)
     with nullcontext() if context.is_launched else claim.RunDirectory(directory, wait_seconds=10.0):
         if len(choices) > 1:
@@ -46,9 +41,9 @@ def run(cfg: DictConfig, directory: Path, *, context: RunContext = RunContext())
             return processes.run_in_processes(cfg, directory, choices, context)
         ranks = processes.join(rank, choices[0])  # one process, or the first of several
         processes.share_directory(ranks, directory, is_launched=context.is_launched)
-        settings, machine = Settings.of(cfg), Checked(checked.hardware, choices[0])  # training sees no cfg
-        with Session.open(cfg, directory, settings=settings, machine=machine, context=context) as session:
-            device = torch.device(choices[0].here)
+        device, machine = torch.device(choices[0].here), Checked(checked.hardware, choices[0])
+        with Session.open(cfg, directory, machine=machine, context=context) as session:
+            settings = session.settings  # training sees no cfg
             parts = processes.prepare_in_turn(cfg, ranks, device, directory=directory, rank=rank)
             session.begin(cfg, parts)
             result = fit(parts, settings, directory, observer=session.reporter, stop=session.stop, ranks=ranks)

@@ -17,8 +17,9 @@ from typing import Any, NoReturn
 from omegaconf import DictConfig, OmegaConf
 
 from runner.config import origin
-from runner.config.secrets import for_disk
+from runner.config.secrets import for_disk, mask_folder
 from runner.config.settings import Settings
+from runner.config.trust import check_folder
 from runner.config.validate import without_password
 from runner.device import backends
 from runner.device.torch_private import optimizers_without_dynamo
@@ -35,6 +36,7 @@ from runner.experiment.run_record import example_rows, log_model, log_start
 from runner.experiment.summary import Summary
 from runner.experiment.terminal import row, short
 from runner.models.card import write_card
+from runner.tracking import recipes
 from runner.tracking.ack import Ack
 from runner.tracking.journal import Journal
 from runner.tracking.journal_reader import Series, read_series
@@ -64,10 +66,8 @@ class Session:
     _parts: Parts
     _result: Result
 
-    def __init__(
-        self, cfg: DictConfig, folder: Path, *, settings: Settings, machine: Checked, context: RunContext
-    ) -> None:
-        self.folder, self.settings = folder, settings
+    def __init__(self, cfg: DictConfig, folder: Path, *, machine: Checked, context: RunContext) -> None:
+        self.folder, self.settings = folder, Settings.of(cfg)
         self.screen = context.screen or Screen()
         self._machine, self._context = machine, context
         self._rerun = rerun_text(cfg)  # before the data fills in the facts
@@ -83,11 +83,9 @@ class Session:
 
     @classmethod
     @contextmanager
-    def open(
-        cls, cfg: DictConfig, folder: Path, *, settings: Settings, machine: Checked, context: RunContext
-    ) -> Iterator[Session]:
+    def open(cls, cfg: DictConfig, folder: Path, *, machine: Checked, context: RunContext) -> Iterator[Session]:
         """Start printing and uploading; at the end, print the results and write summary.json."""
-        session = cls(cfg, folder, settings=settings, machine=machine, context=context)
+        session = cls(cfg, folder, machine=machine, context=context)
         folder.mkdir(parents=True, exist_ok=True)
         line, in_log = device_row(machine.choice)
         session.screen.say(line, in_log=in_log)
@@ -293,6 +291,13 @@ class Session:
         for child in multiprocessing.active_children():  # that read data
             child.kill()
         os._exit(stop.exit_code)
+
+
+def check_directory(folder: Path, cfg: DictConfig) -> None:
+    """Hide the secrets in a run's directory. Raises: RunnerError for files that no run of this configuration has written."""
+    check_folder(folder)
+    mask_folder(folder, cfg)
+    recipes.check(folder)
 
 
 def rerun_text(cfg: DictConfig) -> str:

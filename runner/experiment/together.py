@@ -21,15 +21,13 @@ from torch import Tensor
 from runner.config import validate
 from runner.config.instantiate import targets
 from runner.config.nodes import resolved
-from runner.config.secrets import mask_folder
 from runner.config.settings import Settings
-from runner.config.trust import check_folder
 from runner.data.loading.batch_transform import TransformedBatches
 from runner.data.loading.loaders import MOST_OF_FREE_MEMORY
 from runner.data.loading.resident import Resident, sent
 from runner.data.source import GIVEN, Source
 from runner.data.split import Chosen, indices, split
-from runner.device import backends, host_memory
+from runner.device import Hardware, backends, host_memory
 from runner.device.placement import map_tensors, move, num_bytes, num_rows, tensors
 from runner.distributed.group import Alone
 from runner.errors import RunnerError, on_a_line
@@ -39,9 +37,8 @@ from runner.experiment.build_data import PreparedData
 from runner.experiment.check import check_here
 from runner.experiment.console import Screen
 from runner.experiment.context import Checked, RunContext
-from runner.experiment.session import Session
+from runner.experiment.session import Session, check_directory
 from runner.experiment.summary import Summary
-from runner.tracking import recipes
 from runner.training.observer import Observer
 from runner.training.parts import Parts
 from runner.training.result import Result
@@ -132,29 +129,25 @@ def _room_for_files(wanted: int) -> int:
     return max(1, min(wanted, (most - OTHER_FILES) // FILES))
 
 
-def _prepared(job: PlannedRun, hardware: Any, rows: CommonRows) -> _Open:
+def _prepared(job: PlannedRun, hardware: Hardware, rows: CommonRows) -> _Open:
+    choice = job.context.device
+    assert choice is not None  # the sweep's slot
     with ExitStack() as own:
-        check_folder(job.folder)
-        mask_folder(job.folder, job.cfg)
-        recipes.check(job.folder)
+        check_directory(job.folder, job.cfg)
         own.enter_context(claim.RunDirectory(job.folder, wait_seconds=10.0))
         context = replace(job.context, screen=own.enter_context(Screen.into(job.folder)))
-        assert context.device is not None  # the sweep's slot
-        settings = Settings.of(job.cfg)
-        machine = Checked(hardware, context.device)
-        opened = Session.open(job.cfg, job.folder, settings=settings, machine=machine, context=context)
-        session = own.enter_context(opened)
-        device = torch.device(context.device.here)
-        goes_on = any((job.folder / "checkpoints").glob("last*.pt"))
+        machine, device = Checked(hardware, choice), torch.device(choice.here)
+        session = own.enter_context(Session.open(job.cfg, job.folder, machine=machine, context=context))
         try:
+            goes_on = claim.has_checkpoint(job.folder)
             parts = prepare(job.cfg, device, goes_on=goes_on, read=rows.read(job.cfg))
         except RunnerError as error:
             is_full = any(problem.source == "data.residency=device" for problem in error.problems)
             if is_full and device.type != "cpu" and host_memory.is_shared():
-                problem = f"of {context.device.device}'s memory each of several groups takes its part"
+                problem = f"of {choice.device}'s memory each of several groups takes its part"
                 raise CannotStackError(f"{problem}; {on_a_line(error)}; or sweep.batch=128, one group") from error
             raise
-        parts = rows.shared(parts, job.cfg)
+        parts, settings = rows.shared(parts, job.cfg), session.settings
         generators = backends.generator_states(device)
         member = Member(parts, settings, job.folder, Observer(), lane_of(settings), generators)
         return _Open(job, session, member, own.pop_all())
