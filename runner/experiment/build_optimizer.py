@@ -29,6 +29,7 @@ from runner.config.instantiate import problems as target_problems
 from runner.config.nodes import resolved, split_settings
 from runner.device.torch_private import optimizers_without_dynamo
 from runner.errors import OF_CODE, Problem, RunnerError, in_words, refuse
+from runner.experiment.rules import as_text
 from runner.training.loop import Best
 from runner.training.optimizer import KERNEL_CHOICES, Turns, check_settings, make_optimizer, matching
 from runner.training.schedule import Schedule, wants_metric
@@ -361,9 +362,9 @@ def _make_schedule(
         raise TypeError(f"it makes {type(schedule).__name__}, which is not a schedule")
     if is_one_rate:
         problem = (
-            f"{target.name} gives all groups of the optimizer one rate, and their own rates are {_text(own_rates)}"
+            f"{target.name} gives all groups of the optimizer one rate, and their own rates are {as_text(own_rates)}"
         )
-        fixes = [f"scheduler.max_lr={_text(own_rates)}"] if "max_lr" in settings else []
+        fixes = [f"scheduler.max_lr={as_text(own_rates)}"] if "max_lr" in settings else []
         raise RunnerError.suggest(f"scheduler._target_={target.path}", problem, [*fixes, "scheduler=cosine"])
     if wants_metric(schedule) and getattr(schedule, "mode", mode) != mode:
         better = "less" if mode == "min" else "more"
@@ -426,8 +427,8 @@ def _setting_problem(target: _Target, name: str, error: BaseException | None) ->
     reason = f"`{key}` must be a number, such as {usual}"
     if error is not None and (_is_number(value) or not _is_number(usual)):
         reason = _reason(target, error)
-    ways = [f"{key}={_text(usual)}"] if name in target.defaults else []
-    return Problem.suggest(f"{key}={_text(value)}", reason, ways, f"use another value of `{key}`")
+    ways = [f"{key}={as_text(usual)}"] if name in target.defaults else []
+    return Problem.suggest(f"{key}={as_text(value)}", reason, ways, f"use another value of `{key}`")
 
 
 def _target_problem(target: _Target, error: BaseException) -> Problem:
@@ -436,9 +437,3 @@ def _target_problem(target: _Target, error: BaseException) -> Problem:
 
 def _reason(target: _Target, error: BaseException) -> str:
     return f"{target.name} does not take it: {' '.join(in_words(error).split())}"
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, list | tuple):
-        return f"[{','.join(map(_text, value))}]"
-    return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))

@@ -158,6 +158,11 @@ RULES = (
         ("placement.init=host",),
     ),
     Rule({**DIVIDED, **GUARDED}, "the guard would watch the exchanges", (FIRST_STEP,)),
+    Rule(
+        {**DIVIDED, "optimizer._target_": "runner.training.Muon"},
+        "muon looks at whole matrices, and each process has a part of every weight",
+        ("placement.strategy=ddp", "optimizer=adamw"),
+    ),
     *(
         Rule(
             {**DIVIDED, f"backends.{kind}.channels_last": True},
@@ -264,6 +269,11 @@ def _error(rule: Rule, cfg: DictConfig, situation: Situation) -> Problem:
 def _typed(key: str, value: Any) -> str:
     if OmegaConf.is_dict(value) or (OmegaConf.is_list(value) and any(map(OmegaConf.is_dict, value))):
         return key
-    if OmegaConf.is_list(value):
-        return f"{key}=[{','.join(map(str, value))}]"
-    return f"{key}={str(value).lower() if isinstance(value, bool) else value}"
+    return f"{key}={as_text(value)}"
+
+
+def as_text(value: Any) -> str:
+    """Return a value as it is typed: [1,2], null or true."""
+    if isinstance(value, list | tuple) or OmegaConf.is_list(value):
+        return f"[{','.join(map(as_text, value))}]"
+    return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))

@@ -59,10 +59,6 @@ def make_optimizer(
     floating = all(parameter.is_floating_point() for parameter in parameters)
     in_parts = any(hasattr(parameter, "full_tensor") for parameter in parameters)
     has_kernel = not in_parts or kind in FUSED_IN_PARTS
-    if kind is Muon and in_parts:
-        problem = "muon looks at whole matrices, and each process has a part of every weight"
-        ways = ["placement.strategy=ddp", "optimizer=adamw"]
-        raise RunnerError.suggest("optimizer=muon placement.strategy=fsdp", problem, ways)
     if groups or no_decay or kind is Muon:
         parameters = _grouped(
             [(name.removeprefix(prefix), value) for name, value in named],

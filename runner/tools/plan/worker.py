@@ -24,6 +24,7 @@ from omegaconf import OmegaConf
 from runner.data.loading.own_loader import OwnLoader
 from runner.device.placement import tensors
 from runner.errors import OF_CODE, RunnerError
+from runner.experiment import rules
 from runner.inspection import call_site
 from runner.inspection.costs import MemoryMoment, Speeds
 from runner.inspection.findings import Finding, merged
@@ -198,7 +199,7 @@ def _placement(trial: Trial) -> list[dict[str, Any]]:
 def _recomputed(trial: Trial, usable_bytes: int) -> str | None:
     train, prefix = trial.cfg.train, "model." if isinstance(trial.parts.model, Prepared) else ""
     pattern = repeated(trial.parts.model, prefix=prefix)
-    if not pattern or train.recompute or train.compile or train.cuda_graph:
+    if not pattern or train.recompute or rules.why_not(trial.cfg, {"train.recompute": [pattern]}):
         return None
     recompute(trial.parts.model, [pattern], device=trial.device, prefix=prefix)
     peak = trial.peak_bytes(trial.rows_trained, precision=train.precision)
