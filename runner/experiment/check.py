@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from runner.config import override_errors, validate
 from runner.config.allowed import PARTS
 from runner.config.checks import probability
 from runner.config.compose import composer, name_data
-from runner.config.identity import key_of
 from runner.config.instantiate import arguments
 from runner.config.instantiate import problems as target_problems
 from runner.config.nodes import SHARED, split_settings
@@ -29,7 +28,7 @@ from runner.data.vision.augment_settings import strengths_of
 from runner.device import Choice, Hardware, check_precision, choose, parse, probe
 from runner.device.choose import devices_of_processes
 from runner.distributed.environment import rank_here
-from runner.errors import Problem, RunnerError, first_line, nearest, path_problems
+from runner.errors import Problem, RunnerError, nearest, path_problems
 from runner.experiment import build, rules
 from runner.experiment.build_optimizer import try_settings, turn_problems
 from runner.experiment.context import Checked
@@ -185,29 +184,3 @@ def composed(flags: Sequence[str], overrides: Sequence[str]) -> tuple[DictConfig
         name_data(cfg)
         del cfg.hydra
     return cfg, folder
-
-
-def of_run(folder: Path, overrides: Sequence[str]) -> DictConfig:
-    """The configuration of a run with other values; `data=NAME` takes all of the data from that file.
-
-    Raises: RunnerError with everything that is wrong.
-    """
-    of_data = [word for word in overrides if key_of(word) == "data" or key_of(word).startswith("data.")]
-    is_another_file = any(key_of(word) == "data" for word in of_data)
-    others = [word for word in overrides if word not in of_data] if is_another_file else list(overrides)
-    cfg, _ = composed(["-cd", str(folder), "-cn", "rerun"], [*others, "tracking.enabled=false"])  # no run comes of it
-    if is_another_file:
-        other, _ = composed([], of_data)
-        with open_dict(cfg):
-            cfg.data = OmegaConf.to_container(other.data, resolve=False)
-    return cfg
-
-
-def last_value(overrides: Sequence[str], key: str) -> Any:
-    """Return the value of the last override of a key, as YAML reads it, or None. Raises: RunnerError."""
-    given = [word.lstrip("+") for word in overrides if key_of(word) == key and word[0] != "~"]
-    try:
-        return OmegaConf.select(OmegaConf.from_dotlist([given[-1]]), key) if given else None
-    except Exception as error:  # OmegaConf's or YAML's
-        problem = f"the value can't be read: {first_line(error)}"
-        raise RunnerError.of(given[-1], problem, f"put it in quotes: `'{key}=...'`") from None

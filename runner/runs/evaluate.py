@@ -18,10 +18,10 @@ from runner.config.run_files import write_whole
 from runner.device import layers, probe
 from runner.errors import RunnerError, at_once, first_line
 from runner.experiment.build_data import set_switches
-from runner.experiment.check import check, of_run
+from runner.experiment.check import check
 from runner.experiment.terminal import readable, say, short
 from runner.runs.evaluation_data import Measured, batches_of, in_order, is_other, leave_own_rows, measured
-from runner.runs.load import BEST, Trained, computing, find_run, open_run
+from runner.runs.load import BEST, Trained, computing, configuration_of, find_run, open_run
 from runner.tracking.ack import read_ack
 from runner.tracking.journal_reader import read_events, read_measured
 from runner.training.evaluate import evaluate as measure
@@ -45,7 +45,7 @@ def evaluate(wanted: str, overrides: list[str], *, tracked: bool) -> dict[str, A
     """
     at_once(partial(find_run, wanted, verb="evaluate"), partial(computing, overrides))
     folder, weights = find_run(wanted, verb="evaluate")
-    cfg = of_run(folder, overrides)
+    cfg = configuration_of(folder, overrides)
     other = is_other(overrides, target=str(OmegaConf.select(cfg, "data._target_")))
     if other:
         leave_own_rows(cfg, overrides)

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from torch import nn
 
 from runner.config import trust
 from runner.config.checks import choice
+from runner.config.identity import key_of
 from runner.config.instantiate import build
 from runner.config.schema import PRECISIONS
 from runner.config.secrets import filled_in
@@ -25,7 +26,7 @@ from runner.device import Choice, check_precision, choose, probe
 from runner.device.placement import place
 from runner.device.precision import Precision, default_type, make_precision, number_type
 from runner.errors import RunnerError, at_once, first_line, nearest
-from runner.experiment.check import last_value
+from runner.experiment.check import composed
 from runner.experiment.summary import Summary
 from runner.experiment.terminal import short
 from runner.models.card import NAME, Card, read_card
@@ -142,7 +143,7 @@ def open_run(
 
 def computing(overrides: Sequence[str]) -> tuple[Any, str | None]:
     """Return device and train.precision of the overrides, for open_run(). Raises: RunnerError for a wrong or missing one."""
-    device, precision = last_value(overrides, "device"), last_value(overrides, "train.precision")
+    device, precision = _last_value(overrides, "device"), _last_value(overrides, "train.precision")
     checks = [partial(choose, device, probe())] if device is not None else []
     at_once(
         *checks, *([partial(choice, precision, PRECISIONS, key="train.precision")] if precision is not None else [])
@@ -209,3 +210,28 @@ def _precision_of(folder: Path) -> str:
     except Exception as error:  # of YAML or OmegaConf
         problem = f"the file can't be read: {first_line(error)}"
         raise RunnerError.of(str(folder / "rerun.yaml"), problem, "restore the file as the run wrote it") from None
+
+
+def configuration_of(folder: Path, overrides: Sequence[str]) -> DictConfig:
+    """Return the configuration of a run with other values; `data=NAME` takes all of the data from that file.
+
+    Raises: RunnerError with everything that is wrong.
+    """
+    of_data = [each for each in overrides if key_of(each) == "data" or key_of(each).startswith("data.")]
+    is_another_file = any(key_of(each) == "data" for each in of_data)
+    others = [each for each in overrides if each not in of_data] if is_another_file else list(overrides)
+    cfg, _ = composed(["-cd", str(folder), "-cn", "rerun"], [*others, "tracking.enabled=false"])  # no run comes of it
+    if is_another_file:
+        other, _ = composed([], of_data)
+        with open_dict(cfg):
+            cfg.data = OmegaConf.to_container(other.data, resolve=False)
+    return cfg
+
+
+def _last_value(overrides: Sequence[str], key: str) -> Any:
+    values = [each.lstrip("+") for each in overrides if key_of(each) == key and each[0] != "~"]
+    try:
+        return OmegaConf.select(OmegaConf.from_dotlist([values[-1]]), key) if values else None
+    except Exception as error:  # OmegaConf's or YAML's
+        problem = f"the value can't be read: {first_line(error)}"
+        raise RunnerError.of(values[-1], problem, f"put it in quotes: `'{key}=...'`") from None

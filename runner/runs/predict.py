@@ -23,11 +23,10 @@ from runner.device import backends, layers
 from runner.device.placement import map_tensors, move
 from runner.device.precision import at_least_float32
 from runner.errors import RunnerError, at_once, refuse
-from runner.experiment.check import of_run
 from runner.experiment.terminal import say, short
 from runner.models.card import Card
 from runner.runs.inputs import chunks, existing, files_of, pieces, table_file
-from runner.runs.load import Trained, computing, find_run, open_run
+from runner.runs.load import Trained, computing, configuration_of, find_run, open_run
 from runner.runs.output_files import check_output, writing
 from runner.tasks.task import Task, is_predicting
 
@@ -146,7 +145,7 @@ def _backends(folder: Path, overrides: Sequence[str]) -> dict[str, dict[str, Any
     words = [word for word in overrides if key_of(word).startswith("backends.")]
     if not words:
         return {}  # `predict` also works for a run whose configuration no longer composes
-    cfg = of_run(folder, words)
+    cfg = configuration_of(folder, words)
     refuse([problem for problem in validate.problems(cfg) if problem.source.startswith("backends.")])
     return {str(kind): {str(name): value for name, value in found.items()} for kind, found in cfg.backends.items()}
 

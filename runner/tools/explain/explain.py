@@ -22,7 +22,7 @@ from torch import Tensor
 from runner.device import backends, probe
 from runner.device.placement import num_rows
 from runner.errors import RunnerError, at_once
-from runner.experiment.check import check, of_run
+from runner.experiment.check import check
 from runner.experiment.provenance import versions
 from runner.experiment.summary import Summary
 from runner.experiment.terminal import say, short
@@ -30,7 +30,7 @@ from runner.inspection.operations import observe
 from runner.inspection.tensor_names import TensorNames
 from runner.models.with_preprocessing import Prepared
 from runner.runs import find
-from runner.runs.load import computing
+from runner.runs.load import computing, configuration_of
 from runner.tools.explain import text
 from runner.tools.explain.blame import Blame, blame, losses
 from runner.tools.explain.not_finite import LargestValue, NotFiniteObserver, NotFiniteOperation, is_finite
@@ -209,7 +209,7 @@ def explain(wanted: str, overrides: list[str], *, step: int | None) -> dict[str,
     """
     at_once(partial(find.find, wanted, verb="explain"), partial(computing, overrides))
     folder = find.find(wanted, verb="explain").absolute()
-    cfg = of_run(folder, overrides)
+    cfg = configuration_of(folder, overrides)
     asked = asked_for(wanted, cfg, folder, step)
     was_compiled = bool(cfg.train.compile or cfg.train.cuda_graph)
     cfg.train.cuda_graph = False  # the replay is eager
