@@ -180,18 +180,19 @@ def choose_devices(cfg: DictConfig, checked: Checked, rank: RankInfo | None, con
     """
     hardware, choice = checked
     policy, count = parse(validate.value(cfg, "device")), cfg.train.num_processes
-    slot = choice.device if context.device is not None else None
-    devices: tuple[Choice, ...]
+    devices: tuple[Choice, ...] = (choice,)
+    slot, num = choice.device if context.device is not None else None, count
     if rank is not None:
-        devices = (choice if slot else device_of_process(policy, rank.local_rank, rank.local_num, hardware),)
-    elif slot and slot != "cpu":
-        num = len(devices_of_processes(policy, "auto", hardware)) if policy == ("all",) and count == "auto" else count
-        rules.check(cfg, rules.Situation(slot=slot, num_processes=num if num != "auto" else 1))
-        return (choice,)
-    else:
+        if not slot:
+            devices = (device_of_process(policy, rank.local_rank, rank.local_num, hardware),)
+        slot, num = None, rank.num
+    elif not slot or slot == "cpu":
         devices = devices_of_processes(policy, count, hardware, choice=choice)
-    num = rank.num if rank is not None else len(devices)
-    rules.check(cfg, rules.Situation(device=choice.device, num_processes=num, has_pruner=context.trial is not None))
+        num = len(devices)
+    elif count == "auto":
+        num = len(devices_of_processes(policy, "auto", hardware)) if policy == ("all",) else 1
+    has_pruner = context.trial is not None
+    rules.check(cfg, rules.Situation(device=choice.device, num_processes=num, slot=slot, has_pruner=has_pruner))
     return devices
 
 
