@@ -361,11 +361,11 @@ def hook_nodes(cfg: DictConfig) -> list[tuple[dict[str, Any], tuple[Any, ...]]]:
         return []
     if not fits(written, HOOKS):  # validate reports it
         return []
-    found = []
+    nodes = []
     for one in written:
         node: dict[str, Any] = {"_target_": one} if isinstance(one, str) else dict(one)
         at = node.pop("at", Hook.at)
         with suppress(RunnerError):  # check.hook_problems() reports it
             node.setdefault("_partial_", not inspect.isclass(locate(str(node["_target_"]))))
-        found.append((node, (at,) if isinstance(at, str) else tuple(at)))
-    return found
+        nodes.append((node, (at,) if isinstance(at, str) else tuple(at)))
+    return nodes

@@ -55,8 +55,8 @@ def prepare_data(
     set_switches(cfg, device, num_processes)
     if read is None:
         shared, node = validate.shared_data_settings(cfg), in_precision(resolved(cfg, "data"), cfg)
-        found = as_source(build(node, key="data"), name=shared["name"] or "data", conversion=conversion_of(cfg))
-        source = _of_known_length(found, cfg)
+        whole = as_source(build(node, key="data"), name=shared["name"] or "data", conversion=conversion_of(cfg))
+        source = _of_known_length(whole, cfg)
         splits = split(source, seed=cfg.seed, **validate.how_to_cut(cfg))
     else:
         source, splits = read.source, read.splits
@@ -110,8 +110,8 @@ def _loaders(
         rows = getattr(splits, name)
         if rows is None:
             continue
-        given: dict[str, Any] = {"is_training": True, "sampler": sampler} if name == "train" else {}
-        loaders[name], why = batches_of(rows, source, cfg, device, num_processes=num_processes, **given)
+        more: dict[str, Any] = {"is_training": True, "sampler": sampler} if name == "train" else {}
+        loaders[name], why = batches_of(rows, source, cfg, device, num_processes=num_processes, **more)
         reason = reason or why
         if cfg.train.check and name != "train":
             loaders[name] = FirstAndLast(loaders[name])

@@ -130,23 +130,23 @@ def turns_of(cfg: DictConfig) -> dict[str, DictConfig]:
     whole: Any = OmegaConf.to_container(cfg.optimizer)
     if not schema.fits(whole["turns"], schema.TURNS):
         return {}
-    found = {}
+    configurations = {}
     for name, turn in whole["turns"].items():
         usual = {"no_decay": whole.get("no_decay")} if "_target_" in turn else whole
         own = {key: value for key, value in turn.items() if key not in ("params", "every")}
-        found[str(name)] = one = copy.deepcopy(cfg)
+        configurations[str(name)] = one = copy.deepcopy(cfg)
         with read_write(one), open_dict(one):
             OmegaConf.update(one, "optimizer", {**usual, **own, "turns": None}, merge=False)
-    return found
+    return configurations
 
 
 def turn_problems(cfg: DictConfig) -> list[Problem]:
     """Return what is wrong with the targets of optimizers that take turns, and the names of their settings."""
-    found = []
+    problems = []
     for name, one in turns_of(cfg).items():
         node = split_settings(validate.target_node(one, "optimizer"), "optimizer")[0]
-        found += [_of_turn(problem, cfg, name) for problem in target_problems(node, key="optimizer")]
-    return list(dict.fromkeys(found))
+        problems += [_of_turn(problem, cfg, name) for problem in target_problems(node, key="optimizer")]
+    return list(dict.fromkeys(problems))
 
 
 def _of_turn(problem: Problem, cfg: DictConfig, name: str) -> Problem:
@@ -169,15 +169,15 @@ def _make_turns(
         key = f"optimizer.turns.{turn}.params"
         for name in set().union(*(matching(pattern, list(named), key=key) for pattern in patterns)):
             owners[name].append(str(turn))
-    found = []
+    problems = []
     if left := [name for name, by in owners.items() if not by]:
         problem = f"no optimizer owns {_first(left)}, and what trains has one"
         fix = f"use a pattern for it in the params of {' or '.join(turns)}, or `'model.freeze=[{left[0]}]'`"
-        found.append(Problem("optimizer.turns", problem, fix))
+        problems.append(Problem("optimizer.turns", problem, fix))
     if shared := [name for name, by in owners.items() if len(by) > 1]:
         problem = f"{' and '.join(owners[shared[0]])} both own {_first(shared)}, and each parameter has one optimizer"
-        found.append(Problem("optimizer.turns", problem, f"name `{shared[0]}` in only one of them"))
-    refuse(found)
+        problems.append(Problem("optimizer.turns", problem, f"name `{shared[0]}` in only one of them"))
+    refuse(problems)
     made = {}
     for turn, one in turns.items():
         others = [named[name] for name, by in owners.items() if by != [turn]]

@@ -54,22 +54,22 @@ def check(cfg: DictConfig, hardware: Hardware | None, *, choice: Choice | None =
     choice: the device, where a sweep has chosen it already.
     Raises: RunnerError with every fault.
     """
-    found, precision = validate.problems(cfg), validate.value(cfg, "train.precision")
+    problems, precision = validate.problems(cfg), validate.value(cfg, "train.precision")
     try:
         if choice is None and hardware is not None:
             choice = choose(validate.value(cfg, "device"), hardware)
         if precision in PRECISIONS and hardware is not None and choice is not None:
             precision = check_precision(precision, choice.here, hardware)
     except RunnerError as error:
-        found += error.problems
+        problems += error.problems
     for key in validate.BUILT:
         if OmegaConf.is_dict(validate.value(cfg, key)):
             node, shared = split_settings(validate.target_node(cfg, key), key)
-            found += target_problems(node, key=key)
+            problems += target_problems(node, key=key)
             if key in SHARED:
                 schema, usual = SHARED[key]
-                found += validate.setting_problems(OmegaConf.create({**usual, **shared}), schema, key)
-    found += (
+                problems += validate.setting_problems(OmegaConf.create({**usual, **shared}), schema, key)
+    problems += (
         _path_problems(cfg)
         + _augment_problems(cfg)
         + hook_problems(cfg)
@@ -78,11 +78,11 @@ def check(cfg: DictConfig, hardware: Hardware | None, *, choice: Choice | None =
         + rules.clashes(cfg, _situation(cfg, hardware, choice))
         + _model_problems(cfg)
     )
-    if not any(OF_OPTIMIZER.search(fault.source) for fault in found):
-        has_schedule = not any(OF_SCHEDULE.search(fault.source) for fault in found)
-        found += try_settings(cfg, mode=build.best_of(cfg).mode if has_schedule else None)
-    if found or choice is None:
-        raise RunnerError(*found)
+    if not any(OF_OPTIMIZER.search(fault.source) for fault in problems):
+        has_schedule = not any(OF_SCHEDULE.search(fault.source) for fault in problems)
+        problems += try_settings(cfg, mode=build.best_of(cfg).mode if has_schedule else None)
+    if problems or choice is None:
+        raise RunnerError(*problems)
     if precision != cfg.train.precision:
         cfg.train.precision = precision
     return choice
@@ -103,15 +103,15 @@ def _situation(cfg: DictConfig, hardware: Hardware | None, choice: Choice | None
 
 def _path_problems(cfg: DictConfig) -> list[Problem]:
     """Reports paths that are not on this machine; a custom data set may read addresses."""
-    found = path_problems("hydra.run.dir", str(validate.value(cfg, "hydra.run.dir")), is_written=True)
+    problems = path_problems("hydra.run.dir", str(validate.value(cfg, "hydra.run.dir")), is_written=True)
     keys = ["model.weights"]
     if validate.value(cfg, "data._target_") in PARTS:
         keys += [f"data.{name}" for name in map(str, cfg.data) if name == "path" or name.endswith("_path")]
     for key in keys:
-        given = validate.value(cfg, key)
-        paths = [given] if isinstance(given, str) else given if OmegaConf.is_list(given) else []
-        found += [problem for path in paths for problem in path_problems(key, str(path))]
-    return found
+        value = validate.value(cfg, key)
+        paths = [value] if isinstance(value, str) else value if OmegaConf.is_list(value) else []
+        problems += [problem for path in paths for problem in path_problems(key, str(path))]
+    return problems
 
 
 def _model_problems(cfg: DictConfig) -> list[Problem]:
@@ -142,10 +142,10 @@ def _problems_of(call: Callable[..., object], *arguments: Any, **settings: Any) 
 
 def hook_problems(cfg: DictConfig) -> list[Problem]:
     """Return the errors of hooks, without building them."""
-    found = []
+    problems = []
     for number, (node, _) in enumerate(build.hook_nodes(cfg)):
-        found += target_problems(node, key=f"train.hooks[{number}]")
-    return found
+        problems += target_problems(node, key=f"train.hooks[{number}]")
+    return problems
 
 
 def metric_problems(cfg: DictConfig) -> list[Problem]:
@@ -157,7 +157,7 @@ def metric_problems(cfg: DictConfig) -> list[Problem]:
     measured = metrics_of(task)
     if split != "val" or not leaf:
         problem = "epochs are compared by a metric of the validation split, val/..."
-        hits = [f"val/{word}" for word in (metric, leaf) if word in (measured or ())]
+        hits = [f"val/{name}" for name in (metric, leaf) if name in (measured or ())]
         hits = [*hits, *nearest(metric, _of_val(measured or ("loss",)))] or ["val/loss"]
         return [Problem.suggest(f"{KEY}={metric}", problem, (f"{KEY}={hit}" for hit in hits))]
     if measured is None or leaf in measured or is_of_a_class(leaf, task) or validate.value(cfg, "train.hooks"):

@@ -44,11 +44,11 @@ def temporary_folder(folder: Path) -> Iterator[Path]:
     """Yield a directory on the disk of another one, where no command looks for runs; remove it afterwards."""
     folder, here = folder.absolute(), Path.cwd()
     near = here if folder.is_relative_to(here) else next(path for path in folder.parents if path.is_dir())
-    found = Path(tempfile.mkdtemp(prefix=".runner-check-", dir=near))
+    temporary = Path(tempfile.mkdtemp(prefix=".runner-check-", dir=near))
     try:
-        yield found
+        yield temporary
     finally:
-        shutil.rmtree(found, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 class RunDirectory:
@@ -64,18 +64,18 @@ class RunDirectory:
         """
         self.path = spelled(path).absolute()
         self._made = [each for each in (self.path, *self.path.parents) if not each.exists()]
-        asked = f"run folder {self.path}"
+        source = f"run folder {self.path}"
         try:
-            places = {(self.path / name).parent for name in (*HYDRAS, LOG, LOCK)}
-            self._before = {file for place in places if place.is_dir() for file in place.iterdir()}
+            folders = {(self.path / name).parent for name in (*HYDRAS, LOG, LOCK)}
+            self._before = {file for folder in folders if folder.is_dir() for file in folder.iterdir()}
             (self.path / LOCK).parent.mkdir(parents=True, exist_ok=True)
             self._lock = FileLock(self.path / LOCK, thread_local=False, is_singleton=True)
             self._lock.acquire(timeout=wait_seconds)
         except Timeout:
-            raise RunnerError.of(asked, "another run is writing there", "use another directory, or wait") from None
+            raise RunnerError.of(source, "another run is writing there", "use another directory, or wait") from None
         except OSError as error:
             problem = f"the directory can't be created or written: {error.strerror}"
-            raise RunnerError.of(asked, problem, "use `hydra.run.dir=FOLDER` with one that you may write to") from None
+            raise RunnerError.of(source, problem, "use `hydra.run.dir=FOLDER` with one that you may write to") from None
 
     @classmethod
     def begin(cls, path: Path, cfg: DictConfig, *, anew: bool = False) -> RunDirectory:
@@ -152,26 +152,26 @@ def refuse_used(folder: Path, cfg: DictConfig, *, anew: bool = False) -> None:
         before = {}
     now = chosen(cfg)
     changed = changes(before, now)
-    asked, resume = f"run folder {folder}", f"python -m runner resume {shlex.quote(str(folder))}"
+    source, resume = f"run folder {folder}", f"python -m runner resume {shlex.quote(str(folder))}"
     others = [key for key in changed if not may_change(key)]
     if others or not before:
         differences = [f"{key}={before.get(key, '-')} (now: {now.get(key, '-')})" for key in others[:MOST_SHOWN]]
         known = ", ".join(differences) if before else "its rerun.yaml can not be read"
         problem = f"another experiment is in it: {known}"
         fix = f"use another directory (the usual one has the time in its name), or run `{resume}`"
-        raise RunnerError.of(asked, problem, fix)
+        raise RunnerError.of(source, problem, fix)
     more = in_words({key: now.get(key) for key in changed if key.startswith("train.")})
     if is_being_written(folder):
-        raise RunnerError.of(asked, "this run is in it already, and is running", "use another directory, or wait")
+        raise RunnerError.of(source, "this run is in it already, and is running", "use another directory, or wait")
     if Summary.read(folder).is_over() and not more:
         if anew:
-            raise RunnerError.of(asked, "this run is in it already, and has finished", "use another directory")
+            raise RunnerError.of(source, "this run is in it already, and has finished", "use another directory")
         fix = f"run `{resume} {length_key(cfg)}=...` for more of it, or use another directory"
-        raise OverError(Problem(asked, "the run has finished", fix))
+        raise OverError(Problem(source, "the run has finished", fix))
     if any(os.environ.get(name, "0") != "0" for name in RESTARTS):
         return
     fix = f"run `{f'{resume} {more}'.rstrip()}`, or use another directory"
-    raise RunnerError.of(asked, "this run is in it already, and can be resumed", fix)
+    raise RunnerError.of(source, "this run is in it already, and can be resumed", fix)
 
 
 def over_line(error: OverError) -> str:

@@ -44,24 +44,26 @@ log = logging.getLogger("runner")
 def find(
     parts: Parts, result: Result, *, series: Mapping[str, Series], rows: Any, time: Mapping[str, float]
 ) -> list[str]:
-    """Return the hints for a finished run, the most important first. Takes one forward pass of a few rows, and some reads of the device.
+    """Return the hints for a finished run, the most important first.
+
+    Takes one forward pass of a few rows, and reads the device a few times.
 
     series: The points of each metric. rows: A few of the model's inputs; None if they would take a while to read.
     time: Seconds of the training by cause.
     """
-    hints: dict[str, Callable[[], str | None]] = {
+    checks: dict[str, Callable[[], str | None]] = {
         "wrong outputs": lambda: _wrong_outputs(parts, rows),
         "no gradients": lambda: _without_gradients(parts, result.num_steps),
         "a high loss": lambda: _worse_than_constant(parts, series),
         "waiting": lambda: waiting(time),
     }
-    found: list[str] = []
-    for name, hint in hints.items():
+    hints: list[str] = []
+    for name, check in checks.items():
         try:
-            found += filter(None, [hint()])
+            hints += filter(None, [check()])
         except Exception as error:  # of a custom model or optimizer
             log.info("no hint about %s: %s", name, error)
-    return found
+    return hints
 
 
 def _wrong_outputs(parts: Parts, rows: Any) -> str | None:

@@ -68,12 +68,12 @@ def run_in_processes(cfg: DictConfig, directory: Path, choices: Sequence[Choice]
     ]
     path = [each or str(Path.cwd()) for each in sys.path]
     head = json.dumps([os.getpid(), path]).encode()  # to be read before the rest can be imported
-    given = [head + b"\n" + pickle.dumps((cfg, HydraConfig.instance().cfg, each)) for each in contexts]
+    handovers = [head + b"\n" + pickle.dumps((cfg, HydraConfig.instance().cfg, each)) for each in contexts]
     (directory / FILE).unlink(missing_ok=True)  # of a part before
     shutil.rmtree(directory / messages.FOLDER, ignore_errors=True)
     with signals.collected() as received:
         for attempt in range(cfg.train.max_restarts + 1):
-            failure = _launch(directory, given, attempt, received)
+            failure = _launch(directory, handovers, attempt, received)
             problems = messages.problems_of(directory)
             if failure is None or received or problems:
                 break
@@ -83,9 +83,9 @@ def run_in_processes(cfg: DictConfig, directory: Path, choices: Sequence[Choice]
     left = Summary.read(directory)
     if failure is None and left.status:
         return left
-    words = messages.first_failure(directory, of=attempt)
-    has_reason = words is not None and words.text != messages.LOST
-    error = words.text if words is not None and has_reason else failure or "its processes left no summary"
+    reported = messages.first_failure(directory, of=attempt)
+    has_reason = reported is not None and reported.text != messages.LOST
+    error = reported.text if reported is not None and has_reason else failure or "its processes left no summary"
     code = 128 + (signal.SIGINT if received[0] == signal.SIGINT else signal.SIGTERM) if received else 0
     summary = replace(left, status="killed" if code else "failed", error=error, exit_code=code)
     if summary.error != left.error:
@@ -94,20 +94,22 @@ def run_in_processes(cfg: DictConfig, directory: Path, choices: Sequence[Choice]
     return summary
 
 
-def _launch(directory: Path, given: Sequence[bytes], attempt: int, received: Sequence[signal.Signals]) -> str | None:
+def _launch(
+    directory: Path, handovers: Sequence[bytes], attempt: int, received: Sequence[signal.Signals]
+) -> str | None:
     """Run `python -m runner.experiment.rank DIRECTORY` once for each rank, and pass received signals on.
 
     When one fails, end the others and return which failed, and how; None: all ended normally.
     """
     store = distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     common = {"MASTER_ADDR": "localhost", "MASTER_PORT": store.port, "TORCHELASTIC_USE_AGENT_STORE": True}
-    common |= {"WORLD_SIZE": len(given), "LOCAL_WORLD_SIZE": len(given), messages.RESTARTS: attempt}
+    common |= {"WORLD_SIZE": len(handovers), "LOCAL_WORLD_SIZE": len(handovers), messages.RESTARTS: attempt}
     logs = directory / messages.FOLDER
     logs.mkdir(exist_ok=True)
     ranks: list[subprocess.Popen[bytes]] = []
     num_passed = 0
     try:
-        for number, handover in enumerate(given):
+        for number, handover in enumerate(handovers):
             environment = _environment({**common, "RANK": number, "LOCAL_RANK": number})
             with (logs / f"{number}.log").open("ab") as log:
                 ranks.append(_start(directory, handover, environment, log=log if number else None))

@@ -108,16 +108,16 @@ DECIDING = ("torch", "numpy", "hydra-core", "omegaconf", "mlflow", "scikit-learn
 
 def versions() -> dict[str, str]:
     """The versions that decide a run's numbers."""
-    found = {name: _version(name) for name in DECIDING}
-    return {"python": platform.python_version(), "runner": __version__, **found}
+    installed = {name: _version(name) for name in DECIDING}
+    return {"python": platform.python_version(), "runner": __version__, **installed}
 
 
 @functools.cache
 def environment() -> str:
     """Python, the platform and every installed distribution, a line each; about 20 ms."""
-    found = {f"{name}=={version}" for name, version in map(_named, metadata.distributions())}
+    installed = {f"{name}=={version}" for name, version in map(_named, metadata.distributions())}
     head = [f"python=={platform.python_version()}", f"# {platform.platform()}"]
-    return "\n".join([*head, *sorted(found, key=str.lower)]) + "\n"
+    return "\n".join([*head, *sorted(installed, key=str.lower)]) + "\n"
 
 
 def _named(item: metadata.Distribution) -> tuple[str, str]:
@@ -147,18 +147,18 @@ def notes(environment: str) -> dict[str, str]:
     """The `platform`, which is the first note of such a text, and what noted() has put behind it."""
     lines = [line.removeprefix("#").strip() for line in environment.splitlines() if line.startswith("#")]
     pairs = (line.partition(": ") for line in lines[1:])
-    return {**({"platform": lines[0]} if lines else {}), **{name: value for name, found, value in pairs if found}}
+    return {**({"platform": lines[0]} if lines else {}), **{name: value for name, colon, value in pairs if colon}}
 
 
 def fingerprints(files: Iterable[str]) -> dict[str, str]:
     """Of those files of the current folder that can be read, by their paths from there."""
-    found = {}
+    digests = {}
     for name in files:
         try:
-            found[name] = digest(Path(name).read_bytes())
+            digests[name] = digest(Path(name).read_bytes())
         except OSError:
             continue
-    return found
+    return digests
 
 
 @functools.cache
@@ -169,9 +169,9 @@ def _version(name: str) -> str:
         return "not installed"
 
 
-def _git(*words: str) -> str | None:
+def _git(*arguments: str) -> str | None:
     try:
-        done = subprocess.run(["git", *words], capture_output=True, timeout=10, check=True)
+        done = subprocess.run(["git", *arguments], capture_output=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.decode(errors="replace")

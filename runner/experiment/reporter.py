@@ -175,10 +175,10 @@ def _write_image(folder: Path, name: str, image: Image.Image, *, step: int, time
     path = before or folder / f"{begin}timestamp+{time_ms}+{unique}.png"
     small = image.copy()
     small.thumbnail((SMALL, SMALL))
-    beside = path.with_name(f"{path.stem}+compressed.webp")
+    preview = path.with_name(f"{path.stem}+compressed.webp")
     image.save(path)
-    small.save(beside)
-    return [path, beside]
+    small.save(preview)
+    return [path, preview]
 
 
 def _add_rows(path: Path, rows: list[dict[str, Any]], *, step: int) -> Path:

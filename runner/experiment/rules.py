@@ -240,8 +240,8 @@ def why_not(cfg: DictConfig, changes: Mapping[str, Any], situation: Situation = 
     changes: Values by dotted key of a setting, or by field of Situation.
     """
     touched = [rule for rule in RULES if changes.keys() & rule.conditions.keys()]
-    found = next((rule for rule in touched if _holds(rule, cfg, situation, changes)), None)
-    return found.reason.format_map(vars(situation)) if found else ""
+    clash = next((rule for rule in touched if _holds(rule, cfg, situation, changes)), None)
+    return clash.reason.format_map(vars(situation)) if clash else ""
 
 
 def _holds(rule: Rule, cfg: DictConfig, situation: Situation, changes: Mapping[str, Any]) -> bool:

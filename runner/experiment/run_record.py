@@ -148,8 +148,8 @@ def _called_with(parts: Parts) -> Any:
     """Return what a custom task calls the model with, for a few examples or else a whole batch; None if that fails."""
     model, batch = parts.kept_model.eval(), _example_batch(parts)
     few = map_tensors(batch, _few)
-    found = call_of(model, lambda: parts.task(model, few))
-    return found if found is not None else call_of(model, lambda: parts.task(model, batch))
+    example = call_of(model, lambda: parts.task(model, few))
+    return example if example is not None else call_of(model, lambda: parts.task(model, batch))
 
 
 def log_model(reporter: Reporter, parts: Parts, settings: Settings, rows: Any, *, step: int) -> None:
@@ -165,9 +165,11 @@ def log_model(reporter: Reporter, parts: Parts, settings: Settings, rows: Any, *
     event = model_event(folder, parts.card, EXAMPLE, step=step, dataset=dataset)
     event["params"] = texts(defaults.main(settings.experiment))
     others = {f"checkpoints/{other['file']}": other["step"] for other in read_kept(folder / "checkpoints")}
-    told = {step, *(each.get("step") for each in read_events(folder) if each["kind"] == "model")} if others else {step}
+    logged = (
+        {step, *(each.get("step") for each in read_events(folder) if each["kind"] == "model")} if others else {step}
+    )
     for weights, at in others.items():
-        if at not in told:  # before the run was resumed
+        if at not in logged:  # before the run was resumed
             measured = read_measured(folder, at)
             metrics = {name: point for name, point in measured.items() if name.startswith("val/")}
             journal.event("model", **event | {"step": at, "weights": weights, "metrics": metrics, "kept": True})

@@ -164,7 +164,7 @@ class CommonRows:
 
     def read(self, cfg: DictConfig) -> PreparedData | None:
         """Return a run's data if the first run has read it with the same settings, else None."""
-        if self._source is None or (words := _read_by(cfg)) is None or words != self._was_read_by:
+        if self._source is None or (reader := _read_by(cfg)) is None or reader != self._was_read_by:
             return None
         return PreparedData(self._source, split(self._source, seed=cfg.seed, **validate.how_to_cut(cfg)), "", {})
 

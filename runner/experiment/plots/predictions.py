@@ -89,11 +89,11 @@ def collect(
     """
     was_training = model.training
     model.eval()
-    said, true, points = list[Tensor](), list[Tensor](), list[Tensor]()
+    predicted, true, points = list[Tensor](), list[Tensor](), list[Tensor]()
     worst: tuple[Tensor, ...] | None = None
     try:
         for predictions, targets, inputs in _spread(model, task, batches, autocast, split_rows, most_rows):
-            said.append(predictions)
+            predicted.append(predictions)
             true.append(targets)
             if isinstance(inputs, Tensor) and inputs.is_floating_point():
                 parts = (inputs, predictions, targets, _badness(task.kind, predictions, targets))
@@ -104,7 +104,7 @@ def collect(
         has_plane = points and task.kind == "multiclass" and true[0].dim() == 1
         return Results(
             task.kind,
-            _host(torch.cat(said)[:most_rows]).astype(np.float32, copy=False),
+            _host(torch.cat(predicted)[:most_rows]).astype(np.float32, copy=False),
             _host(torch.cat(true)[:most_rows]),
             worst=Shown(_host(worst[0]).astype(np.float32), _host(worst[1]), _host(worst[2])) if worst else None,
             plane=_plane(model, task, torch.cat(points), torch.cat(true), autocast) if has_plane else None,
@@ -122,11 +122,11 @@ def _spread(
         begin += rows
         if first >= rows > 0:
             continue
-        found = _predict(model, task, batch if step == 1 else _every(batch, step, first), autocast)
+        shown = _predict(model, task, batch if step == 1 else _every(batch, step, first), autocast)
         if not is_known:  # how many numbers a row's prediction has
-            more = max(1, math.ceil(split_rows / step * max(1, found[0][0].numel()) / MOST_NUMBERS))
-            found, step, is_known = _every(found, more, 0), step * more, True
-        yield found
+            more = max(1, math.ceil(split_rows / step * max(1, shown[0][0].numel()) / MOST_NUMBERS))
+            shown, step, is_known = _every(shown, more, 0), step * more, True
+        yield shown
 
 
 def _every(batch: Any, step: int, first: int) -> Any:
@@ -162,11 +162,11 @@ def _plane(model: nn.Module, task: Predicting, points: Tensor, targets: Tensor, 
     grid = torch.from_numpy(np.stack(np.meshgrid(x, y), axis=-1).reshape(-1, 2)).to(points.device, points.dtype)
     with autocast():
         outputs = task.outputs(model, (grid, None))
-    said = _host(task.predictions(outputs)).reshape(GRID, GRID, -1)
+    predicted = _host(task.predictions(outputs)).reshape(GRID, GRID, -1)
     kept = kept[:: max(1, math.ceil(len(kept) / MOST_POINTS))]
-    return Plane(x, y, said, rows[kept].astype(np.float32), _host(targets)[kept])
+    return Plane(x, y, predicted, rows[kept].astype(np.float32), _host(targets)[kept])
 
 
 def _host(tensor: Tensor) -> NDArray[Any]:
-    found: NDArray[Any] = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).cpu().numpy()
-    return found
+    array: NDArray[Any] = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).cpu().numpy()
+    return array

@@ -78,8 +78,8 @@ def draw_roc(results: Results) -> Figure | None:
     left.plot([0, 1], [0, 1], color=style.MUTED, linewidth=0.8, linestyle=":")
     left.set(xlabel="false positive rate", ylabel="true positive rate", title="ROC")
     right.set(xlabel="recall", ylabel="precision", title="Precision and recall", ylim=(-0.02, 1.02))
-    place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.02, 1.04)}
-    key = right.legend(*left.get_legend_handles_labels(), frameon=False, fontsize=7.5, labelspacing=0.35, **place)
+    position: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.02, 1.04)}
+    key = right.legend(*left.get_legend_handles_labels(), frameon=False, fontsize=7.5, labelspacing=0.35, **position)
     key.set_title("area · average precision", prop={"size": 8})
     return figure
 

@@ -44,8 +44,8 @@ def panels(
         at = 1 - (0.49 + 0.19 * number) / height
         figure.text(0.16 / width, at, cut(line, limit), fontsize=9, color=MUTED)
     figure.subplots_adjust(left / width, bottom / height, 1 - right / width, 1 - top / height)
-    found = figure.subplots(*shape, squeeze=False, **layout).reshape(-1)
-    for axes in found:
+    grid = figure.subplots(*shape, squeeze=False, **layout).reshape(-1)
+    for axes in grid:
         axes.spines[["top", "right"]].set_visible(False)
         axes.spines[["left", "bottom"]].set_color(LINE)
         axes.tick_params(color=LINE, labelcolor=INK, labelsize=8.5)
@@ -54,7 +54,7 @@ def panels(
         if has_grid:
             axes.grid(color=LINE, linewidth=0.6, alpha=0.7)
             axes.set_axisbelow(True)
-    return figure, found
+    return figure, grid
 
 
 def save(figure: Figure, path: Path) -> Path:
