@@ -159,7 +159,7 @@ class Session:
             if (self.folder / TRACES).is_dir():
                 self.reporter.journal.event("artifact", path=TRACES, to=TRACES)
         with self._failing():
-            if is_finished:
+            if result.status == "finished":
                 times, _ = summaries.training_times(result)
                 self._hints = hints.find(self._parts, result, series=series, rows=rows, time=times)
         with self._failing():
