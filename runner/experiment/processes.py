@@ -46,7 +46,7 @@ from runner.training import signals
 from runner.training.fit import fit
 from runner.training.observer import Observer
 from runner.training.parts import Parts
-from runner.version import PACKAGES
+from runner.version import python_path
 
 MEMBER = "runner.experiment.rank"  # the module that each process is
 GRACE_SECONDS = 30.0  # for processes whose run has failed
@@ -154,8 +154,8 @@ def _start(directory: Path, handover: bytes, environment: Mapping[str, str], *, 
 
 
 def _environment(more: Mapping[str, Any]) -> dict[str, str]:
-    environment = {**os.environ, **{name: str(value) for name, value in more.items()}}
-    environment["PYTHONPATH"] = os.pathsep.join([str(PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": python_path(own=False)}
+    environment |= {name: str(value) for name, value in more.items()}
     if sys.platform == "darwin":  # gloo looks for the machine's name, which a Mac's network often does not know
         environment.setdefault("GLOO_SOCKET_IFNAME", "lo0")
     return environment
