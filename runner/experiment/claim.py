@@ -44,11 +44,8 @@ def temporary_folder(folder: Path) -> Iterator[Path]:
     """Yield a directory on the disk of another one, where no command looks for runs; remove it afterwards."""
     folder, here = folder.absolute(), Path.cwd()
     near = here if folder.is_relative_to(here) else next(path for path in folder.parents if path.is_dir())
-    temporary = Path(tempfile.mkdtemp(prefix=".runner-check-", dir=near))
-    try:
-        yield temporary
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=".runner-check-", dir=near, ignore_cleanup_errors=True) as name:
+        yield Path(name)
 
 
 class RunDirectory:

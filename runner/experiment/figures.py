@@ -51,7 +51,7 @@ def illustrate(
     try:
         is_text = task.kind == "language"
         return drawn + (_write_sample(parts, plots) if is_text else _draw_predictions(parts, task, plots, of, say))
-    except Exception as error:
+    except Exception as error:  # of a custom task or model
         say(f"plots: left out, {type(error).__name__}: {first_line(error)}")
         return drawn
 
@@ -96,6 +96,6 @@ def draw_results(results: Results, folder: Path, *, wanted: Sequence[str], say: 
             figure = getattr(scores if name in SCORES else examples, f"draw_{name}")(results)
             if figure is not None:
                 drawn.append(style.save(figure, folder / f"{name}.png"))
-        except Exception as error:
+        except Exception as error:  # e.g., of values that are not finite
             say(f"plots: {name}.png left out: {type(error).__name__}: {first_line(error)}")
     return drawn
