@@ -85,7 +85,7 @@ def _run(flags: list[str], overrides: list[str], folder: Path | None) -> Result:
     if is_later_rank():  # the first of several processes holds the directory
         return Result(vars(run_experiment(cfg, folder)), folder)
     try:
-        directory = RunDirectory.begin(folder, cfg, anew="-cd" in flags)
+        directory = RunDirectory.begin(folder, cfg, from_rerun="-cd" in flags)
     except claim.OverError as over:
         print(claim.over_line(over))
         return Result(vars(Summary.read(folder)), folder)

@@ -267,11 +267,11 @@ def started(cfg: DictConfig, *, publishes: bool) -> Iterator[Start]:
         folder = claim.spelled(folder_of(cfg, "hydra.run.dir"))
         check_folder(folder, key="hydra.run.dir")
         name_data(cfg, cfg.hydra)
-        anew = cfg.hydra.job.config_name == RERUN
+        from_rerun = cfg.hydra.job.config_name == RERUN
         if cfg.train.check:
-            claim.refuse_used(folder, cfg, anew=anew)
+            claim.refuse_used(folder, cfg, from_rerun=from_rerun)
             folder = stack.enter_context(claim.temporary_folder(folder))
             with read_write(cfg.hydra):
                 cfg.hydra.run.dir = str(folder)
-        directory = stack.enter_context(RunDirectory.begin(folder, cfg, anew=anew))
+        directory = stack.enter_context(RunDirectory.begin(folder, cfg, from_rerun=from_rerun))
         yield Start(directory, checked, publisher)

@@ -84,7 +84,7 @@ def prepare(
     cfg: DictConfig,
     device: torch.device,
     *,
-    goes_on: bool = False,
+    is_resumed: bool = False,
     num_processes: int = 1,
     divide: Divide | None = None,
     read: PreparedData | None = None,
@@ -92,13 +92,13 @@ def prepare(
 ) -> Parts:
     """Build and place everything, in the order of a batch's way; fill `cfg.facts` on it.
 
-    goes_on: from a checkpoint, so that a file of weights to start from need not be there any more.
+    is_resumed: from a checkpoint, so that a file of weights to start from need not be there any more.
     num_processes: that train on this machine, and share its cores. divide: places models in parts (None: whole).
     read: of a run with the same rows, which are not read again. num_ranks: that train, on all machines, and share each batch.
     Raises: RunnerError for data or a model that can't be had as the configuration says.
     """
     data = prepare_data(cfg, device, num_processes, read=read)
-    parts = prepare_training(cfg, device, data, goes_on=goes_on, divide=divide, num_ranks=num_ranks)
+    parts = prepare_training(cfg, device, data, is_resumed=is_resumed, divide=divide, num_ranks=num_ranks)
     return replace(parts, threads=_choose_threads(cfg, parts) if num_processes == 1 else "")
 
 
@@ -107,7 +107,7 @@ def prepare_training(
     device: torch.device,
     data: PreparedData,
     *,
-    goes_on: bool = False,
+    is_resumed: bool = False,
     divide: Divide | None = None,
     num_ranks: int = 1,
 ) -> Parts:
@@ -119,7 +119,7 @@ def prepare_training(
     fill_facts(cfg, {**OPTIONAL_FACTS, **_counted(cfg, source, data.splits), **source.facts, "num_steps": num_steps})
     leave_out_unknown_facts(cfg, "task")
     around = _preprocessing(cfg, data)
-    model, task, weights = _build_model(cfg, around, device, train, goes_on=goes_on)
+    model, task, weights = _build_model(cfg, around, device, train, is_resumed=is_resumed)
     card = _card(cfg, model, source, around)
     check_last_batch(model, task, train, device, num_ranks)
     model, average, shards, layout = _place_model(cfg, model, device, divide)
@@ -166,7 +166,7 @@ def _preprocessing(cfg: DictConfig, data: PreparedData) -> Preprocessing:
 
 
 def _build_model(
-    cfg: DictConfig, around: Preprocessing, device: torch.device, batches: Batches, *, goes_on: bool
+    cfg: DictConfig, around: Preprocessing, device: torch.device, batches: Batches, *, is_resumed: bool
 ) -> tuple[nn.Module, Any, str]:
     """Return the model on the host, the task, and which weights it starts from."""
     backends.seed_everything(cfg.seed)  # the weights depend only on the seed, not on earlier draws
@@ -185,7 +185,7 @@ def _build_model(
         know_shapes(model, task, lambda: next(iter(batches.epoch(0))))
     check_trains(inner, asked=source)
     path, weights = shared.get("weights"), ""
-    if path is not None and (not goes_on or exists(Path(str(path)))):
+    if path is not None and (not is_resumed or exists(Path(str(path)))):
         weights = load_weights(inner, str(path), strict=shared.get("strict", True))
     freeze(inner, _patterns(shared.get("freeze")))
     if cfg.train.recompute:

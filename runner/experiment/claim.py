@@ -75,16 +75,16 @@ class RunDirectory:
             raise RunnerError.of(source, problem, "use `hydra.run.dir=FOLDER` with one that you may write to") from None
 
     @classmethod
-    def begin(cls, path: Path, cfg: DictConfig, *, anew: bool = False) -> RunDirectory:
+    def begin(cls, path: Path, cfg: DictConfig, *, from_rerun: bool = False) -> RunDirectory:
         """Take a directory for a run that begins.
 
-        anew: Also refuse a run that has finished (with `-cd DIRECTORY -cn rerun`).
+        from_rerun: Also refuse a run that has finished (with `-cd DIRECTORY -cn rerun`).
         Raises: RunnerError for a directory with a run, OverError if it is this run and has finished.
         """
-        refuse_used(path, cfg, anew=anew)
+        refuse_used(path, cfg, from_rerun=from_rerun)
         directory = cls(path)
         try:
-            refuse_used(path, cfg, anew=anew)  # the run that it waited for
+            refuse_used(path, cfg, from_rerun=from_rerun)  # the run that it waited for
         except RunnerError:
             directory.release()
             raise
@@ -137,7 +137,7 @@ def has_checkpoint(folder: Path) -> bool:
     return any((folder / "checkpoints").glob("last*.pt"))
 
 
-def refuse_used(folder: Path, cfg: DictConfig, *, anew: bool = False) -> None:
+def refuse_used(folder: Path, cfg: DictConfig, *, from_rerun: bool = False) -> None:
     """Raise a RunnerError if a directory has a run: how it differs, or how to resume it. Writes nothing."""
     if not is_used(folder):
         return
@@ -161,7 +161,7 @@ def refuse_used(folder: Path, cfg: DictConfig, *, anew: bool = False) -> None:
     if is_being_written(folder):
         raise RunnerError.of(source, "this run is in it already, and is running", "use another directory, or wait")
     if Summary.read(folder).is_over() and not more:
-        if anew:
+        if from_rerun:
             raise RunnerError.of(source, "this run is in it already, and has finished", "use another directory")
         fix = f"run `{resume} {length_key(cfg)}=...` for more of it, or use another directory"
         raise OverError(Problem(source, "the run has finished", fix))

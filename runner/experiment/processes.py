@@ -226,8 +226,8 @@ def prepare_in_turn(
         divide = dividing(device, ranks.num)
     if not ranks.is_first:
         ranks.broadcast_object(None)
-    num_here, goes_on = rank.local_num if rank else 1, claim.has_checkpoint(directory)
-    parts = prepare(cfg, device, goes_on=goes_on, num_processes=num_here, divide=divide, num_ranks=ranks.num)
+    num_here, is_resumed = rank.local_num if rank else 1, claim.has_checkpoint(directory)
+    parts = prepare(cfg, device, is_resumed=is_resumed, num_processes=num_here, divide=divide, num_ranks=ranks.num)
     if ranks.is_first:
         ranks.broadcast_object(None)
     else:

@@ -139,8 +139,8 @@ def _prepared(job: PlannedRun, hardware: Hardware, rows: CommonRows) -> _Open:
         machine, device = Checked(hardware, choice), torch.device(choice.here)
         session = own.enter_context(Session.open(job.cfg, job.folder, machine=machine, context=context))
         try:
-            goes_on = claim.has_checkpoint(job.folder)
-            parts = prepare(job.cfg, device, goes_on=goes_on, read=rows.read(job.cfg))
+            is_resumed = claim.has_checkpoint(job.folder)
+            parts = prepare(job.cfg, device, is_resumed=is_resumed, read=rows.read(job.cfg))
         except RunnerError as error:
             is_full = any(problem.source == "data.residency=device" for problem in error.problems)
             if is_full and device.type != "cpu" and host_memory.is_shared():

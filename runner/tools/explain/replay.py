@@ -157,7 +157,7 @@ def untracked(cfg: DictConfig, device: torch.device, start: Start = Start(None))
             _lay(start.file, Path(folder, "checkpoints"))
         cfg = copy.deepcopy(cfg)  # prepare() adds the facts of the data
         settings = _as_written(Settings.of(cfg))
-        parts = prepare(cfg, device, goes_on=start.file is not None)
+        parts = prepare(cfg, device, is_resumed=start.file is not None)
         endless = replace(parts.limits, max_seconds=None, save_every_seconds=None, save_every_steps=None)
         parts, place = replace(parts, limits=endless), Path(folder)
         training = Training(parts, settings, place, observer=Observer(), stop=Stop(), ranks=Alone())
