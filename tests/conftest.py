@@ -68,15 +68,11 @@ runs/test_of_tables sweep/report/test_page
 """
 
 
-#: the number of a file's tests, or of a test's cases, that run with each commit, others each time; FUZZ_EXAMPLES runs all. Bitwise
-#: identical resumption, security, damage, splits, metrics and the step without reads are not among them
-DRAWN_TESTS = {
-    # a cluster takes some 10 s per sweep
-    "tests/sweep/launchers/test_ray.py": 4,
-    "tests/sweep/launchers/test_slurm.py": 6,
+#: how many cases of a large matrix run, the same ones each time; FUZZ_EXAMPLES runs all. Bitwise identical resumption, security,
+#: damage, splits, metrics and the step without reads are not among them
+CASES_OF_A_MATRIX = {
     # a whole run per case, 1 to 5 s: tests/config always checks each file of conf against the schema
     "tests/whole_runs/test_conf.py::test_every_option_runs_a_few_steps": 5,
-    "tests/whole_runs/test_tasks.py": 10,
     "tests/experiment/test_run.py::test_every_setting_runs": 6,
     "tests/experiment/test_hints.py::test_healthy_run_gets_no_hint": 5,
     "tests/experiment/test_hints.py::test_hint_names_a_planted_cause": 5,
@@ -104,82 +100,15 @@ DRAWN_TESTS = {
     "tests/tracking/test_mlflow_model.py::test_a_model_loads_elsewhere_without_this_package_for_any_number_of_rows": 1,
 }
 
-#: 3 to 50 s each; smaller tests also cover them, or their code rarely changes. Of three consecutive tests or files, one runs with
-#: each commit. Each group of three takes about the same time, so that no commit takes longer than another
-ONE_OF_THREE = """
-sweep/launchers/test_ray.py sweep/launchers/test_slurm.py
-whole_runs/test_template.py tools/test_try_out.py::test_a_night
-sweep/test_batched.py::test_each_job_is_the_run_that_it_is_alone
-distributed/test_training.py data/tables/test_rows.py::test_many_rows_train_in_less_memory_than_they_take
-sweep/test_batched.py::test_what_can_not_be_trained_together_is_trained_one_by_one
-tools/plan/test_zoo.py::test_what_goes_by_values_is_told_with_the_operation_and_its_line
-whole_runs/test_simulated.py::test_a_run_on_a_pretended_device_equals_the_cpus_to_the_bit
-whole_runs/test_several_processes.py::test_sigterm_reaches_all_and_another_number_of_processes_goes_on
-sweep/test_batched.py::test_folds_are_trained_together_though_they_differ_by_a_row
-training/stacked/test_fit.py::test_each_comes_to_what_it_comes_to_alone
-runs/test_export.py::test_another_process_without_this_package_computes_the_same
-experiment/test_run.py::test_ui_opens_the_last_runs_store_and_names_it_to_nobody
-whole_runs/test_readme.py::test_the_plan_says_what_its_page_says
-device/test_layers.py device/test_backends.py::test_a_compiled_step_does_not_lay_channels_last_where_that_overwrites_memory
-tracking/test_mlflow_model.py::test_a_model_loads_elsewhere_without_this_package_for_any_number_of_rows
-sweep/launchers/test_pretended_gpus.py data/language/test_tokens.py::test_a_file_larger_than_the_memory_is_trained_on
-runs/test_check.py::test_recipes_and_settings_pass tools/test_try_out.py::test_other_code_is_tried_by_its_seeds
-experiment/test_last_batch.py::test_several_processes_are_told_at_once
-sweep/test_sweep.py::test_jobs_that_die_are_rows_and_the_others_do_not_notice
-training/step/test_on_device.py::test_a_graph_of_a_compiled_step
-tools/plan/test_zoo.py::test_what_is_sound_would_run_and_nothing_is_found_but_what_waits
-sweep/search/test_sweeper.py::test_trials_run_in_two_slots_and_the_poor_ones_are_pruned
-experiment/test_own_loader.py::test_two_processes_share_each_batch
-sweep/test_until.py::test_a_sweep_that_is_stopped_among_the_added_seeds_goes_on_with_them
-tracking/test_faults.py::test_the_model_is_there_once_where_the_first_answer_to_every_kind_of_request_is_lost
-distributed/test_sharding.py::test_parts_learn_what_the_whole_learns_and_go_on_from_whole_states
-runs/test_export.py::test_a_model_without_a_graph_is_pickled_by_mlflow
-training/step/test_split_batch.py::test_a_process_without_memory_is_told_what_fits_or_splits
-sweep/test_sweep.py::test_jobs_on_two_slots_have_every_point_in_one_store
-tracking/test_mlflow_model.py::test_whichever_call_a_kill_comes_to_there_is_one_model_with_its_metrics_once
-tools/test_try_out.py::test_a_seed_with_which_the_reference_fails_is_left_out
-sweep/test_sweep.py::test_jobs_whose_device_is_missing_are_announced_and_skipped
-whole_runs/test_turns.py::test_a_plan_simulates_all_turns
-tracking/test_sweeps.py::test_finishing_waits_while_any_run_makes_progress
-runs/test_serve.py::test_it_answers_as_the_model_and_leaves_nothing
-cli/test_answer.py::test_of_a_process_and_those_that_it_starts
-tools/plan/test_findings.py::test_each_mistake_is_named_with_its_path_and_line
-cli/test_dispatch.py::test_a_wheel_runs_from_an_empty_folder_with_the_persons_own_parts
-whole_runs/test_several_processes.py::test_a_killed_process_ends_the_run_and_says_so
-tools/test_try_out.py::test_the_budget_and_what_would_not_run
-sweep/test_until.py::test_equal_configurations_get_a_winner_in_one_sweep_of_twenty_at_most
-cli/test_notebook.py::test_the_cells_of_a_notebook experiment/test_own_loader.py::test_its_plan_reads_as_the_run_does
-tracking/test_deadline.py::test_files_take_as_long_as_they_move
-experiment/test_together.py::test_one_whose_end_fails_fails_alone
-tools/plan/test_models.py::test_each_would_run_and_reads_nothing
-tools/test_tune.py::test_what_wins_stays_and_the_next_is_tried_on_top_of_it
-cli/test_dispatch.py::test_key_of_other_sweep_options_is_named
-tools/plan/test_command.py::test_one_of_several_processes
-experiment/test_hooks.py::test_images_and_tables_are_where_mlflows_pages_look_for_them
-sweep/test_batched.py::test_one_whose_data_can_not_be_had_fails_alone
-sweep/test_messages.py::test_a_sweep_over_two_kinds_of_devices_says_it
-tracking/test_mlflow_model.py::test_a_model_of_the_current_folder_travels_with_its_code
-tools/plan/test_command.py::test_what_does_not_fit_is_told_with_what_would
-whole_runs/test_where_time_went.py::test_jobs_that_are_trained_together
-tracking/test_sweeps.py::test_eight_jobs_at_once_arrive_through_one_process
-tools/plan/simulator/test_simulator.py::test_a_program_runs_under_the_device_as_it_is
-sweep/search/test_sweeper.py::test_a_sweep_is_gone_on_with_only_as_what_it_was
-"""
-
 
 def pytest_collection_modifyitems(config, items):
     if not any("::" in word for word in config.args):
-        drawn_from = {name: ([item for item in items if _of(item, name)], num) for name, num in DRAWN_TESTS.items()}
-        names = [f"tests/{name}" for name in ONE_OF_THREE.split()]
-        threes = zip(names[::3], names[1::3], names[2::3], strict=False)  # the rest always runs
-        others = {
-            name for three in threes for name in set(three).difference(seeded.drawn("three" + three[0], three, 1))
-        }
-        left_out = {item for item in items for name in others if _of(item, name)} | {
+        matrices = {name: [item for item in items if _of(item, name)] for name in CASES_OF_A_MATRIX}
+        left_out = {
             item
-            for name, (own, num) in drawn_from.items()
-            if len(own) > num
-            for item in set(own).difference(seeded.drawn(name, own, num))
+            for name, num in CASES_OF_A_MATRIX.items()
+            if len(cases := matrices[name]) > num
+            for item in set(cases).difference(seeded.drawn(name, cases, num))
         }
         if left_out:
             config.hook.pytest_deselected(items=[item for item in items if item in left_out])

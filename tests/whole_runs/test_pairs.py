@@ -1,6 +1,6 @@
 """Every data set with every model and every task: three steps are trained, or it is refused with a suggestion.
 
-Each commit tests a twelfth of all 720, another one each time; FUZZ_EXAMPLES=40 tests all.
+A twelfth of all 720, the same one each time; FUZZ_EXAMPLES=40 tests all.
 """
 
 import functools

@@ -111,7 +111,7 @@ def in_mlflow(folders, store):
     return found
 
 
-#: where the rows are, and the steps between two checkpoints: each commit tests one pair, FUZZ_EXAMPLES=1 tests both
+#: where the rows are, and the steps between two checkpoints: one pair, with FUZZ_EXAMPLES=1 both
 KINDS = [("device", 4), ("stream", 1)]
 
 

@@ -1,6 +1,6 @@
 """The table of conf/README.md for users of lightning-hydra-template: each command runs, and does what its row says.
 
-Each commit tests five rows, other ones each time; FUZZ_EXAMPLES=1 tests all.
+Five rows, the same ones each time; FUZZ_EXAMPLES=1 tests all.
 """
 
 import json
