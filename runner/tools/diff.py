@@ -20,8 +20,8 @@ from runner.config import defaults
 from runner.config.trust import check_folder
 from runner.errors import RunnerError
 from runner.experiment.terminal import Terminal, readable, text_table
-from runner.runs.reproduce.compare import Comparison, Points, compare_all, where_parted
-from runner.runs.reproduce.making import Difference, differing, of_run, of_values, unknown
+from runner.runs.reproduce.compare import CurveComparison, Points, compare_all, where_parted
+from runner.runs.reproduce.making import ValueDifference, differing, of_run, of_values, unknown
 from runner.runs.reproduce.recorded import RecordedRun, open_recorded
 from runner.sweep.jobs import ledger
 from runner.tasks.metric_names import is_rising
@@ -47,10 +47,10 @@ class Diff:
     """The differences between runs. Each run's curves are compared with those of the first run."""
 
     runs: tuple[DiffRun, ...]
-    configuration: list[Difference]
-    made_with: list[Difference]
+    configuration: list[ValueDifference]
+    made_with: list[ValueDifference]
     unknown: tuple[str, ...]  # what at least one run has not recorded
-    curves: tuple[list[Comparison], ...]
+    curves: tuple[list[CurveComparison], ...]
 
     @property
     def sentence(self) -> str:
@@ -182,7 +182,7 @@ def show(found: Diff) -> None:
         terminal.print(Text(found.sentence), soft_wrap=True)
 
 
-def _differences(title: str, rows: Sequence[Difference], names: Sequence[str]) -> Table:
+def _differences(title: str, rows: Sequence[ValueDifference], names: Sequence[str]) -> Table:
     if len(names) <= MAX_COLUMNS:
         return text_table((title, *names), ((each.what, *each.values) for each in rows))
     columns = zip(names, *(each.values for each in rows), strict=True)

@@ -19,7 +19,7 @@ from typing import TextIO
 from runner.config.importing import loading
 from runner.tracking import mlflow_store, store_uri
 from runner.tracking.pipe import Line
-from runner.tracking.publish_loop import BROKEN, Rounds, follow
+from runner.tracking.publish_loop import BROKEN, UploadRounds, follow
 from runner.tracking.publish_run import PublishedRun
 from runner.tracking.publisher import LOG
 from runner.tracking.system_metrics import Machine
@@ -83,7 +83,7 @@ def _publish(folder: Path, uri: str, line: Line, *, owner: int) -> int:
         return Uploader(folder, uri, machine=machine if lives else None, **how)  # type: ignore[arg-type]
 
     try:
-        rounds = Rounds(
+        rounds = UploadRounds(
             folder,
             run_of=lambda folder: PublishedRun(folder, upload),
             ask=lambda: _what_is_wrong(uri),

@@ -26,7 +26,7 @@ ORPHAN_SECONDS = 120.0  # to send the rest when the training or the sweep was ki
 log = logging.getLogger("runner.tracking")
 
 
-class Rounds:
+class UploadRounds:
     """The followed runs, and the state of their store.
 
     A failing run pauses, and the others continue. If the store does not answer, all runs wait while one small request is
@@ -169,7 +169,7 @@ class Rounds:
         return BROKEN if is_broken else NOT_DELIVERED if left else 0
 
 
-def follow(rounds: Rounds, line: Line, *, has_owner: Callable[[], bool] = lambda: True) -> int:
+def follow(rounds: UploadRounds, line: Line, *, has_owner: Callable[[], bool] = lambda: True) -> int:
     """Send the journals as they grow, until everything has ended and is sent.
 
     Args:

@@ -9,7 +9,7 @@ from runner.tracking import publish_loop, publish_run
 from runner.tracking.ack import Ack
 from runner.tracking.journal import Journal
 from runner.tracking.pipe import FOLLOW, GONE, bye, word
-from runner.tracking.publish_loop import Rounds, follow
+from runner.tracking.publish_loop import UploadRounds, follow
 from runner.tracking.publish_run import PublishedRun
 from runner.tracking.sync import LOCK
 
@@ -92,7 +92,7 @@ class Runs:
         return self.answers.pop(0) if self.answers else None
 
     def rounds(self, first="sweep", **how):
-        return Rounds(self.root / first, run_of=self.run_of, ask=self.ask, **how)
+        return UploadRounds(self.root / first, run_of=self.run_of, ask=self.ask, **how)
 
     def follow(self, line, first="sweep", **how):
         return follow(self.rounds(first), line, **how)

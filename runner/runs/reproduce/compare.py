@@ -24,7 +24,7 @@ AT_THE_END = "test/"
 
 
 @dataclass(frozen=True)
-class Comparison:
+class CurveComparison:
     """One metric of two runs."""
 
     name: str
@@ -43,7 +43,7 @@ class Comparison:
 
 def compare_all(
     then: Mapping[str, Points], now: Mapping[str, Points], *, may_end_elsewhere: bool = False
-) -> list[Comparison]:
+) -> list[CurveComparison]:
     """Compare every metric: `train/loss`, the other training metrics, and the rest in the second run's order.
 
     Only the last point of a test metric counts, as a resumed run may have several.
@@ -58,7 +58,7 @@ def compare_all(
     ]
 
 
-def compare(name: str, then: Points, now: Points, *, may_end_elsewhere: bool = False) -> Comparison:
+def compare(name: str, then: Points, now: Points, *, may_end_elsewhere: bool = False) -> CurveComparison:
     """Compare one metric step by step. NaN equals NaN; the last of several points at a step counts."""
     (old_steps, old), (new_steps, new) = _last_of_each_step(*then), _last_of_each_step(*now)
     steps, at_old, at_new = np.intersect1d(old_steps, new_steps, assume_unique=True, return_indices=True)
@@ -82,7 +82,7 @@ def compare(name: str, then: Points, now: Points, *, may_end_elsewhere: bool = F
     at = int(apart.argmax()) if apart.any() else None
     found = {"then": old, "now": new}
     values = {key: float(column[steps == first][0]) for key, column in found.items() if (steps == first).any()}
-    return Comparison(
+    return CurveComparison(
         name,
         verdict,
         num_common=len(steps),
@@ -110,25 +110,25 @@ def differences(
     return apart
 
 
-def is_reproduced(found: list[Comparison]) -> bool:
+def is_reproduced(found: list[CurveComparison]) -> bool:
     """Return whether anything was compared and nothing differs beyond the tolerance."""
     return all(each.verdict != DIFFERENT for each in found) and any(each.num_common for each in found)
 
 
-def overall(found: list[Comparison]) -> str:
+def overall(found: list[CurveComparison]) -> str:
     """Return the worst verdict."""
     if not is_reproduced(found):
         return DIFFERENT
     return CLOSE if any(each.verdict == CLOSE for each in found) else SAME
 
 
-def where_parted(found: list[Comparison]) -> Comparison | None:
+def where_parted(found: list[CurveComparison]) -> CurveComparison | None:
     """Return the metric that diverges first, by any difference; the first in the list of several at one step."""
     parted = [each for each in found if each.parted_step is not None]
     return min(parted, key=lambda each: each.parted_step or 0, default=None)
 
 
-def earliest(found: list[Comparison]) -> Comparison | None:
+def earliest(found: list[CurveComparison]) -> CurveComparison | None:
     """Return the metric that differs first; the first in the list of several at one step."""
     different = [each for each in found if each.verdict == DIFFERENT and each.first_step is not None]
     return min(different, key=lambda each: each.first_step or 0, default=None)

@@ -23,7 +23,7 @@ NOTES = ("platform", "machine", "threads")
 
 
 @dataclass(frozen=True)
-class Difference:
+class ValueDifference:
     """A value that differs between runs, as text for each run."""
 
     what: str
@@ -61,7 +61,7 @@ def of_now(choice: Choice, hardware: Hardware, *, files: Mapping[str, str]) -> M
     return Making(provenance.git_state(), __version__, device, provenance.packages(text), notes)
 
 
-def differing(makings: Sequence[Making]) -> list[Difference]:
+def differing(makings: Sequence[Making]) -> list[ValueDifference]:
     """Return what at least two runs recorded and differs."""
     notes = [_row(name, [each.notes.get(name) for each in makings]) for name in NOTES]
     found = [
@@ -93,7 +93,7 @@ def unknown(makings: Sequence[Making]) -> tuple[str, ...]:
     return tuple(name for name in of_each[0] if not all(each[name] for each in of_each))
 
 
-def of_values(sides: Sequence[Mapping[str, Any]]) -> list[Difference]:
+def of_values(sides: Sequence[Mapping[str, Any]]) -> list[ValueDifference]:
     """Return the options and values that differ between configurations, as identity.chosen() returns them.
 
     Names and directories of runs are left out, and values that follow from a differing option of a group.
@@ -103,7 +103,7 @@ def of_values(sides: Sequence[Mapping[str, Any]]) -> list[Difference]:
     keys = dict.fromkeys(key for side in sides for key in defaults.changed(side))
     keys |= dict.fromkeys(key for answer in answers for key in answer)
     return [
-        Difference(key, tuple(_shown(each, key) for each in values))
+        ValueDifference(key, tuple(_shown(each, key) for each in values))
         for key in keys
         if any(each.get(key, ...) != values[0].get(key, ...) for each in values)
     ]
@@ -120,12 +120,16 @@ def _shown(values: Mapping[str, Any], key: str) -> str:
     return without_password(defaults.in_word(values[key])) if key in values else "not there"
 
 
-def _row(what: str, values: Sequence[str | None], *, key: Callable[[str], str] = str) -> Difference | None:
+def _row(what: str, values: Sequence[str | None], *, key: Callable[[str], str] = str) -> ValueDifference | None:
     known = {key(value) for value in values if value is not None}
-    return Difference(what, tuple(UNKNOWN if value is None else value for value in values)) if len(known) > 1 else None
+    return (
+        ValueDifference(what, tuple(UNKNOWN if value is None else value for value in values))
+        if len(known) > 1
+        else None
+    )
 
 
-def _code(makings: Sequence[Making]) -> Iterator[Difference | None]:
+def _code(makings: Sequence[Making]) -> Iterator[ValueDifference | None]:
     gits = [each.git for each in makings]
     if all(is_same_code(git, gits[0]) for git in gits):
         changed: list[dict[str, list[str]]] = [{} for _ in gits]
@@ -133,13 +137,15 @@ def _code(makings: Sequence[Making]) -> Iterator[Difference | None]:
         changed = [_changed_lines(git.diff if git else "") for git in gits]
         texts = [f"{git.commit[:12]}{' with changes' * git.dirty}" if git else NO_GIT for git in gits]
         alike = [text == texts[0] and not is_same_code(git, gits[0]) for text, git in zip(texts, gits, strict=True)]
-        yield Difference("code", tuple(text + ", other ones" * more for text, more in zip(texts, alike, strict=True)))
+        yield ValueDifference(
+            "code", tuple(text + ", other ones" * more for text, more in zip(texts, alike, strict=True))
+        )
     names = dict.fromkeys(name for lines in changed for name in lines)
     names |= dict.fromkeys(name for each in makings for name in each.notes if name not in (*NOTES, TOGETHER))
     for name in names:
         lines = [each.get(name, []) for each in changed]
         if any(each != lines[0] for each in lines):
-            yield Difference(name, tuple(_own_lines(each, lines) for each in lines))
+            yield ValueDifference(name, tuple(_own_lines(each, lines) for each in lines))
         else:
             yield _row(name, [each.notes.get(name) for each in makings])
 
@@ -162,12 +168,12 @@ def _own_lines(lines: Sequence[str], of_all: Sequence[Sequence[str]]) -> str:
     return f"{own[0][0]} {own[0][1:].strip()}" + (f" (and {len(own) - 1} more lines)" if len(own) > 1 else "")
 
 
-def _packages(makings: Sequence[Making]) -> Iterator[Difference | None]:
+def _packages(makings: Sequence[Making]) -> Iterator[ValueDifference | None]:
     sides = [each.packages for each in makings]
     if not all(sides):
         torch = [f"torch {side['torch']}" if "torch" in side else None for side in sides]
         if any(sides):
-            yield Difference("versions", tuple(text or UNKNOWN for text in torch))
+            yield ValueDifference("versions", tuple(text or UNKNOWN for text in torch))
         sides = [side for side in sides if side]
         if len(sides) < 2:
             return
@@ -180,10 +186,10 @@ def _packages(makings: Sequence[Making]) -> Iterator[Difference | None]:
         return tuple(show(each.packages) if each.packages else UNKNOWN for each in makings)
 
     for name in deciding:
-        yield Difference(name, texts(lambda side, name=name: side.get(name, "not installed")))  # type: ignore[misc]
+        yield ValueDifference(name, texts(lambda side, name=name: side.get(name, "not installed")))  # type: ignore[misc]
     if others := [name for name in differ if name not in deciding]:
         named = others[:MOST_PACKAGES]
         rest = f" and {len(others) - len(named)} more" if len(others) > len(named) else ""
-        yield Difference(
+        yield ValueDifference(
             "packages", texts(lambda side: ", ".join(f"{name} {side.get(name, 'none')}" for name in named) + rest)
         )

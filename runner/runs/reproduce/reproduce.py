@@ -27,7 +27,7 @@ from runner.runs.reproduce.compare import (
     CLOSE,
     DIFFERENT,
     NOT_COMPARED,
-    Comparison,
+    CurveComparison,
     Points,
     compare_all,
     earliest,
@@ -35,7 +35,7 @@ from runner.runs.reproduce.compare import (
     last_step,
     overall,
 )
-from runner.runs.reproduce.making import Difference, is_same_code
+from runner.runs.reproduce.making import ValueDifference, is_same_code
 from runner.runs.reproduce.recorded import DIFF, RecordedRun
 from runner.tracking.journal_reader import read_series
 from runner.tracking.mlflow_names import Names
@@ -97,7 +97,7 @@ def _ends_elsewhere(original: RecordedRun, cfg: DictConfig, summary: Summary, ch
 
 
 def lines_before(
-    original: RecordedRun, making: Sequence[Difference], values: Sequence[Difference], *, code_lines: str
+    original: RecordedRun, making: Sequence[ValueDifference], values: Sequence[ValueDifference], *, code_lines: str
 ) -> list[str]:
     """Return the lines before the run: what is repeated, and what changed since."""
     of = f" of {original.num_steps:,}" if original.num_steps and not original.is_whole else ""
@@ -113,7 +113,7 @@ def lines_before(
     return [_printable(line) for line in found]
 
 
-def table(found: Sequence[Comparison]) -> list[str]:
+def table(found: Sequence[CurveComparison]) -> list[str]:
     """Return a header and a line per metric."""
     rows = [HEAD, *(_row(each) for each in found)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
@@ -123,7 +123,7 @@ def table(found: Sequence[Comparison]) -> list[str]:
     ]
 
 
-def sentence(found: list[Comparison], *, failure: str = "", ends: tuple[int, int] = (0, 0)) -> str:
+def sentence(found: list[CurveComparison], *, failure: str = "", ends: tuple[int, int] = (0, 0)) -> str:
     """Return the verdict. failure: of this run, if the original did not fail; ends: the last step of each run."""
     if failure:
         return f"NOT reproduced: {failure}"
@@ -148,8 +148,8 @@ def sentence(found: list[Comparison], *, failure: str = "", ends: tuple[int, int
 def write(
     folder: Path,
     original: RecordedRun,
-    found: list[Comparison],
-    differences: Sequence[Difference],
+    found: list[CurveComparison],
+    differences: Sequence[ValueDifference],
     *,
     said: str,
     same: bool,
@@ -170,7 +170,7 @@ def write(
     (folder / FILE).write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
 
 
-def _departure(first: Comparison) -> str:
+def _departure(first: CurveComparison) -> str:
     if first.then is None or first.now is None:
         if not first.num_common:
             return "is missing"
@@ -179,7 +179,7 @@ def _departure(first: Comparison) -> str:
     return f"differs from step {first.first_step} on ({first.then:.9g} then, {first.now:.9g} now)"
 
 
-def _row(each: Comparison) -> tuple[str, ...]:
+def _row(each: CurveComparison) -> tuple[str, ...]:
     points = f"{each.num_common:,}"
     points += f", {each.num_missing:,} missing" if each.num_missing else ""
     points += f", {each.num_additional:,} more" if each.num_additional else ""
@@ -192,7 +192,7 @@ def _of(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def _side_by_side(differences: Sequence[Difference]) -> list[str]:
+def _side_by_side(differences: Sequence[ValueDifference]) -> list[str]:
     rows = [("", "was", "is"), *((each.what, *each.values) for each in differences)]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     return [f"        {what:<{widths[0]}}  {was:<{widths[1]}}  {now}" for what, was, now in rows]
