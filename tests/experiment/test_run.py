@@ -23,6 +23,7 @@ from runner.data.builtin.scikit import digits
 from runner.data.loading.order import permutation
 from runner.data.split import split
 from runner.device.placement import map_tensors
+from runner.experiment import session
 from runner.models.mlp import MLP
 from runner.tracking.journal import read_points
 from runner.tracking.mlflow_model import is_best
@@ -347,6 +348,18 @@ def test_a_part_that_finds_out_late_that_it_does_not_suit_says_what_to_write(own
     assert cli.main(words) == 1
     assert summary(own_folder)["error"] == "`model=cnn` gives too little (model=cnn); help: use `model=mlp`"
     assert "Traceback" not in (own_folder / "run" / "runner.log").read_text()
+
+
+def test_error_after_training_fails_the_run(own_folder, monkeypatch):
+    def fails(*_, **__):
+        raise RuntimeError("no example")
+
+    monkeypatch.setattr(session, "log_model", fails)
+    words = ["model=linear", "device=cpu", "train.num_steps=2", "task.plots=false", "tracking.enabled=false"]
+    assert cli.main([*words, "hydra.run.dir=run"]) == 1
+    run = summary(own_folder)
+    assert (run["status"], run["num_steps"], run["hints"]) == ("failed", 2, []) and run["metrics"]["val/loss"] > 0
+    assert run["error"].startswith("RuntimeError: no example") and run["seconds"]["finish"] > 0
 
 
 ROWS = (4, 4)  # from the validation split
