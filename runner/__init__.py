@@ -11,7 +11,7 @@ from runner.version import __version__
 if TYPE_CHECKING:
     import pandas
 
-    from runner.cli.notebook import Result
+    from runner.cli.notebook import RunResult
 
 __all__ = ["__version__", "history", "run"]
 
@@ -21,7 +21,7 @@ def run(
     *,
     config_name: str = "config",
     folder: Path | str | None = None,
-) -> Result:
+) -> RunResult:
     """Run what `overrides` describe, as `python -m runner OVERRIDES` would.
 
     Args:

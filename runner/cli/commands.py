@@ -19,7 +19,7 @@ from omegaconf import DictConfig
 
 from runner.cli import answer
 from runner.cli.table import MULTIRUN
-from runner.cli.train import Start, check, refuse_check, train, train_composed
+from runner.cli.train import RunStart, check, refuse_check, train, train_composed
 from runner.command import Arguments, Facts
 from runner.config import override_errors
 from runner.config.compose import CONF, CheckedLoader, Compose, composed_with, composer
@@ -92,7 +92,7 @@ def reproduce(given: Arguments) -> int:
     results: list[bool] = []
     with open_recorded(given.run, uri=default_uri(given.overrides), trusted=given["--trust"]) as original:
 
-        def run_again(cfg: DictConfig, folder: Path, start: Start) -> tuple[Summary, dict[str, Any]]:
+        def run_again(cfg: DictConfig, folder: Path, start: RunStart) -> tuple[Summary, dict[str, Any]]:
             summary, is_same = repeating.repeat(original, cfg, folder, checked=start.checked, anyway=given["--anyway"])
             results.append(is_same)
             return summary, {"reproduced": original.run_id or original.name, "is_same": is_same}

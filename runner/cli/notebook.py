@@ -15,21 +15,21 @@ from hydra.types import RunMode
 from runner.cli.answer import is_later_rank
 from runner.cli.arguments import parse
 from runner.cli.table import COMMANDS, ONE_RUN
-from runner.cli.train import check, check_folder, folder_of, refuse_check
+from runner.cli.train import check, folder_of, refuse_check, started
 from runner.config import override_errors
 from runner.config.compose import composer, name_data
 from runner.config.importing import loading, logging_to, make_own_code_importable, restored
 from runner.config.instantiate import ALLOW_VARIABLE
 from runner.errors import SECRETS, RunnerError, path_problems, refuse
 from runner.experiment import claim
-from runner.experiment.claim import RunDirectory
+from runner.experiment.context import RunContext
 from runner.experiment.summary import Summary
 
 if TYPE_CHECKING:
     import pandas
 
 
-class Result(dict[str, Any]):
+class RunResult(dict[str, Any]):
     """The contents of summary.json, and `folder`. As the last line of a cell it shows the plot of the loss."""
 
     def __init__(self, summary: Mapping[str, Any], folder: Path) -> None:
@@ -52,7 +52,7 @@ class Result(dict[str, Any]):
         return plot.read_bytes() if plot.is_file() else None
 
 
-def run(overrides: str | Sequence[str], *, config_name: str, folder: Path | None) -> Result:
+def run(overrides: str | Sequence[str], *, config_name: str, folder: Path | None) -> RunResult:
     """Train one run; see `runner.run`."""
     _refuse_data_worker()
     make_own_code_importable()
@@ -65,7 +65,7 @@ def run(overrides: str | Sequence[str], *, config_name: str, folder: Path | None
     return result
 
 
-def _run(flags: list[str], overrides: list[str], folder: Path | None) -> Result:
+def _run(flags: list[str], overrides: list[str], folder: Path | None) -> RunResult:
     compose = composer(flags)
     with override_errors.explained(overrides, compose=compose, check=check):
         cfg = compose(overrides)
@@ -78,24 +78,22 @@ def _run(flags: list[str], overrides: list[str], folder: Path | None) -> Result:
     if folder is not None:
         refuse(path_problems("folder", str(folder), is_written=True))
     folder = (folder or folder_of(cfg, "hydra.run.dir")).absolute()  # its result may be read after a chdir
-    check_folder(folder, key="hydra.run.dir")
     HydraConfig.instance().set_config(cfg)
-    name_data(cfg)
-    del cfg.hydra
     if is_later_rank():  # the first of several processes holds the directory
-        return Result(vars(run_experiment(cfg, folder)), folder)
+        name_data(cfg)
+        del cfg.hydra
+        return RunResult(vars(run_experiment(cfg, folder)), folder)
     try:
-        directory = RunDirectory.begin(folder, cfg, from_rerun="-cd" in flags)
+        with started(cfg, folder, publishes=False) as start, logging_to(folder):
+            del cfg.hydra
+            try:
+                return RunResult(vars(run_experiment(cfg, folder, context=RunContext(checked=start.checked))), folder)
+            except (RunnerError, KeyboardInterrupt):  # before the training began
+                start.directory.leave_nothing()
+                raise
     except claim.OverError as over:
         print(claim.over_line(over))
-        return Result(vars(Summary.read(folder)), folder)
-    with directory:
-        try:
-            with logging_to(folder):
-                return Result(vars(run_experiment(cfg, folder)), folder)
-        except (RunnerError, KeyboardInterrupt):  # before the training began
-            directory.leave_nothing()
-            raise
+        return RunResult(vars(Summary.read(folder)), folder)
 
 
 def _refuse_data_worker() -> None:

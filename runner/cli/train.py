@@ -32,7 +32,7 @@ from runner.experiment.context import Checked, RunContext
 from runner.experiment.summary import Summary
 from runner.tracking.ahead import Ahead
 
-RunOne = Callable[[DictConfig, Path, "Start"], tuple[Summary, dict[str, Any]]]  # with more values for --json
+RunOne = Callable[[DictConfig, Path, "RunStart"], tuple[Summary, dict[str, Any]]]  # with more values for --json
 
 
 def train(given: Arguments) -> int:
@@ -90,7 +90,7 @@ def train_composed(
             return 0
 
 
-def _run(cfg: DictConfig, loader: CheckedLoader, start: Start, run_one: RunOne | None) -> int:
+def _run(cfg: DictConfig, loader: CheckedLoader, start: RunStart, run_one: RunOne | None) -> int:
     """Run one job as Hydra does: its directory, its logs, its callbacks."""
 
     def job(cfg: DictConfig) -> Summary:
@@ -242,7 +242,7 @@ def _store_of(cfg: DictConfig) -> str | None:
 
 
 @dataclass(frozen=True)
-class Start:
+class RunStart:
     """A run that may begin: its directory is taken, its configuration checked."""
 
     directory: RunDirectory
@@ -251,9 +251,10 @@ class Start:
 
 
 @contextmanager
-def started(cfg: DictConfig, *, publishes: bool) -> Iterator[Start]:
+def started(cfg: DictConfig, folder: Path | None = None, *, publishes: bool) -> Iterator[RunStart]:
     """Check a run and take its directory, before anything is written there: an error leaves nothing.
 
+    folder: Its directory (None: `hydra.run.dir`).
     publishes: whether the run has its own uploader process, which starts while the configuration is checked.
     Raises: RunnerError with everything that is wrong, OverError for a run that has finished.
     """
@@ -264,7 +265,7 @@ def started(cfg: DictConfig, *, publishes: bool) -> Iterator[Start]:
             publisher = Ahead(uri)
             stack.callback(publisher.close)
         checked = check(cfg)
-        folder = claim.spelled(folder_of(cfg, "hydra.run.dir"))
+        folder = claim.spelled(folder or folder_of(cfg, "hydra.run.dir"))
         check_folder(folder, key="hydra.run.dir")
         name_data(cfg, cfg.hydra)
         from_rerun = cfg.hydra.job.config_name == RERUN
@@ -274,4 +275,4 @@ def started(cfg: DictConfig, *, publishes: bool) -> Iterator[Start]:
             with read_write(cfg.hydra):
                 cfg.hydra.run.dir = str(folder)
         directory = stack.enter_context(RunDirectory.begin(folder, cfg, from_rerun=from_rerun))
-        yield Start(directory, checked, publisher)
+        yield RunStart(directory, checked, publisher)

@@ -17,7 +17,6 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from runner.config.allowed import LIBRARIES, PARTS, homes, is_part, public_name,
 from runner.config.identity import leaves
 from runner.config.other_names import keys_for, value_for
 from runner.config.packages import install
-from runner.config.schema import SHARED
+from runner.config.schema import SHARED, keys
 from runner.errors import (
     NO_MOVES,
     Problem,
@@ -263,7 +262,7 @@ def _target_problems(path: str, node: dict[str, Any], own_code: bool) -> list[Pr
 def _refused_arguments(path: str, name: str, node: dict[str, Any], thing: Any, takes: list[str]) -> Iterator[Problem]:
     listed = f"{', '.join(takes[:12])}{', ...' if len(takes) > 12 else ''}" or "none"
     problem = f"`{thing.__name__}` takes no argument `{name}`; its arguments: {listed}"
-    settings = [item.name for item in fields(SHARED[path])] if path in SHARED else []
+    settings = keys(SHARED[path]) if path in SHARED else ()
     hits = [hit for key in keys_for(name) if (hit := key.rpartition(".")[2]) in takes] or nearest(
         name, [*takes, *settings]
     )

@@ -13,7 +13,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from types import NoneType, UnionType
@@ -25,7 +25,7 @@ from runner.config.allowed import is_part
 from runner.config.compose import CONF
 from runner.config.instantiate import HYDRA_KEYS, PARTIAL, locate
 from runner.config.run_files import MAX_ALIASED_VALUES, yaml_refusal
-from runner.config.schema import SHARED, Config, Grid, Search, Tracking, Train
+from runner.config.schema import SHARED, Config, GridKeys, Key, SearchKeys, TrackingKeys, TrainKeys, keys, subgroups
 from runner.errors import RunnerError, finite
 
 Json = dict[str, Any]
@@ -44,26 +44,25 @@ def of_arguments(arguments: Sequence[inspect.Parameter], docs: Docs, shared: Jso
     return {"type": "object", "properties": properties, "additionalProperties": takes_more}
 
 
-def of_dataclass(schema: type, docs: Docs, prefix: str = "", shared: Json | None = None) -> Json:
-    """Return a mapping with the keys of a dataclass and those of `shared`, and with no other."""
-    hints, properties = get_type_hints(schema), dict(shared or {})
-    for item in fields(schema):
-        key = prefix + item.name
-        doc, value = docs.get(key, ("", None))
-        if is_dataclass(item.default_factory):
-            properties[item.name] = of_dataclass(item.default_factory, docs, f"{key}.")
-            continue
-        rule = item.metadata
-        kind = {"enum": [*rule["choices"]]} if "choices" in rule else _of_type(hints[item.name])
-        kind = {**(kind or {}), **rule.get("rule", {})} or None
-        if kind is not None and str in (hints[item.name], *get_args(hints[item.name])) and "type" in kind:
-            kind["type"] = [*kind["type"], "number"]  # OmegaConf makes a text of it
-        valid = rule.get("valid", "") if "choices" not in rule or not doc else ""
-        said = "; ".join(filter(None, (valid, _usual(value))))
-        is_nullable = value is None or NoneType in get_args(hints[item.name])
-        properties[item.name] = value_of(kind, doc, said, is_nullable=is_nullable)
+def of_schema(schema: type, docs: Docs, prefix: str = "", shared: Json | None = None) -> Json:
+    """Return a mapping with the keys of a schema and those of `shared`, and with no other."""
+    properties = dict(shared or {})
+    for name, inner in subgroups(schema).items():
+        properties[name] = of_schema(inner, docs, f"{prefix}{name}.")
+    for name, key in keys(schema).items():
+        properties[name] = _of_key(key, *docs.get(prefix + name, ("", None)))
     made = {"type": "object", "properties": properties, "additionalProperties": False}
     return described(made, docs.get(prefix.rstrip("."), ("",))[0])
+
+
+def _of_key(key: Key, doc: str, value: Any) -> Json:
+    hint, is_choice = get_type_hints(key.schema)[key.name], "enum" in key.rule
+    hints = (hint, *get_args(hint))
+    kind = {**(_of_type(hint) or {} if not is_choice else {}), **key.rule} or None
+    if kind is not None and str in hints and "type" in kind:
+        kind["type"] = [*kind["type"], "number"]  # OmegaConf makes a text of it
+    said = "; ".join(filter(None, (key.valid if not (is_choice and doc) else "", _usual(value))))
+    return value_of(kind, doc, said, is_nullable=value is None or NoneType in hints)
 
 
 def _of_argument(argument: inspect.Parameter, doc: str, value: Any) -> Json:
@@ -117,14 +116,14 @@ ABSTRACT = ("Optimizer", "LRScheduler", "_LRScheduler")
 #: another target, which may be the user's
 ANOTHER = r"^(?!runner\.|torch\.optim\.(lr_scheduler\.)?\w+$)"
 #: groups and targets whose keys are a dataclass
-WHOLE: dict[str, type] = {"train": Train, "tracking": Tracking}
-SETTINGS: dict[str, type] = {"runner.sweep.Grid": Grid, "runner.sweep.Search": Search}
+WHOLE: dict[str, type] = {"train": TrainKeys, "tracking": TrackingKeys}
+SETTINGS: dict[str, type] = {"runner.sweep.Grid": GridKeys, "runner.sweep.Search": SearchKeys}
 #: keys of every target
 FLAGS: Json = {key: {} for key in HYDRA_KEYS} | {"_partial_": value_of({"type": "boolean"})}
 
 
 @dataclass(frozen=True)
-class Option:
+class ConfFile:
     """A file of conf/."""
 
     group: str
@@ -145,10 +144,10 @@ def make(*own: Path) -> Json:
     for option in options[::-1]:  # of two files with one name, ours counts
         if option.group in ("", *WHOLE):
             docs |= {f"{option.group}.{key}".lstrip("."): each for key, each in option.docs.items()}
-    config = of_dataclass(Config, docs)
+    config = of_schema(Config, docs)
     keys, parts = config["properties"], {"config": config, **_defaults(options)}
     for group, schema in WHOLE.items():
-        parts[group] = of_dataclass(schema, docs, f"{group}.", {"defaults": _ref("defaults")}) | {"allOf": [{}]}
+        parts[group] = of_schema(schema, docs, f"{group}.", {"defaults": _ref("defaults")}) | {"allOf": [{}]}
         keys[group] = _ref(group)
     for group in GROUPS:
         files = [option for option in options if option.group == group]
@@ -167,16 +166,16 @@ def make(*own: Path) -> Json:
     }
 
 
-def _of_group(group: str, files: Sequence[Option], takes: Takes, docs: Docs) -> Json:
+def _of_group(group: str, files: Sequence[ConfFile], takes: Takes, docs: Docs) -> Json:
     shared, parts = f"shared.{group}", {}
     if group in SHARED:  # a target may have an argument of the same name, and then it is that
-        parts[shared] = of_dataclass(SHARED[group], docs, f"{group}.") | {"additionalProperties": True}
+        parts[shared] = of_schema(SHARED[group], docs, f"{group}.") | {"additionalProperties": True}
     more_keys = {key: _ref(f"{shared}/properties/{key}") for key in parts.get(shared, {}).get("properties", ())}
     for path, arguments in takes.items():
         said = {key: each for file in files if file.value("_target_") == path for key, each in file.docs.items()}
         more = more_keys | FLAGS | {"defaults": _ref("defaults")}
         schema = SETTINGS.get(path)
-        parts[path] = of_dataclass(schema, said, shared=more) if schema else of_arguments(arguments, said, more)
+        parts[path] = of_schema(schema, said, shared=more) if schema else of_arguments(arguments, said, more)
     node = _node(takes, more_keys, docs.get(group, ("",))[0])
     return parts | {f"node.{_name(group)}": node, _name(group): {"allOf": [_ref(f"node.{_name(group)}")]}}
 
@@ -211,14 +210,14 @@ def _ref(name: str) -> Json:
     return {"$ref": f"#/definitions/{name}"}
 
 
-def _options(folder: Path) -> Iterator[Option]:
+def _options(folder: Path) -> Iterator[ConfFile]:
     for file in sorted(folder.rglob("*.yaml")):
         group = file.parent.relative_to(folder).as_posix().removeprefix(".")
         try:
             text = file.read_text(encoding="utf-8")
             if yaml_refusal(file, max_values=MAX_ALIASED_VALUES):
                 continue
-            yield Option(group, file.stem, dict(_documented(text, yaml.compose(text), yaml.safe_load(text), "")))
+            yield ConfFile(group, file.stem, dict(_documented(text, yaml.compose(text), yaml.safe_load(text), "")))
         except (OSError, UnicodeError, yaml.YAMLError):  # a run reports it
             continue
 
@@ -239,7 +238,7 @@ def _documented(text: str, node: Any, values: Any, prefix: str) -> Iterator[tupl
         yield from _documented(text, child, value, f"{prefix}{name.value}.")
 
 
-def _targets(group: str, files: Sequence[Option]) -> list[str]:
+def _targets(group: str, files: Sequence[ConfFile]) -> list[str]:
     module = MODULES.get(group)
     things = vars(importlib.import_module(module)).items() if module else ()
     kinds = [name for name, each in things if inspect.isclass(each) and is_part(each, each.__module__)]
@@ -247,7 +246,7 @@ def _targets(group: str, files: Sequence[Option]) -> list[str]:
     return list(dict.fromkeys([*(f"{module}.{name}" for name in sorted(kinds) if name not in ABSTRACT), *named]))
 
 
-def _defaults(options: Sequence[Option]) -> Json:
+def _defaults(options: Sequence[ConfFile]) -> Json:
     offered: Json = {}
     parts: Json = {}
     for group in sorted({option.group for option in options} - {""}):

@@ -7,33 +7,33 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseException
 
-from runner.config import schema, validate
+from runner.config import validate
 from runner.config.allowed import exported_name
 from runner.config.identity import key_of
 from runner.config.importing import loading
 from runner.config.instantiate import HYDRA_KEYS, arguments
-from runner.config.schema import Model, Optimizer, Scheduler
+from runner.config.schema import SHARED, keys
 from runner.errors import RunnerError
 
 #: settings of every model, optimizer and schedule, as conf/base.yaml has them; a target with an argument of the same name gets
 #: the argument where its value is another one
-SHARED: dict[str, tuple[type, dict[str, Any]]] = {
-    "model": (Model, {"weights": None, "strict": True, "freeze": []}),
-    "optimizer": (Optimizer, {"groups": [], "no_decay": None, "turns": None}),
-    "scheduler": (Scheduler, {"interval": None}),
+USUAL: dict[str, dict[str, Any]] = {
+    "model": {"weights": None, "strict": True, "freeze": []},
+    "optimizer": {"groups": [], "no_decay": None, "turns": None},
+    "scheduler": {"interval": None},
 }
 FileOf = Callable[[str], Path | None]  # of an option, GROUP/NAME
 
 
 def _shared_names(group: str) -> set[str]:
-    return {item.name for item in fields(schema.SHARED[group])} if group in schema.SHARED else set()
+    return {*keys(SHARED[group])} if group in SHARED else set()
 
 
 def _content(file: Path) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def resolved(cfg: DictConfig, key: str) -> dict[str, Any]:
 
 def split_settings(node: dict[str, Any], key: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return a node as its target takes it, and the settings that every one of its kind has."""
-    usual = SHARED[key][1] if key in SHARED else {}
+    usual = USUAL.get(key, {})
     taken = set(usual) & set(arguments(node.get("_target_")) or ()) if usual else set()
     own = {name: value for name, value in node.items() if name not in usual or (name in taken and value != usual[name])}
     return own, {name: node.get(name, value) for name, value in usual.items() if name not in taken}

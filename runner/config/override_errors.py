@@ -21,6 +21,7 @@ from runner.config import other_names, validate
 from runner.config.compose import CONF, OF_ONE_RUN, CheckedLoader, Compose, Composed, MisfitError
 from runner.config.identity import key_of, quoted
 from runner.config.instantiate import option_files
+from runner.config.schema import KINDS, find_key
 from runner.config.validate import Misfit
 from runner.errors import Problem, RunnerError, first_line, nearest
 
@@ -163,7 +164,8 @@ def ambiguous(text: str, *, takes_sweep: bool = True) -> Problem:
     typed = re.sub(r"(?<=,)(?=\d)", "cuda:", text) if key == "device" else text
     ways = [f"-m {shlex.quote(typed)}"] if takes_sweep else []
     is_written = not SEVERAL.match(value) and key != "sweep.zip"
-    kind = validate.kind_of(_bare_key(text)) or "Any"
+    known = find_key(_bare_key(text))
+    kind = known.kind if known else "Any"
     if re.fullmatch(r"-?0,\d+", value) and kind.startswith(("float", "Any")):
         ways = [f"{key}={value.replace(',', '.')}", *ways]
     elif kind == "Any" and is_written and value.strip(","):  # the key may take a list
@@ -284,8 +286,8 @@ def _fits(cfg: DictConfig, key: str, text: str) -> bool:
         return re.fullmatch(r"auto|cpu|mps|all|(cuda|xpu)(:\d+)?|\[.*\]", text) is not None
     try:
         typed = OmegaConf.from_dotlist([f"x={text}"]).x
-        if (found := validate.field_of(key)) is not None:
-            return validate.keeps_rule(validate.converted(found[0], found[1].name, typed), found[1].metadata)
+        if (known := find_key(key)) is not None:
+            return known.allows(known.typed(typed))
     except (OmegaConfBaseException, yaml.YAMLError, TypeError, ValueError):
         return False
     present = validate.value(cfg, key)
@@ -300,7 +302,9 @@ def _example(cfg: DictConfig, key: str) -> str:
         return str(present).lower() if isinstance(present, bool) else str(present)
     if OmegaConf.is_config(present):
         return f"[{','.join(map(str, present))}]" if present and OmegaConf.is_list(present) else ""
-    return validate.example_of(key) or ""
+    if (known := find_key(key)) is not None:
+        return known.example
+    return "0.001" if key == "optimizer.lr" else ""
 
 
 def _with_option(group: str, values: list[str], cfg: DictConfig) -> str | None:
@@ -361,7 +365,7 @@ def _file_problem(error: MisfitError, misfit: Misfit) -> Problem:
             break
     if kind is not None:
         wrong = validate.wrong_type(key, str(value), kind)
-        fix = f"write `{leaf}: {validate.EXAMPLES.get(kind.split(' ')[0], '...')}`"
+        fix = f"write `{leaf}: {KINDS.get(kind.split(' ')[0], ('', '...'))[1]}`"
         return replace(wrong, source=source, help=fix, suggestions=())
     known = [*validate.all_keys(error.config)]
     hits = [hit for hit in other_names.suggest_keys(key, known) if nearest(leaf, [hit.rpartition(".")[2]], cutoff=0.7)]

@@ -9,7 +9,7 @@ import functools
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 from omegaconf import MISSING, OmegaConf
@@ -38,23 +38,26 @@ def _one_or_more(kind: Rule) -> Rule:
     return {"anyOf": [kind, {"type": "array", "items": kind, "minItems": 1}]}
 
 
-HOOKS: Rule = {
-    "type": "array",
-    "items": {
-        "type": ["string", "object"],
-        "required": ["_target_"],
-        "properties": {"_target_": TEXT, "at": _one_or_more({"enum": [*MOMENTS]})},
-    },
-}
-TURNS: Rule = {
-    "type": "object",
-    "propertyNames": {"pattern": r"^[^\W\d]\w*$"},
-    "additionalProperties": {
-        "type": "object",
-        "properties": {"params": _one_or_more(TEXT), "every": COUNT},
-        "required": ["params"],
-    },
-}
+HOOK_KEYS = {"_target_": TEXT, "at": _one_or_more({"enum": [*MOMENTS]})}
+HOOK: Rule = {"type": ["string", "object"], "required": ["_target_"], "properties": HOOK_KEYS}
+HOOKS: Rule = {"type": "array", "items": HOOK}
+TURN: Rule = {"type": "object", "properties": {"params": _one_or_more(TEXT), "every": COUNT}, "required": ["params"]}
+TURNS: Rule = {"type": "object", "propertyNames": {"pattern": r"^[^\W\d]\w*$"}, "additionalProperties": TURN}
+GROUP: Rule = {"type": "object", "properties": {"match": TEXT}, "required": ["match"]}
+KEPT: Rule = {"type": "string", "pattern": "^(every_epoch|(last|best):[1-9][0-9]*)$"}
+FOLD: Rule = {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": "^[0-9]+(/[0-9]+)?$"}]}
+SAMPLERS: list[Rule] = [
+    {"enum": ["balanced"]},
+    {"type": "array", "items": WEIGHT, "not": {"items": ZERO}},
+    {"type": "object", "additionalProperties": WEIGHT, "not": {"additionalProperties": ZERO}},
+]
+COMPARISON: Rule = {"type": "string", "pattern": r"^[<>]=? *[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$"}
+TAG_TEXT: Rule = {"type": ["string", "number", "boolean"], "maxLength": 5000}
+TAGS: list[Rule] = [
+    {"type": "object", "propertyNames": {"pattern": TAG}, "additionalProperties": TAG_TEXT},
+    {"type": "array", "items": {"type": "string", "pattern": TAG}},
+]
+ZIP: list[Rule] = [{"type": "object"}, {"type": "array", "items": {"type": "object"}, "minItems": 1}]
 
 
 def _is_kind(value: Any, kinds: str | list[str]) -> bool:
@@ -106,11 +109,11 @@ def _value(valid: str, example: Any, *, default: Any = MISSING, **rule: Any) -> 
 
     The default is the value of a run that is older than the key; the default of new runs is in conf/.
     """
-    return field(default=default, metadata={"valid": valid, "example": example, "rule": rule})
+    return field(default=default, metadata={"valid": valid, "example": str(example), "rule": rule})
 
 
 def _one_of(*choices: str) -> Any:
-    return field(default=MISSING, metadata={"valid": "one of " + ", ".join(choices), "choices": choices})
+    return _value("one of " + ", ".join(choices), choices[0], enum=choices)
 
 
 def _at_least(least: int, **otherwise: Any) -> Any:
@@ -133,38 +136,26 @@ def _fraction(*, one: bool = False) -> Any:
 
 
 @dataclass
-class Data:
+class DataKeys:
     """What every data set has; the other keys of `data` are the arguments of its `_target_`."""
 
     name: str | None = MISSING
     val_fraction: float = _fraction()
     test_fraction: float | None = _fraction()
     limit: int | None = _at_least(1)
-    fold: Any = _value(
-        "null, a fold's number from 0, or K/N for fold K of N",
-        "0",
-        anyOf=[
-            {"type": "integer", "minimum": 0},
-            {"type": "string", "pattern": "^[0-9]+(/[0-9]+)?$"},
-            {"type": "null"},
-        ],
-    )
+    fold: Any = _value("null, a fold's number from 0, or K/N for fold K of N", "0", **FOLD)
     num_folds: int | None = _at_least(2)
     sampler: Any = _value(
         "null, balanced, or weights of 0 or more, not all of them 0: [1,3] by class, or {NAME: 3}",
         "balanced",
-        anyOf=[
-            {"enum": ["balanced", None]},
-            {"type": "array", "items": WEIGHT, "not": {"items": ZERO}},
-            {"type": "object", "additionalProperties": WEIGHT, "not": {"additionalProperties": ZERO}},
-        ],
+        anyOf=SAMPLERS,
     )
     residency: str = _one_of("auto", "device", "stream")
     num_workers: int | None = _at_least(0)
 
 
 @dataclass
-class Model:
+class ModelKeys:
     """What every model has; the other keys of `model` are the arguments of its `_target_`."""
 
     weights: str | None = MISSING
@@ -175,14 +166,11 @@ class Model:
 
 
 @dataclass
-class Optimizer:
+class OptimizerKeys:
     """The keys of every optimizer; the other keys of `optimizer` are the arguments of its `_target_`."""
 
     groups: Any = _value(
-        "a list of {match: PATTERN, SETTING: ...}",
-        "[{match: encoder, lr: 0.0001}]",
-        type="array",
-        items={"type": "object", "properties": {"match": TEXT}, "required": ["match"]},
+        "a list of {match: PATTERN, SETTING: ...}", "[{match: encoder, lr: 0.0001}]", type="array", items=GROUP
     )
     no_decay: str | None = _one_of("norms_and_biases")
     turns: Any = _value(
@@ -193,21 +181,21 @@ class Optimizer:
 
 
 @dataclass
-class Scheduler:
+class SchedulerKeys:
     """The keys of every schedule; the other keys of `scheduler` are the arguments of its `_target_`."""
 
     interval: str | None = _one_of("step", "epoch")
 
 
 @dataclass
-class EarlyStopping:
+class EarlyStoppingKeys:
     metric: str | None = MISSING
     mode: str | None = _one_of("min", "max")
     patience: int | None = _at_least(1)
 
 
 @dataclass
-class Train:
+class TrainKeys:
     check: bool = False  # older runs don't have it
     num_epochs: int = _at_least(1)
     num_steps: int | None = _at_least(1)
@@ -219,13 +207,13 @@ class Train:
     accumulate_steps: int = _at_least(1)
     clip_grad_norm: float | None = _more_than_zero()
     ema_decay: float | None = _value("more than 0 and less than 1", 0.999, exclusiveMinimum=0, exclusiveMaximum=1)
-    early_stopping: EarlyStopping = field(default_factory=EarlyStopping)
+    early_stopping: EarlyStoppingKeys = field(default_factory=EarlyStoppingKeys)
     stop_when: Any = _value(
         "{METRIC: COMPARISON}, with a comparison such as <0.1, <=0.1, >0.9 or >=0.9",
         "{val/loss: '<1e-3'}",
         default=None,
-        type=["object", "null"],
-        additionalProperties={"type": "string", "pattern": r"^[<>]=? *[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$"},
+        type="object",
+        additionalProperties=COMPARISON,
     )
     max_seconds: float | None = _more_than_zero()
     grace_seconds: float = _more_than_zero()
@@ -234,11 +222,7 @@ class Train:
     checkpoint_every_seconds: float | None = _more_than_zero()
     checkpoint_every_steps: int | None = _at_least(1)
     evaluate_every_steps: int | None = _at_least(1)
-    keep_checkpoints: Any = _value(
-        "every_epoch, last:K or best:K, with K from 1 on",
-        "last:3",
-        anyOf=[{"type": "string", "pattern": "^(every_epoch|(last|best):[1-9][0-9]*)$"}, {"type": "null"}],
-    )
+    keep_checkpoints: Any = _value("every_epoch, last:K or best:K, with K from 1 on", "last:3", anyOf=[KEPT])
     profile: int | None = _at_least(1)
     clocked_steps: int | None = _at_least(1, default=50)
     hooks: Any = _value(
@@ -258,13 +242,13 @@ class Train:
 
 
 @dataclass
-class Metrics:
+class MetricsKeys:
     every: int = _at_least(1)
     pull_every: int = _at_least(1)
 
 
 @dataclass
-class Placement:
+class PlacementKeys:
     init: str = _one_of("host", "device")
     guard: str = _one_of("first_step", "always", "off")
     strategy: str = _one_of("ddp", "fsdp")
@@ -272,7 +256,7 @@ class Placement:
 
 
 @dataclass
-class Tracking:
+class TrackingKeys:
     uri: str = MISSING
     experiment: str | None = MISSING
     enabled: bool = MISSING
@@ -284,29 +268,21 @@ class Tracking:
         "{NAME: TEXT} or a list of names, without the names that a run sets itself; a text has at most 5000 characters",
         "{team: vision}",
         default=None,
-        anyOf=[
-            {
-                "type": "object",
-                "propertyNames": {"pattern": TAG},
-                "additionalProperties": {"type": ["string", "number", "boolean"], "maxLength": 5000},
-            },
-            {"type": "array", "items": {"type": "string", "pattern": TAG}},
-            {"type": "null"},
-        ],
+        anyOf=TAGS,
     )
     description: str | None = _value("a text of at most 3000 characters", "'a first try'", default=None, maxLength=3000)
     git_diff: bool = True
 
 
 @dataclass
-class Cpu:
+class CpuKeys:
     num_threads: int | None = _at_least(1)
     channels_last: bool | None = MISSING
     onednn: bool | None = MISSING
 
 
 @dataclass
-class Cuda:
+class CudaKeys:
     memory_fraction: float | None = _fraction(one=True)
     cudnn_benchmark: bool = MISSING
     cudnn_tf32: bool = MISSING
@@ -314,19 +290,19 @@ class Cuda:
 
 
 @dataclass
-class Mps:
+class MpsKeys:
     memory_fraction: float | None = _fraction(one=True)
 
 
 @dataclass
-class Backends:
-    cpu: Cpu = field(default_factory=Cpu)
-    cuda: Cuda = field(default_factory=Cuda)
-    mps: Mps = field(default_factory=Mps)
+class BackendsKeys:
+    cpu: CpuKeys = field(default_factory=CpuKeys)
+    cuda: CudaKeys = field(default_factory=CudaKeys)
+    mps: MpsKeys = field(default_factory=MpsKeys)
 
 
 @dataclass
-class Facts:
+class FactsKeys:
     """What only the data knows; the run fills it in after the data is there and before the model is built."""
 
     input_shape: list[int] = MISSING
@@ -343,7 +319,7 @@ class Facts:
 
 
 @dataclass
-class Slots:
+class SlotsKeys:
     """Jobs of a sweep at a time on one device of each kind."""
 
     cpu: int = _at_least(1)
@@ -353,25 +329,21 @@ class Slots:
 
 
 @dataclass
-class Sweep:
+class SweepKeys:
     strict: bool = MISSING
     resume: str | None = MISSING
     retry: bool = MISSING
     grace_seconds: float = _at_least(0)
-    slots: Slots = field(default_factory=Slots)
+    slots: SlotsKeys = field(default_factory=SlotsKeys)
     batch: Any = _count_or("auto", "off")
     until: str | None = _one_of("decided")
     max_seeds: int = _at_least(1)
     max_seconds: float | None = _more_than_zero()
-    zip: Any = _value(
-        "lists of values by key, or several such mappings in a list",
-        "null",
-        anyOf=[{"type": ["object", "null"]}, {"type": "array", "items": {"type": "object"}, "minItems": 1}],
-    )
+    zip: Any = _value("lists of values by key, or several such mappings in a list", "null", anyOf=ZIP)
 
 
 @dataclass
-class Plan:
+class PlanKeys:
     """What `python -m runner plan` assumes of the device; no run reads it."""
 
     device_memory: Any = MISSING
@@ -380,26 +352,20 @@ class Plan:
 
 
 @dataclass
-class Grid:
+class GridKeys:
     """The settings of hydra/sweeper=grid."""
 
     params: dict[str, Any] | None = MISSING
 
 
 @dataclass
-class Search:
+class SearchKeys:
     """The settings of hydra/sweeper=optuna."""
 
     n_trials: int = _at_least(1)
-    metric: Any = _value(
-        "a metric's name, or a list of names",
-        "val/loss",
-        **_one_or_more(TEXT),
-    )
+    metric: Any = _value("a metric's name, or a list of names", "val/loss", **_one_or_more(TEXT))
     direction: Any = _value(
-        "minimize or maximize, or a list of them",
-        "minimize",
-        **_one_or_more({"enum": ["minimize", "maximize"]}),
+        "minimize or maximize, or a list of them", "minimize", **_one_or_more({"enum": ["minimize", "maximize"]})
     )
     sampler: str = _one_of("tpe", "random", "grid", "cmaes", "nsga2")
     seed: int = _value("0 or more, below 2**31", 0, minimum=0, exclusiveMaximum=2**31)
@@ -411,7 +377,7 @@ class Search:
 
 
 #: the keys that all files of an open group share
-SHARED = {"data": Data, "model": Model, "optimizer": Optimizer, "scheduler": Scheduler}
+SHARED = {"data": DataKeys, "model": ModelKeys, "optimizer": OptimizerKeys, "scheduler": SchedulerKeys}
 
 
 @dataclass
@@ -426,14 +392,88 @@ class Config:
     task: dict[str, Any] = MISSING
     optimizer: dict[str, Any] = MISSING
     scheduler: dict[str, Any] = MISSING
-    train: Train = field(default_factory=Train)
-    metrics: Metrics = field(default_factory=Metrics)
-    placement: Placement = field(default_factory=Placement)
-    tracking: Tracking = field(default_factory=Tracking)
-    backends: Backends = field(default_factory=Backends)
-    facts: Facts = field(default_factory=Facts)
-    sweep: Sweep = field(default_factory=Sweep)
-    plan: Plan = field(default_factory=Plan)
+    train: TrainKeys = field(default_factory=TrainKeys)
+    metrics: MetricsKeys = field(default_factory=MetricsKeys)
+    placement: PlacementKeys = field(default_factory=PlacementKeys)
+    tracking: TrackingKeys = field(default_factory=TrackingKeys)
+    backends: BackendsKeys = field(default_factory=BackendsKeys)
+    facts: FactsKeys = field(default_factory=FactsKeys)
+    sweep: SweepKeys = field(default_factory=SweepKeys)
+    plan: PlanKeys = field(default_factory=PlanKeys)
+
+
+#: each type as the schema writes it: how a message names it, and a value
+KINDS = {
+    "int": ("a whole number", "10"),
+    "float": ("a number", "0.5"),
+    "bool": ("true or false", "true"),
+    "str": ("a text", "name"),
+}
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key with a value: its type and its rule. `valid` says the rule, and `example` is a value as it is typed."""
+
+    schema: type
+    name: str
+    kind: str  # as the schema writes it: int | None
+    rule: Rule
+    valid: str
+    example: str
+
+    def typed(self, value: Any) -> Any:
+        """Return a value with the type of the key. Raises: OmegaConfBaseException."""
+        if self.kind == "Any":  # it would keep the type of its first value
+            return value
+        node = _scratch(self.schema)
+        node[self.name] = value
+        return node[self.name]
+
+    def allows(self, value: Any) -> bool:
+        """Return whether a value of the right type keeps the rule."""
+        if value is None or not self.valid:
+            return True
+        return fits(OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value, self.rule)
+
+
+@functools.cache
+def structured(schema: type) -> Any:
+    """Return an object that gives its values the types of a schema."""
+    return OmegaConf.structured(schema)
+
+
+@functools.cache
+def _scratch(schema: type) -> Any:
+    return OmegaConf.structured(schema)
+
+
+@functools.cache
+def subgroups(schema: type) -> dict[str, type]:
+    """Return the schemas of the groups right below a schema, by name."""
+    factories: list[tuple[str, Any]] = [(item.name, item.default_factory) for item in fields(schema)]
+    return {name: each for name, each in factories if isinstance(each, type) and is_dataclass(each)}
+
+
+@functools.cache
+def keys(schema: type) -> dict[str, Key]:
+    """Return the keys right below a schema that have a value, by name."""
+    found = {}
+    for item in fields(schema):
+        rule, kind = item.metadata, str(item.type)
+        example = rule.get("example") or KINDS.get(kind.split(" ")[0], ("", "null"))[1]
+        if item.name not in subgroups(schema):
+            found[item.name] = Key(schema, item.name, kind, rule.get("rule", {}), rule.get("valid", ""), example)
+    return found
+
+
+def find_key(path: str) -> Key | None:
+    """Return the key of a dotted path, also of `data`; None for an argument of a `_target_`."""
+    *groups, name = path.split(".")
+    schema: type | None = Config
+    for group in groups:
+        schema = DataKeys if (schema, group) == (Config, "data") else subgroups(schema).get(group) if schema else None
+    return keys(schema).get(name) if schema else None
 
 
 @functools.cache  # 20 ms, and a command composes more than once

@@ -21,10 +21,10 @@ class Settings:
     seed: int
     name: str | None
     model: str  # the name of its class
-    train: schema.Train
-    metrics: schema.Metrics
-    placement: schema.Placement
-    tracking: schema.Tracking
+    train: schema.TrainKeys
+    metrics: schema.MetricsKeys
+    placement: schema.PlacementKeys
+    tracking: schema.TrackingKeys
     experiment: Mapping[str, Any]  # config.identity.chosen()
 
     @classmethod

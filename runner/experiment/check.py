@@ -22,8 +22,8 @@ from runner.config.checks import probability
 from runner.config.compose import composer, name_data
 from runner.config.instantiate import arguments
 from runner.config.instantiate import problems as target_problems
-from runner.config.nodes import SHARED, split_settings
-from runner.config.schema import PRECISIONS
+from runner.config.nodes import USUAL, split_settings
+from runner.config.schema import PRECISIONS, SHARED
 from runner.data.vision.augment_settings import strengths_of
 from runner.device import Choice, Hardware, check_precision, choose, parse, probe
 from runner.device.choose import devices_of_processes
@@ -66,9 +66,8 @@ def check(cfg: DictConfig, hardware: Hardware | None, *, choice: Choice | None =
         if OmegaConf.is_dict(validate.value(cfg, key)):
             node, shared = split_settings(validate.target_node(cfg, key), key)
             problems += target_problems(node, key=key)
-            if key in SHARED:
-                schema, usual = SHARED[key]
-                problems += validate.setting_problems(OmegaConf.create({**usual, **shared}), schema, key)
+            if key in USUAL:
+                problems += validate.setting_problems(OmegaConf.create({**USUAL[key], **shared}), SHARED[key], key)
     problems += (
         _path_problems(cfg)
         + _augment_problems(cfg)

@@ -131,7 +131,7 @@ def test_run_takes_one_run(own_folder):
 
 
 def test_a_run_s_points_are_found_after_a_chdir(own_folder, monkeypatch, write):
-    def leave(cfg, folder):
+    def leave(cfg, folder, context):
         with Journal(folder) as journal:
             write.start(journal)
             write.rows(journal, 1, 3)
@@ -146,7 +146,7 @@ def test_a_run_s_points_are_found_after_a_chdir(own_folder, monkeypatch, write):
 
 
 def test_ctrl_c_before_the_training_begins_leaves_nothing(own_folder, monkeypatch):
-    def interrupted(cfg, folder):
+    def interrupted(cfg, folder, context):
         logging.getLogger("runner").warning("built")
         raise KeyboardInterrupt
 

@@ -2,16 +2,15 @@
 
 import json
 import re
-from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
 
 import jsonschema
 import pytest
 from omegaconf import OmegaConf
 
 from runner import cli
-from runner.config import compose, json_schema, schema, validate
+from runner.config import compose, json_schema
+from runner.config.schema import SHARED, Config, SearchKeys, fits, keys, subgroups
 
 LINE = re.compile(r"^# yaml-language-server: \$schema=(\S+)$", re.MULTILINE)
 COMMITTED = json.loads((compose.CONF / json_schema.FILE).read_text())
@@ -92,7 +91,6 @@ RIGHT = [
     ("tracking", "points: all\nexperiment: null"),
     ("hydra/sweeper", f"{SEARCH}direction: [minimize, maximize]\nmetric: [a, b]"),
 ]  # fmt: skip
-DESCRIBED = [*validate.groups(), ("search", schema.Search)]
 VALUES = [-1, 0, 0.1, 0.5, 1, 1.5, 2, 50, 99, 100, 2**31, 2**63, "auto", "off", "all", "many", True, False, [], ["a"], ["minimize"], {}, {"a": [1]}, [{"match": "a"}], [{"lr": 1}]]  # fmt: skip
 
 
@@ -136,19 +134,19 @@ def test_what_is_right_or_a_persons_own_is_not_underlined(group, text):
 
 
 def keys_of(kind, part, key=""):
-    """Yield every dotted key of a dataclass with its schema for editors."""
-    for item in fields(kind):
-        found = part["properties"][item.name]
+    """Yield every dotted key of a schema with its schema for editors."""
+    for name in (*keys(kind), *subgroups(kind)):
+        found = part["properties"][name]
         found = COMMITTED["definitions"][found["$ref"].removeprefix("#/definitions/")] if "$ref" in found else found
-        yield f"{key}{item.name}", found
-        if is_dataclass(item.default_factory):
-            yield from keys_of(item.default_factory, found, f"{key}{item.name}.")
+        yield f"{key}{name}", found
+        if name in subgroups(kind):
+            yield from keys_of(subgroups(kind)[name], found, f"{key}{name}.")
 
 
 def test_each_key_of_the_schema_is_told_with_its_comment():
     parts = COMMITTED["definitions"]
-    told = dict(keys_of(schema.Config, parts["config"]))
-    for group, kind in json_schema.SHARED.items():
+    told = dict(keys_of(Config, parts["config"]))
+    for group, kind in SHARED.items():
         told |= keys_of(kind, parts[f"shared.{group}"], f"{group}.")
     # these two are files
     assert {key for key, part in told.items() if not part.get("description")} == {"train", "tracking"}
@@ -163,21 +161,23 @@ def test_each_key_of_the_schema_is_told_with_its_comment():
                 assert any(match[3] in part["description"] for part in named), line
 
 
-@pytest.mark.parametrize(("key", "kind"), DESCRIBED)
-def test_rules_mean_what_json_schema_says(key, kind):
-    rules = {
-        item.name: item.metadata["rule"]
-        for item in fields(kind)
-        if "valid" in item.metadata and "rule" in item.metadata
-    }
-    for name, rule in rules.items():
-        hint = get_type_hints(kind)[name]
-        kinds = get_args(hint) or (hint,)
-        for value in VALUES:
-            is_typed = Any in kinds or type(value) in kinds or (float in kinds and type(value) is int)
-            if is_typed and (name != "log_model" or type(value) is not int):  # Python treats 0 as false
-                expected = jsonschema.Draft7Validator(rule).is_valid(value)
-                assert schema.fits(value, rule) is expected, f"{key}.{name}={value!r}"
+def every_key(schema):
+    """Yield the keys of a schema and of the groups below it."""
+    yield from keys(schema).values()
+    for inner in subgroups(schema).values():
+        yield from every_key(inner)
+
+
+@pytest.mark.parametrize("schema", [Config, SearchKeys, *SHARED.values()])
+def test_rules_mean_what_json_schema_says(schema):
+    for key in every_key(schema):
+        for value in VALUES if key.valid else ():
+            is_typed = (
+                key.kind == "Any" or type(value).__name__ in key.kind or (type(value) is int and "float" in key.kind)
+            )
+            if is_typed and (key.name != "log_model" or type(value) is not int):  # Python treats 0 as false
+                expected = jsonschema.Draft7Validator(key.rule).is_valid(value)
+                assert fits(value, key.rule) is expected, f"{key.name}={value!r}"
 
 
 OWN = """

@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from runner.config import validate
 from runner.config.identity import key_of, quoted
-from runner.config.schema import Grid
+from runner.config.schema import GridKeys
 from runner.config.validate import setting_problems, without_password
 from runner.device import Choice, Hardware, parse, probe
 from runner.errors import Problem, RunnerError, first_line, refuse
@@ -65,7 +65,7 @@ class Prepared:
 def grid_params(config: DictConfig) -> Mapping[str, Any]:
     """Return the overrides in a grid's settings. Raises: RunnerError with all problems in them."""
     node = config.hydra.sweeper
-    refuse(setting_problems(node, Grid, "hydra.sweeper"))
+    refuse(setting_problems(node, GridKeys, "hydra.sweeper"))
     return dict(OmegaConf.to_container(node.params, resolve=True) or {}) if node.params else {}  # type: ignore[arg-type]
 
 

@@ -24,7 +24,7 @@ from runner.sweep.search.study import FILE, Pruning
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
-    from runner.config.schema import Search as Settings
+    from runner.config.schema import SearchKeys
     from runner.sweep.sweep import SweepContext
 from collections.abc import Mapping, Sequence
 from itertools import product
@@ -38,7 +38,7 @@ from runner.sweep.search.study import make_pruner, make_sampler, make_study, ope
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial, Trial, TrialState
 
-    from runner.config.schema import Search as Settings
+    from runner.config.schema import SearchKeys
 
 MOST_REPEATS = 10  # repeated suggestions in a row
 RETRY = "retry_of"  # attribute of a trial with a failed trial's values
@@ -47,7 +47,7 @@ RETRY = "retry_of"  # attribute of a trial with a failed trial's values
 class Asking:
     """A study of trials with these dimensions. `ask()` and `tell()` are on disk when they return, about 10 ms each."""
 
-    def __init__(self, study: Any, space: Space, settings: Settings) -> None:
+    def __init__(self, study: Any, space: Space, settings: SearchKeys) -> None:
         self._study, self._space = study, space
         self._is_grid = settings.sampler == "grid"
         self._distributions = {key: distribution(dimension) for key, dimension in space.dimensions.items()}
@@ -162,7 +162,7 @@ class Suggestions:
     """
 
     def __init__(
-        self, context: SweepContext, space: Space, goals: Goals, settings: Settings, pruning: Pruning | None
+        self, context: SweepContext, space: Space, goals: Goals, settings: SearchKeys, pruning: Pruning | None
     ) -> None:
         """Create or continue the study. Raises: RunnerError if it can't be continued."""
         self._context, self._space, self._goals, self._settings = context, space, goals, settings

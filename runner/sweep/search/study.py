@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
     from optuna.storages import RDBStorage
 
-    from runner.config.schema import Search as Settings
+    from runner.config.schema import SearchKeys
 
 FILE = "optuna.db"  # in a sweep directory
 NAME = "search"  # of the study in it
@@ -79,7 +79,7 @@ def make_study(storage: RDBStorage, directions: Sequence[str], pruning: Pruning 
     return study
 
 
-def make_sampler(settings: Settings, *, num_trials: int) -> BaseSampler:
+def make_sampler(settings: SearchKeys, *, num_trials: int) -> BaseSampler:
     """Return the sampler. num_trials: Of the study so far; the seed depends on it, so that suggestions don't repeat."""
     from optuna import samplers
 

@@ -14,9 +14,8 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from runner.config import validate
 from runner.config.packages import not_installed
-from runner.config.schema import Search as Settings
+from runner.config.schema import SearchKeys, find_key
 from runner.config.validate import setting_problems, written
 from runner.errors import Problem, RunnerError, refuse
 from runner.sweep.jobs.prepare import is_of_the_sweep, parsed_params, refuse_swept_settings
@@ -96,7 +95,7 @@ def _interval(override: Override, value: IntervalSweep) -> Numbers:
         least = 1 if isinstance(low, int) else f"{high / 1000:g}"
         problem = "a logarithmic interval begins above 0"
         raise _problem(override, problem, f"{key}=tag(log,interval({least},{high:g}))")
-    if isinstance(low, float) and (validate.kind_of(key) or "").startswith("int"):
+    if isinstance(low, float) and (known := find_key(key)) is not None and known.kind.startswith("int"):
         problem = f"{key} is a whole number, and an interval is one of floats"
         raise _problem(override, problem, f"{key}={tag.format(f'int(interval({low:g},{high:g}))')}")
     step = 1 if isinstance(low, int) else None
@@ -199,14 +198,14 @@ class Search(Sweeper):
         )
 
 
-def read_settings(node: DictConfig) -> Settings:
+def read_settings(node: DictConfig) -> SearchKeys:
     """Return the sweeper's settings. Raises: RunnerError with all their problems."""
-    problems = setting_problems(node, Settings, KEY)
+    problems = setting_problems(node, SearchKeys, KEY)
     if node.get("metric", "") is None:
         problems.append(Problem.suggest(f"{KEY}.metric=null", "a search needs a metric", [f"{KEY}.metric=val/loss"]))
     refuse(problems)
     values: dict[str, Any] = OmegaConf.to_container(node, resolve=True)  # type: ignore[assignment]
-    return Settings(**{name: value for name, value in values.items() if name != "_target_"})
+    return SearchKeys(**{name: value for name, value in values.items() if name != "_target_"})
 
 
 def choose_pruner(asked: str | None, goals: Goals) -> tuple[str | None, str, list[Problem]]:
@@ -226,7 +225,7 @@ def choose_pruner(asked: str | None, goals: Goals) -> tuple[str | None, str, lis
     return None, "", [Problem(f"{KEY}.pruner={asked}", why, fix)]
 
 
-def _sampler_problems(settings: Settings, space: Space, goals: Goals) -> list[Problem]:
+def _sampler_problems(settings: SearchKeys, space: Space, goals: Goals) -> list[Problem]:
     asked = f"{KEY}.sampler={settings.sampler}"
     dimensions = space.dimensions
     if settings.sampler == "grid":
@@ -247,7 +246,7 @@ def _sampler_problems(settings: Settings, space: Space, goals: Goals) -> list[Pr
     return problems
 
 
-def _missing_packages(settings: Settings) -> list[Problem]:
+def _missing_packages(settings: SearchKeys) -> list[Problem]:
     needed = ["optuna", *(["cmaes"] if settings.sampler == "cmaes" else [])]
     missing = [name for name in needed if find_spec(name) is None]
     asked = f"hydra/sweeper=optuna, sampler={settings.sampler}"
@@ -263,7 +262,7 @@ def _num_epochs(config: DictConfig, space: Space) -> int | None:
 
 
 def _lines(
-    settings: Settings, space: Space, goals: Goals, pruning: Pruning | None, why: str
+    settings: SearchKeys, space: Space, goals: Goals, pruning: Pruning | None, why: str
 ) -> Sequence[tuple[str, str]]:
     trials = f"{settings.n_trials} trials"
     combinations = [listed(dimension) for dimension in space.dimensions.values()]

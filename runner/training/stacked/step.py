@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runner.config.schema import Train
+from runner.config.schema import TrainKeys
 from runner.device import backends
 from runner.device.placement import map_tensors, tensors
 from runner.device.torch_private import foreach_copy_
@@ -31,7 +31,7 @@ class Members:
     """Members with the same settings, side by side in the stack."""
 
     parts: Sequence[Parts]
-    train: Train
+    train: TrainKeys
 
 
 class StackedStep:

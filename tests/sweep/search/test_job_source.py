@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from optuna.trial import TrialState
 from refused import problems_of
 
-from runner.config.schema import Search as Settings
+from runner.config.schema import SearchKeys
 from runner.device import Hardware
 from runner.errors import RunnerError
 from runner.experiment.summary import Summary
@@ -33,7 +33,7 @@ WHERE_BEST = {"lr": 1e-2, "width": "[64]"}
 
 def settings_with(**changed):
     defaults = dict(metric="val/loss", direction=None, sampler="tpe", seed=0, pruner="auto", params=None)
-    return Settings(**dict(n_trials=12, warmup_epochs=3, startup_trials=5, batch=4, **defaults) | changed)
+    return SearchKeys(**dict(n_trials=12, warmup_epochs=3, startup_trials=5, batch=4, **defaults) | changed)
 
 
 class Unlaunched(SweepContext):
