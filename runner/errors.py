@@ -350,11 +350,9 @@ def path_problems(key: str, path: str, *, is_written: bool = False) -> list[Prob
     if (found := _ADDRESS.match(path)) is not None:
         problem = f"{found['scheme'].lower()}:// is an address, and only files of this machine are read and written"
         name = Path(found["rest"]).name or "FILE"
-        fix = (
-            f"use `{key}=PATH`, and copy it there afterwards"
-            if is_written
-            else f"copy it here, then use `{key}={name}`"
-        )
+        fix = f"copy it here, then use `{key}={name}`"
+        if is_written:
+            fix = f"use `{key}=PATH`, and copy it there afterwards"
         return [Problem(f"{key}={path}", problem, fix, code="bad-value")]
     try:
         mode = Path(path).expanduser().stat().st_mode
@@ -389,11 +387,11 @@ def is_full_disk(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
+DELETED = "the run's directory was deleted or renamed while it trained; its points are kept at the old place"
+
+
 class DeletedError(OSError):
     """A run's directory was deleted or renamed while it trained, or its journal was cut; what follows is still written."""
 
-    def __init__(self, problem: str = "") -> None:
-        super().__init__(
-            problem
-            or "the run's directory was deleted or renamed while it trained; its points are kept at the old place"
-        )
+    def __init__(self, problem: str = DELETED) -> None:
+        super().__init__(problem)

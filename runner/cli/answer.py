@@ -16,6 +16,7 @@ from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
+from runner.cli.table import CFG, HELP, INFO, SHELL
 from runner.config import packages
 from runner.errors import (
     MISTAKE,
@@ -33,9 +34,8 @@ from runner.errors import (
     without_password,
 )
 
-FLAG = "--json"
 #: what makes a command print a text, and do nothing else
-TEXTS = {"--help", "-h", "--version", "--cfg", "-c", "--info", "-i", "--shell-completion", "-sc"}
+TEXTS = HELP | CFG | INFO | SHELL | {"--version"}
 _is_given = False
 _out: TextIO | None = None  # where the JSON goes while a command with --json runs
 

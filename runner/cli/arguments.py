@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.cli import answer, table
-from runner.cli.table import COMMANDS, JSON, MULTIRUN
+from runner.cli.table import CFG, COMMANDS, INFO, JSON, MULTIRUN, SHELL, SHOWS
 from runner.command import ANY_KEY, Arguments, Command, Option
 from runner.config import compose, override_errors
 from runner.config.identity import key_of
@@ -32,12 +32,8 @@ def _directory(option: Option, value: str) -> str:
     if not Path(value).is_dir():
         near = nearest(str(Path(value)), [str(each) for each in Path(value).parent.glob("*/")])
         ways = [f"{option.name} {shlex.quote(hit)}" for hit in near]
-        source, problem, otherwise = (
-            f"{option.name} {value}",
-            f"there is no directory `{value}`",
-            "name one that exists",
-        )
-        raise RunnerError.suggest(source, problem, ways, otherwise, code="missing-file")
+        source, problem = f"{option.name} {value}", f"there is no directory `{value}`"
+        raise RunnerError.suggest(source, problem, ways, "name one that exists", code="missing-file")
     return value
 
 
@@ -46,26 +42,20 @@ def _no_directory(option: Option, value: str) -> str:
     raise RunnerError.suggest(f"{option.name} {value}", problem, [f"-cd {value}"], code="unknown-flag")
 
 
-def _any_value(option: Option, value: str) -> str:
-    return value
-
-
-INFO = frozenset({"--info", "-i"})
-SHELL = frozenset({"--shell-completion", "-sc"})
-CFG = frozenset({"--cfg", "-c"})
-#: Hydra's flags, and --allow
+READERS = {"--cfg": _configuration, "--config-path": _no_directory, "--config-dir": _directory}
+#: Hydra's flags with what stands for their value, and --allow
 FLAGS = {
-    name: Option(name, value, read=read)
-    for names, value, read in (
-        (("--cfg", "-c"), "job", _configuration),
-        (("--package", "-p"), "optimizer", _any_value),
-        (("--config-path", "-cp"), "FOLDER", _no_directory),
-        (("--config-name", "-cn"), "NAME", _any_value),
-        (("--config-dir", "-cd"), "FOLDER", _directory),
-        (("--allow",), "timm", _any_value),
-        (("--info", "-i", "--help", "-h", "--version", "--resolve"), "", _any_value),
-        (("--run", "-r", "--multirun", "-m", "--shell-completion", "-sc"), "", _any_value),
-    )
+    name: Option(name, value, read=READERS.get(names[0], Option.read))
+    for names, value in {
+        ("--cfg", "-c"): "job",
+        ("--package", "-p"): "optimizer",
+        ("--config-path", "-cp"): "FOLDER",
+        ("--config-name", "-cn"): "NAME",
+        ("--config-dir", "-cd"): "FOLDER",
+        ("--allow",): "timm",
+        ("--info", "-i", "--resolve", "--help", "-h", "--version"): "",
+        ("--run", "-r", "--multirun", "-m", "--shell-completion", "-sc"): "",
+    }.items()
     for name in names
 }
 #: Hydra does one of these
@@ -242,7 +232,7 @@ def _checked(
     if {*INFO, *SHELL} & {flag.partition("=")[0] for flag in flags}:
         return [*words], []  # these read their own arguments
     for flag in flags if not CFG & {*flags} else ():
-        if flag in ("--resolve", "--package", "-p"):
+        if flag in SHOWS:
             problem = f"`{flag}` says how `--cfg` prints"
             problems.append(Problem.suggest(flag, problem, [f"--cfg job {flag}"], code="conflict"))
     values = [word for word in overrides if not word.startswith("~") and "={" not in word]  # mappings are merged

@@ -18,7 +18,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from runner.cli import answer
-from runner.cli.table import MULTIRUN
+from runner.cli.table import CFG, MULTIRUN
 from runner.cli.train import RunStart, check, refuse_check, train, train_composed
 from runner.command import Arguments, Facts
 from runner.config import override_errors
@@ -50,7 +50,8 @@ def resume(given: Arguments) -> tuple[int, Facts]:
     find.check(before, cfg)
     _check_length(asked, cfg, overrides)
     if (summary := Summary.read(folder)).is_over(overrides):
-        _check_overrides(overrides, cfg, compose=compose)
+        if overrides:
+            _check_overrides(cfg, compose=compose)
         print(f"{wanted}: it has finished; for more of it: {asked} {length_key(cfg)}=...")
         return 0, {"folder": str(folder), **vars(summary)}
     with loading():
@@ -62,17 +63,17 @@ def resume(given: Arguments) -> tuple[int, Facts]:
     return summary.code, {"folder": str(folder), **vars(summary)}
 
 
-def _check_overrides(overrides: list[str], cfg: DictConfig, *, compose: Compose) -> None:
+def _check_overrides(cfg: DictConfig, *, compose: Compose) -> None:
     """Raises: RunnerError for the overrides of a finished run, but not for the run, whose device may be missing now."""
-    problems: list[tuple[Problem, ...]] = []
-    for each in (cfg, composed_with(compose, [])) if overrides else ():
+    try:
+        check(cfg)
+    except RunnerError as error:
+        known: tuple[Problem, ...] = ()
         try:
-            check(each)
-            problems.append(())
-        except RunnerError as error:
-            problems.append(error.problems)
-    if problems:
-        refuse(problem for problem in problems[0] if problem not in problems[1])
+            check(composed_with(compose, []))
+        except RunnerError as before:
+            known = before.problems
+        refuse(problem for problem in error.problems if problem not in known)
 
 
 def _check_length(asked: str, cfg: DictConfig, overrides: list[str]) -> None:
@@ -103,7 +104,7 @@ def reproduce(given: Arguments) -> int:
 
 
 def plan(given: Arguments) -> int | tuple[int, Facts]:
-    if {"-c", "--cfg"} & set(given.flags):
+    if CFG & set(given.flags):
         return train(given)  # what is composed is the same
     is_sweep = bool(MULTIRUN & set(given.flags))
     flags, overrides = [flag for flag in given.flags if flag not in MULTIRUN], given.overrides
@@ -178,10 +179,8 @@ def explain(given: Arguments) -> Facts:
     kinds = [name for name in ("--time", "--trace", "--step") if given[name]]
     command = f"python -m runner explain {given.run}"
     if len(kinds) > 1:
-        problem, ways = (
-            "these flags explain different things",
-            [f"{command} {each}" for each in kinds if each != "--step"],
-        )
+        ways = [f"{command} {each}" for each in kinds if each != "--step"]
+        problem = "these flags explain different things"
         raise RunnerError.suggest(f"explain {' '.join(kinds)}", problem, ways, code="conflict")
     of_a_trace = [word for word in given.overrides if key_of(word) in TRACE_KEYS and kinds != ["--trace"]]
     unused = given.overrides if kinds == ["--time"] else of_a_trace

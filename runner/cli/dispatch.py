@@ -18,8 +18,6 @@ from runner.config.importing import make_own_code_importable, restored
 from runner.errors import MISTAKE, SECRETS, RunnerError, leave_unread, own_line
 from runner.version import __version__
 
-HELP = {"--help", "-h"}
-SHELL_COMPLETION = {"-sc", "--shell-completion"}
 MAX_FOLDERS = 20
 
 BASH = """_runner_complete() {
@@ -56,9 +54,9 @@ TRUST = "--trust"  # the user has looked at the configuration of a run's directo
 def main(argv: list[str] | None = None) -> int:
     """Run one command. Returns its exit code: 0 success, 1 failure, 2 an error of the user, 130 Ctrl-C, 143 SIGTERM."""
     words = list(sys.argv[1:] if argv is None else argv)
-    if answer.FLAG not in words:
+    if table.JSON not in words:
         return _run(words)
-    return answer.run(_run, [word for word in words if word != answer.FLAG])
+    return answer.run(_run, [word for word in words if word != table.JSON])
 
 
 def _run(words: list[str]) -> int:
@@ -93,9 +91,9 @@ def _run(words: list[str]) -> int:
 def _call(words: list[str]) -> int:
     named = table.find(words[0]) if words else None
     command, rest = (named, words[1:]) if named else (table.COMMANDS["train"], words)
-    if SHELL_COMPLETION & set(words):
+    if table.SHELL & set(words):
         return complete(words)
-    if HELP & set(rest):
+    if table.HELP & set(rest):
         print(table.explain(named) if named else table.overview())
         return 0
     if "--version" in rest and not named:

@@ -28,10 +28,15 @@ EXAMPLES = """\
   python -m runner data=table data.path=people.csv data.target=buys model=mlp"""
 
 
+#: flags, by what they do
+HELP = frozenset({"--help", "-h"})
+SHELL = frozenset({"--shell-completion", "-sc"})
+INFO = frozenset({"--info", "-i"})
+CFG = frozenset({"--cfg", "-c"})
 ONE_RUN = frozenset({"--config-name", "-cn", "--config-dir", "-cd"})
 MULTIRUN = frozenset({"-m", "--multirun"})
-SHOWS = frozenset({"-c", "--cfg", "--resolve", "-p", "--package"})
-EVERY_FLAG = frozenset({*ONE_RUN, *MULTIRUN, *SHOWS, "-cp", "--config-path", "-i", "--info", "-r", "--run"})
+SHOWS = CFG | {"--resolve", "-p", "--package"}
+EVERY_FLAG = ONE_RUN | MULTIRUN | SHOWS | INFO | {"-cp", "--config-path", "-r", "--run"}
 
 _URI = Option("tracking.uri=", "URI", "Tracking server or store to ask")
 _METRIC = Option("metric=", "NAME", "Metric to compare by")

@@ -114,7 +114,10 @@ def _run(cfg: DictConfig, loader: CheckedLoader, start: RunStart, run_one: RunOn
                 summary = run_experiment(cfg, folder, context=context)
         answer.give({"folder": None if cfg.train.check else str(folder), **vars(summary), **more})
         if summary.ending == "out_of_memory":
-            _print_what_fits(cfg)
+            from runner.tools.plan.command import what_fits
+
+            print("plan    of this run, on the whole of that memory:")
+            print("\n".join(what_fits(cfg) or ["        not known: it could not be planned"]))
         return summary
 
     context, name = composing.context_of(loader, cfg), cfg.hydra.job.config_name
@@ -145,7 +148,7 @@ def _sweep(cfg: DictConfig, loader: CheckedLoader) -> int:
     check_hydra(cfg.hydra)
     refuse(hydra_plugins.part_problems(cfg.hydra))
     if cfg.sweep.resume is None:
-        check_folder(folder_of(cfg, "hydra.sweep.dir"), key="hydra.sweep.dir")
+        check_writable(folder_of(cfg, "hydra.sweep.dir"), key="hydra.sweep.dir")
     context, name = composing.context_of(loader, cfg), cfg.hydra.job.config_name
     with configured_log("hydra.hydra_logging"):
         configure_log(cfg.hydra.hydra_logging, cfg.hydra.verbose)
@@ -157,14 +160,6 @@ def _sweep(cfg: DictConfig, loader: CheckedLoader) -> int:
     answer.give_report(folder)
     jobs = ledger.read(folder).jobs.values() if (folder / ledger.FILE).is_file() else ()
     return int(any(job.state not in ("finished", "pruned", "skipped") for job in jobs))
-
-
-def _print_what_fits(cfg: DictConfig) -> None:
-    from runner.tools.plan.command import what_fits
-
-    print("plan    of this run, on the whole of that memory:")
-    for line in what_fits(cfg) or ["        not known: it could not be planned"]:
-        print(line)
 
 
 def check(cfg: DictConfig) -> Checked:
@@ -221,13 +216,12 @@ def folder_of(cfg: DictConfig, key: str) -> Path:
         raise RunnerError.of(source, first_line(error), f"use `{key}=FOLDER`", code="bad-value") from None
 
 
-def check_folder(folder: Path, *, key: str) -> None:
+def check_writable(folder: Path, *, key: str) -> None:
     """Raises: RunnerError for a directory that can't be created or written to. key: Hydra's, that names it."""
     place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not place.is_dir() or not os.access(place, os.W_OK):
-        problem = (
-            f"this directory can't be created or written to: `{place}` is {'read-only' if place.is_dir() else 'a file'}"
-        )
+        kind = "read-only" if place.is_dir() else "a file"
+        problem = f"this directory can't be created or written to: `{place}` is {kind}"
         fix = f"use `{key}=FOLDER` in a place that you may write to"
         raise RunnerError.of(f"{key}={folder}", problem, fix, code="missing-file")
 
@@ -266,7 +260,7 @@ def started(cfg: DictConfig, folder: Path | None = None, *, publishes: bool) -> 
             stack.callback(publisher.close)
         checked = check(cfg)
         folder = claim.spelled(folder or folder_of(cfg, "hydra.run.dir"))
-        check_folder(folder, key="hydra.run.dir")
+        check_writable(folder, key="hydra.run.dir")
         name_data(cfg, cfg.hydra)
         from_rerun = cfg.hydra.job.config_name == RERUN
         if cfg.train.check:

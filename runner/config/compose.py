@@ -47,9 +47,8 @@ OF_ONE_RUN = ("Ambiguous value for argument", "Sweep parameters", "You must spec
 
 @dataclass(frozen=True)
 class Composed:
-    """A file that Hydra has composed: its name, GROUP/NAME, its path, and the key above its keys."""
+    """A file that Hydra has composed: its path, and the key above its keys."""
 
-    name: str
     path: Path
     package: str
 
@@ -136,7 +135,7 @@ class CheckedLoader(ConfigLoaderImpl):
         for default in self.compute_defaults_list(config_name, overrides, run_mode).defaults[::-1]:
             path = self.file_of(default.config_path or "")
             if path is not None and not path.is_relative_to(CONF):
-                yield Composed(str(default.config_path), path, default.package or "")
+                yield Composed(path, default.package or "")
 
     def _parse_overrides_and_create_caching_repo(
         self, config_name: str | None, overrides: list[str]

@@ -227,13 +227,13 @@ def targets(node: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _target_problems(path: str, node: dict[str, Any], own_code: bool) -> list[Problem]:
     target = str(node["_target_"])
-    flags = [f"{path}.{flag}" for flag in ("_partial_", "_recursive_") if not isinstance(node.get(flag, False), bool)]
-    if flags:
-        choices = {key: [f"{key}=true", f"{key}=false"] for key in flags}
-        return [
-            Problem.suggest(f"{key}={node[key.rpartition('.')[2]]}", f"`{key}` must be true or false", choices[key])
-            for key in flags
-        ]
+    flags = [flag for flag in ("_partial_", "_recursive_") if not isinstance(node.get(flag, False), bool)]
+    found = []
+    for key, value in ((f"{path}.{flag}", node[flag]) for flag in flags):
+        problem, ways = f"`{key}` must be true or false", [f"{key}=true", f"{key}=false"]
+        found.append(Problem.suggest(f"{key}={value}", problem, ways))
+    if found:
+        return found
     try:
         thing = locate(target, key=f"{path}._target_", own_code=own_code)
         parameters = inspect.signature(thing).parameters
@@ -242,7 +242,6 @@ def _target_problems(path: str, node: dict[str, Any], own_code: bool) -> list[Pr
     except (TypeError, ValueError):
         return []  # a builtin without a signature; the call reports its errors
     takes = {name: each for name, each in list(parameters.items())[path in PARTIAL :] if name != "self"}
-    found = []
     if not any(each.kind == each.VAR_KEYWORD for each in takes.values()):
         unknown = [name for name in node if name not in HYDRA_KEYS and name not in takes]
         found = [each for name in unknown for each in _refused_arguments(path, name, node, thing, list(takes))]

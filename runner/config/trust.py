@@ -202,15 +202,10 @@ def rerun_problems(file: Path, *, look: str = "") -> list[Problem]:
             problem = f"this file would replace the runner's own {name}, which {file.name} builds on"
             found.append(Problem(str(other), problem, f"move {other.name} out of the directory", code="untrusted"))
     if not found and is_untrusted(file.parent):
-        reason, fix = (
-            (FROM_STORE, f"use `--trust` when you have looked at the file: {look}")
-            if look
-            else (FROM_FOLDER, _look(file))
-        )
-        foreign = _problems(content, "", reason, fix)
-        found = [
-            each for each in foreign if look or not each.source.startswith(f"{STORE}=")
-        ]  # take_no_store() replaces it
+        if look:
+            return [*_problems(content, "", FROM_STORE, f"use `--trust` when you have looked at the file: {look}")]
+        foreign = _problems(content, "", FROM_FOLDER, _look(file))
+        found = [each for each in foreign if not each.source.startswith(f"{STORE}=")]  # take_no_store() replaces it
     return found
 
 

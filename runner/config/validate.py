@@ -23,7 +23,6 @@ from runner.config.instantiate import PARTIAL, options_with
 from runner.config.schema import KINDS, Config, DataKeys, Key, keys, structured, subgroups
 from runner.config.secrets import HIDDEN, uri_problems
 from runner.errors import Problem, nearest
-from runner.errors import without_password as without_password  # for other modules
 
 #: the number of folds where `data.num_folds` is null
 NUM_FOLDS = 5

@@ -19,11 +19,10 @@ from rich.table import Column
 from rich.text import Text
 
 from runner.config.settings import Settings
-from runner.config.validate import without_password
 from runner.data.sampler import balance
 from runner.device import Choice
 from runner.device.precision import precision_note
-from runner.errors import harmless
+from runner.errors import harmless, without_password
 from runner.experiment.claim import CONSOLE, LOG, has_checkpoint
 from runner.experiment.summary import Summary, time_in_words
 from runner.experiment.terminal import Terminal, labeled, readable, row, seconds, short, text_table

@@ -23,9 +23,9 @@ from runner.config.identity import chosen, leaves
 from runner.config.instantiate import PREPARED
 from runner.config.secrets import for_display
 from runner.config.settings import Settings
-from runner.config.validate import without_password
 from runner.device import Choice
 from runner.device.placement import map_tensors
+from runner.errors import without_password
 from runner.experiment import provenance
 from runner.experiment.context import Checked, RunContext
 from runner.experiment.provenance import NOTE, described, user_tags

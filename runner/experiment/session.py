@@ -20,11 +20,10 @@ from runner.config import origin
 from runner.config.secrets import for_disk, mask_folder
 from runner.config.settings import Settings
 from runner.config.trust import check_folder
-from runner.config.validate import without_password
 from runner.device import backends
 from runner.device.torch_private import optimizers_without_dynamo
 from runner.distributed.group import Ranks
-from runner.errors import OF_CODE
+from runner.errors import OF_CODE, without_password
 from runner.experiment import hints
 from runner.experiment import summary as summaries
 from runner.experiment.console import Screen, describe_parts, device_row, last_rows

@@ -15,10 +15,9 @@ from urllib.parse import urlsplit
 import torch
 from omegaconf import DictConfig
 
-from runner.config.validate import without_password
 from runner.device.host_memory import size_in_words
 from runner.device.placement import tensors
-from runner.errors import RunnerError
+from runner.errors import RunnerError, without_password
 from runner.experiment.claim import LOG
 from runner.experiment.context import RunContext
 from runner.experiment.run import run

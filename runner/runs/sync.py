@@ -8,8 +8,7 @@ from typing import Any
 
 from runner.config import origin
 from runner.config.trust import strays
-from runner.config.validate import without_password
-from runner.errors import Problem, RunnerError, nearest, refuse
+from runner.errors import Problem, RunnerError, nearest, refuse, without_password
 from runner.experiment.summary import Summary
 from runner.experiment.terminal import say
 from runner.runs.find import ROOTS

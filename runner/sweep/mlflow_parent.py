@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from omegaconf import DictConfig, OmegaConf
 
 from runner.config import origin
-from runner.config.validate import without_password
+from runner.errors import without_password
 from runner.experiment.provenance import NOTE, described, user_tags
 from runner.experiment.summary import Summary
 from runner.experiment.terminal import short

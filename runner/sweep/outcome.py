@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from runner.config.validate import without_password
+from runner.errors import without_password
 from runner.experiment.provenance import NOTE as NOTE
 from runner.sweep.report import tables
 from runner.sweep.report.report import Report

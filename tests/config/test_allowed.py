@@ -102,17 +102,6 @@ def below(names):
         yield from below(f"{name}.{item.name}" for item in found if not item.name.startswith("_"))
 
 
-def test_built_in_options_are_listed():
-    targets = {
-        line
-        for file in (PACKAGES / "conf").glob("*/*.yaml")
-        for line in re.findall(r"_target_: (runner\.\S+)", file.read_text())
-    }
-    for name in sorted(target for target in targets if target.split(".")[1] in ("data", "models", "tasks", "training")):
-        package = name.rpartition(".")[0].replace(".", "/")
-        assert name in PARTS, f"add an import of {name} for type checkers to {package}/__init__.py"
-
-
 @pytest.fixture(scope="module")
 def allowed():
     """Return every callable that a configuration reaches, with a path to it."""

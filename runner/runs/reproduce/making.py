@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from runner.config import defaults
-from runner.config.validate import without_password
 from runner.device import Choice, Hardware
+from runner.errors import without_password
 from runner.experiment import provenance
 from runner.experiment.provenance import TOGETHER, Git
 from runner.runs.reproduce.recorded import DIFF, ENVIRONMENT, RecordedRun

@@ -18,9 +18,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from runner.config import validate
 from runner.config.identity import key_of, quoted
 from runner.config.schema import GridKeys
-from runner.config.validate import setting_problems, without_password
+from runner.config.validate import setting_problems
 from runner.device import Choice, Hardware, parse, probe
-from runner.errors import Problem, RunnerError, first_line, refuse
+from runner.errors import Problem, RunnerError, first_line, refuse, without_password
 from runner.experiment.claim import is_used
 from runner.experiment.terminal import say
 from runner.sweep.jobs.ledger import Job

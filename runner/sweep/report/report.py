@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from runner.config.validate import without_password
+from runner.errors import without_password
 from runner.sweep.jobs import ledger
 from runner.sweep.report.comparisons import (
     Comparison,

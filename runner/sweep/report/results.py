@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runner.config.validate import fold_of, without_password
+from runner.config.validate import fold_of
+from runner.errors import without_password
 from runner.experiment.plots.curves import thin
 from runner.experiment.summary import Summary
 from runner.sweep.jobs.ledger import Job, Sweep
