@@ -174,7 +174,8 @@ def overview() -> str:
         "       python -m runner -m KEY=A,B [...]",
     ]
     for group in (*GROUPS, OTHER_GROUP):
-        rows = {name: command.help for name, command in commands.items() if _heading(command) == group}
+        others = [] if group in GROUPS else [each for each in commands.values() if each.group not in GROUPS]
+        rows = {name: each.help for name, each in commands.items() if each.group == group or each in others}
         if group == "Train":
             rows |= {"-m": "Train a sweep: every combination of the values"}
         if rows:
@@ -197,10 +198,6 @@ def _config_groups() -> list[str]:
     return [
         f"{group}: {', '.join(sorted(groups[group]))}" for group in sorted(groups) if group.split("/")[0] != "hydra"
     ]
-
-
-def _heading(command: Command) -> str:
-    return command.group if command.group in GROUPS else OTHER_GROUP
 
 
 def explain(command: Command) -> str:

@@ -51,16 +51,10 @@ PARTS = tuple(
 FUNCTION = "function"
 METRIC = ("torchmetrics.metric.Metric",)
 #: metrics that only calculate: others download weights
-METRICS = dict.fromkeys(
-    (
-        "torchmetrics.classification",
-        "torchmetrics.regression",
-        "torchmetrics.aggregation",
-        "torchmetrics.image.psnr",
-        "torchmetrics.image.ssim",
-    ),
-    METRIC,
-)
+METRICS = {
+    f"torchmetrics.{name}": METRIC
+    for name in ("classification", "regression", "aggregation", "image.psnr", "image.ssim")
+}
 #: by the module that defines a part: its base classes, or "function"
 KINDS: dict[str, tuple[str, ...]] = {
     "torch.nn.modules": ("torch.nn.modules.module.Module",),

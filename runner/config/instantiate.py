@@ -120,11 +120,6 @@ def arguments(target: object) -> Mapping[str, inspect.Parameter] | None:
         return None
 
 
-def argument_names(target: object, group: str) -> list[str]:
-    """Return the arguments that a configuration can give the target of a group; none if they are not known."""
-    return list(arguments(target) or ())[group in PARTIAL :]
-
-
 def locate(target: str, *, key: str = "_target_", own_code: bool = True, more: tuple[str, ...] = ()) -> Any:
     """Return the class or function of a dotted path.
 
@@ -292,7 +287,8 @@ def options_with(name: str, group: str, value: Any = "") -> list[str]:
     for option, file in option_files(group).items() if group in BUILT else ():
         with suppress(OSError, ValueError, yaml.YAMLError, OmegaConfBaseException):  # a broken file is not suggested
             node: Any = OmegaConf.load(file)
-            options += [option] if name in (*node, *argument_names(node.get("_target_"), group)) else []
+            takes = list(arguments(node.get("_target_")) or ())[group in PARTIAL :]
+            options += [option] if name in (*node, *takes) else []
     likely = value_for(group, Path(str(value)).suffix.lstrip("."))
     if likely in options:
         return [f"{group}={likely}"]

@@ -32,10 +32,6 @@ USUAL: dict[str, dict[str, Any]] = {
 FileOf = Callable[[str], Path | None]  # of an option, GROUP/NAME
 
 
-def _shared_names(group: str) -> set[str]:
-    return {*keys(SHARED[group])} if group in SHARED else set()
-
-
 def _content(file: Path) -> dict[str, Any]:
     return OmegaConf.to_container(OmegaConf.load(file))  # type: ignore[return-value]
 
@@ -56,7 +52,8 @@ def leave_out(cfg: DictConfig, words: Sequence[str], file_of: FileOf) -> list[st
             takes = arguments(target)
         if takes is None or any(each.kind == each.VAR_KEYWORD for each in takes.values()):
             continue
-        values, kept = OmegaConf.to_container(cfg[group]), {*HYDRA_KEYS, *takes, *_shared_names(group)}
+        shared = keys(SHARED[group]) if group in SHARED else {}
+        values, kept = OmegaConf.to_container(cfg[group]), {*HYDRA_KEYS, *takes, *shared}
         unused = [
             name
             for name, value in _content(file).items()

@@ -85,7 +85,8 @@ def explain(
         if key.partition(".")[0] in refused_keys and not is_of_hydra:
             continue
         if len(singles) > 1 and (is_one_run or is_of_hydra):
-            problems[_same_for_all(text) if is_of_hydra else ambiguous(text)] = None
+            what, fix = f"`{key}` is the same for all jobs of a sweep", f"set `{key}` to one value"
+            problems[Problem(text, what, fix, code="bad-value") if is_of_hydra else ambiguous(text)] = None
             singles = singles[: OmegaConf.is_dict(validate.value(cfg, key)) and not is_of_hydra]  # a group's option
         for single in singles:
             try:
@@ -151,11 +152,6 @@ def _singles(text: str) -> Iterator[str]:
         yield from (f"{head}{value.start}", f"{head}{value.end}")
     else:
         yield from (head + value for value in override.sweep_string_iterator())
-
-
-def _same_for_all(text: str) -> Problem:
-    key = _bare_key(text)
-    return Problem(text, f"`{key}` is the same for all jobs of a sweep", f"set `{key}` to one value", code="bad-value")
 
 
 def ambiguous(text: str, *, takes_sweep: bool = True) -> Problem:

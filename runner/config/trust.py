@@ -191,7 +191,11 @@ def rerun_problems(file: Path, *, look: str = "") -> list[Problem]:
         return []  # the composition reports it
     content = content if isinstance(content, dict) else {}
     fix = f"copy the lines that you trust to conf/mine.yaml, and use `-cn mine` instead of `-cn {RERUN}`"
-    wrong = {key: "a run's configuration has no settings of Hydra's" for key in map(str, content) if _is_hydras(key)}
+    wrong = {
+        key: "a run's configuration has no settings of Hydra's"
+        for key in map(str, content)
+        if key.partition("/")[0] == "hydra"
+    }
     if content.get("defaults") != DEFAULTS:
         wrong["defaults"] = f"the defaults are {content.get('defaults')}, and a run writes [{', '.join(DEFAULTS)}]"
     if re.search(r"^\s*#\s*@package", text, re.MULTILINE):
@@ -207,10 +211,6 @@ def rerun_problems(file: Path, *, look: str = "") -> list[Problem]:
         foreign = _problems(content, "", FROM_FOLDER, _look(file))
         found = [each for each in foreign if not each.source.startswith(f"{STORE}=")]  # take_no_store() replaces it
     return found
-
-
-def _is_hydras(key: str) -> bool:
-    return key.partition("/")[0] == "hydra"
 
 
 def take_no_store(cfg: DictConfig, file: Path, words: Sequence[str]) -> list[Problem]:

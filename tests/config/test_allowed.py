@@ -30,10 +30,21 @@ BEYOND = re.compile(
 )
 #: the same, as methods of objects whose type the source does not show
 METHODS = {
-    *("write", "write_text", "write_bytes", "open", "touch", "mkdir", "unlink", "rename", "rmdir", "symlink_to"),
+    *(
+        "write",
+        "write_text",
+        "write_bytes",
+        "open",
+        "touch",
+        "mkdir",
+        "unlink",
+        "rename",
+        "rmdir",
+        "symlink_to",
+        "chmod",
+    ),
     *(
         "hardlink_to",
-        "chmod",
         "tofile",
         "dump",
         "save",
@@ -42,8 +53,9 @@ METHODS = {
         "to_parquet",
         "import_module",
         "exec_module",
+        "system",
     ),
-    *("system", "popen", "Popen", "urlopen", "urlretrieve", "from_pretrained", "load_dataset", "create_model"),
+    *("popen", "Popen", "urlopen", "urlretrieve", "from_pretrained", "load_dataset", "create_model"),
 }
 #: reviewed code, and the reason why it is safe
 REVIEWED = {
