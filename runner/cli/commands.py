@@ -117,7 +117,7 @@ def plan(given: Arguments) -> int | tuple[int, Facts]:
         is_sweep |= master.hydra.mode == RunMode.MULTIRUN  # in a file
         jobs = []
         for words, name in planned_jobs(overrides, master) if is_sweep else [(tuple(overrides), "")]:
-            jobs.append(command.Job(name, composed_with(compose, words)))
+            jobs.append(command.PlannedJob(name, composed_with(compose, words)))
     planned = command.plan(jobs)
     return int(not planned["would_run"]), planned
 

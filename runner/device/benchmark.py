@@ -19,7 +19,7 @@ import torch
 from torch.utils.benchmark import Timer
 
 from runner.device.backends import THREADS
-from runner.device.hardware import GIB, Hardware, num_usable_cpus
+from runner.device.hardware import GIB, Hardware, Speeds, num_usable_cpus
 from runner.device.streams import wait_for
 from runner.device.unavailable import precisions, why_not
 from runner.errors import first_line
@@ -181,31 +181,20 @@ def _figures(bench: Bench, hardware: Hardware) -> Figures:
     }
 
 
-@dataclass(frozen=True)
-class MeasuredDevice:
-    """Medians of one device."""
-
-    flops_per_second: dict[str, float]  # of large products, by precision: fp32, tf32, bf16, fp16, fp64
-    memory_bytes_per_second: float  # read and written
-    copy_bytes_per_second: float  # to the device, from pinned memory if there is any; on the CPU a memcpy
-    launch_seconds: float
-    measured_at: str  # ISO date and time, UTC
-
-
-def read(hardware: Hardware) -> dict[str, MeasuredDevice]:
+def read(hardware: Hardware) -> dict[str, Speeds]:
     """Return the figures of this machine by device; empty for a missing or damaged file."""
     try:
         stored = json.loads(path(hardware).read_text(encoding="utf-8"))
         at = str(stored["measured_at"])
-        return {name: _device(facts, at) for name, facts in stored["devices"].items()}
+        return {name: _speeds(facts, at) for name, facts in stored["devices"].items()}
     # also where the user has no home directory
     except (OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError):
         return {}
 
 
-def _device(facts: Mapping[str, Any], at: str) -> MeasuredDevice:
+def _speeds(facts: Mapping[str, Any], at: str) -> Speeds:
     copies = facts.get("copy_to_device_gb_per_s") or {"pageable": facts["memcpy_gb_per_s"]}
-    return MeasuredDevice(
+    return Speeds(
         flops_per_second={name: value * 1e12 for name, value in facts["matmul_tflops"].items()},
         memory_bytes_per_second=facts["memory_gb_per_s"] * 1e9,
         copy_bytes_per_second=copies.get("pinned", copies["pageable"]) * 1e9,

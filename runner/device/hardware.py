@@ -9,11 +9,14 @@ import os
 import platform
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runner.device import torch_private
+
+if TYPE_CHECKING:
+    import torch
 
 GIB = 2**30
 SECONDS_FOR_NVIDIA_SMI = 5
@@ -29,6 +32,25 @@ class Gpu:
     capability: tuple[int, int] | None = None  # CUDA's compute capability
     uuid: str = ""
     is_exclusive: bool = False  # only one process at a time may compute on it
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """How fast a device is, at its best on a data sheet, or as medians of a measurement. None: unknown."""
+
+    flops_per_second: dict[str, float] = field(
+        default_factory=dict
+    )  # of products, by precision: fp32, tf32, bf16, fp16, fp64
+    memory_bytes_per_second: float | None = None  # read and written
+    copy_bytes_per_second: float | None = None  # to the device, from pinned memory if there is any; on the CPU a memcpy
+    launch_seconds: float | None = None
+    measured_at: str = ""  # ISO date and time, UTC
+
+    def flops_of(self, dtype: torch.dtype, *, tf32: bool) -> float | None:
+        """Return the speed of products in a type, or that of fp32 if it is not known."""
+        short = {"bfloat16": "bf16", "float16": "fp16", "float64": "fp64"}
+        name = short.get(str(dtype).removeprefix("torch."), "tf32" if tf32 else "fp32")
+        return self.flops_per_second.get(name) or self.flops_per_second.get("fp32")
 
 
 @dataclass(frozen=True)

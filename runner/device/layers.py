@@ -112,7 +112,7 @@ def take_onednn(model: nn.Module, *, requested: bool | None) -> None:
     if requested or (requested is None and is_there and _is_faster_here()):
         for module in model.modules():
             if type(module) is nn.Linear:
-                module.__class__ = Linear
+                module.__class__ = OneDNNLinear
 
 
 def is_faster(cpuinfo: str) -> bool:
@@ -130,7 +130,7 @@ def _is_faster_here() -> bool:
         return False
 
 
-class Linear(nn.Linear):
+class OneDNNLinear(nn.Linear):
     """nn.Linear whose large float32 products are computed by oneDNN.
 
     It uses nn.Linear's products when compiled, under autocast, in torch.func, and for tensors of another type,
@@ -152,6 +152,9 @@ class Linear(nn.Linear):
             return False
         fits = input.shape[-1:] == weight.shape[1:] and (bias is None or bias.shape == weight.shape[:1])
         return fits and not torch.is_autocast_enabled("cpu") and not _is_transformed(input, *own)
+
+
+OneDNNLinear.__name__ = nn.Linear.__name__  # print(model) and errors show what the user wrote
 
 
 def _is_plain(tensor: Tensor) -> bool:

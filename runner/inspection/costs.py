@@ -11,7 +11,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
 from runner.device import torch_private
+from runner.device.hardware import Speeds
 from runner.inspection.operations import Operation, OperationObserver
 from runner.inspection.tensor_names import storage_of
 
@@ -26,22 +27,6 @@ from runner.inspection.tensor_names import storage_of
 ROUNDED_TO = {"cuda": 512}
 #: operations that move no memory, apart from views
 FREE = {"detach", "_unsafe_view", "lift_fresh", "alias", "empty", "empty_like", "empty_strided", "new_empty"}
-
-
-@dataclass(frozen=True)
-class Speeds:
-    """A device at its best; None: not known."""
-
-    flops_per_second: dict[str, float] = field(default_factory=dict)  # by precision: fp32, tf32, bf16, fp16, fp64
-    memory_bytes_per_second: float | None = None
-    copy_bytes_per_second: float | None = None
-    launch_seconds: float | None = None
-
-    def flops_of(self, dtype: torch.dtype, *, tf32: bool) -> float | None:
-        name = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}.get(dtype, "fp32")
-        if name == "fp32" and tf32:
-            name = "tf32"
-        return self.flops_per_second.get(name) or self.flops_per_second.get("fp32")
 
 
 @dataclass

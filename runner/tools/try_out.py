@@ -145,7 +145,7 @@ def _plan(cfg: DictConfig, folder: Path) -> str:
 
     cfg.plan.folder = str(folder)
     with redirect_stdout(io.StringIO()) as printed:
-        plan = command.plan([command.Job("", cfg)], search_seconds=0.0)
+        plan = command.plan([command.PlannedJob("", cfg)], search_seconds=0.0)
     say(f"plan:   {plan['verdict']}")
     if plan["verdict"] != RUNS_NOT:
         return ""

@@ -95,7 +95,7 @@ class WatchedRun:
 
 
 @dataclass(frozen=True)
-class Row:
+class WatchedJob:
     """A job of a sweep on the screen."""
 
     job: ledger.Job
@@ -107,7 +107,7 @@ class WatchedSweep:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.name, self.is_over = folder, short(folder), False
-        self.rows: list[Row] = []
+        self.rows: list[WatchedJob] = []
         self._runs: dict[str, LiveRun] = {}
 
     def read(self) -> bool:
@@ -117,7 +117,9 @@ class WatchedSweep:
         for number in sorted(sweep.jobs):
             job = sweep.jobs[number]
             folder = job.folder_name
-            self.rows.append(Row(job, self._runs.setdefault(folder, LiveRun(sweep.folder_of(job))) if folder else None))
+            self.rows.append(
+                WatchedJob(job, self._runs.setdefault(folder, LiveRun(sweep.folder_of(job))) if folder else None)
+            )
         has_new_points = [run.read() for run in self._runs.values()]
         return any(has_new_points) or before != self.rows
 
@@ -284,7 +286,7 @@ def _colors(name: str) -> tuple[str, str]:
     return COLORS.get(name.partition("/")[0], OTHER_COLORS)
 
 
-def _job_table(rows: Sequence[Row], goal: str, *, plain: bool) -> Table:
+def _job_table(rows: Sequence[WatchedJob], goal: str, *, plain: bool) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for title in ("job", "name", "state", "step", goal, "best", ""):
         is_text = title in ("name", "state", "")
@@ -312,14 +314,14 @@ def _plot(run: LiveRun, kind: str, names: Sequence[str], *, plain: bool) -> Plot
             title.append(f"  {f'{split} ' * (name != kind)}{readable(value)}", _colors(name)[0])
         if best is not None and split == "val":
             title.append(f" (best {readable(best[0])} at {best[1]:,})", _colors(name)[0])
-    return Plot(title, [Curve(run, name, *_colors(name)) for name in names], is_loss=kind == "loss", plain=plain)
+    return Plot(title, [PlottedCurve(run, name, *_colors(name)) for name in names], is_loss=kind == "loss", plain=plain)
 
 
 def _plot_of_jobs(runs: Sequence[LiveRun], goal: str, *, plain: bool) -> Plot:
     title = _line((goal, "bold"), (" of all, the best in colour", "dim"))
     best = [(-found[0] if run.goal.mode == "max" else found[0], run) for run in runs if (found := run.best(goal))]
     ranked = [run for _, run in sorted(best, key=lambda pair: pair[0])]
-    curves = [Curve(run, goal, OTHER_JOBS if number else COLORS["val"][0]) for number, run in enumerate(ranked)]
+    curves = [PlottedCurve(run, goal, OTHER_JOBS if number else COLORS["val"][0]) for number, run in enumerate(ranked)]
     return Plot(title, curves[::-1], is_loss=goal.endswith("/loss"), plain=plain)  # the best one on top
 
 
@@ -334,7 +336,7 @@ def _stack(*parts: Text | Layout) -> Layout:
 
 
 @dataclass(frozen=True)
-class Curve:
+class PlottedCurve:
     """A metric of a run, the color of its means, and the color of the band between its least and greatest values."""
 
     run: LiveRun
@@ -348,7 +350,7 @@ class Plot:
     """A title, curves with an axis, and the steps below, as large as the place on the screen."""
 
     title: Text
-    curves: Sequence[Curve]
+    curves: Sequence[PlottedCurve]
     is_loss: bool
     plain: bool
 

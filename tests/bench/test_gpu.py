@@ -82,5 +82,5 @@ def test_part_at_its_limit_keeps_its_output(gpu, monkeypatch, tmp_path, capfd):
 )
 def test_data_sheet_is_of_the_named_device(gpu, name, gib, flops):
     found = gpu("parts").data_sheet(name, gib * GIB)
-    assert (found and found.flops["bf16"]) == flops
+    assert (found and found.speeds.flops_per_second["bf16"]) == flops
     assert found is None or abs(found.memory_bytes / GIB - gib) < 2

@@ -14,7 +14,7 @@ from torch.nn.utils import parametrizations
 
 from runner import cli
 from runner.device import layers, torch_private
-from runner.device.layers import Linear, is_faster, lay_out, overruns, take_onednn, takes_channels_last
+from runner.device.layers import OneDNNLinear, is_faster, lay_out, overruns, take_onednn, takes_channels_last
 from runner.errors import RunnerError
 from runner.inspection.costs import flops_of
 from runner.models.resnet import ResNet
@@ -65,7 +65,7 @@ def products(monkeypatch):
 
 def test_plain_linear_layers_alone_are_taken_and_stay_what_they_are():
     of_torch, ours = nets(nn.Linear(3, 4), nn.LazyLinear(4), parametrizations.weight_norm(nn.Linear(4, 2)))
-    assert [type(layer) is Linear for layer in ours] == [True, False, False]
+    assert [type(layer) is OneDNNLinear for layer in ours] == [True, False, False]
     assert isinstance(ours[0], nn.Linear) and repr(ours) == repr(of_torch)
     assert ours[0].state_dict().keys() == of_torch[0].state_dict().keys()
     take_onednn(of_torch, requested=False)
@@ -80,7 +80,7 @@ def test_without_a_word_it_is_the_cpu_that_decides(cpu, family, is_taken, tmp_pa
     model = nn.Sequential(nn.Linear(3, 4))
     for device in ("mps", "cpu"):
         lay_out(model, device=torch.device(device), precision="fp32", settings={})
-        assert type(model[0]) is (Linear if is_taken and device == "cpu" else nn.Linear)
+        assert type(model[0]) is (OneDNNLinear if is_taken and device == "cpu" else nn.Linear)
     layers._is_faster_here.cache_clear()
 
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from runner.inspection.costs import Costs, Speeds
+from runner.device.hardware import Speeds
+from runner.inspection.costs import Costs
 from runner.inspection.operations import observe
 
 CPU = torch.device("cpu")

@@ -14,11 +14,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from zoo import case_of, words
 
 from runner.config.compose import composed_with, composer
+from runner.device.hardware import Speeds
 from runner.device.placement import tensors
 from runner.experiment.build import prepare
-from runner.inspection.costs import Speeds
 from runner.inspection.operations import OperationObserver, observe
-from runner.tools.plan.dry_run import Trial
+from runner.tools.plan.dry_run import SimulatedRun
 from runner.tools.plan.simulator import simulated_device
 from runner.tools.plan.worker import look
 from runner.training.background import Background
@@ -125,12 +125,12 @@ def real_steps(cfg):
 
 
 def simulated_steps(cfg, device):
-    trial = Trial(cfg, device)
-    trial.take_steps()
-    seen, step = Seen(), trial.step()
+    run = SimulatedRun(cfg, device)
+    run.take_steps()
+    seen, step = Seen(), run.step()
     with observe(seen):
-        trial.buffer.write(step(trial.group))
-    return seen.names, trial.costs.peak.num_bytes
+        run.buffer.write(step(run.group))
+    return seen.names, run.costs.peak.num_bytes
 
 
 def compare_with_real_steps(_, names):

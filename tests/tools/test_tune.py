@@ -20,17 +20,17 @@ from runner.device import backends
 from runner.errors import Problem, RunnerError
 from runner.experiment.build import prepare
 from runner.experiment.build_data import prepare_data
-from runner.tools.plan import tune, tune_measure
+from runner.tools.tune import measure, tune
 from runner.tools.tune.measure import (
     LOST_TURNS,
     MAX_TURNS,
     MIN_TURNS,
-    Comparison,
+    SpeedComparison,
     compare,
     difference,
     is_same,
 )
-from runner.tools.tune.tune import Option, in_words, options, with_settings
+from runner.tools.tune.tune import TuneOption, in_words, options, with_settings
 
 COMMON = ["device=cpu", "data.limit=400", "train.batch_size=32", "train.num_epochs=1"]
 WORDS = [*COMMON, "model=mlp", "model.hidden_sizes=[8]"]
@@ -125,11 +125,11 @@ def test_what_is_tried_has_the_same_rows_and_losses_of_its_first_steps(monkeypat
     cfg, threads = cfg_of(), []
     monkeypatch.setattr(backends, "use_in_thread", threads.append)
     data = prepare_data(cfg, torch.device("cpu"))
-    one, other = (tune_measure.Candidate(cfg, torch.device("cpu"), read=data) for _ in range(2))
+    one, other = (measure.Candidate(cfg, torch.device("cpu"), read=data) for _ in range(2))
     try:
         assert one.parts.source is other.parts.source is data.source
         other.seconds_a_step(0.05)
-        assert tune_measure.MIN_FIRST_STEPS <= len(one.losses) <= len(other.losses) == tune_measure.NUM_LOSSES
+        assert measure.MIN_FIRST_STEPS <= len(one.losses) <= len(other.losses) == measure.NUM_LOSSES
         assert np.array_equal(one.losses, other.losses[: len(one.losses)])
         assert difference(one.losses, other.losses) == 0
         assert threads == [torch.device("cpu")] * 2
@@ -144,7 +144,7 @@ def test_a_schedule_that_refuses_more_steps_than_the_run_s_stays_at_its_last_rat
         "_target_: torch.optim.lr_scheduler.OneCycleLR\n_partial_: true\nmax_lr: 0.01\ntotal_steps: ${facts.num_steps}\n"
     )
     cfg = cfg_of("scheduler=one", "train.num_epochs=3", "train.batch_size=200")
-    found = tune_measure.Candidate(cfg, torch.device("cpu"), read=prepare_data(cfg, torch.device("cpu")))
+    found = measure.Candidate(cfg, torch.device("cpu"), read=prepare_data(cfg, torch.device("cpu")))
     try:
         found.seconds_a_step(0.0)
         schedule, num_steps = found.parts.schedule.scheduler, found.parts.limits.num_steps
@@ -179,7 +179,7 @@ class Fake:
 
 
 def as_fast(one, other, *, seconds):
-    return Comparison((other.time / one.time,) * MAX_TURNS, other.time)
+    return SpeedComparison((other.time / one.time,) * MAX_TURNS, other.time)
 
 
 @pytest.fixture
@@ -188,7 +188,7 @@ def search(monkeypatch):
     monkeypatch.setattr(tune, "compare", as_fast)
     monkeypatch.setattr(tune, "prepare_data", lambda cfg, device: prepare_data(cfg_of(), device))
     cfg = OmegaConf.create({"a": 1, "b": 1, "compiling": 10.0, "train": {"compile": False, "precision": "fp32"}})
-    made = tune.Search(cfg, torch.device("cpu"), seconds=60.0)
+    made = tune.TuneSearch(cfg, torch.device("cpu"), seconds=60.0)
     yield made
     made.close()
     assert Fake.open == 0
@@ -199,9 +199,9 @@ def outcomes(search):
 
 
 def test_what_wins_stays_and_the_next_is_tried_on_top_of_it(search):
-    search.take(Option("a", ({"a": 0.5}, {"a": 0.4}, {"a": 0.9})))
-    search.take(Option("b", ({"b": 2.0}, {"b": 0.25}, {"b": "refused"})))
-    search.take(Option("c", why_not="it can't win"))
+    search.take(TuneOption("a", ({"a": 0.5}, {"a": 0.4}, {"a": 0.9})))
+    search.take(TuneOption("b", ({"b": 2.0}, {"b": 0.25}, {"b": "refused"})))
+    search.take(TuneOption("c", why_not="it can't win"))
     search.confirm()
     assert outcomes(search) == {"a=0.5": "wins", "a=0.4": "wins", "a=0.9": "slower", "b=2.0": "slower", "b=0.25": "other numbers", "b=refused": "refused", "c=": "not tried"}  # fmt: skip
     assert search.settings == {"a": 0.4} and search.ratio == pytest.approx(0.4)
@@ -209,8 +209,8 @@ def test_what_wins_stays_and_the_next_is_tried_on_top_of_it(search):
 
 
 def test_once_a_precision_has_won_the_rest_has_to_give_its_numbers(search):
-    search.take(Option("train.precision", ({"train.precision": "bf16"},)))
-    search.take(Option("b", ({"b": 0.25}, {"b": 0.5})))
+    search.take(TuneOption("train.precision", ({"train.precision": "bf16"},)))
+    search.take(TuneOption("b", ({"b": 0.25}, {"b": 0.5})))
     assert outcomes(search) == {"train.precision=bf16": "wins", "b=0.25": "other numbers", "b=0.5": "wins"}
     assert search.settings == {"train.precision": "bf16", "b": 0.5}
 
@@ -226,16 +226,16 @@ def test_once_a_precision_has_won_the_rest_has_to_give_its_numbers(search):
 )
 def test_a_compilation_wins_where_the_whole_run_is_faster(search, first, compiling, outcome):
     if first < 1:
-        search.take(Option("a", ({"a": first},)))
+        search.take(TuneOption("a", ({"a": first},)))
     search.cfg.compiling = compiling
-    search.take(Option("train.compile", ({"train.compile": True},)))
+    search.take(TuneOption("train.compile", ({"train.compile": True},)))
     assert search.rows[-1].outcome == outcome
     assert ("train.compile" in search.settings) is (outcome == "wins")
 
 
 def test_what_does_not_win_at_the_end_is_not_taken(search, monkeypatch):
-    search.take(Option("a", ({"a": 0.5},)))
-    monkeypatch.setattr(tune, "compare", lambda one, other, *, seconds: Comparison((1.01,) * MAX_TURNS, 1.0))
+    search.take(TuneOption("a", ({"a": 0.5},)))
+    monkeypatch.setattr(tune, "compare", lambda one, other, *, seconds: SpeedComparison((1.01,) * MAX_TURNS, 1.0))
     search.confirm()
     assert search.settings == {} and search.ratio == 1.0
     assert search.rows[-1].outcome.startswith("at the end no faster")
@@ -243,7 +243,7 @@ def test_what_does_not_win_at_the_end_is_not_taken(search, monkeypatch):
 
 def test_what_there_is_no_time_for_is_said(search):
     search.seconds = search._end = 0.0
-    search.take(Option("a", ({"a": 0.5},)))
+    search.take(TuneOption("a", ({"a": 0.5},)))
     assert search.settings == {} and "--seconds" in search.rows[0].outcome
 
 
@@ -252,11 +252,11 @@ def test_a_run_that_does_not_fit_is_refused(search, monkeypatch, messages):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(tune, "Candidate", fail)
-    messages(problems_of(tune.Search, search.cfg, torch.device("cpu"), seconds=1.0))
+    messages(problems_of(tune.TuneSearch, search.cfg, torch.device("cpu"), seconds=1.0))
 
 
 def test_the_file_is_an_overlay_that_says_how_it_is_used(run, monkeypatch):
-    monkeypatch.setattr(tune_measure, "MAX_FIRST_SECONDS", 0.0)  # its losses include those of later steps
+    monkeypatch.setattr(measure, "MAX_FIRST_SECONDS", 0.0)  # its losses include those of later steps
     Path("conf").mkdir()
     code, out, err = run("tune", *WORDS, "--seconds", "0.5", "--name", "mine", "--json")
     assert code == 0, err
@@ -273,19 +273,19 @@ def test_the_file_is_an_overlay_that_says_how_it_is_used(run, monkeypatch):
 
 @pytest.mark.timeout(300)  # a closed run reports no more losses, and waiting for them would never end
 def test_where_there_is_no_time_to_try_anything_the_losses_are_those_of_the_run_as_it_is(run, monkeypatch):
-    monkeypatch.setattr(tune_measure, "MAX_FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(measure, "MAX_FIRST_SECONDS", 0.0)
     code, out, err = run("tune", *WORDS, "--seconds", "0.001", "--name", "mine", "--json")
     assert code == 0, err
     found = json.loads(out)
     assert (
         found["settings"] == {}
-        and found["losses_compared"] >= tune_measure.MIN_FIRST_STEPS
+        and found["losses_compared"] >= measure.MIN_FIRST_STEPS
         and found["losses_differ_by"] == 0
     )
 
 
 def test_the_command_has_the_flags_and_a_persons_own_file_is_kept(run, monkeypatch):
-    monkeypatch.setattr(tune_measure, "MAX_FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(measure, "MAX_FIRST_SECONDS", 0.0)
     Path("mine").mkdir()
     Path("mine/big.yaml").write_text("defaults: [config, {override model: mlp}, _self_]\nmodel: {hidden_sizes: [8]}\n")
     words = ["tune", "-cd", "mine", "-cn", "big", *COMMON, "--seconds", "0.001"]

@@ -25,7 +25,7 @@ FAR_OUT = 1e3
 
 
 @dataclass(frozen=True)
-class Row:
+class NamedRow:
     """A row of a batch, and its position in the data."""
 
     row: int  # in its batch, from 0
@@ -38,7 +38,7 @@ class Row:
     value: float | None = None
 
 
-def placed(moment: Moment, cfg: DictConfig, picked: Sequence[Picked]) -> list[Row]:
+def placed(moment: Moment, cfg: DictConfig, picked: Sequence[Picked]) -> list[NamedRow]:
     """Return rows of the replayed batches with their position in the data."""
     parts, (epoch, first) = moment.parts, moment.place
     source, count, places = parts.source, parts.train.num_rows, None
@@ -49,7 +49,7 @@ def placed(moment: Moment, cfg: DictConfig, picked: Sequence[Picked]) -> list[Ro
     found = []
     for batch, row, loss in picked:
         column, value = _unusual_number(moment.reached.batches[batch], row, source.columns)
-        one = Row(row, first + batch, loss=loss, column=column, value=value)
+        one = NamedRow(row, first + batch, loss=loss, column=column, value=value)
         if places is not None:
             in_split = int(places[0][one.batch * parts.train.batch_size + row])
             in_data = int(places[1][in_split])

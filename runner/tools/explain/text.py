@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from runner.tools.explain.not_finite import NotFiniteOperation, SeenTensor
-from runner.tools.explain.rows import Row
+from runner.tools.explain.rows import NamedRow
 
 #: losses explode if they grow by this factor over the last steps
 EXPLODED, LAST_STEPS = 1e3, 20
@@ -22,7 +22,7 @@ class Case:
     """What the advice depends on."""
 
     origin: NotFiniteOperation
-    rows: Sequence[Row]  # that caused the value for sure
+    rows: Sequence[NamedRow]  # that caused the value for sure
     losses: Sequence[float]  # of the steps before, in order
     groups: Sequence[Mapping[str, Any]]  # of the optimizer
 

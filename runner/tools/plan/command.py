@@ -22,7 +22,7 @@ from omegaconf import DictConfig
 
 from runner.device import Hardware, probe
 from runner.errors import Problem, RunnerError, at_once, refuse
-from runner.tools.plan.planned_device import Target, find
+from runner.tools.plan.planned_device import PlannedDevice, find
 from runner.tools.plan.plot import draw
 from runner.tools.plan.report import memory_lines, report, request, show
 from runner.version import python_path
@@ -32,14 +32,14 @@ MAX_SECONDS = 300.0  # of a plan
 
 
 @dataclass(frozen=True)
-class Job:
+class PlannedJob:
     """One run to plan; the name of a single one is empty."""
 
     name: str
     cfg: DictConfig
 
 
-def plan(jobs: Sequence[Job], *, search_seconds: float = SECONDS_TO_SEARCH) -> dict[str, Any]:
+def plan(jobs: Sequence[PlannedJob], *, search_seconds: float = SECONDS_TO_SEARCH) -> dict[str, Any]:
     """Plan, print and write; return the content of plan.json. Starts a process for each job.
 
     Args:
@@ -77,7 +77,7 @@ def what_fits(cfg: DictConfig) -> list[str]:
     return memory_lines(report("", cfg, target, answer, seconds=0.0))
 
 
-def check(cfg: DictConfig, hardware: Hardware | None = None) -> Target:
+def check(cfg: DictConfig, hardware: Hardware | None = None) -> PlannedDevice:
     """Return the device, which may be missing here, and its assumed properties. Raises: RunnerError with all errors."""
     from runner.experiment.check import check as check_config
 

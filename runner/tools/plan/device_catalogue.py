@@ -4,37 +4,36 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from runner.device.hardware import GIB, Speeds
+from runner.device.unavailable import AMPERE
 from runner.errors import RunnerError, nearest
 
-GIB = 2**30
 GB, TERA = 1e9, 1e12
 
 
 @dataclass(frozen=True)
-class Model:
-    """A device. flops: By precision, without sparsity, from the data sheet."""
+class DeviceModel:
+    """A device with the speeds of its data sheet, without sparsity."""
 
     kind: str
     memory_bytes: int
-    memory_bytes_per_second: float
-    flops: dict[str, float]
+    speeds: Speeds
     capability: tuple[int, int] | None = None
 
 
 def _nvidia(
     gib: float, gb_per_s: float, capability: tuple[int, int], *, fp32: float, half: float, tf32: float = 0.0
-) -> Model:
+) -> DeviceModel:
     flops = {"fp32": fp32, "fp16": half}
-    if capability >= (8, 0):
+    if capability >= AMPERE:
         flops |= {"bf16": half, "tf32": tf32}
-    return Model(
-        "cuda", int(gib * GIB), gb_per_s * GB, {name: value * TERA for name, value in flops.items()}, capability
-    )
+    speeds = Speeds({name: value * TERA for name, value in flops.items()}, gb_per_s * GB)
+    return DeviceModel("cuda", int(gib * GIB), speeds, capability)
 
 
-def _apple(gib: float, gb_per_s: float, fp32: float) -> Model:
+def _apple(gib: float, gb_per_s: float, fp32: float) -> DeviceModel:
     flops = {"fp32": fp32 * TERA, "fp16": fp32 * TERA, "bf16": fp32 * TERA}
-    return Model("mps", int(gib * GIB), gb_per_s * GB, flops)
+    return DeviceModel("mps", int(gib * GIB), Speeds(flops, gb_per_s * GB))
 
 
 #: values of plan.device_name. Memory is what the device reports, a little less than on the data sheet; of a Mac, the part
@@ -65,7 +64,7 @@ MODELS = {
 }
 
 
-def model(name: str, *, kind: str) -> Model:
+def model(name: str, *, kind: str) -> DeviceModel:
     """Return the device with this name. Raises: RunnerError with the nearest name, or for a device of another kind."""
     names = [other for other, found in MODELS.items() if found.kind == kind]
     if name in names:

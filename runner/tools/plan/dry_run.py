@@ -19,13 +19,14 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from runner.data.loading.batches import Shard, Share
 from runner.data.loading.loaders import Batches
 from runner.data.loading.own_loader import Served
+from runner.device.hardware import Speeds
 from runner.device.placement import map_tensors, num_rows, tensors
 from runner.device.precision import make_precision, number_type
 from runner.errors import first_line, in_words
 from runner.experiment.build import prepare_training
 from runner.experiment.build_data import prepare_data
 from runner.inspection import call_site
-from runner.inspection.costs import Costs, Speeds
+from runner.inspection.costs import Costs
 from runner.inspection.findings import CERTAIN, LIKELY, Finding
 from runner.inspection.guard import Meetings, Slow, of_read
 from runner.inspection.host_reads import HostRead, HostReads
@@ -35,7 +36,7 @@ from runner.tasks.metric_names import asked_metrics
 from runner.tools.plan.simulator import pretence, shapes
 from runner.tools.plan.simulator.shapes import NotSimulated
 from runner.tools.plan.simulator.tensor import simulated
-from runner.tools.plan.simulator.values import asking
+from runner.tools.plan.simulator.values import value_reads
 from runner.training.background import Background
 from runner.training.metric_buffer import MetricBuffer
 from runner.training.optimizer import AveragedWeights
@@ -52,7 +53,7 @@ CUBLAS_BYTES = 8 * 4096 * 2**10
 MAX_READS = 256  # of one line in a step: `while tensor > 1` would never end
 
 
-class Trial:
+class SimulatedRun:
     """A run's parts on a simulated device, without numbers. findings, reads: Of the steps so far."""
 
     def __init__(
@@ -81,7 +82,7 @@ class Trial:
         self._num_reads: Counter[str] = Counter()  # by line, in this step
         self.unknown = ""  # why the run can't be simulated
         pretence.forgives = _forgiving(self.meetings, self.findings, lines)
-        asking.on_read = self._on_read
+        value_reads.on_read = self._on_read
         data = prepare_data(cfg, device)
         pretence.big_is_shapes = True
         parts = prepare_training(cfg, device, data)

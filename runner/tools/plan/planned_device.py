@@ -9,25 +9,23 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from runner.device import Choice, Gpu, Hardware, benchmark, choose, parse
+from runner.device.hardware import Speeds
+from runner.device.unavailable import AMPERE
 from runner.errors import RunnerError
 from runner.tools.plan import device_catalogue
 
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-AMPERE = (8, 0)
 
 
 @dataclass(frozen=True)
-class Target:
+class PlannedDevice:
     """The device, and the source of each assumed property. None: nothing is assumed."""
 
     choice: Choice
     hardware: Hardware  # this machine, with the device in it
     memory_bytes: int | None
     memory_from: str
-    flops_per_second: dict[str, float]
-    memory_bytes_per_second: float | None
-    copy_bytes_per_second: float | None
-    launch_seconds: float | None
+    speeds: Speeds
     speeds_from: str
     capability: tuple[int, int] | None
 
@@ -36,7 +34,7 @@ class Target:
         return self.choice.device
 
 
-def find(cfg: DictConfig, hardware: Hardware) -> Target:
+def find(cfg: DictConfig, hardware: Hardware) -> PlannedDevice:
     """Raises: RunnerError for an invalid device= or plan.*."""
     policy = parse(OmegaConf.select(cfg, "device"))
     choice, here = _choice(policy, hardware)
@@ -53,24 +51,12 @@ def find(cfg: DictConfig, hardware: Hardware) -> Target:
         gpus = list(here.cuda)
         gpus[index] = replace(gpus[index], name=str(named), capability=capability)
         here = replace(here, cuda=tuple(gpus))
-    target = Target(choice, here, memory, memory_from, {}, None, None, None, "not known", capability)
+    speeds, speeds_from = Speeds(), "not known"
     if model is not None:
-        return replace(
-            target,
-            flops_per_second=model.flops,
-            memory_bytes_per_second=model.memory_bytes_per_second,
-            speeds_from=f"the data sheet of {named}",
-        )
-    if (found := benchmark.read(hardware).get(choice.device)) is not None:
-        return replace(
-            target,
-            flops_per_second=found.flops_per_second,
-            memory_bytes_per_second=found.memory_bytes_per_second,
-            copy_bytes_per_second=found.copy_bytes_per_second,
-            launch_seconds=found.launch_seconds,
-            speeds_from=f"measured here by devices --bench, {found.measured_at[:10]}",
-        )
-    return target
+        speeds, speeds_from = model.speeds, f"the data sheet of {named}"
+    elif (measured := benchmark.read(hardware).get(choice.device)) is not None:
+        speeds, speeds_from = measured, f"measured here by devices --bench, {measured.measured_at[:10]}"
+    return PlannedDevice(choice, here, memory, memory_from, speeds, speeds_from, capability)
 
 
 def num_bytes(text: Any) -> int:
@@ -105,7 +91,7 @@ def _choice(policy: tuple[str, ...], hardware: Hardware) -> tuple[Choice, Hardwa
 
 
 def _memory(
-    given: Any, model: device_catalogue.Model | None, named: Any, gpu: Gpu, *, is_here: bool
+    given: Any, model: device_catalogue.DeviceModel | None, named: Any, gpu: Gpu, *, is_here: bool
 ) -> tuple[int | None, str]:
     if given is not None:
         return num_bytes(given), f"plan.device_memory={given}"

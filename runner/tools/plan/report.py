@@ -21,7 +21,7 @@ from runner.experiment.terminal import Terminal
 from runner.inspection.findings import CERTAIN, ESTIMATE, Finding
 from runner.tasks.metric_names import asked_metrics
 from runner.tools.plan import device_catalogue
-from runner.tools.plan.planned_device import Target
+from runner.tools.plan.planned_device import PlannedDevice
 
 #: usable part of a device's memory: the context, workspaces of libraries and fragmentation take the rest
 USABLE = 0.9
@@ -36,7 +36,7 @@ STYLES = {"certain": "bold red", "likely": "yellow", "estimate": "cyan"}
 KINDS = {"attribute": "plain attribute", "list": "tensor of hidden module", "batch": "batch field"}
 
 
-def request(cfg: DictConfig, target: Target, *, seconds: float) -> dict[str, Any]:
+def request(cfg: DictConfig, target: PlannedDevice, *, seconds: float) -> dict[str, Any]:
     """Return the worker's input. seconds: To search for the largest batch sizes."""
     gpu = target.hardware.devices()[target.device]
     num = num_processes(cfg, target)
@@ -56,19 +56,14 @@ def request(cfg: DictConfig, target: Target, *, seconds: float) -> dict[str, Any
             "capability": target.capability or (8, 0),
             "num_devices": max(1, len(target.hardware.cuda)),
         },
-        "speeds": {
-            "flops_per_second": target.flops_per_second,
-            "memory_bytes_per_second": target.memory_bytes_per_second,
-            "copy_bytes_per_second": target.copy_bytes_per_second,
-            "launch_seconds": target.launch_seconds,
-        },
+        "speeds": asdict(target.speeds),
         "precisions": [name for name, no in precisions(target.device, target.hardware).items() if not no],
         "usable_bytes": usable_bytes(cfg, target),
         "seconds": seconds,
     }
 
 
-def num_processes(cfg: DictConfig, target: Target) -> int:
+def num_processes(cfg: DictConfig, target: PlannedDevice) -> int:
     """Return how many processes would train together, also on missing devices."""
     count = OmegaConf.select(cfg, "train.num_processes", default=1)
     if count != "auto":
@@ -79,7 +74,7 @@ def num_processes(cfg: DictConfig, target: Target) -> int:
     return sum(name.partition(":")[0] == kind for name in target.hardware.devices())
 
 
-def usable_bytes(cfg: DictConfig, target: Target) -> int | None:
+def usable_bytes(cfg: DictConfig, target: PlannedDevice) -> int | None:
     """Return the memory that a step may use; None: unknown."""
     if target.memory_bytes is None:
         return None
@@ -88,7 +83,9 @@ def usable_bytes(cfg: DictConfig, target: Target) -> int | None:
     return int(target.memory_bytes * min(USABLE, fraction or 1.0))
 
 
-def report(name: str, cfg: DictConfig, target: Target, answer: dict[str, Any], *, seconds: float) -> dict[str, Any]:
+def report(
+    name: str, cfg: DictConfig, target: PlannedDevice, answer: dict[str, Any], *, seconds: float
+) -> dict[str, Any]:
     """Return one plan in the form of plan.json."""
     kind = target.device.partition(":")[0]
     findings = [Finding(**found) for found in answer["findings"]]
@@ -133,8 +130,8 @@ def report(name: str, cfg: DictConfig, target: Target, answer: dict[str, Any], *
             "memory_from": target.memory_from,
             "usable_bytes": usable,
             "speeds_from": target.speeds_from,
-            "flops_per_second": target.flops_per_second,
-            "memory_bytes_per_second": target.memory_bytes_per_second,
+            "flops_per_second": target.speeds.flops_per_second,
+            "memory_bytes_per_second": target.speeds.memory_bytes_per_second,
         },
         "findings": [asdict(finding) for finding in findings],
         "placement": answer.get("placement", []),
@@ -171,10 +168,11 @@ def _too_big(what: str, num_bytes: int, usable: int, help_: Sequence[str]) -> Fi
     return Finding(ESTIMATE, "memory", text, write=" or ".join(help_) or "a smaller model, or another device")
 
 
-def _time(step: dict[str, Any], target: Target) -> dict[str, Any]:
-    if not target.flops_per_second or not target.memory_bytes_per_second:
+def _time(step: dict[str, Any], target: PlannedDevice) -> dict[str, Any]:
+    speeds = target.speeds
+    if not speeds.flops_per_second or not speeds.memory_bytes_per_second:
         return {"copy_seconds": None, "launch_seconds": None, "least_seconds": None, "limited_by": None}
-    copy_speed, launch = target.copy_bytes_per_second, target.launch_seconds
+    copy_speed, launch = speeds.copy_bytes_per_second, speeds.launch_seconds
     step |= {
         "copy_seconds": step["bytes_moved_to_device"] / copy_speed if copy_speed else None,
         "launch_seconds": step["num_kernels"] * launch if launch else None,

@@ -22,17 +22,18 @@ import torch
 from omegaconf import OmegaConf
 
 from runner.data.loading.own_loader import OwnLoader
+from runner.device.hardware import Speeds
 from runner.device.placement import tensors
 from runner.errors import OF_CODE, RunnerError
 from runner.experiment import rules
 from runner.inspection import call_site
-from runner.inspection.costs import MemoryMoment, Speeds
+from runner.inspection.costs import MemoryMoment
 from runner.inspection.findings import Finding, merged
 from runner.models.with_preprocessing import Prepared
-from runner.tools.plan.dry_run import UNFOLLOWED, Trial, of_error
+from runner.tools.plan.dry_run import UNFOLLOWED, SimulatedRun, of_error
 from runner.tools.plan.simulator import simulated_device
 from runner.tools.plan.simulator.shapes import NotSimulated
-from runner.tools.plan.simulator.torch_parts import Machine
+from runner.tools.plan.simulator.torch_parts import SimulatedMachine
 from runner.training.recompute import recompute, repeated
 
 MAX_ROWS = 2**24
@@ -52,7 +53,7 @@ def main() -> None:
 
     request = json.loads(sys.stdin.readline())
     warnings.simplefilter("ignore")
-    machine = Machine(**{**request["machine"], "capability": tuple(request["machine"]["capability"])})
+    machine = SimulatedMachine(**{**request["machine"], "capability": tuple(request["machine"]["capability"])})
     with simulated_device(request["device"], has_numbers=False, machine=machine) as device:
         cfg = OmegaConf.create(request["yaml"])
         cfg.data.num_workers = 0  # it reads one batch
@@ -64,12 +65,12 @@ def look(cfg: Any, device: torch.device, request: dict[str, Any]) -> dict[str, A
     """Return all that is known of the run without its numbers."""
     began = time.monotonic()
     findings: list[Finding] = []
-    trial: Trial | None = None
+    run: SimulatedRun | None = None
     unknown = ""
     try:
-        trial = Trial(cfg, device, speeds=Speeds(**request["speeds"]), **request["processes"])
-        trial.take_steps()
-        trial.evaluate()
+        run = SimulatedRun(cfg, device, speeds=Speeds(**request["speeds"]), **request["processes"])
+        run.take_steps()
+        run.evaluate()
     except RunnerError as error:
         return {"problems": [asdict(problem) for problem in error.problems]}
     except NotSimulated as error:
@@ -77,39 +78,39 @@ def look(cfg: Any, device: torch.device, request: dict[str, Any]) -> dict[str, A
         place = f" at {call_site.line_of_error(error)}" if any(map(call_site.is_own, files)) else ""
         unknown = f"{error}{place}"
     except OF_CODE as error:
-        if trial is not None and trial.unknown:  # it may continue with real values
-            unknown = f"{trial.unknown}, and with others in their place it ends: {of_error(error)}"
+        if run is not None and run.unknown:  # it may continue with real values
+            unknown = f"{run.unknown}, and with others in their place it ends: {of_error(error)}"
         else:
             findings.append(of_error(error))
-    if trial is None:
+    if run is None:
         return {"findings": [asdict(finding) for finding in findings], "unknown": unknown}
-    found = merged([*trial.findings, *trial.slow.findings, *findings])
-    unknown = unknown or trial.unknown
+    found = merged([*run.findings, *run.slow.findings, *findings])
+    unknown = unknown or run.unknown
     is_whole = not findings and not unknown
-    placement, step, step_bytes = _placement(trial), _step(trial), trial.costs.peak.num_bytes
-    trial.drop_batches()
-    evaluation_bytes = trial.evaluation_bytes() if is_whole else None
+    placement, step, step_bytes = _placement(run), _step(run), run.costs.peak.num_bytes
+    run.drop_batches()
+    evaluation_bytes = run.evaluation_bytes() if is_whole else None
     answer: dict[str, Any] = {
         "findings": [asdict(finding) for finding in found],
         "unknown": unknown,
         "is_whole": is_whole,
         "placement": placement,
-        "memory": _memory(trial, step_bytes, evaluation_bytes),
+        "memory": _memory(run, step_bytes, evaluation_bytes),
         "step": step,
-        "host_reads": [asdict(read) for read in dict.fromkeys(trial.reads)],
-        "unfollowed": list(dict.fromkeys(read.line for read in trial.reads if read.what in UNFOLLOWED)),
-        "num_parameters": trial.parts.num_parameters,
-        "residency": trial.parts.residency,
+        "host_reads": [asdict(read) for read in dict.fromkeys(run.reads)],
+        "unfollowed": list(dict.fromkeys(read.line for read in run.reads if read.what in UNFOLLOWED)),
+        "num_parameters": run.parts.num_parameters,
+        "residency": run.parts.residency,
         "largest_batch_size": {},
-        "has_own_loader": isinstance(trial.parts.splits.train, OwnLoader) and trial.parts.splits.train.is_loader,
+        "has_own_loader": isinstance(run.parts.splits.train, OwnLoader) and run.parts.splits.train.is_loader,
     }
     usable_bytes = request["usable_bytes"]
     if not findings and usable_bytes is not None:
         # at least half of the time, even if reading the data took long
         deadline = max(began, time.monotonic() - request["seconds"] / 2) + request["seconds"]
-        answer["largest_batch_size"] = _largest(trial, request, deadline=deadline)
+        answer["largest_batch_size"] = _largest(run, request, deadline=deadline)
         if step_bytes > usable_bytes:
-            answer["recompute"] = _recomputed(trial, usable_bytes)
+            answer["recompute"] = _recomputed(run, usable_bytes)
     return answer
 
 
@@ -142,9 +143,9 @@ def largest(peak_bytes: Callable[[int], int], usable_bytes: int, *, start: int, 
     return good
 
 
-def _memory(trial: Trial, step_bytes: int, evaluation_bytes: int | None) -> dict[str, Any]:
-    peak = trial.costs.peak
-    moments = _thinned(trial.costs.timeline)
+def _memory(run: SimulatedRun, step_bytes: int, evaluation_bytes: int | None) -> dict[str, Any]:
+    peak = run.costs.peak
+    moments = _thinned(run.costs.timeline)
     return {
         "peak_bytes": peak.num_bytes,
         "peak_phase": peak.phase,
@@ -163,12 +164,12 @@ def _thinned(moments: list[MemoryMoment]) -> list[MemoryMoment]:
     return [max(moments[start:stop], key=lambda moment: moment.num_bytes) for start, stop in pairwise(bounds)]
 
 
-def _step(trial: Trial) -> dict[str, Any]:
-    costs, moved = trial.costs, 0
-    if not trial.parts.train.device_bytes and trial.device.type != "cpu":
-        moved = sum(tensor.nbytes for batch in trial.group for tensor in tensors(batch))
+def _step(run: SimulatedRun) -> dict[str, Any]:
+    costs, moved = run.costs, 0
+    if not run.parts.train.device_bytes and run.device.type != "cpu":
+        moved = sum(tensor.nbytes for batch in run.group for tensor in tensors(batch))
     return {
-        "batch_size": trial.parts.train.batch_size,
+        "batch_size": run.parts.train.batch_size,
         "flops": costs.flops.total(),
         "flops_by_phase": dict(costs.flops),
         "num_kernels": costs.num_kernels,
@@ -181,8 +182,8 @@ def _step(trial: Trial) -> dict[str, Any]:
     }
 
 
-def _placement(trial: Trial) -> list[dict[str, Any]]:
-    trial.names.look_again()
+def _placement(run: SimulatedRun) -> list[dict[str, Any]]:
+    run.names.look_again()
     return [
         {
             "name": name.path,
@@ -192,32 +193,32 @@ def _placement(trial: Trial) -> list[dict[str, Any]]:
             "shape": list(tensor.shape),
             "bytes": tensor.nbytes,
         }
-        for tensor, name in trial.names.all()
+        for tensor, name in run.names.all()
     ]
 
 
-def _recomputed(trial: Trial, usable_bytes: int) -> str | None:
-    train, prefix = trial.cfg.train, "model." if isinstance(trial.parts.model, Prepared) else ""
-    pattern = repeated(trial.parts.model, prefix=prefix)
-    if not pattern or train.recompute or rules.why_not(trial.cfg, {"train.recompute": [pattern]}):
+def _recomputed(run: SimulatedRun, usable_bytes: int) -> str | None:
+    train, prefix = run.cfg.train, "model." if isinstance(run.parts.model, Prepared) else ""
+    pattern = repeated(run.parts.model, prefix=prefix)
+    if not pattern or train.recompute or rules.why_not(run.cfg, {"train.recompute": [pattern]}):
         return None
-    recompute(trial.parts.model, [pattern], device=trial.device, prefix=prefix)
-    peak = trial.peak_bytes(trial.rows_trained, precision=train.precision)
+    recompute(run.parts.model, [pattern], device=run.device, prefix=prefix)
+    peak = run.peak_bytes(run.rows_trained, precision=train.precision)
     return pattern if peak <= usable_bytes else None
 
 
-def _largest(trial: Trial, request: dict[str, Any], *, deadline: float) -> dict[str, int | None]:
+def _largest(run: SimulatedRun, request: dict[str, Any], *, deadline: float) -> dict[str, int | None]:
     """Return the largest batch size for each precision; None: not found in time, or the model accepts only one size."""
-    own, by_bytes = trial.cfg.train.precision, dict[int, int | None]()
+    own, by_bytes = run.cfg.train.precision, dict[int, int | None]()
     found: dict[str, int | None] = {}
     others = [] if own == "fp64" else request["precisions"]  # their weights are smaller
     for precision in dict.fromkeys([own, *others]):
         num_bytes = BYTES_PER_NUMBER[precision]
         if num_bytes not in by_bytes:
-            peak_bytes = partial(trial.peak_bytes, precision=precision)
+            peak_bytes = partial(run.peak_bytes, precision=precision)
             try:
                 by_bytes[num_bytes] = largest(
-                    peak_bytes, request["usable_bytes"], start=trial.rows_trained, deadline=deadline
+                    peak_bytes, request["usable_bytes"], start=run.rows_trained, deadline=deadline
                 )
             except Exception as error:
                 by_bytes[num_bytes] = None

@@ -120,7 +120,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class SpeedComparison:
     """ratios: The time of a step of the new run divided by that of the fastest so far, per turn."""
 
     ratios: tuple[float, ...]
@@ -137,7 +137,7 @@ class Comparison:
         return self.ratio < 1 - NOISE and num_lost <= MAX_LOST_SHARE * len(self.ratios)
 
 
-def compare(holder: Candidate, challenger: Candidate, *, seconds: float) -> Comparison:
+def compare(holder: Candidate, challenger: Candidate, *, seconds: float) -> SpeedComparison:
     """Measure both in turns, for about `seconds`; each is first equally often."""
     ratios, times = [], []
     end = time.perf_counter() + seconds
@@ -149,7 +149,7 @@ def compare(holder: Candidate, challenger: Candidate, *, seconds: float) -> Comp
         has_lost = len(ratios) == LOST_TURNS and min(ratios) >= 1
         if has_lost or (len(ratios) >= MIN_TURNS and time.perf_counter() > end):
             break
-    return Comparison(tuple(ratios), statistics.median(times))
+    return SpeedComparison(tuple(ratios), statistics.median(times))
 
 
 def difference(one: Any, other: Any) -> float:

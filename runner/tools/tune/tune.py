@@ -64,7 +64,7 @@ def tune(
     choice = check(cfg, probe())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a run prints them
-        search = Search(cfg, torch.device(choice.here), seconds=seconds)
+        search = TuneSearch(cfg, torch.device(choice.here), seconds=seconds)
         step = f"{search.step_seconds * 1e3:.3g} ms a step, {search.num_steps:,} steps"
         say(f"as it is  {step}, {choice.device} ({choice.reason})")
         try:
@@ -84,7 +84,7 @@ def tune(
 
 
 @dataclass(frozen=True)
-class Option:
+class TuneOption:
     """One option. tries: Its other values, as settings by key; why_not: Why it is not tried."""
 
     name: str
@@ -93,7 +93,7 @@ class Option:
 
 
 @dataclass
-class Row:
+class TuneRow:
     """The result of one try. ratio: The time of its step, divided by that of the unchanged run."""
 
     settings: dict[str, Any]
@@ -104,7 +104,7 @@ class Row:
     difference: float | None = None
 
 
-class Search:
+class TuneSearch:
     """The unchanged run (`usual`), and the fastest one with the same numbers so far."""
 
     def __init__(self, cfg: DictConfig, device: torch.device, *, seconds: float) -> None:
@@ -124,19 +124,19 @@ class Search:
                 "tune", "a step of the run doesn't fit into memory", fix, code="unknown-flag"
             ) from error
         self.step_seconds, self.num_steps = self.usual.step_seconds, self.usual.parts.limits.num_steps
-        self.rows: list[Row] = []
+        self.rows: list[TuneRow] = []
         self.settings: dict[str, Any] = {}  # of the fastest
         self.ratio = 1.0  # time of a step of the fastest run, divided by that of the unchanged run
         self._compile_seconds = 0.0  # of the fastest
         self._numbers = self._numbers_of(self.usual)
         self._end = time.monotonic() + seconds
 
-    def take(self, option: Option) -> None:
+    def take(self, option: TuneOption) -> None:
         """Try each answer of an option on top of the fastest settings."""
         if option.why_not:
-            self._add(Row({option.name: ""}, f"not tried: {option.why_not}"))
+            self._add(TuneRow({option.name: ""}, f"not tried: {option.why_not}"))
         for settings in option.tries:
-            row = Row(settings)
+            row = TuneRow(settings)
             steps = self.ratio * self.step_seconds * self.num_steps
             if settings.get("train.compile") and MAX_SAVED * steps < MIN_COMPILE_SECONDS:
                 why = f"it takes {MIN_COMPILE_SECONDS:.0f} s or more, and the run's steps take {steps:.1f} s"
@@ -154,7 +154,7 @@ class Search:
         found = compare(self.usual, self.fastest, seconds=self._comparison_seconds)
         self.ratio = found.ratio
         if not found.is_faster or self._saved_seconds(found.step_seconds, found.ratio) < self._compile_seconds:
-            self._add(Row(self.settings, "at the end no faster than the run as it is", ratio=found.ratio))
+            self._add(TuneRow(self.settings, "at the end no faster than the run as it is", ratio=found.ratio))
             self.settings, self.ratio = {}, 1.0
 
     def close(self) -> None:
@@ -168,7 +168,7 @@ class Search:
     def _candidate(self, settings: dict[str, Any]) -> Candidate:
         return Candidate(with_settings(self.cfg, settings), self.device, read=self._data)
 
-    def _try(self, row: Row) -> None:
+    def _try(self, row: TuneRow) -> None:
         settings = {**self.settings, **row.settings}
         try:
             candidate = self._candidate(settings)
@@ -192,7 +192,7 @@ class Search:
             loser.close()
             gc.collect()
 
-    def _outcome(self, row: Row, candidate: Candidate, more_compile_seconds: float) -> tuple[str, float]:
+    def _outcome(self, row: TuneRow, candidate: Candidate, more_compile_seconds: float) -> tuple[str, float]:
         losses, precision = self._numbers
         if "train.precision" not in row.settings and not is_same(losses, candidate.losses, precision=precision):
             return "other numbers", 1.0
@@ -212,14 +212,14 @@ class Search:
     def _numbers_of(self, candidate: Candidate) -> tuple[Any, str]:
         return candidate.losses, candidate.parts.precision.name
 
-    def _add(self, row: Row) -> None:
+    def _add(self, row: TuneRow) -> None:
         self.rows.append(row)
         ratio = "" if row.ratio is None else f"{row.ratio:.2f} times as long, "
         losses = "" if row.difference is None else f"; losses differ by {row.difference:.1e}"
         say(f"  {in_words(row.settings).rstrip('='):<46} {ratio}{row.outcome}{losses}")
 
 
-def options(cfg: DictConfig, parts: Parts, *, with_precision: bool) -> list[Option]:
+def options(cfg: DictConfig, parts: Parts, *, with_precision: bool) -> list[TuneOption]:
     """Return the options that may make a run faster, in the order to try: the work of a step first, then compilation."""
     kind = parts.device.type
     found = [_precision(parts, kind, with_precision), _threads(kind), _layout(cfg, parts, kind), _data(cfg, parts)]
@@ -229,81 +229,81 @@ def options(cfg: DictConfig, parts: Parts, *, with_precision: bool) -> list[Opti
     return [option for option in found if option.tries or option.why_not]
 
 
-def _precision(parts: Parts, kind: str, with_precision: bool) -> Option:
+def _precision(parts: Parts, kind: str, with_precision: bool) -> TuneOption:
     if not with_precision:
-        return Option("train.precision", why_not="it changes the numbers: --precision asks for it")
+        return TuneOption("train.precision", why_not="it changes the numbers: --precision asks for it")
     names = [name for name in PRECISIONS[kind] if name != parts.precision.name]
-    return Option("train.precision", tuple({"train.precision": name} for name in names))
+    return TuneOption("train.precision", tuple({"train.precision": name} for name in names))
 
 
-def _threads(kind: str) -> Option:
+def _threads(kind: str) -> TuneOption:
     name, cores = "backends.cpu.num_threads", os.cpu_count() or 1
     if kind != "cpu":
-        return Option(name)
+        return TuneOption(name)
     counts = {cores, *(2**power for power in range(cores.bit_length()) if 2**power <= cores)}
     counts -= {torch.get_num_threads()}
-    return Option(name, tuple({name: count} for count in sorted(counts)), "" if counts else "there is one core")
+    return TuneOption(name, tuple({name: count} for count in sorted(counts)), "" if counts else "there is one core")
 
 
-def _layout(cfg: DictConfig, parts: Parts, kind: str) -> Option:
+def _layout(cfg: DictConfig, parts: Parts, kind: str) -> TuneOption:
     name = f"backends.{kind}.channels_last"
     if "channels_last" not in cfg.backends.get(kind, {}):
-        return Option(name)
+        return TuneOption(name)
     if not any(isinstance(module, nn.Conv2d) for module in parts.model.modules()):
-        return Option(name, why_not="there are no 2-d convolutions")
-    return Option(name, ({name: not parts.layout.startswith("channels last")},))
+        return TuneOption(name, why_not="there are no 2-d convolutions")
+    return TuneOption(name, ({name: not parts.layout.startswith("channels last")},))
 
 
-def _data(cfg: DictConfig, parts: Parts) -> Option:
+def _data(cfg: DictConfig, parts: Parts) -> TuneOption:
     if isinstance(parts.splits.train, OwnLoader):
-        return Option("data.num_workers", why_not="your own stream has processes of its own, or none")
+        return TuneOption("data.num_workers", why_not="your own stream has processes of its own, or none")
     if not isinstance(parts.splits.train, Dataset):
         if parts.train.indexed() is not None:
-            return Option("data.residency", why_not="its rows are on the device: nothing is read again")
+            return TuneOption("data.residency", why_not="its rows are on the device: nothing is read again")
         if cfg.data.residency == "stream":
-            return Option("data.residency", ({"data.residency": "auto"},))
+            return TuneOption("data.residency", ({"data.residency": "auto"},))
     cores = os.cpu_count() or 1
     counts = [count for count in dict.fromkeys([0, 1, max(1, cores // 2), cores]) if count != cfg.data.num_workers]
-    return Option("data.num_workers", tuple({"data.num_workers": count} for count in counts))
+    return TuneOption("data.num_workers", tuple({"data.num_workers": count} for count in counts))
 
 
-def _micro_batches(cfg: DictConfig, parts: Parts) -> Option:
+def _micro_batches(cfg: DictConfig, parts: Parts) -> TuneOption:
     name, size, num = "train.accumulate_steps", int(cfg.train.batch_size), int(cfg.train.accumulate_steps)
     if any(getattr(module, "running_mean", None) is not None for module in parts.model.modules()):
-        return Option(name, why_not="batch norm sees each part by itself: other numbers")
+        return TuneOption(name, why_not="batch norm sees each part by itself: other numbers")
     if _has_dropout(parts.model) or parts.source.finish is not None:
-        return Option(name, why_not="dropout, or augmentation, draws for each part: other numbers")
+        return TuneOption(name, why_not="dropout, or augmentation, draws for each part: other numbers")
     if isinstance(parts.splits.train, Dataset) and parts.train.batch_size != size:
-        return Option(name, why_not="its loader makes the batches")
+        return TuneOption(name, why_not="its loader makes the batches")
     shares = [share for share in (2, 4) if size % share == 0]
-    return Option(name, tuple({"train.batch_size": size // share, name: num * share} for share in shares))
+    return TuneOption(name, tuple({"train.batch_size": size // share, name: num * share} for share in shares))
 
 
 def _has_dropout(model: nn.Module) -> bool:
     return any(isinstance(module, DROPOUTS) and module.p > 0 for module in model.modules())
 
 
-def _compile(cfg: DictConfig, parts: Parts) -> Option:
+def _compile(cfg: DictConfig, parts: Parts) -> TuneOption:
     name = "train.compile"
     if cfg.train.compile:
-        return Option(name, ({name: False},))
+        return TuneOption(name, ({name: False},))
     if reason := rules.why_not(cfg, {name: True}):
-        return Option(name, why_not=reason)
+        return TuneOption(name, why_not=reason)
     if _has_dropout(parts.model):
-        return Option(name, why_not="compiled, dropout draws other numbers")
+        return TuneOption(name, why_not="compiled, dropout draws other numbers")
     if any(isinstance(module, nn.RNNBase) for module in parts.model.modules()):
-        return Option(name, why_not="torch.compile leaves recurrent layers as they are")
-    return Option(name, ({name: True},))
+        return TuneOption(name, why_not="torch.compile leaves recurrent layers as they are")
+    return TuneOption(name, ({name: True},))
 
 
-def _graph(cfg: DictConfig, parts: Parts) -> Option:
+def _graph(cfg: DictConfig, parts: Parts) -> TuneOption:
     name = "train.cuda_graph"
     if cfg.train.cuda_graph:
-        return Option(name, ({name: False},))
+        return TuneOption(name, ({name: False},))
     situation = rules.Situation(device=parts.device.type, is_on_device=parts.train.indexed() is not None)
     if reason := rules.why_not(cfg, {name: True}, situation):
-        return Option(name, why_not=reason)
-    return Option(name, ({name: True},))
+        return TuneOption(name, why_not=reason)
+    return TuneOption(name, ({name: True},))
 
 
 def with_settings(cfg: DictConfig, settings: dict[str, Any]) -> DictConfig:
@@ -352,7 +352,7 @@ def _use(flags: Sequence[str], overrides: Sequence[str], name: str) -> str:
     return shlex.join(["python", "-m", "runner", *flags, *own, f"tuned={name}"])
 
 
-def _report(search: Search, device: str) -> dict[str, Any]:
+def _report(search: TuneSearch, device: str) -> dict[str, Any]:
     losses = (search.fastest if search.settings else search.usual).losses
     return {
         "device": device,

@@ -589,7 +589,7 @@ def gpt(asked: Asked) -> None:
             continue
         tokens = found["num_samples"] / found["num_steps"] * context / found["step"]["seconds"]
         flops = (72 * width**2 * depth + 12 * depth * width * context) * tokens
-        share = f"{flops / sheet.flops['bf16']:.1%}" if sheet else "no data sheet"
+        share = f"{flops / sheet.speeds.flops_per_second['bf16']:.1%}" if sheet else "no data sheet"
         hand = size * context / by_hand(is_compiled="compile" in way)
         row(way, f"{tokens:,.0f}", f"{flops / 1e12:.3g}", share, f"{hand:,.0f}", f"{hand / tokens:.3f}")
 

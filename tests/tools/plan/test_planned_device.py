@@ -5,7 +5,7 @@ from omegaconf import OmegaConf
 from refused import problems_of
 
 from runner.device import Gpu, Hardware
-from runner.device.benchmark import MeasuredDevice
+from runner.device.hardware import Speeds
 from runner.tools.plan import device_catalogue, planned_device
 
 GIB = 2**30
@@ -52,17 +52,17 @@ def test_what_is_said_wins_over_the_data_sheet_and_that_over_the_machine():
     named = planned_device.find(cfg("cuda:0", device_name="A100-80GB"), BOX)
     assert named.memory_bytes == device_catalogue.MODELS["A100-80GB"].memory_bytes
     assert named.capability == (8, 0)
-    assert named.flops_per_second["bf16"] == 312e12
+    assert named.speeds.flops_per_second["bf16"] == 312e12
     assert named.hardware.cuda[0].name == "A100-80GB"
     both = planned_device.find(cfg("cuda:0", device_name="A100-80GB", device_memory="10GiB"), BOX)
     assert (both.memory_bytes, both.memory_from) == (10 * GIB, "plan.device_memory=10GiB")
 
 
 def test_what_was_measured_here_is_used(monkeypatch):
-    done = MeasuredDevice({"fp32": 1e12}, 1e11, 1e10, 5e-6, "2026-11-21T10:00:00+00:00")
+    done = Speeds({"fp32": 1e12}, 1e11, 1e10, 5e-6, "2026-11-21T10:00:00+00:00")
     monkeypatch.setattr(planned_device.benchmark, "read", lambda hardware: {"cuda:0": done})
     found = planned_device.find(cfg("cuda:0"), BOX)
-    assert (found.flops_per_second, found.launch_seconds) == ({"fp32": 1e12}, 5e-6)
+    assert (found.speeds.flops_per_second, found.speeds.launch_seconds) == ({"fp32": 1e12}, 5e-6)
     assert found.speeds_from == "measured here by devices --bench, 2026-11-21"
     assert planned_device.find(cfg("cuda:1"), BOX).speeds_from == "not known"
 

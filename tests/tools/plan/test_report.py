@@ -6,8 +6,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from runner.device import Choice, Gpu, Hardware
+from runner.device.hardware import Speeds
 from runner.inspection.findings import CERTAIN, LIKELY, Finding
-from runner.tools.plan.planned_device import Target
+from runner.tools.plan.planned_device import PlannedDevice
 from runner.tools.plan.plot import _panel
 from runner.tools.plan.report import num_processes, report, request, usable_bytes
 
@@ -15,12 +16,9 @@ GIB = 2**30
 
 
 def target(memory=10 * GIB, **speeds):
-    known = {"copy_bytes_per_second": None, "launch_seconds": None, "memory_bytes_per_second": None} | speeds
-    flops = {"fp32": 1e12} if known["memory_bytes_per_second"] else {}
+    known = Speeds({"fp32": 1e12} if "memory_bytes_per_second" in speeds else {}, **speeds)
     here = Hardware(cuda=(Gpu("GPU"),))
-    return Target(
-        Choice("cuda:0", "as asked"), here, memory, "said", flops, speeds_from="said", capability=None, **known
-    )
+    return PlannedDevice(Choice("cuda:0", "as asked"), here, memory, "said", known, speeds_from="said", capability=None)
 
 
 def cfg(**train):

@@ -43,10 +43,10 @@ def test_it_says_when_there_is_no_time():
 
 def test_the_search_starts_with_the_size_of_the_loader():
     tried = []
-    trial = SimpleNamespace(
+    run = SimpleNamespace(
         cfg=OmegaConf.create({"train": {"precision": "fp32"}}),
         rows_trained=96,
         peak_bytes=lambda size, precision: tried.append(size) or size,
     )
-    found = _largest(trial, {"precisions": ["tf32"], "usable_bytes": 96}, deadline=LATER)
+    found = _largest(run, {"precisions": ["tf32"], "usable_bytes": 96}, deadline=LATER)
     assert tried[0] == 96 and found == {"fp32": 96, "tf32": 96}

@@ -22,8 +22,8 @@ import torch
 from torch.utils.backend_registration import rename_privateuse1_backend
 
 from runner.device import torch_private
-from runner.tools.plan.simulator.tensor import Making, pretence
-from runner.tools.plan.simulator.torch_parts import Machine, Naming, replacements
+from runner.tools.plan.simulator.tensor import SimulatedFactories, pretence
+from runner.tools.plan.simulator.torch_parts import Naming, SimulatedMachine, replacements
 
 #: c10::DeviceType
 DEVICE_TYPES = {"cpu": 0, "cuda": 1, "mps": 13, "meta": 14}
@@ -32,7 +32,9 @@ ADD_GUARD = "_ZN3c104impl24DeviceGuardImplRegistrarC1ENS_10DeviceTypeEPKNS0_24De
 
 
 @contextlib.contextmanager
-def simulated_device(name: str, *, has_numbers: bool = True, machine: Machine | None = None) -> Iterator[torch.device]:
+def simulated_device(
+    name: str, *, has_numbers: bool = True, machine: SimulatedMachine | None = None
+) -> Iterator[torch.device]:
     """Simulate a device. The device guard stays when the block ends.
 
     Args:
@@ -52,7 +54,7 @@ def simulated_device(name: str, *, has_numbers: bool = True, machine: Machine | 
     with contextlib.ExitStack() as stack:
         pretence.device = device if device.type == "cpu" else torch.device(device.type, device.index or 0)
         pretence.current_index, pretence.has_numbers = 0, has_numbers
-        for owner, attribute, value in list(replacements(machine or Machine(), [Making, Naming])):
+        for owner, attribute, value in list(replacements(machine or SimulatedMachine(), [SimulatedFactories, Naming])):
             stack.enter_context(mock.patch.object(owner, attribute, value))
         # cuDNN's batch norm of a torch built for CUDA does not compute on other devices
         stack.callback(setattr, torch.backends.cudnn, "enabled", torch.backends.cudnn.enabled)
@@ -60,7 +62,7 @@ def simulated_device(name: str, *, has_numbers: bool = True, machine: Machine | 
         before = torch_private.only_lift_cpu_tensors()
         torch_private.set_only_lift_cpu_tensors(True)  # torch.tensor([1.0], device=...) is made on the CPU, then copied
         stack.callback(torch_private.set_only_lift_cpu_tensors, before)
-        stack.enter_context(Making())  # type: ignore[no-untyped-call]
+        stack.enter_context(SimulatedFactories())  # type: ignore[no-untyped-call]
         stack.enter_context(Naming())
         yield pretence.device
 

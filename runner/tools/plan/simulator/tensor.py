@@ -154,7 +154,7 @@ class SimulatedTensor(Tensor):
         return compute(func, args, kwargs or {})
 
 
-class Making(TorchDispatchMode):
+class SimulatedFactories(TorchDispatchMode):
     """Handles operations without a tensor of the device: torch.zeros(..., device="cuda:1"), tensor.to("cuda:1")."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -22,13 +22,13 @@ from runner.device.torch_private import OpOverload, eager_transforms, functions,
 from runner.tools.plan.simulator.layers import MODES, attention, ctc_loss, recurrent
 from runner.tools.plan.simulator.shapes import NotSimulated
 from runner.tools.plan.simulator.tensor import SimulatedTensor, pretence
-from runner.tools.plan.simulator.values import asking
+from runner.tools.plan.simulator.values import value_reads
 
 Replacement = tuple[Any, str, Any]
 
 
 @dataclass(frozen=True)
-class Machine:
+class SimulatedMachine:
     """Properties of the simulated devices."""
 
     name: str = "Simulated GPU"
@@ -94,7 +94,7 @@ MPS_BACKEND |= {"get_name": "Simulated M", "get_core_count": 8}
 NO_CUDA: dict[str, Any] = {"is_available": False, "is_initialized": False, "device_count": 0}
 
 
-def replacements(machine: Machine, modes: Sequence[Callable[[], Any]]) -> Iterator[Replacement]:
+def replacements(machine: SimulatedMachine, modes: Sequence[Callable[[], Any]]) -> Iterator[Replacement]:
     """Yield all replacements for a simulated device."""
     kind = pretence.device.type
     yield torch.nn.Module, "_apply", _by_swapping(torch.nn.Module._apply)
@@ -123,7 +123,7 @@ def replacements(machine: Machine, modes: Sequence[Callable[[], Any]]) -> Iterat
     yield from _answers(machine, is_cuda=kind == "cuda")
 
 
-def _answers(machine: Machine, *, is_cuda: bool) -> Iterator[Replacement]:
+def _answers(machine: SimulatedMachine, *, is_cuda: bool) -> Iterator[Replacement]:
     count = machine.num_devices if is_cuda else 1
     constants: dict[Any, dict[str, Any]] = {
         torch.accelerator: {**machine.memory(), "is_available": True, "device_count": count}
@@ -214,15 +214,15 @@ class Naming(TorchFunctionMode):
             if want != got:
                 raise RuntimeError(f"Expected a '{want}' device type for generator but found '{got}'")
         # Python code inside of backward (a recomputed checkpoint) is not the engine
-        before = asking.call, pretence.running_backward
-        asking.call, pretence.running_backward = getattr(func, "__name__", ""), 0
+        before = value_reads.call, pretence.running_backward
+        value_reads.call, pretence.running_backward = getattr(func, "__name__", ""), 0
         try:
             result = func(*args, **kwargs)
             if func is DEVICE_OF and result.type == "meta" and pretence.num_transforms:
                 return pretence.device  # for tensors of functorch; see `compute`
             return result
         finally:
-            asking.call, pretence.running_backward = before
+            value_reads.call, pretence.running_backward = before
 
 
 def numbered(device: Any) -> Any:

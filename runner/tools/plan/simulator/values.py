@@ -33,26 +33,26 @@ _TORCH = f"{torch.__path__[0]}/"
 
 
 @dataclass
-class Asking:
+class ValueReads:
     """The current torch function, and the function that is called for each read."""
 
     call: str = ""
     on_read: Callable[[str, bool], None] | None = None
 
 
-asking = Asking()
+value_reads = ValueReads()
 
 
 def goes_by(what: str, *, may_be_check: bool = False) -> None:
     """Report that a value decides what the program does. may_be_check: Not if torch itself reads it."""
-    if asking.on_read is not None and not (may_be_check and _is_torchs_own()):
-        asking.on_read(what, True)
+    if value_reads.on_read is not None and not (may_be_check and _is_torchs_own()):
+        value_reads.on_read(what, True)
 
 
 def goes_by_size(name: str) -> None:
     """Report a result whose size depends on values. Those of C++ in a backward pass are not read by the program."""
-    if asking.call not in BACKWARD_CALLS:
-        goes_by(SIZED_CALLS.get(asking.call, f"{asking.call or name}()"))
+    if value_reads.call not in BACKWARD_CALLS:
+        goes_by(SIZED_CALLS.get(value_reads.call, f"{value_reads.call or name}()"))
 
 
 def value(tensor: Tensor) -> Any:
@@ -60,16 +60,16 @@ def value(tensor: Tensor) -> Any:
     if not tensor.is_meta:
         return tensor.item()
     usual = getattr(tensor, "usual", None)
-    what = READING_CALLS.get(asking.call, f"{asking.call}(tensor)")
-    if asking.call in DECIDING_CALLS:
+    what = READING_CALLS.get(value_reads.call, f"{value_reads.call}(tensor)")
+    if value_reads.call in DECIDING_CALLS:
         goes_by(what, may_be_check=usual is not None)
-    elif asking.on_read is not None:
-        asking.on_read(what, False)
+    elif value_reads.on_read is not None:
+        value_reads.on_read(what, False)
     if usual is not None:
         return usual
     if tensor.dtype is torch.bool:
         return True
-    if _is_asked_by("grad_scaler.py") or asking.call in ("__getitem__", "__setitem__"):
+    if _is_asked_by("grad_scaler.py") or value_reads.call in ("__getitem__", "__setitem__"):
         return 0.0 if tensor.dtype.is_floating_point else 0
     return 1.0 if tensor.dtype.is_floating_point else (1 + 0j if tensor.dtype.is_complex else 1)
 
