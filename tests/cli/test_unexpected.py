@@ -10,12 +10,8 @@ from runner.cli import table
 from runner.experiment import run
 
 SMALL = [
-    "data=synthetic",
-    "data.num_rows=40",
-    "data.num_features=3",
-    "model=mlp",
-    "device=cpu",
-    "tracking.enabled=false",
+    *("data=synthetic", "data.num_rows=40", "data.num_features=3"),
+    *("model=mlp", "device=cpu", "tracking.enabled=false"),
 ]
 BROKEN = "def fail():\n    raise KeyError('nothing')\n"
 
@@ -25,7 +21,7 @@ def test_it_is_one_line_and_the_traceback_lies_in_the_run_s_log(shown, own_folde
     (own_folder / "mine.py").write_text(BROKEN)
     import mine
 
-    monkeypatch.setattr(run, "check_folder", lambda folder: mine.fail())
+    monkeypatch.setattr(run, "check_directory", lambda *_: mine.fail())
     if shown:
         monkeypatch.setenv("RUNNER_TRACEBACK", "1")
     assert cli.main([*SMALL, "hydra.run.dir=run"]) == 1
