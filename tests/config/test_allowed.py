@@ -251,7 +251,7 @@ BESIDE = [
     *(
         "runner.data.write_tokens",
         "runner.data.language.tokens.write_tokens",
-        "runner.data.language.tokens.describe",
+        "runner.data.language.tokens.write_note",
     ),
     *("runner.models.weights.load_weights", "runner.models.mlp.MLP.forward", "runner.models.mlp", "runner.data"),
     *("torch.nn.modules.module.register_module_forward_hook", "torch.nn.Module.load_state_dict"),

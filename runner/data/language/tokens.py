@@ -40,7 +40,7 @@ MAX_TOKENS = 2**31 - 1  # batches are int32
 
 
 @dataclass(frozen=True)
-class Description:
+class TokenNote:
     """FILE.json, which write_tokens() writes next to FILE."""
 
     num_bytes: int
@@ -52,80 +52,86 @@ class Description:
     bytes_per_token: float | None = None
 
 
-def description_of(file: Path) -> Description | None:
-    """Return FILE.json, if write_tokens() has written one."""
+def read_note(file: Path) -> TokenNote | None:
     try:
-        found = Description(**json.loads(file.with_name(f"{file.name}.json").read_text()))
-        return found if {"tokens", "entries"} <= set(found.reader) else None
+        note = TokenNote(**json.loads(file.with_name(f"{file.name}.json").read_text()))
+        return note if {"tokens", "entries"} <= set(note.reader) else None
     except (OSError, ValueError, TypeError):
         return None
 
 
-def describe(file: Path, dtype: str, greatest: tuple[int, int], reader: dict[str, Any], bytes_per_token: float) -> None:
+def write_note(
+    file: Path, dtype: str, greatest: tuple[int, int], reader: dict[str, Any], bytes_per_token: float
+) -> None:
     """Write FILE.json of a file that is complete."""
     state = file.stat()
-    found = Description(state.st_size, state.st_mtime_ns, dtype, *greatest, reader, bytes_per_token)
-    file.with_name(f"{file.name}.json").write_text(json.dumps(asdict(found)) + "\n")
+    note = TokenNote(state.st_size, state.st_mtime_ns, dtype, *greatest, reader, bytes_per_token)
+    file.with_name(f"{file.name}.json").write_text(json.dumps(asdict(note)) + "\n")
 
 
 def mapped(file: Path, dtype: str) -> NDArray[Any]:
     if file.suffix == ".npy":
-        found: NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)
-        return found
+        tokens: NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)
+        return tokens
     return np.memmap(file, np.dtype(dtype).newbyteorder("<"), mode="r")
 
 
-def opened(file: Path, dtype: str | None, *, asked: str) -> tuple[NDArray[Any], str]:
-    """Return the file's tokens, mapped, and their type. dtype: of a .bin; None: as in FILE.json, or uint16. Raises: RunnerError."""
-    if file.suffix not in ENDINGS:
-        problem = f"token files must end in {' or '.join(ENDINGS)}"
-        raise RunnerError.of(asked, problem, "use `data=text` for text files, or a file of `runner.data.write_tokens`")
-    if file.suffix == ".npy":
-        return _opened_npy(file, asked)
-    size, description = file.stat().st_size, description_of(file)
-    if description is not None and dtype is None and description.num_bytes != size:
-        problem = (
-            f"`{file.name}.json` belongs to a file of {description.num_bytes:,} bytes, and `{file.name}` has {size:,}"
-        )
-        fix = f"use the file that it belongs to, or `data.dtype={description.dtype}` if these tokens have that type"
-        raise RunnerError.of(asked, problem, fix)
-    dtype = dtype or (description.dtype if description else "uint16")
-    choice(dtype, DTYPES, key="data.dtype")
-    width = np.dtype(dtype).itemsize
-    if size == 0 or size % width:
-        problem = f"`{file.name}` has {size:,} bytes, and a {dtype} token has {width}"
-        raise RunnerError.of(asked, problem, "use the complete file, or the `data.dtype` it was written with")
-    return mapped(file, dtype), dtype
+class TokenFile:
+    """A mapped file of tokens, its type, and the note of write_tokens() that fits it."""
+
+    def __init__(self, path: str, dtype: str | None, *, key: str) -> None:
+        """dtype: of a .bin; None: as in its note, or uint16. Raises: RunnerError."""
+        (self.path,) = find_files(path, key=key, most=1)
+        self._setting = setting = f"{key}={path}" if key.startswith("data.") else f"{key} {path}"
+        file, size, self.note = self.path, self.path.stat().st_size, read_note(self.path)
+        if file.suffix not in ENDINGS:
+            problem = f"token files must end in {' or '.join(ENDINGS)}"
+            fix = "use `data=text` for text files, or a file of `runner.data.write_tokens`"
+            raise RunnerError.of(setting, problem, fix)
+        if self.note is not None and self.note.num_bytes != size:
+            if file.suffix == ".bin" and dtype is None:
+                problem = f"`{file.name}.json` belongs to a file of {self.note.num_bytes:,} bytes, and `{file.name}` has {size:,}"
+                ours = f"`data.dtype={self.note.dtype}` if these tokens have that type"
+                raise RunnerError.of(setting, problem, f"use the file that it belongs to, or {ours}")
+            self.note = None
+        if file.suffix == ".npy":
+            self.tokens = _mapped_npy(file, setting)
+            self.dtype = self.tokens.dtype.name
+            return
+        self.dtype = choice(dtype or (self.note.dtype if self.note else "uint16"), DTYPES, key="data.dtype")
+        width = np.dtype(self.dtype).itemsize
+        if size == 0 or size % width:
+            problem = f"`{file.name}` has {size:,} bytes, and a {self.dtype} token has {width}"
+            raise RunnerError.of(setting, problem, "use the complete file, or the `data.dtype` it was written with")
+        self.tokens = mapped(file, self.dtype)
+
+    def greatest(self) -> tuple[int, int]:
+        """Return the greatest token and its first position, from the note or by one pass. Raises: RunnerError for one below 0."""
+        note = self.note
+        if note and (note.modified_ns, note.dtype) == (self.path.stat().st_mtime_ns, self.dtype):
+            return note.greatest, note.greatest_at
+        greatest, at = -1, 0
+        for start in range(0, len(self.tokens), TOKENS_A_PASS):
+            part = self.tokens[start : start + TOKENS_A_PASS]
+            if part.dtype.kind == "i" and part.min() < 0:
+                at = int((part < 0).argmax())
+                problem = f"the token at position {start + at:,} is {part[at]:,}"
+                raise RunnerError.of(self._setting, problem, "use tokens of 0 or more")
+            if (most := int(part.max())) > greatest:
+                greatest, at = most, start + int(part.argmax())
+        return greatest, at
 
 
-def greatest_token(file: Path, tokens: NDArray[Any], dtype: str, *, asked: str) -> tuple[int, int]:
-    """Return the greatest token and its first position, from FILE.json or by one pass. Raises: RunnerError for one below 0."""
-    state, description = file.stat(), description_of(file)
-    known = description and (description.num_bytes, description.modified_ns, description.dtype)
-    if description and known == (state.st_size, state.st_mtime_ns, dtype):
-        return description.greatest, description.greatest_at
-    greatest, at = -1, 0
-    for start in range(0, len(tokens), TOKENS_A_PASS):
-        part = tokens[start : start + TOKENS_A_PASS]
-        if part.dtype.kind == "i" and part.min() < 0:
-            at = int((part < 0).argmax())
-            problem = f"the token at position {start + at:,} is {part[at]:,}"
-            raise RunnerError.of(asked, problem, "use tokens of 0 or more")
-        if (most := int(part.max())) > greatest:
-            greatest, at = most, start + int(part.argmax())
-    return greatest, at
-
-
-def _opened_npy(file: Path, asked: str) -> tuple[NDArray[Any], str]:
+def _mapped_npy(file: Path, setting: str) -> NDArray[Any]:
     try:
         tokens = mapped(file, "")
     except (ValueError, OSError, EOFError) as error:
         problem = f"`{file.name}` can't be read as `.npy`: {first_line(error)}"
-        raise RunnerError.of(asked, problem, "use a complete file, saved by numpy") from None
+        raise RunnerError.of(setting, problem, "use a complete file, saved by numpy") from None
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu" or not len(tokens):
         problem = f"`{file.name}` contains {tokens.dtype} of shape {tokens.shape}"
-        raise RunnerError.of(asked, problem, "use one row of whole numbers, (N,)")
-    return tokens, tokens.dtype.name
+        raise RunnerError.of(setting, problem, "use one row of whole numbers, (N,)")
+    return tokens
 
 
 class TokenRows(BatchDataset):
@@ -189,25 +195,21 @@ def tokens(
     Raises:
         RunnerError: The file is missing or is not a token file, or a token is not below vocab_size.
     """
-    (file,) = find_files(path, key="data.path", most=1)
-    asked = f"data.path={path}"
-    numbers, dtype = opened(file, dtype, asked=asked)
-    description, greatest = description_of(file), greatest_token(file, numbers, dtype, asked=asked)
-    if description is not None and description.num_bytes != file.stat().st_size:
-        description = None
+    file = TokenFile(path, dtype, key="data.path")
+    greatest = file.greatest()
     if like is not None:
         vocab_size, context_length = like["vocab_size"], like["context_length"]
-    words = _vocabulary(description, tokenizer)
+    words = _vocabulary(file.note, tokenizer)
     size = _vocab_size(vocab_size, greatest, words)
-    check_windows(context_length, windows, num_tokens=len(numbers), path=path)
+    check_windows(context_length, windows, num_tokens=len(file.tokens), path=path)
     is_random = windows == "random"
     return Source(
         "tokens",
-        TokenRows(file, dtype, context_length, is_random=is_random),
-        facts_of_tokens(size, context_length, bytes_per_token=description.bytes_per_token if description else None),
-        origin=f"{path}: {len(numbers):,} tokens, {size:,} kinds",
+        TokenRows(file.path, file.dtype, context_length, is_random=is_random),
+        facts_of_tokens(size, context_length, bytes_per_token=file.note.bytes_per_token if file.note else None),
+        origin=f"{path}: {len(file.tokens):,} tokens, {size:,} kinds",
         finish=ChunkWindows(context_length, is_random=is_random),
-        reader=like or _node(words, size, context_length, dtype),
+        reader=like or _node(words, size, context_length, file.dtype),
         in_order=True,
     )
 
@@ -242,7 +244,7 @@ def write_tokens(texts: Iterable[str], path: str | Path, tokenizer: str = "bytes
     if not num_tokens:
         raise RunnerError.of(f"path={path}", "the texts have no tokens", "use texts that are not empty")
     node = {"tokens": words.kind, "entries": words.entries}
-    describe(file, dtype.name, greatest, node, num_bytes / num_tokens)
+    write_note(file, dtype.name, greatest, node, num_bytes / num_tokens)
     return num_tokens
 
 
@@ -265,18 +267,13 @@ class TokensReader:
         return self._text(path)
 
     def _blocks(self, path: str) -> Iterator[Tensor]:
-        (file,) = find_files(path, key="--input", most=1)
-        dtype = None if file.suffix == ".npy" else self._dtype
-        asked = f"--input {path}"
-        numbers, dtype = opened(file, dtype, asked=asked)
-        greatest = greatest_token(file, numbers, dtype, asked=asked)
-        _vocab_size(self.vocab_size, greatest, None, asked=asked)
-        size = max(1, TOKENS_A_BLOCK // self.context_length) * self.context_length
-        starts = range(0, max(1, len(numbers) - self.context_length + 1), size)
+        file = TokenFile(path, None if path.endswith(".npy") else self._dtype, key="--input")
+        _vocab_size(self.vocab_size, file.greatest(), None, asked=f"--input {path}")
+        numbers, length = file.tokens, self.context_length
+        size = max(1, TOKENS_A_BLOCK // length) * length
+        starts = range(0, max(1, len(numbers) - length + 1), size)
         last = starts[-1]
-        return (
-            rows_of(numbers[start : None if start == last else start + size], self.context_length) for start in starts
-        )
+        return (rows_of(numbers[start : None if start == last else start + size], length) for start in starts)
 
     def encode(self, text: str) -> list[int]:
         if self._text is None:
@@ -289,14 +286,14 @@ class TokensReader:
         return " ".join(map(str, tokens)) if self._text is None else self._text.decode(tokens)
 
 
-def _vocabulary(description: Description | None, tokenizer: str | None) -> Vocabulary | None:
+def _vocabulary(note: TokenNote | None, tokenizer: str | None) -> Vocabulary | None:
     if tokenizer == CHARACTERS:
         problem = "the token file doesn't say which characters its numbers are"
         fix = "use `data.tokenizer=null` with a file of `write_tokens(..., 'characters')`, which contains them"
         raise RunnerError.of(f"data.tokenizer={tokenizer}", problem, fix)
     if tokenizer is not None:
         return new_vocabulary(tokenizer, (), asked=f"data.tokenizer={tokenizer}", key="data.tokenizer")
-    return vocabulary(description.reader["tokens"], description.reader["entries"]) if description else None
+    return vocabulary(note.reader["tokens"], note.reader["entries"]) if note else None
 
 
 def _vocab_size(vocab_size: int | None, greatest: tuple[int, int], words: Vocabulary | None, *, asked: str = "") -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -68,18 +68,6 @@ class TextRows:
         return rows[:, :-1].contiguous(), torch.where(targets == self.padding, IGNORED, targets)
 
 
-class Vocabulary(Protocol):
-    kind: str
-    size: int  # token numbers are below it
-    entries: Any  # plain values from which `vocabulary()` makes the same again
-
-    def encode(self, content: bytes, *, asked: str) -> Tokens:
-        """Raises: RunnerError for a text that is not UTF-8 or not in the vocabulary, with its position."""
-        ...
-
-    def decode(self, tokens: Sequence[int]) -> str: ...
-
-
 class Characters:
     """Every character of a text is a token, numbered in the order of code points."""
 
@@ -92,6 +80,7 @@ class Characters:
         self._numbers[self._codes] = np.arange(self.size)
 
     def encode(self, content: bytes, *, asked: str) -> Tokens:
+        """Raises: RunnerError for a text that is not UTF-8, or has an unknown character, with its position."""
         text = as_text(content, asked=asked)
         found = self._numbers[_code_points(text)]
         if len(found) and found.min() < 0:
@@ -140,6 +129,10 @@ class Subwords:
     def decode(self, tokens: Sequence[int]) -> str:
         numbers = [int(token) for token in tokens]
         return str(self._tokenizer.decode(numbers, skip_special_tokens=False))
+
+
+#: token numbers are below `size`; `vocabulary(kind, entries)` makes the same again from these plain values
+Vocabulary = Characters | Bytes | Subwords
 
 
 def vocabulary(kind: str, entries: Any = None) -> Vocabulary:

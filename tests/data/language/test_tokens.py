@@ -11,7 +11,7 @@ import torch
 from waiting import LONGEST
 
 from runner.config.instantiate import build
-from runner.data.language.tokens import describe, tokens, write_tokens
+from runner.data.language.tokens import tokens, write_note, write_tokens
 from runner.data.split import fingerprint, split
 from runner.errors import RunnerError
 from runner.version import PACKAGES
@@ -102,7 +102,7 @@ def test_a_type_asked_for_by_mistake_leaves_the_vocabulary_where_it_is(tmp_path)
 def test_copy_is_read_as_it_was_written(tmp_path):
     path, numbers = tmp_path / "a.bin", [*range(9), 70_000]
     path.write_bytes(np.array(numbers, "<u4").tobytes())
-    describe(path, "uint32", (80_000, 9), {"tokens": "characters", "entries": "abc"}, 1.5)
+    write_note(path, "uint32", (80_000, 9), {"tokens": "characters", "entries": "abc"}, 1.5)
     assert tokens(str(path), context_length=4).facts["vocab_size"] == 80_001, "no pass over the file"
     os.utime(path, ns=(5, 5))
     source = tokens(str(path), context_length=4, windows="sequential")
