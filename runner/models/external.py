@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from runner.config.checks import choice
 from runner.config.packages import not_installed
@@ -31,24 +32,11 @@ HEADS = {
 }
 #: similarity from which a key is taken for a typing error of another one
 TYPO_SIMILARITY = 0.9
-#: model types whose position numbers start after the padding token
-NUMBERED_FROM_PADDING = (
-    "camembert",
-    "data2vec-text",
-    "ibert",
-    "longformer",
-    "roberta",
-    "roberta-prelayernorm",
-    "xlm-roberta",
-    "xlm-roberta-xl",
-    "xmod",
-)
-#: causal model types without an attribute that says so
-DECODERS = ("openai-gpt",)
-#: model types that classify at a row's last position, and are padded at the start
-FILLED_BEFORE = ("xlnet",)
-#: model types whose outputs depend on padding despite a mask: they average over stretches, convolve or hash
-MIXES_PADDING = ("canine", "convbert", "fnet", "mobilebert", "nystromformer", "yoso")
+#: names in the code of transformers (5.23): a method that numbers positions from behind the padding token, and a variable
+#: of the models that classify at the last token that is no padding
+POSITIONS_AFTER_PADDING, LAST_TOKEN = "create_position_ids_from_input_ids", "last_non_pad_token"
+#: part of the outputs from which the effect of padding is more than rounding in float32
+ROUNDING = 2e-5
 #: arguments of timm.create_model for files and URLs, and those set by the data
 NO_SETTINGS = ("checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir", "num_classes", "in_chans")
 
@@ -121,41 +109,38 @@ def transformers_model(
     Raises:
         RunnerError: If transformers is not installed, or does not have or can't load the model.
     """
-    asked = f"model.pretrained={pretrained}" if pretrained else f"model.config={dict(config or {})}"
+    config = dict(config or {})
+    asked = f"model.pretrained={pretrained}" if pretrained else f"model.config={config}"
     library = _library("transformers", asked=asked)
     if head == "auto":
         is_language = vocab_size is not None and out_features == vocab_size
-        head = (
-            "image_classification"
-            if len(input_shape) == 3
-            else "causal_lm"
-            if is_language
-            else "sequence_classification"
-        )
-    head = choice(head, HEADS, key="model.head")
-    if vocab_size is None and head != "image_classification":
+        head = "causal_lm" if is_language else "sequence_classification"
+        head = "image_classification" if len(input_shape) == 3 else head
+    kind, argument = HEADS[choice(head, HEADS, key="model.head")]
+    defaults: dict[str, Any] = {} if head == "causal_lm" else {"num_labels": out_features}
+    if head == "image_classification":
+        defaults |= {"num_channels": input_shape[0]} | ({} if pretrained else {"image_size": max(input_shape[1:])})
+        settings = _settings(library, config, defaults, pretrained)
+    elif vocab_size is None:
         problem = "the model needs tokens, and this data has no vocabulary"
         raise RunnerError.suggest(f"model=huggingface on inputs of shape {tuple(input_shape)}", problem, ["model=mlp"])
-    kind, argument = HEADS[head]
-    settings = _settings(library, dict(config or {}), input_shape, out_features, head, vocab_size, pretrained)
-    _check_keys(settings, dict(config or {}))
-    if padding_token is not None and not pretrained:
-        settings.pad_token_id = padding_token
-    elif head == "sequence_classification" and getattr(settings, "pad_token_id", None) is None:
-        settings.pad_token_id = padding_token or 0
-    if head != "image_classification" and not pretrained:
-        _make_room_for_positions(settings, dict(config or {}), input_shape)
-    has = getattr(settings, "vocab_size", None)
-    if vocab_size is not None and head != "image_classification" and isinstance(has, int) and has < vocab_size:
-        problem = f"the model knows {has:,} tokens, and the data has {vocab_size:,}"
-        fix = f"use `model.config.vocab_size={vocab_size}`, or remove that key"
-        if pretrained:
-            fix = f"use the model's `tokenizer.json` as `data.tokenizer` (`data=text`: `data.tokens`), or a model of {vocab_size:,} tokens"
-        raise RunnerError.of(asked, problem, fix)
-    auto = getattr(library, kind)
+    else:
+        defaults |= {} if pretrained else {"vocab_size": vocab_size}
+        settings = _settings(
+            library, {**config, "use_cache": False}, defaults, pretrained
+        )  # of use for generation only
+        _check_vocabulary(settings, vocab_size, asked, is_pretrained=pretrained is not None)
+        if padding_token is not None and not pretrained:
+            settings.pad_token_id = padding_token
+        elif head == "sequence_classification" and getattr(settings, "pad_token_id", None) is None:
+            settings.pad_token_id = padding_token or 0
+    make = getattr(library, kind)
+    if "max_position_embeddings" not in config and not pretrained and _counts_from_padding(make, settings):
+        needed = input_shape[0] + (settings.pad_token_id or 0) + 1
+        settings.max_position_embeddings = max(settings.max_position_embeddings, needed)
     try:
         if pretrained:
-            model = auto.from_pretrained(
+            model = make.from_pretrained(
                 pretrained,
                 config=settings,
                 use_safetensors=True,
@@ -164,28 +149,96 @@ def transformers_model(
                 dtype=torch.float32,  # train.precision decides the type of computations
             )
         else:
-            model = auto.from_config(settings, trust_remote_code=False)
+            model = make.from_config(settings, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise RunnerError(_not_reached(asked, error)) from error
-    made = Logits(model.float(), argument, padding_token if head == "sequence_classification" else None)
     plain = {
         key: value for key, value in json.loads(settings.to_json_string()).items() if key != "transformers_version"
     }
-    sizes = {"input_shape": list(input_shape), "out_features": out_features, "head": head, "vocab_size": vocab_size}
-    sizes["padding_token"] = padding_token
-    made.made_anywhere = {"_target_": "runner.models.transformers_model", **sizes, "config": plain}
-    # a decoder classifies at the last other token
-    if made.padding_token is not None and _is_decoder(made.model):
-        model.config.pad_token_id = model.config.get_text_config().pad_token_id = padding_token
-    if made.padding_token is not None and settings.model_type in MIXES_PADDING:
+    logits = Logits(model.float(), argument, padding_token if head == "sequence_classification" else None)
+    logits.made_anywhere = {
+        "_target_": "runner.models.transformers_model",
+        "input_shape": list(input_shape),
+        "out_features": out_features,
+        "head": head,
+        "vocab_size": vocab_size,
+        "padding_token": padding_token,
+        "config": plain,
+    }
+    if head == "sequence_classification" and _classifies_at_the_end(model):
+        token = -1 if padding_token is None else padding_token  # -1: no token is padding
+        model.config.pad_token_id = model.config.get_text_config().pad_token_id = token
+    if head == "sequence_classification" and padding_token is None and not pretrained:
+        for module in model.modules():
+            if isinstance(module, nn.Embedding):
+                module.padding_idx = None  # else its row is never trained
+    if logits.padding_token is not None and _depends_on_padding(logits, input_shape[0]):
         log.warning(
             "the outputs of a model of type %s depend on the padding of a text: predict with the data.context_length of the training, "
             "or use a model type that ignores padding (model.config.model_type=bert)",
             settings.model_type,
         )
-    if padding_token is None and head == "sequence_classification":
-        _take_each_token(made.model, is_new=not pretrained)
-    return made
+    return logits
+
+
+def _settings(library: Any, config: Mapping[str, Any], defaults: Mapping[str, Any], pretrained: str | None) -> Any:
+    """Return the library's configuration. Raises: RunnerError for an unknown model type, or for misspelled keys."""
+    own = {key: value for key, value in {**defaults, **config}.items() if key != "model_type"}
+    if "num_labels" in defaults:
+        own["num_labels"] = defaults["num_labels"]
+    if pretrained:
+        try:
+            settings = library.AutoConfig.from_pretrained(pretrained, trust_remote_code=False, **own)
+        except (OSError, ValueError) as error:
+            raise RunnerError(_not_reached(f"model.pretrained={pretrained}", error)) from error
+    else:
+        settings = library.AutoConfig.for_model(_known(library, config.get("model_type")), **own)
+    _check_keys(settings, config)
+    return settings
+
+
+def _check_vocabulary(settings: Any, vocab_size: int, asked: str, *, is_pretrained: bool) -> None:
+    known = getattr(settings, "vocab_size", None)
+    if isinstance(known, int) and known < vocab_size:
+        problem = f"the model knows {known:,} tokens, and the data has {vocab_size:,}"
+        fix = f"use `model.config.vocab_size={vocab_size}`, or remove that key"
+        if is_pretrained:
+            fix = f"use the model's `tokenizer.json` as `data.tokenizer` (`data=text`: `data.tokens`), or a model of {vocab_size:,} tokens"
+        raise RunnerError.of(asked, problem, fix)
+
+
+def _counts_from_padding(make: Any, settings: Any) -> bool:
+    """Return whether positions begin behind the padding token's number, so that a row needs more of them."""
+    try:
+        module = sys.modules[make._model_mapping[type(settings)].__module__]
+    except KeyError:  # the library refuses it below
+        return False
+    return any(hasattr(part, POSITIONS_AFTER_PADDING) for part in (module, *vars(module).values()))
+
+
+def _classifies_at_the_end(model: nn.Module) -> bool:
+    return LAST_TOKEN in inspect.unwrap(type(model).forward).__code__.co_varnames
+
+
+def _depends_on_padding(logits: Logits, length: int) -> bool:
+    """Return whether padding changes the outputs for a text: of half and of a third of a row. Costs four forward passes."""
+    first = next(logits.parameters())
+    if type(first) is not nn.Parameter or first.device.type != "cpu":
+        return False  # only shapes, as in a plan
+    was_training = logits.training
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            logits.eval()
+            for end in (max(1, length // 2), max(1, length // 3)):
+                text = torch.arange(end)[None] % max(1, logits.padding_token or 0)
+                padded = logits(F.pad(text, (0, length - end), value=logits.padding_token))
+                if (padded - logits(text)).abs().max() > ROUNDING * padded.abs().max():
+                    return True
+    except Exception:  # a model that can't compute: the run's first step reports why
+        return False
+    finally:
+        logits.train(was_training)
+    return False
 
 
 class Logits(nn.Module):
@@ -203,14 +256,15 @@ class Logits(nn.Module):
         self.padding_token = padding_token
         theirs = vars(sys.modules[type(model).__module__])
         self._has_no_mask = "create_causal_mask" in theirs and (
-            "create_bidirectional_mask" not in theirs or _is_decoder(model)
+            "create_bidirectional_mask" not in theirs or _classifies_at_the_end(model)
         )  # a causal mask hides the padding after a text
         self._takes_whole_masks = "create_bidirectional_mask" in theirs and not _needs_its_own_masks(
             model.config, theirs
         )
 
         config: Any = model.config
-        self._is_filled_before = padding_token is not None and config.model_type in FILLED_BEFORE
+        # it classifies at a row's last position
+        self._is_filled_before = padding_token is not None and getattr(config, "summary_type", None) == "last"
 
     def forward(self, inputs: Tensor) -> Tensor:
         if self._is_filled_before:
@@ -235,23 +289,6 @@ def _moved_to_the_end(texts: Tensor, is_there: Tensor) -> Tensor:  # (B, T) each
     return texts.gather(1, (torch.arange(texts.shape[1], device=texts.device) + lengths) % texts.shape[1])
 
 
-def _take_each_token(model: nn.Module, *, is_new: bool) -> None:
-    if _is_decoder(model):  # classifies at the last token that is not padding; encoders may pad rows themselves
-        config: Any = model.config
-        config.get_text_config().pad_token_id = -1
-    for module in model.modules() if is_new else ():
-        if isinstance(module, nn.Embedding):
-            module.padding_idx = None  # else its row is never trained
-
-
-def _is_decoder(model: nn.Module) -> bool:
-    config: Any = model.config
-    if getattr(config, "is_encoder_decoder", False):
-        return False
-    looks_back = any(getattr(module, "is_causal", False) for module in model.modules())
-    return looks_back or bool(getattr(config, "is_decoder", False)) or config.model_type in DECODERS
-
-
 def _needs_its_own_masks(config: Any, theirs: Mapping[str, Any]) -> bool:
     """Return whether a model needs a mask (B, T): for eager attention, sliding windows, or means over the tokens (5.23)."""
     return (
@@ -260,36 +297,6 @@ def _needs_its_own_masks(config: Any, theirs: Mapping[str, Any]) -> bool:
         or hasattr(config, "classifier_pooling")
         or hasattr(config, "token_dropout")
     )
-
-
-def _settings(
-    library: Any,
-    config: dict[str, Any],
-    shape: Sequence[int],
-    out_features: int,
-    head: str,
-    vocab_size: int | None,
-    pretrained: str | None,
-) -> Any:
-    kind = config.pop("model_type", None)
-    if head != "causal_lm":
-        config["num_labels"] = out_features
-    if vocab_size is not None and not pretrained:
-        config.setdefault("vocab_size", vocab_size)
-    if head == "image_classification":
-        config.setdefault("num_channels", shape[0])
-        if not pretrained:
-            config.setdefault("image_size", max(shape[1:]))
-    if head != "image_classification":
-        config["use_cache"] = False  # only useful for generation
-    if pretrained:
-        try:
-            found = library.AutoConfig.from_pretrained(pretrained, trust_remote_code=False, **config)
-        except (OSError, ValueError) as error:
-            raise RunnerError(_not_reached(f"model.pretrained={pretrained}", error)) from error
-    else:
-        found = library.AutoConfig.for_model(_known(library, kind), **config)
-    return found
 
 
 def _check_keys(settings: Any, asked: Mapping[str, Any]) -> None:
@@ -310,12 +317,6 @@ def _check_keys(settings: Any, asked: Mapping[str, Any]) -> None:
             fix = f"set {' or '.join(f'`model.config.{hit}`' for hit in hits)}"
             problems.append(Problem(f"model.config.{key}={asked[key]}", problem, fix))
     refuse(problems)
-
-
-def _make_room_for_positions(settings: Any, asked: Mapping[str, Any], shape: Sequence[int]) -> None:
-    if settings.model_type in NUMBERED_FROM_PADDING and "max_position_embeddings" not in asked:
-        needed = shape[0] + (settings.pad_token_id or 0) + 1
-        settings.max_position_embeddings = max(settings.max_position_embeddings, needed)
 
 
 def _known(library: Any, kind: Any) -> str:
