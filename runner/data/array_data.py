@@ -15,7 +15,7 @@ from torch import Tensor
 
 from runner.data.array_files import TABLE, Arrays, opened
 from runner.data.map_style import Conversion
-from runner.data.source import GIVEN, Source, from_arrays
+from runner.data.source import GIVEN, ArrayNames, Source, from_arrays
 from runner.data.tables.values import to_inputs
 from runner.data.vision.augment import augmented
 from runner.data.vision.images import normalised
@@ -58,7 +58,7 @@ def arrays(
         RunnerError: The file is missing, can't be read or lacks an array, or holds NaN.
     """
     conversion = Conversion(getattr(torch, dtype), keeps_integers=not float_inputs)
-    settings: dict[str, Any] = {"kind": kind, "conversion": conversion, "origin": path}
+    settings: dict[str, Any] = {"kind": kind, "conversion": conversion}
     given: dict[str, Any] = {}
     with ExitStack() as stack:
         found = others = stack.enter_context(opened(path, key="data.path"))
@@ -67,10 +67,10 @@ def arrays(
         if TABLE in found and targets_path is None:
             source = _from_table(found[TABLE], path, settings)
         else:
-            x = Column("data.inputs", inputs, found, path)
-            y = Column("data.targets", targets, others, targets_path or path)
+            x = FileArray("data.inputs", inputs, found, path)
+            y = FileArray("data.targets", targets, others, targets_path or path)
             is_split = found is others and not {inputs, targets} & set(found) and f"{inputs}_train" in found
-            read: Any = partial(_split, x, y, name=Path(path).stem, asked=f"data.path={path}", **settings)
+            read: Any = partial(_split, x, y, name=Path(path).stem, setting=f"data.path={path}", **settings)
             source = read("_train" if is_split else "")
             for name in GIVEN if is_split else ():
                 if f"{inputs}_{name}" in found or f"{targets}_{name}" in found:
@@ -109,7 +109,7 @@ def _for_embeddings(rows: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 @dataclass(frozen=True)
-class Column:
+class FileArray:
     """The inputs or the targets in a file."""
 
     key: str
@@ -137,10 +137,11 @@ class Column:
         return self.found[self.name + suffix], f"array {self.name}{suffix} of {file}"
 
 
-def _split(x: Column, y: Column, suffix: str, **settings: Any) -> Source:
+def _split(x: FileArray, y: FileArray, suffix: str, *, setting: str, **settings: Any) -> Source:
     refuse(filter(None, (x.problem(suffix, y.name), y.problem(suffix, x.name))))
     (inputs, first), (targets, second) = x.read(suffix), y.read(suffix)
-    return from_arrays(inputs, targets, called=(first, second), **settings)
+    source = from_arrays(inputs, targets, names=ArrayNames(setting, first, second), **settings)
+    return replace(source, origin=setting.removeprefix("data.path="))
 
 
 def _from_table(table: Any, path: str, settings: dict[str, Any]) -> Source:
@@ -148,11 +149,13 @@ def _from_table(table: Any, path: str, settings: dict[str, Any]) -> Source:
     if table.ndim != 2 or table.shape[1] < 2:
         problem = f"the array has the shape {table.shape}; without `data.targets_path` the targets are the last column of a table"
         raise RunnerError.of(setting, problem, "use `data.targets_path=FILE.npy`")
-    targets = table[:, -1]
+    targets, origin = table[:, -1], path
     if settings["kind"] == "auto" and table.dtype.kind in "fiu":
         values = np.unique(targets)
         are_classes = len(values) <= MOST_CLASSES_IN_A_COLUMN and np.array_equal(values, np.round(values))
         reason = f"{len(values)} classes in its last column" if are_classes else "its last column is a regression's"
-        settings |= {"kind": "classification" if are_classes else "regression", "origin": f"{path} (auto: {reason})"}
-    called = ("the columns but the last", "the last column")
-    return from_arrays(table[:, :-1], targets, name=Path(path).stem, asked=setting, called=called, **settings)
+        settings |= {"kind": "classification" if are_classes else "regression"}
+        origin = f"{path} (auto: {reason})"
+    names = ArrayNames(setting, "the columns but the last", "the last column")
+    source = from_arrays(table[:, :-1], targets, name=Path(path).stem, names=names, **settings)
+    return replace(source, origin=origin)

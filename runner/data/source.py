@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -151,46 +150,53 @@ def _renumbered(classes: Sequence[str]) -> tuple[str, ...]:
     return (f"the classes {', '.join(shown)} are numbered from 0",)
 
 
+@dataclass(frozen=True)
+class ArrayNames:
+    """How errors call a setting and its two arrays."""
+
+    setting: str
+    inputs: str = "the inputs"
+    targets: str = "the targets"
+
+
 def from_arrays(
     inputs: Any,
     targets: Any,
     *,
     name: str,
-    origin: str = "code",
     kind: str = "auto",
     conversion: Conversion = STANDARD,
     like: Source | None = None,
-    asked: str = "",
-    called: tuple[str, str] = ("the inputs", "the targets"),
+    names: ArrayNames | None = None,
 ) -> Source:
     """Make a Source of arrays, tensors or lists of equal length, in the conversion's types. Raises: RunnerError.
 
     targets: (N,) classes, any integers or texts, numbered from 0; or floats, of which (N,) becomes (N, 1). like: the training
-    split of another split; its classes and shapes hold. asked, called: the setting and the names of both in errors.
+    split of another split; its classes and shapes hold.
     """
-    setting = asked or f"data={name}"
+    names = names or ArrayNames(f"data={name}")
     if like is not None:
         kind = "classification" if like.classes else "regression"
-    numbers, dtype = (like.classes or None if like else None), conversion.dtype
+    known, dtype = (like.classes or None if like else None), conversion.dtype
     x, (y, classes) = at_once(
-        partial(
-            to_inputs, inputs, asked=setting, called=called[0], keep_integers=conversion.keeps_integers, dtype=dtype
+        lambda: to_inputs(
+            inputs, asked=names.setting, called=names.inputs, keep_integers=conversion.keeps_integers, dtype=dtype
         ),
-        partial(to_targets, targets, asked=setting, called=called[1], kind=kind, like=numbers, dtype=dtype),
+        lambda: to_targets(targets, asked=names.setting, called=names.targets, kind=kind, like=known, dtype=dtype),
     )
     if len(x) != len(y):
-        problem = f"there are {len(x):,} rows in {called[0]}, and {len(y):,} in {called[1]}"
-        raise RunnerError.of(setting, problem, "give as many targets as inputs")
+        problem = f"there are {len(x):,} rows in {names.inputs}, and {len(y):,} in {names.targets}"
+        raise RunnerError.of(names.setting, problem, "give as many targets as inputs")
     facts = facts_of(x, y, num_classes=len(classes) or None)
-    for key, part in zip(("input_shape", "out_features"), called, strict=True):
+    for key, part in (("input_shape", names.inputs), ("out_features", names.targets)):
         if like is not None and facts[key] != like.facts[key]:
             problem = f"the `{key}` of {part} is {facts[key]}, and the training split has {like.facts[key]}"
-            raise RunnerError.of(setting, problem, "use splits of the same shape")
+            raise RunnerError.of(names.setting, problem, "use splits of the same shape")
     notes: tuple[str, ...] = ()
     if dtype == torch.float32:
-        notes = () if conversion.keeps_integers else fall_together(inputs, called=called[0])
-        notes += () if classes else fall_together(targets, called=called[1])
-    return Source(name, (x, y), facts, labels=y if classes else None, origin=origin, classes=classes, notes=notes)
+        notes = () if conversion.keeps_integers else fall_together(inputs, called=names.inputs)
+        notes += () if classes else fall_together(targets, called=names.targets)
+    return Source(name, (x, y), facts, labels=y if classes else None, classes=classes, notes=notes)
 
 
 def facts_of(inputs: Tensor, targets: Tensor, *, num_classes: int | None) -> dict[str, Any]:
@@ -263,8 +269,8 @@ def _given(found: Any, split: str, train: Source, setting: str, conversion: Conv
     if isinstance(arrays, list | tuple) and len(arrays) == 2 and not is_dataset:
         integers = not tensors(train.rows)[0].is_floating_point()
         conversion = replace(conversion, keeps_integers=integers)
-        called = (f"the inputs of {split}", f"the targets of {split}")
-        return from_arrays(*arrays, name=split, conversion=conversion, like=train, asked=setting, called=called).rows
+        names = ArrayNames(setting, f"the inputs of {split}", f"the targets of {split}")
+        return from_arrays(*arrays, name=split, conversion=conversion, like=train, names=names).rows
     if isinstance(found, list | tuple) and len(found) == 2 and is_dataset and arrays is found:
         problem = f"{split} is (inputs, targets), and train is a `{train.origin}`"
         fix = f"return `TensorDataset(inputs, targets)` for {split}, of tensors like those of train"

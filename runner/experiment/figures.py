@@ -81,7 +81,7 @@ def _write_sample(parts: Parts, plots: Path) -> list[Path]:
     if parts.source.reader is None or not num_tokens:
         return []
     reader: Any = build(parts.source.reader, key="data")
-    text = sample(parts.kept_model, reader, parts.device, num_tokens=num_tokens)
+    text = sample(parts.kept_model, reader, num_tokens=num_tokens)
     plots.mkdir(parents=True, exist_ok=True)
     (plots / "sample.txt").write_text(text, encoding="utf-8")
     return [plots / "sample.txt"]

@@ -63,7 +63,6 @@ def generate(
 def sample(
     model: nn.Module,
     reader: Text,
-    device: torch.device,
     *,
     prompt: str = "\n",
     num_tokens: int = 500,
@@ -78,7 +77,7 @@ def sample(
         beginning = [0]
     tokens = generate(
         model,
-        torch.tensor([beginning], device=device),
+        torch.tensor([beginning], device=next(model.parameters()).device),
         num_tokens,
         temperature=temperature,
         top_k=top_k,

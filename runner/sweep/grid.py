@@ -13,8 +13,8 @@ from omegaconf import DictConfig
 from runner.experiment.summary import Summary
 from runner.sweep import until
 from runner.sweep.jobs.ledger import Job
-from runner.sweep.jobs.prepare import Prepared, combinations, grid_params, zips_of
-from runner.sweep.scheduler import Source
+from runner.sweep.jobs.prepare import PreparedJob, combinations, grid_params, zips_of
+from runner.sweep.scheduler import JobSource
 from runner.sweep.sweep import Plan, SweepContext, run_sweep
 
 
@@ -31,7 +31,7 @@ class Grid(Sweeper):
         params = grid_params(self._config)
         zipped = zips_of(self._config)
         wanted = combinations(arguments, self._context.config_loader, params=params, zipped=zipped)
-        source: Callable[[SweepContext], Source] = lambda context: Listed(context.prepared)  # noqa: E731
+        source: Callable[[SweepContext], JobSource] = lambda context: Listed(context.prepared)  # noqa: E731
         if self._config.sweep.until is not None:
             until.check(wanted, self._config.sweep)
             source = lambda context: until.until_decided(context, wanted)  # noqa: E731
@@ -42,10 +42,10 @@ class Grid(Sweeper):
 class Listed:
     """A source whose jobs are all known before the first one starts."""
 
-    def __init__(self, prepared: Sequence[Prepared]) -> None:
+    def __init__(self, prepared: Sequence[PreparedJob]) -> None:
         self._left = deque(prepared)
 
-    def next(self, num_waiting: int) -> Prepared | None:
+    def next(self, num_waiting: int) -> PreparedJob | None:
         return self._left.popleft() if self._left else None
 
     def ended(self, job: Job, summary: Summary) -> None:

@@ -19,7 +19,7 @@ from runner.errors import without_password
 from runner.experiment.provenance import TRIES
 from runner.experiment.terminal import row, short
 from runner.sweep.jobs.ledger import DEFAULTS, Sweep
-from runner.sweep.jobs.prepare import Prepared
+from runner.sweep.jobs.prepare import PreparedJob
 from runner.sweep.mlflow_parent import acks
 from runner.sweep.progress_table import Table
 from runner.tracking import stores
@@ -36,7 +36,7 @@ def kind(objectives: Sequence[Mapping[str, str]]) -> str:
 def plan(
     table: Table,
     sweep: Sweep,
-    prepared: Sequence[Prepared],
+    prepared: Sequence[PreparedJob],
     *,
     slots: str,
     search: Sequence[tuple[str, str]],

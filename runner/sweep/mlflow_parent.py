@@ -18,7 +18,7 @@ from runner.experiment.summary import Summary
 from runner.experiment.terminal import short
 from runner.sweep import outcome
 from runner.sweep.jobs.ledger import Sweep
-from runner.sweep.jobs.prepare import Prepared
+from runner.sweep.jobs.prepare import PreparedJob
 from runner.sweep.report.report import Report
 from runner.sweep.report.stored import MAX_SEEDS
 from runner.tracking import store_uri
@@ -61,7 +61,9 @@ class Parent:
 
     @classmethod
     @contextmanager
-    def open(cls, sweep: Sweep, config: DictConfig, prepared: Sequence[Prepared], *, follows: bool) -> Iterator[Parent]:
+    def open(
+        cls, sweep: Sweep, config: DictConfig, prepared: Sequence[PreparedJob], *, follows: bool
+    ) -> Iterator[Parent]:
         """Start or resume the sweep's run. follows: whether the uploader also sends the jobs' journals."""
         first_said = (event["experiment"] for event in read_events(sweep.folder) if event["kind"] == "start")
         experiment = next(first_said, None) or experiment_of(prepared[0].config if prepared else config)

@@ -1,6 +1,6 @@
 """Run all jobs: start them as the launcher has free slots, and write to the ledger how each ended.
 
-Source and JobLauncher are the interfaces of a source of jobs and a launcher.
+JobSource and JobLauncher are the interfaces of a source of jobs and a launcher.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from runner.device import Hardware
 from runner.errors import first_line
 from runner.experiment.summary import FILE, Summary
 from runner.sweep.jobs.ledger import Job, Ledger, Sweep
-from runner.sweep.jobs.prepare import Prepared
+from runner.sweep.jobs.prepare import PreparedJob
 from runner.sweep.jobs.run_job import ALONE, Assignment
 from runner.sweep.jobs.slots import DevicesFor
 from runner.sweep.launchers.process_pool import Ended, NotTakenError, ProcessPool
@@ -30,10 +30,10 @@ LOOK_SECONDS = 0.5
 CRASHES = {"SIGSEGV": "segmentation fault", "SIGABRT": "abort", "SIGBUS": "bus error", "SIGILL": "illegal instruction"}
 
 
-class Source(Protocol):
-    """A source of jobs: a list, or a search that creates the next job when a slot is free."""
+class JobSource(Protocol):
+    """Jobs to run: a list, or a search that creates the next job when a slot is free."""
 
-    def next(self, num_waiting: int) -> Prepared | None:
+    def next(self, num_waiting: int) -> PreparedJob | None:
         """Return the next job, or None if no job is ready. num_waiting: Jobs that already wait for a slot."""
         ...
 
@@ -61,7 +61,7 @@ class JobLauncher(Protocol):
         """Prepare for jobs on these devices, and return a description of the slots."""
         ...
 
-    def start(self, prepared: Prepared, assigned: Assignment) -> str | None:
+    def start(self, prepared: PreparedJob, assigned: Assignment) -> str | None:
         """Start the job and return its device, or None without a free slot; called again later."""
         ...
 
@@ -93,10 +93,10 @@ class SweepState:
     assigned: dict[str, Any]
     publisher: Publisher | None
     table: Table
-    waiting: list[Prepared] = field(default_factory=list)
-    running: dict[int, Prepared] = field(default_factory=dict)
+    waiting: list[PreparedJob] = field(default_factory=list)
+    running: dict[int, PreparedJob] = field(default_factory=dict)
 
-    def note_start(self, prepared: Prepared, device: str) -> None:
+    def note_start(self, prepared: PreparedJob, device: str) -> None:
         self.waiting.remove(prepared)
         self.running[prepared.job.number] = prepared
         for job in prepared.jobs:
@@ -113,7 +113,7 @@ class SweepState:
                 job.state, job.device = "planned", None
             self.ledger.note(*jobs)
 
-    def part(self, prepared: Prepared) -> list[Job]:
+    def part(self, prepared: PreparedJob) -> list[Job]:
         """Put the members of a group that can't be trained together back, one by one; return the other jobs."""
         each = [prepared, *prepared.others] if prepared.others else []
         said = {member.job.number: Summary.read(self.sweep.folder_of(member.job)) for member in each}
@@ -136,7 +136,7 @@ class SweepState:
 
 
 def run_jobs(
-    source: Source,
+    source: JobSource,
     launcher: JobLauncher,
     state: SweepState,
     *,
@@ -187,7 +187,7 @@ def run_jobs(
                 state.note_end(job, summary)
 
 
-def _start(source: Source, launcher: JobLauncher, state: SweepState) -> None:
+def _start(source: JobSource, launcher: JobLauncher, state: SweepState) -> None:
     while True:
         for prepared in list(state.waiting):
             assigned = Assignment(name=prepared.job.name, **state.assigned, **prepared.assigned)
@@ -200,7 +200,7 @@ def _start(source: Source, launcher: JobLauncher, state: SweepState) -> None:
         state.waiting.append(fresh)
 
 
-def _is_left(source: Source, state: SweepState) -> bool:
+def _is_left(source: JobSource, state: SweepState) -> bool:
     """Return whether a stopped sweep has more jobs. A search's next job is written to the ledger here, for sweep.resume."""
     return not all(job.is_done for job in state.sweep.jobs.values()) or source.next(0) is not None
 

@@ -30,7 +30,7 @@ from runner.sweep.jobs.prepare import (
     OF_THE_STORE,
     SEED,
     Composer,
-    Prepared,
+    PreparedJob,
     Words,
     configurations,
     examine,
@@ -46,7 +46,7 @@ from runner.sweep.launchers.slurm import open_launcher
 from runner.sweep.mlflow_parent import Parent
 from runner.sweep.progress_table import Table
 from runner.sweep.report import build, text
-from runner.sweep.scheduler import Source, SweepState, run_jobs
+from runner.sweep.scheduler import JobSource, SweepState, run_jobs
 from runner.tracking import recipes
 from runner.tracking.journal import is_being_written
 from runner.training.signals import Stop, listening
@@ -60,7 +60,7 @@ class Plan:
 
     words: tuple[str, ...]
     jobs: Sequence[tuple[tuple[str, ...], str]]  # overrides and name; of a search: examples, to be checked
-    source: Callable[[SweepContext], Source]
+    source: Callable[[SweepContext], JobSource]
     objectives: tuple[dict[str, str], ...] = ()  # of a search
     says: Sequence[tuple[str, str]] = ()  # of a search: lines to print before it starts
     adds_seeds: bool = False  # of a grid: whether its source adds jobs
@@ -82,7 +82,7 @@ class SweepContext:
     num_slots: int | None = None  # None: the launcher takes all jobs at once
     # the number of groups of jobs trained together; None: the launcher does not support groups
     num_groups: Callable[[Sequence[str], int], int] | None = None
-    prepared: list[Prepared] = field(default_factory=list)  # the plan's jobs to run
+    prepared: list[PreparedJob] = field(default_factory=list)  # the plan's jobs to run
 
     def add(self, overrides: tuple[str, ...], name: str, *, number: int, trial: dict[str, Any]) -> Job:
         """Add a job of a search to the ledger; its number is the trial's."""
@@ -91,7 +91,7 @@ class SweepContext:
         self.ledger.plan(job)
         return job
 
-    def in_groups(self, prepared: Sequence[Prepared]) -> list[Prepared]:
+    def in_groups(self, prepared: Sequence[PreparedJob]) -> list[PreparedJob]:
         """Return the jobs, grouped for training together according to sweep.batch."""
         batch = self.config.sweep.batch
         if self.num_groups is None:
@@ -107,11 +107,11 @@ class SweepContext:
                 self.say(f"batch    {words}")
         return found
 
-    def prepare(self, job: Job) -> Prepared:
+    def prepare(self, job: Job) -> PreparedJob:
         """Return the job with its configuration and its possible devices."""
         config = self.composer.compose(job)
         policy = parse(OmegaConf.select(config, "device"))
-        return Prepared(job, config, policy, self.devices_for(policy, self.hardware))
+        return PreparedJob(job, config, policy, self.devices_for(policy, self.hardware))
 
 
 def run_sweep(plan: Plan, hydra_context: Any, config: DictConfig) -> Sweep:
@@ -130,7 +130,7 @@ def run_sweep(plan: Plan, hydra_context: Any, config: DictConfig) -> Sweep:
         if len(to_run) >= MANY:
             table.say(f"jobs     composing and checking {len(to_run):,}")
         composer = Composer(hydra_context.config_loader, config)
-        prepared = [Prepared(job, composer.compose(job)) for job in to_run]
+        prepared = [PreparedJob(job, composer.compose(job)) for job in to_run]
         new = [job for job in to_run if job.number not in before]
         if plan.adds_seeds and is_new:
             new += _twins(plan, prepared, composer)
@@ -305,7 +305,7 @@ def _folder_problems(plan: Plan, sweep: Sweep, new: Sequence[Job]) -> list[Probl
     return folder_problems(list(every.values())) or used_problems(map(sweep.folder_of, new))
 
 
-def _twins(plan: Plan, prepared: Sequence[Prepared], composer: Composer) -> list[Job]:
+def _twins(plan: Plan, prepared: Sequence[PreparedJob], composer: Composer) -> list[Job]:
     """Return a job of each configuration with a new seed, to check jobs that may be added; it is never run."""
     seeds = [seed for each in prepared if isinstance(seed := OmegaConf.select(each.config, "seed"), int)]
     numbers = itertools.count(1 + max(each.job.number for each in prepared))
@@ -316,7 +316,7 @@ def _twins(plan: Plan, prepared: Sequence[Prepared], composer: Composer) -> list
     return found
 
 
-def _check(prepared: list[Prepared], launcher: Any, *, strict: bool) -> Hardware:
+def _check(prepared: list[PreparedJob], launcher: Any, *, strict: bool) -> Hardware:
     hardware, *found = call(
         launcher.process_pool(), examine, [job.config for job in prepared], launcher.devices_for, launcher.is_here
     )
@@ -333,7 +333,7 @@ def _check(prepared: list[Prepared], launcher: Any, *, strict: bool) -> Hardware
     return machine
 
 
-def _enlist(prepared: list[Prepared], context: SweepContext) -> list[Prepared]:
+def _enlist(prepared: list[PreparedJob], context: SweepContext) -> list[PreparedJob]:
     for found in prepared:
         job = found.job
         job.state, job.error = "planned", None

@@ -17,7 +17,7 @@ from runner.experiment.summary import Summary
 from runner.sweep.jobs.ledger import Job
 from runner.sweep.jobs.prepare import (
     SEED,
-    Prepared,
+    PreparedJob,
     Words,
     configurations,
     folder_problems,
@@ -57,15 +57,15 @@ def check(jobs: Sequence[tuple[Words, str]], settings: DictConfig) -> None:
 
 
 class Rounds:
-    """A scheduler.Source of rounds: the jobs of the next round follow when all of a round have ended."""
+    """A scheduler.JobSource of rounds: the jobs of the next round follow when all of a round have ended."""
 
-    def __init__(self, context: SweepContext, more: Callable[[], list[Prepared]]) -> None:
+    def __init__(self, context: SweepContext, more: Callable[[], list[PreparedJob]]) -> None:
         """more: Returns the next round's jobs, added by add_jobs(); [] ends the sweep."""
         self._left, self._more = deque(context.prepared), more
         self._running: set[int] = set()
         self._is_over = False
 
-    def next(self, num_waiting: int) -> Prepared | None:
+    def next(self, num_waiting: int) -> PreparedJob | None:
         if not self._left and not self._running and not num_waiting and not self._is_over:
             self._left.extend(self._more())
             self._is_over = not self._left
@@ -94,7 +94,7 @@ class _Looks:
             context.ledger.note_max_seeds(most)
         self._looks = looks(context.config.sweep.max_seeds)
 
-    def more(self) -> list[Prepared]:
+    def more(self) -> list[PreparedJob]:
         """Compare the configurations and print the result; if undecided, add seeds up to the next look."""
         self._leave_out_skipped()
         if len({without(SEED_AND_FOLD, words) for words in self._configurations}) < 2:
@@ -128,7 +128,7 @@ class _Looks:
                 tried[self._configurations.index(words)] += 1
         return min(tried)
 
-    def _add(self, wanted: int) -> list[Prepared]:
+    def _add(self, wanted: int) -> list[PreparedJob]:
         taken = {each.seed for each in read_results(self._context.sweep)}
         first = max(taken, default=-1) + 1
         new = range(first, first + wanted - self._seeds_tried())
@@ -138,7 +138,7 @@ class _Looks:
         return added
 
 
-def add_jobs(context: SweepContext, jobs: Sequence[Words], swept: set[str]) -> list[Prepared]:
+def add_jobs(context: SweepContext, jobs: Sequence[Words], swept: set[str]) -> list[PreparedJob]:
     """Add jobs to the ledger of a running sweep, and return them in groups for training together.
 
     Args:

@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from runner.data.loading.loaders import Loading, load
 from runner.data.map_style import STANDARD, Conversion
-from runner.data.source import Source, as_source, facts_of, from_arrays
+from runner.data.source import ArrayNames, Source, as_source, facts_of, from_arrays
 
 X, Y = np.arange(24.0).reshape(6, 4), np.array([0, 1, 2, 0, 1, 2])
 
@@ -205,8 +205,8 @@ def test_what_is_wrong_on_both_sides_is_told_at_once(messages):
 
 
 def test_the_message_names_what_was_asked_for(messages):
-    names = ("array x of f.npz", "array y of f.npz")
-    messages(problems_of(from_arrays, X, Y[:2], name="mine", asked="data.path=f.npz", called=names))
+    names = ArrayNames("data.path=f.npz", "array x of f.npz", "array y of f.npz")
+    messages(problems_of(from_arrays, X, Y[:2], name="mine", names=names))
 
 
 def test_integers_may_stay_in_every_split():

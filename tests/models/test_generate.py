@@ -118,12 +118,12 @@ class Letters:
 
 def test_a_text_to_look_at():
     model = Chances(0.0, 0.5, 0.5)
-    said = sample(model, Letters(), CPU, prompt="ab", num_tokens=40, seed=3)
+    said = sample(model, Letters(), prompt="ab", num_tokens=40, seed=3)
     assert said.startswith("ab") and len(said) == 42 and set(said[2:]) == {"b", "c"}
-    assert said == sample(model, Letters(), CPU, prompt="ab", num_tokens=40, seed=3)
-    assert said != sample(model, Letters(), CPU, prompt="ab", num_tokens=40, seed=4)
-    assert sample(model, Letters(), CPU, prompt="?", num_tokens=3)[0] == "a"
-    assert len(sample(model, Letters(), CPU, prompt="", num_tokens=3)) == 4
+    assert said == sample(model, Letters(), prompt="ab", num_tokens=40, seed=3)
+    assert said != sample(model, Letters(), prompt="ab", num_tokens=40, seed=4)
+    assert sample(model, Letters(), prompt="?", num_tokens=3)[0] == "a"
+    assert len(sample(model, Letters(), prompt="", num_tokens=3)) == 4
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from synthetic_sweep import Folder
 from runner.config import origin
 from runner.sweep import mlflow_parent
 from runner.sweep.jobs import ledger
-from runner.sweep.jobs.prepare import Prepared
+from runner.sweep.jobs.prepare import PreparedJob
 from runner.sweep.mlflow_parent import Parent
 from runner.sweep.report import build
 from runner.tracking.journal_reader import read_events
@@ -34,7 +34,7 @@ def config(name):
 
 def test_a_sweep_that_goes_on_is_looked_for_where_its_run_is(sweep):
     """The first remaining job may have other data than the first job of the sweep, and thus another experiment."""
-    jobs = [Prepared(job, config(job.name.partition("=")[2])) for job in sweep.jobs.values()]
+    jobs = [PreparedJob(job, config(job.name.partition("=")[2])) for job in sweep.jobs.values()]
     for left, sweep.max_seeds in ((jobs, None), (jobs[1:], 16), ([], 64)):
         with Parent.open(sweep, config("wine"), left, follows=True) as parent:
             assert parent.assigned["experiment"] == "iris"

@@ -15,7 +15,7 @@ from runner.sweep import scheduler
 from runner.sweep.grid import Listed
 from runner.sweep.jobs import ledger
 from runner.sweep.jobs.ledger import Job, Ledger, Sweep
-from runner.sweep.jobs.prepare import Prepared
+from runner.sweep.jobs.prepare import PreparedJob
 from runner.sweep.launchers.process_pool import Ended, NotTakenError
 from runner.sweep.progress_table import Table
 from runner.sweep.scheduler import SweepState, run_jobs, settle
@@ -67,7 +67,9 @@ class MadeUpPlaces:
 
 
 def prepared(number, *devices):
-    return Prepared(Job(number, (), f"job {number}", folder_name=str(number)), OmegaConf.create(), ("auto",), devices)
+    return PreparedJob(
+        Job(number, (), f"job {number}", folder_name=str(number)), OmegaConf.create(), ("auto",), devices
+    )
 
 
 @pytest.fixture

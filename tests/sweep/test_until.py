@@ -11,7 +11,7 @@ from refused import problems_of
 from runner import cli
 from runner.experiment.summary import Summary
 from runner.sweep.jobs.ledger import Job, Ledger, Sweep
-from runner.sweep.jobs.prepare import Prepared
+from runner.sweep.jobs.prepare import PreparedJob
 from runner.sweep.report import build
 from runner.sweep.report.comparisons import looks
 from runner.sweep.until import add_jobs, check, until_decided
@@ -51,7 +51,7 @@ class Made:
 
     def prepare(self, job):
         job.folder_name = str(job.number)
-        return Prepared(job, None)
+        return PreparedJob(job, None)
 
     def run(self):
         """Run all jobs, one after the other. Returns the number of seeds of each configuration."""
@@ -194,7 +194,7 @@ def test_seeds_whose_folders_are_others_are_not_noted(tmp_path, what, messages):
         with Journal(tmp_path / "5") as journal:
             journal.event("start", uid="1")
     else:
-        made.context.prepare = lambda job: setattr(job, "folder_name", job.overrides[0]) or Prepared(job, None)
+        made.context.prepare = lambda job: setattr(job, "folder_name", job.overrides[0]) or PreparedJob(job, None)
     before = made.ledger.path.read_text()
     messages(problems_of(add_jobs, made.context, [(*MLP, "seed=2"), (*MLP, "seed=3")], {"seed"}))
     assert made.ledger.path.read_text() == before

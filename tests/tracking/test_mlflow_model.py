@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from runner.data.tables.columns import Column, Columns, Target, reader_node
+from runner.data.tables.columns import Column, Columns, TableTarget, reader_node
 from runner.models.example import call_of
 from runner.tracking import mlflow_model, mlflow_store
 from runner.tracking.ack import Ack, read_ack, write_ack
@@ -234,7 +234,7 @@ def test_that_of_a_table_takes_a_dataframe_with_a_graph_and_pickled(make, publis
     import pandas
 
     columns = Columns((Column("age", "number", has_missing=True), Column("city", "category", ("Rome", "${Oslo}"))))
-    card = {"reader": reader_node(columns, Target(("y",), "regression"))}
+    card = {"reader": reader_node(columns, TableTarget(("y",), "regression"))}
     (folder / "model.json").write_text(json.dumps(card))
     rows = torch.tensor([[5.1, 0], [float("nan"), 1], [3, -1], [4, 0]])
     ack, module = publish(make, rows, card="model.json")

@@ -6,7 +6,7 @@ import csv
 import gzip
 import importlib.util
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from runner.data.source import Source, facts_of, from_arrays
-from runner.data.tables.columns import Column, Columns, Target, reader_node
+from runner.data.tables.columns import Column, Columns, TableTarget, reader_node
 from runner.data.tables.table import fit
 from runner.data.vision.augment import augmented
 from runner.errors import RunnerError, nearest
@@ -26,8 +26,8 @@ def digits(augment: Mapping[str, Any] | Sequence[Any] | None = None) -> Source:
     # (1797, 65): 64 pixels in 0..16, then the class
     rows = np.loadtxt(shipped("digits.csv.gz"), delimiter=",", dtype=np.uint8)
     images = rows[:, :-1].reshape(-1, 1, 8, 8) / 16
-    source = from_arrays(images, rows[:, -1].astype(np.int64), name="digits", origin="scikit-learn load_digits")
-    return augmented(source, augment)
+    source = from_arrays(images, rows[:, -1].astype(np.int64), name="digits")
+    return augmented(replace(source, origin="scikit-learn load_digits"), augment)
 
 
 def shipped(name: str) -> Path:
@@ -126,7 +126,7 @@ def scikit(which: str, dtype: str = "float32") -> Source:
         classes=found.classes,
         targets=() if found.classes else (found.target,),
         around=partial(fit, sizes=columns.sizes, scale_targets=not found.classes),
-        reader=reader_node(columns, Target((found.target,), kind, found.classes)),
+        reader=reader_node(columns, TableTarget((found.target,), kind, found.classes)),
     )
 
 

@@ -20,8 +20,8 @@ from runner.data.hub.load import (
     NUMBER,
     TEXT,
     Files,
+    HubColumns,
     Location,
-    TableColumns,
     choose_columns,
     form_of,
     load_tables,
@@ -57,7 +57,7 @@ BETWEEN = "\n"
 class Reading:
     """How a table's columns become inputs. Worker processes get a copy."""
 
-    columns: TableColumns
+    columns: HubColumns
     setting: str
     mode: str = "rgb"  # of images
     size: tuple[int, int] | None = None  # of images
@@ -273,14 +273,14 @@ def huggingface(
     return augmented(source, augment)
 
 
-def _tokens(columns: TableColumns, tokenizer: str, context_length: int, known: Mapping[str, Any]) -> TextRows:
+def _tokens(columns: HubColumns, tokenizer: str, context_length: int, known: Mapping[str, Any]) -> TextRows:
     context_length = count(known.get("context_length", context_length), key="data.context_length", example=256)
     entries = known["entries"] if known else entries_of(tokenizer)
     is_language = columns.target is None  # one more, for what follows the last token
     return TextRows(entries, context_length + is_language, asked=f"data.tokenizer={tokenizer}")
 
 
-def _without_empty(tables: dict[str, Any], columns: TableColumns, setting: str) -> dict[str, Any]:
+def _without_empty(tables: dict[str, Any], columns: HubColumns, setting: str) -> dict[str, Any]:
     if columns.target is not None:
         return tables
     found = {}
@@ -378,24 +378,20 @@ def read_rows(
     target: str | None,
     kind: str,
     classes: Sequence[str] = (),
-    size: Sequence[int] | None = None,
-    mode: str = "rgb",
-    entries: str | None = None,
-    context_length: int | None = None,
-    dtype: str = "float32",
+    **how: Any,
 ) -> Iterator[Tensor]:
     """Yield the inputs of a file for predictions, (n, ...), block by block. The other arguments are the run's.
 
     Args:
         path: csv, tsv, json, jsonl, parquet or arrow with the columns `inputs`; for one text also txt, a text per line;
             for images see read_images().
+        how: size and mode of images, entries and context_length of texts, dtype of numbers.
 
     Raises:
         RunnerError: The file is missing, can't be read or lacks a column.
     """
     if form == IMAGE:
-        assert size is not None
-        yield from read_images(path, size=size, mode=mode)
+        yield from read_images(path, size=how["size"], mode=how.get("mode", Reading.mode))
         return
     table, columns = load_tables(Location(str(path)))["train"], tuple(inputs)
     there = list(table.column_names)
@@ -407,8 +403,10 @@ def read_rows(
         fix = f"add a column `{missing[0]}`" + (f", or rename `{hits[0]}`" if hits else "")
         problem = f"the file has no column {', '.join(missing)}, which the model was trained on; it has {forms}"
         raise RunnerError.of(f"the file {path}", problem, fix)
-    tokens = None if context_length is None else TextRows(entries, context_length)
-    reading = Reading(TableColumns(form, columns, target, kind), f"the file {path}", tokens=tokens, dtype=dtype)
+    length = how.get("context_length")
+    tokens = None if length is None else TextRows(how.get("entries"), length)
+    chosen = HubColumns(form, columns, target, kind)
+    reading = Reading(chosen, f"the file {path}", tokens=tokens, dtype=how.get("dtype", Reading.dtype))
     rows = table.with_format("arrow")
     for start in range(0, len(rows), BLOCK):
         yield reading.inputs(rows[start : start + BLOCK])

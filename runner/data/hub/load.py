@@ -198,7 +198,7 @@ NUMBER, LIST, TEXT, IMAGE, CLASS, OTHER = "number", "list", "text", "image", "cl
 
 
 @dataclass(frozen=True)
-class TableColumns:
+class HubColumns:
     """The columns of a table that are read."""
 
     form: str  # of the inputs: number (lists of numbers, too), text or image
@@ -208,7 +208,7 @@ class TableColumns:
     names: tuple[str, ...] = ()  # of the classes, if the column itself has them
 
 
-def choose_columns(features: Any, *, inputs: str | Sequence[str] | None, target: str | None, kind: str) -> TableColumns:
+def choose_columns(features: Any, *, inputs: str | Sequence[str] | None, target: str | None, kind: str) -> HubColumns:
     """Choose columns by a table's features. Raises: RunnerError with the columns of the table."""
     choice(kind, KINDS, key="data.kind")
     forms = {name: form_of(feature) for name, feature in features.items()}
@@ -225,7 +225,7 @@ def choose_columns(features: Any, *, inputs: str | Sequence[str] | None, target:
             ways = [f"data.target={name}" for name in forms if name not in columns]
             problem = f"`data.target` is not set, and no column is called {' or '.join(TARGETS[:3])}; there are {_listed(forms)}"
             raise RunnerError.suggest("data.target=null", problem, ways, "use a table with a target")
-        return TableColumns(form, tuple(columns), None, "language")
+        return HubColumns(form, tuple(columns), None, "language")
     if forms[target] in (IMAGE, OTHER):
         problem = f"column `{target}` has {forms[target]} values, and a target is a class or a number"
         raise RunnerError.of(f"data.target={target}", problem, "use a column with classes or numbers as `data.target`")
@@ -233,7 +233,7 @@ def choose_columns(features: Any, *, inputs: str | Sequence[str] | None, target:
         is_number = getattr(features[target], "dtype", "").startswith("float") or forms[target] == LIST
         kind = "regression" if is_number else "classification"
     classes = tuple(features[target].names) if forms[target] == CLASS else ()
-    return TableColumns(form, tuple(columns), target, kind, classes)
+    return HubColumns(form, tuple(columns), target, kind, classes)
 
 
 def form_of(feature: Any) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 
 from runner.config.checks import choice, count
 from runner.data.tables.cells import NUMBER, suggested
-from runner.data.tables.columns import Column, Columns, Target, listed, parts_of, reader_node
+from runner.data.tables.columns import Column, Columns, TableTarget, listed, parts_of, reader_node
 from runner.data.tables.encoder import missing_target, missing_value
 from runner.data.tables.files import TableFile
 from runner.data.tables.scan import Tally, offset_note, scan
@@ -41,9 +41,9 @@ class ColumnSettings:
 
 
 @dataclass(frozen=True)
-class Table:
+class ChosenColumns:
     columns: Columns
-    target: Target
+    target: TableTarget
     num_rows: int | None = None  # None if they were not counted
     notes: tuple[str, ...] = ()  # what was chosen, and why
     is_cut: bool = False  # rare categories are unknown
@@ -53,18 +53,18 @@ class Table:
         return {"reader": reader, "num_rows": self.num_rows, "notes": list(self.notes), "is_cut": self.is_cut}
 
 
-def table_of(node: Mapping[str, Any]) -> Table:
+def table_of(node: Mapping[str, Any]) -> ChosenColumns:
     table = from_reader(node["reader"])
-    return Table(table.columns, table.target, node["num_rows"], tuple(node["notes"]), node["is_cut"])
+    return ChosenColumns(table.columns, table.target, node["num_rows"], tuple(node["notes"]), node["is_cut"])
 
 
-def from_reader(node: Mapping[str, Any]) -> Table:
+def from_reader(node: Mapping[str, Any]) -> ChosenColumns:
     """Return the columns and the target of an earlier run. node: its reader, as in model.json."""
     columns, target, _ = parts_of(node)
-    return Table(columns, target, notes=("columns and classes of an earlier run",))
+    return ChosenColumns(columns, target, notes=("columns and classes of an earlier run",))
 
 
-def choose(files: Sequence[TableFile], names: Sequence[str], settings: ColumnSettings) -> Table:
+def choose(files: Sequence[TableFile], names: Sequence[str], settings: ColumnSettings) -> ChosenColumns:
     """Choose the kind of each column of `names`; reads the files completely. Raises: RunnerError with every problem."""
     choice(settings.missing, ("mean", "refuse"), key="data.missing")
     count(settings.max_categories, key="data.max_categories", example=100)
@@ -131,10 +131,10 @@ def choose(files: Sequence[TableFile], names: Sequence[str], settings: ColumnSet
     if not kept:
         raise RunnerError(_no_columns(targets, keys, tallies, files[0]))
     columns = Columns(tuple(kept), settings.missing == "refuse", settings.dtype)
-    return Table(columns, target, tallies[targets[0]].rows, (*notes, *hints[:MOST_HINTS]), bool(cut))
+    return ChosenColumns(columns, target, tallies[targets[0]].rows, (*notes, *hints[:MOST_HINTS]), bool(cut))
 
 
-def find_target(tallies: Sequence[Tally], kind: str) -> tuple[Target, str]:
+def find_target(tallies: Sequence[Tally], kind: str) -> tuple[TableTarget, str]:
     """Return the target, and the reason for its kind. Raises: RunnerError if it is constant, missing or of another kind."""
     choice(kind, KINDS, key="data.kind")
     names = tuple(tally.name for tally in tallies)
@@ -151,7 +151,7 @@ def find_target(tallies: Sequence[Tally], kind: str) -> tuple[Target, str]:
         raise RunnerError(holds_dates(dates[0], asked=asked, is_single=len(tallies) == 1))
     chosen, reason = (kind, "as asked") if kind != "auto" else _guess(tallies)  # words: ok (a note that users know)
     if chosen != "classification":
-        return Target(names, chosen), f"{chosen}, {reason}"
+        return TableTarget(names, chosen), f"{chosen}, {reason}"
     if len(tallies) > 1:
         problem = "`data.target` names several columns, and a class is one value per row"
         fix = "name one column in `data.target`, or use `data.kind=multilabel`"
@@ -159,7 +159,7 @@ def find_target(tallies: Sequence[Tally], kind: str) -> tuple[Target, str]:
     if tallies[0].is_cut:
         problem = f"column {names[0]!r} has more than 100,000 different values"
         raise RunnerError.suggest("data.kind=classification", problem, ["data.kind=regression"])
-    return Target(
+    return TableTarget(
         names, chosen, tuple(sorted(tallies[0].texts, key=_order))
     ), f"{len(tallies[0].texts)} classes, {reason}"
 

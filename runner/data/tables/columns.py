@@ -70,7 +70,7 @@ class Columns:
 
 
 @dataclass(frozen=True)
-class Target:
+class TableTarget:
     """The target columns."""
 
     names: tuple[str, ...]
@@ -82,7 +82,7 @@ class Target:
         return len(self.classes) or len(self.names)
 
 
-def reader_node(columns: Columns, target: Target, form: Form | None = None) -> dict[str, Any]:
+def reader_node(columns: Columns, target: TableTarget, form: Form | None = None) -> dict[str, Any]:
     """Return the node of which build() makes a TableReader. Texts with ${ are hidden from OmegaConf."""
     nodes = [
         {key: value for key, value in asdict(column).items() if key != "offset" or value} for column in columns.columns
@@ -98,14 +98,14 @@ def reader_node(columns: Columns, target: Target, form: Form | None = None) -> d
     }
 
 
-def parts_of(node: Mapping[str, Any]) -> tuple[Columns, Target, Form]:
+def parts_of(node: Mapping[str, Any]) -> tuple[Columns, TableTarget, Form]:
     """Return the columns, the target and the form of a reader_node(). Imports no torch."""
     columns, target, form = (_replaced(node.get(key), "$\0{", "${") for key in ("columns", "target", "form"))
     made = [Column(**{**column, "categories": tuple(column["categories"])}) for column in columns]
     classes = tuple(target["classes"])
     return (
         Columns(tuple(made), node.get("refuses_missing", False), node.get("dtype", Columns.dtype)),
-        Target(tuple(target["names"]), target["kind"], classes),
+        TableTarget(tuple(target["names"]), target["kind"], classes),
         form_of(**(form or {})),
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from runner.data.tables.cells import BadValue, UnknownType, as_booleans, as_codes, as_dates, as_numbers
-from runner.data.tables.columns import Column, Columns, Target, listed
+from runner.data.tables.columns import Column, Columns, TableTarget, listed
 from runner.data.tables.files import TableFile, TableFrame
 from runner.errors import Problem, RunnerError, nearest
 
@@ -96,7 +96,7 @@ class Encoder:
         return as_booleans(values) if column.kind == "boolean" else as_numbers(values) - column.offset
 
 
-def encode_target(target: Target, values: Sequence[Any], place: Place, dtype: str) -> Any:
+def encode_target(target: TableTarget, values: Sequence[Any], place: Place, dtype: str) -> Any:
     """Return (n,) int64 for classes, else (n, T) in the type. Raises: RunnerError for values that are missing or don't fit."""
     for name, column in zip(target.names, values, strict=True):
         if column.null_count:
@@ -116,7 +116,7 @@ def encode_target(target: Target, values: Sequence[Any], place: Place, dtype: st
     return codes.astype(np.int64)
 
 
-def _target_floats(target: Target, name: str, values: Any, place: Place) -> Any:
+def _target_floats(target: TableTarget, name: str, values: Any, place: Place) -> Any:
     is_multilabel = target.kind == "multilabel"
     try:
         return as_booleans(values) if is_multilabel else as_numbers(values)

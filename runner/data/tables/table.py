@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 from runner.data.source import Preprocessing, Source
 from runner.data.tables.cells import form_of
-from runner.data.tables.choose import ColumnSettings, Table, choose, from_reader, table_of
+from runner.data.tables.choose import ChosenColumns, ColumnSettings, choose, from_reader, table_of
 from runner.data.tables.columns import parts_of, reader_node
 from runner.data.tables.encoder import AnyTable, Encoder, encode_target, tidy_batches
 from runner.data.tables.files import TableFile, TableFrame, shared_names, table_files
@@ -124,7 +124,7 @@ def table(
 
 
 def _rows(
-    files: Sequence[TableFile], chosen: Table, *, in_memory: str | bool, key: str, complete: bool
+    files: Sequence[TableFile], chosen: ChosenColumns, *, in_memory: str | bool, key: str, complete: bool
 ) -> tuple[Any, str]:
     num_floats, num_rows, dtype = chosen.columns.num_floats, chosen.num_rows, chosen.columns.dtype
     size = np.dtype(dtype).itemsize
@@ -141,7 +141,7 @@ def _rows(
     return (inputs, targets), f"in memory ({reason})"
 
 
-def _chunks(files: Sequence[TableFile], chosen: Table, *, complete: bool) -> Iterator[tuple[Any, Any]]:
+def _chunks(files: Sequence[TableFile], chosen: ChosenColumns, *, complete: bool) -> Iterator[tuple[Any, Any]]:
     encoder = Encoder(chosen.columns)
     for rows, targets, place in encoder.chunks(files, chosen.target.names, complete=complete):
         yield rows, encode_target(chosen.target, targets, place, chosen.columns.dtype)

@@ -44,7 +44,7 @@ SEED = ("seed",)  # the difference between jobs of one configuration
 
 
 @dataclass
-class Prepared:
+class PreparedJob:
     """A job with its configuration; `missing` says why its device is not here."""
 
     job: Job
@@ -53,7 +53,7 @@ class Prepared:
     devices: tuple[str, ...] = ()  # that it may use; () for other machines
     missing: Problem | None = None
     assigned: dict[str, Any] = field(default_factory=dict)  # fields of only this job's Assignment
-    others: tuple[Prepared, ...] = ()  # the other members of its group, see sweep.jobs.together
+    others: tuple[PreparedJob, ...] = ()  # the other members of its group, see sweep.jobs.together
     num_groups: int = 0  # in the sweep
 
     @property
@@ -349,7 +349,7 @@ def refuse_swept_settings(parsed: Sequence[Any]) -> None:
     refuse(found)
 
 
-def store_problems(prepared: Sequence[Prepared], config: DictConfig) -> list[Problem]:
+def store_problems(prepared: Sequence[PreparedJob], config: DictConfig) -> list[Problem]:
     """Return the store settings of a job that differ from the sweep's, e.g., by an option. config: common to all jobs."""
     found: dict[tuple[str, Any], Problem] = {}
     for job in prepared:

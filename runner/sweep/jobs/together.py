@@ -13,7 +13,7 @@ from typing import Any
 from runner.config.identity import flat
 from runner.config.validate import of_all_folds
 from runner.experiment import rules
-from runner.sweep.jobs.prepare import Prepared
+from runner.sweep.jobs.prepare import PreparedJob
 
 #: minimum number of jobs for sweep.batch=auto: with fewer, most of the time is spent per job
 FEWEST = 4
@@ -37,8 +37,8 @@ FREE = ("name", "hydra.", "sweep.")
 
 
 def in_groups(
-    prepared: Sequence[Prepared], *, batch: str | int, num_slots: Callable[[Sequence[str], int], int]
-) -> list[Prepared]:
+    prepared: Sequence[PreparedJob], *, batch: str | int, num_slots: Callable[[Sequence[str], int], int]
+) -> list[PreparedJob]:
     """Return the jobs in order; each group is its first job with the others.
 
     Args:
@@ -47,7 +47,7 @@ def in_groups(
     """
     if batch == "off":
         return list(prepared)
-    alike: dict[Hashable, list[Prepared]] = {}
+    alike: dict[Hashable, list[PreparedJob]] = {}
     for job in prepared:
         alike.setdefault(job.job.number if _why_alone(job) else _key(job), []).append(job)
     found = []
@@ -69,13 +69,13 @@ def _size(count: int, batch: str | int, num_slots: int) -> int:
     return -(-count // num_groups)
 
 
-def _why_alone(job: Prepared) -> str:
+def _why_alone(job: PreparedJob) -> str:
     if job.assigned or not job.devices:
         return "their devices are not seen from here"
     return rules.why_not(job.config, {"is_member": True})
 
 
-def _key(job: Prepared) -> Hashable:
+def _key(job: PreparedJob) -> Hashable:
     values = flat(job.config)
     return (job.devices, job.policy, tuple(sorted((key, _kind(key, value)) for key, value in values.items())))
 
@@ -107,7 +107,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def in_words(prepared: Sequence[Prepared]) -> list[str]:
+def in_words(prepared: Sequence[PreparedJob]) -> list[str]:
     """Return lines about the number of jobs that are trained together, and those that can't be because of their settings."""
     sizes, said = [len(job.jobs) for job in prepared if job.others], []
     if sizes:

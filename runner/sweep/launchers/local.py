@@ -19,7 +19,7 @@ from runner.device import Hardware
 from runner.device.hardware import num_usable_cpus
 from runner.device.host_memory import memory_left
 from runner.experiment.claim import CONSOLE
-from runner.sweep.jobs.prepare import Prepared
+from runner.sweep.jobs.prepare import PreparedJob
 from runner.sweep.jobs.run_job import VARIABLE, Assignment
 from runner.sweep.jobs.slots import (
     DevicesFor,
@@ -103,7 +103,7 @@ class Slots(Launcher):
         """Return the number of groups of `num_jobs` jobs at a time on these devices."""
         return num_groups(self._order, devices, num_jobs)
 
-    def start(self, prepared: Prepared, assigned: Assignment) -> str | None:
+    def start(self, prepared: PreparedJob, assigned: Assignment) -> str | None:
         """Start the job and return its device, or None without a free slot."""
         is_group, alone = bool(prepared.others), {self._busy[number].device for number in self._alone}
         place = pick(prepared.devices, self._free, self._busy.values(), is_group=is_group, alone=alone)

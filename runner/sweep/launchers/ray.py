@@ -29,7 +29,7 @@ from runner.config.packages import not_installed
 from runner.device import Hardware
 from runner.errors import Problem, RunnerError
 from runner.experiment.claim import CONSOLE
-from runner.sweep.jobs.prepare import Prepared
+from runner.sweep.jobs.prepare import PreparedJob
 from runner.sweep.jobs.run_job import VARIABLE, Assignment
 from runner.sweep.jobs.slots import DevicesFor
 from runner.sweep.launchers.job_files import pack, unpack, variables_of
@@ -300,7 +300,7 @@ class RayCluster(Launcher):
         asked = [f"; a job on {name} takes {in_words(self._demand(name))}" for name in sorted(devices)]
         return f"{self._connected()}{''.join(asked)}"
 
-    def start(self, prepared: Prepared, assigned: Assignment) -> str | None:
+    def start(self, prepared: PreparedJob, assigned: Assignment) -> str | None:
         """Request an actor from Ray, and start the job in it once it runs."""
         stay = self._stays.get(prepared.job.number)
         if stay is None:
@@ -364,7 +364,7 @@ class RayCluster(Launcher):
             resources=self._resources,
         )
 
-    def _ask(self, prepared: Prepared, device: str) -> Stay:
+    def _ask(self, prepared: PreparedJob, device: str) -> Stay:
         demand = self._demand(device)
         # a query would create a context of about 400 MB on a GPU
         environment = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
@@ -372,7 +372,7 @@ class RayCluster(Launcher):
         folder = self._folder / prepared.job.folder_name
         return Stay(prepared.job.name, folder, device, demand, actor, actor.arrived.remote(), time.monotonic())
 
-    def _request(self, prepared: Prepared, assigned: Assignment, arrival: Arrival) -> Request:
+    def _request(self, prepared: PreparedJob, assigned: Assignment, arrival: Arrival) -> Request:
         folder, config = self._folder / prepared.job.folder_name, prepared.config
         if arrival.job_files is not None:
             folder, config = Path(arrival.job_files), config.copy()

@@ -30,7 +30,7 @@ from runner.device import Hardware
 from runner.errors import Problem, RunnerError
 from runner.experiment.claim import CONSOLE
 from runner.experiment.summary import Summary
-from runner.sweep.jobs.prepare import Prepared
+from runner.sweep.jobs.prepare import PreparedJob
 from runner.sweep.jobs.run_job import VARIABLE, Assignment, task
 from runner.sweep.jobs.slots import DevicesFor, anywhere, devices_for
 from runner.sweep.launchers import slurm
@@ -82,7 +82,7 @@ class Scheduled:
         launcher.task_function = scheduled_task
         self.is_here = launcher._EXECUTOR == "local"
         logging.getLogger(PLUGIN).setLevel(logging.WARNING)  # it would print each job's whole assignment
-        self._batch: list[tuple[Prepared, Assignment]] = []
+        self._batch: list[tuple[PreparedJob, Assignment]] = []
         self._jobs: dict[int, Any] = {}  # submitit's, by our number
         self._done_at: dict[int, float] = {}
         self._folders: dict[int, Path] = {}
@@ -102,7 +102,7 @@ class Scheduled:
     def open(self, hardware: Hardware, devices: set[str]) -> str:
         return "processes on this machine, by submitit" if self.is_here else "Slurm's queue, by submitit"
 
-    def start(self, prepared: Prepared, assigned: Assignment) -> str | None:
+    def start(self, prepared: PreparedJob, assigned: Assignment) -> str | None:
         self._batch.append((prepared, assigned))
         self._folders[prepared.job.number] = self._folder / prepared.job.folder_name
         return str(OmegaConf.select(prepared.config, "device"))
@@ -134,7 +134,7 @@ class Scheduled:
             self._process_pool.close()
         self._process_pool = None
 
-    def _submit(self, batch: list[tuple[Prepared, Assignment]], *, on_cpu: bool) -> str:
+    def _submit(self, batch: list[tuple[PreparedJob, Assignment]], *, on_cpu: bool) -> str:
         from submitit.core.utils import FailedJobError  # an optional dependency, checked by check_there()
 
         parameters = dict(self._launcher.params)
@@ -192,7 +192,7 @@ class Scheduled:
         return Ended(number, code, f"{told}, and it left no summary")
 
 
-def overrides_of(prepared: Prepared, assigned: Assignment, folder: Path) -> list[str]:
+def overrides_of(prepared: PreparedJob, assigned: Assignment, folder: Path) -> list[str]:
     """Return the job's overrides for submitit, which passes nothing else to the job.
 
     They include the store: the job composes its configuration again, but does not replace the store of an untrusted directory.

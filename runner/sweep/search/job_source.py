@@ -15,7 +15,7 @@ from runner.config.identity import key_of
 from runner.errors import RunnerError
 from runner.experiment.summary import Summary
 from runner.sweep.jobs.ledger import Job, kept
-from runner.sweep.jobs.prepare import OF_THE_STORE, Prepared, without
+from runner.sweep.jobs.prepare import OF_THE_STORE, PreparedJob, without
 from runner.sweep.scheduler import settle
 from runner.sweep.search.objectives import Goals, values_of
 from runner.sweep.search.space import Space
@@ -184,7 +184,7 @@ class Suggestions:
                 if job.state in ("failed", "killed"):
                     self._study.retry(job)
 
-    def next(self, num_waiting: int) -> Prepared | None:
+    def next(self, num_waiting: int) -> PreparedJob | None:
         """Return the next trial. It is made when a slot is free, so that it depends on all ended trials."""
         most = self._context.num_slots or self._settings.batch
         if self._is_over or num_waiting or len(self._running) >= most:
@@ -235,7 +235,7 @@ class Suggestions:
             self._space.overrides(values), self._space.name(values), number=trial.number, trial=values
         )
 
-    def _prepared(self, job: Job) -> Prepared:
+    def _prepared(self, job: Job) -> PreparedJob:
         prepared = self._context.prepare(job)
         if self._metric is not None:
             study = str(self._context.sweep.folder / FILE)

@@ -17,7 +17,7 @@ from runner.sweep import grid
 from runner.sweep.jobs.ledger import Job, Sweep
 from runner.sweep.jobs.prepare import (
     Composer,
-    Prepared,
+    PreparedJob,
     as_word,
     combinations,
     examine,
@@ -236,7 +236,7 @@ def test_a_folder_without_the_seed_is_refused_where_seeds_are_to_be_added(left_o
     jobs = {number: Job(number, overrides, "") for number, (overrides, _) in enumerate(words)}
     loader = compose.CheckedLoader()
     composer = Composer(loader, loader.load_configuration("config", named, RunMode.MULTIRUN))
-    prepared = [Prepared(job, composer.compose(job)) for job in jobs.values()]
+    prepared = [PreparedJob(job, composer.compose(job)) for job in jobs.values()]
     plan = Plan((), words, lambda context: None, adds_seeds=True)
     twins = _twins(plan, prepared, composer)
     assert [job.overrides[-1] for job in twins] == ["seed=4", "seed=4"]

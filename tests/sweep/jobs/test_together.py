@@ -4,7 +4,7 @@ import pytest
 
 from runner.config import compose
 from runner.sweep.jobs.ledger import Job
-from runner.sweep.jobs.prepare import Prepared
+from runner.sweep.jobs.prepare import PreparedJob
 from runner.sweep.jobs.together import in_groups, in_words
 
 MLP = ("model=mlp", "device=cpu")
@@ -13,7 +13,7 @@ MLP = ("model=mlp", "device=cpu")
 def jobs(*each, words=MLP):
     make = compose.composer([])
     return [
-        Prepared(Job(number, own, " ".join(own)), make([*words, *own]), ("cpu",), ("cpu",))
+        PreparedJob(Job(number, own, " ".join(own)), make([*words, *own]), ("cpu",), ("cpu",))
         for number, own in enumerate(each)
     ]
 

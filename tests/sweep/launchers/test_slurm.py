@@ -26,7 +26,7 @@ from warm_door import DOOR
 
 from runner.config.packages import install
 from runner.sweep.jobs.ledger import Job
-from runner.sweep.jobs.prepare import Prepared
+from runner.sweep.jobs.prepare import PreparedJob
 from runner.sweep.jobs.run_job import Assignment
 from runner.sweep.launchers.process_pool import NotTakenError
 from runner.sweep.launchers.slurm import PLUGIN, Scheduled, check_there, overrides_of
@@ -148,10 +148,10 @@ def test_a_sweep_that_is_stopped_cancels_its_jobs_in_the_queue(tmp_path):
 def test_a_job_that_is_composed_again_is_told_the_store(uri):
     config = OmegaConf.create({"tracking": {"uri": uri}})
     assigned = Assignment("sweep", "1", "digits", "seed=1")
-    words = overrides_of(Prepared(Job(0, ("seed=1",), "seed=1"), config), assigned, Path("swept"))
+    words = overrides_of(PreparedJob(Job(0, ("seed=1",), "seed=1"), config), assigned, Path("swept"))
     (word,) = [word for word in words if word.startswith("tracking.uri=")]
     assert OverridesParser.create().parse_override(word).value() == uri
-    named = Prepared(Job(0, ("tracking.uri=http://mine",), ""), config)
+    named = PreparedJob(Job(0, ("tracking.uri=http://mine",), ""), config)
     assert [word for word in overrides_of(named, assigned, Path("swept")) if "tracking" in word] == [
         "tracking.uri=http://mine"
     ]
@@ -160,7 +160,9 @@ def test_a_job_that_is_composed_again_is_told_the_store(uri):
 def test_a_job_that_is_composed_again_is_told_its_folder():
     config = OmegaConf.create({"tracking": {"uri": "http://mine"}})
     folder = "/home/j. o'neil/übung, 1 & (2)"
-    words = overrides_of(Prepared(Job(0, (), ""), config), Assignment("sweep", "1", "digits", "seed=1"), Path(folder))
+    words = overrides_of(
+        PreparedJob(Job(0, (), ""), config), Assignment("sweep", "1", "digits", "seed=1"), Path(folder)
+    )
     (word,) = [word for word in words if word.startswith("hydra.sweep.dir=")]
     assert OverridesParser.create().parse_override(word).value() == folder
 
@@ -187,7 +189,7 @@ def test_what_slurm_does_not_take_is_a_mistake_and_the_jobs_have_not_begun(tmp_p
         scheduled = Scheduled(launcher, OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path)}}}))
         for number, device in enumerate(["cpu", "cuda", "cuda"]):
             config = OmegaConf.create({"device": device, "tracking": {"uri": "sqlite:///mlflow.db"}})
-            prepared = Prepared(Job(number, (), ""), config, (device,))
+            prepared = PreparedJob(Job(number, (), ""), config, (device,))
             scheduled.start(prepared, Assignment("sweep", "1", "digits", ""))
         with pytest.raises(NotTakenError) as caught:
             scheduled.ended(0.0)
@@ -222,7 +224,7 @@ def test_what_is_submitted_finds_this_package_first_and_the_persons_modules_wher
     own = ["export PYTHONPATH=/own"] if kind == "slurm" else []
     launcher = SimpleNamespace(_EXECUTOR=kind, params={"setup": own}, launch=launch)
     scheduled = Scheduled(launcher, OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path)}}}))
-    prepared = Prepared(Job(0, (), ""), OmegaConf.create({"tracking": {"uri": "http://mine"}}))
+    prepared = PreparedJob(Job(0, (), ""), OmegaConf.create({"tracking": {"uri": "http://mine"}}))
     before = dict(os.environ)
     assert scheduled._submit([(prepared, Assignment("sweep", "1", "digits", ""))], on_cpu=True) == ""
     assert dict(os.environ) == before and launcher.params["setup"] == own

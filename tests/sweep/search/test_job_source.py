@@ -15,7 +15,7 @@ from runner.errors import RunnerError
 from runner.experiment.summary import Summary
 from runner.sweep.jobs import ledger
 from runner.sweep.jobs.ledger import Ledger, Sweep
-from runner.sweep.jobs.prepare import Prepared
+from runner.sweep.jobs.prepare import PreparedJob
 from runner.sweep.jobs.slots import devices_for
 from runner.sweep.search.job_source import Asking, Suggestions
 from runner.sweep.search.study import Pruning
@@ -42,7 +42,7 @@ class Unlaunched(SweepContext):
     def prepare(self, job):
         if job.trial.get("width") == "broken":
             raise RunnerError()
-        return Prepared(job, None)
+        return PreparedJob(job, None)
 
 
 class Search:
