@@ -33,7 +33,7 @@ HEADS = {
 #: similarity from which a key is taken for a typing error of another one
 TYPO_SIMILARITY = 0.9
 #: names in the code of transformers (5.23): a method that numbers positions from behind the padding token, and a variable
-#: of the models that classify at the last token that is no padding
+#: of the models that classify at the last token before the padding
 POSITIONS_AFTER_PADDING, LAST_TOKEN = "create_position_ids_from_input_ids", "last_non_pad_token"
 #: part of the outputs from which the effect of padding is more than rounding in float32
 ROUNDING = 2e-5

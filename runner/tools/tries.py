@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 
 from runner.experiment.provenance import TRIES
 from runner.sweep.jobs.ledger import Sweep
-from runner.sweep.jobs.prepare import Prepared, name_of
+from runner.sweep.jobs.prepare import PreparedJob, name_of
 from runner.sweep.report.results import Goal, read_results
 from runner.sweep.report.significance import ALPHA, Difference, difference
 from runner.sweep.sweep import Plan, SweepContext, run_sweep
@@ -155,7 +155,7 @@ def measure(
     listed = [(words, name_of(words, swept)) for words in jobs]
     given = tuple(sides[0].words)
 
-    def more(context: SweepContext) -> list[Prepared]:
+    def more(context: SweepContext) -> list[PreparedJob]:
         before = _num_known(sides)
         note(context.sweep, owners)
         found = look(False)
