@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from runner.config.checks import probability
-from runner.errors import Problem, RunnerError, nearest, refuse
+from runner.config.checks import choice, count, probability
+from runner.errors import RunnerError, at_once
 
 POSITIONS = ("learned", "rotary")
 #: of all weights but those that write into the residual stream (Radford et al. 2019, "Language Models are Unsupervised ...")
@@ -171,25 +171,23 @@ def linear(inputs: int, outputs: int, *, spread: float) -> nn.Linear:
 
 
 def check_sizes(*, width: Any, depth: Any, num_heads: Any, positions: Any) -> None:
-    """Raises: RunnerError for each size that is not a positive integer."""
-    sizes = {"width": width, "depth": depth, "num_heads": num_heads}
-    problems = [
-        Problem.suggest(
-            f"model.{key}={value}",
-            f"`model.{key}` must be a whole number, 1 or more",
-            [f"model.{key}=4"],
-        )
-        for key, value in sizes.items()
-        if type(value) is not int or value < 1
-    ]
-    if not problems and width % num_heads:
+    """Raises: RunnerError for each size that is not a positive integer, or a width that the heads don't divide."""
+    at_once(
+        lambda: check_heads(width, num_heads),
+        lambda: count(depth, key="model.depth", example=4),
+        lambda: choice(positions, POSITIONS, key="model.positions"),
+    )
+
+
+def check_heads(width: Any, num_heads: Any) -> None:
+    """Raises: RunnerError for sizes of attention that are not positive integers, or don't divide."""
+    at_once(
+        lambda: count(width, key="model.width", example=4),
+        lambda: count(num_heads, key="model.num_heads", example=4),
+    )
+    if width % num_heads:
         fits = [heads for heads in range(1, width + 1) if width % heads == 0]
         near = sorted(fits, key=lambda heads: abs(heads - num_heads))[:2]
         problem = f"`model.width={width}` can't be divided into {num_heads} equal heads"
         ways = [f"model.num_heads={heads}" for heads in near]
-        problems.append(Problem.suggest(f"model.num_heads={num_heads}", problem, ways))
-    if positions not in POSITIONS:
-        problem = f"`model.positions` must be {' or '.join(POSITIONS)}"
-        ways = [f"model.positions={hit}" for hit in nearest(str(positions), POSITIONS) or POSITIONS]
-        problems.append(Problem.suggest(f"model.positions={positions}", problem, ways))
-    refuse(problems)
+        raise RunnerError.suggest(f"model.num_heads={num_heads}", problem, ways)

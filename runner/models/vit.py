@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from runner.config.checks import count, probability
 from runner.errors import RunnerError
-from runner.models.attention import attend
+from runner.models.attention import attend, check_heads
 
 #: initial standard deviation of position embeddings and weights (Touvron et al. 2021)
 SPREAD = 0.02
@@ -41,11 +41,8 @@ class ViT(nn.Module):
         super().__init__()
         patch_size = count(patch_size, key="model.patch_size", example=4)
         _check_shape(input_shape, patch_size)
-        width, num_heads = count(width, key="model.width"), count(num_heads, key="model.num_heads", example=3)
+        check_heads(width, num_heads)
         dropout = probability(dropout, key="model.dropout")
-        if width % num_heads:
-            problem = f"`model.width={width}` can't be divided into {num_heads} equal heads"
-            raise RunnerError.suggest(f"model.num_heads={num_heads}", problem, [f"model.width={num_heads * 64}"])
         channels, height, length = input_shape
         num_patches = (height // patch_size) * (length // patch_size)
         self.patches = nn.Conv2d(channels, width, patch_size, patch_size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -43,35 +44,31 @@ class Orders:
     """The orders of a split's epochs. A thread draws a large split's next order while an epoch is trained on."""
 
     def __init__(self, count: int, *, seed: int, sampler: ClassSampler | None = None) -> None:
-        self._count, self._seed, self._sampler = count, seed, sampler
+        self._draw = partial(permutation, count, seed=seed) if sampler is None else partial(sampler.order, seed=seed)
+        self._draws_ahead = count >= MANY_ROWS
         self._thread: threading.Thread | None = None
-        self._found: dict[int, Tensor] = {}  # by epoch
+        self._next: dict[int, Tensor] = {}  # the next order, by its epoch
 
     def of(self, epoch: int) -> Tensor:
-        found = self._end_thread()
-        order = found[epoch] if epoch in found else self._draw(epoch)
-        if self._count >= MANY_ROWS:
-            self._found = {}
-            self._thread = threading.Thread(target=self._draw_ahead, args=(epoch + 1, self._found), daemon=True)
+        self._join()
+        order = self._next[epoch] if epoch in self._next else self._draw(epoch=epoch)
+        self._next.clear()
+        if self._draws_ahead:
+            self._thread = threading.Thread(target=self._draw_ahead, args=(epoch + 1,), daemon=True)
             self._thread.start()
         return order
 
     def close(self) -> None:
-        self._end_thread()
+        self._join()
+        self._next.clear()
 
-    def _end_thread(self) -> dict[int, Tensor]:
+    def _join(self) -> None:
         if self._thread is not None:
             self._thread.join()
-        found, self._found, self._thread = self._found, {}, None
-        return found
+        self._thread = None
 
-    def _draw_ahead(self, epoch: int, found: dict[int, Tensor]) -> None:
-        found[epoch] = self._draw(epoch)
-
-    def _draw(self, epoch: int) -> Tensor:
-        if self._sampler is not None:
-            return self._sampler.order(seed=self._seed, epoch=epoch)
-        return permutation(self._count, seed=self._seed, epoch=epoch)
+    def _draw_ahead(self, epoch: int) -> None:
+        self._next[epoch] = self._draw(epoch=epoch)
 
 
 def generator(*numbers: int) -> torch.Generator:
