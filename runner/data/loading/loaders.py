@@ -65,7 +65,7 @@ def load(
         name = f"your DataLoader, batches of {served.batch_size}" if rows.is_loader else "your IterableDataset"
         how = "by its own state" if served.has_state else "by reading again what it has had"
         return served, f"streamed ({name}; a run goes on {how})"  # words: ok
-    settings |= {"shuffle": shuffle, "sampler": sampler}
+    settings["shuffle"] = shuffle and (sampler or True)
     if not isinstance(rows, Dataset):
         is_on_device, reason = _residency(rows, loading, device)
         reason += "; rows in memory need no worker processes" if loading.num_workers else ""

@@ -43,8 +43,10 @@ MANY_ROWS = 2**20
 class Orders:
     """The orders of a split's epochs. A thread draws a large split's next order while an epoch is trained on."""
 
-    def __init__(self, count: int, *, seed: int, sampler: ClassSampler | None = None) -> None:
-        self._draw = partial(permutation, count, seed=seed) if sampler is None else partial(sampler.order, seed=seed)
+    def __init__(self, count: int, *, seed: int, sampler: ClassSampler | bool = True) -> None:
+        """sampler: what draws the rows; True: each comes once."""
+        draw = sampler.order if isinstance(sampler, ClassSampler) else partial(permutation, count)
+        self._draw = partial(draw, seed=seed)
         self._draws_ahead = count >= MANY_ROWS
         self._thread: threading.Thread | None = None
         self._next: dict[int, Tensor] = {}  # the next order, by its epoch

@@ -36,13 +36,12 @@ class Resident(Batches):
         batch_size: int,
         device: torch.device,
         seed: int,
-        shuffle: bool,
-        sampler: ClassSampler | None = None,
+        shuffle: bool | ClassSampler,
     ) -> None:
         self.num_rows, self.batch_size = num_rows(rows), batch_size
         self._rows = move(rows, device)
         self._chosen: Tensor | None = None
-        self._device, self._orders = device, Orders(self.num_rows, seed=seed, sampler=sampler) if shuffle else None
+        self._device, self._orders = device, Orders(self.num_rows, seed=seed, sampler=shuffle) if shuffle else None
         self.device_bytes = num_bytes(self._rows)
         self._batches_a_gather = batches_a_gather(rows, batch_size, device)
 

@@ -181,15 +181,14 @@ class Streamed(Batches):
         batch_size: int,
         device: torch.device,
         seed: int,
-        shuffle: bool,
-        sampler: ClassSampler | None = None,
+        shuffle: bool | ClassSampler,
         num_workers: int = 0,
         conversion: Conversion = STANDARD,
     ) -> None:
         self._rows, self.batch_size = rows, batch_size
         self.num_rows = len(rows) if isinstance(rows, Dataset) else num_rows(rows)  # type: ignore[arg-type]
         self._device, self._seed = device, seed
-        self._orders = Orders(self.num_rows, seed=seed, sampler=sampler) if shuffle else None
+        self._orders = Orders(self.num_rows, seed=seed, sampler=shuffle) if shuffle else None
         self._num_workers, self._conversion = num_workers, conversion
         self._side = streams.side_stream(device)
         self._idle: Reader | None = None
