@@ -24,7 +24,7 @@ from runner.config.instantiate import arguments
 from runner.config.instantiate import problems as target_problems
 from runner.config.nodes import USUAL, split_settings
 from runner.config.schema import PRECISIONS, SHARED
-from runner.data.vision.augment_settings import strengths_of
+from runner.data.vision.augment import strengths_of
 from runner.device import Choice, Hardware, check_precision, choose, parse, probe
 from runner.device.choose import devices_of_processes
 from runner.distributed.environment import rank_here

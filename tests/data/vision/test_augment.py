@@ -16,8 +16,7 @@ from runner.data.builtin.scikit import digits
 from runner.data.loading.batch_transform import TransformedBatches
 from runner.data.loading.loaders import Resident
 from runner.data.source import Source
-from runner.data.vision.augment import Augment, augmented
-from runner.data.vision.augment_settings import NAMES
+from runner.data.vision.augment import NAMES, Augment, augmented
 from runner.inspection.host_reads import HostReads
 
 EVERYTHING = {
