@@ -286,8 +286,13 @@ def test_a_decoder_that_was_trained_with_another_padding_goes_by_the_data_s(tmp_
 @needs_transformers
 @pytest.mark.parametrize(
     "config",
-    [GPT, {"model_type": "llama", **TINY}, {**GPT, "model_type": "openai-gpt"}],
-    ids=["gpt2", "llama", "openai-gpt"],
+    [
+        GPT,
+        {"model_type": "llama", **TINY},
+        {**GPT, "model_type": "openai-gpt"},
+        {"model_type": "bloom", "n_layer": 1, "n_head": 2, "hidden_size": 16},
+    ],
+    ids=["gpt2", "llama", "openai-gpt", "bloom"],
 )
 def test_where_nothing_is_padding_a_decoder_answers_at_the_last_token(config):
     model = external.transformers_model((4,), 3, config=config, vocab_size=9).eval()
