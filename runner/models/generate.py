@@ -77,7 +77,7 @@ def sample(
         beginning = [0]
     tokens = generate(
         model,
-        torch.tensor([beginning], device=next(model.parameters()).device),
+        torch.tensor([beginning], device=next(model.parameters(), torch.empty(0)).device),
         num_tokens,
         temperature=temperature,
         top_k=top_k,
