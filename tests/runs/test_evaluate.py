@@ -90,7 +90,7 @@ def checked(monkeypatch, tmp_path):
 
         cfg = OmegaConf.create({"data": {}, "train": {}, "placement": {}} | cfg)
         monkeypatch.setattr(evaluate, "find_run", lambda *_, **__: (tmp_path, BEST))
-        monkeypatch.setattr(evaluate, "of_run", lambda *_: cfg)
+        monkeypatch.setattr(evaluate, "configuration_of", lambda *_: cfg)
         monkeypatch.setattr(evaluate, "check", stop)
         with pytest.raises(CheckedError):
             evaluate.evaluate("run", list(words), tracked=False)
