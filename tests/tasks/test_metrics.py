@@ -288,6 +288,13 @@ def test_a_persons_own_object_or_function_counts_each_row_the_same():
     assert found["own"] == found["mean"] == pytest.approx(found["accuracy"], rel=1e-6)
 
 
+def test_function_metric_without_batches_has_no_value():
+    metric = make_metrics({"mean": lambda predictions, targets: predictions.mean()}, kind="regression")["mean"]
+    assert metric.compute() is None
+    metric.update(torch.ones(2, 1), torch.ones(2, 1))
+    assert metric.compute() == 1 and metric.compute() is None
+
+
 def test_a_function_sees_a_split_at_once():
     logits, targets = classes(2)
 
