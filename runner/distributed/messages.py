@@ -35,7 +35,7 @@ def forget(folder: Path) -> None:
         old.unlink(missing_ok=True)
 
 
-def tell(folder: Path, rank: int, text: str, *, problems: Iterable[Problem] = ()) -> None:
+def record(folder: Path, rank: int, text: str, *, problems: Iterable[Problem] = ()) -> None:
     """Record why this process failed; the first record of an attempt counts."""
     words = Failure(rank, time.time(), without_password(text), [vars(problem.masked()) for problem in problems])
     file = folder / FOLDER / f"{rank}-{attempt()}.words"

@@ -248,7 +248,7 @@ def follow(cfg: DictConfig, rank: RankInfo, context: RunContext = RunContext()) 
     try:
         parts = prepare_in_turn(cfg, ranks, torch.device(choice.here), directory=directory, rank=rank)
     except RunnerError as error:
-        messages.tell(directory, rank.rank, str(error), problems=error.problems)
+        messages.record(directory, rank.rank, str(error), problems=error.problems)
         raise
     with signals.listening(
         grace_seconds=settings.train.grace_seconds, end_now=lambda stop, _: os._exit(stop.exit_code)

@@ -33,12 +33,12 @@ def main(folder: Path) -> int:
     try:
         return _train(folder, rank, pickled)
     except RunnerError as error:
-        messages.tell(folder, rank, str(error), problems=error.problems)
+        messages.record(folder, rank, str(error), problems=error.problems)
     except BaseException as error:
         from runner.distributed.group import is_lost
 
         print(traceback_of(error), file=sys.stderr)
-        messages.tell(folder, rank, messages.LOST if is_lost(error) else f"{type(error).__name__}: {error}")
+        messages.record(folder, rank, messages.LOST if is_lost(error) else f"{type(error).__name__}: {error}")
     return 1
 
 

@@ -43,15 +43,15 @@ def frames(outermost: FrameType | None = None) -> Iterator[FrameType]:
 
 def line(stack: Sequence[FrameType]) -> str:
     """The innermost line that is neither a library's nor the runner's, `my_models.py:42`; else the runner's innermost."""
-    frame = person(stack)
+    frame = user_frame(stack)
     return UNKNOWN if frame is None else _place(frame, frame.f_lineno)
 
 
-def person(stack: Sequence[FrameType]) -> FrameType | None:
+def user_frame(stack: Sequence[FrameType]) -> FrameType | None:
     """The frame of that line."""
     own = [frame for frame in stack if not _is_library(frame.f_code.co_filename)]
-    persons = [frame for frame in own if not frame.f_code.co_filename.startswith(_RUNNER)]
-    return next(iter(persons or own), None)
+    users = [frame for frame in own if not frame.f_code.co_filename.startswith(_RUNNER)]
+    return next(iter(users or own), None)
 
 
 def is_own(file: str) -> bool:
@@ -59,16 +59,16 @@ def is_own(file: str) -> bool:
     return not _is_library(file) and not file.startswith(_RUNNER) and "-packages" not in file and file[:1] != "<"
 
 
-def is_persons() -> bool:
+def is_user_code() -> bool:
     """Return whether the user's code is running, not only the runner's and libraries' code."""
-    frame = person(list(frames()))
+    frame = user_frame(list(frames()))
     return frame is not None and not frame.f_code.co_filename.startswith(_RUNNER)
 
 
 def line_of_error(error: BaseException) -> str:
     """Return the innermost line of the user's code that raised an exception."""
     lines = dict(traceback.walk_tb(error.__traceback__))
-    frame = person(list(lines)[::-1])
+    frame = user_frame(list(lines)[::-1])
     return UNKNOWN if frame is None else _place(frame, lines[frame])
 
 

@@ -145,7 +145,7 @@ class Slow(OperationObserver):
         self._device, self._lines = device, lines
         slow = SLOW_TYPES.get(device.type, {})
         self._types = {dtype: instead for dtype, instead in slow.items() if dtype not in chosen}
-        self._told: set[tuple[str, str]] = set()
+        self._reported: set[tuple[str, str]] = set()
 
     def after(self, done: Operation) -> None:
         if done.name in COPIES:
@@ -172,8 +172,8 @@ class Slow(OperationObserver):
 
     def _copy(self, done: Operation) -> None:
         source, target = (done.args[1], done.args[0]) if done.name == "copy_" else (done.args[0], done.outputs[0])
-        is_beside = done.kwargs.get("non_blocking") or (done.name == "copy_" and any(done.args[2:]))
-        if not is_beside or source.device.type == target.device.type or not call_site.is_persons():
+        is_asynchronous = done.kwargs.get("non_blocking") or (done.name == "copy_" and any(done.args[2:]))
+        if not is_asynchronous or source.device.type == target.device.type or not call_site.is_user_code():
             return
         if target.device.type == "cpu":
             what = "a copy to the host with non_blocking=True: the host may read it before it is there"
@@ -185,8 +185,8 @@ class Slow(OperationObserver):
 
     def _find(self, kind: str, what: str, write: str) -> None:
         finding = Finding(LIKELY, kind, what, *self._lines.now(), write)
-        if (kind, finding.where) not in self._told:  # its other operations, and the backward pass, add nothing new
-            self._told.add((kind, finding.where))
+        if (kind, finding.where) not in self._reported:  # its other operations, and the backward pass, add nothing new
+            self._reported.add((kind, finding.where))
             self.findings.append(finding)
 
 
@@ -266,11 +266,11 @@ class Meetings(OperationObserver):
         name = self._name(stray)
         text = f"{self._describe(stray, name)} meets {self._describe(other, self._name(other))} in {what}"
         path = name.path if name else ""
-        write = mend(name, device=self._device, needs_grad=stray.requires_grad)
+        write = fix_for(name, device=self._device, needs_grad=stray.requires_grad)
         return Finding(CERTAIN, "mixed devices", text, line, module, write, path)
 
     def _name(self, tensor: Tensor) -> Name | None:
-        return self._names.get(tensor) or in_frame(call_site.person(list(call_site.frames())), tensor)
+        return self._names.get(tensor) or in_frame(call_site.user_frame(list(call_site.frames())), tensor)
 
     def _describe(self, tensor: Tensor, name: Name | None) -> str:
         made = self._origins.get(storage_of(tensor))
@@ -280,7 +280,7 @@ class Meetings(OperationObserver):
         return f"{words} on {tensor.device}"
 
 
-def mend(name: Name | None, *, device: torch.device, needs_grad: bool) -> str:
+def fix_for(name: Name | None, *, device: torch.device, needs_grad: bool) -> str:
     """What to write, so that the tensor is where it should be."""
     kind = name.kind if name else ""
     last = name.path.rpartition(".")[2] if name else ""

@@ -93,7 +93,7 @@ class HostReads:
         self.found: list[HostRead] = []
         self.host = _Host() if self.device.type == "cpu" else None
         self.call = ""  # the torch function that the block is in
-        self.is_told = False  # a call is reported once, however many of its kernels read
+        self.is_reported = False  # a call is reported once, however many of its kernels read
         self._copied: tuple[str, int] | None = None
         self._caller: FrameType | None = None
         self._open = ExitStack()
@@ -126,9 +126,9 @@ class HostReads:
 
     def wait(self, what: str, on: Tensor | None = None) -> None:
         """Keeps a wait for the device. on: the tensor that is read or copied."""
-        if self.is_told:
+        if self.is_reported:
             return
-        self.is_told = bool(self.call)
+        self.is_reported = bool(self.call)
         stack = list(call_site.frames(self._caller))
         read = HostRead(what, call_site.line(stack), call_site.module(stack))
         # x.cpu().numpy() reads once; where the CPU plays the device, cpu() gives x itself, and numpy() reads that again
@@ -176,7 +176,7 @@ class _Calls(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         reads = self.reads
-        reads.call, reads.is_told = getattr(func, "__name__", ""), False
+        reads.call, reads.is_reported = getattr(func, "__name__", ""), False
         try:
             self._look(reads.call, args, kwargs)
             result = func(*args, **kwargs)
@@ -185,7 +185,7 @@ class _Calls(TorchFunctionMode):
                 observer.failed(reads.call, tensor_leaves((args, kwargs)), error)
             raise
         finally:
-            reads.call, reads.is_told = "", False
+            reads.call, reads.is_reported = "", False
         if reads.host and not tensor_leaves((args, kwargs)) and not isinstance(kwargs.get("device"), torch.device):
             reads.host.add(tensor_leaves(result))
         return result
@@ -202,7 +202,7 @@ class _Calls(TorchFunctionMode):
             self._move(args, kwargs, reads.host)
         elif name == "one_hot" and reads.host:
             # given the number of classes, only the CPU's one_hot reads the values, to check them
-            reads.is_told = (args[1] if len(args) > 1 else kwargs.get("num_classes", -1)) >= 0
+            reads.is_reported = (args[1] if len(args) > 1 else kwargs.get("num_classes", -1)) >= 0
 
     def _index(self, args: Sequence[Any]) -> None:
         reads, target = self.reads, args[0]
@@ -324,7 +324,7 @@ def _watch_backward(calls: _Calls, stack: ExitStack) -> None:
         if threading.get_ident() != thread:
             return run(*args, **kwargs)
         with calls:
-            calls.reads.call, calls.reads.is_told = "", False
+            calls.reads.call, calls.reads.is_reported = "", False
             return run(*args, **kwargs)
 
     _replace(torch.autograd, "_engine_run_backward", watched, stack)

@@ -199,7 +199,7 @@ class Training:
             fail(result, error)
             if self.ranks.num > 1:
                 text = messages.LOST if is_lost(error) else result.error
-                messages.tell(self.folder, self.ranks.rank, text or "interrupted")
+                messages.record(self.folder, self.ranks.rank, text or "interrupted")
                 first = messages.first_failure(self.folder)
                 result.error = first.text if first is not None else result.error
             if is_out_of_memory(error):

@@ -98,8 +98,8 @@ def test_processes_of_one_mac_meet_on_its_own_network(platform, own, found, monk
 def test_last_words_of_a_part_before_are_gone_when_the_others_know_the_folder(tmp_path, num, is_launched, error):
 
     def failing(folder):
-        messages.tell(Path(folder), 1, "ValueError: today's")
+        messages.record(Path(folder), 1, "ValueError: today's")
 
-    messages.tell(tmp_path, 0, "RuntimeError: last week's")
+    messages.record(tmp_path, 0, "RuntimeError: last week's")
     processes.share_directory(SimpleNamespace(num=num, broadcast_object=failing), tmp_path, is_launched=is_launched)
     assert messages.first_failure(tmp_path).text == error

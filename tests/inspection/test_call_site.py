@@ -32,5 +32,5 @@ def test_frames_that_are_nobodys(module):
     names = {"frames": call_site.frames}
     exec(code, names)
     stack = names["called"]()
-    assert call_site.person(stack) is sys._getframe()
-    assert call_site.person(stack[:1]) is None
+    assert call_site.user_frame(stack) is sys._getframe()
+    assert call_site.user_frame(stack[:1]) is None
