@@ -114,10 +114,7 @@ def _run(cfg: DictConfig, loader: CheckedLoader, start: RunStart, run_one: RunOn
                 summary = run_experiment(cfg, folder, context=context)
         answer.give({"folder": None if cfg.train.check else str(folder), **vars(summary), **more})
         if summary.ending == "out_of_memory":
-            from runner.tools.plan.command import what_fits
-
-            print("plan    of this run, on the whole of that memory:")
-            print("\n".join(what_fits(cfg) or ["        not known: it could not be planned"]))
+            print_what_fits(cfg)
         return summary
 
     context, name = composing.context_of(loader, cfg), cfg.hydra.job.config_name
@@ -160,6 +157,14 @@ def _sweep(cfg: DictConfig, loader: CheckedLoader) -> int:
     answer.give_report(folder)
     jobs = ledger.read(folder).jobs.values() if (folder / ledger.FILE).is_file() else ()
     return int(any(job.state not in ("finished", "pruned", "skipped") for job in jobs))
+
+
+def print_what_fits(cfg: DictConfig) -> None:
+    """Print what `plan` says of a run that ran out of memory."""
+    from runner.tools.plan.command import what_fits
+
+    print("plan    of this run, on the whole of that memory:")
+    print("\n".join(what_fits(cfg) or ["        not known: it could not be planned"]))
 
 
 def check(cfg: DictConfig) -> Checked:

@@ -1,7 +1,7 @@
 """The arguments that `train` passes to the run that it starts."""
 
 from runner import cli
-from runner.cli.train import _print_what_fits
+from runner.cli.train import print_what_fits
 from runner.config.compose import composer
 from runner.experiment import check
 
@@ -16,5 +16,5 @@ def test_a_run_is_checked_and_its_machine_looked_at_once(own_folder, monkeypatch
 
 def test_where_no_plan_can_be_made_that_is_said(capsys):
     cfg = composer([])(["device=cpu", "train.batch_size=0"])
-    _print_what_fits(cfg)
+    print_what_fits(cfg)
     assert "not known" in capsys.readouterr().out
