@@ -25,6 +25,8 @@ from runner.training.result import Result
 ENOUGH_STEPS = 10  # after which a parameter without a gradient is systematic
 MAX_NAMES = 3
 MUCH_WORSE = 2.0  # times the loss of a constant prediction
+TINY_RATE, LATE = 1e-6, 0.75  # of the first learning rate, of all steps
+RANDOM = 1e-4  # difference of two forward passes, of the largest output
 WAITING, LEAST_SECONDS = 0.3, 1.0  # of a training that is long enough
 #: operations that change no values
 PASSING = re.compile("View|UnsafeView|Reshape|Squeeze|Unsqueeze|Select|Slice|ToCopy|Alias|Clone|Stack")
@@ -46,14 +48,16 @@ def find(
 ) -> list[str]:
     """Return the hints for a finished run, the most important first.
 
-    Takes one forward pass of a few rows, and reads the device a few times.
+    Takes a few forward passes of a few rows, and reads the device a few times.
 
     series: The points of each metric. rows: A few of the model's inputs; None if they would take a while to read.
     time: Seconds of the training by cause.
     """
     checks: dict[str, Callable[[], str | None]] = {
+        "random outputs": lambda: _random_outputs(parts, rows),
         "wrong outputs": lambda: _wrong_outputs(parts, rows),
         "no gradients": lambda: _without_gradients(parts, result.num_steps),
+        "the rate": lambda: _vanished_rate(parts, series, result.num_steps),
         "a high loss": lambda: _worse_than_constant(parts, series),
         "waiting": lambda: waiting(time),
     }
@@ -66,23 +70,40 @@ def find(
     return hints
 
 
-def _wrong_outputs(parts: Parts, rows: Any) -> str | None:
+def _outputs(parts: Parts, rows: Any) -> Tensor | None:
+    """Return the outputs for a few rows in eval mode, with their graph; None for other tasks and divided models."""
     task, model = parts.task, parts.model
-    if not isinstance(task, Classification | Language) or parts.shards is not None or rows is None:
+    if not isinstance(task, Classification | Language | Regression) or parts.shards is not None or rows is None:
         return None
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
         with torch.enable_grad(), parts.precision.autocast():
-            last = _last_operation(task.outputs(model, (rows, rows)))  # only the inputs are used
+            outputs: Tensor = task.outputs(model, (rows, rows))  # only the inputs are used
+            return outputs
     finally:
         for module, mode in modes.items():
             module.training = mode
+
+
+def _random_outputs(parts: Parts, rows: Any) -> str | None:
+    if (first := _outputs(parts, rows)) is None or (second := _outputs(parts, rows)) is None:
+        return None
+    difference = float((first - second).detach().abs().max())
+    if not difference > RANDOM * float(first.detach().abs().max()):
+        return None
     return (
-        f"the model ends in a {last}, and {WRONG_OUTPUTS[last]}; write the model without it"
-        if last in WRONG_OUTPUTS
-        else None
+        f"two passes over the same rows differ by up to {difference:.2g} in eval mode, so the validation is random; "
+        "make each layer in __init__(), and write F.dropout(x, training=self.training)"
     )
+
+
+def _wrong_outputs(parts: Parts, rows: Any) -> str | None:
+    if isinstance(parts.task, Regression) or (outputs := _outputs(parts, rows)) is None:
+        return None
+    if (last := _last_operation(outputs)) not in WRONG_OUTPUTS:
+        return None
+    return f"the model ends in a {last}, and {WRONG_OUTPUTS[last]}; write the model without it"
 
 
 def _without_gradients(parts: Parts, num_steps: int) -> str | None:
@@ -111,6 +132,21 @@ def _has_no_gradient(state: Mapping[str, Any] | None) -> bool:
     squares = [state[key] for key in SQUARES if isinstance(state.get(key), Tensor)]
     # in float16 a small square is 0
     return any(square.dtype is not torch.float16 and not square.any() for square in squares)
+
+
+def _vanished_rate(parts: Parts, series: Mapping[str, Series], num_steps: int) -> str | None:
+    if parts.schedule.scheduler is None or "train/lr" not in series:
+        return None
+    steps, _, rates = series["train/lr"]
+    is_tiny = rates < TINY_RATE * _first_rate(parts)
+    if not len(rates) or not is_tiny[-1]:
+        return None
+    at = int(steps[len(rates) - int((~is_tiny[::-1]).argmax())]) if not is_tiny.all() else 1
+    if at > LATE * num_steps:
+        return None
+    fix = "stretch the schedule" if parts.schedule.every > 1 else "if it counts epochs, write scheduler.interval=epoch"
+    problem = f"the learning rate was below {TINY_RATE:g} of its start from step {at:,} of {num_steps:,} on"
+    return f"{problem} ({parts.schedule.words}); {fix}"
 
 
 def _first_rate(parts: Parts) -> float:
