@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from runner.config.checks import choice
 from runner.config.packages import not_installed
 from runner.errors import Problem, RunnerError, first_line, nearest, refuse
+from runner.models.image_inputs import check_images
 
 log = logging.getLogger("runner")
 
@@ -59,10 +60,7 @@ def timm_model(
         RunnerError: If timm is not installed, does not have the model, or can't load the weights.
     """
     timm = _library("timm", asked=f"model.name={name}")
-    if len(input_shape) != 3:
-        problem = "timm's models need images of shape (channels, height, width)"
-        fix = "use `model=cnn`, which also takes signals, or `model=mlp`, which takes any shape"
-        raise RunnerError.of(f"model=timm on inputs of shape {tuple(input_shape)}", problem, fix)
+    check_images(input_shape, model="timm")
     if not timm.is_model(name):  # refuses URLs, too: hf-hub:..., local-dir:...
         known = timm.list_models()
         ways = [f"model.name={hit}" for hit in nearest(str(name), known)]

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from runner.config.checks import choice, count
 from runner.errors import RunnerError
+from runner.models.image_inputs import check_images
 
 #: blocks in each stage of the networks for large images, and whether they are bottlenecks (He et al. 2015, table 1)
 STAGES = {
@@ -50,7 +51,7 @@ class ResNet(nn.Module):
         super().__init__()
         stages, is_bottleneck = _stages(depth)
         stem = choice(stem, ("auto", "cifar", "imagenet"), key="model.stem")
-        _check_shape(input_shape, depth=depth)
+        check_images(input_shape, model="resnet")
         if stem == "auto":
             stem = "cifar" if min(input_shape[1:]) < SMALL_SIDE else "imagenet"
         size = count(width or (64 if len(stages) == 4 else 16), key="model.width")
@@ -139,12 +140,3 @@ def _stages(depth: int) -> tuple[tuple[int, ...], bool]:
         return (depth // 6,) * 3, False
     problem = "`model.depth` must be 18, 34, 50, 101, 152, or 6n + 2 for small images: 20, 32, 44, 56, 110"
     raise RunnerError.suggest(f"model.depth={depth}", problem, ["model.depth=18"])
-
-
-def _check_shape(shape: Sequence[int], *, depth: int) -> None:
-    if len(shape) != 3:
-        problem = "the model needs images of shape (channels, height, width)"
-        fix = (
-            "use `model=cnn`, which also takes signals" if len(shape) == 2 else "use `model=mlp`, which takes any shape"
-        )
-        raise RunnerError.of(f"model=resnet on inputs of shape {tuple(shape)}", problem, fix)

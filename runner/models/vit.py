@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from runner.config.checks import count, probability
 from runner.errors import RunnerError
 from runner.models.attention import attend, check_heads
+from runner.models.image_inputs import check_images
 
 #: initial standard deviation of position embeddings and weights (Touvron et al. 2021)
 SPREAD = 0.02
@@ -93,15 +94,13 @@ def _initialise(model: ViT) -> None:
 
 
 def _check_shape(shape: Sequence[int], patch_size: int) -> None:
-    asked = f"model=vit on inputs of shape {tuple(shape)}"
-    if len(shape) != 3:
-        problem = "the model needs images of shape (channels, height, width)"
-        fix = (
-            "use `model=cnn`, which also takes signals" if len(shape) == 2 else "use `model=mlp`, which takes any shape"
-        )
-        raise RunnerError.of(asked, problem, fix)
+    check_images(shape, model="vit")
     if shape[1] % patch_size or shape[2] % patch_size:
         fitting = [size for size in range(min(shape[1:]), 0, -1) if not shape[1] % size and not shape[2] % size]
         best = min(fitting, key=lambda size: (abs(size - patch_size), size))
         problem = f"patches of {patch_size} pixels don't fill the image"
-        raise RunnerError.suggest(f"model.patch_size={patch_size}, {asked}", problem, [f"model.patch_size={best}"])
+        raise RunnerError.suggest(
+            f"model.patch_size={patch_size}, model=vit on inputs of shape {tuple(shape)}",
+            problem,
+            [f"model.patch_size={best}"],
+        )
