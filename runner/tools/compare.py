@@ -28,7 +28,7 @@ from runner.sweep.report.comparisons import (
     num_looks,
     words_of,
 )
-from runner.sweep.report.results import Goal, Result, as_keys, find_goals, read_results
+from runner.sweep.report.results import Goal, JobResult, as_keys, find_goals, read_results
 from runner.sweep.report.stored import read_stored
 from runner.tasks.metric_names import is_rising
 from runner.tracking import stores
@@ -147,7 +147,7 @@ def one(word: str, uri: str = stores.USUAL, *, verb: str = "compare") -> Configu
     raise RunnerError.of(f"{verb} {word}", problem, fix)
 
 
-def _read(word: str, uri: str, verb: str = "compare") -> tuple[list[Result], tuple[Goal, ...], int]:
+def _read(word: str, uri: str, verb: str = "compare") -> tuple[list[JobResult], tuple[Goal, ...], int]:
     place, chosen = _split(word)
     folder = sweep_folder(place)
     objectives: tuple[dict[str, str], ...] = ()
@@ -195,7 +195,7 @@ def sweep_folder(place: str) -> Path | None:
     return next((each for each in sweeps if (read_ack(each).run_id or "").startswith(place)), None)
 
 
-def _chosen(results: list[Result], chosen: str, asked: str) -> list[Result]:
+def _chosen(results: list[JobResult], chosen: str, asked: str) -> list[JobResult]:
     pairs = _pairs(chosen)
     # as keys are shown, and as they were typed
     wanted = dict(pair.partition("=")[::2] for pair in pairs), as_keys(tuple(pairs))
@@ -206,7 +206,7 @@ def _chosen(results: list[Result], chosen: str, asked: str) -> list[Result]:
     raise RunnerError.suggest(asked, "no job of the sweep has these values", near, "leave `:KEY=VALUE` out")
 
 
-def _has(result: Result, keys: Mapping[str, str]) -> bool:
+def _has(result: JobResult, keys: Mapping[str, str]) -> bool:
     return all(key in result.keys and _is_same(result.keys[key], value) for key, value in keys.items())
 
 

@@ -20,7 +20,7 @@ REJECTED = "journal/rejected.jsonl"  # in a run's folder
 log = logging.getLogger("runner.tracking")
 
 
-class Progress:
+class UploadProgress:
     """The Ack of one run and one store, written to disk after each change.
 
     An Ack of another store or another journal is discarded.

@@ -19,7 +19,7 @@ from runner.tracking.mlflow_model import Build, publish_model
 from runner.tracking.mlflow_names import Names
 from runner.tracking.retry import as_metrics, grouped, send_in_halves, to_metrics
 from runner.tracking.system_metrics import Machine, SystemMetrics
-from runner.tracking.upload_log import Progress
+from runner.tracking.upload_log import UploadProgress
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -68,7 +68,7 @@ class Uploader:
         self._rest, self._takes_graph, self._known = rest, takes_graph, known or Known()
         self._folder, self._uri, self._machine, self._build = folder, uri, machine, build
         self._journal = folder / FILE
-        self._progress = Progress(folder, uri)
+        self._progress = UploadProgress(folder, uri)
         self._client: MlflowClient | None = None
         self._system_metrics: SystemMetrics | None = None
         self._names: Names | None = None  # of the metrics up to the acknowledged record

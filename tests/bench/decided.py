@@ -23,7 +23,7 @@ from page import ROOT, add_write, section
 from scipy import stats
 
 from runner.sweep.report.comparisons import against_best, looks
-from runner.sweep.report.results import Goal, Result
+from runner.sweep.report.results import Goal, JobResult
 from runner.sweep.report.significance import ALPHA, POWER, Difference, difference
 
 Draw = Callable[[np.random.Generator, int], NDArray[np.float64]]
@@ -107,7 +107,7 @@ def _decided_at(values: NDArray[np.float64]) -> int | None:
     for size in sizes:
         groups = {
             str(name): [
-                Result(at, "", (), {}, "finished", "", at, None, metrics={goal.metric: float(value)})
+                JobResult(at, "", (), {}, "finished", "", at, None, metrics={goal.metric: float(value)})
                 for at, value in enumerate(row[:size])
             ]
             for name, row in enumerate(values)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from runner.sweep.jobs.ledger import Job
-from runner.sweep.report.results import Best, Goal, Result
+from runner.sweep.report.results import BestOfJob, Goal, JobResult
 from runner.tools import tries
 from runner.tools.tries import Side, measure
 
@@ -26,7 +26,9 @@ def tried(monkeypatch):
             seed, is_own = int(job.overrides[-1].partition("=")[2]), job.overrides[0] in own.words
             found = "finished" if is_own else state(seed)
             value = (0.9 + 0.3 * (seed % 2) if is_own else 1.0) if found == "finished" else None
-            return Result(job.number, "", (), {}, found, "", seed, best=Best("val/loss", "min", value, 1, None, None))
+            return JobResult(
+                job.number, "", (), {}, found, "", seed, best=BestOfJob("val/loss", "min", value, 1, None, None)
+            )
 
         def add(hands, jobs, swept):
             hands.sweep.jobs |= {

@@ -16,7 +16,7 @@ from runner.errors import finite, harmless
 from runner.sweep.report import figures, tables
 from runner.sweep.report.comparisons import as_values
 from runner.sweep.report.report import Report, read_report
-from runner.sweep.report.results import Result
+from runner.sweep.report.results import JobResult
 from runner.tasks.metric_names import PLOTS
 
 MOST_PICTURE_BYTES = 400_000
@@ -154,7 +154,7 @@ def _cell(value: Any) -> Any:
     return text
 
 
-def _line(result: Result, report: Report, metrics: list[str]) -> dict[str, Any]:
+def _line(result: JobResult, report: Report, metrics: list[str]) -> dict[str, Any]:
     best = result.best
     head = {"job": result.job, "name": result.name, "state": result.state, "device": result.device}
     return {
@@ -169,12 +169,12 @@ def _line(result: Result, report: Report, metrics: list[str]) -> dict[str, Any]:
     }
 
 
-def _job(result: Result) -> dict[str, Any]:
+def _job(result: JobResult) -> dict[str, Any]:
     shown = (field.name for field in dataclasses.fields(result) if field.name != "curves")
     values = {name: getattr(result, name) for name in shown}
     return {**values, "best": dataclasses.asdict(result.best) if result.best else None}
 
 
-def _cause(result: Result) -> dict[str, Any]:
+def _cause(result: JobResult) -> dict[str, Any]:
     log = f"{result.folder}/console.log" if result.folder else None
     return {"job": result.job, "name": result.name, "state": result.state, "error": result.error, "log": log}

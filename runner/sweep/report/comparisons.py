@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from runner.config.validate import of_all_folds
-from runner.sweep.report.results import Goal, Result, differing_keys
+from runner.sweep.report.results import Goal, JobResult, differing_keys
 from runner.sweep.report.significance import Difference, Place, difference, independent, interval
 
 FIRST_LOOK = 8  # seeds of each: with fewer hardly anything is decided
@@ -42,7 +42,7 @@ class Configuration:
     """The finished or diverged jobs of a configuration, their sweep's goals, and at how many numbers of seeds it may name a winner."""
 
     name: str
-    results: tuple[Result, ...]
+    results: tuple[JobResult, ...]
     goals: tuple[Goal, ...]
     num_looks: int = 1
 
@@ -77,7 +77,7 @@ def in_words(groups: Sequence[Seeds]) -> str:
     return " and ".join(filter(None, ("seeds" * (seeds or not folds), "folds" * folds)))
 
 
-def over_seeds(results: Sequence[Result], goals: Sequence[Goal]) -> list[Seeds]:
+def over_seeds(results: Sequence[JobResult], goals: Sequence[Goal]) -> list[Seeds]:
     """Return the groups, best mean first; [] without two seeds or two folds in one."""
     # named among those that diverged, as the comparisons name them
     groups = {name: [each for each in group if not each.diverged] for name, group in configurations(results).items()}
@@ -99,10 +99,10 @@ def over_seeds(results: Sequence[Result], goals: Sequence[Goal]) -> list[Seeds]:
     return sorted(found, key=key) if has_folds or any(each.num_seeds > 1 for each in found) else []
 
 
-def configurations(results: Sequence[Result]) -> dict[str, list[Result]]:
+def configurations(results: Sequence[JobResult]) -> dict[str, list[JobResult]]:
     """Group the jobs that finished or diverged by configuration: a group differs only in seeds, and in folds of one set."""
     bare = [replace(result, keys=_without_seed(result.keys)) for result in results]
-    differing, groups = differing_keys(bare), dict[str, list[Result]]()
+    differing, groups = differing_keys(bare), dict[str, list[JobResult]]()
     for result, own in sorted(zip(results, bare, strict=True), key=lambda pair: pair[0].job):
         if result.state == "finished" or result.diverged:
             name = " ".join(f"{key}={own.keys[key]}" for key in differing if key in own.keys)
@@ -115,14 +115,14 @@ def _without_seed(keys: Mapping[str, str]) -> dict[str, str]:
     return own | {key: of_all_folds(value) for key, value in own.items() if key == "data.fold"}
 
 
-def _means(group: Sequence[Result], goals: Sequence[Goal], *, with_interval: bool) -> dict[str, Mean]:
+def _means(group: Sequence[JobResult], goals: Sequence[Goal], *, with_interval: bool) -> dict[str, Mean]:
     tests = sorted({name for result in group for name in result.metrics if name.startswith("test/")})
     names = dict.fromkeys([*(goal.metric for goal in goals), *tests])
     means = {name: _mean_of_jobs(group, name, with_interval=with_interval) for name in names}
     return {name: mean for name, mean in means.items() if mean is not None}
 
 
-def _mean_of_jobs(group: Sequence[Result], metric: str, *, with_interval: bool) -> Mean | None:
+def _mean_of_jobs(group: Sequence[JobResult], metric: str, *, with_interval: bool) -> Mean | None:
     known = [(result, value) for result in group if (value := result.value(metric)) is not None]
     values = [value for _, value in known]
     if not values or not all(map(math.isfinite, values)):
@@ -149,7 +149,7 @@ def num_looks(max_seeds: int | None) -> int:
     return 1 if max_seeds is None else len(looks(max_seeds))
 
 
-def against_best(groups: Mapping[str, Sequence[Result]], goal: Goal, *, num_looks: int = 1) -> list[Comparison]:
+def against_best(groups: Mapping[str, Sequence[JobResult]], goal: Goal, *, num_looks: int = 1) -> list[Comparison]:
     """Compare the best configuration with each other one; [] for fewer than two.
 
     The best is the one with the best mean that is worse than no other: where seeds are missing, a mean may be of easier ones.

@@ -14,7 +14,7 @@ import numpy as np
 
 from runner.sweep.report.comparisons import Seeds
 from runner.sweep.report.report import Report
-from runner.sweep.report.results import LOSS, Result
+from runner.sweep.report.results import LOSS, JobResult
 
 #: visible on white and on black, as the page has both
 COLORS = ("#3f7fc4", "#d9772b", "#3d9a6a", "#c0577b", "#8b74c0", "#9a7650", "#c2991f", "#43a0b5", "#858d94", "#93a13a")
@@ -143,7 +143,7 @@ def draw_time(report: Report) -> list[Figure]:
     return [_figure("time", "Where the time of all jobs went", [bars], **layout)]
 
 
-def with_curves(report: Report) -> list[Result]:
+def with_curves(report: Report) -> list[JobResult]:
     """The jobs whose curves are drawn, best first."""
     return [result for result in report.results if result.curves][:MOST_CURVES]
 
@@ -175,7 +175,7 @@ def _figure(name: str, title: str, traces: Any, note: str = "", **layout: Any) -
     return Figure(name, title, plot.update_layout(**layout), note)
 
 
-def _curve(result: Result, name: str, color: str) -> dict[str, Any]:
+def _curve(result: JobResult, name: str, color: str) -> dict[str, Any]:
     curve = result.curves[name]
     return {
         "x": curve.steps.astype(np.int32),  # half as long on the page, and enough for a screen
@@ -190,7 +190,7 @@ def _curve(result: Result, name: str, color: str) -> dict[str, Any]:
     }
 
 
-def _band(group: Seeds, shown: Sequence[Result], name: str, colors: dict[int, str]) -> list[dict[str, Any]]:
+def _band(group: Seeds, shown: Sequence[JobResult], name: str, colors: dict[int, str]) -> list[dict[str, Any]]:
     results = [each for each in shown if each.job in group.jobs]
     if len(results) < LEAST_OF_A_BAND:
         return []
@@ -220,7 +220,7 @@ def _band(group: Seeds, shown: Sequence[Result], name: str, colors: dict[int, st
     ]
 
 
-def _dots(results: Sequence[Result], x: str, y: str, **look: Any) -> dict[str, Any]:
+def _dots(results: Sequence[JobResult], x: str, y: str, **look: Any) -> dict[str, Any]:
     return {
         "x": [result.job if x == "job" else result.value(x) for result in results],
         "y": [result.value(y) for result in results],

@@ -23,7 +23,7 @@ from runner.sweep.report.results import (
     GOOD,
     RANK,
     Goal,
-    Result,
+    JobResult,
     best_first,
     differing_keys,
     find_front,
@@ -42,7 +42,7 @@ class Report:
     overrides: tuple[str, ...]  # of the command line
     objectives: tuple[dict[str, str], ...]  # of a search; of a grid: empty
     goals: tuple[Goal, ...]  # metrics that decide the order, also of a grid; empty: no job has metrics
-    results: list[Result]  # best first
+    results: list[JobResult]  # best first
     front: tuple[int, ...] = ()  # of two goals or more: the jobs on the Pareto front, by number
     seeds: list[Seeds] = field(default_factory=list)  # empty: no group has two seeds, or two folds
     comparisons: list[Comparison] = field(default_factory=list)  # of the best group with each other one
@@ -59,15 +59,15 @@ class Report:
         return int(any(each.state not in GOOD for each in self.results))
 
     @property
-    def failures(self) -> list[Result]:
+    def failures(self) -> list[JobResult]:
         return sorted((each for each in self.results if each.state in FAILURES), key=lambda each: each.job)
 
     @property
-    def skipped(self) -> list[Result]:
+    def skipped(self) -> list[JobResult]:
         return [each for each in self.results if each.state == "skipped"]
 
     @property
-    def best(self) -> Result | None:
+    def best(self) -> JobResult | None:
         """The first job of the table, if it finished with a value."""
         first = self.results[0] if self.results else None
         if first is None or first.state != "finished" or not self.goals:

@@ -51,7 +51,7 @@ class Goal:
 
 
 @dataclass(frozen=True)
-class Best:
+class BestOfJob:
     """The best value of a job, and when it was reached."""
 
     metric: str
@@ -63,7 +63,7 @@ class Best:
 
 
 @dataclass(frozen=True)
-class Curve:
+class MetricCurve:
     """A metric by step; each point is the mean of its bin's finite values, NaN without any."""
 
     steps: NDArray[np.int64]  # (n,)
@@ -71,7 +71,7 @@ class Curve:
 
 
 @dataclass
-class Result:
+class JobResult:
     """One job: its overrides, how it ended, its metrics."""
 
     job: int
@@ -85,7 +85,7 @@ class Result:
     device: str | None = None
     error: str | None = None  # its first line; why it was skipped
     metrics: dict[str, float] = field(default_factory=dict)
-    best: Best | None = None
+    best: BestOfJob | None = None
     num_steps: int | None = None
     num_epochs: int | None = None
     steps_per_second: float | None = None
@@ -94,7 +94,7 @@ class Result:
     run_id: str | None = None
     diverged: bool = False  # ended by an infinite or NaN loss
     time: dict[str, float] = field(default_factory=dict)  # seconds by name, from the run's summary
-    curves: dict[str, Curve] = field(default_factory=dict)
+    curves: dict[str, MetricCurve] = field(default_factory=dict)
 
     def value(self, metric: str) -> float | None:
         """Return the best value of a metric by which weights were kept, else the last one; None without one or if it is NaN."""
@@ -110,7 +110,7 @@ class Result:
         return (math.inf if mode == "min" else -math.inf) if is_bad else None
 
 
-def read_results(sweep: Sweep) -> list[Result]:
+def read_results(sweep: Sweep) -> list[JobResult]:
     """Return each job, by number. Reads each journal once: about 50 ms for 10,000 steps."""
     goals = {objective["metric"] for objective in sweep.objectives}
     most = max(LEAST_POINTS, min(MOST_POINTS, MOST_POINTS_OF_ALL // max(1, len(sweep.jobs))))
@@ -123,13 +123,13 @@ def as_keys(overrides: tuple[str, ...]) -> dict[str, str]:
     return {key.lstrip("+~"): _plain(value) for key, _, value in pairs}
 
 
-def differing_keys(results: Sequence[Result]) -> list[str]:
+def differing_keys(results: Sequence[JobResult]) -> list[str]:
     """Return the keys whose values differ between jobs, in the order of the command line."""
     keys = dict.fromkeys(key for result in results for key in result.keys)
     return [key for key in keys if len({result.keys.get(key) for result in results}) > 1]
 
 
-def find_goals(objectives: Sequence[dict[str, str]], results: Sequence[Result]) -> tuple[Goal, ...]:
+def find_goals(objectives: Sequence[dict[str, str]], results: Sequence[JobResult]) -> tuple[Goal, ...]:
     """Return a search's objectives, else the metric by which most jobs kept weights; () without any."""
     if objectives:
         return tuple(Goal(each["metric"], each["direction"][:3]) for each in objectives)
@@ -137,11 +137,11 @@ def find_goals(objectives: Sequence[dict[str, str]], results: Sequence[Result]) 
     return (Goal(*kept.most_common(1)[0][0]),) if kept else ()
 
 
-def best_first(results: Sequence[Result], goals: Sequence[Goal]) -> list[Result]:
+def best_first(results: Sequence[JobResult], goals: Sequence[Goal]) -> list[JobResult]:
     """Sort by state as in RANK, then those on the Pareto front first, then by the goals, then by number."""
     front = find_front(results, goals)
 
-    def key(result: Result) -> tuple[object, ...]:
+    def key(result: JobResult) -> tuple[object, ...]:
         costs = _costs(result, goals)
         known = [math.inf if cost is None else cost for cost in costs]
         return (RANK.get(result.state, 2), result.job not in front, None in costs, known, result.job)
@@ -149,7 +149,7 @@ def best_first(results: Sequence[Result], goals: Sequence[Goal]) -> list[Result]
     return sorted(results, key=key)
 
 
-def find_front(results: Sequence[Result], goals: Sequence[Goal]) -> set[int]:
+def find_front(results: Sequence[JobResult], goals: Sequence[Goal]) -> set[int]:
     """Return the finished jobs that no other one beats, for two objectives or more. Quadratic in the jobs."""
     if len(goals) < 2:
         return set()
@@ -162,7 +162,7 @@ def find_front(results: Sequence[Result], goals: Sequence[Goal]) -> set[int]:
     return {job for job, cost in whole.items() if not any(beats(other, cost) for other in whole.values())}
 
 
-def _read(sweep: Sweep, job: Job, goals: set[str], most: int) -> Result:
+def _read(sweep: Sweep, job: Job, goals: set[str], most: int) -> JobResult:
     folder = sweep.folder_of(job) if job.folder_name else None
     found = Summary.read(folder) if folder else Summary()
     summary = vars(found) if found.has_ended or found.metrics else {}  # else its numbers are unknown
@@ -175,7 +175,7 @@ def _read(sweep: Sweep, job: Job, goals: set[str], most: int) -> Result:
     file = folder / "rerun.yaml" if folder is not None else None
     rerun = file.read_text(errors="replace") if file is not None and file.is_file() else ""
     seed = _said("seed", keys, rerun)
-    return Result(
+    return JobResult(
         job.number,
         job.name,
         shown,
@@ -196,7 +196,7 @@ def _read(sweep: Sweep, job: Job, goals: set[str], most: int) -> Result:
         steps_per_second=summary.get("steps_per_second"),
         samples_per_second=summary.get("samples_per_second"),
         seconds_train=(summary.get("seconds") or {}).get("train"),
-        curves={name: Curve(*thin(series[name][0], series[name][2], most)) for name in wanted if name in series},
+        curves={name: MetricCurve(*thin(series[name][0], series[name][2], most)) for name in wanted if name in series},
     )
 
 
@@ -223,7 +223,7 @@ def _numbers(found: dict[str, Any] | None) -> dict[str, float]:
     return {name: float(value) for name, value in (found or {}).items() if isinstance(value, int | float)}
 
 
-def _best(found: dict[str, Any] | None, series: dict[str, Series], began_ms: int | None) -> Best | None:
+def _best(found: dict[str, Any] | None, series: dict[str, Series], began_ms: int | None) -> BestOfJob | None:
     if not found or not found.get("metric"):
         return None
     metric, step = str(found["metric"]), int(found.get("step") or 0)
@@ -235,7 +235,7 @@ def _best(found: dict[str, Any] | None, series: dict[str, Series], began_ms: int
         if len(where):
             epoch = int(where[0]) + 1 if metric.startswith("val/") else None
             seconds = (int(times_ms[where[0]]) - began_ms) / 1000 if began_ms is not None else None
-    return Best(metric, mode, found.get("value"), step, epoch, seconds)
+    return BestOfJob(metric, mode, found.get("value"), step, epoch, seconds)
 
 
 def _began_ms(folder: Path | None, series: dict[str, Series]) -> int | None:
@@ -252,7 +252,7 @@ def _plain(value: str) -> str:
     return re.sub(r"\\(.)", r"\1", value)
 
 
-def _costs(result: Result, goals: Sequence[Goal]) -> list[float | None]:
+def _costs(result: JobResult, goals: Sequence[Goal]) -> list[float | None]:
     values = [(goal.mode, result.value(goal.metric)) for goal in goals]
     signed = [value if value is None or mode == "min" else -value for mode, value in values]
     return [math.inf if value is not None and math.isinf(value) else value for value in signed]  # inf is always bad

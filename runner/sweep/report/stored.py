@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from runner.config.identity import NOT_CHOSEN
 from runner.errors import RunnerError
-from runner.sweep.report.results import Best, Result, as_fold
+from runner.sweep.report.results import BestOfJob, JobResult, as_fold
 from runner.tasks.metric_names import is_rising
 from runner.tracking import mlflow_store, store_uri
 
@@ -22,7 +22,7 @@ MAX_SEEDS = "max_seeds"  # the tag of a sweep's run: see Sweep.max_seeds
 MOST_RUNS = 1000
 
 
-def read_stored(run_id: str, *, uri: str) -> tuple[list[Result], int | None]:
+def read_stored(run_id: str, *, uri: str) -> tuple[list[JobResult], int | None]:
     """Return the run of this id, or the jobs of the sweep and its max_seeds. Imports MLflow (1 s); one request per run.
 
     Raises:
@@ -66,7 +66,7 @@ def _differing(runs: list[Run]) -> list[str]:
     return [name for name in known if len({run.data.params.get(name) for run in runs}) > 1]
 
 
-def _result(client: MlflowClient, number: int, run: Run, differing: list[str]) -> Result:
+def _result(client: MlflowClient, number: int, run: Run, differing: list[str]) -> JobResult:
     params = run.data.params
     metric = params.get("train.early_stopping.metric", "None")
     metric = "val/loss" if metric in ("None", "null", "") else metric
@@ -78,10 +78,10 @@ def _result(client: MlflowClient, number: int, run: Run, differing: list[str]) -
     best = None
     if known:
         found = (min if mode == "min" else max)(known, key=lambda point: point.value)
-        best = Best(metric, mode, found.value, found.step, None, None)
+        best = BestOfJob(metric, mode, found.value, found.step, None, None)
     metrics = {name: _as_sent(value) for name, value in run.data.metrics.items()}
     state = STATES.get(str(run.info.status), "running")
-    return Result(
+    return JobResult(
         number,
         str(run.info.run_name),
         (),

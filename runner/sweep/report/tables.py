@@ -9,7 +9,7 @@ from runner.experiment.terminal import readable
 from runner.experiment.terminal import seconds as seconds
 from runner.sweep.report.comparisons import Comparison, Mean
 from runner.sweep.report.report import Report
-from runner.sweep.report.results import Result
+from runner.sweep.report.results import JobResult
 
 
 class Cell(NamedTuple):
@@ -71,7 +71,7 @@ def _verdict(found: Comparison) -> str:
     return f"undecided: ~{more} {found.unit if more > 1 else found.unit[:-1]}" if more else "undecided"
 
 
-def causes(results: Sequence[Result]) -> Columns:
+def causes(results: Sequence[JobResult]) -> Columns:
     """Return why jobs failed or were skipped, and where to look."""
     logs = [f"{each.folder}/console.log" if each.folder and each.state != "skipped" else None for each in results]
     return {
@@ -110,7 +110,7 @@ def counts(report: Report) -> str:
     return f"{total} job{'' if total == 1 else 's'}" + (f": {parts}" if parts else "")
 
 
-def _of_trained(results: Sequence[Result], show: Callable[[Any], str], name: str) -> list[Cell]:
+def _of_trained(results: Sequence[JobResult], show: Callable[[Any], str], name: str) -> list[Cell]:
     return _cells(show, [getattr(each, name) if each.num_steps else None for each in results])
 
 

@@ -16,7 +16,7 @@ from runner.sweep.jobs import ledger
 from runner.sweep.jobs.ledger import DEFAULTS
 from runner.sweep.report import build, tables
 from runner.sweep.report.report import Report
-from runner.sweep.report.results import Result
+from runner.sweep.report.results import JobResult
 
 ROOT = Path("multirun")
 NAME = 50  # a name up to this length stays in one line, and other columns leave for it
@@ -103,11 +103,11 @@ def _seeds(report: Report, width: int) -> Table:
     return _filled(_fit(columns, "jobs", list(columns)[: stay - 1 : -1], width), bold=winner)
 
 
-def _causes(results: Sequence[Result]) -> Table:
+def _causes(results: Sequence[JobResult]) -> Table:
     table = Table(box=None, pad_edge=False, show_header=False)
     for share in (None, 2, 3):
         table.add_column(overflow="fold", ratio=share)
-    alike: dict[str, list[Result]] = {}
+    alike: dict[str, list[JobResult]] = {}
     for result in results:
         alike.setdefault(result.error or "it left no reason", []).append(result)
     for error, (result, *others) in alike.items():

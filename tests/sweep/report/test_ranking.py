@@ -1,12 +1,12 @@
 import pytest
 
-from runner.sweep.report.results import Best, Goal, Result, best_first, find_front, find_goals
+from runner.sweep.report.results import BestOfJob, Goal, JobResult, best_first, find_front, find_goals
 
 LOSS, ACCURACY = Goal("val/loss", "min"), Goal("val/accuracy", "max")
 
 
 def make(job, state="finished", **metrics):
-    return Result(
+    return JobResult(
         job, f"job {job}", (), {}, state, str(job), metrics={f"val/{name}": value for name, value in metrics.items()}
     )
 
@@ -44,7 +44,7 @@ def test_without_a_goal_the_number_decides():
 def test_a_grid_follows_the_metric_that_most_jobs_kept():
     results = [make(job) for job in range(3)]
     for result, metric in zip(results, ("val/loss", "val/accuracy", "val/accuracy"), strict=True):
-        result.best = Best(metric, "max" if "acc" in metric else "min", 0.5, 1, None, None)
+        result.best = BestOfJob(metric, "max" if "acc" in metric else "min", 0.5, 1, None, None)
     assert find_goals((), results) == (ACCURACY,)
     assert find_goals((), [make(0)]) == ()
 

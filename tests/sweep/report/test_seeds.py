@@ -6,7 +6,7 @@ import pytest
 from scipy import stats
 
 from runner.sweep.report.comparisons import configurations, in_words, over_seeds
-from runner.sweep.report.results import Goal, Result, as_fold, as_keys
+from runner.sweep.report.results import Goal, JobResult, as_fold, as_keys
 
 GOAL = Goal("val/loss", "min")
 
@@ -15,7 +15,7 @@ def make(job, *overrides, state="finished", **metrics):
     named = {name.replace("_", "/"): value for name, value in metrics.items()}
     keys = as_keys(overrides)
     seed, fold = int(keys.get("seed", 0)), as_fold(keys.get("data.fold", ""), keys.get("data.num_folds", ""))
-    return Result(job, " ".join(overrides), overrides, keys, state, str(job), seed, fold, metrics=named)
+    return JobResult(job, " ".join(overrides), overrides, keys, state, str(job), seed, fold, metrics=named)
 
 
 def test_jobs_that_differ_in_their_seed_alone_make_a_group():

@@ -8,7 +8,7 @@ from scipy import stats
 
 from runner.sweep.report import significance
 from runner.sweep.report.comparisons import Configuration, against_best, compared, words_of
-from runner.sweep.report.results import Goal, Result
+from runner.sweep.report.results import Goal, JobResult
 from runner.sweep.report.significance import difference
 
 
@@ -38,7 +38,7 @@ def test_of_equal_configurations_a_winner_is_named_in_one_of_twenty_at_most(few_
 def configuration(name, values):
     """Return a configuration's results. values: By seed and fold."""
     results = [
-        Result(
+        JobResult(
             at, "", (), {}, "finished", "", seed, f"{fold}/5" if fold is not None else None, metrics={"val/loss": value}
         )
         for at, ((seed, fold), value) in enumerate(values.items())
@@ -297,7 +297,7 @@ def test_numbers_whose_squares_no_float_holds_are_undecided():
 
 
 def results(values, **more):
-    return [Result(seed, "", (), {}, "finished", "", seed, metrics={"val/loss": value}, **more) for seed, value in values.items()]  # fmt: skip
+    return [JobResult(seed, "", (), {}, "finished", "", seed, metrics={"val/loss": value}, **more) for seed, value in values.items()]  # fmt: skip
 
 
 def test_a_training_that_diverged_counts_as_the_worst():
@@ -310,8 +310,10 @@ def test_a_training_that_diverged_counts_as_the_worst():
     assert (found.a, found.verdict, found.mean_b) == ("safe", "better", INF)
     groups["bold"][:8] = results(dict.fromkeys(range(8), float("nan")))  # finished runs without a finite value
     assert against_best(groups, Goal("val/loss", "min"))[0].a == "safe"
-    assert Result(0, "", (), {}, "finished", "", metrics={"val/accuracy": INF}).reached("val/accuracy", "max") == -INF
-    assert Result(0, "", (), {}, "finished", "").reached("val/loss", "min") is None
+    assert (
+        JobResult(0, "", (), {}, "finished", "", metrics={"val/accuracy": INF}).reached("val/accuracy", "max") == -INF
+    )
+    assert JobResult(0, "", (), {}, "finished", "").reached("val/loss", "min") is None
 
 
 def test_the_best_is_worse_than_none_whatever_its_mean():
