@@ -56,11 +56,12 @@ from runner.tasks.metric_names import is_rising
 from runner.tasks.regression import Regression
 from runner.training.carried_state import CarriedState
 from runner.training.cpu_threads import flops_a_product, threads_worth
-from runner.training.loop import Best, Limits
+from runner.training.loop import Best
 from runner.training.optimizer import AveragedWeights, Turns, freeze, wants_closure
 from runner.training.parts import Hook, Parts
 from runner.training.recompute import recompute
 from runner.training.schedule import Schedule
+from runner.training.stopping import Limits
 
 if TYPE_CHECKING:
     from runner.distributed.sharding import Shards

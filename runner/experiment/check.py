@@ -33,7 +33,7 @@ from runner.experiment import build, rules
 from runner.experiment.build_optimizer import try_settings, turn_problems
 from runner.experiment.context import Checked
 from runner.tasks.metric_names import NAMED, is_of_a_class, metrics_of
-from runner.training.loop import KEY, missing_metric
+from runner.training.stopping import KEY, missing_metric
 
 #: with an error in one of these keys, the optimizer or its schedule is not tried
 OF_OPTIMIZER = re.compile(r"(^|\W)(optimizer|facts|~?train(?![.\w]))(\W|$)")

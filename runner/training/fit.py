@@ -24,16 +24,7 @@ from runner.training.background import Background
 from runner.training.carried_state import reset_state, unsaved_in_words
 from runner.training.evaluate import Evaluation
 from runner.training.hooks import Hooks
-from runner.training.loop import (
-    CommonStopCondition,
-    Epochs,
-    Loop,
-    OwnStopCondition,
-    StopCondition,
-    first_reached,
-    missing_metric,
-    train,
-)
+from runner.training.loop import Epochs, Loop, train
 from runner.training.metric_buffer import MetricBuffer, MetricRows, check_unread
 from runner.training.observer import EpochEnd, Observer
 from runner.training.parts import Parts
@@ -44,6 +35,7 @@ from runner.training.state import Checkpoints
 from runner.training.step.choose import Watchers, choose_steps
 from runner.training.step.clock import StepClock
 from runner.training.step.split_batch import explain
+from runner.training.stopping import CommonStopCondition, OwnStopCondition, StopCondition, first_reached, missing_metric
 
 #: beginnings of Progress.reached
 STOP_WHEN, HOOKS = "train.stop_when: ", "train.hooks: "
@@ -142,6 +134,7 @@ class Training:
     def begin(self, stop: StopCondition) -> None:
         """Make the loop, call the hooks and open the display."""
         limits = self.parts.limits
+        self._began = time.perf_counter()
         self.parts.model.train()
         if not self.progress.step:
             self.call_hooks("start")

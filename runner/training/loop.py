@@ -1,23 +1,18 @@
 """The training loop: takes steps; between them it saves, evaluates and decides whether to continue. No files, no YAML.
 
-`train` is the loop of one run (fit.py). Jobs that are trained together use a Loop each (stacked/fit.py).
+fit.py calls `train` with the Loop of a run, and stacked/fit.py with a group, each member of which has a Loop.
 """
 
 from __future__ import annotations
 
 import math
-import operator
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from runner.device.backends import backward_in_this_thread
-from runner.distributed.group import Ranks
-from runner.errors import Problem, RunnerError, nearest
-from runner.training.signals import Stop, StoppedError
-
-KEY = "train.early_stopping.metric"
+from runner.training.signals import StoppedError
+from runner.training.stopping import Limits, StopCondition
 
 
 @dataclass
@@ -46,7 +41,6 @@ class Progress:
     rate: float | None = None  # the learning rate that was noted last
     epochs_without_best: int = 0
     num_pieces: int = 1  # into which each batch is split (step/split_batch.py)
-    num_together: int = 0  # members that compute together, of jobs that are trained together (stacked/size.py)
     seconds: float = 0.0  # of training before this process resumed it
     reached: str = ""  # the condition of train.stop_when, or the hook, that ends the training
 
@@ -63,136 +57,27 @@ class Progress:
         return True
 
 
-def missing_metric(metric: str, measured: Iterable[str]) -> Problem:
-    """A metric that the validation split doesn't have."""
-    names = list(measured)
-    problem = f"the validation split has no {metric}; it has {', '.join(names)}"
-    judged = [name for name in names if name.startswith("val/")]  # hooks add others
-    ways = [f"{KEY}={hit}" for hit in nearest(metric, judged) or judged or ["val/loss"]]
-    return Problem.suggest(f"{KEY}={metric}", problem, ways, code="unknown-option")
-
-
-#: of train.stop_when
-COMPARISONS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
-
-
-def first_reached(conditions: Mapping[str, str], values: Mapping[str, float]) -> str:
-    """Return the first condition that holds, as `val/loss <1e-3`, or an empty text.
-
-    Raises:
-        RunnerError: For a metric without a value.
-    """
-    for metric, condition in conditions.items():
-        if metric not in values:
-            names = [name for name in values if name.startswith(("train/", "val/"))]
-            fix = f"use {' or '.join(f'`{name}`' for name in nearest(metric, names) or names[:3])}"
-            problem = f"`{metric}` is not measured; measured are {', '.join(names)}"
-            raise RunnerError.of(f"train.stop_when={{{metric}: {condition}}}", problem, fix, code="unknown-option")
-        limit = condition.lstrip("<>=")
-        if COMPARISONS[condition.removesuffix(limit)](values[metric], float(limit)):
-            return f"{metric} {condition}"
-    return ""
-
-
-#: seconds until all processes know an answer
-SECONDS_BETWEEN = 0.4
-MOST_STEPS_BETWEEN = 5_000
-#: of several answers the last one in this list counts
-ANSWERS = (None, "save", "max_seconds", "stopped")
-
-
-@dataclass(frozen=True)
-class Limits:
-    """When a training ends, whichever comes first."""
-
-    num_epochs: int
-    num_steps: int
-    max_seconds: float | None = None
-    patience: int | None = None  # evaluations without a better value; None: no early stopping
-    stop_when: Mapping[str, str] = field(default_factory=dict)  # comparisons by metric, as "<1e-3"
-    save_every_seconds: float | None = None
-    save_every_steps: int | None = None
-    evaluate_every_steps: int | None = None  # None: after each epoch
-
-    def room(self, step: int) -> int:
-        """The number of steps after `step` until one of these numbers is reached."""
-        every = [number for number in (self.save_every_steps, self.evaluate_every_steps) if number]
-        return min([self.num_steps - step, *(number - step % number for number in every)])
-
-    def evaluates_at(self, step: int) -> bool:
-        """Whether the validation split is evaluated after `step`, wherever in an epoch that is."""
-        return self.evaluate_every_steps is not None and step % self.evaluate_every_steps == 0
-
-
-#: called with each step: "stopped" and "max_seconds" end the training, "save" saves a checkpoint, None continues. With
-#: at_once=True, after an evaluation, the answer is "stopped" or None, and the others come after the next step
-StopCondition = Callable[..., str | None]
-
-
-class OwnStopCondition:
-    """The answers of one process."""
-
-    def __init__(self, stop: Stop, limits: Limits) -> None:
-        self._stop, self._limits = stop, limits
-        self._started = self._saved = time.monotonic()
-
-    def __call__(self, step: int, *, at_once: bool = False) -> str | None:
-        if self._stop.signal is not None:
-            return "stopped"
-        if at_once:
-            return None
-        now, limits = time.monotonic(), self._limits
-        if limits.max_seconds is not None and now - self._started >= limits.max_seconds:
-            return "max_seconds"
-        by_steps = limits.save_every_steps is not None and step % limits.save_every_steps == 0
-        if by_steps or (limits.save_every_seconds is not None and now - self._saved >= limits.save_every_seconds):
-            self._saved = now
-            return "save"
-        return None
-
-
-class CommonStopCondition:
-    """The answers of several processes, which exchange theirs about twice a second.
-
-    The number of steps between two exchanges depends on numbers that all processes have, so all exchange at the same
-    steps. Rank 0's clock decides for all.
-    """
-
-    def __init__(self, stop: Stop, limits: Limits, ranks: Ranks) -> None:
-        own = replace(limits, save_every_steps=None)  # each process counts the steps
-        if not ranks.is_first:
-            own = replace(own, save_every_seconds=None, max_seconds=None)
-        self._own, self._ranks, self._save_every_steps = OwnStopCondition(stop, own), ranks, limits.save_every_steps
-        self._pending: str | None = None  # this process's answer, which the others don't know yet
-        self._next: int | None = None  # the step of the next exchange
-        self._step, self._since = 0, time.monotonic()
-
-    def __call__(self, step: int, *, at_once: bool = False) -> str | None:
-        self._pending = max(self._pending, self._own(step, at_once=at_once), key=ANSWERS.index)
-        if not at_once and self._next is not None and step < self._next:
-            return self._by_steps(step)
-        seconds = (time.monotonic() - self._since) / max(1, step - self._step)
-        number, seconds = self._ranks.all_reduce_max([float(ANSWERS.index(self._pending)), seconds])
-        num_steps = min(int(SECONDS_BETWEEN / max(seconds, 1e-9)), 2 * max(1, step - self._step))
-        self._next = step + max(1, min(num_steps, MOST_STEPS_BETWEEN))
-        self._step, self._since = step, time.monotonic()
-        answer = ANSWERS[int(number)]
-        if at_once and answer != "stopped":
-            return None  # given after the next step
-        self._pending = None
-        return answer or self._by_steps(step)
-
-    def _by_steps(self, step: int) -> str | None:
-        every = self._save_every_steps
-        return "save" if every is not None and step % every == 0 else None
-
-
 class Epochs(Protocol):
     """The steps to take, epoch by epoch."""
 
     def epoch(self, number: int, *, first_step: int = 0) -> Iterator[int]:
         """Take an epoch's steps, starting with `first_step`; yields after one or several steps how many they were."""
         ...
+
+
+class Decisions(Protocol):
+    """What happens between the steps: of a Loop, or of a group of them. Each method returns why the training ends, or None."""
+
+    @property
+    def leader(self) -> Loop:
+        """The Loop itself, or one of a group, as all are at the same step."""
+        ...
+
+    def begin(self) -> str | None: ...
+
+    def after_steps(self, num: int) -> str | None: ...
+
+    def end_of_epoch(self) -> str | None: ...
 
 
 class Loop:
@@ -224,12 +109,16 @@ class Loop:
         self._evaluate, self._save, self._stop, self._is_pruned = evaluate, save, stop, is_pruned
 
     @property
+    def leader(self) -> Loop:
+        return self
+
+    @property
     def step_in_epoch(self) -> int:
         return self.progress.step - self.progress.epoch * self.steps_per_epoch
 
     @property
-    def is_epoch_over(self) -> bool:
-        return self.step_in_epoch >= self.steps_per_epoch or self.progress.step >= self.limits.num_steps
+    def has_all_steps(self) -> bool:
+        return self.progress.step >= self.limits.num_steps
 
     def begin(self) -> str | None:
         """Find the epoch to continue, and make up for an evaluation that a stop prevented."""
@@ -238,19 +127,20 @@ class Loop:
         if self.progress.reached:
             return self.progress.reached
         progress, steps_per_epoch = self.progress, self.steps_per_epoch
-        if progress.step < self.limits.num_steps:
+        if not self.has_all_steps:
             progress.epoch = progress.step // steps_per_epoch
             if progress.step and progress.step % steps_per_epoch == 0 and progress.measured != progress.step:
                 progress.epoch -= 1
         if self._is_over():
             return "finished"
         reason = self._evaluate_if_due()
-        return self.end_of_epoch() if reason is None and self.is_epoch_over else reason
+        is_epoch_over = self.has_all_steps or self.step_in_epoch >= steps_per_epoch
+        return self.end_of_epoch() if reason is None and is_epoch_over else reason
 
     def after_steps(self, num: int) -> str | None:
         progress = self.progress
         progress.step += num
-        if progress.step >= self.limits.num_steps:
+        if self.has_all_steps:
             return None
         answer = self._stop(progress.step)
         if answer == "save":
@@ -261,7 +151,7 @@ class Loop:
 
     def end_of_epoch(self) -> str | None:
         progress, limits = self.progress, self.limits
-        is_last = progress.step >= limits.num_steps or progress.epoch + 1 >= limits.num_epochs
+        is_last = self.has_all_steps or progress.epoch + 1 >= limits.num_epochs
         if progress.measured == progress.step or not (limits.evaluate_every_steps is None or is_last):
             progress.epoch += 1
         elif (reason := self._measure(ends_epoch=True)) is not None:
@@ -294,7 +184,7 @@ class Loop:
 
     def _is_over(self) -> bool:
         progress, limits = self.progress, self.limits
-        all_trained = progress.step >= limits.num_steps or progress.epoch >= limits.num_epochs
+        all_trained = self.has_all_steps or progress.epoch >= limits.num_epochs
         return all_trained and progress.measured == progress.step
 
     def _is_out_of_patience(self) -> bool:
@@ -302,16 +192,17 @@ class Loop:
         return patience is not None and self.progress.epochs_without_best >= patience
 
 
-def train(steps: Epochs, loop: Loop, *, begin_epoch: Callable[[], None] = lambda: None) -> str:
+def train(steps: Epochs, loop: Decisions, *, begin_epoch: Callable[[], None] = lambda: None) -> str:
     """Take steps until there is a reason to end; returns the reason."""
-    progress, reason = loop.progress, loop.begin()
+    reason = loop.begin()
     with backward_in_this_thread():
         while reason is None:
-            if loop.step_in_epoch == 0:
+            number, first_step = loop.leader.progress.epoch, loop.leader.step_in_epoch
+            if first_step == 0:
                 begin_epoch()
-            for num in steps.epoch(progress.epoch, first_step=loop.step_in_epoch):
+            for num in steps.epoch(number, first_step=first_step):
                 reason = loop.after_steps(num)
-                if reason is not None or progress.step >= loop.limits.num_steps:
+                if reason is not None or loop.leader.has_all_steps:
                     break
             if reason is None:
                 reason = loop.end_of_epoch()

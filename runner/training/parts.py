@@ -17,9 +17,10 @@ from runner.device.precision import Precision
 from runner.models.card import Card
 from runner.tasks.task import Task
 from runner.training.carried_state import CarriedState
-from runner.training.loop import Best, Limits
+from runner.training.loop import Best
 from runner.training.optimizer import AveragedWeights
 from runner.training.schedule import Schedule
+from runner.training.stopping import Limits
 
 if TYPE_CHECKING:
     from runner.distributed.sharding import Shards  # it imports for a second

@@ -82,10 +82,13 @@ class Rates:
     def __init__(self, optimizer: Optimizer, schedule: Schedule, *, buffer: MetricBuffer, progress: Progress) -> None:
         self.optimizer, self.buffer, self.progress = optimizer, buffer, progress
         self.are_scheduled = schedule.follows_steps  # whether a step may have other rates than the one before it
-        self.advance = schedule.after_step
+        self._schedule = schedule
         self._groups = optimizer.param_groups
         turns = optimizer.each if isinstance(optimizer, Turns) else {}
         self._of_turns = {f"train/lr_{name}": one.param_groups[0] for name, one in turns.items()}
+
+    def advance(self) -> None:
+        self._schedule.after_step()
 
     def note(self, *, ahead: int = 0) -> None:
         """Note the rates of the next step, or of one `ahead` steps after it, before it is taken."""

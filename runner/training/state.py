@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import torch
@@ -106,12 +107,12 @@ class Checkpoints:
             return
         if name == "measured" and not self.keeps_measured:
             return
-        state = full_state(self._parts, progress, buffer, self._ranks)
+        state = full_state(self._parts, progress, buffer, self._ranks, seconds=seconds, experiment=self._experiment)
         if not self._ranks.is_first:
             return
         is_kept = name == "measured"
         entry = {"step": progress.step, "epoch": progress.epoch, "metrics": dict(values or {})} if is_kept else None
-        self._writer.keep("last", state | {"seconds": seconds, "experiment": dict(self._experiment)}, entry=entry)
+        self._writer.keep("last", state, entry=entry)
 
     def use_best(self, progress: Progress) -> None:
         """Restore the best weights; without a validation split the last ones."""
@@ -143,14 +144,29 @@ def _load_model(parts: Parts, model: nn.Module, state: dict[str, Any]) -> None:
         parts.shards.load_model(model, state)
 
 
-def full_state(parts: Parts, progress: Progress, buffer: MetricRows, ranks: Ranks) -> dict[str, Any]:
-    """The complete state of a run, in the first process; all processes take part."""
+def full_state(
+    parts: Parts,
+    progress: Progress,
+    buffer: MetricRows,
+    ranks: Ranks,
+    *,
+    seconds: float = 0.0,
+    experiment: Mapping[str, Any] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """All that a checkpoint holds, in the first process; all processes take part.
+
+    Args:
+        seconds: Of training so far.
+        experiment: config.identity.chosen().
+    """
     carried = parts.carried.state()
     own = backends.generator_states(parts.device), snapshot(carried) if ranks.num > 1 else carried
     generators, carried_by = zip(*found, strict=True) if (found := ranks.gather(own)) else ((), ())
     return {
         "format": 3,
+        "experiment": dict(experiment),
         **asdict(progress),
+        "seconds": seconds,
         "num_steps": parts.limits.num_steps,
         "rows": buffer.state(),
         "model": _whole(parts, parts.model.state_dict()),
@@ -192,8 +208,7 @@ def _restore(
     buffer.load_state(state["rows"])
     for name in (*NUMBERS, "rate", "seconds"):
         setattr(progress, name, state[name])
-    for name in ("num_together", "reached"):  # missing in old checkpoints
-        setattr(progress, name, state.get(name, getattr(progress, name)))
+    progress.reached = state.get("reached", "")  # missing in old checkpoints
     best = writer.newest("best")
     if best is None and state["best"]["value"] is not None:
         writer.notes.append(f"best.pt of step {state['best']['step']} is missing: the next evaluation sets a new best")

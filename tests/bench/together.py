@@ -176,8 +176,8 @@ def _kills(count: int) -> None:
             at = [_kept(killed, member, "step") for member in range(len(configs))]
             while ended != 0:
                 ended = _forked(lambda killed=killed: _run(configs, killed))
-            sizes = [_kept(each, 0, "num_together") for each in (folder / "whole", killed)]
-            apart.setdefault(_circumstance(at, sizes), []).append(_apart(folder / "whole", killed, num=len(configs)))
+            circumstance = "checkpoints of one step" if min(at) == max(at) else "checkpoints of two steps: in turn"
+            apart.setdefault(circumstance, []).append(_apart(folder / "whole", killed, num=len(configs)))
             most = max(most, *at)
             shutil.rmtree(killed)
     print(
@@ -188,13 +188,6 @@ def _kills(count: int) -> None:
     for circumstance, found in sorted(apart.items()):
         rest = f"{max(found):.0e}" if any(found) else ""
         print(f"| {circumstance} | {len(found)} | {found.count(0.0)} | {rest} |")
-
-
-def _circumstance(at: Sequence[int], sizes: Sequence[int]) -> str:
-    """at: Each member's step in its last checkpoint, 0 for none. sizes: The number that compute together, of both groups."""
-    if sizes[0] != sizes[1]:  # each start measures it again, and a checkpoint keeps it
-        return "other numbers of members compute together"
-    return "checkpoints of one step" if min(at) == max(at) else "checkpoints of two steps: some catch up"
 
 
 def _configs(words: Sequence[str], count: int) -> list[Any]:

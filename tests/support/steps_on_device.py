@@ -14,13 +14,14 @@ from runner.data.loading.resident import Resident
 from runner.device.precision import make_precision
 from runner.tasks.classification import Classification
 from runner.training.background import Background
-from runner.training.loop import Best, Limits, Loop, OwnStopCondition, Progress, train
+from runner.training.loop import Best, Loop, Progress, train
 from runner.training.metric_buffer import MetricBuffer
 from runner.training.optimizer import AveragedWeights
 from runner.training.schedule import Rates, Schedule
 from runner.training.signals import Stop
 from runner.training.step.on_device import OnDevice, Repeating
 from runner.training.step.train_step import EagerSteps, StepOptions, make_step
+from runner.training.stopping import Limits, OwnStopCondition
 
 
 class Net(nn.Sequential):

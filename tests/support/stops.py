@@ -24,7 +24,7 @@ from seeded import SEED
 
 from runner.config.compose import composed_with, composer
 from runner.experiment import run, session
-from runner.training.loop import OwnStopCondition
+from runner.training.stopping import OwnStopCondition
 
 NUM_KILLS = 6
 #: the uninterrupted run writes its imported modules to this file

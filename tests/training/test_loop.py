@@ -10,11 +10,12 @@ from torch import nn
 from runner.data.loading.loaders import Resident
 from runner.device.precision import make_precision
 from runner.tasks.classification import Classification
-from runner.training.loop import Best, Limits, Loop, OwnStopCondition, Progress, train
+from runner.training.loop import Best, Loop, Progress, train
 from runner.training.metric_buffer import MetricBuffer
 from runner.training.schedule import Rates, Schedule, warmup_cosine
 from runner.training.signals import Stop
 from runner.training.step.train_step import EagerSteps, make_step
+from runner.training.stopping import Limits, OwnStopCondition
 
 CPU = torch.device("cpu")
 BATCHES = 5  # per epoch: 50 rows, 10 per batch
@@ -191,7 +192,7 @@ def test_checkpoints_by_steps(background):
 
 def test_checkpoints_by_time(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("runner.training.loop.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("runner.training.stopping.time", SimpleNamespace(monotonic=lambda: now[0]))
     asked, saved = OwnStopCondition(Stop(), Limits(num_epochs=9, num_steps=99, save_every_seconds=1.0)), []
     for step in range(1, 17):
         now[0] = step / 4

@@ -48,7 +48,6 @@ STOOD = Progress(
     rate=0.1,
     epochs_without_best=2,
     num_pieces=4,
-    num_together=3,
     seconds=7.5,
     reached="train.stop_when: val/loss <1",
 )

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from runner.training import loop
-from runner.training.loop import CommonStopCondition, Limits
+from runner.training import stopping
 from runner.training.signals import Stop
+from runner.training.stopping import CommonStopCondition, Limits
 
 
 class Circle:
@@ -85,7 +85,7 @@ def test_they_talk_every_so_many_steps_as_take_half_a_second(run):
     circle, heard = run(2, signals={}, num_steps=4000, seconds=lambda rank: 0.001 * (rank + 1))
     assert heard == {0: [], 1: []}
     # the slower rank takes 2 ms per step: 200 steps between two exchanges, after some shorter intervals at the start
-    assert 4000 * 0.002 / loop.SECONDS_BETWEEN <= circle.talks <= 4000 * 0.002 / loop.SECONDS_BETWEEN + 12
+    assert 4000 * 0.002 / stopping.SECONDS_BETWEEN <= circle.talks <= 4000 * 0.002 / stopping.SECONDS_BETWEEN + 12
 
 
 def test_checkpoints_by_steps_need_no_talk(run):

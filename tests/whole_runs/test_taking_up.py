@@ -13,7 +13,7 @@ from runner.config import compose
 from runner.experiment import run
 from runner.tracking.journal import read_points
 from runner.tracking.journal_reader import read_events
-from runner.training.loop import OwnStopCondition
+from runner.training.stopping import OwnStopCondition
 
 WORDS = {
     "plain": ["model=mlp", "model.hidden_sizes=[16]"],

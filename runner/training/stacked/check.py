@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,11 +18,12 @@ from torch import Tensor, nn
 from runner.device import backends
 from runner.errors import OF_CODE, first_line
 from runner.training.carried_state import CarriedState, restored
+from runner.training.parts import Parts
 from runner.training.stacked.compiled import Compiled
 from runner.training.stacked.fit import Member, stacked_batches, world
 from runner.training.stacked.size import WORTH, GroupSize, choose_size
 from runner.training.stacked.stack import CannotStackError, ModelStack
-from runner.training.stacked.step import Members, StackedStep
+from runner.training.stacked.step import StackedGradients
 from runner.training.stacked.update import check_optimizer
 from runner.training.step.choose import how_to_compile
 
@@ -69,12 +71,12 @@ def check_alike(members: Sequence[Member], *, is_asked: bool) -> GroupSize:
     carried = CarriedState(model, task, device=parts[0].device)
     with restored(model, task):
         try:
-            together, size = _together(stack, members, batches)
+            size, together = _together(stack, members, batches)
         finally:
             _put_back(parts, before)
             if names := carried.replaced():  # the reason of whatever else went wrong
                 raise CannotStackError(f"forward replaces `{names[0]}`, which all of them would share")
-    for number in _to_compare(members):
+    for number in _to_compare(members) if together else ():
         try:
             _compare(members[number], batches[number], together[number], whole=len(parts))
         finally:
@@ -97,23 +99,31 @@ def _to_compare(members: Sequence[Member]) -> list[int]:
 
 def _together(
     stack: ModelStack, members: Sequence[Member], batches: Sequence[Any]
-) -> tuple[list[list[Tensor]], GroupSize]:
-    groups = [Members([member.parts], member.settings.train) for member in members]
-    states, said = [dict(member.generators) for member in members], list[str]()
-    compiled = Compiled(how_to_compile(members[0].parts, is_alone=True), list(stack.numbers))
+) -> tuple[GroupSize, list[list[Tensor]]]:
+    """Choose a size; returns it with the loss and the gradients of each member, none if they are trained one by one."""
+    parts, states = members[0].parts, [member.generators for member in members]
+    is_compiled = members[0].settings.train.compile  # which rounds otherwise anyway
+    notes, each = list[str](), list[list[Tensor]]()
+    compiled = Compiled(how_to_compile(parts, is_alone=True), list(stack.numbers), notes.append)
+
+    def prepare(num: int) -> tuple[Callable[[], object], Callable[[], object]]:
+        if num == 1:
+            return partial(_loss_and_gradients, parts, batches[0]), parts.model.zero_grad
+        gradients, group = StackedGradients(stack, slice(0, num)), [stacked_batches(batches[:num])]
+        gradients.draw_from(states[:num])
+        return partial(gradients.compute, group), gradients.undo
+
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), world(states[0], parts.device):
             warnings.filterwarnings("error", message="There is a performance drop")  # it would loop over the members
-            step = StackedStep(stack, groups, num_pieces=1, say=said.append)
-            with world(members[0].generators, members[0].parts.device), step.drawing(states) as drawn:
-                group, before = [stacked_batches(batches)], drawn()
-                is_compiled = members[0].settings.train.compile  # which rounds otherwise anyway
-                size = choose_size(step, group, drawn=drawn, worth=1.0 if is_compiled else WORTH)
-                step.compiled = compiled if is_compiled else None
-                step.divide(-(-len(stack) // size.num_together))
-                loss = next(iter(step.forward_backward(group).values()))
-                gradients = [_gradients(whole) for whole in stack.wholes]
-                step.undo(before)
+            size = choose_size(prepare, whole=len(stack), device=parts.device, worth=1.0 if is_compiled else WORTH)
+            num = size.num_together
+            for some in (slice(at, at + num) for at in range(0, len(stack), num) if num > 1):
+                gradients = StackedGradients(stack, some, compiled=compiled if is_compiled else None)
+                gradients.draw_from(states[some])
+                losses = next(iter(gradients.compute([stacked_batches(batches[some])]).values()))
+                each += [[loss, *_gradients(whole)] for loss, whole in zip(losses, gradients.wholes, strict=True)]
+                gradients.undo()
     except CannotStackError:
         raise
     except OF_CODE as error:
@@ -122,19 +132,22 @@ def _together(
                 "the memory is too small for a step of one of them and the others' weights"
             ) from error
         raise CannotStackError(_in_words(error)) from error
-    if step.compiled:
-        said.append(f"compile: forward and backward are one function; made in {compiled.seconds:.1f} s")
-    each = [[own, *its] for own, its in zip(loss.detach(), gradients, strict=True)]
-    return each, replace(size, compiled=step.compiled, words="; ".join([size.words, *said]))
+    if each and is_compiled and not compiled.why_not:
+        notes.append(f"compile: forward and backward are one function; made in {compiled.seconds:.1f} s")
+        size = replace(size, compiled=compiled)
+    return replace(size, words="; ".join([size.words, *notes])), each
 
 
 def _alone(member: Member, batch: Any) -> list[Tensor]:
-    parts = member.parts
-    with world(member.generators, parts.device):
-        with parts.precision.autocast():
-            values = parts.task(parts.model, batch)
-        loss = next(iter(values.values()))
-        loss.backward()
+    with world(member.generators, member.parts.device):
+        return _loss_and_gradients(member.parts, batch)
+
+
+def _loss_and_gradients(parts: Parts, batch: Any) -> list[Tensor]:
+    with parts.precision.autocast():
+        values = parts.task(parts.model, batch)
+    loss = next(iter(values.values()))
+    loss.backward()
     gradients = _gradients(parts.model)
     parts.model.zero_grad()
     return [loss.detach(), *gradients]

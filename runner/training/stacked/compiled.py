@@ -7,7 +7,7 @@ call. So the masks are those of a run that is not compiled.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,24 +32,19 @@ class Compiled:
     That takes seconds. So when members leave, the others use the same function, with copies of the last member, until half of
     the members have left.
 
-    numbers: the stack's, by name, which are inputs. why_not: what torch can't do; then nothing is compiled.
+    numbers: the stack's, by name, which are inputs. say: prints why nothing is compiled. why_not: that reason.
     """
 
     kind: Compiling
     numbers: Sequence[str]
-    num_together: int = 0  # of which a function is made
+    say: Callable[[str], None]
     why_not: str = ""
     seconds: float = 0.0  # that making them has taken
     _functions: dict[tuple[int, str], Function] = field(default_factory=dict)
 
-    def fit_to(self, count: int) -> None:
-        """Set how many compute together from now on."""
-        self.num_together = self._size(count)
-
-    def _size(self, count: int) -> int:
-        return self.num_together if count <= self.num_together < 2 * count else count
-
-    def of(self, stack: ModelStack, weights: Weights, batch: Any, functions: MembersFunctions) -> Function | None:
+    def function_for(
+        self, stack: ModelStack, weights: Weights, batch: Any, functions: MembersFunctions
+    ) -> Function | None:
         """What takes forward and backward of such a batch, (m, B, ...); None where it is to be taken as it is written.
 
         Raises: RunnerError where there is nothing to compile with, RuntimeError where the memory ends.
@@ -57,7 +52,9 @@ class Compiled:
         count, rows = tensors(batch)[0].shape[:2]
         if self.why_not or self.kind.usual_rows not in (None, rows):
             return None
-        key = (self._size(count), repr(map_tensors(batch, _look)))
+        look = repr(map_tensors(batch, _look))
+        larger = [size for size, other in self._functions if other == look and count <= size < 2 * count]
+        key = (min(larger, default=count), look)
         if key not in self._functions:
             began = time.perf_counter()
             try:
@@ -67,9 +64,14 @@ class Compiled:
                     raise
                 check_compiler(error)
                 self.why_not = first_line(error) or type(error).__name__
+                self.say(f"compile: nothing, as {self.why_not}")
                 return None
             self.seconds += time.perf_counter() - began
         return self._functions[key]
+
+    def clear(self) -> None:
+        """Forget the functions, for which the memory is too small."""
+        self._functions.clear()
 
 
 class HostStateError(Exception):
@@ -123,7 +125,6 @@ class Function:
             return [*(value.detach() for value in values.values()), *buffers.values(), *gradients]
 
         compute(*self._inputs(weights, batch, []))
-        self._was_needed = functions.was_needed
         none = [0.0] * len(tensors(batch)[0])
         inputs = self._inputs(weights, batch, [functions.drawn(mask.like, none, mask.of_what) for mask in self._masks])
         graph, again = (torch_private.make_fx(compute)(*inputs) for _ in range(2))
@@ -137,7 +138,6 @@ class Function:
     ) -> tuple[dict[str, Tensor], list[Tensor | None]]:
         """The values, and the gradients of what trains. Buffers are as a forward pass leaves them."""
         count = len(tensors(batch)[0])
-        functions.was_needed |= self._was_needed
         masks = [
             functions.drawn(mask.like, weights.each.get(mask.number, [mask.rate] * count), mask.of_what)
             for mask in self._masks

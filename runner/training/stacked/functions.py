@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -100,33 +100,26 @@ def _mask(like: Tensor, p: float, of_what: str, channels_last: bool, generator: 
         mask = torch.empty_like(like)  # it is filled in memory order, which differs for transposed values
     if p in (0, 1):
         return mask.fill_(1 - p)  # nothing is drawn
-    if mask.device.type == "cpu" and mask.is_contiguous() and compares():
-        drawn = torch.empty(mask.shape, dtype=torch.float64).uniform_(generator=generator)
-        mask.copy_(drawn.lt_(1 - p))  # in place: faster than by a tensor of bool
-    else:
-        mask.bernoulli_(1 - p, generator=generator)
+    mask.bernoulli_(1 - p, generator=generator)
     return mask.div_(1 - p)
 
 
-@cache
-def compares() -> bool:
-    """Whether bernoulli_() on this CPU equals a comparison of doubles with p, which is faster (torch 2.13; not with Intel's library)."""
-    one, other = torch.Generator().manual_seed(0), torch.Generator().manual_seed(0)
-    words = torch.empty(1000).bernoulli_(0.3, generator=one)
-    drawn = torch.empty(1000, dtype=torch.float64).uniform_(generator=other)
-    return torch.equal(words == 1, drawn < 0.3) and torch.equal(one.get_state(), other.get_state())
-
-
 class MembersFunctions(TorchFunctionMode):
-    """Use these functions in the block. `was_needed`: whether one of them was called."""
+    """Use these functions in the block.
 
-    def __init__(self, generators: Sequence[torch.Generator], *, channels_last: bool) -> None:
+    Attributes:
+        generators: Of the members.
+        states_before: The generators' states before the first draw since it was set to [].
+    """
+
+    def __init__(self, *, channels_last: bool) -> None:
         super().__init__()
-        self._of_these, self._channels_last = list(generators), channels_last
-        self.was_needed = False
+        self.generators: list[torch.Generator] = []
+        self.states_before: list[Tensor] = []
+        self._channels_last = channels_last
 
     def __enter__(self) -> MembersFunctions:
-        _generators[:] = self._of_these
+        _generators[:] = self.generators
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -142,7 +135,11 @@ class MembersFunctions(TorchFunctionMode):
 
     def drawn(self, like: Tensor, p: Sequence[float], of_what: str) -> Tensor:
         """The members' next masks, (m, ...). like: the values of one."""
-        return _drawn([like] * len(p), p, self._of_these, of_what, self._channels_last)
+        self._remember_states()
+        return _drawn([like] * len(p), p, self.generators, of_what, self._channels_last)
+
+    def _remember_states(self) -> None:
+        self.states_before = self.states_before or [generator.get_state() for generator in self.generators]
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -152,10 +149,8 @@ class MembersFunctions(TorchFunctionMode):
             with self:
                 return of_heads(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
-            self.was_needed = True
             return self._attend(*args, **kwargs)
         if func is F.cross_entropy and isinstance(kwargs.get("label_smoothing"), Tensor):
-            self.was_needed = True
             return _smoothed(*args, **kwargs)
         if func not in DROPOUTS:
             return func(*args, **kwargs)
@@ -163,10 +158,10 @@ class MembersFunctions(TorchFunctionMode):
         return self._drop(values, p, of_what=DROPOUTS[func], inplace=inplace)
 
     def _drop(self, values: Tensor, p: float | Tensor, *, of_what: str = NUMBERS, inplace: bool = False) -> Tensor:
-        rates: list[float] = p.each if isinstance(p, Tensor) else [p] * len(self._of_these)  # type: ignore[attr-defined]
+        rates: list[float] = p.each if isinstance(p, Tensor) else [p] * len(self.generators)  # type: ignore[attr-defined]
         if not any(rates):
             return values
-        self.was_needed = True
+        self._remember_states()
         number: str = p.called if isinstance(p, Tensor) else ""  # type: ignore[attr-defined]
         mask = member_masks(values.detach(), rates, of_what, self._channels_last, number)
         return values.mul_(mask) if inplace else values * mask

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +15,6 @@ from runner.device.host_memory import memory_left, size_in_words
 from runner.device.streams import wait_for
 from runner.training.parts import Parts
 from runner.training.stacked.compiled import Compiled
-from runner.training.stacked.step import StackedStep
 
 #: per weight: itself, its gradient, an optimizer's two numbers, the best one so far and a copy for the disk
 NUMBERS_A_WEIGHT = 6
@@ -75,38 +73,41 @@ def _without_cudnn_trials() -> Iterator[None]:
 
 @_without_cudnn_trials()
 def choose_size(
-    step: StackedStep, batches: Sequence[Any], *, drawn: Callable[[], list[Tensor]], worth: float = WORTH
+    prepare: Callable[[int], tuple[Callable[[], object], Callable[[], object]]],
+    *,
+    whole: int,
+    device: torch.device,
+    worth: float = WORTH,
 ) -> GroupSize:
     """Choose how many members compute together: one, unless a larger number clearly takes less time per member.
 
-    It times forward and backward of one member by its own model, then of 2, 4, 8, ... members, until more members gain
-    nothing or the memory ends, and undoes them. The first call of a size is not timed: it loads kernels.
+    It times 1, 2, 4, 8, ... members, until more members gain nothing or the memory ends. The first call of a size is not
+    timed: it loads kernels.
 
     Args:
-        drawn: Returns the states of the generators.
+        prepare: Makes two functions: forward and backward of the first N members, of one by its own model; and its undoing.
         worth: See WORTH.
     """
-    whole, states, began = len(step.stack), drawn(), time.monotonic()
+    began = time.monotonic()
     times: dict[int, float] = {}
     most, room = whole, ""
-    step.divide(whole)
-    saved = _saved_bytes(lambda: step.of_first(batches))
-    step.undo(states)
-    if (free := free_bytes(step.device)) is not None:
+    compute, undo = prepare(1)
+    saved = _saved_bytes(compute)
+    undo()
+    if (free := free_bytes(device)) is not None:
         most = min(whole, max(1, int(free * FOR_ACTIVATIONS) // max(1, saved)))
         room = f"; {size_in_words(free)} have room for {most}" if most < whole else ""
     size = before = 1
     while True:
-        step.divide(-(-whole // size))
         try:
             first = time.monotonic()
-            step.of_first(batches)
-            wait_for(step.device)
-            step.undo(states)
+            compute, undo = prepare(size)
+            compute()
+            wait_for(device)
+            undo()
             began += time.monotonic() - first
-            times[size] = _seconds(step, batches, states) / size
+            times[size] = _seconds(compute, undo, device) / size
         except RuntimeError as error:
-            step.undo(states, frees=True)
             if not times or not backends.is_out_of_memory(error):
                 raise
             break
@@ -114,26 +115,28 @@ def choose_size(
         is_enough = not gains or times[1] > LONG_STEP or time.monotonic() - began > MOST_SECONDS
         if size >= most or (is_enough and size > 1):  # a single one doesn't show whether two can compute together
             break
-        before, num_pieces = size, -(-whole // min(2 * size, most))
-        size = -(-whole // num_pieces)  # of the first piece: 12 of 23, not 16
-        if size == before:  # the memory has room for more, and not for all of a piece less
+        before, num_groups = size, -(-whole // min(2 * size, most))
+        size = -(-whole // num_groups)  # of the first group: 12 of 23, not 16
+        if size == before:  # the memory has room for more, and not for all of a group less
             break
+    if size not in times:
+        backends.empty_cache(device)
     best = min(times, key=lambda each: times[each])
     if times[best] > worth * times[1]:
         best = 1
-    told = ", ".join(f"{1e6 * seconds:,.0f} us with {size}" for size, seconds in times.items())
-    words = f"{best} of {whole} jobs compute together (a step of each: {told}{room})"
+    tried = ", ".join(f"{1e6 * seconds:,.0f} us with {number}" for number, seconds in times.items())
+    words = f"{best} of {whole} jobs compute together (a step of each: {tried}{room})"
     return GroupSize(best, words, times[best], times[1])
 
 
-def _seconds(step: StackedStep, batches: Sequence[Any], states: Sequence[Tensor]) -> float:
+def _seconds(compute: Callable[[], object], undo: Callable[[], object], device: torch.device) -> float:
     least = float("inf")
     for _ in range(REPEATS):
         began = time.perf_counter()
-        step.of_first(batches)
-        wait_for(step.device)
+        compute()
+        wait_for(device)
         least = min(least, time.perf_counter() - began)
-        step.undo(states)
+        undo()
         if least > LONG_STEP:
             break
     return least

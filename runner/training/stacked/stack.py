@@ -55,6 +55,7 @@ class ModelStack:
         self.numbers = _numbers(self.wholes, numbers)
         self._on_device = {name: torch.tensor(each, device=members[0].device) for name, each in self.numbers.items()}
         self._autocast = members[0].precision.autocast
+        self.device, self.channels_last = members[0].device, members[0].layout.startswith("channels last")
 
     def __len__(self) -> int:
         return len(self.wholes)
@@ -77,12 +78,6 @@ class ModelStack:
 
         each: Callable[..., Mapping[str, Tensor]] = vmap(of_one, randomness="error")
         return each(weights.parameters, weights.buffers, weights.numbers, batch)
-
-    def forward_one(self, number: int, batch: Any) -> Mapping[str, Tensor]:
-        """The task's values of one member, by its own model."""
-        with self._autocast():
-            values: Mapping[str, Tensor] = self.wholes[number](batch)
-            return values
 
     def weights(self, members: slice) -> Weights:
         """The weights of some members: the stack's tensors for all members, else leaves that share their memory."""

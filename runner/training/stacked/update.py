@@ -46,8 +46,8 @@ class Lane:
     results would depend on the number of members. The members keep their optimizers' states.
     """
 
-    def __init__(self, members: Sequence[Parts]) -> None:
-        self._members = members
+    def __init__(self, members: Sequence[Parts], largest_norm: float | None = None) -> None:
+        self._members, self.largest_norm = members, largest_norm
         self.parameters = [_parameters(parts) for parts in members]
         leader = members[0].optimizer
         groups = []
@@ -83,19 +83,21 @@ class Lane:
             )
 
 
-def clip(lanes: Sequence[Lane], largest: Sequence[float | None]) -> Tensor | None:
-    """Clip each member's gradients to the norm `largest` of its lane, bitwise identical to torch's clip_grad_norm_.
-    Returns the norms before, (M,)."""
-    given = [most for most in largest if most is not None]
-    if len(given) < len(lanes):
-        return None
+def clip(lanes: Sequence[Lane]) -> Tensor | None:
+    """Clip each member's gradients to its lane's norm, bitwise identical to torch's clip_grad_norm_.
+
+    Returns:
+        The norms before, (M,); None if a lane doesn't clip.
+    """
     norms = []
-    for lane, most in zip(lanes, given, strict=True):
+    for lane in lanes:
+        if lane.largest_norm is None:
+            return None
         each = [[own.grad for own in parameters if own.grad is not None] for parameters in lane.parameters]
         gradients = [gradient for own in each for gradient in own]
         of_tensors = iter(foreach_norm(gradients))
         norm = torch.stack([torch.linalg.vector_norm(torch.stack(list(islice(of_tensors, len(own))))) for own in each])
-        scales = (most / (norm + 1e-6)).clamp(max=1.0)
+        scales = (lane.largest_norm / (norm + 1e-6)).clamp(max=1.0)
         foreach_mul_(gradients, [scale for own, scale in zip(each, scales, strict=True) for _ in own])
         norms.append(norm)
     return torch.cat(norms)

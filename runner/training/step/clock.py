@@ -15,8 +15,10 @@ from typing import ParamSpec, TypeVar
 import torch
 
 from runner.device import streams
-from runner.training.loop import Epochs, Limits, Progress
+from runner.training.loop import Epochs, Progress
+from runner.training.metric_buffer import MetricBuffer
 from runner.training.step.train_step import EagerSteps, Step
+from runner.training.stopping import Limits
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -191,7 +193,13 @@ class ClockedEpochs:
     """
 
     def __init__(
-        self, epochs: Epochs, clock: StepClock, *, progress: Progress, one_by_one: EagerSteps, clocked: Step
+        self,
+        epochs: Epochs,
+        clock: StepClock,
+        *,
+        progress: Progress | MetricBuffer,  # both know the step
+        one_by_one: EagerSteps,
+        clocked: Step,
     ) -> None:
         self._epochs, self._clock, self._progress = epochs, clock, progress
         self._one_by_one, self._clocked = one_by_one, clocked

@@ -19,10 +19,11 @@ from torch import Tensor
 from runner.data.loading.loaders import Batches
 from runner.data.loading.resident import sent
 from runner.errors import RunnerError
-from runner.training.loop import Epochs, Limits
+from runner.training.loop import Epochs
 from runner.training.schedule import Rates
 from runner.training.step.fused_update import CannotTraceError, FixedUpdate
 from runner.training.step.train_step import Step
+from runner.training.stopping import Limits
 
 #: the maximum number of steps at a time: their numbers are on the device
 MOST_AT_ONCE = 64

@@ -9,24 +9,23 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from runner.data.loading.loaders import Batches
 from runner.device.placement import num_rows
 from runner.device.precision import Precision
 from runner.tasks.checks import shares_tensors
 from runner.tasks.task import Task
 from runner.training.metric_buffer import MetricBuffer, in_order
 from runner.training.optimizer import AveragedWeights, NoAverage, Turns, wants_closure
-from runner.training.schedule import Rates
 from runner.training.step.fused_update import FixedUpdate, make_update
 
 Step = Callable[[Sequence[Any]], Mapping[str, Tensor]]
 Forward = Callable[[Any], Mapping[str, Tensor]]
+ForwardBackward = Callable[[Any, Any], Mapping[str, Tensor]]  # of a batch, and its share of the step
 OwnBatches = Callable[[Sequence[Any]], Iterable[tuple[Any, Any]]]
 Clocked = Callable[[str, Callable[..., Any]], Callable[..., Any]]
 
@@ -61,28 +60,52 @@ def make_step(
     Of several optimizers each that is due takes its step, in order, on the same batches. The values are `loss`, the sum of
     all losses, and NAME_TURN for each optimizer; the last values of one that is not due.
     """
+    averages = average or NoAverage()
     if isinstance(optimizer, Turns):
         make = partial(make_step, model, precision=precision, clip_grad_norm=clip_grad_norm)
         own = replace(options, is_a_turn=True)
         each = optimizer.each.items()
         steps = {name: make(_in_turn(task, name, optimizer), optimizer=one, options=own) for name, one in each}
-        return _take_turns(optimizer, steps, averages=average or NoAverage())
+        return _take_turns(optimizer, steps, averages=averages)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    scaler, averages = precision.scaler, average or NoAverage()
+    scaler = precision.scaler
     target: Any = options.update or optimizer
+    predict = _make_forward(model, task, precision, options)
+    forward_backward = _make_forward_backward(predict, scaler, parameters if options.is_a_turn else None)
+    compute_gradients = _make_gradients(forward_backward, getattr(task, "num_counted", None), options)
+    clip = _make_clip(parameters, clip_grad_norm, partial(scaler.unscale_, target))
+    if wants_closure(optimizer):
+        return _make_step_with_closure(optimizer, compute_gradients, clip, averages)
     update = _scaled_update(optimizer, scaler, target) if scaler.is_enabled() else None
     update = update or (options.update.update if options.update else make_update(optimizer))
-    inputs = parameters if options.is_a_turn else None  # None: all that the loss depends on
-    num_counted: Callable[[Any], Tensor] | None = getattr(task, "num_counted", None)
-    is_in_parts = any(hasattr(parameter, "full_tensor") for parameter in parameters)  # across processes
 
+    def apply_update() -> Tensor | None:
+        norm = clip()
+        update()
+        averages.update()
+        return norm
+
+    if options.clocked:
+        apply_update = options.clocked("update", apply_update)
+
+    def step(batches: Sequence[Any]) -> Mapping[str, Tensor]:
+        values = compute_gradients(batches)
+        return _with_norm(values, apply_update())
+
+    return step
+
+
+def _make_forward(model: nn.Module, task: Task, precision: Precision, options: StepOptions) -> Forward:
     def forward(batch: Any) -> Mapping[str, Tensor]:
         with precision.autocast():
             return task(model, batch)
 
     predict = options.compile_forward(forward) if options.compile_forward else forward
-    if options.clocked:
-        predict = options.clocked("forward", predict)
+    return options.clocked("forward", predict) if options.clocked else predict
+
+
+def _make_forward_backward(predict: Forward, scaler: Any, inputs: Sequence[Tensor] | None) -> ForwardBackward:
+    """inputs: what gets gradients; None: all that the loss depends on."""
 
     def forward_backward(batch: Any, share: Any) -> Mapping[str, Tensor]:
         values = predict(batch)
@@ -96,19 +119,12 @@ def make_step(
             loss.backward(inputs=inputs)
         return values
 
-    def clip() -> Tensor | None:
-        if clip_grad_norm is None:
-            return None
-        scaler.unscale_(target)
-        norm = nn.utils.clip_grad_norm_(parameters, clip_grad_norm)
-        return norm.full_tensor() if is_in_parts else norm  # type: ignore[attr-defined]  # a DTensor
+    return forward_backward
 
-    def apply_update() -> Tensor | None:
-        norm = clip()
-        update()
-        averages.update()
-        return norm
 
+def _make_gradients(
+    forward_backward: ForwardBackward, num_counted: Callable[[Any], Tensor] | None, options: StepOptions
+) -> Step:
     def accumulate(batches: Sequence[Any]) -> Mapping[str, Tensor]:
         if options.own_batches is not None:
             return mean_over(options.own_batches(batches), forward_backward)
@@ -117,18 +133,32 @@ def make_step(
             return {name: value.detach() if value.requires_grad else value for name, value in values}
         return mean_over(_shares(batches, num_counted), forward_backward)
 
-    compute_gradients: Step = accumulate
-    if options.wrap_forward_backward:
-        compute_gradients = options.wrap_forward_backward(compute_gradients)
-    if options.clocked:
-        compute_gradients = options.clocked("backward", compute_gradients)
-        apply_update = options.clocked("update", apply_update)
+    compute = options.wrap_forward_backward(accumulate) if options.wrap_forward_backward else accumulate
+    return options.clocked("backward", compute) if options.clocked else compute
 
+
+def _make_clip(
+    parameters: list[Tensor], largest_norm: float | None, unscale: Callable[[], object]
+) -> Callable[[], Tensor | None]:
+    is_in_parts = any(hasattr(parameter, "full_tensor") for parameter in parameters)  # across processes
+
+    def clip() -> Tensor | None:
+        if largest_norm is None:
+            return None
+        unscale()
+        norm = nn.utils.clip_grad_norm_(parameters, largest_norm)
+        return norm.full_tensor() if is_in_parts else norm  # type: ignore[attr-defined]  # a DTensor
+
+    return clip
+
+
+def _make_step_with_closure(
+    optimizer: Optimizer,
+    compute_gradients: Step,
+    clip: Callable[[], Tensor | None],
+    averages: AveragedWeights | NoAverage,
+) -> Step:
     def step(batches: Sequence[Any]) -> Mapping[str, Tensor]:
-        values = compute_gradients(batches)
-        return _with_norm(values, apply_update())
-
-    def step_with_closure(batches: Sequence[Any]) -> Mapping[str, Tensor]:
         first: Mapping[str, Tensor] = {}
 
         def closure() -> Tensor:
@@ -144,7 +174,7 @@ def make_step(
         averages.update()
         return first
 
-    return step_with_closure if wants_closure(optimizer) else step
+    return step
 
 
 def _with_norm(values: Mapping[str, Tensor], norm: Tensor | None) -> Mapping[str, Tensor]:
@@ -178,8 +208,8 @@ def _take_turns(optimizer: Turns, steps: Mapping[str, Step], *, averages: Averag
         optimizer.step()
         averages.update()
         losses = [next(iter(values.values())) for values in optimizer.values.values()]
-        found = {f"{key}_{name}": value for name in steps for key, value in optimizer.values[name].items()}
-        return {"loss": torch.stack(losses).sum(), **found}
+        each = {f"{key}_{name}": value for name in steps for key, value in optimizer.values[name].items()}
+        return {"loss": torch.stack(losses).sum(), **each}
 
     return step
 
@@ -197,24 +227,38 @@ def _shares(
     yield from zip(batches, shares.unbind(), strict=True)
 
 
-def mean_over(
-    parts: Iterable[tuple[Any, Any]], forward_backward: Callable[[Any, Any], Mapping[str, Tensor]]
-) -> dict[str, Tensor]:
+def mean_over(parts: Iterable[tuple[Any, Any]], forward_backward: ForwardBackward) -> dict[str, Tensor]:
     """The mean of the values of (batch, share) pairs."""
     means: dict[str, Tensor] = {}
     for batch, share in parts:
-        found = forward_backward(batch, share)
-        for name, value in in_order(found, tuple(means or found), of="a batch of a step").items():
+        values = forward_backward(batch, share)
+        for name, value in in_order(values, tuple(means or values), of="a batch of a step").items():
             part = value.detach() * share
             means[name] = means[name] + part if name in means else part
     return means
+
+
+class InOrder(Protocol):
+    """Batches of a training split, epoch by epoch."""
+
+    def epoch(self, number: int, *, first_batch: int = 0) -> Iterator[Any]: ...
+
+
+class StepRates(Protocol):
+    """Learning rates: schedule.Rates, or those of a group."""
+
+    def note(self) -> None:
+        """Note the rates of the next step."""
+
+    def advance(self) -> None:
+        """Advance the schedule after a step."""
 
 
 class EagerSteps:
     """Takes each step by a call from the host. `step` takes one; clock.py replaces it for the steps that it times."""
 
     def __init__(
-        self, step: Step, batches: Batches, *, accumulate_steps: int, rates: Rates, buffer: MetricBuffer
+        self, step: Step, batches: InOrder, *, accumulate_steps: int, rates: StepRates, buffer: MetricBuffer
     ) -> None:
         self.step, self._batches, self._size = step, batches, accumulate_steps
         self._rates, self._buffer = rates, buffer

@@ -133,7 +133,11 @@ def members(folder, make=None, words=(), *, optimizer=torch.optim.Adam):
 def all_together(monkeypatch):
     """Train all members together, even if one by one is equally fast."""
     choose = check.choose_size
-    monkeypatch.setattr(check, "choose_size", lambda step, *rest, **more: choose(step, *rest, **more) and GroupSize(len(step.stack), "", 0, 0))  # fmt: skip
+    monkeypatch.setattr(
+        check,
+        "choose_size",
+        lambda *given, whole, **more: choose(*given, whole=whole, **more) and GroupSize(whole, "", 0, 0),
+    )
 
 
 def test_choosing_a_size_keeps_the_allocators_cache(tmp_path, monkeypatch):
@@ -184,8 +188,8 @@ def test_gradients_may_part_as_far_as_rounding_drives_them_alone(tmp_path, monke
     monkeypatch.setattr(check, "NUDGE", nudge)
 
     def parted(*given):
-        each, size = computed(*given)
-        return [[loss, *(gradient * (1 + by) for gradient in gradients)] for loss, *gradients in each], size
+        size, each = computed(*given)
+        return size, [[loss, *(gradient * (1 + by) for gradient in gradients)] for loss, *gradients in each]
 
     monkeypatch.setattr(check, "_together", parted)
     found = members(tmp_path, make)

@@ -3,12 +3,11 @@
 import math
 import signal
 import time
-from collections import defaultdict
 from types import SimpleNamespace
 
 import pytest
 import torch
-from members import largest_difference, trained_alone, trained_together
+from members import built, largest_difference, members_of, trained_alone, trained_together
 from torch import nn
 
 from runner.device.placement import tensors
@@ -17,10 +16,11 @@ from runner.tasks.classification import Classification
 from runner.training import fit as one_fit
 from runner.training import metric_buffer
 from runner.training.evaluate import Evaluation
-from runner.training.loop import Limits, OwnStopCondition
 from runner.training.signals import Stop
 from runner.training.stacked import fit
+from runner.training.stacked.fit import fit_together
 from runner.training.stacked.stack import ModelStack
+from runner.training.stopping import Limits, OwnStopCondition
 
 SEEDS = [[f"seed={seed}"] for seed in (3, 0, 7)]
 RATES = [[f"seed={seed}", f"optimizer.lr={lr}"] for lr in (1e-3, 3e-3) for seed in (0, 1)]
@@ -159,16 +159,11 @@ def test_without_rounding_a_net_with_kinks_is_the_same(tmp_path):
     assert weights <= 1e-9 and points <= 1e-6
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["model=cnn", "model.channels=[3,5]", *EVERYTHING, "data.augment={crop:1,rotate:10}"],
-        [*MLP, *EVERYTHING, "optimizer=muon"],
-        ["model=vit", "model.width=24", "model.depth=1", "model.num_heads=2", *EVERYTHING, "optimizer=sgd"],
-    ],
-    ids=["convolutions", "mlp", "attention"],
-)
-def test_by_its_own_model_each_computes_as_alone_to_the_bit(tmp_path, words):
+def test_one_by_one_each_is_a_single_run(tmp_path, monkeypatch):
+    """Also of a model that draws from the process's generator."""
+    forward = MLP_MODEL.forward
+    monkeypatch.setattr(MLP_MODEL, "forward", lambda self, rows: forward(self, rows + 0.1 * torch.randn_like(rows)))
+    words = [*MLP, *EVERYTHING, "optimizer=muon"]
     alone = trained_alone(tmp_path / "alone", words, SEEDS)
     together = trained_together(tmp_path / "together", words, SEEDS, 1)
     assert largest_difference(alone, together) == (0.0, 0.0)
@@ -178,19 +173,19 @@ def test_by_its_own_model_each_computes_as_alone_to_the_bit(tmp_path, words):
             assert mine and all(map(torch.equal, mine, theirs))
 
 
-@pytest.mark.parametrize("first", [1, 4])
-def test_by_its_own_model_each_draws_whatever_it_draws_from_its_own_generator(tmp_path, monkeypatch, first):
-    forward, passes = MLP_MODEL.forward, defaultdict[int, int](int)
-
-    def noisy(self, rows):
-        passes[id(self)] += self.training
-        return forward(self, rows + 0.1 * torch.randn_like(rows) if passes[id(self)] >= first else rows)
-
-    monkeypatch.setattr(MLP_MODEL, "forward", noisy)
-    alone = trained_alone(tmp_path / "alone", MLP, SEEDS)
-    passes.clear()
-    together = trained_together(tmp_path / "together", MLP, SEEDS, 1)
-    assert largest_difference(alone, together) == (0.0, 0.0)
+def test_parts_of_a_group_follow_each_other(tmp_path):
+    """A signal during the first part also ends the second, with a checkpoint."""
+    words, stop, steps = [*MLP, "train.num_epochs=4"], Stop(), []
+    each = [[f"seed={seed}"] for seed in range(4)]
+    runs, generators = built(tmp_path, words, each)
+    for run in runs:
+        run.heard.window = lambda window, folder=run.folder: steps.append((folder.name, window.steps[-1]))
+    runs[0].heard.epoch = lambda end: setattr(stop, "signal", signal.SIGTERM) if end.step == 10 else None
+    results = fit_together(members_of(runs, generators), 2, stop=stop, say=print)
+    assert {result.status for result in results} == {"killed"}
+    assert results[0].num_steps >= 10 and results[2].num_steps == results[3].num_steps >= 1
+    assert {name for name, _ in steps[:2]} == {"0", "1"}
+    assert all((run.folder / "checkpoints/last.pt").exists() for run in runs)
 
 
 @pytest.mark.parametrize("model", [MLP, ["model=cnn", "model.channels=[4,4]", "train.num_steps=3"]])
@@ -272,16 +267,6 @@ def test_a_point_of_fewer_steps_is_told_once_and_is_of_no_next_one(tmp_path):
             assert rows["rows"].shape == kept["rows"].shape and not len(rows["rows"])
             assert max(other.heard.speeds) < 1e5
         assert largest_difference(alone, together) <= (1e-5, 1e-5)
-
-
-def test_who_computed_together_before_does_so_again_and_that_is_said(tmp_path, capsys):
-    """The number does not depend on the measurement at the resume."""
-    for num_together, epochs in ((1, 1), (3, 2)):
-        assert "compute together" not in capsys.readouterr().out
-        trained_together(tmp_path, [*MLP, f"train.num_epochs={epochs}"], SEEDS, num_together)
-    assert (
-        "batch    1 of 3 jobs compute together, as before, for bitwise identical results\n" in capsys.readouterr().out
-    )
 
 
 def test_a_member_goes_on_alone(tmp_path):

@@ -20,7 +20,9 @@ def test_attention_to_nothing_is_none_and_has_finite_gradients(mask):
 
     alone = attend(*own)
     expected = torch.autograd.grad(alone.square().sum(), own)
-    with MembersFunctions([torch.Generator(), torch.Generator()], channels_last=False):
+    functions = MembersFunctions(channels_last=False)
+    functions.generators = [torch.Generator(), torch.Generator()]
+    with functions:
         together = vmap(attend)(*own)
     torch.testing.assert_close(together, alone)
     assert not together[:, :, 1].any()

@@ -1,48 +1,38 @@
 """The number of members that compute together, chosen by the times of some sizes."""
 
 import time
+from functools import partial
 
 import pytest
 import torch
 
 from runner.training.stacked import size
 
+CPU = torch.device("cpu")
 
-class Step:
-    """A step that does nothing; it reports how many members are together."""
 
-    device = torch.device("cpu")
-
-    def __init__(self, whole):
-        self.stack, self.together = range(whole), whole
-
-    def divide(self, num_pieces):
-        self.together = -(-len(self.stack) // num_pieces)
-
-    def of_first(self, batches):
-        pass
-
-    def undo(self, states, *, frees=False):
-        pass
+def nothing(num):
+    """Two functions that do nothing, for a number of members."""
+    return partial(int, num), int
 
 
 @pytest.mark.parametrize("whole", [2, 3, 8, 9, 10, 12, 16, 23, 64])
 @pytest.mark.parametrize("best", [1, 6, 12, 64])
 def test_any_number_of_members_has_a_size(monkeypatch, whole, best):
     """The time per member falls up to `best` members, and rises after that; a small gain does not justify a different rounding."""
-    step, tried = Step(whole), []
+    tried = []
 
     def of_each(together):
         return 1e-3 * (1.0 + abs(together - best) / 16)
 
-    def seconds(step, *rest):
-        tried.append(step.together)
-        return of_each(step.together) * step.together
+    def seconds(compute, undo, device):
+        tried.append(compute())
+        return of_each(tried[-1]) * tried[-1]
 
     monkeypatch.setattr(size, "_seconds", seconds)
     monkeypatch.setattr(size, "free_bytes", lambda device: None)
     monkeypatch.setattr(size, "_saved_bytes", lambda compute: 1)
-    found = size.choose_size(step, [], drawn=list)
+    found = size.choose_size(nothing, whole=whole, device=CPU)
     assert tried == sorted(set(tried)) and tried[:2] == [1, 2]
     assert tried[-1] == whole or tried[-1] >= max(best, 8)
     least = min(tried, key=of_each)
@@ -51,7 +41,9 @@ def test_any_number_of_members_has_a_size(monkeypatch, whole, best):
     monkeypatch.setattr(size, "free_bytes", lambda device: 7 / size.FOR_ACTIVATIONS)  # enough for seven members
     tried.clear()
     assert (
-        size.choose_size(step, [], drawn=list).num_together <= 7 and len(tried) == len(set(tried)) and max(tried) <= 7
+        size.choose_size(nothing, whole=whole, device=CPU).num_together <= 7
+        and len(tried) == len(set(tried))
+        and max(tried) <= 7
     )
 
 
@@ -59,14 +51,16 @@ def test_first_call_of_a_size_is_not_timed(monkeypatch):
     """The first call may load kernels and choose algorithms, which takes longer than all other calls."""
     called, algorithms = set(), []
 
-    class SlowAtFirst(Step):
-        def of_first(self, batches):
-            time.sleep(1e-3 if self.together in called else 0.05)
-            called.add(self.together)
+    def slow_at_first(num):
+        def compute():
+            time.sleep(1e-3 if num in called else 0.05)
+            called.add(num)
             algorithms.append(torch.backends.cudnn.benchmark)
+
+        return compute, int
 
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
     monkeypatch.setattr(size, "MOST_SECONDS", 0.1)
     monkeypatch.setattr(size, "free_bytes", lambda device: None)
-    assert size.choose_size(SlowAtFirst(64), [], drawn=list).num_together == 64
+    assert size.choose_size(slow_at_first, whole=64, device=CPU).num_together == 64
     assert not any(algorithms) and torch.backends.cudnn.benchmark

@@ -9,9 +9,10 @@ import torch
 
 from runner import cli
 from runner.tracking.journal_reader import read_points
-from runner.training.loop import Best, Limits, Progress
+from runner.training.loop import Best, Progress
 from runner.training.step import clock as clocks
 from runner.training.step.clock import ClockedEpochs, StepClock
+from runner.training.stopping import Limits
 
 CPU = torch.device("cpu")
 WORDS = ("model=mlp", "model.hidden_sizes=[8]", "task.plots=false", "tracking.enabled=false")

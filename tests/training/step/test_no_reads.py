@@ -19,11 +19,12 @@ from runner.device.precision import make_precision
 from runner.inspection.host_reads import HostReads
 from runner.tasks.classification import Classification
 from runner.training.background import Background
-from runner.training.loop import Best, Limits, Loop, OwnStopCondition, Progress, train
+from runner.training.loop import Best, Loop, Progress, train
 from runner.training.metric_buffer import MetricBuffer
 from runner.training.optimizer import AveragedWeights, make_optimizer
 from runner.training.schedule import Rates, Schedule, warmup_cosine
 from runner.training.signals import Stop
+from runner.training.stopping import Limits, OwnStopCondition
 
 NUM_STEPS = 12
 
