@@ -336,13 +336,17 @@ def test_the_disk_keeps_each_once(tmp_path):
     assert before(tmp_path / "last.pt").samefile(tmp_path / "step-15.pt")
 
 
-def test_a_disk_without_links_keeps_copies(tmp_path, monkeypatch):
+def test_disk_without_links_keeps_copies(tmp_path, monkeypatch):
     def refuse(*paths):
         raise OSError("no links here")
 
     monkeypatch.setattr(checkpoint.os, "link", refuse)
     keep_all(tmp_path, "last:2")
-    assert steps_of(tmp_path) == [15, 18] and load(tmp_path / "last.pt")["step"] == 18
+    last = tmp_path / "last.pt"
+    assert steps_of(tmp_path) == [15, 18] and not last.samefile(tmp_path / "step-18.pt")
+    kept = {path.name: load(path)["step"] for path in tmp_path.glob("*.pt")}
+    assert kept == {"last.pt": 18, "last-before.pt": 15, "step-15.pt": 15, "step-18.pt": 18}
+    assert {path.name for path in tmp_path.iterdir()} == {*kept, KEPT}
 
 
 def test_none_is_skipped_though_the_disk_is_slow(tmp_path):
