@@ -1,7 +1,7 @@
 """The number of members that compute together, chosen by the times of some sizes."""
 
-import time
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -49,11 +49,13 @@ def test_any_number_of_members_has_a_size(monkeypatch, whole, best):
 
 def test_first_call_of_a_size_is_not_timed(monkeypatch):
     """The first call may load kernels and choose algorithms, which takes longer than all other calls."""
-    called, algorithms = set(), []
+    called, algorithms, now = set(), [], [0.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0], perf_counter=lambda: now[0])
+    monkeypatch.setattr(size, "time", clock)
 
     def slow_at_first(num):
         def compute():
-            time.sleep(1e-3 if num in called else 0.05)
+            now[0] += 1e-3 if num in called else 0.05
             called.add(num)
             algorithms.append(torch.backends.cudnn.benchmark)
 
