@@ -102,7 +102,7 @@ def _together(
 ) -> tuple[GroupSize, list[list[Tensor]]]:
     """Choose a size; returns it with the loss and the gradients of each member, none if they are trained one by one."""
     parts, states = members[0].parts, [member.generators for member in members]
-    is_compiled = members[0].settings.train.compile  # which rounds otherwise anyway
+    is_compiled = members[0].settings.train.compile  # once for all that compute together
     notes, each = list[str](), list[list[Tensor]]()
     compiled = Compiled(how_to_compile(parts, is_alone=True), list(stack.numbers), notes.append)
 
@@ -116,7 +116,7 @@ def _together(
     try:
         with warnings.catch_warnings(), world(states[0], parts.device):
             warnings.filterwarnings("error", message="There is a performance drop")  # it would loop over the members
-            size = choose_size(prepare, whole=len(stack), device=parts.device, worth=1.0 if is_compiled else WORTH)
+            size = choose_size(prepare, whole=len(stack), device=parts.device, worth=math.inf if is_compiled else WORTH)
             num = size.num_together
             for some in (slice(at, at + num) for at in range(0, len(stack), num) if num > 1):
                 gradients = StackedGradients(stack, some, compiled=compiled if is_compiled else None)

@@ -25,6 +25,8 @@ GAIN = 0.97
 #: the largest part of a member's time on its own that is worth computing together, as results are not bitwise identical then
 WORTH = 0.85
 MOST_SECONDS = 2.0
+#: of each step besides forward and backward (update, metrics): of a single run's, and once of all that compute together
+HOST_SECONDS = 3e-4
 #: seconds of a member's step in which nothing is left to gain: its kernels are long enough to fill the device
 LONG_STEP = 0.03
 REPEATS = 3
@@ -106,7 +108,7 @@ def choose_size(
             wait_for(device)
             undo()
             began += time.monotonic() - first
-            times[size] = _seconds(compute, undo, device) / size
+            times[size] = (_seconds(compute, undo, device) + HOST_SECONDS) / size
         except RuntimeError as error:
             if not times or not backends.is_out_of_memory(error):
                 raise
@@ -121,7 +123,7 @@ def choose_size(
             break
     if size not in times:
         backends.empty_cache(device)
-    best = min(times, key=lambda each: times[each])
+    best = min((number for number in times if number > 1), key=lambda number: times[number], default=1)
     if times[best] > worth * times[1]:
         best = 1
     tried = ", ".join(f"{1e6 * seconds:,.0f} us with {number}" for number, seconds in times.items())
