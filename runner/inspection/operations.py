@@ -48,7 +48,7 @@ class OperationObserver:
 def observe(*observers: OperationObserver) -> Iterator[None]:
     """Show the observers the operations of this thread in the block, with those of the backward passes that it starts.
 
-    A compiled model runs as it is written meanwhile: under a mode torch's compiler gives up a function for good (2.13).
+    In the block a compiled model runs uncompiled: under a mode torch's compiler gives up a function for good (2.13).
     """
     is_loaded = "torch._dynamo" in sys.modules  # else nothing is compiled, and loading it takes seconds
     with torch.compiler.set_stance("force_eager") if is_loaded else nullcontext(), _Operations(observers):

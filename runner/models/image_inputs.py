@@ -14,7 +14,7 @@ LEAST_STD = 1e-6
 
 
 def check_images(shape: Sequence[int], *, model: str) -> None:
-    """Raises: RunnerError for inputs that are no images."""
+    """Raises: RunnerError for inputs that are not images."""
     if len(shape) != 3:
         problem = "the model needs images of shape (channels, height, width)"
         others = "`model=cnn`, which also takes signals" if len(shape) == 2 else "`model=mlp`, which takes any shape"
