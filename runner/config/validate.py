@@ -217,6 +217,8 @@ def _bad_value(node: DictConfig, key: Key, path: str) -> Iterator[Problem]:
     """The error of a value of another type, or that does not keep its rule."""
     try:
         value = key.typed(node[key.name])
+        if key.allows(value):
+            return
     except InterpolationToMissingValueError:
         text = written(node, key.name)
         problem = f"`{text}` is known when the data is there, and `{path}` is needed before"
@@ -226,8 +228,6 @@ def _bad_value(node: DictConfig, key: Key, path: str) -> Iterator[Problem]:
         return  # _reference() reports it
     except OmegaConfBaseException:
         yield wrong_type(path, written(node, key.name), key.kind)
-        return
-    if key.allows(value):
         return
     shown = str(value) if len(str(value)) <= 200 else f"{str(value)[:200]}..."
     ways = [key.example]
