@@ -285,7 +285,7 @@ class CpuKeys:
 class CudaKeys:
     memory_fraction: float | None = _fraction(one=True)
     cudnn_benchmark: bool = MISSING
-    cudnn_tf32: bool = MISSING
+    cudnn_tf32: bool = False  # of runs that are older than the key
     channels_last: bool | None = MISSING
 
 

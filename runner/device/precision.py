@@ -95,10 +95,10 @@ def precision_note(device: torch.device, precision: str) -> str:
         return "tf32 uses the tensor cores, and rounds factors of products to 10 bits; train.precision=fp32 keeps 23"
     if precision != "fp32":
         return ""
+    if not torch.backends.cudnn.allow_tf32:
+        return "fp32 does not use the tensor cores; train.precision=tf32 or train.precision=bf16 does"
     convolutions = (
-        "only for convolutions and recurrent layers, as torch does (TF32; backends.cuda.cudnn_tf32=false: full float32)"
-        if torch.backends.cudnn.allow_tf32
-        else "for nothing"
+        "only for convolutions and recurrent layers, as torch does (TF32; backends.cuda.cudnn_tf32=false: never)"
     )
     return (
         f"fp32 uses the tensor cores {convolutions}; train.precision=tf32 or train.precision=bf16 does for all products"

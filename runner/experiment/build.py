@@ -115,6 +115,7 @@ def prepare_training(
     """Build and place the model, the task, the optimizer and what they need, for data that is prepared."""
     keep_what_is_freed()
     source, train, best = data.source, data.loaders["train"], best_of(cfg)
+    rules.check(cfg, rules.Situation(is_on_device=train.indexed() is not None))  # before a large model is loaded
     steps_per_epoch = math.ceil(train.num_batches / cfg.train.accumulate_steps)
     num_steps = cfg.train.num_steps or cfg.train.num_epochs * steps_per_epoch
     fill_facts(cfg, {**OPTIONAL_FACTS, **_counted(cfg, source, data.splits), **source.facts, "num_steps": num_steps})

@@ -158,12 +158,12 @@ class Session:
             if (self.folder / TRACES).is_dir():
                 self.reporter.journal.event("artifact", path=TRACES, to=TRACES)
         with self._failing():
+            status = MLFLOW_STATUS[result.status]
+            self.reporter.journal.event("end", status=status, end_ms=int(time.time() * 1000))
+        with self._failing():  # after the end is on the disk, as hints run the user's model
             if result.status == "finished":
                 times, _ = summaries.training_times(result)
                 self._hints = hints.find(self._parts, result, series=series, rows=rows, time=times)
-        with self._failing():
-            status = MLFLOW_STATUS[result.status]
-            self.reporter.journal.event("end", status=status, end_ms=int(time.time() * 1000))
 
     def _draw(self, series: Mapping[str, Series]) -> None:
         parts, result, failures = self._parts, self._result, list[str]()

@@ -21,7 +21,9 @@ from runner.device import layers, torch_private
 
 UNKNOWN = "an unknown line"
 _RUNNER = str(Path(__file__).parents[1])
-_WATCHING = (str(Path(__file__).parent), str(Path(_RUNNER, "tools", "plan")))
+_TOOLS = Path(_RUNNER, "tools")
+#: what only looks at a step
+_WATCHING = tuple(map(str, (Path(__file__).parent, _TOOLS / "plan", _TOOLS / "explain" / "not_finite.py")))
 #: hydra's frames are below each run of the command line
 _HYDRA = str(Path(importlib.util.find_spec("hydra").origin or "").parent)  # type: ignore[union-attr]
 #: and layers.py replaces a part of torch
@@ -94,7 +96,9 @@ def modules(stack: Sequence[FrameType]) -> list[torch.nn.Module]:
 class Lines:
     """Where each operation of a step was written; in backward, the line of the forward pass that it belongs to."""
 
-    def __init__(self) -> None:
+    def __init__(self, outermost: FrameType | None = None) -> None:
+        """outermost: the frame that calls what is watched; None: the first of the process."""
+        self._outermost = outermost
         self._by_sequence: dict[int, tuple[str, str]] = {}
 
     def now(self) -> tuple[str, str]:
@@ -104,7 +108,7 @@ class Lines:
             forward = self._by_sequence.get(node._sequence_nr())
             if forward is not None:
                 return forward
-        stack = list(frames())
+        stack = list(frames(self._outermost))
         here = line(stack), module(stack)
         is_in_product = any(frame.f_code is layers.OneDNNProduct.forward.__code__ for frame in stack)
         if node is None and (torch.is_grad_enabled() or is_in_product):

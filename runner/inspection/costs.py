@@ -44,7 +44,10 @@ class MemoryMoment:
 class Costs(OperationObserver):
     """Counts while it observes operations. `part` is the use of new memory, `phase` the part of the step."""
 
-    def __init__(self, device: torch.device, *, speeds: Speeds | None = None, tf32: bool = False) -> None:
+    def __init__(
+        self, device: torch.device, *, speeds: Speeds | None = None, tf32: bool = False, cudnn_tf32: bool = False
+    ) -> None:
+        """tf32: Whether all float32 products are computed in TF32; cudnn_tf32: those of convolutions and recurrent layers."""
         self.phase, self.part = "setup", "other"
         self.flops: Counter[str] = Counter()  # by phase
         self.touched_bytes = 0
@@ -52,7 +55,8 @@ class Costs(OperationObserver):
         self.compute_seconds = self.memory_seconds = self.roofline_seconds = 0.0
         self.peak: MemoryMoment = MemoryMoment("setup", {})
         self.timeline: list[MemoryMoment] = []  # of memory, where it changed
-        self.device, self._speeds, self._tf32 = device, speeds or Speeds(), tf32
+        self.device, self._speeds = device, speeds or Speeds()
+        self._tf32, self._cudnn_tf32 = tf32, cudnn_tf32
         self._live: dict[int, tuple[str, int]] = {}  # by storage: its part and its bytes
         self._parts: Counter[str] = Counter()
         self._total = 0
@@ -145,7 +149,8 @@ class Costs(OperationObserver):
         self.flops[self._phase_now] += flops
         self.touched_bytes += touched
         dtype = next((tensor.dtype for tensor in done.inputs if tensor.is_floating_point()), output.dtype)
-        fastest, bandwidth = self._speeds.flops_of(dtype, tf32=self._tf32), self._speeds.memory_bytes_per_second
+        is_tf32 = self._tf32 or (self._cudnn_tf32 and done.name.startswith(("conv", "_cudnn_rnn")))
+        fastest, bandwidth = self._speeds.flops_of(dtype, tf32=is_tf32), self._speeds.memory_bytes_per_second
         computing = flops / fastest if fastest else 0.0
         moving = touched / bandwidth if bandwidth else 0.0
         self.compute_seconds += computing

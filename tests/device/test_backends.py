@@ -131,7 +131,7 @@ def test_a_mac_counts_its_fast_cores_alone(monkeypatch):
     ("kind", "precision", "capability", "cudnn_tf32", "setting"),
     [
         ("cuda", "fp32", (8, 0), True, "backends.cuda.cudnn_tf32=false"),
-        ("cuda", "fp32", (8, 0), False, "for nothing; train.precision=tf32"),
+        ("cuda", "fp32", (8, 0), False, "does not use the tensor cores; train.precision=tf32"),
         ("cuda", "fp32", (7, 5), True, ""),
         ("cuda", "tf32", (9, 0), True, "train.precision=fp32"),
         ("cuda", "bf16", (9, 0), True, ""),

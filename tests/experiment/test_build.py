@@ -15,7 +15,7 @@ from runner import cli
 from runner.config import compose
 from runner.config.compose import composed_with, composer
 from runner.config.instantiate import build
-from runner.config.nodes import SHARED
+from runner.config.nodes import USUAL
 from runner.data.builtin.scikit import digits
 from runner.data.loading.order import EPOCH, SPLIT, generator, permutation
 from runner.experiment.build import prepare
@@ -44,7 +44,7 @@ def weights(folder, name="best"):
 
 def test_conf_says_the_same_as_the_code():
     base = OmegaConf.load(compose.CONF / "base.yaml")
-    for key, (_, usual) in SHARED.items():
+    for key, usual in USUAL.items():
         assert OmegaConf.to_container(base[key]) == usual
 
 

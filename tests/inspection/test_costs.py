@@ -81,6 +81,17 @@ def test_time_at_the_roofline_takes_the_slower_side_of_each_operation():
     assert costs.roofline_seconds == pytest.approx(2 * addition)
 
 
+def test_convolutions_may_have_their_own_speed():
+    speeds = Speeds({"fp32": 1e6, "tf32": 4e6}, memory_bytes_per_second=1e12)
+
+    def seconds(**settings):
+        images, weights = torch.ones(1, 1, 4, 4), torch.ones(1, 1, 2, 2)
+        costs, _ = counted(lambda _: torch.nn.functional.conv2d(images, weights), speeds=speeds, **settings)
+        return costs.compute_seconds
+
+    assert seconds(cudnn_tf32=True) == pytest.approx(seconds(tf32=True)) == pytest.approx(seconds() / 4)
+
+
 def test_speeds_by_type():
     speeds = Speeds({"fp32": 1.0, "tf32": 2.0, "bf16": 3.0})
     assert speeds.flops_of(torch.float32, tf32=False) == 1

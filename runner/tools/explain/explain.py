@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import shlex
+import sys
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -69,7 +70,7 @@ def look(moment: Moment) -> Look:
         if parameter.requires_grad
     ]
     cause, loss = None, math.nan
-    observer = task.observer = NotFiniteObserver(model, names)
+    observer = task.observer = NotFiniteObserver(model, names, outermost=sys._getframe())
     try:
         with observe(observer):
             values = take(moment.reached.batches)

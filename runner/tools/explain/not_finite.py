@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -138,19 +139,23 @@ class _Argument(NamedTuple):
 class NotFiniteObserver(OperationObserver):
     """Sees the operations of a step, with its backward pass; `in_task` is set by the caller."""
 
-    def __init__(self, model: nn.Module, names: TensorNames) -> None:
-        """names: of the step's tensors; those of the batch are called batch..."""
+    def __init__(self, model: nn.Module, names: TensorNames, outermost: FrameType | None = None) -> None:
+        """Make an observer of one step.
+
+        Args:
+            names: Of the step's tensors; those of the batch are called batch...
+            outermost: The frame that takes the step; lines of its callers are not the step's.
+        """
         self.in_task = False
         self.largest: list[LargestValue] = []
-        self._model, self._names, self._lines = model, names, call_site.Lines()
+        self._model, self._names, self._outermost = model, names, outermost
+        self._lines = call_site.Lines(outermost)
         self._causes: dict[int, NotFiniteOperation] = {}  # by storage: what made it, where it is not finite
         self._made: dict[int, tuple[str, str]] = {}  # by storage: the operation and its line
         self._unwritten: set[int] = set()
         self._number, self._went_back = 0, False
-        self._arguments: list[
-            _Argument
-        ] = []  # of the operation under way, and by tensor its range before it is written
-        self._ranges: dict[int, Range | None] = {}
+        self._arguments: list[_Argument] = []  # of the operation under way
+        self._ranges: dict[int, Range | None] = {}  # by tensor, before it is written
         self._not_finite: set[int] = set()
 
     def cause_of(self, tensor: Tensor) -> NotFiniteOperation | None:
@@ -242,7 +247,7 @@ class NotFiniteObserver(OperationObserver):
             return "backward"
         if self.in_task:
             self._went_back = False
-            running = call_site.modules(list(call_site.frames()))
+            running = call_site.modules(list(call_site.frames(self._outermost)))
             return "forward" if any(module is self._model for module in running) else "loss"
         return "optimizer" if self._went_back else "loss"
 

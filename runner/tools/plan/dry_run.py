@@ -76,7 +76,8 @@ class SimulatedRun:
         self.names, lines = TensorNames(), call_site.Lines()
         self.meetings = Meetings(device, self.names, lines)
         self.slow = Slow(device, lines, chosen={number_type(cfg.train.precision)})
-        self.costs = costs = Costs(device, speeds=speeds, tf32=cfg.train.precision == "tf32")
+        is_tf32, cudnn_tf32 = cfg.train.precision == "tf32", device.type == "cuda" and cfg.backends.cuda.cudnn_tf32
+        self.costs = costs = Costs(device, speeds=speeds, tf32=is_tf32, cudnn_tf32=cudnn_tf32)
         self.findings: list[Finding] = []
         self.reads: list[HostRead] = []
         self._num_reads: Counter[str] = Counter()  # by line, in this step

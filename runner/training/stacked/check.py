@@ -106,9 +106,17 @@ def _together(
     notes, each = list[str](), list[list[Tensor]]()
     compiled = Compiled(how_to_compile(parts, is_alone=True), list(stack.numbers), notes.append)
 
+    buffers = list(parts.model.buffers())
+    before = [buffer.clone() for buffer in buffers]
+
+    def undo_one() -> None:
+        parts.model.zero_grad()
+        for buffer, value in zip(buffers, before, strict=True):
+            buffer.copy_(value)
+
     def prepare(num: int) -> tuple[Callable[[], object], Callable[[], object]]:
         if num == 1:
-            return partial(_loss_and_gradients, parts, batches[0]), parts.model.zero_grad
+            return partial(_loss_and_gradients, parts, batches[0]), undo_one
         gradients, group = StackedGradients(stack, slice(0, num)), [stacked_batches(batches[:num])]
         gradients.draw_from(states[:num])
         return partial(gradients.compute, group), gradients.undo

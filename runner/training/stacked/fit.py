@@ -294,9 +294,6 @@ class _Group:
         """Stack the members and their unread rows."""
         runs, train, metrics = self._runs, self._settings.train, self._settings.metrics
         states = [run.state() for run in runs]
-        for run in runs:
-            run.join(self)
-            run.training.clock = self._clock
         numbers = self._compiled.numbers if self._compiled else ()
         stack = ModelStack([run.member.parts for run in runs], numbers=numbers)
         self._gradients = StackedGradients(stack, compiled=self._compiled)
@@ -319,6 +316,9 @@ class _Group:
         }
         rows = torch.stack([state["rows"] for state in states], dim=-1)
         self.buffer.load_state({"names": states[0]["names"], "rows": rows, "notes": notes})
+        for run in runs:  # not before: memory may end above, and leave() reads the buffer
+            run.join(self)
+            run.training.clock = self._clock
         lanes = [list(same) for _, same in groupby(runs, key=lambda run: run.lane)]
         self._lanes = [
             Lane([run.member.parts for run in lane], lane[0].member.settings.train.clip_grad_norm) for lane in lanes

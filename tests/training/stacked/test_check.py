@@ -306,6 +306,23 @@ def test_masks_are_those_of_one_alone_however_the_values_lie(tmp_path, make):
     check_alike(members(tmp_path, make), is_asked=True)
 
 
+class Centers(nn.Module):
+    """Reads the buffer that it updates."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, hidden):
+        self.mean.mul_(0.5).add_(hidden.detach().mean(0))
+        return hidden - self.mean
+
+
+@pytest.mark.usefixtures("all_together")
+def test_model_that_reads_its_updated_buffer_is_alike(tmp_path):
+    check_alike(members(tmp_path, partial(Head, make=Centers)), is_asked=True)
+
+
 @pytest.mark.parametrize("make", [None, Head, NORMED, partial(Head, make=OwnNumber), ATTENDS, DROPS_TRANSPOSED])
 def test_what_can_be_is_left_as_it_was(tmp_path, make):
     """Weights, running statistics, gradients and the process's generators."""

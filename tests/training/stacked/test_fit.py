@@ -312,6 +312,20 @@ def test_where_the_memory_ends_fewer_compute_at_a_time(tmp_path, monkeypatch, ca
     assert largest_difference(wanted, found)[0] <= 1e-6
 
 
+def test_group_is_halved_where_memory_ends_while_it_is_stacked(tmp_path, monkeypatch, capsys):
+    make = ModelStack.__init__
+
+    def limited(self, parts, **more):
+        if len(parts) > 2:
+            raise torch.OutOfMemoryError("out of memory")
+        make(self, parts, **more)
+
+    monkeypatch.setattr("runner.training.stacked.fit.ModelStack.__init__", limited)
+    runs = trained_together(tmp_path, MLP, [[f"seed={seed}"] for seed in range(4)])
+    assert "out of memory: 2 of 4 members at a time now" in capsys.readouterr().out
+    assert [run.result.status for run in runs] == ["finished"] * 4
+
+
 def test_members_get_same_answer_at_a_step():
     stop = Stop()
     condition = OwnStopCondition(stop, Limits(1, 9, save_every_seconds=3600))
