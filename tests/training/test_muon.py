@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from runner.errors import RunnerError
 from runner.models.gpt import GPT
 from runner.training.muon import Muon, hidden_matrices
 from runner.training.optimizer import make_optimizer
@@ -121,13 +120,6 @@ def test_a_run_that_goes_on_has_the_same_bits():
 def test_what_it_does_not_take_is_said(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         Muon([nn.Parameter(torch.ones(2, 2))], **wrong)
-
-
-def test_parts_of_a_weight_are_refused():
-    model = net()
-    model.first.weight.full_tensor = lambda: None  # like a DTensor
-    with pytest.raises(RunnerError, match="strategy=ddp"):
-        make_optimizer(Muon, model, device=CPU)
 
 
 def test_gradients_with_a_scale_are_refused_where_the_step_is_captured():

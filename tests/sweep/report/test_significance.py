@@ -139,7 +139,7 @@ def test_three_seeds_decide_a_plain_difference():
     other = difference(of(*cnn), dict(enumerate(mlp, 100)))
     expected = stats.ttest_ind(cnn, mlp, equal_var=False)
     assert (other.verdict("min"), other.test) == ("better", "Welch's t-test")
-    assert other.p_value == pytest.approx(expected.pvalue, rel=1) and other.p_value > expected.pvalue
+    assert other.p_value == pytest.approx(expected.pvalue, rel=1)
 
 
 def test_equal_gaps_of_few_rows_decide_nothing():

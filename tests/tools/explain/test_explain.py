@@ -219,4 +219,4 @@ def test_operation_of_a_builtin_model_is_named_by_its_line(own_folder, capsys):
     words = ["model=mlp", "optimizer=sgd", "optimizer.lr=1e25", "train.num_steps=4", "tracking.enabled=false"]
     assert cli.main([*words, "device=cpu", "hydra.run.dir=run"]) == 1
     found = explain(capsys, "run")[1]
-    assert found["first"]["line"].startswith("mlp.py:")
+    assert found["operation"]["line"].startswith("mlp.py:")
