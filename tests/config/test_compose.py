@@ -94,35 +94,28 @@ LIBRARIES = ("hydra", "omegaconf", "argparse")
 
 
 def patched(source):
-    """Return the assignments to an attribute of a module or class of these libraries."""
-    tree, names = ast.parse(source), set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in LIBRARIES:
-            names |= {alias.asname or alias.name for alias in node.names}
-        elif isinstance(node, ast.Import):
-            names |= {
-                alias.asname or alias.name.partition(".")[0]
-                for alias in node.names
-                if alias.name.partition(".")[0] in LIBRARIES
-            }
-    found = []
-    for node in ast.walk(tree):
-        targets = node.targets if isinstance(node, ast.Assign | ast.Delete) else [getattr(node, "target", None)]
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("setattr", "delattr"):
-            targets = [ast.Attribute(node.args[0], "any")]
-        for target in targets:
-            for inner in target.elts if isinstance(target, ast.Tuple) else [target]:
-                is_attribute = isinstance(inner, ast.Attribute)
-                while isinstance(inner, ast.Attribute):
-                    inner = inner.value
-                if is_attribute and isinstance(inner, ast.Name) and inner.id in names:
-                    found.append(node.lineno)
-    return found
+    """Return the lines that write or delete an attribute of a module or class of these libraries."""
+    nodes = list(ast.walk(ast.parse(source)))
+    names = {
+        (alias.asname or alias.name).partition(".")[0]
+        for node in nodes
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+        if (getattr(node, "module", None) or alias.name).partition(".")[0] in LIBRARIES
+    }
+    written = [node for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del)]
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    written += [call.args[0] for call in calls if getattr(call.func, "id", "") in ("setattr", "delattr")]
+    # not of an object that a call returns
+    return [
+        node.lineno for node in written if (text := ast.unparse(node)).partition(".")[0] in names and "(" not in text
+    ]
 
 
 def test_nothing_of_hydra_is_replaced():
     assert patched("from hydra.core.plugins import Plugins\nPlugins.discover = None\n") == [2]
     assert patched("import argparse\nx, argparse.ArgumentParser.error = 1, 2\n") == [2]
+    assert patched("import hydra.core as core\nsetattr(core, 'x', 1)\ndel core.y\ncore.z += 1\n") == [3, 4, 2]
     files = [*(PACKAGES / "runner").rglob("*.py")]
     assert len(files) > 100
     assert {str(file): lines for file in files if (lines := patched(file.read_text()))} == {}
