@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from runner.errors import OF_CODE
 from runner.models.with_preprocessing import Prepared
 from runner.tasks.classification import Classification
 from runner.tasks.language import Language
@@ -65,7 +66,7 @@ def find(
     for name, check in checks.items():
         try:
             hints += filter(None, [check()])
-        except Exception as error:  # of a custom model or optimizer
+        except OF_CODE as error:  # of a custom model or optimizer
             log.info("no hint about %s: %s", name, error)
     return hints
 

@@ -160,10 +160,9 @@ class Session:
         with self._failing():
             status = MLFLOW_STATUS[result.status]
             self.reporter.journal.event("end", status=status, end_ms=int(time.time() * 1000))
-        with self._failing():  # after the end is on the disk, as hints run the user's model
-            if result.status == "finished":
-                times, _ = summaries.training_times(result)
-                self._hints = hints.find(self._parts, result, series=series, rows=rows, time=times)
+        if result.status == "finished":  # after the end is on the disk, as hints run the user's model
+            times, _ = summaries.training_times(result)
+            self._hints = hints.find(self._parts, result, series=series, rows=rows, time=times)
 
     def _draw(self, series: Mapping[str, Series]) -> None:
         parts, result, failures = self._parts, self._result, list[str]()

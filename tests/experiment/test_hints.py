@@ -185,6 +185,14 @@ def test_a_run_that_failed_gets_none(hints, capsys):
     assert "hint:" not in capsys.readouterr().out
 
 
+def test_model_that_exits_in_a_check_gets_no_hint(hints, monkeypatch):
+    def exits(*_given):
+        raise SystemExit(3)
+
+    monkeypatch.setattr("runner.experiment.hints._outputs", exits)
+    assert hints("model.last=softmax") == []
+
+
 def test_a_run_that_goes_on_is_judged_as_a_whole(hints, capsys):
     hints("model.unused=true optimizer.lr=1e-9", 30)
     assert cli.main(["resume", "run", "train.num_steps=60"]) == 0

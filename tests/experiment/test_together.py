@@ -15,7 +15,7 @@ from runner.data.split import indices, rows_of
 from runner.device import Choice, Gpu, Hardware, host_memory
 from runner.device.placement import map_tensors, tensors
 from runner.errors import Problem, RunnerError
-from runner.experiment import build, build_data, hints, provenance, session, together
+from runner.experiment import build, build_data, provenance, session, together
 from runner.experiment.build import prepare
 from runner.experiment.context import RunContext
 from runner.experiment.summary import Summary
@@ -55,7 +55,7 @@ def test_a_group_finds_nothing_of_the_one_before_in_the_memory(tmp_path, monkeyp
     assert left == [0, 0]
 
 
-@pytest.mark.parametrize(("module", "name"), [(session, "log_model"), (hints, "find"), (session, "illustrate")])
+@pytest.mark.parametrize(("module", "name"), [(session, "log_model"), (session, "illustrate")])
 def test_one_whose_end_fails_fails_alone(tmp_path, monkeypatch, module, name):
     whole, asked = getattr(module, name), []
 
