@@ -196,8 +196,7 @@ def _typed(option: Option, value: str) -> str:
 
 
 def _suggestions(key: str, value: str) -> list[str]:
-    composed = compose.composer([])
-    return override_errors.suggestions(key, [value], composed([]), composed) if key else []
+    return override_errors.suggestions(key, [value], compose.composer([])([])) if key else []
 
 
 def refuse_misspelt(words: Sequence[str]) -> None:

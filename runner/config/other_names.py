@@ -89,7 +89,7 @@ VALUES = {
     },
 }
 #: what else a key needs that the default configuration does not have
-WITH = {"model.hidden_sizes": "model=mlp", "optimizer.weight_decay": "", "task.label_smoothing": "task=classification"}
+WITH = {"model.hidden_sizes": "model=mlp", "optimizer.weight_decay": "", "hydra.run.dir": ""}
 #: names of data sets that users look for and that no option has
 ELSEWHERE = {"mnist", "fashionmnist", "cifar", "cifar10", "cifar100", "svhn", "imagenet", "stl10", "imdb", "coco"}
 COMMANDS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from runner.config import other_names, validate
 from runner.config.compose import CONF, OF_ONE_RUN, CheckedLoader, Compose, Composed, MisfitError
 from runner.config.identity import key_of, quoted
 from runner.config.instantiate import option_files
-from runner.config.schema import KINDS, find_key
+from runner.config.schema import KINDS, SearchKeys, find_key, keys
 from runner.config.validate import Misfit
 from runner.errors import Problem, RunnerError, first_line, nearest
 
@@ -31,27 +31,29 @@ REFUSALS = (
     *(*COMPOSITION, RunnerError, AssertionError, AttributeError, LookupError, OSError, RecursionError),
     *(TypeError, ValueError),
 )
-#: how Hydra's grammar reports errors, and how the loader does for a key that exists
-SYNTAX = ("mismatched", "extraneous", "token recognition", "no viable alternative", "missing ", "LexerNoViableAlt")
-EXISTS = ("Could not append", "Multiple values", "Error merging", "already")
 #: how Hydra reports an error in a file
 IN_A_FILE = re.compile(r"In '(?P<name>[^']*)': (?:\w+ raised while composing config:\n)?(?P<problem>.*)", re.DOTALL)
 PACKAGE = "write `# @package _global_` as its first line: without it, its keys are below the name of its group"
-#: a key without quotes
-PLAIN_KEY = re.compile(r"[\w./:-]+", re.ASCII)
+PLAIN_KEY = re.compile(r"[\w./:-]+", re.ASCII)  # without quotes
+QUOTE = '"'  # of a value; a shell gets the override in '...'
 QUOTES = "\"'"
-MARK = '"'  # the quote of a value; a shell gets the override in '...'
 SEVERAL = re.compile(r"(?:\w+\()*(?:choice|range|glob|interval)\(")  # functions that make several values
 
 
 @contextmanager
-def explained(overrides: Sequence[str], *, compose: Compose, check: Callable[[DictConfig], object]) -> Iterator[None]:
+def explained(
+    overrides: Sequence[str],
+    *,
+    compose: Compose,
+    check: Callable[[DictConfig], object],
+    errors: tuple[type[Exception], ...] = REFUSALS,
+) -> Iterator[None]:
     """Raise explain() of an error that composing these overrides raises."""
     try:
         yield
     except BrokenPipeError:  # by `... | head`
         raise
-    except REFUSALS as error:
+    except errors as error:
         raise explain(error, list(overrides), compose=compose, check=check) from None
 
 
@@ -69,36 +71,37 @@ def explain(
     if isinstance(error, RunnerError):
         return error
     if isinstance(error, MisfitError) and not any(map(has_several, overrides)):
-        found = _misfit_problems(error, error.overrides, compose)
-        return _with_errors_of(check, error.config, found, {each.key for each in error.misfits})
+        problems = _misfit_problems(error, error.overrides)
+        return _with_errors_of(check, error.config, problems, {each.key for each in error.misfits})
     try:
         cfg = compose([])
     except REFUSALS as refused:
-        return RunnerError(*_problems("", refused, compose))
-    problems: dict[Problem, None] = {}  # in order
+        return RunnerError(*_problems("", refused, None))
+    problems = []
     accepted: list[str] = []
     refused_keys: set[str] = set()
     is_one_run = str(error).startswith(OF_ONE_RUN)
     for text in sorted(overrides, key=_depth):
-        key, singles = _bare_key(text), list(_singles(text))
+        key, values = _bare_key(text), list(singles(text))
         is_of_hydra = key.startswith("hydra")
         if key.partition(".")[0] in refused_keys and not is_of_hydra:
             continue
-        if len(singles) > 1 and (is_one_run or is_of_hydra):
+        if len(values) > 1 and (is_one_run or is_of_hydra):
             what, fix = f"`{key}` is the same for all jobs of a sweep", f"set `{key}` to one value"
-            problems[Problem(text, what, fix, code="bad-value") if is_of_hydra else ambiguous(text)] = None
-            singles = singles[: OmegaConf.is_dict(validate.value(cfg, key)) and not is_of_hydra]  # a group's option
-        for single in singles:
+            problems.append(Problem(text, what, fix, code="bad-value") if is_of_hydra else ambiguous(text))
+            is_group = OmegaConf.is_dict(validate.value(cfg, key)) and not is_of_hydra
+            values = values[:1] if is_group else []
+        for single in values:
             try:
                 cfg = compose([*accepted, single])
                 accepted.append(single)
             except REFUSALS as refused:
                 typed = single if _bare_key(single) in validate.all_keys(cfg) else text
-                problems |= dict.fromkeys(_problems(typed, refused, compose, cfg))
+                problems += _problems(typed, refused, cfg)
                 refused_keys.add(_bare_key(single))
                 break
     if not problems and isinstance(error, MisfitError):  # of a sweep's job
-        problems = dict.fromkeys(_misfit_problems(error, error.overrides, compose))
+        problems = _misfit_problems(error, error.overrides)
     result = _with_errors_of(check, cfg, problems, refused_keys)
     return result if result.problems else RunnerError(_broken_file(error))
 
@@ -106,14 +109,13 @@ def explain(
 def _with_errors_of(
     check: Callable[[DictConfig], object], cfg: DictConfig, problems: Iterable[Problem], refused_keys: set[str]
 ) -> RunnerError:
-    found = dict.fromkeys(problems)
+    every = dict.fromkeys(problems)  # in order
     try:
         check(cfg)
     except RunnerError as more:
-        for each in more.problems:
-            if _bare_key(each.source.removeprefix("no ")) not in refused_keys:
-                found[each] = None
-    return RunnerError(*found)
+        is_new = (_bare_key(each.source.removeprefix("no ")) not in refused_keys for each in more.problems)
+        every |= dict.fromkeys(each for each, new in zip(more.problems, is_new, strict=True) if new)
+    return RunnerError(*every)
 
 
 def _depth(text: str) -> int:
@@ -141,17 +143,15 @@ def has_several(text: str) -> bool:
     return override is not None and override.is_sweep_override()
 
 
-def _singles(text: str) -> Iterator[str]:
-    """One override for each value of an override of a sweep; the ends of an interval."""
+def singles(text: str) -> Iterator[str]:
+    """Yield one override for each value of an override of a sweep; the ends of an interval."""
     override = _parsed(text)
     if override is None or not override.is_sweep_override():
         yield text
         return
     head, value = text[: text.index("=") + 1], override.value()
-    if isinstance(value, IntervalSweep):
-        yield from (f"{head}{value.start}", f"{head}{value.end}")
-    else:
-        yield from (head + value for value in override.sweep_string_iterator())
+    values = (value.start, value.end) if isinstance(value, IntervalSweep) else override.sweep_string_iterator()
+    yield from (f"{head}{each}" for each in values)
 
 
 def ambiguous(text: str, *, takes_sweep: bool = True) -> Problem:
@@ -171,77 +171,75 @@ def ambiguous(text: str, *, takes_sweep: bool = True) -> Problem:
     return Problem.suggest(text, f"{what} a run for each of them, and {takes}", ways, "use one value")
 
 
-def _problems(text: str, error: Exception, compose: Compose, cfg: DictConfig | None = None) -> list[Problem]:
+def _problems(text: str, error: Exception, cfg: DictConfig | None) -> list[Problem]:
     """Return the errors of one override; of the main file for an empty text."""
     if isinstance(error, RunnerError):
         return list(error.problems)
     if isinstance(error, MisfitError):
-        return _misfit_problems(error, [text] if text else [], compose)
-    if cfg is None:
+        return _misfit_problems(error, [text] if text else [])
+    if cfg is None or hasattr(_innermost(error), "problem_mark"):
         return [_broken_file(error)]
-    return [_defaults_problem(text, error) or _problem(text, error, cfg, compose)]
+    return [_file_choice_problem(text, error) or _problem(text, error, cfg)]
 
 
-def _problem(text: str, error: Exception, cfg: DictConfig, compose: Compose) -> Problem:
-    key, _, value = text.partition("=")
-    bare, message = _bare_key(text), str(error)
-    if "group override must be" in message:
-        present = cfg.hydra.runtime.choices.get(bare)
-        return Problem.suggest(text, f"`{bare}` needs the name of an option", [f"{bare}={present}"])
-    if key.startswith("~") and "does not exist" in message:
-        if bare in validate.all_keys(cfg):
+def _problem(text: str, error: Exception, cfg: DictConfig) -> Problem:
+    override, bare, value = _parsed(text), _bare_key(text), text.partition("=")[2]
+    known, option = [*validate.all_keys(cfg)], cfg.hydra.runtime.choices.get(bare)
+    if override is None and PLAIN_KEY.fullmatch(bare):
+        way = shlex.quote(f"{key_of(text)}={quoted(value, QUOTE)}")
+        return Problem.suggest(text, "Hydra reads this value in quotes only", [way])
+    if override is None:
+        return _unknown_key(text, bare, cfg)
+    if override.is_sweep_override():
+        return ambiguous(text)
+    if isinstance(error, MissingConfigException):
+        return _missing_option(text, bare, value, error.options)
+    if override.is_delete():
+        if bare in known:
             return Problem(text, f"`{bare}` is null already", "leave it out", code="bad-value")
         return validate.unknown_key(text, bare, "leave it out")
-    if hasattr(_innermost(error), "problem_mark"):
-        return _broken_file(error)
-    if "Ambiguous value" in message:
-        return ambiguous(text)
-    if isinstance(error, MissingConfigException) and error.options is not None:
-        return _missing_option(text, bare, value, list(error.options))
-    if key.startswith("+") and any(part in message for part in EXISTS):
+    if override.is_add() and (bare in known or option is not None):
         way = shlex.quote(f"{bare}={value}")
         return Problem.suggest(text, f"`{bare}` exists already, and + only adds new keys", [way])
-    if any(part in message for part in SYNTAX) and PLAIN_KEY.fullmatch(bare):
-        problem = "Hydra reads this value in quotes only"
-        return Problem.suggest(text, problem, [shlex.quote(f"{key}={quoted(value, MARK)}")])
-    if any(part in message for part in (*SYNTAX, "Could not", "Key '")):
-        return _unknown_key(text, bare, cfg, compose)
+    if option is not None:
+        return Problem.suggest(text, f"`{bare}` needs the name of an option", [f"{bare}={option}"])
+    if bare not in known:
+        return _unknown_key(text, bare, cfg)
     cause = f" {first_line(error.__cause__)}" if error.__cause__ is not None else ""
-    return Problem(text, f"{first_line(error)}{cause}", f"set `{key}` to another value", code="bad-value")
+    return Problem(text, f"{first_line(error)}{cause}", f"set `{bare}` to another value", code="bad-value")
 
 
-def _misfit_problems(error: MisfitError, overrides: Sequence[str], compose: Compose) -> list[Problem]:
-    found: dict[Problem, None] = {}
+def _misfit_problems(error: MisfitError, overrides: Sequence[str]) -> list[Problem]:
+    problems = []
     options = error.config.hydra.runtime.choices
     values = [text for text in overrides if options.get(_bare_key(text)) is None or "={" in text]
-    for key, value, kind in error.misfits:
+    for misfit in error.misfits:
+        key, value, kind = misfit
         typed = [text for text in values if f"{key}.".startswith(f"{_bare_key(text)}.")]
         typed = typed or [text for text in values if _bare_key(text).startswith(f"{key}.")]
         if not typed:
-            found[_file_problem(error, Misfit(key, value, kind))] = None
+            problems.append(_file_problem(error, misfit))
         elif kind is not None:
             shown = typed[-1].partition("=")[2] if _bare_key(typed[-1]) == key else str(value)
-            found[replace(validate.wrong_type(key, shown, kind), source=typed[-1])] = None
+            problems.append(replace(validate.wrong_type(key, shown, kind), source=typed[-1]))
         else:
-            found[_unknown_key(typed[-1], key, error.config, compose)] = None
-    return list(found)
+            problems.append(_unknown_key(typed[-1], key, error.config))
+    return list(dict.fromkeys(problems))
 
 
-def _unknown_key(text: str, key: str, cfg: DictConfig, compose: Compose) -> Problem:
+def _unknown_key(text: str, key: str, cfg: DictConfig) -> Problem:
     bare, value = _bare_key(text), text.partition("=")[2]
     if bare == "tuned":  # a group of files that `tune` writes
         fix = f"run `python -m runner tune --name {value}` with the same overrides, which writes one"
         return Problem(text, "the current directory has no conf/tuned", fix, code="unknown-option")
-    if bare.startswith("hydra.sweeper."):
-        with suppress(HydraException, OmegaConfBaseException, MisfitError):
-            compose(["hydra/sweeper=optuna", text])
-            problem = "this setting belongs to a search, and this sweep is a grid"
-            return Problem.suggest(text, problem, [f"hydra/sweeper=optuna {text}"], code="conflict")
+    if bare in (f"hydra.sweeper.{name}" for name in keys(SearchKeys)):
+        problem = "this setting belongs to a search, and this sweep is a grid"
+        return Problem.suggest(text, problem, [f"hydra/sweeper=optuna {text}"], code="conflict")
     if bare != key and key.startswith(f"{bare}."):  # in a mapping
         hits = [f"`{hit}`" for hit in other_names.suggest_keys(key, [*validate.all_keys(cfg)])]
         return validate.unknown_key(text, key, f"use {' or '.join(hits)}" if hits else validate.PRINTED)
-    values = [single.partition("=")[2] for single in _singles(text)]
-    hits = suggestions(bare, values, cfg, compose) if "(" not in value else []
+    values = [single.partition("=")[2] for single in singles(text)]
+    hits = suggestions(bare, values, cfg) if "(" not in value else []
     otherwise = "leave it out; `--cfg job` prints the keys"
     groups = [each for each in other_names.suggest_keys(bare, [*cfg]) if option_files(each)] if "." not in bare else []
     if groups and not hits:
@@ -249,35 +247,45 @@ def _unknown_key(text: str, key: str, cfg: DictConfig, compose: Compose) -> Prob
     return validate.unknown_key(text, bare, otherwise, hits)
 
 
-def suggestions(key: str, values: list[str], cfg: DictConfig, compose: Compose) -> list[str]:
+def suggestions(key: str, values: list[str], cfg: DictConfig) -> list[str]:
     """Return what an unknown key certainly means, as it can be typed, with valid values. values: those that were typed."""
-    if found := other_names.overrides_for(key, ",".join(values)):
-        return found
+    if ways := other_names.overrides_for(key, ",".join(values)):
+        return ways
     known = [name for name in validate.all_keys(cfg) if name.startswith("hydra.") == key.startswith("hydra.")]
     known = [name for name in known if not name.startswith("facts.")]
-    more = [name for name in other_names.keys_for(key) if name in (*other_names.WITH, "hydra.run.dir")]
-    ways = []
+    more = [name for name in other_names.keys_for(key) if name in other_names.WITH]
     for hit in other_names.suggest_keys(key, known) or more:
-        option = other_names.WITH.get(hit, "") if hit not in known else ""
-        has = compose(option.split()) if option else cfg
         is_group = "." not in hit and OmegaConf.is_dict(validate.value(cfg, hit))
-        way = _with_option(hit, values, has) if is_group else _with_value(has, hit, values)
+        option = other_names.WITH.get(hit, "") if hit not in known else ""
+        way = _with_option(hit, values, cfg) if is_group else _with_value(hit, values, _present(cfg, hit, option))
         ways += [f"{option} {way}".strip()] if way else []
     return ways[:3]
 
 
-def _with_value(cfg: DictConfig, key: str, texts: list[str]) -> str | None:
+def _present(cfg: DictConfig, key: str, option: str) -> Any:
+    """Return the value of a key, or the one in the file of the option that has it."""
+    group, _, name = option.partition("=")
+    return validate.value(OmegaConf.create({group: OmegaConf.load(option_files(group)[name])}) if option else cfg, key)
+
+
+def _with_value(key: str, texts: list[str], present: Any) -> str | None:
     """KEY=VALUE for a shell: with the values that were typed if they fit the key, else with a valid one; None without one."""
+    example, known = "0.001" if key == "optimizer.lr" else "", find_key(key)
+    if isinstance(present, bool | int | float | str):
+        example = str(present).lower() if isinstance(present, bool) else str(present)
+    elif OmegaConf.is_config(present):
+        example = f"[{','.join(map(str, present))}]" if present and OmegaConf.is_list(present) else ""
+    elif known is not None:
+        example = known.example
     texts = [other_names.value_for(key, text) for text in texts]
-    example = _example(cfg, key)
     if example.startswith("["):
         texts = [f"[{text}]" if text.isdecimal() else text for text in texts]
-    if not all(text and _fits(cfg, key, text) for text in texts):
+    if not all(text and _fits(key, text, present) for text in texts):
         texts = [example] if example else []
     return shlex.quote(f"{key}={','.join(texts)}") if texts else None
 
 
-def _fits(cfg: DictConfig, key: str, text: str) -> bool:
+def _fits(key: str, text: str, present: Any) -> bool:
     if key == "device":
         return re.fullmatch(r"auto|cpu|mps|all|(cuda|xpu)(:\d+)?|\[.*\]", text) is not None
     try:
@@ -286,21 +294,9 @@ def _fits(cfg: DictConfig, key: str, text: str) -> bool:
             return known.allows(known.typed(typed))
     except (OmegaConfBaseException, yaml.YAMLError, TypeError, ValueError):
         return False
-    present = validate.value(cfg, key)
     if type(present) in (int, float):
         return type(typed) in (int, float) and typed >= 0
     return not OmegaConf.is_dict(present) and (OmegaConf.is_list(typed) or not OmegaConf.is_list(present))
-
-
-def _example(cfg: DictConfig, key: str) -> str:
-    present = validate.value(cfg, key)
-    if isinstance(present, bool | int | float | str):
-        return str(present).lower() if isinstance(present, bool) else str(present)
-    if OmegaConf.is_config(present):
-        return f"[{','.join(map(str, present))}]" if present and OmegaConf.is_list(present) else ""
-    if (known := find_key(key)) is not None:
-        return known.example
-    return "0.001" if key == "optimizer.lr" else ""
 
 
 def _with_option(group: str, values: list[str], cfg: DictConfig) -> str | None:
@@ -317,10 +313,10 @@ def _option(group: str, value: str, options: Iterable[str]) -> str | None:
     return next((hit for hit in nearest(value, options) if re.sub(r"\D", "", hit) == digits), None)
 
 
-def _missing_option(text: str, group: str, value: str, options: list[str], between: str = "=") -> Problem:
+def _missing_option(text: str, group: str, value: str, options: Sequence[str] | None, between: str = "=") -> Problem:
     own = f"add your own file conf/{group}/{value}.yaml"
     if group in ("hydra/launcher", "hydra/sweeper"):
-        options = [option for option in options if option != "basic"]  # a sweep refuses Hydra's own
+        options = [option for option in options or () if option != "basic"]  # a sweep refuses Hydra's own
     if not options:
         return Problem(text, f"the group `{group}` does not exist or has no file", own, code="unknown-option")
     problem = f"`{group}` has no option `{value}`; it has {', '.join(sorted(options))}"
@@ -332,18 +328,17 @@ def _missing_option(text: str, group: str, value: str, options: list[str], betwe
     return Problem(text, problem, fix, tuple(ways) if between == "=" else (), code="unknown-option")
 
 
-def _defaults_problem(text: str, error: Exception) -> Problem | None:
+def _file_choice_problem(text: str, error: Exception) -> Problem | None:
     """Return the error in the file that an override GROUP=OPTION chooses, or None."""
     group, _, option = text.lstrip("+").partition("=")
     chosen = f"{group.partition('@')[0]}/{option.strip(QUOTES)}"
-    if isinstance(error, MissingConfigException) and error.missing_cfg_file not in (None, chosen):
-        wanted, _, name = str(error.missing_cfg_file).rpartition("/")
-        source = f"{wanted}: {name} in the defaults of {chosen}"
-        return _missing_option(source, wanted, name, list(error.options or []), ": ")
     if isinstance(error, MissingConfigException):
-        return None
-    if (found := IN_A_FILE.match(str(error))) and "/" in found["name"]:
-        source, problem = f"conf/{found['name']}.yaml", first_line(found["problem"])
+        if error.missing_cfg_file in (None, chosen):
+            return None
+        wanted, _, name = str(error.missing_cfg_file).rpartition("/")
+        return _missing_option(f"{wanted}: {name} in the defaults of {chosen}", wanted, name, error.options, ": ")
+    if (match := IN_A_FILE.match(str(error))) and "/" in match["name"]:
+        source, problem = f"conf/{match['name']}.yaml", first_line(match["problem"])
         return Problem(source, problem, f"correct it, or {PACKAGE}", code="bad-file")
     return None
 
@@ -360,9 +355,8 @@ def _file_problem(error: MisfitError, misfit: Misfit) -> Problem:
             source = f"{key} in {_shown_path(file)}, line {line}"
             break
     if kind is not None:
-        wrong = validate.wrong_type(key, str(value), kind)
         fix = f"write `{leaf}: {KINDS.get(kind.split(' ')[0], ('', '...'))[1]}`"
-        return replace(wrong, source=source, help=fix, suggestions=())
+        return replace(validate.wrong_type(key, str(value), kind), source=source, help=fix, suggestions=())
     known = [*validate.all_keys(error.config)]
     hits = [hit for hit in other_names.suggest_keys(key, known) if nearest(leaf, [hit.rpartition(".")[2]], cutoff=0.7)]
     fix = f"write {' or '.join(f'`{hit}`' for hit in hits)}" if hits else f"{validate.PRINTED}; {validate.BELOW}"
@@ -372,12 +366,12 @@ def _file_problem(error: MisfitError, misfit: Misfit) -> Problem:
 def line_of(text: str, key: str) -> int | None:
     """Return the line of a dotted key in a YAML text, from 1; None if it is not written as nested keys."""
     node, line = yaml.compose(text, Loader=yaml.SafeLoader), None
-    for word in key.split("."):
+    for part in key.split("."):
         pairs = node.value if isinstance(node, yaml.MappingNode) else []
-        found = [(name, value) for name, value in pairs if name.value == word]
-        if not found:
+        named = [(name, value) for name, value in pairs if name.value == part]
+        if not named:
             return None
-        line, node = found[0][0].start_mark.line + 1, found[0][1]
+        line, node = named[0][0].start_mark.line + 1, named[0][1]
     return line
 
 

@@ -9,7 +9,7 @@ from runner import cli
 from runner.cli.arguments import parse
 from runner.cli.table import COMMANDS
 from runner.config.compose import composer
-from runner.config.override_errors import _singles
+from runner.config.override_errors import singles
 from runner.device import Gpu, Hardware
 from runner.experiment.check import check
 
@@ -121,8 +121,7 @@ def accept(words):
     if words[:3] == ["python", "-m", "runner"]:
         assert words[3] in (*COMMANDS, "--help")
         words = words[4:] if words[3] == "train" else []
-    singles = [next(iter(_singles(text))) for text in parse(COMMANDS["train"], words).overrides]
-    cfg = composer([])(singles)
+    cfg = composer([])([next(iter(singles(text))) for text in parse(COMMANDS["train"], words).overrides])
     gpu = Gpu("GPU", 2**34, 2**34)
     check(cfg, Hardware(cuda=(gpu, gpu), cuda_build="12.8"))
 
