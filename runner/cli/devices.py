@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from runner.command import Arguments
 from runner.device import Gpu, Hardware, choose, diagnose, precisions, probe
 from runner.device.hardware import GIB
 from runner.device.unavailable import why_not
@@ -22,17 +23,18 @@ ROWS = {
 }
 
 
-def show(*, measured: bool = False) -> dict[str, Any]:
-    """Print the devices and return the values for --json. measured: how fast each is, too, about 10 seconds each."""
+def show(arguments: Arguments) -> tuple[int, dict[str, Any]]:
+    """Print the devices and, with --bench, how fast each is, about 10 seconds each."""
     hardware = diagnose(probe())
     facts = describe(hardware)
     print_devices(facts)
-    if measured:
-        from runner.device.benchmark import bench  # torch, as soon as it is imported
+    if not arguments["--bench"]:
+        return 0, facts
+    from runner.device.benchmark import bench  # torch, as soon as it is imported
 
-        facts["bench"] = bench(hardware)
-        print_bench(facts["bench"])
-    return facts
+    facts["bench"] = bench(hardware)
+    print_bench(facts["bench"])
+    return int(not facts["bench"]["devices"]), facts
 
 
 def describe(hardware: Hardware) -> dict[str, Any]:
@@ -71,11 +73,9 @@ def print_devices(facts: dict[str, Any]) -> None:
         sizes = map(_gib, (each["free_bytes"], each["total_bytes"]))
         rows.append((each["device"], each["name"], *sizes, " ".join(each["precisions"])))
     console.print(text_table(("device", "name", "free", "of", "precisions"), rows, right=(2, 3)))
-    lines = [
-        f"[bold]{each['device']} is not usable[/]: {each['why_not']}" for each in facts["devices"] if each["why_not"]
-    ]
-    for each in facts["missing"]:
-        lines.append(f"[bold]no {each['device']}[/]: {each['cause']}; to have it: {each['mend']}")
+    unusable = [each for each in facts["devices"] if each["why_not"]]
+    lines = [f"[bold]{each['device']} is not usable[/]: {each['why_not']}" for each in unusable]
+    lines += [f"[bold]no {each['device']}[/]: {each['cause']}; to have it: {each['mend']}" for each in facts["missing"]]
     auto = facts["auto"]
     lines.append(f"\ndevice=auto takes [bold]{auto['device']}[/] ({auto['reason']})")
     lines.append(f"torch {facts['torch']}, {facts['platform']}")
@@ -88,8 +88,8 @@ def print_bench(facts: dict[str, Any]) -> None:
     rows = []
     for name, device in facts["devices"].items():
         for key, label in ROWS.items():
-            found = device.get(key, {})
-            kinds = found if isinstance(found, dict) else {"": found}
+            values = device.get(key, {})
+            kinds = values if isinstance(values, dict) else {"": values}
             rows += [(name, label.format(kind), figure(value)) for kind, value in kinds.items()]
     console = Terminal(soft_wrap=False)
     console.print("", text_table(("device", "measured", "median"), rows, right=(2,)), "", sep="\n")

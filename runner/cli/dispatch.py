@@ -20,33 +20,8 @@ from runner.version import __version__
 
 MAX_FOLDERS = 20
 
-BASH = """_runner_complete() {
-    local line="${COMP_LINE:0:$COMP_POINT}" command="${COMP_LINE%% *}"
-    case "$line" in
-        *python*" -m runner "*) command="$command -m runner"; line="runner ${line#* -m runner }" ;;
-        *python*) return ;;
-        *) line="runner ${line#* }" ;;
-    esac
-    COMPREPLY=($(compgen -W "$(COMP_LINE="$line" COMP_POINT=${#line} eval "$command" -sc query=bash 2> /dev/null)" -- "${line##* }"))
-}
-COMP_WORDBREAKS=${COMP_WORDBREAKS//=}
-complete -o nospace -o default -F _runner_complete runner python python3
-"""
-FISH = """function _runner_complete
-    set -lx COMP_LINE (commandline -cp)
-    set -l command runner
-    if string match -q '* -m runner *' -- $COMP_LINE
-        set command (string split ' ' -- $COMP_LINE)[1] -m runner
-        set COMP_LINE (string replace -r '^.* -m runner ' 'runner ' -- $COMP_LINE)
-    end
-    $command -sc query=fish
-end
-complete -c runner -x -a '(_runner_complete)'
-for name in python python3
-    complete -c $name -n 'string match -q "* -m runner *" -- (commandline -cp)' -x -a '(_runner_complete)'
-end
-"""
-INSTALL = {"bash": BASH, "zsh": "autoload -U +X bashcompinit && bashcompinit\n" + BASH, "fish": FISH}
+#: by shell: the script in this directory, and what precedes it
+SHELLS = {"bash": ("bash", ""), "zsh": ("bash", "autoload -U +X bashcompinit && bashcompinit\n"), "fish": ("fish", "")}
 TRUST = "--trust"  # the user has looked at the configuration of a run's directory or of a store
 
 
@@ -105,46 +80,47 @@ def _call(words: list[str]) -> int:
     if not named:
         refuse_misspelt(rest)
     with trust.trusting(TRUST in rest):
-        given = parse(command, [word for word in rest if word != TRUST or command.option(TRUST)])
-        result = _result(given)
+        arguments = parse(command, [word for word in rest if word != TRUST or command.option(TRUST)])
+        result = _result(arguments)
     code, facts = result if isinstance(result, tuple) else (result, None) if isinstance(result, int) else (0, result)
     if facts is not None:
         answer.give(facts)
     return code
 
 
-def _result(given: Arguments) -> int | Facts | tuple[int, Facts]:
+def _result(arguments: Arguments) -> int | Facts | tuple[int, Facts]:
     try:
-        return given.command.find_function()(given)
+        return arguments.command.find_function()(arguments)
     except RunnerError as error:
-        if "RUN" not in given.command.values:
+        if "RUN" not in arguments.command.values:
             raise
-        raise _at_home(error, given) from error
+        raise _at_home(error, arguments) from error
 
 
-def _at_home(error: RunnerError, given: Arguments) -> RunnerError:
+def _at_home(error: RunnerError, arguments: Arguments) -> RunnerError:
     """Reword an error about a file of the run that is only where the run was made: it says where."""
     from runner.runs import find  # numpy
 
     try:
-        folder = find.locate(given.run, verb=given.command.name)
+        folder = find.locate(arguments.run, verb=arguments.command.name)
     except RunnerError:
         return error
-    words = [word for word in given.words if word not in given.values]
-    for file in filter(None, map(given.options.get, ("--input", "--output"))):  # which are found from here
+    words = [word for word in arguments.words if word not in arguments.values]
+    for file in filter(None, map(arguments.options.get, ("--input", "--output"))):  # which are found from here
         words = [word.replace(file, str(Path(file).absolute())) for word in words]
-    return find.from_home(error, folder, given.command.name, words)
+    return find.from_home(error, folder, arguments.command.name, words)
 
 
 def complete(words: list[str]) -> int:
     """Do what `-sc install=SHELL` or `-sc query=SHELL` says."""
     action, _, shell = next((word for word in words if not word.startswith("-")), "").partition("=")
-    if action not in ("install", "query") or shell not in INSTALL:
-        fix = "run `" + "` or `".join(f'eval "$(python -m runner -sc install={name})"' for name in INSTALL) + "`"
-        problem = f"there is completion for {', '.join(INSTALL)}"
+    if action not in ("install", "query") or shell not in SHELLS:
+        fix = "run `" + "` or `".join(f'eval "$(python -m runner -sc install={name})"' for name in SHELLS) + "`"
+        problem = f"there is completion for {', '.join(SHELLS)}"
         raise RunnerError.of(f"-sc {action}={shell}", problem, fix, code="bad-value")
     if action == "install":
-        print(INSTALL[shell], end="")
+        name, head = SHELLS[shell]
+        print(head + Path(__file__).with_name(f"completion.{name}").read_text(), end="")
         return 0
     commands = table.every_command()
     line = os.environ.get("COMP_LINE", "runner ")

@@ -59,7 +59,7 @@ _TABLE = (
             Option("--against", "RUN", "Run or sweep to compare with (`best`: the best try)", default="best"),
             Option("--budget", "SECONDS", "Seconds for all of it", amount), _METRIC),
         details="Tries a change of the configuration or the code. Exit code 0 if it is kept, else 1."),
-    Command("devices", "Inspect", "List this machine's devices, and why others are missing",
+    Command("devices", "Inspect", "List this machine's devices, and why others are missing", "runner.cli.devices:show",
         options=(Option("--bench", help="Measure each device, about 10 seconds each"),)),
     Command("plan", "Inspect", "Estimate memory and speed on a device you may not have", keys=ANY_KEY,
         hydra_flags=ONE_RUN | MULTIRUN | SHOWS, composes=True,
@@ -82,17 +82,19 @@ _TABLE = (
         details="SWEEP: the directory of a sweep, by default the last one in `multirun/`."),
     Command("history", "Inspect", "Print or export all points of a run", values="[RUN]", options=(_OUTPUT, _URI),
         details="Counts the points of each metric, also of a run in progress. `--output` writes one row per point."),
-    Command("evaluate", "Use", "Evaluate a run's best weights again", values="[RUN]",
+    Command("evaluate", "Use", "Evaluate a run's best weights again", "runner.runs.evaluate:evaluate", values="[RUN]",
         keys=(*COMPUTING, "data", "train.eval_batch_size", "tracking.uri"),
         options=(Option("--track", help="Log the results to MLflow"),),
         details="`data=...` evaluates all of this data, or its splits if it has any. A checkpoint instead of a run:\n"
         "`evaluate DIRECTORY/checkpoints/step-120.pt`, also for `predict`, `export` and `serve`."),
-    Command("predict", "Use", "Write predictions for new data", values="[RUN]", keys=COMPUTING, options=(
+    Command("predict", "Use", "Write predictions for new data", "runner.runs.predict:predict",
+        values="[RUN]", keys=COMPUTING, options=(
             Option("--input", "FILE", "Data to predict for", input_path, is_required=True),
             Option("--output", "FILE", "Predictions: .csv .tsv .parquet .feather .jsonl .npz", output_path, is_required=True),
             Option("--batch-size", "ROWS", "Examples at a time", number(), default=1024),
             Option("--keep", help="Write the input columns too"))),
-    Command("export", "Use", "Export the model: safetensors, onnx, pt2 or mlflow", values="[RUN]", keys=(), options=(
+    Command("export", "Use", "Export the model: safetensors, onnx, pt2 or mlflow", "runner.runs.export:export",
+        values="[RUN]", keys=(), options=(
             Option("--format", "FORMAT", "`safetensors`, `onnx`, `pt2` or `mlflow`", is_required=True),
             Option("--output", "PATH", "File or directory to write", output_path),
             Option("--predictions", help="Export predictions, e.g., probabilities, instead of raw outputs")),
@@ -101,7 +103,8 @@ _TABLE = (
             Option("--port", "PORT", "Port of the server", number(1, 65535), default=5001),
             Option("--predictions", help="Answer with probabilities instead of raw outputs")),
         details='MLflow\'s scoring server: `POST /invocations` with `{"inputs": [...]}`.'),
-    Command("register", "Use", "Register the model in MLflow's registry", values="[RUN]", keys=("tracking.uri",), options=(
+    Command("register", "Use", "Register the model in MLflow's registry", "runner.runs.register:register",
+        values="[RUN]", keys=("tracking.uri",), options=(
             Option("--name", "NAME", "Name of the registered model", is_required=True),
             Option("--alias", "ALIAS", "Alias of the new version, e.g., `champion`"),
             Option("--again", help="Add a version even if this model is already registered"))),
@@ -111,12 +114,14 @@ _TABLE = (
     Command("ui", "Track", "Open MLflow's page on localhost", options=(_URI,
             Option("--port", "PORT", "Port of the page (default: a free one from 5000)", number(1, 65535))),
         details="Shows the store of the last run. Ctrl-C ends it."),
-    Command("lr-find", "Tune", "Find a learning rate with a range test", keys=ANY_KEY, hydra_flags=ONE_RUN, options=(
+    Command("lr-find", "Tune", "Find a learning rate with a range test", "runner.tools.lr_find:find_rate", keys=ANY_KEY,
+        hydra_flags=ONE_RUN, options=(
             Option("--steps", "STEPS", "Number of steps", number(10), default=100),
             Option("--from", "RATE", "First learning rate", amount, default=1e-7),
             Option("--to", "RATE", "Last learning rate", amount, default=10.0)),
         details="Trains a few steps with a rising rate. Writes `lr_find.png` and `lr_find.json` in `outputs/`, and no run."),
-    Command("tune", "Tune", "Find the fastest settings with the same numbers", keys=ANY_KEY, hydra_flags=ONE_RUN, options=(
+    Command("tune", "Tune", "Find the fastest settings with the same numbers", "runner.tools.tune.tune:tune", keys=ANY_KEY,
+        hydra_flags=ONE_RUN, options=(
             Option("--seconds", "SECONDS", "Seconds to measure", amount, default=30.0),
             Option("--name", "NAME", "Name of the file that is written"),
             Option("--precision", help="Try other precisions too (other numbers)")),
@@ -139,15 +144,14 @@ def find(name: str) -> Command | None:
 
 def every_command() -> dict[str, Command]:
     """Return all commands, also of other packages, by name; built-in ones come first. Looks through the installed packages."""
-    found = dict(COMMANDS)
+    commands = dict(COMMANDS)
     for entry in entry_points(group=ENTRY_POINTS):
         if entry.name in COMMANDS:
-            print(
-                f"warning: the command `{entry.name}` of {entry.value} has a built-in command's name", file=sys.stderr
-            )
+            problem = f"the command `{entry.name}` of {entry.value} has a built-in command's name"
+            print(f"warning: {problem}", file=sys.stderr)
         elif (command := _load(entry)) is not None:
-            found[entry.name] = command
-    return found
+            commands[entry.name] = command
+    return commands
 
 
 def _load(entry: Any) -> Command | None:
@@ -195,9 +199,8 @@ def _config_groups() -> list[str]:
     for folder in (CONF, Path("conf")):
         for file in folder.glob("*/**/*.yaml"):
             groups.setdefault(file.parent.relative_to(folder).as_posix(), set()).add(file.stem)
-    return [
-        f"{group}: {', '.join(sorted(groups[group]))}" for group in sorted(groups) if group.split("/")[0] != "hydra"
-    ]
+    shown = [group for group in sorted(groups) if not group.startswith("hydra/")]
+    return [f"{group}: {', '.join(sorted(groups[group]))}" for group in shown]
 
 
 def explain(command: Command) -> str:

@@ -35,16 +35,16 @@ from runner.tracking.ahead import Ahead
 RunOne = Callable[[DictConfig, Path, "RunStart"], tuple[Summary, dict[str, Any]]]  # with more values for --json
 
 
-def train(given: Arguments) -> int:
+def train(arguments: Arguments) -> int:
     """Train one run or, with -m, several; or show what Hydra shows (--cfg job, --info, ...)."""
-    flags, overrides = given.flags, given.overrides
-    place = rank_here(os.environ)  # of torchrun or srun
-    if place is not None and (MULTIRUN & set(flags) or asks_for_a_sweep(flags, overrides)):
-        problem = f"{place.by} has started {place.num} processes, and a sweep starts its jobs itself"
+    flags, overrides = arguments.flags, arguments.overrides
+    rank = rank_here(os.environ)  # of torchrun or srun
+    if rank is not None and (MULTIRUN & set(flags) or asks_for_a_sweep(flags, overrides)):
+        problem = f"{rank.by} has started {rank.num} processes, and a sweep starts its jobs itself"
         source = "-m" if MULTIRUN & set(flags) else "hydra.mode: MULTIRUN, in a file"
         fix = "run `python -m runner -m ...` once, or use `hydra.mode=RUN` for one run"
         raise RunnerError.of(source, problem, fix, code="conflict")
-    if place is None or not place.rank:
+    if rank is None or not rank.rank:
         return train_composed(flags, overrides)
     cfg = composed_with(composer(flags), overrides)
     try:  # as the first process does, which then does not wait for this one
@@ -53,7 +53,7 @@ def train(given: Arguments) -> int:
         return 0
     from runner.experiment.processes import follow
 
-    return follow(cfg, place).code
+    return follow(cfg, rank).code
 
 
 def train_composed(
@@ -76,10 +76,8 @@ def train_composed(
                 return 0
             cfg = composing.compose_job(loader, flags, overrides, is_sweep=is_sweep)
         if cfg.hydra.mode == RunMode.MULTIRUN:
-            try:
+            with override_errors.explained(overrides, compose=compose, check=check, errors=COMPOSITION):
                 return _sweep(cfg, loader)
-            except COMPOSITION as error:
-                raise override_errors.explain(error, overrides, compose=compose, check=check) from None
         try:
             with started(cfg, publishes=run_one is None) as start:
                 return _run(cfg, loader, start, run_one)
@@ -114,6 +112,8 @@ def _run(cfg: DictConfig, loader: CheckedLoader, start: RunStart, run_one: RunOn
                 summary = run_experiment(cfg, folder, context=context)
         answer.give({"folder": None if cfg.train.check else str(folder), **vars(summary), **more})
         if summary.ending == "out_of_memory":
+            from runner.tools.plan.command import print_what_fits
+
             print_what_fits(cfg)
         return summary
 
@@ -150,21 +150,13 @@ def _sweep(cfg: DictConfig, loader: CheckedLoader) -> int:
     with configured_log("hydra.hydra_logging"):
         configure_log(cfg.hydra.hydra_logging, cfg.hydra.verbose)
     context.callbacks.on_multirun_start(config=cfg, config_name=name)
-    words = OmegaConf.to_container(cfg.hydra.overrides.task, resolve=False)
-    hydra_plugins.open_sweeper(cfg, context, task).sweep(words)
+    overrides = OmegaConf.to_container(cfg.hydra.overrides.task, resolve=False)
+    hydra_plugins.open_sweeper(cfg, context, task).sweep(overrides)
     context.callbacks.on_multirun_end(config=cfg, config_name=name)
     folder = Path(cfg.hydra.sweep.dir)
     answer.give_report(folder)
     jobs = ledger.read(folder).jobs.values() if (folder / ledger.FILE).is_file() else ()
     return int(any(job.state not in ("finished", "pruned", "skipped") for job in jobs))
-
-
-def print_what_fits(cfg: DictConfig) -> None:
-    """Print what `plan` says of a run that ran out of memory."""
-    from runner.tools.plan.command import what_fits
-
-    print("plan    of this run, on the whole of that memory:")
-    print("\n".join(what_fits(cfg) or ["        not known: it could not be planned"]))
 
 
 def check(cfg: DictConfig) -> Checked:
@@ -204,10 +196,10 @@ def check_hydra(hydra: DictConfig) -> None:
     if hydra.job.chdir:
         problem = "a run works in the directory that it is started from, where it finds data, stores and your code"
         raise RunnerError.suggest("hydra.job.chdir=true", problem, ["hydra.job.chdir=false"])
-    place = Path(hydra.output_subdir or "")
-    if place.is_absolute() or ".." in place.parts:
+    subdir = Path(hydra.output_subdir or "")
+    if subdir.is_absolute() or ".." in subdir.parts:
         ways = ["hydra.output_subdir=.hydra", "hydra.output_subdir=null"]
-        raise RunnerError.suggest(f"hydra.output_subdir={place}", "this directory is not in the run's directory", ways)
+        raise RunnerError.suggest(f"hydra.output_subdir={subdir}", "this directory is not in the run's directory", ways)
 
 
 def folder_of(cfg: DictConfig, key: str) -> Path:
@@ -223,10 +215,10 @@ def folder_of(cfg: DictConfig, key: str) -> Path:
 
 def check_writable(folder: Path, *, key: str) -> None:
     """Raises: RunnerError for a directory that can't be created or written to. key: Hydra's, that names it."""
-    place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    if not place.is_dir() or not os.access(place, os.W_OK):
-        kind = "read-only" if place.is_dir() else "a file"
-        problem = f"this directory can't be created or written to: `{place}` is {kind}"
+    parent = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        kind = "read-only" if parent.is_dir() else "a file"
+        problem = f"this directory can't be created or written to: `{parent}` is {kind}"
         fix = f"use `{key}=FOLDER` in a place that you may write to"
         raise RunnerError.of(f"{key}={folder}", problem, fix, code="missing-file")
 

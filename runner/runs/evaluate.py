@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from runner.command import Arguments
 from runner.config.identity import key_of
 from runner.config.run_files import write_whole
 from runner.device import layers, probe
-from runner.errors import RunnerError, at_once, first_line
+from runner.errors import RunnerError, at_once, first_line, without_password
 from runner.experiment.build_data import set_switches
 from runner.experiment.check import check
 from runner.experiment.terminal import readable, say, short
@@ -29,13 +30,8 @@ from runner.training.evaluate import evaluate as measure
 OWN, OTHERS = "evaluation.json", "evaluations"
 
 
-def evaluate(wanted: str, overrides: list[str], *, tracked: bool) -> dict[str, Any]:
-    """Measure a run, print a table, and write evaluation.json, or evaluations/NAME.json for other data.
-
-    Args:
-        wanted: The run, or one of its checkpoints.
-        overrides: Of the configuration, such as `data.path=`.
-        tracked: Whether MLflow gets the metrics, too.
+def evaluate(arguments: Arguments) -> dict[str, Any]:
+    """Measure a run or a checkpoint, print a table, and write evaluation.json, or evaluations/NAME.json for other data.
 
     Returns:
         The content of the file.
@@ -43,6 +39,7 @@ def evaluate(wanted: str, overrides: list[str], *, tracked: bool) -> dict[str, A
     Raises:
         RunnerError: For a run without a model, data that the model does not accept, or a missing device.
     """
+    wanted, overrides = arguments.run, arguments.overrides
     at_once(partial(find_run, wanted, verb="evaluate"), partial(computing, overrides))
     folder, weights = find_run(wanted, verb="evaluate")
     cfg = configuration_of(folder, overrides)
@@ -63,9 +60,12 @@ def evaluate(wanted: str, overrides: list[str], *, tracked: bool) -> dict[str, A
     values = _values(trained, found, cfg)
     report = _report(trained, found, values)
     _write(folder, report, weights=Path(weights).stem)
-    if tracked:
+    if arguments["--track"]:
         report["tracked"] = _track(folder, report, overrides)
     _show(trained, report)
+    uris = [word for word in overrides if key_of(word) == "tracking.uri"]
+    if uris and not arguments["--track"]:
+        say(f"note: {without_password(uris[-1])} gets nothing of this: --track sends it there")
     return report
 
 

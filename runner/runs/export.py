@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from runner.command import Arguments
 from runner.config.packages import install
 from runner.data.tables.columns import Columns, columns_in
 from runner.device.placement import map_tensors, num_rows, tensors
@@ -123,12 +124,8 @@ class WithPredictions(nn.Module):
         return self.task.predictions(self.task.outputs(self.model, (inputs, None)))
 
 
-def export(wanted: str, form: str, output: str | None, *, predictions: bool) -> dict[str, Any]:
-    """Write the model, and FILE.json next to it. Takes some seconds.
-
-    Args:
-        output: The path (None: exports/ in the run directory).
-        predictions: Whether the model returns its task's predictions instead of raw outputs.
+def export(arguments: Arguments) -> dict[str, Any]:
+    """Write the model, by default in exports/ of the run directory, and FILE.json next to it. Takes some seconds.
 
     Returns:
         The content of FILE.json, and the path.
@@ -136,10 +133,11 @@ def export(wanted: str, form: str, output: str | None, *, predictions: bool) -> 
     Raises:
         RunnerError: If the format does not support the model. Nothing is left then.
     """
-    at_once(partial(_check_form, form, output), partial(find_run, wanted, verb="export"))
-    trained = open_run(find_run(wanted, verb="export"), device="cpu", uses_autocast=False)
+    form, output = arguments["--format"], arguments["--output"]
+    at_once(partial(_check_form, form, output), partial(find_run, arguments.run, verb="export"))
+    trained = open_run(find_run(arguments.run, verb="export"), device="cpu", uses_autocast=False)
     target = _target(form, output) or trained.folder / FOLDER / FORMS[form][0]
-    report = export_to(trained, form, target, predictions=predictions)
+    report = export_to(trained, form, target, predictions=arguments["--predictions"])
     say(f"run     {trained.title}")
     for note in trained.notes:
         say(f"note    {note}")

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from runner.command import Arguments
 from runner.config import validate
 from runner.config.identity import key_of
 from runner.data.tables.columns import READER, parts_of
@@ -82,14 +83,10 @@ def _numbered(values: Any, called: str, names: tuple[str, ...]) -> Columns:
     return {name: values[:, number] for number, name in enumerate(names)}
 
 
-def predict(
-    wanted: str, inputs: str, output: str, *, batch_size: int, keep: bool, overrides: Sequence[str]
-) -> dict[str, Any]:
+def predict(arguments: Arguments) -> dict[str, Any]:
     """Write the predictions; for images, each with its file. Memory holds a chunk and a batch; for .npz, all predictions.
 
-    Args:
-        keep: Whether to copy the columns of a table; one with the name of a prediction becomes input_NAME.
-        overrides: Of device (auto), train.precision (the run's) and backends.
+    `--keep` copies the columns of a table; one with the name of a prediction becomes input_NAME.
 
     Returns:
         The path, the number of rows, seconds, device, and counts of unknown and missing values.
@@ -97,6 +94,8 @@ def predict(
     Raises:
         RunnerError: For a run without a model, or files that can't be read or written.
     """
+    wanted, overrides, keep = arguments.run, arguments.overrides, arguments["--keep"]
+    inputs, output = arguments["--input"], arguments["--output"]
     at_once(
         partial(existing, inputs),
         partial(check_output, output, inputs=Path(inputs).expanduser()),
@@ -120,7 +119,7 @@ def predict(
     counts: dict[str, dict[str, int]] = {}
     with writing(target) as write:
         kept, files = Kept(file, trained) if keep else None, files_of(trained, file)
-        for found in predicted_columns(trained, chunks(trained, file, counts), batch_size):
+        for found in predicted_columns(trained, chunks(trained, file, counts), arguments["--batch-size"]):
             num_rows = len(next(iter(found.values())))
             inputs_of_rows = kept.take(num_rows, found) if kept else {}
             if files is not None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from runner.command import Arguments
 from runner.config.instantiate import build
 from runner.config.secrets import filled_in
 from runner.errors import Problem, RunnerError, at_once, refuse
@@ -29,11 +29,8 @@ if TYPE_CHECKING:
 REFUSED = "/:\\"
 
 
-def register(wanted: str, name: str, overrides: Sequence[str], *, alias: str | None, again: bool) -> dict[str, Any]:
+def register(arguments: Arguments) -> dict[str, Any]:
     """Register the model, set the alias, and print the version. Sends missing points of the run first.
-
-    Args:
-        again: Whether to make a new version of a model that is registered already.
 
     Returns:
         The version, and how to load it.
@@ -41,19 +38,20 @@ def register(wanted: str, name: str, overrides: Sequence[str], *, alias: str | N
     Raises:
         RunnerError: If MLflow refuses a name, does not have the run, or does not answer.
     """
+    wanted, name, alias = arguments.run, arguments["--name"], arguments["--alias"]
     at_once(partial(_check_names, name, alias), partial(find_run, wanted, verb="register"))
     folder, weights = find_run(wanted, verb="register")
     if weights != BEST:
         problem = "MLflow's registry stores the run's best weights only"
         raise RunnerError.suggest(f"register {wanted}", problem, [f"python -m runner register {short(folder)}"])
     asked = f"register {wanted}"
-    uri = store_of(folder, overrides, asked=asked)
+    uri = store_of(folder, arguments.overrides, asked=asked)
     ack = _sent(folder, uri, asked=asked)
     with answering(asked, uri), as_default(uri):
         client = mlflow_store.open_store(uri)
         mlflow_store.check_run(client, str(ack.run_id))
         model_id = _model_of(client, folder, ack)
-        version, is_new = _version(client, name, model_id, str(ack.run_id), again=again)
+        version, is_new = _version(client, name, model_id, str(ack.run_id), again=arguments["--again"])
         if alias is not None:
             client.set_registered_model_alias(name, alias, version)
     say(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import count, islice
@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from omegaconf import DictConfig
 
+from runner.command import Arguments
 from runner.data.loading.loaders import Batches
 from runner.device import backends, probe
 from runner.errors import RunnerError
@@ -52,18 +53,17 @@ class RangeTest:
     ending: str
 
 
-def find_rate(
-    flags: Sequence[str], overrides: list[str], *, num_steps: int, lowest: float, highest: float
-) -> dict[str, Any]:
-    """Train at most `num_steps` steps, plot and print; return the content and the path of the file.
+def find_rate(arguments: Arguments) -> dict[str, Any]:
+    """Train at most `--steps` steps, plot and print; return the content and the path of the file.
 
     Raises:
         RunnerError: For a configuration that can't be run, or if the loss never falls.
     """
+    num_steps, lowest, highest = (arguments[name] for name in ("--steps", "--from", "--to"))
     if not lowest < highest:
         fix = f"use `--from {highest:g} --to {lowest:g}`"
         raise RunnerError.of(f"--from {lowest:g} --to {highest:g}", "`--from` must be below `--to`", fix)
-    cfg, folder = composed(flags, overrides)
+    cfg, folder = composed(arguments.flags, arguments.overrides)
     if turns := cfg.optimizer.get("turns"):
         problem = "optimizers that take turns have one rate each, which no single loss can choose"
         fix = f"run a sweep: `-m {' '.join(f'+optimizer.turns.{name}.lr=1e-3,1e-4' for name in turns)}`"

@@ -1,9 +1,9 @@
 """The arguments that `train` passes to the run that it starts."""
 
 from runner import cli
-from runner.cli.train import print_what_fits
 from runner.config.compose import composer
 from runner.experiment import check
+from runner.tools.plan.command import print_what_fits
 
 
 def test_a_run_is_checked_and_its_machine_looked_at_once(own_folder, monkeypatch):

@@ -11,6 +11,8 @@ import torch
 from omegaconf import OmegaConf
 from refused import problems_of
 
+from runner.cli.arguments import parse
+from runner.cli.table import COMMANDS
 from runner.experiment.terminal import readable
 from runner.runs import evaluate
 from runner.runs.evaluation_data import _whole, is_other, leave_own_rows
@@ -93,7 +95,7 @@ def checked(monkeypatch, tmp_path):
         monkeypatch.setattr(evaluate, "configuration_of", lambda *_: cfg)
         monkeypatch.setattr(evaluate, "check", stop)
         with pytest.raises(CheckedError):
-            evaluate.evaluate("run", list(words), tracked=False)
+            evaluate.evaluate(parse(COMMANDS["evaluate"], ["run", *words]))
         return cfg
 
     return call

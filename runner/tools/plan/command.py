@@ -1,6 +1,6 @@
 """`plan`: simulate each configuration in its own process (worker.py), print it, and write plan.json and plan.png.
 
-cli/train.py calls what_fits() after a run that ran out of memory.
+print_what_fits() is for a run that ran out of memory.
 """
 
 from __future__ import annotations
@@ -66,15 +66,16 @@ def plan(jobs: Sequence[PlannedJob], *, search_seconds: float = SECONDS_TO_SEARC
     return whole
 
 
-def what_fits(cfg: DictConfig) -> list[str]:
-    """Return lines about the memory and the possible batch sizes of a run; [] if it can't be planned."""
-    try:
+def print_what_fits(cfg: DictConfig) -> None:
+    """Print the memory and the possible batch sizes of a run that ran out of memory."""
+    lines: list[str] = []
+    with suppress(RunnerError):
         target = check(cfg)
         with Child() as child:
             answer = child.ask(request(cfg, target, seconds=SECONDS_TO_SEARCH))
-    except RunnerError:
-        return []
-    return memory_lines(report("", cfg, target, answer, seconds=0.0))
+        lines = memory_lines(report("", cfg, target, answer, seconds=0.0))
+    print("plan    of this run, on the whole of that memory:")
+    print("\n".join(lines or ["        not known: it could not be planned"]))
 
 
 def check(cfg: DictConfig, hardware: Hardware | None = None) -> PlannedDevice:

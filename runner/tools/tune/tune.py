@@ -23,6 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 from torch.utils.data import Dataset
 
+from runner.command import Arguments
 from runner.data.loading.own_loader import OwnLoader
 from runner.device import backends, probe
 from runner.errors import Problem, RunnerError, refuse
@@ -44,38 +45,32 @@ PRECISIONS = {"cpu": ("bf16",), "cuda": ("tf32", "bf16"), "mps": ("bf16", "fp16"
 DROPOUTS = nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d | nn.AlphaDropout
 
 
-def tune(
-    flags: Sequence[str], overrides: list[str], *, seconds: float, name: str | None = None, precision: bool = False
-) -> dict[str, Any]:
-    """Measure, print and write; return the result. Takes about `seconds`, and a compilation if it can pay off.
-
-    Args:
-        precision: Whether the precision may change, and with it the numbers.
+def tune(arguments: Arguments) -> dict[str, Any]:
+    """Measure, print and write; return the result. Takes about `--seconds`, and a compilation if it can pay off.
 
     Raises:
         RunnerError: For a configuration that can't be run.
     """
     began = time.monotonic()
-    overrides = [
-        word for word in overrides if not word.lstrip("+").startswith("tuned=")
-    ]  # start without tuned settings
-    cfg, _ = composed(flags, [*overrides, "tracking.enabled=false"])
-    name = _check(cfg, name, _name(cfg, overrides))
+    # start without tuned settings
+    overrides = [word for word in arguments.overrides if not word.lstrip("+").startswith("tuned=")]
+    cfg, _ = composed(arguments.flags, [*overrides, "tracking.enabled=false"])
+    name = _check(cfg, arguments["--name"], _name(cfg, overrides))
     choice = check(cfg, probe())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a run prints them
-        search = TuneSearch(cfg, torch.device(choice.here), seconds=seconds)
+        search = TuneSearch(cfg, torch.device(choice.here), seconds=arguments["--seconds"])
         step = f"{search.step_seconds * 1e3:.3g} ms a step, {search.num_steps:,} steps"
         say(f"as it is  {step}, {choice.device} ({choice.reason})")
         try:
-            for option in options(cfg, search.usual.parts, with_precision=precision):
+            for option in options(cfg, search.usual.parts, with_precision=arguments["--precision"]):
                 search.take(option)
             search.confirm()
             found = _report(search, choice.device)
         finally:
             search.close()
     found["seconds"] = time.monotonic() - began
-    found["file"], found["use"] = str(_file(name)), _use(flags, overrides, name)
+    found["file"], found["use"] = str(_file(name)), _use(arguments.flags, overrides, name)
     _write(found, found["settings"] or {"train.compile": cfg.train.compile})
     say(f"takes     {in_words(found['settings']) or 'the run as it is'}")
     say(f"          {_said(found)}")
