@@ -27,18 +27,15 @@ model.nonsense=1
 größe=3
 ++backends.cuda.memory=1
 +model.hiden_sizes=[3] model=mlp
-~optimizer
-~train.num_epochs
+~optimizer ~train.num_epochs
 ~train.ema_decay
 +model=mlp
 train.num_epochs=three
 train.num_epochs=0
 train.precision=fp8
-train.num_processes=0
 train.num_processes=2 train.on_oom=split device=cpu
 train.cuda_graph=true device=cpu
 train=5
-data.fold=x
 data.fold=3 data.num_folds=3
 data.fold=0/1
 data.fold=0 data.num_folds=1
@@ -49,63 +46,47 @@ data.sampler={0:1,ten:1}
 data=diabetes task=regression data.sampler=balanced
 data.val_fraction=0.5 data.test_fraction=0.5
 seed=-1
-placement.guard=on
-data=digit
 experiment=nothing
 model=null
 train.precision=tf32 device=cpu
 model._target_=my_models.Nett
 model=mlp model._target_=my_models.Broken
-model._target_=my_broken.Net
-model._target_=os.system
 model=mlp model.activation=rellu
 model=mlp model.in_features=${facts.in_feature}
 data=arrays
-data=arrays data.path=good.npy
-data=arrays data.path=good.npz data.inputs=X2
 data=arrays data.path=good.npz
-data=synthetic data.num_rows=0
 data.augment={cutmix:1} train.batch_size=0
 tracking.uri=ftp://there
-tracking.uri=sqlite:/a/b.db
 predct a/run --input x.csv --keep
 seed 3
 model=mlp evaluate
 device
-train.num_epochs
 --multi-run seed=1,2
 --allow
---resolve
 -m seed=1,2 --cfg job
 --info searchpath --multirun
 seed=1,2
 optimizer.lr=interval(0.1,0.2)
 -m modle=mlp,cnn
-devices --bnch
 devices here
 ui --prt 80 tracking.url=x
 compare a b metrc=val/loss
-reproduce a --anywy
-sync conff
+sync conff nowhere
 report multirun/frist
 -cn nothing
 -cn confg
 -cd ./conff
---config-nam mine
+--config-nam mine --resolve
 -cd -cn mine
--cp conf -cn mine
 --config-path=conf
--cd nonsuch
 -m seed=1,x
 -m model=mlp,cn
 -m hydra.sweeper.params={optimizer.lrr:'1,2'}
 -m sweep.zip={seed:[1,2]} seed=3
 -m sweep.zip={seed:[1,2]} hydra/sweeper=optuna optimizer.lr=interval(0.1,0.2)
 train.num_epochs=[3
-sync nowhere
 hydra.run.dir=good.txt/below
 hydra.run.dir=below/${nowhere}
--m seed=1,2 hydra.sweep.dir=below/${nowhere}
 -m seed=1,2 hydra.sweep.dir=/dev/null/below
 hydra.run.dir=s3://lab/1 model.weights=gs://lab/w.pt
 data=table data.path=s3://lab/a.csv data.val_path=/dev/zero
@@ -114,14 +95,11 @@ data=table data.path=s3://lab/a.csv data.val_path=/dev/zero
 model._target_=torch.nn.Linear +model.out_features=1
 hydra.job.chdir=true
 -m seed=1,2 hydra.mode=RUN
-data=table data.path=nofile.csv
 schema --output x/y/schema.json
 tracking.enabled=2 train.compile=0.5 backends.cpu.onednn=-1
 ui tracking.uri=sqlite:///mlflow-2.db
-data=table data.target=y data.path=größe.csv
 data=table data.target=y data.path=ü\"x\
 data=table data.target=y data.path=[größe.csv,b.csv]
-data=table data.target=y data.path=${seed}ü
 """
 #: commands whose messages name this machine's devices, and the text of their help
 DEVICES = {
@@ -163,7 +141,6 @@ def folder(own_folder):
         "from torch import nn\n\nclass Net(nn.Linear):\n    pass\n\nclass Broken(nn.Module):\n"
         "    def __init__(self, **sizes): raise ValueError('no')\n"
     )
-    (own_folder / "my_broken.py").write_text("import something_that_is_not_there\n")
     x, y = np.random.default_rng(0).normal(size=(40, 5)), np.arange(40) % 3
     np.savez(own_folder / "good.npz", x=x, y=y)
     (own_folder / "good.txt").write_text("1 2 3")

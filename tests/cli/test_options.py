@@ -15,31 +15,23 @@ FILES = "--input train.csv --output out.csv"
 #: one command per line
 MISTAKES = """
 predict RUN --output out.csv
-predict RUN --input train.csv
 predict RUN --input --output out.csv
-predict RUN --input '' --output out.csv
 evaluate ''
 export RUN --format safetensors --output train.csv/m.safetensors
-export RUN --format safetensors --output /proc/m.safetensors
 predict RUN --inptu train.csv --output out.csv
 predict outputs/digit/run FILES
 predict RUN FILES seed=1
 predict RUN FILES --batch-size none
 predict RUN RUN FILES
 predict nowhere FILES
-predict RUN --input trian.csv --output out.csv
-predict RUN --input no/train.csv --output out.csv
+predict RUN --input trian.csv --output /proc/out.csv
 predict RUN --input train.csv --output train.csv
 predict RUN --input train.csv --output out.cvs
 predict RUN --input train.csv --output no/out.csv
-predict RUN --input train.csv --output /proc/out.csv
 predict RUN --input my_rows.py --output out.csv
 predict RUN FILES device=cud
 predict RUN FILES 'device=['
-predict RUN FILES ~device
 predict RUN FILES backends.cpu.num_threadz=4
-evaluate RUN ++device=cud
-predict RUN FILES train.precision=fp8
 export RUN
 export RUN --format onxx
 export RUN --format torchscript
@@ -49,28 +41,21 @@ export RUN --format safetensors --predictions
 export outputs/raw/run --format pt2 --predictions
 serve RUN --port 99999
 register RUN
-register RUN --name a/b:c
-register RUN --name a --alias v1
+register RUN --name a/b:c --alias v1
 evaluate RUN train.num_epochs=3
 evaluate RUN data.limit=3
 evaluate RUN data=iris data.val_fraction=0.5
-evaluate RUN data=digit
 evaluate RUN data=arrays data.path=nothing.npz
 evaluate RUN data.num_row=3
 lr-find --from 1 --to 0.1
 lr-find --steps 3
-lr-find --from x
 lr-find train.num_epoch=3
-lr-find --stps 3
 lr-find --cfg job
-lr-find -m
-tune --cfg job --resolve
 evaluate RUN hydra.mode=MULTIRUN
 history seed=1
 watch last nowhere
 resume RUN --cfg job train.num_epochs=4
 resume RUN -m train.num_epochs=4
-resume RUN -cn config train.num_epochs=4
 evalute
 """
 
