@@ -88,9 +88,7 @@ OWN = {
     "target",
     [
         *("imports.MLP", "imports.save", "imports.os.system", "our_network.Net", "lacks.Net", "ends.Net", "old.Net"),
-        *("unread.Net", "torch.nn.Linaer", "runner.models.MPL", "runner.model.MPL", "runner.models.mlp.MLP"),
-        *("runner.training.Rates", "runner.training.schedule.Rates"),
-        *("os.system", "torch.load", "torch.nn._x", "a b", "torchmetrics.nothing"),
+        *("unread.Net", "torch.nn.Linaer", "runner.model.MPL", "runner.models.mlp.MLP", "os.system", "torch.nn._x"),
     ],
 )
 def test_refused_target_gets_help(target, own_folder, messages):

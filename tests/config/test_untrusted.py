@@ -38,11 +38,11 @@ HOSTILE = {
     "a resolver by reference": (("[8]", "'${oc.${seed}:SECRET}'"), "model.hidden_sizes=${oc."),
 }
 #: refused whether it is trusted or not
-BROKEN = {
-    "other files": ("[schema, base, _self_]", "[schema, base, experiment: mine, _self_]"),
-    "no defaults": ("defaults: [schema, base, _self_]", ""),
-    "Hydra's keys": ("seed: 0", "hydra: {run: {dir: /tmp}}"),
-}
+BROKEN = [
+    ("[schema, base, _self_]", "[schema, base, experiment: mine, _self_]"),
+    ("defaults: [schema, base, _self_]", ""),
+    ("seed: 0", "hydra: {run: {dir: /tmp}}"),
+]
 
 
 @pytest.fixture
@@ -63,22 +63,30 @@ def test_what_the_runner_writes_passes(hostile):
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-def test_foreign_value_is_refused_and_not_imported(case, hostile, messages):
+def test_foreign_value_is_refused_and_not_imported(case, hostile):
     (old, new), named = HOSTILE[case]
     assert old in SOUND
-    found = problems(SOUND.replace(old, new))
-    assert any(problem.source.startswith(named) for problem in found)
-    messages(found)
+    refused = problems(SOUND.replace(old, new))
+    assert any(problem.source.startswith(named) for problem in refused)
+    assert {problem.code for problem in refused} == {"untrusted"}
     assert not (hostile / "was_here").exists()
     assert problems(SOUND.replace(old, new), trusted=True) == []  # the user has looked at it
 
 
+def test_each_kind_of_foreign_value_gets_help(hostile, messages):
+    text = SOUND
+    for case in ("code of the folder", "the environment", "hooks by reference"):
+        (old, new), _ = HOSTILE[case]
+        text = text.replace(old, f"{new}\n{old}" if old == "seed: 0" else new)
+    messages(problems(text))
+
+
 @pytest.mark.parametrize("trusted", [False, True])
-@pytest.mark.parametrize("case", BROKEN)
-def test_file_of_no_run_is_refused(case, trusted, hostile, messages):
-    old, new = BROKEN[case]
+@pytest.mark.parametrize(("old", "new"), BROKEN)
+def test_file_of_no_run_is_refused(old, new, trusted, hostile):
     assert old in SOUND
-    messages(problems(SOUND.replace(old, new), trusted=trusted))
+    (problem,) = problems(SOUND.replace(old, new), trusted=trusted)
+    assert problem.code == "untrusted" and "conf/mine.yaml" in problem.help
 
 
 def test_allow_does_not_count(hostile, monkeypatch):
