@@ -45,8 +45,8 @@ def number(least: int = 1, most: int | None = None) -> Callable[[Option, str], i
 def amount(option: Option, value: str) -> float:
     """Read a number above 0."""
     with suppress(ValueError):
-        if 0 < (found := float(value)) < float("inf"):
-            return found
+        if 0 < (number := float(value)) < float("inf"):
+            return number
     problem, way = f"`{option.name}` must be a number above 0", f"{option.name} {option.default or 60:g}"
     raise RunnerError.suggest(f"{option.name} {value}", problem, [way])
 

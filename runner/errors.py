@@ -67,8 +67,8 @@ class Problem:
         cls, source: str, message: str, suggestions: Iterable[str], otherwise: str = "", *, code: str = "bad-value"
     ) -> Problem:
         """Make an error whose help is up to three suggestions; without one, the help is `otherwise`."""
-        found = tuple(dict.fromkeys(suggestions))[:3]
-        return cls(source, message, use(*found) if found else otherwise, found, code=code)
+        offered = tuple(dict.fromkeys(suggestions))[:3]
+        return cls(source, message, use(*offered) if offered else otherwise, offered, code=code)
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> Problem:
@@ -104,8 +104,8 @@ def _hang(head: str, text: str) -> str:
 
 def colored(line: str) -> str:
     """Return a line with its first word in color: red for an error, yellow for a warning, cyan for advice."""
-    word, colon, rest = line.partition(":")
-    return f"\033[1;{_COLORS[word]}m{word}{colon}\033[0m{rest}" if word in _COLORS else line
+    kind, colon, rest = line.partition(":")
+    return f"\033[1;{_COLORS[kind]}m{kind}{colon}\033[0m{rest}" if kind in _COLORS else line
 
 
 def has_colors(stream: TextIO) -> bool:
@@ -169,8 +169,8 @@ class RunnerError(Exception):
 
 def refuse(problems: Iterable[Problem]) -> None:
     """Raise a RunnerError with all of these problems; do nothing without any."""
-    if found := tuple(problems):
-        raise RunnerError(*found)
+    if every := tuple(problems):
+        raise RunnerError(*every)
 
 
 def at_once(*checks: Callable[[], Any]) -> list[Any]:
@@ -180,21 +180,21 @@ def at_once(*checks: Callable[[], Any]) -> list[Any]:
         RunnerError: The problems of all checks, each once.
     """
     results: list[Any] = []
-    found: dict[Problem, None] = {}  # in their order
+    problems: dict[Problem, None] = {}  # in their order
     for check in checks:
         try:
             results.append(check())
         except RunnerError as error:
-            found |= dict.fromkeys(error.problems)
-    refuse(found)
+            problems |= dict.fromkeys(error.problems)
+    refuse(problems)
     return results
 
 
 def as_facts(error: RunnerError) -> dict[str, list[dict[str, Any]]]:
     """Return all errors for a program."""
     old = [{"asked": each.source, "so": each.message, "write": each.help} for each in error.problems]
-    found = [asdict(each) | names for each, names in zip(error.problems, old, strict=True)]
-    return {"faults": [{key: value for key, value in each.items() if key != "source"} for each in found]}
+    facts = [asdict(each) | names for each, names in zip(error.problems, old, strict=True)]
+    return {"faults": [{key: value for key, value in each.items() if key != "source"} for each in facts]}
 
 
 def on_a_line(error: RunnerError) -> str:
@@ -241,9 +241,9 @@ def credentials(uri: str) -> set[str]:
     pairs = _PAIR.findall(match["rest"]) if _URI.search(uri) else ()
     written = [match["password"] or match["token"] or ""]
     written += [each for _, key, each in pairs if key.lower() not in HARMLESS]
-    found = {value for each in written for value in (each, unquote(each), unquote_plus(each)) if not _ANY.search(each)}
+    values = {value for each in written for value in (each, unquote(each), unquote_plus(each)) if not _ANY.search(each)}
     public = without_credentials(uri)
-    return {value for value in found if len(value) >= SHORTEST_SECRET and value not in public}
+    return {value for value in values if len(value) >= SHORTEST_SECRET and value not in public}
 
 
 def _spellings(value: str) -> set[str]:
@@ -293,7 +293,7 @@ def own_line(error: BaseException) -> str:
     trace, line = error.__traceback__, ""
     while trace is not None:
         file = Path(trace.tb_frame.f_code.co_filename)
-        is_others = "site-packages" in file.parts or any(file.is_relative_to(place) for place in NOT_OWN)
+        is_others = "site-packages" in file.parts or any(file.is_relative_to(folder) for folder in NOT_OWN)
         if file.is_relative_to(Path.cwd()) and not is_others:
             line = f" ({file.name}:{trace.tb_lineno})"
         trace = trace.tb_next
@@ -309,15 +309,15 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def nearest(word: str, choices: Iterable[str], *, cutoff: float = 0.76) -> list[str]:
+def nearest(text: str, choices: Iterable[str], *, cutoff: float = 0.76) -> list[str]:
     """Return the choices that `word` is certainly a misspelling of, the most similar first.
 
     Transposed letters count as similar at any length. cutoff: share of letters that must agree.
     """
     by_lower = {choice.lower(): choice for choice in choices}
-    word = word.lower()
-    hits = difflib.get_close_matches(word, by_lower, n=3, cutoff=cutoff)
-    swapped = [choice for choice in by_lower if sorted(choice) == sorted(word)]
+    text = text.lower()
+    hits = difflib.get_close_matches(text, by_lower, n=3, cutoff=cutoff)
+    swapped = [choice for choice in by_lower if sorted(choice) == sorted(text)]
     return [by_lower[hit] for hit in dict.fromkeys([*hits, *swapped])]
 
 
@@ -331,11 +331,11 @@ def nearest_files(file: Path, is_wanted: Callable[[Path], bool]) -> list[Path]:
     if not folders and folder.parent.is_dir():
         names = [each.name for each in folder.parent.iterdir() if each.is_dir()]
         folders = [folder.with_name(name) for name in nearest(folder.name, names)]
-    found: list[Path] = []
-    for place in folders:
-        there = sorted(each.name for each in place.iterdir() if is_wanted(each))
-        found += [place / name for name in nearest(file.name, there) or (there if place == folder else [])]
-    return found[:3]
+    files: list[Path] = []
+    for near in folders:
+        names = sorted(each.name for each in near.iterdir() if is_wanted(each))
+        files += [near / name for name in nearest(file.name, names) or (names if near == folder else [])]
+    return files[:3]
 
 
 #: s3://bucket/key, also as a Path spells it; a drive of Windows has one letter
@@ -347,9 +347,9 @@ def path_problems(key: str, path: str, *, is_written: bool = False) -> list[Prob
 
     is_written: The run's files go there.
     """
-    if (found := _ADDRESS.match(path)) is not None:
-        problem = f"{found['scheme'].lower()}:// is an address, and only files of this machine are read and written"
-        name = Path(found["rest"]).name or "FILE"
+    if (address := _ADDRESS.match(path)) is not None:
+        problem = f"{address['scheme'].lower()}:// is an address, and only files of this machine are read and written"
+        name = Path(address["rest"]).name or "FILE"
         fix = f"copy it here, then use `{key}={name}`"
         if is_written:
             fix = f"use `{key}=PATH`, and copy it there afterwards"
@@ -379,8 +379,8 @@ NO_MOVES = "remove `.cuda()` and `.to(...)`: `device=` places the model and each
 
 
 def is_out_of_host_memory(error: BaseException) -> bool:
-    words = re.search("can't allocate memory|can't start new thread|not enough memory", str(error))
-    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and words is not None)
+    match = re.search("can't allocate memory|can't start new thread|not enough memory", str(error))
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and match is not None)
 
 
 def is_full_disk(error: BaseException) -> bool:

@@ -63,8 +63,8 @@ def is_later_rank() -> bool:
     """Whether this is one of several processes of a run, and not the first one, which prints."""
     from runner.distributed.environment import rank_here
 
-    place = rank_here(os.environ)
-    return place is not None and place.rank > 0
+    rank = rank_here(os.environ)
+    return rank is not None and rank.rank > 0
 
 
 def run(command: Callable[[list[str]], int], words: list[str]) -> int:
@@ -168,16 +168,18 @@ def report_unexpected(error: BaseException) -> int:
         log = Path(name)
         with os.fdopen(number, "w", encoding="utf-8") as file:
             file.write(text)
-    words = without_password(" ".join(in_words(cause).split()))
+    text_of_error = without_password(" ".join(in_words(cause).split()))
     if is_out_of_host_memory(cause):
         from runner.device.host_memory import memory_left, size_in_words
 
         num_bytes, why = memory_left()
-        words = f"out of host memory, {size_in_words(num_bytes)} {why}; use a smaller model or data, or raise the limit"
-    lines = [f"error: unexpected error: {words}{own_line(cause)}"]
+        text_of_error = (
+            f"out of host memory, {size_in_words(num_bytes)} {why}; use a smaller model or data, or raise the limit"
+        )
+    lines = [f"error: unexpected error: {text_of_error}{own_line(cause)}"]
     if os.environ.get(VARIABLE):
         lines.append(text)
     lines.append(f"note: the traceback is in {log} ({VARIABLE}=1 prints it here)")
     print("\n".join(map(colored, lines) if has_colors(sys.stderr) else lines), file=sys.stderr)
-    give({"error": words, "traceback": str(log)})
+    give({"error": text_of_error, "traceback": str(log)})
     return 1

@@ -58,8 +58,8 @@ def run(overrides: str | Sequence[str], *, config_name: str, folder: Path | None
     make_own_code_importable()
     words = shlex.split(overrides) if isinstance(overrides, str) else overrides
     with restored(ALLOW_VARIABLE), restored(SECRETS):
-        found = parse(replace(COMMANDS["train"], name="run()", hydra_flags=ONE_RUN, composes=False), words)
-        result = _run(["-cn", config_name, *found.flags], found.overrides, folder)
+        arguments = parse(replace(COMMANDS["train"], name="run()", hydra_flags=ONE_RUN, composes=False), words)
+        result = _run(["-cn", config_name, *arguments.flags], arguments.overrides, folder)
     if result["exit_code"] == 130:
         raise KeyboardInterrupt  # the run has saved its state; the cells below are not to run
     return result

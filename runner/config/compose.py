@@ -116,9 +116,9 @@ class CheckedLoader(ConfigLoaderImpl):
         refuse(trust.rerun_problems(rerun) if rerun is not None else ())
         secrets.note_secrets_in(overrides)
         cfg = super().load_configuration(config_name, overrides, run_mode, False, validate_sweep_overrides)
-        found = trust.hydra_problems(cfg.hydra) + (trust.take_no_store(cfg, rerun, overrides) if rerun else [])
+        problems = trust.hydra_problems(cfg.hydra) + (trust.take_no_store(cfg, rerun, overrides) if rerun else [])
         secrets.note_secrets_of(cfg)
-        refuse(found)
+        refuse(problems)
         if misfits := validate.give_types(cfg):
             raise MisfitError(misfits, cfg, overrides, [*self._files(config_name, overrides, run_mode)])
         if self._completes:
@@ -150,8 +150,8 @@ class CheckedLoader(ConfigLoaderImpl):
 
     def file_of(self, name: str) -> Path | None:
         """Return the file that Hydra reads a configuration from."""
-        places = (Path(item.path.removeprefix("file://")) for item in self.get_search_path().get_path() if item.path)
-        return next((file for place in places if (file := place / f"{name}.yaml").is_file()), None)
+        folders = (Path(item.path.removeprefix("file://")) for item in self.get_search_path().get_path() if item.path)
+        return next((file for folder in folders if (file := folder / f"{name}.yaml").is_file()), None)
 
 
 def _search_path(flags: Sequence[str]) -> ConfigSearchPath:
@@ -174,11 +174,11 @@ def config_name(flags: Sequence[str]) -> str:
 
 
 def _value_of(flags: Sequence[str], *names: str) -> str | None:
-    value, given = None, iter(flags)
-    for word in given:
-        name, equals, text = word.partition("=")
+    value, rest = None, iter(flags)
+    for flag in rest:
+        name, equals, text = flag.partition("=")
         if name in names:
-            value = text if equals else next(given, None)
+            value = text if equals else next(rest, None)
     return value
 
 
@@ -254,21 +254,21 @@ def sweep_context(flags: Sequence[str], overrides: list[str]) -> Iterator[tuple[
 
 def show(flags: Sequence[str], overrides: Sequence[str]) -> bool:
     """Print the result of --cfg, --info or --shell-completion. Returns whether one of them is set."""
-    names = {word.partition("=")[0] for word in flags}
+    names = {flag.partition("=")[0] for flag in flags}
     if SHOWS.isdisjoint(names):
         return False
     name, cfg_type = config_name(flags), _value_of(flags, "--cfg", "-c")
     # --info and --shell-completion get all words as flags
-    words = list(overrides) or [word for word in flags if "=" in word and not word.startswith("-")]
+    arguments = list(overrides) or [flag for flag in flags if "=" in flag and not flag.startswith("-")]
     completes = not names.isdisjoint({"--shell-completion", "-sc"})
     with hydra_with(CheckedLoader(flags, completes=completes)) as hydra:
         if cfg_type is not None:
             hydra.show_cfg(name, list(overrides), cfg_type, _value_of(flags, "--package", "-p"), "--resolve" in flags)
         elif completes:
-            hydra.shell_completion(name, words)
+            hydra.shell_completion(name, arguments)
         else:
             info = _value_of(flags, "--info", "-i")
-            hydra.show_info(info if info in INFOS else "all", name, words)
+            hydra.show_info(info if info in INFOS else "all", name, arguments)
     return True
 
 

@@ -43,8 +43,8 @@ def main(chosen: Mapping[str, Any]) -> dict[str, Any]:
     """Return the few values that distinguish a model: its options, rate, length, and every change; no `${facts...}`."""
     groups = {group: _option(group, _choices()[group], chosen)[0] for group in ("model", "data", "optimizer")}
     always = {key: chosen[key] for key in ALWAYS if chosen.get(key) is not None}
-    found = changed(chosen) | groups | always
-    return {key: value for key, value in found.items() if "${" not in str(value)}
+    values = changed(chosen) | groups | always
+    return {key: value for key, value in values.items() if "${" not in str(value)}
 
 
 def answers(chosen: Mapping[str, Any]) -> dict[str, str]:
@@ -72,14 +72,14 @@ def _option(group: str, choice: str, chosen: Mapping[str, Any]) -> tuple[str, di
     target = chosen.get(f"{group}._target_")
     default, own = CONF / group / f"{choice}.yaml", sorted(Path("conf", group).glob("*.yaml"))
     for files in ([default], sorted((CONF / group).glob("*.yaml")), own):
-        found = {}
+        fitting = {}
         for file in files:
             values = dict(_values(file, group)) if files is not own else _own_values(file, group)
             if values.get(f"{group}._target_") == target:
-                found[file.stem] = values | ({"data.name": file.stem} if group == "data" else {})
-        if found:
-            best = min(found, key=lambda name: sum(chosen.get(key) != value for key, value in found[name].items()))
-            return best, found[best]
+                fitting[file.stem] = values | ({"data.name": file.stem} if group == "data" else {})
+        if fitting:
+            best = min(fitting, key=lambda name: sum(chosen.get(key) != value for key, value in fitting[name].items()))
+            return best, fitting[best]
     return str(target), {}
 
 

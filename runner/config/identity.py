@@ -14,26 +14,12 @@ from runner.config.secrets import for_disk
 #: values that Hydra's grammar reads without quotes
 READ = re.compile(r"[\w./:\-+%*@?|= \\$]+", re.ASCII)
 #: keys that a resumed run may change; with others it would be another experiment
-MAY_CHANGE = (
-    *(
-        "train.num_epochs",
-        "train.num_steps",
-        "train.max_seconds",
-        "train.grace_seconds",
-        "train.on_oom",
-        "train.stop_when",
-    ),
-    *(
-        "train.early_stopping.patience",
-        "train.checkpoint_every",
-        "train.keep_checkpoints",
-        "train.hooks",
-        "train.profile",
-    ),
-    *("train.clocked_steps", "train.num_processes", "train.compile", "train.cuda_graph", "train.recompute"),
-    *("metrics.pull_every", "placement.", "tracking.", "backends.", "data.num_workers", "data.residency"),
-    *("device", "name", "plan.", "sweep."),
-)
+MAY_CHANGE = """
+train.num_epochs train.num_steps train.max_seconds train.grace_seconds train.on_oom train.stop_when
+train.early_stopping.patience train.checkpoint_every train.keep_checkpoints train.hooks train.profile
+train.clocked_steps train.num_processes train.compile train.cuda_graph train.recompute
+metrics.pull_every placement. tracking. backends. data.num_workers data.residency device name plan. sweep.
+"""
 #: keys that earlier versions wrote to rerun.yaml
 REMOVED = ("placement.map",)
 #: keys that describe the data or the command, and keys without a meaning now
@@ -59,14 +45,14 @@ def chosen(cfg: DictConfig) -> dict[str, Any]:
     return {key: value for key, value in flat(cfg).items() if not key.startswith(NOT_CHOSEN)}
 
 
-def key_of(word: str) -> str:
+def key_of(override: str) -> str:
     """Return the key of an override: the same for KEY=, +KEY=, ++KEY= and ~KEY."""
-    return word.partition("=")[0].lstrip("+~")
+    return override.partition("=")[0].lstrip("+~")
 
 
 def quoted(text: str, mark: str = "'") -> str:
     """Return a text in quotes for Hydra's grammar, where a backslash escapes only a quote."""
-    escaped = re.sub(rf"(\\*){mark}", lambda found: f"{2 * found[1]}\\{mark}", text)
+    escaped = re.sub(rf"(\\*){mark}", lambda match: f"{2 * match[1]}\\{mark}", text)
     return mark + re.sub(r"(\\+)$", r"\1\1", escaped) + mark
 
 
@@ -82,7 +68,7 @@ def as_typed(key: str, value: object) -> str:
 
 def may_change(key: str) -> bool:
     """Return whether a run stays the same experiment with another value of this key."""
-    return key.startswith(MAY_CHANGE)
+    return key.startswith(tuple(MAY_CHANGE.split()))
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

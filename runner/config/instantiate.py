@@ -198,8 +198,8 @@ def own_prefixes(target: str) -> tuple[str, ...]:
 
 def _is_private(target: str) -> bool:
     is_ours = under(target, ("runner", *LIBRARIES))  # some private functions import the module that an argument names
-    words = target.removeprefix("__main__.").split(".")
-    return any(word.startswith("__") or (word.startswith("_") and is_ours) for word in words)
+    names = target.removeprefix("__main__.").split(".")
+    return any(name.startswith("__") or (name.startswith("_") and is_ours) for name in names)
 
 
 def nested(node: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -223,12 +223,12 @@ def targets(node: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
 def _target_problems(path: str, node: dict[str, Any], own_code: bool) -> list[Problem]:
     target = str(node["_target_"])
     flags = [flag for flag in ("_partial_", "_recursive_") if not isinstance(node.get(flag, False), bool)]
-    found = []
+    errors = []
     for key, value in ((f"{path}.{flag}", node[flag]) for flag in flags):
         problem, ways = f"`{key}` must be true or false", [f"{key}=true", f"{key}=false"]
-        found.append(Problem.suggest(f"{key}={value}", problem, ways))
-    if found:
-        return found
+        errors.append(Problem.suggest(f"{key}={value}", problem, ways))
+    if errors:
+        return errors
     try:
         thing = locate(target, key=f"{path}._target_", own_code=own_code)
         parameters = inspect.signature(thing).parameters
@@ -239,7 +239,7 @@ def _target_problems(path: str, node: dict[str, Any], own_code: bool) -> list[Pr
     takes = {name: each for name, each in list(parameters.items())[path in PARTIAL :] if name != "self"}
     if not any(each.kind == each.VAR_KEYWORD for each in takes.values()):
         unknown = [name for name in node if name not in HYDRA_KEYS and name not in takes]
-        found = [each for name in unknown for each in _refused_arguments(path, name, node, thing, list(takes))]
+        errors = [each for name in unknown for each in _refused_arguments(path, name, node, thing, list(takes))]
     if path in PARTIAL or not (node.get("_partial_") or node.get("_args_")):
         for name, each in takes.items():
             is_named = each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
@@ -249,8 +249,8 @@ def _target_problems(path: str, node: dict[str, Any], own_code: bool) -> list[Pr
                     ways = [f"task=own task.function._target_={target}"]
                     return [Problem.suggest(f"{path}._target_={target}", problem, ways)]
                 problem, fix = f"`{thing.__name__}` needs an argument `{name}`", f"set `{path}.{name}=...`"
-                found.append(Problem(f"{path}._target_={target}", problem, fix, code="missing-value"))
-    return found
+                errors.append(Problem(f"{path}._target_={target}", problem, fix, code="missing-value"))
+    return errors
 
 
 def _refused_arguments(path: str, name: str, node: dict[str, Any], thing: Any, takes: list[str]) -> Iterator[Problem]:
@@ -277,7 +277,7 @@ def _word(value: Any) -> str:
 
 def option_files(group: str) -> dict[str, Path]:
     """Return the files of a group by option; one in the current directory replaces ours."""
-    files = {file.stem: file for place in (CONF, Path("conf")) for file in (place / group).glob("*.yaml")}
+    files = {file.stem: file for folder in (CONF, Path("conf")) for file in (folder / group).glob("*.yaml")}
     return dict(sorted(files.items()))
 
 
@@ -301,19 +301,19 @@ def _part(key: str, target: str) -> Any:
 
 
 def _import(key: str, target: str) -> tuple[Any, str]:
-    words = target.split(".")
-    if not all(word.isidentifier() for word in words):
+    names = target.split(".")
+    if not all(name.isidentifier() for name in names):
         fix = f"write a path such as `{key}=package.module.Name`"
         raise RunnerError.of(f"{key}={target}", "a `_target_` is a dotted path", fix, code="bad-target")
-    thing: Any = _import_module(words[0], key, target)
-    for index, word in enumerate(words[1:], start=1):
-        found = None
-        if not hasattr(thing, word) and inspect.ismodule(thing) and hasattr(thing, "__path__"):
-            found = _import_module(".".join(words[: index + 1]), key, target, missing_is_fine=True)
-        if not hasattr(thing, word) and found is None:
-            raise RunnerError(_no_such_name(key, target, thing, word))
-        thing = getattr(thing, word, found)  # Hydra's search for plugins does not set the attribute
-    return thing, words[0]
+    thing: Any = _import_module(names[0], key, target)
+    for index, name in enumerate(names[1:], start=1):
+        inner = None
+        if not hasattr(thing, name) and inspect.ismodule(thing) and hasattr(thing, "__path__"):
+            inner = _import_module(".".join(names[: index + 1]), key, target, missing_is_fine=True)
+        if not hasattr(thing, name) and inner is None:
+            raise RunnerError(_no_such_name(key, target, thing, name))
+        thing = getattr(thing, name, inner)  # Hydra's search for plugins does not set the attribute
+    return thing, names[0]
 
 
 def _import_module(name: str, key: str, target: str, *, missing_is_fine: bool = False) -> Any:
@@ -348,22 +348,22 @@ def _no_module(name: str, key: str, target: str) -> Problem:
     return Problem.suggest(f"{key}={target}", problem, ways, otherwise, code="bad-target")
 
 
-def _no_such_name(key: str, target: str, thing: Any, word: str) -> Problem:
+def _no_such_name(key: str, target: str, thing: Any, unknown: str) -> Problem:
     name = getattr(thing, "__name__", str(thing))
     public = [item for item in dir(thing) if item[0] != "_" and not inspect.ismodule(getattr(thing, item, None))]
-    hits = nearest(word, public)
-    head = target[: target.index(word)] if word in target else name + "."
+    hits = nearest(unknown, public)
+    head = target[: target.index(unknown)] if unknown in target else name + "."
     ways = [f"{key}={head}{hit}" for hit in hits]
     return Problem.suggest(
-        f"{key}={target}", f"`{name}` has no `{word}`", ways, f"use a name that `{name}` has", code="bad-target"
+        f"{key}={target}", f"`{name}` has no `{unknown}`", ways, f"use a name that `{name}` has", code="bad-target"
     )
 
 
 def _in_files_like(target: str) -> list[str]:
     here = Path.cwd()
-    found = [path.stem for path in here.glob("*.py")] + [path.parent.name for path in here.glob("*/__init__.py")]
+    names = [path.stem for path in here.glob("*.py")] + [path.parent.name for path in here.glob("*/__init__.py")]
     first, dot, rest = target.partition(".")
-    return [f"{hit}{dot}{rest}" for hit in nearest(first, {*found} - {*NO_OWN_CODE})]
+    return [f"{hit}{dot}{rest}" for hit in nearest(first, {*names} - {*NO_OWN_CODE})]
 
 
 def _parts_of_torch(path: str) -> list[str]:

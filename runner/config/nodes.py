@@ -36,12 +36,12 @@ def _content(file: Path) -> dict[str, Any]:
     return OmegaConf.to_container(OmegaConf.load(file))  # type: ignore[return-value]
 
 
-def leave_out(cfg: DictConfig, words: Sequence[str], file_of: FileOf) -> list[str]:
+def leave_out(cfg: DictConfig, overrides: Sequence[str], file_of: FileOf) -> list[str]:
     """Remove values of an option's file that a target of the command line does not take.
 
     Returns a line for each option that the command line chooses, too.
     """
-    typed = {key_of(word) for word in words}
+    typed = {key_of(override) for override in overrides}
     lines = []
     for group in validate.BUILT:
         option, target = cfg.hydra.runtime.choices.get(group), validate.value(cfg, f"{group}._target_")

@@ -36,8 +36,8 @@ def sign(folder: Path, store: str) -> None:
 def store_of(folder: Path) -> str | None:
     """Return the store of a run without credentials, "" for none, or None if the directory is not this user's."""
     try:
-        found = run_files.read_json(folder / FILE)
-        store, signature = str(found["store"]), str(found["signature"])
+        signed = run_files.read_json(folder / FILE)
+        store, signature = str(signed["store"]), str(signed["signature"])
         return store if hmac.compare_digest(signature, _signature(folder, store, _key())) else None
     except (OSError, RuntimeError, ValueError, KeyError, TypeError):
         return None
@@ -59,7 +59,7 @@ def _signature(folder: Path, store: str, key: bytes) -> str:
 
 
 def _key() -> bytes:
-    file = _place() / "key"
+    file = _folder() / "key"
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         handle, name = tempfile.mkstemp(dir=file.parent)  # readable by this account only
@@ -78,9 +78,9 @@ def _key() -> bytes:
     return key
 
 
-def _place() -> Path:
+def _folder() -> Path:
     if sys.platform == "win32":
         local = os.environ.get("LOCALAPPDATA")
         return (Path(local) if local else Path.home() / "AppData/Local") / "runner"
-    given = Path(os.environ.get("XDG_STATE_HOME", ""))
-    return (given if given.is_absolute() else Path.home() / ".local/state") / "runner"  # XDG ignores relative paths
+    state = Path(os.environ.get("XDG_STATE_HOME", ""))
+    return (state if state.is_absolute() else Path.home() / ".local/state") / "runner"  # XDG ignores relative paths

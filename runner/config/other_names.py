@@ -116,18 +116,18 @@ MEANINGS = {
 NO = {"0", "false", "no", "none", "null", "off"}
 
 
-def _plain(word: str) -> str:
-    return word.rpartition(".")[2].lower().replace("-", "_")
+def _plain(name: str) -> str:
+    return name.rpartition(".")[2].lower().replace("-", "_")
 
 
-def keys_for(word: str) -> list[str]:
+def keys_for(name: str) -> list[str]:
     """Return the keys that another framework's word means, e.g., `train.num_epochs` for `trainer.max_epochs`."""
-    return [key for key, names in KEYS.items() if _plain(word) in names.split()]
+    return [key for key, names in KEYS.items() if _plain(name) in names.split()]
 
 
-def keys_like(word: str) -> list[str]:
+def keys_like(name: str) -> list[str]:
     """Return the keys whose names in other frameworks `word` is a misspelling of."""
-    hits = nearest(_plain(word), [name for names in KEYS.values() for name in names.split()], cutoff=0.9)
+    hits = nearest(_plain(name), [name for names in KEYS.values() for name in names.split()], cutoff=0.9)
     return [key for hit in hits[:1] for key in keys_for(hit)]
 
 
@@ -137,10 +137,10 @@ def value_for(key: str, value: str) -> str:
     return next((ours for ours, names in known.items() if value.lower() in names.split()), value)
 
 
-def overrides_for(word: str, value: str) -> list[str]:
+def overrides_for(name: str, value: str) -> list[str]:
     """Return an override, or a whole command, that says what another framework's KEY=VALUE says; or none."""
     is_off = value.strip("'\"[] ").lower() in NO
-    return [] if is_off else [text for text, words in MEANINGS.items() if _plain(word) in words.split()]
+    return [] if is_off else [text for text, words in MEANINGS.items() if _plain(name) in words.split()]
 
 
 def suggest_keys(wanted: str, known: list[str]) -> list[str]:

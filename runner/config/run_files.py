@@ -20,11 +20,11 @@ def read(path: Path, *, most: int = MOST_BYTES) -> str:
     """Return the text of a file. Never waits for a pipe, a socket or a device. Raises: OSError, ValueError."""
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     with os.fdopen(handle, "rb") as file:
-        found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
             raise OSError(f"{path} is not a file")
-        if found.st_size > most:
-            raise OSError(f"{path} has {found.st_size:,} bytes, and no more than {most:,} are read")
+        if status.st_size > most:
+            raise OSError(f"{path} has {status.st_size:,} bytes, and no more than {most:,} are read")
         return file.read(most).decode("utf-8")
 
 

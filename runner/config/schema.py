@@ -23,12 +23,13 @@ DEVICES = ["auto", "cpu", "cuda", "cuda:0", "mps", "xpu", "all"]
 MOMENTS = ("start", "epoch", "end")
 #: the tags that runs and sweeps set in MLflow
 OWN_TAGS = (
-    *("device", "device_name", "device_reason", "git_commit", "git_dirty", "changed", "reproduces", "sweep"),
-    *("best_job", "best_job_name", "best_job_run_id", "goals", "max_seeds"),
+    "device|device_name|device_reason|git_commit|git_dirty|changed|reproduces|sweep"
+    "|best_job|best_job_name|best_job_run_id|goals|max_seeds"
 )
 #: the names of custom tags; MLflow refuses others
-TAG = rf"^(?!({'|'.join(OWN_TAGS)})$|mlflow\.|runner|[./]|.*(//|/\.|/$))[\w.\-: /]{{1,250}}$"
+TAG = rf"^(?!({OWN_TAGS})$|mlflow\.|runner|[./]|.*(//|/\.|/$))[\w.\-: /]{{1,250}}$"
 TEXT: Rule = {"type": "string"}
+PATTERNS: Rule = {"type": ["string", "array", "null"], "items": TEXT}
 COUNT: Rule = {"type": "integer", "minimum": 1}
 WEIGHT: Rule = {"type": "number", "minimum": 0}
 ZERO: Rule = {"enum": [0]}
@@ -52,6 +53,7 @@ SAMPLERS: list[Rule] = [
     {"type": "object", "additionalProperties": WEIGHT, "not": {"additionalProperties": ZERO}},
 ]
 COMPARISON: Rule = {"type": "string", "pattern": r"^[<>]=? *[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$"}
+COMPARISONS: Rule = {"type": "object", "additionalProperties": COMPARISON}
 TAG_TEXT: Rule = {"type": ["string", "number", "boolean"], "maxLength": 5000}
 TAGS: list[Rule] = [
     {"type": "object", "propertyNames": {"pattern": TAG}, "additionalProperties": TAG_TEXT},
@@ -62,7 +64,7 @@ ZIP: list[Rule] = [{"type": "object"}, {"type": "array", "items": {"type": "obje
 
 def _is_kind(value: Any, kinds: str | list[str]) -> bool:
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    found = {
+    is_of = {
         "null": value is None,
         "boolean": isinstance(value, bool),
         "integer": is_number and isinstance(value, int),
@@ -71,7 +73,7 @@ def _is_kind(value: Any, kinds: str | list[str]) -> bool:
         "array": isinstance(value, list),
         "object": isinstance(value, dict),
     }
-    return any(found[kind] for kind in ([kinds] if isinstance(kinds, str) else kinds))
+    return any(is_of[kind] for kind in ([kinds] if isinstance(kinds, str) else kinds))
 
 
 #: the keywords of JSON Schema that rules use; those of lists and mappings hold for any other value
@@ -120,9 +122,9 @@ def _at_least(least: int, **otherwise: Any) -> Any:
     return _value(f"{least} or more", max(least, 1), minimum=least, **otherwise)
 
 
-def _count_or(*words: str, least: int = 1) -> Any:
-    rule = [{"enum": [*words]}, {"type": "integer", "minimum": least}]
-    return _value(f"{', '.join(words)} or a whole number, {least} or more", words[0], anyOf=rule)
+def _count_or(*choices: str, least: int = 1) -> Any:
+    rule = [{"enum": [*choices]}, {"type": "integer", "minimum": least}]
+    return _value(f"{', '.join(choices)} or a whole number, {least} or more", choices[0], anyOf=rule)
 
 
 def _more_than_zero() -> Any:
@@ -160,9 +162,7 @@ class ModelKeys:
 
     weights: str | None = MISSING
     strict: bool = MISSING
-    freeze: Any = _value(
-        "a pattern of names, or a list of them", "[encoder]", type=["string", "array", "null"], items=TEXT
-    )
+    freeze: Any = _value("a pattern of names, or a list of them", "[encoder]", **PATTERNS)
 
 
 @dataclass
@@ -212,8 +212,7 @@ class TrainKeys:
         "{METRIC: COMPARISON}, with a comparison such as <0.1, <=0.1, >0.9 or >=0.9",
         "{val/loss: '<1e-3'}",
         default=None,
-        type="object",
-        additionalProperties=COMPARISON,
+        **COMPARISONS,
     )
     max_seconds: float | None = _more_than_zero()
     grace_seconds: float = _more_than_zero()
@@ -230,13 +229,7 @@ class TrainKeys:
         "[my_hooks.norms]",
         **HOOKS,
     )
-    recompute: Any = _value(
-        "a pattern of module paths, or a list of them",
-        "[layers.*]",
-        default=None,
-        type=["string", "array", "null"],
-        items=TEXT,
-    )
+    recompute: Any = _value("a pattern of module paths, or a list of them", "[layers.*]", default=None, **PATTERNS)
     num_processes: Any = _count_or("auto")
     max_restarts: int = _at_least(0)
 
@@ -458,13 +451,13 @@ def subgroups(schema: type) -> dict[str, type]:
 @functools.cache
 def keys(schema: type) -> dict[str, Key]:
     """Return the keys right below a schema that have a value, by name."""
-    found = {}
+    result = {}
     for item in fields(schema):
         rule, kind = item.metadata, str(item.type)
         example = rule.get("example") or KINDS.get(kind.split(" ")[0], ("", "null"))[1]
         if item.name not in subgroups(schema):
-            found[item.name] = Key(schema, item.name, kind, rule.get("rule", {}), rule.get("valid", ""), example)
-    return found
+            result[item.name] = Key(schema, item.name, kind, rule.get("rule", {}), rule.get("valid", ""), example)
+    return result
 
 
 def find_key(path: str) -> Key | None:

@@ -43,12 +43,12 @@ def for_disk(cfg: DictConfig, *, without: Collection[str] = ()) -> dict[str, Any
     """
     plain: Any = OmegaConf.to_container(cfg, resolve=False)
     hide = {"hydra": without_password}.get  # with the command line in it
-    found = {key: _mapped(node, hide(key, without_credentials)) for key, node in plain.items() if key not in without}
+    stored = {key: _mapped(node, hide(key, without_credentials)) for key, node in plain.items() if key not in without}
     uri = plain.get("tracking", {}).get("uri")
-    if (left := found.get("tracking", {}).get("uri")) != uri:
+    if (left := stored.get("tracking", {}).get("uri")) != uri:
         quoted = str(left).replace("\\", "\\\\").replace("'", "\\'")
-        found["tracking"]["uri"] = f"${{oc.env:MLFLOW_TRACKING_URI,'{quoted}'}}"
-    return found
+        stored["tracking"]["uri"] = f"${{oc.env:MLFLOW_TRACKING_URI,'{quoted}'}}"
+    return stored
 
 
 def for_display(cfg: DictConfig) -> dict[str, Any]:
@@ -56,8 +56,8 @@ def for_display(cfg: DictConfig) -> dict[str, Any]:
     real = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=False)
     written = OmegaConf.to_container(cfg, resolve=False, throw_on_missing=False)
     with _unread_environment():
-        found: dict[str, Any] = _walk(cfg, written, real)
-    return found
+        shown: dict[str, Any] = _walk(cfg, written, real)
+    return shown
 
 
 def filled_in(node: Any) -> Any:
@@ -76,10 +76,10 @@ def note_secrets(uri: str) -> None:
     match = _URI.fullmatch(uri)
     is_file = match is not None and match["scheme"] and not (match["host"] or match["user"])
     names = set() if match is None or is_file else {*_SHOWN.findall((match["user"] or "") + match["rest"])}
-    words = {each for each in credentials(uri) if not re.fullmatch(r"[A-Z]?[a-z]*|[\d.]+", each)}
+    secret_words = {each for each in credentials(uri) if not re.fullmatch(r"[A-Z]?[a-z]*|[\d.]+", each)}
     known = {*filter(None, os.environ.get(SECRETS, "").split(","))}
-    if found := known | names | {f"={quote(word, safe='')}" for word in words}:
-        os.environ[SECRETS] = ",".join(sorted(found))
+    if every := known | names | {f"={quote(secret, safe='')}" for secret in secret_words}:
+        os.environ[SECRETS] = ",".join(sorted(every))
 
 
 def note_secrets_of(cfg: DictConfig) -> None:
@@ -166,11 +166,11 @@ def _unread_environment() -> Iterator[None]:
 
 def uri_problems(uri: str) -> list[Problem]:
     """Return the error of a URI that MLflow has no store for."""
-    asked = f"tracking.uri={without_password(uri)}"
+    typed = f"tracking.uri={without_password(uri)}"
     if HIDDEN.search(uri):
-        fix = f"use `{HIDDEN.sub('PASSWORD', asked)}`, or export MLFLOW_TRACKING_URI with it"
-        return [Problem(asked, "a run directory stores no credentials", fix, code="secret")]
+        fix = f"use `{HIDDEN.sub('PASSWORD', typed)}`, or export MLFLOW_TRACKING_URI with it"
+        return [Problem(typed, "a run directory stores no credentials", fix, code="secret")]
     if re.match(STORES, uri):
         return []
     problem = "MLflow has no such store: it keeps runs on a server, or in a database such as sqlite:///PATH"
-    return [Problem.suggest(asked, problem, ["tracking.uri=sqlite:///mlflow.db", "tracking.uri=http://127.0.0.1:5000"])]
+    return [Problem.suggest(typed, problem, ["tracking.uri=sqlite:///mlflow.db", "tracking.uri=http://127.0.0.1:5000"])]

@@ -30,6 +30,6 @@ class Settings:
     @classmethod
     def of(cls, cfg: DictConfig) -> Settings:
         """Return the settings of a checked configuration."""
-        found: dict[str, Any] = {key: OmegaConf.to_object(cfg[key]) for key in SECTIONS}
+        sections: dict[str, Any] = {key: OmegaConf.to_object(cfg[key]) for key in SECTIONS}
         model = str(cfg.model.get("_target_", "model")).rsplit(".", 1)[-1]
-        return cls(seed=cfg.seed, name=cfg.name, model=model, experiment=chosen(cfg), **found)
+        return cls(seed=cfg.seed, name=cfg.name, model=model, experiment=chosen(cfg), **sections)

@@ -76,46 +76,39 @@ _trusts: ContextVar[bool] = ContextVar("trusts", default=False)
 
 def hydra_problems(hydra: DictConfig) -> list[Problem]:
     """Return every setting of Hydra's that names code which is not ours, a plugin's or the user's."""
-    found = []
-    for path, key, value in _values(hydra, "hydra"):
-        is_log = path.startswith(("hydra.job_logging", "hydra.hydra_logging"))
-        source, name = f"{path}.{key}={value}", str(value)
-        if path.startswith("hydra.overrides") or key == "override_dirname":
-            continue  # texts, as they were typed
-        if isinstance(value, Unsure):
-            problem = "Hydra's settings must be written out, without references to groups or texts"
-            found.append(Problem(source, problem, f"write out the value of `{path}.{key}`", code="untrusted"))
-        elif key == "_target_":
-            found += _target_problems(f"{path}._target_", name)
-        elif is_log and (key in ("()", "class", ".", "queue", "listener") and not LOGS.fullmatch(name)):
-            problem = "a log's classes are those of Python's logging, colorlog and rich"
-            found.append(Problem.suggest(source, problem, [f"{path}.class=logging.StreamHandler"]))
-        elif is_log and (key == "stream" or name.startswith("ext://")) and name not in STREAMS:
-            problem = "a log is written to a file or to a stream"
-            found.append(Problem.suggest(source, problem, [f"{path}.{key}={STREAMS[0]}"]))
-        elif path == "hydra.job.env_set" and not VARIABLES.fullmatch(key):
-            problem = f"a configuration can't set {key}: some variables make a program start another one"
-            fix = f"run `export {key}={value}` before the command"
-            found.append(Problem(source, problem, fix, code="untrusted"))
-    return found
+    return [problem for path, key, value in _values(hydra, "hydra") for problem in _hydra_problems(path, key, value)]
+
+
+def _hydra_problems(path: str, key: str, value: Any) -> Iterator[Problem]:
+    is_log = path.startswith(("hydra.job_logging", "hydra.hydra_logging"))
+    source, name = f"{path}.{key}={value}", str(value)
+    if path.startswith("hydra.overrides") or key == "override_dirname":
+        return  # texts, as they were typed
+    if isinstance(value, Unsure):
+        problem = "Hydra's settings must be written out, without references to groups or texts"
+        yield Problem(source, problem, f"write out the value of `{path}.{key}`", code="untrusted")
+    elif key == "_target_" and name not in OURS:
+        if (public := public_name(name, OURS)) is not None:
+            yield otherwise_named(f"{path}._target_", name, public)
+            return
+        try:
+            locate(name, key=f"{path}._target_", more=PLUGINS)
+        except RunnerError as error:
+            yield from error.problems
+    elif is_log and (key in ("()", "class", ".", "queue", "listener") and not LOGS.fullmatch(name)):
+        problem = "a log's classes are those of Python's logging, colorlog and rich"
+        yield Problem.suggest(source, problem, [f"{path}.class=logging.StreamHandler"])
+    elif is_log and (key == "stream" or name.startswith("ext://")) and name not in STREAMS:
+        yield Problem.suggest(source, "a log is written to a file or to a stream", [f"{path}.{key}={STREAMS[0]}"])
+    elif path == "hydra.job.env_set" and not VARIABLES.fullmatch(key):
+        problem = f"a configuration can't set {key}: some variables make a program start another one"
+        yield Problem(source, problem, f"run `export {key}={value}` before the command", code="untrusted")
 
 
 class Unsure(str):
     """A ${...} that may be more than a text, or another value later."""
 
     __slots__ = ()
-
-
-def _target_problems(key: str, target: str) -> list[Problem]:
-    if target in OURS:
-        return []
-    try:
-        if (public := public_name(target, OURS)) is not None:
-            return [otherwise_named(key, target, public)]
-        locate(target, key=key, more=PLUGINS)
-    except RunnerError as error:
-        return list(error.problems)
-    return []
 
 
 def _values(node: Any, path: str) -> Iterator[tuple[str, str, Any]]:
@@ -200,25 +193,22 @@ def rerun_problems(file: Path, *, look: str = "") -> list[Problem]:
         wrong["defaults"] = f"the defaults are {content.get('defaults')}, and a run writes [{', '.join(DEFAULTS)}]"
     if re.search(r"^\s*#\s*@package", text, re.MULTILINE):
         wrong["@package"] = "a run's configuration is not a part of another one"
-    found = [Problem(f"{key} in {file}", problem, fix, code="untrusted") for key, problem in wrong.items()]
+    problems = [Problem(f"{key} in {file}", problem, fix, code="untrusted") for key, problem in wrong.items()]
     for name in ("schema", "base"):
         if (other := file.with_name(f"{name}.yaml")).exists():
             problem = f"this file would replace the runner's own {name}, which {file.name} builds on"
-            found.append(Problem(str(other), problem, f"move {other.name} out of the directory", code="untrusted"))
-    if not found and is_untrusted(file.parent):
+            problems.append(Problem(str(other), problem, f"move {other.name} out of the directory", code="untrusted"))
+    if not problems and is_untrusted(file.parent):
         if look:
             return [*_problems(content, "", FROM_STORE, f"use `--trust` when you have looked at the file: {look}")]
         foreign = _problems(content, "", FROM_FOLDER, _look(file))
-        found = [each for each in foreign if not each.source.startswith(f"{STORE}=")]  # take_no_store() replaces it
-    return found
+        problems = [each for each in foreign if not each.source.startswith(f"{STORE}=")]  # take_no_store() replaces it
+    return problems
 
 
-def take_no_store(cfg: DictConfig, file: Path, words: Sequence[str]) -> list[Problem]:
-    """Replace the store of an untrusted rerun.yaml by the usual one; return an error where that would be a guess.
-
-    words: The overrides.
-    """
-    if not is_untrusted(file.parent) or any(word.lstrip("+").startswith(f"{STORE}=") for word in words):
+def take_no_store(cfg: DictConfig, file: Path, overrides: Sequence[str]) -> list[Problem]:
+    """Replace the store of an untrusted rerun.yaml by the usual one; return an error where that would be a guess."""
+    if not is_untrusted(file.parent) or any(each.lstrip("+").startswith(f"{STORE}=") for each in overrides):
         return []
     node = cfg.get("tracking")
     if not OmegaConf.is_dict(node) or "uri" not in node:
@@ -254,23 +244,22 @@ def _look(file: Path) -> str:
 
 
 def _problems(node: Any, key: str, reason: str, fix: str) -> Iterator[Problem]:
-    for place, each in nested(node, key):
+    for path, each in nested(node, key):
         target = each.get("_target_") if isinstance(each, dict) else None
-        if isinstance(each, str) and re.fullmatch(r"train\.hooks\[\d+\]", place):
+        if isinstance(each, str) and re.fullmatch(r"train\.hooks\[\d+\]", path):
             target = each
         if target is not None and (public := public_name(str(target))) is not None:  # --trust would not help
-            yield otherwise_named(f"{place}._target_", str(target), public)
+            yield otherwise_named(f"{path}._target_", str(target), public)
         elif target is not None and _is_foreign(str(target)):
             problem = f"{reason}, and names code that is neither the runner's nor torch's"
-            yield Problem(f"{place}._target_={target}", problem, fix, code="untrusted")
+            yield Problem(f"{path}._target_={target}", problem, fix, code="untrusted")
         elif target is not None or not isinstance(each, str):
             continue
-        elif place in ("train", "train.hooks"):
+        elif path in ("train", "train.hooks"):
             problem, ways = f"{reason}, and a reference to hooks may name any code", f"write out the hooks, or {fix}"
-            yield Problem(f"{place}={each}", problem, ways, code="untrusted")
+            yield Problem(f"{path}={each}", problem, ways, code="untrusted")
         elif each not in OWN_RESOLVERS and (("${" in each and ":" in each) or f"<{ENVIRONMENT}:" in each):
-            problem = f"{reason}, and may not read values from outside it"
-            yield Problem(f"{place}={each}", problem, fix, code="untrusted")
+            yield Problem(f"{path}={each}", f"{reason}, and may not read values from outside it", fix, code="untrusted")
 
 
 def _is_foreign(target: str) -> bool:
@@ -284,36 +273,39 @@ def _is_foreign(target: str) -> bool:
 def check_folder(folder: Path) -> None:
     """Raise a RunnerError for every path in the directory of a run or sweep that may not be there, before it is read."""
     is_runs = any((folder / name).exists() for name in (f"{RERUN}.yaml", "ledger.jsonl"))
-    found = []
+    problems = []
     for path, problem in strays(folder):
         fix = f"run `rm -- {shlex.quote(str(path))}`" if is_runs else "use `hydra.run.dir=FOLDER`, an empty directory"
-        found.append(Problem(str(path), problem, fix, code="untrusted"))
+        problems.append(Problem(str(path), problem, fix, code="untrusted"))
     if why := yaml_refusal(rerun := folder / f"{RERUN}.yaml"):
-        found.append(Problem(str(rerun), why, AS_WRITTEN, code="bad-file"))
-    refuse(found)
+        problems.append(Problem(str(rerun), why, AS_WRITTEN, code="bad-file"))
+    refuse(problems)
 
 
 def strays(folder: Path) -> list[tuple[Path, str]]:
     """Return every link that leads out of a directory, and every pipe or socket in it (a reader would wait), with the reason."""
-    problem = "this link leads out of the run's folder, where a run would read and write"
+    link = "this link leads out of the run's folder, where a run would read and write"
     pipe = "this is neither a file nor a folder, and no run writes it"
-    found = [(path, problem) for path in _links_out(folder, of=folder)]
-    specials = [path for path in _below(folder) if path.exists() and not (path.is_file() or path.is_dir())]
-    return found + [(path, pipe) for path in specials if not path.is_symlink()]
+    paths = _below(folder)
+    others = [
+        each for each in paths if not each.is_symlink() and each.exists() and not (each.is_file() or each.is_dir())
+    ]
+    return [(path, link) for path in paths if _leads_out(path, folder)] + [(path, pipe) for path in others]
 
 
 def inside(folder: Path, name: str) -> Path | None:
     """Return the path of a name in a directory, or None if it is outside, or holds links that lead out."""
     path = folder / name
-    return path if _is_inside(path, folder) and not _links_out(path, of=folder) else None
+    is_whole = _is_inside(path, folder) and not any(_leads_out(each, folder) for each in _below(path))
+    return path if is_whole else None
 
 
-def _links_out(place: Path, *, of: Path) -> list[Path]:
-    return [path for path in _below(place) if path.is_symlink() and not _is_inside(path, of)]
+def _below(folder: Path) -> list[Path]:
+    return sorted(Path(parent) / name for parent, folders, files in os.walk(folder) for name in (*folders, *files))
 
 
-def _below(place: Path) -> list[Path]:
-    return sorted(Path(parent) / name for parent, folders, files in os.walk(place) for name in (*folders, *files))
+def _leads_out(path: Path, folder: Path) -> bool:
+    return path.is_symlink() and not _is_inside(path, folder)
 
 
 def _is_inside(path: Path, folder: Path) -> bool:

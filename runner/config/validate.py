@@ -44,11 +44,11 @@ class Misfit(NamedTuple):
 def give_types(cfg: DictConfig) -> list[Misfit]:
     """Give the values of a composed configuration the types of the schema; remove and return those that do not fit."""
     with open_dict(cfg):
-        found = list(_take_misfits(cfg, Config, ""))
+        misfits = list(_take_misfits(cfg, Config, ""))
         for name, schema in subgroups(Config).items():
             if name in cfg:
                 cfg[name] = OmegaConf.merge(structured(schema), cfg[name])
-    return [each for each in found if each.key not in REMOVED or each.value is not None]
+    return [each for each in misfits if each.key not in REMOVED or each.value is not None]
 
 
 def _take_misfits(node: DictConfig, schema: type, prefix: str) -> Iterator[Misfit]:
@@ -82,14 +82,9 @@ def _has_type(key: Key, node: Any) -> bool:
 
 def problems(cfg: DictConfig) -> list[Problem]:
     """Return every error that can be found without building anything."""
-    return [
-        *_below(cfg, "", Config),
-        *_uri(cfg),
-        *_hidden(cfg),
-        *_folds(cfg),
-        *_early_stopping(cfg),
-        *_constant(cfg),
-    ]
+    uri = value(cfg, "tracking.uri")
+    stores = uri_problems(str(uri)) if uri is not None else []
+    return [*_below(cfg, "", Config), *stores, *_hidden(cfg), *_folds(cfg), *_early_stopping(cfg), *_constant(cfg)]
 
 
 def _below(node: Any, path: str, schema: type | None) -> Iterator[Problem]:
@@ -106,21 +101,23 @@ def _below(node: Any, path: str, schema: type | None) -> Iterator[Problem]:
         yield from _no_target(node, path)
     names: Iterable[Any] = range(len(node)) if is_list else list(node)
     for name in names:
-        where, child = f"{path}[{name}]" if is_list else _joined(path, str(name)), node._get_node(name)
-        if where == "hydra":
+        key_path, child = f"{path}[{name}]" if is_list else _joined(path, str(name)), node._get_node(name)
+        if key_path == "hydra":
             continue
         key, inner = (keys(schema).get(name), subgroups(schema).get(name)) if schema else (None, None)
         if OmegaConf.is_missing(node, name):
             if is_part and name != "_target_" and key is None:
-                yield _needed(where, f"set `{path}=[...]` with a value for each" if is_list else "")
+                yield _needed(key_path, f"set `{path}=[...]` with a value for each" if is_list else "")
             continue
-        is_group = inner is not None or where in BUILT
-        found = [*_reference(node, name, where, is_group)] if OmegaConf.is_interpolation(node, name) else []
-        yield from found
-        if key is not None and not found:
-            yield from _bad_value(node, key, where)
+        is_group = inner is not None or key_path in BUILT
+        errors = [*_reference(node, name, key_path, is_group)] if OmegaConf.is_interpolation(node, name) else []
+        yield from errors
+        if key is not None and not errors:
+            yield from _bad_value(node, key, key_path)
         if _is_written(child) or _is_written(child, ListConfig):
-            yield from _below(child, where, DataKeys if where == "data" else None if where in OF_THEIR_OWN else inner)
+            yield from _below(
+                child, key_path, DataKeys if key_path == "data" else None if key_path in OF_THEIR_OWN else inner
+            )
 
 
 def _joined(path: str, name: str) -> str:
@@ -129,16 +126,16 @@ def _joined(path: str, name: str) -> str:
 
 def setting_problems(node: DictConfig, schema: type, key: str) -> list[Problem]:
     """Return every error in the names and values of settings that are not part of `Config`."""
-    found = []
+    errors = []
     for name in map(str, node):
         if name not in keys(schema) and name != "_target_":
             ways = [f"{key}.{hit}={node[name]}" for hit in nearest(name, keys(schema))]
             otherwise = f"use one of {', '.join(keys(schema))}"
-            found.append(unknown_key(f"{key}.{name}={node[name]}", f"{key}.{name}", otherwise, ways))
+            errors.append(unknown_key(f"{key}.{name}={node[name]}", f"{key}.{name}", otherwise, ways))
     for name, each in keys(schema).items():
-        where = f"{key}.{name}"
-        found += _bad_value(node, each, where) if _has(node, name) else [_needed(where)]
-    return found
+        path = f"{key}.{name}"
+        errors += _bad_value(node, each, path) if _has(node, name) else [_needed(path)]
+    return errors
 
 
 def unknown_key(source: str, key: str, otherwise: str, ways: Iterable[str] = ()) -> Problem:
@@ -156,8 +153,8 @@ def value(cfg: DictConfig, key: str) -> Any:
 
 def shared_data_settings(cfg: DictConfig) -> dict[str, Any]:
     """Return the settings that every data set has, converted to their types, which the open group `data` does not do."""
-    found = {name: key.typed(cfg.data[name]) for name, key in keys(DataKeys).items()}
-    return {key: OmegaConf.to_container(each) if OmegaConf.is_config(each) else each for key, each in found.items()}
+    values = {name: key.typed(cfg.data[name]) for name, key in keys(DataKeys).items()}
+    return {key: OmegaConf.to_container(each) if OmegaConf.is_config(each) else each for key, each in values.items()}
 
 
 def how_to_cut(cfg: DictConfig) -> dict[str, Any]:
@@ -268,10 +265,10 @@ def _reference(node: Any, name: Any, path: str, is_group: bool) -> Iterator[Prob
             problem = f"the environment variable `{unset[1]}` is not set"
             yield Problem(f"{path}={text}", problem, fix, code="missing-value")
         elif not re.search(r"\?\?\?|missing", str(error), re.IGNORECASE):  # the data fills in a missing fact
-            wanted = text.strip("${} ")
+            reference = text.strip("${} ")
             known = [name for name in all_keys(node._get_root()) if not name.startswith("hydra")]
-            ways = [shlex.quote(f"{path}=${{{hit}}}") for hit in other_names.suggest_keys(wanted, known)]
-            yield unknown_key(f"{path}={text}", wanted, PRINTED, ways)
+            ways = [shlex.quote(f"{path}=${{{hit}}}") for hit in other_names.suggest_keys(reference, known)]
+            yield unknown_key(f"{path}={text}", reference, PRINTED, ways)
     except OmegaConfBaseException:
         return  # a fact, too
 
@@ -282,26 +279,18 @@ def _no_target(node: Any, path: str) -> Iterator[Problem]:
     if is_empty or OmegaConf.is_missing(node, "_target_"):
         fix = f"use `{path}=OPTION` for a file in conf/{path}/ with a `_target_` line"
         problem = f"`{path}` has no `_target_`, which says what to build"
-        yield Problem(
-            f"{path}=...", problem, fix if path in BUILT else f"set `{path}._target_=...`", code="missing-value"
-        )
-
-
-def _uri(cfg: DictConfig) -> list[Problem]:
-    try:
-        return uri_problems(str(cfg.tracking.uri))
-    except (OmegaConfBaseException, AttributeError):
-        return []
+        fix = fix if path in BUILT else f"set `{path}._target_=...`"
+        yield Problem(f"{path}=...", problem, fix, code="missing-value")
 
 
 def _hidden(cfg: DictConfig) -> list[Problem]:
-    found = []
+    errors = []
     parts = OmegaConf.to_container(OmegaConf.masked_copy(cfg, [key for key in BUILT if key in cfg]))
     for key, text in ((key, str(each)) for key, each in leaves(parts)):
         if "://" in text and HIDDEN.search(text):
             fix = f"use `{key}={HIDDEN.sub('PASSWORD', text)}`"
-            found.append(Problem(f"{key}={text}", "a run directory stores no credentials", fix, code="secret"))
-    return found
+            errors.append(Problem(f"{key}={text}", "a run directory stores no credentials", fix, code="secret"))
+    return errors
 
 
 def _folds(cfg: DictConfig) -> list[Problem]:
@@ -339,10 +328,10 @@ def _constant(cfg: DictConfig) -> list[Problem]:
     if not _is_written(node) or "_target_" in node:
         return []
     problem, fix = "a constant learning rate has no arguments", "leave it out, or choose a schedule: `scheduler=cosine`"
-    found = []
+    errors = []
     for name in map(str, node):
         if not name.startswith("_") and value(cfg, f"scheduler.{name}") is not None:
             source = f"scheduler.{name}={written(node, name)}"
             ways = [f"{option} {source}" for option in options_with(name, "scheduler")]
-            found.append(Problem.suggest(source, problem, ways, fix, code="bad-argument"))
-    return found
+            errors.append(Problem.suggest(source, problem, ways, fix, code="bad-argument"))
+    return errors

@@ -78,7 +78,7 @@ def test_several_that_make_the_key_at_a_time_agree(made, monkeypatch):
 def test_a_relative_place_for_the_key_counts_as_none(own_folder, monkeypatch):
     monkeypatch.setenv("HOME", str(own_folder / "home"))
     monkeypatch.setenv("XDG_STATE_HOME", "state")
-    assert origin._place() == own_folder / "home/.local/state/runner"
+    assert origin._folder() == own_folder / "home/.local/state/runner"
 
 
 def test_a_key_that_was_cut_off_signs_nothing(made):
