@@ -228,7 +228,7 @@ torch.nn.Embedding.from_pretrained
 
 
 @pytest.mark.parametrize("target", NO_PARTS.split())
-def test_what_is_next_to_a_part_is_none(target):
+def test_what_is_next_to_a_part_is_refused(target):
     with pytest.raises(RunnerError, match="not a part that a configuration may name"):
         locate(target)
 
