@@ -14,12 +14,12 @@ from runner.tasks.task import BuiltinTask
 
 
 class Adversarial(BuiltinTask):
-    """Relativistic losses (Jolicoeur-Martineau 2019), one for each of the optimizers `critic` and `generator`: which of a
-    real row and a generated one is the real one. The generator has to find all kinds of rows, not one that passes.
+    """Relativistic losses of a `critic` and a `generator`, each with an optimizer (Jolicoeur-Martineau 2019).
 
-    A batch is (inputs, anything) or only the inputs; a model has generate(real) and critic(rows), as runner.models.GAN.
-    A split is measured by the energy distance of generated rows to its own (Szekely and Rizzo 2013): about 0 where both
-    are alike. Its generated rows come from the same numbers each time, so that epochs can be compared.
+    They say which of a real row and a generated row is real, so the generator has to find all kinds of rows.
+    A batch is (inputs, anything) or only the inputs; a model has generate(real) and critic(rows), like runner.models.GAN.
+    A split is measured by the energy distance of generated rows to its rows (Szekely and Rizzo 2013), about 0 if both are
+    alike. The same random numbers generate rows each time, so that epochs can be compared.
     """
 
     name = "adversarial"
@@ -28,7 +28,7 @@ class Adversarial(BuiltinTask):
     turns = ("critic", "generator")
 
     def __init__(self, *, metrics: Any = None, plots: Any = True) -> None:
-        super().__init__(self.kind, reported=("loss",), metrics=metrics, plots=plots)
+        super().__init__(self.kind, metrics=metrics, plots=plots)
 
     def __call__(self, model: Any, batch: Any, /, turn: str | None = None) -> dict[str, Tensor]:
         if turn is None:
@@ -61,13 +61,12 @@ class Adversarial(BuiltinTask):
 
 
 def energy_distance(one: Tensor, other: Tensor) -> Tensor:  # (N, F), (M, F)
-    """Twice the mean distance between rows of both, less the mean distances within each, of two rows that are not the same
-    one: so it does not hang on how many there are, and is below 0 as often as above where both are alike."""
-    return 2 * torch.cdist(one, other).mean() - _within(one) - _within(other)
+    """Return twice the mean distance between rows of both, less the mean distances of different rows within each.
 
-
-def _within(rows: Tensor) -> Tensor:
-    return torch.cdist(rows, rows).sum() / max(1, len(rows) * (len(rows) - 1))
+    The number of rows does not change it. It is below 0 as often as above if both are alike.
+    """
+    within = [torch.cdist(rows, rows).sum() / max(1, len(rows) * (len(rows) - 1)) for rows in (one, other)]
+    return 2 * torch.cdist(one, other).mean() - within[0] - within[1]
 
 
 def _real(batch: Any) -> Tensor:

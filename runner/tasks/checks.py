@@ -1,4 +1,4 @@
-"""Checks what YAML says of a task; a RunnerError says what does not suit it."""
+"""Checks of a task's settings, batches and outputs, each with a RunnerError that names the fix."""
 
 from __future__ import annotations
 
@@ -11,39 +11,40 @@ from torch import Tensor, nn
 from runner.errors import RunnerError, nearest
 from runner.tasks.metric_names import PLOTS
 
-#: a count that is not known: the task was made in code, without the data's facts
+#: a count that is not known, since the task was made in code, without the data's facts
 UNKNOWN = -1
 #: usual names of a model's argument for the number of its outputs
 OUTPUTS = ("out_features", "outputs", "num_classes", "n_classes", "num_outputs", "out_dim", "output_size", "num_labels")
 
 
-def plots_of(asked: Any, *, kind: str) -> tuple[str, ...]:
-    """The pictures to draw at the end of a run. asked: true (all that suit the kind of task), false, or their names.
+def plots_of(requested: Any, *, kind: str) -> tuple[str, ...]:
+    """Return the plots to draw at the end of a run.
 
-    Raises: RunnerError for a name that this kind of task has no picture of.
+    Args:
+        requested: True (all plots of this kind of task), False, or their names.
+
+    Raises:
+        RunnerError: This kind of task has no plot of a name.
     """
-    can = PLOTS.get(kind, ())
-    if isinstance(asked, bool) or asked is None:
-        return can if asked else ()
-    names = [asked] if isinstance(asked, str) else list(asked) if isinstance(asked, Iterable) else [asked]
-    if bad := [name for name in names if name not in can]:
-        problem = f"plots of this kind of task, {kind}, are {', '.join(can) or 'not available'}"
-        ways = [*(f"task.plots=[{hit}]" for hit in nearest(str(bad[0]), can)), "task.plots=true"]
-        raise RunnerError.suggest(f"task.plots={bad[0]}", problem, ways)
+    known = PLOTS.get(kind, ())
+    if isinstance(requested, bool) or requested is None:
+        return known if requested else ()
+    names = list(requested) if isinstance(requested, Iterable) and not isinstance(requested, str) else [requested]
+    if unknown := [name for name in names if name not in known]:
+        problem = f"plots of this kind of task, {kind}, are {', '.join(known) or 'not available'}"
+        ways = [*(f"task.plots=[{hit}]" for hit in nearest(str(unknown[0]), known)), "task.plots=true"]
+        raise RunnerError.suggest(f"task.plots={unknown[0]}", problem, ways)
     return tuple(names)
 
 
 def trains_nothing(task: Any) -> None:
     """Refuse a task with trained weights: the optimizer, the averaging and the checkpoints only have the model's.
 
-    Frozen ones are welcome, e.g. a network that a loss compares with. Raises: RunnerError.
+    Frozen weights are allowed, e.g., a network that a loss compares with. Raises: RunnerError.
     """
-    if not isinstance(task, nn.Module):
-        return
-    if learned := [name for name, parameter in task.named_parameters() if parameter.requires_grad]:
-        problem = (
-            f"the task has parameters to learn ({', '.join(learned[:3])}), and only the model's are trained and kept"
-        )
+    parameters = task.named_parameters() if isinstance(task, nn.Module) else ()
+    if names := ", ".join([name for name, parameter in parameters if parameter.requires_grad][:3]):
+        problem = f"the task has parameters to learn ({names}), and only the model's are trained and kept"
         fix = (
             "make them parameters of your model, which the task gets (`model.log_scale`), or set `requires_grad=False`"
         )
@@ -51,20 +52,25 @@ def trains_nothing(task: Any) -> None:
 
 
 def check_turns(task: Any, turns: Sequence[str]) -> None:
-    """Refuse a task whose losses are not those of the optimizers that take turns. turns: their names, empty for one optimizer.
+    """Refuse a task whose losses are not those of the optimizers that take turns.
 
-    Raises: RunnerError.
+    Args:
+        turns: Names of the optimizers, empty for one optimizer.
+
+    Raises:
+        RunnerError: With the fix.
     """
-    name, wanted = type(task).__name__, getattr(task, "turns", None)
-    if wanted is not None and set(wanted) != set(turns):
+    name, required = type(task).__name__, getattr(task, "turns", None)
+    if required is not None and set(required) != set(turns):
         has = f"optimizer.turns has {', '.join(turns)}" if turns else "there is one optimizer"
-        example = ", ".join(f"{each}: {{params: {each}}}" for each in wanted)
-        problem = f"the task has a loss for each of {' and '.join(wanted)}, and {has}"
+        example = ", ".join(f"{each}: {{params: {each}}}" for each in required)
+        problem = f"the task has a loss for each of {' and '.join(required)}, and {has}"
         raise RunnerError.suggest(f"task={name}", problem, [f"optimizer.turns={{{example}}}"])
     call = getattr(task, "function", task)
-    known = inspect.signature(call).parameters
-    takes_any = any(each.kind is each.VAR_KEYWORD for each in known.values())
-    if turns and not takes_any and ("turn" not in known or known["turn"].default is inspect.Parameter.empty):
+    parameters = inspect.signature(call).parameters
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    takes_turn = "turn" in parameters and parameters["turn"].default is not inspect.Parameter.empty
+    if turns and not takes_any and not takes_turn:
         problem = f"the task does not say which loss is that of {' and which that of '.join(turns)}"
         fix = f"use `def loss(model, batch, turn=None)` with turn {', '.join(turns)} or None (to measure), or `optimizer.turns=null`"
         raise RunnerError.of(f"optimizer.turns with task={getattr(call, '__name__', name)}", problem, fix)
@@ -76,7 +82,7 @@ def shares_tensors(task: Any) -> bool:
 
 
 def inputs_of(batch: Any, *, task: str) -> Any:
-    """What the model gets of a batch (inputs, targets). Raises: RunnerError with what it is instead."""
+    """Return what the model gets of a batch (inputs, targets). Raises: RunnerError for another form."""
     if isinstance(batch, tuple | list) and len(batch) > 1:
         return batch[0]
     problem = f"a batch is {described(batch)}, and this task takes (inputs, targets)"
@@ -86,35 +92,37 @@ def inputs_of(batch: Any, *, task: str) -> Any:
     raise RunnerError.of(f"task={task}", problem, fix)
 
 
-def output_of(found: Any, chosen: int | str | None, *, task: str) -> Tensor:
+def output_of(outputs: Any, key: int | str | None, *, task: str) -> Tensor:
     """Return a model's output, or the one that `task.output` names. Only looks at types and shapes.
 
-    chosen: a place in a tuple or list, a key of a dict or the name of an attribute; None: it is a tensor as it is.
-    Raises: RunnerError with what came back.
+    Args:
+        key: The number in a tuple or list, the key of a dict or the name of an attribute; None: the output is a tensor.
+
+    Raises:
+        RunnerError: The model returned something else, which the error describes.
     """
-    if chosen is None and isinstance(found, Tensor):
-        return found
-    asked = f"task={task}" if chosen is None else f"task={task} task.output={chosen}"
-    problem, fix = f"the model gives {described(found)}", "use a model that returns one tensor"
-    if chosen is None:
-        if choices := [f"task.output={key}" for key, part in _parts(found) if isinstance(part, Tensor)]:
-            fix = f"use {' or '.join(f'`{each}`' for each in choices[:3])} to take one of them, or a model that returns one tensor"
-        elif found is None:
-            problem, fix = "the model gives None", "return one tensor from `forward`"
-        raise RunnerError.of(asked, problem, fix)
-    taken = dict(_parts(found)).get(chosen)
-    if isinstance(taken, Tensor):
-        return taken
-    if isinstance(found, Tensor):
-        raise RunnerError.suggest(asked, f"{problem}, and nothing is to be taken out of it", ["task.output=null"])
-    names = [str(key) for key, part in _parts(found) if isinstance(part, Tensor)]
-    hits = nearest(str(chosen), names) or names[:3]
-    problem += f", and no tensor in it is called {chosen}"
-    raise RunnerError.suggest(asked, problem, (f"task.output={hit}" for hit in hits), fix)
+    if key is None and isinstance(outputs, Tensor):
+        return outputs
+    tensors = {name: part for name, part in _parts(outputs) if isinstance(part, Tensor)}
+    if key is not None and key in tensors:
+        return tensors[key]
+    problem, fix = f"the model gives {described(outputs)}", "use a model that returns one tensor"
+    if key is None:
+        if tensors:
+            ways = " or ".join(f"`task.output={name}`" for name in [*tensors][:3])
+            fix = f"use {ways} to take one of them, or a model that returns one tensor"
+        elif outputs is None:
+            fix = "return one tensor from `forward`"
+        raise RunnerError.of(f"task={task}", problem, fix)
+    source, names = f"task={task} task.output={key}", [str(name) for name in tensors]
+    if isinstance(outputs, Tensor):
+        raise RunnerError.suggest(source, f"{problem}, and nothing is to be taken out of it", ["task.output=null"])
+    ways = [f"task.output={hit}" for hit in nearest(str(key), names) or names[:3]]
+    raise RunnerError.suggest(source, f"{problem}, and no tensor in it is called {key}", ways, fix)
 
 
 def wider(model: nn.Module, count: int) -> str:
-    """What to write for a model whose number of outputs is wrong: its own argument for that, where it has one."""
+    """Return the fix for a model whose number of outputs is wrong: its own argument for that, if it has one."""
     if type(model).__name__ == "Prepared" and isinstance(model.model, nn.Module):  # tasks don't import models
         model = model.model
     arguments = inspect.signature(type(model)).parameters
@@ -124,23 +132,20 @@ def wider(model: nn.Module, count: int) -> str:
     return f"use a last layer with {count} outputs in {type(model).__name__}, e.g., nn.Linear(..., {count})"
 
 
-def described(found: Any) -> str:
-    """Describe outputs: a tuple of a tensor (64, 10) and a tensor (64, 10)."""
-    if isinstance(found, Tensor):
-        return f"a tensor {tuple(found.shape)}"
-    parts = _parts(found)
-    if isinstance(found, list | tuple):
-        return f"a {type(found).__name__} of {' and '.join(described(part) for _, part in parts) or 'nothing'}"
-    if parts:
-        return f"a {type(found).__name__} of {', '.join(f'{key}: {described(part)}' for key, part in parts[:6])}"
-    return "None" if found is None else f"a {type(found).__name__}"
+def described(value: Any) -> str:
+    """Describe a batch or outputs: a tuple of a tensor (64, 10) and a tensor (64, 10)."""
+    if isinstance(value, Tensor):
+        return f"a tensor {tuple(value.shape)}"
+    if isinstance(value, list | tuple):
+        parts = " and ".join(described(part) for part in value) or "nothing"
+    else:
+        parts = ", ".join(f"{key}: {described(part)}" for key, part in _parts(value)[:6])
+    return "None" if value is None else f"a {type(value).__name__}" + (f" of {parts}" if parts else "")
 
 
-def _parts(found: Any) -> list[tuple[int | str, Any]]:
-    if isinstance(found, Mapping):
-        return list(found.items())
-    if isinstance(found, list | tuple) and not hasattr(found, "_fields"):
-        return list(enumerate(found))
-    if isinstance(found, tuple):  # a NamedTuple, by place and by name
-        return [*enumerate(found), *zip(getattr(found, "_fields", ()), found, strict=True)]
-    return [] if isinstance(found, Tensor) else list(getattr(found, "__dict__", {}).items())
+def _parts(value: Any) -> list[tuple[Any, Any]]:
+    if isinstance(value, Mapping):
+        return list(value.items())
+    if isinstance(value, list | tuple):  # a NamedTuple: by number and by name
+        return [*enumerate(value), *zip(getattr(value, "_fields", ()), value, strict=False)]
+    return [] if isinstance(value, Tensor) else list(getattr(value, "__dict__", {}).items())

@@ -16,16 +16,16 @@ FORM = '`def loss(model, batch): return {"loss": ..., "another metric": ...}`'
 
 
 class Own(nn.Module):
-    """function(model, batch) -> {"loss": ..., name: ...}, 0-d tensors, means over the batch; or only the loss.
+    """Calls function(model, batch) -> {"loss": ..., name: ...}, 0-d tensors, means over the batch; or only the loss.
 
-    With optimizer.turns it has a third parameter, turn=None: the name of the optimizer whose loss is requested.
-    What it is not to do: read a tensor (.item(), if tensor > 0). A module is placed with the model; its parameters are not
-    trained, so it may have none that learn. For metrics, plots and `predict` a task needs more than a loss: a
-    class with the methods of runner.tasks.task.Predicting, named as the task itself (task._target_=my_tasks.MyTask).
+    With optimizer.turns it has a third parameter, turn=None: the name of the optimizer whose loss is requested. It must not
+    read a tensor (.item(), if tensor > 0). A module is placed with the model; its parameters must be frozen.
+    For metrics, plots and `predict` write a class with the methods of runner.tasks.task.Predicting instead, and use it as
+    the task (task._target_=my_tasks.MyTask).
     """
 
     def __init__(self, function: Any) -> None:
-        """Raises: RunnerError for what can't be called so, and for a module with parameters to learn."""
+        """Raises: RunnerError for what can't be called, and for a module with parameters to learn."""
         super().__init__()
         self.function: Callable[[nn.Module, Any], Any] = _callable(function)
         self.needs_grad = bool(getattr(getattr(function, "func", function), "needs_grad", False))
@@ -50,19 +50,20 @@ def _callable(function: Any) -> Callable[[nn.Module, Any], Any]:
     return function  # type: ignore[no-any-return]
 
 
-def _checked(found: Any, function: Any) -> dict[str, Tensor]:
+def _checked(values: Any, function: Any) -> dict[str, Tensor]:
     name = getattr(function, "__name__", None) or getattr(getattr(function, "func", None), "__name__", "")
-    asked = f"task.function={name or type(function).__name__}"
-    if isinstance(found, Tensor):
-        found = {"loss": found}
-    if not isinstance(found, Mapping) or "loss" not in found:
-        said = f"a dict of {', '.join(map(str, found))}" if isinstance(found, Mapping) else f"a {type(found).__name__}"
-        raise RunnerError.of(asked, f"the function returned {said or 'nothing'}, and no loss", f"write {FORM}")
-    for key, value in found.items():
+    source = f"task.function={name or type(function).__name__}"
+    if isinstance(values, Tensor):
+        values = {"loss": values}
+    if not isinstance(values, Mapping) or "loss" not in values:
+        names = f" of {', '.join(map(str, values))}" if isinstance(values, Mapping) else ""
+        kind = "dict" if names else type(values).__name__
+        raise RunnerError.of(source, f"the function returned a {kind}{names}, and no loss", f"write {FORM}")
+    for key, value in values.items():
         if not isinstance(value, Tensor):
             problem = f"the value `{key}` is a {type(value).__name__}, and each value is a tensor, read later"
-            raise RunnerError.of(asked, problem, f"return `{key}` as it is computed, without `.item()` and `float()`")
+            raise RunnerError.of(source, problem, f"return `{key}` as it is computed, without `.item()` and `float()`")
         if value.dim():
             problem = f"the value `{key}` has the shape {tuple(value.shape)}, and each value is one number"
-            raise RunnerError.of(asked, problem, f"return `{key}.mean()`")
-    return {"loss": found["loss"], **found}
+            raise RunnerError.of(source, problem, f"return `{key}.mean()`")
+    return {"loss": values["loss"], **values}

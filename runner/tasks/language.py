@@ -20,11 +20,12 @@ from runner.tasks.task import BuiltinTask
 class Language(BuiltinTask):
     """Targets are the tokens that follow, (B, T) int64; the model gives logits (B, T, V), or an object with `.logits`.
 
-    ignore_index: targets that count for nothing (padding); a batch without others has a loss of 0. bytes_per_token:
-    of the text, for bits per byte, which compares models of different vocabularies; None: not told. sample_tokens: of the
-    text that is written at the end of a run. metrics: see make_metrics(); they get the tokens that count, (K, V) and (K,), and a
-    function has those of a whole split on the device. num_classes: of the data, None where the targets are tokens.
-    Raises: RunnerError for data with classes, and for a model that gives no (B, T, V).
+    ignore_index: targets that do not count (padding); a batch without others has a loss of 0.
+    bytes_per_token: of the text, for bits per byte, which compares models of different vocabularies; None: unknown.
+    sample_tokens: of the text that is written at the end of a run.
+    metrics: see make_metrics(); they get the tokens that count, (K, V) and (K,).
+    num_classes: of the data, None if the targets are tokens.
+    Raises: RunnerError for data with classes, and for a model that does not return (B, T, V).
     """
 
     name = kind = "language"
@@ -43,8 +44,7 @@ class Language(BuiltinTask):
         if num_classes is not None:
             problem = f"each row of this data is one of {num_classes} classes, and the targets here are the tokens that follow"
             raise RunnerError.suggest("task=language", problem, ["task=classification", "data=text"])
-        reported = ("loss", "accuracy", "perplexity", "bits_per_byte")
-        super().__init__(self.kind, reported=reported, metrics=metrics, output=output)
+        super().__init__(self.kind, metrics=metrics, output=output)
         self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
         self.bytes_per_token, self.sample_tokens = bytes_per_token, sample_tokens
         for name, metric in self.metrics.items():
@@ -62,13 +62,8 @@ class Language(BuiltinTask):
             problem = f"the model gives {tuple(outputs.shape)}, and {tuple(targets.shape)} tokens are to be predicted"
             fix = "use `model=gpt`, `model=gru model.pooling=each`, or a model that gives (B, T, V)"
             raise RunnerError.of("task=language", problem, fix)
-        losses = F.cross_entropy(
-            outputs.flatten(0, -2),
-            targets.flatten(),
-            ignore_index=self.ignore_index,
-            label_smoothing=self.label_smoothing,
-            reduction="sum",
-        )
+        settings = {"ignore_index": self.ignore_index, "label_smoothing": self.label_smoothing}
+        losses = F.cross_entropy(outputs.flatten(0, -2), targets.flatten(), reduction="sum", **settings)
         with torch.no_grad():
             counts = targets != self.ignore_index
             num_counted = counts.sum().clamp(min=1)
@@ -77,15 +72,15 @@ class Language(BuiltinTask):
         return {"loss": losses / num_counted, "accuracy": accuracy}
 
     def num_counted(self, batch: tuple[Any, Tensor], /) -> Tensor:
-        """() int64: the targets that count; a split's values are means over these, however it is cut into batches."""
+        """Return the number of targets that count, () int64; a split's values are means over these in all batches."""
         return (batch[1] != self.ignore_index).sum()
 
     def predictions(self, outputs: Tensor, /) -> Tensor:
-        """(B, T, V) probabilities of the next token."""
+        """Return probabilities of the next token, (B, T, V)."""
         return at_least_float32(outputs).softmax(-1)
 
     def derived(self, values: Mapping[str, float], /) -> Mapping[str, float]:
-        """The perplexity, exp(loss), and bits_per_byte where the text's bytes per token are known. None of a smoothed loss."""
+        """Return the perplexity, exp(loss), and bits_per_byte if bytes per token are known; nothing for a smoothed loss."""
         loss = values.get("loss")
         if loss is None or self.label_smoothing:
             return {}

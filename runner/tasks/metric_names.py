@@ -102,7 +102,7 @@ def is_rate(name: str) -> bool:
     return name == "train/lr" or name.startswith("train/lr_")
 
 
-#: metrics of each batch by built-in task; those of other tasks are known after a trial
+#: metrics of each batch by built-in task; those of other tasks are known after a trial. Regressions add mse, see metrics_of()
 REPORTED = {
     "runner.tasks.Adversarial": ("loss",),
     "runner.tasks.Classification": ("loss", "accuracy"),
@@ -116,8 +116,6 @@ DERIVED = {
     "runner.tasks.Autoencoding": ("rmse",),
     "runner.tasks.Language": ("perplexity", "bits_per_byte"),
 }
-#: tasks that also report the squared error, if it is not the loss
-OF_NUMBERS = ("runner.tasks.Regression", "runner.tasks.Autoencoding")
 
 
 def metrics_of(task: Any, reported: Sequence[str] | None = None, *, whole: bool = True) -> list[str] | None:
@@ -127,19 +125,21 @@ def metrics_of(task: Any, reported: Sequence[str] | None = None, *, whole: bool 
         reported: Metrics of each batch (None: those of the built-in task).
         whole: Include the metrics of whole splits.
     """
-    target, loss = str(task.get("_target_")), task.get("loss")
-    reported = REPORTED.get(target) if reported is None else reported
-    if reported is None:
+    target = str(task.get("_target_"))
+    each, derived = REPORTED.get(target) if reported is None else reported, DERIVED.get(target, ())
+    if each is None:
         return None
-    each = [*reported, *(["mse"] if target in OF_NUMBERS and loss not in (None, "mse") else [])]
-    return [*each, *DERIVED.get(target, ()), *asked_metrics(task)] if whole else each
+    if "rmse" in derived and task.get("loss") not in (None, "mse"):
+        each = (*each, "mse")
+    return [*each, *derived, *named_in(task)] if whole else list(each)
+
+
+def named_in(task: Any) -> list[str]:
+    """Return the names in `task.metrics` of a task's node in the configuration."""
+    names = task.get("metrics") or ()
+    return [names] if isinstance(names, str) else [str(name) for name in names]
 
 
 def is_of_a_class(name: str, task: Any) -> bool:
     """Return whether a name, like f1_cat, is one class's value of a metric of the task."""
-    return any(name.startswith(f"{asked}_") for asked in asked_metrics(task))
-
-
-def asked_metrics(task: Any) -> list[str]:
-    asked = task.get("metrics") or ()
-    return [asked] if isinstance(asked, str) else [str(name) for name in asked]
+    return any(name.startswith(f"{metric}_") for metric in named_in(task))

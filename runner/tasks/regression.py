@@ -13,39 +13,43 @@ from torch.nn import functional as F
 from runner.config.checks import choice
 from runner.device.precision import at_least_float32
 from runner.errors import RunnerError
-from runner.tasks.checks import UNKNOWN, output_of
+from runner.tasks.checks import UNKNOWN, described, output_of
 from runner.tasks.task import BuiltinTask
 
 LOSSES = ("mse", "mae", "huber")
 
 
 class _NumberTask(BuiltinTask):
-    """Compares outputs with numbers: reports the loss, the mean absolute error, and the squared one where it is not the loss."""
+    """Compares outputs with numbers: reports the loss, the mean absolute error, and the squared one if it is not the loss."""
 
     converts_data = True
     spreads: Tensor | None
 
-    def __init__(self, *, loss: str, huber_delta: float = 1.0, **settings: Any) -> None:
-        loss, huber_delta = choice(loss, LOSSES, key="task.loss"), _delta(huber_delta)
-        reported = ("loss", "mae", "rmse") if loss == "mse" else ("loss", "mae", "mse", "rmse")
-        super().__init__(self.kind, reported=reported, **settings)
-        self.loss, self.huber_delta = loss, huber_delta
+    def __init__(self, *, loss: str, huber_delta: Any = 1.0, **settings: Any) -> None:
+        checked_loss = choice(loss, LOSSES, key="task.loss")
+        if isinstance(huber_delta, bool) or not isinstance(huber_delta, int | float) or huber_delta <= 0:
+            source, problem = f"task.huber_delta={huber_delta}", "`task.huber_delta` must be more than 0"
+            raise RunnerError.suggest(source, problem, ["task.huber_delta=1.0"])
+        super().__init__(self.kind, loss=checked_loss, **settings)
+        self.loss, self.huber_delta = checked_loss, float(huber_delta)
         self.register_buffer("spreads", None, persistent=False)
 
     def derived(self, values: Mapping[str, float], /) -> Mapping[str, float]:
-        """The root of a whole split's mean squared error."""
+        """Return the root of a whole split's mean squared error."""
         return {"rmse": math.sqrt(values.get("mse", values["loss"]))}
 
     def distances(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """The loss, and the mean absolute and squared error. Gradients are those of the scaled loss: see learn_scaled()."""
-        apart = outputs.detach() - targets
+        """Return the loss, and the mean absolute and squared error. Gradients follow learn_scaled()."""
+        if targets.shape != outputs.shape:  # a Dataset's scalars come as (B,), and would broadcast against (B, 1)
+            targets = targets.reshape(outputs.shape)
+        errors = outputs.detach() - targets
         if self.spreads is None or not torch.is_grad_enabled():
             value = self._loss(outputs, targets)
         else:
             learned = self._scaled_loss(outputs, targets, self.spreads)
             value = self._loss(outputs.detach(), targets) + (learned - learned.detach())  # 0 is added
-        values = {"loss": value, "mae": apart.abs().mean()}
-        return values if self.loss == "mse" else {**values, "mse": apart.square().mean()}
+        values = {"loss": value, "mae": errors.abs().mean()}
+        return values if self.loss == "mse" else {**values, "mse": errors.square().mean()}
 
     def _loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         if self.loss == "huber":
@@ -56,15 +60,15 @@ class _NumberTask(BuiltinTask):
         if self.loss == "huber":
             each = F.huber_loss(outputs, targets, reduction="none", delta=self.huber_delta)
             return (each / spreads / spreads).mean()
-        apart = (outputs - targets) / spreads
-        return (apart.square() if self.loss == "mse" else apart.abs()).mean()
+        errors = (outputs - targets) / spreads
+        return (errors.square() if self.loss == "mse" else errors.abs()).mean()
 
 
 class Regression(_NumberTask):
-    """One or several numbers for each example: reports a loss and the mean absolute error over all of them.
+    """Predicts one or several numbers for each example, (B, T), and reports the means over all of them.
 
-    Targets are (B, T), as the model's outputs. loss: mse | mae | huber (quadratic up to huber_delta, then
-    linear). The root of the mean squared error is a value of a whole split, rmse.
+    loss: mse | mae | huber (quadratic up to huber_delta, then linear). A whole split also has rmse, the root of the mean
+    squared error.
     """
 
     name = kind = "regression"
@@ -93,14 +97,20 @@ class Regression(_NumberTask):
         super().__init__(loss=loss, huber_delta=huber_delta, **settings)
 
     def learn_scaled(self, spreads: Sequence[float]) -> None:
-        """From now on gradients are those of the loss of targets that are divided by these, (T,); its value stays in theirs.
+        """Take gradients of the loss of targets that are divided by `spreads`, (T,); its value keeps their unit.
 
-        Else the best learning rate depends on the unit, and only the target with the largest numbers is learned.
+        Otherwise the best learning rate depends on the unit, and only the target with the largest numbers is learned.
         """
         self.spreads = torch.tensor(spreads, dtype=torch.get_default_dtype())
 
     def judge(self, outputs: Tensor, batch: Any, /) -> dict[str, Tensor]:
-        return self.distances(outputs, like(batch[1], outputs))
+        targets = batch[1]
+        if targets.numel() != outputs.numel():
+            shapes, count = (tuple(outputs.shape), tuple(targets.shape)), math.prod(targets.shape[1:])
+            problem = f"the model gives {shapes[0]}, and what it is compared with is {shapes[1]}"
+            fix = f"use a last layer that gives {count} for each row, e.g., nn.Linear(..., {count})"
+            raise RunnerError.of("task on this model", problem, fix)
+        return self.distances(outputs, targets)
 
     def predictions(self, outputs: Tensor, /) -> Tensor:
         values = at_least_float32(outputs)
@@ -112,9 +122,7 @@ class Regression(_NumberTask):
 
 
 class Autoencoding(_NumberTask):
-    """The inputs are the targets, images as 0..1. A batch is (inputs, anything) or only the inputs.
-
-    Outputs are put into their shape.
+    """The inputs are the targets, images as 0..1; outputs take their shape. A batch is (inputs, anything) or only the inputs.
 
     loss: mse | mae | huber.
     """
@@ -147,7 +155,11 @@ class Autoencoding(_NumberTask):
         return output_of(outputs, self.output, task=self.name)
 
     def judge(self, outputs: Tensor, batch: Any, /) -> dict[str, Tensor]:
-        return self.distances(_as(outputs, _inputs(batch)), _inputs(batch))
+        inputs = _inputs(batch)
+        if outputs.numel() != inputs.numel():
+            problem = f"the model gives {tuple(outputs.shape)}, and its inputs are {tuple(inputs.shape)}"
+            raise RunnerError.suggest("task=autoencoding", problem, ["model.out_features='${facts.in_features}'"])
+        return self.distances(outputs.reshape(inputs.shape), inputs)
 
     def predictions(self, outputs: Tensor, /) -> Tensor:
         return at_least_float32(outputs).flatten(1)
@@ -156,44 +168,12 @@ class Autoencoding(_NumberTask):
         return _inputs(batch).flatten(1)
 
 
-def like(targets: Tensor, outputs: Tensor) -> Tensor:
-    """The targets in the shape of the outputs: a Dataset's scalars come as (B,), and against (B, 1) they would broadcast.
-
-    Raises: RunnerError where they are not as many.
-    """
-    if targets.shape == outputs.shape:
-        return targets
-    if targets.numel() != outputs.numel():
-        given, wanted = tuple(outputs.shape), tuple(targets.shape)
-        problem = f"the model gives {given}, and what it is compared with is {wanted}"
-        fix = f"use a last layer that gives {(count := math.prod(wanted[1:]))} for each row, e.g., nn.Linear(..., {count})"
-        raise RunnerError.of("task on this model", problem, fix)
-    return targets.reshape(outputs.shape)
-
-
-def _delta(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-        raise RunnerError.suggest(
-            f"task.huber_delta={value}", "`task.huber_delta` must be more than 0", ["task.huber_delta=1.0"]
-        )
-    return float(value)
-
-
 def _inputs(batch: Any) -> Tensor:
     inputs = batch[0] if isinstance(batch, tuple | list) else batch
     if isinstance(inputs, Tensor) and inputs.dtype == torch.uint8:
         return inputs / 255  # images
     if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
-        said = f"a tensor of {inputs.dtype}" if isinstance(inputs, Tensor) else f"a {type(inputs).__name__}"
-        problem = f"the inputs are {said}, and an autoencoder gives back one tensor of floats"
-        fix = "use data whose inputs are such a tensor, or a custom task"
-        raise RunnerError.of("task=autoencoding", problem, fix)
+        kind = f"a tensor of {inputs.dtype}" if isinstance(inputs, Tensor) else described(inputs)
+        problem = f"the inputs are {kind}, and an autoencoder gives back one tensor of floats"
+        raise RunnerError.of("task=autoencoding", problem, "use data whose inputs are such a tensor, or a custom task")
     return inputs
-
-
-def _as(outputs: Tensor, inputs: Tensor) -> Tensor:
-    if outputs.numel() != inputs.numel():
-        given, wanted = tuple(outputs.shape), tuple(inputs.shape)
-        problem = f"the model gives {given}, and its inputs are {wanted}"
-        raise RunnerError.suggest("task=autoencoding", problem, ["model.out_features='${facts.in_features}'"])
-    return like(outputs, inputs)

@@ -19,12 +19,13 @@ has the layers that the data adds; `keeps_inputs` says whether these leave the i
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol, TypeGuard
 
 from torch import Tensor, nn
 
 from runner.tasks.checks import UNKNOWN, inputs_of, output_of, plots_of
+from runner.tasks.metric_names import metrics_of
 from runner.tasks.metrics import make_metrics
 
 
@@ -44,24 +45,19 @@ class Predicting(Protocol):
     metrics: Mapping[str, Any]
 
     def outputs(self, model: nn.Module, batch: Any, /) -> Tensor:
-        """The forward pass."""
-        ...
+        """Run the forward pass."""
 
     def judge(self, outputs: Tensor, batch: Any, /) -> dict[str, Tensor]:
-        """The loss first, then what else is reported."""
-        ...
+        """Return the loss first, then what else is reported."""
 
     def predictions(self, outputs: Tensor, /) -> Tensor:
-        """What the outputs say: probabilities (B, C) of classes, or values (B, T)."""
-        ...
+        """Return probabilities (B, C) of classes, or values (B, T)."""
 
     def targets(self, batch: Any, /) -> Tensor:
-        """What they are compared with."""
-        ...
+        """Return what predictions are compared with."""
 
     def derived(self, values: Mapping[str, float], /) -> Mapping[str, float]:
-        """What follows from a split's values on the host, e.g. the perplexity of a loss."""
-        ...
+        """Return what follows from a split's values on the host, e.g., the perplexity of a loss."""
 
 
 #: its members, by name
@@ -69,25 +65,22 @@ _MEMBERS = [*Predicting.__annotations__, *(name for name in vars(Predicting) if 
 
 
 def is_predicting(task: object) -> TypeGuard[Predicting]:
-    """Return whether a task has all members of Predicting.
-
-    By hasattr(): metrics may be a submodule, which a module finds in its __getattr__, and there isinstance() of a protocol
-    no longer looks since Python 3.12.
-    """
+    """Return whether a task has all members of Predicting."""
+    # isinstance() of a protocol ignores __getattr__ since Python 3.12, by which a module finds `metrics`, a submodule
     return all(hasattr(task, name) for name in _MEMBERS)
 
 
 class BuiltinTask(nn.Module):
-    """What the runner's tasks have in common; each adds judge(), predictions(), targets() and a `kind`."""
+    """Base of the runner's tasks; each adds judge(), predictions() and a `kind`."""
 
-    name: ClassVar[str]  # in errors: task=NAME
+    name: ClassVar[str]  # task=NAME, and the class in lower case
     kind: str
 
     def __init__(
         self,
         kind: str,
         *,
-        reported: Collection[str],
+        loss: str | None = None,
         metrics: Any = None,
         plots: Any = False,
         num_outputs: int = UNKNOWN,
@@ -96,6 +89,7 @@ class BuiltinTask(nn.Module):
         """See make_metrics(), plots_of() and output_of(). Raises: RunnerError."""
         super().__init__()
         self.kind, self.output = kind, output
+        reported = metrics_of({"_target_": f"runner.tasks.{self.name.capitalize()}", "loss": loss}) or ()
         self.metrics = make_metrics(metrics, kind=kind, num_outputs=num_outputs, reported=reported)
         self.plots = plots_of(plots, kind=kind)
 

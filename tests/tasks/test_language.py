@@ -76,7 +76,7 @@ def test_each_token_of_a_split_counts_the_same_however_it_is_cut(size):
 @pytest.mark.parametrize("most", [2**24, 10])
 @pytest.mark.parametrize("kind", ["a function", "an object", "torchmetrics"])
 def test_metrics_are_of_the_tokens_that_count(monkeypatch, kind, most):
-    monkeypatch.setattr(metrics, "MOST_WAITING", most)  # all batches at once, and one by one
+    monkeypatch.setattr(metrics, "MAX_WAITING", most)  # all batches at once, and one by one
     draw = torch.Generator().manual_seed(0)
     logits, targets = torch.randn(8, 6, 5, generator=draw), torch.randint(5, (8, 6), generator=draw)
     targets[torch.arange(6) >= torch.tensor([6, 1, 2, 0, 5, 0, 3, 4])[:, None]] = -100

@@ -18,7 +18,7 @@ from runner.errors import RunnerError
 from runner.inspection.host_reads import HostReads
 from runner.tasks.classification import Classification
 from runner.tasks.metric_names import CLASSES, NAMED, is_rising, metrics_for
-from runner.tasks.metrics import MOST_VALUES, make_metrics
+from runner.tasks.metrics import MAX_VALUES, make_metrics
 from runner.tasks.regression import Regression
 from runner.training.evaluate import evaluate, make_eval_step
 
@@ -258,7 +258,7 @@ def test_an_evaluation_is_not_part_of_the_next_one_even_when_it_was_broken_off()
 
 
 def test_many_rows_are_passed_on_before_the_end(monkeypatch):
-    monkeypatch.setattr("runner.tasks.metrics.MOST_WAITING", 500)  # three batches of 200 at a time
+    monkeypatch.setattr("runner.tasks.metrics.MAX_WAITING", 500)  # three batches of 200 at a time
     logits, targets = classes(4)
     task = Classification(num_classes=4, metrics=["f1"])
     expected = sk.f1_score(targets.numpy(), logits.argmax(1).numpy(), average="macro")
@@ -331,10 +331,10 @@ def test_a_table_and_many_values_are_no_curves():
     )
     with pytest.raises(RunnerError, match=r"\(4, 4\)"):
         measured(Classification(num_classes=4, metrics={"table": table}), logits, targets)
-    logits, targets = classes(MOST_VALUES + 1)
-    many = build({**F1, "num_classes": MOST_VALUES + 1, "average": "none"}, key="metrics")
+    logits, targets = classes(MAX_VALUES + 1)
+    many = build({**F1, "num_classes": MAX_VALUES + 1, "average": "none"}, key="metrics")
     with pytest.raises(RunnerError, match="average=macro"):
-        measured(Classification(num_classes=MOST_VALUES + 1, metrics={"f1": many}), logits, targets)
+        measured(Classification(num_classes=MAX_VALUES + 1, metrics={"f1": many}), logits, targets)
 
 
 @pytest.mark.parametrize(

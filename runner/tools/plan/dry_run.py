@@ -32,7 +32,7 @@ from runner.inspection.guard import Meetings, Slow, of_read
 from runner.inspection.host_reads import HostRead, HostReads
 from runner.inspection.operations import OperationObserver, observe
 from runner.inspection.tensor_names import TensorNames
-from runner.tasks.metric_names import asked_metrics
+from runner.tasks.metric_names import named_in
 from runner.tools.plan.simulator import pretence, shapes
 from runner.tools.plan.simulator.shapes import NotSimulated
 from runner.tools.plan.simulator.tensor import simulated
@@ -155,7 +155,7 @@ class SimulatedRun:
     @property
     def rows_evaluated(self) -> int:
         """The rows of the largest evaluation batch in this process; 0: none. Metrics over a whole split need all rows."""
-        num = 1 if asked_metrics(self.cfg.task) else self.num_processes
+        num = 1 if named_in(self.cfg.task) else self.num_processes
         splits = (self.parts.val, self.parts.test)
         return max((min(_rows_of_one(split, num), split.num_rows) for split in splits if split is not None), default=0)
 

@@ -19,7 +19,7 @@ from runner.device import parse, precisions
 from runner.device.host_memory import size_in_words
 from runner.experiment.terminal import Terminal
 from runner.inspection.findings import CERTAIN, ESTIMATE, Finding
-from runner.tasks.metric_names import asked_metrics
+from runner.tasks.metric_names import named_in
 from runner.tools.plan import device_catalogue
 from runner.tools.plan.planned_device import PlannedDevice
 
@@ -44,7 +44,7 @@ def request(cfg: DictConfig, target: PlannedDevice, *, seconds: float) -> dict[s
     own.train.batch_size = -(-cfg.train.batch_size // num)
     if num > 1:
         evaluated = cfg.train.eval_batch_size or cfg.train.batch_size
-        own.train.eval_batch_size = evaluated if asked_metrics(cfg.task) else -(-evaluated // num)
+        own.train.eval_batch_size = evaluated if named_in(cfg.task) else -(-evaluated // num)
     return {
         "yaml": OmegaConf.to_yaml(own),
         "processes": {"num_processes": num, "in_parts": cfg.placement.strategy == "fsdp"},
