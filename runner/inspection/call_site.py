@@ -1,6 +1,6 @@
 """Finds the current line of the user's code in the stack, and the module whose forward pass is running.
 
-For findings and error messages (training/result.py). Lines keeps where each operation was written, for its backward pass.
+For findings and error messages (training/result.py).
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from runner.device import layers, torch_private
 UNKNOWN = "an unknown line"
 _RUNNER = str(Path(__file__).parents[1])
 _TOOLS = Path(_RUNNER, "tools")
-#: what only looks at a step
+#: code that only watches a step
 _WATCHING = tuple(map(str, (Path(__file__).parent, _TOOLS / "plan", _TOOLS / "explain" / "not_finite.py")))
-#: hydra's frames are below each run of the command line
+#: Hydra's frames are below each run of the command line
 _HYDRA = str(Path(importlib.util.find_spec("hydra").origin or "").parent)  # type: ignore[union-attr]
 #: and layers.py replaces a part of torch
 _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(np.__file__).parent), layers.__file__, _HYDRA, "<frozen ")
-#: Homebrew's paths lead over a link to what os says
+#: with Homebrew sysconfig has a link to the directory of os
 _STDLIB = (sysconfig.get_path("stdlib"), str(Path(os.__file__).parent))
 
 
 def frames(outermost: FrameType | None = None) -> Iterator[FrameType]:
-    """From the innermost frame out to `outermost`, without those that only look."""
+    """Yield the frames from the innermost to `outermost`, without those of code that only watches."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame is outermost or not frame.f_code.co_filename.startswith(_WATCHING):
@@ -44,13 +44,13 @@ def frames(outermost: FrameType | None = None) -> Iterator[FrameType]:
 
 
 def line(stack: Sequence[FrameType]) -> str:
-    """The innermost line that is neither a library's nor the runner's, `my_models.py:42`; else the runner's innermost."""
+    """Return the innermost line of the user's code, `my_models.py:42`; without one, the runner's innermost line."""
     frame = user_frame(stack)
-    return UNKNOWN if frame is None else _place(frame, frame.f_lineno)
+    return UNKNOWN if frame is None else _location(frame, frame.f_lineno)
 
 
 def user_frame(stack: Sequence[FrameType]) -> FrameType | None:
-    """The frame of that line."""
+    """Return the frame of that line."""
     own = [frame for frame in stack if not _is_library(frame.f_code.co_filename)]
     users = [frame for frame in own if not frame.f_code.co_filename.startswith(_RUNNER)]
     return next(iter(users or own), None)
@@ -71,13 +71,13 @@ def line_of_error(error: BaseException) -> str:
     """Return the innermost line of the user's code that raised an exception."""
     lines = dict(traceback.walk_tb(error.__traceback__))
     frame = user_frame(list(lines)[::-1])
-    return UNKNOWN if frame is None else _place(frame, lines[frame])
+    return UNKNOWN if frame is None else _location(frame, lines[frame])
 
 
 def module(stack: Sequence[FrameType]) -> str:
-    """The path of the innermost module whose forward pass is under way, led by the class of the outermost.
+    """Return the path of the innermost module whose forward pass is running, after the class of the outermost.
 
-    Read off the stack, where torch's `_call_impl` holds each module: so nothing has to be hooked into the model.
+    Each module is in a frame of torch's `_call_impl`, so the model needs no hooks.
     """
     running = modules(stack)
     if not running:
@@ -88,26 +88,24 @@ def module(stack: Sequence[FrameType]) -> str:
 
 
 def modules(stack: Sequence[FrameType]) -> list[torch.nn.Module]:
-    """The modules whose forward pass is under way, the innermost first."""
+    """Return the modules whose forward pass is running, the innermost first."""
     calls = (frame.f_locals.get("self") for frame in stack if frame.f_code.co_name == "_call_impl")
     return [module for module in calls if isinstance(module, torch.nn.Module)]
 
 
 class Lines:
-    """Where each operation of a step was written; in backward, the line of the forward pass that it belongs to."""
+    """Finds the line of each operation of a step; in backward, the line of the operation's forward pass."""
 
     def __init__(self, outermost: FrameType | None = None) -> None:
-        """outermost: the frame that calls what is watched; None: the first of the process."""
+        """outermost: The frame that calls what is watched; None: the first of the process."""
         self._outermost = outermost
         self._by_sequence: dict[int, tuple[str, str]] = {}
 
     def now(self) -> tuple[str, str]:
-        """The line and the module of the operation under way. Some 10 us."""
+        """Return the line and the module of the running operation. Takes about 10 us."""
         node = torch_private.current_autograd_node()
-        if node is not None:
-            forward = self._by_sequence.get(node._sequence_nr())
-            if forward is not None:
-                return forward
+        if node is not None and (forward := self._by_sequence.get(node._sequence_nr())):
+            return forward
         stack = list(frames(self._outermost))
         here = line(stack), module(stack)
         is_in_product = any(frame.f_code is layers.OneDNNProduct.forward.__code__ for frame in stack)
@@ -116,7 +114,7 @@ class Lines:
         return here
 
 
-def _place(frame: FrameType, number: int) -> str:
+def _location(frame: FrameType, number: int) -> str:
     path, here = Path(frame.f_code.co_filename), Path.cwd()
     return f"{path.relative_to(here) if path.is_relative_to(here) else path.name}:{number}"
 

@@ -1,13 +1,13 @@
 """Counts what a step takes of the device, operation by operation: memory by part, arithmetic, bytes, kernels.
 
-For `plan`; training/cpu_threads.py counts products by flops_of().
-
-Memory is what lives: each storage from the operation that makes it to its end. It agrees with the allocator's own count
-to a few percent (tests/tools/plan); what a kernel takes inside itself, a CUDA context and fragmentation are not in it.
+For `plan`; training/cpu_threads.py counts products by flops_of(). Memory is that of storages, from the operation that makes
+each to its end. It agrees with the allocator's count to a few percent (tests/tools/plan), without the memory inside of
+kernels, a CUDA context and fragmentation.
 """
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -23,9 +23,9 @@ from runner.device.hardware import Speeds
 from runner.inspection.operations import Operation, OperationObserver
 from runner.inspection.tensor_names import storage_of
 
-#: what CUDA's allocator rounds a size up to
+#: bytes to a multiple of which CUDA's allocator rounds a size up
 ROUNDED_TO = {"cuda": 512}
-#: operations that move no memory, apart from views
+#: operations, except views, that move no memory
 FREE = {"detach", "_unsafe_view", "lift_fresh", "alias", "empty", "empty_like", "empty_strided", "new_empty"}
 
 
@@ -42,7 +42,7 @@ class MemoryMoment:
 
 
 class Costs(OperationObserver):
-    """Counts while it observes operations. `part` is the use of new memory, `phase` the part of the step."""
+    """Counts while it observes operations. `part` is what new memory is for, `phase` the part of the step."""
 
     def __init__(
         self, device: torch.device, *, speeds: Speeds | None = None, tf32: bool = False, cudnn_tf32: bool = False
@@ -62,28 +62,30 @@ class Costs(OperationObserver):
         self._total = 0
 
     def after(self, done: Operation) -> None:
-        if done.outputs:
-            with torch_private.DisableTorchFunction():  # a mode would be called for every attribute of a tensor here
-                self._see(done)
-
-    def _see(self, done: Operation) -> None:
-        on_device = [tensor for tensor in done.outputs if self._is_here(tensor)]
-        part = "temporaries" if _is_backward() else self.part
-        for tensor in on_device:
-            self._track(tensor, part)
-        if on_device and not done.op.is_view and done.name not in FREE:
-            self._count(done, on_device[0])
+        with torch_private.DisableTorchFunction():  # a mode would be called for every attribute of a tensor here
+            on_device = [tensor for tensor in done.outputs if self._is_here(tensor)]
+            part = "temporaries" if _is_backward() else self.part
+            for tensor in on_device:
+                self._track(tensor, part)
+            if on_device and not done.op.is_view and done.name not in FREE:
+                self._count(done, on_device[0])
 
     def hold(self, part: str, num_bytes: int) -> None:
-        """Counts memory that was there before, for good."""
-        self._change(part, num_bytes)
+        """Add memory that is never freed; a negative number takes some back."""
+        self._parts[part] += num_bytes
+        self._total += num_bytes
+        if num_bytes:
+            self._record()
 
     def belongs(self, tensors: Iterable[Tensor | None], part: str) -> None:
-        """Says what these tensors are for, whether they were seen before or not."""
+        """Set the part of these tensors, whether they were observed before or not."""
         for tensor in tensors:
             if tensor is not None and self._is_here(tensor):
                 self._track(tensor, part)
-                self._move(storage_of(tensor), part)
+                before, size = self._live[storage_of(tensor)]
+                self._live[storage_of(tensor)] = (part, size)
+                self._parts.subtract({before: size})
+                self._parts[part] += size
 
     def forget_work(self) -> None:
         """Start counting a step: live memory stays, the peak is reset."""
@@ -92,11 +94,11 @@ class Costs(OperationObserver):
         self.compute_seconds = self.memory_seconds = self.roofline_seconds = 0.0
         self.timeline.clear()
         self.peak = MemoryMoment(self.phase, {})
-        self._note()
+        self._record()
 
     @property
     def now(self) -> dict[str, int]:
-        """Bytes that live, by part."""
+        """Return the bytes that are in use, by part."""
         return {part: count for part, count in self._parts.items() if count}
 
     @property
@@ -107,36 +109,18 @@ class Costs(OperationObserver):
         return tensor.device == self.device and tensor.layout is torch.strided
 
     def _track(self, tensor: Tensor, part: str) -> None:
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        if key in self._live:
-            return
-        size = storage.nbytes()
-        unit = ROUNDED_TO.get(self.device.type, 1)
-        size = -(-size // unit) * unit
-        self._live[key] = (part, size)
-        weakref.finalize(storage, self._free, key).atexit = False
-        self._change(part, size)
+        storage, key = tensor.untyped_storage(), storage_of(tensor)
+        if key not in self._live:
+            unit = ROUNDED_TO.get(self.device.type, 1)
+            self._live[key] = (part, -(-storage.nbytes() // unit) * unit)
+            weakref.finalize(storage, self._free, key).atexit = False
+            self.hold(*self._live[key])
 
     def _free(self, key: int) -> None:
-        found = self._live.pop(key, None)
-        if found is not None:
-            self._change(found[0], -found[1])
+        part, size = self._live.pop(key)
+        self.hold(part, -size)
 
-    def _move(self, key: int, part: str) -> None:
-        before, size = self._live[key]
-        if before != part:
-            self._live[key] = (part, size)
-            self._parts[before] -= size
-            self._parts[part] += size
-
-    def _change(self, part: str, size: int) -> None:
-        self._parts[part] += size
-        self._total += size
-        if size:
-            self._note()
-
-    def _note(self) -> None:
+    def _record(self) -> None:
         moment = MemoryMoment(self._phase_now, self.now)
         self.timeline.append(moment)
         if self._total > self.peak.num_bytes:
@@ -162,15 +146,15 @@ def flops_of(op: Any, args: Any, kwargs: Any, result: Any) -> int:
     """Return the floating-point operations of a kernel call; 0 except for products."""
     if formula := flop_registry.get(op._overloadpacket):
         return int(formula(*args, **kwargs, out_val=result))
-    own = FLOPS.get(op._overloadpacket.__name__)
-    return own(args) if own else 0
+    formula = FLOPS.get(op._overloadpacket.__name__)
+    return formula(args) if formula else 0
 
 
 def _recurrent(rows: int, weights: Iterable[Tensor]) -> int:
     return 2 * rows * sum(weight.numel() for weight in weights if weight.dim() == 2)
 
 
-#: of kernels that torch's table lacks, by name, from their arguments
+#: formulas of kernels that torch's table lacks, of their arguments
 FLOPS: dict[str, Callable[[Any], int]] = {
     "_linear_pointwise": lambda args: 2 * args[0].numel() * args[1].shape[0],  # of device/layers.py
     "_grouped_mm": lambda args: 2 * args[0].numel() * args[1].shape[-1],  # each row meets the weights of its group
@@ -190,7 +174,5 @@ def _is_backward() -> bool:
 def _num_bytes(tensor: Tensor) -> int:
     if tensor.layout is not torch.strided:
         return 0
-    count = 1
-    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        count *= size if stride else 1
-    return count * tensor.element_size()
+    sizes = [size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride]
+    return math.prod(sizes) * tensor.element_size()

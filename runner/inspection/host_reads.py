@@ -1,4 +1,4 @@
-"""Finds each place where running code reads a tensor's value on the host, or waits for the device. For the guard and `plan`.
+"""Finds each line that reads a tensor's value on the host, or waits for the device; for the guard and `plan`.
 
 Nothing remains after the `with` block.
 """
@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from operator import attrgetter
 from types import FrameType
 from typing import Any, Self
 
@@ -29,7 +30,7 @@ from runner.inspection.tensor_names import storage_of
 
 aten = torch.ops.aten
 
-#: calls that hand a value to Python, and how they are written
+#: calls that return a value to Python, as a user writes them
 READING_CALLS = {
     "__bool__": "bool(tensor)",
     "__float__": "float(tensor)",
@@ -50,17 +51,17 @@ COPIES_TO_HOST = {"cpu": "tensor.cpu()", "to": "tensor.to('cpu')"}
 READING_KERNELS = {
     *(aten._linalg_check_errors, aten._local_scalar_dense, aten._unique, aten._unique2, aten.allclose, aten.bincount),
     *(aten.equal, aten.is_nonzero, aten.masked_select, aten.nonzero, aten.unique_consecutive, aten.unique_dim),
-    *(aten.linspace, aten.logspace),  # if a tensor takes the place of a number
+    *(aten.linspace, aten.logspace),  # with a tensor instead of a number
 }
 INDEXING_KERNELS = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_, aten._unsafe_index}
 
 _INDEXING_CALLS = {"__getitem__": "tensor[tensor]", "__setitem__": "tensor[tensor] = value"}
-_WAITING_MODULES = ("accelerator", "cpu", "cuda", "mps", "xpu")
+_WAITING_MODULES, _WAITING_CLASSES = ("accelerator", "cpu", "cuda", "mps", "xpu"), ("cuda.Stream", "cuda.Event")
 
 
 @dataclass(frozen=True)
 class HostRead:
-    """One read: how it is written, the line that does it, and the module that ran ("" outside of any)."""
+    """One read: the call, its line, and the module whose forward pass was running ("" outside of any)."""
 
     what: str  # float(tensor)
     line: str  # my_models.py:42
@@ -71,29 +72,29 @@ class HostRead:
 
 
 class HostReads:
-    """Watches the code in its `with` block; `found` keeps, in order, each read of the device and each wait for it.
+    """Watches the code in its `with` block; `reads` lists each read of the device and each wait for it, in order.
 
-    It sees values that go to Python (`float`, `item`, `if`, `print`, `tolist`, `numpy`, ...), results whose size
-    depends on values (`nonzero`, `unique`, `x[mask]`), copies that wait, in either direction, and `synchronize()`.
-    What a kernel does inside itself is seen only where it is known (KERNELS_THAT_READ_INSIDE), pickling not at all.
+    It sees values that Python gets (`float`, `item`, `if`, `print`, `tolist`, `numpy`, ...), results whose size depends on
+    values (`nonzero`, `unique`, `x[mask]`), copies that wait, in both directions, and `synchronize()`. It sees reads inside a
+    kernel only where they are known (KERNELS_THAT_READ_INSIDE), and no pickling.
 
-    On `cpu` the CPU plays the device, so that a step can be judged on a machine without one; `_Host` says what is
-    taken for the host's own there. `.to("cpu")` counts as a read then, `.to(x.device)` does not.
+    With `cpu` the CPU simulates a device, so that a machine without one can check a step. Then _Host knows the tensors of the
+    host, and `.to("cpu")` is a read, unlike `.to(x.device)`.
 
-    Two modes do the watching, one for torch's functions and one for its kernels: on the CPU `.cpu()` and `.tolist()`
-    run no kernel, and a read inside a C++ function is not a call. Modes belong to a thread: the thread of the `with` block
-    is watched, with the backward passes that it starts. The model is not changed.
+    It takes a mode for torch's functions and one for its kernels: on the CPU `.cpu()` and `.tolist()` run no kernel, and a
+    read inside a C++ function is not a call. Modes belong to a thread: only the thread of the `with` block is watched, with
+    its backward passes. The model is not changed.
 
-    Cost: some 30 us for each torch call in the block (2026-11, one core); it waits for nothing itself.
+    Cost: about 30 us for each torch call in the block, without a wait.
     """
 
     def __init__(self, device: torch.device | str, *, observers: Sequence[OperationObserver] = ()) -> None:
         self.device = torch.device(device)
         self.observers = observers
-        self.found: list[HostRead] = []
+        self.reads: list[HostRead] = []
         self.host = _Host() if self.device.type == "cpu" else None
-        self.call = ""  # the torch function that the block is in
-        self.is_reported = False  # a call is reported once, however many of its kernels read
+        self.call = ""  # the torch function that is running
+        self.is_reported = False  # a call is reported once, for all of its kernels
         self._copied: tuple[str, int] | None = None
         self._caller: FrameType | None = None
         self._open = ExitStack()
@@ -102,7 +103,7 @@ class HostReads:
         self._caller = sys._getframe(1)
         with ExitStack() as stack:
             if self.host:
-                stack.callback(register_optimizer_step_pre_hook(self.host.learn).remove)
+                stack.callback(register_optimizer_step_pre_hook(self.host.add_state).remove)
             calls = _Calls(self)
             _watch_synchronize(self, stack)
             _watch_backward(calls, stack)
@@ -115,36 +116,36 @@ class HostReads:
         self._caller = self._copied = None
         self._open.__exit__(*error)
 
-    def lies_on_device(self, tensor: Tensor) -> bool:
+    def is_on_device(self, tensor: Tensor) -> bool:
         return tensor.device.type == self.device.type and not (self.host and tensor in self.host)
 
     def read(self, tensors: Iterable[Any], what: str) -> None:
         """Record a read of `tensors`, if one of them is on the device."""
-        read = next((t for t in tensors if isinstance(t, Tensor) and self.lies_on_device(t)), None)
-        if read is not None:
-            self.wait(READING_CALLS.get(self.call, what), on=read)
+        for tensor in tensors:
+            if isinstance(tensor, Tensor) and self.is_on_device(tensor):
+                self.wait(READING_CALLS.get(self.call, what), on=tensor)
+                return
 
     def wait(self, what: str, on: Tensor | None = None) -> None:
-        """Keeps a wait for the device. on: the tensor that is read or copied."""
+        """Record a wait for the device. on: the tensor that is read or copied."""
         if self.is_reported:
             return
         self.is_reported = bool(self.call)
         stack = list(call_site.frames(self._caller))
         read = HostRead(what, call_site.line(stack), call_site.module(stack))
-        # x.cpu().numpy() reads once; where the CPU plays the device, cpu() gives x itself, and numpy() reads that again
+        # x.cpu().numpy() reads once; if the CPU simulates the device, cpu() returns x itself, and numpy() reads that again
         here = (read.line, 0 if on is None else storage_of(on))
-        if self.host and self._copied == here and self.found[-1].what != what:
+        if self.host and self._copied == here and self.reads[-1].what != what:
             return
         self._copied = here if what in COPIES_TO_HOST.values() else None
-        self.found.append(read)
+        self.reads.append(read)
 
 
 class _Host:
-    """Which tensors a machine with a device would keep on the host, where the CPU plays the device.
+    """The tensors that a machine with a device would keep on the host, where the CPU simulates the device.
 
-    They look like all others, so it goes by how they come about: made in the block without naming a device, or with
-    device="cpu", or computed only from these (torch.from_numpy can't be seen). And an optimizer's step counts, and
-    rates given as tensors: torch.optim keeps those on the CPU, whatever the device, because it reads them.
+    Their origin decides: made in the block without a device or with device="cpu", or computed only from these
+    (torch.from_numpy can't be seen); and an optimizer's step counts and rates, which torch.optim reads, and so keeps on the CPU.
     """
 
     def __init__(self) -> None:
@@ -162,8 +163,8 @@ class _Host:
         for tensor in tensors:
             self._storages.pop(storage_of(tensor), None)
 
-    def learn(self, optimizer: Optimizer, *_: Any) -> None:
-        """Takes in what the optimizer keeps on the host; torch calls this before each step, of any optimizer."""
+    def add_state(self, optimizer: Optimizer, *_: Any) -> None:
+        """Add what an optimizer keeps on the host; torch calls this before each step of any optimizer."""
         counts = [state.get(name) for state in optimizer.state.values() for name in ("step", "mu_product")]
         self.add(tensor_leaves((counts, [{**group, "params": None} for group in optimizer.param_groups])))
 
@@ -195,45 +196,42 @@ class _Calls(TorchFunctionMode):
         if name in READING_CALLS:
             reads.read(args[:1], READING_CALLS[name])
         elif name in _INDEXING_CALLS:
-            self._index(args)
+            self._index(*args)
         elif name in ("tensor", "as_tensor", "new_tensor"):
             self._make(name, args, kwargs)
         elif name == "to" and reads.host:
             self._move(args, kwargs, reads.host)
         elif name == "one_hot" and reads.host:
-            # given the number of classes, only the CPU's one_hot reads the values, to check them
+            # with the number of classes, only the CPU's one_hot reads the values, to check them
             reads.is_reported = (args[1] if len(args) > 1 else kwargs.get("num_classes", -1)) >= 0
 
-    def _index(self, args: Sequence[Any]) -> None:
-        reads, target = self.reads, args[0]
-        index = args[1] if isinstance(args[1], tuple) else (args[1],)
-        if reads.lies_on_device(target) and any(isinstance(part, list | np.ndarray) and len(part) for part in index):
+    def _index(self, target: Tensor, index: Any, value: Any = None) -> None:
+        reads, parts = self.reads, index if isinstance(index, tuple) else (index,)
+        if reads.is_on_device(target) and any(isinstance(part, list | np.ndarray) and len(part) for part in parts):
             reads.wait("tensor[list], a copy of the list to the device", on=target)
-        value = args[2] if len(args) > 2 else None
-        if isinstance(value, Tensor) and reads.lies_on_device(value):
-            reads.read(filter(_is_mask, index), "tensor[mask] = value")
+        if isinstance(value, Tensor) and reads.is_on_device(value):
+            reads.read(filter(_is_mask, parts), "tensor[mask] = value")
 
     def _make(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         reads, data, device = self.reads, args[-1] if args else kwargs.get("data"), kwargs.get("device")
         if isinstance(data, Tensor):
-            return  # stays where it is, or is seen as a copy
+            return  # it stays where it is, or is seen as a copy
         reads.read(tensor_leaves(data), f"torch.{name}([tensor, ...])")
         if name == "new_tensor" and device is None:
-            is_for_device = reads.lies_on_device(args[0])
+            is_for_device = reads.is_on_device(args[0])
         elif reads.host:
             is_for_device = isinstance(device, torch.device)
         else:
             is_for_device = device is not None and torch.device(device).type == reads.device.type
         if is_for_device:
-            owner = "tensor" if name == "new_tensor" else "torch"
-            reads.wait(f"{owner}.{name}(number), a copy to the device")
+            reads.wait(f"{'tensor' if name == 'new_tensor' else 'torch'}.{name}(number), a copy to the device")
 
     def _move(self, args: Sequence[Any], kwargs: Mapping[str, Any], host: _Host) -> None:
         reads, tensor = self.reads, args[0]
         target = kwargs.get("device", kwargs.get("other", args[1] if len(args) > 1 else None))
         if not isinstance(target, str | torch.device | Tensor):
             return  # a dtype
-        to_device = reads.lies_on_device(target) if isinstance(target, Tensor) else isinstance(target, torch.device)
+        to_device = reads.is_on_device(target) if isinstance(target, Tensor) else isinstance(target, torch.device)
         is_waiting = not (kwargs.get("non_blocking") or (len(args) > 3 and args[3]))
         if not to_device and is_waiting:
             reads.read([tensor], COPIES_TO_HOST["to"])
@@ -253,69 +251,62 @@ class _Kernels(OperationObserver):
 
     def before(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         reads, kernel = self._reads, op._overloadpacket
-        inside = KERNELS_THAT_READ_INSIDE.get(reads.device.type, ())
-        if kernel in READING_KERNELS or kernel.__name__ in inside:
+        is_waiting = not kwargs.get("non_blocking")
+        if kernel in READING_KERNELS or kernel.__name__ in KERNELS_THAT_READ_INSIDE.get(reads.device.type, ()):
             reads.read(args, _INDEXING_CALLS.get(reads.call, f"{reads.call or kernel.__name__}()"))
         elif op is aten.repeat_interleave.Tensor and kwargs.get("output_size") is None:
             reads.read(args, "repeat_interleave() without output_size")
         elif kernel in INDEXING_KERNELS:
-            self._index(args)
-        elif op is aten.copy_.default:
-            self._copy([args[0]], [args[1]], args[2:], kwargs)
-        elif op is aten._foreach_copy_.default:
-            self._copy(args[0], args[1], args[2:], kwargs)
-        elif op is aten._to_copy.default and not reads.host and kwargs.get("device") is not None:
-            self._cross(args[0], to_device=kwargs["device"].type == reads.device.type, kwargs=kwargs)
+            self._index(args[0], [index for index in args[1] if index is not None], *args[2:3])
+        elif op in (aten.copy_.default, aten._foreach_copy_.default):
+            pairs = [args[:2]] if op is aten.copy_.default else zip(*args[:2], strict=True)
+            for target, source in pairs if is_waiting and not any(args[2:]) else ():
+                self._copy(source, to_device=reads.is_on_device(target))
+        elif op is aten._to_copy.default and is_waiting and not reads.host and (device := kwargs.get("device")):
+            self._copy(args[0], to_device=device.type == reads.device.type)
 
-    def _index(self, args: Sequence[Any]) -> None:
-        reads, target, indices = self._reads, args[0], [index for index in args[1] if index is not None]
-        if not reads.lies_on_device(target):
+    def _index(self, target: Tensor, indices: Sequence[Tensor], value: Tensor | None = None) -> None:
+        reads = self._reads
+        if not reads.is_on_device(target):
             return
         # x[mask] = 0 is a masked_fill (not on MPS, where C++ makes a tensor of the device of the 0); every other use of a
-        # mask first asks how many of it are set
-        is_fill = len(args) > 2 and args[2].numel() == 1 and args[2].device.type == "cpu"
+        # mask first counts its true values
+        is_fill = value is not None and value.numel() == 1 and value.device.type == "cpu"
         if not is_fill:
-            reads.read(filter(_is_mask, indices), "tensor[mask] = value" if len(args) > 2 else "tensor[mask]")
-        if any(index.numel() and not _is_mask(index) and not reads.lies_on_device(index) for index in indices):
+            reads.read(filter(_is_mask, indices), "tensor[mask]" if value is None else "tensor[mask] = value")
+        if any(index.numel() and not _is_mask(index) and not reads.is_on_device(index) for index in indices):
             reads.wait("tensor[index], a copy of the index to the device", on=target)
 
-    def _copy(
-        self, targets: Sequence[Tensor], sources: Sequence[Tensor], rest: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> None:
-        for target, source in zip(targets, sources, strict=True):
-            to_device = self._reads.lies_on_device(target)
-            self._cross(source, to_device=to_device, kwargs={"non_blocking": any(rest), **kwargs})
-
-    def _cross(self, source: Tensor, *, to_device: bool, kwargs: Mapping[str, Any]) -> None:
+    def _copy(self, source: Tensor, *, to_device: bool) -> None:
         reads = self._reads
-        if kwargs.get("non_blocking") or not source.numel() or reads.lies_on_device(source) == to_device:
+        if not source.numel() or reads.is_on_device(source) == to_device:
             return
         name = f"tensor.{reads.call}()" if reads.call else "a copy"
-        there = COPIES_TO_HOST.get(reads.call, f"{name}, a copy to the host")
-        here = "tensor.to(device), a copy from the host" if reads.call == "to" else f"{name}, a copy to the device"
-        reads.wait(here if to_device else there, on=source)
+        if not to_device:
+            what = COPIES_TO_HOST.get(reads.call, f"{name}, a copy to the host")
+        else:
+            what = "tensor.to(device), a copy from the host" if reads.call == "to" else f"{name}, a copy to the device"
+        reads.wait(what, on=source)
 
 
 def _watch_synchronize(reads: HostReads, stack: ExitStack) -> None:
     thread = threading.get_ident()
-    owners = [(getattr(torch, name, None), f"torch.{name}.synchronize()") for name in _WAITING_MODULES]
-    owners += [(getattr(torch.cuda, name), f"torch.cuda.{name}.synchronize()") for name in ("Stream", "Event")]
-    for owner, what in owners:
-        original = getattr(owner, "__dict__", {}).get("synchronize")
+    for name in (*_WAITING_MODULES, *_WAITING_CLASSES):
+        owner: Any = attrgetter(name)(torch)
+        original = vars(owner).get("synchronize")
         if original is None:
             continue
 
-        def watched(*args: Any, _original: Any = original, _what: str = what, **kwargs: Any) -> Any:
-            if threading.get_ident() == thread:  # another thread may wait as it likes
-                reads.wait(_what)
+        def watched(*args: Any, _original: Any = original, _name: str = name, **kwargs: Any) -> Any:
+            if threading.get_ident() == thread:  # another thread may wait
+                reads.wait(f"torch.{_name}.synchronize()")
             return _original(*args, **kwargs)
 
         _replace(owner, "synchronize", watched, stack)
 
 
 def _watch_backward(calls: _Calls, stack: ExitStack) -> None:
-    """backward() is a torch function, and a mode is off inside of one: it is enabled again for the user's hooks and autograd
-    Functions."""
+    """Enable the mode in backward(), a torch function, inside of which it is off: for hooks and the user's Functions."""
     thread, run = threading.get_ident(), vars(torch.autograd).get("_engine_run_backward")
     if run is None:  # private, so it may go (see test_simulated.py); then hooks are seen only by their kernels
         return

@@ -17,7 +17,7 @@ from runner.device.torch_private import TorchDispatchMode, WithoutDynamo
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One that is done: aten.addmm.default, its arguments and its result, and the tensors among those."""
+    """A finished operation, e.g., aten.addmm.default, with its arguments and result, and the tensors among them."""
 
     op: Any
     args: Any
@@ -32,23 +32,21 @@ class Operation:
 
 
 class OperationObserver:
-    """Observes the operations of a block. What it computes itself is not observed."""
+    """Observes the operations of a block, except its own. Each method is called for one operation."""
 
-    def before(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Called right before an operation."""
+    def before(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None: ...
 
-    def after(self, done: Operation) -> None:
-        """Called when an operation is done."""
+    def after(self, done: Operation) -> None: ...
 
     def failed(self, what: str, inputs: Sequence[Tensor], error: Exception) -> None:
-        """Called when one has failed; may raise another error that says more."""
+        """May raise an error that explains more."""
 
 
 @contextmanager
 def observe(*observers: OperationObserver) -> Iterator[None]:
-    """Show the observers the operations of this thread in the block, with those of the backward passes that it starts.
+    """Show the observers the operations of this thread in the block, including its backward passes.
 
-    In the block a compiled model runs uncompiled: under a mode torch's compiler gives up a function for good (2.13).
+    A compiled model runs uncompiled there: under a mode torch's compiler gives up a function permanently (2.13).
     """
     is_loaded = "torch._dynamo" in sys.modules  # else nothing is compiled, and loading it takes seconds
     with torch.compiler.set_stance("force_eager") if is_loaded else nullcontext(), _Operations(observers):
@@ -63,7 +61,7 @@ class _Operations(WithoutDynamo, TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if torch.is_inference_mode_enabled() and func.namespace == "aten":
-            with self:  # composed ops (item, to) come as they are there, not as their parts
+            with self:  # in inference mode composed operations (item, to) are not called by their parts
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result

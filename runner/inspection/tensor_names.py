@@ -14,23 +14,9 @@ from torch.optim import Optimizer
 
 T = TypeVar("T")
 
-MOST_ITEMS = 64  # of a plain container that are looked at
-MOST_DEPTH = 4
-TORCHS_OWN = ("_parameters", "_buffers", "_modules")
-
-
-@dataclass(frozen=True)
-class Name:
-    """model.head.scale, and what it is there."""
-
-    path: str
-    kind: str  # parameter, buffer, attribute, list, batch, optimizer, local, closure, global
-    owner: str = ""  # the class of the module that holds it
-
-    def __str__(self) -> str:
-        return f"{self.path} ({KINDS[self.kind]})"
-
-
+#: limits for a plain container: its items, and how deep they are nested
+MAX_ITEMS, MAX_DEPTH = 64, 4
+#: how an error describes a kind of name
 KINDS = {
     "parameter": "parameter",
     "buffer": "buffer",
@@ -44,34 +30,45 @@ KINDS = {
 }
 
 
+@dataclass(frozen=True)
+class Name:
+    """The path of a tensor, e.g., model.head.scale, and its kind."""
+
+    path: str
+    kind: str  # of KINDS
+    owner: str = ""  # the class of the module that has it
+
+    def __str__(self) -> str:
+        return f"{self.path} ({KINDS[self.kind]})"
+
+
 def storage_of(tensor: Tensor) -> int:
-    """What views of the same memory have in common, for as long as one of them lives."""
+    """Return a number that views of the same memory have in common, for as long as one of them lives."""
     return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
 
 
 class TensorNames:
-    """Keeps what it names alive, so that no other tensor can take its place in memory."""
+    """Names tensors, and keeps them alive, so that no other tensor can have their memory."""
 
     def __init__(self) -> None:
-        self._names: dict[int, Name] = {}
-        self._kept: list[Tensor] = []
+        self._names: dict[int, tuple[Tensor, Name]] = {}  # by storage
         self._modules: list[tuple[nn.Module, str]] = []
 
     def get(self, tensor: Tensor) -> Name | None:
-        return self._names.get(storage_of(tensor))
+        named = self._names.get(storage_of(tensor))
+        return named and named[1]
 
     def all(self) -> list[tuple[Tensor, Name]]:
-        """Every tensor that has a name, in the order in which they were given."""
-        return [(tensor, self._names[storage_of(tensor)]) for tensor in self._kept]
+        """Return every tensor and its name, in the order in which they were added."""
+        return list(self._names.values())
 
     def forget(self) -> None:
-        """Lets go of everything."""
+        """Remove all names and release the tensors."""
         self._names.clear()
-        self._kept.clear()
         self._modules.clear()
 
-    def look_again(self) -> None:
-        """Update the names: a forward pass may have replaced attributes of modules."""
+    def update(self) -> None:
+        """Name the modules' tensors again: a forward pass may have replaced attributes."""
         for module, path in list(self._modules):
             self.model(module, path)
 
@@ -82,83 +79,79 @@ class TensorNames:
             self._add(tensor, name)
 
     def batch(self, batch: Any, path: str = "batch") -> None:
-        for found, tensor in _inside(batch, path, Tensor):
-            self._add(tensor, Name(found, "batch"))
+        for tensor_path, tensor in _inside(batch, path, Tensor):
+            self._add(tensor, Name(tensor_path, "batch"))
 
     def object(self, value: Any, path: str) -> None:
-        """Return the tensors among the attributes of an object that is not a module, such as a task."""
+        """Name the tensors of a module, or those among the attributes of another object, such as a task."""
         if isinstance(value, nn.Module):
             self.model(value, path)
             return
         for attribute, inner in _attributes(value).items():
-            for found, tensor in _inside(inner, f"{path}.{attribute}", Tensor):
-                self._add(tensor, Name(found, "attribute", type(value).__name__))
+            for tensor_path, tensor in _inside(inner, f"{path}.{attribute}", Tensor):
+                self._add(tensor, Name(tensor_path, "attribute", type(value).__name__))
 
     def optimizer(self, optimizer: Optimizer) -> None:
         for parameter, state in optimizer.state.items():
-            known = self.get(parameter)
+            name = self.get(parameter)
             for key, value in state.items():
                 if isinstance(value, Tensor):
-                    self._add(value, Name(f"optimizer.state[{known.path if known else '?'}][{key!r}]", "optimizer"))
+                    self._add(value, Name(f"optimizer.state[{name.path if name else '?'}][{key!r}]", "optimizer"))
 
     def _add(self, tensor: Tensor, name: Name) -> None:
-        if self._names.setdefault(storage_of(tensor), name) is name:
-            self._kept.append(tensor)
+        self._names.setdefault(storage_of(tensor), (tensor, name))
 
 
 def in_frame(frame: FrameType | None, tensor: Tensor) -> Name | None:
-    """The variable of a running function that holds the tensor."""
+    """Return the variable of a running function that holds the tensor."""
     if frame is None:
         return None
-    wanted, code = storage_of(tensor), frame.f_code
-    for name, value in frame.f_locals.items():
-        for path, found in _inside(value, name, Tensor):
-            if storage_of(found) == wanted:
-                return Name(path, "closure" if name in code.co_freevars else "local")
-    for name in code.co_names:
-        for path, found in _inside(frame.f_globals.get(name), name, Tensor):
-            if storage_of(found) == wanted:
-                return Name(path, "global")
+    code, storage = frame.f_code, storage_of(tensor)
+    variables = [(name, "closure" if name in code.co_freevars else "local", frame.f_locals) for name in frame.f_locals]
+    for name, kind, values in [*variables, *((name, "global", frame.f_globals) for name in code.co_names)]:
+        for path, value in _inside(values.get(name), name, Tensor):
+            if storage_of(value) == storage:
+                return Name(path, kind)
     return None
 
 
 def _tensors_of(module: nn.Module, path: str, seen: set[int], *, kind: str) -> Iterator[tuple[Tensor, Name]]:
-    """A module's tensors and its children's, those too that torch does not know of. kind: what all of them are."""
+    """Yield the tensors of a module and its children, also those that torch does not know. kind: of all of them."""
     if id(module) in seen:
         return
     seen.add(id(module))
     owner = type(module).__name__
-    for registered, what in ((module._parameters, "parameter"), (module._buffers, "buffer")):
+    for registered, own_kind in ((module._parameters, "parameter"), (module._buffers, "buffer")):
         for name, tensor in registered.items():
             if tensor is not None:
-                yield tensor, Name(f"{path}.{name}", kind or what, owner)
+                yield tensor, Name(f"{path}.{name}", kind or own_kind, owner)
     for name, child in module._modules.items():
         if child is not None:
             yield from _tensors_of(child, f"{path}.{name}", seen, kind=kind)
     for name, value in vars(module).items():
-        if name in TORCHS_OWN:
+        if name in ("_parameters", "_buffers", "_modules"):
             continue
-        for found, tensor in _inside(value, f"{path}.{name}", Tensor):
-            yield tensor, Name(found, "attribute", owner)
-        for found, hidden in _inside(value, f"{path}.{name}", nn.Module):
-            yield from _tensors_of(hidden, found, seen, kind="list")
+        for tensor_path, tensor in _inside(value, f"{path}.{name}", Tensor):
+            yield tensor, Name(tensor_path, "attribute", owner)
+        for hidden_path, hidden in _inside(value, f"{path}.{name}", nn.Module):
+            yield from _tensors_of(hidden, hidden_path, seen, kind="list")
 
 
 def _inside(value: Any, path: str, kind: type[T], depth: int = 0) -> Iterator[tuple[str, T]]:
     if isinstance(value, kind):
         yield path, value
-    elif depth < MOST_DEPTH and not isinstance(value, Tensor | nn.Module | type):
+    elif depth < MAX_DEPTH and not isinstance(value, Tensor | nn.Module | type):
         for step, inner in _parts(value):
             yield from _inside(inner, path + step, kind, depth + 1)
 
 
 def _parts(value: Any) -> list[tuple[str, Any]]:
     if isinstance(value, Mapping):
-        return [(f"[{key!r}]", inner) for key, inner in list(value.items())[:MOST_ITEMS]]
+        return [(f"[{key!r}]", inner) for key, inner in list(value.items())[:MAX_ITEMS]]
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return [(f".{name}", inner) for name, inner in zip(value._fields, value, strict=True)]
     if isinstance(value, list | tuple):
-        return [(f"[{index}]", inner) for index, inner in enumerate(value[:MOST_ITEMS])]
+        return [(f"[{index}]", inner) for index, inner in enumerate(value[:MAX_ITEMS])]
     if dataclasses.is_dataclass(value) or type(value).__module__ not in ("builtins", "functools"):
         return [(f".{name}", inner) for name, inner in _attributes(value).items()]
     return []

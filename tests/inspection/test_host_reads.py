@@ -34,9 +34,9 @@ class Net(nn.Module):
 
 
 def found(call):
-    with HostReads("cpu") as reads:
+    with HostReads("cpu") as watch:
         call()
-    return [read.what for read in reads.found]
+    return [read.what for read in watch.reads]
 
 
 def tensors():
@@ -239,9 +239,9 @@ def make_step(make_optimizer, *, scaler=None, half=None):
 def test_an_ordinary_step_reads_nothing_first_and_later(name):
     step = make_step(OPTIMIZERS[name])
     for _ in range(2):
-        with HostReads("cpu") as reads:
+        with HostReads("cpu") as watch:
             step()
-        assert [str(read) for read in reads.found] == []
+        assert [str(read) for read in watch.reads] == []
 
 
 def test_autocast_and_a_scaler_with_a_fused_optimizer_read_nothing():
@@ -282,21 +282,21 @@ def my_models(tmp_path, monkeypatch):
 
 def test_the_line_and_the_module_are_the_persons(my_models):
     model, x = my_models.Net(), torch.ones(2, 4)
-    with HostReads("cpu") as reads:
+    with HostReads("cpu") as watch:
         model(x)
-    assert reads.found == [HostRead("float(tensor)", "my_models.py:6", "Net.layers.1")]
-    assert str(reads.found[0]) == "float(tensor) at my_models.py:6 in Net.layers.1"
+    assert watch.reads == [HostRead("float(tensor)", "my_models.py:6", "Net.layers.1")]
+    assert str(watch.reads[0]) == "float(tensor) at my_models.py:6 in Net.layers.1"
 
 
 def test_the_line_is_not_a_librarys_when_that_reads():
     log, x = logging.getLogger("test_host_reads"), torch.ones(2)
     log.propagate = False
     log.addHandler(handler := logging.StreamHandler(io.StringIO()))
-    with HostReads("cpu") as reads:
+    with HostReads("cpu") as watch:
         log.warning("x is %s", x)
         np.atleast_2d(x)
     log.removeHandler(handler)
-    lines = [read.line.split(":")[0].rsplit("/", 1)[-1] for read in reads.found]
+    lines = [read.line.split(":")[0].rsplit("/", 1)[-1] for read in watch.reads]
     assert set(lines) == {"test_host_reads.py"}
     assert str(HostRead("float(tensor)", "a.py:1")) == "float(tensor) at a.py:1"
 
@@ -342,13 +342,13 @@ def test_nothing_remains_also_after_a_failure():
 
     before = torch.cpu.synchronize, torch.cuda.synchronize, torch.cuda.Event.synchronize
     step = make_step(OPTIMIZERS["adamw"])
-    with pytest.raises(ZeroDivisionError), HostReads("cpu") as reads:
+    with pytest.raises(ZeroDivisionError), HostReads("cpu") as watch:
         step()
         float(torch.ones(1, device=torch.device("cpu")))
         raise ZeroDivisionError
     float(torch.ones(()))
     torch.cpu.synchronize()
-    assert len(reads.found) == 1
+    assert len(watch.reads) == 1
     assert (torch.cpu.synchronize, torch.cuda.synchronize, torch.cuda.Event.synchronize) == before
     assert torch._C._len_torch_dispatch_stack() == torch._C._len_torch_function_stack() == 0
     assert not hooks._global_forward_hooks and not hooks._global_forward_pre_hooks

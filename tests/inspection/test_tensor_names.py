@@ -88,7 +88,7 @@ def test_what_is_set_anew_is_found_again(net):
     names.model(net)
     net.mask = torch.zeros(2)
     assert names.get(net.mask) is None
-    names.look_again()
+    names.update()
     assert names.get(net.mask).path == "model.mask"
     assert names.get(torch.ones(2)) is None
 

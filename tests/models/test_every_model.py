@@ -83,7 +83,7 @@ def test_a_few_steps_lower_the_loss_and_read_nothing(name):
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     with torch.no_grad():
         before = loss_of(name, model, rows, classes)
-    with HostReads(torch.device("cpu")) as reads:
+    with HostReads(torch.device("cpu")) as watch:
         for _ in range(15):
             optimizer.zero_grad()
             loss_of(name, model, rows, classes).backward()
@@ -91,7 +91,7 @@ def test_a_few_steps_lower_the_loss_and_read_nothing(name):
     with torch.no_grad():
         after = loss_of(name, model, rows, classes)
     assert after < 0.9 * before
-    assert [str(read) for read in reads.found] == []
+    assert [str(read) for read in watch.reads] == []
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -215,11 +215,11 @@ def test_an_encoder_does_not_look_at_padding(kind):
         for values in model.parameters():
             values *= 20 if values.dim() > 1 else 1  # an untrained model hardly depends on its inputs
     texts = torch.tensor([[1, 2, 3, 8, 8, 8, 8], [8] * 7])
-    reads = HostReads(torch.device("cpu"))
-    with reads:
+    watch = HostReads(torch.device("cpu"))
+    with watch:
         said = model(texts)
     torch.testing.assert_close(said[:1], model(texts[:1, :3]), atol=1e-4, rtol=1e-4)
-    assert said.isfinite().all() and not reads.found
+    assert said.isfinite().all() and not watch.reads
 
 
 @needs_transformers

@@ -100,10 +100,10 @@ def test_nothing_of_the_device_is_read(device):
     torch.manual_seed(0)
     model = GPT(7, 8, 16, 1, 2).to(device)
     prompt = torch.tensor([[3, 4]], device=device)
-    with HostReads(device) as reads:
+    with HostReads(device) as watch:
         generate(model, prompt, 12, temperature=0.7, top_k=3)
-    assert [str(read) for read in reads.found if "a copy from the host" not in str(read)] == []
-    assert len(reads.found) <= 1, "the draws, at once"
+    assert [str(read) for read in watch.reads if "a copy from the host" not in str(read)] == []
+    assert len(watch.reads) <= 1, "the draws, at once"
 
 
 class Letters:

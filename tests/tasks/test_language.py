@@ -124,9 +124,9 @@ def test_to_gather_for_metrics_reads_nothing_of_the_device(device):
         make_eval_step(task, precision=make_precision("fp32", device=device)),
         (LOGITS.to(device), TARGETS.to(device)),
     )
-    with HostReads(device) as reads:
+    with HostReads(device) as watch:
         judge(nn.Identity(), batch)
-    assert [str(read) for read in reads.found] == []
+    assert [str(read) for read in watch.reads] == []
 
 
 def test_what_follows_from_a_loss():
@@ -149,9 +149,9 @@ def test_a_step_reads_nothing_of_the_device(device):
     tokens = torch.randint(9, (4, 9)).to(device)
     batch = tokens[:, :-1], tokens[:, 1:]
     step([batch])
-    with HostReads(device) as reads:
+    with HostReads(device) as watch:
         step([batch])
-    assert [str(read) for read in reads.found] == []
+    assert [str(read) for read in watch.reads] == []
 
 
 def words(folder, **settings):

@@ -392,10 +392,10 @@ def test_no_batch_reads_the_device(device, metrics):
     task = place(Classification(num_classes=4, metrics=metrics), device)
     judge = make_eval_step(task, precision=make_precision("fp32", device=device))
     batch = logits.to(device), targets.to(device)
-    with HostReads(device) as reads:
+    with HostReads(device) as watch:
         for _ in range(2):
             judge(nn.Identity(), batch)
-    assert [str(read) for read in reads.found] == []
+    assert [str(read) for read in watch.reads] == []
 
 
 def gathered(device, is_regression):

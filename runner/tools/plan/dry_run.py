@@ -222,13 +222,13 @@ class SimulatedRun:
     @contextmanager
     def _watching(self, *observers: OperationObserver) -> Iterator[None]:
         self._num_reads.clear()
-        reads = HostReads(self.device, observers=observers)
+        watch = HostReads(self.device, observers=observers)
         try:
-            with reads, _phases(self.costs, self.parts):
+            with watch, _phases(self.costs, self.parts):
                 yield
         finally:
-            self.reads += reads.found
-            self.findings += [of_read(read) for read in reads.found]
+            self.reads += watch.reads
+            self.findings += [of_read(read) for read in watch.reads]
 
     @contextmanager
     def _counting(self, group: Sequence[Any], *, phase: str = "") -> Iterator[None]:

@@ -183,7 +183,7 @@ def _step(run: SimulatedRun) -> dict[str, Any]:
 
 
 def _placement(run: SimulatedRun) -> list[dict[str, Any]]:
-    run.names.look_again()
+    run.names.update()
     return [
         {
             "name": name.path,

@@ -187,10 +187,10 @@ def test_two_epochs_differ_and_an_epoch_again_is_the_same(device):
 
 def test_nothing_is_read_from_the_device(device):
     batches = loader(device)
-    with HostReads(device) as reads:
+    with HostReads(device) as watch:
         for _ in batches.epoch(0):
             pass
-    found = [str(read) for read in reads.found]
+    found = [str(read) for read in watch.reads]
     towards = [read for read in found if "a copy from the host" in read]  # the order and the draws, once per epoch
     assert found == towards
     assert len(towards) <= (0 if device.type == "cuda" else 2)

@@ -69,7 +69,7 @@ def reads_of(
     batches = loader(rows, batch_size=10, device=device, seed=0, shuffle=True)
     limits = Limits(num_epochs=9, num_steps=NUM_STEPS)
     try:
-        with HostReads(device) as reads, detector(device):
+        with HostReads(device) as watch, detector(device):
             schedule = warmup_cosine(optimizer, num_steps=NUM_STEPS)
             progress = Progress(Best("val/loss", "min"))
             rates = Rates(optimizer, Schedule(schedule), buffer=buffer, progress=progress)
@@ -81,7 +81,7 @@ def reads_of(
     finally:
         batches.close()
         background.close()
-    return [str(read) for read in reads.found]
+    return [str(read) for read in watch.reads]
 
 
 @pytest.mark.parametrize("name", ["fp32", "bf16", "fp16"])

@@ -91,10 +91,10 @@ def train(device, *, model, optimizer, clip=None, ema=False, group=1, half=None)
     scaler = torch.amp.GradScaler(device.type) if half is torch.float16 else None
     average, ring = copy.deepcopy(model).requires_grad_(False), torch.zeros(NUM_STEPS, 2, device=device)
     x, y = (part.to(device) for part in rows())
-    reads = HostReads(device)
+    watch = HostReads(device)
     for step, row in enumerate(ring):
         order = torch.randperm(64, generator=torch.Generator().manual_seed(step)).to(device)
-        with reads:
+        with watch:
             total = torch.zeros((), device=device)
             for part in order.split(32)[:group]:
                 with torch.autocast(device.type, half, enabled=half is not None):
@@ -123,7 +123,7 @@ def train(device, *, model, optimizer, clip=None, ema=False, group=1, half=None)
         "weights": hashlib.sha256(b"".join(value.numpy().tobytes() for value in weights)).hexdigest(),
         "accuracy": accuracy,
         "devices": sorted({str(value.device) for value in model.state_dict().values()}),
-        "reads": [str(read) for read in reads.found],
+        "reads": [str(read) for read in watch.reads],
     }
 
 
@@ -174,9 +174,9 @@ def read_everything(device):
     ]
     said = []
     for call in calls:
-        with HostReads(device) as reads:
+        with HostReads(device) as watch:
             call()
-        said.append([read.what for read in reads.found])
+        said.append([read.what for read in watch.reads])
     return said
 
 
