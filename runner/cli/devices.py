@@ -45,7 +45,7 @@ def describe(hardware: Hardware) -> dict[str, Any]:
     auto = choose("auto", hardware)
     return {
         "devices": devices,
-        "missing": [{"device": kind, "cause": why.cause, "mend": why.mend} for kind, why in reasons.items() if why],
+        "missing": [{"device": kind, "cause": why.cause, "mend": why.fix} for kind, why in reasons.items() if why],
         "auto": {"device": auto.device, "reason": auto.reason},
         "torch": hardware.torch_version,
         "platform": f"{hardware.system} {hardware.macos or hardware.machine}",
@@ -58,7 +58,7 @@ def _device(name: str, gpu: Gpu, hardware: Hardware) -> dict[str, Any]:
         "device": name,
         "name": gpu.name,
         "usable": why is None,
-        "why_not": f"{why.cause}; {why.mend}" if why else None,
+        "why_not": f"{why.cause}; {why.fix}" if why else None,
         "total_bytes": gpu.total_bytes,
         "free_bytes": gpu.free_bytes,
         "capability": ".".join(map(str, gpu.capability)) if gpu.capability else None,

@@ -36,8 +36,8 @@ MAX_CAUSE_LENGTH = 160
 #: rows of the small square matrices
 SMALL = 64
 
-#: the slowest repetition by the fastest; with more the machine was busy
-MOST_SPREAD = 50.0
+#: maximum of the slowest repetition by the fastest, above which the machine was busy
+MAX_SPREAD = 50.0
 #: one device's medians by name, with the unit at the end; a figure of several kinds is a dict
 Figures = dict[str, Any]
 
@@ -106,15 +106,15 @@ def products(bench: Bench, precision: str) -> tuple[float, float]:
 def copies(bench: Bench) -> Figures:
     """Copy to and from the device, from pageable and, where there is any, pinned memory; on the CPU a memcpy."""
     size = bench.at_most(bench.sizes.copy_bytes)
-    there = torch.zeros(size, dtype=torch.uint8, device=bench.device)
+    on_device = torch.zeros(size, dtype=torch.uint8, device=bench.device)
     if bench.device.type == "cpu":
-        return {"memcpy_gb_per_s": size / 1e9 / bench.seconds(partial(torch.zeros_like(there).copy_, there))}
+        return {"memcpy_gb_per_s": size / 1e9 / bench.seconds(partial(torch.zeros_like(on_device).copy_, on_device))}
     figures: Figures = {"copy_to_device_gb_per_s": {}, "copy_from_device_gb_per_s": {}}
-    # a Mac's GPU shares the host's memory; torch may corrupt what it copies there without waiting (pytorch#83015)
+    # a Mac's GPU shares the host's memory; torch may corrupt what it copies to it without waiting (pytorch#83015)
     for kind in ("pageable",) if bench.device.type == "mps" else ("pageable", "pinned"):
-        here = torch.zeros(size, dtype=torch.uint8, pin_memory=kind == "pinned")
-        for direction, to, source in (("to", there, here), ("from", here, there)):
-            seconds = bench.seconds(partial(to.copy_, source, non_blocking=kind == "pinned"))
+        on_host = torch.zeros(size, dtype=torch.uint8, pin_memory=kind == "pinned")
+        for direction, target, source in (("to", on_device, on_host), ("from", on_host, on_device)):
+            seconds = bench.seconds(partial(target.copy_, source, non_blocking=kind == "pinned"))
             figures[f"copy_{direction}_device_gb_per_s"][kind] = size / 1e9 / seconds
     return figures
 
@@ -141,7 +141,7 @@ def bench(hardware: Hardware, *, sizes: Sizes | None = None) -> dict[str, Any]:
     """
     devices: dict[str, Figures] = {}
     failed: dict[str, str] = {}
-    spreads: list[float] = []
+    spread = 0.0
     for name, gpu in hardware.devices().items():
         if why_not(name, hardware) is not None:
             continue
@@ -152,12 +152,12 @@ def bench(hardware: Hardware, *, sizes: Sizes | None = None) -> dict[str, Any]:
             failed[name] = first_line(error)[:MAX_CAUSE_LENGTH]
         else:
             devices[name] = {"name": gpu.name, **figures}
-            spreads += measurement.spreads
+            spread = max([spread, *measurement.spreads])
     at = datetime.now(UTC).isoformat(timespec="seconds")
     facts = {"measured_at": at, "num_threads": THREADS, "devices": devices, "failed": failed}
     kept, not_kept = None, None if devices else "nothing was measured"
-    if max(spreads, default=0.0) > MOST_SPREAD:
-        not_kept = f"a repetition took {max(spreads):.0f} times as long as another: close other programs and repeat"
+    if spread > MAX_SPREAD:
+        not_kept = f"a repetition took {spread:.0f} times as long as another: close other programs and repeat"
     elif devices:
         try:
             kept = str(keep(facts, hardware))
@@ -167,15 +167,15 @@ def bench(hardware: Hardware, *, sizes: Sizes | None = None) -> dict[str, Any]:
 
 
 def _figures(bench: Bench, hardware: Hardware) -> Figures:
-    names = {precision for precision, problem in precisions(str(bench.device), hardware).items() if not problem}
     device, kind = bench.device, bench.device.type
+    reasons = precisions(str(device), hardware)
     # Intel's smaller GPUs have no fp64
-    if kind != "mps" and (kind != "xpu" or getattr(torch.xpu.get_device_properties(device), "has_fp64", False)):
-        names.add("fp64")
-    found = {name: products(bench, name) for name in DTYPES if name in names}
+    has_fp64 = kind != "mps" and (kind != "xpu" or torch.xpu.get_device_properties(device).has_fp64)
+    names = [name for name in DTYPES if (has_fp64 if name == "fp64" else not reasons[name])]
+    timed = {name: products(bench, name) for name in names}
     return {
-        "matmul_tflops": {name: large for name, (large, _) in found.items()},
-        "small_matmul_us": {name: small for name, (_, small) in found.items()},
+        "matmul_tflops": {name: large for name, (large, _) in timed.items()},
+        "small_matmul_us": {name: small for name, (_, small) in timed.items()},
         **copies(bench),
         **memory_and_launches(bench),
     }
@@ -220,22 +220,15 @@ def keep(facts: Mapping[str, Any], hardware: Hardware) -> Path:
 def path(hardware: Hardware) -> Path:
     """Return the file of this machine, whether it exists or not.
 
-    Its name is a hash of what makes figures comparable: the machine's parts, torch, the threads. The host name of a
-    container changes. Raises: RuntimeError if the user has no home directory.
+    Its name is a hash of what makes figures comparable: the machine's parts, torch, the threads; not of the host name,
+    which changes in containers. Raises: RuntimeError if the user has no home directory.
     """
     threads = [f"{name}={os.environ[name]}" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if name in os.environ]
+    gpus = {name: [gpu.name, gpu.uuid] for name, gpu in hardware.devices().items() if name != "cpu"}
     identity = [
-        VERSION,
-        hardware.system,
-        hardware.machine,
-        hardware.cpu_name,
-        hardware.num_cpus,
-        round((hardware.memory_bytes or 0) / GIB),
-        hardware.torch_version,
-        hardware.cuda_build,
-        hardware.hip_build,
-        {name: [gpu.name, gpu.uuid] for name, gpu in hardware.devices().items() if name != "cpu"},
-        threads or num_usable_cpus(),
+        *(VERSION, hardware.system, hardware.machine, hardware.cpu_name, hardware.num_cpus),
+        *(round((hardware.memory_bytes or 0) / GIB), hardware.torch_version, hardware.cuda_build, hardware.hip_build),
+        *(gpus, threads or num_usable_cpus()),
     ]
     return folder() / f"bench-{hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:12]}.json"
 

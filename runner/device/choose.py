@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from runner.device.hardware import GIB, Gpu, Hardware, diagnose
-from runner.device.unavailable import why_not
+from runner.device.hardware import GIB, Hardware, diagnose
+from runner.device.unavailable import Why, why_not
 from runner.errors import Problem, RunnerError, nearest
 
 FORMS = "auto, cpu, cuda, cuda:N, mps, xpu, xpu:N, all, or a list of them such as [cuda:1,cpu]"
@@ -20,14 +20,12 @@ FORM = re.compile(r"auto|all|cpu|mps|(cuda|xpu)(:\d+)?")
 OTHER_NAMES = {
     "gpu": "cuda",
     "nvidia": "cuda",
-    "rocm": "cuda",  # torch calls AMD's GPUs so, too
+    "rocm": "cuda",  # torch's name for AMD's GPUs, too
     "hip": "cuda",
     "metal": "mps",
     "apple": "mps",
     "intel": "xpu",
 }
-#: torch.distributed's backend by kind of device
-BACKENDS = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl"}
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,7 @@ class Choice:
 
 
 def choose(value: Any, hardware: Hardware) -> Choice:
-    """Parse `device=` and choose, with the driver's reason if a device is missing."""
+    """Parse `device=` and choose, with the driver's reason if a device is missing. Raises: RunnerError, as resolve()."""
     policy = parse(value)
     return resolve(policy, explained(policy, hardware))
 
@@ -53,9 +51,8 @@ def explained(policy: tuple[str, ...], hardware: Hardware) -> Hardware:
     kinds = [item for item in policy if item not in ("auto", "all")]
     if "auto" in policy and [*hardware.devices()] == ["cpu"]:
         kinds.append("cuda")
-    if hardware.driver is None and any(why_not(item, hardware) for item in kinds):
-        return diagnose(hardware)
-    return hardware
+    is_missing = any(why_not(item, hardware) for item in kinds)
+    return diagnose(hardware) if is_missing and hardware.driver is None else hardware
 
 
 def parse(value: Any) -> tuple[str, ...]:
@@ -83,49 +80,47 @@ def resolve(policy: tuple[str, ...], hardware: Hardware) -> Choice:
     Raises:
         RunnerError: The device is missing. The error has the cause, the help and the devices of this machine.
     """
-    problems: list[Problem] = []
+    missing: dict[str, Why] = {}
     for item in policy:
-        found = _find(item, hardware)
-        if isinstance(found, Choice):
-            others = [f"not {other}: {problem.message}" for other, problem in zip(policy, problems, strict=False)]
-            return Choice(found.device, "; ".join([found.reason, *others]))
-        problems.append(found)
-    raise RunnerError(*problems)
+        why = None if item in ("auto", "all") else why_not(item, hardware)
+        if why is None:
+            choice = _take(item, hardware)
+            return replace(
+                choice, reason="; ".join([choice.reason, *(f"not {a}: {b.cause}" for a, b in missing.items())])
+            )
+        missing[item] = why
+    raise RunnerError(*(_missing(item, why, hardware) for item, why in missing.items()))
 
 
-def _find(item: str, hardware: Hardware) -> Choice | Problem:
-    if item == "auto":
-        return _auto(hardware)
-    if item == "all":
-        return _all(hardware)
-    if item == "cpu":
-        return Choice("cpu", "as asked")
-    why = why_not(item, hardware)
-    if why is not None:
-        best, there = _auto(hardware).device, ", ".join(hardware.devices())
-        fix = f"use `device={best}` (here: {there})"
-        fix = fix if why.mend in fix else f"{fix}; to have `{item}`: {why.mend}"
-        return Problem(f"device={item}", why.cause, fix, (f"device={best}",), code="missing-device")
+def _take(item: str, hardware: Hardware) -> Choice:
+    if item in ("auto", "all"):
+        return _auto(hardware) if item == "auto" else _all(hardware)
     if item == "cuda":
-        device, reason = _most_free(hardware)
-        return Choice(device, f"cuda: {reason}")
-    return Choice(item if ":" in item or item == "mps" else f"{item}:0", "as asked")
+        return _most_free(item, hardware)
+    return Choice("xpu:0" if item == "xpu" else item, "as asked")
+
+
+def _missing(item: str, why: Why, hardware: Hardware) -> Problem:
+    best = f"device={_auto(hardware).device}"
+    fix = f"use `{best}` (here: {', '.join(hardware.devices())})"
+    fix = fix if why.fix in fix else f"{fix}; to have `{item}`: {why.fix}"
+    return Problem(f"device={item}", why.cause, fix, (best,), code="missing-device")
 
 
 def _auto(hardware: Hardware) -> Choice:
     names = [f"cuda:{index}" for index in range(len(hardware.cuda))]
-    unusable = [f"not {name}: {why.cause}" for name in names if (why := why_not(name, hardware))]
-    if len(unusable) < len(hardware.cuda):
-        device, reason = _most_free(hardware)
-        return Choice(device, "; ".join([f"auto: {reason}", *unusable]))
-    if hardware.mps is not None:
+    reasons = [f"not {name}: {why.cause}" for name in names if (why := why_not(name, hardware))]
+    if len(reasons) < len(names):
+        choice = _most_free("auto", hardware)
+    elif hardware.mps is not None:
         return Choice("mps", "auto: the Mac's GPU")
-    if hardware.xpu:
+    elif hardware.xpu:
         return Choice("xpu:0", "auto: the first Intel GPU")
-    kind = "mps" if hardware.system == "darwin" else "cuda"
-    why = why_not(kind, hardware)
-    reasons = unusable or ([f"no {kind}: {why.cause}"] if why else [])
-    return Choice("cpu", "; ".join(["auto: no GPU found", *reasons]))
+    else:
+        choice, kind = Choice("cpu", "auto: no GPU found"), "mps" if hardware.system == "darwin" else "cuda"
+        if not reasons and (why := why_not(kind, hardware)):
+            reasons = [f"no {kind}: {why.cause}"]
+    return replace(choice, reason="; ".join([choice.reason, *reasons]))
 
 
 def _all(hardware: Hardware) -> Choice:
@@ -136,19 +131,15 @@ def _all(hardware: Hardware) -> Choice:
     return Choice(accelerators[0], f"all: {others}")
 
 
-def _most_free(hardware: Hardware) -> tuple[str, str]:
-    usable = {index: gpu for index, gpu in enumerate(hardware.cuda) if why_not(f"cuda:{index}", hardware) is None}
-    best = max(usable, key=lambda index: (usable[index].free_bytes or 0, -index))
-    memory = _memory(usable[best])
-    reason = f"the only GPU{memory and ', '}{memory}" if len(usable) == 1 else f"the most free memory, {memory}"
-    return f"cuda:{best}", reason
-
-
-def _memory(gpu: Gpu) -> str:
-    if gpu.free_bytes is None or gpu.total_bytes is None:
-        return ""
-    busy = "; nearly full" if gpu.free_bytes < 0.05 * gpu.total_bytes else ""
-    return f"{gpu.free_bytes / GIB:.1f} of {gpu.total_bytes / GIB:.1f} GiB free{busy}"
+def _most_free(requested: str, hardware: Hardware) -> Choice:
+    devices, names = hardware.devices(), _usable("cuda", hardware)
+    best = max(names, key=lambda name: devices[name].free_bytes or 0)  # the first of equal ones
+    free, total = devices[best].free_bytes, devices[best].total_bytes
+    reason = "the only GPU" if len(names) == 1 else "the most free memory"
+    if free is not None and total is not None:
+        reason += f", {free / GIB:.1f} of {total / GIB:.1f} GiB free"
+        reason += "; nearly full" if free < 0.05 * total else ""
+    return Choice(best, f"{requested}: {reason}")
 
 
 def _one(value: Any) -> str:
@@ -229,7 +220,7 @@ def device_of_process(policy: tuple[str, ...], local_rank: int, local_num: int, 
 
 def backend_of(device: str) -> str:
     """Return torch.distributed's backend for processes on this device."""
-    return BACKENDS[device.partition(":")[0]]
+    return {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl"}[device.partition(":")[0]]
 
 
 def _preference(policy: tuple[str, ...], kind: str) -> str:
@@ -238,7 +229,7 @@ def _preference(policy: tuple[str, ...], kind: str) -> str:
 
 def _usable(kind: str, hardware: Hardware) -> list[str]:
     names = [name for name in hardware.devices() if name.partition(":")[0] == kind]
-    return [name for name in names if kind == "cpu" or why_not(name, hardware) is None]
+    return [name for name in names if why_not(name, hardware) is None]
 
 
 def _each(names: Sequence[str], requested: str) -> tuple[Choice, ...]:

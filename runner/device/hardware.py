@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     import torch
 
 GIB = 2**30
-SECONDS_FOR_NVIDIA_SMI = 5
 
 
 @dataclass(frozen=True)
@@ -38,9 +37,8 @@ class Gpu:
 class Speeds:
     """How fast a device is, at its best on a data sheet, or as medians of a measurement. None: unknown."""
 
-    flops_per_second: dict[str, float] = field(
-        default_factory=dict
-    )  # of products, by precision: fp32, tf32, bf16, fp16, fp64
+    #: of products, by precision: fp32, tf32, bf16, fp16, fp64
+    flops_per_second: dict[str, float] = field(default_factory=dict)
     memory_bytes_per_second: float | None = None  # read and written
     copy_bytes_per_second: float | None = None  # to the device, from pinned memory if there is any; on the CPU a memcpy
     launch_seconds: float | None = None
@@ -55,7 +53,7 @@ class Speeds:
 
 @dataclass(frozen=True)
 class Driver:
-    """Facts that explain a missing GPU. Finding them takes a process, since cuInit in this one would break later forks."""
+    """Facts that explain a missing GPU. A separate process finds them, since cuInit in this one would break later forks."""
 
     library_error: str | None = None  # why libcuda does not load; None: it loads
     cuda: int | None = None  # the newest CUDA it can serve, 12040 for 12.4
@@ -95,10 +93,12 @@ class Hardware:
 
     def devices(self) -> dict[str, Gpu]:
         """Return the devices by the name that `device=` takes; the CPU last."""
-        found = {f"cuda:{index}": gpu for index, gpu in enumerate(self.cuda)}
-        found |= {"mps": self.mps} if self.mps else {}
-        found |= {f"xpu:{index}": gpu for index, gpu in enumerate(self.xpu)}
-        return found | {"cpu": Gpu(self.cpu_name, self.memory_bytes, self.free_memory_bytes)}
+        return {
+            **{f"cuda:{index}": gpu for index, gpu in enumerate(self.cuda)},
+            **({"mps": self.mps} if self.mps else {}),
+            **{f"xpu:{index}": gpu for index, gpu in enumerate(self.xpu)},
+            "cpu": Gpu(self.cpu_name, self.memory_bytes, self.free_memory_bytes),
+        }
 
     @property
     def in_words(self) -> str:
@@ -115,7 +115,7 @@ def num_usable_cpus() -> int:
 
 
 def probe() -> Hardware:
-    """Describe this machine as torch sees it. Takes milliseconds without a GPU; with one the first call initializes CUDA."""
+    """Describe this machine as torch sees it. Takes milliseconds without a GPU; on one the first call initializes CUDA."""
     import psutil
     import torch
 
@@ -151,20 +151,17 @@ def diagnose(hardware: Hardware) -> Hardware:
 @functools.cache
 def _driver() -> Driver:
     try:
-        done = subprocess.run([sys.executable, "-I", "-c", _ASK_DRIVER], capture_output=True, timeout=60, check=True)
-        answer: dict[str, Any] = json.loads(done.stdout)
-    except (OSError, subprocess.SubprocessError, ValueError):  # the driver ends the process, or hangs
-        answer = {"init_code": 999}
-    modes = _nvidia_smi("mig.mode.current")
+        facts: dict[str, Any] = json.loads(_output(sys.executable, "-I", "-c", _ASK_DRIVER, seconds=60))
+    except ValueError:  # the driver ends the process, or hangs
+        facts = {"init_code": 999}
+    vendors = Path("/sys/bus/pci/devices").glob("*/vendor")
     return Driver(
-        **answer,
+        **facts,
         kernel_module=_first_line("/proc/driver/nvidia/version"),
-        gpu_on_bus=any(
-            _first_line(str(vendor)) == "0x10de" for vendor in Path("/sys/bus/pci/devices").glob("*/vendor")
-        ),
+        gpu_on_bus=any(_first_line(str(vendor)) == "0x10de" for vendor in vendors),
         in_container=Path("/.dockerenv").exists() or Path("/run/.containerenv").exists(),
         in_wsl=Path("/dev/dxg").exists(),
-        mig=any(row == ["Enabled"] for row in modes),
+        mig=["Enabled"] in _nvidia_smi("mig.mode.current"),
     )
 
 
@@ -173,39 +170,30 @@ def _cuda_gpus() -> tuple[Gpu, ...]:
 
     if not torch.cuda.is_available():
         return ()
-    found = []
+    # by uuid, since the driver's order is not CUDA's
+    reported = {
+        row[0].removeprefix("GPU-"): row for row in _nvidia_smi("uuid,memory.free,compute_mode") if len(row) == 3
+    }
+    gpus = []
     for index in range(torch.cuda.device_count()):
         about = torch.cuda.get_device_properties(index)
-        found.append(
-            Gpu(about.name, about.total_memory, None, (about.major, about.minor), str(getattr(about, "uuid", "")))
-        )
-    reported = _driver_report()
-    for index, gpu in enumerate(found):
-        free, is_exclusive = reported.get(gpu.uuid, (0, False))
+        uuid = str(getattr(about, "uuid", ""))
+        _, free, mode = reported.get(uuid, ("", "", ""))
         # mem_get_info creates a context of some 400 MB on the GPU, so it is the last resort
-        free = free or torch.cuda.mem_get_info(index)[0]
-        if gpu.total_bytes is not None:
-            free = min(free, gpu.total_bytes)  # for a MIG slice the driver may report the whole GPU's memory
-        found[index] = replace(gpu, free_bytes=free, is_exclusive=is_exclusive)
-    return tuple(found)
-
-
-def _driver_report() -> dict[str, tuple[int, bool]]:
-    """Return each NVIDIA GPU's free bytes and whether it is exclusive, by uuid, since the driver's order is not CUDA's."""
-    rows = (row for row in _nvidia_smi("uuid,memory.free,compute_mode") if len(row) == 3)
-    return {
-        uuid.removeprefix("GPU-"): (int(free) * 2**20 if free.isdigit() else 0, mode.startswith("Exclusive"))
-        for uuid, free, mode in rows
-    }
+        free_bytes = int(free) * 2**20 if free.isdigit() else torch.cuda.mem_get_info(index)[0]
+        # for a MIG slice the driver may report the whole GPU's memory
+        free_bytes = min(free_bytes, about.total_memory)
+        capability, is_exclusive = (about.major, about.minor), mode.startswith("Exclusive")
+        gpus.append(Gpu(about.name, about.total_memory, free_bytes, capability, uuid, is_exclusive))
+    return tuple(gpus)
 
 
 def _xpu_gpus() -> tuple[Gpu, ...]:
     import torch
 
-    if not torch.xpu.is_available():
-        return ()
-    found = (torch.xpu.get_device_properties(index) for index in range(torch.xpu.device_count()))
-    return tuple(Gpu(about.name, about.total_memory) for about in found)
+    count = torch.xpu.device_count() if torch.xpu.is_available() else 0
+    each = (torch.xpu.get_device_properties(index) for index in range(count))
+    return tuple(Gpu(about.name, about.total_memory) for about in each)
 
 
 def _mps_gpu() -> Gpu | None:
@@ -222,28 +210,27 @@ def _mps_gpu() -> Gpu | None:
 
 
 def _nvidia_smi(query: str) -> list[list[str]]:
-    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS_FOR_NVIDIA_SMI, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines()]
+    rows = _output("nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits")
+    return [[cell.strip() for cell in line.split(",")] for line in rows.splitlines()]
 
 
 def _cpu_name() -> str:
-    if sys.platform == "darwin":
-        command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]  # cron's PATH has no /usr/sbin
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-        except OSError:
-            return platform.machine()
-        return done.stdout.strip() or platform.machine()
+    if sys.platform == "darwin":  # cron's PATH has no /usr/sbin
+        return _output("/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string").strip() or platform.machine()
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, "") or platform.processor() or platform.machine()
+
+
+def _output(*command: str, seconds: float = 5) -> str:
+    """Return what a program prints; "" if it is missing, fails or hangs."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
 
 
 def _under_rosetta() -> bool:

@@ -40,8 +40,8 @@ def memory_left() -> tuple[int, str]:
     """Return bytes, and what limits them."""
     import psutil
 
-    left = [(int(psutil.virtual_memory().available), "free"), *left_in_groups(GROUPS, OWN_GROUPS)]
-    left = [(own_part(free), why) for free, why in left]
+    limits = [(int(psutil.virtual_memory().available), "free"), *left_in_groups(GROUPS, OWN_GROUPS)]
+    left = [(own_part(free), why) for free, why in limits]
     try:
         import resource  # not on Windows
     except ImportError:
@@ -68,17 +68,15 @@ def left_in_groups(mount: Path, own: Path) -> list[tuple[int, str]]:
             _, controllers, path = line.split(":", 2)
             if not controllers or "memory" in controllers.split(","):
                 paths[mount / "memory" if controllers else mount] = path
-    found = []
+    limits = []
     for top, path in paths.items():
-        names = [name for name in path.split("/") if name]
-        if ".." in names:  # its group is not visible here
-            names = []
-        for group in (top.joinpath(*names[:count]) for count in range(len(names) + 1)):
+        names = [] if ".." in path.split("/") else path.strip("/").split("/")  # "..": its group is not visible here
+        for group in dict.fromkeys(top.joinpath(*names[:count]) for count in range(len(names) + 1)):
             if (left := _left_in(group)) is not None:
-                found.append(
+                limits.append(
                     (left, "left to this container" if group == top else f"left by control group {group.name}")
                 )
-    return found
+    return limits
 
 
 def _left_in(group: Path) -> int | None:

@@ -115,19 +115,16 @@ def take_onednn(model: nn.Module, *, requested: bool | None) -> None:
                 module.__class__ = OneDNNLinear
 
 
-def is_faster(cpuinfo: str) -> bool:
-    """Return whether MKL uses only half of the CPU that Linux describes in /proc/cpuinfo."""
-    family = re.search(r"^cpu family\s*: (\d+)$", cpuinfo, re.MULTILINE)
-    is_amd = re.search(r"^vendor_id\s*: AuthenticAMD$", cpuinfo, re.MULTILINE) is not None
-    return is_amd and family is not None and int(family[1]) >= ZEN_5 and re.search(r"\bavx512f\b", cpuinfo) is not None
-
-
 @functools.cache
 def _is_faster_here() -> bool:
+    """Return whether MKL uses only half of this CPU."""
     try:
-        return is_faster(CPUINFO.read_text())
+        text = CPUINFO.read_text()
     except OSError:  # not Linux
         return False
+    facts = dict(re.findall(r"^(vendor_id|cpu family|flags)\s*: (.*)$", text, re.MULTILINE))
+    is_zen_5 = facts.get("vendor_id") == "AuthenticAMD" and int(facts.get("cpu family", "0")) >= ZEN_5
+    return is_zen_5 and "avx512f" in facts.get("flags", "").split()
 
 
 class OneDNNLinear(nn.Linear):

@@ -56,13 +56,13 @@ def place(module: nn.Module, device: torch.device) -> nn.Module:
 
 
 def copied(tree: T) -> T:
-    """Copy modules, and what else is in the tree, on their devices."""
-    found = copy.deepcopy(tree)
-    for module in found if isinstance(found, tuple) else (found,):
+    """Copy a module, or a tuple of modules and other objects, on their devices."""
+    copies = copy.deepcopy(tree)
+    for module in copies if isinstance(copies, tuple) else (copies,):
         for layer in module.modules() if isinstance(module, nn.Module) else ():
             if isinstance(layer, nn.RNNBase):
                 layer.flatten_parameters()  # cuDNN needs the weights in one block
-    return found
+    return copies
 
 
 def _needing_gradient(layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
@@ -77,28 +77,25 @@ def _needing_gradient(layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, .
 
 def tensors(tree: Any) -> list[Tensor]:
     """List every tensor of a nested batch, in the order of `map_tensors`."""
-    found: list[Tensor] = []
+    listed: list[Tensor] = []
 
-    def see(tensor: Tensor) -> Tensor:
-        found.append(tensor)
+    def add(tensor: Tensor) -> Tensor:
+        listed.append(tensor)
         return tensor
 
-    map_tensors(tree, see)
-    return found
+    map_tensors(tree, add)
+    return listed
 
 
-def leaves(tree: Any, found: list[Any] | None = None) -> list[Any]:
+def leaves(tree: Any, listed: list[Any] | None = None) -> list[Any]:
     """List an operation's arguments in nested tuples, lists and dicts. Ten times as fast as torch's pytree, which has more kinds."""
-    found = [] if found is None else found
-    if isinstance(tree, tuple | list):
-        for part in tree:
-            leaves(part, found)
-    elif isinstance(tree, dict):
-        for part in tree.values():
-            leaves(part, found)
-    else:
-        found.append(tree)
-    return found
+    listed = [] if listed is None else listed
+    if not isinstance(tree, tuple | list | dict):
+        listed.append(tree)
+        return listed
+    for part in tree.values() if isinstance(tree, dict) else tree:
+        leaves(part, listed)
+    return listed
 
 
 def tensor_leaves(tree: Any) -> list[Tensor]:
@@ -124,33 +121,27 @@ def num_bytes(tree: Any) -> int:
 
 def num_rows(tree: Any) -> int:
     """Return the first dimension of the first tensor; 0 without one."""
-    found = tensors(tree)
-    return len(found[0]) if found and found[0].dim() else 0
+    first = next(iter(tensors(tree)), None)
+    return len(first) if first is not None and first.dim() else 0
 
 
 def _map(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(tree, Tensor):
         return change(tree)
-    if isinstance(tree, dict | UserDict):  # UserDict: the batches of transformers
-        changed = {key: new for key, old in tree.items() if (new := _map(old, change)) is not old}
-        if not changed:
-            return tree
-        new = copy.copy(tree)  # keeps the class: OrderedDict, defaultdict, a library's batch
-        for key, value in changed.items():
-            new[key] = value
-        return new
     if isinstance(tree, list | tuple):
         items = [_map(item, change) for item in tree]
         if all(new is old for new, old in zip(items, tree, strict=True)):
             return tree
         return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
-    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
-        old_values = {field.name: getattr(tree, field.name, None) for field in dataclasses.fields(tree)}
-        changed = {name: new for name, old in old_values.items() if (new := _map(old, change)) is not old}
-        if not changed:
-            return tree
-        new = copy.copy(tree)
-        for name, value in changed.items():
-            object.__setattr__(new, name, value)  # a frozen one refuses setattr
-        return new
-    return tree
+    is_dict = isinstance(tree, dict | UserDict)  # UserDict: the batches of transformers
+    if not is_dict and (isinstance(tree, type) or not dataclasses.is_dataclass(tree)):
+        return tree
+    parts = tree if is_dict else {field.name: getattr(tree, field.name, None) for field in dataclasses.fields(tree)}
+    changed = {key: new for key, old in parts.items() if (new := _map(old, change)) is not old}
+    copied = copy.copy(tree) if changed else tree  # keeps the class: OrderedDict, defaultdict, a library's batch
+    for key, value in changed.items():
+        if is_dict:
+            copied[key] = value
+        else:
+            object.__setattr__(copied, key, value)  # a frozen dataclass refuses setattr
+    return copied

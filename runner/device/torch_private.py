@@ -1,13 +1,13 @@
-"""Lists the private names of torch that are used, and what for. Read in torch 2.13; looked up at the first use.
+"""Lists the private names of torch, and their use. Read in torch 2.13; looked up when they are used.
 
-A release may move a name: then its use and this module's test report it. tools/plan/simulator/torch_parts.py has the names that
+If a release moves a name, its use and this module's test report it. tools/plan/simulator/torch_parts.py has the names that
 the simulator replaces.
 """
 
 from __future__ import annotations
 
-import importlib
 import inspect
+import pkgutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -81,14 +81,16 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"{name}: not one of the private names of torch that are used")
     path, use = NAMES[name]
     try:
-        found = globals()[name] = _find(path)
+        value = globals()[name] = pkgutil.resolve_name(path)
     except (ImportError, AttributeError):
         import torch
 
-        problem = f"this torch has no {path}, which is needed for: {use}"
-        fix = "use torch 2.13, with which this version was tested"
+        problem, fix = (
+            f"this torch has no {path}, which is needed for: {use}",
+            "use torch 2.13, with which this version was tested",
+        )
         raise RunnerError.of(f"torch {torch.__version__}", problem, fix, code="missing-value") from None
-    return found
+    return value
 
 
 def cuda_architectures() -> tuple[str, ...]:
@@ -99,7 +101,7 @@ def cuda_architectures() -> tuple[str, ...]:
 
 
 class WithoutDynamo:
-    """Put this before TorchDispatchMode, whose methods else import torch._dynamo at their first call, see below."""
+    """Put this before TorchDispatchMode, whose methods otherwise import torch._dynamo at their first call."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -145,17 +147,3 @@ def step_without_dynamo(optimizer: Optimizer) -> None:
     with_grad = torch.enable_grad if optimizer.defaults.get("differentiable") else torch.no_grad
     kind.profile_hook_step(with_grad()(inspect.unwrap(kind.step)))(optimizer)
     optimizer._opt_called = True  # type: ignore[attr-defined]  # by which LRScheduler knows that there was a step
-
-
-def _find(path: str) -> Any:
-    """Return a module, or a name in one. Raises: ImportError, AttributeError."""
-    words = path.split(".")
-    for end in range(len(words), 0, -1):
-        try:
-            found: Any = importlib.import_module(".".join(words[:end]))
-        except ModuleNotFoundError:
-            continue
-        for word in words[end:]:
-            found = getattr(found, word)
-        return found
-    raise ImportError(path)

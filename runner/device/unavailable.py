@@ -1,4 +1,4 @@
-"""Says why a device can't be used on a machine or can't compute in a precision, and what to do about it. Pure."""
+"""Finds why a machine lacks a device, or a device a precision, and the fix. Pure."""
 
 from __future__ import annotations
 
@@ -30,28 +30,24 @@ CU_INIT = {
 
 @dataclass(frozen=True)
 class Why:
-    """Cause of a missing device, and what to do."""
+    """The cause of a missing device, and the fix."""
 
     cause: str
-    mend: str
+    fix: str
 
 
 def why_not(device: str, hardware: Hardware) -> Why | None:
-    """Why `device` (cpu, cuda[:N], mps, xpu[:N]) can't be used on this machine; None if it can."""
+    """Return why `device` (cpu, cuda[:N], mps, xpu[:N]) can't be used on this machine; None if it can."""
     kind, _, number = device.partition(":")
-    index = int(number or 0)
-    if kind == "cuda":
-        return _cuda(index, hardware)
-    if kind == "mps":
-        return _mps(index, hardware)
-    return _xpu(index, hardware) if kind == "xpu" else None
+    check = {"cuda": _cuda, "mps": _mps, "xpu": _xpu}.get(kind)
+    return check(int(number or 0), hardware) if check else None
 
 
 def _cuda(index: int, machine: Hardware) -> Why | None:
     if index < len(machine.cuda):
         return _architecture(machine.cuda[index], machine)
     if machine.cuda:
-        return _index(index, machine)
+        return _index(machine)
     if machine.cuda_build is None and machine.hip_build is None:
         return _cpu_only(machine)
     if machine.visible is not None and machine.visible.strip() in ("", "-1", "NoDevFiles"):
@@ -104,12 +100,11 @@ def _no_library(driver: Driver) -> Why:
         return Why(cause, "install the driver's libraries (libcuda.so.1) for its kernel module")
     if driver.gpu_on_bus:
         return Why("there is an NVIDIA GPU and no driver for it", "install NVIDIA's driver")
-    return Why(
-        "no NVIDIA driver is installed, and no NVIDIA GPU shows", "use a machine with an NVIDIA GPU and its driver"
-    )
+    cause = "no NVIDIA driver is installed, and no NVIDIA GPU shows"
+    return Why(cause, "use a machine with an NVIDIA GPU and its driver")
 
 
-def _index(index: int, machine: Hardware) -> Why:
+def _index(machine: Hardware) -> Why:
     last = len(machine.cuda) - 1
     there = "cuda:0" if last == 0 else f"cuda:0 to cuda:{last}"
     has_slices = any("MIG" in gpu.name or gpu.uuid.startswith("MIG") for gpu in machine.cuda)
@@ -175,24 +170,23 @@ def _xpu(index: int, machine: Hardware) -> Why | None:
 
 def precisions(device: str, hardware: Hardware) -> dict[str, str]:
     """Return each precision with "" if the device computes in it, else the reason why not."""
-    kind = device.partition(":")[0]
+    kind, _, number = device.partition(":")
     reasons = dict.fromkeys(("fp32", "bf16", "fp16", "tf32"), "")
-    if kind == "cuda":
-        capability = hardware.cuda[int(device.partition(":")[2] or 0)].capability
-        if hardware.hip_build is not None:
-            reasons["tf32"] = "tf32 is NVIDIA's"
-        elif capability is not None and capability < AMPERE:
-            old = f"it takes compute capability 8.0, and {device} has {capability[0]}.{capability[1]}"
-            reasons |= {"bf16": old, "tf32": old}
-        return reasons
-    if kind == "mps" and _is_too_old(hardware.macos):  # torch turns autocast off, and warns
-        reasons["bf16"] = f"bf16 on mps takes macOS {OLDEST_MACOS}, and this is {hardware.macos}"
-    reasons["tf32"] = "tf32 is of NVIDIA GPUs, compute capability 8.0 and up"
+    if kind != "cuda":
+        if kind == "mps" and _is_too_old(hardware.macos):  # torch turns autocast off, and warns
+            reasons["bf16"] = f"bf16 on mps takes macOS {OLDEST_MACOS}, and this is {hardware.macos}"
+        return {**reasons, "tf32": "tf32 is of NVIDIA GPUs, compute capability 8.0 and up"}
+    capability = hardware.cuda[int(number or 0)].capability
+    if hardware.hip_build is not None:
+        return {**reasons, "tf32": "tf32 is NVIDIA's"}
+    if capability is not None and capability < AMPERE:
+        old = f"it takes compute capability 8.0, and {device} has {capability[0]}.{capability[1]}"
+        return {**reasons, "bf16": old, "tf32": old}
     return reasons
 
 
 def check_precision(precision: str, device: str, hardware: Hardware) -> str:
-    """Return the precision; for `auto` tf32 where tensor cores have it, else fp32.
+    """Return the precision; for `auto` tf32 on tensor cores that have it, else fp32.
 
     Raises:
         RunnerError: The device does not compute in it. The help has the nearest precision that it has.
@@ -200,9 +194,9 @@ def check_precision(precision: str, device: str, hardware: Hardware) -> str:
     reasons = precisions(device, hardware) | {"fp64": "Metal, and so MPS, has no float64" if device == "mps" else ""}
     if precision == "auto":
         return "fp32" if reasons["tf32"] else "tf32"
-    if why := reasons[precision]:
-        near = next(name for name in NEAREST[precision] if not reasons[name])
-        does = ", ".join(name for name, no in reasons.items() if not no)
-        source = f"train.precision={precision} on {device}"
-        raise RunnerError.suggest(source, f"{why}; it does {does}", [f"train.precision={near}"])
-    return precision
+    if not reasons[precision]:
+        return precision
+    available = [name for name, reason in reasons.items() if not reason]
+    nearest = next(name for name in NEAREST[precision] if name in available)
+    problem = f"{reasons[precision]}; it does {', '.join(available)}"
+    raise RunnerError.suggest(f"train.precision={precision} on {device}", problem, [f"train.precision={nearest}"])

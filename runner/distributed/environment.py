@@ -10,7 +10,7 @@ from runner.errors import RunnerError
 
 
 class UnmetError(RunnerError):
-    """The processes of a run have not met; each that waited reports it, as the first may be missing."""
+    """Not all processes of a run have joined; each that waited reports it, since the first one may be missing."""
 
 
 #: ports outside the system's ephemeral range; a job's number chooses one
@@ -19,7 +19,7 @@ FIRST_PORT, NUM_PORTS = 15_000, 10_000
 
 @dataclass(frozen=True)
 class RankInfo:
-    """One process of several; `local` counts those of its machine."""
+    """One of several processes; `local` is among those of its machine."""
 
     rank: int
     num: int
@@ -40,32 +40,32 @@ def rank_here(environ: Mapping[str, str], *, first_host: Callable[[str], str] | 
         num = _number(environ, "WORLD_SIZE")
         if num <= 1:
             return None
-        rank, local_rank = _number(environ, "RANK"), _number(environ, "LOCAL_RANK", "0")
+        by, rank, local_rank = "torchrun", _number(environ, "RANK"), _number(environ, "LOCAL_RANK", "0")
         local_num = _number(environ, "LOCAL_WORLD_SIZE", str(num))
         port = _number(environ, "MASTER_PORT", "29500")
         address = environ.get("MASTER_ADDR", "127.0.0.1")
-        return _sound(RankInfo(rank, num, local_rank, local_num, address, port, "torchrun"))
-    if (
-        "SLURM_PROCID" in environ and "SLURM_STEP_NUM_TASKS" in environ
-    ):  # only srun sets the second; a batch script has the first too
+    elif "SLURM_PROCID" in environ and "SLURM_STEP_NUM_TASKS" in environ:  # a batch script has only the first one
         num = _number(environ, "SLURM_STEP_NUM_TASKS")
         if num <= 1:
             return None
-        rank, local_rank = _number(environ, "SLURM_PROCID"), _number(environ, "SLURM_LOCALID", "0")
+        by, rank, local_rank = "srun", _number(environ, "SLURM_PROCID"), _number(environ, "SLURM_LOCALID", "0")
         tasks = environ.get("SLURM_STEP_TASKS_PER_NODE", str(num))
         local_num = _tasks_of(tasks, _number(environ, "SLURM_NODEID", "0"))
         port = FIRST_PORT + _number(environ, "SLURM_JOB_ID", "0") % NUM_PORTS
         nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
         address = (first_host or _first_host)(nodes) or environ.get("SLURM_LAUNCH_NODE_IPADDR", "127.0.0.1")
-        return _sound(RankInfo(rank, num, local_rank, local_num, address, port, "srun"))
-    return None
+    else:
+        return None
+    if not (rank < num and local_rank < local_num):
+        problem = f"process {rank} of {num} (here {local_rank} of {local_num}) does not exist"
+        raise RunnerError.of(f"what {by} has set", problem, "run `unset RANK WORLD_SIZE LOCAL_RANK`")
+    return RankInfo(rank, num, local_rank, local_num, address, port, by)
 
 
 def _first_host(nodes: str) -> str:
+    command = ["scontrol", "show", "hostnames", nodes]
     try:
-        done = subprocess.run(
-            ["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, timeout=30, check=True
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError):
         return ""
     return (done.stdout.split() or [""])[0]
@@ -85,10 +85,3 @@ def _number(environ: Mapping[str, str], name: str, default: str | None = None) -
         problem = f"`{name}` must be a whole number, the rank of a process"
         raise RunnerError.of(f"{name}={text}", problem, f"run `unset {name}`, or use torchrun, which sets it")
     return int(text)
-
-
-def _sound(place: RankInfo) -> RankInfo:
-    if not (place.rank < place.num and place.local_rank < place.local_num):
-        problem = f"process {place.rank} of {place.num} (here {place.local_rank} of {place.local_num}) does not exist"
-        raise RunnerError.of(f"what {place.by} has set", problem, "run `unset RANK WORLD_SIZE LOCAL_RANK`")
-    return place

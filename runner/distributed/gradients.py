@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class SharedGradients:
-    """A model that several processes train, for the training step.
+    """Averages the gradients of a model that every process has, for the training step.
 
     DistributedDataParallel wraps the task with the model in it, because a task may call parts of the model, or call it twice.
     A step raises a RunnerError if parameters took no part in the loss.
@@ -56,9 +56,9 @@ class SharedGradients:
 
 
 class ShardedGradients:
-    """The same for a model that is divided among the processes.
+    """Averages the gradients of a model that is divided among the processes.
 
-    Gradients are exchanged with each batch of a group, since keeping them whole would take the memory that shards save.
+    They exchange gradients for each batch of a group, since whole gradients would take the memory that shards save.
     """
 
     def __init__(self, shards: Shards, task: Task, *, num: int) -> None:
@@ -76,17 +76,15 @@ def _weighted(
         for share in shares:
             yield share.batch, share.rows.num * num / rows
         return
-    # a share without examples repeats another process's example, which counts nothing
-    counted = torch.stack([num_counted(share.batch) * bool(share.rows.num) for share in shares])
-    of_all = counted.sum()
-    torch.distributed.all_reduce(of_all)  # on the device: nothing is read
-    for share, weight in zip(shares, (counted * num / of_all.clamp(min=1)).unbind(), strict=True):
+    # a share without examples repeats another process's example, which does not count
+    counts = torch.stack([num_counted(share.batch) * bool(share.rows.num) for share in shares])
+    total = counts.sum()
+    torch.distributed.all_reduce(total)  # on the device, without a read
+    for share, weight in zip(shares, (counts * num / total.clamp(min=1)).unbind(), strict=True):
         yield share.batch, weight
 
 
 class _Learning(nn.Module):
-    """A task with its model, as one module."""
-
     def __init__(self, model: nn.Module, task: Task) -> None:
         super().__init__()
         self.model = model

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -17,10 +16,10 @@ from runner.errors import Problem, first_line
 T = TypeVar("T")
 distributed: Any = torch.distributed  # its names are there, and not typed
 
-#: a process that ends is noticed at once, by its closed connection; a data set that is prepared may take long
+#: timeout of an exchange: preparing a data set may take long, and a lost process is noticed by its closed connection
 PATIENCE = timedelta(days=2)
-#: between the first and the last process of srun to start
-MOST_APART = timedelta(minutes=10)
+#: timeout between the starts of srun's first and last process
+JOIN_TIMEOUT = timedelta(minutes=10)
 
 
 class Alone:
@@ -98,9 +97,9 @@ class Group:
 
     def gather(self, thing: T) -> list[T]:
         """Return each process's object, in order, in the first process; elsewhere nothing."""
-        found: list[Any] | None = [None] * self.num if self.is_first else None
-        torch.distributed.gather_object(thing, found, 0, group=self._hosts)
-        return found or []
+        gathered: list[Any] | None = [None] * self.num if self.is_first else None
+        torch.distributed.gather_object(thing, gathered, 0, group=self._hosts)
+        return gathered or []
 
     def leave(self) -> None:
         torch.distributed.destroy_process_group()
@@ -122,46 +121,39 @@ def is_lost(error: BaseException) -> bool:
     return is_torchs and any(text in str(error) for text in texts)
 
 
-def join(place: RankInfo, *, backend: str, device: torch.device) -> Group:
+def join(info: RankInfo, *, backend: str, device: torch.device) -> Group:
     """Wait until all processes have joined.
 
     Args:
         backend: torch.distributed's backend for their devices.
 
-    Raises: UnmetError some of srun's processes did not come. torchrun watches its own.
+    Raises:
+        UnmetError: Some of srun's processes did not join. torchrun watches its processes.
     """
     if device.type != "cpu":
         getattr(torch, device.type).set_device(device)
-    if place.by != "srun":
-        return _joined(next(iter(distributed.rendezvous("env://")))[0], place, backend=backend, device=device)
-    with _meeting(place):
-        is_first = place.rank == 0
-        store = distributed.TCPStore(place.address, place.port, place.num, is_first, timeout=MOST_APART)
-        return _joined(store, place, backend=backend, device=device)
-
-
-@contextmanager
-def _meeting(place: RankInfo) -> Iterator[None]:
-    """Raise an UnmetError instead of torch's error if processes do not join."""
+    if info.by != "srun":
+        return _join(next(iter(distributed.rendezvous("env://")))[0], info, backend=backend, device=device)
     try:
-        yield
+        store = distributed.TCPStore(info.address, info.port, info.num, info.rank == 0, timeout=JOIN_TIMEOUT)
+        return _join(store, info, backend=backend, device=device)
     except (distributed.DistNetworkError, distributed.DistStoreError) as error:
-        source = f"srun with {place.num} processes, which meet at {place.address}:{place.port}"
-        problem = f"process {place.rank} did not meet the others within {MOST_APART} ({first_line(error)})"
+        source = f"srun with {info.num} processes, which meet at {info.address}:{info.port}"
+        problem = f"process {info.rank} did not meet the others within {JOIN_TIMEOUT} ({first_line(error)})"
         fix = (
             "read why one did not start, or ended, in its own output (`srun --output=%t.log`); the machines must reach "
-            f"each other: `ping {place.address}`, no firewall before port {place.port}, one such srun at a time in a job"
+            f"each other: `ping {info.address}`, no firewall before port {info.port}, one such srun at a time in a job"
         )
         raise UnmetError(Problem(source, problem, fix)) from error
 
 
-def _joined(store: Any, place: RankInfo, *, backend: str, device: torch.device) -> Group:
+def _join(store: Any, info: RankInfo, *, backend: str, device: torch.device) -> Group:
     # torch's launcher keeps one store for all attempts, with keys of the earlier ones
     store = distributed.PrefixStore(f"runner-{messages.attempt()}", store)
-    more: dict[str, Any] = {"store": store, "rank": place.rank, "world_size": place.num}
-    more["timeout"] = PATIENCE  # NCCL's own 10 minutes would end a run whose first process waits for the others' data
-    if backend == "gloo":
-        distributed.init_process_group(backend, **more)
-        return Group(place.rank, place.num, distributed.group.WORLD)
-    distributed.init_process_group(backend, device_id=device if device.type == "cuda" else None, **more)
-    return Group(place.rank, place.num, distributed.new_group(backend="gloo", timeout=PATIENCE))
+    settings: dict[str, Any] = {"store": store, "rank": info.rank, "world_size": info.num, "timeout": PATIENCE}
+    if device.type == "cuda":
+        settings["device_id"] = device
+    distributed.init_process_group(backend, **settings)
+    is_gloo = backend == "gloo"
+    hosts = distributed.group.WORLD if is_gloo else distributed.new_group(backend="gloo", timeout=PATIENCE)
+    return Group(info.rank, info.num, hosts)

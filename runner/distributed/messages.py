@@ -14,7 +14,7 @@ from runner.config.run_files import write_whole
 from runner.errors import Problem, without_password
 
 FOLDER = "ranks"
-#: text of a failure that only follows from another one
+#: text of a failure that another failure caused
 LOST = "another process of this run is gone"
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 
@@ -37,25 +37,26 @@ def forget(folder: Path) -> None:
 
 def record(folder: Path, rank: int, text: str, *, problems: Iterable[Problem] = ()) -> None:
     """Record why this process failed; the first record of an attempt counts."""
-    words = Failure(rank, time.time(), without_password(text), [vars(problem.masked()) for problem in problems])
+    failure = Failure(rank, time.time(), without_password(text), [vars(problem.masked()) for problem in problems])
     file = folder / FOLDER / f"{rank}-{attempt()}.words"
     if not file.exists():
-        write_whole(file, json.dumps(asdict(words)))
+        write_whole(file, json.dumps(asdict(failure)))
 
 
 def first_failure(folder: Path, *, of: int | None = None) -> Failure | None:
     """Return the earliest error of an attempt (None: this one); user errors come first."""
-    number = attempt() if of is None else of
-    files = sorted((folder / FOLDER).glob(f"*-{number}.words"))
-    found = [Failure(**json.loads(file.read_text())) for file in files]
-    return min(found, key=lambda words: (not words.problems, words.text == LOST, words.time), default=None)
+    failures = _failures(folder, attempt() if of is None else of)
+    return min(failures, key=lambda failure: (not failure.problems, failure.text == LOST, failure.time), default=None)
 
 
 def problems_of(folder: Path) -> list[Problem]:
     """Return the user errors of all processes and attempts."""
-    files = sorted((folder / FOLDER).glob("*.words"))
-    facts = [problem for file in files for problem in json.loads(file.read_text())["problems"]]
-    return list(dict.fromkeys(map(Problem.of, facts)))
+    return list(dict.fromkeys(Problem.of(facts) for failure in _failures(folder, "*") for facts in failure.problems))
+
+
+def _failures(folder: Path, number: int | str) -> list[Failure]:
+    files = sorted((folder / FOLDER).glob(f"*-{number}.words"))
+    return [Failure(**json.loads(file.read_text())) for file in files]
 
 
 def attempt() -> int:

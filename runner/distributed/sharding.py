@@ -19,7 +19,7 @@ from runner.errors import RunnerError
 
 T = TypeVar("T")
 
-#: minimum of numbers in a block that is gathered separately
+#: minimum numbers of a block that is gathered separately
 BLOCK = 1_000_000
 
 
@@ -80,14 +80,15 @@ class Shards:
 
     def load_optimizer(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
         """Load an optimizer's state of whole tensors; what has the shape of its parameter is divided like it."""
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        numbers = [number for group in state["param_groups"] for number in group["params"]]
-        of_number = dict(zip(numbers, parameters, strict=False))  # torch reports mismatches
-        own = {
-            number: {name: _part(value, of_number.get(number)) for name, value in values.items()}
+        groups = zip(state["param_groups"], optimizer.param_groups, strict=False)  # torch reports mismatches
+        parameters = {
+            key: value for old, new in groups for key, value in zip(old["params"], new["params"], strict=False)
+        }
+        parts = {
+            number: {name: _part(value, parameters.get(number)) for name, value in values.items()}
             for number, values in state["state"].items()
         }
-        optimizer.load_state_dict({**state, "state": own})
+        optimizer.load_state_dict({**state, "state": parts})
 
 
 class _Root(nn.Module):
@@ -102,11 +103,10 @@ class _Root(nn.Module):
 
 
 def _divided(model: nn.Module, mesh: DeviceMesh, block: int) -> FSDPModule:
-    for name, parameter in model.named_parameters():
-        if not parameter.dim():
-            problem = f"{name} is a number without a dimension, and each process takes a part of the first one"
-            fix = f"use `torch.ones(1)` instead of `torch.tensor(1.0)` for {name}, or `placement.strategy=ddp`"
-            raise RunnerError.of("placement.strategy=fsdp", problem, fix)
+    if name := next((name for name, parameter in model.named_parameters() if not parameter.dim()), ""):
+        problem = f"{name} is a number without a dimension, and each process takes a part of the first one"
+        fix = f"use `torch.ones(1)` instead of `torch.tensor(1.0)` for {name}, or `placement.strategy=ddp`"
+        raise RunnerError.of("placement.strategy=fsdp", problem, fix)
     for each in blocks(model, at_least=block):
         fully_shard(each, mesh=mesh)
     root: Any = fully_shard(_Root(model), mesh=mesh)  # its class changes
@@ -136,12 +136,10 @@ def _uses(model: nn.Module) -> Counter[nn.Parameter]:
 def _part(value: Any, like: Any) -> Any:
     if not isinstance(like, DTensor) or not isinstance(value, Tensor):
         return value
-    mesh, placements = like.device_mesh, like.placements
-    if value.shape == like.shape:
-        # each has it: none is sent
-        return distribute_tensor(value.to(like.device), mesh, placements, src_data_rank=None)
+    layout = (like.device_mesh, like.placements)
+    if value.shape == like.shape:  # every process has it, so it is not sent
+        return distribute_tensor(value.to(like.device), *layout, src_data_rank=None)
     if value.shape == like.to_local().shape:
-        return DTensor.from_local(
-            value.to(like.device), mesh, placements, shape=like.shape, stride=like.stride(), run_check=False
-        )
+        sizes = {"shape": like.shape, "stride": like.stride()}
+        return DTensor.from_local(value.to(like.device), *layout, **sizes, run_check=False)
     return value

@@ -65,13 +65,12 @@ def test_a_deterministic_run_may_follow_another(fake_cuda, monkeypatch):
     assert not torch.are_deterministic_algorithms_enabled() and not torch.backends.cudnn.deterministic
 
 
-def test_another_thread_has_the_runs_gpu(monkeypatch):
-    asked = []
-    monkeypatch.setattr(torch.accelerator, "set_device_index", asked.append)
-    backends.use_in_thread(torch.device("cuda:1"))
-    backends.use_in_thread(torch.device("cpu"))
-    backends.use_in_thread(torch.device("mps"))
-    assert asked == [torch.device("cuda:1")]
+def test_use_in_thread_sets_the_gpu(monkeypatch):
+    devices = []
+    monkeypatch.setattr(torch.accelerator, "set_device_index", devices.append)
+    for name in ("cuda:1", "cpu", "mps"):
+        backends.use_in_thread(torch.device(name))
+    assert devices == [torch.device("cuda:1")]
 
 
 @pytest.mark.parametrize(("available", "fraction", "free"), [(64, None, 38), (64, 0.5, 14), (20, None, 20)])

@@ -6,14 +6,7 @@ from runner import cli
 from runner.distributed.environment import RankInfo, rank_here
 from runner.errors import RunnerError
 
-TORCHRUN = {
-    "RANK": "3",
-    "WORLD_SIZE": "4",
-    "LOCAL_RANK": "1",
-    "LOCAL_WORLD_SIZE": "2",
-    "MASTER_ADDR": "node1",
-    "MASTER_PORT": "1234",
-}
+TORCHRUN = dict(RANK="3", WORLD_SIZE="4", LOCAL_RANK="1", LOCAL_WORLD_SIZE="2", MASTER_ADDR="node1", MASTER_PORT="1234")
 SRUN = {
     "SLURM_PROCID": "5",
     "SLURM_NTASKS": "7",
@@ -27,31 +20,22 @@ SRUN = {
 }
 
 
-def place(environ, host="node7"):
+def read(environ, host="node7"):
     return rank_here(environ, first_host=lambda nodes: host)
 
 
-def test_torchrun():
-    assert place(TORCHRUN) == RankInfo(3, 4, 1, 2, "node1", 1234, "torchrun")
-
-
-def test_srun():
-    assert place(SRUN) == RankInfo(5, 7, 1, 3, "node7", 15_042, "srun")
-
-
-def test_srun_without_scontrol_goes_by_the_launching_node():
-    assert place(SRUN, host="").address == "10.0.0.1"
-
-
-def test_torchrun_inside_of_a_job_of_slurm_wins():
-    assert place(SRUN | TORCHRUN).by == "torchrun"
+def test_rank_here_reads_torchrun_before_srun():
+    of_torchrun = RankInfo(3, 4, 1, 2, "node1", 1234, "torchrun")
+    assert read(TORCHRUN) == read(SRUN | TORCHRUN) == of_torchrun
+    assert read(SRUN) == RankInfo(5, 7, 1, 3, "node7", 15_042, "srun")
+    assert read(SRUN, host="").address == "10.0.0.1", "without scontrol, the node that has started srun"
 
 
 @pytest.mark.parametrize(
     ("tasks", "node", "expected"), [("4(x2),3", 0, 4), ("4(x2),3", 1, 4), ("4(x2),3", 2, 3), ("2", 0, 2)]
 )
 def test_tasks_of_a_node(tasks, node, expected):
-    found = place(SRUN | {"SLURM_STEP_TASKS_PER_NODE": tasks, "SLURM_NODEID": str(node)})
+    found = read(SRUN | {"SLURM_STEP_TASKS_PER_NODE": tasks, "SLURM_NODEID": str(node)})
     assert found.local_num == expected
 
 
@@ -65,16 +49,16 @@ ALONE = [
 
 
 @pytest.mark.parametrize("environ", ALONE)
-def test_alone(environ):
-    assert place(environ) is None
+def test_single_process_has_no_rank(environ):
+    assert read(environ) is None
 
 
 @pytest.mark.parametrize(
     "environ", [TORCHRUN | {"RANK": "four"}, TORCHRUN | {"RANK": "4"}, TORCHRUN | {"LOCAL_RANK": "2"}]
 )
-def test_what_names_no_place_is_refused(environ):
+def test_impossible_ranks_are_refused(environ):
     with pytest.raises(RunnerError, match="unset"):
-        place(environ)
+        read(environ)
 
 
 def test_a_sweep_that_a_file_asks_for_is_refused_in_each_of_several_processes(own_folder, monkeypatch, capsys):

@@ -95,14 +95,11 @@ def test_a_batch_counts_by_what_its_task_counts_in_all_processes(monkeypatch):
         assert weights == pytest.approx([2 * num / 8, 1 * num / 8, 0])
 
 
-def test_unused_parameters_are_told_with_the_key_that_allows_them():
+def test_unused_parameters_need_a_setting():
     _, step = made(first)
     step(shares(4))
     with pytest.raises(RunnerError, match=r"placement\.unused_parameters=true"):
         step(shares(4))
-
-
-def test_unused_parameters_are_allowed():
     model, step = made(first, unused_parameters=True)
     before = model.used.weight.clone()
     step(shares(4))

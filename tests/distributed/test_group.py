@@ -20,7 +20,7 @@ SRUN = {
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
-    monkeypatch.setattr(group, "MOST_APART", timedelta(seconds=0.2))
+    monkeypatch.setattr(group, "JOIN_TIMEOUT", timedelta(seconds=0.2))
 
 
 @pytest.fixture

@@ -244,18 +244,12 @@ def test_an_ordinary_step_reads_nothing_first_and_later(name):
         assert [str(read) for read in watch.reads] == []
 
 
-def test_autocast_and_a_scaler_with_a_fused_optimizer_read_nothing():
+def test_autocast_and_fused_optimizers_read_nothing_but_others_do():
     # otherwise oneDNN has no LSTM, but torch 2.13 tries to use it
     if torch.ops.mkldnn._is_mkldnn_bf16_supported():
         assert found(make_step(OPTIMIZERS["adamw"], half=torch.bfloat16)) == []
     assert found(make_step(OPTIMIZERS["adamw fused"], scaler=torch.amp.GradScaler("cpu"))) == []
-
-
-def test_a_scaler_reads_for_an_optimizer_that_is_not_fused():
     assert found(make_step(OPTIMIZERS["adamw foreach"], scaler=torch.amp.GradScaler("cpu")))[0] == "tensor.item()"
-
-
-def test_optimizers_that_do_read_parameters_are_found():
     assert "tensor.item()" in found(make_step(lambda p: torch.optim.Adafactor(p, foreach=False)))
 
 
@@ -317,13 +311,9 @@ def test_what_hooks_and_autograd_functions_do_in_backward_is_seen():
     assert found(lambda: Double.apply(x).sum().backward()) == ["tensor.tolist()", "tensor.cpu()"]
 
 
-def test_each_read_of_a_loop_is_kept():
+def test_loop_reports_each_read_except_those_of_another_thread():
     x = torch.ones(3)
     assert found(lambda: [float(part) for part in x]) == ["float(tensor)"] * 3
-
-
-def test_another_thread_may_read_and_wait():
-    x = torch.ones(3)
 
     def elsewhere():
         x.tolist()

@@ -15,17 +15,12 @@ def judged(task, outputs, targets):
     return {name: value.item() for name, value in task(nn.Identity(), (outputs, targets)).items()}
 
 
-def test_it_is_cross_entropy_and_the_part_that_is_right():
-    values = judged(Classification(), LOGITS, TARGETS)
-    assert list(values) == ["loss", "accuracy"]
-    assert values["loss"] == pytest.approx(F.cross_entropy(LOGITS, TARGETS).item())
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_classification_reports_cross_entropy_and_accuracy(smoothing):
+    values = judged(task := Classification(label_smoothing=smoothing), LOGITS, TARGETS)
+    assert list(values) == ["loss", "accuracy"] and is_predicting(task)
+    assert values["loss"] == pytest.approx(F.cross_entropy(LOGITS, TARGETS, label_smoothing=smoothing).item())
     assert values["accuracy"] == pytest.approx(2 / 3)
-    assert is_predicting(Classification())
-
-
-def test_label_smoothing_is_passed_on():
-    found = judged(Classification(label_smoothing=0.2), LOGITS, TARGETS)["loss"]
-    assert found == pytest.approx(F.cross_entropy(LOGITS, TARGETS, label_smoothing=0.2).item())
 
 
 class Wide(nn.Module):
@@ -45,18 +40,15 @@ def test_wrong_outputs_name_the_models_fix(model, outputs, messages):
 
 @pytest.mark.parametrize("shape", [(-1,), (-1, 1)], ids=["(B,)", "(B, 1)"])
 @pytest.mark.parametrize("settings", [{}, {"label_smoothing": 0.1}, {"class_weights": [0.5, 2.0]}])
-def test_one_logit_of_two_classes_is_the_same_as_two(shape, settings):
+def test_one_logit_equals_two_logits(shape, settings):
     logit = torch.tensor([-1.0, 0.5, 3.0])
     task, two = Classification(num_classes=2, **settings), torch.stack([torch.zeros(3), logit], 1)
     assert judged(task, logit.reshape(shape), TARGETS) == judged(task, two, TARGETS)
     outputs = task.outputs(nn.Identity(), (logit.reshape(shape), TARGETS))
     torch.testing.assert_close(task.predictions(outputs)[:, 1], logit.sigmoid())
-
-
-def test_one_logit_loss_is_binary_cross_entropy():
-    logit = torch.tensor([-1.0, 0.5, 3.0])
-    expected = F.binary_cross_entropy_with_logits(logit, TARGETS.float()).item()
-    assert judged(Classification(num_classes=2), logit, TARGETS)["loss"] == pytest.approx(expected, rel=1e-6)
+    if not settings:
+        expected = F.binary_cross_entropy_with_logits(logit, TARGETS.float()).item()
+        assert judged(task, logit, TARGETS)["loss"] == pytest.approx(expected, rel=1e-6)
 
 
 def test_soft_targets_count_by_their_parts_and_the_stronger_class_is_right():

@@ -23,6 +23,7 @@ from runner.training.evaluate import evaluate, make_eval_step
 from runner.training.optimizer import make_optimizer
 from runner.training.step.train_step import make_step
 
+CPU = torch.device("cpu")
 LOGITS = torch.tensor([[[2.0, 0.0, 0.0], [0.0, 2.0, 0.0]], [[0.0, 0.0, 2.0], [1.0, 0.0, 0.0]]])
 TARGETS = torch.tensor([[0, 0], [2, 0]])
 SMALL = ("model=gpt", "model.width=16", "model.depth=1", "model.num_heads=2", "task=language", "device=cpu")
@@ -61,13 +62,18 @@ def test_padding_counts_for_nothing():
     assert (values["loss"].item(), values["accuracy"].item()) == (0, 0), "nothing else in the batch"
 
 
-@pytest.mark.parametrize("size", [1, 3, 8])
-def test_each_token_of_a_split_counts_the_same_however_it_is_cut(size):
+def evaluated(task, size):
+    """Evaluate a padded split in batches of this size. Returns the values, the logits and the targets."""
     draw = torch.Generator().manual_seed(0)
     logits, targets = torch.randn(8, 6, 5, generator=draw), torch.randint(5, (8, 6), generator=draw)
     targets[torch.arange(6) >= torch.tensor([6, 1, 2, 0, 5, 0, 3, 4])[:, None]] = -100
-    batches = zip(logits.split(size), targets.split(size), strict=True)
-    found = evaluate(nn.Identity(), Language(), batches, precision=make_precision("fp32", device=torch.device("cpu")))
+    batches, precision = zip(logits.split(size), targets.split(size), strict=True), make_precision("fp32", device=CPU)
+    return evaluate(nn.Identity(), task, batches, precision=precision), logits, targets
+
+
+@pytest.mark.parametrize("size", [1, 3, 8])
+def test_each_token_counts_the_same_in_any_batches(size):
+    found, logits, targets = evaluated(Language(), size)
     assert found["loss"] == pytest.approx(F.cross_entropy(logits.flatten(0, 1), targets.flatten()).item(), rel=1e-6)
     right = (logits.argmax(-1) == targets)[targets != -100].float().mean().item()
     assert found["accuracy"] == pytest.approx(right) and found["perplexity"] == pytest.approx(math.exp(found["loss"]))
@@ -77,16 +83,12 @@ def test_each_token_of_a_split_counts_the_same_however_it_is_cut(size):
 @pytest.mark.parametrize("kind", ["a function", "an object", "torchmetrics"])
 def test_metrics_are_of_the_tokens_that_count(monkeypatch, kind, most):
     monkeypatch.setattr(metrics, "MAX_WAITING", most)  # all batches at once, and one by one
-    draw = torch.Generator().manual_seed(0)
-    logits, targets = torch.randn(8, 6, 5, generator=draw), torch.randint(5, (8, 6), generator=draw)
-    targets[torch.arange(6) >= torch.tensor([6, 1, 2, 0, 5, 0, 3, 4])[:, None]] = -100
 
     def right(said, true):
         return (said.argmax(-1) == true).float().mean()
 
     made = {"a function": lambda: right, "an object": Counted, "torchmetrics": accuracy}[kind]()
-    task, batches = Language(metrics={"right": made}), zip(logits.split(3), targets.split(3), strict=True)
-    found = evaluate(nn.Identity(), task, batches, precision=make_precision("fp32", device=torch.device("cpu")))
+    found, *_ = evaluated(Language(metrics={"right": made}), 3)
     assert list(found) == ["loss", "accuracy", "right", "perplexity"]
     assert found["right"] == pytest.approx(found["accuracy"])
 
@@ -118,17 +120,6 @@ def test_metrics_that_can_not_be_are_refused_before_a_run():
         Language(metrics=["f1"])
 
 
-def test_to_gather_for_metrics_reads_nothing_of_the_device(device):
-    task = Language(metrics={"mean": lambda said, true: said.mean()}).to(device)
-    judge, batch = (
-        make_eval_step(task, precision=make_precision("fp32", device=device)),
-        (LOGITS.to(device), TARGETS.to(device)),
-    )
-    with HostReads(device) as watch:
-        judge(nn.Identity(), batch)
-    assert [str(read) for read in watch.reads] == []
-
-
 def test_what_follows_from_a_loss():
     loss = 2 * math.log(2)
     assert Language().derived({"loss": loss}) == {"perplexity": pytest.approx(4)}
@@ -139,7 +130,7 @@ def test_what_follows_from_a_loss():
     assert Language().derived({"accuracy": 1.0}) == Language(label_smoothing=0.1).derived({"loss": loss}) == {}
 
 
-def test_a_step_reads_nothing_of_the_device(device):
+def test_steps_and_evaluations_read_nothing(device):
     torch.manual_seed(0)
     model = GPT(9, 8, 16, 2, 2).to(device)
     optimizer = make_optimizer(torch.optim.AdamW, model, device=device)
@@ -149,8 +140,11 @@ def test_a_step_reads_nothing_of_the_device(device):
     tokens = torch.randint(9, (4, 9)).to(device)
     batch = tokens[:, :-1], tokens[:, 1:]
     step([batch])
+    task = Language(metrics={"mean": lambda said, true: said.mean()}).to(device)
+    judge = make_eval_step(task, precision=make_precision("fp32", device=device))
     with HostReads(device) as watch:
         step([batch])
+        judge(nn.Identity(), (LOGITS.to(device), TARGETS.to(device)))
     assert [str(read) for read in watch.reads] == []
 
 

@@ -21,15 +21,14 @@ def loss(found, **settings):
     return Classification(num_classes=3, num_outputs=3, **settings)(lambda inputs: found, BATCH)["loss"]
 
 
+NAMED = {"logits": LOGITS, "n": 3}
+
+
 @pytest.mark.parametrize(
     ("found", "output"),
     [
-        ((LOGITS, PROBS), 0),
-        ([PROBS, LOGITS], 1),
-        ({"logits": LOGITS, "n": 3}, "logits"),
-        (Pair(LOGITS, PROBS), "logits"),
-        (Pair(LOGITS, PROBS), 0),
-        (SimpleNamespace(logits=LOGITS), "logits"),
+        *(((LOGITS, PROBS), 0), ([PROBS, LOGITS], 1), (NAMED, "logits")),
+        *((Pair(LOGITS, PROBS), "logits"), (Pair(LOGITS, PROBS), 0), (SimpleNamespace(logits=LOGITS), "logits")),
     ],
 )
 def test_one_of_several_is_taken(found, output):
@@ -39,12 +38,8 @@ def test_one_of_several_is_taken(found, output):
 @pytest.mark.parametrize(
     ("found", "output"),
     [
-        ((LOGITS, PROBS), None),
-        ({"logits": LOGITS, "n": 3}, None),
-        (None, None),
-        (3.0, None),
-        ({"logits": LOGITS}, "logit"),
-        (LOGITS, 0),
+        *((found, None) for found in ((LOGITS, PROBS), NAMED, None, 3.0)),
+        *(({"logits": LOGITS}, "logit"), (LOGITS, 0)),
     ],
     ids=range(6),
 )
@@ -77,7 +72,6 @@ def test_every_task_takes_it():
     ],
     ids=["dict", "alone", "tensor"],
 )
-def test_a_batch_of_another_form_is_told(task, batch, is_what):
-    """E.g., rows that are mappings: it used to be a KeyError: 0."""
+def test_batch_of_another_form_is_refused(task, batch, is_what):
     (problem,) = problems_of(task, lambda inputs: inputs, batch)
     assert problem.message == f"a batch is {is_what}, and this task takes (inputs, targets)"

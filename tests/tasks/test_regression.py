@@ -49,14 +49,10 @@ def test_gradients_of_scaled_targets_are_the_same_in_each_unit(loss):
 
 
 @pytest.mark.parametrize("loss", ["mse", "mae", "huber"])
-def test_the_root_follows_from_the_mean_square_of_all_rows(loss):
+def test_regression_derives_rmse_and_predicts_rows(loss):
     task = Regression(loss=loss)
     values = judged(task, torch.tensor([[1.0], [4.0]]), torch.tensor([[0.0], [1.0]]))
     assert task.derived(values) == {"rmse": pytest.approx(math.sqrt(5.0))}
-
-
-def test_answers_and_targets_are_rows_of_numbers():
-    task = Regression()
     assert is_predicting(task)
     assert task.predictions(torch.zeros(3, dtype=torch.bfloat16)).shape == (3, 1)
     assert task.targets((None, torch.zeros(3))).shape == (3, 1)
