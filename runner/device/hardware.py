@@ -252,17 +252,17 @@ def _first_line(path: str) -> str:
 _ASK_DRIVER = """
 import ctypes, json, sys
 
-found = {}
+facts = {}
 try:
     cuda = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
 except OSError as error:
-    found["library_error"] = str(error)
+    facts["library_error"] = str(error)
 else:
     number = ctypes.c_int(0)
     if cuda.cuDriverGetVersion(ctypes.byref(number)) == 0:
-        found["cuda"] = number.value
-    found["init_code"] = cuda.cuInit(0)
-    if found["init_code"] == 0 and cuda.cuDeviceGetCount(ctypes.byref(number)) == 0:
-        found["num_gpus"] = number.value
-print(json.dumps(found))
+        facts["cuda"] = number.value
+    facts["init_code"] = cuda.cuInit(0)
+    if facts["init_code"] == 0 and cuda.cuDeviceGetCount(ctypes.byref(number)) == 0:
+        facts["num_gpus"] = number.value
+print(json.dumps(facts))
 """

@@ -42,7 +42,7 @@ class Shards:
         """
         self._roots = {model: _divided(model, mesh, block) for model in models}
         self._is_first = mesh.get_local_rank() == 0
-        self.words = f"in {mesh.size()} parts, one with each process"
+        self.summary = f"in {mesh.size()} parts, one with each process"
 
     def within(self, call: Callable[..., Mapping[str, Tensor]]) -> Callable[..., Mapping[str, Tensor]]:
         """Wrap call(model, ...) for models that are divided."""
@@ -140,6 +140,6 @@ def _part(value: Any, like: Any) -> Any:
     if value.shape == like.shape:  # every process has it, so it is not sent
         return distribute_tensor(value.to(like.device), *layout, src_data_rank=None)
     if value.shape == like.to_local().shape:
-        sizes = {"shape": like.shape, "stride": like.stride()}
+        sizes: dict[str, Any] = {"shape": like.shape, "stride": like.stride()}
         return DTensor.from_local(value.to(like.device), *layout, **sizes, run_check=False)
     return value

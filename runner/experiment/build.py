@@ -219,7 +219,7 @@ def _place_model(
     if divide is not None:
         mean = copy.deepcopy(model) if decay else None
         shards = divide([each for each in (model, mean) if each is not None])
-        return model, AveragedWeights(model, decay=decay, mean=mean) if decay else None, shards, shards.words
+        return model, AveragedWeights(model, decay=decay, mean=mean) if decay else None, shards, shards.summary
     model = place(model, device)
     settings = cfg.backends.get(device.type, {})
     layout = layers.lay_out(model, device=device, precision=cfg.train.precision, settings=settings)

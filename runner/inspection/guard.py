@@ -88,6 +88,7 @@ class Guard:
     def __init__(
         self, device: torch.device, *, when: str, model: nn.Module, task: Any, optimizer: Optimizer | None = None
     ) -> None:
+        """when: `placement.guard`, which is first_step, always or off."""
         self.findings: list[Finding] = []
         self._device, self._when = device, when
         self._model, self._task, self._optimizer = model, task, optimizer

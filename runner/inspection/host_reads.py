@@ -32,19 +32,13 @@ aten = torch.ops.aten
 
 #: calls that return a value to Python, as a user writes them
 READING_CALLS = {
-    "__bool__": "bool(tensor)",
-    "__float__": "float(tensor)",
-    "__int__": "int(tensor)",
-    "__complex__": "complex(tensor)",
+    **{f"__{name}__": f"{name}(tensor)" for name in ("bool", "float", "int", "complex")},
+    **{name: f"tensor.{name}()" for name in ("cpu", "item", "numpy", "tolist")},
     "__index__": "a tensor used as an index",
     "__repr__": "print(tensor)",
     "__format__": "f'{tensor}'",
     "__array__": "numpy.asarray(tensor)",
     "__contains__": "value in tensor",
-    "cpu": "tensor.cpu()",
-    "item": "tensor.item()",
-    "numpy": "tensor.numpy()",
-    "tolist": "tensor.tolist()",
 }
 COPIES_TO_HOST = {"cpu": "tensor.cpu()", "to": "tensor.to('cpu')"}
 #: kernels that read a value, or whose result's size depends on values

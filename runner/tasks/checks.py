@@ -109,8 +109,8 @@ def output_of(outputs: Any, key: int | str | None, *, task: str) -> Tensor:
     problem, fix = f"the model gives {described(outputs)}", "use a model that returns one tensor"
     if key is None:
         if tensors:
-            ways = " or ".join(f"`task.output={name}`" for name in [*tensors][:3])
-            fix = f"use {ways} to take one of them, or a model that returns one tensor"
+            choices = " or ".join(f"`task.output={name}`" for name in [*tensors][:3])
+            fix = f"use {choices} to take one of them, or a model that returns one tensor"
         elif outputs is None:
             fix = "return one tensor from `forward`"
         raise RunnerError.of(f"task={task}", problem, fix)

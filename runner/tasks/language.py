@@ -62,7 +62,7 @@ class Language(BuiltinTask):
             problem = f"the model gives {tuple(outputs.shape)}, and {tuple(targets.shape)} tokens are to be predicted"
             fix = "use `model=gpt`, `model=gru model.pooling=each`, or a model that gives (B, T, V)"
             raise RunnerError.of("task=language", problem, fix)
-        settings = {"ignore_index": self.ignore_index, "label_smoothing": self.label_smoothing}
+        settings: dict[str, Any] = {"ignore_index": self.ignore_index, "label_smoothing": self.label_smoothing}
         losses = F.cross_entropy(outputs.flatten(0, -2), targets.flatten(), reduction="sum", **settings)
         with torch.no_grad():
             counts = targets != self.ignore_index

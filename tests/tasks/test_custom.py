@@ -32,11 +32,9 @@ class Weighed(nn.Module):
 def test_the_loss_comes_first_and_alone_it_is_enough():
     assert list(Own(loss)(MODEL, BATCH)) == ["loss", "error"]
     assert Own(partial(loss, scale=3.0))(MODEL, BATCH)["loss"].item() == 3.0
-    assert list(Own(Weighed(learns=False))(MODEL, BATCH)) == ["loss"]
-
-
-def test_a_module_is_placed_with_the_task():
-    assert [name for name, _ in Own(Weighed(learns=False)).named_parameters()] == ["function.weight"]
+    task = Own(Weighed(learns=False))
+    assert list(task(MODEL, BATCH)) == ["loss"]
+    assert [name for name, _ in task.named_parameters()] == ["function.weight"], "placed with the task"
 
 
 @pytest.mark.parametrize(

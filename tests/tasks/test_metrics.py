@@ -142,51 +142,30 @@ def calibration_error(true, sure, bins=15):
     return sum(abs(right[place == at].sum() - most[place == at].sum()) for at in range(bins)) / len(true)
 
 
-def expected_of_two(logits, true):
-    said, sure = logits.argmax(1), torch.from_numpy(logits).double().softmax(1)[:, 1].numpy()
-    return {
-        "f1": sk.f1_score(true, said),
-        "precision": sk.precision_score(true, said),
-        "recall": sk.recall_score(true, said),
-        "specificity": specificity(true, said),
-        "auroc": sk.roc_auc_score(true, sure),
-        "average_precision": sk.average_precision_score(true, sure),
-        "iou": sk.jaccard_score(true, said),
-    }
-
-
-def expected_of_classes(logits, true):
-    said, sure = logits.argmax(1), torch.from_numpy(logits).double().softmax(1).numpy()
-    eye = np.eye(logits.shape[1], dtype=int)
-    macro = {"average": "macro"}
-    return {
-        "f1": sk.f1_score(true, said, **macro),
-        "precision": sk.precision_score(true, said, **macro),
-        "recall": sk.recall_score(true, said, **macro),
-        "specificity": of_each_class(specificity, eye[true], eye[said]),
-        "balanced_accuracy": sk.balanced_accuracy_score(true, said),
-        "top3": sk.top_k_accuracy_score(true, sure, k=3),
-        "top5": sk.top_k_accuracy_score(true, sure, k=5),
-        "auroc": sk.roc_auc_score(true, sure, multi_class="ovr"),
-        "average_precision": sk.average_precision_score(eye[true], sure),
-        "iou": sk.jaccard_score(true, said, **macro),
-        "mcc": sk.matthews_corrcoef(true, said),
-        "kappa": sk.cohen_kappa_score(true, said),
-        "calibration_error": calibration_error(true, sure),
-    }
-
-
-def expected_of_labels(logits, true):
-    said, sure = (logits > 0).astype(int), torch.from_numpy(logits).double().sigmoid().numpy()
+def expected_of_classes(kind, logits, true):
+    if kind == "multilabel":
+        said, sure = (logits > 0).astype(int), torch.from_numpy(logits).double().sigmoid().numpy()
+    else:
+        said, sure = logits.argmax(1), torch.from_numpy(logits).double().softmax(1).numpy()
+    columns, average = [true, said], "macro"  # of 0 and 1
+    if kind == "binary":
+        sure, average = sure[:, 1], "binary"
+    elif kind == "multiclass":
+        columns = [np.eye(logits.shape[1], dtype=int)[each] for each in columns]
     scores = {"f1": sk.f1_score, "precision": sk.precision_score, "recall": sk.recall_score, "iou": sk.jaccard_score}
-    found = {name: score(true, said, average="macro") for name, score in scores.items()}
-    return {
-        **found,
-        "specificity": of_each_class(specificity, true, said),
-        "auroc": sk.roc_auc_score(true, sure),
-        "average_precision": sk.average_precision_score(true, sure),
-        "exact_match": sk.accuracy_score(true, said),
+    found = {name: score(true, said, average=average) for name, score in scores.items()} | {
+        "specificity": specificity(*columns) if kind == "binary" else of_each_class(specificity, *columns),
+        "auroc": sk.roc_auc_score(true, sure, multi_class="ovr"),
+        "average_precision": sk.average_precision_score(columns[0], sure),
     }
+    if kind == "multilabel":
+        found["exact_match"] = sk.accuracy_score(true, said)
+    elif kind == "multiclass":
+        found |= {"mcc": sk.matthews_corrcoef(true, said), "kappa": sk.cohen_kappa_score(true, said)}
+        found |= {f"top{count}": sk.top_k_accuracy_score(true, sure, k=count) for count in (3, 5)}
+        found["balanced_accuracy"] = sk.balanced_accuracy_score(true, said)
+        found["calibration_error"] = calibration_error(true, sure)
+    return found
 
 
 def expected_of_numbers(said, true):
@@ -222,8 +201,8 @@ def test_every_short_name_has_scikit_learns_number(kind, outputs):
     else:
         task = Regression(num_outputs=1, metrics=dict(make_metrics(names, kind=kind, num_outputs=1).items()))
     found = measured(task, logits, targets)
-    of = {"binary": expected_of_two, "multiclass": expected_of_classes, "multilabel": expected_of_labels}
-    expected = of.get(kind, expected_of_numbers)(logits.numpy(), targets.numpy())
+    arrays = logits.numpy(), targets.numpy()
+    expected = expected_of_classes(kind, *arrays) if outputs > 1 else expected_of_numbers(*arrays)
     assert kind == "autoencoding" or expected.keys() == set(names)
     assert {name: found[name] for name in names} == {name: pytest.approx(expected[name], abs=1e-5) for name in names}
 
