@@ -9,7 +9,6 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from runner.training.carried_state import reset_state, unsaved_in_words
 from runner.training.evaluate import Evaluation
 from runner.training.hooks import Hooks
 from runner.training.loop import Epochs, Loop, train
-from runner.training.metric_buffer import MetricBuffer, MetricRows, check_unread
+from runner.training.metric_buffer import MetricBuffer, check_unread
 from runner.training.observer import EpochEnd, Observer
 from runner.training.parts import Parts
 from runner.training.profile import Profiled
@@ -77,9 +76,8 @@ class Training:
         observer: Observer,
         stop: Stop,
         ranks: Ranks,
-        rows: MetricRows | None = None,
     ) -> None:
-        """Start the background thread, which close() ends. rows: of a member of a group that is trained together."""
+        """Start the background thread, which close() ends."""
         self.parts, self.settings, self.folder = parts, settings, folder
         self.observer, self.stop, self.ranks = observer, stop, ranks
         self.result = Result(best=parts.best, num_processes=ranks.num)
@@ -87,8 +85,7 @@ class Training:
         self.values: Mapping[str, float] = {}  # of the last evaluation
         self.profiled: Profiled | None = None
         self.background = Background(observer.settle, begin=partial(use_in_thread, parts.device))
-        self._is_member = rows is not None
-        self.buffer: MetricRows = rows or MetricBuffer(
+        self.buffer = MetricBuffer(
             parts.device,
             observer.window,
             background=self.background,
@@ -111,7 +108,7 @@ class Training:
         for note in self.checkpoints.notes:
             observer.say(f"checkpoint: {note}")
         when = settings.placement.guard
-        if self._is_member or (settings.train.compile and self.progress.step):
+        if settings.train.compile and self.progress.step:
             when = "off"  # a watched step is not compiled, and would not be identical to the uninterrupted run's
         self.guard: Watching = Guard(
             parts.device, when=when, model=parts.model, task=parts.task, optimizer=parts.optimizer
@@ -123,6 +120,7 @@ class Training:
         self._other_seconds: defaultdict[str, float] = defaultdict(float)
         self._first_step, self._began = self.progress.step, time.perf_counter()
         self._steps_began: float | None = None
+        self._left_out = 0.0
 
     def train(self) -> str:
         """Take steps until there is a reason to end; returns the reason."""
@@ -140,8 +138,7 @@ class Training:
             self.call_hooks("start")
         self._display.enter_context(self.observer.progress(num_steps=limits.num_steps, num_epochs=limits.num_epochs))
         self._steps_began = self._step_time()
-        if isinstance(self.buffer, MetricBuffer):
-            self.buffer.skip(time.perf_counter() - self.buffer.seen_until)  # the start of the run
+        self.buffer.skip(time.perf_counter() - self.buffer.seen_until)  # the start of the run
         self.loop = Loop(
             self.progress,
             limits,
@@ -216,8 +213,7 @@ class Training:
         if self.clock is None:
             self._other_seconds["steps"] += self.step_seconds
         else:
-            times = self.clock.times(self.step_seconds, progress.step - self._first_step)
-            result.steps = replace(times, is_shared=self._is_member)
+            result.steps = self.clock.times(self.step_seconds, progress.step - self._first_step)
         result.other_seconds = dict(self._other_seconds)
         result.times["validation"] = self.evaluation.times
         result.pulls, result.findings = self.buffer.pulls, merged(self.guard.findings)
@@ -307,6 +303,11 @@ class Training:
         number = progress.epoch if every is None else -(-progress.step // every)
         return trial.metric in known and trial.gives_up(known[trial.metric], number)
 
+    def leave_out(self, seconds: float) -> None:
+        """Count seconds, in which other members of a group were busy, neither as steps nor in the metric buffer's windows."""
+        self._left_out += seconds
+        self.buffer.skip(seconds)
+
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
         """Count the block's time under a name, and not as time of the steps."""
@@ -318,7 +319,6 @@ class Training:
 
     def _choose_steps(self) -> Epochs:
         parts, train, is_first = self.parts, self.settings.train, self.ranks.is_first
-        assert isinstance(self.buffer, MetricBuffer)
         if train.clocked_steps and is_first:
             first = self.progress.step
             self.clock = StepClock(train.clocked_steps, first=first, limits=parts.limits, device=parts.device)
@@ -360,9 +360,9 @@ class Training:
             self.observer.say(f"best: the last weights are kept, as {problem.message}; {problem.help}")
 
     def _step_time(self) -> float:
-        return time.perf_counter() - sum(self._other_seconds.values())
+        return time.perf_counter() - sum(self._other_seconds.values()) - self._left_out
 
     def _end_steps(self) -> None:
-        if self._steps_began is not None and not self._is_member:
+        if self._steps_began is not None:
             self.step_seconds = self._step_time() - self._steps_began
         self._steps_began = None

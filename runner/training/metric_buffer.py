@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ class Window:
 
     names: tuple[str, ...]
     steps: NDArray[np.int64]  # (n,)
-    values: NDArray[np.floating[Any]]  # (n, k); (n, k, M) for M trainings that share a buffer
+    values: NDArray[np.floating[Any]]  # (n, k)
     times_ms: NDArray[np.int64]  # (n,) when each step ended, spread evenly over the window
     seconds: float  # of the window's steps
     num_steps: int
@@ -46,27 +46,12 @@ class NotFiniteError(ArithmeticError):
         self.step = step
 
 
-class MetricRows(Protocol):
-    """A metric buffer, or one training's part of a shared one."""
-
-    step: int
-    pulls: int
-
-    def pull(self, *, is_end: bool = True) -> None: ...
-
-    def state(self) -> dict[str, Any]: ...
-
-    def load_state(self, state: Mapping[str, Any]) -> None: ...
-
-    def skip(self, seconds: float) -> None: ...
-
-
 class MetricBuffer:
     """Keeps every step's values on the device and copies them in windows.
 
     One half fills while the other is copied. On devices with streams the copy runs on a second stream to pinned memory, and
     only the background thread waits for it. On MPS and the CPU it is a plain copy, once per window. Rows are float32,
-    or float64 if a value is. Jobs that are trained together share a buffer, with values (M,).
+    or float64 if a value is.
 
     Args:
         sink: Called with each Window, in order, in the background thread.
@@ -104,7 +89,7 @@ class MetricBuffer:
         self._copied: list[torch.Event | None] = [None, None]
 
     def write(self, values: Mapping[str, Tensor]) -> None:
-        """Keep a step's tensors, 0-d or (M,), by one small kernel. Nothing waits.
+        """Keep a step's 0-d tensors by one small kernel. Nothing waits.
 
         Raises:
             RunnerError: If the names differ from those of the first step. At a pull also errors of the background thread.
@@ -151,13 +136,18 @@ class MetricBuffer:
         return self._half - self._filled % self._half
 
     @property
+    def num_unread(self) -> int:
+        """Rows that are not pulled yet."""
+        return self._filled - self._pulled
+
+    @property
     def seen_until(self) -> float:
         """When the last window's last step was over, by time.perf_counter, after waiting for that window."""
         return self._seen[0]
 
     def skip(self, seconds: float) -> None:
         """Leave the last `seconds`, such as an evaluation's, out of the next window's time. Call it before steps or after a pull."""
-        self._background.do(lambda: setattr(self, "_seen", (self._seen[0] + seconds, self._seen[1] + seconds)))
+        self._background.put(lambda: setattr(self, "_seen", (self._seen[0] + seconds, self._seen[1] + seconds)))
 
     def note(self, name: str, value: float, *, ahead: int = 0) -> None:
         """Keep a host number for the next step, or one `ahead` steps later; it is delivered with the next window."""
@@ -166,7 +156,7 @@ class MetricBuffer:
     def state(self) -> dict[str, Any]:
         """The rows that are not pulled yet, for a checkpoint. Copying them waits for the device."""
         begin = self._pulled % max(1, len(self._rows))
-        rows = self._over_all(self._ring[begin : begin + self._filled - self._pulled])
+        rows = self._over_all(self._ring[begin : begin + self.num_unread])
         notes = {name: list(points) for name, points in self._notes.items()}
         return {"names": list(self._names), "rows": rows, "notes": notes}
 
@@ -177,7 +167,7 @@ class MetricBuffer:
             rows = state["rows"]
             # an earlier part with a longer window: they fill one half
             self._half = max(self._half, -(-(len(rows) + 1) // self._every) * self._every)
-            self._allocate(dict.fromkeys(split_names, torch.zeros(rows.shape[2:], dtype=rows.dtype)))
+            self._allocate(dict.fromkeys(split_names, torch.zeros((), dtype=rows.dtype)))
             self._ring[: len(rows)].copy_(rows)  # the mean over processes already
             self._filled = len(rows)
         self._notes = {name: [(step, value) for step, value in points] for name, points in state["notes"].items()}
@@ -191,7 +181,7 @@ class MetricBuffer:
         Raises:
             NotFiniteError: Of an earlier window; also errors of the sink.
         """
-        num_steps = self._filled - self._pulled
+        num_steps = self.num_unread
         left = 0 if is_end else num_steps % self._every
         num_steps -= left
         if num_steps == 0:
@@ -219,10 +209,9 @@ class MetricBuffer:
     def _allocate(self, values: Mapping[str, Tensor]) -> None:
         self._keys = tuple(values)
         self._names = tuple(f"train/{name}" for name in values)
-        shape = next(iter(values.values())).shape
         is_double = any(value.dtype == torch.float64 for value in values.values())
         dtype = torch.float64 if is_double else torch.float32
-        self._ring = torch.zeros(2 * self._half, len(self._names), *shape, dtype=dtype, device=self.device)
+        self._ring = torch.zeros(2 * self._half, len(self._names), dtype=dtype, device=self.device)
         self._rows = list(self._ring)  # the views, made once
         self._filled = self._pulled = 0
 
@@ -238,7 +227,7 @@ class MetricBuffer:
             copied.record(self._side)
         return host, copied
 
-    def _means(self, rows: Tensor) -> Tensor:  # (n, k, ...) -> (ceil(n / every), k, ...)
+    def _means(self, rows: Tensor) -> Tensor:  # (n, k) -> (ceil(n / every), k)
         if self._every == 1:
             return rows
         whole = len(rows) // self._every * self._every
@@ -264,7 +253,51 @@ class MetricBuffer:
         steps = pull.last_step - num_steps + ends
         window = Window(self._names, steps, values, times_ms, now - before, num_steps, pull.notes)
         self._sink(window)
-        check_finite(window, self._watch)
+        if self._watch in self._names:
+            _check(self._watch, values[:, self._names.index(self._watch)], steps)
+
+
+class SharedRows:
+    """Writes a step's rows of several buffers, values (M,), by one kernel. All of them must be at the same row."""
+
+    def __init__(self, buffers: Sequence[MetricBuffer]) -> None:
+        self.num_uncounted = 0  # rows that the buffers don't know of
+        self._buffers, self._rows = buffers, list[Tensor]()
+
+    @property
+    def step(self) -> int:
+        return self._buffers[0].step + self.num_uncounted
+
+    @property
+    def room(self) -> int:
+        return self._buffers[0].room - self.num_uncounted
+
+    def write(self, values: Mapping[str, Tensor]) -> None:
+        """Write a row of each buffer. Nothing waits. Afterwards the caller calls count(), and wrote() of each buffer."""
+        first = self._buffers[0]
+        if not self._rows:
+            self._move(values)
+        values = in_order(values, first._keys, of="a step")
+        torch.stack(tuple(values.values()), out=self._rows[(first._filled + self.num_uncounted) % len(self._rows)])
+        self.num_uncounted += 1
+
+    def count(self) -> int:
+        """Return the number of rows since the last call."""
+        num, self.num_uncounted = self.num_uncounted, 0
+        return num
+
+    def _move(self, values: Mapping[str, Tensor]) -> None:
+        """Make each buffer's ring a part of one tensor (2 * half, k, M)."""
+        for buffer in self._buffers:
+            if not buffer._rows:
+                buffer._allocate(values)
+            for copied in buffer._copied:  # from the old memory
+                if copied is not None:
+                    copied.synchronize()
+        ring = torch.stack([buffer._ring for buffer in self._buffers], dim=-1)
+        for buffer, own in zip(self._buffers, ring.unbind(-1), strict=True):
+            buffer._ring, buffer._rows = own, list(own)
+        self._rows = list(ring)
 
 
 @dataclass(frozen=True)
@@ -291,14 +324,8 @@ def in_order(values: Mapping[str, Tensor], names: Sequence[str], *, of: str) -> 
     return {name: values[name] for name in names}
 
 
-def check_finite(window: Window, name: str = WATCHED) -> None:
-    """Raise NotFiniteError for the first value of that name that is not finite."""
-    if name in window.names:
-        _check(name, window.values[:, window.names.index(name)], window.steps)
-
-
 def check_unread(state: Mapping[str, Any], *, step: int) -> None:
-    """The same for state(), the rows that are not pulled yet. Waits for the device."""
+    """Raise NotFiniteError for a loss in state(), the rows that are not pulled yet. Waits for the device."""
     if WATCHED in state["names"]:
         values = state["rows"][:, state["names"].index(WATCHED)].detach().cpu().numpy()
         _check(WATCHED, values, range(step - len(values) + 1, step + 1))

@@ -23,7 +23,7 @@ from runner.errors import Problem, RunnerError, first_line, refuse
 from runner.training.background import Background
 from runner.training.checkpoint import CheckpointWriter, Keeping, snapshot
 from runner.training.loop import Progress
-from runner.training.metric_buffer import MetricRows, check_unread
+from runner.training.metric_buffer import MetricBuffer, check_unread
 from runner.training.parts import Parts
 
 T = TypeVar("T")
@@ -62,7 +62,7 @@ class Checkpoints:
             check=_check_losses,
         )
 
-    def restore(self, buffer: MetricRows) -> Progress:
+    def restore(self, buffer: MetricBuffer) -> Progress:
         """Restore the last checkpoint, bitwise identical, or begin; returns the progress.
 
         Raises:
@@ -91,7 +91,7 @@ class Checkpoints:
         self,
         name: str,
         progress: Progress,
-        buffer: MetricRows,
+        buffer: MetricBuffer,
         *,
         seconds: float = 0.0,
         values: Mapping[str, float] | None = None,
@@ -147,7 +147,7 @@ def _load_model(parts: Parts, model: nn.Module, state: dict[str, Any]) -> None:
 def full_state(
     parts: Parts,
     progress: Progress,
-    buffer: MetricRows,
+    buffer: MetricBuffer,
     ranks: Ranks,
     *,
     seconds: float = 0.0,
@@ -197,7 +197,7 @@ def _check_experiment(before: Any, now: Mapping[str, Any]) -> None:
 
 
 def _restore(
-    state: dict[str, Any], parts: Parts, progress: Progress, writer: CheckpointWriter, buffer: MetricRows
+    state: dict[str, Any], parts: Parts, progress: Progress, writer: CheckpointWriter, buffer: MetricBuffer
 ) -> None:
     if not all(type(state[key]) is int and state[key] >= 0 for key in NUMBERS):
         raise ValueError("its steps and epochs are not counts")

@@ -1,7 +1,7 @@
 """Trains several members together: each has its own Training, and a group takes each step as one.
 
-A member's evaluations, checkpoints, journal and end are those of a single run. A group has the loop and the steps of a single
-run (loop.train, EagerSteps), with values (M,), and its metric buffer. A member that ends leaves the group, and the others
+A member's evaluations, checkpoints, journal and end are those of a single run, as is its metric buffer. A group has the loop
+and the steps of a single run (loop.train, EagerSteps), with values (M,). A member that ends leaves the group, and the others
 continue.
 """
 
@@ -20,15 +20,13 @@ import torch
 
 from runner.config.settings import Settings
 from runner.device import backends
-from runner.device.backends import use_in_thread
 from runner.device.placement import map_tensors, tensors
 from runner.distributed.group import Alone
 from runner.errors import OF_CODE, RunnerError, on_a_line
-from runner.training.background import Background
 from runner.training.carried_state import reset_state
 from runner.training.fit import Training, fit
 from runner.training.loop import Epochs, Loop, train
-from runner.training.metric_buffer import MetricBuffer, Window, check_finite
+from runner.training.metric_buffer import SharedRows
 from runner.training.observer import Observer
 from runner.training.parts import Parts
 from runner.training.result import Result
@@ -73,7 +71,7 @@ def fit_together(
     Members that a kill left at different steps are in different groups.
 
     Args:
-        num_together: How many compute together, see size.py. 1: each member is trained as a single run.
+        num_together: How many compute together, see check.py. 1: each member is trained as a single run.
         say: Prints what concerns all members.
         compiled: The functions that check.py compiled for them; None: nothing is compiled.
 
@@ -118,31 +116,23 @@ def same_answer_for_all(stop: StopCondition) -> StopCondition:
 
 
 class _MemberRun:
-    """A member's Training, and its column of the group's metric buffer (metric_buffer.MetricRows)."""
+    """A member's Training, and the states of its generators."""
 
     def __init__(self, member: Member, number: int, stop: Stop) -> None:
         self.member, self.number = member, number
         # a rate that follows a metric falls by each member's own values
-        self.lane = (member.lane, number) if member.parts.schedule.follows_metric else (member.lane, -1)
-        self.step = self.pulls = 0
-        self.ended_at = -1  # the step of its last point
-        self.is_new = True
+        self.lane = (member.lane, number if member.parts.schedule.follows_metric else -1)
         self.generators = dict(member.generators)
-        self._state: dict[str, Any] = {"names": [], "rows": torch.empty(0), "notes": {}}
-        self._group: _Group | None = None
-        with self._own_generators():
+        self.is_new, self.busy_until = True, 0.0
+        # a guard watches one model's step
+        settings = replace(member.settings, placement=replace(member.settings.placement, guard="off"))
+        with self.own_generators():
             self.training = Training(
-                member.parts,
-                member.settings,
-                member.folder,
-                observer=member.observer,
-                stop=stop,
-                ranks=Alone(),
-                rows=self,
+                member.parts, settings, member.folder, observer=member.observer, stop=stop, ranks=Alone()
             )
 
     @contextmanager
-    def _own_generators(self) -> Iterator[None]:
+    def own_generators(self) -> Iterator[None]:
         """Draw random numbers as in this member's run."""
         with world(self.generators, self.member.parts.device):
             yield
@@ -150,88 +140,59 @@ class _MemberRun:
 
     def position(self) -> tuple[int, int]:
         """Equal for members that take their steps together."""
-        return self.training.progress.step, len(self._state["rows"])
+        return self.training.progress.step, self.training.buffer.num_unread
 
-    def join(self, group: _Group) -> None:
-        self._group = group
-
-    def leave(self) -> None:
-        """Keep the unread rows."""
-        self._state, self._group = self.state(), None
+    def leave_out_wait(self) -> None:
+        """Leave the seconds since it was busy out of this member's time: of the other members, and of stacking them."""
+        if not self.is_new:
+            self.training.leave_out(time.perf_counter() - self.busy_until)
 
     def goes_on(self, between_steps: Callable[[_MemberRun], str | None]) -> bool:
         """Do what is due between steps, which returns why the training ends. Returns whether it continues."""
         reason: str | None = "failed"
-        with self._own_generators():
+        with self.own_generators():
             with self.training.failures():
                 reason = between_steps(self)
                 if reason is not None:
                     self.training.end(reason)
-            if reason is None:
-                return True
-            self.training.close()
-        self.leave()
-        return False
-
-    def pull(self, *, is_end: bool = True) -> None:
-        if self._group is not None:
-            self._group.pull(self, is_end=is_end)
-
-    def state(self) -> dict[str, Any]:
-        return self._state if self._group is None else self._group.state_of(self)
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        self._state = dict(state)
-
-    def skip(self, seconds: float) -> None:
-        if self._group is not None:
-            self._group.buffer.skip(seconds)
-
-    def deliver(self, window: Window) -> None:
-        """Report rows that were copied, in the background thread."""
-        self.member.observer.window(window)
-        check_finite(window)
+            if reason is not None:
+                self.training.close()
+        return reason is None
 
 
 class _Group:
     """Members that take their steps together: their loop, see loop.Decisions, and their steps, see loop.Epochs."""
-
-    buffer: MetricBuffer
 
     def __init__(self, runs: list[_MemberRun], *, stop: Stop, compiled: Compiled | None) -> None:
         first = runs[0].member
         self._runs, self._compiled = runs, compiled
         self._settings, self._limits, self._device = first.settings, first.parts.limits, first.parts.device
         self._stop = same_answer_for_all(OwnStopCondition(stop, self._limits))
-        self._background = Background(begin=partial(use_in_thread, self._device))
-        self._columns: list[_MemberRun] = []  # of the buffer
-        self._pulls_before = self._num_unreported = 0  # steps that the members don't know of
-        self._steps_ended: float | None = None  # when the last steps were over; None: not waited for yet
+        self._stacked: list[_MemberRun] = []  # those of the steps
+        self._rows = SharedRows([])
         self._clock: StepClock | None = None
         if num_clocked := self._settings.train.clocked_steps:
             step = runs[0].training.progress.step
             self._clock = StepClock(num_clocked, first=step, limits=self._limits, device=self._device)
+        for run in runs:
+            run.training.clock = self._clock
 
     def train(self) -> list[list[_MemberRun]]:
         """Train until all members have ended. Returns two halves, to be trained instead, if memory ends."""
-        error, is_too_large = None, False
         try:
             train(self, self, begin_epoch=self._reset_states)
-        except OF_CODE as failed:  # it keeps the activations alive
-            is_too_large = backends.is_out_of_memory(failed) and len(self._runs) > 1
-            error = None if is_too_large else failed
-        try:
-            if error is not None:
-                self._each(partial(_fail, error=error))
-            return self._halves() if is_too_large else []
-        finally:
-            self._background.close()
+            return []
+        except OF_CODE as error:
+            failed = error
+        if backends.is_out_of_memory(failed) and len(self._runs) > 1:
+            del failed  # it keeps the activations alive
+            return self._halves()
+        self._each(partial(_fail, error=failed))
+        return []
 
     def _halves(self) -> list[list[_MemberRun]]:
-        if self._num_unreported:
-            self.after_steps(self._num_unreported)
-        for run in self._runs:
-            run.leave()
+        if self._rows.num_uncounted:
+            self.after_steps(0)
         if self._compiled:
             self._compiled.clear()
         backends.empty_cache(self._device)
@@ -243,12 +204,11 @@ class _Group:
         return self._runs[0].training.loop
 
     def begin(self) -> str | None:
-        self._form()
         return self._each(partial(_begin, stop=self._stop))
 
     def after_steps(self, num: int) -> str | None:
-        self._num_unreported = 0
-        return self._each(partial(_after_steps, num=num))
+        """Count the steps that were taken, also those of a call that failed."""
+        return self._each(partial(_after_steps, num=self._rows.count()))
 
     def end_of_epoch(self) -> str | None:
         return self._each(lambda run: run.training.loop.end_of_epoch())
@@ -257,33 +217,39 @@ class _Group:
         at, end = first_step, self._runs[0].training.steps_per_epoch
         steps: Iterator[int] | None = None
         while at < end:
-            if self._runs != self._columns:
+            if self._runs != self._stacked:
                 self._form()
                 steps = None
             steps = steps or self._steps.epoch(number, first_step=at)
-            num = self._take(steps, min(end - at, self.buffer.room, self._limits.room(self.buffer.step)))
+            num = self._take(steps, min(end - at, self._rows.room, self._limits.room(self._rows.step)))
             at += num
             yield num
 
     def _take(self, steps: Iterator[int], most: int) -> int:
-        generators = [run.generators for run in self._columns]
-        taken, began, self._steps_ended = 0, time.perf_counter(), None
+        generators = [run.generators for run in self._runs]
+        for run in self._runs:
+            run.leave_out_wait()
+        taken, began = 0, time.perf_counter()
         self._gradients.draw_from(generators)
         try:
             while taken < most and (taken == 0 or time.perf_counter() - began < MOST_SECONDS):
                 taken += next(steps)
         finally:
             self._gradients.store(generators)
-            seconds, self._num_unreported = time.perf_counter() - began, taken
             for lane in self._lanes:
                 lane.follow()
-            for run in self._columns:
-                run.step, run.pulls = run.step + taken, self._pulls_before + self.buffer.pulls
-                run.training.step_seconds += seconds
+            for run in self._runs:
+                run.busy_until = time.perf_counter()
         return taken
 
     def _each(self, between_steps: Callable[[_MemberRun], str | None]) -> str | None:
-        self._runs = [run for run in self._runs if run.goes_on(between_steps)]
+        continuing = []
+        for run in self._runs:
+            run.leave_out_wait()
+            if run.goes_on(between_steps):
+                continuing.append(run)
+            run.busy_until = time.perf_counter()
+        self._runs = continuing
         return None if self._runs else "ended"
 
     def _reset_states(self) -> None:
@@ -291,83 +257,22 @@ class _Group:
             reset_state(run.member.parts.model, run.member.parts.task)
 
     def _form(self) -> None:
-        """Stack the members and their unread rows."""
-        runs, train, metrics = self._runs, self._settings.train, self._settings.metrics
-        states = [run.state() for run in runs]
-        numbers = self._compiled.numbers if self._compiled else ()
-        stack = ModelStack([run.member.parts for run in runs], numbers=numbers)
+        """Stack the members' weights and the memory of their rows, and make their steps."""
+        runs, accumulate_steps = self._runs, self._settings.train.accumulate_steps
+        stack = ModelStack([run.member.parts for run in runs], numbers=self._compiled.numbers if self._compiled else ())
         self._gradients = StackedGradients(stack, compiled=self._compiled)
-        if self._columns:
-            self._pulls_before += self.buffer.pulls
-        self._columns = runs
-        self.buffer = MetricBuffer(
-            self._device,
-            self._deliver,
-            background=self._background,
-            pull_every=metrics.pull_every,
-            every=metrics.every,
-            watch="",  # each member checks its own
-        )
-        self.buffer.step = runs[0].step
-        notes = {
-            f"{run.number} {name}": points
-            for run, state in zip(runs, states, strict=True)
-            for name, points in state["notes"].items()
-        }
-        rows = torch.stack([state["rows"] for state in states], dim=-1)
-        self.buffer.load_state({"names": states[0]["names"], "rows": rows, "notes": notes})
-        for run in runs:  # not before: memory may end above, and leave() reads the buffer
-            run.join(self)
-            run.training.clock = self._clock
+        self._stacked, self._rows = runs, SharedRows([run.training.buffer for run in runs])
         lanes = [list(same) for _, same in groupby(runs, key=lambda run: run.lane)]
         self._lanes = [
             Lane([run.member.parts for run in lane], lane[0].member.settings.train.clip_grad_norm) for lane in lanes
         ]
         step = make_stacked_step(self._gradients, self._lanes)
-        batches, rates = _StackedBatches([run.member.parts for run in runs]), _LaneRates(lanes, self.buffer)
-        steps = EagerSteps(step, batches, accumulate_steps=train.accumulate_steps, rates=rates, buffer=self.buffer)
+        batches, rates = _StackedBatches([run.member.parts for run in runs]), _LaneRates(lanes, self._rows)
+        steps = EagerSteps(step, batches, accumulate_steps=accumulate_steps, rates=rates, buffer=self._rows)
         self._steps: Epochs = steps
         if self._clock is not None:
             clocked = self._clock.part(STEP, step)
-            self._steps = ClockedEpochs(steps, self._clock, progress=self.buffer, one_by_one=steps, clocked=clocked)
-
-    def state_of(self, run: _MemberRun) -> dict[str, Any]:
-        """The rows that one member has written and not pulled, as its own buffer would have them.
-
-        Its thread has all rows that were pulled, so what it writes next is not ahead of them.
-        """
-        self._background.wait()
-        state = self.buffer.state()
-        rows = state["rows"][..., self._columns.index(run)] if state["names"] else state["rows"]
-        if run.ended_at == run.step:  # its rows are reported; those of the others stay
-            return {"names": state["names"], "rows": rows[:0], "notes": {}}
-        return {"names": state["names"], "rows": rows, "notes": _notes_of(state["notes"], run.number)}
-
-    def pull(self, run: _MemberRun, *, is_end: bool) -> None:
-        """Copy all members' rows to the host; returns when their own threads have them."""
-        self.buffer.pull(is_end=False)
-        self._background.wait()
-        run.pulls = self._pulls_before + self.buffer.pulls
-        if is_end and run.ended_at != run.step:
-            self._deliver_last(run)
-
-    def _deliver_last(self, run: _MemberRun) -> None:
-        state = self.state_of(run)
-        run.ended_at = run.step
-        rows = state["rows"].detach().to("cpu", copy=True)
-        if not len(rows):
-            return
-        if self._steps_ended is None:  # else another member ended here before, and its test is not step time
-            self._steps_ended = time.perf_counter()
-        means, seconds = rows.mean(0, keepdim=True).numpy(), self._steps_ended - self.buffer.seen_until
-        steps, times = torch.tensor([run.step]).numpy(), torch.tensor([int(time.time() * 1000)]).numpy()
-        window = Window(tuple(state["names"]), steps, means, times, seconds, len(rows), state["notes"])
-        run.training.background.put(partial(run.deliver, window))
-
-    def _deliver(self, window: Window) -> None:
-        for column, run in enumerate(self._columns):
-            values, notes = window.values[..., column], _notes_of(window.notes, run.number)
-            run.training.background.put(partial(run.deliver, replace(window, values=values, notes=notes)))
+            self._steps = ClockedEpochs(steps, self._clock, progress=self._rows, one_by_one=steps, clocked=clocked)
 
 
 def _begin(run: _MemberRun, *, stop: StopCondition) -> str | None:
@@ -378,7 +283,7 @@ def _begin(run: _MemberRun, *, stop: StopCondition) -> str | None:
 
 
 def _after_steps(run: _MemberRun, *, num: int) -> str | None:
-    run.training.background.raise_error()
+    run.training.buffer.wrote(num)
     return run.training.loop.after_steps(num)
 
 
@@ -389,17 +294,16 @@ def _fail(run: _MemberRun, *, error: BaseException) -> NoReturn:
 class _LaneRates:
     """The rates of the lanes, see schedule.Rates: a lane has one schedule, and each member has its notes."""
 
-    def __init__(self, lanes: Sequence[Sequence[_MemberRun]], buffer: MetricBuffer) -> None:
-        self._lanes, self._buffer = lanes, buffer
+    def __init__(self, lanes: Sequence[Sequence[_MemberRun]], rows: SharedRows) -> None:
+        self._lanes, self._rows = lanes, rows
 
     def note(self) -> None:
         for lane in self._lanes:
             rate = lane[0].member.parts.optimizer.param_groups[0]["lr"]
-            if rate == lane[0].training.progress.rate:
-                continue
-            for run in lane:
-                run.training.progress.rate = float(rate)
-                self._buffer.note(f"{run.number} train/lr", float(rate))
+            if rate != lane[0].training.progress.rate:
+                for run in lane:
+                    run.training.progress.rate = float(rate)
+                    run.training.buffer.note("train/lr", float(rate), ahead=self._rows.num_uncounted)
 
     def advance(self) -> None:
         for lane in self._lanes:
@@ -426,11 +330,6 @@ def world(generators: Mapping[str, Any], device: torch.device) -> Iterator[None]
         yield
     finally:
         backends.set_generator_states(before, device)
-
-
-def _notes_of(notes: Mapping[str, list[tuple[int, float]]], number: int) -> dict[str, list[tuple[int, float]]]:
-    prefix = f"{number} "
-    return {name.removeprefix(prefix): points for name, points in notes.items() if name.startswith(prefix)}
 
 
 def stacked_batches(batches: Sequence[Any]) -> Any:

@@ -16,7 +16,7 @@ import torch
 
 from runner.device import streams
 from runner.training.loop import Epochs, Progress
-from runner.training.metric_buffer import MetricBuffer
+from runner.training.metric_buffer import SharedRows
 from runner.training.step.train_step import EagerSteps, Step
 from runner.training.stopping import Limits
 
@@ -45,7 +45,6 @@ class StepTimes:
     warm_seconds: float  # the first steps' time beyond that of others
     parts: dict[str, float]  # the host's seconds, by PARTS
     device_seconds: float | None = None  # the kernels' time; None if the device has no clock
-    is_shared: bool = False  # by jobs that are trained together
 
 
 @dataclass
@@ -197,7 +196,7 @@ class ClockedEpochs:
         epochs: Epochs,
         clock: StepClock,
         *,
-        progress: Progress | MetricBuffer,  # both know the step
+        progress: Progress | SharedRows,  # both know the step
         one_by_one: EagerSteps,
         clocked: Step,
     ) -> None:

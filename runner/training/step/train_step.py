@@ -19,7 +19,7 @@ from runner.device.placement import num_rows
 from runner.device.precision import Precision
 from runner.tasks.checks import shares_tensors
 from runner.tasks.task import Task
-from runner.training.metric_buffer import MetricBuffer, in_order
+from runner.training.metric_buffer import MetricBuffer, SharedRows, in_order
 from runner.training.optimizer import AveragedWeights, NoAverage, Turns, wants_closure
 from runner.training.step.fused_update import FixedUpdate, make_update
 
@@ -258,7 +258,13 @@ class EagerSteps:
     """Takes each step by a call from the host. `step` takes one; clock.py replaces it for the steps that it times."""
 
     def __init__(
-        self, step: Step, batches: InOrder, *, accumulate_steps: int, rates: StepRates, buffer: MetricBuffer
+        self,
+        step: Step,
+        batches: InOrder,
+        *,
+        accumulate_steps: int,
+        rates: StepRates,
+        buffer: MetricBuffer | SharedRows,
     ) -> None:
         self.step, self._batches, self._size = step, batches, accumulate_steps
         self._rates, self._buffer = rates, buffer

@@ -16,6 +16,7 @@ from runner.tasks.classification import Classification
 from runner.training import fit as one_fit
 from runner.training import metric_buffer
 from runner.training.evaluate import Evaluation
+from runner.training.metric_buffer import MetricBuffer
 from runner.training.signals import Stop
 from runner.training.stacked import fit
 from runner.training.stacked.fit import fit_together
@@ -214,8 +215,8 @@ def test_a_loss_that_is_no_number_ends_one_and_not_the_others(tmp_path, monkeypa
     """No checkpoint follows: the loss is in the previous window, which is delivered late, or in the current one."""
     words, each = [*MLP, "train.checkpoint_every_steps=1"], [["seed=0"], ["seed=1"], ["seed=2"]]
     words += [f"metrics.pull_every={pull_every}"]
-    deliver = fit._Group._deliver
-    monkeypatch.setattr(fit._Group, "_deliver", lambda self, window: (time.sleep(0.05), deliver(self, window)))
+    deliver = MetricBuffer._deliver
+    monkeypatch.setattr(MetricBuffer, "_deliver", lambda self, pull: (time.sleep(0.05), deliver(self, pull)))
 
     def spoil(member):
         if member.settings.seed == 1:
@@ -347,7 +348,8 @@ def test_window_seconds_exclude_evaluations(trained, tmp_path, monkeypatch):
 
     clock = SimpleNamespace(perf_counter=lambda: now[0], time=lambda: now[0])
     monkeypatch.setattr(metric_buffer, "time", clock)
-    monkeypatch.setattr(one_fit, "time", clock)
+    for module in (one_fit, fit):
+        monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(Evaluation, "measure", slow)
     runs = trained(tmp_path, [*MLP, "metrics.pull_every=4"], SEEDS)
     assert all(speed > 1000 for run in runs for speed in run.heard.speeds) and now[0] >= 900
