@@ -1,7 +1,7 @@
-"""Lays a model's weights out for its device, and gives large linear layers on some CPUs products by oneDNN.
+"""Orders a model's weights in memory for its device, and lets oneDNN compute large linear layers on some CPUs.
 
 MKL, torch's library for products, uses AVX2 on AMD's CPUs, and Zen 5 computes 512 bits at a time. oneDNN, with a Python
-function in the backward pass, takes longer to start, so products below LEAST stay MKL's.
+function in the backward pass, takes longer to start, so MKL computes smaller products.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ from torch.nn import functional as F
 from runner.device import torch_private
 from runner.errors import RunnerError
 
-#: settings of conf/base.yaml's backends that are for lay_out(); set_switches() takes the others
+#: settings of conf/base.yaml's backends that lay_out() takes; set_switches() takes the others
 LAYOUT_SETTINGS = ("channels_last", "onednn")
-#: a 1x1 convolution with a stride is safe with channels last from this number of inputs: a block of oneDNN's
+#: minimum inputs with which a 1x1 convolution with a stride is safe with channels last: a block of oneDNN's
 SAFE_INPUTS = 16
-#: multiplications from which oneDNN is faster, and, with several threads, numbers of the result
-LEAST = 8_000_000
-LEAST_SHARED = 48_000
-#: AMD's number for Zen 5
+#: minimum multiplications, and minimum numbers of the result with several threads, with which oneDNN is faster
+MIN_MULTIPLICATIONS, MIN_SHARED_NUMBERS = 8_000_000, 48_000
+#: AMD's CPU family of Zen 5
 ZEN_5 = 26
 CPUINFO = Path("/proc/cpuinfo")
 DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
@@ -141,7 +140,7 @@ class OneDNNLinear(nn.Linear):
         return _product(rows, self.weight, self.bias).view(*input.shape[:-1], len(self.weight))
 
     def _takes(self, input: Tensor) -> bool:
-        if type(input) not in PLAIN or input.numel() * self.out_features < LEAST or not _is_plain(input):
+        if type(input) not in PLAIN or input.numel() * self.out_features < MIN_MULTIPLICATIONS or not _is_plain(input):
             return False
         weight, bias = self.weight, self.bias
         own = (weight,) if bias is None else (weight, bias)
@@ -192,7 +191,7 @@ def _product(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
 
 
 def _multiply(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    if len(rows) * len(weight) < LEAST_SHARED and torch.get_num_threads() > 1:
+    if len(rows) * len(weight) < MIN_SHARED_NUMBERS and torch.get_num_threads() > 1:
         return F.linear(rows, weight, bias)
     product: Tensor = torch_private.onednn_linear(rows, weight, bias, "none", [], "")
     return product

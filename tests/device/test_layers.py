@@ -43,8 +43,8 @@ def products(monkeypatch):
     """Record the rows of oneDNN's products, of any size, in their order."""
     made, product = [], torch_private.onednn_linear
     monkeypatch.setattr(torch_private, "onednn_linear", lambda *given: made.append(len(given[0])) or product(*given))
-    monkeypatch.setattr(layers, "LEAST", 0)
-    monkeypatch.setattr(layers, "LEAST_SHARED", 0)
+    monkeypatch.setattr(layers, "MIN_MULTIPLICATIONS", 0)
+    monkeypatch.setattr(layers, "MIN_SHARED_NUMBERS", 0)
     return made
 
 
@@ -190,7 +190,7 @@ def test_small_products_are_torchs_to_the_bit(monkeypatch):
     of_torch, ours = nets(nn.Linear(5, 7))
     rows = torch.randn(6, 5)
     assert torch.equal(of_torch(rows), ours(rows))
-    monkeypatch.setattr(layers, "LEAST", 6 * 5 * 7 + 1)
+    monkeypatch.setattr(layers, "MIN_MULTIPLICATIONS", 6 * 5 * 7 + 1)
     made = []
     monkeypatch.setattr(torch_private, "onednn_linear", lambda *given: made.append(given))
     ours(rows)
@@ -199,7 +199,7 @@ def test_small_products_are_torchs_to_the_bit(monkeypatch):
 
 @pytest.mark.parametrize(("threads", "num"), [(1, 3), (2, 2)])
 def test_several_threads_share_no_result_of_few_numbers(threads, num, products, monkeypatch):
-    monkeypatch.setattr(layers, "LEAST_SHARED", 6 * 8)
+    monkeypatch.setattr(layers, "MIN_SHARED_NUMBERS", 6 * 8)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     _, ours = nets(nn.Linear(6, 8))  # (6, 8) forward, (6, 6) and (8, 6) backward
     rows = torch.randn(6, 6, requires_grad=True)

@@ -126,8 +126,8 @@ def test_an_own_function_has_its_own_line():
 
 
 def test_onednns_product_has_the_line_of_the_forward_pass(monkeypatch):
-    monkeypatch.setattr(layers, "LEAST", 0)
-    monkeypatch.setattr(layers, "LEAST_SHARED", 0)
+    monkeypatch.setattr(layers, "MIN_MULTIPLICATIONS", 0)
+    monkeypatch.setattr(layers, "MIN_SHARED_NUMBERS", 0)
     layer = nn.Linear(3, 4)
     nn.init.constant_(layer.weight, 3e38)
     layers.take_onednn(layer, requested=True)
