@@ -262,6 +262,8 @@ def _make(name: str, kind: str, num_outputs: int) -> Any:
     named = NAMED[name]
     is_binary = kind == "multiclass" and num_outputs == 2 and named.kinds == CLASSES
     arguments = {key: num_outputs if value is None else value for key, value in named.arguments.items()}
+    if kind in COUNTS:
+        arguments["validate_args"] = False  # it would refuse a single label
     if kind in COUNTS and not is_binary:
         arguments |= {COUNTS[kind]: num_outputs} | ({"average": named.average} if named.average else {})
     if arguments.get("top_k", 0) > num_outputs != UNKNOWN:

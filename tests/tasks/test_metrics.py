@@ -58,6 +58,9 @@ def test_metrics_of_absent_classes_and_labels_ignore_them():
     sure, true = logits.double().sigmoid().numpy(), targets.numpy()
     expected = np.mean([sk.roc_auc_score(true[:, label], sure[:, label]) for label in (0, 2)])
     assert measured(task, logits, targets)["auroc"] == pytest.approx(expected, abs=1e-6)
+    task = Classification(kind="multilabel", num_classes=None, num_outputs=1, metrics=["f1", "auroc"])
+    expected = sk.f1_score(targets[:, 0].numpy(), (logits[:, 0] > 0).numpy())
+    assert measured(task, logits[:, :1], targets[:, :1])["f1"] == pytest.approx(expected, abs=1e-6), "of one label"
 
 
 @pytest.mark.parametrize("count", [2, 4])
