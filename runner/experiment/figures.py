@@ -1,6 +1,6 @@
 """Draws a run's plots at its end: its curves, and the predictions of its best weights for the test split.
 
-Another plot: a function draw_NAME in plots/, and its name in tasks/metric_names.py.
+Another plot: a function draw_NAME in plots/draw.py, and its name in tasks/metric_names.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from runner.config.importing import loading
 from runner.config.instantiate import build
 from runner.errors import first_line
-from runner.experiment.plots import examples, scores, style
+from runner.experiment.plots import draw, style
 from runner.experiment.plots.curves import draw_curves
 from runner.experiment.plots.predictions import Results, collect
 from runner.models.generate import sample
@@ -24,17 +24,10 @@ from runner.training.parts import Parts
 from runner.training.result import Result
 
 Say = Callable[[str], None]
-SCORES = ("confusion", "roc", "residuals")  # in plots/scores.py
 
 
 def illustrate(
-    parts: Parts,
-    result: Result,
-    folder: Path,
-    *,
-    series: Mapping[str, Series],
-    of: str,
-    say: Say,
+    parts: Parts, result: Result, folder: Path, *, series: Mapping[str, Series], of: str, say: Say
 ) -> list[Path]:
     """Draw a run's plots below plots/ of its directory, and return the files. Raises: OSError for curves on a full disk.
 
@@ -63,11 +56,7 @@ def _draw_predictions(parts: Parts, task: Predicting, plots: Path, of: str, say:
         return []
     try:
         results = collect(
-            parts.kept_model,
-            task,
-            batches.epoch(0),
-            split_rows=batches.num_rows,
-            autocast=parts.precision.autocast,
+            parts.kept_model, task, batches.epoch(0), split_rows=batches.num_rows, autocast=parts.precision.autocast
         )
     finally:
         batches.close()
@@ -93,7 +82,7 @@ def draw_results(results: Results, folder: Path, *, wanted: Sequence[str], say: 
     for name in wanted:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            figure = getattr(scores if name in SCORES else examples, f"draw_{name}")(results)
+            figure = getattr(draw, f"draw_{name}")(results)
             if figure is not None:
                 drawn.append(style.save(figure, folder / f"{name}.png"))
         except Exception as error:  # e.g., of values that are not finite

@@ -172,7 +172,7 @@ def test_a_model_without_a_graph_works_as_its_pickle_does(here, capsys):
 
 
 def test_pictures_that_can_not_be_drawn_are_a_fault(here, capsys, monkeypatch):
-    monkeypatch.setattr("runner.experiment.plots.scores.draw_confusion", lambda results: 1 / 0)
+    monkeypatch.setattr("runner.experiment.plots.draw.draw_confusion", lambda results: 1 / 0)
     assert cli.main([*NET, "tracking.enabled=false"]) == 1
     assert "✗ failed   plots: confusion.png left out: ZeroDivisionError" in capsys.readouterr().out
 

@@ -128,12 +128,12 @@ def test_pictures_of_the_best_weights_lie_in_the_runs_folder(own_folder):
 
 
 def test_pictures_that_fail_never_fail_the_run(own_folder, monkeypatch, capsys):
-    from runner.experiment.plots import scores
+    from runner.experiment.plots import draw
 
     def fails(results):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(scores, "draw_confusion", fails)
+    monkeypatch.setattr(draw, "draw_confusion", fails)
     assert cli.main([*SHORT, "train.num_epochs=1", "task.plots=[confusion]"]) == 0
     assert summary()["status"] == "finished"
     line = "plots: confusion.png left out: OSError: [Errno 28] No space left on device"

@@ -9,7 +9,7 @@ from simulated import run_simulated
 from torch import nn
 
 from runner.experiment.plots import predictions as module
-from runner.experiment.plots.examples import draw_boundary as draw
+from runner.experiment.plots.draw import draw_boundary
 from runner.experiment.plots.predictions import GRID, NUM_SHOWN, collect
 from runner.models.table_inputs import TableColumns
 from runner.models.with_preprocessing import Prepared
@@ -109,4 +109,4 @@ def test_the_plane_is_drawn_whatever_the_inputs_are(inputs, tmp_path):
     found = collect(model, task, batches(points, targets), split_rows=60, autocast=nullcontext)
     assert (np.diff(found.plane.x) > 0).all() and (np.diff(found.plane.y) > 0).all()
     assert len(found.plane.rows) == len(found.plane.targets) > 0 and np.isfinite(found.plane.rows).all()
-    assert draw(found) is not None
+    assert draw_boundary(found) is not None

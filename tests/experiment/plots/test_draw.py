@@ -7,9 +7,8 @@ from PIL import Image
 
 from runner.experiment.figures import draw_results
 from runner.experiment.plots import style
-from runner.experiment.plots.examples import as_images
+from runner.experiment.plots.draw import as_images, rates
 from runner.experiment.plots.predictions import Plane, Results, Shown
-from runner.experiment.plots.scores import rates
 from runner.tasks.metric_names import PLOTS
 
 DRAW = np.random.default_rng(0)
