@@ -44,7 +44,7 @@ class Rule:
 
     conditions: Mapping[str, Condition]  # by dotted key of a setting, or by name of a field of Situation
     reason: str  # may name fields of Situation in braces
-    fixes: tuple[str, ...]  # what to type instead, the most useful first
+    fixes: str  # what to type instead, separated by blanks, the most useful first
 
 
 def is_set(value: Any) -> bool:
@@ -81,38 +81,36 @@ RULES = (
     Rule(
         {**GRAPH, "device": lambda device: not device.startswith("cuda")},
         "CUDA graphs need an NVIDIA GPU, and this run is on {device}",
-        (NO_GRAPH, "device=cuda"),
+        f"{NO_GRAPH} device=cuda",
     ),
-    Rule({**GRAPH, **SPLIT}, "a captured step is of one size", ("train.on_oom=fail",)),
+    Rule({**GRAPH, **SPLIT}, "a captured step is of one size", "train.on_oom=fail"),
     Rule(
-        {**GRAPH, "data.residency": "stream"},
-        "a captured step reads its examples on the device",
-        ("data.residency=auto",),
+        {**GRAPH, "data.residency": "stream"}, "a captured step reads its examples on the device", "data.residency=auto"
     ),
     Rule(
         {**GRAPH, "is_on_device": False},
         "a captured step reads its examples on the device, and they are streamed",
-        ("data.residency=device", NO_GRAPH),
+        f"data.residency=device {NO_GRAPH}",
     ),
-    Rule({**GRAPH, **GUARDED}, "the guard can't watch a captured step", (FIRST_STEP,)),
-    Rule({**GRAPH, **COMPILE, **FP16}, "a compiled update can't scale gradients", ("train.precision=bf16",)),
-    Rule({**TURNS, **GRAPH}, "a graph holds one optimizer's step", (NO_GRAPH, "train.compile=true")),
-    Rule({**RECOMPUTE, **GRAPH}, REPLAYED, (NO_GRAPH, "train.recompute=[]")),
+    Rule({**GRAPH, **GUARDED}, "the guard can't watch a captured step", FIRST_STEP),
+    Rule({**GRAPH, **COMPILE, **FP16}, "a compiled update can't scale gradients", "train.precision=bf16"),
+    Rule({**TURNS, **GRAPH}, "a graph holds one optimizer's step", f"{NO_GRAPH} train.compile=true"),
+    Rule({**RECOMPUTE, **GRAPH}, REPLAYED, f"{NO_GRAPH} train.recompute=[]"),
     # compiled steps
-    Rule({**RECOMPUTE, **COMPILE}, REPLAYED, ("train.compile=false", "train.recompute=[]")),
-    Rule({**COMPILE, **GUARDED}, "the guard watches single operations, and a compiled step has none", (FIRST_STEP,)),
+    Rule({**RECOMPUTE, **COMPILE}, REPLAYED, "train.compile=false train.recompute=[]"),
+    Rule({**COMPILE, **GUARDED}, "the guard watches single operations, and a compiled step has none", FIRST_STEP),
     # float64
-    Rule({**FP64, **GRAPH}, "a captured step reads its rates as 32-bit numbers", (NO_GRAPH,)),
-    Rule({**FP64, "data.augment": is_set}, "augmented images are float32", ("data.augment=null",)),
+    Rule({**FP64, **GRAPH}, "a captured step reads its rates as 32-bit numbers", NO_GRAPH),
+    Rule({**FP64, "data.augment": is_set}, "augmented images are float32", "data.augment=null"),
     # several optimizers
     Rule(
         {**TURNS, "optimizer.groups": is_set},
         "each optimizer has its own parameters and settings",
-        ("optimizer.groups=null",),
+        "optimizer.groups=null",
     ),
     *(
         Rule({**TURNS, **other, "shares_tensors": True}, "the task's turns share tensors with their gradients", fixes)
-        for other, fixes in ((COMPILE, ("train.compile=false",)), (SPLIT, ("train.on_oom=fail",)))
+        for other, fixes in ((COMPILE, "train.compile=false"), (SPLIT, "train.on_oom=fail"))
     ),
     # an optimizer with a closure
     *(
@@ -120,106 +118,102 @@ RULES = (
             {"closure_optimizer": is_set, **other}, "{closure_optimizer} computes the loss as often as it needs", fixes
         )
         for other, fixes in (
-            (COMPILE, ("train.compile=false",)),
-            (GRAPH, (NO_GRAPH,)),
-            (FP16, ("train.precision=fp32",)),
-            (SEVERAL, (ONE_PROCESS,)),
+            (COMPILE, "train.compile=false"),
+            (GRAPH, NO_GRAPH),
+            (FP16, "train.precision=fp32"),
+            (SEVERAL, ONE_PROCESS),
         )
     ),
     # several processes
     Rule(
         {**SPLIT, **SEVERAL},
         "processes that wait for each other can't each repeat a step in parts",
-        ("train.on_oom=fail", ONE_PROCESS),
+        f"train.on_oom=fail {ONE_PROCESS}",
     ),
-    Rule({**GRAPH, **SEVERAL}, "a captured step does not wait for other processes", (NO_GRAPH, ONE_PROCESS)),
+    Rule({**GRAPH, **SEVERAL}, "a captured step does not wait for other processes", f"{NO_GRAPH} {ONE_PROCESS}"),
     Rule(
         {**TURNS, **SEVERAL},
         "gradients are exchanged once a step, and optimizers that take turns have several losses in one",
-        (ONE_PROCESS,),
+        ONE_PROCESS,
     ),
     Rule(
         {**SEVERAL, "has_pruner": True},
         "a search asks one process whether its trial continues",
-        ("hydra.sweeper.pruner=none", ONE_PROCESS),
+        f"hydra.sweeper.pruner=none {ONE_PROCESS}",
     ),
-    Rule({**SEVERAL, "slot": lambda slot: slot != "cpu"}, "a sweep gives each of its jobs one device", (ONE_PROCESS,)),
+    Rule({**SEVERAL, "slot": lambda slot: slot != "cpu"}, "a sweep gives each of its jobs one device", ONE_PROCESS),
     # a model divided among processes
     Rule(
         {**FSDP, "train.hooks": is_set},
         "a hook sees a whole model, and with fsdp each process has a part of it",
-        ("placement.strategy=ddp", "train.hooks=[]"),
+        "placement.strategy=ddp train.hooks=[]",
     ),
-    Rule({**DIVIDED, **COMPILE}, "the exchanges around each block can't be compiled", ("train.compile=false",)),
-    Rule({**DIVIDED, **FP16}, "fp16 scales by gradients that no process has whole", ("train.precision=bf16",)),
-    Rule(
-        {**DIVIDED, "placement.init": "device"},
-        "it builds the whole model on each device",
-        ("placement.init=host",),
-    ),
-    Rule({**DIVIDED, **GUARDED}, "the guard would watch the exchanges", (FIRST_STEP,)),
+    Rule({**DIVIDED, **COMPILE}, "the exchanges around each block can't be compiled", "train.compile=false"),
+    Rule({**DIVIDED, **FP16}, "fp16 scales by gradients that no process has whole", "train.precision=bf16"),
+    Rule({**DIVIDED, "placement.init": "device"}, "it builds the whole model on each device", "placement.init=host"),
+    Rule({**DIVIDED, **GUARDED}, "the guard would watch the exchanges", FIRST_STEP),
     Rule(
         {**DIVIDED, "optimizer._target_": "runner.training.Muon"},
         "muon looks at whole matrices, and each process has a part of every weight",
-        ("placement.strategy=ddp", "optimizer=adamw"),
+        "placement.strategy=ddp optimizer=adamw",
     ),
     *(
         Rule(
             {**DIVIDED, f"backends.{kind}.channels_last": True},
             "parts are cut from weights as torch lays them out",
-            (f"backends.{kind}.channels_last=null",),
+            f"backends.{kind}.channels_last=null",
         )
         for kind in ("cpu", "cuda")
     ),
     Rule(
         {**DIVIDED, "backends.cpu.onednn": True},
         "a layer's weight comes in parts, and only torch multiplies these",
-        ("backends.cpu.onednn=null",),
+        "backends.cpu.onednn=null",
     ),
     # jobs of a sweep that are trained together
-    Rule({**MEMBER, **TURNS}, "optimizer.turns has several optimizers", (ALONE,)),
-    Rule({**MEMBER, **FP16}, "train.precision=fp16 scales each loss separately", (ALONE,)),
-    Rule({**MEMBER, **RECOMPUTE}, "train.recompute takes each model's forward pass twice", (ALONE,)),
-    Rule({**MEMBER, **GRAPH}, "train.cuda_graph=true", (ALONE,)),
-    Rule({**MEMBER, "train.profile": is_set}, "train.profile traces one run's steps", (ALONE,)),
-    Rule({**MEMBER, "train.max_seconds": is_set}, "train.max_seconds is the time of each", (ALONE,)),
-    Rule({**MEMBER, "train.num_processes": is_several}, "several processes", (ALONE,)),
+    Rule({**MEMBER, **TURNS}, "optimizer.turns has several optimizers", ALONE),
+    Rule({**MEMBER, **FP16}, "train.precision=fp16 scales each loss separately", ALONE),
+    Rule({**MEMBER, **RECOMPUTE}, "train.recompute takes each model's forward pass twice", ALONE),
+    Rule({**MEMBER, **GRAPH}, "train.cuda_graph=true", ALONE),
+    Rule({**MEMBER, "train.profile": is_set}, "train.profile traces one run's steps", ALONE),
+    Rule({**MEMBER, "train.max_seconds": is_set}, "train.max_seconds is the time of each", ALONE),
+    Rule({**MEMBER, "train.num_processes": is_several}, "several processes", ALONE),
     # what the data allows
     Rule(
         {"data.residency": "device", "rows": "dataset"},
         "a Dataset is read example by example and can't be moved to the device whole; return tensors for that",
-        ("data.residency=stream",),
+        "data.residency=stream",
     ),
     Rule(
         {"data.residency": "device", "rows": lambda rows: rows in ("loader", "iterable")},
         "your DataLoader is read batch by batch; return tensors for that",
-        ("data.residency=auto",),
+        "data.residency=auto",
     ),
     Rule(
         {"data.num_workers": is_some, "rows": "loader"},
         "your DataLoader has its own: DataLoader(..., num_workers=...)",
-        ("data.num_workers=0",),
+        "data.num_workers=0",
     ),
     Rule(
         {"data.num_workers": is_some, "rows": "iterable"},
         "each process would read all of your IterableDataset, and an epoch would end before its other examples; return"
         " DataLoader(dataset, num_workers=...), where __iter__ takes its part by get_worker_info()",
-        ("data.num_workers=0",),
+        "data.num_workers=0",
     ),
     Rule(
         {**NO_VALIDATION, "metric_schedule": is_set, "has_hook_metric": False},
         "{metric_schedule} needs a validation split",
-        (VALIDATE, "scheduler=cosine"),
+        f"{VALIDATE} scheduler=cosine",
     ),
     Rule(
         {**NO_VALIDATION, "train.early_stopping.patience": is_set, "has_hook_metric": False},
         "early stopping needs a validation split",
-        (VALIDATE, "train.early_stopping.patience=null"),
+        f"{VALIDATE} train.early_stopping.patience=null",
     ),
     Rule(
         {**NO_VALIDATION, "train.evaluate_every_steps": is_set, "train.hooks": is_empty, "train.stop_when": is_empty},
         "evaluation during an epoch needs a validation split",
-        (VALIDATE, "train.evaluate_every_steps=null"),
+        f"{VALIDATE} train.evaluate_every_steps=null",
     ),
 )
 
@@ -263,7 +257,7 @@ def _error(rule: Rule, cfg: DictConfig, situation: Situation) -> Problem:
     if "num_processes" in rule.conditions:
         typed.append(f"train.num_processes={situation.num_processes}")
     reason = rule.reason.format_map(vars(situation))
-    return Problem.suggest(" ".join(typed), reason, rule.fixes, code="conflict")
+    return Problem.suggest(" ".join(typed), reason, rule.fixes.split(), code="conflict")
 
 
 def _typed(key: str, value: Any) -> str:

@@ -57,8 +57,8 @@ def test_rule_has_fixes_that_resolve_it(rule):
     cfg, situation = clashing(rule)
     reason = rule.reason.format_map(vars(situation))
     errors = {error.message: error for error in rules.clashes(cfg, situation)}
-    assert errors[reason].suggestions == tuple(map(for_a_shell, rule.fixes))
-    for fix in rule.fixes:
+    assert errors[reason].suggestions == tuple(map(for_a_shell, rule.fixes.split()))
+    for fix in rule.fixes.split():
         key, _, value = fix.partition("=")
         if "." in key and key in rule.conditions:
             fixed = cfg.copy()
