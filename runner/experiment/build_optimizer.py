@@ -35,10 +35,8 @@ from runner.training.optimizer import KERNEL_CHOICES, Turns, check_settings, mak
 from runner.training.schedule import Schedule, wants_metric
 
 #: in place of facts that only the data has
-STAND_INS: dict[str, Any] = {
-    **dict.fromkeys(
-        ("in_features", "out_features", "num_classes", "vocab_size", "context_length", "padding_token"), 10
-    ),
+COUNTS = ("in_features", "out_features", "num_classes", "vocab_size", "context_length", "padding_token")
+STAND_INS: dict[str, Any] = dict.fromkeys(COUNTS, 10) | {
     "input_shape": [10],
     "class_counts": [10],
     "is_multilabel": False,
@@ -69,13 +67,9 @@ def optimizer_of(cfg: DictConfig, model: nn.Module, *, device: torch.device, pre
     shared.pop("turns", None)
     if "groups" in shared:
         shared["groups"] = [_numbers(group, target.defaults) for group in shared["groups"]]
-    try:
-        make, precision = partial(target.make, **target.settings), str(cfg.train.precision)
+    make, precision = partial(target.make, **target.settings), str(cfg.train.precision)
+    with _explained(cfg, target, mode=None):
         return make_optimizer(make, model, device=device, prefix=prefix, precision=precision, **shared)
-    except RunnerError:
-        raise
-    except OF_CODE as error:
-        raise RunnerError(*(try_settings(cfg) or [_target_problem(target, error)])) from error
 
 
 def schedule_of(cfg: DictConfig, optimizer: Optimizer, *, best: Best, steps_per_epoch: int) -> Schedule:
@@ -83,15 +77,22 @@ def schedule_of(cfg: DictConfig, optimizer: Optimizer, *, best: Best, steps_per_
     if not cfg.scheduler.get("_target_"):
         return Schedule()
     target = _target(cfg, "scheduler", mode=best.mode)
-    try:
+    with _explained(cfg, target, mode=best.mode):
         made = _make_schedule(target, target.settings, optimizer, best.mode, cfg)
-    except RunnerError:
-        raise
-    except OF_CODE as error:
-        raise RunnerError(*(try_settings(cfg, mode=best.mode) or [_target_problem(target, error)])) from error
     unit, every = ("epoch", steps_per_epoch) if _interval(cfg) == "epoch" else ("optimizer step", 1)
     unit = f"evaluation, by {best.metric}" if wants_metric(made) else unit
     return Schedule(made, metric=best.metric, every=every, words=f"{target.name} advances after each {unit}")
+
+
+@contextmanager
+def _explained(cfg: DictConfig, target: _Target, *, mode: str | None) -> Iterator[None]:
+    """Report an error of the target's code by the settings that cause it, as far as a trial shows them."""
+    try:
+        yield
+    except RunnerError:
+        raise
+    except OF_CODE as error:
+        raise RunnerError(*(try_settings(cfg, mode=mode) or [_target_problem(target, error)])) from error
 
 
 def try_settings(cfg: DictConfig, *, mode: str | None = "min") -> list[Problem]:
@@ -103,7 +104,8 @@ def try_settings(cfg: DictConfig, *, mode: str | None = "min") -> list[Problem]:
     """
     problems: list[Problem] = []
     optimizers: list[Optimizer] = []
-    with _stand_ins(cfg) as unknown, warnings.catch_warnings(), optimizers_without_dynamo():
+    cfg, unknown = _with_stand_ins(cfg)
+    with warnings.catch_warnings(), optimizers_without_dynamo():
         warnings.simplefilter("ignore")  # the run itself gives them
         turns = turns_of(cfg)
         for name, one in (turns or {"": cfg}).items():
@@ -150,25 +152,25 @@ def turn_problems(cfg: DictConfig) -> list[Problem]:
 
 
 def _of_turn(problem: Problem, cfg: DictConfig, name: str) -> Problem:
-    for key in cfg.optimizer.turns[name]:
-        before, here = re.compile(rf"optimizer\.{key}\b"), f"optimizer.turns.{name}.{key}"
-        source, text, *suggestions = (
-            before.sub(here, each) for each in (problem.source, problem.help, *problem.suggestions)
-        )
-        problem = replace(problem, source=source, help=text, suggestions=tuple(suggestions))
-    return problem
+    keys = "|".join(map(re.escape, cfg.optimizer.turns[name]))
+    source, text, *suggestions = (
+        re.sub(rf"optimizer\.({keys})\b", rf"optimizer.turns.{name}.\1", each)
+        for each in (problem.source, problem.help, *problem.suggestions)
+    )
+    return replace(problem, source=source, help=text, suggestions=tuple(suggestions))
 
 
 def _make_turns(
     cfg: DictConfig, turns: Mapping[str, DictConfig], model: nn.Module, *, device: torch.device, prefix: str
 ) -> Turns:
     named = {name.removeprefix(prefix): each for name, each in model.named_parameters() if each.requires_grad}
-    owners: dict[str, list[str]] = {name: [] for name in named}
-    for turn, settings in cfg.optimizer.turns.items():
-        patterns = [settings.params] if isinstance(settings.params, str) else settings.params
-        key = f"optimizer.turns.{turn}.params"
-        for name in set().union(*(matching(pattern, list(named), key=key) for pattern in patterns)):
-            owners[name].append(str(turn))
+    settings = {str(turn): each for turn, each in cfg.optimizer.turns.items()}
+    owned: dict[str, set[str]] = {}
+    for turn in turns:
+        patterns, key = settings[turn].params, f"optimizer.turns.{turn}.params"
+        patterns = [patterns] if isinstance(patterns, str) else patterns
+        owned[turn] = set().union(*(matching(pattern, list(named), key=key) for pattern in patterns))
+    owners = {name: [turn for turn in turns if name in owned[turn]] for name in named}
     problems = []
     if left := [name for name, by in owners.items() if not by]:
         problem = f"no optimizer owns {_first(left)}, and what trains has one"
@@ -179,16 +181,15 @@ def _make_turns(
         problems.append(Problem("optimizer.turns", problem, f"name `{shared[0]}` in only one of them"))
     refuse(problems)
     made = {}
-    for turn, one in turns.items():
-        others = [named[name] for name, by in owners.items() if by != [turn]]
-        for parameter in others:  # optimizer_of() leaves out frozen parameters
-            parameter.requires_grad_(False)
-        try:
+    try:
+        for turn, one in turns.items():
+            for name, parameter in named.items():  # optimizer_of() leaves out frozen parameters
+                parameter.requires_grad_(name in owned[turn])
             made[turn] = optimizer_of(one, model, device=device, prefix=prefix)
-        finally:
-            for parameter in others:
-                parameter.requires_grad_(True)
-    return Turns(made, {str(turn): int(settings.get("every", 1)) for turn, settings in cfg.optimizer.turns.items()})
+    finally:
+        for parameter in named.values():
+            parameter.requires_grad_(True)
+    return Turns(made, {turn: int(settings[turn].get("every", 1)) for turn in turns})
 
 
 def _first(names: Sequence[str]) -> str:
@@ -226,10 +227,8 @@ def _target(cfg: DictConfig, key: str, *, unknown: frozenset[str] = frozenset(),
     except (TypeError, ValueError):  # some builtins have no signature
         parameters = []
     defaults = {each.name: each.default for each in parameters if each.default is not each.empty}
-    of_facts = frozenset(
-        name for name in settings if any(f"facts.{fact}" in str(written.get(name)) for fact in unknown)
-    )
-    return _Target(key, str(node["_target_"]), make, _numbers(settings, defaults), defaults, of_facts)
+    of_facts = {name for name in settings for fact in unknown if f"facts.{fact}" in str(written.get(name))}
+    return _Target(key, str(node["_target_"]), make, _numbers(settings, defaults), defaults, frozenset(of_facts))
 
 
 def _conf_defaults(target: _Target) -> dict[str, Any]:
@@ -259,19 +258,14 @@ def _is_no_number(value: Any) -> bool:
     return isinstance(value, bool) or (isinstance(value, float) and not math.isfinite(value))
 
 
-@contextmanager
-def _stand_ins(cfg: DictConfig) -> Iterator[frozenset[str]]:
-    """Give facts that are not known yet some value, and yield their names."""
-    unknown = [name for name in STAND_INS if OmegaConf.is_missing(cfg.facts, name)]
+def _with_stand_ins(cfg: DictConfig) -> tuple[DictConfig, frozenset[str]]:
+    """Return a copy in which facts that are not known yet have some value, and their names."""
+    unknown, filled = [name for name in STAND_INS if OmegaConf.is_missing(cfg.facts, name)], copy.deepcopy(cfg)
     steps = validate.value(cfg, "train.num_steps")
-    with read_write(cfg.facts):
+    with read_write(filled.facts):
         for name in unknown:
-            cfg.facts[name] = steps if name == "num_steps" and steps else STAND_INS[name]
-        try:
-            yield frozenset(unknown)
-        finally:
-            for name in unknown:
-                cfg.facts[name] = "???"
+            filled.facts[name] = steps if name == "num_steps" and steps else STAND_INS[name]
+    return filled, frozenset(unknown)
 
 
 def _try_optimizer(cfg: DictConfig, unknown: frozenset[str]) -> Optimizer:
@@ -286,19 +280,17 @@ def _try_optimizer(cfg: DictConfig, unknown: frozenset[str]) -> Optimizer:
         return made
 
     refuse(_wrong_settings(target, make, target.settings))
-    groups = split_settings(resolved(cfg, "optimizer"), "optimizer")[1].get("groups") or []
+    optimizer, problems = make(target.settings), []
     known = set(target.defaults) | set(inspect.signature(target.make).parameters)
-    problems = []
-    for index, group in enumerate(groups):
+    for index, group in enumerate(split_settings(resolved(cfg, "optimizer"), "optimizer")[1].get("groups") or []):
         key, own = f"optimizer.groups[{index}]", {name: group[name] for name in group if name != "match"}
         check_settings(own, known, key)
         own = _of_any_kernel(_numbers(own, target.defaults))
         problems += _wrong_settings(replace(target, key=key, settings={**target.settings, **own}), make, own)
+        if not problems:
+            rate = {"lr": _number(own["lr"])} if "lr" in own else {}
+            optimizer.add_param_group({"params": [_parameter()], **rate})
     refuse(problems)
-    optimizer = make(target.settings)
-    for group in groups:
-        rate = {"lr": _number(group["lr"])} if "lr" in group else {}
-        optimizer.add_param_group({"params": [_parameter()], **rate})
     return optimizer
 
 
@@ -378,38 +370,39 @@ def _make_schedule(
 
 def _gives_one_rate(target: _Target, settings: Mapping[str, Any], optimizer: Optimizer) -> bool:
     """Return whether all groups have the same rate in each of a schedule's first steps."""
-    own, counts = _merged([optimizer]), []
+    own, are_equal = _merged([optimizer]), []
     with warnings.catch_warnings(), suppress(*OF_CODE):  # a schedule may end after one step
         warnings.simplefilter("ignore")
         schedule = target.make(own, **settings)
         for _ in range(NUM_STEPS):
-            counts.append(len({float(group["lr"]) for group in own.param_groups}))
+            are_equal.append(len({float(group["lr"]) for group in own.param_groups}) == 1)
             _advance(schedule)
-    return max(counts, default=0) == 1
+    return bool(are_equal) and all(are_equal)
 
 
 def _wrong_settings(target: _Target, make: Make, among: Mapping[str, Any]) -> list[Problem]:
     """Return an error for each setting that fails with the defaults of all others, or for the target if none does.
 
-    A value that isn't a number, where the default is one, is wrong even if the target takes it.
+    A value that isn't a finite number, where the default is a number, is wrong even if the target takes it.
     """
-    not_numbers = [name for name in among if _is_number(target.defaults.get(name)) and _is_no_number(among[name])]
+    wrong: dict[str, BaseException | None] = {
+        name: None for name, value in among.items() if _is_number(target.defaults.get(name)) and _is_no_number(value)
+    }
     error = _error_of(make, target.settings)
-    if error is None and not not_numbers:
+    if error is None and not wrong:
         return []
     target = replace(target, defaults={**target.defaults, **_conf_defaults(target)})
-    if isinstance(error, RunnerError):
-        return [*(_setting_problem(target, name, None) for name in not_numbers), *error.problems]
-    usual = {name: target.defaults.get(name) for name in target.settings}
-    safe = {name: SAFE_VALUE if value is None else value for name, value in usual.items()}
-    errors: dict[str, BaseException | None] = {}
-    if error is not None and _error_of(make, safe) is None:
-        errors = {name: _error_of(make, {**safe, name: among[name]}) for name in among}
-    errors |= dict.fromkeys(not_numbers)
-    wrong = [name for name in errors if name in not_numbers or errors[name] is not None]
-    if error is not None and not wrong and not target.unknown:
-        return [_target_problem(target, error)]
-    return [_setting_problem(target, name, errors[name]) for name in wrong if name not in target.unknown]
+    known = error.problems if isinstance(error, RunnerError) else ()
+    if error is not None and not known:
+        usual = {name: target.defaults.get(name) for name in target.settings}
+        safe = {name: SAFE_VALUE if value is None else value for name, value in usual.items()}
+        if _error_of(make, safe) is None:
+            errors = {name: _error_of(make, {**safe, name: among[name]}) for name in among if name not in wrong}
+            wrong |= {name: each for name, each in errors.items() if each is not None}
+        if not wrong and not target.unknown:
+            return [_target_problem(target, error)]
+    mine = [name for name in among if name in wrong and name not in target.unknown]
+    return [*(_setting_problem(target, name, wrong[name]) for name in mine), *known]
 
 
 def _error_of(make: Make, settings: Mapping[str, Any]) -> BaseException | None:

@@ -100,13 +100,8 @@ def test_what_they_do_not_take_is_told_by_its_key(words, asked, so, write, monke
 
 
 def test_all_that_is_wrong_is_told_at_once():
-    words = [
-        "device=cuda",
-        "optimizer.lr=x",
-        "+optimizer.betas=[0.9]",
-        "scheduler=cosine",
-        "scheduler.warmup_fraction=2",
-    ]
+    words = ["device=cuda", "optimizer.lr=x", "+optimizer.betas=[0.9]", "scheduler=cosine"]
+    words += ["scheduler.warmup_fraction=2"]
     asked = [problem.source for problem in problems(*words)]
     assert asked == ["device=cuda", "optimizer.lr=x", "optimizer.betas=[0.9]", "scheduler.warmup_fraction=2"]
 
