@@ -6,6 +6,7 @@ import statistics
 
 import pytest
 import torch
+from hand_loop import steps_of
 from members import CPU, trained_alone
 from omegaconf import OmegaConf
 from simulated import run_simulated
@@ -23,15 +24,8 @@ from runner.models.card import read_card
 from runner.models.mlp import MLP
 from runner.training.evaluate import evaluate
 
-SHORT = [
-    "device=cpu",
-    "tracking.enabled=false",
-    "train.num_epochs=1",
-    "data.limit=300",
-    "model=mlp",
-    "model.hidden_sizes=[8]",
-    "task.plots=false",
-]
+SHORT = ["device=cpu", "tracking.enabled=false", "train.num_epochs=1", "data.limit=300", "model=mlp"]
+SHORT += ["model.hidden_sizes=[8]", "task.plots=false"]
 
 
 def run(folder, *words):
@@ -192,16 +186,9 @@ def limited():
 def trained_by_hand(inputs, targets, orders):
     """Train in a plain loop over the orders of its epochs. Returns the model, and the loss of each step."""
     torch.manual_seed(0)
-    model, losses = MLP(64, 10, HIDDEN), []
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.001, fused=True)
-    for order in orders:
-        for rows in torch.as_tensor(order).split(BATCH):
-            loss = F.cross_entropy(model(inputs[rows]), targets[rows])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-    return model, losses
+    model = MLP(64, 10, HIDDEN)
+    batches = ((inputs[rows], targets[rows]) for order in orders for rows in torch.as_tensor(order).split(BATCH))
+    return model, [loss for loss, _ in steps_of(model, batches)]
 
 
 def losses_of(run):

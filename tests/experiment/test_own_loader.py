@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hand_loop import steps_of
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
@@ -247,25 +248,22 @@ def losses_of(folder, metric="train/loss"):
 
 def by_hand(loader, *, sets=()):
     """Train in a plain loop. sets: Generators of the loader, with their first seeds."""
+
+    def batches():
+        for epoch in range(3):
+            seed = mixed(0, EPOCH, epoch)
+            random.seed(seed)
+            np.random.seed(seed % 2**32)
+            torch.manual_seed(seed)
+            for generator, first in sets:
+                generator.manual_seed(mixed(first, EPOCH, epoch))
+            if hasattr(loader.batch_sampler, "set_epoch"):
+                loader.batch_sampler.set_epoch(epoch)
+            yield from loader
+
     torch.manual_seed(0)
-    model, losses = nn.Sequential(nn.Linear(4, 2)), []
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.001, fused=True)
-    for epoch in range(3):
-        seed = mixed(0, EPOCH, epoch)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
-        torch.manual_seed(seed)
-        for generator, first in sets:
-            generator.manual_seed(mixed(first, EPOCH, epoch))
-        if hasattr(loader.batch_sampler, "set_epoch"):
-            loader.batch_sampler.set_epoch(epoch)
-        for inputs, targets in loader:
-            loss = F.cross_entropy(model(inputs), targets)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-    return losses, model
+    model = nn.Sequential(nn.Linear(4, 2))
+    return [loss for loss, _ in steps_of(model, batches())], model
 
 
 def weighted_by_hand(module):
