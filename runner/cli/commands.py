@@ -87,10 +87,11 @@ def _check_length(command: str, cfg: DictConfig, overrides: list[str]) -> None:
 
 def reproduce(arguments: Arguments) -> int:
     from runner.runs.reproduce import reproduce as repeating  # torch
-    from runner.runs.reproduce.recorded import default_uri, open_recorded
+    from runner.runs.reproduce.recorded import open_recorded
 
     results: list[bool] = []
-    with open_recorded(arguments.run, uri=default_uri(arguments.overrides), trusted=arguments["--trust"]) as original:
+    uri = stores.named(arguments.overrides) or stores.USUAL
+    with open_recorded(arguments.run, uri=uri, trusted=arguments["--trust"]) as original:
 
         def run_again(cfg: DictConfig, folder: Path, start: RunStart) -> tuple[Summary, dict[str, Any]]:
             summary, is_same = repeating.repeat(

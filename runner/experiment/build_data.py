@@ -132,7 +132,10 @@ def batches_of(
 
     In training they are shuffled, or drawn by the sampler.
     """
-    rules.check(cfg, rules.Situation(rows=_rows_kind(rows)))
+    kind = "dataset" if isinstance(rows, Dataset) else "tensors"
+    if isinstance(rows, OwnLoader):
+        kind = "loader" if rows.is_loader else "iterable"
+    rules.check(cfg, rules.Situation(rows=kind))
     shared, train = validate.shared_data_settings(cfg), cfg.train
     batch_size = train.batch_size if is_training else train.eval_batch_size or train.batch_size
     fraction = cfg.backends.cuda.memory_fraction if device.type == "cuda" else None
@@ -152,12 +155,6 @@ def batches_of(
             finish.compile(dynamic=False)
         batches = TransformedBatches(batches, finish, device=device, seed=cfg.seed, is_training=is_training)
     return batches, why
-
-
-def _rows_kind(rows: Any) -> str:
-    if isinstance(rows, OwnLoader):
-        return "loader" if rows.is_loader else "iterable"
-    return "dataset" if isinstance(rows, Dataset) else "tensors"
 
 
 def with_larger_evaluation(

@@ -16,7 +16,8 @@ from omegaconf import DictConfig, OmegaConf
 from runner.config.defaults import in_words
 from runner.config.identity import changes, chosen, may_change
 from runner.errors import Problem, RunnerError
-from runner.experiment.summary import Summary, length_key
+from runner.experiment.directory import RERUN, Run
+from runner.experiment.summary import length_key
 
 #: held by the process that was started, from its first file to its last; the journal has its writer's lock
 LOCK = "journal/run.lock"
@@ -122,29 +123,13 @@ class RunDirectory:
                 made.rmdir()
 
 
-def is_used(folder: Path) -> bool:
-    """Whether a run has begun in it."""
-    from runner.tracking.journal_records import FILE, scan  # numpy: not on the way to --help
-
-    journal = folder / FILE
-    if journal.is_file() and any(record.kind == "start" for record in scan(journal)):
-        return True
-    return has_checkpoint(folder)
-
-
-def has_checkpoint(folder: Path) -> bool:
-    """Return whether a run in a directory can be resumed."""
-    return any((folder / "checkpoints").glob("last*.pt"))
-
-
 def refuse_used(folder: Path, cfg: DictConfig, *, from_rerun: bool = False) -> None:
     """Raise a RunnerError if a directory has a run: how it differs, or how to resume it. Writes nothing."""
-    if not is_used(folder):
+    run = Run(folder)
+    if not run.has_begun:
         return
-    from runner.tracking.journal import is_being_written  # numpy, as above
-
     try:
-        before = chosen(OmegaConf.load(folder / "rerun.yaml"))  # type: ignore[arg-type]
+        before = chosen(OmegaConf.load(folder / RERUN))  # type: ignore[arg-type]
     except Exception:  # it may be incomplete, or another program's
         before = {}
     now = chosen(cfg)
@@ -158,9 +143,9 @@ def refuse_used(folder: Path, cfg: DictConfig, *, from_rerun: bool = False) -> N
         fix = f"use another directory (the usual one has the time in its name), or run `{resume}`"
         raise RunnerError.of(source, problem, fix)
     more = in_words({key: now.get(key) for key in changed if key.startswith("train.")})
-    if is_being_written(folder):
+    if run.is_running:
         raise RunnerError.of(source, "this run is in it already, and is running", "use another directory, or wait")
-    if Summary.read(folder).is_over() and not more:
+    if run.summary.is_over() and not more:
         if from_rerun:
             raise RunnerError.of(source, "this run is in it already, and has finished", "use another directory")
         fix = f"run `{resume} {length_key(cfg)}=...` for more of it, or use another directory"

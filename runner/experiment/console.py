@@ -23,7 +23,8 @@ from runner.data.sampler import balance
 from runner.device import Choice
 from runner.device.precision import precision_note
 from runner.errors import harmless, without_password
-from runner.experiment.claim import CONSOLE, LOG, has_checkpoint
+from runner.experiment.claim import CONSOLE, LOG
+from runner.experiment.directory import Run
 from runner.experiment.summary import Summary, time_in_words
 from runner.experiment.terminal import Terminal, labeled, readable, row, seconds, short, text_table
 from runner.tasks.metric_names import is_rate
@@ -41,6 +42,7 @@ SECONDS_BETWEEN_FRAMES = 0.25
 SECONDS_BETWEEN_LINES = 2.0  # in a pipe
 MAX_EPOCH_LINES = 20  # that stay in a terminal
 MAX_HINTS = 3
+SPLITS = ("train", "val", "test")
 COLORS = {"finished": "green", "pruned": "yellow", "killed": "yellow", "failed": "red"}
 #: texts for the `ending` of a training
 ENDINGS = {"max_seconds": " (train.max_seconds)", "patience": " (early stopping)"}
@@ -136,16 +138,10 @@ class Screen:
 
     def result(self, summary: Summary, *, folder: Path, rows: Mapping[str, str | Text]) -> None:
         """Print the results: the values by split, how the run ended, and the commands to continue. Hints come last."""
-        splits: dict[str, dict[str, float]] = {}
-        for name, value in summary.metrics.items():
-            split, _, metric = name.partition("/")
-            if split in ("train", "val", "test") and not is_rate(name):
-                splits.setdefault(metric, {})[split] = value
-        columns = [split for split in ("train", "val", "test") if any(split in values for values in splits.values())]
-        table = [
-            [metric, *(readable(values[split]) if split in values else "" for split in columns)]
-            for metric, values in splits.items()
-        ]
+        values = {name: readable(value) for name, value in summary.metrics.items() if not is_rate(name)}
+        columns = [split for split in SPLITS if any(name.startswith(f"{split}/") for name in values)]
+        metrics = dict.fromkeys(name.partition("/")[2] for name in values if name.partition("/")[0] in columns)
+        table = [[metric, *(values.get(f"{split}/{metric}", "") for split in columns)] for metric in metrics]
         if columns:
             self.console.print("", text_table(["", *columns], table, right=range(1, 4)), "", sep="\n")
         self.console.print(_headline(summary))
@@ -265,7 +261,7 @@ def last_rows(settings: Settings, summary: Summary, folder: Path, *, publishes: 
     elif (
         summary.status == "killed"
         or summary.ending in ("max_seconds", "disk_full")
-        or (summary.status == "failed" and has_checkpoint(folder))
+        or (summary.status == "failed" and Run(folder).is_resumable)
     ):
         rows["resume"] = f"python -m runner resume {run}"
     if (folder / "rerun.yaml").exists():

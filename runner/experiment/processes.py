@@ -36,11 +36,12 @@ from runner.distributed.environment import RankInfo, rank_here
 from runner.distributed.group import Alone, Ranks, distributed
 from runner.distributed.group import join as join_group
 from runner.errors import RunnerError
-from runner.experiment import claim, rules
+from runner.experiment import rules
 from runner.experiment.build import prepare
 from runner.experiment.check import check_here
 from runner.experiment.console import Screen
 from runner.experiment.context import Checked, Repetition, RunContext
+from runner.experiment.directory import Run
 from runner.experiment.summary import FILE, Summary
 from runner.training import signals
 from runner.training.fit import fit
@@ -226,7 +227,7 @@ def prepare_in_turn(
         divide = dividing(device, ranks.num)
     if not ranks.is_first:
         ranks.broadcast_object(None)
-    num_here, is_resumed = rank.local_num if rank else 1, claim.has_checkpoint(directory)
+    num_here, is_resumed = rank.local_num if rank else 1, Run(directory).is_resumable
     parts = prepare(cfg, device, is_resumed=is_resumed, num_processes=num_here, divide=divide, num_ranks=ranks.num)
     if ranks.is_first:
         ranks.broadcast_object(None)

@@ -1,6 +1,6 @@
 """Records what a run was made with: the commit of the current directory and its changes, installed packages, the user's files.
 
-For the run's record (run_record.py), `export`, and `reproduce`, `diff` and `try`, which compare.
+For the run's record (reporter.py), `export`, and `reproduce`, `diff` and `try`, which compare.
 """
 
 from __future__ import annotations

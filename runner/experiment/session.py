@@ -30,8 +30,7 @@ from runner.experiment.console import Screen, describe_parts, device_row, last_r
 from runner.experiment.context import Checked, RunContext
 from runner.experiment.figures import illustrate
 from runner.experiment.provenance import versions
-from runner.experiment.reporter import Reporter
-from runner.experiment.run_record import example_rows, log_model, log_start
+from runner.experiment.reporter import Reporter, example_rows
 from runner.experiment.summary import Summary
 from runner.experiment.terminal import row, short
 from runner.models.card import write_card
@@ -69,7 +68,8 @@ class Session:
         self.folder, self.settings = folder, Settings.of(cfg)
         self.screen = context.screen or Screen()
         self._machine, self._context = machine, context
-        self._rerun = rerun_text(cfg)  # before the data fills in the facts
+        saved = OmegaConf.create(for_disk(cfg, without=("sweep", "plan")))  # before the data fills in the facts
+        self._rerun = f"defaults: [schema, base, _self_]\n{OmegaConf.to_yaml(saved)}"
         self._publisher: Publisher | None = None
         self._ack: Ack | None = None  # once the uploader has finished
         self._open = ExitStack()  # the journal and the signals
@@ -115,7 +115,7 @@ class Session:
         )
         grace, end_now = settings.train.grace_seconds, self._end_now if context.owns_process else None
         self.stop = self._open.enter_context(listening(grace_seconds=grace, end_now=end_now))
-        log_start(self.reporter, cfg, parts, machine=self._machine, context=context, num_together=num_together)
+        self.reporter.log_start(cfg, parts, machine=self._machine, context=context, num_together=num_together)
         for line, in_log in describe_parts(settings, parts):
             self.screen.say(line, in_log=in_log)
         self._setup = time.perf_counter() - self._began
@@ -149,7 +149,7 @@ class Session:
             if has_model or (is_finished and (self._parts.val or self._parts.train).indexed() is not None):
                 rows = example_rows(self._parts)
             if has_model:
-                log_model(self.reporter, self._parts, self.settings, rows, step=result.best.step)
+                self.reporter.log_model(self._parts, self.settings, rows, step=result.best.step)
                 if self._publisher is not None:
                     self._publisher.wake()  # it is sent while the plots are drawn
         with self._failing():
@@ -296,9 +296,3 @@ def check_directory(folder: Path, cfg: DictConfig) -> None:
     check_folder(folder)
     mask_folder(folder, cfg)
     recipes.check(folder)
-
-
-def rerun_text(cfg: DictConfig) -> str:
-    """Return the text of rerun.yaml: the run's configuration, without keys about sweeps and plans."""
-    saved = OmegaConf.create(for_disk(cfg, without=("sweep", "plan")))
-    return "defaults: [schema, base, _self_]\n" + OmegaConf.to_yaml(saved)

@@ -51,6 +51,13 @@ def text_table(titles: Sequence[str], rows: Iterable[Sequence[str | Text]], *, r
     return table
 
 
+def aligned(rows: Sequence[Sequence[str]], *, right: bool = False) -> list[str]:
+    """Return a line for each row of cells. right: all but the first column are aligned right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    sides = [str.rjust if right and number else str.ljust for number in range(len(widths))]
+    return ["  ".join(map(lambda side, *cell: side(*cell), sides, row, widths)).rstrip() for row in rows]
+
+
 def row(label: str, text: str) -> str:
     """A line with a label."""
     return f"{label:<8} {text}"

@@ -37,6 +37,7 @@ from runner.experiment.build_data import PreparedData
 from runner.experiment.check import check_here
 from runner.experiment.console import Screen
 from runner.experiment.context import Checked, RunContext
+from runner.experiment.directory import Run
 from runner.experiment.session import Session, check_directory
 from runner.experiment.summary import Summary
 from runner.training.observer import Observer
@@ -139,7 +140,7 @@ def _prepared(job: PlannedRun, hardware: Hardware, rows: CommonRows) -> _Open:
         machine, device = Checked(hardware, choice), torch.device(choice.here)
         session = own.enter_context(Session.open(job.cfg, job.folder, machine=machine, context=context))
         try:
-            is_resumed = claim.has_checkpoint(job.folder)
+            is_resumed = Run(job.folder).is_resumable
             parts = prepare(job.cfg, device, is_resumed=is_resumed, read=rows.read(job.cfg))
         except RunnerError as error:
             is_full = any(problem.source == "data.residency=device" for problem in error.problems)

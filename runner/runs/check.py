@@ -20,6 +20,7 @@ from runner.device.placement import tensors
 from runner.errors import RunnerError, without_password
 from runner.experiment.claim import LOG
 from runner.experiment.context import RunContext
+from runner.experiment.directory import BEST, LAST, Run
 from runner.experiment.run import run
 from runner.experiment.summary import Summary
 from runner.experiment.terminal import say
@@ -27,12 +28,11 @@ from runner.experiment.terminal import seconds as in_seconds
 from runner.models.example import call
 from runner.runs.export import FOLDER, FORMS, export_to
 from runner.runs.inputs import example
-from runner.runs.load import BEST, Trained, open_run
+from runner.runs.load import Trained, open_on_cpu
 from runner.tracking.store_uri import sqlite_path
 from runner.training import checkpoint
 from runner.version import IMPORTED
 
-LAST = "checkpoints/last.pt"
 SECONDS_FOR_STORE = 2.0  # that a server may take to answer
 
 
@@ -52,7 +52,7 @@ def check_run(cfg: DictConfig, folder: Path, *, context: RunContext) -> Summary:
         _keep_log(folder)
         return summary
     began = time.perf_counter()
-    trained = open_run((folder, BEST), device="cpu", uses_autocast=False)
+    trained = open_on_cpu(Run(folder))
     loading_seconds = time.perf_counter() - began
     for line in _trained_parts(cfg, summary, trained):
         say(f"check:  {line}")
@@ -91,7 +91,7 @@ def _steps(cfg: DictConfig, summary: Summary, *, num_steps: int) -> str:
 
 
 def _check_weights(trained: Trained) -> None:
-    saved, loaded = checkpoint.load(trained.folder / trained.weights)["model"], trained.model.state_dict()
+    saved, loaded = checkpoint.load(trained.folder / BEST)["model"], trained.model.state_dict()
     for name, value in saved.items():
         if not torch.equal(value.nan_to_num(), loaded[name].to(value.dtype).nan_to_num()):
             problem = f"the model's `{name}` differs from the checkpoint's after loading"
@@ -115,11 +115,9 @@ def _repeat(trained: Trained) -> None:
     """Raises: RunnerError for a model whose outputs for the same rows differ in eval mode."""
     rows, model = example(trained), trained.model
     pairs = zip(tensors(call(model, rows)), tensors(call(model, rows)), strict=True)
-    apart = max(
-        (float((one.double() - other.double()).abs().max()) for one, other in pairs if one.numel()), default=0.0
-    )
-    if apart > 0:
-        problem = f"two passes over one batch differ by up to {apart:.3g} in eval mode: `forward` draws random numbers"
+    differences = [float((one.double() - other.double()).abs().max()) for one, other in pairs if one.numel()]
+    if (most := max(differences, default=0.0)) > 0:
+        problem = f"two passes over one batch differ by up to {most:.3g} in eval mode: `forward` draws random numbers"
         fix = "create layers in `__init__`, and use `F.dropout(x, training=self.training)`"
         raise RunnerError.of("train.check=true", problem, fix)
 
@@ -142,20 +140,23 @@ def _pickled(trained: Trained) -> int:
 
 def _reached(uri: str) -> str:
     path = sqlite_path(uri)
-    if path is not None:
-        is_free = os.access(path if path.exists() else path.parent, os.W_OK)
-        return "writable" if is_free else "not writable: a run continues without it, and `sync` sends the points later"
+    problem = "not writable"
     try:
-        parts = urlsplit(uri)
-        if parts.scheme not in ("http", "https") or parts.hostname is None:
-            return "not asked"
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-        socket.create_connection((parts.hostname, port), SECONDS_FOR_STORE).close()
+        if path is not None:
+            if os.access(path if path.exists() else path.parent, os.W_OK):
+                return "writable"
+        else:
+            parts = urlsplit(uri)
+            if parts.scheme not in ("http", "https") or parts.hostname is None:
+                return "not asked"
+            port = parts.port or (443 if parts.scheme == "https" else 80)
+            socket.create_connection((parts.hostname, port), SECONDS_FOR_STORE).close()
+            return "answers"
     except OSError as error:
-        return f"no answer ({error.strerror or error}): a run continues without it, and `sync` sends the points later"
+        problem = f"no answer ({error.strerror or error})"
     except ValueError as error:
-        return f"not an address ({error}): a run continues without it, and `sync` sends the points later"
-    return "answers"
+        problem = f"not an address ({error})"
+    return f"{problem}: a run continues without it, and `sync` sends the points later"
 
 
 def _keep_log(folder: Path) -> None:

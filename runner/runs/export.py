@@ -16,100 +16,51 @@ from torch import nn
 
 from runner.command import Arguments
 from runner.config.packages import install
-from runner.data.tables.columns import Columns, columns_in
+from runner.data.tables.columns import columns_in
 from runner.device.placement import map_tensors, num_rows, tensors
 from runner.errors import RunnerError, at_once, nearest
 from runner.experiment.provenance import versions
 from runner.experiment.terminal import say, short
 from runner.models.example import call, ordered
 from runner.runs import export_formats
+from runner.runs.export_formats import Compute
+from runner.runs.find import find_trained
 from runner.runs.inputs import example as example_of
-from runner.runs.load import Trained, find_run, open_run
+from runner.runs.load import Trained, open_on_cpu
 from runner.tasks.task import Predicting, is_predicting
 
+FOLDER = "exports"
+ABOUT = "about.json"  # in a model's directory; FILE.json next to a file
+TRIED_ROWS = (1, 2, 3, 7, 16)
+#: relative and absolute tolerance in float32: another runtime sums in another order
+CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+
+
+Write = Callable[[Trained, nn.Module, Any, Path], Compute | None]
+FORMS: dict[str, tuple[str, Write]] = {
+    "safetensors": ("model.safetensors", export_formats.safetensors),
+    "onnx": ("model.onnx", export_formats.onnx),
+    "pt2": ("model.pt2", export_formats.pt2),
+    "mlflow": ("mlflow", export_formats.mlflow),
+}
 HOW = {
     "safetensors": "build the module that `model` describes, load_state_dict(safetensors.torch.load_file(FILE)), eval()",
     "onnx": "onnxruntime.InferenceSession(FILE).run(None, {NAME: array for each input})",
     "pt2": "torch.export.load(FILE).module()(*inputs)",
     "mlflow": "mlflow.pyfunc.load_model(FOLDER).predict(inputs), or mlflow models serve -m FOLDER --env-manager local",
 }
-OF_COLUMNS = f"{HOW['mlflow']}, where this runner is installed, from its checkout or its wheel; inputs: a DataFrame with these columns"
-
-
-def about(
-    trained: Trained, form: str, module: nn.Module, rows: Any, checked: dict[str, Any] | None, *, predictions: bool
-) -> dict[str, Any]:
-    """Return the description next to the model. checked: the comparison with the original; None: not possible."""
-    card = trained.card
-    with torch.no_grad():
-        said = call(module, rows)
-    kind = trained.task.kind if is_predicting(trained.task) else None
-    names = export_formats.output_names(module, rows)
-    columns = columns_in(card.reader) if form == "mlflow" else None
-    return {
-        "format": form,
-        "how": HOW[form] if columns is None else OF_COLUMNS,
-        "inputs": _described(export_formats.input_names(module, rows), rows) if columns is None else _named(columns),
-        "outputs": _described(names, said),
-        "kind": kind,
-        "meaning": _meaning(kind, predictions=predictions),
-        "classes": list(card.classes),
-        "targets": list(card.targets),
-        "preprocessing": {
-            "in_the_model": {key: card.model[key] for key in ("before", "after") if key in card.model},
-            "before_it": card.reader,
-        },
-        "model": card.model,
-        "data": card.data,
-        "facts": card.facts,
-        "run": trained.folder.name,
-        "step": trained.step,
-        "checked": checked,
-        "versions": versions(),
-        "card": asdict(card),
-    }
-
-
-def _described(names: list[str], tree: Any) -> list[dict[str, Any]]:
-    return [
-        {"name": name, "shape": ["rows", *tensor.shape[1:]], "dtype": str(tensor.dtype).removeprefix("torch.")}
-        for name, tensor in zip(names, tensors(tree), strict=True)
-    ]
-
-
-def _named(columns: Columns) -> list[dict[str, Any]]:
-    return [{"name": column.name, "shape": ["rows"], "dtype": column.kind} for column in columns.columns]
-
-
-def _meaning(kind: str | None, *, predictions: bool) -> str:
-    if predictions:
-        return "probabilities by class, in the order of `classes`" if kind == "multiclass" else "what the task predicts"
-    meanings = {
-        "multiclass": "logits by class, in the order of `classes`; softmax over the last axis makes probabilities",
-        "multilabel": "logits by label, in the order of `targets`; the logistic function makes probabilities",
-        "regression": "the numbers themselves, in the order of `targets`",
-    }
-    return meanings.get(kind or "", "the model's raw outputs")
-
-
-Form = Callable[[Trained, nn.Module, Any, Path], "export_formats.Compute | None"]
-FORMS: dict[str, tuple[str, Form]] = {
-    "safetensors": ("model.safetensors", export_formats.safetensors),
-    "onnx": ("model.onnx", export_formats.onnx),
-    "pt2": ("model.pt2", export_formats.pt2),
-    "mlflow": ("mlflow", export_formats.mlflow),
-}
-FOLDER = "exports"
-BESIDE = "about.json"  # in a model's directory; FILE.json next to a file
-TRIED_ROWS = (1, 2, 3, 7, 16)
-#: relative and absolute tolerance in float32: another runtime sums in another order
-CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 #: help for a model that a format does not support
 INSTEAD = {
     "safetensors": "use `--format mlflow`, which pickles what has no other form",
     "onnx": "use `--format pt2` for torch, `--format safetensors` for the weights, or `--format mlflow`, which pickles",
     "pt2": "use `--format safetensors` for the weights, or `--format mlflow`, which pickles",
     "mlflow": "use `--format safetensors` for the weights",
+}
+OF_COLUMNS = ", where this runner is installed, from its checkout or its wheel; inputs: a DataFrame with these columns"
+MEANINGS = {
+    "multiclass": "logits by class, in the order of `classes`; softmax over the last axis makes probabilities",
+    "multilabel": "logits by label, in the order of `targets`; the logistic function makes probabilities",
+    "regression": "the numbers themselves, in the order of `targets`",
 }
 
 
@@ -134,9 +85,8 @@ def export(arguments: Arguments) -> dict[str, Any]:
         RunnerError: If the format does not support the model. Nothing is left then.
     """
     form, output = arguments["--format"], arguments["--output"]
-    at_once(partial(_check_form, form, output), partial(find_run, arguments.run, verb="export"))
-    trained = open_run(find_run(arguments.run, verb="export"), device="cpu", uses_autocast=False)
-    target = _target(form, output) or trained.folder / FOLDER / FORMS[form][0]
+    file, run = at_once(partial(_target, form, output), partial(find_trained, arguments.run, verb="export"))
+    trained, target = open_on_cpu(run), file or run.folder / FOLDER / FORMS[form][0]
     report = export_to(trained, form, target, predictions=arguments["--predictions"])
     say(f"run     {trained.title}")
     for note in trained.notes:
@@ -147,7 +97,7 @@ def export(arguments: Arguments) -> dict[str, Any]:
     else:
         rows = ", ".join(map(str, checked["rows"]))
         say(f"checked as the original for {rows} rows; largest difference {checked['largest_difference']:.1e}")
-    say(f"written {short(target.absolute())} and {short(_beside(target).absolute())}")
+    say(f"written {short(target.absolute())} and {short(_about_file(target).absolute())}")
     return {**report, "path": str(target)}
 
 
@@ -162,20 +112,68 @@ def export_to(trained: Trained, form: str, target: Path, *, predictions: bool) -
     rows = example_of(trained)
     if num_rows(rows) == 1:  # an export takes a dimension of 1 for a constant
         rows = map_tensors(rows, lambda tensor: torch.cat([tensor, tensor]))
-    asked = f"export --format {form}"
-    with _beside_it(target) as place:
-        made = Path(place) / (target.name if form != "onnx" else Path(target).name)
+    asked, fix = f"export --format {form}", INSTEAD[form]
+    with _directory_near(target) as place:
+        made = Path(place) / target.name
         rows = _ordered(module, rows, asked)
-        with export_formats.explained(asked, INSTEAD[form]):
+        with export_formats.explained(asked, fix):
             compute = FORMS[form][1](trained, module, rows, made)
-            checked = None if compute is None else _checked(module, compute, rows, asked=asked, write=INSTEAD[form])
-            report = about(trained, form, module, rows, checked, predictions=predictions)
-        _beside(made).write_text(json.dumps(report, indent=2) + "\n")
+            checked = None if compute is None else _checked(module, compute, rows, asked=asked, fix=fix)
+            report = _about(trained, form, module, rows, checked, predictions=predictions)
+        _about_file(made).write_text(json.dumps(report, indent=2) + "\n")
         if target.is_dir():
             shutil.rmtree(target)  # an earlier export, see _target()
         for file in sorted(Path(place).iterdir()):  # onnx may have a separate file of weights
             file.replace(target.parent / file.name)
     return report
+
+
+def _about(
+    trained: Trained, form: str, module: nn.Module, rows: Any, checked: dict[str, Any] | None, *, predictions: bool
+) -> dict[str, Any]:
+    """Return the description next to the model. checked: the comparison with the original; None: not possible."""
+    card = trained.card
+    kind = trained.task.kind if is_predicting(trained.task) else None
+    meaning = MEANINGS.get(kind or "", "the model's raw outputs")
+    if predictions:
+        meaning = "what the task predicts"
+        if kind == "multiclass":
+            meaning = "probabilities by class, in the order of `classes`"
+    how, inputs = HOW[form], _described(export_formats.input_names(module, rows), rows)
+    if form == "mlflow" and (table := columns_in(card.reader)) is not None:
+        how += OF_COLUMNS
+        inputs = [{"name": column.name, "shape": ["rows"], "dtype": column.kind} for column in table.columns]
+    with torch.no_grad():
+        outputs = call(module, rows)
+    return {
+        "format": form,
+        "how": how,
+        "inputs": inputs,
+        "outputs": _described(export_formats.output_names(outputs), outputs),
+        "kind": kind,
+        "meaning": meaning,
+        "classes": list(card.classes),
+        "targets": list(card.targets),
+        "preprocessing": {
+            "in_the_model": {key: card.model[key] for key in ("before", "after") if key in card.model},
+            "before_it": card.reader,
+        },
+        "model": card.model,
+        "data": card.data,
+        "facts": card.facts,
+        "run": trained.folder.name,
+        "step": trained.step,
+        "checked": checked,
+        "versions": versions(),
+        "card": asdict(card),
+    }
+
+
+def _described(names: list[str], tree: Any) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "shape": ["rows", *tensor.shape[1:]], "dtype": str(tensor.dtype).removeprefix("torch.")}
+        for name, tensor in zip(names, tensors(tree), strict=True)
+    ]
 
 
 def _ordered(module: nn.Module, rows: Any, asked: str) -> Any:
@@ -187,7 +185,7 @@ def _ordered(module: nn.Module, rows: Any, asked: str) -> Any:
         raise RunnerError.of(asked, problem, fix) from None
 
 
-def _beside_it(target: Path) -> tempfile.TemporaryDirectory[str]:
+def _directory_near(target: Path) -> tempfile.TemporaryDirectory[str]:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         return tempfile.TemporaryDirectory(dir=target.parent, prefix=".export-")
@@ -197,56 +195,52 @@ def _beside_it(target: Path) -> tempfile.TemporaryDirectory[str]:
         raise RunnerError.of(f"--output {target}", problem, fix) from None
 
 
-def _check_form(form: str, output: str | None) -> None:
-    if form in FORMS:
-        _target(form, output)
-        return
-    problem = f"the format `{form}` is not one of {', '.join(FORMS)}"
-    hits = nearest(form, FORMS) or list(FORMS)
-    if form in ("torchscript", "jit", "pt"):
-        problem, hits = f"{problem}; `pt2` replaces TorchScript", ["pt2"]
-    raise RunnerError.suggest(f"export --format {form}", problem, (f"--format {hit}" for hit in hits))
-
-
 def _target(form: str, output: str | None) -> Path | None:
-    name = FORMS[form][0]
+    """Return the file to write. Raises: RunnerError for an unknown format, or a path that the export can't have."""
+    if form not in FORMS:
+        problem = f"the format `{form}` is not one of {', '.join(FORMS)}"
+        hits = nearest(form, FORMS) or list(FORMS)
+        if form in ("torchscript", "jit", "pt"):
+            problem, hits = f"{problem}; `pt2` replaces TorchScript", ["pt2"]
+        raise RunnerError.suggest(f"export --format {form}", problem, (f"--format {hit}" for hit in hits))
     if output is None:
         return None
-    path = Path(output).expanduser()
-    if path.is_dir() and form != "mlflow":
-        return path / name
-    is_export = all((path / file).is_file() for file in (BESIDE, "MLmodel"))  # a user's directory may have one of them
-    if path.exists() and form == "mlflow" and not is_export:
+    path, name = Path(output).expanduser(), FORMS[form][0]
+    if form != "mlflow":
+        if path.is_dir():
+            return path / name
+        file = path.with_suffix(Path(name).suffix)
+        if path != file:
+            problem = f"a model in the format `{form}` ends in `{file.suffix}`"
+            raise RunnerError.suggest(f"--output {output}", problem, [f"--output {file}"])
+    # a user's directory may have one of the two files
+    elif path.exists() and not all((path / each).is_file() for each in (ABOUT, "MLmodel")):
         problem = f"`{path}` exists and is not an exported model"
         ways = [f"--output {path / 'model'}"] * path.is_dir()
         raise RunnerError.suggest(f"--output {output}", problem, ways, "use another path")
-    if form != "mlflow" and path.suffix != Path(name).suffix:
-        problem = f"a model in the format `{form}` ends in `{Path(name).suffix}`"
-        raise RunnerError.suggest(f"--output {output}", problem, [f"--output {path.with_suffix(Path(name).suffix)}"])
     return path
 
 
-def _beside(target: Path) -> Path:
-    return target / BESIDE if target.is_dir() or not target.suffix else target.with_name(f"{target.name}.json")
+def _about_file(target: Path) -> Path:
+    return target / ABOUT if target.is_dir() or not target.suffix else target.with_name(f"{target.name}.json")
 
 
-def _checked(
-    module: nn.Module, compute: export_formats.Compute, rows: Any, *, asked: str, write: str
-) -> dict[str, Any]:
+def _checked(module: nn.Module, compute: Compute, rows: Any, *, asked: str, fix: str) -> dict[str, Any]:
     largest = 0.0
     for count in TRIED_ROWS:
         some = map_tensors(rows, lambda tensor, count=count: torch.cat([tensor] * count)[:count])  # type: ignore[misc]
         with torch.no_grad():
-            wanted = tensors(call(module, some))
-            found = tensors(compute(some))
-        if [part.shape for part in wanted] != [part.shape for part in found]:
-            shapes = f"{[tuple(part.shape) for part in found]} instead of {[tuple(part.shape) for part in wanted]}"
-            raise RunnerError.of(asked, f"for {count} rows the outputs have the shape {shapes}", write)
-        for number, (one, other) in enumerate(zip(wanted, found, strict=True)):
-            away = (one.double() - other.double()).abs()
+            wanted, computed = tensors(call(module, some)), tensors(compute(some))
+        shapes, others = ([tuple(part.shape) for part in parts] for parts in (wanted, computed))
+        if shapes != others:
+            raise RunnerError.of(
+                asked, f"for {count} rows the outputs have the shape {others} instead of {shapes}", fix
+            )
+        for number, (one, other) in enumerate(zip(wanted, computed, strict=True)):
+            difference = (one.double() - other.double()).abs()
             if not torch.allclose(other.double(), one.double(), equal_nan=True, **CLOSE):
-                most = float(away.nan_to_num(torch.inf).max())
+                most = float(difference.nan_to_num(torch.inf).max())
                 problem = f"for {count} rows output {number} differs from the original's by up to {most:.3g}"
-                raise RunnerError.of(asked, problem, write)
-            largest = max(largest, float(away.nan_to_num(0.0).max()) if away.numel() else 0.0)
+                raise RunnerError.of(asked, problem, fix)
+            largest = max(largest, float(difference.nan_to_num(0.0).max()) if difference.numel() else 0.0)
     return {"rows": list(TRIED_ROWS), "largest_difference": largest}

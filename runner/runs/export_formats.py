@@ -62,7 +62,7 @@ def onnx(trained: Trained, module: nn.Module, example: Any, file: Path) -> Compu
         graph_of(module, example),
         dynamo=True,
         input_names=names,
-        output_names=output_names(module, example),
+        output_names=output_names(call(module, example)),
         verbose=False,
     )
     assert program is not None
@@ -104,7 +104,7 @@ def mlflow(trained: Trained, module: nn.Module, example: Any, folder: Path) -> C
         with mlflow_store.settings():
             arrays: Any = map_tensors(rows, lambda tensor: tensor.numpy())  # type: ignore[arg-type, return-value]
             said = found.predict(arrays if columns is None else frame_of(columns, arrays))
-        return map_arrays(said)
+        return torch_private.tree_map(torch.as_tensor, said)
 
     return compute
 
@@ -118,30 +118,20 @@ def graph_of(module: nn.Module, example: Any) -> torch.export.ExportedProgram:
     return torch.export.export(module, args, kwargs, dynamic_shapes=dict(zip(names, shapes, strict=True)))
 
 
-def map_arrays(tree: Any) -> Any:
-    """Return arrays in dicts and lists as tensors."""
-    if isinstance(tree, dict):
-        return {key: map_arrays(value) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return [map_arrays(value) for value in tree]
-    return torch.as_tensor(tree)
-
-
 def input_names(module: nn.Module, example: Any) -> list[str]:
     """Return a name for each tensor: `inputs` if it is the only one, else its key, argument or index."""
     example = named(module, example)
     if isinstance(example, Tensor):
         return ["inputs"]
-    if isinstance(example, dict) and len(tensors(example)) == sum(
-        isinstance(each, Tensor) for each in example.values()
-    ):
-        return [str(key) for key, value in example.items() if isinstance(value, Tensor)]
-    return [f"inputs_{number}" for number in range(len(tensors(example)))]
+    count = len(tensors(example))
+    keys = (
+        [str(key) for key, value in example.items() if isinstance(value, Tensor)] if isinstance(example, dict) else []
+    )
+    return keys if len(keys) == count else [f"inputs_{number}" for number in range(count)]
 
 
-def output_names(module: nn.Module, example: Any) -> list[str]:
-    with torch.no_grad():
-        count = len(tensors(call(module, example)))
+def output_names(outputs: Any) -> list[str]:
+    count = len(tensors(outputs))
     return ["outputs"] if count == 1 else [f"outputs_{number}" for number in range(count)]
 
 
@@ -180,19 +170,13 @@ def _why(error: Exception) -> str:
     operations = list(dict.fromkeys(re.findall(r"\b(?:aten|prims|torchvision)\.\w+(?:\.\w+)?", text)))
     called = re.search(r'File "([^"]+)", line (\d+), in \w+\n\s+(\S.*)', str(inner))
     where = f" at {Path(called[1]).name}:{called[2]}, {called[3].strip()}" if called else _where(inner)
-    head = (
-        f"the operation {', '.join(operations[:3])} can't be in it{where}"
-        if operations
-        else f"it can't be written{where}"
-    )
-    return f"{head} ({type(inner).__name__}: {lines[0][:200] if lines else 'no reason given'})"
+    head = f"the operation {', '.join(operations[:3])} can't be in it" if operations else "it can't be written"
+    return f"{head}{where} ({type(inner).__name__}: {lines[0][:200] if lines else 'no reason given'})"
 
 
 def _where(error: BaseException) -> str:
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not any(part in Path(frame.filename).as_posix() for part in LIBRARY_PATHS)
-        and not frame.filename.startswith("<")
-    ]
-    return f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        file = Path(frame.filename).as_posix()
+        if not file.startswith("<") and not any(part in file for part in LIBRARY_PATHS):
+            return f" at {Path(file).name}:{frame.lineno}"
+    return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -13,14 +14,35 @@ import yaml
 from omegaconf import DictConfig
 
 from runner.config.identity import changes, flat, may_change
-from runner.config.trust import check_folder
+from runner.config.trust import check_card, check_folder
 from runner.errors import Problem, RunnerError, nearest, refuse
+from runner.experiment.directory import CHECKPOINTS, Run
 from runner.experiment.provenance import TRIES
+from runner.models.card import NAME as CARD
 from runner.tracking.ack import read_ack
-from runner.tracking.journal import is_being_written
 from runner.tracking.journal_records import FILE as JOURNAL
 
 ROOTS = ("outputs", "multirun")
+ID = re.compile(r"[0-9a-f]{32}")  # of a run in MLflow
+
+
+def find_trained(wanted: str, *, verb: str) -> Run:
+    """Return a run with a model, and its best weights or the checkpoint that was named instead of it.
+
+    Raises:
+        RunnerError: As find(), and for a checkpoint that does not exist.
+    """
+    file = Path(wanted)
+    if file.suffix != ".pt" or file.parent.name != CHECKPOINTS:
+        run = Run(find(wanted, verb=verb).absolute())
+    elif file.is_file() or not file.parent.is_dir():
+        run = Run(find(str(file.absolute().parents[1]), verb=verb).absolute(), f"{CHECKPOINTS}/{file.name}")
+    else:
+        kept = sorted(map(str, file.parent.glob("*.pt")))
+        ways, problem = _commands(verb, nearest(wanted, kept) or kept[:3]), f"the run has no checkpoint `{wanted}`"
+        raise RunnerError.suggest(f"{verb} {wanted}", problem, ways, f"use `{verb} last`")
+    check_card(run.folder / CARD)
+    return run
 
 
 def find(wanted: str, *, verb: str = "resume") -> Path:
@@ -34,7 +56,7 @@ def find(wanted: str, *, verb: str = "resume") -> Path:
         RunnerError: If the run is missing, is a sweep, is written by another process, or has files that are not allowed.
     """
     folder = locate(wanted, verb=verb)
-    if is_being_written(folder):
+    if Run(folder).is_running:
         problem = "the run is still running in another process"
         raise RunnerError.of(f"{verb} {wanted}", problem, "wait until it has ended")
     return folder
@@ -83,9 +105,7 @@ def check(before: DictConfig, now: DictConfig) -> None:
 def from_home(error: RunnerError, folder: Path, verb: str, overrides: Sequence[str] = ()) -> RunnerError:
     """Return the error with another help if a missing file or module is in the directory where the run was started.
 
-    Args:
-        verb: The command.
-        overrides: Its other arguments, without the run.
+    verb, overrides: The command, and its other arguments without the run.
     """
     return RunnerError(*(_from_home(problem, folder.resolve(), verb, overrides) for problem in error.problems))
 
@@ -110,18 +130,23 @@ def _homes(folder: Path) -> list[Path]:
     noted: list[Path] = []
     with suppress(OSError, ValueError, yaml.YAMLError, KeyError, TypeError):
         noted = [Path(yaml.safe_load((folder / ".hydra/hydra.yaml").read_text())["hydra"]["runtime"]["cwd"])]
-    return [*noted, *folder.resolve().parents]
+    return [*noted, *folder.parents]
 
 
 def _folders() -> list[Path]:
-    found = [path.parent for root in ROOTS for path in Path(root).glob("*/**/rerun.yaml")]
-    return [folder for folder in found if (folder / JOURNAL).is_file()]
+    folders = [path.parent for root in ROOTS for path in Path(root).glob("*/**/rerun.yaml")]
+    return [folder for folder in folders if (folder / JOURNAL).is_file()]
 
 
 def newest_first() -> list[Path]:
     """Return the directories of runs below outputs/ and multirun/, the last started or resumed first; without those of `try`."""
-    found = [folder for folder in _folders() if not folder.is_relative_to(TRIES)]
-    return sorted(found, key=lambda found: (found / "rerun.yaml").stat().st_mtime, reverse=True)
+    folders = [folder for folder in _folders() if not folder.is_relative_to(TRIES)]
+    return sorted(folders, key=lambda folder: (folder / "rerun.yaml").stat().st_mtime, reverse=True)
+
+
+def is_in_store(wanted: str) -> bool:
+    """Return whether it is the id of a run that is in no directory here."""
+    return bool(ID.fullmatch(wanted)) and not Path(wanted).is_dir() and not with_id(wanted)
 
 
 def with_id(wanted: str) -> list[Path]:
@@ -130,12 +155,12 @@ def with_id(wanted: str) -> list[Path]:
 
 
 def _by_id(wanted: str, verb: str) -> Path:
-    found = with_id(wanted)
-    if len(found) == 1:
-        return found[0]
-    if found:
-        problem = f"{len(found)} runs have an id that begins with `{wanted}`: {', '.join(map(str, found[:3]))}"
-        raise RunnerError.suggest(f"{verb} {wanted}", problem, _commands(verb, map(str, found[:1])))
+    folders = with_id(wanted)
+    if len(folders) == 1:
+        return folders[0]
+    if folders:
+        problem = f"{len(folders)} runs have an id that begins with `{wanted}`: {', '.join(map(str, folders[:3]))}"
+        raise RunnerError.suggest(f"{verb} {wanted}", problem, _commands(verb, map(str, folders[:1])))
     problem = f"there is no directory `{wanted}`, and no run in {' or '.join(ROOTS)} has this id"
     path, known = Path(wanted), newest_first()
     siblings: list[Path] = []

@@ -5,21 +5,16 @@ For `history`, runner.history() and `reproduce`.
 
 from __future__ import annotations
 
-import re
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from runner.errors import RunnerError
 from runner.runs import find
-from runner.runs.output_files import check_output, writing
-from runner.runs.store import answering
-from runner.tracking import mlflow_store, store_uri
+from runner.runs.output_files import check_output, write_file
+from runner.runs.store import open_stored
 from runner.tracking.history import FILE, pieces
 from runner.tracking.journal_reader import Series, read_series
 from runner.tracking.mlflow_names import Names
@@ -28,8 +23,6 @@ if TYPE_CHECKING:
     import pandas
     from mlflow import MlflowClient
     from mlflow.entities import Run
-
-ID = re.compile(r"[0-9a-f]{32}")  # of a run in MLflow
 
 
 def history(wanted: str, *, uri: str) -> dict[str, Series]:
@@ -44,17 +37,10 @@ def history(wanted: str, *, uri: str) -> dict[str, Series]:
     Raises:
         RunnerError: If the run does not exist.
     """
-    folder = folder_of(wanted)
-    if folder is not None:
+    if (folder := folder_of(wanted)) is not None:
         return read_series(folder)
-    path = store_uri.sqlite_path(uri)
-    asked = f"history {wanted}"
-    if path is not None and not path.is_file():  # opening it would create it
-        problem = f"no run here has the id `{wanted}`, and the store {store_uri.shown(uri)} does not exist"
-        raise RunnerError.of(asked, problem, f"name a directory, or the store: `{asked} tracking.uri=URI`")
-    with answering(asked, uri):
-        client = mlflow_store.open_store(uri)
-        return of_store(client, client.get_run(wanted))
+    with open_stored(f"history {wanted}", wanted, uri) as (client, run):
+        return of_store(client, run)
 
 
 def of_store(client: MlflowClient, run: Run) -> dict[str, Series]:
@@ -90,16 +76,8 @@ def write(wanted: str, output: str, *, uri: str) -> dict[str, Any]:
     """
     folder = folder_of(wanted)
     file = check_output(output, inputs=(folder or Path(tempfile.gettempdir())) / "journal")
-    num_points = 0
-    with writing(file) as append:
-        for columns in pieces(folder) if folder is not None else _rows(history(wanted, uri=uri)):
-            names = np.array(columns.pop("names"))
-            append({**columns, "metric": names[columns["metric"]]})
-            num_points += len(columns["step"])
-        if not num_points:  # an empty table has columns, too
-            whole, none = np.array([], np.int64), np.array([], np.float64)
-            append({"metric": np.array([], str), "step": whole, "time_ms": whole, "value": none})
-    return {"output": str(file), "points": num_points}
+    found = pieces(folder) if folder is not None else _pieces(history(wanted, uri=uri))
+    return {"output": str(file), "points": write_file(file, _rows(found))}
 
 
 def summary(series: Mapping[str, Series]) -> dict[str, dict[str, Any]]:
@@ -131,27 +109,28 @@ def table(series: Mapping[str, Series]) -> pandas.DataFrame:
 
 def folder_of(wanted: str) -> Path | None:
     """Return the run directory; None for an id without a run here."""
-    if ID.fullmatch(wanted) and not Path(wanted).is_dir():
-        with suppress(RunnerError):
-            return find.locate(wanted, verb="history")
-        return None
-    return find.locate(wanted, verb="history")
+    return None if find.is_in_store(wanted) else find.locate(wanted, verb="history")
 
 
 def _of_file(path: Path) -> dict[str, Series]:
     from pyarrow import parquet
 
     frame = parquet.read_table(path)
-    names: NDArray[Any] = np.asarray(frame["metric"].to_numpy())
+    names, keys = np.asarray(frame["metric"].to_numpy()), Names()
     columns = [frame[key].to_numpy() for key in ("step", "time_ms", "value")]
-    found, keys = {}, Names()
-    for name in dict.fromkeys(names.tolist()):  # in the order of the journal
-        of_name = names == name
-        found[keys.key(name)] = tuple(column[of_name] for column in columns)
-    return found
+    in_order = dict.fromkeys(names.tolist())  # of the journal
+    return {keys.key(name): tuple(column[names == name] for column in columns) for name in in_order}
 
 
-def _rows(series: Mapping[str, Series]) -> Iterator[dict[str, Any]]:
-    for name, (steps, times_ms, values) in series.items():
-        metric = np.zeros(len(steps), np.int32)
-        yield {"names": [name], "metric": metric, "step": steps, "time_ms": times_ms, "value": values}
+def _pieces(series: Mapping[str, Series]) -> Iterator[dict[str, Any]]:
+    for name, columns in series.items():
+        metric = np.zeros(len(columns[0]), np.int32)
+        yield {"names": [name], "metric": metric, **dict(zip(("step", "time_ms", "value"), columns, strict=True))}
+
+
+def _rows(found: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    whole, none = np.array([], np.int64), np.array([], np.float64)
+    yield {"metric": np.array([], str), "step": whole, "time_ms": whole, "value": none}  # a table without points
+    for columns in found:
+        names = np.array(columns.pop("names"))
+        yield {**columns, "metric": names[columns["metric"]]}

@@ -29,7 +29,8 @@ from runner.data.vision.images import named_images
 from runner.device.placement import map_tensors, num_rows, tensors
 from runner.device.precision import number_type
 from runner.errors import RunnerError, first_line, nearest, nearest_files
-from runner.runs.load import Trained, reader_of
+from runner.experiment.directory import EXAMPLE
+from runner.runs.load import RESTORE, Trained, built
 
 ARRAYS = "runner.data.array_inputs"
 IMAGES = "runner.data.read_images"
@@ -58,7 +59,9 @@ def chunks(trained: Trained, file: Path, counts: dict[str, dict[str, int]] | Non
         RunnerError: The file can't be read, has no rows, or has rows that the model does not accept.
     """
     asked = f"--input {file}"
-    reader = reader_of(trained) if _needs_reader(trained, file) else None
+    node = trained.card.reader
+    is_used = node is not None and (node.get("_target_") != ARRAYS or not is_table(file))
+    reader = built(node, "reader", trained.folder) if node is not None and is_used else None
     found = _read(trained, file, reader)
     conversion = Conversion(number_type(trained.precision.name))
     count = 0
@@ -90,16 +93,11 @@ def pieces(chunk: Any, rows: int) -> Iterator[Any]:
 
 def example(trained: Trained) -> Any:
     """Return a few rows of the model's inputs, on the host: those that the run stored, else random or zero."""
-    from runner.experiment.run_record import EXAMPLE
-
-    if (trained.folder / EXAMPLE).is_file():
+    if (file := trained.folder / EXAMPLE).is_file():
         try:
-            return torch.load(trained.folder / EXAMPLE, map_location="cpu", weights_only=True)
-        except Exception as error:
-            problem = f"the file can't be read: {first_line(error)}"
-            raise RunnerError.of(
-                str(trained.folder / EXAMPLE), problem, "restore the file as the run wrote it"
-            ) from error
+            return torch.load(file, map_location="cpu", weights_only=True)
+        except Exception as error:  # of pickle or zip
+            raise RunnerError.of(str(file), f"the file can't be read: {first_line(error)}", RESTORE) from error
     if (columns := columns_in(trained.card.reader)) is not None:
         return torch.zeros(4, columns.num_floats, dtype=getattr(torch, columns.dtype))  # 0 is a category, too
     shape, vocab_size = trained.card.facts.get("input_shape"), trained.card.facts.get("vocab_size")
@@ -110,11 +108,6 @@ def example(trained: Trained) -> Any:
         return torch.randint(vocab_size, (4, *shape))
     rows = torch.randn(4, *shape, generator=torch.Generator().manual_seed(0))
     return rows.to(number_type(trained.precision.name))
-
-
-def _needs_reader(trained: Trained, file: Path) -> bool:
-    node = trained.card.reader
-    return node is not None and (node.get("_target_") != ARRAYS or not is_table(file))
 
 
 def _read(trained: Trained, file: Path, reader: Callable[[str], Any] | None) -> Any:

@@ -6,9 +6,8 @@ For `evaluate`, `predict`, `export`, `serve` and `register`.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
 from torch import nn
 
-from runner.config import trust
 from runner.config.checks import choice
 from runner.config.identity import key_of
 from runner.config.instantiate import build
@@ -25,128 +23,99 @@ from runner.config.secrets import filled_in
 from runner.device import Choice, check_precision, choose, probe
 from runner.device.placement import place
 from runner.device.precision import Precision, default_type, make_precision, number_type
-from runner.errors import RunnerError, at_once, first_line, nearest
+from runner.errors import RunnerError, at_once, first_line
 from runner.experiment.check import composed
-from runner.experiment.summary import Summary
+from runner.experiment.directory import BEST, RERUN, Run
 from runner.experiment.terminal import short
-from runner.models.card import NAME, Card, read_card
+from runner.models.card import Card, read_card
 from runner.models.weights import load_trained
-from runner.runs import find
 from runner.tasks.task import Task
 from runner.training import checkpoint
 from runner.training.carried_state import CarriedState
 from runner.version import __version__
 
-CHECKPOINTS = "checkpoints"
-BEST = f"{CHECKPOINTS}/best.pt"
+RESTORE = "restore the file as the run wrote it"
 
 
 @dataclass(frozen=True)
 class Trained:
     """A run's loaded model."""
 
-    folder: Path
+    run: Run
     card: Card
     model: nn.Module  # in eval mode, on `device`
     task: Task
     choice: Choice
-    device: torch.device
     precision: Precision
     step: int  # of the weights
-    weights: str  # their file, relative to the folder
     notes: tuple[str, ...]  # for the user
 
     @property
+    def folder(self) -> Path:
+        return self.run.folder
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self.choice.here)
+
+    @property
     def title(self) -> str:
-        which = "its best weights" if self.weights == BEST else "its weights"
+        which = "its best weights" if self.run.weights == BEST else "its weights"
         return f"{short(self.folder)}, {which}, of step {self.step:,}"
 
 
-def find_run(wanted: str, *, verb: str) -> tuple[Path, str]:
-    """Return the run directory, absolute, and the file of weights in it: the best, or the named checkpoint.
-
-    Raises:
-        RunnerError: If the run does not exist, is still running, or has files that are not allowed.
-    """
-    file = Path(wanted)
-    is_checkpoint = file.suffix == ".pt" and file.parent.name == CHECKPOINTS
-    if is_checkpoint and not file.is_file() and file.parent.is_dir():
-        there = sorted(str(each) for each in file.parent.glob("*.pt"))
-        ways = [f"python -m runner {verb} {hit}" for hit in nearest(wanted, there) or there[:3]]
-        raise RunnerError.suggest(
-            f"{verb} {wanted}", f"the run has no checkpoint `{wanted}`", ways, f"use `{verb} last`"
-        )
-    folder = find.find(str(file.absolute().parents[1]) if is_checkpoint else wanted, verb=verb).absolute()
-    trust.check_card(folder / NAME)
-    return folder, f"{CHECKPOINTS}/{file.name}" if is_checkpoint else BEST
-
-
 def open_run(
-    run: tuple[Path, str],
-    *,
-    device: Any = None,
-    precision: str | None = None,
-    own_device: Choice | None = None,
-    uses_autocast: bool = True,
+    run: Run, *, device: Choice | Any = None, precision: str | None = None, uses_autocast: bool = True
 ) -> Trained:
     """Build the module of model.json, and load the weights strictly, on the device.
 
     Args:
-        run: From find_run().
-        device: As in `device=` (None: auto).
+        run: From find_trained().
+        device: As in `device=` (None: auto), or already chosen.
         precision: As in `train.precision=` (None: the run's).
-        own_device: The device, if it is chosen already.
         uses_autocast: False computes in the type of the weights.
 
     Raises:
         RunnerError: If the run has no best weights or other weights, the device is missing, or a part is not allowed.
     """
-    folder, weights = run
-    state, notes = _state(folder, weights)
-    card = read_card(folder)
-    recorded = _precision_of(folder)
+    state, notes = _state(run)
+    card = read_card(run.folder)
+    recorded = _precision_of(run.folder)
     name = choice(precision or recorded, PRECISIONS, key="train.precision")
     dtype = number_type(name)
     is_cast = torch.float64 in (dtype, number_type(recorded))  # else float64 is the user's own choice
     if not uses_autocast:
         name = "fp64" if dtype == torch.float64 else "fp32"
-    chosen = own_device
-    if chosen is None:
+    if not isinstance(device, Choice):
         hardware = probe()
-        chosen = choose("auto" if device is None else device, hardware)
-        name = check_precision(name, chosen.here, hardware)
-    there = torch.device(chosen.here)
+        device = choose("auto" if device is None else device, hardware)
+        name = check_precision(name, device.here, hardware)
+    there = torch.device(device.here)
     # a checkpoint for resuming may also have averaged weights, which are the ones to evaluate
     kept = state.get("average") or state["model"]
-    model = _with_weights(built(card.model, "model", folder), kept, folder / weights)
-    model = model.to(dtype) if is_cast else model
-    model = place(model, there).eval()
+    model = _with_weights(built(card.model, "model", run.folder), kept, run.folder / run.weights)
+    model = place(model.to(dtype) if is_cast else model, there).eval()
     with default_type(dtype):
-        task = built(card.task, "task", folder)
+        task = built(card.task, "task", run.folder)
     if isinstance(task, nn.Module):
         task = place(task.to(dtype) if is_cast else task, there)
     carried = state.get("carried") or {}  # of each process, or of the one that wrote it
     CarriedState(model, task, device=there).load_state(carried[0] if isinstance(carried, list) else carried)
-    return Trained(
-        folder=folder,
-        card=card,
-        model=model,
-        task=task,
-        choice=chosen,
-        device=there,
-        precision=make_precision(name, device=there),
-        step=int(state.get("step") or 0),
-        weights=weights,
-        notes=notes,
-    )
+    precise = make_precision(name, device=there)
+    return Trained(run, card, model, task, device, precise, int(state.get("step") or 0), notes)
+
+
+def open_on_cpu(run: Run) -> Trained:
+    """Load a model to write it elsewhere: on the CPU, in the type of its weights. Raises: as open_run()."""
+    return open_run(run, device="cpu", uses_autocast=False)
 
 
 def computing(overrides: Sequence[str]) -> tuple[Any, str | None]:
     """Return device and train.precision of the overrides, for open_run(). Raises: RunnerError for a wrong or missing one."""
     device, precision = _last_value(overrides, "device"), _last_value(overrides, "train.precision")
-    checks = [partial(choose, device, probe())] if device is not None else []
     at_once(
-        *checks, *([partial(choice, precision, PRECISIONS, key="train.precision")] if precision is not None else [])
+        lambda: device is None or choose(device, probe()),
+        lambda: precision is None or choice(precision, PRECISIONS, key="train.precision"),
     )
     return device, precision
 
@@ -161,32 +130,19 @@ def built(node: dict[str, Any], key: str, folder: Path) -> Any:
         raise RunnerError.of(str(folder / "model.json"), problem, fix) from None
 
 
-def reader_of(trained: Trained) -> Callable[[str], Any] | None:
-    """Return what reads the run's inputs from a file; None: arrays as they are."""
-    node = trained.card.reader
-    reader: Callable[[str], Any] | None = None if node is None else built(node, "reader", trained.folder)
-    return reader
-
-
-def _state(folder: Path, weights: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    summary, file = Summary.read(folder), folder / weights
+def _state(run: Run) -> tuple[dict[str, Any], tuple[str, ...]]:
+    summary, file = run.summary, run.folder / run.weights
     status = summary.status or "killed, without a summary"
     if not file.is_file():
         why = f" ({summary.error})" if summary.error else ""
         problem = f"the run has no `{BEST}`: its status is {status}{why}, before the first evaluation"
-        fix = (
-            f"run `resume {shlex.quote(short(folder))}`, or use a finished run"
-            if status != "failed"
-            else "use a finished run"
-        )
-        raise RunnerError.of(short(folder), problem, fix)
+        other = "" if status == "failed" else f"run `resume {shlex.quote(short(run.folder))}`, or "
+        raise RunnerError.of(short(run.folder), problem, f"{other}use a finished run")
     state = checkpoint.load(file)
     if not isinstance(state.get("model"), dict):
-        raise RunnerError.of(
-            str(file), "the file contains no weights of a model", "restore the file as the run wrote it"
-        )
+        raise RunnerError.of(str(file), "the file contains no weights of a model", RESTORE)
     notes = []
-    if status not in ("finished", "pruned") and weights == BEST:
+    if status not in ("finished", "pruned") and run.weights == BEST:
         notes.append(f"the run's status is {status}; these are the best weights that it reached")
     if (then := summary.versions.get("runner")) not in (None, __version__):
         notes.append(f"the run was made with runner {then}; this is {__version__}")
@@ -206,10 +162,10 @@ def _with_weights(model: nn.Module, weights: dict[str, Any], file: Path) -> nn.M
 
 def _precision_of(folder: Path) -> str:
     try:
-        return str(OmegaConf.select(OmegaConf.load(folder / "rerun.yaml"), "train.precision") or "fp32")
+        return str(OmegaConf.select(OmegaConf.load(folder / RERUN), "train.precision") or "fp32")
     except Exception as error:  # of YAML or OmegaConf
         problem = f"the file can't be read: {first_line(error)}"
-        raise RunnerError.of(str(folder / "rerun.yaml"), problem, "restore the file as the run wrote it") from None
+        raise RunnerError.of(str(folder / RERUN), problem, RESTORE) from None
 
 
 def configuration_of(folder: Path, overrides: Sequence[str]) -> DictConfig:

@@ -5,11 +5,12 @@ A column is a NumPy array, or an Arrow ChunkedArray, whose type and missing valu
 
 from __future__ import annotations
 
+import csv
 import json
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +18,21 @@ import numpy as np
 
 from runner.errors import RunnerError, nearest
 
+Columns = Mapping[str, Any]
+
 
 def texts(values: Any) -> list[Any]:
     """Return what csv.writer writes; None (empty) for a missing value, and float32 in its shortest exact form."""
     if isinstance(values, np.ndarray):
         return [str(value) for value in values] if values.dtype == np.float32 else values.tolist()
-    found = plain(values)
     if str(values.type) == "float":
-        return [None if value is None else str(np.float32(value)) for value in found]
-    return [json.dumps(value, default=str) if isinstance(value, list | dict) else value for value in found]
+        return [None if value is None else str(np.float32(value)) for value in plain(values)]
+    return [json.dumps(value, default=str) if isinstance(value, list | dict) else value for value in plain(values)]
 
 
 def plain(values: Any) -> list[Any]:
     """Return Python values, None for a missing one."""
-    found: list[Any] = values.tolist() if isinstance(values, np.ndarray) else values.to_pylist()
-    return found
+    return values.tolist() if isinstance(values, np.ndarray) else values.to_pylist()  # type: ignore[no-any-return]
 
 
 def joined(parts: Sequence[Any]) -> Any:
@@ -58,15 +59,12 @@ def joined(parts: Sequence[Any]) -> Any:
     return np.array(["" if value is None else str(value) for value in texts(column)])
 
 
-Write = Callable[[Mapping[str, Any]], None]
-
-
 def check_output(path: str, *, inputs: Path) -> Path:
     """Return the file to write. Raises: RunnerError for an unknown ending, the input file, or a path that can't be written."""
     file = Path(path).expanduser()
-    if file.suffix not in OPENERS:
-        hits = nearest(file.suffix, OPENERS) or list(OPENERS)
-        problem = f"the format `{file.suffix or 'without an ending'}` can't be written; there are {', '.join(OPENERS)}"
+    if file.suffix not in WRITERS:
+        hits = nearest(file.suffix, WRITERS) or list(WRITERS)
+        problem = f"the format `{file.suffix or 'without an ending'}` can't be written; there are {', '.join(WRITERS)}"
         ways = [f"--output {file.with_suffix(hit)}" for hit in hits]
         raise RunnerError.suggest(f"--output {path}", problem, ways)
     if file.exists() and inputs.exists() and file.samefile(inputs):
@@ -86,103 +84,82 @@ def check_output(path: str, *, inputs: Path) -> Path:
     return file
 
 
-@contextmanager
-def writing(file: Path) -> Iterator[Write]:
-    """A function that appends a chunk. The file appears when the block ends well; one that was there stays until then."""
-    beside = file.with_name(f".{file.name}.writing")
+def write_file(file: Path, chunks: Iterable[Columns]) -> int:
+    """Write chunks of rows, at least one, to a file from check_output(), and return the number of rows.
+
+    The file appears when all are written; one that was there stays until then.
+
+    Raises:
+        RunnerError: If a table's cell would have to hold an array.
+    """
+    num_rows, new = 0, file.with_name(f".{file.name}.writing")
+
+    def checked() -> Iterator[Columns]:
+        nonlocal num_rows
+        for columns in chunks:
+            deep = [f"{name} {each.shape[1:]}" for name, each in columns.items() if getattr(each, "ndim", 1) > 1]
+            if deep and file.suffix not in NESTED:
+                problem = f"a row of {', '.join(deep)} doesn't fit into a table's cell"
+                raise RunnerError.suggest(f"--output {file}", problem, [f"--output {file.with_suffix('.npz')}"])
+            num_rows += len(next(iter(columns.values())))
+            yield columns
+
     try:
-        with OPENERS[file.suffix](beside, file) as write:
-            yield write
-        beside.replace(file)
+        WRITERS[file.suffix](new, checked(), file.suffix)
+        new.replace(file)
     finally:
-        beside.unlink(missing_ok=True)
+        new.unlink(missing_ok=True)
+    return num_rows
 
 
-@contextmanager
-def _separated(file: Path, target: Path) -> Iterator[Write]:
-    import csv
-
+def _separated(file: Path, chunks: Iterator[Columns], suffix: str) -> None:
     with file.open("w", newline="", encoding="utf-8") as stream:
-        rows = csv.writer(stream, delimiter="\t" if target.suffix == ".tsv" else ",", lineterminator="\n")
-        is_first = True
-
-        def write(columns: Mapping[str, Any]) -> None:
-            nonlocal is_first
-            _check_flat(columns, target)
-            if is_first:
+        rows = csv.writer(stream, delimiter="\t" if suffix == ".tsv" else ",", lineterminator="\n")
+        for number, columns in enumerate(chunks):
+            if not number:
                 rows.writerow(columns)
-                is_first = False
             rows.writerows(zip(*map(texts, columns.values()), strict=True))
 
-        yield write
 
-
-@contextmanager
-def _json_lines(file: Path, target: Path) -> Iterator[Write]:
+def _json_lines(file: Path, chunks: Iterator[Columns], suffix: str) -> None:
     with file.open("w", encoding="utf-8") as stream:
-
-        def write(columns: Mapping[str, Any]) -> None:
-            names = list(columns)
+        for columns in chunks:
             for row in zip(*map(plain, columns.values()), strict=True):
-                line = json.dumps(dict(zip(names, row, strict=True)), ensure_ascii=False, default=str)
-                stream.write(line + "\n")
-
-        yield write
+                line = dict(zip(columns, row, strict=True))
+                stream.write(json.dumps(line, ensure_ascii=False, default=str) + "\n")
 
 
-@contextmanager
-def _arrow(file: Path, target: Path) -> Iterator[Write]:
+def _arrow(file: Path, chunks: Iterator[Columns], suffix: str) -> None:
     import pyarrow
     from pyarrow.parquet import ParquetWriter
 
-    open_writer = ParquetWriter if target.suffix == ".parquet" else pyarrow.ipc.new_file
-    with ExitStack() as stack:
-        writer: Any = None
+    def typed(values: Any) -> Any:
+        if isinstance(values, np.ndarray):
+            return pyarrow.array(values)
+        is_coded = suffix == ".feather" and pyarrow.types.is_dictionary(values.type)
+        return values.cast(values.type.value_type) if is_coded else values
 
-        def write(columns: Mapping[str, Any]) -> None:
-            nonlocal writer
-            _check_flat(columns, target)
-            table = pyarrow.table({name: _in_arrow(values, target) for name, values in columns.items()})
-            if writer is None:
-                writer = stack.enter_context(open_writer(str(file), table.schema))
-            writer.write_table(table.cast(writer.schema) if hasattr(writer, "schema") else table)
-
-        yield write
+    tables = (pyarrow.table({name: typed(values) for name, values in columns.items()}) for columns in chunks)
+    first = next(tables)
+    with (ParquetWriter if suffix == ".parquet" else pyarrow.ipc.new_file)(str(file), first.schema) as writer:
+        for table in chain([first], tables):
+            writer.write_table(table.cast(first.schema))
 
 
-@contextmanager
-def _npz(file: Path, target: Path) -> Iterator[Write]:
-    kept: dict[str, list[Any]] = {}
-
-    def write(columns: Mapping[str, Any]) -> None:
+def _npz(file: Path, chunks: Iterator[Columns], suffix: str) -> None:
+    parts: dict[str, list[Any]] = {}
+    for columns in chunks:
         for name, values in columns.items():
-            kept.setdefault(name, []).append(values)
-
-    yield write
+            parts.setdefault(name, []).append(values)
     # not by np.savez, whose own arguments a column may be called: file, allow_pickle
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
-        for name, parts in kept.items():
+        for name in parts:
             with archive.open(f"{name}.npy", "w", force_zip64=True) as stream:
-                np.lib.format.write_array(stream, joined(parts), allow_pickle=False)
+                np.lib.format.write_array(stream, joined(parts[name]), allow_pickle=False)
 
 
-def _in_arrow(values: Any, file: Path) -> Any:
-    import pyarrow
-
-    if isinstance(values, np.ndarray):
-        return pyarrow.array(values)
-    is_coded = file.suffix == ".feather" and pyarrow.types.is_dictionary(values.type)
-    return values.cast(values.type.value_type) if is_coded else values
-
-
-def _check_flat(columns: Mapping[str, Any], file: Path) -> None:
-    deep = [f"{name} {values.shape[1:]}" for name, values in columns.items() if getattr(values, "ndim", 1) > 1]
-    if deep:
-        problem = f"a row of {', '.join(deep)} doesn't fit into a table's cell"
-        raise RunnerError.suggest(f"--output {file}", problem, [f"--output {file.with_suffix('.npz')}"])
-
-
-OPENERS: dict[str, Callable[[Path, Path], AbstractContextManager[Write]]] = {
+NESTED = (".jsonl", ".npz")  # which hold arrays of any shape
+WRITERS: dict[str, Callable[[Path, Iterator[Columns], str], None]] = {
     ".csv": _separated,
     ".tsv": _separated,
     ".parquet": _arrow,

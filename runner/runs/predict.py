@@ -26,9 +26,10 @@ from runner.device.precision import at_least_float32
 from runner.errors import RunnerError, at_once, refuse
 from runner.experiment.terminal import say, short
 from runner.models.card import Card
+from runner.runs.find import find_trained
 from runner.runs.inputs import chunks, existing, files_of, pieces, table_file
-from runner.runs.load import Trained, computing, configuration_of, find_run, open_run
-from runner.runs.output_files import check_output, writing
+from runner.runs.load import Trained, computing, configuration_of, open_run
+from runner.runs.output_files import check_output, write_file
 from runner.tasks.task import Task, is_predicting
 
 Columns = dict[str, Any]  # NumPy arrays of as many rows, by name
@@ -96,41 +97,44 @@ def predict(arguments: Arguments) -> dict[str, Any]:
     """
     wanted, overrides, keep = arguments.run, arguments.overrides, arguments["--keep"]
     inputs, output = arguments["--input"], arguments["--output"]
-    at_once(
+    file, target, _, run, (device, precision) = at_once(
         partial(existing, inputs),
         partial(check_output, output, inputs=Path(inputs).expanduser()),
         partial(_check_keep, keep, inputs),
-        partial(find_run, wanted, verb="predict"),
+        partial(find_trained, wanted, verb="predict"),
         partial(computing, overrides),
     )
-    file, run, (device, precision) = existing(inputs), find_run(wanted, verb="predict"), computing(overrides)
-    target = check_output(output, inputs=file)
-    settings = _backends(run[0], overrides)
+    settings = _backends(run.folder, overrides)
     trained = open_run(run, device=device, precision=precision)
     switches, name = settings.get(trained.device.type, {}), trained.precision.name
     layers.lay_out(trained.model, device=trained.device, precision=name, settings=switches)
     switches = {key: value for key, value in switches.items() if key not in layers.LAYOUT_SETTINGS}
     backends.set_switches(trained.device, precision=name, deterministic=False, **switches)
     say(f"run     {trained.title}")
-    say(f"device  {trained.choice.device} ({trained.choice.reason}), {trained.precision.name}")
+    say(f"device  {trained.choice.device} ({trained.choice.reason}), {name}")
     for note in trained.notes:
         say(f"note    {note}")
-    began, count = time.perf_counter(), 0
+    began = time.perf_counter()
     counts: dict[str, dict[str, int]] = {}
-    with writing(target) as write:
-        kept, files = Kept(file, trained) if keep else None, files_of(trained, file)
-        for found in predicted_columns(trained, chunks(trained, file, counts), arguments["--batch-size"]):
-            num_rows = len(next(iter(found.values())))
-            inputs_of_rows = kept.take(num_rows, found) if kept else {}
-            if files is not None:
-                inputs_of_rows = {"file": np.array(files[count : count + num_rows])}
-            write({**inputs_of_rows, **found})
-            count += num_rows
-        if kept is not None:
-            kept.finish(count)
+    found = predicted_columns(trained, chunks(trained, file, counts), arguments["--batch-size"])
+    count = write_file(target, _with_inputs(found, trained, file, keep=keep))
     seconds = time.perf_counter() - began
     say(f"written {count:,} rows to {short(target.absolute())} in {seconds:.1f} s: {count / seconds:,.0f} rows/s")
     return {"path": str(target), "num_rows": count, "seconds": seconds, "device": trained.choice.device, **counts}
+
+
+def _with_inputs(found: Iterable[Columns], trained: Trained, file: Path, *, keep: bool) -> Iterator[Columns]:
+    """Put the columns of the input, or the file of each image, in front of the predictions."""
+    kept, files, count = Kept(file, trained) if keep else None, files_of(trained, file), 0
+    for answers in found:
+        num_rows = len(next(iter(answers.values())))
+        inputs: Columns = kept.take(num_rows, answers) if kept else {}
+        if files is not None:
+            inputs = {"file": np.array(files[count : count + num_rows])}
+        yield {**inputs, **answers}
+        count += num_rows
+    if kept is not None:
+        kept.finish()
 
 
 def _check_keep(keep: bool, inputs: str) -> None:
@@ -187,7 +191,7 @@ class Kept:
         whole = pa.Table.from_batches(parts)
         return dict(zip(_unlike(answers, whole.column_names), whole.columns, strict=True))
 
-    def finish(self, count: int) -> None:
+    def finish(self) -> None:
         """Raises: RunnerError if rows are left."""
         if self._rest is not None or next(self._batches, None) is not None:
             raise self._problem()

@@ -23,7 +23,8 @@ from runner.data.tables.columns import columns_in
 from runner.errors import RunnerError, at_once
 from runner.experiment.terminal import say
 from runner.runs.export import export_to
-from runner.runs.load import find_run, open_run
+from runner.runs.find import find_trained
+from runner.runs.load import open_on_cpu
 from runner.tracking.mlflow_store import SETTINGS
 from runner.training import signals
 
@@ -45,8 +46,8 @@ def serve(wanted: str, port: int, *, predictions: bool, ready: Callable[[dict[st
     Raises:
         RunnerError: If the port is in use, the run has no model, or the server exits.
     """
-    at_once(partial(find_run, wanted, verb="serve"), partial(_check_port, port))
-    trained = open_run(find_run(wanted, verb="serve"), device="cpu", uses_autocast=False)
+    run, _ = at_once(partial(find_trained, wanted, verb="serve"), partial(_check_port, port))
+    trained = open_on_cpu(run)
     # the server ends before the directory is removed
     with signals.collected() as got, tempfile.TemporaryDirectory(prefix="runner-serve-") as place:
         model = Path(place) / "model"
@@ -70,25 +71,21 @@ def serve(wanted: str, port: int, *, predictions: bool, ready: Callable[[dict[st
                         process.wait(0.2)
             finally:
                 _end(process)
-    if got:
-        return 128 + got[0]
-    problem = f"MLflow's server exited with {process.returncode}"
-    raise RunnerError.of("serve", problem, "read what it printed above")
+    if not got:
+        problem = f"MLflow's server exited with {process.returncode}"
+        raise RunnerError.of("serve", problem, "read what it printed above")
+    return 128 + got[0]
 
 
 def _check_port(port: int) -> None:
-    with socket.socket() as tried:
+    with socket.socket() as tried, socket.socket() as other:
         tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             tried.bind((HOST, port))
-            return
         except OSError as error:
-            why = error.strerror
-    with socket.socket() as other:
-        other.bind((HOST, 0))
-        free = other.getsockname()[1]
-    problem = f"{HOST}:{port} can't be used: {why}"
-    raise RunnerError.of(f"serve --port {port}", problem, f"use `--port {free}`, which is free")
+            other.bind((HOST, 0))
+            problem, free = f"{HOST}:{port} can't be used: {error.strerror}", other.getsockname()[1]
+            raise RunnerError.of(f"serve --port {port}", problem, f"use `--port {free}`, which is free") from None
 
 
 def _answers(process: subprocess.Popen[bytes], port: int, got: list[signal.Signals]) -> bool:
@@ -117,23 +114,15 @@ def _say(about: dict[str, Any], port: int, *, has_columns: bool) -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    for number in (signal.SIGTERM, getattr(signal, "SIGKILL", signal.SIGTERM)):
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, number) if hasattr(os, "killpg") else process.send_signal(number)
+    """End the server and its workers, which are in its session."""
+    if not hasattr(os, "killpg"):
+        process.kill()
+        return
+    for number in (signal.SIGTERM, signal.SIGKILL):
         until = time.monotonic() + SECONDS_TO_END
-        while time.monotonic() < until and _is_there(process):
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(0.05)
-            time.sleep(0.02)
-        if not _is_there(process):
-            return
-
-
-def _is_there(process: subprocess.Popen[bytes]) -> bool:
-    if process.poll() is None:
-        return True
-    try:
-        os.killpg(process.pid, 0)
-    except (OSError, AttributeError):
-        return False
-    return True
+        with suppress(ProcessLookupError, PermissionError):  # all of them are gone
+            os.killpg(process.pid, number)
+            while time.monotonic() < until:
+                process.poll()  # else it stays in the session
+                os.killpg(process.pid, 0)
+                time.sleep(0.02)

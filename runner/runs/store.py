@@ -6,12 +6,17 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from runner.config import origin
 from runner.config.importing import restored
 from runner.errors import RunnerError
 from runner.tracking import mlflow_store, store_uri, stores
 from runner.tracking.stores import VARIABLE
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run as StoredRun
 
 
 def store_of(folder: Path, overrides: Sequence[str], *, asked: str) -> str:
@@ -37,13 +42,30 @@ def answering(asked: str, uri: str) -> Iterator[None]:
     except RunnerError:
         raise
     except Exception as error:
-        problem, fix = (
-            mlflow_store.explain(error, uri=uri),
-            "try again when the store answers, or use `tracking.uri=URI`",
-        )
+        problem = mlflow_store.explain(error, uri=uri)
+        fix = "try again when the store answers, or use `tracking.uri=URI`"
         if getattr(error, "error_code", "") == "RESOURCE_DOES_NOT_EXIST":  # it did answer
             fix = f"use `tracking.uri=URI` of the store that has it; this was {store_uri.shown(uri)}"
         raise RunnerError.of(asked, problem, fix) from error
+
+
+@contextmanager
+def open_stored(asked: str, run_id: str, uri: str) -> Iterator[tuple[MlflowClient, StoredRun]]:
+    """Open a run that is in a store and in no directory here. Imports MLflow (1 s).
+
+    Raises:
+        RunnerError: If the store does not exist, does not answer, or does not have the run.
+    """
+    path = store_uri.sqlite_path(uri)
+    if path is not None and not path.is_file():  # opening it would create it
+        problem = f"no run in outputs or multirun has this id, and the store {store_uri.shown(uri)} does not exist"
+        fix = f"name a run directory, or the store: `{asked} tracking.uri=URI`"
+        raise RunnerError.of(asked, problem, fix)
+    with answering(asked, uri):
+        client = mlflow_store.open_store(
+            _whole(uri)
+        )  # MLflow caches stores by URI, independent of the current directory
+        yield client, client.get_run(run_id)
 
 
 @contextmanager

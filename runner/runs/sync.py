@@ -58,23 +58,16 @@ def _runs(folders: list[Path]) -> list[Path]:
         runs += found
         if not folder.is_dir():
             others = [str(path) for path in folder.parent.glob("*/")]
-            problem, otherwise = (
-                f"there is no directory `{folder}`",
-                "run `python -m runner sync outputs`, or name the directory of a run",
-            )
             ways = [f"python -m runner sync {shlex.quote(hit)}" for hit in nearest(str(folder), others)]
+            problem = f"the directory `{folder}` does not exist"
+            otherwise = "run `python -m runner sync outputs`, or name the directory of a run"
             problems.append(Problem.suggest(f"sync {folder}", problem, ways, otherwise, code="missing-file"))
         elif not found and folders:
             problem = f"there is no `journal/journal.bin` below `{folder}`, so there is nothing to send"
             problems.append(Problem(f"sync {folder}", problem, "use the directory of a run with its journal"))
     if not runs and not problems:
-        problems.append(
-            Problem(
-                "sync",
-                f"no run is below {' or '.join(ROOTS)}",
-                "name a directory: `python -m runner sync DIRECTORY`",
-            )
-        )
+        problem = f"no run is below {' or '.join(ROOTS)}"
+        problems.append(Problem("sync", problem, "name a directory: `python -m runner sync DIRECTORY`"))
     refuse(problems)
     return list(dict.fromkeys(runs))
 

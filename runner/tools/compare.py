@@ -34,7 +34,6 @@ from runner.tasks.metric_names import is_rising
 from runner.tracking import stores
 from runner.tracking.ack import read_ack
 
-ID = re.compile(r"[0-9a-f]{32}")  # of a run in MLflow
 #: in KEY=VALUE,KEY=VALUE: quoted texts, brackets, and commas that a key follows
 TOKEN = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[\[({]|[\])}]|,(?=[+~]?[\w./@-]+=)""")
 COLUMNS = ("A - B", "95 %", "p", "n", "A is")
@@ -171,9 +170,7 @@ def _read(word: str, uri: str, verb: str = "compare") -> tuple[list[JobResult], 
 def is_in_store(word: str) -> bool:
     """Return whether it is an MLflow id without a directory here."""
     place, _ = _split(word)
-    if not ID.fullmatch(place):
-        return False
-    return sweep_folder(place) is None and not Path(place).exists() and not find.with_id(place)
+    return find.is_in_store(place) and sweep_folder(place) is None and not Path(place).exists()
 
 
 def _split(word: str) -> tuple[str, str]:

@@ -1,6 +1,6 @@
 """`diff`: what differs between runs, and the step at which their curves diverge.
 
-It shares with `reproduce` what a run was made with (runs/reproduce/making.py) and how curves are compared (compare.py there).
+It shares with `reproduce` what a run was made with (runs/reproduce/recorded.py) and how curves are compared (compare.py there).
 """
 
 from __future__ import annotations
@@ -21,8 +21,15 @@ from runner.config.trust import check_folder
 from runner.errors import RunnerError
 from runner.experiment.terminal import Terminal, readable, text_table
 from runner.runs.reproduce.compare import CurveComparison, Points, compare_all, where_parted
-from runner.runs.reproduce.making import ValueDifference, differing, of_run, of_values, unknown
-from runner.runs.reproduce.recorded import RecordedRun, open_recorded
+from runner.runs.reproduce.recorded import (
+    RecordedRun,
+    ValueDifference,
+    differing,
+    of_run,
+    of_values,
+    open_recorded,
+    unknown,
+)
 from runner.sweep.jobs import ledger
 from runner.tasks.metric_names import is_rising
 from runner.tools.compare import sweep_folder

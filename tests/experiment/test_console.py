@@ -157,14 +157,8 @@ def test_pipe_gets_the_first_and_last_epoch_line(screen, monkeypatch):
 
 @pytest.mark.parametrize("words", ["", "train.evaluate_every_steps=4", "metrics.every=4", "data.val_fraction=0"])
 def test_epoch_line_shows_the_epochs_own_points(own_folder, words):
-    own = [
-        "data=digits",
-        "data.limit=300",
-        "model=linear",
-        "train.batch_size=50",
-        "optimizer.lr=0.1",
-        "train.num_epochs=4",
-    ]
+    own = ["data=digits", "data.limit=300", "model=linear", "train.batch_size=50", "optimizer.lr=0.1"]
+    own += ["train.num_epochs=4"]
     assert (
         cli.main(
             [*own, "device=cpu", "tracking.enabled=false", "task.plots=false", "hydra.run.dir=run", *words.split()]

@@ -78,21 +78,14 @@ def hints(own_folder, monkeypatch):
     monkeypatch.syspath_prepend(str(own_folder))
     (own_folder / "my_parts.py").write_text(PARTS)
     (own_folder / "text.txt").write_text("a line of text.\n" * 100)
-    for group, name, lines in (
-        (
-            "model",
-            "net",
-            "_target_: my_parts.Net\nlast: null\nunused: false\ncut: false\noutputs: 3\n",
-        ),
-        ("model", "words", "_target_: my_parts.Words\nvocab: ${facts.vocab_size}\nlast: false\n"),
-        (
-            "data",
-            "own",
-            "_target_: my_parts.rows\nnum: 400\nclasses: 3\nnoise: false\nlabels: false\n",
-        ),
-        ("data", "numbers", "_target_: my_parts.numbers\n"),
-    ):
-        file = own_folder / "conf" / group / f"{name}.yaml"
+    options = {
+        "model/net": "_target_: my_parts.Net\nlast: null\nunused: false\ncut: false\noutputs: 3\n",
+        "model/words": "_target_: my_parts.Words\nvocab: ${facts.vocab_size}\nlast: false\n",
+        "data/own": "_target_: my_parts.rows\nnum: 400\nclasses: 3\nnoise: false\nlabels: false\n",
+        "data/numbers": "_target_: my_parts.numbers\n",
+    }
+    for name, lines in options.items():
+        file = own_folder / "conf" / f"{name}.yaml"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(lines)
 

@@ -110,13 +110,8 @@ def test_a_disk_that_takes_its_time_holds_no_step(own_folder, monkeypatch):
 
     monkeypatch.setattr(journal_module, "_sync", slow)
     words = ("device=cpu", "model=mlp", "tracking.enabled=false", "task=own", "task.function._target_=late_tasks.task")
-    sizes = (
-        "data.limit=340",
-        "train.batch_size=8",
-        "train.num_epochs=5",
-        "metrics.pull_every=5",
-        "placement.guard=off",
-    )
+    sizes = ["data.limit=340", "train.batch_size=8", "train.num_epochs=5", "metrics.pull_every=5"]
+    sizes += ["placement.guard=off"]
     assert cli.main([*words, *sizes, "hydra.run.dir=run"]) == 0
     assert is_late and all(is_late)
     num_steps = json.loads(Path("run/summary.json").read_text())["num_steps"]

@@ -13,17 +13,15 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from torch.nn import functional as F
+from hand_loop import batches_of_digits, steps_of
 from waiting import LONGEST, wait_for
 
 import runner
 from runner import cli
 from runner.config import origin
 from runner.data.builtin.scikit import digits
-from runner.data.loading.order import permutation
-from runner.data.split import split
 from runner.device.placement import map_tensors
-from runner.experiment import session
+from runner.experiment.reporter import Reporter
 from runner.models.mlp import MLP
 from runner.tracking.journal import read_points
 from runner.tracking.mlflow_model import is_best
@@ -48,22 +46,13 @@ def client(uri):
 
 
 def reference_losses(num_epochs):
-    """Return the losses of the same training, written by hand with `.item()` in each step."""
-    rows = split(digits(), val_fraction=0.1, test_fraction=0.1, limit=None, seed=0).train
+    """Return the loss and the accuracy of each step of the same training by hand."""
     torch.manual_seed(0)
-    model = MLP(64, 10, [32])
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.001, fused=True)
-    found = []
-    for epoch in range(num_epochs):
-        for indices in permutation(len(rows[1]), seed=0, epoch=epoch).split(128):
-            inputs, targets = rows[0][indices], rows[1][indices]
-            logits = model(inputs)
-            loss = F.cross_entropy(logits, targets)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            found.append((loss.item(), (logits.argmax(1) == targets).float().mean().item()))
-    return found
+    steps, targets = steps_of(MLP(64, 10, [32]), batches_of_digits(num_epochs)), batches_of_digits(num_epochs)
+    return [
+        (loss, (logits.argmax(1) == true).float().mean().item())
+        for (loss, logits), (_, true) in zip(steps, targets, strict=True)
+    ]
 
 
 def history(uri, run_id, name):
@@ -224,13 +213,8 @@ def test_ui_opens_the_last_runs_store_and_names_it_to_nobody(own_folder, empty_s
         process.wait(timeout=LONGEST)
 
 
-LONG = (
-    "model=mlp",
-    "train.num_epochs=100000",
-    "hydra.run.dir=run",
-    "metrics.pull_every=10",
-    "tracking.uri=sqlite:///runs.db",
-)
+LONG = ["model=mlp", "train.num_epochs=100000", "hydra.run.dir=run", "metrics.pull_every=10"]
+LONG += ["tracking.uri=sqlite:///runs.db"]
 
 
 @pytest.mark.slow
@@ -354,7 +338,7 @@ def test_error_after_training_fails_the_run(own_folder, monkeypatch):
     def fails(*_, **__):
         raise RuntimeError("no example")
 
-    monkeypatch.setattr(session, "log_model", fails)
+    monkeypatch.setattr(Reporter, "log_model", fails)
     words = ["model=linear", "device=cpu", "train.num_steps=2", "task.plots=false", "tracking.enabled=false"]
     assert cli.main([*words, "hydra.run.dir=run"]) == 1
     run = summary(own_folder)

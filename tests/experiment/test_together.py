@@ -18,6 +18,7 @@ from runner.errors import Problem, RunnerError
 from runner.experiment import build, build_data, provenance, session, together
 from runner.experiment.build import prepare
 from runner.experiment.context import RunContext
+from runner.experiment.reporter import Reporter
 from runner.experiment.summary import Summary
 from runner.experiment.together import CannotStackError, PlannedRun, run_together
 from runner.tracking.journal_reader import read_events
@@ -55,7 +56,7 @@ def test_a_group_finds_nothing_of_the_one_before_in_the_memory(tmp_path, monkeyp
     assert left == [0, 0]
 
 
-@pytest.mark.parametrize(("module", "name"), [(session, "log_model"), (session, "illustrate")])
+@pytest.mark.parametrize(("module", "name"), [(Reporter, "log_model"), (session, "illustrate")])
 def test_one_whose_end_fails_fails_alone(tmp_path, monkeypatch, module, name):
     whole, asked = getattr(module, name), []
 

@@ -13,10 +13,10 @@ from refused import problems_of
 
 from runner.cli.arguments import parse
 from runner.cli.table import COMMANDS
+from runner.experiment.directory import BEST, Run
 from runner.experiment.terminal import readable
 from runner.runs import evaluate
-from runner.runs.evaluation_data import _whole, is_other, leave_own_rows
-from runner.runs.load import BEST
+from runner.runs.evaluate import _whole, is_other, leave_own_rows
 from runner.tracking.ack import Ack, write_ack
 from runner.tracking.journal import Journal
 from runner.training import checkpoint
@@ -54,7 +54,7 @@ def test_a_test_of_other_weights_is_not_shown_beside_them(step, weights, expecte
         journal.points(("val/loss",), [12, 24], [0, 0], [[0.5], [0.7]])
         journal.points(("test/loss",), [24], [0], [[0.6]])
         journal.points(("val/loss",), [30], [0], [[0.3]])
-    assert evaluate._then(SimpleNamespace(folder=tmp_path, step=step, weights=weights)) == expected
+    assert evaluate._then(Run(tmp_path, weights), step) == expected
 
 
 def test_as_json_for_programs(run):
@@ -91,7 +91,7 @@ def checked(monkeypatch, tmp_path):
             raise CheckedError
 
         cfg = OmegaConf.create({"data": {}, "train": {}, "placement": {}} | cfg)
-        monkeypatch.setattr(evaluate, "find_run", lambda *_, **__: (tmp_path, BEST))
+        monkeypatch.setattr(evaluate, "find_trained", lambda *_, **__: Run(tmp_path))
         monkeypatch.setattr(evaluate, "configuration_of", lambda *_: cfg)
         monkeypatch.setattr(evaluate, "check", stop)
         with pytest.raises(CheckedError):
@@ -99,12 +99,6 @@ def checked(monkeypatch, tmp_path):
         return cfg
 
     return call
-
-
-def test_the_test_file_of_a_run_is_not_measured_in_the_place_of_other_rows(checked):
-    cfg = {"data": {"_target_": "runner.data.table", "path": "old.csv", "test_path": "old-test.csv"}}
-    assert checked(cfg, "data.path=new.csv", "device=cpu").data.test_path is None
-    assert checked(cfg, "device=cpu").data.test_path == "old-test.csv"
 
 
 def test_compiled_training_is_evaluated_without_compile(checked):
@@ -271,7 +265,7 @@ def test_where_nothing_can_be_written_that_is_said(tmp_path, is_own, messages):
     (tmp_path / evaluate.OWN).mkdir()
     (tmp_path / evaluate.OTHERS).write_text("a file where a folder is to be")
     report = {"is_own_data": is_own, "data": "digits", "fingerprint": "0" * 64}
-    messages(problems_of(evaluate._write, tmp_path, report, weights="best"))
+    messages(problems_of(evaluate._write, Run(tmp_path), report))
 
 
 def test_convolutions_are_laid_out_as_in_the_run(run, tmp_path):
@@ -293,7 +287,7 @@ def test_values_whose_names_fall_together_are_tracked_apart(tmp_path, monkeypatc
     write_ack(tmp_path, Ack(run_id="r"))
     monkeypatch.setattr("runner.tracking.mlflow_store.open_store", lambda uri: Client())
     report = {"is_own_data": True, "step": 3, "metrics": {"val/p>1": 1.0, "val/p<1": 2.0, "val/loss": 3.0}}
-    assert evaluate._track(tmp_path, report, ["tracking.uri=sqlite:///mlflow.db"]) == "r"
+    assert evaluate._track(Run(tmp_path), report, ["tracking.uri=sqlite:///mlflow.db"]) == "r"
     assert [value for _, value in sent] == [1.0, 2.0, 3.0] and len(dict(sent)) == 3
     assert sent[0][0] == "eval/val/p_1" and sent[2][0] == "eval/val/loss"
 
@@ -306,4 +300,4 @@ def test_a_store_that_has_not_the_run_is_told_with_the_one_that_has(tmp_path, mo
     monkeypatch.setattr("runner.tracking.mlflow_store.open_store", lambda uri: Client())
     write_ack(folder := tmp_path / "a run", Ack(run_id="r", uri="sqlite:////elsewhere/q.db"))
     report = {"is_own_data": True, "step": 3, "metrics": {"val/loss": 3.0}}
-    messages(problems_of(evaluate._track, folder, report, ["tracking.uri=sqlite:////here/mlflow.db"]))
+    messages(problems_of(evaluate._track, Run(folder), report, ["tracking.uri=sqlite:////here/mlflow.db"]))

@@ -9,18 +9,9 @@ import torch
 from runner.tracking.journal_reader import read_points
 from runner.training.checkpoint import load, read_kept
 
-WORDS = (
-    "model=mlp",
-    "model.hidden_sizes=[8]",
-    "optimizer.lr=0.01",
-    "train.num_epochs=2",
-    "train.evaluate_every_steps=5",
-    "train.keep_checkpoints=best:2",
-    "train.ema_decay=0.5",
-    "task.plots=false",
-    "tracking.enabled=false",
-    "hydra.run.dir=outputs/kept",
-)
+WORDS = ["model=mlp", "model.hidden_sizes=[8]", "optimizer.lr=0.01", "train.num_epochs=2"]
+WORDS += ["train.evaluate_every_steps=5", "train.keep_checkpoints=best:2", "train.ema_decay=0.5"]
+WORDS += ["task.plots=false", "tracking.enabled=false", "hydra.run.dir=outputs/kept"]
 
 
 @pytest.fixture

@@ -10,14 +10,8 @@ from PIL import Image
 
 from runner import cli
 
-SHORT = (
-    "device=cpu",
-    "model=cnn",
-    "model.channels=[8]",
-    "train.num_epochs=12",
-    "train.batch_size=8",
-    "optimizer.lr=0.02",
-)
+SHORT = ["device=cpu", "model=cnn", "model.channels=[8]", "train.num_epochs=12", "train.batch_size=8"]
+SHORT += ["optimizer.lr=0.02"]
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from runner.device import backends
 from runner.errors import RunnerError
 from runner.models.card import read_card
 from runner.runs import inputs
-from runner.runs.output_files import writing
+from runner.runs.output_files import write_file
 
 RUN = "outputs/digits/run"
 LETTERS = ",".join(f"c{number}" for number in range(64))
@@ -54,19 +54,6 @@ def write_rows(name, rows):
         np.save(path, rows)
 
 
-@pytest.mark.parametrize("kind", ["csv", "tsv", "parquet", "feather", "npz", "npy", "safetensors"])
-def test_from_every_kind_of_file(kind, run):
-    rows = rows_of()
-    write_rows(f"rows.{kind}", rows)
-    code, out, _ = run("predict", RUN, "--input", f"rows.{kind}", "--output", "out.parquet", "--batch-size", "7")
-    assert code == 0 and "written 50 rows to out.parquet" in out
-    found, wanted = pandas.read_parquet("out.parquet"), probabilities(rows)
-    assert list(found.columns) == ["label", "probability", *(f"p_{number}" for number in range(10))]
-    np.testing.assert_allclose(found.iloc[:, 2:].to_numpy(), wanted, rtol=1e-5)
-    assert list(found.label) == [str(number) for number in wanted.argmax(1)]
-    np.testing.assert_allclose(found.probability, wanted.max(1), rtol=1e-5)
-
-
 def read_back(path):
     if path.endswith(".npz"):
         with np.load(path) as found:
@@ -78,15 +65,20 @@ def read_back(path):
     return pandas.read_parquet(path) if path.endswith(".parquet") else pandas.read_feather(path)
 
 
-@pytest.mark.parametrize("kind", ["csv", "tsv", "parquet", "feather", "jsonl", "npz"])
-def test_into_every_kind_of_file(kind, run):
+@pytest.mark.parametrize(
+    ("kind", "written"),
+    [*((kind, kind) for kind in ("csv", "tsv", "parquet", "feather", "npz")), ("npy", "jsonl"), ("safetensors", "csv")],
+)
+def test_every_kind_of_file_is_read_and_written(kind, written, run):
     rows = rows_of()
-    np.save("rows.npy", rows)
-    assert run("predict", RUN, "--input", "rows.npy", "--output", f"out.{kind}", "--batch-size", "20")[0] == 0
-    found, wanted = read_back(f"out.{kind}"), probabilities(rows)
+    write_rows(f"rows.{kind}", rows)
+    code, out, _ = run("predict", RUN, "--input", f"rows.{kind}", "--output", f"out.{written}", "--batch-size", "7")
+    assert code == 0 and f"written 50 rows to out.{written}" in out and not list(Path().glob(".out*"))
+    found, wanted = read_back(f"out.{written}"), probabilities(rows)
+    assert list(found.columns) == ["label", "probability", *(f"p_{number}" for number in range(10))]
     np.testing.assert_allclose(found.iloc[:, 2:].to_numpy(), wanted, rtol=1e-5)
     assert list(found.label.astype(str)) == [str(number) for number in wanted.argmax(1)]
-    assert not list(Path().glob(".out*"))
+    np.testing.assert_allclose(found.probability, wanted.max(1), rtol=1e-5)
 
 
 def test_the_preprocessing_travels(run, table):
@@ -113,23 +105,17 @@ def test_a_regressions_answers_have_its_targets_names_and_scale(run, table):
     assert wanted.abs().max() > 3  # scaled back
 
 
-def test_kept_columns_that_are_called_like_answers_are_renamed(run, table):
+@pytest.mark.parametrize(
+    ("kind", "size", "kept"),
+    [("label", "size", ["input_label", "size"]), ("p_low", "input_p_low", ["input_input_p_low", "input_p_low"])],
+)
+def test_kept_columns_called_like_answers_are_renamed(kind, size, kept, run, table):
     table(Path("new.csv"), 10)
-    text = Path("new.csv").read_text()
-    Path("new.csv").write_text(text.replace("kind", "label", 1))
-    assert run("predict", "outputs/table/run", "--input", "new.csv", "--output", "out.csv", "--keep")[0] == 0
-    found = pandas.read_csv("out.csv")
-    assert list(found.columns)[3:6] == ["input_label", "size", "label"]
-
-
-def test_a_kept_columns_new_name_is_no_other_columns(run, table):
-    table(Path("new.csv"), 10)
-    text = Path("new.csv").read_text()
-    Path("new.csv").write_text(text.replace("kind,size", "p_low,input_p_low", 1))
+    Path("new.csv").write_text(Path("new.csv").read_text().replace("kind,size", f"{kind},{size}", 1))
     assert run("predict", "outputs/table/run", "--input", "new.csv", "--output", "out.csv", "--keep")[0] == 0
     found, given = pandas.read_csv("out.csv"), pandas.read_csv("new.csv")
-    assert list(found.columns)[3:6] == ["input_input_p_low", "input_p_low", "label"]
-    assert list(found.input_input_p_low) == list(given.p_low) and list(found.input_p_low) == list(given.input_p_low)
+    assert list(found.columns)[3:6] == [*kept, "label"]
+    assert found[kept].to_numpy().tolist() == given[[kind, size]].to_numpy().tolist()
 
 
 #: types and values of columns that NumPy has no type for, at least with a missing value
@@ -206,9 +192,7 @@ def test_kept_columns_are_null_and_texts_in_json_lines(kept):
 def test_columns_of_an_npz_may_be_called_as_they_like(tmp_path):
     """Also like an argument of np.savez."""
     parts = [{"file": np.array(["a"]), "allow_pickle": np.eye(2)[:1]}, {"file": np.array(["bc"]), "allow_pickle": np.eye(2)[1:]}]  # fmt: skip
-    with writing(tmp_path / "some.npz") as write:
-        for part in parts:
-            write(part)
+    assert write_file(tmp_path / "some.npz", parts) == 2
     with np.load(tmp_path / "some.npz") as found:
         assert {name: found[name].tolist() for name in found} == {"file": ["a", "bc"], "allow_pickle": [[1, 0], [0, 1]]}
 
@@ -378,20 +362,16 @@ def test_a_reader_that_leaves_rows_out_keeps_no_columns(run, table, monkeypatch)
 
 
 def test_answers_of_many_dimensions_stay_arrays(tmp_path):
-    from runner.errors import RunnerError
-    from runner.runs.output_files import writing
     from runner.runs.predict import columns
 
     card = read_card(Path("outputs/raw/run"))
     found = columns({"a": torch.zeros(3, 2, 2), "b": torch.zeros(3)}, lambda model, batch: {}, card)
     assert {name: values.shape for name, values in found.items()} == {"output_a": (3, 2, 2), "output_b": (3,)}
     for kind in ("csv", "parquet"):
-        with pytest.raises(RunnerError, match=r"out\.npz"), writing(tmp_path / f"out.{kind}") as write:
-            write(found)
+        with pytest.raises(RunnerError, match=r"out\.npz"):
+            write_file(tmp_path / f"out.{kind}", [found])
         assert not list(tmp_path.iterdir())
-    with writing(tmp_path / "out.npz") as write:
-        write(found)
-        write(found)
+    write_file(tmp_path / "out.npz", [found, found])
     with np.load(tmp_path / "out.npz") as kept:
         assert kept["output_a"].shape == (6, 2, 2)
 

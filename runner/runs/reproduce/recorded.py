@@ -1,11 +1,11 @@
-"""A recorded run, its configuration and its metrics, read from its directory or from a store. For `reproduce` and `diff`."""
+"""A recorded run, read from its directory or from a store, and what runs were made with. For `reproduce` and `diff`."""
 
 from __future__ import annotations
 
 import json
-import os
+import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,21 +14,29 @@ from typing import TYPE_CHECKING, Any
 from runner.config import defaults
 from runner.config.identity import NOT_CHOSEN
 from runner.config.trust import rerun_problems, trusting
-from runner.errors import RunnerError, refuse
-from runner.experiment.summary import Summary
+from runner.device import Choice, Hardware
+from runner.errors import RunnerError, refuse, without_password
+from runner.experiment import provenance
+from runner.experiment.directory import DIFF, ENVIRONMENT, RERUN, Run
+from runner.experiment.provenance import TOGETHER, Git
 from runner.experiment.terminal import short
 from runner.runs import find
-from runner.runs.history import ID, of_store
+from runner.runs.history import of_store
 from runner.runs.reproduce.compare import NOT_OF_THE_RUN, Points, last_step
-from runner.tracking import mlflow_store, store_uri
-from runner.tracking.ack import read_ack
-from runner.tracking.journal import is_being_written
-from runner.tracking.journal_reader import read_events, read_series
+from runner.runs.store import open_stored
+from runner.tracking import store_uri
+from runner.version import DISTRIBUTION, __version__
 
 if TYPE_CHECKING:
-    from mlflow.entities import Run
+    from mlflow import MlflowClient
+    from mlflow.entities import Run as StoredRun
 
-RERUN, ENVIRONMENT, DIFF = "rerun.yaml", "environment.txt", "git.diff"
+
+UNKNOWN = "not known"
+NO_GIT = "in no git repository"
+MOST_PACKAGES = 3  # named, of the packages that don't affect numbers directly
+#: notes in environment.txt that are not files
+NOTES = ("platform", "machine", "threads")
 
 
 @dataclass(frozen=True)
@@ -73,11 +81,6 @@ class RecordedRun:
         values = defaults.values_of(self.folder / RERUN)
         return {key: value for key, value in values.items() if not key.startswith(NOT_CHOSEN)}
 
-    def read(self, name: str) -> str | None:
-        """Return the text of one of its files; None if the file does not exist."""
-        path = self.folder / name
-        return path.read_text(errors="replace") if path.is_file() else None
-
 
 def num_steps_of(params: Mapping[str, Any]) -> int | None:
     """Return the planned number of steps in the run's parameters."""
@@ -100,115 +103,233 @@ def open_recorded(wanted: str, *, uri: str, trusted: bool, verb: str = "reproduc
     Raises:
         RunnerError: If the run is missing, or its configuration is not allowed.
     """
-    if _is_in_store(wanted):
-        with _fetched(f"{verb} {wanted}", wanted, uri=uri, trusted=trusted) as run:
-            yield run
-    else:
+    asked = f"{verb} {wanted}"
+    if not find.is_in_store(wanted):
         look = find.find if verb == "reproduce" else find.locate
-        yield _in_folder(look(wanted, verb=verb).absolute(), asked=f"{verb} {wanted}")
-
-
-def default_uri(overrides: list[str]) -> str:
-    """Return the store in the overrides, the environment, or the current directory."""
-    uris = [override.partition("=")[2] for override in overrides if override.lstrip("+").startswith("tracking.uri=")]
-    return uris[-1].strip("'\"") if uris else os.environ.get("MLFLOW_TRACKING_URI", "sqlite:///mlflow.db")
-
-
-def _is_in_store(wanted: str) -> bool:
-    return bool(ID.fullmatch(wanted)) and not Path(wanted).is_dir() and not find.with_id(wanted)
-
-
-def _in_folder(folder: Path, *, asked: str) -> RecordedRun:
-    events = read_events(folder)
-    starts = [event for event in events if event["kind"] == "start"]
-    if not starts:
-        raise RunnerError.of(asked, f"`{folder}` has no journal", "use a run that took a step, or `-cn rerun`")
-    datasets = [event for event in events if event["kind"] == "dataset"]
-    return RecordedRun(
-        name=short(folder),
-        run_id=read_ack(folder).run_id,
-        folder=folder,
-        store=None,
-        status=_status(folder),
-        tags=starts[-1]["tags"],
-        dataset=datasets[-1] if datasets else {},
-        num_steps=num_steps_of(starts[-1]["params"]),
-        series={name: (steps, values) for name, (steps, _, values) in read_series(folder).items()},
-    )
-
-
-def _status(folder: Path) -> str:
-    if is_being_written(folder):
-        return "running"
-    return Summary.read(folder).status or "killed"
-
-
-@contextmanager
-def _fetched(asked: str, run_id: str, *, uri: str, trusted: bool) -> Iterator[RecordedRun]:
-    """Fetch a run from a store. Imports MLflow (1 s); one request per 25,000 points of a metric.
-
-    Args:
-        asked: The command, for messages.
-
-    Raises:
-        RunnerError: If the store does not answer, has no such run, or the configuration is not allowed.
-    """
-    where = store_uri.shown(uri)
-    path = store_uri.sqlite_path(uri)
-    uri = uri if path is None else where  # MLflow caches stores by URI, independent of the current directory
-    if path is not None and not path.is_file():  # opening it would create it
-        problem = f"no run in outputs or multirun has this id, and the store {where} does not exist"
-        raise RunnerError.of(asked, problem, f"run `{asked} tracking.uri=URI`")
+        yield _of_directory(Run(look(wanted, verb=verb).absolute()), asked=asked)
+        return
     with tempfile.TemporaryDirectory(prefix="runner-reproduce-") as name:
-        folder = Path(name)
-        try:
-            with mlflow_store.settings():
-                run, series = _download(run_id, folder, uri)
-        except Exception as error:
-            problem = f"no run in outputs or multirun has this id; the store: {mlflow_store.explain(error, uri=uri)}"
-            raise RunnerError.of(
-                asked, problem, f"name the run directory, or the store: `{asked} tracking.uri=URI`"
-            ) from error
+        folder, where = Path(name), store_uri.shown(uri)
+        with open_stored(asked, wanted, uri) as (client, run):
+            recorded = _of_store_run(client, run, folder, where=where, uri=uri)
         rerun = folder / RERUN
         if not rerun.is_file():
             problem = f"the run in {where} has no artifact `{RERUN}`: it is a sweep's parent, or another program's"
             raise RunnerError.of(asked, problem, "use the id of a run that this program tracked")
+        look_at = f"MLFLOW_TRACKING_URI={where} mlflow artifacts download -r {wanted} -a {RERUN} -d ."
         with trusting(trusted):
-            refuse(rerun_problems(rerun, look=_download_command(RERUN, run_id, uri)))
+            refuse(rerun_problems(rerun, look=look_at))
         with trusting():  # the checked file
-            yield _of_store_run(run, folder, uri=uri, series=series)
+            yield recorded
 
 
-def _download_command(name: str, run_id: str, uri: str) -> str:
-    """Return the command that downloads one of the run's files to the current directory."""
-    return f"MLFLOW_TRACKING_URI={store_uri.shown(uri)} mlflow artifacts download -r {run_id} -a {name} -d ."
-
-
-def _download(run_id: str, folder: Path, uri: str) -> tuple[Run, dict[str, Points]]:
-    client = mlflow_store.open_store(uri)
-    run = client.get_run(run_id)
-    names = {item.path for item in client.list_artifacts(run_id)}
-    for name in (RERUN, ENVIRONMENT, DIFF):
-        if name in names:
-            client.download_artifacts(run_id, name, str(folder))
-    series = {name: (steps, values) for name, (steps, _, values) in of_store(client, run).items()}
-    return run, {name: points for name, points in series.items() if not name.startswith(NOT_OF_THE_RUN)}
-
-
-def _of_store_run(run: Run, folder: Path, *, uri: str, series: Mapping[str, Points]) -> RecordedRun:
-    datasets = run.inputs.dataset_inputs if run.inputs else []
-    dataset: dict[str, Any] = {}
-    if datasets:
-        last = datasets[-1].dataset
-        dataset = {"name": last.name, "digest": last.digest, "profile": last.profile}
+def _of_directory(run: Run, *, asked: str) -> RecordedRun:
+    starts, datasets = run.events("start"), run.events("dataset")
+    if not starts:
+        raise RunnerError.of(asked, f"`{run.folder}` has no journal", "use a run that took a step, or `-cn rerun`")
     return RecordedRun(
-        name=f"{run.info.run_id} on {store_uri.shown(uri)}",
-        run_id=run.info.run_id,
+        name=short(run.folder),
+        run_id=run.ack.run_id,
+        folder=run.folder,
+        store=None,
+        status=run.status,
+        tags=starts[-1]["tags"],
+        dataset=datasets[-1] if datasets else {},
+        num_steps=num_steps_of(starts[-1]["params"]),
+        series=run.points(),
+    )
+
+
+def _of_store_run(client: MlflowClient, run: StoredRun, folder: Path, *, where: str, uri: str) -> RecordedRun:
+    """Download the run's files and points: one request per 25,000 points of a metric."""
+    run_id = run.info.run_id
+    for name in {RERUN, ENVIRONMENT, DIFF} & {item.path for item in client.list_artifacts(run_id)}:
+        client.download_artifacts(run_id, name, str(folder))
+    series = {name: (steps, values) for name, (steps, _, values) in of_store(client, run).items()}
+    datasets = [each.dataset for each in (run.inputs.dataset_inputs if run.inputs else ())]
+    last = datasets[-1] if datasets else None
+    return RecordedRun(
+        name=f"{run_id} on {where}",
+        run_id=run_id,
         folder=folder,
-        store=uri,
+        store=uri if store_uri.sqlite_path(uri) is None else where,
         status=str(run.info.status).lower(),
         tags=run.data.tags,
-        dataset=dataset,
+        dataset={"name": last.name, "digest": last.digest, "profile": last.profile} if last else {},
         num_steps=num_steps_of(run.data.params),
-        series=series,
+        series={name: points for name, points in series.items() if not name.startswith(NOT_OF_THE_RUN)},
     )
+
+
+@dataclass(frozen=True)
+class ValueDifference:
+    """A value that differs between runs, as text for each run."""
+
+    what: str
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Making:
+    """What a run is made with, as far as it is known."""
+
+    git: Git | None  # None: not in a repository
+    runner: str
+    device: tuple[str, str]  # as in `device=`, and its product name
+    packages: Mapping[str, str]  # versions by distribution; empty: unknown
+    notes: Mapping[str, str]  # NOTES, and fingerprints of the user's files
+    data: str | None = None  # None: unknown, or not compared here
+
+
+def of_run(original: RecordedRun) -> Making:
+    """Return what a run recorded."""
+    tags, run = original.tags, Run(original.folder)
+    text = run.text(ENVIRONMENT) or ""
+    commit = tags.get("git_commit")
+    git = Git(commit, tags.get("git_dirty") == "true", run.text(DIFF) or "") if commit else None
+    device = tags.get("device", UNKNOWN), tags.get("device_name", UNKNOWN)
+    packages, notes = provenance.packages(text), provenance.notes(text)
+    return Making(git, tags.get("runner_version", UNKNOWN), device, packages, notes, original.data)
+
+
+def of_now(choice: Choice, hardware: Hardware, *, files: Mapping[str, str]) -> Making:
+    """Return what a run would record that starts here now. files: those to fingerprint."""
+    text = provenance.environment()
+    own = provenance.fingerprints(name for name in files if name not in (*NOTES, TOGETHER))
+    notes = {**provenance.notes(text), "machine": hardware.in_words, **own}
+    device = choice.device, hardware.name_of(choice.here)
+    return Making(provenance.git_state(), __version__, device, provenance.packages(text), notes)
+
+
+def differing(makings: Sequence[Making]) -> list[ValueDifference]:
+    """Return what at least two runs recorded and differs."""
+    notes = [_row(name, [each.notes.get(name) for each in makings]) for name in NOTES]
+    found = [
+        *_code(makings),
+        _row("runner", [each.runner for each in makings]),
+        *_packages(makings),
+        *notes,
+        _row(TOGETHER, [each.notes.get(TOGETHER, "by itself") if each.packages else None for each in makings]),
+        # cuda:0 and cuda:1 of one product count as the same device
+        _row(
+            "device", ["{} ({})".format(*each.device) for each in makings], key=lambda text: re.sub(r":\d+", "", text)
+        ),
+        _row("data", [each.data for each in makings]),
+    ]
+    return [each for each in found if each is not None]
+
+
+def unknown(makings: Sequence[Making]) -> tuple[str, ...]:
+    """Return what at least one run did not record."""
+    of_each = [
+        {
+            "versions": each.packages,
+            "data": each.data,
+            "device": each.device[0] != UNKNOWN,
+            **{name: each.notes.get(name) for name in NOTES},
+        }
+        for each in makings
+    ]
+    return tuple(name for name in of_each[0] if not all(each[name] for each in of_each))
+
+
+def of_values(sides: Sequence[Mapping[str, Any]]) -> list[ValueDifference]:
+    """Return the options and values that differ between configurations, as identity.chosen() returns them.
+
+    Names and directories of runs are left out, and values that follow from a differing option of a group.
+    """
+    answers = [defaults.answers(each) for each in sides]
+    values = [{**side, **answer} for side, answer in zip(sides, answers, strict=True)]
+    keys = dict.fromkeys(key for side in sides for key in defaults.changed(side))
+    keys |= dict.fromkeys(key for answer in answers for key in answer)
+    return [
+        ValueDifference(key, tuple(_shown(each, key) for each in values))
+        for key in keys
+        if any(each.get(key, ...) != values[0].get(key, ...) for each in values)
+    ]
+
+
+def is_same_code(one: Git | None, other: Git | None) -> bool:
+    """Return whether commit and uncommitted changes are the same."""
+    if one is None or other is None:
+        return one is other
+    return (one.commit, one.dirty, one.diff.splitlines()) == (other.commit, other.dirty, other.diff.splitlines())
+
+
+def _shown(values: Mapping[str, Any], key: str) -> str:
+    return without_password(defaults.in_word(values[key])) if key in values else "not there"
+
+
+def _row(what: str, values: Sequence[str | None], *, key: Callable[[str], str] = str) -> ValueDifference | None:
+    known = {key(value) for value in values if value is not None}
+    return (
+        ValueDifference(what, tuple(UNKNOWN if value is None else value for value in values))
+        if len(known) > 1
+        else None
+    )
+
+
+def _code(makings: Sequence[Making]) -> Iterator[ValueDifference | None]:
+    gits = [each.git for each in makings]
+    if all(is_same_code(git, gits[0]) for git in gits):
+        changed: list[dict[str, list[str]]] = [{} for _ in gits]
+    else:
+        changed = [_changed_lines(git.diff if git else "") for git in gits]
+        texts = [f"{git.commit[:12]}{' with changes' * git.dirty}" if git else NO_GIT for git in gits]
+        alike = [text == texts[0] and not is_same_code(git, gits[0]) for text, git in zip(texts, gits, strict=True)]
+        yield ValueDifference(
+            "code", tuple(text + ", other ones" * more for text, more in zip(texts, alike, strict=True))
+        )
+    names = dict.fromkeys(name for lines in changed for name in lines)
+    names |= dict.fromkeys(name for each in makings for name in each.notes if name not in (*NOTES, TOGETHER))
+    for name in names:
+        lines = [each.get(name, []) for each in changed]
+        if any(each != lines[0] for each in lines):
+            yield ValueDifference(name, tuple(_own_lines(each, lines) for each in lines))
+        else:
+            yield _row(name, [each.notes.get(name) for each in makings])
+
+
+def _changed_lines(diff: str) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for part in re.split(r"^diff --git ", diff, flags=re.MULTILINE)[1:]:
+        head, *lines = part.splitlines()
+        begin = next((number for number, line in enumerate(lines) if line.startswith("@@")), None)
+        body = lines if begin is None else [line for line in lines[begin:] if line[:1] in "+-"]
+        found[head.rpartition(" b/")[2]] = body
+    return found
+
+
+def _own_lines(lines: Sequence[str], of_all: Sequence[Sequence[str]]) -> str:
+    own = [line for line in lines if any(line not in other for other in of_all)]
+    own.sort(key=lambda line: not line.startswith("+"))
+    if not own:
+        return "as committed" if not lines else "only those changes"
+    return f"{own[0][0]} {own[0][1:].strip()}" + (f" (and {len(own) - 1} more lines)" if len(own) > 1 else "")
+
+
+def _packages(makings: Sequence[Making]) -> Iterator[ValueDifference | None]:
+    sides = [each.packages for each in makings]
+    if not all(sides):
+        torch = [f"torch {side['torch']}" if "torch" in side else None for side in sides]
+        if any(sides):
+            yield ValueDifference("versions", tuple(text or UNKNOWN for text in torch))
+        sides = [side for side in sides if side]
+        if len(sides) < 2:
+            return
+    names = dict.fromkeys(name for side in sides for name in side)
+    differ = [name for name in sorted(names) if len({side.get(name) for side in sides}) > 1]
+    differ = [name for name in differ if name not in ("runner", DISTRIBUTION)]  # told above
+    deciding = [name for name in ("python", *provenance.DECIDING) if name in differ]
+
+    def texts(show: Callable[[Mapping[str, str]], str]) -> tuple[str, ...]:
+        return tuple(show(each.packages) if each.packages else UNKNOWN for each in makings)
+
+    for name in deciding:
+        yield ValueDifference(name, texts(lambda side, name=name: side.get(name, "not installed")))  # type: ignore[misc]
+    if others := [name for name in differ if name not in deciding]:
+        named = others[:MOST_PACKAGES]
+        rest = f" and {len(others) - len(named)} more" if len(others) > len(named) else ""
+        yield ValueDifference(
+            "packages", texts(lambda side: ", ".join(f"{name} {side.get(name, 'none')}" for name in named) + rest)
+        )

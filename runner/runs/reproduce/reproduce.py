@@ -15,14 +15,16 @@ from omegaconf import DictConfig
 from torch.utils.data import Dataset
 
 from runner.config.identity import chosen
-from runner.errors import RunnerError
+from runner.errors import RunnerError, harmless
 from runner.experiment import provenance, run
 from runner.experiment.check import check_here
 from runner.experiment.console import Screen
 from runner.experiment.context import Checked, Repetition, RunContext
-from runner.experiment.run_record import data_digest
+from runner.experiment.directory import DIFF, Run
+from runner.experiment.reporter import data_digest
 from runner.experiment.summary import Summary
-from runner.runs.reproduce import making
+from runner.experiment.terminal import aligned
+from runner.runs.reproduce import recorded
 from runner.runs.reproduce.compare import (
     CLOSE,
     DIFFERENT,
@@ -35,9 +37,7 @@ from runner.runs.reproduce.compare import (
     last_step,
     overall,
 )
-from runner.runs.reproduce.making import ValueDifference, is_same_code
-from runner.runs.reproduce.recorded import DIFF, RecordedRun
-from runner.tracking.journal_reader import read_series
+from runner.runs.reproduce.recorded import RecordedRun, ValueDifference, is_same_code
 from runner.tracking.mlflow_names import Names
 from runner.training.parts import Parts
 
@@ -62,9 +62,9 @@ def repeat(
         cfg.tracking.uri = original.store  # not the one in a downloaded file
     screen = Screen()
     hardware, choice = checked or check_here(cfg)
-    before = making.of_run(original)
-    made = making.differing([before, making.of_now(choice, hardware, files=before.notes)])
-    values = making.of_values([original.chosen(), chosen(cfg)])
+    before = recorded.of_run(original)
+    made = recorded.differing([before, recorded.of_now(choice, hardware, files=before.notes)])
+    values = recorded.of_values([original.chosen(), chosen(cfg)])
     code_lines = restoring_command(original, provenance.git_state())
     for line in lines_before(original, made, values, code_lines=code_lines):
         screen.say(line)
@@ -86,9 +86,8 @@ def repeat(
 
 
 def _series(folder: Path, *, spelled: bool) -> dict[str, Points]:
-    found = {name: (steps, values) for name, (steps, _, values) in read_series(folder).items()}
-    names = Names()  # in the order of the journal
-    return {names.key(name): points for name, points in found.items()} if spelled else found
+    names, series = Names(), Run(folder).points()  # in the order of the journal
+    return {names.key(name) if spelled else name: points for name, points in series.items()}
 
 
 def _ends_elsewhere(original: RecordedRun, cfg: DictConfig, summary: Summary, changed: list[str]) -> bool:
@@ -110,17 +109,12 @@ def lines_before(
         found.append("made:   with the same code, versions and device" + _of_code(original))
     if values:
         found += ["changed: the configuration", *_side_by_side(values)]
-    return [_printable(line) for line in found]
+    return [harmless(line) for line in found]
 
 
 def table(found: Sequence[CurveComparison]) -> list[str]:
     """Return a header and a line per metric."""
-    rows = [HEAD, *(_row(each) for each in found)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
-    return [
-        _printable("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-        for row in rows
-    ]
+    return [harmless(line) for line in aligned([HEAD, *map(_row, found)])]
 
 
 def sentence(found: list[CurveComparison], *, failure: str = "", ends: tuple[int, int] = (0, 0)) -> str:
@@ -142,7 +136,7 @@ def sentence(found: list[CurveComparison], *, failure: str = "", ends: tuple[int
         return "NOT reproduced: the two have no point in common"
     others = sum(each.verdict == DIFFERENT for each in found) - 1
     more = f"; so do {others} more" if others > 1 else "; so does one more" if others else ""
-    return f"NOT reproduced: {_printable(first.name)} {_departure(first)}{more}"
+    return f"NOT reproduced: {harmless(first.name)} {_departure(first)}{more}"
 
 
 def write(
@@ -194,8 +188,7 @@ def _of(count: int, noun: str) -> str:
 
 def _side_by_side(differences: Sequence[ValueDifference]) -> list[str]:
     rows = [("", "was", "is"), *((each.what, *each.values) for each in differences)]
-    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    return [f"        {what:<{widths[0]}}  {was:<{widths[1]}}  {now}" for what, was, now in rows]
+    return [f"        {line}" for line in aligned(rows)]
 
 
 def _of_code(original: RecordedRun) -> str:
@@ -208,14 +201,10 @@ def _jsonable(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _printable(text: str) -> str:
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
-
-
 def restoring_command(original: RecordedRun, here: provenance.Git | None) -> str:
     """Return the command that restores the run's code if it had uncommitted changes, else an empty string."""
     commit = original.tags.get("git_commit")
-    if commit is None or original.tags.get("git_dirty") != "true" or is_same_code(making.of_run(original).git, here):
+    if commit is None or original.tags.get("git_dirty") != "true" or is_same_code(recorded.of_run(original).git, here):
         return ""
     if original.store is None:
         is_root = Path(".git").exists()

@@ -21,7 +21,7 @@ from runner.config.schema import GridKeys
 from runner.config.validate import setting_problems
 from runner.device import Choice, Hardware, parse, probe
 from runner.errors import Problem, RunnerError, first_line, refuse, without_password
-from runner.experiment.claim import is_used
+from runner.experiment.directory import Run
 from runner.experiment.terminal import say
 from runner.sweep.jobs.ledger import Job
 from runner.sweep.jobs.slots import DevicesFor
@@ -281,7 +281,7 @@ def used_problems(folders: Iterable[Path]) -> list[Problem]:
     return [
         Problem(f"hydra.sweep.dir={folder.parent}", f"`{folder}` has a run, which is never overwritten", fix)
         for folder in folders
-        if is_used(folder)
+        if Run(folder).has_begun
     ]
 
 

@@ -24,6 +24,7 @@ from runner.device import backends, probe
 from runner.device.placement import num_rows
 from runner.errors import RunnerError, at_once
 from runner.experiment.check import check
+from runner.experiment.directory import Run
 from runner.experiment.provenance import versions
 from runner.experiment.summary import Summary
 from runner.experiment.terminal import say, short
@@ -38,7 +39,7 @@ from runner.tools.explain.not_finite import LargestValue, NotFiniteObserver, Not
 from runner.tools.explain.replay import LossNotFiniteError, Moment, Start, replay, start_before
 from runner.tools.explain.rows import MOST_ROWS, placed
 from runner.tools.explain.text import Case, advice
-from runner.tracking.journal_reader import read_events, read_series
+from runner.tracking.journal_reader import read_series
 from runner.training.checkpoint import snapshot
 
 NUM_LARGEST = 5
@@ -208,8 +209,8 @@ def explain(wanted: str, overrides: list[str], *, step: int | None) -> dict[str,
     Raises:
         RunnerError: If the run has no such step, or no step is named and every loss is finite.
     """
-    at_once(partial(find.find, wanted, verb="explain"), partial(computing, overrides))
-    folder = find.find(wanted, verb="explain").absolute()
+    where, _ = at_once(partial(find.find, wanted, verb="explain"), partial(computing, overrides))
+    folder: Path = where.absolute()
     cfg = configuration_of(folder, overrides)
     asked = asked_for(wanted, cfg, folder, step)
     was_compiled = bool(cfg.train.compile or cfg.train.cuda_graph)
@@ -238,8 +239,7 @@ def _notes(asked: Wanted, device: str, moment: Moment, *, was_compiled: bool) ->
         found.append(f"it ran on {then}, and is replayed on {device}")
     if (then := summary.versions.get("torch")) not in (None, now := versions()["torch"]):
         found.append(f"it ran with torch {then}, and this is {now}")
-    told = [event["digest"] for event in read_events(asked.folder) if event["kind"] == "dataset"]
-    if told and not moment.parts.splits.fingerprint.startswith(told[-1]):
+    if Run(asked.folder).has_other_data(moment.parts.splits.fingerprint):
         found.append("the data changed since the run trained: its fingerprint differs")
     return found
 

@@ -10,21 +10,15 @@ import numpy as np
 import pytest
 
 from runner import cli
-from runner.runs.reproduce import making
+from runner.runs.reproduce import recorded
 from runner.runs.reproduce import reproduce as repeating
 from runner.tracking.journal import Journal, scan
 from runner.tracking.journal_reader import read_events
 from runner.tracking.journal_records import FILE
 
 QUIET = "tracking.enabled=false"
-WORDS = [
-    "model=mlp",
-    "model.hidden_sizes=[16]",
-    "data.limit=400",
-    "device=cpu",
-    "train.num_epochs=3",
-    "task.plots=false",
-]
+WORDS = ["model=mlp", "model.hidden_sizes=[16]", "data.limit=400", "device=cpu", "train.num_epochs=3"]
+WORDS += ["task.plots=false"]
 AGAIN = "hydra.run.dir=outputs/again/run"
 FIRST = "hydra.run.dir=outputs/first/run"
 
@@ -300,9 +294,9 @@ def test_a_configuration_that_was_tampered_with_runs_nothing(on_a_store, capfd):
 
 def test_a_run_that_computed_with_others_is_told_so():
     notes = {"platform": "p", "machine": "m", "threads": "1"}
-    beside, alone = (making.Making(None, "1", ("cpu", "c"), {"torch": "2"}, {**notes, **more}) for more in ({"together": "8 jobs"}, {}))  # fmt: skip
-    (found,) = making.differing([beside, alone])
+    beside, alone = (recorded.Making(None, "1", ("cpu", "c"), {"torch": "2"}, {**notes, **more}) for more in ({"together": "8 jobs"}, {}))  # fmt: skip
+    (found,) = recorded.differing([beside, alone])
     assert (found.what, found.values) == ("together", ("8 jobs", "by itself"))
-    assert making.differing([alone, alone]) == []
-    assert [each.what for each in making.differing([beside, replace(alone, packages={})])] == ["versions"]
-    assert making.unknown([beside, alone]) == making.unknown([alone, alone])
+    assert recorded.differing([alone, alone]) == []
+    assert [each.what for each in recorded.differing([beside, replace(alone, packages={})])] == ["versions"]
+    assert recorded.unknown([beside, alone]) == recorded.unknown([alone, alone])
