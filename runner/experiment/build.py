@@ -31,7 +31,6 @@ from runner.data.loading.own_loader import OwnLoader
 from runner.data.map_style import Conversion
 from runner.data.sampler import class_counts
 from runner.data.source import Preprocessing, Source
-from runner.data.split import Splits
 from runner.data.tables.table import SCALED
 from runner.device import backends, layers
 from runner.device.host_memory import keep_what_is_freed
@@ -118,7 +117,11 @@ def prepare_training(
     rules.check(cfg, rules.Situation(is_on_device=train.indexed() is not None))  # before a large model is loaded
     steps_per_epoch = math.ceil(train.num_batches / cfg.train.accumulate_steps)
     num_steps = cfg.train.num_steps or cfg.train.num_epochs * steps_per_epoch
-    fill_facts(cfg, {**OPTIONAL_FACTS, **_counted(cfg, source, data.splits), **source.facts, "num_steps": num_steps})
+    facts = {**OPTIONAL_FACTS, **source.facts, "num_steps": num_steps}
+    if (labels := data.splits.labels) is not None and source.classes and "class_counts" not in source.facts:
+        # of the training split as it is drawn: what is balanced already is not balanced twice
+        facts["class_counts"] = class_counts(validate.shared_data_settings(cfg)["sampler"], labels, source)
+    fill_facts(cfg, facts)
     leave_out_unknown_facts(cfg, "task")
     around = _preprocessing(cfg, data)
     model, task, weights = _build_model(cfg, around, device, train, is_resumed=is_resumed)
@@ -127,7 +130,10 @@ def prepare_training(
     model, average, shards, layout = _place_model(cfg, model, device, divide)
     optimizer = optimizer_of(cfg, model, device=device, prefix=_inner(model)[1])
     schedule = schedule_of(cfg, optimizer, best=best, steps_per_epoch=steps_per_epoch)
-    _check_task(task, model, optimizer, data, around)
+    trains_nothing(task)
+    check_turns(task, [*optimizer.each] if isinstance(optimizer, Turns) else [])
+    if check := getattr(task, "check_model", None):
+        check(model, keeps_inputs=around.keeps_inputs, data=source.name)
     rules.check(cfg, _situation(cfg, data, task, optimizer, schedule, num_ranks))
     task = place(task, device) if isinstance(task, nn.Module) else task
     precision = make_precision(cfg.train.precision, device=device)
@@ -228,13 +234,6 @@ def _place_model(
     return model, AveragedWeights(model, decay=decay) if decay else None, None, layout
 
 
-def _check_task(task: Any, model: nn.Module, optimizer: Optimizer, data: PreparedData, around: Preprocessing) -> None:
-    trains_nothing(task)
-    check_turns(task, [*optimizer.each] if isinstance(optimizer, Turns) else [])
-    if check := getattr(task, "check_model", None):
-        check(model, keeps_inputs=around.keeps_inputs, data=data.source.name)
-
-
 def _situation(
     cfg: DictConfig, data: PreparedData, task: Any, optimizer: Optimizer, schedule: Schedule, num_ranks: int
 ) -> rules.Situation:
@@ -298,13 +297,6 @@ def _card(cfg: DictConfig, model: nn.Module, source: Source, around: Preprocessi
         data=source.name,
         facts={key: value for key, value in shown["facts"].items() if not OmegaConf.is_missing(cfg.facts, key)},
     )
-
-
-def _counted(cfg: DictConfig, source: Source, splits: Splits) -> dict[str, Any]:
-    """What is counted in the training split, as it is drawn: what is balanced already is not balanced twice."""
-    if splits.labels is None or not source.classes:
-        return {}
-    return {"class_counts": class_counts(validate.shared_data_settings(cfg)["sampler"], splits.labels, source)}
 
 
 def _is_scaled(after: dict[str, Any] | None) -> TypeGuard[dict[str, Any]]:

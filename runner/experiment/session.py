@@ -89,7 +89,12 @@ class Session:
         line, in_log = device_row(machine.choice)
         session.screen.say(line, in_log=in_log)
         forget_graph(folder / GRAPH)  # of an earlier run in this directory
-        with session._start_publisher() as session._publisher, session.screen.with_warnings():
+        tracking = session.settings.tracking
+        publishing: AbstractContextManager[Publisher | None] = nullcontext()
+        if tracking.enabled and session._publishes:
+            grace, ahead = tracking.grace_seconds, context.publisher
+            publishing = Publisher.start(folder, tracking.uri, grace_seconds=grace, ahead=ahead)
+        with publishing as session._publisher, session.screen.with_warnings():
             with optimizers_without_dynamo(), session._open:
                 yield session
             session._close()
@@ -240,13 +245,6 @@ class Session:
     def _publishes(self) -> bool:
         member = self._context.member
         return member is None or member.publishes
-
-    def _start_publisher(self) -> AbstractContextManager[Publisher | None]:
-        tracking = self.settings.tracking
-        if not tracking.enabled or not self._publishes:
-            return nullcontext()
-        grace, ahead = tracking.grace_seconds, self._context.publisher
-        return Publisher.start(self.folder, tracking.uri, grace_seconds=grace, ahead=ahead)
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
