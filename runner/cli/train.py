@@ -20,9 +20,16 @@ from runner.cli.table import MULTIRUN
 from runner.command import Arguments
 from runner.config import compose as composing
 from runner.config import override_errors, validate
-from runner.config.compose import CheckedLoader, asks_for_a_sweep, composed_with, composer, hydra_with, name_data
+from runner.config.compose import (
+    COMPOSITION,
+    CheckedLoader,
+    asks_for_a_sweep,
+    composed_with,
+    composer,
+    hydra_with,
+    name_data,
+)
 from runner.config.importing import loading
-from runner.config.override_errors import COMPOSITION
 from runner.config.trust import RERUN
 from runner.distributed.environment import rank_here
 from runner.errors import RunnerError, first_line, in_words, path_problems, refuse

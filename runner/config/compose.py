@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra import version
 from hydra._internal.callbacks import Callbacks
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -41,6 +42,10 @@ Compose = Callable[[list[str]], DictConfig]
 SHOWS = {"--cfg", "-c", "--info", "-i", "--shell-completion", "-sc"}
 INFOS = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 
+#: what Hydra, OmegaConf and YAML raise for an override or a file, and what their own code fails with
+COMPOSITION = (HydraException, OmegaConfBaseException, yaml.YAMLError)
+FAILURES = (AssertionError, AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError)
+REFUSALS = (*COMPOSITION, RunnerError, *FAILURES)
 #: how Hydra reports an override that only a sweep takes
 OF_ONE_RUN = ("Ambiguous value for argument", "Sweep parameters", "You must specify")
 
@@ -276,7 +281,7 @@ def asks_for_a_sweep(flags: Sequence[str], overrides: list[str]) -> bool:
     """Whether a file says hydra.mode: MULTIRUN. False if nothing can be composed, which is reported later."""
     try:
         cfg = composer(flags, mode=RunMode.MULTIRUN)(overrides)
-    except (HydraException, OmegaConfBaseException, RunnerError):
+    except REFUSALS:
         return False
     return bool(cfg.hydra.mode == RunMode.MULTIRUN)
 

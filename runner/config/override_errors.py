@@ -18,19 +18,13 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from runner.config import other_names, validate
-from runner.config.compose import CONF, OF_ONE_RUN, CheckedLoader, Compose, Composed, MisfitError
+from runner.config.compose import CONF, OF_ONE_RUN, REFUSALS, CheckedLoader, Compose, Composed, MisfitError
 from runner.config.identity import key_of, quoted
 from runner.config.instantiate import option_files
 from runner.config.schema import KINDS, SearchKeys, find_key, keys
 from runner.config.validate import Misfit
 from runner.errors import Problem, RunnerError, first_line, nearest
 
-#: what Hydra, OmegaConf and YAML raise for an override or a file, and what their own code fails with
-COMPOSITION = (HydraException, OmegaConfBaseException, yaml.YAMLError)
-REFUSALS = (
-    *(*COMPOSITION, RunnerError, AssertionError, AttributeError, LookupError, OSError, RecursionError),
-    *(TypeError, ValueError),
-)
 #: how Hydra reports an error in a file
 IN_A_FILE = re.compile(r"In '(?P<name>[^']*)': (?:\w+ raised while composing config:\n)?(?P<problem>.*)", re.DOTALL)
 PACKAGE = "write `# @package _global_` as its first line: without it, its keys are below the name of its group"
