@@ -23,32 +23,14 @@ OFF = "tracking.enabled=false"
 #: one command per line
 MISTAKES = r"""
 train.num_epoch=3
-model.nonsense=1
-größe=3
-++backends.cuda.memory=1
 +model.hiden_sizes=[3] model=mlp
 ~optimizer ~train.num_epochs
-~train.ema_decay
-+model=mlp
-train.num_epochs=three
-train.num_epochs=0
-train.precision=fp8
 train.num_processes=2 train.on_oom=split device=cpu
-train.cuda_graph=true device=cpu
-train=5
-data.fold=3 data.num_folds=3
-data.fold=0/1
 data.fold=0 data.num_folds=1
-data.num_folds=3
 data.fold=0/1800
-data.sampler=[0,0.0]
 data.sampler={0:1,ten:1}
 data=diabetes task=regression data.sampler=balanced
 data.val_fraction=0.5 data.test_fraction=0.5
-seed=-1
-experiment=nothing
-model=null
-train.precision=tf32 device=cpu
 model._target_=my_models.Nett
 model=mlp model._target_=my_models.Broken
 model=mlp model.activation=rellu
@@ -56,42 +38,22 @@ model=mlp model.in_features=${facts.in_feature}
 data=arrays
 data=arrays data.path=good.npz
 data.augment={cutmix:1} train.batch_size=0
-tracking.uri=ftp://there
 predct a/run --input x.csv --keep
-seed 3
-model=mlp evaluate
-device
---multi-run seed=1,2
---allow
 -m seed=1,2 --cfg job
 --info searchpath --multirun
-seed=1,2
-optimizer.lr=interval(0.1,0.2)
--m modle=mlp,cnn
-devices here
 ui --prt 80 tracking.url=x
-compare a b metrc=val/loss
 sync conff nowhere
 report multirun/frist
 -cn nothing
 -cn confg
--cd ./conff
---config-nam mine --resolve
 -cd -cn mine
---config-path=conf
--m seed=1,x
--m model=mlp,cn
 -m hydra.sweeper.params={optimizer.lrr:'1,2'}
 -m sweep.zip={seed:[1,2]} seed=3
 -m sweep.zip={seed:[1,2]} hydra/sweeper=optuna optimizer.lr=interval(0.1,0.2)
-train.num_epochs=[3
 hydra.run.dir=good.txt/below
 hydra.run.dir=below/${nowhere}
 -m seed=1,2 hydra.sweep.dir=/dev/null/below
-hydra.run.dir=s3://lab/1 model.weights=gs://lab/w.pt
-data=table data.path=s3://lab/a.csv data.val_path=/dev/zero
 -m seed=1,2 hydra.sweep.dir=s3://lab/1
--m +hydra.sweeper.params.seed=1,2
 model._target_=torch.nn.Linear +model.out_features=1
 hydra.job.chdir=true
 -m seed=1,2 hydra.mode=RUN
@@ -99,7 +61,18 @@ schema --output x/y/schema.json
 tracking.enabled=2 train.compile=0.5 backends.cpu.onednn=-1
 ui tracking.uri=sqlite:///mlflow-2.db
 data=table data.target=y data.path=ü\"x\
-data=table data.target=y data.path=[größe.csv,b.csv]
+train.num_epochs=three train.precision=fp8 data.sampler=[0,0.0]
+seed=-1 tracking.uri=ftp://there data.num_folds=3 model.weights=gs://lab/w.pt
++model=mlp ~train.ema_decay größe=3 ++backends.cuda.memory=1 data.fold=0/1
+model.nonsense=1 train.num_epochs=0 data.fold=3 data.num_folds=3
+train=5 model=null experiment=nothing seed=1,2 optimizer.lr=interval(0.1,0.2)
+train.cuda_graph=true train.precision=tf32 device=cpu
+data=table data.path=s3://lab/a.csv data.val_path=/dev/zero hydra.run.dir=s3://lab/1
+-m modle=mlp,cnn seed=1,x model=mlp,cn +hydra.sweeper.params.seed=1,2
+data=table data.target=y data.path=[größe.csv,b.csv] train.num_epochs=[3
+seed 3 device evaluate --allow
+--multi-run seed=1,2 --config-nam mine --resolve --config-path=conf -cd ./conff
+compare a b metrc=val/loss here=3 --bnch
 """
 #: commands whose messages name this machine's devices, and the text of their help
 DEVICES = {

@@ -14,25 +14,16 @@ FILES = "--input train.csv --output out.csv"
 
 #: one command per line
 MISTAKES = """
-predict RUN --output out.csv
 predict RUN --input --output out.csv
 evaluate ''
 export RUN --format safetensors --output train.csv/m.safetensors
-predict RUN --inptu train.csv --output out.csv
 predict outputs/digit/run FILES
-predict RUN FILES seed=1
-predict RUN FILES --batch-size none
-predict RUN RUN FILES
-predict nowhere FILES
-predict RUN --input trian.csv --output /proc/out.csv
 predict RUN --input train.csv --output train.csv
 predict RUN --input train.csv --output out.cvs
 predict RUN --input train.csv --output no/out.csv
 predict RUN --input my_rows.py --output out.csv
-predict RUN FILES device=cud
 predict RUN FILES 'device=['
 predict RUN FILES backends.cpu.num_threadz=4
-export RUN
 export RUN --format onxx
 export RUN --format torchscript
 export RUN --format pt2 --output model.onnx
@@ -48,15 +39,12 @@ evaluate RUN data=iris data.val_fraction=0.5
 evaluate RUN data=arrays data.path=nothing.npz
 evaluate RUN data.num_row=3
 lr-find --from 1 --to 0.1
-lr-find --steps 3
 lr-find train.num_epoch=3
-lr-find --cfg job
 evaluate RUN hydra.mode=MULTIRUN
-history seed=1
-watch last nowhere
 resume RUN --cfg job train.num_epochs=4
-resume RUN -m train.num_epochs=4
 evalute
+predict RUN RUN --inptu train.csv --output out.csv --batch-size none seed=1
+predict nowhere --input trian.csv --output /proc/out.csv device=cud
 """
 
 
