@@ -7,6 +7,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -79,11 +80,11 @@ def parse(command: Command, words: Sequence[str]) -> Arguments:
     options: dict[str, Any] = {option.name: option.default if option.value else False for option in command.options}
     missing = {option.name: option for option in command.options if option.is_required}
     while rest:
-        word = rest.pop(0)
-        name, equals, text = word.partition("=")
-        own = command.option(f"{name}=" if equals and word[:1] != "-" else name)
+        argument = rest.pop(0)
+        name, equals, text = argument.partition("=")
+        own = command.option(f"{name}=" if equals and argument[:1] != "-" else name)
         option = own or (FLAGS.get(name) if command.keys is not None else None)
-        if not word:
+        if not argument:
             problem, fix = "an argument is empty; perhaps a variable is not set", "leave it out, or set the variable"
             problems.append(Problem(f"{command.name} ''", problem, fix, code="bad-argument"))
         elif option is not None and (option.value or not equals or own is None):
@@ -101,15 +102,15 @@ def parse(command: Command, words: Sequence[str]) -> Arguments:
                 before = os.environ.get(ALLOW_VARIABLE)
                 os.environ[ALLOW_VARIABLE] = f"{before},{text}" if before else text
             else:
-                flags += [name, text] if option.value else [word]
+                flags += [name, text] if option.value else [argument]
                 if name in INFO and rest and "=" not in rest[0] and rest[0][:1] not in "-~":  # --info searchpath
                     flags.append(rest.pop(0))
-        elif not word.startswith("-") and _is_value(command, word) and len(values) < command.max_values:
-            values.append(word)
-        elif command.keys is not None and (word[:1] == "~" or ("=" in word and word[:1] not in "-=")):
-            overrides.append(word)
+        elif not argument.startswith("-") and _is_value(command, argument) and len(values) < command.max_values:
+            values.append(argument)
+        elif command.keys is not None and (argument[:1] == "~" or ("=" in argument and argument[:1] not in "-=")):
+            overrides.append(argument)
         else:
-            problems.append(_unknown(command, word, values, rest, missing))
+            problems.append(_unknown(command, argument, values, rest, missing))
     for option in missing.values():
         source, problem = f"{command.name} without {option.name}", f"`{command.name}` needs `{option.usage}`"
         problems.append(Problem(source, problem, f"add `{option.usage}`; see `{_help(command)}`", code="missing-value"))
@@ -130,21 +131,16 @@ def _read(option: Option, text: str) -> Any:
     return option.read(option, text)
 
 
-def _is_value(command: Command, word: str) -> bool:
+def _is_value(command: Command, argument: str) -> bool:
     """Whether it is a positional argument: a run, a sweep (perhaps SWEEP:KEY=VALUE) or a directory."""
-    if command.max_values == 0 or word[:1] in "-~":
+    if command.max_values == 0 or argument[:1] in "-~":
         return False
-    name, equals, _ = word.partition("=")
-    return not equals or is_a_runs_path(word) or (command.keys is None and not {":", "/"}.isdisjoint(name))
-
-
-def is_a_runs_path(word: str) -> bool:
-    """Return whether it is a directory or a checkpoint: the name of a job's directory may contain `=`."""
-    path = Path(word)
-    try:
-        return path.is_dir() or (path.suffix == ".pt" and path.is_file())
-    except OSError:  # an override may be longer than a file's name
-        return False
+    name, equals, _ = argument.partition("=")
+    path = Path(argument)
+    with suppress(OSError):  # an override may be longer than a file's name
+        if path.is_dir() or (path.suffix == ".pt" and path.is_file()):
+            return True  # the name of a job's directory may contain `=`
+    return not equals or (command.keys is None and not {":", "/"}.isdisjoint(name))
 
 
 def _help(command: Command) -> str:
@@ -152,15 +148,15 @@ def _help(command: Command) -> str:
 
 
 def _unknown(
-    command: Command, word: str, values: Sequence[str], rest: list[str], missing: dict[str, Option]
+    command: Command, argument: str, values: Sequence[str], rest: list[str], missing: dict[str, Option]
 ) -> Problem:
     """Return the error for an argument that the command does not take; its value is removed from `rest`."""
-    name, equals, value = word.partition("=")
-    is_flag = word[:1] == "-"
-    if _is_value(command, word):
+    name, equals, value = argument.partition("=")
+    is_flag = argument[:1] == "-"
+    if _is_value(command, argument):
         problem = f"`{command.name}` takes one {command.values.strip('[]').lower()} at a time"
         ways = [f"python -m runner {command.name} {shlex.quote(values[0])}"]
-        return Problem.suggest(f"{command.name} {word}", problem, ways, code="bad-argument")
+        return Problem.suggest(f"{command.name} {argument}", problem, ways, code="bad-argument")
     own = {option.name: option for option in command.options}
     hits = nearest(f"{name}=" if equals and not is_flag else name, (*own, JSON))
     meant = own.get(hits[0]) if hits else None
@@ -173,17 +169,18 @@ def _unknown(
             value += f" {rest.pop(0)}"
     ways = [_typed(own[hit], value) if hit in own else hit for hit in hits]
     if command.keys != ANY_KEY or ways:
-        source = f"{command.name} {name} {value}".rstrip() if is_flag else f"{command.name} {word}"
-        problem = f"`{command.name}` does not take `{name if equals else word}`"
+        source = f"{command.name} {name} {value}".rstrip() if is_flag else f"{command.name} {argument}"
+        problem = f"`{command.name}` does not take `{name if equals else argument}`"
         return Problem.suggest(source, problem, ways, f"leave it out; see `{_help(command)}`", code="unknown-flag")
     source = f"{name} {value}".rstrip()
-    ways = _suggestions(name.lstrip("-").replace("-", "_"), value.lstrip("= ") or ("true" if is_flag else ""))
+    key, text = name.lstrip("-").replace("-", "_"), value.lstrip("= ") or ("true" if is_flag else "")
+    ways = override_errors.suggestions(key, [text], compose.composer([])([])) if key else []
     if is_flag:
         ways = ways or [_typed(FLAGS[hit], value) for hit in nearest(name, FLAGS)]
         problem, otherwise = f"unknown flag `{name}`; values are set without dashes", "leave it out; see `--help`"
         return Problem.suggest(source, problem, ways, otherwise, code="unknown-flag")
-    ways += [f"python -m runner {each}" for each in _commands_like(word)]
-    problem = f"`{word}` is neither KEY=VALUE, without spaces, nor a command, which would be the first argument"
+    ways += [f"python -m runner {each}" for each in _commands_like(argument)]
+    problem = f"`{argument}` is neither KEY=VALUE, without spaces, nor a command, which would be the first argument"
     otherwise = "leave it out, or write KEY=VALUE, in quotes where it has spaces"
     return Problem.suggest(source, problem, ways, otherwise, code="bad-argument")
 
@@ -193,10 +190,6 @@ def _typed(option: Option, value: str) -> str:
         return option.name
     text = shlex.quote(value) if value else option.value
     return f"{option.name}{text}" if option.name.endswith("=") else f"{option.name} {text}"
-
-
-def _suggestions(key: str, value: str) -> list[str]:
-    return override_errors.suggestions(key, [value], compose.composer([])([])) if key else []
 
 
 def refuse_misspelt(words: Sequence[str]) -> None:
@@ -211,17 +204,21 @@ def refuse_misspelt(words: Sequence[str]) -> None:
         raise RunnerError.suggest(shlex.join(words), problem, [typed], code="unknown-command")
 
 
-def _commands_like(word: str) -> list[str]:
-    return [OTHER_NAMES[word.lower()]] if word.lower() in OTHER_NAMES else nearest(word, table.every_command())[:1]
+def _commands_like(argument: str) -> list[str]:
+    return (
+        [OTHER_NAMES[argument.lower()]]
+        if argument.lower() in OTHER_NAMES
+        else nearest(argument, table.every_command())[:1]
+    )
 
 
 def _checked(
     command: Command, words: Sequence[str], flags: list[str], overrides: list[str], problems: list[Problem]
 ) -> tuple[list[str], list[str]]:
     """Return the flags, with -m for a sweep, and the overrides."""
-    modes = [word for word in overrides if word.startswith("hydra.mode=")]
+    modes = [override for override in overrides if override.startswith("hydra.mode=")]
     if modes and modes[-1] == "hydra.mode=MULTIRUN":
-        flags, overrides = ["-m", *flags], [word for word in overrides if word not in modes]
+        flags, overrides = ["-m", *flags], [override for override in overrides if override not in modes]
     exclusive = [next(flag for flag in flags if flag in kind) for kind in EXCLUSIVE if kind & {*flags}]
     if MULTIRUN & {*flags} and "hydra.mode=RUN" in modes[-1:]:
         exclusive = ["-m", "hydra.mode=RUN"]
@@ -234,24 +231,28 @@ def _checked(
         if flag in SHOWS:
             problem = f"`{flag}` says how `--cfg` prints"
             problems.append(Problem.suggest(flag, problem, [f"--cfg job {flag}"], code="conflict"))
-    values = [word for word in overrides if not word.startswith("~") and "={" not in word]  # mappings are merged
-    last = {key_of(word): word for word in values}
-    for word in values:
-        if (later := last[key_of(word)]) != word:
-            print(f"note: {without_password(word)} has no effect: {without_password(later)} follows", file=sys.stderr)
-    several = [word for word in overrides if override_errors.has_several(word)]
+    values = [
+        override for override in overrides if not override.startswith("~") and "={" not in override
+    ]  # mappings are merged
+    last = {key_of(override): override for override in values}
+    for override in values:
+        if (later := last[key_of(override)]) != override:
+            print(
+                f"note: {without_password(override)} has no effect: {without_password(later)} follows", file=sys.stderr
+            )
+    several = [override for override in overrides if override_errors.has_several(override)]
     if several and not MULTIRUN & {*flags}:
         if not problems and compose.asks_for_a_sweep(flags, overrides):
             flags = ["-m", *flags]
-        elif problems or not command.composes or any(word.startswith("sweep.zip=") for word in several):
+        elif problems or not command.composes or any(override.startswith("sweep.zip=") for override in several):
             takes_sweep = command.hydra_flags >= MULTIRUN
-            problems += [override_errors.ambiguous(word, takes_sweep=takes_sweep) for word in several]
+            problems += [override_errors.ambiguous(override, takes_sweep=takes_sweep) for override in several]
         # else the composition reports them, next to other errors
     return list(dict.fromkeys(flags)) if flags.count("-m") > 1 else flags, overrides
 
 
 def _flag_problems(command: Command, flags: Sequence[str]) -> Iterator[Problem]:
-    for flag in dict.fromkeys(word.partition("=")[0] for word in flags if word.startswith("-")):
+    for flag in dict.fromkeys(each.partition("=")[0] for each in flags if each.startswith("-")):
         if flag not in command.hydra_flags:
             problem = f"`{command.name}` {'takes one run at a time, without' if flag in MULTIRUN else 'does not take'} `{flag}`"
             fix = f"leave it out; see `{_help(command)}`"
@@ -262,14 +263,14 @@ def _key_problems(command: Command, overrides: Sequence[str]) -> list[Problem]:
     keys = command.keys or ()
     listed = ", ".join(f"{key}..." if key.endswith(".") or key == "data" else key for key in keys) or "none"
     problem = f"`{command.name}` takes the run as it was; what may be changed: {listed}"
-    refused = [word for word in overrides if not any(_is_of(word, key) for key in keys)]
+    refused = [override for override in overrides if not any(_is_of(override, key) for key in keys)]
     fix = f"leave it out; see `{_help(command)}`"
-    return [Problem(word, problem, fix, code="unknown-key") for word in refused]
+    return [Problem(override, problem, fix, code="unknown-key") for override in refused]
 
 
-def _is_of(word: str, beginning: str) -> bool:
+def _is_of(override: str, beginning: str) -> bool:
     # arguments of other data may be removed with ~
-    key = word.partition("=")[0].lstrip("+~" if beginning in ("data", *ANY_KEY) else "+")
+    key = override.partition("=")[0].lstrip("+~" if beginning in ("data", *ANY_KEY) else "+")
     if beginning.endswith(".") or not beginning:
         return key.startswith(beginning)
     return key == beginning or key.startswith(f"{beginning}.")
