@@ -188,16 +188,16 @@ def _problem(text: str, error: Exception, cfg: DictConfig) -> Problem:
         return ambiguous(text)
     if isinstance(error, MissingConfigException):
         return _missing_option(text, bare, value, error.options)
-    if override.is_delete():
-        if bare in known:
-            return Problem(text, f"`{bare}` is null already", "leave it out", code="bad-value")
+    if override.is_delete() and bare not in known:
         return validate.unknown_key(text, bare, "leave it out")
+    if override.is_delete() and validate.value(cfg, bare) is None:
+        return Problem(text, f"`{bare}` is null already", "leave it out", code="bad-value")
     if override.is_add() and (bare in known or option is not None):
         way = shlex.quote(f"{bare}={value}")
         return Problem.suggest(text, f"`{bare}` exists already, and + only adds new keys", [way])
-    if option is not None:
+    if option is not None and not (override.is_delete() or isinstance(override.value(), str | list)):
         return Problem.suggest(text, f"`{bare}` needs the name of an option", [f"{bare}={option}"])
-    if bare not in known:
+    if bare not in known or override.package is not None:
         return _unknown_key(text, bare, cfg)
     cause = f" {first_line(error.__cause__)}" if error.__cause__ is not None else ""
     return Problem(text, f"{first_line(error)}{cause}", f"set `{bare}` to another value", code="bad-value")

@@ -97,7 +97,7 @@ def evaluate(arguments: Arguments) -> dict[str, Any]:
     _show(trained, report)
     uris = [word for word in overrides if key_of(word) == "tracking.uri"]
     if uris and not arguments["--track"]:
-        say(f"note: {without_password(uris[-1])} gets nothing of this: --track sends it there")
+        print(f"note: {without_password(uris[-1])} gets nothing of this: --track sends it there")
     return report
 
 
