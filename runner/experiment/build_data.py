@@ -15,8 +15,7 @@ from torch.utils.data import Dataset
 from runner.config import validate
 from runner.config.instantiate import build, locate
 from runner.config.nodes import resolved
-from runner.data.loading.batch_transform import TransformedBatches
-from runner.data.loading.batches import FirstAndLast
+from runner.data.loading.batches import BatchTransform, FirstAndLast
 from runner.data.loading.loaders import Batches, Loading, load
 from runner.data.loading.order import ClassSampler
 from runner.data.loading.own_loader import OwnLoader
@@ -153,7 +152,7 @@ def batches_of(
             finish.register_forward_hook(lambda module, batch, finished: conversion.cast(finished))
         if is_training and device.type == "cuda" and train.compile and not train.cuda_graph:  # else part of the step
             finish.compile(dynamic=False)
-        batches = TransformedBatches(batches, finish, device=device, seed=cfg.seed, is_training=is_training)
+        batches.transform = BatchTransform(finish, device=device, seed=cfg.seed, is_training=is_training)
     return batches, why
 
 

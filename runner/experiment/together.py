@@ -22,9 +22,9 @@ from runner.config import validate
 from runner.config.instantiate import targets
 from runner.config.nodes import resolved
 from runner.config.settings import Settings
-from runner.data.loading.batch_transform import TransformedBatches
+from runner.data.loading.batches import sent
 from runner.data.loading.loaders import MOST_OF_FREE_MEMORY
-from runner.data.loading.resident import Resident, sent
+from runner.data.loading.resident import Resident
 from runner.data.source import GIVEN, Source
 from runner.data.split import Chosen, indices, split
 from runner.device import Hardware, backends, host_memory
@@ -171,7 +171,7 @@ class CommonRows:
 
     def shared(self, parts: Parts, cfg: DictConfig) -> Parts:
         """Return the parts with the first run's rows instead of a copy, if their data is the same."""
-        loaders = {name: _innermost(split) for name in ("train", *GIVEN) if (split := getattr(parts, name)) is not None}
+        loaders = {name: batches for name in ("train", *GIVEN) if (batches := getattr(parts, name)) is not None}
         if not all(isinstance(each, Resident) for each in loaders.values()):
             return parts
         chosen = indices(parts.source, seed=cfg.seed, **validate.how_to_cut(cfg))
@@ -198,10 +198,6 @@ def _read_by(cfg: DictConfig) -> Any:
     shared, node = validate.shared_data_settings(cfg), resolved(cfg, "data")
     is_ours = all(str(inner["_target_"]).startswith("runner.data.") for _, inner in targets(node, "data"))
     return (shared["name"], node) if is_ours else None
-
-
-def _innermost(batches: Any) -> Any:
-    return batches.batches if isinstance(batches, TransformedBatches) else batches
 
 
 def _is_worth_it(parts: Parts, chosen: Mapping[str, Tensor]) -> bool:

@@ -115,7 +115,7 @@ def test_each_has_the_rows_that_it_has_alone_and_the_device_has_them_once(own_fo
             if wanted is None:
                 assert split is None
                 continue
-            places |= {tensor.data_ptr() for tensor in tensors(together._innermost(split)._rows)}
+            places |= {tensor.data_ptr() for tensor in tensors(split._rows)}
             for at in ((0, 0), (3, 1)):
                 batches = [list(one.epoch(at[0], first_batch=at[1])) for one in (split, wanted)]
                 assert len(batches[0]) == len(batches[1])

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR, StepLR
 
-from runner.data.loading.batch_transform import TransformedBatches
+from runner.data.loading.batches import BatchTransform
 from runner.data.loading.resident import Resident
 from runner.device.precision import make_precision
 from runner.tasks.classification import Classification
@@ -98,7 +98,7 @@ def trained(
     rows = torch.rand(150, 1, 4, 4, generator=draw), torch.randint(3, (150,), generator=draw)
     data = Resident(rows, batch_size=4, device=device, seed=0, shuffle=True)
     if augmented:
-        data = TransformedBatches(data, Shift().to(device), device=device, seed=0, is_training=True)
+        data.transform = BatchTransform(Shift().to(device), device=device, seed=0, is_training=True)
     windows, kept = [], []
     background = Background()
     buffer = MetricBuffer(device, windows.append, background=background, pull_every=20, every=every)

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import random
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from runner.device import backends
+
+CPU = torch.device("cpu")
 
 #: the purposes of random numbers, each with its own stream
 SPLIT, EPOCH, BATCH, ROWS, FINISH = range(5)
@@ -76,6 +84,24 @@ class Orders:
 def generator(*numbers: int) -> torch.Generator:
     """Return a generator of the host with a seed of these numbers."""
     return torch.Generator().manual_seed(mixed(*numbers))
+
+
+def seed_host(seed: int) -> None:
+    """Seed the generators of Python, NumPy and torch's CPU; torch.manual_seed() would seed the device, too."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.default_generator.manual_seed(seed)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed the host's generators for the block."""
+    before = backends.generator_states(CPU)
+    seed_host(seed)
+    try:
+        yield
+    finally:
+        backends.set_generator_states(before, CPU)
 
 
 def mixed(*numbers: int) -> int:

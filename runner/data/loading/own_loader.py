@@ -8,23 +8,19 @@ from __future__ import annotations
 import copy
 import logging
 import operator
-import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from runner.data.loading.batches import Batches, Shard, Share
-from runner.data.loading.order import EPOCH, mixed
+from runner.data.loading.order import CPU, EPOCH, mixed, seed_host
 from runner.data.map_style import STANDARD, collate
 from runner.device import backends
 from runner.device.placement import in_batches, leaves, map_tensors, move, num_rows, tensors
 from runner.errors import Problem, RunnerError
-
-CPU = torch.device("cpu")
 
 log = logging.getLogger("runner")
 
@@ -183,7 +179,7 @@ class Served(Batches):
     def num_batches(self) -> int:
         return self._num_batches
 
-    def epoch(self, number: int, *, first_batch: int = 0, shard: Shard | None = None) -> Iterator[Any]:
+    def _read(self, number: int, first_batch: int, shard: Shard | None) -> Iterator[Any]:
         """Yield the epoch's batches. Each of several processes reads every batch, and takes its rows. Waits for the reading."""
         state, self._loaded = self._loaded, None
         if state is not None and (state["epoch"], state["batches"]) != (number, first_batch):
@@ -261,10 +257,7 @@ class Served(Batches):
         if epoch is None:
             backends.set_generator_states(self._generators, CPU)
         else:
-            seed = mixed(self._seed, EPOCH, epoch)
-            random.seed(seed)
-            np.random.seed(seed % 2**32)
-            torch.default_generator.manual_seed(seed)  # torch.manual_seed() would seed devices, too
+            seed_host(mixed(self._seed, EPOCH, epoch))
         try:
             yield
         finally:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from runner.data.loading.batches import Batches, Shard, Share
+from runner.data.loading.batches import Batches, BatchTransform, Shard, Share, sent
 from runner.data.loading.order import ClassSampler, Orders
 from runner.device.placement import in_batches, map_tensors, move, num_bytes, num_rows, tensors
 
@@ -42,7 +43,7 @@ class Resident(Batches):
         self._rows = move(rows, device)
         self._chosen: Tensor | None = None
         self._device, self._orders = device, Orders(self.num_rows, seed=seed, sampler=shuffle) if shuffle else None
-        self.device_bytes = num_bytes(self._rows)
+        self.row_bytes = num_bytes(self._rows)
         self._batches_a_gather = batches_a_gather(rows, batch_size, device)
 
     def with_batch_size(self, batch_size: int) -> Resident:
@@ -55,29 +56,27 @@ class Resident(Batches):
     def share(self, rows: Any, chosen: Tensor | None = None) -> None:
         """Read the same rows from a set on the device that several runs share. chosen: their indices; None for all."""
         self._rows, self._chosen = rows, chosen
-        self.device_bytes = 0 if chosen is None else chosen.nbytes
+        self.row_bytes = 0 if chosen is None else chosen.nbytes
 
-    def epoch(self, number: int, *, first_batch: int = 0, shard: Shard | None = None) -> Iterator[Any]:
+    def _read(self, number: int, first_batch: int, shard: Shard | None) -> Iterator[Any]:
         """Yield the batches of epoch `number` without waiting for the device."""
-        size = self.batch_size * self._batches_a_gather
         order = None if self._orders is None else sent(self._orders.of(number), self._device)
         if self._chosen is not None:
             order = self._chosen if order is None else self._chosen.index_select(0, order)
         if shard is not None:
-            yield from self._shares(shard, order, first_batch)
+            parts = shard.of_batches(self.num_rows, self.batch_size, first_batch=first_batch)
+            for start, rows in zip(
+                itertools.count(first_batch * self.batch_size, self.batch_size), parts, strict=False
+            ):
+                yield Share(map_tensors(self._rows, _gather(order, start + rows.start, start + rows.stop)), rows)
             return
+        size = self.batch_size * self._batches_a_gather
         for start in range(first_batch * self.batch_size, self.num_rows, size):
             gather = _gather(order, start, min(start + size, self.num_rows))
             yield from in_batches(map_tensors(self._rows, gather), self.batch_size)
 
-    def _shares(self, shard: Shard, order: Tensor | None, first_batch: int) -> Iterator[Share]:
-        parts = shard.of_batches(self.num_rows, self.batch_size, first_batch=first_batch)
-        for index, rows in enumerate(parts, start=first_batch):
-            start = index * self.batch_size
-            yield Share(map_tensors(self._rows, _gather(order, start + rows.start, start + rows.stop)), rows)
-
     def indexed(self) -> Indexed:
-        return Indexed(self._rows, self.num_rows, orders=self._orders, device=self._device, chosen=self._chosen)
+        return Indexed(self._rows, self.num_rows, self._orders, self._device, self._chosen, self.transform)
 
     def close(self) -> None:
         if self._orders is not None:
@@ -98,20 +97,40 @@ class Indexed:
     """
 
     def __init__(
-        self, rows: Any, num_rows: int, *, orders: Orders | None, device: torch.device, chosen: Tensor | None = None
+        self,
+        rows: Any,
+        num_rows: int,
+        orders: Orders | None,
+        device: torch.device,
+        chosen: Tensor | None,
+        transform: BatchTransform | None,
     ) -> None:
         self._rows, self._orders, self._device, self._chosen = rows, orders, device, chosen
         self.has_images = any(tensor.dim() == 4 for tensor in tensors(rows))
         self._order = torch.arange(num_rows, device=device) if chosen is None else chosen.clone()
+        self._transform = transform
+        self._draws = torch.empty(num_rows, transform.num_draws if transform else 0, device=device)
 
     def begin(self, epoch: int) -> None:
-        """Copy the epoch's order to the device without waiting for it."""
+        """Copy the epoch's order and draws to the device without waiting for it."""
         if self._orders is not None:
             order = sent(self._orders.of(epoch), self._device)
             self._order.copy_(order if self._chosen is None else self._chosen.index_select(0, order))
+        if self._transform is not None and self._transform.num_draws:
+            self._draws.copy_(self._transform.draws(epoch, len(self._draws)))
 
     def gather(self, positions: Tensor, *, out: Any = None) -> Any:
-        """Return the rows at positions, (B,) int64 on the device, of the epoch's order; out: an earlier result to overwrite."""
+        """Return the rows at positions, (B,) int64 on the device, of the epoch's order; with a transform (rows, draws).
+
+        out: an earlier result to overwrite.
+        """
+        if self._transform is None:
+            return self._gathered(positions, out)
+        rows, draws = (None, None) if out is None else out
+        draws = torch.index_select(self._draws, 0, positions, out=draws)
+        return self._gathered(positions, rows), draws
+
+    def _gathered(self, positions: Tensor, out: Any) -> Any:
         chosen = self._order.index_select(0, positions)
         if out is None:
             return map_tensors(self._rows, lambda tensor: tensor.index_select(0, chosen))
@@ -119,9 +138,12 @@ class Indexed:
             torch.index_select(tensor, 0, chosen, out=written)
         return out
 
-    def batches(self, rows: Any, sizes: Sequence[int]) -> list[Any]:
-        """Split gathered rows into batches of these sizes, which are views."""
-        return list(in_batches(rows, list(sizes)))
+    def batches(self, gathered: Any, sizes: Sequence[int]) -> list[Any]:
+        """Split gathered rows into batches of these sizes, which are views, and transform them."""
+        if self._transform is None:
+            return list(in_batches(gathered, list(sizes)))
+        rows, draws = gathered
+        return list(map(self._transform, in_batches(rows, list(sizes)), draws.split(list(sizes))))
 
     def most_at_once(self, num_rows: int) -> int:
         """Return how many times that many rows are gathered at once."""
@@ -130,13 +152,6 @@ class Indexed:
     def is_aligned(self, num_rows: int) -> bool:
         """Return whether the rows after that many gathered ones have the alignment of an allocation."""
         return all(num_rows * (num_bytes(tensor) // len(tensor)) % ALIGNMENT == 0 for tensor in tensors(self._rows))
-
-
-def sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a host tensor to the device; to CUDA from pinned memory, so that nothing waits."""
-    if device.type == "cuda":
-        return move(tensor.pin_memory(), device, non_blocking=True)
-    return move(tensor, device)
 
 
 def _gather(order: Tensor | None, start: int, stop: int) -> Callable[[Tensor], Tensor]:

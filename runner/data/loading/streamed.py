@@ -7,24 +7,21 @@ from __future__ import annotations
 
 import os
 import pickle
-import random
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from runner.data.loading.batches import Batches, Shard, Share
-from runner.data.loading.order import BATCH, ClassSampler, Orders, generator, mixed
+from runner.data.loading.order import BATCH, ClassSampler, Orders, generator, mixed, seeded
 from runner.data.loading.resident import batches_a_gather
 from runner.data.map_style import STANDARD, Conversion, batch_of
 from runner.device import streams
@@ -144,24 +141,10 @@ class _PlannedBatches(Dataset[Any]):
             raise RuntimeError(in_words(error)) from error  # else the process ends without a reason
 
     def _batch(self, seed: int, indices: list[int]) -> Any:
-        with _seeded(seed):
+        with seeded(seed):
             several = getattr(self._dataset, "__getitems__", None)
             rows = several(indices) if several else [self._dataset[index] for index in indices]
             return self._conversion(batch_of(self._dataset, rows))
-
-
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    before = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the device, too
-    try:
-        yield
-    finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
-        torch.set_rng_state(before[2])
 
 
 def _unchanged(batch: Any) -> Any:
@@ -193,15 +176,13 @@ class Streamed(Batches):
         self._side = streams.side_stream(device)
         self._idle: Reader | None = None
 
-    def epoch(self, number: int, *, first_batch: int = 0, shard: Shard | None = None) -> Iterator[Any]:
+    def _read(self, number: int, first_batch: int, shard: Shard | None) -> Iterator[Any]:
         """Yield the batches of epoch `number`. Waits for the host's reading, but not for a copy on a device with streams."""
-        batches = (self._read if isinstance(self._rows, Dataset) else self._gathered)(number, first_batch, shard)
+        kind = self._of_dataset if isinstance(self._rows, Dataset) else self._gathered
+        batches = kind(number, first_batch, shard)
         if shard is None:
-            yield from batches
-            return
-        parts = shard.of_batches(self.num_rows, self.batch_size, first_batch=first_batch)
-        for batch, rows in zip(batches, parts, strict=True):
-            yield Share(batch, rows)
+            return batches
+        return map(Share, batches, shard.of_batches(self.num_rows, self.batch_size, first_batch=first_batch))
 
     def _gathered(self, number: int, first_batch: int, shard: Shard | None) -> Iterator[Any]:
         """Gather and copy several batches at a time, in half the time that a DataLoader takes for small ones."""
@@ -215,7 +196,7 @@ class Streamed(Batches):
         for rows, sizes in self._moved(blocks()):
             yield from in_batches(rows, sizes)
 
-    def _read(self, number: int, first_batch: int, shard: Shard | None) -> Iterator[Any]:
+    def _of_dataset(self, number: int, first_batch: int, shard: Shard | None) -> Iterator[Any]:
         reader, is_finished = self._idle, False
         self._idle = None  # a second epoch at the same time gets its own
         if reader is None:
@@ -250,11 +231,9 @@ class Streamed(Batches):
 
     def _indices(self, number: int, first_batch: int, shard: Shard | None) -> Iterator[Tensor]:
         order = None if self._orders is None else self._orders.of(number)
-        for start in range(first_batch * self.batch_size, self.num_rows, self.batch_size):
-            stop = min(start + self.batch_size, self.num_rows)
-            if shard is not None:
-                own = shard.rows(stop - start)
-                start, stop = start + own.start, start + own.stop
+        parts = (shard or Shard()).of_batches(self.num_rows, self.batch_size, first_batch=first_batch)
+        for index, rows in enumerate(parts, start=first_batch):
+            start, stop = index * self.batch_size + rows.start, index * self.batch_size + rows.stop
             yield torch.arange(start, stop) if order is None else order[start:stop]
 
 

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 import torch
 
 from runner.config.settings import Settings
+from runner.data.loading.batches import Shard
 from runner.device import backends
 from runner.device.placement import map_tensors, tensors
 from runner.distributed.group import Alone
@@ -316,8 +317,8 @@ class _StackedBatches:
 
     parts: Sequence[Parts]
 
-    def epoch(self, number: int, *, first_batch: int = 0) -> Iterator[Any]:
-        each = [parts.train.epoch(number, first_batch=first_batch) for parts in self.parts]
+    def epoch(self, number: int, *, first_batch: int = 0, shard: Shard | None = None) -> Iterator[Any]:
+        each = [parts.train.epoch(number, first_batch=first_batch, shard=shard) for parts in self.parts]
         return map(stacked_batches, zip(*each, strict=True))
 
 

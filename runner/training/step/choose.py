@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from torch.utils.data import Dataset
 
 from runner.config.settings import Settings
-from runner.data.loading.batches import Shard, Sharded
+from runner.data.loading.batches import Shard
 from runner.data.loading.loaders import Batches
 from runner.device.layers import overruns
 from runner.distributed.gradients import ShardedGradients, SharedGradients
@@ -50,7 +50,7 @@ def choose_steps(
     split = SplitBatch(parts, progress, say=say) if train.on_oom == "split" else None
     several = _of_several(parts, settings, num=ranks.num)
     task = several.task if several else parts.task
-    batches = Sharded(parts.train, Shard(ranks.rank, ranks.num)) if several else parts.train
+    shard = Shard(ranks.rank, ranks.num) if several else None
 
     def make(**options: Any) -> Step:
         return make_step(
@@ -75,13 +75,15 @@ def choose_steps(
         is_first = progress.step == 0 and repeater is None  # a Repeater's first step is eager
         step = make_compiled(make, optimizer=parts.optimizer, is_first=is_first, kind=compiling, say=say)
         step = step if repeater else guard.on(step, of_groups=True)
-    one_by_one = EagerSteps(step, batches, accumulate_steps=train.accumulate_steps, rates=rates, buffer=buffer)
+    one_by_one = EagerSteps(
+        step, parts.train, accumulate_steps=train.accumulate_steps, rates=rates, buffer=buffer, shard=shard
+    )
     epochs: Epochs = (
         one_by_one
         if repeater is None
         else OnDevice(
             make,
-            batches,
+            parts.train,
             first=first,
             accumulate_steps=train.accumulate_steps,
             rates=rates,

@@ -20,7 +20,7 @@ from torch.optim.adam import adam
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
-from runner.data.loading.resident import sent
+from runner.data.loading.batches import sent
 from runner.device.torch_private import foreach_add_, fused_adam_, fused_adamw_, fused_sgd_, step_without_dynamo
 from runner.training.muon import Muon, adam_settings, matrix_steps
 

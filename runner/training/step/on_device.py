@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runner.data.loading.loaders import Batches
-from runner.data.loading.resident import sent
+from runner.data.loading.batches import Batches, sent
 from runner.errors import RunnerError
 from runner.training.loop import Epochs
 from runner.training.schedule import Rates

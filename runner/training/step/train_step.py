@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from runner.data.loading.batches import Shard
 from runner.device.placement import num_rows
 from runner.device.precision import Precision
 from runner.tasks.checks import shares_tensors
@@ -241,7 +242,7 @@ def mean_over(parts: Iterable[tuple[Any, Any]], forward_backward: ForwardBackwar
 class InOrder(Protocol):
     """Batches of a training split, epoch by epoch."""
 
-    def epoch(self, number: int, *, first_batch: int = 0) -> Iterator[Any]: ...
+    def epoch(self, number: int, *, first_batch: int = 0, shard: Shard | None = None) -> Iterator[Any]: ...
 
 
 class StepRates(Protocol):
@@ -255,7 +256,10 @@ class StepRates(Protocol):
 
 
 class EagerSteps:
-    """Takes each step by a call from the host. `step` takes one; clock.py replaces it for the steps that it times."""
+    """Takes each step by a call from the host. `step` takes one; clock.py replaces it for the steps that it times.
+
+    shard: One of several processes, which gets its rows of each batch; None for whole batches.
+    """
 
     def __init__(
         self,
@@ -265,12 +269,13 @@ class EagerSteps:
         accumulate_steps: int,
         rates: StepRates,
         buffer: MetricBuffer | SharedRows,
+        shard: Shard | None = None,
     ) -> None:
-        self.step, self._batches, self._size = step, batches, accumulate_steps
+        self.step, self._batches, self._size, self._shard = step, batches, accumulate_steps, shard
         self._rates, self._buffer = rates, buffer
 
     def epoch(self, number: int, *, first_step: int = 0) -> Iterator[int]:
-        batches = self._batches.epoch(number, first_batch=first_step * self._size)
+        batches = self._batches.epoch(number, first_batch=first_step * self._size, shard=self._shard)
         for group in _groups(batches, self._size):
             self._rates.note()
             self._buffer.write(self.step(group))

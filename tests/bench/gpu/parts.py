@@ -267,7 +267,7 @@ def graphs(asked: Asked) -> None:
 
 def several(asked: Asked) -> None:
     """DDP and FSDP2 by NCCL in a group of one process, compared with a run that has no group."""
-    from runner.data.loading.batches import Shard, Sharded
+    from runner.data.loading.batches import Shard
     from runner.distributed.environment import RankInfo
     from runner.distributed.gradients import ShardedGradients, SharedGradients
     from runner.distributed.group import join
@@ -298,8 +298,8 @@ def several(asked: Asked) -> None:
                     precision=parts.precision,
                     options=StepOptions(own_batches=shared.own_batches if shared else None),
                 )
-                batches = Sharded(parts.train, Shard(0, 1)) if shared else parts.train
-                losses[way] = torch.stack([step((batch,))["loss"].detach() for batch in batches.epoch(0)])
+                batches = parts.train.epoch(0, shard=Shard() if shared else None)
+                losses[way] = torch.stack([step((batch,))["loss"].detach() for batch in batches])
                 apart = (losses[way] - losses["no group"]).abs().max()
                 row(way, precision, f"{len(losses[way])} steps, losses differ by at most {apart:.1e}")
             except Exception as error:

@@ -8,7 +8,7 @@ from refused import problems_of
 from runner.config.instantiate import build
 from runner.data.language.text import text
 from runner.data.language.tokens import tokens, write_tokens
-from runner.data.loading.batch_transform import TransformedBatches
+from runner.data.loading.batches import BatchTransform
 from runner.data.loading.loaders import Loading, load
 from runner.data.source import as_source
 from runner.data.split import fingerprint, split
@@ -33,11 +33,11 @@ def batches(source, *, name="train", residency="auto", epoch=1, first_batch=0, s
     loader, _ = load(
         rows, Loading(residency, num_workers=num_workers), batch_size=4, device=CPU, seed=seed, shuffle=name == "train"
     )  # fmt: skip
-    finished = TransformedBatches(loader, source.finish, device=CPU, seed=seed, is_training=name == "train")
+    loader.transform = BatchTransform(source.finish, device=CPU, seed=seed, is_training=name == "train")
     try:
-        return list(finished.epoch(epoch, first_batch=first_batch))
+        return list(loader.epoch(epoch, first_batch=first_batch))
     finally:
-        finished.close()
+        loader.close()
 
 
 @pytest.fixture

@@ -1,11 +1,10 @@
-"""The shares of several processes, and the first and last batch."""
+"""The shares of several processes, the transform of batches, and the first and last batch."""
 
 import pytest
 import torch
 from torch import nn
 
-from runner.data.loading.batch_transform import TransformedBatches
-from runner.data.loading.batches import FirstAndLast, Shard, Sharded
+from runner.data.loading.batches import BatchTransform, FirstAndLast, Shard
 from runner.data.loading.resident import Resident
 from runner.data.loading.streamed import Streamed
 
@@ -59,25 +58,48 @@ def test_what_a_dataset_draws_differs_between_processes_and_stays_that_of_a_run_
 
 
 class Shifted(nn.Module):
+    """Adds its buffer and, in training, the row's draws."""
+
     num_draws = 2
 
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("shift", torch.tensor([10.0]))
+
     def forward(self, batch, draws):
-        return batch[0] + draws[:, 0], batch[1] + draws[:, 1]
+        x, y = batch
+        return x * 0 + self.shift + (draws.sum(1) if self.training else 0), y
+
+
+def transformed(loader=0, *, seed=5, is_training=True):
+    batches = loaders(shuffle=is_training)[loader]
+    batches.transform = BatchTransform(Shifted(), device=CPU, seed=seed, is_training=is_training)
+    return batches
+
+
+def all_of(batches, number, **settings):
+    return [(x.tolist(), y.tolist()) for x, y in batches.epoch(number, **settings)]
 
 
 @pytest.mark.parametrize("loader", [0, 1])
-def test_what_is_drawn_for_a_row_is_the_same_whoever_has_it(loader):
-    batches = TransformedBatches(loaders()[loader], Shifted(), device=CPU, seed=5, is_training=True)
-    whole = list(batches.epoch(2, first_batch=1))
+def test_draws_depend_on_seed_epoch_and_position(loader):
+    whole, batches = all_of(transformed(), 2), transformed(loader)
+    assert [all_of(batches, 2, first_batch=first) for first in range(6)] == [whole[first:] for first in range(6)]
+    drawn = [x for x, _ in whole]
+    assert drawn != [x for x, _ in all_of(batches, 3)] and drawn != [x for x, _ in all_of(transformed(seed=6), 2)]
+    values = torch.cat([x for x, _ in batches.epoch(2)])
+    assert len(values.unique()) == 23 and ((values > 10) & (values < 12)).all()
     parts = [list(batches.epoch(2, first_batch=1, shard=Shard(rank, 2))) for rank in range(2)]
-    for batch, shares in zip(whole, zip(*parts, strict=True), strict=True):
-        assert torch.cat([share.batch[0][: share.rows.num] for share in shares]).tolist() == batch[0].tolist()
+    for batch, shares in zip(whole[1:], zip(*parts, strict=True), strict=True):
+        assert torch.cat([share.batch[0][: share.rows.num] for share in shares]).tolist() == batch[0]
 
 
-def test_a_sharded_loader_has_the_whole_ones_numbers():
-    sharded = Sharded(loaders()[0], Shard(1, 2))
-    assert (sharded.num_rows, sharded.batch_size, sharded.num_batches) == (23, 5, 5)
-    assert [share.rows.num for share in sharded.epoch(0)] == [3, 3, 3, 3, 2]
+def test_nothing_is_drawn_outside_training():
+    assert {value for x, _ in all_of(transformed(is_training=False), 0) for value in x} == {10.0}
+
+
+def test_module_counts_as_bytes_on_device():
+    assert transformed().device_bytes == loaders()[0].device_bytes + 4
 
 
 def ends(num_rows=10):

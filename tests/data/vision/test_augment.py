@@ -13,7 +13,7 @@ import runner
 from runner import cli
 from runner.data.array_data import arrays
 from runner.data.builtin.scikit import digits
-from runner.data.loading.batch_transform import TransformedBatches
+from runner.data.loading.batches import BatchTransform
 from runner.data.loading.loaders import Resident
 from runner.data.source import Source
 from runner.data.vision.augment import NAMES, Augment, augmented
@@ -173,7 +173,9 @@ def test_the_same_draws_give_the_same_batch_on_each_device(device, dtype):
 def loader(device, kind=Resident):
     images, targets = torch.randint(256, (50, 3, 8, 8), dtype=torch.uint8), torch.arange(50) % 3
     batches = kind((images, targets), batch_size=8, device=device, seed=3, shuffle=True)
-    return TransformedBatches(batches, finish(images, **EVERYTHING).to(device), device=device, seed=3, is_training=True)
+    module = finish(images, **EVERYTHING).to(device)
+    batches.transform = BatchTransform(module, device=device, seed=3, is_training=True)
+    return batches
 
 
 def test_two_epochs_differ_and_an_epoch_again_is_the_same(device):
