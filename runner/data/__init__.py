@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from runner.data.builtin.scikit import scikit as scikit
     from runner.data.hub.datasets import huggingface as huggingface
     from runner.data.hub.datasets import read_rows as read_rows
-    from runner.data.language.text import TextReader as TextReader
     from runner.data.language.text import text as text
+    from runner.data.language.tokens import TextReader as TextReader
     from runner.data.language.tokens import TokensReader as TokensReader
     from runner.data.language.tokens import tokens as tokens
     from runner.data.language.tokens import write_tokens as write_tokens

@@ -14,12 +14,11 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from runner.config.checks import choice, count
 from runner.data.array_files import no_such_file
-from runner.data.language.vocabulary import Vocabulary, new_vocabulary, vocabulary
+from runner.data.language.vocabulary import new_vocabulary, vocabulary
 from runner.data.source import Source
 from runner.errors import RunnerError, at_once
 
@@ -48,26 +47,6 @@ class TokenWindows(nn.Module):
         return copy.copy(self)  # the splits' copies share the buffers, also on the device
 
 
-class ChunkWindows(nn.Module):
-    """The batch transform of `data=tokens`. Rows are chunks, (B, T + 1), or (B, 2 T + 1) for windows=random."""
-
-    steps: Tensor
-
-    def __init__(self, context_length: int, *, is_random: bool) -> None:
-        super().__init__()
-        self.context_length, self.num_draws = context_length, int(is_random)
-        self.register_buffer("steps", torch.arange(context_length + 1))
-
-    def forward(self, batch: tuple[Tensor, Tensor], draws: Tensor) -> tuple[Tensor, Tensor]:
-        """batch: the chunks, and the maximum number of tokens that each window is moved back by, (B,) int64."""
-        chunks, most = batch
-        first = chunks.shape[1] - self.context_length - 1
-        starts = torch.full_like(most, first)
-        if draws.shape[1]:
-            starts = starts - torch.minimum(moved(draws, self.context_length), most)
-        return shifted(chunks.gather(1, starts[:, None] + self.steps))
-
-
 def moved(draws: Tensor, context_length: int) -> Tensor:
     """Return (B,) int64 in 0 .. T - 1 for draws (B, 1) in [0, 1)."""
     return (draws[:, 0] * context_length).to(torch.int64).clamp(max=context_length - 1)  # float32 may round up to T
@@ -93,14 +72,6 @@ def check_windows(context_length: Any, windows: Any, *, num_tokens: int, path: s
         problem = f"`{path}` has {num_tokens:,} tokens, and a window needs {context_length + 1:,} (with the next token)"
         fits = f"use `data.context_length={max(1, num_tokens // 20)}`, or a" if num_tokens > 1 else "use a"
         raise RunnerError.of(f"data.context_length={context_length}", problem, f"{fits} longer text")
-
-
-def rows_of(tokens: NDArray[Any], context_length: int) -> Tensor:
-    """Return (N, T) int64 windows for predictions. The last one ends with the text; a shorter text is one row."""
-    if len(tokens) <= context_length:
-        return torch.from_numpy(tokens.astype(np.int64))[None]
-    starts = np.append(np.arange(0, len(tokens) - context_length, context_length), len(tokens) - context_length)
-    return torch.from_numpy(tokens[starts[:, None] + np.arange(context_length)].astype(np.int64))
 
 
 def facts_of_tokens(vocab_size: int, context_length: int, *, bytes_per_token: float | None) -> dict[str, Any]:
@@ -149,37 +120,9 @@ def text(
         facts_of_tokens(found.size, context_length, bytes_per_token=sum(map(len, contents)) / len(numbers)),
         origin=f"{shown}: {len(numbers):,} {unit}",
         finish=TokenWindows(torch.from_numpy(numbers), context_length, is_random=windows == "random"),
-        reader=reader_node(found, context_length),
+        reader={"_target_": READER, "tokens": found.kind, "entries": found.entries, "context_length": context_length},
         in_order=True,
     )
-
-
-class TextReader:
-    """Read text files as windows for predictions, and turn tokens back into text."""
-
-    def __init__(self, tokens: str, entries: Any, context_length: int) -> None:
-        self._vocabulary = vocabulary(tokens, entries)
-        self.vocab_size, self.context_length = self._vocabulary.size, context_length
-
-    def __call__(self, path: str) -> Tensor:
-        """Return (N, T) int64, one window after the other. Raises: RunnerError, e.g., for an unknown character."""
-        (file,) = find_files(path, key="--input", most=1)
-        numbers = self._vocabulary.encode(file.read_bytes(), asked=f"--input {path}")
-        if not len(numbers):
-            raise RunnerError.of(f"--input {path}", f"`{path}` is empty", "use a file with text")
-        return rows_of(numbers, self.context_length)
-
-    def encode(self, text: str) -> list[int]:
-        """Raises: RunnerError for unknown characters."""
-        shown = text if len(text) <= 40 else f"{text[:40]}..."
-        return [int(number) for number in self._vocabulary.encode(text.encode(), asked=f"the text {shown!r}")]
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        return self._vocabulary.decode(tokens)
-
-
-def reader_node(found: Vocabulary, context_length: int) -> dict[str, Any]:
-    return {"_target_": READER, "tokens": found.kind, "entries": found.entries, "context_length": context_length}
 
 
 def find_files(path: str | Sequence[str], *, key: str, most: int | None = None) -> list[Path]:

@@ -12,18 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from runner.config.checks import choice
-from runner.data.language.text import (
-    ChunkWindows,
-    TextReader,
-    check_windows,
-    facts_of_tokens,
-    find_files,
-    num_windows,
-    rows_of,
-)
+from runner.data.language.text import check_windows, facts_of_tokens, find_files, moved, num_windows, shifted
 from runner.data.language.vocabulary import CHARACTERS, Vocabulary, new_vocabulary, vocabulary
 from runner.data.map_style import BatchDataset
 from runner.data.source import Source
@@ -178,6 +170,26 @@ class TokenRows(BatchDataset):
         return {**self.__dict__, "_tokens": None}  # NumPy would pickle the content
 
 
+class ChunkWindows(nn.Module):
+    """The batch transform of `data=tokens`. Rows are chunks, (B, T + 1), or (B, 2 T + 1) for windows=random."""
+
+    steps: Tensor
+
+    def __init__(self, context_length: int, *, is_random: bool) -> None:
+        super().__init__()
+        self.context_length, self.num_draws = context_length, int(is_random)
+        self.register_buffer("steps", torch.arange(context_length + 1))
+
+    def forward(self, batch: tuple[Tensor, Tensor], draws: Tensor) -> tuple[Tensor, Tensor]:
+        """batch: the chunks, and the maximum number of tokens that each window is moved back by, (B,) int64."""
+        chunks, most = batch
+        first = chunks.shape[1] - self.context_length - 1
+        starts = torch.full_like(most, first)
+        if draws.shape[1]:
+            starts = starts - torch.minimum(moved(draws, self.context_length), most)
+        return shifted(chunks.gather(1, starts[:, None] + self.steps))
+
+
 def tokens(
     path: str,
     *,
@@ -248,23 +260,36 @@ def write_tokens(texts: Iterable[str], path: str | Path, tokenizer: str = "bytes
     return num_tokens
 
 
-class TokensReader:
-    """Read token files, and texts if a vocabulary is known, as windows for predictions; turn tokens back into text."""
+class TextReader:
+    """Read texts, if a vocabulary is known, and token files as windows for predictions; turn tokens back into text.
+
+    tokens, entries: the vocabulary; None without one. vocab_size, dtype: of token files; None for a run on texts.
+    """
 
     def __init__(
-        self, vocab_size: int, context_length: int, dtype: str, tokens: str | None = None, entries: Any = None
+        self,
+        tokens: str | None = None,
+        entries: Any = None,
+        context_length: int = 256,
+        vocab_size: int | None = None,
+        dtype: str | None = None,
     ) -> None:
-        self.vocab_size, self.context_length, self._dtype = vocab_size, context_length, dtype
-        self._text = None if tokens is None else TextReader(tokens, entries, context_length)
+        self._vocabulary = None if tokens is None else vocabulary(tokens, entries)
+        self.context_length, self._dtype = context_length, dtype
+        self.vocab_size = vocab_size or (self._vocabulary.size if self._vocabulary else 0)
 
     def __call__(self, path: str) -> Tensor | Iterator[Tensor]:
         """Return (N, T) int64 for a text, and an iterator of blocks for a token file. Raises: RunnerError."""
-        if Path(path).suffix in ENDINGS:
+        if self._dtype is not None and Path(path).suffix in ENDINGS:
             return self._blocks(path)
-        if self._text is None:
+        if self._vocabulary is None:
             problem = "the run's tokens have no tokenizer, so text can't be read"
             raise RunnerError.of(f"--input {path}", problem, "use a token file, or a run with `data.tokenizer=...`")
-        return self._text(path)
+        (file,) = find_files(path, key="--input", most=1)
+        numbers = self._vocabulary.encode(file.read_bytes(), asked=f"--input {path}")
+        if not len(numbers):
+            raise RunnerError.of(f"--input {path}", f"`{path}` is empty", "use a file with text")
+        return rows_of(numbers, self.context_length)
 
     def _blocks(self, path: str) -> Iterator[Tensor]:
         file = TokenFile(path, None if path.endswith(".npy") else self._dtype, key="--input")
@@ -276,14 +301,27 @@ class TokensReader:
         return (rows_of(numbers[start : None if start == last else start + size], length) for start in starts)
 
     def encode(self, text: str) -> list[int]:
-        if self._text is None:
-            problem = "the run's tokens have no tokenizer"
-            raise RunnerError.of(f"the text {text[:40]!r}", problem, "use a run with `data.tokenizer=...`")
-        return self._text.encode(text)
+        """Raises: RunnerError for unknown characters, or without a vocabulary."""
+        shown = f"the text {text if len(text) <= 40 else f'{text[:40]}...'!r}"
+        if self._vocabulary is None:
+            raise RunnerError.of(shown, "the run's tokens have no tokenizer", "use a run with `data.tokenizer=...`")
+        return [int(number) for number in self._vocabulary.encode(text.encode(), asked=shown)]
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text; the numbers if no vocabulary is known."""
-        return " ".join(map(str, tokens)) if self._text is None else self._text.decode(tokens)
+        return " ".join(map(str, tokens)) if self._vocabulary is None else self._vocabulary.decode(tokens)
+
+
+#: the name of a token file's reader in model.json
+TokensReader = TextReader
+
+
+def rows_of(tokens: NDArray[Any], context_length: int) -> Tensor:
+    """Return (N, T) int64 windows for predictions. The last one ends with the text; a shorter text is one row."""
+    if len(tokens) <= context_length:
+        return torch.from_numpy(tokens.astype(np.int64))[None]
+    starts = np.append(np.arange(0, len(tokens) - context_length, context_length), len(tokens) - context_length)
+    return torch.from_numpy(tokens[starts[:, None] + np.arange(context_length)].astype(np.int64))
 
 
 def _vocabulary(note: TokenNote | None, tokenizer: str | None) -> Vocabulary | None:
