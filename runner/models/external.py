@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from runner.config.checks import choice
 from runner.config.packages import not_installed
+from runner.device import backends
 from runner.errors import Problem, RunnerError, first_line, nearest, refuse
 from runner.models.image_inputs import check_images
 
@@ -33,9 +34,8 @@ HEADS = {
 }
 #: similarity from which a key is taken for a typing error of another one
 TYPO_SIMILARITY = 0.9
-#: names in the code of transformers (5.23): a method that numbers positions from behind the padding token, and a variable
-#: of the models that classify at the last token before the padding
-POSITIONS_AFTER_PADDING, LAST_TOKEN = "create_position_ids_from_input_ids", "last_non_pad_token"
+#: a variable in the code of transformers (5.23), of models that classify at the last token before the padding
+LAST_TOKEN = "last_non_pad_token"
 #: part of the outputs from which the effect of padding is more than rounding in float32
 ROUNDING = 2e-5
 #: arguments of timm.create_model for files and URLs, and those set by the data
@@ -115,6 +115,7 @@ def transformers_model(
         head = "causal_lm" if is_language else "sequence_classification"
         head = "image_classification" if len(input_shape) == 3 else head
     kind, argument = HEADS[choice(head, HEADS, key="model.head")]
+    classifies_texts = head == "sequence_classification"
     defaults: dict[str, Any] = {} if head == "causal_lm" else {"num_labels": out_features}
     if head == "image_classification":
         defaults |= {"num_channels": input_shape[0]} | ({} if pretrained else {"image_size": max(input_shape[1:])})
@@ -124,59 +125,62 @@ def transformers_model(
         raise RunnerError.suggest(f"model=huggingface on inputs of shape {tuple(input_shape)}", problem, ["model=mlp"])
     else:
         defaults |= {} if pretrained else {"vocab_size": vocab_size}
-        settings = _settings(
-            library, {**config, "use_cache": False}, defaults, pretrained
-        )  # of use for generation only
+        # a cache is of use for generation only
+        settings = _settings(library, {**config, "use_cache": False}, defaults, pretrained)
         _check_vocabulary(settings, vocab_size, asked, is_pretrained=pretrained is not None)
         if padding_token is not None and not pretrained:
             settings.pad_token_id = padding_token
-        elif head == "sequence_classification" and getattr(settings, "pad_token_id", None) is None:
+        elif classifies_texts and getattr(settings, "pad_token_id", None) is None:
             settings.pad_token_id = padding_token or 0
-    make = getattr(library, kind)
-    if "max_position_embeddings" not in config and not pretrained and _counts_from_padding(make, settings):
-        needed = input_shape[0] + (settings.pad_token_id or 0) + 1
-        settings.max_position_embeddings = max(settings.max_position_embeddings, needed)
+    needs_room = "max_position_embeddings" not in config and head != "image_classification" and not pretrained
     try:
-        if pretrained:
-            model = make.from_pretrained(
-                pretrained,
-                config=settings,
-                use_safetensors=True,
-                trust_remote_code=False,
-                ignore_mismatched_sizes=True,  # the output layer has other classes
-                dtype=torch.float32,  # train.precision decides the type of computations
-            )
-        else:
-            model = make.from_config(settings, trust_remote_code=False)
+        made = _made(getattr(library, kind), settings, pretrained, length=input_shape[0] if needs_room else None)
     except (OSError, ValueError) as error:
         raise RunnerError(_not_reached(asked, error)) from error
-    plain = {
-        key: value for key, value in json.loads(settings.to_json_string()).items() if key != "transformers_version"
-    }
-    logits = Logits(model.float(), argument, padding_token if head == "sequence_classification" else None)
-    logits.made_anywhere = {
+    plain = json.loads(settings.to_json_string())
+    model = Logits(made.float(), argument, padding_token if classifies_texts else None)
+    model.made_anywhere = {
         "_target_": "runner.models.transformers_model",
         "input_shape": list(input_shape),
         "out_features": out_features,
         "head": head,
         "vocab_size": vocab_size,
         "padding_token": padding_token,
-        "config": plain,
+        "config": {key: value for key, value in plain.items() if key != "transformers_version"},
     }
-    if head == "sequence_classification" and _classifies_at_the_end(model):
-        token = -1 if padding_token is None else padding_token  # -1: no token is padding
-        model.config.pad_token_id = model.config.get_text_config().pad_token_id = token
-    if head == "sequence_classification" and padding_token is None and not pretrained:
-        for module in model.modules():
-            if isinstance(module, nn.Embedding):
-                module.padding_idx = None  # else its row is never trained
-    if logits.padding_token is not None and _depends_on_padding(logits, input_shape[0]):
+    if classifies_texts:
+        _set_padding(model, is_pretrained=pretrained is not None)
+    if model.padding_token is not None and _depends_on_padding(model, input_shape[0]):
         log.warning(
             "the outputs of a model of type %s depend on the padding of a text: predict with the data.context_length of the training, "
             "or use a model type that ignores padding (model.config.model_type=bert)",
             settings.model_type,
         )
-    return logits
+    return model
+
+
+def _made(make: Any, settings: Any, pretrained: str | None, *, length: int | None) -> Any:
+    """Return the library's model. length: of texts whose positions must have room, in a model without weights."""
+    if pretrained:
+        return make.from_pretrained(
+            pretrained,
+            config=settings,
+            use_safetensors=True,
+            trust_remote_code=False,
+            ignore_mismatched_sizes=True,  # the output layer has other classes
+            dtype=torch.float32,  # train.precision decides the type of computations
+        )
+    device = torch.get_default_device()
+    before = backends.generator_states(device)
+    model = make.from_config(settings, trust_remote_code=False)
+    for name, module in model.named_modules() if length is not None else ():
+        if name.endswith("position_embeddings") and (padding := getattr(module, "padding_idx", None)) is not None:
+            needed = length + padding + 1  # positions begin behind the padding token's number
+            if needed > settings.max_position_embeddings:
+                settings.max_position_embeddings = needed
+                backends.set_generator_states(before, device)
+                return make.from_config(settings, trust_remote_code=False)
+    return model
 
 
 def _settings(library: Any, config: Mapping[str, Any], defaults: Mapping[str, Any], pretrained: str | None) -> Any:
@@ -205,13 +209,16 @@ def _check_vocabulary(settings: Any, vocab_size: int, asked: str, *, is_pretrain
         raise RunnerError.of(asked, problem, fix)
 
 
-def _counts_from_padding(make: Any, settings: Any) -> bool:
-    """Return whether positions begin behind the padding token's number, so that a row needs more of them."""
-    try:
-        module = sys.modules[make._model_mapping[type(settings)].__module__]
-    except KeyError:  # the library refuses it below
-        return False
-    return any(hasattr(part, POSITIONS_AFTER_PADDING) for part in (module, *vars(module).values()))
+def _set_padding(model: Logits, *, is_pretrained: bool) -> None:
+    """Let a classifier of texts ignore the padding, or learn every token if there is none."""
+    if _classifies_at_the_end(model.model):
+        config: Any = model.model.config
+        token = -1 if model.padding_token is None else model.padding_token  # -1: no token is padding
+        config.pad_token_id = config.get_text_config().pad_token_id = token
+    if model.padding_token is None and not is_pretrained:
+        for module in model.modules():
+            if isinstance(module, nn.Embedding):
+                module.padding_idx = None  # else its row is never trained
 
 
 def _classifies_at_the_end(model: nn.Module) -> bool:

@@ -312,8 +312,8 @@ class TextReader:
         return " ".join(map(str, tokens)) if self._vocabulary is None else self._vocabulary.decode(tokens)
 
 
-#: the name of a token file's reader in model.json
-TokensReader = TextReader
+class TokensReader(TextReader):
+    """The name of a token file's reader in model.json."""
 
 
 def rows_of(tokens: NDArray[Any], context_length: int) -> Tensor:
