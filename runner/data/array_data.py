@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from runner.data.source import GIVEN, ArrayNames, Source, from_arrays
 from runner.data.tables.values import to_inputs
 from runner.data.vision.augment import augmented
 from runner.data.vision.images import normalised
-from runner.errors import Problem, RunnerError, nearest, refuse
+from runner.errors import RunnerError, at_once, nearest
 
 READER = "runner.data.array_inputs"
 IMAGE_DIMS = 4  # (N, C, H, W)
@@ -67,10 +67,10 @@ def arrays(
         if TABLE in found and targets_path is None:
             source = _from_table(found[TABLE], path, settings)
         else:
-            x = FileArray("data.inputs", inputs, found, path)
-            y = FileArray("data.targets", targets, others, targets_path or path)
             is_split = found is others and not {inputs, targets} & set(found) and f"{inputs}_train" in found
-            read: Any = partial(_split, x, y, name=Path(path).stem, setting=f"data.path={path}", **settings)
+            x = partial(_array, found, "data.inputs", path, inputs, targets)
+            y = partial(_array, others, "data.targets", targets_path or path, targets, inputs)
+            read = partial(_pair, x, y, path, settings)
             source = read("_train" if is_split else "")
             for name in GIVEN if is_split else ():
                 if f"{inputs}_{name}" in found or f"{targets}_{name}" in found:
@@ -108,40 +108,25 @@ def _for_embeddings(rows: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return (inputs.int() if are_tokens else inputs, *targets)
 
 
-@dataclass(frozen=True)
-class FileArray:
-    """The inputs or the targets in a file."""
-
-    key: str
-    name: str
-    found: Arrays
-    path: str
-
-    def problem(self, suffix: str, other: str) -> Problem | None:
-        """Return the error if the file lacks the array; `other` is not suggested."""
-        if TABLE in self.found or self.name + suffix in self.found:
-            return None
-        names = [name.removesuffix(suffix) for name in self.found if name.endswith(suffix)]
-        names = [name for name in names if name != other]
-        ways = [f"{self.key}={hit}" for hit in nearest(self.name, names) or names]
-        wanted = self.name + suffix
-        problem = f"`{Path(self.path).name}` has no array `{wanted}`; it has {', '.join(self.found) or 'no arrays'}"
+def _array(found: Arrays, key: str, path: str, name: str, other: str, suffix: str) -> tuple[Any, str]:
+    """Return an array and its name in errors. Raises: RunnerError; `other`, the second array, is not suggested."""
+    file, wanted = Path(path).name, name + suffix
+    if TABLE in found:
+        return found[TABLE], f"the array of {file}"
+    if wanted not in found:
+        names = [each.removesuffix(suffix) for each in found if each.endswith(suffix) and each != other + suffix]
+        ways = [f"{key}={hit}" for hit in nearest(name, names) or names]
+        problem = f"`{file}` has no array `{wanted}`; it has {', '.join(found) or 'no arrays'}"
         fix = f"use a file with an array `{wanted}`"
-        return Problem.suggest(f"{self.key}={self.name}", problem, ways, fix, code="unknown-option")
-
-    def read(self, suffix: str) -> tuple[Any, str]:
-        """Return the array, and its name in errors."""
-        file = Path(self.path).name
-        if TABLE in self.found:
-            return self.found[TABLE], f"the array of {file}"
-        return self.found[self.name + suffix], f"array {self.name}{suffix} of {file}"
+        raise RunnerError.suggest(f"{key}={name}", problem, ways, fix, code="unknown-option")
+    return found[wanted], f"array {wanted} of {file}"
 
 
-def _split(x: FileArray, y: FileArray, suffix: str, *, setting: str, **settings: Any) -> Source:
-    refuse(filter(None, (x.problem(suffix, y.name), y.problem(suffix, x.name))))
-    (inputs, first), (targets, second) = x.read(suffix), y.read(suffix)
-    source = from_arrays(inputs, targets, names=ArrayNames(setting, first, second), **settings)
-    return replace(source, origin=setting.removeprefix("data.path="))
+def _pair(x: Any, y: Any, path: str, settings: dict[str, Any], suffix: str, like: Source | None = None) -> Source:
+    (inputs, first), (targets, second) = at_once(lambda: x(suffix), lambda: y(suffix))
+    names = ArrayNames(f"data.path={path}", first, second)
+    source = from_arrays(inputs, targets, name=Path(path).stem, names=names, like=like, **settings)
+    return replace(source, origin=path)
 
 
 def _from_table(table: Any, path: str, settings: dict[str, Any]) -> Source:

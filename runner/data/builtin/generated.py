@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -151,7 +150,6 @@ def check_features(names: Any, *, key: str) -> list[str]:
 
 
 RADIUS = 5.0
-RAW = ["x1", "x2"]
 
 
 def playground(
@@ -180,6 +178,7 @@ def playground(
     points, targets = SHAPES[shape](num_rows, float(noise), uniform, draw)
     points = points.float()
     facts = facts_of(points, targets, num_classes=2)
+    around = Preprocessing(before={"_target_": "runner.data.Features", "names": names}, keeps_inputs=False)
     return Source(
         f"playground_{shape}",
         (points, targets),
@@ -187,17 +186,13 @@ def playground(
         labels=targets,
         origin=f"generated after TensorFlow's Playground, seed {seed}",
         classes=("negative", "positive"),
-        around=None if names == RAW else partial(_with_features, names),
+        around=None if names == ["x1", "x2"] else lambda train_rows: around,
     )
 
 
 def _check_noise(noise: Any) -> None:
     if isinstance(noise, bool) or not isinstance(noise, int | float) or not 0 <= noise <= 0.5:
         raise RunnerError.suggest(f"data.noise={noise}", "`data.noise` must be 0 to 0.5", ["data.noise=0.1"])
-
-
-def _with_features(features: list[str], train_rows: Any) -> Preprocessing:
-    return Preprocessing(before={"_target_": "runner.data.Features", "names": features}, keeps_inputs=False)
 
 
 Uniform = Callable[[int, float, float], Tensor]

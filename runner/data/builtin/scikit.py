@@ -37,22 +37,13 @@ def shipped(name: str) -> Path:
     return Path(found.origin).parent / "datasets" / "data" / name
 
 
-CELL = [
-    "radius",
-    "texture",
-    "perimeter",
-    "area",
-    "smoothness",
-    "compactness",
-    "concavity",
-    "concave points",
-    "symmetry",
-    "fractal dimension",
-]
-CELL_COLUMNS = tuple(
-    f"mean {name}" if kind == "mean" else f"worst {name}" if kind == "worst" else f"{name} error"
-    for kind in ("mean", "error", "worst")
-    for name in CELL
+CELL = (
+    "radius, texture, perimeter, area, smoothness, compactness, concavity, concave points, symmetry, fractal dimension"
+)
+CELL_COLUMNS = tuple(form.format(name) for form in ("mean {}", "{} error", "worst {}") for name in CELL.split(", "))
+WINE_COLUMNS = (
+    "alcohol, malic_acid, ash, alcalinity_of_ash, magnesium, total_phenols, flavanoids, nonflavanoid_phenols, "
+    "proanthocyanins, color_intensity, hue, od280/od315_of_diluted_wines, proline"
 )
 
 
@@ -79,22 +70,7 @@ SETS = {
         ("setosa", "versicolor", "virginica"),
         "species",
     ),
-    "wine": Set(
-        "wine_data.csv",
-        (
-            *("alcohol", "malic_acid", "ash", "alcalinity_of_ash", "magnesium", "total_phenols", "flavanoids"),
-            *(
-                "nonflavanoid_phenols",
-                "proanthocyanins",
-                "color_intensity",
-                "hue",
-                "od280/od315_of_diluted_wines",
-                "proline",
-            ),
-        ),
-        ("class_0", "class_1", "class_2"),
-        "cultivar",
-    ),
+    "wine": Set("wine_data.csv", tuple(WINE_COLUMNS.split(", ")), ("class_0", "class_1", "class_2"), "cultivar"),
 }
 
 
