@@ -83,15 +83,15 @@ class Resize(nn.Module):
 def _linear(
     shape: Sequence[int], hidden_sizes: Sequence[int], bottleneck: int, activation: str
 ) -> tuple[list[nn.Module], list[nn.Module]]:
+    sizes = [math.prod(shape), *hidden_sizes, bottleneck]
+    encoder = [nn.Flatten(), *_layers(sizes, activation)]
+    return encoder, [*_layers(sizes[::-1], activation), nn.Unflatten(1, tuple(shape))]
+
+
+def _layers(sizes: Sequence[int], activation: str) -> list[nn.Module]:
     make = activation_class(activation)
-    down = [math.prod(shape), *hidden_sizes, bottleneck]
-    encoder: list[nn.Module] = [nn.Flatten()]
-    for inputs, outputs in itertools.pairwise(down):
-        encoder += [nn.Linear(inputs, outputs), make()]
-    decoder: list[nn.Module] = []
-    for inputs, outputs in zip(down[::-1], down[-2::-1], strict=False):
-        decoder += [nn.Linear(inputs, outputs), make()]
-    return encoder[:-1], [*decoder[:-1], nn.Unflatten(1, tuple(shape))]
+    layers = [layer for inputs, outputs in itertools.pairwise(sizes) for layer in (nn.Linear(inputs, outputs), make())]
+    return layers[:-1]
 
 
 def _convolutional(

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from runner.config.checks import probability, widths
 from runner.errors import RunnerError
+from runner.models.shapes import IMAGES, SIGNALS, check_shape
 
 #: by the number of spatial dimensions: convolution, normalization, pooling
 LAYERS: dict[int, tuple[Any, Any, Any]] = {
@@ -64,10 +65,7 @@ class CNN(nn.Module):
 
 def _check_shape(shape: Sequence[int], *, least: int) -> None:
     asked = f"model=cnn on inputs of shape {tuple(shape)}"
-    if len(shape) not in (2, 3):
-        problem = "`cnn` needs images of shape (channels, height, width) or signals of shape (channels, length)"
-        fix = "use `model=mlp`, which takes any shape, or images or signals as inputs"
-        raise RunnerError.of(asked, problem, fix)
+    check_shape(shape, model="cnn", takes=[IMAGES, SIGNALS])
     if min(shape[1:]) < least:
         side = "a side" if len(shape) == 3 else "a length"
         problem = (

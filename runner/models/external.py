@@ -22,7 +22,7 @@ from runner.config.checks import choice
 from runner.config.packages import not_installed
 from runner.device import backends
 from runner.errors import Problem, RunnerError, first_line, nearest, refuse
-from runner.models.image_inputs import check_images
+from runner.models.shapes import IMAGES, check_shape
 
 log = logging.getLogger("runner")
 
@@ -60,7 +60,7 @@ def timm_model(
         RunnerError: If timm is not installed, does not have the model, or can't load the weights.
     """
     timm = _library("timm", asked=f"model.name={name}")
-    check_images(input_shape, model="timm")
+    check_shape(input_shape, model="timm", takes=[IMAGES])
     if not timm.is_model(name):  # refuses URLs, too: hf-hub:..., local-dir:...
         known = timm.list_models()
         ways = [f"model.name={hit}" for hit in nearest(str(name), known)]

@@ -7,18 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from runner.errors import RunnerError
-
 #: standard deviation for a constant channel
 LEAST_STD = 1e-6
-
-
-def check_images(shape: Sequence[int], *, model: str) -> None:
-    """Raises: RunnerError for inputs that are not images."""
-    if len(shape) != 3:
-        problem = "the model needs images of shape (channels, height, width)"
-        others = "`model=cnn`, which also takes signals" if len(shape) == 2 else "`model=mlp`, which takes any shape"
-        raise RunnerError.of(f"model={model} on inputs of shape {tuple(shape)}", problem, f"use {others}")
 
 
 class ImageInputs(nn.Module):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from runner.config.checks import choice, count, probability
-from runner.errors import RunnerError
+from runner.models.shapes import SIGNALS, check_shape
 
 CELLS: dict[str, type[nn.GRU] | type[nn.LSTM]] = {"gru": nn.GRU, "lstm": nn.LSTM}
 POOLINGS = ("last", "mean", "each")
@@ -47,12 +47,10 @@ class Recurrent(nn.Module):
         self.padding_token = padding_token
         self.pooling = choice(pooling, POOLINGS, key="model.pooling")
         cell = choice(cell, CELLS, key="model.cell")
-        hidden_size, num_layers = (
-            count(hidden_size, key="model.hidden_size"),
-            count(num_layers, key="model.num_layers", example=2),
-        )
+        hidden_size = count(hidden_size, key="model.hidden_size")
+        num_layers = count(num_layers, key="model.num_layers", example=2)
         dropout = probability(dropout, key="model.dropout")
-        _check_shape(input_shape, model=cell, is_tokens=vocab_size is not None)
+        check_shape(input_shape, model=cell, takes=[SIGNALS], vocab_size=vocab_size, takes_tokens=True)
         if vocab_size is not None:
             self.embedding: nn.Embedding | None = nn.Embedding(vocab_size, hidden_size)
             width = hidden_size
@@ -180,22 +178,3 @@ def _initialise(layers: nn.GRU | nn.LSTM) -> None:
             nn.init.zeros_(values)
             if isinstance(layers, nn.LSTM) and "bias_ih" in name:  # the gates: input, forget, cell, output
                 values.data[layers.hidden_size : 2 * layers.hidden_size] = 1
-
-
-def _check_shape(shape: Sequence[int], *, model: str, is_tokens: bool) -> None:
-    asked = f"model={model} on inputs of shape {tuple(shape)}"
-    if is_tokens and len(shape) == 1:
-        return
-    if is_tokens:
-        problem = f"with a vocabulary `{model}` needs texts: tokens of shape (length,)"
-        raise RunnerError.of(asked, problem, "use `model.vocab_size=null`, or tokens as inputs")
-    if len(shape) == 1:
-        problem = f"`{model}` needs signals of shape (channels, length), or tokens with a vocabulary"
-        fix = "use `model=mlp`, `model.vocab_size=N` for N tokens, or inputs saved as `x[:, None]`"
-        raise RunnerError.of(asked, problem, fix)
-    if len(shape) == 3:
-        problem = f"`{model}` needs signals of shape (channels, length), and these are images"
-        raise RunnerError.suggest(asked, problem, ["model=cnn"])
-    if len(shape) != 2:
-        problem = "the model needs signals of shape (channels, length)"
-        raise RunnerError.of(asked, problem, "use `model=mlp`, which takes any shape")

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from runner.config.checks import choice, count
 from runner.errors import RunnerError
-from runner.models.image_inputs import check_images
+from runner.models.shapes import IMAGES, check_shape
 
 #: blocks in each stage of the networks for large images, and whether they are bottlenecks (He et al. 2015, table 1)
 STAGES = {
@@ -51,17 +51,19 @@ class ResNet(nn.Module):
         super().__init__()
         stages, is_bottleneck = _stages(depth)
         stem = choice(stem, ("auto", "cifar", "imagenet"), key="model.stem")
-        check_images(input_shape, model="resnet")
+        check_shape(input_shape, model="resnet", takes=[IMAGES])
         if stem == "auto":
             stem = "cifar" if min(input_shape[1:]) < SMALL_SIDE else "imagenet"
         size = count(width or (64 if len(stages) == 4 else 16), key="model.width")
         self.stem = _stem(input_shape[0], size, stem)
-        block, inputs = (Bottleneck if is_bottleneck else Basic), size
+        inputs = size
         blocks: list[nn.Module] = []
         for stage, num_blocks in enumerate(stages):
             outputs = size * 2**stage * (EXPANSION if is_bottleneck else 1)
             for index in range(num_blocks):
-                blocks.append(block(inputs, outputs, stride=2 if stage and not index else 1))
+                blocks.append(
+                    ResidualBlock(inputs, outputs, 2 if stage and not index else 1, is_bottleneck=is_bottleneck)
+                )
                 inputs = outputs
         self.blocks = nn.Sequential(*blocks)
         self.output = nn.Linear(inputs, out_features)
@@ -72,35 +74,19 @@ class ResNet(nn.Module):
         return output
 
 
-class Basic(nn.Module):
-    """Two 3x3 convolutions with a shortcut."""
+class ResidualBlock(nn.Module):
+    """Two 3x3 convolutions with a shortcut; as a bottleneck a 3x3 between two 1x1, which reduce and expand the channels."""
 
-    def __init__(self, inputs: int, outputs: int, *, stride: int) -> None:
+    def __init__(self, inputs: int, outputs: int, stride: int, *, is_bottleneck: bool) -> None:
         super().__init__()
-        self.path = nn.Sequential(
-            *_convolution(inputs, outputs, 3, stride), nn.ReLU(inplace=True), *_convolution(outputs, outputs, 3)
-        )
-        self.shortcut = _shortcut(inputs, outputs, stride)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        outputs: Tensor = (self.path(inputs) + self.shortcut(inputs)).relu()
-        return outputs
-
-
-class Bottleneck(nn.Module):
-    """A 3x3 convolution, with the stride, between two 1x1 that reduce and expand the channels, with a shortcut."""
-
-    def __init__(self, inputs: int, outputs: int, *, stride: int) -> None:
-        super().__init__()
-        width = outputs // EXPANSION
-        self.path = nn.Sequential(
-            *_convolution(inputs, width, 1),
-            nn.ReLU(inplace=True),
-            *_convolution(width, width, 3, stride),
-            nn.ReLU(inplace=True),
-            *_convolution(width, outputs, 1),
-        )
-        self.shortcut = _shortcut(inputs, outputs, stride)
+        sizes = [(inputs, outputs, 3, stride), (outputs, outputs, 3, 1)]
+        if is_bottleneck:
+            width = outputs // EXPANSION
+            sizes = [(inputs, width, 1, 1), (width, width, 3, stride), (width, outputs, 1, 1)]
+        layers = [layer for size in sizes for layer in (*_convolution(*size), nn.ReLU(inplace=True))]
+        self.path = nn.Sequential(*layers[:-1])
+        unchanged = stride == 1 and inputs == outputs
+        self.shortcut = nn.Identity() if unchanged else nn.Sequential(*_convolution(inputs, outputs, 1, stride))
 
     def forward(self, inputs: Tensor) -> Tensor:
         outputs: Tensor = (self.path(inputs) + self.shortcut(inputs)).relu()
@@ -109,12 +95,6 @@ class Bottleneck(nn.Module):
 
 def _convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> tuple[nn.Module, ...]:
     return nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False), nn.BatchNorm2d(outputs)
-
-
-def _shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:
-    if stride == 1 and inputs == outputs:
-        return nn.Identity()
-    return nn.Sequential(*_convolution(inputs, outputs, 1, stride))
 
 
 def _stem(inputs: int, width: int, kind: str) -> nn.Sequential:
@@ -127,7 +107,7 @@ def _initialise(model: ResNet) -> None:
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-        elif isinstance(module, Basic | Bottleneck):
+        elif isinstance(module, ResidualBlock):
             nn.init.zeros_(cast(nn.BatchNorm2d, module.path[-1]).weight)
     nn.init.kaiming_normal_(model.output.weight, nonlinearity="linear")
     nn.init.zeros_(model.output.bias)

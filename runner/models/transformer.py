@@ -8,8 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from runner.errors import Problem, nearest, refuse
+from runner.config.checks import choice
+from runner.errors import RunnerError, at_once
 from runner.models.attention import SPREAD, Stack, linear
+from runner.models.shapes import SIGNALS, check_shape
 
 POOLINGS = ("mean", "cls")
 
@@ -39,8 +41,14 @@ class Transformer(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        _check(input_shape, vocab_size, patch_size, pooling)
-        self.padding_token, self.pooling = padding_token, pooling
+        _, _, self.pooling = at_once(
+            lambda: check_shape(
+                input_shape, model="transformer", takes=[SIGNALS], vocab_size=vocab_size, takes_tokens=True
+            ),
+            lambda: _check_patches(input_shape, vocab_size, patch_size),
+            lambda: choice(pooling, POOLINGS, key="model.pooling"),
+        )
+        self.padding_token = padding_token
         num_positions = input_shape[-1] // (patch_size if vocab_size is None else 1)
         self.stack = Stack(
             num_positions + (pooling == "cls"),
@@ -98,29 +106,13 @@ def _mean(x: Tensor, is_there: Tensor | None) -> Tensor:
     return (x * weights).sum(1) / weights.sum(1).clamp(min=1)
 
 
-def _check(shape: Sequence[int], vocab_size: int | None, patch_size: int, pooling: str) -> None:
-    asked, problems = f"model=transformer on inputs of shape {tuple(shape)}", []
-    if vocab_size is not None and len(shape) != 1:
-        problems.append(
-            Problem.suggest(asked, "with `model.vocab_size` the model needs tokens, (T,)", ["model.vocab_size=null"])
-        )
-    if vocab_size is None and len(shape) == 1:
-        problem = "`transformer` needs signals of shape (channels, length), or tokens and `model.vocab_size`"
-        problems.append(Problem(asked, problem, "use `model.vocab_size=N` for tokens, or `model=mlp` for tables"))
-    if vocab_size is None and len(shape) > 2:
-        problem = "the model needs signals of shape (channels, length)"
-        problems.append(Problem(asked, problem, "use `model=cnn` for images, or signals as inputs"))
-    if type(patch_size) is not int or not 1 <= patch_size <= shape[-1]:
-        problem = f"`model.patch_size` must be 1 to {shape[-1]}, the number of samples"
-        problems.append(Problem.suggest(f"model.patch_size={patch_size}", problem, ["model.patch_size=1"]))
-    elif vocab_size is None and shape[-1] % patch_size:
-        problem = f"the last {shape[-1] % patch_size} of {shape[-1]} samples would be in no patch"
-        fits = [size for size in range(1, shape[-1] + 1) if shape[-1] % size == 0]
+def _check_patches(shape: Sequence[int], vocab_size: int | None, patch_size: int) -> None:
+    setting, length = f"model.patch_size={patch_size}", shape[-1]
+    if type(patch_size) is not int or not 1 <= patch_size <= length:
+        problem = f"`model.patch_size` must be 1 to {length}, the number of samples"
+        raise RunnerError.suggest(setting, problem, ["model.patch_size=1"])
+    if vocab_size is None and length % patch_size:
+        fits = [size for size in range(1, length + 1) if length % size == 0]
         near = sorted(sorted(fits, key=lambda size: abs(size - patch_size))[:2])
-        ways = [f"model.patch_size={size}" for size in near]
-        problems.append(Problem.suggest(f"model.patch_size={patch_size}", problem, ways))
-    if pooling not in POOLINGS:
-        problem = f"`model.pooling` must be {' or '.join(POOLINGS)}"
-        ways = [f"model.pooling={hit}" for hit in nearest(str(pooling), POOLINGS) or POOLINGS]
-        problems.append(Problem.suggest(f"model.pooling={pooling}", problem, ways))
-    refuse(problems)
+        problem = f"the last {length % patch_size} of {length} samples would be in no patch"
+        raise RunnerError.suggest(setting, problem, [f"model.patch_size={size}" for size in near])

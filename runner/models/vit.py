@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from runner.config.checks import count, probability
 from runner.errors import RunnerError
 from runner.models.attention import attend, check_heads
-from runner.models.image_inputs import check_images
+from runner.models.shapes import IMAGES, check_shape
 
 #: initial standard deviation of position embeddings and weights (Touvron et al. 2021)
 SPREAD = 0.02
@@ -94,7 +94,7 @@ def _initialise(model: ViT) -> None:
 
 
 def _check_shape(shape: Sequence[int], patch_size: int) -> None:
-    check_images(shape, model="vit")
+    check_shape(shape, model="vit", takes=[IMAGES])
     if shape[1] % patch_size or shape[2] % patch_size:
         fitting = [size for size in range(min(shape[1:]), 0, -1) if not shape[1] % size and not shape[2] % size]
         best = min(fitting, key=lambda size: (abs(size - patch_size), size))

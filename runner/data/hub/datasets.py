@@ -7,7 +7,7 @@ import logging
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,6 @@ from runner.data.vision.dataset import (
     Encoded,
     check_same,
     checked_size,
-    decoded,
     decoded_at_once,
     each,
     is_decoded_once,
@@ -47,8 +46,13 @@ from runner.data.vision.dataset import (
 from runner.data.vision.images import normalised, read_images
 from runner.errors import RunnerError, nearest
 
-#: evenly spread rows that a fingerprint reads
-FINGERPRINT_ROWS = 64
+log = logging.getLogger("runner")
+
+READER = "runner.data.read_rows"
+#: evenly spread rows that a fingerprint reads, and rows that a prediction reads at a time
+FINGERPRINT_ROWS, BLOCK = 64, 4096
+#: numbers of the rows that show whether float32 has room for the digits
+MOST_NUMBERS = 2**22
 #: between the texts of several columns
 BETWEEN = "\n"
 
@@ -64,14 +68,20 @@ class Reading:
     tokens: TextRows | None = None  # of texts
     dtype: str = "float32"  # of numbers; float64 with train.precision=fp64
 
-    def inputs(self, part: Any) -> Tensor:
-        """Return (B, ...) from a pyarrow table. Raises: RunnerError for values that are missing or can't be read."""
+    def inputs(self, part: Any, rows: Sequence[int] | None = None) -> Tensor:
+        """Return (B, ...) from a pyarrow table. Raises: RunnerError for values that are missing or can't be read.
+
+        rows: a batch's, which a worker process reads by one thread; None for the whole table.
+        """
         if self.tokens is not None:
             texts = zip(*(part.column(name).to_pylist() for name in self.columns.inputs), strict=True)
             return self.tokens.encode([BETWEEN.join(text or "" for text in row) for row in texts])
         if self.columns.form == IMAGE:
             images = _encoded_images(part, self.columns.inputs[0])
-            return decoded_at_once(images, _row_names(images), mode=self.mode, size=self.size, asked=self.setting)
+            names, threads = _row_names(range(len(images)) if rows is None else rows), None if rows is None else 1
+            return decoded_at_once(
+                images, names, mode=self.mode, size=self.size, asked=self.setting, num_threads=threads
+            )
         called = f"the columns {', '.join(self.columns.inputs)}"
         return to_floats(self.numbers(part), asked=self.setting, called=called, dtype=getattr(torch, self.dtype))
 
@@ -95,6 +105,20 @@ class Reading:
             return [self.tokens.length - (self.columns.target is None)]
         return list(self.inputs(table.with_format("arrow")[:1]).shape[1:])
 
+    def node(self, classes: Sequence[str]) -> dict[str, Any]:
+        """Return the node of the reader of further files."""
+        columns, tokens = self.columns, self.tokens
+        node: dict[str, Any] = {"_target_": READER, "_partial_": True, "form": columns.form}
+        node |= {"inputs": list(columns.inputs), "target": columns.target, "kind": columns.kind}
+        node["classes"] = list(classes)
+        if self.size is not None and columns.form == IMAGE:
+            node |= {"size": list(self.size), "mode": self.mode}
+        if self.dtype != Reading.dtype:
+            node["dtype"] = self.dtype
+        if tokens is not None:
+            node |= {"entries": tokens.entries, "context_length": tokens.length - (columns.target is None)}
+        return node
+
 
 class TableRows(BatchDataset):
     """Rows of a table that stays in its file. The process that needs a batch reads it in one piece."""
@@ -111,16 +135,7 @@ class TableRows(BatchDataset):
         return self._reading.batch(self._inputs(indices), targets)
 
     def _inputs(self, indices: Sequence[int]) -> Tensor:
-        part, reading = self._table[list(indices)], self._reading
-        if reading.columns.form != IMAGE:
-            return reading.inputs(part)
-        images = []
-        for index, encoded in zip(indices, _encoded_images(part, reading.columns.inputs[0]), strict=True):
-            try:
-                images.append(decoded(encoded, mode=reading.mode, size=reading.size))
-            except ValueError as error:
-                raise RunnerError.of(reading.setting, f"the image of row {index}: {error}", "remove that row") from None
-        return torch.stack(images)
+        return self._reading.inputs(self._table[list(indices)], indices)
 
 
 def fingerprint_of(some: Tensor, targets: Tensor | None) -> str:
@@ -139,7 +154,7 @@ def spread(count: int) -> list[int]:
 def image_size(table: Any, column: str, *, setting: str) -> tuple[int, int]:
     """Return the size of all images of a column, by their headers. Raises: RunnerError if they differ."""
     images = _encoded_images(table.select_columns([column]).with_format("arrow")[:], column)
-    names = _row_names(images)
+    names = _row_names(range(len(images)))
     sizes = each(range(len(images)), lambda index: size_of(images[index]), names=names, asked=setting)
     return check_same(sizes, names=names, asked=setting)
 
@@ -161,8 +176,8 @@ def _encoded_images(part: Any, column: str) -> list[Encoded]:
     return [one["bytes"] if one.get("bytes") is not None else str(one.get("path") or "") or b"" for one in images]
 
 
-def _row_names(images: Sequence[Encoded]) -> list[str]:
-    return [f"the image of row {index}" for index in range(len(images))]
+def _row_names(rows: Sequence[int]) -> list[str]:
+    return [f"the image of row {row}" for row in rows]
 
 
 def _numbers(column: Any, name: str, setting: str) -> Any:
@@ -182,13 +197,6 @@ def _is_list(kind: Any) -> bool:
     import pyarrow.types as types
 
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
-
-
-log = logging.getLogger("runner")
-
-READER = "runner.data.read_rows"
-#: rows that a prediction reads at a time, and numbers of the rows that show whether float32 has room for the digits
-BLOCK, MOST_NUMBERS = 4096, 2**22
 
 
 def huggingface(
@@ -229,38 +237,35 @@ def huggingface(
         shown = "null" if num_rows is None else num_rows
         raise RunnerError.suggest(f"data.streaming={streaming} data.num_rows={shown}".lower(), problem, ways)
     tables = load_tables(Location(path, subset, data_files, data_dir), split, num_streamed=num_rows)
-    train, known, setting = tables["train"], dict(like or {}), f"data.path={path}"
+    known, setting = dict(like or {}), f"data.path={path}"
     wanted: dict[str, Any] = {"inputs": inputs, "target": target, "kind": kind}
-    columns = choose_columns(train.features, **{name: known.get(name, value) for name, value in wanted.items()})
+    columns = choose_columns(
+        tables["train"].features, **{name: known.get(name, value) for name, value in wanted.items()}
+    )
     mode = choice(known.get("mode", mode), CHANNELS, key="data.mode")
-    reading = Reading(columns, setting, mode, checked_size(known.get("size", size)))
-    reading = replace(reading, dtype=known.get("dtype", dtype))
-    if columns.form == TEXT:
-        reading = replace(reading, tokens=_tokens(columns, tokenizer, context_length, known))
+    sides, dtype = checked_size(known.get("size", size)), known.get("dtype", dtype)
+    tokens = _tokens(columns, tokenizer, context_length, known) if columns.form == TEXT else None
+    if columns.form == TEXT and columns.target is None:
         tables = _without_empty(tables, columns, setting)
-    elif columns.form == IMAGE and reading.size is None:
-        reading = replace(reading, size=image_size(train, columns.inputs[0], setting=setting))
-    shape = reading.row_shape(train)
-    number_bytes = {IMAGE: 1, TEXT: 8}.get(columns.form, np.dtype(reading.dtype).itemsize)
-    num_bytes = sum(map(len, tables.values())) * math.prod(shape) * number_bytes
-    once, reason = is_decoded_once(decode, num_bytes=num_bytes)
+    elif columns.form == IMAGE:
+        sides = sides or image_size(tables["train"], columns.inputs[0], setting=setting)
+    reading = Reading(columns, setting, mode, sides, tokens, dtype)
+    shape = reading.row_shape(tables["train"])
+    number_bytes = {IMAGE: 1, TEXT: 8}.get(columns.form, np.dtype(dtype).itemsize)
+    once, reason = is_decoded_once(decode, num_bytes=sum(map(len, tables.values())) * math.prod(shape) * number_bytes)
     targets, classes = _all_targets(tables, reading, classes=tuple(known.get("classes", ())))
-    if (
-        kind == "auto"
-        and not (known or columns.names)
-        and classes
-        and all(re.match(LIKE_A_DATE, one) for one in classes)
-    ):
+    is_guessed = kind == "auto" and not (known or columns.names)
+    if is_guessed and classes and all(re.match(LIKE_A_DATE, one) for one in classes):
         raise RunnerError(holds_dates(str(columns.target), asked=f"data.target={columns.target}"))
     notes = _digits_notes(tables["train"], reading, is_regression=columns.target is not None and not classes)
     read = {name: _rows(tables[name], reading, targets[name], once=once) for name in tables if name in targets}
     rows = {name: some for name, (some, _) in read.items()}
-    if reading.tokens is not None and (cut := reading.tokens.what_was_cut()):
+    if tokens is not None and (cut := tokens.what_was_cut()):
         notes = (*notes, f"{cut}; a larger data.context_length takes more of them")
     source = Source(
         subset or path,
         rows.pop("train"),
-        _facts(shape, targets["train"], classes, reading),
+        _facts(shape, targets["train"], classes, tokens),
         labels=targets["train"] if classes else None,
         given=rows,
         origin=f"{path} (datasets): {len(tables['train']):,} rows, {reason}",
@@ -268,7 +273,7 @@ def huggingface(
         around=normalised if columns.form == IMAGE else None,
         told=f"{shape} {[mark for _, mark in read.values()]}",
         notes=notes,
-        reader=_reader(reading, classes),
+        reader=reading.node(classes),
     )
     return augmented(source, augment)
 
@@ -281,8 +286,6 @@ def _tokens(columns: HubColumns, tokenizer: str, context_length: int, known: Map
 
 
 def _without_empty(tables: dict[str, Any], columns: HubColumns, setting: str) -> dict[str, Any]:
-    if columns.target is not None:
-        return tables
     found = {}
     for name, table in tables.items():
         texts = zip(*(table[column] for column in columns.inputs), strict=True)
@@ -322,13 +325,11 @@ def _all_targets(
 
 
 def _digits_notes(train: Any, reading: Reading, *, is_regression: bool) -> tuple[str, ...]:
-    columns = reading.columns
-    notes: tuple[str, ...] = ()
+    columns, notes = reading.columns, ()
     if reading.dtype == "float64":
         return notes
     if columns.form == NUMBER:
-        width = reading.row_shape(train)[0]
-        step = -(-len(train) // min(MOST_LOOKED_AT, max(1, MOST_NUMBERS // width)))
+        step = -(-len(train) // min(MOST_LOOKED_AT, max(1, MOST_NUMBERS // reading.row_shape(train)[0])))
         part = train.with_format("arrow")[list(range(0, len(train), step))]
         notes = fall_together(reading.numbers(part), called=f"the columns {', '.join(columns.inputs)}")
     if is_regression:
@@ -345,29 +346,16 @@ def _rows(table: Any, reading: Reading, targets: Tensor | None, *, once: bool) -
     return rows, rows.fingerprint
 
 
-def _facts(shape: list[int], targets: Tensor | None, classes: tuple[str, ...], reading: Reading) -> dict[str, Any]:
+def _facts(
+    shape: list[int], targets: Tensor | None, classes: tuple[str, ...], tokens: TextRows | None
+) -> dict[str, Any]:
     facts: dict[str, Any] = {"input_shape": shape, "num_classes": len(classes) or None}
-    if reading.tokens is not None:
-        facts |= {"vocab_size": reading.tokens.vocab_size, "context_length": shape[0]}
-        facts["padding_token"] = reading.tokens.padding
-    else:
+    if tokens is None:
         facts["in_features"] = math.prod(shape)
-    if targets is None:
-        return {**facts, "out_features": facts["vocab_size"]}
-    return {**facts, "out_features": len(classes) or math.prod(targets.shape[1:])}
-
-
-def _reader(reading: Reading, classes: Sequence[str]) -> dict[str, Any]:
-    columns, tokens = reading.columns, reading.tokens
-    node: dict[str, Any] = {"_target_": READER, "_partial_": True, "form": columns.form, "inputs": list(columns.inputs)}
-    node |= {"target": columns.target, "kind": columns.kind, "classes": list(classes)}
-    if reading.size is not None and columns.form == IMAGE:
-        node |= {"size": list(reading.size), "mode": reading.mode}
-    if reading.dtype != Reading.dtype:
-        node["dtype"] = reading.dtype
-    if tokens is not None:
-        node |= {"entries": tokens.entries, "context_length": tokens.length - (columns.target is None)}
-    return node
+    else:
+        facts |= {"vocab_size": tokens.vocab_size, "context_length": shape[0], "padding_token": tokens.padding}
+    outputs = facts["vocab_size"] if targets is None else len(classes) or math.prod(targets.shape[1:])
+    return {**facts, "out_features": outputs}
 
 
 def read_rows(
@@ -378,20 +366,26 @@ def read_rows(
     target: str | None,
     kind: str,
     classes: Sequence[str] = (),
-    **how: Any,
+    size: Sequence[int] | None = None,
+    mode: str = "rgb",
+    entries: str | None = None,
+    context_length: int | None = None,
+    dtype: str = "float32",
 ) -> Iterator[Tensor]:
     """Yield the inputs of a file for predictions, (n, ...), block by block. The other arguments are the run's.
 
     Args:
         path: csv, tsv, json, jsonl, parquet or arrow with the columns `inputs`; for one text also txt, a text per line;
             for images see read_images().
-        how: size and mode of images, entries and context_length of texts, dtype of numbers.
+        size, mode: Of images.
+        entries, context_length: Of texts.
+        dtype: Of numbers.
 
     Raises:
         RunnerError: The file is missing, can't be read or lacks a column.
     """
     if form == IMAGE:
-        yield from read_images(path, size=how["size"], mode=how.get("mode", Reading.mode))
+        yield from read_images(path, size=size or (), mode=mode)
         return
     table, columns = load_tables(Location(str(path)))["train"], tuple(inputs)
     there = list(table.column_names)
@@ -403,10 +397,8 @@ def read_rows(
         fix = f"add a column `{missing[0]}`" + (f", or rename `{hits[0]}`" if hits else "")
         problem = f"the file has no column {', '.join(missing)}, which the model was trained on; it has {forms}"
         raise RunnerError.of(f"the file {path}", problem, fix)
-    length = how.get("context_length")
-    tokens = None if length is None else TextRows(how.get("entries"), length)
-    chosen = HubColumns(form, columns, target, kind)
-    reading = Reading(chosen, f"the file {path}", tokens=tokens, dtype=how.get("dtype", Reading.dtype))
+    tokens = None if context_length is None else TextRows(entries, context_length)
+    reading = Reading(HubColumns(form, columns, target, kind), f"the file {path}", tokens=tokens, dtype=dtype)
     rows = table.with_format("arrow")
     for start in range(0, len(rows), BLOCK):
         yield reading.inputs(rows[start : start + BLOCK])

@@ -127,20 +127,21 @@ class ImageFiles(BatchDataset):
         return len(self.files)
 
     def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
-        return torch.stack([self._decoded(self.files[index]) for index in indices]), self.targets[torch.tensor(indices)]
-
-    def _decoded(self, file: str) -> Tensor:
-        try:
-            return decoded(file, mode=self.mode, size=self.size)
-        except ValueError as error:
-            fix = "replace that file, or remove it"
-            raise RunnerError.of(f"data.path={self.root}", f"{file}: {error}", fix) from None
+        files = [self.files[index] for index in indices]
+        how: dict[str, Any] = {"mode": self.mode, "size": self.size, "asked": f"data.path={self.root}"}
+        return decoded_at_once(files, files, **how, num_threads=1), self.targets[torch.tensor(indices)]
 
 
 def decoded_at_once(
-    encoded: Sequence[Encoded], names: Sequence[str], *, mode: str, size: Sequence[int] | None, asked: str
+    encoded: Sequence[Encoded],
+    names: Sequence[str],
+    *,
+    mode: str,
+    size: Sequence[int] | None,
+    asked: str,
+    num_threads: int | None = None,
 ) -> Tensor:
-    """Return (N, C, H, W) uint8, decoded by a thread per CPU. size: (H, W); None if all have one size.
+    """Return (N, C, H, W) uint8. size: (H, W); None if all have one size. num_threads: None for one per CPU.
 
     Raises:
         RunnerError: Images can't be read, with all of their names; or they differ in size.
@@ -154,7 +155,8 @@ def decoded_at_once(
             images[index] = pixels
         return pixels.shape[1], pixels.shape[2]
 
-    check_same(each(range(len(encoded)), read, names=names, asked=asked), names=names, asked=asked)
+    sizes = each(range(len(encoded)), read, names=names, asked=asked, num_threads=num_threads)
+    check_same(sizes, names=names, asked=asked)
     return images
 
 
@@ -179,7 +181,14 @@ def check_same(sizes: Sequence[tuple[int, int]], *, names: Sequence[str], asked:
     return most
 
 
-def each(indices: Sequence[int], read: Callable[[int], T], *, names: Sequence[str], asked: str) -> list[T]:
+def each(
+    indices: Sequence[int],
+    read: Callable[[int], T],
+    *,
+    names: Sequence[str],
+    asked: str,
+    num_threads: int | None = None,
+) -> list[T]:
     """Return `read(index)` of each index, computed by threads. Raises: RunnerError with the names of all ValueErrors."""
 
     def read_block(start: int) -> list[T | ValueError]:
@@ -191,7 +200,7 @@ def each(indices: Sequence[int], read: Callable[[int], T], *, names: Sequence[st
                 results.append(error)
         return results
 
-    with ThreadPoolExecutor(num_usable_cpus()) as threads:
+    with ThreadPoolExecutor(num_threads or num_usable_cpus()) as threads:
         results = [one for block in threads.map(read_block, range(0, len(indices), BLOCK)) for one in block]
     broken = [f"{names[i]}: {one}" for i, one in zip(indices, results, strict=True) if isinstance(one, ValueError)]
     if broken:
