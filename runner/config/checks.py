@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
-from runner.errors import RunnerError, nearest
+from runner.config.identity import as_typed
+from runner.errors import Problem, RunnerError, nearest, nearest_files
 
 
 def widths(values: Any, *, key: str, example: str) -> list[int]:
@@ -41,3 +43,13 @@ def choice(value: Any, choices: Iterable[Any], *, key: str) -> Any:
         ways = [f"{key}={hit}" for hit in nearest(str(value), known) or known]
         raise RunnerError.suggest(f"{key}={value}", f"`{key}` must be one of {', '.join(known)}", ways)
     return known[str(value)]
+
+
+def no_such_file(source: str, file: Path, key: str, is_wanted: Callable[[Path], bool], otherwise: str) -> Problem:
+    """Return the error of a path without a file, with the nearest names; without one, the help is `otherwise`."""
+    folder, ways = file.parent, [as_typed(key, hit) for hit in nearest_files(file, is_wanted)]
+    problem = f"there is no file `{file.name}` in {folder.resolve()}"
+    if not folder.is_dir():
+        problem = f"there is no directory `{folder}`"
+        otherwise = f"use `{key}=FILE`, relative to the current directory ({Path.cwd()})"
+    return Problem.suggest(source, problem, ways, otherwise, code="missing-file")

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 #: the public names: what configurations and other programs may name
 if TYPE_CHECKING:
-    from runner.data.array_data import array_inputs as array_inputs
-    from runner.data.array_data import arrays as arrays
+    from runner.data.array_files import array_inputs as array_inputs
+    from runner.data.array_files import arrays as arrays
     from runner.data.builtin.generated import Features as Features
     from runner.data.builtin.generated import mnist1d as mnist1d
     from runner.data.builtin.generated import playground as playground

@@ -11,18 +11,22 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from runner.data.loading.own_loader import OwnLoader, Served
-from runner.data.map_style import (
+from runner.data.conversion import (
     STANDARD,
     Conversion,
     Rows,
+    are_texts,
     batch_of,
     changes,
+    fall_together,
     is_pair,
     labels_of,
+    to_inputs,
+    to_targets,
+    to_tensor,
     whole_of,
 )
-from runner.data.tables.values import are_texts, fall_together, to_inputs, to_targets, to_tensor
+from runner.data.loading.own_loader import OwnLoader, Served
 from runner.device.placement import num_rows, tensors
 from runner.errors import Problem, RunnerError, at_once, nearest
 

@@ -25,10 +25,10 @@ from runner.config import secrets, validate
 from runner.config.instantiate import PREPARED, build, locate
 from runner.config.nodes import fill_facts, leave_out_unknown_facts, resolved, split_settings
 from runner.config.schema import HOOKS, fits
+from runner.data.conversion import Conversion
 from runner.data.loading.batches import FirstAndLast
 from runner.data.loading.loaders import Batches
 from runner.data.loading.own_loader import OwnLoader
-from runner.data.map_style import Conversion
 from runner.data.sampler import class_counts
 from runner.data.source import Preprocessing, Source
 from runner.data.tables.table import SCALED
@@ -47,9 +47,9 @@ from runner.experiment.build_data import (
 )
 from runner.experiment.build_optimizer import optimizer_of, schedule_of
 from runner.models.card import Card
+from runner.models.preprocessing import Prepared
 from runner.models.weights import exists, load_weights
 from runner.models.whole import check_module, check_trains, has_lazy, know_shapes
-from runner.models.with_preprocessing import Prepared
 from runner.tasks.checks import check_turns, shares_tensors, trains_nothing
 from runner.tasks.metric_names import is_rising
 from runner.tasks.regression import Regression

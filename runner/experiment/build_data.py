@@ -15,11 +15,11 @@ from torch.utils.data import Dataset
 from runner.config import validate
 from runner.config.instantiate import build, locate
 from runner.config.nodes import resolved
+from runner.data.conversion import Conversion
 from runner.data.loading.batches import BatchTransform, FirstAndLast
 from runner.data.loading.loaders import Batches, Loading, load
 from runner.data.loading.order import ClassSampler
 from runner.data.loading.own_loader import OwnLoader
-from runner.data.map_style import Conversion
 from runner.data.sampler import sampler_of
 from runner.data.source import Source, as_source
 from runner.data.split import Splits, split

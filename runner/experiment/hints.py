@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from runner.errors import OF_CODE
-from runner.models.with_preprocessing import Prepared
+from runner.models.preprocessing import Prepared
 from runner.tasks.classification import Classification
 from runner.tasks.language import Language
 from runner.tasks.regression import Regression

@@ -22,9 +22,8 @@ from runner.config import validate
 from runner.config.instantiate import targets
 from runner.config.nodes import resolved
 from runner.config.settings import Settings
-from runner.data.loading.batches import sent
+from runner.data.loading.batches import Resident, sent
 from runner.data.loading.loaders import MOST_OF_FREE_MEMORY
-from runner.data.loading.resident import Resident
 from runner.data.source import GIVEN, Source
 from runner.data.split import Chosen, indices, split
 from runner.device import Hardware, backends, host_memory

@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     from runner.models.external import transformers_model as transformers_model
     from runner.models.gan import GAN as GAN
     from runner.models.gpt import GPT as GPT
-    from runner.models.image_inputs import ImageInputs as ImageInputs
     from runner.models.linear import Linear as Linear
     from runner.models.mlp import MLP as MLP
+    from runner.models.preprocessing import ImageInputs as ImageInputs
+    from runner.models.preprocessing import Prepared as Prepared
+    from runner.models.preprocessing import Scaled as Scaled
+    from runner.models.preprocessing import TableColumns as TableColumns
     from runner.models.recurrent import Recurrent as Recurrent
     from runner.models.resnet import ResNet as ResNet
-    from runner.models.scaled_outputs import Scaled as Scaled
-    from runner.models.table_inputs import TableColumns as TableColumns
     from runner.models.transformer import Transformer as Transformer
     from runner.models.vit import ViT as ViT
-    from runner.models.with_preprocessing import Prepared as Prepared
 else:
     from runner.config.allowed import exports
 

@@ -134,7 +134,9 @@ def transformers_model(
             settings.pad_token_id = padding_token or 0
     needs_room = "max_position_embeddings" not in config and head != "image_classification" and not pretrained
     try:
-        made = _made(getattr(library, kind), settings, pretrained, length=input_shape[0] if needs_room else None)
+        made = _load_or_build(
+            getattr(library, kind), settings, pretrained, length=input_shape[0] if needs_room else None
+        )
     except (OSError, ValueError) as error:
         raise RunnerError(_not_reached(asked, error)) from error
     plain = json.loads(settings.to_json_string())
@@ -159,7 +161,7 @@ def transformers_model(
     return model
 
 
-def _made(make: Any, settings: Any, pretrained: str | None, *, length: int | None) -> Any:
+def _load_or_build(make: Any, settings: Any, pretrained: str | None, *, length: int | None) -> Any:
     """Return the library's model. length: of texts whose positions must have room, in a model without weights."""
     if pretrained:
         return make.from_pretrained(
@@ -210,7 +212,7 @@ def _check_vocabulary(settings: Any, vocab_size: int, asked: str, *, is_pretrain
 
 
 def _set_padding(model: Logits, *, is_pretrained: bool) -> None:
-    """Let a classifier of texts ignore the padding, or learn every token if there is none."""
+    """Let a classifier of texts ignore the padding, or learn every token where nothing is padding."""
     if _classifies_at_the_end(model.model):
         config: Any = model.model.config
         token = -1 if model.padding_token is None else model.padding_token  # -1: no token is padding

@@ -27,14 +27,14 @@ def check_shape(
     wanted = takes if vocab_size is None else (TOKENS,)
     if len(shape) in wanted:
         return
-    asked, forms = f"model={model} on inputs of shape {tuple(shape)}", [FORMS[num_dims] for num_dims in wanted]
+    source, forms = f"model={model} on inputs of shape {tuple(shape)}", [FORMS[num_dims] for num_dims in wanted]
     if vocab_size is not None:
         problem = f"with `model.vocab_size` `{model}` needs {forms[0]}"
-        raise RunnerError.suggest(asked, problem, ["model.vocab_size=null"])
+        raise RunnerError.suggest(source, problem, ["model.vocab_size=null"])
     if takes_tokens and len(shape) == TOKENS:
         problem = f"`{model}` needs {forms[0]}, or tokens and `model.vocab_size`"
         fix = "use `model.vocab_size=N` for N tokens, `model=mlp` for tables, or inputs saved as `x[:, None]`"
-        raise RunnerError.of(asked, problem, fix)
+        raise RunnerError.of(source, problem, fix)
     has_convolution = len(shape) in (SIGNALS, IMAGES)
     ways = ["model=cnn"] if has_convolution else ["model=mlp"]
-    raise RunnerError.suggest(asked, f"`{model}` needs {' or '.join(forms)}", ways)
+    raise RunnerError.suggest(source, f"`{model}` needs {' or '.join(forms)}", ways)

@@ -16,7 +16,7 @@ from torch import nn
 
 from runner.command import Arguments
 from runner.config.packages import install
-from runner.data.tables.columns import columns_in
+from runner.data.tables.encoder import columns_in
 from runner.device.placement import map_tensors, num_rows, tensors
 from runner.errors import RunnerError, at_once, nearest
 from runner.experiment.provenance import versions

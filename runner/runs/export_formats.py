@@ -88,7 +88,7 @@ def mlflow(trained: Trained, module: nn.Module, example: Any, folder: Path) -> C
     """Write a directory in MLflow's format: a graph if possible, else a pickle with the modules of the current directory."""
     import tempfile
 
-    from runner.data.tables.columns import columns_in, frame_of
+    from runner.data.tables.encoder import columns_in, frame_of
     from runner.tracking import mlflow_model, mlflow_store
 
     columns = columns_in(trained.card.reader)

@@ -16,12 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runner.data import array_data
 from runner.data.array_files import ENDINGS as OF_ARRAYS
-from runner.data.map_style import Conversion
+from runner.data.array_files import array_inputs
+from runner.data.conversion import Conversion
 from runner.data.tables.cells import NUMBER, Form
-from runner.data.tables.columns import Column, Columns, columns_in, listed
-from runner.data.tables.encoder import Encoder
+from runner.data.tables.encoder import Column, Columns, Encoder, columns_in, listed
 from runner.data.tables.files import ENDINGS as TABLE_ENDINGS
 from runner.data.tables.files import TableFile, is_table
 from runner.data.tables.table import TableReader
@@ -132,7 +131,7 @@ def _read(trained: Trained, file: Path, reader: Callable[[str], Any] | None) -> 
         problem = f"the run's data (`{trained.card.data}`) has no reader for such files"
         fix = f"use a file that ends in {', '.join((*OF_ARRAYS, *TABLE_ENDINGS))}"
         raise RunnerError.of(asked, problem, fix)
-    read = array_data.array_inputs(str(file), float_inputs=not trained.card.facts.get("vocab_size"), dtype=dtype)
+    read = array_inputs(str(file), float_inputs=not trained.card.facts.get("vocab_size"), dtype=dtype)
     return (_fitting(tensor, trained, file) for tensor in read)
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from runner.command import Arguments
 from runner.config import validate
 from runner.config.identity import key_of
-from runner.data.tables.columns import READER, parts_of
+from runner.data.tables.encoder import READER, parts_of
 from runner.data.tables.files import ENDINGS, is_table
 from runner.device import backends, layers
 from runner.device.placement import map_tensors, move

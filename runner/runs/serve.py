@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from runner.data.tables.columns import columns_in
+from runner.data.tables.encoder import columns_in
 from runner.errors import RunnerError, at_once
 from runner.experiment.terminal import say
 from runner.runs.export import export_to

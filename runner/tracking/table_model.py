@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.config import run_files
-from runner.data.tables.columns import columns_in, frame_of
+from runner.data.tables.encoder import columns_in, frame_of
 
 if TYPE_CHECKING:
     from mlflow.models import ModelSignature

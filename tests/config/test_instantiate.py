@@ -47,7 +47,7 @@ def test_partial_waits_for_the_rest():
         "torch.utils.cpp_extension.load_inline",
         "runner.cli.main",
         "runner.config.instantiate.build",
-        "runner.data.array_data.Path",
+        "runner.data.array_files.Path",
         "torch.nnx.Linear",
         "hydra.utils.instantiate",
         "",

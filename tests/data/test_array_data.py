@@ -4,7 +4,7 @@ import torch
 from refused import problems_of
 
 from runner.config.instantiate import build
-from runner.data.array_data import arrays
+from runner.data.array_files import arrays
 from runner.experiment.build import with_preprocessing
 from runner.models import Recurrent
 
@@ -188,7 +188,7 @@ def test_a_table_without_numbers_is_refused(content, messages):
 
 def test_its_reader_reads_the_inputs_alone(monkeypatch, messages):
     """The reader of a run on a file reads another file's array of the same name, in chunks."""
-    from runner.data import array_data as module
+    from runner.data import array_files as module
 
     monkeypatch.setattr(module, "ROWS_A_CHUNK", 4)
     source = arrays("good.npz", "inputs", targets="labels")

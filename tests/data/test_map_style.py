@@ -4,8 +4,8 @@ import torch
 from refused import problems_of
 from torch.utils.data import Dataset, IterableDataset, Subset
 
+from runner.data.conversion import Conversion, collate
 from runner.data.loading.streamed import Streamed
-from runner.data.map_style import Conversion, collate
 from runner.data.source import describe_dataset
 
 

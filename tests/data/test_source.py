@@ -5,8 +5,8 @@ import torch
 from refused import problems_of
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
+from runner.data.conversion import STANDARD, Conversion
 from runner.data.loading.loaders import Loading, load
-from runner.data.map_style import STANDARD, Conversion
 from runner.data.source import ArrayNames, Source, as_source, facts_of, from_arrays
 
 X, Y = np.arange(24.0).reshape(6, 4), np.array([0, 1, 2, 0, 1, 2])

@@ -1,6 +1,5 @@
 import pytest
 import torch
-from refused import problems_of
 from torch import nn
 
 from runner.models.autoencoder import Autoencoder
@@ -31,18 +30,3 @@ def test_the_decoder_mirrors_the_layers():
     assert sizes == [(12, 8), (8, 5), (5, 3), (3, 5), (5, 8), (8, 12)]
     assert isinstance(model.encoder[-1], nn.Linear)  # no activation on the code or the outputs
     assert isinstance(model.decoder[-2], nn.Linear)
-
-
-@pytest.mark.parametrize(
-    ("shape", "settings"),
-    [
-        ((5,), {"kind": "conv"}),
-        ((5,), {"kind": "cnn"}),
-        ((5,), {"bottleneck": 0}),
-        ((1, 8, 8), {"channels": 8}),
-        ((5,), {"activation": "rleu"}),
-    ],
-    ids=str,
-)
-def test_what_is_no_autoencoder(shape, settings, messages):
-    messages(problems_of(Autoencoder, shape, **settings))

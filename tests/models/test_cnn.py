@@ -2,7 +2,6 @@ import math
 
 import pytest
 import torch
-from refused import problems_of
 from torch import nn
 
 from runner.models.cnn import CNN
@@ -48,30 +47,3 @@ def test_the_spread_of_the_weights():
     assert second.weight.std().item() == pytest.approx(math.sqrt(2 / (64 * 9)), rel=0.02)
     assert model.output.weight.std().item() == pytest.approx(1 / math.sqrt(128), rel=0.02)
     assert 0.05 < model(torch.randn(64, 1, 8, 8)).std() < 3
-
-
-@pytest.mark.parametrize(
-    ("shape", "settings"),
-    [
-        ((5,), {}),
-        ((1, 2, 8, 8), {}),
-        ((3, 3), {}),
-        ((1, 8, 8), {"kernel_size": 4}),
-        ((1, 3, 8), {}),
-        ((1, 8, 8), {"channels": [2] * 4}),
-        ((1, 8, 8), {"channels": 32}),
-        ((1, 8, 8), {"channels": [32, -1]}),
-        ((1, 8, 8), {"dropout": 2}),
-    ],
-    ids=str,
-)
-def test_what_is_no_cnn(shape, settings, messages):
-    messages(problems_of(CNN, shape, 10, **settings))
-
-
-def test_dropout_is_off_in_evaluation():
-    model = CNN([1, 8, 8], 10, dropout=0.5).eval()
-    x = torch.randn(4, 1, 8, 8)
-    assert torch.equal(model(x), model(x))
-    model.train()
-    assert not torch.equal(model(x), model(x))

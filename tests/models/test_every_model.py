@@ -5,15 +5,18 @@ import math
 
 import pytest
 import torch
+from refused import problems_of
 from torch.nn import functional as F
 
 from runner.inspection.host_reads import HostReads
 from runner.models.autoencoder import Autoencoder
 from runner.models.cnn import CNN
+from runner.models.gpt import GPT
 from runner.models.linear import Linear
 from runner.models.mlp import MLP
 from runner.models.recurrent import Recurrent
 from runner.models.resnet import ResNet
+from runner.models.transformer import Transformer
 from runner.models.vit import ViT
 
 NUM_ROWS, NUM_CLASSES = 32, 10
@@ -118,3 +121,75 @@ def test_a_copy_computes_the_same(name):
     model, rows, _ = made(name)
     model.eval()
     assert torch.equal(copy.deepcopy(model)(rows), model(rows))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: MLP(40, 3, [32], dropout=0.5),
+        lambda: CNN(SIGNAL, 3, dropout=0.5),
+        lambda: ViT(IMAGE, 3, width=32, depth=1, num_heads=4, dropout=0.5),
+        lambda: Transformer(SIGNAL, 3, 16, 1, 2, dropout=0.5),
+        lambda: Recurrent(SIGNAL, 3, "gru", 16, dropout=0.5),
+    ],
+)
+def test_dropout_is_off_in_evaluation(make):
+    model = make()
+    rows = torch.randn(4, *(IMAGE if isinstance(model, ViT) else SIGNAL))
+    assert not torch.equal(model(rows), model(rows))
+    model.eval()
+    assert torch.equal(model(rows), model(rows))
+
+
+SMALL_GPT = {"vocab_size": 11, "context_length": 12, "width": 16, "depth": 2, "num_heads": 2}
+SMALL = {"width": 16, "depth": 2, "num_heads": 2}
+REFUSED = {
+    CNN: [
+        ((5,), {}),
+        ((1, 2, 8, 8), {}),
+        ((3, 3), {}),
+        ((1, 8, 8), {"kernel_size": 4}),
+        ((1, 3, 8), {}),
+        ((1, 8, 8), {"channels": [2] * 4}),
+        ((1, 8, 8), {"channels": 32}),
+        ((1, 8, 8), {"channels": [32, -1]}),
+        ((1, 8, 8), {"dropout": 2}),
+    ],
+    MLP: [(4, {"activation": name}) for name in ("rleu", "ReLu", "leakyrelu", "zzz", None)]
+    + [(4, {"hidden_sizes": sizes}) for sizes in (256, [0])]
+    + [(4, {"dropout": 1})],
+    ResNet: [((5,), {}), ((2, 40), {})]
+    + [((3, 8, 8), settings) for settings in ({"depth": 19}, {"depth": 2}, {"stem": "cifer"}, {"width": -1})],
+    ViT: [((5,), {}), ((2, 40), {}), ((1, 28, 28), {"patch_size": 5}), ((1, 7, 7), {})]
+    + [((1, 8, 8), settings) for settings in ({"num_heads": 5}, {"depth": 0})],
+    Recurrent: [((5,), {}), ((3, 8, 8), {"cell": "lstm"}), ((3, 8, 8, 8), {}), ((2, 8), {"vocab_size": 9})]
+    + [((2, 8), settings) for settings in ({"cell": "rnn"}, {"pooling": "max"}, {"hidden_size": 0})]
+    + [((2, 8), {"num_layers": 1.5}), ((2, 8), {"dropout": 1})],
+    Transformer: [((7,), SMALL), ((3, 8, 8), SMALL)]
+    + [((3, 8), {**SMALL, name: value}) for name, value in (("vocab_size", 5), ("patch_size", 9), ("patch_size", 3))]
+    + [((3, 8), {**SMALL, "pooling": "max"}), ((3, 8), {**SMALL, "num_heads": 5})],
+    Autoencoder: [((5,), settings) for settings in ({"kind": "conv"}, {"kind": "cnn"}, {"bottleneck": 0})]
+    + [((1, 8, 8), {"channels": 8}), ((5,), {"activation": "rleu"})],
+}
+GPT_SETTINGS = [
+    {"vocab_size": None},
+    {"num_heads": 3},
+    {"width": 6, "positions": "rotary"},
+    {"depth": 0},
+    {"width": "16"},
+    {"positions": "rotari"},
+    {"dropout": 1},
+]
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_settings_that_do_not_fit_are_refused(kind, messages):
+    for shape, settings in REFUSED[kind]:
+        outputs = () if kind is Autoencoder else (10,)
+        messages(problems_of(kind, shape, *outputs, **settings))
+
+
+def test_settings_of_a_gpt_are_refused(messages):
+    for settings in GPT_SETTINGS:
+        messages(problems_of(GPT, **{**SMALL_GPT, **settings}))
+    messages(problems_of(GPT(**SMALL_GPT), torch.zeros(1, 13, dtype=torch.int64)))

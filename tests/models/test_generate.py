@@ -9,7 +9,7 @@ from runner.errors import RunnerError
 from runner.inspection.host_reads import HostReads
 from runner.models.generate import generate, sample
 from runner.models.gpt import GPT
-from runner.models.with_preprocessing import Prepared
+from runner.models.preprocessing import Prepared
 
 CPU = torch.device("cpu")
 

@@ -2,7 +2,6 @@ import math
 
 import pytest
 import torch
-from refused import problems_of
 from torch import nn
 from torch.nn import functional as F
 
@@ -101,24 +100,3 @@ def test_it_learns_what_a_model_without_memory_can_not(positions):
         optimizer.step()
         optimizer.zero_grad()
     assert loss.item() < 0.5 < math.log(11)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"vocab_size": None},
-        {"num_heads": 3},
-        {"width": 6, "positions": "rotary"},
-        {"depth": 0},
-        {"width": "16"},
-        {"positions": "rotari"},
-        {"dropout": 1},
-    ],
-    ids=str,
-)
-def test_what_is_no_gpt(settings, messages):
-    messages(problems_of(small, **settings))
-
-
-def test_more_tokens_than_positions(messages):
-    messages(problems_of(small(), torch.zeros(1, 13, dtype=torch.int64)))

@@ -2,9 +2,9 @@ import math
 
 import pytest
 import torch
-from refused import problems_of
 from torch import nn
 
+from runner.models.linear import Linear
 from runner.models.mlp import ACTIVATIONS, MLP
 
 
@@ -43,28 +43,14 @@ def test_the_spread_of_the_weights():
         assert model.hidden[0].bias.abs().max() == model.output.bias.abs().max() == 0
 
 
-def test_the_seed_decides_the_weights():
-    def weights(seed):
-        torch.manual_seed(seed)
-        return MLP(8, 2).output.weight
+def test_any_shape_becomes_one_linear_map():
+    model = Linear(12, 3)
+    with torch.no_grad():
+        model.output.weight.copy_(torch.arange(36.0).reshape(3, 12))
+        model.output.bias.fill_(1)
+    x = torch.randn(5, 3, 2, 2)
+    torch.testing.assert_close(model(x), x.reshape(5, 12) @ torch.arange(36.0).reshape(3, 12).T + 1)
 
-    assert torch.equal(weights(1), weights(1))
-    assert not torch.equal(weights(1), weights(2))
 
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"activation": "rleu"},
-        {"activation": "ReLu"},
-        {"activation": "leakyrelu"},
-        {"activation": "zzz"},
-        {"activation": None},
-        {"hidden_sizes": 256},
-        {"hidden_sizes": [0]},
-        {"dropout": 1},
-    ],
-    ids=str,
-)
-def test_what_is_no_mlp(settings, messages):
-    messages(problems_of(MLP, 4, 2, **settings))
+def test_it_starts_with_every_class_equally_likely():
+    assert Linear(4, 3)(torch.randn(5, 4)).abs().max() == 0

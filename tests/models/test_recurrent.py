@@ -2,7 +2,6 @@ import types
 
 import pytest
 import torch
-from refused import problems_of
 from simulated import run_simulated
 from torch import nn
 from torch.nn import functional as F
@@ -94,10 +93,6 @@ def test_dropout_stands_between_layers_and_before_the_output():
     assert model.layers.dropout == 0.5
     # torch would warn: a single layer has no dropout in between
     assert Recurrent((2, 7), 3, "gru", 64, dropout=0.5).layers.dropout == 0
-    single, x = Recurrent((2, 7), 3, "gru", 64, dropout=0.5), torch.randn(4, 2, 7)
-    assert not torch.equal(single(x), single(x))
-    single.eval()
-    assert torch.equal(single(x), single(x))
 
 
 def test_tokens_go_through_an_embedding():
@@ -105,25 +100,6 @@ def test_tokens_go_through_an_embedding():
     assert isinstance(model.embedding, nn.Embedding)
     assert model.embedding.weight.shape == (11, 4)
     assert model(torch.randint(11, (5, 7))).shape == (5, 3)
-
-
-@pytest.mark.parametrize(
-    ("shape", "settings"),
-    [
-        ((5,), {}),
-        ((3, 8, 8), {"cell": "lstm"}),
-        ((3, 8, 8, 8), {}),
-        ((2, 8), {"vocab_size": 9}),
-        ((2, 8), {"cell": "rnn"}),
-        ((2, 8), {"pooling": "max"}),
-        ((2, 8), {"hidden_size": 0}),
-        ((2, 8), {"num_layers": 1.5}),
-        ((2, 8), {"dropout": 1}),
-    ],
-    ids=str,
-)
-def test_what_is_no_recurrent_network(shape, settings, messages):
-    messages(problems_of(Recurrent, shape, 3, **settings))
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])

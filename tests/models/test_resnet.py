@@ -1,6 +1,5 @@
 import pytest
 import torch
-from refused import problems_of
 from torch import nn
 
 from runner.models.resnet import ResNet
@@ -44,19 +43,3 @@ def test_a_block_starts_as_its_shortcut():
     x = torch.randn(2, 8, 16, 16)
     torch.testing.assert_close(model.blocks[0](x), model.blocks[0].shortcut(x).relu())
     assert torch.equal(model.blocks[1](model.blocks[0](x)), model.blocks[0](x))
-
-
-@pytest.mark.parametrize(
-    ("shape", "settings"),
-    [
-        ((5,), {}),
-        ((2, 40), {}),
-        ((3, 8, 8), {"depth": 19}),
-        ((3, 8, 8), {"depth": 2}),
-        ((3, 8, 8), {"stem": "cifer"}),
-        ((3, 8, 8), {"width": -1}),
-    ],
-    ids=str,
-)
-def test_what_is_no_resnet(shape, settings, messages):
-    messages(problems_of(ResNet, shape, 10, **settings))

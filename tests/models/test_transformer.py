@@ -1,6 +1,5 @@
 import pytest
 import torch
-from refused import problems_of
 
 from runner.models.transformer import Transformer
 
@@ -64,20 +63,3 @@ def test_texts_are_classified():
         optimizer.step()
         optimizer.zero_grad()
     assert loss.item() < 0.2
-
-
-@pytest.mark.parametrize(
-    ("shape", "settings"),
-    [
-        ((7,), {}),
-        ((3, 8, 8), {}),
-        ((3, 8), {"vocab_size": 5}),
-        ((3, 8), {"patch_size": 9}),
-        ((3, 8), {"patch_size": 3}),
-        ((3, 8), {"pooling": "max"}),
-        ((3, 8), {"num_heads": 5}),
-    ],
-    ids=str,
-)
-def test_what_is_no_transformer(shape, settings, messages):
-    messages(problems_of(small, shape, **settings))

@@ -1,6 +1,4 @@
-import pytest
 import torch
-from refused import problems_of
 
 from runner.models.vit import ViT
 
@@ -24,26 +22,3 @@ def test_positions_tell_patches_apart():
     with torch.no_grad():
         model.positions.zero_()
     torch.testing.assert_close(model(x), model(moved))
-
-
-def test_dropout_is_off_in_evaluation():
-    model, x = ViT((1, 8, 8), 5, width=16, depth=1, num_heads=2, dropout=0.5), torch.randn(2, 1, 8, 8)
-    assert not torch.equal(model(x), model(x))
-    model.eval()
-    assert torch.equal(model(x), model(x))
-
-
-@pytest.mark.parametrize(
-    ("shape", "settings"),
-    [
-        ((5,), {}),
-        ((2, 40), {}),
-        ((1, 28, 28), {"patch_size": 5}),
-        ((1, 7, 7), {}),
-        ((1, 8, 8), {"num_heads": 5}),
-        ((1, 8, 8), {"depth": 0}),
-    ],
-    ids=str,
-)
-def test_what_is_no_vit(shape, settings, messages):
-    messages(problems_of(ViT, shape, 10, **settings))

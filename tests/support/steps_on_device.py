@@ -9,8 +9,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR, StepLR
 
-from runner.data.loading.batches import BatchTransform
-from runner.data.loading.resident import Resident
+from runner.data.loading.batches import BatchTransform, Resident
 from runner.device.precision import make_precision
 from runner.tasks.classification import Classification
 from runner.training.background import Background

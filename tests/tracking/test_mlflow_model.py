@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from runner.data.tables.columns import Column, Columns, TableTarget, reader_node
+from runner.data.tables.encoder import Column, Columns, TableTarget, reader_node
 from runner.models.example import call_of
 from runner.tracking import mlflow_model, mlflow_store
 from runner.tracking.ack import Ack, read_ack, write_ack

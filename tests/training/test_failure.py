@@ -9,7 +9,7 @@ from torch import nn
 from runner import cli
 from runner.config.instantiate import build
 from runner.errors import RunnerError
-from runner.models.with_preprocessing import Prepared
+from runner.models.preprocessing import Prepared
 from runner.training.result import words_of
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from runner.data.source import Source, facts_of, from_arrays
-from runner.data.tables.columns import Column, Columns, TableTarget, reader_node
+from runner.data.tables.encoder import Column, Columns, TableTarget, reader_node
 from runner.data.tables.table import fit
 from runner.data.vision.augment import augmented
 from runner.errors import RunnerError, nearest

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from runner.config.checks import choice, count
+from runner.data.conversion import MOST_LOOKED_AT, BatchDataset, fall_together, to_floats, to_targets
 from runner.data.hub.load import (
     IMAGE,
     NUMBER,
@@ -26,12 +27,10 @@ from runner.data.hub.load import (
     form_of,
     load_tables,
 )
-from runner.data.language.vocabulary import TextRows, entries_of
-from runner.data.map_style import BatchDataset
+from runner.data.language.text import TextRows, entries_of
 from runner.data.source import Source
 from runner.data.tables.cells import LIKE_A_DATE
 from runner.data.tables.choose import holds_dates
-from runner.data.tables.values import MOST_LOOKED_AT, fall_together, to_floats, to_targets
 from runner.data.vision.augment import augmented
 from runner.data.vision.dataset import (
     CHANNELS,
@@ -325,7 +324,8 @@ def _all_targets(
 
 
 def _digits_notes(train: Any, reading: Reading, *, is_regression: bool) -> tuple[str, ...]:
-    columns, notes = reading.columns, ()
+    columns = reading.columns
+    notes: tuple[str, ...] = ()
     if reading.dtype == "float64":
         return notes
     if columns.form == NUMBER:

@@ -15,9 +15,19 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from runner.config.checks import choice
-from runner.data.language.text import check_windows, facts_of_tokens, find_files, moved, num_windows, shifted
-from runner.data.language.vocabulary import CHARACTERS, Vocabulary, new_vocabulary, vocabulary
-from runner.data.map_style import BatchDataset
+from runner.data.conversion import BatchDataset
+from runner.data.language.text import (
+    CHARACTERS,
+    Vocabulary,
+    check_windows,
+    facts_of_tokens,
+    find_files,
+    moved,
+    new_vocabulary,
+    num_windows,
+    shifted,
+    vocabulary,
+)
 from runner.data.source import Source
 from runner.errors import RunnerError, first_line
 

@@ -9,12 +9,11 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from runner.data.loading.batches import Batches
+from runner.data.conversion import STANDARD, Conversion
+from runner.data.loading.batches import Batches, Resident
 from runner.data.loading.order import ClassSampler, permutation
 from runner.data.loading.own_loader import OwnLoader, Served
-from runner.data.loading.resident import Resident
 from runner.data.loading.streamed import LARGER, Streamed, free_room
-from runner.data.map_style import STANDARD, Conversion
 from runner.device.capabilities import TOO_LARGE_BYTES, legal_dtype
 from runner.device.hardware import num_usable_cpus
 from runner.device.host_memory import size_in_words

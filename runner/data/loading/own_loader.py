@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
+from runner.data.conversion import STANDARD, collate
 from runner.data.loading.batches import Batches, Shard, Share
 from runner.data.loading.order import CPU, EPOCH, mixed, seed_host
-from runner.data.map_style import STANDARD, collate
 from runner.device import backends
 from runner.device.placement import in_batches, leaves, map_tensors, move, num_rows, tensors
 from runner.errors import Problem, RunnerError

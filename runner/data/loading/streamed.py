@@ -20,10 +20,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from runner.data.loading.batches import Batches, Shard, Share
+from runner.data.conversion import STANDARD, Conversion, batch_of
+from runner.data.loading.batches import Batches, Shard, Share, batches_a_gather
 from runner.data.loading.order import BATCH, ClassSampler, Orders, generator, mixed, seeded
-from runner.data.loading.resident import batches_a_gather
-from runner.data.map_style import STANDARD, Conversion, batch_of
 from runner.device import streams
 from runner.device.placement import in_batches, map_tensors, move, num_rows, tensors
 from runner.errors import Problem, RunnerError, in_words

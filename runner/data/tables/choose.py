@@ -12,14 +12,22 @@ import numpy as np
 
 from runner.config.checks import choice, count
 from runner.data.tables.cells import NUMBER, suggested
-from runner.data.tables.columns import Column, Columns, TableTarget, listed, parts_of, reader_node
-from runner.data.tables.encoder import missing_target, missing_value
+from runner.data.tables.encoder import (
+    Column,
+    Columns,
+    TableTarget,
+    listed,
+    missing_target,
+    missing_value,
+    parts_of,
+    reader_node,
+)
 from runner.data.tables.files import TableFile
 from runner.data.tables.scan import Tally, offset_note, scan
 from runner.errors import Problem, RunnerError, nearest, refuse
 
 KINDS = ("auto", "classification", "regression", "multilabel")
-#: whole numbers are taken as classes up to this number of different ones, as in runner.data.array_data
+#: whole numbers are taken as classes up to this number of different ones, as in runner.data.array_files
 MOST_CLASSES = 100
 #: texts of a column that are tried as dates, and columns with a hint
 MOST_TRIED, MOST_HINTS = 1000, 4

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runner.data.array_files import no_such_file
+from runner.config.checks import no_such_file
 from runner.data.tables.cells import Form
 from runner.errors import Problem, RunnerError, first_line
 

@@ -10,19 +10,15 @@ from typing import Any
 
 import numpy as np
 
+from runner.data.conversion import offset_of
 from runner.data.tables import cells
 from runner.data.tables.cells import DAY_MICROSECONDS, LIKE_A_DATE, LIKE_A_NUMBER, MOST_NAMED, NUMBER, BadValue
-from runner.data.tables.columns import Column
-from runner.data.tables.encoder import Place, list_values, tidy_batches
+from runner.data.tables.encoder import Column, Place, list_values, tidy_batches
 from runner.data.tables.files import TableFile
 from runner.errors import RunnerError
 
 #: texts of a column that are counted; of more, the rarer half is dropped, to limit the memory
 MOST_COUNTED = 200_000
-#: float32 rounds whole numbers from here on, and any number whose spread is this much smaller than its mean
-ROUNDED, FAR_OFF = 2.0**24, 2.0**12
-#: numbers whose mean is at most this many times their spread lose nothing that matters
-APART = 16
 
 
 @dataclass
@@ -56,14 +52,6 @@ class Moments:
         """Return standard deviations, and 1 for a constant column."""
         spread = self.deviation()
         return np.where(spread > 1e-7 * np.maximum(np.abs(self.mean), 1e-30), spread, 1.0)
-
-
-def offset_of(mean: float, spread: float) -> float:
-    """Return what to subtract from numbers so that float32 keeps them apart: their mean, or 0 if nothing is needed."""
-    far = APART if abs(mean) >= ROUNDED else FAR_OFF
-    if not (0 < spread * far < abs(mean) < float("inf")):
-        return 0.0
-    return float(round(mean)) if spread > 1 else mean
 
 
 def offset_note(name: str, offset: float) -> str:

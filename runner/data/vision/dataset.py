@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from runner.config.checks import choice
-from runner.data.map_style import BatchDataset
+from runner.data.conversion import BatchDataset
 from runner.device.hardware import num_usable_cpus
 from runner.errors import RunnerError
 

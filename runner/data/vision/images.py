@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from runner.config.checks import choice
-from runner.data.map_style import batch_of
+from runner.data.conversion import batch_of
 from runner.data.source import Preprocessing, Source
 from runner.data.vision.augment import augmented
 from runner.data.vision.dataset import (

@@ -30,7 +30,7 @@ from runner.experiment.summary import Summary
 from runner.experiment.terminal import say, short
 from runner.inspection.operations import observe
 from runner.inspection.tensor_names import TensorNames
-from runner.models.with_preprocessing import Prepared
+from runner.models.preprocessing import Prepared
 from runner.runs import find
 from runner.runs.load import computing, configuration_of
 from runner.tools.explain import text

@@ -29,7 +29,7 @@ from runner.experiment import rules
 from runner.inspection import call_site
 from runner.inspection.costs import MemoryMoment
 from runner.inspection.findings import Finding, merged
-from runner.models.with_preprocessing import Prepared
+from runner.models.preprocessing import Prepared
 from runner.tools.plan.dry_run import UNFOLLOWED, SimulatedRun, of_error
 from runner.tools.plan.simulator import simulated_device
 from runner.tools.plan.simulator.shapes import NotSimulated

@@ -17,7 +17,7 @@ from refused import problems_of
 import runner
 from runner.config.instantiate import build
 from runner.config.packages import install
-from runner.data.language.vocabulary import TextRows
+from runner.data.language.text import TextRows
 from runner.data.split import fingerprint, split
 from runner.errors import RunnerError
 

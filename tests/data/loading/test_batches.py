@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from runner.data.loading.batches import BatchTransform, FirstAndLast, Shard
-from runner.data.loading.resident import Resident
+from runner.data.loading.batches import BatchTransform, FirstAndLast, Resident, Shard
 from runner.data.loading.streamed import Streamed
 
 CPU = torch.device("cpu")

@@ -4,10 +4,10 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from runner.data.loading import batches as room
 from runner.data.loading import order
-from runner.data.loading import resident as room
+from runner.data.loading.batches import Resident
 from runner.data.loading.order import permutation
-from runner.data.loading.resident import Resident
 from runner.device.placement import tensors
 
 CPU = torch.device("cpu")

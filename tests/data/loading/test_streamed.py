@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from runner.data.loading.resident import Resident
+from runner.data.loading.batches import Resident
 from runner.data.loading.streamed import Streamed, copied_ahead
 from runner.device import streams
 

@@ -7,7 +7,7 @@ import torch
 from refused import problems_of
 
 from runner.config.instantiate import build
-from runner.data.tables.columns import columns_in, frame_of
+from runner.data.tables.encoder import columns_in, frame_of
 from runner.data.tables.table import table
 
 ROWS = """age,city,joined,seen,member,code,price,big,stamp,y

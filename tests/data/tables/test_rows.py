@@ -16,9 +16,8 @@ from runner.config.instantiate import build
 from runner.data import split as data_split
 from runner.data.loading.loaders import Loading, load
 from runner.data.split import fingerprint, split
-from runner.data.tables import rows as table_rows
-from runner.data.tables.rows import MappedRows, fits_in_memory
-from runner.data.tables.table import table
+from runner.data.tables import table as table_rows
+from runner.data.tables.table import MappedRows, fits_in_memory, table
 from runner.device import host_memory
 from runner.errors import RunnerError
 from runner.version import PACKAGES
@@ -185,7 +184,7 @@ def test_a_limited_process_knows_it():
 @pytest.mark.slow
 def test_jobs_that_start_together_make_it_once(folder, warm):
     code = (
-        "from runner.data.tables.table import table; import runner.data.tables.rows as r\n"
+        "from runner.data.tables.table import table; import runner.data.tables.table as r\n"
         "make = r._write\n"
         "def told(*a): print('made', flush=True); make(*a)\n"
         "r._write = told\n"
@@ -213,7 +212,7 @@ import torch, torch._dynamo, pandas, pyarrow, pyarrow.csv, pyarrow.compute, nump
 from runner.data.split import split
 from runner.data.tables.table import table
 from runner.data.loading.loaders import Loading, load
-from runner.models.with_preprocessing import Prepared
+from runner.models.preprocessing import Prepared
 from runner.models.mlp import MLP
 from runner.config.instantiate import build
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from refused import problems_of
 
-from runner.data.tables.values import to_inputs, to_targets
+from runner.data.conversion import to_inputs, to_targets
 
 NAN, INF = float("nan"), float("inf")
 

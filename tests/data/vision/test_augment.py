@@ -11,7 +11,7 @@ from scipy.stats import beta
 
 import runner
 from runner import cli
-from runner.data.array_data import arrays
+from runner.data.array_files import arrays
 from runner.data.builtin.scikit import digits
 from runner.data.loading.batches import BatchTransform
 from runner.data.loading.loaders import Resident

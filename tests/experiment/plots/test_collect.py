@@ -11,8 +11,7 @@ from torch import nn
 from runner.experiment.plots import predictions as module
 from runner.experiment.plots.draw import draw_boundary
 from runner.experiment.plots.predictions import GRID, NUM_SHOWN, collect
-from runner.models.table_inputs import TableColumns
-from runner.models.with_preprocessing import Prepared
+from runner.models.preprocessing import Prepared, TableColumns
 from runner.tasks.classification import Classification
 from runner.tasks.regression import Autoencoding
 

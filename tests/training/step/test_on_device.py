@@ -12,7 +12,7 @@ import torch
 from steps_on_device import SETTINGS, trained
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 
-from runner.data.loading.resident import Resident
+from runner.data.loading.batches import Resident
 from runner.errors import RunnerError
 from runner.tasks.classification import Classification
 from runner.training.step import compiled
