@@ -182,8 +182,7 @@ def check_sizes(*, width: Any, depth: Any, num_heads: Any, positions: Any) -> No
 def check_heads(width: Any, num_heads: Any) -> None:
     """Raises: RunnerError for sizes of attention that are not positive integers, or don't divide."""
     at_once(
-        lambda: count(width, key="model.width", example=4),
-        lambda: count(num_heads, key="model.num_heads", example=4),
+        lambda: count(width, key="model.width", example=4), lambda: count(num_heads, key="model.num_heads", example=4)
     )
     if width % num_heads:
         fits = [heads for heads in range(1, width + 1) if width % heads == 0]

@@ -51,11 +51,6 @@ def test_a_regression_has_no_classes():
     assert source.classes == ()
 
 
-def test_a_tensor_dataset_is_its_tensors():
-    source = as_source(TensorDataset(torch.tensor(X), torch.tensor(Y)), name="mine")
-    assert [tuple(part.shape) for part in source.rows] == [(6, 4), (6,)]
-
-
 def test_a_tensor_dataset_of_other_parts_is_a_dataset_in_each_split():
     three = TensorDataset(torch.tensor(X), torch.ones(6, 1), torch.tensor(Y))
     source = as_source({"train": three, "val": three}, name="mine")
@@ -80,11 +75,6 @@ def test_splits_that_come_cut_are_kept_with_the_classes_of_train():
     source = as_source(found, name="mine")
     assert source.rows[1].tolist() == [2, 0, 1, 2, 0, 1]
     assert {name: rows[1].tolist() for name, rows in source.given.items()} == {"val": [1, 1], "test": [2]}
-
-
-def test_a_given_split_may_lack_classes():
-    source = as_source({"train": (X, Y), "test": (X[:2], [2, 0])}, name="mine")
-    assert source.given["test"][1].tolist() == [2, 0]
 
 
 def test_a_given_split_is_a_regression_when_train_is():

@@ -16,17 +16,7 @@ from torch import Tensor
 
 from runner.config.checks import choice, count
 from runner.data.conversion import MOST_LOOKED_AT, BatchDataset, fall_together, to_floats, to_targets
-from runner.data.hub.load import (
-    IMAGE,
-    NUMBER,
-    TEXT,
-    Files,
-    HubColumns,
-    Location,
-    choose_columns,
-    form_of,
-    load_tables,
-)
+from runner.data.hub.load import IMAGE, NUMBER, TEXT, Files, HubColumns, Location, choose_columns, form_of, load_tables
 from runner.data.language.text import TextRows, entries_of
 from runner.data.source import Source
 from runner.data.tables.cells import LIKE_A_DATE

@@ -174,13 +174,7 @@ class Resident(Batches):
     """
 
     def __init__(
-        self,
-        rows: Any,
-        *,
-        batch_size: int,
-        device: torch.device,
-        seed: int,
-        shuffle: bool | ClassSampler,
+        self, rows: Any, *, batch_size: int, device: torch.device, seed: int, shuffle: bool | ClassSampler
     ) -> None:
         self.num_rows, self.batch_size = num_rows(rows), batch_size
         self._rows = move(rows, device)

@@ -86,10 +86,7 @@ class Form:
 
 
 def form_of(
-    decimal: str = ".",
-    header: bool = True,
-    date_format: str | Sequence[str] | None = None,
-    missing_values: Any = None,
+    decimal: str = ".", header: bool = True, date_format: str | Sequence[str] | None = None, missing_values: Any = None
 ) -> Form:
     """Return the form for a user's settings. Raises: RunnerError."""
     problems = []

@@ -229,13 +229,7 @@ def table(
     how = asdict(settings) if like is None else {"like": dict(like)}
     form_settings = form.node() | {"complete": drop_missing_targets}
     key = cache_key(files, how | form_settings)
-    plan = remembered_plan(key) if in_memory is not True else None
-    if plan is not None:
-        chosen = table_of(plan)
-    elif like is not None:
-        chosen = from_reader(like)
-    else:
-        chosen = choose(files, shared_names(files), settings)
+    chosen = _choose_or_remember(files, settings, like, key=None if in_memory is True else key)
     read = partial(_rows, in_memory=in_memory, complete=drop_missing_targets)
     rows, reason = read(files, chosen, key=key)
     given = {}
@@ -244,7 +238,7 @@ def table(
             others = table_files(other, key=f"data.{name}_path", form=form)
             other_key = cache_key(others, chosen.node() | form_settings)
             given[name], _ = read(others, replace(chosen, num_rows=None), key=other_key)
-    width, classes, is_regression = chosen.columns.width, chosen.target.classes, chosen.target.kind == "regression"
+    classes, is_regression = chosen.target.classes, chosen.target.kind == "regression"
     labels = None
     if classes:
         labels = rows[1] if isinstance(rows, tuple) else rows.mapped_tensors()[1].clone()
@@ -252,13 +246,7 @@ def table(
     return Source(
         files[0].path.stem,
         rows,
-        {
-            "input_shape": [width],
-            "in_features": width,
-            "num_classes": len(classes) or None,
-            "out_features": chosen.target.num_outputs,
-            "is_multilabel": chosen.target.kind == "multilabel",
-        },
+        _facts_of(chosen),
         labels=labels,
         given=given,
         origin=f"{path} ({'; '.join([*chosen.notes, reason])})",
@@ -270,6 +258,26 @@ def table(
         columns=tuple(column.name for column in chosen.columns.columns for _ in column.sizes),
         place=partial(_place, files, chosen.target.names, complete=drop_missing_targets),
     )
+
+
+def _choose_or_remember(
+    files: Sequence[TableFile], settings: ColumnSettings, like: Mapping[str, Any] | None, *, key: str | None
+) -> ChosenColumns:
+    """Return the columns of cached rows, of an earlier run, or chosen from the files. key: of the cache; None to read the files."""
+    if key is not None and (plan := remembered_plan(key)) is not None:
+        return table_of(plan)
+    return from_reader(like) if like is not None else choose(files, shared_names(files), settings)
+
+
+def _facts_of(chosen: ChosenColumns) -> dict[str, Any]:
+    width = chosen.columns.width
+    return {
+        "input_shape": [width],
+        "in_features": width,
+        "num_classes": len(chosen.target.classes) or None,
+        "out_features": chosen.target.num_outputs,
+        "is_multilabel": chosen.target.kind == "multilabel",
+    }
 
 
 def _rows(

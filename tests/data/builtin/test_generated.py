@@ -5,19 +5,8 @@ import torch
 from refused import problems_of
 
 from runner.config.instantiate import build
-from runner.data.builtin.generated import (
-    SHAPES,
-    TEMPLATES,
-    Features,
-    _blurred,
-    _stretched,
-    make_signals,
-    mnist1d,
-    playground,
-    synthetic,
-)
+from runner.data.builtin.generated import SHAPES, TEMPLATES, Features, make_signals, mnist1d, playground, synthetic
 from runner.data.loading.order import generator
-from runner.data.source import as_source
 from runner.data.split import split
 
 
@@ -71,26 +60,6 @@ THEIRS = {
     6: [-3.50, -2.32, -0.18, 0.88, 1.76],
     9: [-2.86, -1.23, -0.06, 0.91, 1.78],
 }
-
-
-def test_more_padding_makes_a_narrower_shape():
-    shapes = torch.ones(2, 12, dtype=torch.float64)
-    stretched, is_template = _stretched(shapes, torch.tensor([[36], [60]]))
-    assert is_template.sum(1).tolist() == [19, 12]  # of 72 points: 12 / 47 and 12 / 71 of the way
-    assert (stretched[is_template] > 0).all()
-    assert stretched[~is_template].abs().max() == 0
-
-
-def test_a_blur_keeps_what_is_even_and_mirrors_the_ends():
-    torch.testing.assert_close(
-        _blurred(torch.full((1, 72), 3.0, dtype=torch.float64)), torch.full((1, 72), 3.0).double()
-    )
-    spike = torch.zeros(2, 72, dtype=torch.float64)
-    spike[0, 36], spike[1, 0] = 1, 1
-    middle, end = _blurred(spike)
-    assert middle[36].item() == pytest.approx(0.19947, abs=1e-4)  # 1 / (2 sqrt(2 pi))
-    assert end[0].item() == pytest.approx((middle[36] + middle[37]).item())
-    assert end.sum().item() == pytest.approx(1)
 
 
 def test_the_shape_shows_through_the_noise():
@@ -186,7 +155,6 @@ def test_any_size():
     assert source.rows[0].shape == (500, 3, 5)
     assert source.facts == {"input_shape": [3, 5], "in_features": 15, "num_classes": 4, "out_features": 4}
     assert synthetic(20, 7).rows[0].shape == (20, 7)
-    assert as_source(source, name="mine").name == "mine"
 
 
 def test_few_rows_have_all_classes_in_their_facts():
@@ -214,15 +182,7 @@ def test_a_regression_has_a_spread_of_one():
 
 
 @pytest.mark.parametrize(
-    "sizes",
-    [
-        {"num_rows": 0},
-        {"num_features": 0},
-        {"shape": [1, 0, 8]},
-        {"shape": None},
-        {"num_classes": 1},
-    ],
-    ids=str,
+    "sizes", [{"num_rows": 0}, {"num_features": 0}, {"shape": [1, 0, 8]}, {"shape": None}, {"num_classes": 1}], ids=str
 )
 def test_sizes_of_synthetic_are_checked(sizes, messages):
     messages(problems_of(synthetic, **sizes))

@@ -52,11 +52,7 @@ def test_each_row_comes_once(num_workers, caplog):
     ("dataset", "settings", "told"),
     [
         (Parts(says=8), {}, r"Parts has more than its length of 2 batches: .* define `__len__`"),
-        (
-            Parts(),
-            {"num_workers": 2, "collate_fn": own_collate},
-            r"5 batches: .*get_worker_info\(\).* 2 processes",
-        ),
+        (Parts(), {"num_workers": 2, "collate_fn": own_collate}, r"5 batches: .*get_worker_info\(\).* 2 processes"),
         (Parts(shares=False), {"num_workers": 2}, r"5 batches: the others are left out .*get_worker_info"),
     ],
 )

@@ -52,13 +52,6 @@ def test_the_order_is_the_epochs_permutation():
     assert numbers(loader(rows(53)).epoch(4)) != numbers(loader(rows(53), seed=1).epoch(4))
 
 
-@pytest.mark.parametrize("shuffle", [True, False])
-@pytest.mark.parametrize("first", [0, 1, 5, 6, 7])
-def test_an_epoch_can_start_in_the_middle(first, shuffle):
-    batches = loader(rows(53), shuffle=shuffle)
-    assert numbers(batches.epoch(4, first_batch=first)) == numbers(batches.epoch(4))[first:]
-
-
 @pytest.mark.parametrize("gather_bytes", [1, 500, 10**6])
 def test_how_many_batches_are_gathered_at_once_changes_nothing(gather_bytes, monkeypatch):
     expected = [numbers(loader(rows(533)).epoch(4, first_batch=3)), numbers(loader(rows(533), shuffle=False).epoch(0))]

@@ -123,17 +123,7 @@ def test_all_unknown_names_at_once():
 
 
 @pytest.mark.parametrize(
-    "path",
-    [
-        "god.csv",
-        "none/t.csv",
-        "*.tsv",
-        "empty",
-        "t.xlsx",
-        "t.parquet",
-        "t.feather",
-        "t.csv.gz",
-    ],
+    "path", ["god.csv", "none/t.csv", "*.tsv", "empty", "t.xlsx", "t.parquet", "t.feather", "t.csv.gz"]
 )
 def test_what_is_no_table(path, folder, messages):
     (folder / "empty").mkdir()

@@ -182,14 +182,7 @@ def test_prices_and_row_numbers_are_noticed(folder):
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [
-        {"missing_values": [True]},
-        {"decimal": ";"},
-        {"header": "no"},
-        {"date_format": "DD.MM.YYYY"},
-    ],
-    ids=str,
+    "settings", [{"missing_values": [True]}, {"decimal": ";"}, {"header": "no"}, {"date_format": "DD.MM.YYYY"}], ids=str
 )
 def test_settings_that_are_none(settings, messages):
     messages(problem("german.csv", **settings))

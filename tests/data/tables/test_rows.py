@@ -48,14 +48,7 @@ def test_the_same_rows_splits_and_layers_as_in_memory(settings):
     splits = [split(source, val_fraction=0.2, test_fraction=0.1, limit=None, seed=3) for source in (whole, parts)]
     assert whole.around(splits[0].train) == parts.around(splits[1].train)
     loaders = [
-        load(
-            s.train,
-            Loading(num_workers=0),
-            batch_size=64,
-            device=torch.device("cpu"),
-            seed=1,
-            shuffle=True,
-        )[0]
+        load(s.train, Loading(num_workers=0), batch_size=64, device=torch.device("cpu"), seed=1, shuffle=True)[0]
         for s in splits
     ]
     for one, other in zip(loaders[0].epoch(0), loaders[1].epoch(0), strict=True):
@@ -131,8 +124,7 @@ def test_a_disk_without_room(monkeypatch, folder, messages):
 
 
 @pytest.mark.parametrize(
-    ("left", "asked", "fits"),
-    [(10_000, "auto", True), (4_999, "auto", False), (0, True, True), (10**12, False, False)],
+    ("left", "asked", "fits"), [(10_000, "auto", True), (4_999, "auto", False), (0, True, True), (10**12, False, False)]
 )
 def test_memory_decides(left, asked, fits, monkeypatch):
     monkeypatch.setattr(table_rows, "memory_left", lambda: (left, "free"))

@@ -73,13 +73,7 @@ def test_ready_splits(tmp_path, val, decode):
 
 
 @pytest.mark.parametrize(
-    "names",
-    [
-        ["train", "val", "unlabeled"],
-        ["train", "val", "validation"],
-        ["train", "test", "old", "older"],
-    ],
-    ids=str,
+    "names", [["train", "val", "unlabeled"], ["train", "val", "validation"], ["train", "test", "old", "older"]], ids=str
 )
 def test_what_lies_beside_ready_splits_is_no_class(tmp_path, names, messages):
     for name in names:

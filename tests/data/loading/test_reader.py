@@ -1,11 +1,19 @@
+"""Processes that read a Dataset: their errors, and the shared memory that they need."""
+
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+import torch
+from own_disks import in_its_own_disks
 from torch.utils.data import Dataset
+from waiting import LONGEST
 
-from runner.data.loading.streamed import Reader
+from runner.data.loading import streamed
+from runner.data.loading.loaders import Loading, load
+from runner.data.loading.streamed import Reader, free_room
 from runner.errors import Problem, RunnerError
 from runner.version import PACKAGES
 
@@ -100,3 +108,70 @@ def test_a_dataset_that_can_not_be_sent_to_other_processes(tmp_path):
     assert "make.<locals>.Local" in so
     assert "use `data.num_workers=0`, or a Dataset without lambdas" in write
     assert "Got pickle error" not in done.stderr
+
+
+class Rows(Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return torch.zeros(1024), index
+
+
+def test_workers_need_shared_memory(monkeypatch):
+    settings = {"batch_size": 4, "device": torch.device("cpu"), "seed": 0, "shuffle": True}
+    monkeypatch.setattr("runner.data.loading.loaders.free_room", lambda: 64 * 2**20)
+    batches, why = load(Rows(), Loading(), **settings)
+    assert "; read in this process: /dev/shm has 64 MiB, use a larger /dev/shm (docker run --shm-size=8g)" in why
+    assert batches._num_workers == 0 and load(Rows(), Loading(num_workers=2), **settings)[0]._num_workers == 2
+    monkeypatch.setattr("runner.data.loading.loaders.free_room", lambda: 2**30)
+    batches, why = load(Rows(), Loading(), **settings)
+    assert batches._num_workers >= 1 and why == "streamed (a Dataset is read row by row)"
+
+
+#: rows that grow: the first one says nothing about the size of later ones
+SCRIPT = """
+import torch
+from torch.utils.data import Dataset
+from runner.data.loading.streamed import Reader
+from runner.errors import RunnerError
+
+class Growing(Dataset):
+    def __len__(self): return 8
+    def __getitem__(self, index): return torch.zeros(1 + index * 2**20)
+
+reader = Reader(Growing(), num_workers=1, pin_memory=False)
+try:
+    for batch in reader.read(iter([(1, [index]) for index in range(8)])):
+        print(tuple(batch.shape))
+except RunnerError as error:
+    print(error)
+reader.close()
+"""
+
+
+@pytest.mark.slow
+def test_no_room_in_the_midst_of_it_is_told_and_nothing_stands_still(tmp_path):
+    command = in_its_own_disks()
+    if command is None:
+        pytest.skip("no mount namespaces for this account")
+    (tmp_path / "script.py").write_text(SCRIPT)
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGES)}
+    words = f"mount -t tmpfs -o size=2m tmpfs /dev/shm && exec {sys.executable} -W ignore {tmp_path}/script.py"
+    done = subprocess.run(
+        [*command, "bash", "-c", words], env=environment, capture_output=True, text=True, timeout=LONGEST
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("(1, 1)"), done.stdout
+    assert done.stdout.count("--> data.num_workers=1") == 1, done.stdout
+    assert done.stdout.count("no space in /dev/shm") == done.stdout.count("--shm-size") == 1
+
+
+def test_what_others_have_taken_of_it_is_not_free(monkeypatch, tmp_path):
+    found = SimpleNamespace(f_bavail=3, f_bfree=4, f_blocks=5, f_frsize=4096, f_bsize=8192)
+    monkeypatch.setattr(streamed.sys, "platform", "linux")
+    monkeypatch.setattr(streamed, "SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(streamed.os, "statvfs", lambda place: found)
+    assert free_room() == 3 * 4096
+    monkeypatch.setattr(streamed, "SHARED_MEMORY", tmp_path / "nowhere")
+    assert free_room() is None
