@@ -321,6 +321,10 @@ def test_a_full_row_has_room_where_positions_begin_behind_the_padding_token():
     assert model(texts).shape == (1, 3)
     again = build(json.loads(json.dumps(model.made_anywhere)))
     again.load_state_dict(model.state_dict())
+    mpnet = external.transformers_model(
+        (256,), 3, config={**config, "model_type": "mpnet"}, vocab_size=257, padding_token=256
+    )
+    assert mpnet.model.config.max_position_embeddings == 512, "its positions begin behind token 1"
     config["max_position_embeddings"] = 520
     asked = external.transformers_model((9,), 3, config=config, vocab_size=257, padding_token=256)
     assert asked.model.config.max_position_embeddings == 520

@@ -304,6 +304,12 @@ def test_a_reader_reads_the_same_columns(tmp_path, messages):
     assert read_again(images, tmp_path / "set" / "dark").shape == (6, 3, 4, 4)
 
 
+def test_misspelled_argument_of_reader_is_refused(tmp_path):
+    node = huggingface(write_csv(tmp_path / "a.csv")).reader
+    (problem,) = problems_of(build, {**node, "context_lenght": 3}, key="reader")
+    assert "context_lenght" in problem.source and "reader.context_length=3" in problem.suggestions
+
+
 def test_cut_texts_of_a_prediction_give_a_warning(tmp_path, caplog):
     (tmp_path / "t.txt").write_text("hello\nhi\n")
     read_again(huggingface(str(tmp_path / "t.txt"), context_length=4), str(tmp_path / "t.txt"))
