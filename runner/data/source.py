@@ -65,7 +65,7 @@ class Source:
     classes: tuple[str, ...] = ()  # the names of the classes, by index; () for a regression
     targets: tuple[str, ...] = ()  # the names of a regression's numbers, or of several labels of a row
     around: Callable[[Any], Preprocessing] | None = None  # called with the rows of the training split
-    # batch transform: finish(batch, draws) -> batch, on the device (runner.data.loading.batch_transform)
+    # batch transform: finish(batch, draws) -> batch, on the device (runner.data.loading.batches)
     finish: nn.Module | None = None
     reader: dict[str, Any] | None = None  # the node of the reader of such inputs from a file: reader(path) -> inputs
     columns: tuple[str, ...] = ()  # the names of a row's inputs, one for each number; () without names
