@@ -247,7 +247,7 @@ def warm_door(warm):
 @pytest.fixture
 def warm_jobs(warm, monkeypatch):
     """Sweeps in this process run jobs in separate processes, as always, but without imports that take seconds."""
-    monkeypatch.setattr("runner.sweep.launchers.local.ProcessPool", warm.stand_in)
+    monkeypatch.setattr("runner.sweep.sweep.ProcessPool", warm.stand_in)
 
 
 @pytest.fixture

@@ -133,7 +133,7 @@ def planned_jobs(overrides: list[str], master: DictConfig) -> list[tuple[tuple[s
 
 
 def report(arguments: Arguments) -> int:
-    from runner.sweep.report.text import rewrite
+    from runner.sweep.report.build import rewrite
 
     is_last = arguments.run == "last" and not Path("last").is_dir()
     answer.give_report(rewrite(None if is_last else Path(arguments.run)))

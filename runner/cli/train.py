@@ -147,7 +147,6 @@ def _sweep(cfg: DictConfig, loader: CheckedLoader) -> int:
     """Run a sweep as Hydra does. Exit code 1 if one of its jobs failed, or has not ended."""
     from runner.sweep import hydra_plugins
     from runner.sweep.jobs import ledger
-    from runner.sweep.jobs.run_job import task
 
     check_hydra(cfg.hydra)
     refuse(hydra_plugins.part_problems(cfg.hydra))
@@ -158,7 +157,7 @@ def _sweep(cfg: DictConfig, loader: CheckedLoader) -> int:
         configure_log(cfg.hydra.hydra_logging, cfg.hydra.verbose)
     context.callbacks.on_multirun_start(config=cfg, config_name=name)
     overrides = OmegaConf.to_container(cfg.hydra.overrides.task, resolve=False)
-    hydra_plugins.open_sweeper(cfg, context, task).sweep(overrides)
+    hydra_plugins.open_sweeper(cfg).sweep(overrides, context, cfg)
     context.callbacks.on_multirun_end(config=cfg, config_name=name)
     folder = Path(cfg.hydra.sweep.dir)
     answer.give_report(folder)

@@ -1,6 +1,6 @@
 """Prints what a sweep will run and in which slots, and at its end where the results are and how to continue.
 
-Called by sweep.py. The live table is in progress_table.py, the table at the end in report/text.py.
+Called by sweep.py. The live table is in progress_table.py, the table at the end in report/tables.py.
 """
 
 from __future__ import annotations
@@ -45,34 +45,32 @@ def plan(
 
     search: the lines of a search, by label; empty for a grid.
     """
-    to_run = [found.job for found in prepared if found.missing is None]
-    skipped = [found for found in prepared if found.missing is not None]
-    done = sum(job.is_done for job in sweep.jobs.values()) - len(skipped)
+    to_run = [each.job for each in prepared if each.missing is None]
+    skipped = [(each.job, each.missing) for each in prepared if each.missing is not None]
     table.say(row("sweep", short(sweep.folder)))
     table.say(row("slots", slots))
     if search:
-        counts_before = Counter(job.state for job in sweep.jobs.values())
-        before = [f"{count} {state}" for state, count in counts_before.items()]
-        for heading, text in [*search, *([("before", ", ".join(before))] if before else [])]:
+        states = Counter(job.state for job in sweep.jobs.values())
+        before = ", ".join(f"{count} {state}" for state, count in states.items())
+        for heading, text in [*search, *([("before", before)] if before else [])]:
             table.say(row(heading, text))
         return
-    counts = [f"{len(to_run)} to run", *([f"{len(skipped)} skipped"] if skipped else [])]
-    counts += [f"{done} done before"] if done else []
-    table.say(row("jobs", ", ".join(counts)))
+    done = sum(job.is_done for job in sweep.jobs.values()) - len(skipped)
+    optional = [f"{count} {word}" for count, word in ((len(skipped), "skipped"), (done, "done before")) if count > 0]
+    table.say(row("jobs", ", ".join([f"{len(to_run)} to run", *optional])))
     for job in to_run[:MAX_LINES]:
         again = " (resumed)" if sweep.folder_of(job).exists() else ""
         table.say(f"  {job.folder_name:<6} {job.name or DEFAULTS}{again}")
     if len(to_run) > MAX_LINES:
         table.say(f"  ... and {len(to_run) - MAX_LINES} more")
-    described = {found.job.number for found in prepared}
+    described = {each.job.number for each in prepared}
     if left := sum(not job.is_done and job.number not in described for job in sweep.jobs.values()):
         began = shlex.join(map(without_password, sweep.overrides))
         jobs = "1 unfinished job is" if left == 1 else f"{left} unfinished jobs are"
         table.say(f"note: {jobs} not covered by these overrides; the sweep was started with {began}")
     reasons: dict[str, list[str]] = {}
-    for found in skipped:
-        assert found.missing is not None
-        reasons.setdefault(f"{found.missing.source}: {found.missing.message}", []).append(found.job.name)
+    for job, missing in skipped:
+        reasons.setdefault(f"{missing.source}: {missing.message}", []).append(job.name)
     for reason, names in reasons.items():
         table.say(row("skipped", reason))
         for name in names:
@@ -91,22 +89,17 @@ def resume_command(folder: str, *more: str) -> str:
     return " ".join(["python -m runner", *map(shlex.quote, words), to_resume(folder), *more])
 
 
-def where(table: Table, sweep: Sweep) -> None:
-    """Print where the sweep's report is."""
-    table.say(row("report", f"{short(sweep.folder)}/report.html"))
-
-
 def what_next(table: Table, sweep: Sweep, config: DictConfig) -> None:
     """Print what MLflow has of the sweep, why it lacks the rest, and the command that continues the sweep."""
     states = [job.state for job in sweep.jobs.values()]
     folder = short(sweep.folder)
     if config.tracking.enabled:
-        uri, found = str(config.tracking.uri), acks(sweep)
-        left = [ack for ack in found if not ack.is_complete]
+        uri, every = str(config.tracking.uri), acks(sweep)
+        left = [ack for ack in every if not ack.is_complete]
         shown, named = without_password(uri), stores.words_for(uri)
         if left:
             reason = next((f": {ack.error}" for ack in left if ack.error), "")
-            table.say(row("mlflow", f"{shown}  ({len(left)} of {len(found)} runs are incomplete{reason})"))
+            table.say(row("mlflow", f"{shown}  ({len(left)} of {len(every)} runs are incomplete{reason})"))
             table.say(row("sync", f"python -m runner sync {shlex.quote(folder)} {named}".rstrip()))
         else:
             table.say(row("mlflow", f"{shown}  (view: {f'python -m runner ui {named}'.rstrip()})"))
@@ -117,5 +110,4 @@ def what_next(table: Table, sweep: Sweep, config: DictConfig) -> None:
     elif any(state in ("failed", "killed") for state in states):
         table.say(row("retry", resume_command(folder, "sweep.retry=true")))
     elif sweep.objectives:
-        num_trials = f"hydra.sweeper.n_trials={2 * len(states)}"
-        table.say(row("more", resume_command(folder, num_trials)))
+        table.say(row("more", resume_command(folder, f"hydra.sweeper.n_trials={2 * len(states)}")))

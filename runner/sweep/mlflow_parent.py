@@ -1,13 +1,15 @@
-"""The parent run of a sweep in MLflow, with the report: write its journal, and start the uploader.
+"""The parent run of a sweep in MLflow: its journal with the best job, its metrics and the report, and its uploader.
 
-With launchers/local.py, the uploader also sends the jobs' journals. outcome.py writes the best job.
+With launchers/local.py, the uploader also sends the jobs' journals.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -16,21 +18,24 @@ from runner.errors import without_password
 from runner.experiment.provenance import NOTE, described, user_tags
 from runner.experiment.summary import Summary
 from runner.experiment.terminal import short
-from runner.sweep import outcome
 from runner.sweep.jobs.ledger import Sweep
 from runner.sweep.jobs.prepare import PreparedJob
+from runner.sweep.report import tables
 from runner.sweep.report.report import Report
-from runner.sweep.report.stored import MAX_SEEDS
+from runner.sweep.report.results import best_first
 from runner.tracking import store_uri
 from runner.tracking.ack import Ack, read_ack
 from runner.tracking.journal import Journal
-from runner.tracking.journal_reader import read_events
+from runner.tracking.journal_reader import read_events, read_points
 from runner.tracking.journal_records import FILE, has_records
 from runner.tracking.publisher import Publisher
 from runner.training.signals import Stop
 from runner.version import __version__
 
 ARTIFACTS = ("report.html", "report.csv", "report.json")
+MAX_SEEDS = "max_seeds"  # the tag of a sweep's run: see Sweep.max_seeds
+UNKNOWN = "unknown"  # MLflow did not answer at the end of the sweep
+MOST_ROWS = 20  # of the table in MLflow; report.html has all
 RUN_SECONDS = 30.0  # wait for the best job's run: a short sweep ends before MLflow is imported
 QUIET_SECONDS = 2.0  # a longer wait for MLflow is printed
 STOPPED_SECONDS = 5.0  # wait for MLflow after a signal
@@ -41,23 +46,11 @@ class Parent:
     """The sweep's journal, and the uploader of it and its jobs' journals."""
 
     def __init__(
-        self,
-        sweep: Sweep,
-        config: DictConfig,
-        journal: Journal,
-        publisher: Publisher | None,
-        experiment: str,
-        follows: bool,
+        self, sweep: Sweep, config: DictConfig, journal: Journal, publisher: Publisher | None, *, follows: bool
     ) -> None:
         """Use Parent.open(). publisher: None without tracking."""
         self._sweep, self._config, self._journal, self.publisher = sweep, config, journal, publisher
         self._follows = follows
-        self.assigned = {
-            "sweep": short(sweep.folder),
-            "uid": sweep.uid,
-            "experiment": experiment,
-            "publishes": not follows,
-        }
 
     @classmethod
     @contextmanager
@@ -65,45 +58,51 @@ class Parent:
         cls, sweep: Sweep, config: DictConfig, prepared: Sequence[PreparedJob], *, follows: bool
     ) -> Iterator[Parent]:
         """Start or resume the sweep's run. follows: whether the uploader also sends the jobs' journals."""
-        first_said = (event["experiment"] for event in read_events(sweep.folder) if event["kind"] == "start")
-        experiment = next(first_said, None) or experiment_of(prepared[0].config if prepared else config)
-        uri, grace, is_tracked = str(config.tracking.uri), config.tracking.grace_seconds, config.tracking.enabled
-        published: AbstractContextManager[Publisher | None] = (
+        uri, is_tracked = str(config.tracking.uri), config.tracking.enabled
+        publishing: AbstractContextManager[Publisher | None] = (
             nullcontext()
         )  # as a run's journal, sync may send it later
         if is_tracked:
-            published = Publisher.start(sweep.folder, uri, grace_seconds=grace)
-        with published as publisher, Journal(sweep.folder) as journal:
+            publishing = Publisher.start(sweep.folder, uri, grace_seconds=config.tracking.grace_seconds)
+        with publishing as publisher, Journal(sweep.folder) as journal:
             origin.sign(sweep.folder, store_uri.shown(uri) if is_tracked else "")
-            words = " ".join(map(without_password, sweep.overrides))
-            journal.event(
-                "start",
-                uid=sweep.uid,
-                experiment=experiment,
-                run_name=config.name or f"sweep {words}"[:200],
-                start_ms=sweep.began_ms,
-                params={"sweep": words},
-                tags={
-                    "sweep": short(sweep.folder),
-                    "runner_version": __version__,
-                    "mlflow.source.name": "python -m runner -m",
-                    "mlflow.source.type": "LOCAL",
-                    NOTE: described(config, outcome.command(sweep.overrides)),
-                    **user_tags(config),
-                    **({MAX_SEEDS: str(sweep.max_seeds)} if sweep.max_seeds is not None else {}),
-                },
-                system_metrics=False,
-            )
-            parent = cls(sweep, config, journal, publisher, experiment, follows)
-            parent._take_up()
+            parent = cls(sweep, config, journal, publisher, follows=follows)
+            parent._begin(prepared[0].config if prepared else config)
+            parent._send_jobs()
             yield parent
 
-    def tell_summaries(self, sweep: Sweep) -> None:
+    def _begin(self, first: DictConfig) -> None:
+        sweep, config = self._sweep, self._config
+        starts = (event["experiment"] for event in read_events(sweep.folder) if event["kind"] == "start")
+        experiment = next(starts, None) or experiment_of(first)
+        directory = short(sweep.folder)
+        self.assigned = {"sweep": directory, "uid": sweep.uid, "experiment": experiment, "publishes": not self._follows}
+        overrides = " ".join(map(without_password, sweep.overrides))
+        self._journal.event(
+            "start",
+            uid=sweep.uid,
+            experiment=experiment,
+            run_name=config.name or f"sweep {overrides}"[:200],
+            start_ms=sweep.began_ms,
+            params={"sweep": overrides},
+            tags={
+                "sweep": directory,
+                "runner_version": __version__,
+                "mlflow.source.name": "python -m runner -m",
+                "mlflow.source.type": "LOCAL",
+                NOTE: described(config, command(sweep.overrides)),
+                **user_tags(config),
+                **({MAX_SEEDS: str(sweep.max_seeds)} if sweep.max_seeds is not None else {}),
+            },
+            system_metrics=False,
+        )
+
+    def note_runs(self) -> None:
         """Add the MLflow run ids to the summaries of the jobs."""
         if self.publisher is None:
             return
-        for job in sweep.jobs.values():
-            folder = sweep.folder_of(job)
+        for job in self._sweep.jobs.values():
+            folder = self._sweep.folder_of(job)
             if Summary.read(folder).tracking_uri is not None:
                 ack = read_ack(folder)
                 Summary.note(folder, run_id=ack.run_id, tracker=ack.counts)
@@ -114,29 +113,29 @@ class Parent:
         A signal ends the wait and the uploader; `sync` sends the rest.
         """
         if not self._follows:
-            self._take_up()
-        run_id = None
-        waiting = _Waiting(self._sweep, stop, say)
+            self._send_jobs()
+        run_id, keeps_waiting = None, _waiting(self._sweep, stop, say)
         if report.best is not None and self.publisher is not None:
             best = self._sweep.folder / report.best.folder
             seconds = 0.0 if status == "KILLED" else RUN_SECONDS
-            run_id = self.publisher.wait_for_run(best, seconds=seconds, keeps_waiting=waiting.continues).run_id
-        note = described(self._config, outcome.note(report))
-        outcome.tell(self._journal, self._sweep.folder, report, run_id=run_id, note=note)
+            run_id = self.publisher.wait_for_run(best, seconds=seconds, keeps_waiting=keeps_waiting).run_id
+        write_outcome(
+            self._journal, self._sweep.folder, report, run_id=run_id, note=described(self._config, note(report))
+        )
         for name in ARTIFACTS:
             if (self._sweep.folder / name).is_file():
                 self._journal.event("artifact", path=name, to="")
         self._journal.event("end", status=status, end_ms=int(time.time() * 1000))
         if self.publisher is not None:
             try:
-                self.publisher.finish(keeps_waiting=waiting.continues)
+                self.publisher.finish(keeps_waiting=keeps_waiting)
             except KeyboardInterrupt:  # the second Ctrl-C
                 self.publisher.stop()
             if stop.signal is not None:
                 self.publisher.stop()
 
-    def _take_up(self) -> None:
-        """Return the jobs of this sweep that MLflow does not have completely, e.g., from machines without the store."""
+    def _send_jobs(self) -> None:
+        """Send the jobs of this sweep that MLflow does not have completely, e.g., from machines without the store."""
         if self.publisher is None:
             return
         for job in self._sweep.jobs.values():
@@ -148,22 +147,23 @@ class Parent:
                 self.publisher.gone(folder)
 
 
-class _Waiting:
-    def __init__(self, sweep: Sweep, stop: Stop, say: Callable[[str], None]) -> None:
-        self._sweep, self._stop, self._say = sweep, stop, say
-        now = time.monotonic()
-        self._says_at = now + QUIET_SECONDS
-        self._ends_at = None if stop.signal is None else now + STOPPED_SECONDS
+def _waiting(sweep: Sweep, stop: Stop, say: Callable[[str], None]) -> Callable[[], bool]:
+    """Return a function that returns whether to wait for MLflow any longer, and prints why after a while."""
+    now = time.monotonic()
+    ends_at, prints_at = (now if stop.signal is None else now + STOPPED_SECONDS), now + QUIET_SECONDS
 
-    def continues(self) -> bool:
+    def continues() -> bool:
+        nonlocal prints_at
         now = time.monotonic()
-        if self._stop.signal is not None:
-            return self._ends_at is not None and now < self._ends_at
-        if now > self._says_at and (left := [ack for ack in acks(self._sweep) if not ack.is_complete]):
-            self._says_at = now + REMIND_SECONDS
-            whole = f"{len(left)} of {len(acks(self._sweep))} runs"
-            self._say(f"mlflow   {whole} are not complete there yet; Ctrl-C stops the wait, and `sync` sends the rest")
+        if stop.signal is not None:
+            return now < ends_at
+        if now > prints_at and (num_left := sum(not ack.is_complete for ack in acks(sweep))):
+            prints_at = now + REMIND_SECONDS
+            whole = f"{num_left} of {len(acks(sweep))} runs"
+            say(f"mlflow   {whole} are not complete there yet; Ctrl-C stops the wait, and `sync` sends the rest")
         return True
+
+    return continues
 
 
 def acks(sweep: Sweep) -> list[Ack]:
@@ -176,3 +176,72 @@ def experiment_of(config: DictConfig) -> str:
     """Return the experiment of a new sweep: that of its first job."""
     name = OmegaConf.select(config, "tracking.experiment") or OmegaConf.select(config, "data.name")
     return str(name or config.hydra.runtime.choices.get("data"))
+
+
+def write_outcome(
+    journal: Journal, folder: Path, report: Report, *, run_id: str | None, note: str | None = None
+) -> None:
+    """Append what the sweep's journal does not have yet, as a resumed sweep may have another best job.
+
+    The step of its metrics is the number of finished jobs, as MLflow shows the value of the highest step.
+
+    Args:
+        journal: The sweep's, in `folder`.
+        run_id: Of the best job (None: MLflow does not have it).
+        note: Instead of note().
+    """
+    known: dict[str, str] = {}
+    for event in read_events(folder):
+        known |= event.get("tags") or {}
+    tags = tags_of(report, run_id=run_id) | ({} if note is None else {NOTE: note})
+    if any(known.get(name) != value for name, value in tags.items()):
+        journal.event("tags", tags=tags)
+    if report.best is None:
+        return
+    before = {name: points[-1][1] for name, points in read_points(folder).items()}
+    now = dict.fromkeys(before, math.nan) | metrics_of(report)  # NaN for metrics of only the former best job
+    if before.keys() != now.keys() or any(repr(float(before[name])) != repr(float(now[name])) for name in now):
+        journal.points(list(now), [report.counts["finished"]], [int(time.time() * 1000)], [list(now.values())])
+
+
+def tags_of(report: Report, *, run_id: str | None) -> dict[str, str]:
+    """Return tags with the table, the best job and its metric; for several objectives the table's first job."""
+    if report.best is None:
+        return {NOTE: note(report)}
+    return {
+        NOTE: note(report),
+        "best_job": str(report.best.job),
+        "best_job_name": report.best.name,
+        "best_job_run_id": run_id or UNKNOWN,
+        "goals": ", ".join(f"{goal.mode} {goal.metric}" for goal in report.goals),
+    }
+
+
+def command(overrides: Iterable[str]) -> str:
+    """Return the command of the sweep in Markdown."""
+    return f"A sweep: `python -m runner -m {' '.join(map(without_password, overrides))}`"
+
+
+def note(report: Report) -> str:
+    """Return the best job, the command, the number of jobs by state, and the table's first rows in Markdown."""
+    columns = tables.jobs(report) if report.results else {"job": []}
+    cells = zip(*([cell.text for cell in column[:MOST_ROWS]] for column in columns.values()), strict=True)
+    rows = [[text.replace("|", "\\|") for text in row] for row in (list(columns), *cells)]
+    table = "\n".join(f"| {' | '.join(row)} |" for row in [rows[0], ["---"] * len(columns), *rows[1:]])
+    more = len(report.results) - MOST_ROWS
+    rest = f"{more:,} more jobs are" if more > 0 else "Curves and comparisons are"
+    parts = [command(report.overrides), tables.counts(report), table, f"{rest} in report.html, an artifact."]
+    if report.best is not None:
+        values = ", ".join(f"{goal.metric} {tables.value(report.best.value(goal.metric))}" for goal in report.goals)
+        parts.insert(0, f"**The best job is {report.best.job}, {report.best.name}**: {values}")
+    return "\n\n".join(parts)
+
+
+def metrics_of(report: Report) -> dict[str, float]:
+    """Return the best job's last metrics; best/METRIC is the best value of any job at any step."""
+    if report.best is None:
+        return {}
+    firsts = [(goal.metric, best_first(report.results, (goal,))[0]) for goal in report.goals]
+    bests = {f"best/{metric}": first.value(metric) for metric, first in firsts}
+    front = {"best/pareto_front": float(len(report.front))} if report.front else {}
+    return report.best.metrics | {name: value for name, value in bests.items() if value is not None} | front

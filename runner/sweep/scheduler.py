@@ -1,6 +1,6 @@
 """Run all jobs: start them as the launcher has free slots, and write to the ledger how each ended.
 
-JobSource and JobLauncher are the interfaces of a source of jobs and a launcher.
+JobSource and Launcher are the interfaces of a source of jobs and of a launcher.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,7 +20,7 @@ from runner.experiment.summary import FILE, Summary
 from runner.sweep.jobs.ledger import Job, Ledger, Sweep
 from runner.sweep.jobs.prepare import PreparedJob
 from runner.sweep.jobs.run_job import ALONE, Assignment
-from runner.sweep.jobs.slots import DevicesFor
+from runner.sweep.launchers.local import Capacity, DevicesFor
 from runner.sweep.launchers.process_pool import Ended, NotTakenError, ProcessPool
 from runner.sweep.progress_table import Table
 from runner.tracking.publisher import Publisher
@@ -42,23 +43,44 @@ class JobSource(Protocol):
         ...
 
 
-class JobLauncher(Protocol):
-    """A launcher's interface to a sweep, in addition to Hydra's."""
+class Rounds:
+    """A source of jobs in rounds: the next round follows when all jobs of a round have ended."""
+
+    def __init__(self, prepared: Sequence[PreparedJob], more: Callable[[], Sequence[PreparedJob]] = tuple) -> None:
+        """more: Returns the next round's jobs; none ends the sweep."""
+        self._left, self._more = deque(prepared), more
+        self._running: set[int] = set()
+        self._is_over = False
+
+    def next(self, num_waiting: int) -> PreparedJob | None:
+        if not self._left and not self._running and not num_waiting and not self._is_over:
+            self._left.extend(self._more())
+            self._is_over = not self._left
+        if not self._left:
+            return None
+        prepared = self._left.popleft()
+        self._running |= {job.number for job in prepared.jobs}
+        return prepared
+
+    def ended(self, job: Job, summary: Summary) -> None:
+        self._running.discard(job.number)
+
+
+class Launcher(Protocol):
+    """Runs the jobs of a sweep, on this machine or on others."""
 
     is_here: bool  # whether the jobs run on this machine
     follows: bool  # whether the sweep's uploader sends the jobs' journals; else each job has one
+    preload: tuple[str, ...]  # modules that the sweep's process pool imports
+    environment: Mapping[str, str]  # of that pool, added to this process's
 
     @property
     def devices_for(self) -> DevicesFor:
         """A function that returns the devices for a policy where the jobs run, or raises a RunnerError. It can be pickled."""
         ...
 
-    def process_pool(self) -> ProcessPool:
-        """Processes on this machine in which jobs are checked."""
-        ...
-
-    def open(self, hardware: Hardware, devices: set[str]) -> str:
-        """Prepare for jobs on these devices, and return a description of the slots."""
+    def open(self, pool: ProcessPool, hardware: Hardware, devices: Collection[str]) -> Capacity:
+        """Prepare for jobs on these devices. pool: The sweep's, which a launcher may use for its jobs."""
         ...
 
     def start(self, prepared: PreparedJob, assigned: Assignment) -> str | None:
@@ -74,13 +96,13 @@ class JobLauncher(Protocol):
         ...
 
     def close(self) -> None:
-        """End all processes."""
+        """End what the launcher has started."""
         ...
 
 
 @dataclass
-class SweepState:
-    """The state of a running sweep.
+class Scheduler:
+    """Starts the jobs of a source in the slots of a launcher.
 
     Attributes:
         assigned: Fields of every job's Assignment.
@@ -90,13 +112,69 @@ class SweepState:
 
     sweep: Sweep
     ledger: Ledger
-    assigned: dict[str, Any]
-    publisher: Publisher | None
+    source: JobSource
+    launcher: Launcher
     table: Table
+    assigned: dict[str, Any]
+    publisher: Publisher | None = None
     waiting: list[PreparedJob] = field(default_factory=list)
     running: dict[int, PreparedJob] = field(default_factory=dict)
 
-    def note_start(self, prepared: PreparedJob, device: str) -> None:
+    def run(self, stop: Stop, *, grace_seconds: float, max_seconds: float | None = None) -> None:
+        """Start jobs as slots get free, and note how they end, until the source has no more or a stop is requested.
+
+        Args:
+            stop: What Ctrl-C and SIGTERM have requested.
+            grace_seconds: Time of stopped jobs to save their state.
+            max_seconds: Stops the sweep after this time (sweep.max_seconds).
+
+        Raises:
+            NotTakenError: If a queue refuses jobs.
+        """
+        deadline: float | None = None  # for stopped jobs
+        end = time.monotonic() + (math.inf if max_seconds is None else max_seconds)
+        while True:
+            is_stopped = stop.signal is not None or time.monotonic() > end
+            if not is_stopped:
+                self._start()
+            elif deadline is None:
+                self.launcher.stop()
+                deadline = time.monotonic() + grace_seconds
+            elif time.monotonic() > deadline:
+                self.launcher.stop(signal.SIGKILL)
+            if not self.running and (not self.waiting or is_stopped):
+                if is_stopped and self._has_more() and stop.signal is None:
+                    self.table.say(
+                        f"time:   sweep.max_seconds={max_seconds:g} was over before all jobs were at their end"
+                    )
+                return
+            self.table.show(self.sweep)
+            if self.publisher is not None and (problem := self.publisher.first_failure()) is not None:
+                self.table.say(f"MLflow  {problem}; the jobs continue, and their journals keep everything")
+            try:
+                ended = self.launcher.ended(LOOK_SECONDS)
+            except KeyboardInterrupt:  # the second Ctrl-C
+                self.launcher.stop(signal.SIGKILL)
+                continue
+            except NotTakenError as error:
+                self._put_back(*(self.running.pop(number) for number in error.numbers))
+                raise
+            for each in ended:
+                self._note_end(each, is_stopped=is_stopped or stop.signal is not None or each.is_interrupted)
+
+    def _start(self) -> None:
+        while True:
+            for prepared in list(self.waiting):
+                assigned = Assignment(name=prepared.job.name, **self.assigned, **prepared.assigned)
+                device = self.launcher.start(prepared, assigned)
+                if device is not None:
+                    self._note_start(prepared, device)
+            fresh = self.source.next(len(self.waiting))
+            if fresh is None:
+                return
+            self.waiting.append(fresh)
+
+    def _note_start(self, prepared: PreparedJob, device: str) -> None:
         self.waiting.remove(prepared)
         self.running[prepared.job.number] = prepared
         for job in prepared.jobs:
@@ -105,104 +183,42 @@ class SweepState:
                 self.publisher.follow(self.sweep.folder_of(job))
         self.ledger.note(*prepared.jobs)
 
-    def note_refusal(self, numbers: Sequence[int]) -> None:
-        """Note that a queue refused these jobs: they are planned again."""
-        for number in numbers:
-            jobs = self.running.pop(number).jobs
-            for job in jobs:
+    def _put_back(self, *refused: PreparedJob) -> None:
+        for prepared in refused:
+            for job in prepared.jobs:
                 job.state, job.device = "planned", None
-            self.ledger.note(*jobs)
+            self.ledger.note(*prepared.jobs)
 
-    def part(self, prepared: PreparedJob) -> list[Job]:
+    def _note_end(self, ended: Ended, *, is_stopped: bool) -> None:
+        prepared = self.running.pop(ended.number)
+        for job in self._without_singles(prepared) if prepared.others else prepared.jobs:
+            folder = self.sweep.folder_of(job)
+            summary = settle(job, folder, ended.code, is_stopped=is_stopped, cause=ended.cause)
+            self.source.ended(job, summary)
+            self.ledger.note(job)
+            if self.publisher is not None:
+                self.publisher.gone(folder)
+            self.table.ended(job, summary)
+
+    def _without_singles(self, group: PreparedJob) -> list[Job]:
         """Put the members of a group that can't be trained together back, one by one; return the other jobs."""
-        each = [prepared, *prepared.others] if prepared.others else []
-        said = {member.job.number: Summary.read(self.sweep.folder_of(member.job)) for member in each}
-        alone = [replace(member, others=()) for member in each if said[member.job.number].status == ALONE]
-        for member in alone:
-            member.job.state = "planned"
-            (self.sweep.folder_of(member.job) / FILE).unlink(missing_ok=True)
-        if alone:
-            self.waiting += alone
-            reason = said[alone[0].job.number].error
-            which = f"{alone[0].job.name}{', ...' if len(alone) > 1 else ''}"
-            self.table.say(f"batch    {len(alone)} jobs are trained one by one: {reason} ({which})")
-        return [job for job in prepared.jobs if job.number not in {member.job.number for member in alone}]
+        singles, reason = [], None
+        for member in (group, *group.others):
+            folder = self.sweep.folder_of(member.job)
+            summary = Summary.read(folder)
+            if summary.status == ALONE:
+                singles.append(replace(member, others=()))
+                member.job.state, reason = "planned", reason or summary.error
+                (folder / FILE).unlink(missing_ok=True)
+        if singles:
+            self.waiting += singles
+            names = f"{singles[0].job.name}{', ...' if len(singles) > 1 else ''}"
+            self.table.say(f"batch    {len(singles)} jobs are trained one by one: {reason} ({names})")
+        return [job for job in group.jobs if job.number not in {single.job.number for single in singles}]
 
-    def note_end(self, job: Job, summary: Summary) -> None:
-        self.ledger.note(job)
-        if self.publisher is not None:
-            self.publisher.gone(self.sweep.folder_of(job))
-        self.table.ended(job, summary)
-
-
-def run_jobs(
-    source: JobSource,
-    launcher: JobLauncher,
-    state: SweepState,
-    *,
-    stop: Stop,
-    grace_seconds: float,
-    max_seconds: float | None = None,
-) -> None:
-    """Start jobs as slots get free, and note how they end, until the source has no more or a stop is requested.
-
-    Args:
-        max_seconds: Stops the sweep after this time (sweep.max_seconds).
-
-    Raises:
-        NotTakenError: If a queue refuses jobs.
-    """
-    deadline: float | None = None  # for stopped jobs
-    end = time.monotonic() + (math.inf if max_seconds is None else max_seconds)
-    while True:
-        is_stopped = stop.signal is not None or time.monotonic() > end
-        if not is_stopped:
-            _start(source, launcher, state)
-        elif deadline is None:
-            launcher.stop()
-            deadline = time.monotonic() + grace_seconds
-        elif time.monotonic() > deadline:
-            launcher.stop(signal.SIGKILL)
-        if not state.running and (not state.waiting or is_stopped):
-            if is_stopped and _is_left(source, state) and stop.signal is None:
-                state.table.say(f"time:   sweep.max_seconds={max_seconds:g} was over before all jobs were at their end")
-            return
-        state.table.show(state.sweep)
-        if state.publisher is not None and (problem := state.publisher.first_failure()) is not None:
-            state.table.say(f"MLflow  {problem}; the jobs continue, and their journals keep everything")
-        try:
-            found = launcher.ended(LOOK_SECONDS)
-        except KeyboardInterrupt:  # the second Ctrl-C
-            launcher.stop(signal.SIGKILL)
-            continue
-        except NotTakenError as error:
-            state.note_refusal(error.numbers)
-            raise
-        for ended in found:
-            prepared = state.running.pop(ended.number)
-            was_told = is_stopped or stop.signal is not None or ended.is_interrupted
-            for job in state.part(prepared):
-                summary = settle(job, state.sweep.folder_of(job), ended.code, is_stopped=was_told, cause=ended.cause)
-                source.ended(job, summary)
-                state.note_end(job, summary)
-
-
-def _start(source: JobSource, launcher: JobLauncher, state: SweepState) -> None:
-    while True:
-        for prepared in list(state.waiting):
-            assigned = Assignment(name=prepared.job.name, **state.assigned, **prepared.assigned)
-            device = launcher.start(prepared, assigned)
-            if device is not None:
-                state.note_start(prepared, device)
-        fresh = source.next(len(state.waiting))
-        if fresh is None:
-            return
-        state.waiting.append(fresh)
-
-
-def _is_left(source: JobSource, state: SweepState) -> bool:
-    """Return whether a stopped sweep has more jobs. A search's next job is written to the ledger here, for sweep.resume."""
-    return not all(job.is_done for job in state.sweep.jobs.values()) or source.next(0) is not None
+    def _has_more(self) -> bool:
+        """Return whether a stopped sweep has more jobs. A search's next job is written to the ledger here, for sweep.resume."""
+        return not all(job.is_done for job in self.sweep.jobs.values()) or self.source.next(0) is not None
 
 
 def settle(job: Job, folder: Path, code: int | None, *, is_stopped: bool, cause: str | None = None) -> Summary:

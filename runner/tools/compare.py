@@ -18,7 +18,7 @@ from runner.experiment.terminal import Terminal, text_table
 from runner.runs import find
 from runner.sweep.jobs import ledger
 from runner.sweep.report import tables
-from runner.sweep.report.comparisons import (
+from runner.sweep.report.report import (
     Comparison,
     Configuration,
     against_best,
@@ -29,8 +29,8 @@ from runner.sweep.report.comparisons import (
     words_of,
 )
 from runner.sweep.report.results import Goal, JobResult, as_keys, find_goals, read_results
-from runner.sweep.report.stored import read_stored
 from runner.tasks.metric_names import is_rising
+from runner.tools.stored import read_stored
 from runner.tracking import stores
 from runner.tracking.ack import read_ack
 

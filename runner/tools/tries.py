@@ -13,12 +13,13 @@ from typing import Any
 from omegaconf import DictConfig
 
 from runner.experiment.provenance import TRIES
+from runner.sweep.grid import add_jobs
 from runner.sweep.jobs.ledger import Sweep
 from runner.sweep.jobs.prepare import PreparedJob, name_of
 from runner.sweep.report.results import Goal, read_results
 from runner.sweep.report.significance import ALPHA, Difference, difference
+from runner.sweep.scheduler import Rounds
 from runner.sweep.sweep import Plan, SweepContext, run_sweep
-from runner.sweep.until import Rounds, add_jobs
 
 #: below the current directory: the ledger, and a directory for each try with its sweep
 FOLDER = TRIES
@@ -163,7 +164,7 @@ def measure(
             return []  # no progress: the time limit of a queue ended each job, and would end the next ones too
         return add_jobs(context, _jobs(sides, found, owners), swept)
 
-    plan = Plan(given, listed, lambda context: Rounds(context, partial(more, context)), adds_seeds=True)
+    plan = Plan(given, listed, lambda context: Rounds(context.prepared, partial(more, context)), adds_seeds=True)
     note(run_sweep(plan, hydra_context, config), owners)
     return _last(look)
 

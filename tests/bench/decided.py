@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from page import ROOT, add_write, section
 from scipy import stats
 
-from runner.sweep.report.comparisons import against_best, looks
+from runner.sweep.report.report import against_best, looks
 from runner.sweep.report.results import Goal, JobResult
 from runner.sweep.report.significance import ALPHA, POWER, Difference, difference
 

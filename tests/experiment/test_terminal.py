@@ -15,7 +15,7 @@ from runner.cli.answer import report
 from runner.errors import Problem, RunnerError
 from runner.experiment.console import Screen
 from runner.experiment.terminal import WIDTH, Terminal, readable, say
-from runner.sweep.report import build, text
+from runner.sweep.report import build, tables
 
 #: sets the title, clears the screen and sets colors, also with C1's one-byte forms
 HOSTILE = "a\x1b]0;PWNED\x07\x1b[2J\x1b[31m\x9b2J\x9d0;PWNED\x9c\x08\r\x00\x7f\x85b"
@@ -74,7 +74,7 @@ def test_a_sweeps_table_and_a_runs_screen_obey_no_names(tmp_path, capsys):
     metrics = {f"val/{HOSTILE}": 1.0}
     sweep.job((f"name={HOSTILE}",), name=HOSTILE, summary={"metrics": metrics}, device=HOSTILE)
     sweep.job(("seed=1",), "failed", name=HOSTILE, error=HOSTILE)
-    text.show(build.write(sweep.close()), Terminal())
+    tables.show(build.write(sweep.close()), Terminal())
     Screen().say(HOSTILE)
     said = capsys.readouterr().out
     assert "PWNED" in said and not CONTROLS.search(said), said

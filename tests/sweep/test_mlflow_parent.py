@@ -1,5 +1,6 @@
-"""The content of a sweep's run in MLflow, and the information that its jobs get about it."""
+"""The content of a sweep's run in MLflow, with the best job of a resumed sweep, and the information that its jobs get about it."""
 
+import math
 from contextlib import nullcontext
 
 import pytest
@@ -12,7 +13,9 @@ from runner.sweep.jobs import ledger
 from runner.sweep.jobs.prepare import PreparedJob
 from runner.sweep.mlflow_parent import Parent
 from runner.sweep.report import build
-from runner.tracking.journal_reader import read_events
+from runner.sweep.report.build import read_report
+from runner.tracking.journal import Journal
+from runner.tracking.journal_reader import read_events, read_points
 from runner.training.signals import Stop
 
 
@@ -57,3 +60,102 @@ def test_one_that_is_not_tracked_keeps_a_journal_as_its_jobs_do(sweep, monkeypat
     notes = [event["tags"]["mlflow.note.content"] for event in events[:2]]
     assert notes[0].startswith("ours\n\nA sweep") and notes[1].startswith("ours\n\n") and "A sweep" in notes[1]
     assert events[0]["uid"] == parent.assigned["uid"] and origin.store_of(sweep.folder) == ""
+
+
+LOSS_AND_SPEED = (
+    {"metric": "val/loss", "direction": "minimize"},
+    {"metric": "speed/steps_per_second", "direction": "maximize"},
+)
+
+
+def job(made, state="finished", *, best=None, **metrics):
+    """Write a job with these last metrics, `a_b` for a/b; best: Of val/loss."""
+    kept = {"metric": "val/loss", "mode": "min", "value": best, "step": 3}
+    found = {name.replace("_", "/", 1): value for name, value in metrics.items()}
+    number = made.number
+    made.job((f"seed={number}",), state, device="cpu", summary={"metrics": found, "best": kept})
+
+
+def write_outcome(folder, *, run_id="r"):
+    with Journal(folder) as journal:
+        mlflow_parent.write_outcome(journal, folder, read_report(folder), run_id=run_id)
+
+
+@pytest.fixture
+def made(tmp_path):
+    made = Folder(tmp_path / "sweep", ("seed=range(4)",))
+    yield made
+    made.close()
+
+
+def test_the_best_jobs_last_metrics_and_its_name(made):
+    job(made, best=0.5, val_loss=0.6, test_accuracy=0.8)
+    job(made, best=0.3, val_loss=0.4, test_accuracy=0.9)
+    job(made, "failed", best=0.1, val_loss=0.1)
+    write_outcome(made.path)
+    told = {"val/loss": [(2, 0.4)], "test/accuracy": [(2, 0.9)], "best/val/loss": [(2, 0.3)]}
+    assert read_points(made.path) == told
+    (event,) = read_events(made.path)
+    names = {"best_job": "1", "best_job_name": "seed=1", "best_job_run_id": "r", "goals": "min val/loss"}
+    text = event["tags"].pop(mlflow_parent.NOTE)
+    assert event == {"kind": "tags", "tags": names}
+    best, command, counts, table, rest = text.split("\n\n")
+    assert best == "**The best job is 1, seed=1**: val/loss 0.3000"
+    assert command == "A sweep: `python -m runner -m seed=range(4)`" and counts == "3 jobs: 2 finished, 1 failed"
+    title, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines())
+    assert title[:3] == ["job", "name", "state"] and [row[0] for row in rows] == ["1", "0", "2"]
+    assert rows[0][title.index("val/loss")] == "0.3000" and "report.html" in rest
+
+
+def test_a_long_table_is_cut(made):
+    for _ in range(mlflow_parent.MOST_ROWS + 3):
+        job(made, "failed")
+    write_outcome(made.path)
+    (event,) = read_events(made.path)
+    assert event["tags"][mlflow_parent.NOTE].count("failed |") == mlflow_parent.MOST_ROWS
+    assert event["tags"][mlflow_parent.NOTE].endswith("3 more jobs are in report.html, an artifact.")
+
+
+def test_resumed_sweep_writes_only_new_values(made):
+    job(made, best=0.5, val_loss=0.6, val_auc=0.7)
+    write_outcome(made.path, run_id=None)
+    assert read_events(made.path)[-1]["tags"]["best_job_run_id"] == "unknown"
+    before = read_points(made.path)
+    for _ in range(2):
+        write_outcome(made.path)
+        assert read_points(made.path) == before and len(read_events(made.path)) == 2
+    job(made, best=0.4, val_loss=0.9)
+    for _ in range(2):
+        write_outcome(made.path)
+    points = read_points(made.path)
+    assert points["val/loss"] == [(1, 0.6), (2, 0.9)] and points["best/val/loss"] == [(1, 0.5), (2, 0.4)]
+    assert points["val/auc"][0] == (1, 0.7) and math.isnan(points["val/auc"][1][1])  # the other job's value
+    assert [event["tags"]["best_job"] for event in read_events(made.path)] == ["0", "0", "1"]
+
+
+def test_values_that_a_kill_prevented_are_written_later(made):
+    job(made, best=0.5, val_loss=0.6)
+    with Journal(made.path) as journal:  # killed after the tags were written
+        journal.event("tags", tags=mlflow_parent.tags_of(read_report(made.path), run_id="r"))
+    write_outcome(made.path)
+    assert len(read_events(made.path)) == 1 and read_points(made.path)["val/loss"] == [(1, 0.6)]
+
+
+def test_several_goals_have_the_front_and_the_best_of_each(tmp_path):
+    made = Folder(tmp_path / "found", objectives=LOSS_AND_SPEED)
+    for loss, speed in ((0.5, 100.0), (0.3, 50.0), (0.6, 90.0)):
+        job(made, best=loss, val_loss=loss + 0.1, speed_steps_per_second=speed)
+    write_outcome(made.close())
+    last = {name: points[-1][1] for name, points in read_points(made.path).items()}
+    bests = {"best/val/loss": 0.3, "best/speed/steps_per_second": 100.0, "best/pareto_front": 2.0}
+    assert last == {"val/loss": 0.4, "speed/steps_per_second": 50.0} | bests
+    (event,) = read_events(made.path)
+    assert (event["tags"]["goals"], event["tags"]["best_job"]) == ("min val/loss, max speed/steps_per_second", "1")
+
+
+def test_without_a_finished_job_only_the_table_is_written(made):
+    job(made, "failed", best=0.1, val_loss=0.1)
+    job(made, "killed")
+    write_outcome(made.path)
+    (event,) = read_events(made.path)
+    assert not read_points(made.path) and list(event["tags"]) == [mlflow_parent.NOTE]

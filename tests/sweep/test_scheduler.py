@@ -12,19 +12,18 @@ from rich.console import Console
 
 from runner.errors import Problem, RunnerError
 from runner.sweep import scheduler
-from runner.sweep.grid import Listed
 from runner.sweep.jobs import ledger
 from runner.sweep.jobs.ledger import Job, Ledger, Sweep
 from runner.sweep.jobs.prepare import PreparedJob
 from runner.sweep.launchers.process_pool import Ended, NotTakenError
 from runner.sweep.progress_table import Table
-from runner.sweep.scheduler import SweepState, run_jobs, settle
+from runner.sweep.scheduler import Rounds, Scheduler, settle
 from runner.training.signals import Stop
 
 ASSIGNED = {"sweep": "s", "uid": "u", "experiment": "e"}
 
 
-class MadeUpPlaces:
+class FakeLauncher:
     """One slot per device. ends: One entry per call of ended(): the numbers of jobs that end, or an exception to raise."""
 
     def __init__(self, folder, devices, ends, arriving=()):
@@ -41,23 +40,21 @@ class MadeUpPlaces:
         return device
 
     def ended(self, seconds):
-        found = []
         if not self.free and not self.taken and self.arriving:
             self.free.append(self.arriving.popleft())
         what = self.ends.popleft() if self.ends else list(self.taken)
         if isinstance(what, type):
             raise what
         if callable(what):
-            found = what() or []
-            for one in found:
-                self.taken.pop(one.number, None)
-            return found
+            jobs = what() or []
+            for job in jobs:
+                self.taken.pop(job.number, None)
+            return jobs
         for number in what:
             self.free.append(self.taken.pop(number))
             (self.folder / str(number)).mkdir()
             (self.folder / str(number) / "summary.json").write_text('{"status": "finished"}')
-            found.append(Ended(number, 0))
-        return found
+        return [Ended(number, 0) for number in what]
 
     def stop(self, what=signal.SIGTERM):
         self.log.append(what.name)
@@ -67,36 +64,24 @@ class MadeUpPlaces:
 
 
 def prepared(number, *devices):
-    return PreparedJob(
-        Job(number, (), f"job {number}", folder_name=str(number)), OmegaConf.create(), ("auto",), devices
-    )
+    job = Job(number, (), f"job {number}", folder_name=str(number))
+    return PreparedJob(job, OmegaConf.create(), ("auto",), devices)
 
 
 @pytest.fixture
 def run(tmp_path):
-    def run(
-        jobs,
-        devices,
-        ends,
-        *,
-        stop=None,
-        grace_seconds=60.0,
-        max_seconds=None,
-        arriving=(),
-        source=None,
-        publisher=None,
-    ):
+    def run(jobs, devices, ends, *, stop=None, arriving=(), source=None, publisher=None, **limits):
         sweep = Sweep(tmp_path, "uid", 0, (), jobs={one.job.number: one.job for one in jobs})
-        places = MadeUpPlaces(tmp_path, devices, ends, arriving)
+        launcher = FakeLauncher(tmp_path, devices, ends, arriving)
         table = Table(Console(file=io.StringIO()))
         with Ledger(tmp_path) as book:
             book.begin(sweep)
             for one in jobs:
                 book.plan(one.job)
-            state = SweepState(sweep, book, ASSIGNED, publisher, table)
-            limits = {"grace_seconds": grace_seconds, "max_seconds": max_seconds}
-            run_jobs((source or (lambda state: Listed(jobs)))(state), places, state, stop=stop or Stop(), **limits)
-        return places.log, [job.state for job in ledger.read(tmp_path).jobs.values()], table.console.file.getvalue()
+            scheduler = Scheduler(sweep, book, Rounds(jobs), launcher, table, ASSIGNED, publisher)
+            scheduler.source = source(scheduler) if source else scheduler.source
+            scheduler.run(stop or Stop(), **{"grace_seconds": 60.0} | limits)
+        return launcher.log, [job.state for job in ledger.read(tmp_path).jobs.values()], table.console.file.getvalue()
 
     return run
 

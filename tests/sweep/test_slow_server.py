@@ -20,20 +20,13 @@ from runner.tracking.publisher import Publisher
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_programs")]
 
 SWEEP = Path("swept")
-WORDS = (
-    "-m",
-    "model=linear",
-    "data=synthetic",
-    "data.num_rows=500",
-    "device=cpu",
-    "train.num_steps=5",
-    "sweep.batch=off",
-)
+WORDS = ("-m", "model=linear", "data=synthetic", "data.num_rows=500", "device=cpu", "train.num_steps=5")
+WORDS += ("sweep.batch=off", "seed=1,2,3", f"hydra.sweep.dir={SWEEP}")
 
 
 @pytest.mark.parametrize(("what", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signal_ends_the_wait_for_mlflow(own_folder, server, warm, what, code):
-    words = (*WORDS, "seed=1,2,3", "sweep.slots.cpu=2", f"hydra.sweep.dir={SWEEP}")
+    words = (*WORDS, "sweep.slots.cpu=2")
     with Proxy(server.port, always("delay"), delay_seconds=1.0) as proxy:
         process = warm.command(own_folder, *words, f"tracking.uri={proxy.uri}")
         said = ""
@@ -48,9 +41,8 @@ def test_signal_ends_the_wait_for_mlflow(own_folder, server, warm, what, code):
         rest = process.communicate()[0]
         assert time.monotonic() - began < 10
         assert process.returncode == code
-        assert re.search(
-            r"mlflow   http://\S+  \(\d of 4 runs are incomplete.*\)\nsync     python -m runner sync swept", rest
-        ), rest
+        incomplete = r"mlflow   http://\S+  \(\d of 4 runs are incomplete.*\)\nsync     python -m runner sync swept"
+        assert re.search(incomplete, rest), rest
         wait_for(lambda: not any(map(psutil.Process.is_running, uploader)))
         proxy.choose = always("pass")
         assert cli.main(["sync", "swept", f"tracking.uri={proxy.uri}"]) == 0
@@ -58,8 +50,7 @@ def test_signal_ends_the_wait_for_mlflow(own_folder, server, warm, what, code):
 
 
 def test_finished_runs_take_few_calls_and_files_come_last(own_folder, server, warm):
-    words = (*WORDS, "seed=1,2,3", f"hydra.sweep.dir={SWEEP}", "tracking.enabled=false")
-    assert warm.command(own_folder, *words).wait() == 0
+    assert warm.command(own_folder, *WORDS, "tracking.enabled=false").wait() == 0
     jobs = [SWEEP / str(number) for number in range(3)]
     requests = []
     with (

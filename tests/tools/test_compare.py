@@ -12,7 +12,7 @@ from synthetic_sweep import Folder
 
 from runner import cli
 from runner.errors import RunnerError
-from runner.sweep.report import text
+from runner.sweep.report import tables
 from runner.sweep.report.build import write
 from runner.tools.compare import compare
 
@@ -217,7 +217,7 @@ def test_no_winner_is_named_without_a_decision(own_folder, capsys):
         assert report.winner == winner
         found = json.loads((folder / "report.json").read_text())
         assert (found["winner"], found["comparisons"][0]["a"]) == (winner, "model=cnn")
-        text.show(report, console := Console(force_terminal=True, width=150, record=True))
+        tables.show(report, console := Console(force_terminal=True, width=150, record=True))
         bold = [line for line in console.export_text(styles=True).splitlines() if "\x1b[1m" in line]
         titles = [line for line in bold if "jobs" in line or "state" in line]
         assert len(bold) - len(titles) == (winner is not None)
@@ -245,7 +245,7 @@ def with_diverged(folder, value, *, gone):
 def test_a_configuration_that_diverges_is_in_no_ones_way(own_folder, gone, value, capsys):
     report = write(with_diverged(own_folder / "s", value, gone=gone))
     assert report.winner == "model=mlp"
-    text.show(report, console := Console(force_terminal=True, width=150, record=True))
+    tables.show(report, console := Console(force_terminal=True, width=150, record=True))
     bold = [line for line in console.export_text(styles=True).splitlines() if "\x1b[1m" in line]
     assert any("model=mlp" in line and "jobs" not in line for line in bold)
     page = (own_folder / "s" / "report.html").read_text()
@@ -279,7 +279,7 @@ def test_a_stores_runs_by_their_ids(own_folder, empty_store, monkeypatch, capsys
     for seed in range(8):
         gone = stored(client, experiment, parent=sweep, status="FAILED", model___target_="gone", seed=seed)
         client.log_metric(gone, "train/loss", float("nan"), step=3)
-    monkeypatch.setattr("runner.sweep.report.stored.MOST_RUNS", 10)  # per page: the other pages are requested, too
+    monkeypatch.setattr("runner.tools.stored.MOST_RUNS", 10)  # per page: the other pages are requested, too
     ids = [jobs["mlp", 0], jobs["cnn", 0]]
     assert cli.main(["compare", sweep, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["comparisons"]

@@ -29,7 +29,7 @@ from runner.device import Hardware
 from runner.errors import RunnerError
 from runner.experiment.check import check
 from runner.runs import find
-from runner.sweep.report import text as text_of_report
+from runner.sweep.report import tables
 
 HERE = Hardware()
 SMALL = ("data=synthetic", "data.num_rows=40", "data.num_features=3", "model=mlp", "train.num_steps=1", "device=cpu")
@@ -224,7 +224,7 @@ def test_an_error_without_words_is_told(monkeypatch):
 
 
 def test_a_table_of_one_job_that_has_no_name_fits():
-    assert text_of_report._fit({"job": ["0"]}, "name", ["state"], 80) == {"job": ["0"]}
+    assert tables._fit({"job": ["0"]}, "name", ["state"], 80) == {"job": ["0"]}
 
 
 def test_a_number_of_the_data_that_is_written_as_a_text_is_one():

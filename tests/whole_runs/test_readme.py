@@ -21,7 +21,7 @@ from runner.device import Driver, Gpu, Hardware
 from runner.device.hardware import GIB
 from runner.errors import RunnerError
 from runner.experiment.check import check
-from runner.sweep.search.sweeper import read_space
+from runner.sweep.search.space import read_space
 from runner.version import PACKAGES
 
 README = (PACKAGES / "README.md").read_text()
@@ -139,7 +139,7 @@ def test_every_command_is_one(a_run, own_folder, monkeypatch):
     for place, answer in (
         ("runner.cli.devices.show", {}),
         ("runner.runs.sync.replay", []),
-        ("runner.sweep.report.text.rewrite", own_folder),
+        ("runner.sweep.report.build.rewrite", own_folder),
         ("runner.cli.commands._become", 0),
     ):
         monkeypatch.setattr(place, lambda *words, answer=answer, **settings: done.append(words) or answer)

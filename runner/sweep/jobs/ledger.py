@@ -80,16 +80,16 @@ class Ledger:
         _cut_torn_line(self._fd)
 
     def begin(self, sweep: Sweep) -> None:
-        fields = {"uid": sweep.uid, "began_ms": sweep.began_ms}
-        self._append({"kind": "sweep", **fields, "overrides": kept(sweep.overrides), "objectives": sweep.objectives})
+        head = {"uid": sweep.uid, "began_ms": sweep.began_ms, "overrides": kept(sweep.overrides)}
+        self._append({"kind": "sweep", **head, "objectives": sweep.objectives})
 
     def plan(self, *jobs: Job) -> None:
         """Write new jobs, or jobs with a new directory."""
-        self._append(*(_planned(job) for job in jobs))
+        self._append(*map(_planned, jobs))
 
     def note(self, *jobs: Job) -> None:
         """Write the jobs' current states, devices and errors."""
-        self._append(*(_noted(job) for job in jobs))
+        self._append(*map(_noted, jobs))
 
     def note_max_seeds(self, number: int) -> None:
         self._append({"kind": "until", "max_seeds": number})
@@ -123,18 +123,12 @@ def kept(overrides: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _planned(job: Job) -> dict[str, Any]:
-    what = {"overrides": kept(job.overrides), "name": job.name, "folder": job.folder_name, "trial": job.trial}
-    return {"kind": "job", "job": job.number, **what}
+    values = {"overrides": kept(job.overrides), "name": job.name, "folder": job.folder_name, "trial": job.trial}
+    return {"kind": "job", "job": job.number, **values}
 
 
 def _noted(job: Job) -> dict[str, Any]:
     return {"kind": "state", "job": job.number, "state": job.state, "device": job.device, "error": job.error}
-
-
-def _instead(folder: Path) -> str:
-    there = [*folder.parent.glob(f"*/{FILE}"), *Path("multirun").glob(f"**/{FILE}")]
-    hits = nearest(str(folder), {str(file.parent) for file in there} - {str(folder)})
-    return " or ".join(shlex.quote(hit) for hit in hits) or "multirun/DATE/TIME"
 
 
 def is_running(folder: Path) -> bool:
@@ -144,10 +138,15 @@ def is_running(folder: Path) -> bool:
 
 def read(folder: Path) -> Sweep:
     """Read a sweep from its ledger. Raises: RunnerError if the directory has none."""
-    lines = _lines(folder / FILE)
+    path = folder / FILE
+    text = path.read_text() if path.is_file() else ""
+    whole = text[: text.rfind("\n") + 1]  # without a line that a kill cut off
+    lines = [json.loads(line) for line in whole.splitlines()]
     if not lines or lines[0]["kind"] != "sweep":
         problem = f"`{folder}` has no sweep" if folder.is_dir() else f"there is no directory `{folder}`"
-        raise RunnerError.of(f"sweep {folder}", problem, f"name a sweep's directory: {_instead(folder)}")
+        others = {str(file.parent) for file in (*folder.parent.glob(f"*/{FILE}"), *Path("multirun").glob(f"**/{FILE}"))}
+        names = " or ".join(map(shlex.quote, nearest(str(folder), others - {str(folder)}))) or "multirun/DATE/TIME"
+        raise RunnerError.of(f"sweep {folder}", problem, f"name a sweep's directory: {names}")
     head = lines[0]
     sweep = Sweep(folder, head["uid"], head["began_ms"], tuple(head["overrides"]), tuple(head["objectives"]))
     for line in lines[1:]:
@@ -168,16 +167,8 @@ def read(folder: Path) -> Sweep:
 
 def find_last(root: Path) -> Path | None:
     """Return the directory of the last active sweep below `root`, except those of `try`, or None."""
-    found = [path for path in root.glob(f"**/{FILE}") if not path.is_relative_to(root / TRIES.name)]
-    found.sort(key=lambda path: path.stat().st_mtime_ns)
-    return found[-1].parent if found else None
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """Yield complete lines; one that a kill cut off is skipped."""
-    text = path.read_text() if path.is_file() else ""
-    whole = text[: text.rfind("\n") + 1]
-    return [json.loads(line) for line in whole.splitlines()]
+    paths = [path for path in root.glob(f"**/{FILE}") if not path.is_relative_to(root / TRIES.name)]
+    return max(paths, key=lambda path: path.stat().st_mtime_ns).parent if paths else None
 
 
 def _cut_torn_line(fd: int) -> None:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
@@ -24,7 +24,9 @@ from runner.errors import Problem, RunnerError, first_line, refuse, without_pass
 from runner.experiment.directory import Run
 from runner.experiment.terminal import say
 from runner.sweep.jobs.ledger import Job
-from runner.sweep.jobs.slots import DevicesFor
+
+if TYPE_CHECKING:
+    from runner.sweep.launchers.local import DevicesFor
 
 #: keys of the sweep, not of a job
 OF_THE_SWEEP = ("sweep.", "hydra.", "hydra/")
@@ -39,7 +41,7 @@ PLAIN_WORD, NO_TEXTS = r"[A-Za-z_][\w./-]*", ("true", "false", "null", "inf", "n
 OF_THE_STORE = ("tracking.uri", "tracking.enabled")
 THE_SAME_FOR_ALL = (*OF_THE_SWEEP, *OF_THE_STORE)
 
-Words = tuple[str, ...]
+Overrides = tuple[str, ...]
 SEED = ("seed",)  # the difference between jobs of one configuration
 
 
@@ -72,11 +74,11 @@ def grid_params(config: DictConfig) -> Mapping[str, Any]:
 def zips_of(config: DictConfig) -> list[Mapping[str, Any]]:
     """Return sweep.zip as plain values: mappings of lists by key. Raises: RunnerError for other forms."""
     node = config.sweep.zip
-    found: Any = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
-    each = found if isinstance(found, list) else [] if found is None else [found]
+    plain: Any = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+    each = plain if isinstance(plain, list) else [] if plain is None else [plain]
     if not all(isinstance(one, Mapping) for one in each):
         problem = "`sweep.zip` must be lists of values by key, or a list of such mappings"
-        raise RunnerError.suggest(f"{ZIP}={as_word(found)}", problem, [ZIP_EXAMPLE])
+        raise RunnerError.suggest(f"{ZIP}={as_word(plain)}", problem, [ZIP_EXAMPLE])
     return each
 
 
@@ -84,34 +86,35 @@ def parsed_params(parser: Any, params: Mapping[str, Any]) -> list[Any]:
     """Return hydra.sweeper.params as Hydra's overrides. Raises: RunnerError with all that can't be parsed or are not of a job."""
     from hydra.errors import HydraException
 
-    found, problems = [], []
+    overrides, problems = [], []
     for key, value in params.items():
-        asked = f"{PARAMS}: {{{key}: {value}}}"
+        source = f"{PARAMS}: {{{key}: {value}}}"
         try:
             (override,) = parser.parse_overrides([f"{key}={'null' if value is None else value}"])
         except HydraException as error:
             problem = " ".join(first_line(error).split())
-            problems.append(Problem(asked, problem, f"use `{PARAMS}: {{{key}: 'interval(0.001,0.1)'}}`"))
+            problems.append(Problem(source, problem, f"use `{PARAMS}: {{{key}: 'interval(0.001,0.1)'}}`"))
             continue
         if is_of_the_sweep(override):
-            problems.append(
-                Problem.suggest(asked, f"`{key}` is a setting of the sweep, not of a job", [f"{key}={value}"])
-            )
-        found.append(override)
+            problem = f"`{key}` is a setting of the sweep, not of a job"
+            problems.append(Problem.suggest(source, problem, [f"{key}={value}"]))
+        overrides.append(override)
     refuse(problems)
-    return found
+    return overrides
 
 
 def combinations(
-    words: Sequence[str],
+    arguments: Sequence[str],
     config_loader: Any,
     *,
     params: Mapping[str, Any] | None = None,
     zipped: Sequence[Mapping[str, Any]] = (),
-) -> list[tuple[tuple[str, ...], str]]:
+) -> list[tuple[Overrides, str]]:
     """Return every job's overrides and name: all combinations of the values, in order, each once.
 
     Args:
+        arguments: Of the command line.
+        config_loader: Hydra's.
         params: `hydra.sweeper.params`; the command line's values of a key win.
         zipped: `sweep.zip`: mappings of lists of values by key that are combined element by element.
     """
@@ -119,19 +122,20 @@ def combinations(
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     parser = OverridesParser.create(config_loader=config_loader)
-    parsed = parser.parse_overrides(list(words))
+    parsed = parser.parse_overrides(list(arguments))
     refuse_swept_settings(parsed)
     parsed = parsed_params(parser, params or {}) + parsed
-    _refuse_intervals(parsed)
-    own = [override for override in parsed if not is_of_the_sweep(override)]
+    problem = "a grid needs a list of values, and an interval has none"
+    intervals = [str(override.input_line) for override in parsed if override.is_interval_sweep()]
+    refuse(Problem.suggest(text, problem, [f"hydra/sweeper=optuna '{text}'"]) for text in intervals)
     # the last value of a key counts, as in Hydra
-    own = list({override.get_key_element(): override for override in own}.values())
-    swept = {override.get_key_element() for override in own if override.is_sweep_override()}
-    rows = together(zipped, {override.get_key_element() for override in own})
-    (jobs,) = BasicSweeper.split_arguments(own, None)
+    own = {override.get_key_element(): override for override in parsed if not is_of_the_sweep(override)}
+    swept = {key for key, override in own.items() if override.is_sweep_override()}
+    rows = _zip_rows(zipped, own)
+    (jobs,) = BasicSweeper.split_arguments(list(own.values()), None)
     if not jobs:
         fix = "use `KEY=VALUE1,VALUE2` with at least one value"
-        raise RunnerError.of(" ".join(words), "the arguments describe no job", fix)
+        raise RunnerError.of(" ".join(arguments), "the arguments describe no job", fix)
     swept |= {key for one in zipped for key in one}
     whole = [(*overrides, *row) for overrides in jobs for row in rows]
     each = list(dict.fromkeys(whole))
@@ -140,51 +144,38 @@ def combinations(
     return [(overrides, name_of(overrides, swept)) for overrides in each]
 
 
-def together(zipped: Sequence[Mapping[str, Any]], others: Collection[str] = ()) -> list[tuple[str, ...]]:
+def _zip_rows(zipped: Sequence[Mapping[str, Any]], others: Collection[str]) -> list[Overrides]:
     """Return the overrides of each row of sweep.zip, for several mappings all combinations; one empty row without it.
 
-    Args:
-        others: The keys of the other overrides.
-
-    Raises:
-        RunnerError: With all problems in it.
+    others: The keys of the other overrides.
     """
     keys = [key_of(key) for one in zipped for key in one]
     taken = {*map(key_of, others), *(key for key in keys if keys.count(key) > 1)}
-    if problems := dict.fromkeys(problem for one in zipped for problem in _zip_problems(one, taken)):
-        raise RunnerError(*problems)
-    each = [
-        [
-            tuple(f"{key}={as_word(value)}" for key, value in zip(one, row, strict=True))
-            for row in zip(*one.values(), strict=True)
-        ]
-        for one in zipped
-        if one
-    ]
+    refuse(dict.fromkeys(problem for one in zipped for problem in _zip_problems(one, taken)))
+    each = []
+    for one in filter(None, zipped):
+        columns = [[f"{key}={as_word(value)}" for value in values] for key, values in one.items()]
+        each.append(list(zip(*columns, strict=True)))
     return [tuple(itertools.chain(*rows)) for rows in itertools.product(*each)]
 
 
 def _zip_problems(zipped: Mapping[str, Any], taken: Collection[str]) -> list[Problem]:
     problems = []
     for key, values in zipped.items():
-        asked = f"{ZIP}={{{key}: {values}}}"
+        source = f"{ZIP}={{{key}: {values}}}"
         if key_of(key).startswith(THE_SAME_FOR_ALL):
-            problems.append(
-                Problem(asked, f"`{key}` is a setting of the sweep, the same for all jobs", f"use `{key}=...`")
-            )
+            problem = f"`{key}` is a setting of the sweep, the same for all jobs"
+            problems.append(Problem(source, problem, f"use `{key}=...`"))
         elif not isinstance(values, list) or not values:
             problem = f"`{key}` needs a list of values, one for each job"
-            problems.append(Problem.suggest(asked, problem, [ZIP_EXAMPLE]))
+            problems.append(Problem.suggest(source, problem, [ZIP_EXAMPLE]))
         elif key_of(key) in taken:
-            problems.append(Problem(asked, f"`{key}` is also among the arguments", f"set `{key}` in only one place"))
+            problems.append(Problem(source, f"`{key}` is also among the arguments", f"set `{key}` in only one place"))
     lengths = {key: len(values) for key, values in zipped.items() if isinstance(values, list)}
     if len(set(lengths.values())) > 1:
         counts = ", ".join(f"{key} has {count}" for key, count in lengths.items())
-        problems.append(
-            Problem(
-                ZIP, f"the lists of `sweep.zip` must have one length, and {counts}", "use as many values for each key"
-            )
-        )
+        problem = f"the lists of `sweep.zip` must have one length, and {counts}"
+        problems.append(Problem(ZIP, problem, "use as many values for each key"))
     return problems
 
 
@@ -219,15 +210,26 @@ class Composer:
 
     def compose(self, job: Job) -> DictConfig:
         """Return the job's configuration, with its directory and number."""
+        from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
+
         parsed = self._parser.parse_overrides(list(job.overrides))
+        numbers = [override for override in parsed if _is_number(override)]
         shape = tuple(f"{each.key_or_group}=" if _is_number(each) else str(each.input_line) for each in parsed)
         like = self._known.get(shape)
-        if like is None:
-            like = self._known[shape] = self._loader.load_sweep_config(self._master, list(job.overrides))
-            return _for_job(copy.deepcopy(like), self._master, job)
-        if any(each.key_or_group in like.hydra.runtime.choices for each in parsed if _is_number(each)):
-            return _for_job(self._loader.load_sweep_config(self._master, list(job.overrides)), self._master, job)
-        return _for_job(_with_numbers(copy.deepcopy(like), parsed), self._master, job)
+        is_choice = like is not None and any(each.key_or_group in like.hydra.runtime.choices for each in numbers)
+        if like is None or is_choice:
+            config = self._loader.load_sweep_config(self._master, list(job.overrides))
+            self._known.setdefault(shape, copy.deepcopy(config))
+            return _for_job(config, self._master, job)
+        config = copy.deepcopy(like)
+        ConfigLoaderImpl._apply_overrides_to_config(numbers, config)
+        names = config.hydra.job.config.override_dirname
+        with read_write(config), open_dict(config):
+            config.hydra.overrides.task = [each.input_line for each in parsed]
+            config.hydra.job.override_dirname = get_overrides_dirname(
+                overrides=list(parsed), kv_sep=names.kv_sep, item_sep=names.item_sep, exclude_keys=names.exclude_keys
+            )
+        return _for_job(config, self._master, job)
 
 
 def _is_number(override: Any) -> bool:
@@ -235,19 +237,6 @@ def _is_number(override: Any) -> bool:
 
     value = override.value()
     return override.type == OverrideType.CHANGE and isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _with_numbers(config: DictConfig, parsed: Sequence[Any]) -> DictConfig:
-    from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
-
-    ConfigLoaderImpl._apply_overrides_to_config([each for each in parsed if _is_number(each)], config)
-    names = config.hydra.job.config.override_dirname
-    with read_write(config), open_dict(config):
-        config.hydra.overrides.task = [each.input_line for each in parsed]
-        config.hydra.job.override_dirname = get_overrides_dirname(
-            overrides=list(parsed), kv_sep=names.kv_sep, item_sep=names.item_sep, exclude_keys=names.exclude_keys
-        )
-    return config
 
 
 def _for_job(config: DictConfig, master: DictConfig, job: Job) -> DictConfig:
@@ -263,16 +252,16 @@ def _for_job(config: DictConfig, master: DictConfig, job: Job) -> DictConfig:
 def folder_problems(jobs: Sequence[Job]) -> list[Problem]:
     """Return the problems of the job directories from hydra.sweep.subdir."""
     names = [job.folder_name for job in jobs]
-    found = {}
+    causes = {}
     for name in names:
         if len(name.encode()) > LONGEST:
-            found[name] = f"a directory's name has at most {LONGEST} bytes, and this one has {len(name.encode())}"
+            causes[name] = f"a directory's name has at most {LONGEST} bytes, and this one has {len(name.encode())}"
         elif not re.fullmatch(USABLE, name):
-            found[name] = "the name of a job's directory may contain letters, digits and .,=+@:[]()-"
+            causes[name] = "the name of a job's directory may contain letters, digits and .,=+@:[]()-"
         elif names.count(name) > 1:
-            found[name] = "several jobs would have this directory"
+            causes[name] = "several jobs would have this directory"
     fix = "use `hydra.sweep.subdir='${hydra.job.num}'`, or add `'hydra.job.config.override_dirname.exclude_keys=[KEY,...]'`"
-    return [Problem(f"hydra.sweep.subdir={name or repr(name)}", problem, fix) for name, problem in found.items()]
+    return [Problem(f"hydra.sweep.subdir={name or repr(name)}", cause, fix) for name, cause in causes.items()]
 
 
 def used_problems(folders: Iterable[Path]) -> list[Problem]:
@@ -300,7 +289,7 @@ def examine(
     from runner.experiment.check import check as check_config
 
     hardware = hardware or probe()
-    found: list[Any] = [hardware]
+    answers: list[Any] = [hardware]
     for config in configs:
         problems: list[Problem] = []
         policy: tuple[str, ...] = ()
@@ -312,7 +301,7 @@ def examine(
         except RunnerError as error:
             # an invalid device, or several devices for one job, is an error on every machine
             if policy and "all" not in policy:
-                missing, problems = error.problems[0], []
+                missing = error.problems[0]
             else:
                 problems += error.problems
         if validate.value(config, "train.check") is True:
@@ -322,14 +311,8 @@ def examine(
             check_config(config, hardware if is_here else None, choice=Choice(devices[0] if devices else "cpu", ""))
         except RunnerError as error:
             problems += error.problems
-        found.append((problems, policy, devices, missing))
-    return found
-
-
-def _refuse_intervals(parsed: Sequence[Any]) -> None:
-    problem = "a grid needs a list of values, and an interval has none"
-    found = [str(override.input_line) for override in parsed if override.is_interval_sweep()]
-    refuse(Problem.suggest(text, problem, [f"hydra/sweeper=optuna '{text}'"]) for text in found)
+        answers.append((problems, policy, devices, missing))
+    return answers
 
 
 def is_of_the_sweep(override: Any) -> bool:
@@ -339,35 +322,34 @@ def is_of_the_sweep(override: Any) -> bool:
 
 def refuse_swept_settings(parsed: Sequence[Any]) -> None:
     """Raises: RunnerError for settings of the sweep with several values."""
-    found = []
+    problems = []
     for override in parsed:
         text, key = str(override.input_line), override.key_or_group
         if override.is_sweep_override() and text.lstrip("+~").startswith(THE_SAME_FOR_ALL):
-            found.append(
-                Problem(text, f"`{key}` must be the same for all jobs of a sweep", f"use `{key}=...` with one value")
-            )
-    refuse(found)
+            problem = f"`{key}` must be the same for all jobs of a sweep"
+            problems.append(Problem(text, problem, f"use `{key}=...` with one value"))
+    refuse(problems)
 
 
 def store_problems(prepared: Sequence[PreparedJob], config: DictConfig) -> list[Problem]:
     """Return the store settings of a job that differ from the sweep's, e.g., by an option. config: common to all jobs."""
-    found: dict[tuple[str, Any], Problem] = {}
+    problems: dict[tuple[str, Any], Problem] = {}
     for job in prepared:
         for key in OF_THE_STORE:
             theirs, ours = validate.value(job.config, key), validate.value(config, key)
             if theirs != ours:
-                asked, shown = (without_password(f"{key}={as_word(value)}") for value in (theirs, ours))
+                source, shown = (without_password(f"{key}={as_word(value)}") for value in (theirs, ours))
                 problem = f"`{key}` must be the same for all jobs of a sweep, and the first job has `{shown}`"
                 fix = f"use `{key}=...` with one value, or a sweep for each value"
-                found.setdefault((key, theirs), Problem(f"{job.job.name}, with {asked}", problem, fix))
-    return list(found.values())
+                problems.setdefault((key, theirs), Problem(f"{job.job.name}, with {source}", problem, fix))
+    return list(problems.values())
 
 
-def configurations(jobs: Sequence[tuple[Words, str]]) -> list[Words]:
+def configurations(jobs: Sequence[tuple[Overrides, str]]) -> list[Overrides]:
     """Return the jobs' overrides without seeds, each once."""
     return list(dict.fromkeys(without(SEED, overrides) for overrides, _ in jobs))
 
 
-def without(keys: Words, overrides: Words) -> Words:
+def without(keys: Overrides, overrides: Overrides) -> Overrides:
     """Return the overrides without those of these keys."""
     return tuple(word for word in overrides if key_of(word) not in keys)

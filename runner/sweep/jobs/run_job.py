@@ -56,8 +56,7 @@ class Assignment:
 def run_pickled(payload: bytes) -> int:
     """In the job's process: run a composed configuration. Returns the exit code."""
     config, context = pickle.loads(payload)  # from the parent process
-    returned = run_composed(config, context)
-    value = returned._return_value
+    value = run_composed(config, context)._return_value
     return int(value.code) if hasattr(value, "code") else 1
 
 
@@ -74,11 +73,9 @@ def run_pickled_together(payload: bytes) -> int:
     host_memory.share(num_groups)
     jobs = []
     for config, text in each:
-        returned = run_composed(config, context, begun)  # its folder and Hydra's files
-        cfg, folder = returned.return_value
+        cfg, folder = run_composed(config, context, begun).return_value  # its folder and Hydra's files
         jobs.append(PlannedRun(cfg, folder, _context(Assignment.from_text(text))))
-    summaries = in_turns(jobs)
-    return max((summary.code for summary in summaries), default=0)
+    return max((summary.code for summary in in_turns(jobs)), default=0)
 
 
 def in_turns(jobs: Sequence[PlannedRun]) -> list[Summary]:
@@ -91,16 +88,16 @@ def in_turns(jobs: Sequence[PlannedRun]) -> list[Summary]:
     with listening() as stop:
         while jobs and stop.signal is None:
             try:
-                found = run_together(jobs)
+                ended = run_together(jobs)
             except CannotStackError as error:
                 for job in jobs:
                     Summary(ALONE, str(error)).write(job.folder)
                 break
             except OF_CODE as error:
-                why = _told(error)
-                found = {number: failed(job, why) for number, job in enumerate(jobs)}
-            summaries += found.values()
-            jobs = [job for number, job in enumerate(jobs) if number not in found]
+                reason = _print_error(error)
+                ended = {number: failed(job, reason) for number, job in enumerate(jobs)}
+            summaries += ended.values()
+            jobs = [job for number, job in enumerate(jobs) if number not in ended]
     return summaries
 
 
@@ -145,12 +142,12 @@ def task(cfg: DictConfig) -> Summary:
     try:
         return run.run(cfg, folder, context=_context(assigned))
     except OF_CODE as error:
-        summary = Summary("failed", _told(error), exit_code=1)
+        summary = Summary("failed", _print_error(error), exit_code=1)
     summary.write(folder)
     return summary
 
 
-def _told(error: BaseException) -> str:
+def _print_error(error: BaseException) -> str:
     if isinstance(error, RunnerError):
         say(f"\n{error}")
         return on_a_line(error)
@@ -161,7 +158,7 @@ def _told(error: BaseException) -> str:
 def _context(assigned: Assignment) -> RunContext:
     from runner.device import Choice
     from runner.experiment.context import Membership, RunContext
-    from runner.sweep.search.pruning import StudyTrial
+    from runner.sweep.search.study import StudyTrial
 
     choice = Choice(assigned.device, assigned.device_reason, assigned.device_here) if assigned.device else None
     member = Membership(assigned.sweep, assigned.uid, assigned.experiment, assigned.name, assigned.publishes)

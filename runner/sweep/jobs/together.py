@@ -6,7 +6,7 @@ Other reasons against a group are found in the job's process.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,7 +37,7 @@ FREE = ("name", "hydra.", "sweep.")
 
 
 def in_groups(
-    prepared: Sequence[PreparedJob], *, batch: str | int, num_slots: Callable[[Sequence[str], int], int]
+    prepared: Sequence[PreparedJob], *, batch: str | int, num_slots: Callable[[Collection[str], int], int]
 ) -> list[PreparedJob]:
     """Return the jobs in order; each group is its first job with the others.
 
@@ -50,14 +50,14 @@ def in_groups(
     alike: dict[Hashable, list[PreparedJob]] = {}
     for job in prepared:
         alike.setdefault(job.job.number if _why_alone(job) else _key(job), []).append(job)
-    found = []
+    groups = []
     for jobs in alike.values():
         size = _size(len(jobs), batch, num_slots(jobs[0].devices, len(jobs)))
         for at in range(0, len(jobs), size):
             first, *others = jobs[at : at + size]
-            found.append(replace(first, others=tuple(others)))
-    num_groups = sum(bool(each.others) for each in found)
-    return sorted((replace(each, num_groups=num_groups) for each in found), key=lambda each: each.job.number)
+            groups.append(replace(first, others=tuple(others)))
+    num_groups = sum(bool(each.others) for each in groups)
+    return sorted((replace(each, num_groups=num_groups) for each in groups), key=lambda each: each.job.number)
 
 
 def _size(count: int, batch: str | int, num_slots: int) -> int:
@@ -109,14 +109,13 @@ def _is_number(value: Any) -> bool:
 
 def in_words(prepared: Sequence[PreparedJob]) -> list[str]:
     """Return lines about the number of jobs that are trained together, and those that can't be because of their settings."""
-    sizes, said = [len(job.jobs) for job in prepared if job.others], []
-    if sizes:
+    lines = []
+    if sizes := [len(job.jobs) for job in prepared if job.others]:
         groups = "one group" if len(sizes) == 1 else f"{len(sizes)} groups"
-        said.append(
-            f"{sum(sizes)} jobs differ in numbers alone: trained together, in {groups} (sweep.batch=off: one by one)"
-        )
-    alone = Counter((_why_alone(job), _key(job)) for job in prepared if _why_alone(job))
-    for (reason, _), count in alone.items():
+        together = f"trained together, in {groups} (sweep.batch=off: one by one)"
+        lines.append(f"{sum(sizes)} jobs differ only in numbers: {together}")
+    reasons = Counter((reason, _key(job)) for job in prepared if (reason := _why_alone(job)))
+    for (reason, _), count in reasons.items():
         if count >= FEWEST:
-            said.append(f"{count} jobs that differ in numbers alone are trained one by one: {reason}")
-    return said
+            lines.append(f"{count} jobs that differ only in numbers are trained one by one: {reason}")
+    return lines

@@ -1,4 +1,7 @@
-"""Hydra's launcher for this machine (hydra/launcher=slots): start each job in a process, in a free slot."""
+"""The launcher for this machine (hydra/launcher=slots): start each job in a process, in a free slot (sweep.slots).
+
+Which slots there are, which of them a job may use, and the environment of a job in a slot.
+"""
 
 from __future__ import annotations
 
@@ -6,78 +9,217 @@ import os
 import pickle
 import select
 import signal
-from collections.abc import Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from hydra.core.utils import JobReturn
-from hydra.plugins.launcher import Launcher
-from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-from runner.device import Hardware
+from runner.device import Choice, Hardware, resolve
+from runner.device.choose import explained
 from runner.device.hardware import num_usable_cpus
 from runner.device.host_memory import memory_left
+from runner.device.unavailable import why_not
 from runner.experiment.claim import CONSOLE
 from runner.sweep.jobs.prepare import PreparedJob
 from runner.sweep.jobs.run_job import VARIABLE, Assignment
-from runner.sweep.jobs.slots import (
-    DevicesFor,
-    Slot,
-    choice_at,
-    devices_for,
-    environment_of,
-    groups_of,
-    num_groups,
-    pick,
-    places,
-    taking_turns,
-    threads_of,
-)
 from runner.sweep.launchers.process_pool import Ended, ProcessPool
 from runner.sweep.launchers.worker import Request
 
 PRELOAD = ("runner.sweep.launchers.preload",)
+#: free memory for each process that trains a group of jobs on the CPU
+GROUP_BYTES = 2**30
+#: maximum number of such processes on one GPU; the free memory that each one needs, on the GPU (including its data) and on the host
+MOST_ON_GPU, GPU_BYTES, HOST_BYTES = 4, 8 * 2**30, 4 * 2**30
+#: minimum number of jobs in each of several groups on one GPU: with fewer jobs, kernels are short, and more processes add more short
+#: kernels (an estimate, not measured on a GPU)
+FEWEST_ON_GPU = 16
+#: from a policy and this machine to the devices that a job may use where it runs
+DevicesFor = Callable[[tuple[str, ...], Hardware], tuple[str, ...]]
 
 
-class Slots(Launcher):
-    """Runs one job per slot. A job in a GPU slot sees one GPU, set in CUDA_VISIBLE_DEVICES before torch is imported."""
+@dataclass(frozen=True)
+class Slot:
+    """A slot of a device; one job at a time runs in it."""
+
+    device: str  # cpu, cuda:1, mps, xpu:0
+    number: int = 0  # among the slots of its device
+    for_groups: bool = False  # whether jobs that are trained together may take it, and no others
+
+    @property
+    def kind(self) -> str:
+        return self.device.partition(":")[0]
+
+    def __str__(self) -> str:
+        return self.device if self.number == 0 else f"{self.device} ({self.number + 1})"
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """How many jobs a launcher runs at a time."""
+
+    words: str
+    num_slots: int | None = None  # None: it takes all jobs at once
+    #: from devices and a number of jobs to how many groups of them run at a time; None: it does not train jobs together
+    num_groups: Callable[[Collection[str], int], int] | None = None
+
+
+def slots_of(hardware: Hardware, slots: Mapping[str, int], *, groups: Mapping[str, int] | None = None) -> list[Slot]:
+    """Return the slots of the machine: devices with the most free memory first, the CPU last; then slots only for groups.
+
+    groups: How many groups of jobs may share each device, see groups_of().
+    """
+    usable = [name for name in hardware.devices() if name == "cpu" or why_not(name, hardware) is None]
+    devices = hardware.devices()
+    usable.sort(key=lambda name: (name == "cpu", -(devices[name].free_bytes or 0)))
+    most = max((slots.get(_kind(name), 1) for name in usable), default=0)
+    # first slots first: jobs spread over the devices before two share one
+    of_jobs = [Slot(name, number) for number in range(most) for name in usable if number < slots.get(_kind(name), 1)]
+    groups = groups or {}
+    numbers = range(max(groups.values(), default=0))
+    more = [(name, number) for number in numbers for name in usable if number < groups.get(name, 0)]
+    return of_jobs + [Slot(*each, for_groups=True) for each in more if Slot(*each) not in of_jobs]
+
+
+def devices_for(policy: tuple[str, ...], hardware: Hardware) -> tuple[str, ...]:
+    """Return the devices that a job with this policy may use.
+
+    Raises:
+        RunnerError: If no such device is available, with the reason.
+    """
+    hardware = explained(policy, hardware)
+    first = resolve(policy, hardware).device  # the first available device of a preference list decides the kind
+    item = next(item for item in policy if item in ("auto", "all") or _kind(item) == _kind(first))
+    if ":" in item or item in ("cpu", "mps"):
+        return (first,)
+    return tuple(name for name in hardware.devices() if _kind(name) == _kind(first) and why_not(name, hardware) is None)
+
+
+def anywhere(policy: tuple[str, ...], hardware: Hardware) -> tuple[str, ...]:
+    """Return the devices on another machine: the job reports a missing one."""
+    return ()
+
+
+def pick(
+    devices: Iterable[str],
+    free: Iterable[Slot],
+    busy: Collection[Slot],
+    *,
+    is_group: bool = False,
+    alone: Collection[str] = (),
+) -> Slot | None:
+    """Return the free slot for a job: on the device with the fewest jobs, and of those the one with the most memory.
+
+    A single job takes the GPU memory that it needs, and a group its share: they don't share a GPU unless slots are set.
+
+    Args:
+        is_group: Whether the job is a group.
+        alone: The devices on which a job runs by itself.
+    """
+    jobs, wanted = Counter(slot.device for slot in busy), set(devices)
+    shared = {slot.device for slot in busy if slot.for_groups and slot.kind != "cpu"}
+
+    def fits(slot: Slot) -> bool:
+        if slot.for_groups:
+            return is_group and (slot.kind == "cpu" or slot.device not in alone)
+        return is_group or slot.device not in shared
+
+    fitting = [slot for slot in free if slot.device in wanted and fits(slot)]
+    return min(fitting, key=lambda slot: jobs[slot.device], default=None)  # min keeps the order of `free`
+
+
+def choice_at(slot: Slot, policy: tuple[str, ...]) -> Choice:
+    """Return the device of a job in a slot. A process that sees one GPU calls it cuda:0."""
+    automatic = f"{policy[0]}: the sweep's free slot with the fewest jobs and the most free memory"
+    reason = "as asked" if slot.device in policy else automatic
+    return Choice(slot.device, reason, "cuda:0" if slot.kind == "cuda" else slot.device)
+
+
+def environment_of(slot: Slot, *, visible: str | None) -> dict[str, str]:
+    """Return the environment of a job in a slot. visible: CUDA_VISIBLE_DEVICES of the sweep."""
+    if slot.kind == "cpu":
+        return {"CUDA_VISIBLE_DEVICES": ""}  # a query would create a context of about 400 MB on a GPU
+    if slot.kind != "cuda":
+        return {}
+    index = int(slot.device.partition(":")[2])
+    seen = [word.strip() for word in visible.split(",")] if visible else []
+    return {"CUDA_VISIBLE_DEVICES": seen[index] if seen else str(index)}
+
+
+def taking_turns(order: Iterable[Slot], *, pipes: Path) -> str:
+    """Return a hint if jobs or groups share an NVIDIA GPU without NVIDIA's MPS, else "". pipes: MPS's directory."""
+    if not any(slot.kind == "cuda" and slot.number for slot in order) or (pipes / "control").exists():
+        return ""
+    return "; jobs on one GPU take turns: nvidia-cuda-mps-control -d, before the sweep, lets them overlap"
+
+
+def threads_of(slots: Mapping[str, int], *, num_cpus: int) -> int | None:
+    """Return the CPU threads of each job, so that slots don't compete; None for a single slot."""
+    return max(1, num_cpus // slots["cpu"]) if slots["cpu"] > 1 else None
+
+
+def groups_of(
+    hardware: Hardware, slots: Mapping[str, int], *, num_cpus: int, num_threads: int | None, free_bytes: int
+) -> dict[str, int]:
+    """Return how many groups of jobs may compute on each device at a time.
+
+    On the CPU, one per core, since a group rarely uses two. On a GPU, several if there are cores, as small models leave it
+    idle while a process creates its members' directories and journals. With several slots, as many as slots.
+
+    Args:
+        num_threads: CPU threads of each group, if set.
+        free_bytes: Free host memory.
+    """
+
+    def unless_set(kind: str, most: int) -> int:
+        return slots[kind] if slots[kind] > 1 else max(1, most)
+
+    groups = {"cpu": unless_set("cpu", min(num_cpus // (num_threads or 1), free_bytes // GROUP_BYTES))}
+    of_each = min(num_cpus, free_bytes // HOST_BYTES) // max(1, len(hardware.cuda))
+    for index, gpu in enumerate(hardware.cuda):
+        room = 0 if gpu.is_exclusive else (gpu.free_bytes or 0) // GPU_BYTES
+        groups[f"cuda:{index}"] = unless_set("cuda", min(MOST_ON_GPU, of_each, room))
+    return groups
+
+
+def num_groups(order: Iterable[Slot], devices: Collection[str], num_jobs: int) -> int:
+    """Return how many groups of `num_jobs` jobs may compute at a time on these devices."""
+    fitting = [slot for slot in order if slot.device in devices]
+    without_others = [slot for slot in fitting if slot.kind == "cpu" or not slot.for_groups]
+    return max(len(without_others), min(len(fitting), num_jobs // FEWEST_ON_GPU))
+
+
+def _kind(device: str) -> str:
+    return device.partition(":")[0]
+
+
+class Slots:
+    """Runs one job per slot. A job in a GPU slot sees one GPU: its CUDA_VISIBLE_DEVICES is set before its first CUDA call."""
 
     is_here = True
     follows = True
+    devices_for = staticmethod(devices_for)
 
     def __init__(self, preload: Sequence[str] = PRELOAD) -> None:
         self.preload = tuple(preload)
-        self._free: list[Slot] = []
         self._busy: dict[int, Slot] = {}  # by the number of the job, or a group's first job
-        self._alone: set[int] = set()  # numbers of single jobs
-        self._process_pools: dict[str, ProcessPool] = {}
+        self._single: set[int] = set()  # numbers of jobs that are not a group
 
-    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        self._context = hydra_context
-        settings = config.sweep
-        self._slots = {kind: int(settings.slots[kind]) for kind in ("cpu", "cuda", "mps", "xpu")}
-        self._grace_seconds = float(settings.grace_seconds)
-        self._threads = threads_of(self._slots, num_cpus=num_usable_cpus())
+    def setup(self, context: Any, config: DictConfig) -> None:
+        self._context, self._folder = context, Path(config.hydra.sweep.dir).absolute()
+        self._slots = {kind: int(config.sweep.slots[kind]) for kind in ("cpu", "cuda", "mps", "xpu")}
+        self._grace_seconds = float(config.sweep.grace_seconds)
         self._cpu_threads = config.backends.cpu.num_threads
-        self._folder = Path(config.hydra.sweep.dir).absolute()
+        threads = threads_of(self._slots, num_cpus=num_usable_cpus())
+        is_set = threads is None or "OMP_NUM_THREADS" in os.environ
+        self.environment = {} if is_set else {"OMP_NUM_THREADS": str(threads)}
 
-    @property
-    def devices_for(self) -> DevicesFor:
-        return devices_for
-
-    def process_pool(self, place: Slot | None = None) -> ProcessPool:
-        """Return the pool for a slot; without one, the pool that sees the whole machine."""
-        key = place.device if place is not None and place.kind == "cuda" else ""
-        if key not in self._process_pools:
-            environment = environment_of(place, visible=_visible()) if key and place is not None else {}
-            if self._threads is not None and "OMP_NUM_THREADS" not in os.environ:
-                environment["OMP_NUM_THREADS"] = str(self._threads)
-            self._process_pools[key] = ProcessPool(environment, preload=self.preload)
-        return self._process_pools[key]
-
-    def open(self, hardware: Hardware, devices: set[str]) -> str:
-        """Open the slots of the devices that the jobs may use, and return their description."""
+    def open(self, pool: ProcessPool, hardware: Hardware, devices: Collection[str]) -> Capacity:
+        """Open the slots of the devices that the jobs may use."""
+        self._pool = pool
         self._groups = groups_of(
             hardware,
             self._slots,
@@ -85,87 +227,66 @@ class Slots(Launcher):
             num_threads=self._cpu_threads,
             free_bytes=memory_left()[0],
         )
-        all_places = places(hardware, self._slots, groups=self._groups)
-        self._order = [place for place in all_places if place.device in devices]
-        self._free = list(self._order)
-        for place in self._free:
-            self.process_pool(place)
+        every = slots_of(hardware, self._slots, groups=self._groups)
+        self._order = [slot for slot in every if slot.device in devices]
         pipes = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"))  # the default of MPS
-        words = ", ".join(str(place) for place in self._free if not place.for_groups)
-        return (words or "none") + taking_turns(self._free, pipes=pipes)
-
-    @property
-    def num_slots(self) -> int:
-        """The number of jobs at a time; call open() first."""
-        return sum(not place.for_groups for place in self._order)
-
-    def num_groups(self, devices: Sequence[str], num_jobs: int) -> int:
-        """Return the number of groups of `num_jobs` jobs at a time on these devices."""
-        return num_groups(self._order, devices, num_jobs)
+        of_jobs = [str(slot) for slot in self._order if not slot.for_groups]
+        words = (", ".join(of_jobs) or "none") + taking_turns(self._order, pipes=pipes)
+        return Capacity(words, len(of_jobs), partial(num_groups, self._order))
 
     def start(self, prepared: PreparedJob, assigned: Assignment) -> str | None:
         """Start the job and return its device, or None without a free slot."""
-        is_group, alone = bool(prepared.others), {self._busy[number].device for number in self._alone}
-        place = pick(prepared.devices, self._free, self._busy.values(), is_group=is_group, alone=alone)
-        if place is None:
+        busy = self._busy.values()
+        free = [slot for slot in self._order if slot not in busy]
+        alone = {self._busy[number].device for number in self._single}
+        slot = pick(prepared.devices, free, busy, is_group=bool(prepared.others), alone=alone)
+        if slot is None:
             return None
-        self._free.remove(place)
         number, folder = prepared.job.number, self._folder / prepared.job.folder_name
-        self._busy[number] = place
-        if not is_group:
-            self._alone.add(number)
-        choice = choice_at(place, prepared.policy)
-        placed = replace(assigned, device=choice.device, device_reason=choice.reason, device_here=choice.local)
-        each = (prepared, *prepared.others)
-        for member in each:
-            self._share_memory(member.config, place)
-        function, payload = "run_pickled", pickle.dumps((prepared.config, self._context))
+        self._busy[number] = slot
+        choice = choice_at(slot, prepared.policy)
+        assigned = replace(assigned, device=choice.device, device_reason=choice.reason, device_here=choice.local)
+        members = (prepared, *prepared.others)
+        for member in members:
+            self._share_memory(member.config, slot)
         if prepared.others:
-            told = [(member.config, replace(placed, name=member.job.name).as_text()) for member in each]
-            at_a_time = min(self._groups.get(place.device, 1), prepared.num_groups)
+            each = [(member.config, replace(assigned, name=member.job.name).as_text()) for member in members]
+            at_a_time = min(self._groups.get(slot.device, 1), prepared.num_groups)
             shares = (at_a_time, max(1, num_usable_cpus() // at_a_time))
-            function, payload = "run_pickled_together", pickle.dumps((told, self._context, shares))
-        self.process_pool(place).start(
+            function, payload = "run_pickled_together", pickle.dumps((each, self._context, shares))
+        else:
+            self._single.add(number)
+            function, payload = "run_pickled", pickle.dumps((prepared.config, self._context))
+        visible = environment_of(slot, visible=os.environ.get("CUDA_VISIBLE_DEVICES"))
+        self._pool.start(
             Request(
                 number,
                 f"runner.sweep.jobs.run_job:{function}",
                 payload,
                 str(folder / CONSOLE),
-                {VARIABLE: placed.as_text(), **environment_of(place, visible=_visible())},
+                {VARIABLE: assigned.as_text(), **visible},
                 self._grace_seconds,
             )
         )
         return choice.device
 
-    def _share_memory(self, config: DictConfig, place: Slot) -> None:
-        if place.kind == "cuda" and self._slots["cuda"] > 1 and config.backends.cuda.memory_fraction is None:
+    def _share_memory(self, config: DictConfig, slot: Slot) -> None:
+        if slot.kind == "cuda" and self._slots["cuda"] > 1 and config.backends.cuda.memory_fraction is None:
             config.backends.cuda.memory_fraction = 1 / self._slots["cuda"]
 
     def ended(self, seconds: float) -> list[Ended]:
         """Return the ended jobs; wait up to `seconds` for the first one."""
-        process_pools = list(self._process_pools.values())
-        select.select(process_pools, [], [], seconds)
-        found = [ended for process_pool in process_pools for ended in process_pool.ended()]
-        for ended in found:
-            place = self._busy.pop(ended.number)
-            self._alone.discard(ended.number)
-            self._free = sorted([*self._free, place], key=self._order.index)
-        return found
+        select.select([self._pool], [], [], seconds)
+        jobs = self._pool.ended()
+        for ended in jobs:
+            del self._busy[ended.number]
+            self._single.discard(ended.number)
+        return jobs
 
     def stop(self, what: signal.Signals = signal.SIGTERM) -> None:
         """Signal every job to save its state and end; SIGKILL also ends its child processes."""
-        for process_pool in self._process_pools.values():
-            for number in process_pool.running:
-                process_pool.signal(number, what, whole_group=what == signal.SIGKILL)
+        for number in self._pool.running:
+            self._pool.signal(number, what, whole_group=what == signal.SIGKILL)
 
     def close(self) -> None:
-        for process_pool in self._process_pools.values():
-            process_pool.close()
-        self._process_pools.clear()
-
-    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        raise NotImplementedError  # for other sweepers, which hydra_plugins.part_problems() refuses
-
-
-def _visible() -> str | None:
-    return os.environ.get("CUDA_VISIBLE_DEVICES")
+        """Do nothing: the sweep closes the processes of the jobs."""

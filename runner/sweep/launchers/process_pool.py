@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from runner.errors import Problem, RunnerError
 from runner.sweep.launchers.worker import LENGTH, Request
@@ -72,6 +72,12 @@ class ProcessPool:
         self._found: list[Ended] = []  # for the next ended()
         self._rest = b""
         self._warm = self._start_warm()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def fileno(self) -> int:
         return self._events

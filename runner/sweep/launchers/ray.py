@@ -1,4 +1,4 @@
-"""Hydra's launcher for a Ray cluster (hydra/launcher=ray): request an actor from Ray for each job, and run the job in it.
+"""The launcher for a Ray cluster (hydra/launcher=ray): request an actor from Ray for each job, and run the job in it.
 
 This module runs in the sweep's process, and ray_worker.py in the actors. Each job keeps its actor until it ends.
 """
@@ -16,13 +16,10 @@ import socket
 import sys
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hydra.core.utils import JobReturn
-from hydra.plugins.launcher import Launcher
-from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from runner.config.packages import not_installed
@@ -31,10 +28,9 @@ from runner.errors import Problem, RunnerError
 from runner.experiment.claim import CONSOLE
 from runner.sweep.jobs.prepare import PreparedJob
 from runner.sweep.jobs.run_job import VARIABLE, Assignment
-from runner.sweep.jobs.slots import DevicesFor
-from runner.sweep.launchers.job_files import pack, unpack, variables_of
+from runner.sweep.launchers.local import Capacity, DevicesFor
 from runner.sweep.launchers.process_pool import Ended, ProcessPool
-from runner.sweep.launchers.ray_worker import Arrival, Home, Site
+from runner.sweep.launchers.ray_worker import Arrival, Home, Site, pack, unpack, variables_of
 from runner.sweep.launchers.worker import Request
 from runner.tracking import store_uri
 from runner.version import PACKAGES, python_path
@@ -54,7 +50,7 @@ class Connection:
         """Use connect(). is_ours: Whether close() disconnects from the cluster, and stops it if it was started here."""
         self._ray, self._address, self._is_ours = ray, address, is_ours
         self._nodes: list[dict[str, Any]] = []
-        self._asked_at = float("-inf")
+        self._looked_at = float("-inf")
 
     def __str__(self) -> str:
         nodes = [node for node in self.nodes() if node["Alive"]]
@@ -67,8 +63,8 @@ class Connection:
         return float(sum(node["Resources"].get(kind, 0) for node in self.nodes() if node["Alive"]))
 
     def nodes(self) -> list[dict[str, Any]]:
-        if time.monotonic() - self._asked_at > SECONDS_BETWEEN_NODES:
-            self._nodes, self._asked_at = self._ray.nodes(), time.monotonic()
+        if time.monotonic() - self._looked_at > SECONDS_BETWEEN_NODES:
+            self._nodes, self._looked_at = self._ray.nodes(), time.monotonic()
         return self._nodes
 
     def name_of(self, node_id: str) -> str:
@@ -165,19 +161,19 @@ def _listens(where: str) -> bool:
 
 def _no_answer(where: str, error: Exception) -> Problem:
     text = _line_of(error)
-    asked = f"hydra.launcher.address={where}"
+    source = f"hydra.launcher.address={where}"
     if "token" in str(error).lower():
         fix = "set `RAY_AUTH_MODE` and the cluster's token (docs.ray.io: token authentication)"
-        return Problem(asked, text, fix)
+        return Problem(source, text, fix)
     fix = "use the `hydra.launcher.address=HOST:PORT` that `ray start --head` printed, or null to start a cluster here"
-    return Problem(asked, f"Ray doesn't answer at {where}: {text}", fix)
+    return Problem(source, f"Ray doesn't answer at {where}: {text}", fix)
 
 
 def _line_of(error: Exception) -> str:
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
     causes = ("The actor is dead", "The node", "Worker exit", "The actor died")
-    told = [line for cause in causes for line in lines if line.startswith(cause)]
-    text = (told or lines or [type(error).__name__])[0]
+    known = [line for cause in causes for line in lines if line.startswith(cause)]
+    text = (known or lines or [type(error).__name__])[0]
     return text.partition(" Some common causes")[0][:300]
 
 
@@ -197,18 +193,6 @@ def devices_in(policy: tuple[str, ...], hardware: Hardware, *, has_gpus: bool) -
     raise RunnerError(*problems)
 
 
-def demand_of(
-    device: str, *, num_cpus: float, num_gpus: float | None, gpu_slots: int, resources: Mapping[str, float]
-) -> dict[str, float]:
-    """Return the resources that one job requests, by Ray's names.
-
-    num_gpus: GPUs for a job on a GPU; None: the share with which `gpu_slots` jobs fit on one.
-    """
-    gpus = 0.0 if device == "cpu" else (1 / gpu_slots if num_gpus is None else num_gpus)
-    wanted = {"CPU": num_cpus, "GPU": gpus, **resources}
-    return {name: amount for name, amount in wanted.items() if amount}
-
-
 def fits_nowhere(demand: Mapping[str, float], nodes: Iterable[Mapping[str, Any]]) -> bool:
     """Return whether no live node could run the job, even an idle one. nodes: The result of ray.nodes()."""
     alive = [node["Resources"] for node in nodes if node["Alive"]]
@@ -220,19 +204,19 @@ def in_words(demand: Mapping[str, float]) -> str:
 
 
 def _not_there(item: str, *, has_gpus: bool) -> Problem:
-    asked = f"device={item} on Ray"
+    source = f"device={item} on Ray"
     if item.startswith("cuda:") and has_gpus:
-        return Problem.suggest(asked, "Ray chooses which GPU a job gets", ["device=cuda"])
+        return Problem.suggest(source, "Ray chooses which GPU a job gets", ["device=cuda"])
     if item.startswith("cuda"):
         fix = "use `device=cpu`, or start a node with `ray start --num-gpus=N`"
-        return Problem(asked, "no node of the cluster has a GPU", fix)
+        return Problem(source, "no node of the cluster has a GPU", fix)
     problem = "Ray supports only CPUs and NVIDIA GPUs"
     fix = f"use `device={'cuda' if has_gpus else 'cpu'}`, or `hydra/launcher=slots` on a machine with `{item}`"
-    return Problem(asked, problem, fix)
+    return Problem(source, problem, fix)
 
 
 MARK = ".ray"  # in the sweep's directory while the sweep runs: a machine that can read it shares the user's files
-MOST_ASKED = 64  # maximum number of actors requested in advance, for the CPU and for GPUs separately
+MAX_REQUESTED = 64  # maximum number of actors requested in advance, for the CPU and for GPUs separately
 BUSY_SECONDS = 30.0  # time without a running job or a new actor before a message is printed
 SECONDS_BETWEEN_LOOKS = 0.2
 
@@ -246,18 +230,19 @@ class Stay:
     device: str
     demand: dict[str, float]
     actor: Any
-    arrived: Any  # Ray's promise of an Arrival
-    asked_at: float
-    arrival: Arrival | None = None
-    ended: Any = None  # Ray's promise of the exit code and the folder
+    promise: Any  # Ray's, of an Arrival; of a running job: of its exit code and directory
+    requested_at: float
+    arrival: Arrival | None = None  # None: it does not run yet
     problem: str | None = None  # why it did not start
 
 
-class RayCluster(Launcher):
+class RayCluster:
     """Ray decides when and where a job runs, and which GPU it gets; `device=` decides which resources it requests."""
 
     is_here = False
     follows = False
+    preload = ("torch",)
+    environment: Mapping[str, str] = {}
 
     def __init__(
         self,
@@ -271,15 +256,14 @@ class RayCluster(Launcher):
         self._resources = dict(resources or {})
         self._runtime_env = OmegaConf.to_container(OmegaConf.create(dict(runtime_env or {})), resolve=True)
         self._connection: Connection | None = None
-        self._process_pool: ProcessPool | None = None
         self._stays: dict[int, Stay] = {}
         self._ready: set[Any] = set()  # fulfilled promises of arrivals and ends
         self._looked_at = 0.0
-        self._said: set[str] = set()
+        self._printed: set[str] = set()
         self._is_killing = False
 
-    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        self._context = hydra_context
+    def setup(self, context: Any, config: DictConfig) -> None:
+        self._context = context
         self._gpu_slots = int(config.sweep.slots.cuda)
         self._grace_seconds = float(config.sweep.grace_seconds)
         self._folder = Path(config.hydra.sweep.dir).absolute()
@@ -289,48 +273,42 @@ class RayCluster(Launcher):
     def devices_for(self) -> DevicesFor:
         return functools.partial(devices_in, has_gpus=self._connected().num("GPU") > 0)
 
-    def process_pool(self) -> ProcessPool:
-        if self._process_pool is None:
-            self._process_pool = ProcessPool({}, preload=("torch",))
-        return self._process_pool
-
-    def open(self, hardware: Hardware, devices: set[str]) -> str:
+    def open(self, pool: ProcessPool, hardware: Hardware, devices: Collection[str]) -> Capacity:
         self._folder.mkdir(parents=True, exist_ok=True)
-        Path(self._home.mark).write_text(self._home.word)
-        asked = [f"; a job on {name} takes {in_words(self._demand(name))}" for name in sorted(devices)]
-        return f"{self._connected()}{''.join(asked)}"
+        Path(self._home.mark).write_text(self._home.secret)
+        demands = [f"; a job on {name} takes {in_words(self.demand(name))}" for name in sorted(devices)]
+        return Capacity(f"{self._connected()}{''.join(demands)}")
 
     def start(self, prepared: PreparedJob, assigned: Assignment) -> str | None:
         """Request an actor from Ray, and start the job in it once it runs."""
         stay = self._stays.get(prepared.job.number)
         if stay is None:
             device = prepared.devices[0]
-            if sum(other.device == device and other.arrival is None for other in self._stays.values()) < MOST_ASKED:
-                self._stays[prepared.job.number] = self._ask(prepared, device)
+            if sum(other.device == device and other.arrival is None for other in self._stays.values()) < MAX_REQUESTED:
+                self._stays[prepared.job.number] = self._request_actor(prepared, device)
             return None
         self._look()
-        if stay.arrived not in self._ready:
-            self._say_why_it_waits(stay)
+        if stay.promise not in self._ready:
+            self._print_why_it_waits(stay)
             return None
+        self._ready.remove(stay.promise)
         try:
-            stay.arrival = self._connected().get(stay.arrived)
+            stay.arrival = self._connected().get(stay.promise)
         except Lost as lost:
             stay.problem = f"Ray gave it no place: {lost}"
             return stay.device
-        stay.ended = stay.actor.run.remote(self._request(prepared, assigned, stay.arrival), self._job_files(stay))
+        job_files = pack(stay.folder) if stay.arrival.job_files is not None else b""
+        stay.promise = stay.actor.run.remote(self._request(prepared, assigned, stay.arrival), job_files)
         return f"{stay.device} at {self._connected().name_of(stay.arrival.node_id)}"
 
     def ended(self, seconds: float) -> list[Ended]:
         self._look(seconds)
-        return [
-            self._farewell(number, stay)
-            for number, stay in list(self._stays.items())
-            if stay.problem is not None or stay.ended in self._ready
-        ]
+        is_over = lambda stay: stay.problem is not None or (stay.arrival is not None and stay.promise in self._ready)  # noqa: E731
+        return [self._end_of(number, stay) for number, stay in list(self._stays.items()) if is_over(stay)]
 
     def stop(self, what: signal.Signals = signal.SIGTERM) -> None:
         for stay in self._stays.values():
-            if stay.ended is not None:
+            if stay.arrival is not None:
                 stay.actor.stop.remote(int(what))
                 if self._is_killing:  # its machine no longer answers
                     self._connected().kill(stay.actor)
@@ -342,30 +320,22 @@ class RayCluster(Launcher):
                 self._connection.kill(stay.actor)
             self._connection.close()
         Path(self._home.mark).unlink(missing_ok=True)
-        if self._process_pool is not None:
-            self._process_pool.close()
         self._stays.clear()
-        self._connection = self._process_pool = None
-
-    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        raise NotImplementedError  # Hydra's interface, for other sweepers: hydra_plugins.part_problems() refuses them
+        self._connection = None
 
     def _connected(self) -> Connection:
         if self._connection is None:
             self._connection = connect(self._address)
         return self._connection
 
-    def _demand(self, device: str) -> dict[str, float]:
-        return demand_of(
-            device,
-            num_cpus=self._num_cpus,
-            num_gpus=self._num_gpus,
-            gpu_slots=self._gpu_slots,
-            resources=self._resources,
-        )
+    def demand(self, device: str) -> dict[str, float]:
+        """Return the resources that one job requests, by Ray's names. A job on a GPU takes num_gpus, or its slot's share."""
+        gpus = 0.0 if device == "cpu" else (1 / self._gpu_slots if self._num_gpus is None else self._num_gpus)
+        amounts = {"CPU": self._num_cpus, "GPU": gpus, **self._resources}
+        return {name: amount for name, amount in amounts.items() if amount}
 
-    def _ask(self, prepared: PreparedJob, device: str) -> Stay:
-        demand = self._demand(device)
+    def _request_actor(self, prepared: PreparedJob, device: str) -> Stay:
+        demand = self.demand(device)
         # a query would create a context of about 400 MB on a GPU
         environment = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
         actor = self._connected().actor(Site, demand, self._runtime_env, self._home, environment)
@@ -378,11 +348,9 @@ class RayCluster(Launcher):
             folder, config = Path(arrival.job_files), config.copy()
             config.hydra.sweep.dir, config.hydra.sweep.subdir = arrival.job_files, "."
             # the study is in the user's files, which this machine does not share: no trial is pruned here
-            assigned = dataclasses.replace(assigned, study=None)
-            if config.tracking.enabled and store_uri.sqlite_path(str(config.tracking.uri)):
-                assigned = dataclasses.replace(
-                    assigned, publishes=False
-                )  # the sweep publishes it, once its files are back
+            # the sweep publishes to a file of the user, once the job's files are back
+            is_file = config.tracking.enabled and store_uri.sqlite_path(str(config.tracking.uri))
+            assigned = dataclasses.replace(assigned, study=None, publishes=assigned.publishes and not is_file)
         return Request(
             prepared.job.number,
             "runner.sweep.jobs.run_job:run_pickled",
@@ -392,24 +360,20 @@ class RayCluster(Launcher):
             self._grace_seconds,
         )
 
-    def _job_files(self, stay: Stay) -> bytes:
-        is_away = stay.arrival is not None and stay.arrival.job_files is not None
-        return pack(stay.folder) if is_away else b""
-
     def _look(self, seconds: float = 0.0) -> None:
         if seconds == 0.0 and time.monotonic() - self._looked_at < SECONDS_BETWEEN_LOOKS:
             return
-        open_ = [stay.arrived if stay.arrival is None else stay.ended for stay in self._stays.values()]
-        self._ready |= self._connected().wait([promise for promise in open_ if promise not in self._ready], seconds)
+        promises = [stay.promise for stay in self._stays.values() if stay.promise not in self._ready]
+        self._ready |= self._connected().wait(promises, seconds)
         self._looked_at = time.monotonic()
 
-    def _farewell(self, number: int, stay: Stay) -> Ended:
+    def _end_of(self, number: int, stay: Stay) -> Ended:
         del self._stays[number]
-        self._ready -= {stay.arrived, stay.ended}
+        self._ready.discard(stay.promise)
         cause, code = stay.problem, None
         if stay.problem is None:
             try:
-                code, job_files = self._connected().get(stay.ended)
+                code, job_files = self._connected().get(stay.promise)
                 if stay.arrival is not None and stay.arrival.job_files is not None:
                     unpack(job_files, stay.folder)
             except Lost as lost:
@@ -418,15 +382,15 @@ class RayCluster(Launcher):
         self._connected().kill(stay.actor)
         return Ended(number, code, cause)
 
-    def _say_why_it_waits(self, stay: Stay) -> None:
+    def _print_why_it_waits(self, stay: Stay) -> None:
         what = in_words(stay.demand)
-        is_idle = all(other.ended is None for other in self._stays.values())
+        is_idle = all(other.arrival is None for other in self._stays.values())
         if fits_nowhere(stay.demand, self._connected().nodes()):
-            self._say(f"waiting: no node of the cluster has {what}; it is needed for {stay.job_name}")
-        elif is_idle and time.monotonic() - stay.asked_at > BUSY_SECONDS:
-            self._say(f"waiting: others use the cluster; {what} is needed for {stay.job_name}")
+            self._print(f"waiting: no node of the cluster has {what}; it is needed for {stay.job_name}")
+        elif is_idle and time.monotonic() - stay.requested_at > BUSY_SECONDS:
+            self._print(f"waiting: others use the cluster; {what} is needed for {stay.job_name}")
 
-    def _say(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
+    def _print(self, text: str) -> None:
+        if text not in self._printed:
+            self._printed.add(text)
             print(text, flush=True)

@@ -1,69 +1,51 @@
-"""Open the sweep's launcher, and adapt submitit's for a sweep (hydra/launcher=slurm): Slurm's queue, or processes on this machine.
+"""The launcher by submitit (hydra/launcher=slurm): jobs in Slurm's queue, or in processes on this machine.
 
-In the sweep's process, Scheduled holds the queued jobs; scheduled_task() runs in a job's process.
+It reads the settings of Hydra's plugin for submitit. Queue is in the sweep's process, and QueuedJob runs in a job's process.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import logging
 import os
+import pickle
 import shlex
 import shutil
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
-from hydra.core.plugins import Plugins
-from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from runner.config.identity import quoted
 from runner.config.importing import restored
 from runner.config.packages import not_installed
-from runner.config.validate import written
 from runner.device import Hardware
 from runner.errors import Problem, RunnerError
 from runner.experiment.claim import CONSOLE
 from runner.experiment.summary import Summary
 from runner.sweep.jobs.prepare import PreparedJob
-from runner.sweep.jobs.run_job import VARIABLE, Assignment, task
-from runner.sweep.jobs.slots import DevicesFor, anywhere, devices_for
-from runner.sweep.launchers import slurm
-from runner.sweep.launchers.local import Slots
+from runner.sweep.jobs.run_job import VARIABLE, Assignment, run_composed, task
+from runner.sweep.launchers.local import Capacity, anywhere, devices_for
 from runner.sweep.launchers.process_pool import Ended, NotTakenError, ProcessPool
 from runner.version import python_path
-
-
-@contextmanager
-def open_launcher(context: Any, config: DictConfig, *, imports: tuple[str, ...] = ()) -> Iterator[Any]:
-    """Open the launcher that hydra/launcher names: ours, or submitit's in our adapter; close it at the end.
-
-    imports: Modules that all jobs share, for launchers with preloaded processes.
-    """
-    slurm.check_there(config)
-    launcher: Any
-    if str(config.hydra.launcher._target_).startswith(slurm.PLUGIN):
-        theirs = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=task, config=config)
-        launcher = slurm.Scheduled(theirs, config)
-    else:
-        launcher = instantiate(config.hydra.launcher)
-        launcher.setup(hydra_context=context, task_function=task, config=config)
-    if isinstance(launcher, Slots):
-        launcher.preload += imports
-    try:
-        yield launcher
-    finally:
-        launcher.close()
-
 
 PLUGIN = "hydra_plugins.hydra_submitit_launcher"
 #: submitit's parameters that request GPUs; jobs with device=cpu get none
 OF_GPUS = ("gpus_per_node", "gpus_per_task", "cpus_per_gpu", "mem_per_gpu")
+#: parameters that all of submitit's executors have; the names of others begin with the executor's
+COMMON = (
+    "name",
+    "timeout_min",
+    "cpus_per_task",
+    "gpus_per_node",
+    "tasks_per_node",
+    "mem_gb",
+    "nodes",
+    "stderr_to_stdout",
+)
 #: parameters for which Slurm refuses a job
 OFTEN_WRONG = ("partition", "account", "qos", "constraint", "gres", "timeout_min", "mem_gb", *OF_GPUS)
 SECONDS_BETWEEN_LOOKS = 20.0  # submitit's interval for sacct is up to 10 minutes: a failure would be seen too late
@@ -72,35 +54,30 @@ SECONDS_FOR_FILES = 5.0  # delay after which a network file system shows a file 
 ENDED_BY_OTHERS = ("CANCELLED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL", "PREEMPTED", "DEADLINE", "INTERRUPTED")
 
 
-class Scheduled:
+class Queue:
     """Jobs in a scheduler's queue. The scheduler decides when they run; each ends independently of the others."""
 
     follows = False
+    preload = ("torch",)
+    environment: Mapping[str, str] = {}
 
-    def __init__(self, launcher: Any, config: DictConfig) -> None:
-        self._launcher, self._folder = launcher, Path(config.hydra.sweep.dir)
-        launcher.task_function = scheduled_task
-        self.is_here = launcher._EXECUTOR == "local"
-        logging.getLogger(PLUGIN).setLevel(logging.WARNING)  # it would print each job's whole assignment
+    def __init__(self, context: Any, config: DictConfig) -> None:
+        """Raises: RunnerError if submitit or Slurm is not installed here."""
+        check_installed(config)
+        self._context, self._folder = context, Path(config.hydra.sweep.dir).absolute()
+        settings: Any = OmegaConf.to_container(config.hydra.launcher, resolve=True)
+        self._settings: dict[str, Any] = settings
+        self.is_here = not str(self._settings.pop("_target_")).endswith("SlurmLauncher")
+        self.devices_for = devices_for if self.is_here else anywhere
         self._batch: list[tuple[PreparedJob, Assignment]] = []
         self._jobs: dict[int, Any] = {}  # submitit's, by our number
         self._done_at: dict[int, float] = {}
         self._folders: dict[int, Path] = {}
-        self._asked_at = time.monotonic()
+        self._looked_at = time.monotonic()
         self._is_stopping = False
-        self._process_pool: ProcessPool | None = None
 
-    @property
-    def devices_for(self) -> DevicesFor:
-        return devices_for if self.is_here else anywhere
-
-    def process_pool(self) -> ProcessPool:
-        if self._process_pool is None:
-            self._process_pool = ProcessPool({}, preload=("torch",))
-        return self._process_pool
-
-    def open(self, hardware: Hardware, devices: set[str]) -> str:
-        return "processes on this machine, by submitit" if self.is_here else "Slurm's queue, by submitit"
+    def open(self, pool: ProcessPool, hardware: Hardware, devices: Collection[str]) -> Capacity:
+        return Capacity("processes on this machine, by submitit" if self.is_here else "Slurm's queue, by submitit")
 
     def start(self, prepared: PreparedJob, assigned: Assignment) -> str | None:
         self._batch.append((prepared, assigned))
@@ -110,14 +87,14 @@ class Scheduled:
     def ended(self, seconds: float) -> list[Ended]:
         batch, self._batch = self._batch, []
         for on_cpu in (True, False):  # one array each, as all jobs of an array request the same resources
-            part = [one for one in batch if (one[0].policy == ("cpu",)) == on_cpu]
-            if part and (said := self._submit(part, on_cpu=on_cpu)):
-                given = [prepared.job.number for prepared, _ in batch]
-                raise NotTakenError(self._refused(said), [number for number in given if number not in self._jobs])
-        found = [number for number in list(self._jobs) if self._is_done(number)]
-        if not found:
+            part = [each for each in batch if (each[0].policy == ("cpu",)) == on_cpu]
+            if part and (reason := self._submit(part, on_cpu=on_cpu)):
+                numbers = [prepared.job.number for prepared, _ in batch]
+                raise NotTakenError(self._refusal(reason), [each for each in numbers if each not in self._jobs])
+        done = [number for number in list(self._jobs) if self._is_done(number)]
+        if not done:
             time.sleep(seconds)
-        return [self._farewell(number) for number in found]
+        return [self._end_of(number) for number in done]
 
     def stop(self, what: signal.Signals = signal.SIGTERM) -> None:
         self._is_stopping = True
@@ -130,55 +107,54 @@ class Scheduled:
     def close(self) -> None:
         if self._jobs:
             self.stop(signal.SIGKILL)
-        if self._process_pool is not None:
-            self._process_pool.close()
-        self._process_pool = None
 
     def _submit(self, batch: list[tuple[PreparedJob, Assignment]], *, on_cpu: bool) -> str:
-        from submitit.core.utils import FailedJobError  # an optional dependency, checked by check_there()
+        """Submit an array of jobs. Returns why the queue refuses them, or ""."""
+        import submitit  # an optional dependency, see check_installed()
+        from submitit.core.utils import FailedJobError
 
-        parameters = dict(self._launcher.params)
+        kind, settings = "local" if self.is_here else "slurm", dict(self._settings)
         if on_cpu:
-            self._launcher.params |= {name: None for name in OF_GPUS if name in parameters}
+            settings |= {name: None for name in OF_GPUS if name in settings}
         # `python -m submitit` searches the current directory for modules first: a user's directory `runner` would shadow
         # this package, and a fractions.py Python's module, also if this process runs with -P
         path = python_path(own=True)
         if not self.is_here:  # not in sbatch's environment: at some sites sbatch is a custom script
             setup = ["export PYTHONSAFEPATH=1", f'export PYTHONPATH={shlex.quote(path)}"${{PYTHONPATH:+:$PYTHONPATH}}"']
-            self._launcher.params["setup"] = [*(parameters.get("setup") or ()), *setup]
+            settings["setup"] = [*(settings.get("setup") or ()), *setup]
         variables = {"PYTHONSAFEPATH": "1", "PYTHONPATH": path} if self.is_here else {}
-        numbers = [prepared.job.number for prepared, _ in batch]
+        limits = {f"{kind}_{name}": settings.pop(name) for name in ("max_num_timeout",) if name in settings}
         try:
-            with _no_waiting() as handed, _ctrl_c_is_ours(), _environment(variables):
-                self._launcher.launch([overrides_of(*one, self._folder) for one in batch], initial_job_idx=min(numbers))
+            with _without_ctrl_c(), _environment(variables):
+                executor = submitit.AutoExecutor(settings.pop("submitit_folder"), cluster=kind, **limits)
+                parameters = {name if name in COMMON else f"{kind}_{name}": value for name, value in settings.items()}
+                executor.update_parameters(**parameters)
+                payloads = [pickle.dumps((prepared.config, self._context)) for prepared, _ in batch]
+                jobs = executor.map_array(QueuedJob(), payloads, [assigned.as_text() for _, assigned in batch])
         except FailedJobError as error:
             return " ".join(str(error).replace("sbatch: error: ", "").split()) or "sbatch failed, and said nothing"
-        finally:
-            self._launcher.params = parameters
-        self._jobs |= dict(zip(numbers, handed, strict=True))
+        self._jobs |= dict(zip([prepared.job.number for prepared, _ in batch], jobs, strict=True))
         return ""
 
-    def _refused(self, said: str) -> Problem:
-        params = self._launcher.params
-        asked = [f"hydra.launcher.{name}={params[name]}" for name in OFTEN_WRONG if params.get(name) is not None]
+    def _refusal(self, reason: str) -> Problem:
+        names = [name for name in OFTEN_WRONG if self._settings.get(name) is not None]
+        source = " ".join(f"hydra.launcher.{name}={self._settings[name]}" for name in names)
         fix = "use a partition of `sinfo`, an account of `sacctmgr show assoc`, and GPUs that a node has"
-        return Problem(
-            " ".join(asked) or "hydra/launcher=slurm", said, f"{fix}; `sweep.resume=last` continues the jobs"
-        )
+        return Problem(source or "hydra/launcher=slurm", reason, f"{fix}; `sweep.resume=last` continues the jobs")
 
     def _is_done(self, number: int) -> bool:
         if number not in self._done_at:
-            every = 2.0 if self._is_stopping else SECONDS_BETWEEN_LOOKS
-            asks = not self.is_here and time.monotonic() - self._asked_at > every
-            if asks:
-                self._asked_at = time.monotonic()
-            if not self._jobs[number].done(force_check=asks):  # one query for all jobs
+            interval = 2.0 if self._is_stopping else SECONDS_BETWEEN_LOOKS
+            is_due = not self.is_here and time.monotonic() - self._looked_at > interval
+            if is_due:
+                self._looked_at = time.monotonic()
+            if not self._jobs[number].done(force_check=is_due):  # one query for all jobs
                 return False
             self._done_at[number] = time.monotonic()
         waited = time.monotonic() - self._done_at[number]
         return self.is_here or waited > SECONDS_FOR_FILES or bool(Summary.read(self._folders[number]).status)
 
-    def _farewell(self, number: int) -> Ended:
+    def _end_of(self, number: int) -> Ended:
         job, folder = self._jobs.pop(number), self._folders[number]
         del self._done_at[number]
         for log in (job.paths.stdout, job.paths.stderr):
@@ -187,25 +163,9 @@ class Scheduled:
         if Summary.read(folder).status == "killed" and not self._is_stopping:
             return Ended(number, None, is_interrupted=True)
         state = job.state.partition(" ")[0].upper()
-        told = "its process ended" if self.is_here else f"Slurm says {state} of job {job.job_id}"
+        reason = "its process ended" if self.is_here else f"Slurm says {state} of job {job.job_id}"
         code = None if state in ENDED_BY_OTHERS else 1
-        return Ended(number, code, f"{told}, and it left no summary")
-
-
-def overrides_of(prepared: PreparedJob, assigned: Assignment, folder: Path) -> list[str]:
-    """Return the job's overrides for submitit, which passes nothing else to the job.
-
-    They include the store: the job composes its configuration again, but does not replace the store of an untrusted directory.
-    """
-    words = prepared.job.overrides
-    is_named = any(word.lstrip("+").startswith("tracking.uri=") for word in words)
-    return [
-        *words,
-        *([] if is_named else [f"tracking.uri={quoted(written(prepared.config.tracking, 'uri'))}"]),
-        f"hydra.sweep.dir={quoted(str(folder))}",
-        f"hydra.sweep.subdir='{prepared.job.folder_name}'",
-        f"+hydra.job.env_set.{VARIABLE}={assigned.as_text()}",
-    ]
+        return Ended(number, code, f"{reason}, and it left no summary")
 
 
 def link_console(log: Path, folder: Path) -> None:
@@ -218,25 +178,41 @@ def link_console(log: Path, folder: Path) -> None:
         link.hardlink_to(log)  # fails if the job has written a file of that name
 
 
-def check_there(config: DictConfig) -> None:
-    """Raises: RunnerError if the launcher is submitit's, and submitit or Slurm is not installed here."""
-    target = str(config.hydra.launcher._target_)
-    if not target.startswith(PLUGIN):
-        return
-    asked = f"hydra/launcher={config.hydra.runtime.choices.get('hydra/launcher')}"
+def check_installed(config: DictConfig) -> None:
+    """Raises: RunnerError if submitit or Slurm is not installed here."""
+    source = f"hydra/launcher={config.hydra.runtime.choices.get('hydra/launcher')}"
     with suppress(ModuleNotFoundError):
         if importlib.util.find_spec(PLUGIN) is not None:
-            if target.endswith("SlurmLauncher") and shutil.which("srun") is None:
+            if str(config.hydra.launcher._target_).endswith("SlurmLauncher") and shutil.which("srun") is None:
                 problem = "there is no Slurm on this machine: `srun` is not found"
                 fix = "run the same line on the cluster's login node, or use `hydra/launcher=slots`"
-                raise RunnerError.of(asked, problem, fix)
+                raise RunnerError.of(source, problem, fix)
             return
-    raise not_installed(asked, "hydra-submitit-launcher is not installed", "slurm")
+    raise not_installed(source, "hydra-submitit-launcher is not installed", "slurm")
 
 
-def scheduled_task(cfg: DictConfig) -> Summary:
+class QueuedJob:
+    """The function that submitit calls in a job's process, and again if the scheduler restarts the job."""
+
+    def __call__(self, payload: bytes, assigned: str) -> None:
+        import submitit
+
+        config, context = pickle.loads(payload)  # from the sweep's process
+        os.environ[VARIABLE] = assigned
+        with read_write(config), open_dict(config):
+            config.hydra.job.id = submitit.JobEnvironment().job_id
+        run_composed(config, context, queued_task)
+
+    def checkpoint(self, *job: Any) -> Any:
+        """Return the same job, for submitit to queue it again."""
+        import submitit
+
+        return submitit.helpers.DelayedSubmission(self, *job)
+
+
+def queued_task(cfg: DictConfig) -> Summary:
     """Run a job under a scheduler. Before its time limit it saves its state, and is queued again if that is allowed."""
-    asked: list[int] = []
+    signals: list[int] = []
     # submitit's handler queues the job again, and ends the process immediately
     handler = signal.getsignal(signal.SIGUSR2)
 
@@ -244,7 +220,7 @@ def scheduled_task(cfg: DictConfig) -> Summary:
         if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL and callable(handler):
             handler(number, frame)  # the training has not begun
         else:
-            asked.append(number)
+            signals.append(number)
             signal.raise_signal(signal.SIGTERM)
 
     signal.signal(signal.SIGUSR2, end)
@@ -253,34 +229,9 @@ def scheduled_task(cfg: DictConfig) -> Summary:
         summary = task(cfg)
     finally:
         signal.signal(signal.SIGUSR2, handler)
-    if asked and summary.status == "killed" and callable(handler):
-        handler(asked[0], None)
+    if signals and summary.status == "killed" and callable(handler):
+        handler(signals[0], None)
     return summary
-
-
-@contextmanager
-def _no_waiting() -> Iterator[list[Any]]:
-    import submitit
-
-    handed: list[Any] = []
-    submit = submitit.AutoExecutor.map_array
-
-    def map_array(executor: Any, function: Any, *arguments: Any) -> list[Submitted]:
-        handed.extend(submit(executor, function, *arguments))
-        return [Submitted() for _ in handed]
-
-    submitit.AutoExecutor.map_array = map_array  # type: ignore[assignment, method-assign]
-    try:
-        yield handed
-    finally:
-        submitit.AutoExecutor.map_array = submit  # type: ignore[method-assign]
-
-
-class Submitted:
-    """The plugin gets this instead of a job, so that it does not wait."""
-
-    def results(self) -> list[None]:
-        return [None]
 
 
 @contextmanager
@@ -293,7 +244,7 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 @contextmanager
-def _ctrl_c_is_ours() -> Iterator[None]:
+def _without_ctrl_c() -> Iterator[None]:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -12,29 +12,41 @@ import os
 from pathlib import Path
 from typing import Any
 
-from runner.errors import finite, harmless
+from runner.config.trust import check_folder
+from runner.errors import RunnerError, finite, harmless
+from runner.experiment.terminal import Terminal
+from runner.sweep.jobs import ledger
 from runner.sweep.report import figures, tables
-from runner.sweep.report.comparisons import as_values
-from runner.sweep.report.report import Report, read_report
+from runner.sweep.report.report import Report, as_values, read_report
 from runner.sweep.report.results import JobResult
 from runner.tasks.metric_names import PLOTS
 
+ROOT = Path("multirun")
 MOST_PICTURE_BYTES = 400_000
-ENDING = (
-    *("num_steps", "num_epochs", "steps_per_second", "samples_per_second"),
-    *("seconds_train", "run_id", "folder", "error"),
-)
+#: columns of report.csv
+OF_A_JOB = ("job", "name", "state", "device")
+OF_ITS_END = ("num_steps", "num_epochs", "steps_per_second", "samples_per_second", "seconds_train", "run_id", "folder")
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")
+
+
+def rewrite(folder: Path | None) -> Path:
+    """Print a sweep's tables, write its files again, and return its folder (None: the last sweep below multirun/)."""
+    folder = folder if folder is not None else ledger.find_last(ROOT)
+    if folder is None:
+        problem = f"there is no sweep in {ROOT.absolute()}"
+        fix = "run `python -m runner -m KEY=VALUE1,VALUE2`, or name a sweep's directory"
+        raise RunnerError.of("report", problem, fix)
+    check_folder(folder)
+    console = Terminal()
+    tables.show(write(folder), console)
+    console.print(f"report  {folder / 'report.html'}", markup=False)
+    return folder
 
 
 def write(folder: Path) -> Report:
     """Write the three files to a sweep directory, each atomically."""
     report = read_report(folder)
-    texts = {
-        "report.json": as_json(report),
-        "report.csv": as_csv(report),
-        "report.html": draw(report),
-    }
+    texts = {"report.json": as_json(report), "report.csv": as_csv(report), "report.html": draw(report)}
     for name, text in texts.items():
         unfinished = folder / f".{name}.{os.getpid()}"
         unfinished.write_text(text, encoding="utf-8", newline="")
@@ -48,10 +60,10 @@ def draw(report: Report) -> str:
     from plotly.offline import get_plotlyjs
     from plotly.utils import PlotlyJSONEncoder
 
-    curves, time = figures.draw_curves(report), figures.draw_time(report)
-    search, keys = figures.draw_search(report), figures.draw_keys(report)
-    drawn = [*curves, *search, *keys, *time]
-    plots = [{"id": f"plot-{each.name}", **each.plot.to_plotly_json()} for each in drawn]
+    sections = figures.draw(report)
+    plots = [
+        {"id": f"plot-{each.name}", **each.plot.to_plotly_json()} for section in sections.values() for each in section
+    ]
     own = Path(__file__).parent
     options: dict[str, Any] = {"undefined": StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
     environment = Environment(loader=FileSystemLoader(own), autoescape=True, keep_trailing_newline=True, **options)
@@ -62,16 +74,13 @@ def draw(report: Report) -> str:
         cards=_cards(report),
         tables=tables,
         zip=zip,
-        search=search,
-        keys=keys,
-        curves=curves,
-        time=time,
+        sections=sections,
         with_curves=figures.with_curves(report),
         colors=figures.job_colors(report),
         pictures=_pictures(report),
         # without "<" no text in it can end the script that holds it
         data=json.dumps(plots, cls=PlotlyJSONEncoder).replace("<", "\\u003c"),
-        plotly_js=get_plotlyjs() if drawn else "",
+        plotly_js=get_plotlyjs() if plots else "",
         css=(own / "page.css").read_text(),
         js=(own / "page.js").read_text(),
     )
@@ -91,9 +100,8 @@ def _cards(report: Report) -> list[dict[str, str]]:
     if best is None:
         return [{"label": "best job", "number": "none", "name": "", "note": "No job finished with a value."}]
     goal = report.goals[0].metric
-    kept = best.best if best.best is not None and best.best.metric == goal else None
     note = [f"job {best.job}", best.device]
-    if kept is not None:
+    if (kept := best.best) is not None and kept.metric == goal:
         note += [f"step {kept.step:,}", f"epoch {kept.epoch}" if kept.epoch else None]
         note.append(f"after {tables.seconds(kept.seconds)}" if kept.seconds is not None else None)
     label = f"best of {len(report.front)} on the Pareto front" if report.front else "best job"
@@ -110,19 +118,14 @@ def _cards(report: Report) -> list[dict[str, str]]:
 
 def as_json(report: Report) -> str:
     """Return all but the curves; numbers that JSON lacks (NaN, inf) are null."""
+    head = ("uid", "command", "overrides", "began_ms", "exit_code", "counts", "objectives")
     whole = {
-        "uid": report.uid,
-        "command": report.command,
-        "overrides": report.overrides,
-        "began_ms": report.began_ms,
-        "exit_code": report.exit_code,
-        "counts": report.counts,
-        "objectives": report.objectives,
+        **{name: getattr(report, name) for name in head},
         "goals": [dataclasses.asdict(goal) for goal in report.goals],
         "keys": report.keys,
         "best_job": report.best.job if report.best else None,
         "pareto_front": report.front,
-        "jobs": [_job(result) for result in report.results],
+        "jobs": [_without_curves(result) for result in report.results],
         "seeds": [dataclasses.asdict(group) for group in report.seeds],
         "comparisons": [as_values(each) for each in report.comparisons],
         "winner": report.winner,
@@ -132,14 +135,25 @@ def as_json(report: Report) -> str:
     return json.dumps(finite(whole), indent=1) + "\n"
 
 
+def _without_curves(result: JobResult) -> dict[str, Any]:
+    values = dataclasses.asdict(dataclasses.replace(result, curves={}))
+    del values["curves"]
+    return values
+
+
+def _cause(result: JobResult) -> dict[str, Any]:
+    log = f"{result.folder}/console.log" if result.folder else None
+    return {"job": result.job, "name": result.name, "state": result.state, "error": result.error, "log": log}
+
+
 def as_csv(report: Report) -> str:
     """Return a line per job, best first, with a column for each key that differs and each metric."""
     metrics = sorted({name for result in report.results for name in result.metrics})
-    lines = [_line(result, report, metrics) for result in report.results] or [{"job": ""}]
+    lines = [_line(result, report, metrics) for result in report.results]
     text = io.StringIO()
-    table = csv.DictWriter(text, fieldnames=list(lines[0]), lineterminator="\n")
-    table.writerow({name: _cell(name) for name in table.fieldnames})
-    table.writerows({name: _cell(value) for name, value in line.items()} for line in lines if report.results)
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(map(_cell, lines[0] if lines else ("job",)))
+    table.writerows(map(_cell, line.values()) for line in lines)
     return text.getvalue()
 
 
@@ -156,25 +170,13 @@ def _cell(value: Any) -> Any:
 
 def _line(result: JobResult, report: Report, metrics: list[str]) -> dict[str, Any]:
     best = result.best
-    head = {"job": result.job, "name": result.name, "state": result.state, "device": result.device}
     return {
-        **head,
-        **{key: result.keys.get(key) for key in report.keys if key not in head},
-        "best_metric": best.metric if best else None,
-        "best_value": best.value if best else None,
-        "best_step": best.step if best else None,
-        "seconds_to_best": best.seconds if best else None,
+        **{name: getattr(result, name) for name in OF_A_JOB},
+        **{key: result.keys.get(key) for key in report.keys if key not in OF_A_JOB},
+        "best_metric": best and best.metric,
+        "best_value": best and best.value,
+        "best_step": best and best.step,
+        "seconds_to_best": best and best.seconds,
         **{name: result.metrics.get(name) for name in metrics},
-        **{name: getattr(result, name) for name in ENDING},
+        **{name: getattr(result, name) for name in (*OF_ITS_END, "error")},
     }
-
-
-def _job(result: JobResult) -> dict[str, Any]:
-    shown = (field.name for field in dataclasses.fields(result) if field.name != "curves")
-    values = {name: getattr(result, name) for name in shown}
-    return {**values, "best": dataclasses.asdict(result.best) if result.best else None}
-
-
-def _cause(result: JobResult) -> dict[str, Any]:
-    log = f"{result.folder}/console.log" if result.folder else None
-    return {"job": result.job, "name": result.name, "state": result.state, "error": result.error, "log": log}

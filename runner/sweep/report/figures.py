@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from runner.sweep.report.comparisons import Seeds
-from runner.sweep.report.report import Report
+from runner.sweep.report.report import Report, Seeds
 from runner.sweep.report.results import LOSS, JobResult
 
 #: visible on white and on black, as the page has both
@@ -49,6 +48,16 @@ class Figure:
     note: str = ""
 
 
+def draw(report: Report) -> dict[str, list[Figure]]:
+    """Return the plots by the section of the page, in its order."""
+    return {
+        "Search": draw_search(report),
+        "Keys": draw_keys(report),
+        "Curves": draw_curves(report),
+        "Time": draw_time(report),
+    }
+
+
 def draw_curves(report: Report) -> list[Figure]:
     """Draw the training loss and each goal's metric by step, a line for each job, the best one on top.
 
@@ -61,12 +70,14 @@ def draw_curves(report: Report) -> list[Figure]:
     for name in dict.fromkeys([LOSS, *(goal.metric for goal in report.goals)]):
         shown = [each for each in results if name in each.curves]
         if any(len(each.curves[name].steps) > 1 for each in shown):
-            traces = [_curve(each, name, colors[each.job]) for each in shown[::-1]]
-            for trace in traces:
-                if trace["meta"]["job"] in banded:
+            traces = []
+            for each in shown[::-1]:
+                trace = _curve(each, name, colors[each.job])
+                if each.job in banded:
                     trace |= {"opacity": 0.3, "mode": "lines", "line": {**trace["line"], "width": 0.8}}
-                elif report.best and trace["meta"]["job"] == report.best.job:
+                elif report.best and each.job == report.best.job:
                     trace |= {"opacity": 1, "line": {**trace["line"], "width": 2.6}}
+                traces.append(trace)
             traces += [trace for group in groups for trace in _band(group, shown, name, colors)]
             axis = _value_axis(name, np.concatenate([each.curves[name].values for each in shown]))
             figures.append(_figure(f"curve-{len(figures)}", name, traces, xaxis_title_text="step", yaxis=axis))
@@ -77,25 +88,37 @@ def draw_search(report: Report) -> list[Figure]:
     """Draw a search's values by trial with the best so far; for two objectives, one against the other."""
     if not report.objectives:
         return []
+    finished, pruned = ([each for each in report.results if each.state == state] for state in ("finished", "pruned"))
     if len(report.goals) > 1:
-        return [_front(report)]
+        one, other = (goal.metric for goal in report.goals[:2])
+        front = sorted((each for each in finished if each.job in report.front), key=lambda each: each.value(one) or 0.0)
+        rest = [each for each in finished if each.job not in report.front]
+        line = {"mode": "lines+markers", "line": {"width": 1.5, "dash": "dot"}, "marker": {"size": 9, "color": ACCENT}}
+        traces = [
+            _dots(rest, one, other, name="beaten by another job", marker={"size": 7, "color": MUTED}),
+            _dots(front, one, other, name="on the Pareto front", **line),
+        ]
+        layout: dict[str, Any] = {"xaxis_title_text": plain(one), "yaxis_title_text": plain(other)}
+        return [_figure("front", "One goal against the other", traces, showlegend=True, **layout)]
     (goal,) = report.goals
-    by_number = sorted(report.results, key=lambda result: result.job)
-    known = [each for each in by_number if each.value(goal.metric) is not None]
-    finished, pruned = ([each for each in known if each.state == state] for state in ("finished", "pruned"))
+    finished, pruned = (
+        sorted((each for each in results if each.value(goal.metric) is not None), key=lambda each: each.job)
+        for results in (finished, pruned)
+    )
     if not finished:
         return []
     values = np.array([each.value(goal.metric) for each in (*finished, *pruned)], dtype=np.float64)
     best = (np.minimum if goal.mode == "min" else np.maximum).accumulate(values[: len(finished)])
-    line = {"x": [each.job for each in finished], "y": best.tolist(), "mode": "lines", "hoverinfo": "skip"}
+    course = {"x": [each.job for each in finished], "y": best.tolist(), "mode": "lines", "hoverinfo": "skip"}
     traces = [
-        {**line, "name": "best so far", "line": {"shape": "hv", "width": 2, "color": ACCENT}},
+        {**course, "name": "best so far", "line": {"shape": "hv", "width": 2, "color": ACCENT}},
         _dots(finished, "job", goal.metric, name="finished", marker={"size": 7, "color": ACCENT}),
         _dots(pruned, "job", goal.metric, name="pruned", marker={"size": 7, "color": MUTED, "symbol": "x"}),
     ]
-    layout: dict[str, Any] = {"xaxis_title_text": "trial", "yaxis": _value_axis(goal.metric, values)}
-    shown = [trace for trace in traces if len(trace["x"])]
-    return [_figure("history", "The search's course", shown, showlegend=True, **layout)]
+    layout = {"xaxis_title_text": "trial", "yaxis": _value_axis(goal.metric, values)}
+    return [
+        _figure("history", "The search's course", [each for each in traces if each["x"]], showlegend=True, **layout)
+    ]
 
 
 def draw_keys(report: Report) -> list[Figure]:
@@ -108,19 +131,19 @@ def draw_keys(report: Report) -> list[Figure]:
     keys = [key for key in report.keys if len({each.keys.get(key) for each in shown}) > 1]
     if not keys:
         return []
-    drawn, layout = keys[:MOST_KEYS], {"height": 90 + 260 * -(-len(keys[:MOST_KEYS]) // COLUMNS), "margin_t": 36}
-    titles = [plain(key, most=40) for key in drawn]
-    plot = make_subplots(-(-len(drawn) // COLUMNS), COLUMNS, shared_yaxes=True, subplot_titles=titles)
+    drawn = keys[:MOST_KEYS]
+    num_rows = -(-len(drawn) // COLUMNS)
+    plot = make_subplots(num_rows, COLUMNS, shared_yaxes=True, subplot_titles=[plain(key, most=40) for key in drawn])
     for number, key in enumerate(drawn):
-        place = {"row": number // COLUMNS + 1, "col": number % COLUMNS + 1}
-        words = [plain(each.keys.get(key, ""), most=24) or "–" for each in shown]
+        panel = {"row": number // COLUMNS + 1, "col": number % COLUMNS + 1}
+        texts = [plain(each.keys.get(key, ""), most=24) or "–" for each in shown]
         dots = _dots(shown, "job", metric, marker={"size": 7, "color": ACCENT, "opacity": 0.6})
-        plot.add_scatter(**dots | {"x": words}, **place)
-        plot.update_xaxes(_key_axis(words), **place)
+        plot.add_scatter(**dots | {"x": texts}, **panel)
+        plot.update_xaxes(_key_axis(texts), **panel)
     plot.update_yaxes(_value_axis(metric, np.array([each.value(metric) for each in shown])), col=1)
     left = f" {len(keys) - MOST_KEYS} more keys are in report.csv." if len(keys) > MOST_KEYS else ""
     note = f"A dot is a job: {metric} by the value of each key.{left}"
-    return [_figure("keys", "Keys and what they reached", plot, note, **layout)]
+    return [_figure("keys", "Keys and what they reached", plot, note, height=90 + 260 * num_rows, margin_t=36)]
 
 
 def draw_time(report: Report) -> list[Figure]:
@@ -131,14 +154,13 @@ def draw_time(report: Report) -> list[Figure]:
     if not spent:
         return []
     names = list(spent)[::-1]  # plotly counts from below
-    bars = {
+    bars: dict[str, Any] = {
         "type": "bar",
         "orientation": "h",
         "x": [spent[name] for name in names],
         "y": list(map(plain, names)),
-        "texttemplate": "%{x:.2f}",
-        "marker": {"color": ACCENT},
     }
+    bars |= {"texttemplate": "%{x:.2f}", "marker": {"color": ACCENT}}
     layout: dict[str, Any] = {"xaxis_title_text": "seconds", "height": 90 + 32 * len(names)}
     return [_figure("time", "Where the time of all jobs went", [bars], **layout)]
 
@@ -200,24 +222,13 @@ def _band(group: Seeds, shown: Sequence[JobResult], name: str, colors: dict[int,
     is_known = np.isfinite(values).any(0)
     steps = steps[is_known].astype(np.int32)
     low, median, high = np.nanquantile(values[:, is_known], (0.25, 0.5, 0.75), axis=0).astype(np.float32)
-    color, label = (
-        colors[results[0].job],
-        f"{plain(group.name)}, {len(results)} {'runs' if group.num_folds > 1 else 'seeds'}",
-    )
-    both: dict[str, Any] = {"meta": {"jobs": list(group.jobs)}, "name": label}  # visible as long as one of them is
+    unit, color = "runs" if group.num_folds > 1 else "seeds", colors[results[0].job]
+    both: dict[str, Any] = {"meta": {"jobs": list(group.jobs)}, "name": f"{plain(group.name)}, {len(results)} {unit}"}
     area = {"x": np.concatenate([steps, steps[::-1]]), "y": np.concatenate([high, low[::-1]]), "mode": "none"}
+    area |= {"fill": "toself", "fillcolor": color, "opacity": 0.18, "hoverinfo": "skip"}
+    line = {"x": steps, "y": median, "mode": "lines", "line": {"color": color, "width": 2.4}}
     hover = "<b>%{fullData.name}</b><br>step %{x:,}: median %{y:.5g}<extra></extra>"
-    return [
-        {**both, **area, "fill": "toself", "fillcolor": color, "opacity": 0.18, "hoverinfo": "skip"},
-        {
-            **both,
-            "x": steps,
-            "y": median,
-            "mode": "lines",
-            "line": {"color": color, "width": 2.4},
-            "hovertemplate": hover,
-        },
-    ]
+    return [{**both, **area}, {**both, **line, "hovertemplate": hover}]  # visible as long as one of the jobs is
 
 
 def _dots(results: Sequence[JobResult], x: str, y: str, **look: Any) -> dict[str, Any]:
@@ -231,20 +242,6 @@ def _dots(results: Sequence[JobResult], x: str, y: str, **look: Any) -> dict[str
     }
 
 
-def _front(report: Report) -> Figure:
-    one, other = (goal.metric for goal in report.goals[:2])
-    finished = [each for each in report.results if each.state == "finished"]
-    front = sorted((each for each in finished if each.job in report.front), key=lambda each: each.value(one) or 0.0)
-    rest = [each for each in finished if each.job not in report.front]
-    line = {"mode": "lines+markers", "line": {"width": 1.5, "dash": "dot"}, "marker": {"size": 9, "color": ACCENT}}
-    traces = [
-        _dots(rest, one, other, name="beaten by another job", marker={"size": 7, "color": MUTED}),
-        _dots(front, one, other, name="on the Pareto front", **line),
-    ]
-    layout: dict[str, Any] = {"xaxis_title_text": plain(one), "yaxis_title_text": plain(other), "showlegend": True}
-    return _figure("front", "One goal against the other", traces, **layout)
-
-
 def _value_axis(name: str, values: np.ndarray[Any, Any]) -> dict[str, Any]:
     values = values[np.isfinite(values)]
     spread = values.max() / values.min() if len(values) and values.min() > 0 else 1.0
@@ -254,13 +251,13 @@ def _value_axis(name: str, values: np.ndarray[Any, Any]) -> dict[str, Any]:
     return {**title, "type": "log", "dtick": "D2" if spread < 1000 else 1, "tickformat": "~g"}
 
 
-def _key_axis(words: Sequence[str]) -> dict[str, Any]:
+def _key_axis(texts: Sequence[str]) -> dict[str, Any]:
     try:
-        numbers = {word: float(word) for word in words}
+        numbers = {text: float(text) for text in texts}
     except ValueError:
         numbers = {}
     if len(numbers) > FEW and all(map(math.isfinite, numbers.values())):
         low, high = min(numbers.values()), max(numbers.values())
         return {"type": "log" if low > 0 and high / low >= 30 else "linear", "exponentformat": "power"}
-    order = sorted(set(words), key=lambda word: (numbers.get(word, 0), word))
+    order = sorted(set(texts), key=lambda text: (numbers.get(text, 0), text))
     return {"type": "category", "categoryorder": "array", "categoryarray": order}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ from runner.tracking.journal_records import scan
 LOSS = "train/loss"
 #: maximum points of a curve; of one of many jobs; of all jobs' curves
 MOST_POINTS, LEAST_POINTS, MOST_POINTS_OF_ALL = 1000, 120, 12_000
-
 #: order of states; those with the same number are sorted together
 RANK = {
     "finished": 0,
@@ -38,6 +37,8 @@ RANK = {
     "killed": 4,
 }
 FAILURES = ("failed", "killed")
+#: values that a result has as summary.json has them
+UNCHANGED = ("run_id", "num_steps", "num_epochs", "steps_per_second", "samples_per_second")
 #: final states of a job
 GOOD = ("finished", "pruned", "skipped")
 
@@ -98,15 +99,16 @@ class JobResult:
 
     def value(self, metric: str) -> float | None:
         """Return the best value of a metric by which weights were kept, else the last one; None without one or if it is NaN."""
-        found = self.best.value if self.best is not None and self.best.metric == metric else self.metrics.get(metric)
-        return None if found is None or math.isnan(found) else found
+        best = self.best
+        value = best.value if best is not None and best.metric == metric else self.metrics.get(metric)
+        return None if value is None or math.isnan(value) else value
 
     def reached(self, metric: str, mode: str) -> float | None:
         """Return the value for a comparison: infinitely bad if it isn't finite or the training diverged; None without one."""
-        found = self.value(metric)
-        if found is not None and math.isfinite(found) and not self.diverged:
-            return found
-        is_bad = self.diverged or found is not None or metric in self.metrics
+        value = self.value(metric)
+        if value is not None and math.isfinite(value) and not self.diverged:
+            return value
+        is_bad = self.diverged or value is not None or metric in self.metrics
         return (math.inf if mode == "min" else -math.inf) if is_bad else None
 
 
@@ -119,14 +121,14 @@ def read_results(sweep: Sweep) -> list[JobResult]:
 
 def as_keys(overrides: tuple[str, ...]) -> dict[str, str]:
     r"""Return overrides by key without Hydra's signs: ("+optimizer.lr=0.1", "device=cuda\\:0") -> their plain values."""
-    pairs = (word.partition("=") for word in overrides)
+    pairs = (text.partition("=") for text in overrides)
     return {key.lstrip("+~"): _plain(value) for key, _, value in pairs}
 
 
-def differing_keys(results: Sequence[JobResult]) -> list[str]:
-    """Return the keys whose values differ between jobs, in the order of the command line."""
-    keys = dict.fromkeys(key for result in results for key in result.keys)
-    return [key for key in keys if len({result.keys.get(key) for result in results}) > 1]
+def differing_keys(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the keys whose values differ between jobs, in the order of the command line. results: Each one's values by key."""
+    keys = dict.fromkeys(key for values in results for key in values)
+    return [key for key in keys if len({values.get(key) for values in results}) > 1]
 
 
 def find_goals(objectives: Sequence[dict[str, str]], results: Sequence[JobResult]) -> tuple[Goal, ...]:
@@ -164,78 +166,72 @@ def find_front(results: Sequence[JobResult], goals: Sequence[Goal]) -> set[int]:
 
 def _read(sweep: Sweep, job: Job, goals: set[str], most: int) -> JobResult:
     folder = sweep.folder_of(job) if job.folder_name else None
-    found = Summary.read(folder) if folder else Summary()
-    summary = vars(found) if found.has_ended or found.metrics else {}  # else its numbers are unknown
+    stored = Summary.read(folder) if folder else Summary()
+    summary: dict[str, Any] = vars(stored) if stored.has_ended or stored.metrics else {}  # else its numbers are unknown
     series = read_series(folder) if folder else {}
+    best = _best(summary.get("best"), series, folder)
+    names = [LOSS, *sorted(goals | ({best.metric} if best else set()))]
+    overrides = tuple(map(without_password, job.overrides))
+    keys = as_keys(overrides)
+    rerun = folder / "rerun.yaml" if folder is not None else None
+    text = rerun.read_text(errors="replace") if rerun is not None and rerun.is_file() else ""
+    seed, fold, num_folds = (_setting(key, keys, text) for key in ("seed", "data.fold", "data.num_folds"))
     error = job.error or summary.get("error")
-    best = _best(summary.get("best"), series, _began_ms(folder, series))
-    wanted = [LOSS, *sorted(goals | ({best.metric} if best else set()))]
-    shown = tuple(map(without_password, job.overrides))
-    keys = as_keys(shown)
-    file = folder / "rerun.yaml" if folder is not None else None
-    rerun = file.read_text(errors="replace") if file is not None and file.is_file() else ""
-    seed = _said("seed", keys, rerun)
+    metrics = {name: math.nan if value is None else value for name, value in (summary.get("metrics") or {}).items()}
     return JobResult(
         job.number,
         job.name,
-        shown,
+        overrides,
         keys,
         job.state,
         job.folder_name,
         int(seed) if seed.isdecimal() else 0,
-        as_fold(_said("data.fold", keys, rerun), _said("data.num_folds", keys, rerun)),
+        as_fold(fold, num_folds),
         device=summary.get("device") or job.device,
         error=str(error).strip().partition("\n")[0] if error else None,
-        metrics=dict(sorted(_metrics(summary.get("metrics")).items())),
+        metrics=dict(sorted(_numbers(metrics).items())),
         best=best,
-        run_id=summary.get("run_id"),
         diverged=summary.get("ending") == "not_finite",
         time=_numbers(summary.get("time")),
-        num_steps=summary.get("num_steps"),
-        num_epochs=summary.get("num_epochs"),
-        steps_per_second=summary.get("steps_per_second"),
-        samples_per_second=summary.get("samples_per_second"),
+        **{name: summary.get(name) for name in UNCHANGED},
         seconds_train=(summary.get("seconds") or {}).get("train"),
-        curves={name: MetricCurve(*thin(series[name][0], series[name][2], most)) for name in wanted if name in series},
+        curves={name: MetricCurve(*thin(series[name][0], series[name][2], most)) for name in names if name in series},
     )
 
 
-def _said(key: str, keys: dict[str, str], rerun: str) -> str:
+def _setting(key: str, keys: dict[str, str], rerun: str) -> str:
     if keys.get(key, "")[:1].isdecimal():
         return keys[key]
     group, _, name = key.rpartition(".")
     before = rf"^{group}:\n(?:  .*\n)*?  " if group else "^"
-    found = re.search(rf"{before}{name}: (\d[\d/]*)$", rerun, re.MULTILINE)
-    return found[1] if found else ""
+    match = re.search(rf"{before}{name}: (\d[\d/]*)$", rerun, re.MULTILINE)
+    return match[1] if match else ""
 
 
 def as_fold(fold: str, num_folds: str) -> str | None:
     """Return data.fold and data.num_folds as K/N; None without folds."""
-    found = fold_of(fold, int(num_folds) if num_folds.isdecimal() else None) if fold[:1].isdecimal() else None
-    return f"{found[0]}/{found[1]}" if found else None
+    pair = fold_of(fold, int(num_folds) if num_folds.isdecimal() else None) if fold[:1].isdecimal() else None
+    return f"{pair[0]}/{pair[1]}" if pair else None
 
 
-def _metrics(found: dict[str, Any] | None) -> dict[str, float]:
-    return _numbers({name: math.nan if value is None else value for name, value in (found or {}).items()})
+def _numbers(values: Mapping[str, Any] | None) -> dict[str, float]:
+    return {name: float(value) for name, value in (values or {}).items() if isinstance(value, int | float)}
 
 
-def _numbers(found: dict[str, Any] | None) -> dict[str, float]:
-    return {name: float(value) for name, value in (found or {}).items() if isinstance(value, int | float)}
-
-
-def _best(found: dict[str, Any] | None, series: dict[str, Series], began_ms: int | None) -> BestOfJob | None:
-    if not found or not found.get("metric"):
+def _best(best: Mapping[str, Any] | None, series: dict[str, Series], folder: Path | None) -> BestOfJob | None:
+    if not best or not best.get("metric"):
         return None
-    metric, step = str(found["metric"]), int(found.get("step") or 0)
-    mode = found.get("mode") or ("max" if "acc" in metric else "min")
+    metric, step = str(best["metric"]), int(best.get("step") or 0)
+    mode = best.get("mode") or ("max" if "acc" in metric else "min")
     epoch, seconds = None, None
     if metric in series:
         steps, times_ms, _ = series[metric]
-        (where,) = np.nonzero(steps == step)
-        if len(where):
-            epoch = int(where[0]) + 1 if metric.startswith("val/") else None
-            seconds = (int(times_ms[where[0]]) - began_ms) / 1000 if began_ms is not None else None
-    return BestOfJob(metric, mode, found.get("value"), step, epoch, seconds)
+        (indices,) = np.nonzero(steps == step)
+        if len(indices):
+            epoch = int(indices[0]) + 1 if metric.startswith("val/") else None
+            began_ms = _began_ms(folder, series)
+            seconds = (int(times_ms[indices[0]]) - began_ms) / 1000 if began_ms is not None else None
+    return BestOfJob(metric, mode, best.get("value"), step, epoch, seconds)
 
 
 def _began_ms(folder: Path | None, series: dict[str, Series]) -> int | None:

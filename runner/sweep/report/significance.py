@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Place = tuple[int, str]  # a seed, and a fold or ""
+SeedAndFold = tuple[int, str]  # a seed, and a fold or ""
 Limits = tuple[float | None, float | None]
 
 ALPHA = 0.05  # how often a winner may be named by chance
@@ -50,7 +50,7 @@ class Difference:
         return "better" if (self.mean < 0) == (mode == "min") else "worse"
 
 
-def independent(values: Mapping[Place, float], *, by_seed: bool) -> dict[Any, float]:
+def independent(values: Mapping[SeedAndFold, float], *, by_seed: bool) -> dict[Any, float]:
     """Return the values by seed, each the mean over its folds, which share initial weights and most rows. Otherwise by fold."""
     if not by_seed:
         return {fold: value for (_, fold), value in values.items()}
@@ -99,13 +99,7 @@ def _difference(values: tuple[tuple[float, ...], ...], alpha: float, resolution:
     n, mean = min(map(len, samples)), float(_mean(*samples))
     least = _least(alpha, is_paired=is_paired)
     takes_t = resolution is not None and is_bounded and n < least
-    test = (
-        ("a paired t-test" if is_paired else "Welch's t-test")
-        if takes_t
-        else "a sign-flip test"
-        if is_paired
-        else "a permutation test"
-    )
+    by_t, by_orders = ("a paired t-test", "a sign-flip test") if is_paired else ("Welch's t-test", "a permutation test")
     p_value, low, high = 1.0, None, None
     if takes_t and n > 1:
         p_value, low, high = _t_test(samples, alpha, resolution or 0.0)
@@ -113,15 +107,14 @@ def _difference(values: tuple[tuple[float, ...], ...], alpha: float, resolution:
         low, high = _interval(samples, alpha) if is_bounded else (None, None)
         if n > 1 and mean:
             p_value = _sign_flip(*samples) if is_paired else _permutation(samples, alpha)
-    is_decided = p_value <= alpha and (
-        not is_bounded or (low is not None and high is not None and not low <= 0 <= high)
-    )
+    is_apart = low is not None and high is not None and not low <= 0 <= high
+    is_decided = p_value <= alpha and (not is_bounded or is_apart)
     deviation = math.hypot(*(float(sample.std(ddof=1)) for sample in samples)) if n > 1 else math.nan
     is_worth_it = not is_decided and (is_paired or _num_orders(alpha) * alpha >= 2)
     more = _more(mean, deviation, n, alpha, least=3 if takes_t else least) if is_worth_it else None
     if not is_bounded and mean:
         mean = math.copysign(math.inf, mean)
-    return Difference(n, is_paired, test, mean, low, high, p_value, is_decided, more)
+    return Difference(n, is_paired, by_t if takes_t else by_orders, mean, low, high, p_value, is_decided, more)
 
 
 def _t_test(samples: Sequence[NDArray[np.float64]], alpha: float, resolution: float) -> tuple[float, float, float]:
@@ -170,16 +163,14 @@ def _interval(samples: Sequence[NDArray[np.float64]], alpha: float) -> Limits:
     for method in ("BCa", "percentile"):  # BCa has no answer for values that are nearly equal
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
-            found = bootstrap(
-                samples,
-                _mean,
-                method=method,
-                confidence_level=1 - alpha,
-                n_resamples=DRAWS,
-                rng=np.random.default_rng(0),
-            ).confidence_interval
-        if math.isfinite(found.low) and math.isfinite(found.high):
-            return float(found.low), float(found.high)
+            settings: dict[str, Any] = {
+                "confidence_level": 1 - alpha,
+                "n_resamples": DRAWS,
+                "rng": np.random.default_rng(0),
+            }
+            limits = bootstrap(samples, _mean, method=method, **settings).confidence_interval
+        if math.isfinite(limits.low) and math.isfinite(limits.high):
+            return float(limits.low), float(limits.high)
     return None, None
 
 
@@ -225,9 +216,8 @@ def _in_steps(sizes: NDArray[np.float64]) -> NDArray[np.int64]:
 def _permutation(samples: Sequence[NDArray[np.float64]], alpha: float) -> float:
     from scipy.stats import permutation_test
 
-    draw, num = np.random.default_rng(0), _num_orders(alpha)
-    found = permutation_test(samples, _mean, vectorized=True, n_resamples=num, batch=DRAWS, rng=draw)
-    return float(found.pvalue)
+    settings = {"vectorized": True, "n_resamples": _num_orders(alpha), "batch": DRAWS, "rng": np.random.default_rng(0)}
+    return float(permutation_test(samples, _mean, **settings).pvalue)
 
 
 def _num_orders(alpha: float) -> int:

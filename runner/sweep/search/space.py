@@ -1,13 +1,19 @@
-"""The dimensions of a search: a trial's overrides and name from its values, and Optuna's distributions."""
+"""The dimensions of a search: read from the overrides; a trial's overrides and name, and Optuna's distributions."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from runner.config.schema import find_key
+from runner.errors import Problem, RunnerError, refuse
+from runner.sweep.jobs.prepare import is_of_the_sweep, parsed_params, refuse_swept_settings
+
 if TYPE_CHECKING:
+    from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
     from optuna.distributions import BaseDistribution
 
 
@@ -15,7 +21,7 @@ if TYPE_CHECKING:
 class Numbers:
     """All numbers between two ends, both included; integers if the ends are."""
 
-    word: str  # the key on the command line, e.g., "+optimizer.momentum"
+    key: str  # as on the command line, e.g., "+optimizer.momentum"
     low: float
     high: float
     step: float | None = None  # None: any float
@@ -29,16 +35,54 @@ class Numbers:
         step = f" in steps of {self.step:g}" if self.step not in (None, 1) else ""
         return f"{self.low:g} to {self.high:g}{step}{', logarithmic' if self.is_log else ''}"
 
+    def text(self, value: Any) -> str:
+        """Return the value as on the command line."""
+        if self.is_whole:
+            return str(int(value))
+        return repr(float(value)) if self.step is None else f"{value:.12g}"  # 0.3, not 0.30000000000000004
+
+    def distribution(self) -> BaseDistribution:
+        from optuna.distributions import FloatDistribution, IntDistribution
+
+        if self.is_whole:
+            return IntDistribution(int(self.low), int(self.high), log=self.is_log, step=int(self.step or 1))
+        return FloatDistribution(self.low, self.high, log=self.is_log, step=self.step)
+
+    def listed(self) -> list[Any] | None:
+        """Return all values; None for an interval of floats."""
+        if self.step is None:
+            return None
+        values = [self.low + index * self.step for index in range(round((self.high - self.low) / self.step) + 1)]
+        return values if self.is_whole else [float(f"{value:.12g}") for value in values]
+
+    def corners(self) -> list[Any]:
+        """Return the values to check before the search."""
+        return list(dict.fromkeys([self.low, self.high]))
+
 
 @dataclass(frozen=True)
 class Choices:
     """Some values, as on the command line."""
 
-    word: str
+    key: str
     values: tuple[str, ...]
 
     def __str__(self) -> str:
         return ", ".join(_plain(value) for value in self.values)
+
+    def text(self, value: Any) -> str:
+        return str(value)
+
+    def distribution(self) -> BaseDistribution:
+        from optuna.distributions import CategoricalDistribution
+
+        return CategoricalDistribution(self.values)
+
+    def listed(self) -> list[Any] | None:
+        return list(self.values)
+
+    def corners(self) -> list[Any]:
+        return list(self.values)
 
 
 Dimension = Numbers | Choices
@@ -53,8 +97,7 @@ class Space:
 
     def overrides(self, values: Mapping[str, Any]) -> tuple[str, ...]:
         """Return a trial's overrides, from its value in each dimension."""
-        texts = {key: as_word(dimension, values[key]) for key, dimension in self.dimensions.items()}
-        return (*self.fixed, *(f"{self.dimensions[key].word}={text}" for key, text in texts.items()))
+        return (*self.fixed, *(f"{each.key}={each.text(values[name])}" for name, each in self.dimensions.items()))
 
     def name(self, values: Mapping[str, Any]) -> str:
         """Return a trial's name: "optimizer.lr=0.001234 model=mlp"."""
@@ -62,47 +105,9 @@ class Space:
 
     def corners(self) -> list[dict[str, Any]]:
         """Return trials with every choice and both ends of each interval, to check before the search."""
-        values = {key: _corners(dimension) for key, dimension in self.dimensions.items()}
-        first = {key: found[0] for key, found in values.items()}
-        return [first, *({**first, key: value} for key, found in values.items() for value in found[1:])]
-
-
-def as_word(dimension: Dimension, value: Any) -> str:
-    """Return the value as on the command line."""
-    if isinstance(dimension, Choices):
-        return str(value)
-    if dimension.is_whole:
-        return str(int(value))
-    return repr(float(value)) if dimension.step is None else f"{value:.12g}"  # 0.3, not 0.30000000000000004
-
-
-def distribution(dimension: Dimension) -> BaseDistribution:
-    """Return Optuna's distribution. Imports Optuna."""
-    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-
-    if isinstance(dimension, Choices):
-        return CategoricalDistribution(dimension.values)
-    if dimension.is_whole:
-        low, high, step = int(dimension.low), int(dimension.high), int(dimension.step or 1)
-        return IntDistribution(low, high, log=dimension.is_log, step=step)
-    return FloatDistribution(dimension.low, dimension.high, log=dimension.is_log, step=dimension.step)
-
-
-def listed(dimension: Dimension) -> list[Any] | None:
-    """Return all values of a dimension; None for an interval of floats."""
-    if isinstance(dimension, Choices):
-        return list(dimension.values)
-    if dimension.step is None:
-        return None
-    count = round((dimension.high - dimension.low) / dimension.step) + 1
-    values = [dimension.low + index * dimension.step for index in range(count)]
-    return values if dimension.is_whole else [float(f"{value:.12g}") for value in values]
-
-
-def _corners(dimension: Dimension) -> list[Any]:
-    if isinstance(dimension, Choices):
-        return list(dimension.values)
-    return list(dict.fromkeys([dimension.low, dimension.high]))
+        values = {key: dimension.corners() for key, dimension in self.dimensions.items()}
+        first = {key: each[0] for key, each in values.items()}
+        return [first, *({**first, key: value} for key, each in values.items() for value in each[1:])]
 
 
 def _short(value: Any) -> str:
@@ -111,3 +116,100 @@ def _short(value: Any) -> str:
 
 def _plain(text: str) -> str:
     return re.sub(r"\\(.)", r"\1", text)  # Hydra's escapes: cuda\:0
+
+
+def read_space(overrides: Sequence[str], config_loader: Any, *, more: Mapping[str, Any] | None = None) -> Space:
+    """Return the search space of the command line and of `hydra.sweeper.params` (more); the command line wins.
+
+    Raises: RunnerError with all its problems; Hydra's error for overrides that can't be parsed.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    parser = OverridesParser.create(config_loader=config_loader)
+    own = parser.parse_overrides(list(overrides))
+    refuse_swept_settings(own)
+    typed = {override.key_or_group for override in own}
+    every = [each for each in parsed_params(parser, more or {}) if each.key_or_group not in typed] + own
+    single = [each for each in every if not each.is_sweep_override() and not is_of_the_sweep(each)]
+    dimensions: dict[str, Dimension] = {}
+    problems: list[Problem] = []
+    for override in every:
+        if override.is_sweep_override():
+            try:
+                dimension = _dimension(override)
+            except RunnerError as error:
+                problems += error.problems
+                continue
+            key = dimension.key.lstrip("+~")
+            if key in dimensions:
+                problems.append(Problem(str(override.input_line), f"`{key}` is set twice", f"set `{key}` once"))
+            dimensions[key] = dimension
+    if not dimensions and not problems:
+        problem = "no argument has several values, so there is nothing to search for"
+        example = "'optimizer.lr=tag(log,interval(1e-4,1e-1))'"
+        problems.append(Problem.suggest(" ".join(overrides) or "no words", problem, [example]))
+    refuse(problems)
+    return Space(tuple(str(each.input_line) for each in single), dimensions)
+
+
+def _dimension(override: Override) -> Dimension:
+    from hydra.core.override_parser.types import IntervalSweep, RangeSweep
+
+    value: Any = override.value()
+    if tags := set(getattr(value, "tags", ())) - {"log"}:
+        raise _problem(override, f"there is no tag {min(tags)}", "tag(log,interval(1e-4,1e-1))")
+    if isinstance(value, IntervalSweep):
+        return _interval(override, value)
+    if isinstance(value, RangeSweep):
+        return _range(override, value)
+    return _choices(override, value)
+
+
+def _interval(override: Override, value: IntervalSweep) -> Numbers:
+    low, high, is_log = value.start, value.end, "log" in value.tags
+    assert low is not None and high is not None
+    key, tag = override.key_or_group, "tag(log,{})" if is_log else "{}"
+    if not low < high:
+        raise _problem(override, "an interval goes up", tag.format(f"interval({high:g},{low:g})"))
+    if is_log and low <= 0:
+        least = 1 if isinstance(low, int) else f"{high / 1000:g}"
+        raise _problem(override, "a logarithmic interval begins above 0", f"tag(log,interval({least},{high:g}))")
+    if isinstance(low, float) and (known := find_key(key)) is not None and known.kind.startswith("int"):
+        problem = f"{key} is a whole number, and an interval is one of floats"
+        raise _problem(override, problem, tag.format(f"int(interval({low:g},{high:g}))"))
+    return Numbers(override.get_key_element(), low, high, 1 if isinstance(low, int) else None, is_log)
+
+
+def _range(override: Override, value: RangeSweep) -> Numbers:
+    is_log = "log" in value.tags
+    if not value.step:
+        raise _problem(override, "a step of 0 leads nowhere", f"range({value.start},{value.stop})")
+    numbers = sorted(value.range())
+    if not numbers:
+        problem = "the range has no values: it goes from its start towards its end, which is not part of it"
+        assert value.start is not None and value.stop is not None
+        first, last = (value.stop, value.start) if value.start != value.stop else (value.start, value.start + 1)
+        raise _problem(override, problem, f"range({first},{last})")
+    if is_log and (value.step != 1 or numbers[0] < 1):
+        problem = "a logarithmic range has steps of 1, and begins at 1 or above"
+        raise _problem(override, problem, f"tag(log,interval({max(numbers[0], 1):g},{numbers[-1]:g}))")
+    return Numbers(override.get_key_element(), numbers[0], numbers[-1], abs(value.step), is_log)
+
+
+def _choices(override: Override, value: Any) -> Choices:
+    from hydra.core.override_parser.types import ChoiceSweep, Transformer
+
+    if getattr(value, "tags", ()):
+        problem, fix = "choices have no scale", f"remove `tag(log, ...)` from `{override.key_or_group}`"
+        raise RunnerError.of(str(override.input_line), problem, fix)
+    if isinstance(value, ChoiceSweep):  # not by sweep_string_iterator(), which may shuffle
+        texts = [Transformer.str(element) for element in value.list]
+    else:
+        texts = list(override.sweep_string_iterator())
+    if not texts:
+        raise _problem(override, f"no file in {override.key_or_group} has such a name", "glob(*)")
+    return Choices(override.get_key_element(), tuple(dict.fromkeys(texts)))
+
+
+def _problem(override: Override, problem: str, value: str) -> RunnerError:
+    return RunnerError.suggest(str(override.input_line), problem, [shlex.quote(f"{override.key_or_group}={value}")])

@@ -25,7 +25,7 @@ from runner.sweep.jobs.prepare import (
     grid_params,
     zips_of,
 )
-from runner.sweep.jobs.slots import anywhere, devices_for
+from runner.sweep.launchers.local import anywhere, devices_for
 from runner.sweep.launchers.ray import devices_in
 from runner.sweep.sweep import Plan, _folder_problems, _jobs_to_run, _twins
 
@@ -73,16 +73,15 @@ def test_values_that_go_together_are_rows_and_no_product(loader):
         "name": ["it's", "1"],
         "optimizer.lr": [1e-3, 3e-5],
     }
-    found = combinations(["seed=1,2", "train.compile=false"], loader, zipped=[zipped])
+    jobs = combinations(["seed=1,2", "train.compile=false"], loader, zipped=[zipped])
     rows = ["model=mlp", "+model.sizes=[8,8]", r"name='it\'s'", "optimizer.lr=0.001"]
     others = ["model=cnn", "+model.sizes=null", "name='1'", "optimizer.lr=3e-05"]
     expected = [(f"seed={seed}", "train.compile=False", *row) for seed in (1, 2) for row in (rows, others)]
-    assert [overrides for overrides, _ in found] == expected
-    assert found[1][1] == "seed=1 model=cnn +model.sizes=null name='1' optimizer.lr=3e-05"
-    assert [overrides for overrides, _ in combinations(["seed=3"], loader, zipped=[{"name": [True]}])] == [
-        ("seed=3", "name=true")
-    ]
-    read = [override.value() for override in OverridesParser.create().parse_overrides(found[0][0])]
+    assert [overrides for overrides, _ in jobs] == expected
+    assert jobs[1][1] == "seed=1 model=cnn +model.sizes=null name='1' optimizer.lr=3e-05"
+    ((single, _),) = combinations(["seed=3"], loader, zipped=[{"name": [True]}])
+    assert single == ("seed=3", "name=true")
+    read = [override.value() for override in OverridesParser.create().parse_overrides(jobs[0][0])]
     assert [str(getattr(value, "text", value)) for value in read] == ["1", "False", "mlp", "[8, 8]", "it's", "0.001"]
 
 
@@ -210,16 +209,17 @@ def test_a_files_mode_makes_a_sweep_of_a_command(own_folder, monkeypatch, messag
     messages(problems_of(runner.run, ["experiment=two"]))
 
 
+def named_by_overrides(left_out=""):
+    """Return a composer of jobs whose directories have the names of their overrides, without this key."""
+    subdir = "hydra.sweep.subdir=${hydra.job.override_dirname}"
+    loader, keys = compose.CheckedLoader(), f"hydra.job.config.override_dirname.exclude_keys=[{left_out}]"
+    return Composer(loader, loader.load_configuration("config", [subdir, keys], RunMode.MULTIRUN))
+
+
 def test_a_jobs_folder_is_named_as_hydra_is_told():
-    named = [
-        "hydra.sweep.subdir=${hydra.job.override_dirname}",
-        "hydra.job.config.override_dirname.exclude_keys=[data]",
-    ]
-    loader = compose.CheckedLoader()
-    master = loader.load_configuration("config", named, RunMode.MULTIRUN)
     jobs = [Job(number, ("data=iris", f"device=cuda\\:{number}"), "") for number in (0, 1)]
     jobs.append(Job(2, ("seed=1",), "", folder_name="as it was"))
-    composer = Composer(loader, master)
+    composer = named_by_overrides("data")
     configs = [composer.compose(job) for job in jobs]
     assert [job.folder_name for job in jobs] == ["device=cuda:0", "device=cuda:1", "as it was"]
     assert [config.hydra.sweep.subdir for config in configs] == [job.folder_name for job in jobs]
@@ -227,26 +227,19 @@ def test_a_jobs_folder_is_named_as_hydra_is_told():
 
 
 @pytest.mark.parametrize(("left_out", "shared"), [("seed", ["model=linear", "model=mlp"]), ("data", [])])
-def test_a_folder_without_the_seed_is_refused_where_seeds_are_to_be_added(left_out, shared, tmp_path):
-    named = [
-        "hydra.sweep.subdir=${hydra.job.override_dirname}",
-        f"hydra.job.config.override_dirname.exclude_keys=[{left_out}]",
-    ]
-    words = [((f"model={model}", "seed=3"), "") for model in ("linear", "mlp")]
-    jobs = {number: Job(number, overrides, "") for number, (overrides, _) in enumerate(words)}
-    loader = compose.CheckedLoader()
-    composer = Composer(loader, loader.load_configuration("config", named, RunMode.MULTIRUN))
+def test_directories_need_the_seed_where_seeds_are_added(left_out, shared, tmp_path):
+    jobs = {number: Job(number, (f"model={model}", "seed=3"), "") for number, model in enumerate(("linear", "mlp"))}
+    composer = named_by_overrides(left_out)
     prepared = [PreparedJob(job, composer.compose(job)) for job in jobs.values()]
-    plan = Plan((), words, lambda context: None, adds_seeds=True)
+    plan = Plan((), [(job.overrides, "") for job in jobs.values()], lambda context: None, adds_seeds=True)
     twins = _twins(plan, prepared, composer)
     assert [job.overrides[-1] for job in twins] == ["seed=4", "seed=4"]
-    found = _folder_problems(plan, Sweep(tmp_path, "1", 0, (), jobs=jobs), twins)
-    assert [problem.source.partition("subdir=")[2] for problem in found] == shared
+    problems = _folder_problems(plan, Sweep(tmp_path, "1", 0, (), jobs=jobs), twins)
+    assert [problem.source.partition("subdir=")[2] for problem in problems] == shared
 
 
 def test_a_job_that_differs_in_numbers_is_composed_as_hydra_would():
     """A copy of another job's configuration with other numbers equals Hydra's composition, which takes 0.1 s per job."""
-    named = ["hydra.sweep.subdir=${hydra.job.override_dirname}"]
     each = [
         ("model=mlp", "seed=1", "optimizer.lr=0.1"),
         ("model=mlp", "seed=2", "optimizer.lr=1e-3"),
@@ -257,12 +250,10 @@ def test_a_job_that_differs_in_numbers_is_composed_as_hydra_would():
         ("seed=9", "model=mlp", "train.clip_grad_norm=2", "optimizer=sgd"),
         ("seed=9", "model=mlp", "train.clip_grad_norm=0.25", "optimizer=sgd"),
     ]
-    loader = compose.CheckedLoader()
-    master = loader.load_configuration("config", named, RunMode.MULTIRUN)
-    composer = Composer(loader, master)
+    composer = named_by_overrides()
     for number, words in enumerate(each):
         job, alone = Job(number, words, ""), Job(number, words, "")
-        found, wanted = composer.compose(job), Composer(loader, master).compose(alone)
+        found, wanted = composer.compose(job), named_by_overrides().compose(alone)
         assert OmegaConf.to_yaml(found) == OmegaConf.to_yaml(wanted)
         assert job.folder_name == alone.folder_name
 

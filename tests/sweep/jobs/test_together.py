@@ -63,7 +63,7 @@ def test_a_group_for_each_that_may_run_at_a_time(num_slots, batch, expected):
     found = in_groups(prepared, batch="auto", num_slots=lambda devices, num_jobs: num_jobs // 4)
     assert [group.num_groups for group in found] == [2, 2]
     assert in_words(found) == [
-        "8 jobs differ in numbers alone: trained together, in 2 groups (sweep.batch=off: one by one)"
+        "8 jobs differ only in numbers: trained together, in 2 groups (sweep.batch=off: one by one)"
     ]
 
 
@@ -81,4 +81,4 @@ def test_settings_that_each_needs_for_itself_are_told(word, why):
         batch="auto",
         num_slots=lambda devices, num_jobs: num_jobs // 4,
     )
-    assert in_words(found) == [f"4 jobs that differ in numbers alone are trained one by one: {why}"]
+    assert in_words(found) == [f"4 jobs that differ only in numbers are trained one by one: {why}"]

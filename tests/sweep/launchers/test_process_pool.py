@@ -12,7 +12,7 @@ from pathlib import Path
 import jobs_for_nursery
 import psutil
 import pytest
-from waiting import LONGEST
+from waiting import LONGEST, wait_for
 
 from runner.sweep.launchers import local
 from runner.sweep.launchers.process_pool import FORKS, Ended, ProcessPool, call
@@ -21,68 +21,57 @@ from runner.version import PACKAGES
 
 SUPPORT = str(Path(jobs_for_nursery.__file__).parent)
 KINDS = [True, False] if FORKS else [False]
+PATHS = {"PYTHONPATH": os.pathsep.join([SUPPORT, str(PACKAGES)])}
+forking = pytest.mark.skipif(not FORKS, reason="each job is a separate process")
 
 
 @pytest.fixture(params=KINDS, ids=lambda forks: "fork" if forks else "spawn")
-def nursery(request):
-    environment = {"PYTHONPATH": os.pathsep.join([SUPPORT, str(PACKAGES)]), "CUDA_VISIBLE_DEVICES": "3"}
-    opened = ProcessPool(environment, preload=["statistics"], forks=request.param)
-    yield opened
-    opened.close()
+def pool(request):
+    with ProcessPool(PATHS | {"CUDA_VISIBLE_DEVICES": "3"}, preload=["statistics"], forks=request.param) as opened:
+        yield opened
 
 
 def request(function, payload, log, number=0, **fields):
     return Request(number, f"jobs_for_nursery:{function}", str(payload).encode(), str(log), **fields)
 
 
-def all_ended(nursery, count):
-    found = []
+def all_ended(pool, count):
+    ended = []
     deadline = time.monotonic() + LONGEST
-    while len(found) < count and time.monotonic() < deadline:
-        select.select([nursery], [], [], 0.1)
-        found += nursery.ended()
-    return sorted(found, key=lambda ended: ended.number)
+    while len(ended) < count and time.monotonic() < deadline:
+        select.select([pool], [], [], 0.1)
+        ended += pool.ended()
+    return sorted(ended, key=lambda each: each.number)
 
 
-def wait_for(path):
-    deadline = time.monotonic() + LONGEST
-    while not path.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return [int(word) for word in path.read_text().split()]
+def read_pids(path):
+    wait_for(path.exists)
+    return [int(pid) for pid in path.read_text().split()]
 
 
-def gone(*pids):
-    deadline = time.monotonic() + LONGEST
-    while any(is_running(pid) for pid in pids):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
+def are_gone(*pids):
+    def is_gone(pid):
+        try:
+            return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return True
+
+    wait_for(lambda: all(map(is_gone, pids)))
     return True
 
 
-def is_running(pid):
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:  # it may end between two calls
-        return False
-
-
-def test_each_job_is_a_fresh_process_that_was_warm_already(nursery, tmp_path):
+def test_each_job_is_a_fresh_process_that_was_warm_already(pool, tmp_path):
     for number in range(3):
-        nursery.start(request("report", tmp_path / f"{number}.json", tmp_path / f"{number}.log", number))
-    assert all_ended(nursery, 3) == [Ended(number, 0) for number in range(3)]
+        pool.start(request("report", tmp_path / f"{number}.json", tmp_path / f"{number}.log", number))
+    assert all_ended(pool, 3) == [Ended(number, 0) for number in range(3)]
     found = [json.loads((tmp_path / f"{number}.json").read_text()) for number in range(3)]
     assert len({facts["pid"] for facts in found}) == 3
     for facts in found:
         assert facts["warm"] and facts["visible"] == "3" and facts["stdin"] == ""
         assert facts["session"] == facts["pid"]
     assert (tmp_path / "1.log").read_text() == "hello from the job\nand from its stderr\n"
-
-
-def test_the_environment_of_a_request_wins(nursery, tmp_path):
-    nursery.start(request("report", tmp_path / "x.json", tmp_path / "x.log", environment={"CUDA_VISIBLE_DEVICES": ""}))
-    all_ended(nursery, 1)
+    pool.start(request("report", tmp_path / "x.json", tmp_path / "x.log", environment={"CUDA_VISIBLE_DEVICES": ""}))
+    all_ended(pool, 1)
     assert json.loads((tmp_path / "x.json").read_text())["visible"] == ""
 
 
@@ -90,67 +79,55 @@ def test_the_environment_of_a_request_wins(nursery, tmp_path):
     ("what", "code"),
     [("0", 0), ("3", 3), ("raise", 1), ("sys.exit", 7), ("os._exit", 9), ("SIGSEGV", -11), ("SIGKILL", -9)],
 )
-def test_a_job_that_ends_in_any_way_is_told_and_others_do_not_notice(nursery, tmp_path, what, code):
-    nursery.start(request("end_as_told", what, tmp_path / "log"))
-    nursery.start(request("report", tmp_path / "other.json", tmp_path / "other.log", 1))
-    assert all_ended(nursery, 2) == [Ended(0, code), Ended(1, 0)]
-    assert nursery.running == []
+def test_each_end_of_a_job_is_reported(pool, tmp_path, what, code):
+    pool.start(request("end_as_told", what, tmp_path / "log"))
+    pool.start(request("report", tmp_path / "other.json", tmp_path / "other.log", 1))
+    assert all_ended(pool, 2) == [Ended(0, code), Ended(1, 0)]
+    assert pool.running == [] and (what != "raise" or "ValueError: no" in (tmp_path / "log").read_text())
 
 
-def test_who_waits_hears_of_an_end_where_nobody_forks(tmp_path):
-    nursery = ProcessPool({"PYTHONPATH": os.pathsep.join([SUPPORT, str(PACKAGES)])}, forks=False)
-    nursery.start(request("end_as_told", "3", tmp_path / "log"))
-    assert gone(nursery._pids[0])
-    assert select.select([nursery], [], [], 0)[0], "it is found to have ended by looking now and then"
-    assert nursery.ended() == [Ended(0, 3)]
-    nursery.close()
+def test_end_of_an_unforked_job_is_seen(tmp_path, monkeypatch):
+    with ProcessPool(PATHS, forks=False) as pool:
+        pool.start(request("end_as_told", "3", tmp_path / "log"))
+        assert are_gone(pool._pids[0])
+        assert select.select([pool], [], [], 0)[0], "it is found to have ended by looking now and then"
+        assert pool.ended() == [Ended(0, 3)]
+        with monkeypatch.context() as patch:  # its last event comes late
+            patch.setattr(pool, "_news", list)
+            pool.start(request("end_as_told", "3", tmp_path / "log"))
+            assert all_ended(pool, 1) == [Ended(0, 3)]
+        assert pool.ended() == []
 
 
-def test_a_last_word_that_comes_late_says_nothing_new(tmp_path, monkeypatch):
-    nursery = ProcessPool({"PYTHONPATH": os.pathsep.join([SUPPORT, str(PACKAGES)])}, forks=False)
-    with monkeypatch.context() as patch:
-        patch.setattr(nursery, "_news", list)
-        nursery.start(request("end_as_told", "3", tmp_path / "log"))
-        assert all_ended(nursery, 1) == [Ended(0, 3)]
-    assert nursery.ended() == []
-    nursery.close()
+def test_a_job_is_stopped_with_what_it_started(pool, tmp_path):
+    pool.start(request("wait", f"{tmp_path / 'pids'}:yes", tmp_path / "log"))
+    pids = read_pids(tmp_path / "pids")
+    pool.ended()
+    pool.signal(0, signal.SIGKILL, whole_group=True)
+    assert all_ended(pool, 1) == [Ended(0, -9)]
+    assert are_gone(*pids)
 
 
-def test_what_a_job_raised_is_in_its_log(nursery, tmp_path):
-    nursery.start(request("end_as_told", "raise", tmp_path / "log"))
-    all_ended(nursery, 1)
-    assert "ValueError: no" in (tmp_path / "log").read_text()
+def test_a_signal_for_a_job_that_has_no_process_yet_is_not_lost(pool, tmp_path):
+    pool.start(request("wait", f"{tmp_path / 'pids'}:no", tmp_path / "log"))
+    pool.signal(0, signal.SIGKILL)
+    assert all_ended(pool, 1) == [Ended(0, -signal.SIGKILL)]
 
 
-def test_a_job_is_stopped_with_what_it_started(nursery, tmp_path):
-    nursery.start(request("wait", f"{tmp_path / 'pids'}:yes", tmp_path / "log"))
-    pids = wait_for(tmp_path / "pids")
-    nursery.ended()
-    nursery.signal(0, signal.SIGKILL, whole_group=True)
-    assert all_ended(nursery, 1) == [Ended(0, -9)]
-    assert gone(*pids)
-
-
-def test_a_signal_for_a_job_that_has_no_process_yet_is_not_lost(nursery, tmp_path):
-    nursery.start(request("wait", f"{tmp_path / 'pids'}:no", tmp_path / "log"))
-    nursery.signal(0, signal.SIGKILL)
-    assert all_ended(nursery, 1) == [Ended(0, -signal.SIGKILL)]
-
-
-def test_closing_ends_what_still_runs(nursery, tmp_path):
-    nursery.start(request("wait", f"{tmp_path / 'pids'}:no", tmp_path / "log", grace_seconds=0.2))
-    pids = wait_for(tmp_path / "pids")
-    nursery.close()
-    assert gone(*pids)
-    nursery.__init__({})  # for the fixture's close
+def test_closing_ends_what_still_runs(pool, tmp_path):
+    pool.start(request("wait", f"{tmp_path / 'pids'}:no", tmp_path / "log", grace_seconds=0.2))
+    pids = read_pids(tmp_path / "pids")
+    pool.close()
+    assert are_gone(*pids)
+    pool.__init__({})  # for the fixture's close
 
 
 @pytest.mark.parametrize("forks", KINDS)
 def test_closing_does_not_wait_until_it_is_warm(forks, tmp_path):
     (tmp_path / "slow_to_import.py").write_text("import time\ntime.sleep(600)")
-    nursery = ProcessPool({"PYTHONPATH": str(tmp_path)}, preload=["slow_to_import"], forks=forks)
-    nursery.close()
-    assert nursery._warm.returncode == -signal.SIGTERM
+    pool = ProcessPool({"PYTHONPATH": str(tmp_path)}, preload=["slow_to_import"], forks=forks)
+    pool.close()
+    assert pool._warm.returncode == -signal.SIGTERM
 
 
 def test_what_is_warmed_up_in_a_folder_leaves_none_behind(tmp_path):
@@ -167,7 +144,7 @@ def test_what_is_warmed_up_in_a_folder_leaves_none_behind(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not FORKS, reason="each job is a process of its own")
+@forking
 def test_a_forked_job_computes_on_the_device(device, tmp_path):
     """The process that forks jobs may not query a GPU, also on a machine without one."""
     (tmp_path / "no_looking.py").write_text(
@@ -181,64 +158,58 @@ def test_a_forked_job_computes_on_the_device(device, tmp_path):
         "FakeTensorMode.__enter__ = refused(FakeTensorMode.__enter__)\n"
     )
     paths = {"PYTHONPATH": os.pathsep.join([SUPPORT, str(PACKAGES), str(tmp_path)])}
-    nursery = ProcessPool(paths, preload=["no_looking", *local.PRELOAD, "runner.sweep.search.preload"])
-    try:
-        assert call(nursery, jobs_for_nursery.on_device, str(device)) == 3.0
-    finally:
-        nursery.close()
+    with ProcessPool(paths, preload=["no_looking", *local.PRELOAD, "runner.sweep.search.preload"]) as pool:
+        assert call(pool, jobs_for_nursery.on_device, str(device)) == 3.0
 
 
-def test_a_call_gives_the_answer_or_what_was_raised(nursery):
-    assert call(nursery, jobs_for_nursery.add, 2, 3) == 5
+def test_a_call_gives_the_answer_or_what_was_raised(pool):
+    assert call(pool, jobs_for_nursery.add, 2, 3) == 5
     with pytest.raises(ValueError, match="it does not work"):
-        call(nursery, jobs_for_nursery.fail)
+        call(pool, jobs_for_nursery.fail)
     with pytest.raises(RuntimeError, match="last words"):
-        call(nursery, jobs_for_nursery.die)
-    assert call(nursery, jobs_for_nursery.add, "a", "b") == "ab"
+        call(pool, jobs_for_nursery.die)
+    assert call(pool, jobs_for_nursery.add, "a", "b") == "ab"
 
 
-@pytest.mark.skipif(not FORKS, reason="where no process forks there is none to lose")
+@forking
 def test_the_warm_process_is_replaced_and_its_jobs_are_told_as_lost(tmp_path):
-    nursery = ProcessPool({"PYTHONPATH": os.pathsep.join([SUPPORT, str(PACKAGES)])})
-    nursery.start(request("wait", f"{tmp_path / 'pids'}:yes", tmp_path / "log"))
-    pids = wait_for(tmp_path / "pids")
-    nursery.ended()
-    os.kill(nursery._warm.pid, signal.SIGKILL)
-    assert all_ended(nursery, 1) == [Ended(0, None)]
-    assert gone(*pids)
-    assert call(nursery, jobs_for_nursery.add, 1, 1) == 2
-    nursery.close()
+    with ProcessPool(PATHS) as pool:
+        pool.start(request("wait", f"{tmp_path / 'pids'}:yes", tmp_path / "log"))
+        pids = read_pids(tmp_path / "pids")
+        pool.ended()
+        os.kill(pool._warm.pid, signal.SIGKILL)
+        assert all_ended(pool, 1) == [Ended(0, None)]
+        assert are_gone(*pids)
+        assert call(pool, jobs_for_nursery.add, 1, 1) == 2
 
 
-@pytest.mark.skipif(not FORKS, reason="where no process forks there is none to lose")
+@forking
 @pytest.mark.parametrize("is_known", [True, False], ids=["after a look", "before one"])
 def test_jobs_are_told_as_lost_where_the_next_one_starts_before_a_look(tmp_path, is_known):
-    nursery = ProcessPool({"PYTHONPATH": os.pathsep.join([SUPPORT, str(PACKAGES)])})
-    nursery.start(request("wait", f"{tmp_path / 'pids'}:yes", tmp_path / "log"))
-    pids = wait_for(tmp_path / "pids")
-    select.select([nursery], [], [], LONGEST)  # it has reported the pid
-    assert nursery.ended() == [] if is_known else nursery._pids == {0: 0}
-    os.kill(nursery._warm.pid, signal.SIGKILL)
-    nursery._warm.wait()
-    nursery.start(request("end_as_told", "3", tmp_path / "log", 1))
-    assert nursery.running == [1]
-    assert all_ended(nursery, 2) == [Ended(0, None), Ended(1, 3)]
-    assert gone(*pids)
-    nursery.close()
+    with ProcessPool(PATHS) as pool:
+        pool.start(request("wait", f"{tmp_path / 'pids'}:yes", tmp_path / "log"))
+        pids = read_pids(tmp_path / "pids")
+        select.select([pool], [], [], LONGEST)  # it has reported the pid
+        assert pool.ended() == [] if is_known else pool._pids == {0: 0}
+        os.kill(pool._warm.pid, signal.SIGKILL)
+        pool._warm.wait()
+        pool.start(request("end_as_told", "3", tmp_path / "log", 1))
+        assert pool.running == [1]
+        assert all_ended(pool, 2) == [Ended(0, None), Ended(1, 3)]
+        assert are_gone(*pids)
 
 
-@pytest.mark.skipif(not FORKS, reason="where no process forks there is none to lose")
+@forking
 def test_a_job_that_was_asked_for_and_lost_takes_none_of_its_number_with_it(tmp_path):
-    nursery = ProcessPool({"PYTHONPATH": os.pathsep.join([SUPPORT, str(PACKAGES)])})
-    assert call(nursery, jobs_for_nursery.add, 1, 1) == 2
-    os.kill(nursery._warm.pid, signal.SIGSTOP)  # it no longer reads requests
-    nursery.start(request("end_as_told", "0", tmp_path / "log"))
-    os.kill(nursery._warm.pid, signal.SIGKILL)
-    nursery._warm.wait()
-    assert nursery.ended() == [Ended(0, None)]
-    nursery.start(request("end_as_told", "3", tmp_path / "log"))
-    assert all_ended(nursery, 1) == [Ended(0, 3)]
-    nursery.close()
+    with ProcessPool(PATHS) as pool:
+        assert call(pool, jobs_for_nursery.add, 1, 1) == 2
+        os.kill(pool._warm.pid, signal.SIGSTOP)  # it no longer reads requests
+        pool.start(request("end_as_told", "0", tmp_path / "log"))
+        os.kill(pool._warm.pid, signal.SIGKILL)
+        pool._warm.wait()
+        assert pool.ended() == [Ended(0, None)]
+        pool.start(request("end_as_told", "3", tmp_path / "log"))
+        assert all_ended(pool, 1) == [Ended(0, 3)]
 
 
 @pytest.mark.parametrize("forks", KINDS)
@@ -246,18 +217,18 @@ def test_a_job_that_was_asked_for_and_lost_takes_none_of_its_number_with_it(tmp_
 def test_a_killed_owner_leaves_no_process(tmp_path, forks, cares):
     script = (
         "import sys, time; from runner.sweep.launchers.process_pool import ProcessPool; from runner.sweep.launchers.worker import Request\n"
-        "nursery = ProcessPool({}, forks=sys.argv[1] == 'True')\n"
-        "nursery.start(Request(0, 'jobs_for_nursery:wait', sys.argv[2].encode(), sys.argv[3], grace_seconds=0.3))\n"
-        "print(nursery._warm.pid, flush=True)\n"
+        "pool = ProcessPool({}, forks=sys.argv[1] == 'True')\n"
+        "pool.start(Request(0, 'jobs_for_nursery:wait', sys.argv[2].encode(), sys.argv[3], grace_seconds=0.3))\n"
+        "print(pool._warm.pid, flush=True)\n"
         "time.sleep(600)"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([SUPPORT, str(PACKAGES)])}
     command = [sys.executable, "-c", script, str(forks), f"{tmp_path / 'pids'}:{cares}", str(tmp_path / "log")]
     owner = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE)
-    pids = [*wait_for(tmp_path / "pids"), int(owner.stdout.readline())]
+    pids = [*read_pids(tmp_path / "pids"), int(owner.stdout.readline())]
     owner.kill()
     owner.wait()
     owner.stdout.close()
     if not forks and cares == "yes":  # a job that ends in time by its own handler does not end its child processes
         os.kill(pids.pop(1), signal.SIGKILL)
-    assert gone(*pids)
+    assert are_gone(*pids)

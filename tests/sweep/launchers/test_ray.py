@@ -29,16 +29,11 @@ RAY = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
 #: no workers before a job requests them
 RAY |= {"RAY_enable_worker_prestart": "0", "RAY_prestart_worker_first_driver": "0"}
 #: a node's helpers and workers may start slowly on a busy machine (default: 30 and 60 s)
-RAY |= {
-    "RAY_agent_register_timeout_ms": f"{LONGEST * 1000:.0f}",
-    "RAY_worker_register_timeout_seconds": f"{LONGEST:.0f}",
-}
+RAY |= {"RAY_agent_register_timeout_ms": f"{LONGEST * 1000:.0f}"}
+RAY |= {"RAY_worker_register_timeout_seconds": f"{LONGEST:.0f}"}
 SUPPORT = Path(sweeps_in_a_shell.__file__).parent
-HIDING = (
-    ["unshare", "--mount"]
-    if hasattr(os, "getuid") and os.getuid() == 0
-    else ["unshare", "--user", "--map-root-user", "--mount"]
-)
+IS_ROOT = hasattr(os, "getuid") and os.getuid() == 0
+HIDING = ["unshare", *([] if IS_ROOT else ["--user", "--map-root-user"]), "--mount"]
 
 
 @pytest.fixture(autouse=True)
@@ -50,13 +45,8 @@ def forked(warm, monkeypatch):
 def node(name: str, *words: str, door: str = "", before: tuple[str, ...] = ()) -> Iterator[psutil.Process]:
     """Run `ray start --block`, yield once it is ready, and end it with its processes. door: The server that forks its workers."""
     command = [sys.executable, str(SUPPORT / "ray_node.py"), "start", f"--node-name={name}", "--num-cpus=1"]
-    command += [
-        "--object-store-memory=80000000",
-        "--disable-usage-stats",
-        "--dashboard-agent-listen-port=0",
-        "--include-log-monitor=false",
-        "--block",
-    ]
+    command += ["--object-store-memory=80000000", "--disable-usage-stats", "--dashboard-agent-listen-port=0"]
+    command += ["--include-log-monitor=false", "--block"]
     process = subprocess.Popen(
         [*before, *command, *words],
         env={**os.environ, **RAY, DOOR: door},
@@ -157,10 +147,8 @@ def test_each_death_is_a_row_with_its_cause_and_the_others_go_on(cluster, tmp_pa
     assert found["SIGSEGV"] == ("failed", "its process crashed: SIGSEGV, segmentation fault")
     assert found["SIGKILL"][0] == "killed" and found["SIGKILL"][1].startswith("SIGKILL")
     assert found["exit"] == ("failed", "its process ended with exit code 7 and left no summary")
-    assert (
-        found["site"][0] == "killed"
-        and "was lost: The actor is dead because its worker process has died" in found["site"][1]
-    )
+    lost = "was lost: The actor is dead because its worker process has died"
+    assert found["site"][0] == "killed" and lost in found["site"][1]
     wait_for(lambda: not jobs_in(tmp_path))
 
 

@@ -7,7 +7,7 @@ import pytest
 from refused import problems_of
 
 from runner.device import Hardware
-from runner.sweep.launchers.ray import demand_of, devices_in, fits_nowhere, in_words
+from runner.sweep.launchers.ray import RayCluster, devices_in, fits_nowhere, in_words
 
 
 @pytest.mark.parametrize(
@@ -58,8 +58,9 @@ def test_the_question_travels_to_the_process_that_checks_the_jobs():
     ],
 )
 def test_a_job_asks_for_gpus_by_its_device(device, num_gpus, gpu_slots, demand):
-    found = demand_of(device, num_cpus=2, num_gpus=num_gpus, gpu_slots=gpu_slots, resources={"moon": 1})
-    assert found == demand
+    cluster = RayCluster(num_cpus=2, num_gpus=num_gpus, resources={"moon": 1})
+    cluster._gpu_slots = gpu_slots
+    assert cluster.demand(device) == demand
 
 
 def test_a_demand_that_no_single_living_node_could_ever_meet_fits_nowhere():

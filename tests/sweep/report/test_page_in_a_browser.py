@@ -26,9 +26,8 @@ def browser():
 def look(command):
     """Run the browser. Returns its output as (out, err)."""
     for _ in range(TRIES):
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-        )
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        process = subprocess.Popen(command, **streams, start_new_session=True)
         try:
             out, err = process.communicate(timeout=SECONDS)
         except subprocess.TimeoutExpired:
@@ -51,16 +50,9 @@ def render(browser, tmp_path_factory):
         folder = tmp_path_factory.mktemp("rendered")
         page = folder / "page.html"
         page.write_text(text.removesuffix(ending) + f"<script>{deeds}</script>" + ending)
-        flags = [
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--no-first-run",
-            "--disable-dev-shm-usage",
-            "--enable-logging=stderr",
-        ]
+        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-dev-shm-usage"]
+        flags += ["--enable-logging=stderr", "--host-resolver-rules=MAP * ~NOTFOUND"]
         flags += [f"--user-data-dir={folder / 'profile'}", "--virtual-time-budget=15000", "--window-size=1280,1000"]
-        flags += ["--host-resolver-rules=MAP * ~NOTFOUND"]
         out, err = look([browser, *flags, "--dump-dom", page.as_uri()])
         assert "CONSOLE" not in err, err  # an error, or a resource that the page's policy refused
         document = re.sub(r"<script\b.*?</script>", "", out, flags=re.DOTALL)
@@ -72,17 +64,11 @@ def render(browser, tmp_path_factory):
 
 def plot(document, name):
     """Return the HTML of one plot."""
-    begin = document.index(f'id="plot-{name}"')
-    end = document.find("</figure>", begin)
-    return document[begin:end]
+    return document.partition(f'id="plot-{name}"')[2].partition("</figure>")[0]
 
 
 def num_lines(svg):
-    return len(re.findall(r'class="js-line"', svg))
-
-
-def num_points(svg):
-    return len(re.findall(r'<path class="point"', svg))
+    return svg.count('class="js-line"')
 
 
 def jobs(document):
@@ -112,7 +98,7 @@ def test_a_grid_is_drawn_and_nothing_is_loaded(render, grid_file, grid_folder):
     assert 'data-drawn="3"' in document
     assert num_lines(plot(document, "curve-0")) == num_lines(plot(document, "curve-1")) == 12 + 4  # and medians
     assert "0.9775 ± 0.0033</td>" in document
-    assert num_points(plot(document, "keys")) == 3 * 12
+    assert plot(document, "keys").count('<path class="point"') == 3 * 12
     assert jobs(document) == [result.job for result in build.read_report(grid_folder).results]
     assert re.search(r'<tr data-job="4" class="best">', document)
 

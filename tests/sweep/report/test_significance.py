@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from runner.sweep.report import significance
-from runner.sweep.report.comparisons import Configuration, against_best, compared, words_of
+from runner.sweep.report.report import Configuration, against_best, compared, words_of
 from runner.sweep.report.results import Goal, JobResult
 from runner.sweep.report.significance import difference
 
@@ -32,22 +32,27 @@ def test_of_equal_configurations_a_winner_is_named_in_one_of_twenty_at_most(few_
     rng = np.random.default_rng(0)
     for n, num in ((6, 250), (8, 500), (12, 250)):
         wins = sum(difference(*simulated(rng, n)).is_decided for _ in range(num))
-        assert wins <= num * 0.05 + 2 * (num * 0.05 * 0.95) ** 0.5, (n, wins)
+        assert wins <= limit(num), (n, wins)
 
 
 def configuration(name, values):
     """Return a configuration's results. values: By seed and fold."""
     results = [
         JobResult(
-            at, "", (), {}, "finished", "", seed, f"{fold}/5" if fold is not None else None, metrics={"val/loss": value}
+            at, "", (), {}, "finished", "", seed, None if fold is None else f"{fold}/5", metrics={"val/loss": value}
         )
         for at, ((seed, fold), value) in enumerate(values.items())
     ]
     return Configuration(name, tuple(results), ())
 
 
-def beside(a, b):
+def apart(a, b):
     return compared(configuration("a", a), configuration("b", b), Goal("val/loss", "min"), ("a", "b"))
+
+
+def limit(num):
+    """Return how many of N comparisons of equals may name a winner: 5 %, and two standard deviations of chance."""
+    return num * 0.05 + 2 * (num * 0.05 * 0.95) ** 0.5
 
 
 def test_folds_make_no_seeds(few_draws):
@@ -55,25 +60,23 @@ def test_folds_make_no_seeds(few_draws):
     rng, wins = np.random.default_rng(0), 0
     for _ in range(200):
         sides = [{(seed, fold): own + 0.1 * rng.normal() for seed, own in enumerate(rng.normal(size=8)) for fold in range(5)} for _ in "ab"]  # fmt: skip
-        found = beside(*sides)
+        found = apart(*sides)
         assert (found.difference.n, found.difference.is_paired, found.unit) == (8, True, "seeds")
         wins += found.difference.is_decided
-    assert wins <= 200 * 0.05 + 2 * (200 * 0.05 * 0.95) ** 0.5
+    assert wins <= limit(200)
 
 
 def test_values_are_paired_by_seed_and_fold():
     a, b = {(0, k): 1.0 + k for k in range(4)}, {(0, k): 1.5 + k for k in range(1, 9)}
-    found = beside(a, b)
+    found = apart(a, b)
     assert (found.difference.mean, found.difference.n, found.unit) == (-0.5, 3, "folds")
-    assert "more folds" in words_of(beside(a, {place: value + place[1] ** 2 for place, value in a.items()}))
+    assert "more folds" in words_of(apart(a, {place: value + place[1] ** 2 for place, value in a.items()}))
     seeds = {(seed, k): seed + k for seed in (1, 2) for k in range(3)}
     lacking = {place: value + 1 for place, value in seeds.items() if place != (1, 0)}
-    found = beside(seeds, lacking)
-    assert (found.difference.mean, found.difference.n, found.unit) == (-1, 2, "seeds"), (
-        "what one side lacks is left out"
-    )
-    assert beside({(3, None): 1.0}, {(4, None): 2.0}).difference.is_paired is False
-    other = beside({(0, 0): 1.0}, {(0, 1): 2.0})
+    found = apart(seeds, lacking)
+    assert (found.difference.mean, found.difference.n, found.unit) == (-1, 2, "seeds")  # without what one side lacks
+    assert apart({(3, None): 1.0}, {(4, None): 2.0}).difference.is_paired is False
+    other = apart({(0, 0): 1.0}, {(0, 1): 2.0})
     assert (other.difference.is_paired, other.unit) == (False, "folds")
 
 
@@ -95,12 +98,9 @@ def test_differences_that_are_nearly_all_alike_are_decided_too(apart):
     assert found.is_decided and found.low <= found.mean <= found.high
 
 
-def test_seeds_are_paired_by_their_numbers_and_others_left_out():
+def test_only_shared_seeds_are_paired():
     found = difference({3: 1.0, 1: 5.0, 9: 100.0}, {1: 4.0, 3: 0.5, 2: -100.0})
     assert (found.n, found.mean) == (2, 0.75)
-
-
-def test_without_a_seed_on_both_sides_they_are_not_paired():
     rng = np.random.default_rng(2)
     a, b = dict(enumerate(rng.normal(3.0, 1.0, 12))), dict(enumerate(rng.normal(0.0, 1.0, 15), 100))
     found = difference(a, b)
@@ -126,7 +126,7 @@ def test_few_seeds_of_equals_seldom_differ(kind, first):
         found = [difference(of(*x), dict(enumerate(y, first))) for x, y in zip(a.tolist(), b.tolist(), strict=True)]
         assert "t-test" in found[0].test
         wins = sum(each.is_decided for each in found)
-        assert wins <= num * 0.05 + 2 * (num * 0.05 * 0.95) ** 0.5, (n, wins)
+        assert wins <= limit(num), (n, wins)
 
 
 def test_three_seeds_decide_a_plain_difference():
@@ -150,7 +150,7 @@ def test_equal_gaps_of_few_rows_decide_nothing():
 
 
 def test_folds_of_one_seed_take_no_t_test():
-    found = beside({(0, fold): 1.0 + fold / 10 for fold in range(5)}, {(0, fold): 9.0 for fold in range(5)})
+    found = apart({(0, fold): 1.0 + fold / 10 for fold in range(5)}, {(0, fold): 9.0 for fold in range(5)})
     assert (found.unit, found.difference.test, found.verdict) == ("folds", "a sign-flip test", "undecided")
 
 
@@ -210,9 +210,8 @@ def test_the_sign_flip_test_is_scipys_over_all_signs(n, shift):
     values = np.random.default_rng(n).exponential(size=n) - 1 + shift
     values[n // 2] = 0.0
     found = difference(of(*values), of(*np.zeros(n))).p_value
-    expected = stats.permutation_test(
-        (values,), np.mean, permutation_type="samples", vectorized=True, n_resamples=np.inf
-    )
+    settings = {"permutation_type": "samples", "vectorized": True, "n_resamples": np.inf}
+    expected = stats.permutation_test((values,), np.mean, **settings)
     assert found == pytest.approx(expected.pvalue, rel=1e-9)
 
 
@@ -284,16 +283,12 @@ def test_what_diverges_outweighs_what_does_not(num, verdict):
     assert found.p_value == pytest.approx(2 / 2 ** (num or 16), abs=1e-4) or num == 1
 
 
-def test_two_that_diverge_are_alike_and_say_nothing():
+def test_equal_and_huge_values_decide_nothing():
     found = difference(of(INF, INF, *[1.0] * 8), of(INF, INF, *[2.0] * 8))
     assert found.verdict("min") == "better" and found.mean == -0.8
     assert difference(of(INF, INF), of(INF, INF)).p_value == 1.0
-
-
-def test_numbers_whose_squares_no_float_holds_are_undecided():
-    with np.errstate(all="ignore"):
-        found = difference(of(1e300, 3e300), of(1.0, 2.0))
-    assert not found.is_decided
+    with np.errstate(all="ignore"):  # squares that no float holds
+        assert not difference(of(1e300, 3e300), of(1.0, 2.0)).is_decided
 
 
 def results(values, **more):

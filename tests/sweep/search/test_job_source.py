@@ -16,10 +16,10 @@ from runner.experiment.summary import Summary
 from runner.sweep.jobs import ledger
 from runner.sweep.jobs.ledger import Ledger, Sweep
 from runner.sweep.jobs.prepare import PreparedJob
-from runner.sweep.jobs.slots import devices_for
-from runner.sweep.search.job_source import Asking, Suggestions
-from runner.sweep.search.study import Pruning
-from runner.sweep.search.sweeper import read_space
+from runner.sweep.launchers.local import Capacity, devices_for
+from runner.sweep.search.job_source import Suggestions
+from runner.sweep.search.space import read_space
+from runner.sweep.search.study import Pruning, Trials
 from runner.sweep.sweep import SweepContext
 
 pytestmark = pytest.mark.slow
@@ -48,23 +48,18 @@ class Unlaunched(SweepContext):
 class Search:
     """A search in a directory: opened like by a new process, left like after a kill."""
 
-    def __init__(self, folder, *, words=WORDS, goals=LOSS, places=2, pruning=None, retry=False, **settings):
-        sweep = Sweep(folder, "uid", 0, words, goals)
-        if is_new := not (folder / ledger.FILE).exists():
-            self.ledger = Ledger(folder)
+    def __init__(self, folder, *, words=WORDS, goals=LOSS, num_slots=2, pruning=None, retry=False, **settings):
+        sweep = ledger.read(folder) if (folder / ledger.FILE).exists() else None
+        self.ledger, self.said = Ledger(folder), []
+        if sweep is None:
+            sweep = Sweep(folder, "uid", 0, words, goals)
             self.ledger.begin(sweep)
-        else:
-            sweep = ledger.read(folder)
-            self.ledger = Ledger(folder)
-        self.is_new, self.said = is_new, []
         config = OmegaConf.create({"sweep": {"retry": retry}})
-        self.context = Unlaunched(
-            sweep, self.ledger, config, None, Hardware(), True, devices_for, self.said.append, num_slots=places
-        )
+        where = (Hardware(), True, devices_for, Capacity("", num_slots))
+        self.context = Unlaunched(sweep, self.ledger, config, None, *where, self.said.append)
         self.jobs = sweep.jobs
-        space = read_space(words, None)
         try:
-            self.source = Suggestions(self.context, space, goals, settings_with(**settings), pruning)
+            self.source = Suggestions(self.context, read_space(words, None), goals, settings_with(**settings), pruning)
         except BaseException:
             self.ledger.close()
             raise
@@ -105,7 +100,7 @@ class Search:
 
     @property
     def trials(self):
-        return self.source._study.trials()
+        return self.source._trials.all()
 
 
 def distance(values):
@@ -157,13 +152,8 @@ def agrees(search):
 @pytest.mark.parametrize(
     ("sampler", "words", "goals"),
     [
-        ("tpe", WORDS, LOSS),
-        ("random", WORDS, LOSS),
+        *((sampler, WORDS, goals) for sampler in ("tpe", "random", "nsga2") for goals in (LOSS, BOTH)),
         ("cmaes", (*WORDS, "momentum=interval(0,1)"), LOSS),
-        ("nsga2", WORDS, BOTH),
-        ("nsga2", WORDS, LOSS),
-        ("tpe", WORDS, BOTH),
-        ("random", WORDS, BOTH),
         (
             "tpe",
             (*WORDS, "n=int(interval(1,9))", "s=range(1,9,2)", "f=range(0.1,0.5,0.1)", "m=tag(log,range(1,99))"),
@@ -184,11 +174,11 @@ def test_tpe_learns_and_random_does_not():
         late = []
         for seed in range(5):
             study = optuna.create_study(direction="minimize")  # in memory, as a disk would not change the suggestions
-            asking = Asking(study, read_space(WORDS, None), settings_with(sampler=sampler, n_trials=40, seed=seed))
+            asking = Trials(study, read_space(WORDS, None), settings_with(sampler=sampler, n_trials=40, seed=seed))
             for _ in range(40):
                 trial = asking.ask([])
                 asking.tell(trial.number, TrialState.COMPLETE, [distance(trial.params)])
-            late += [trial.value for trial in asking.trials()[20:]]
+            late += [trial.value for trial in asking.all()[20:]]
         means[sampler] = sum(late) / len(late)
     assert means["tpe"] < 0.7 * means["random"]
 
@@ -216,7 +206,7 @@ def test_no_combination_is_run_twice_and_none_is_missed(sampler, search):
 
 
 def test_trials_come_as_places_get_free(search):
-    found = search(places=2, n_trials=6)
+    found = search(num_slots=2, n_trials=6)
     slow, quick = found.start(), found.start()
     assert found.start() is None and found.source.next(1) is None
     for _ in range(4):  # the slow trial blocks no other
@@ -224,19 +214,14 @@ def test_trials_come_as_places_get_free(search):
         quick = found.start()
     assert quick.number == 5 and slow.state == "running"
     found.end(quick)
+    assert [trial.state for trial in found.trials[1:]] == [TrialState.COMPLETE] * 5  # the next one depends on them
     assert found.start() is None  # five have finished, and the sixth is running
     found.end(slow, "failed")
     assert found.start().number == 6  # replaces the failed trial
 
 
-def test_the_next_trial_knows_of_all_that_have_ended(search):
-    found = search(places=1, n_trials=3)
-    found.end(found.start())
-    assert [trial.state for trial in found.trials] == [TrialState.COMPLETE]
-
-
 def test_launchers_that_take_all_at_once_get_batches(search):
-    found = search(places=None, batch=3)
+    found = search(num_slots=None, batch=3)
     assert [found.start() is not None for _ in range(4)] == [True, True, True, False]
 
 
@@ -253,11 +238,11 @@ def test_a_job_knows_its_trial_only_where_it_may_be_pruned(search, tmp_path):
 
 
 def asked(found):
-    found.source._study.ask([])
+    found.source._trials.ask([])
 
 
 def half_asked(found):
-    study = found.source._study._study
+    study = found.source._trials._study
     study._storage.create_new_trial(study._study_id)
 
 
@@ -273,39 +258,26 @@ def summary_written(found):
     found.write(found.start())
 
 
-def told(found):
+def told(found, state="finished"):
     job = found.start()
-    job.state = "finished"
-    found.source.ended(job, found.write(job))
+    job.state, job.error = state, "it burst" if state == "failed" else None
+    found.source.ended(job, found.write(job, state))
 
 
 def pruned_and_told(found):
-    job = found.start()
-    job.state = "pruned"
-    found.source.ended(job, found.write(job, "pruned"))
+    told(found, "pruned")
 
 
 def failed_and_told(found):
-    job = found.start()
-    job.state, job.error = "failed", "it burst"
-    found.source.ended(job, found.write(job, "failed"))
+    told(found, "failed")
 
 
 def without_the_metric(found):
     found.write(found.start(), values={"train/loss": 1.0})
 
 
-POINTS = [
-    (asked, 0, 0),
-    (half_asked, 0, 0),
-    (planned, 1, 0),
-    (running, 1, 0),
-    (summary_written, 0, 1),
-    (told, 0, 1),
-    (pruned_and_told, 0, 1),
-    (failed_and_told, 0, 0),
-    (without_the_metric, 0, 0),
-]
+POINTS = [(asked, 0, 0), (half_asked, 0, 0), (planned, 1, 0), (running, 1, 0), (summary_written, 0, 1), (told, 0, 1)]
+POINTS += [(pruned_and_told, 0, 1), (failed_and_told, 0, 0), (without_the_metric, 0, 0)]
 
 
 @pytest.mark.parametrize(("point", "again", "done"), POINTS, ids=[point.__name__ for point, _, _ in POINTS])
@@ -316,7 +288,8 @@ def test_a_kill_between_any_two_writes_loses_and_repeats_nothing(point, again, d
     point(first)
     first.leave()
     second = search(n_trials=8)
-    assert len(second.source._again) == again and second.source._num_good == 3 + done
+    num_good = sum(job.state in ("finished", "pruned") for job in second.jobs.values())
+    assert (len(second.source._resumed), num_good) == (again, 3 + done)
     before = {number: job.overrides for number, job in second.jobs.items()}
     if again:
         assert second.start().number == 3  # the same trial, in its directory
@@ -337,27 +310,18 @@ def test_all_points_one_after_the_other(search):
     assert len(good(found.trials)) == 30 and agrees(found)
 
 
-def test_a_stopped_trial_goes_on_as_the_same(search):
-    first = search()
-    job = first.start()
-    job.state = "interrupted"
-    first.source.ended(job, Summary())
-    first.ledger.note(job)
-    first.leave()
-    second = search()
-    assert second.trials[0].state == TrialState.RUNNING and second.start().number == 0
-
-
-def test_a_stopped_trial_sends_its_points_where_the_search_does_from_now_on(search):
+@pytest.mark.parametrize("store", ["sqlite:///here.db", "http://there"])
+def test_stopped_trial_continues_and_sends_to_the_current_store(search, store):
     first = search(words=("tracking.uri=http://there", *WORDS))
     job = first.start()
     job.state = "interrupted"
     first.source.ended(job, Summary())
     first.ledger.note(job)
     first.leave()
-    second = search(words=("tracking.uri=sqlite:///here.db", *WORDS))
-    assert second.said == []
-    assert [word for word in second.start().overrides if "tracking" in word] == ["tracking.uri=sqlite:///here.db"]
+    second = search(words=(f"tracking.uri={store}", *WORDS))
+    assert second.trials[0].state == TrialState.RUNNING and second.said == []
+    job = second.start()
+    assert job.number == 0 and [text for text in job.overrides if "tracking" in text] == [f"tracking.uri={store}"]
 
 
 def test_more_trials_go_on_where_it_was_and_repeat_no_suggestion(search):
@@ -414,20 +378,17 @@ def test_failed_trials_do_not_count_and_are_tried_again_when_asked_to(search):
     ]
 
 
-def test_a_search_gives_up_when_its_first_trials_all_fail(search):
-    found = search(n_trials=20)
-    while (job := found.start()) is not None:
-        found.end(job, "failed")
-    assert len(found.jobs) == 5
-    assert found.said == ["search: given up, 5 trials in a row failed; job 4: it burst"]
-
-
-def test_a_search_that_went_well_bears_more(search):
+@pytest.mark.parametrize("num_good", [0, 1])
+def test_search_gives_up_after_failures_in_a_row(search, num_good):
     found = search(n_trials=30)
-    found.end(found.start())
+    for _ in range(num_good):
+        found.end(found.start())
     while (job := found.start()) is not None:
         found.end(job, "failed")
-    assert len(found.jobs) == 11 and len(found.said) == 1
+    num_failed = 10 if num_good else 5
+    last = num_good + num_failed - 1
+    assert found.said == [f"search: given up, {num_failed} trials in a row failed; job {last}: it burst"]
+    assert len(found.jobs) == last + 1
 
 
 def test_a_metric_that_no_job_has_ends_the_search_with_the_first(search):

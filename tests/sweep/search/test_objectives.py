@@ -17,12 +17,7 @@ SUMMARIES = [
     (("val/loss", None), {"val/loss": 0.5}, LOSS, [0.5]),
     (None, {"val/loss": 0.5}, LOSS, [0.5]),
     (("val/loss", 0.2), {"val/loss": 0.5, "val/accuracy": 0.8}, LOSS + ACCURACY, [0.2, 0.8]),
-    (
-        None,
-        {"val/loss": 0.5, "train/loss": 0.1},
-        ACCURACY,
-        "it has no metric val/accuracy; it has train/loss, val/loss",
-    ),
+    (None, {"val/loss": 0, "train/loss": 0}, ACCURACY, "it has no metric val/accuracy; it has train/loss, val/loss"),
     (None, {}, LOSS, "it has no metric val/loss; it has none"),
     (("val/loss", None), {"val/loss": float("nan")}, LOSS, "its val/loss is nan"),
 ]
@@ -38,14 +33,8 @@ def test_the_value_of_the_best_epoch_where_it_was_kept_else_the_last(best, metri
 @pytest.mark.parametrize(
     ("metric", "direction", "expected"),
     [
-        ("val/loss", None, ["minimize"]),
-        ("val/accuracy", None, ["maximize"]),
-        ("val/AUROC", None, ["maximize"]),
-        ("val/f1_macro", None, ["maximize"]),
-        ("val/average_precision", None, ["maximize"]),
-        ("val/f1_loss", None, ["minimize"]),
-        ("val/rmse", None, ["minimize"]),
-        ("val/calibration_error", None, ["minimize"]),
+        *((f"val/{name}", None, ["minimize"]) for name in ("loss", "f1_loss", "rmse", "calibration_error")),
+        *((f"val/{name}", None, ["maximize"]) for name in ("accuracy", "AUROC", "f1_macro", "average_precision")),
         ("val/accuracy", "minimize", ["minimize"]),
         (["val/loss", "val/accuracy"], None, ["minimize", "maximize"]),
         (["val/mae", "speed/samples_per_second"], ["maximize", "minimize"], ["maximize", "minimize"]),
@@ -61,6 +50,9 @@ def test_as_many_directions_as_metrics(messages):
     for metric, direction in ((["val/loss", "val/accuracy"], "minimize"), ("val/loss", ["minimize", "maximize"])):
         _, (problem,) = read_goals(metric, direction)
         messages(problem)
+
+
+REGRESSION = {"_target_": "runner.tasks.Regression"}
 
 
 def config(**changes):
@@ -82,7 +74,10 @@ def config(**changes):
         ("valid/loss", {}, "hydra.sweeper.metric=val/loss"),
         ("val/", {}, "hydra.sweeper.metric=val/loss"),
         ("val/mae", {}, "hydra.sweeper.metric="),
-        ("val/mae", {"task": {"_target_": "runner.tasks.Regression"}}, None),
+        ("val/mae", {"task": REGRESSION}, None),
+        ("val/rmse", {"task": REGRESSION}, None),
+        ("train/rmse", {"task": REGRESSION}, "hydra.sweeper.metric=val/rmse"),
+        ("train/mse", {"task": {**REGRESSION, "loss": "huber"}}, None),
         ("val/dice", {"task": {"_target_": "my_tasks.Segmentation"}}, None),
         ("dice", {"task": {"_target_": "my_tasks.Segmentation"}}, "hydra.sweeper.metric="),
         ("val/f1", {"task": {"metrics": ["f1", "auroc"]}}, None),
@@ -91,9 +86,6 @@ def config(**changes):
         ("val/auroc", {"task": {"metrics": ["auroc"]}}, None),
         ("val/auroc", {}, "hydra.sweeper.metric="),
         ("train/f1", {"task": {"metrics": ["f1"]}}, "hydra.sweeper.metric=val/f1"),
-        ("val/rmse", {"task": {"_target_": "runner.tasks.Regression"}}, None),
-        ("train/rmse", {"task": {"_target_": "runner.tasks.Regression"}}, "hydra.sweeper.metric=val/rmse"),
-        ("train/mse", {"task": {"_target_": "runner.tasks.Regression", "loss": "huber"}}, None),
         ("val/loss", {"data": {"val_fraction": 0}}, "`data.val_fraction=0.1`, or `hydra.sweeper.metric=train/loss`"),
         ("test/loss", {"data": {"test_fraction": 0}}, "data.test_fraction=0.1"),
         ("val/loss", {"data": {"val_fraction": 0, "_target_": "my_data.with_splits"}}, None),
@@ -109,20 +101,23 @@ def test_what_differs_among_the_trials_is_not_judged_before():
     assert not goal_problems(read_goals("val/mae", None)[0], config(), {"task"})
 
 
+KEPT_BY_ACCURACY = ("train.early_stopping.metric=val/accuracy", "train.early_stopping.mode=max")
+
+
 @pytest.mark.parametrize(
     ("goals", "stopping", "expected"),
     [
         (LOSS, {}, ()),
-        (ACCURACY, {}, ("train.early_stopping.metric=val/accuracy", "train.early_stopping.mode=max")),
-        (ACCURACY + LOSS, {}, ("train.early_stopping.metric=val/accuracy", "train.early_stopping.mode=max")),
+        (ACCURACY, {}, KEPT_BY_ACCURACY),
+        (ACCURACY + LOSS, {}, KEPT_BY_ACCURACY),
         (
-            ({"metric": "val/loss", "direction": "maximize"},),
+            read_goals("val/loss", "maximize")[0],
             {},
-            ("train.early_stopping.metric=val/loss", "train.early_stopping.mode=max"),
+            (KEPT_BY_ACCURACY[0].replace("accuracy", "loss"), KEPT_BY_ACCURACY[1]),
         ),
         (ACCURACY, {"metric": "val/loss"}, ()),
         (ACCURACY, {"mode": "min"}, ()),
-        (({"metric": "train/loss", "direction": "minimize"},), {}, ()),
+        (read_goals("train/loss", "minimize")[0], {}, ()),
     ],
 )
 def test_a_run_keeps_its_best_by_the_searched_metric(goals, stopping, expected):

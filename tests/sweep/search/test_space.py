@@ -1,54 +1,30 @@
 """A search's overrides and their dimensions; the overrides that can't be searched, and the fix for each."""
 
-import optuna
 import pytest
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from refused import problems_of
 
 from runner.errors import RunnerError
-from runner.sweep.search.space import Choices, Numbers, Space, as_word, distribution, listed
-from runner.sweep.search.sweeper import read_space
+from runner.sweep.search.space import Choices, Numbers, Space, read_space
 
+CATEGORIES, FLOATS, INTEGERS = CategoricalDistribution, FloatDistribution, IntDistribution
 #: an override, its dimension, Optuna's distribution
-WORDS = [
-    ("a=interval(0,0.5)", Numbers("a", 0.0, 0.5), optuna.distributions.FloatDistribution(0, 0.5)),
-    (
-        "a=tag(log,interval(1e-4,1e-1))",
-        Numbers("a", 1e-4, 0.1, is_log=True),
-        optuna.distributions.FloatDistribution(1e-4, 0.1, log=True),
-    ),
-    ("a=int(interval(3,9))", Numbers("a", 3, 9, 1), optuna.distributions.IntDistribution(3, 9)),
-    (
-        "a=tag(log,int(interval(16,512)))",
-        Numbers("a", 16, 512, 1, is_log=True),
-        optuna.distributions.IntDistribution(16, 512, log=True),
-    ),
-    ("a=range(1,10,4)", Numbers("a", 1, 9, 4), optuna.distributions.IntDistribution(1, 9, step=4)),
-    ("a=range(10,1,-3)", Numbers("a", 4, 10, 3), optuna.distributions.IntDistribution(4, 10, step=3)),
-    ("a=range(3)", Numbers("a", 0, 2, 1), optuna.distributions.IntDistribution(0, 2)),
-    ("a=tag(log,range(1,9))", Numbers("a", 1, 8, 1, True), optuna.distributions.IntDistribution(1, 8, log=True)),
-    ("a=range(0.1,0.5,0.1)", Numbers("a", 0.1, 0.4, 0.1), optuna.distributions.FloatDistribution(0.1, 0.4, step=0.1)),
-    ("a=shuffle(range(1,4))", Numbers("a", 1, 3, 1), optuna.distributions.IntDistribution(1, 3)),
-    (
-        "a=[32],[64,8]",
-        Choices("a", ("[32]", "[64,8]")),
-        optuna.distributions.CategoricalDistribution(("[32]", "[64,8]")),
-    ),
-    ("+a.b=0.1,null", Choices("+a.b", ("0.1", "null")), optuna.distributions.CategoricalDistribution(("0.1", "null"))),
-    (
-        "a=shuffle(3,1,2,1)",
-        Choices("a", ("3", "1", "2")),
-        optuna.distributions.CategoricalDistribution(("3", "1", "2")),
-    ),
-    (
-        "a=cuda:0,cpu",
-        Choices("a", (r"cuda\:0", "cpu")),
-        optuna.distributions.CategoricalDistribution((r"cuda\:0", "cpu")),
-    ),
-    (
-        "a=choice('x y',true)",
-        Choices("a", (r"x\ y", "True")),
-        optuna.distributions.CategoricalDistribution((r"x\ y", "True")),
-    ),
+DIMENSIONS = [
+    ("a=interval(0,0.5)", Numbers("a", 0.0, 0.5), FLOATS(0, 0.5)),
+    ("a=tag(log,interval(1e-4,1e-1))", Numbers("a", 1e-4, 0.1, is_log=True), FLOATS(1e-4, 0.1, log=True)),
+    ("a=int(interval(3,9))", Numbers("a", 3, 9, 1), INTEGERS(3, 9)),
+    ("a=tag(log,int(interval(16,512)))", Numbers("a", 16, 512, 1, is_log=True), INTEGERS(16, 512, log=True)),
+    ("a=range(1,10,4)", Numbers("a", 1, 9, 4), INTEGERS(1, 9, step=4)),
+    ("a=range(10,1,-3)", Numbers("a", 4, 10, 3), INTEGERS(4, 10, step=3)),
+    ("a=range(3)", Numbers("a", 0, 2, 1), INTEGERS(0, 2)),
+    ("a=tag(log,range(1,9))", Numbers("a", 1, 8, 1, True), INTEGERS(1, 8, log=True)),
+    ("a=range(0.1,0.5,0.1)", Numbers("a", 0.1, 0.4, 0.1), FLOATS(0.1, 0.4, step=0.1)),
+    ("a=shuffle(range(1,4))", Numbers("a", 1, 3, 1), INTEGERS(1, 3)),
+    ("a=[32],[64,8]", Choices("a", ("[32]", "[64,8]")), CATEGORIES(("[32]", "[64,8]"))),
+    ("+a.b=0.1,null", Choices("+a.b", ("0.1", "null")), CATEGORIES(("0.1", "null"))),
+    ("a=shuffle(3,1,2,1)", Choices("a", ("3", "1", "2")), CATEGORIES(("3", "1", "2"))),
+    ("a=cuda:0,cpu", Choices("a", (r"cuda\:0", "cpu")), CATEGORIES((r"cuda\:0", "cpu"))),
+    ("a=choice('x y',true)", Choices("a", (r"x\ y", "True")), CATEGORIES((r"x\ y", "True"))),
 ]
 
 #: overrides that are not a search space, and the text that the message must contain
@@ -72,11 +48,11 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("word", "dimension", "optunas"), WORDS, ids=[word for word, _, _ in WORDS])
-def test_a_word_becomes_a_dimension(word, dimension, optunas):
-    space = read_space(["fixed=1", word, "sweep.strict=true"], None)
-    assert space == Space(("fixed=1",), {dimension.word.lstrip("+"): dimension})
-    assert distribution(dimension) == optunas and type(distribution(dimension)) is type(optunas)
+@pytest.mark.parametrize(("override", "dimension", "optunas"), DIMENSIONS, ids=[text for text, _, _ in DIMENSIONS])
+def test_override_becomes_a_dimension(override, dimension, optunas):
+    space = read_space(["fixed=1", override, "sweep.strict=true"], None)
+    assert space == Space(("fixed=1",), {dimension.key.lstrip("+"): dimension})
+    assert dimension.distribution() == optunas and type(dimension.distribution()) is type(optunas)
 
 
 @pytest.mark.parametrize(("words", "mend"), MISTAKES, ids=[" ".join(words) for words, _ in MISTAKES])
@@ -120,8 +96,8 @@ def test_the_corners_have_every_choice_and_both_ends():
 
 
 def test_all_values_of_a_dimension():
-    assert listed(Choices("a", ("x", "y"))) == ["x", "y"]
-    assert listed(Numbers("a", 1, 9, 4)) == [1, 5, 9]
-    assert listed(Numbers("a", 0.1, 0.4, 0.1)) == [0.1, 0.2, 0.3, 0.4]
-    assert listed(Numbers("a", 0.1, 0.4)) is None
-    assert as_word(Numbers("a", 1, 9, 4), 5.0) == "5"
+    assert Choices("a", ("x", "y")).listed() == ["x", "y"]
+    assert Numbers("a", 1, 9, 4).listed() == [1, 5, 9]
+    assert Numbers("a", 0.1, 0.4, 0.1).listed() == [0.1, 0.2, 0.3, 0.4]
+    assert Numbers("a", 0.1, 0.4).listed() is None
+    assert Numbers("a", 1, 9, 4).text(5.0) == "5"

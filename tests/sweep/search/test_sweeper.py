@@ -3,8 +3,10 @@
 import json
 import os
 import random
+import re
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,20 +20,15 @@ from optuna.trial import TrialState
 from runner import cli
 from runner.config.packages import install
 from runner.sweep.jobs import ledger
-from runner.sweep.search.sweeper import _lines, read_space
+from runner.sweep.search.space import read_space
+from runner.sweep.search.sweeper import _lines
 from runner.tracking.journal_reader import read_series
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_jobs")]
 
 LR = "optimizer.lr=tag(log,interval(1e-6,1e-1))"
-COMMON = [
-    "hydra/sweeper=optuna",
-    "model=mlp",
-    "tracking.enabled=false",
-    "sweep.slots.cpu=2",
-    "device=cpu",
-    "task.plots=false",
-]
+COMMON = ["hydra/sweeper=optuna", "model=mlp", "tracking.enabled=false", "sweep.slots.cpu=2", "device=cpu"]
+COMMON += ["task.plots=false"]
 SHORT = ["train.num_epochs=5", "model.hidden_sizes=[16],[32]", LR]
 STATES = {"finished": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL}
 
@@ -87,20 +84,17 @@ def test_trials_run_in_two_slots_and_the_poor_ones_are_pruned(own_folder, capfd)
     assert agrees("found") == list(range(9))
     said = capfd.readouterr().out
     plan = said[: said.index("job 0 started")]
-    for text in (
-        "slots    cpu, cpu (2)",
-        "search   tpe, 9 trials, seed 0",
-        "goal     minimize val/loss",
-        "pruner   median, after 2 epochs, once 2 trials have run to their end",
-        "space    model.hidden_sizes  [16], [32]",
-        "optimizer.lr        1e-06 to 0.1, logarithmic",
-    ):
-        assert text in plan
+    lines = """slots    cpu, cpu (2)
+        search   tpe, 9 trials, seed 0
+        goal     minimize val/loss
+        pruner   median, after 2 epochs, once 2 trials have run to their end
+        space    model.hidden_sizes  [16], [32]
+        optimizer.lr        1e-06 to 0.1, logarithmic"""
+    assert all(line.strip() in plan for line in lines.splitlines())
     pruned = [number for number in range(9) if summary_of("found", number)["status"] == "pruned"]
     assert pruned and all(2 <= summary_of("found", number)["num_epochs"] < 5 for number in pruned)
-    best = min(
-        (trial for trial in trials_of("found") if trial.state == TrialState.COMPLETE), key=lambda trial: trial.value
-    )
+    whole = [trial for trial in trials_of("found") if trial.state == TrialState.COMPLETE]
+    best = min(whole, key=lambda trial: trial.value)
     assert json.loads(Path("found/report.json").read_text())["best_job"] == best.number
     assert capfd.readouterr().err == ""
 
@@ -124,13 +118,8 @@ def test_a_slow_trial_holds_nobody(own_folder):
     )
     (own_folder / "conf/model").mkdir(parents=True)
     (own_folder / "conf/model/waits.yaml").write_text("_target_: my_models.Waits\nclasses: 10\n")
-    words = [
-        "model=waits",
-        "seed=0,1,2",
-        "train.num_epochs=1",
-        "hydra.sweeper.sampler=grid",
-        "hydra.sweeper.pruner=none",
-    ]
+    words = ["model=waits", "seed=0,1,2", "train.num_epochs=1"]
+    words += ["hydra.sweeper.sampler=grid", "hydra.sweeper.pruner=none"]
     assert search(*words) == 0
     events = events_of("found")
     assert [events.index((number, "finished")) < events.index((0, "finished")) for number in (1, 2)] == [True] * 2
@@ -155,20 +144,14 @@ def test_that_a_trial_has_one_of_the_seeds_is_said_before_it_begins(words, notes
 
 def kill_after(process, num_lines, *, all_of_it):
     """Kill the process at that many lines in the ledger. all_of_it: Also kill the jobs, which have separate sessions."""
-    while process.poll() is None:
-        path = Path("found/ledger.jsonl")
-        if path.exists() and path.read_bytes().count(b"\n") >= num_lines:
-            break
+    path = Path("found/ledger.jsonl")
+    while process.poll() is None and not (path.exists() and path.read_bytes().count(b"\n") >= num_lines):
         time.sleep(0.003)
     if process.poll() is None:
-        group = [process.pid]
-        if all_of_it:
-            group += [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
-        for pid in group:
-            try:
+        children = psutil.Process(process.pid).children(recursive=True) if all_of_it else []
+        for pid in (process.pid, *(child.pid for child in children)):
+            with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
     process.communicate()
     return process.returncode
 
@@ -189,8 +172,7 @@ def test_a_search_that_is_killed_again_and_again_ends_as_one_that_was_not(warm, 
     said, _ = last.communicate()
     assert last.returncode == 0, said
     assert len(agrees("found")) == num_trials
-    for _number, job in ledger.read(Path("found")).jobs.items():
-        assert job.is_done
+    assert all(job.is_done for job in ledger.read(Path("found")).jobs.values())
     optimized = [state for _, state in events_of("found") if state in ("finished", "pruned", "failed")]
     assert len(optimized) == num_trials  # each ended once
 
@@ -233,61 +215,39 @@ def test_a_metric_that_only_the_first_trial_tells_to_be_missing(own_folder, capf
     assert job.state == "failed" and trials_of("found")[0].state == TrialState.FAIL
 
 
-#: overrides with several errors, and the text that the message must contain, for all errors at once
-SWEEPER = "hydra.sweeper."
+#: overrides with several errors, and the text that the message must contain, for all errors at once; NAME: hydra.sweeper.NAME
+TWO_METRICS = [LR, "train.batch_size=int(interval(8,64))", "METRIC=[val/loss,val/accuracy]", "DIRECTION=[minimize]"]
 MISTAKES = {
     "settings": (
-        [
-            LR,
-            f"{SWEEPER}sampler=tpee",
-            f"{SWEEPER}n_trials=0",
-            f"{SWEEPER}seed=-1",
-            f"{SWEEPER}batch=0",
-            f"{SWEEPER}warmup_epochs=-1",
-            f"{SWEEPER}metric=null",
-            f"{SWEEPER}direction=up",
-        ],
+        [LR, "SAMPLER=tpee", "N_TRIALS=0", "SEED=-1", "BATCH=0", "WARMUP_EPOCHS=-1", "METRIC=null", "DIRECTION=up"],
         ["sampler=tpe", "n_trials=1", "seed=0", "batch=1", "warmup_epochs=1", "metric=val/loss", "direction=minimize"],
     ),
     "other settings": (
-        [
-            LR,
-            f"{SWEEPER}sampler=annealing",
-            f"{SWEEPER}metric=[]",
-            f"{SWEEPER}n_trials=many",
-            f"{SWEEPER}pruner=medain",
-        ],
+        [LR, "SAMPLER=annealing", "METRIC=[]", "N_TRIALS=many", "PRUNER=medain"],
         ["sampler=tpe", "metric=val/loss", "pruner=median"],
     ),
     "a metric's name, a grid of an interval": (
-        [LR, f"{SWEEPER}metric=accuracy", f"{SWEEPER}sampler=grid"],
+        [LR, "METRIC=accuracy", "SAMPLER=grid"],
         ["metric=val/accuracy", "optimizer.lr=0.001,0.01,0.1"],
     ),
     "a metric without rows, one number for cmaes": (
-        ["model=mlp,cnn", LR, f"{SWEEPER}metric=val/loss", "data.val_fraction=0", f"{SWEEPER}sampler=cmaes"],
+        ["model=mlp,cnn", LR, "METRIC=val/loss", "data.val_fraction=0", "SAMPLER=cmaes"],
         ["data.val_fraction=0.1", "sampler=tpe"],
     ),
     "a metric of the end, no number for cmaes": (
-        ["model=mlp,cnn", f"{SWEEPER}metric=test/loss", f"{SWEEPER}pruner=hyperband", f"{SWEEPER}sampler=cmaes"],
+        ["model=mlp,cnn", "METRIC=test/loss", "PRUNER=hyperband", "SAMPLER=cmaes"],
         ["pruner=none", "sampler=tpe"],
     ),
     "two metrics": (
-        [
-            LR,
-            "train.batch_size=int(interval(8,64))",
-            f"{SWEEPER}metric=[val/loss,val/accuracy]",
-            f"{SWEEPER}direction=[minimize]",
-            f"{SWEEPER}pruner=median",
-            f"{SWEEPER}sampler=cmaes",
-        ],
+        [*TWO_METRICS, "PRUNER=median", "SAMPLER=cmaes"],
         ["direction=[minimize,maximize]", "pruner=none", "sampler=nsga2"],
     ),
     "nothing to search": (["seed=1"], ["optimizer.lr=tag(log,interval(1e-4,1e-1))"]),
     "whole numbers": (["train.batch_size=interval(8,64)"], ["train.batch_size=int(interval(8,64))"]),
-    "params": ([LR, f"{SWEEPER}params={{seed:'range(1,x)'}}"], [f"{SWEEPER}params: {{seed: "]),
-    "a key's name": ([LR, f"{SWEEPER}n_trial=5"], ["n_trials=5"]),
-    "a key that is added": ([LR, f"+{SWEEPER}trials=5"], ["n_trials=5"]),
-    "a swept setting": ([LR, f"{SWEEPER}sampler=tpe,random"], [f"set {SWEEPER}sampler to one value"]),
+    "params": ([LR, "PARAMS={seed:'range(1,x)'}"], ["hydra.sweeper.params: {seed: "]),
+    "a key's name": ([LR, "N_TRIAL=5"], ["n_trials=5"]),
+    "a key that is added": ([LR, "+TRIALS=5"], ["n_trials=5"]),
+    "a swept setting": ([LR, "SAMPLER=tpe,random"], ["set hydra.sweeper.sampler to one value"]),
     # errors of the composed jobs
     "a file's name": ([LR, "model=mlp,mpl"], ["model=mlp"]),
     "a job's key": ([LR, "train.num_epoch=3"], ["train.num_epochs=3"]),
@@ -296,19 +256,22 @@ MISTAKES = {
         ["train.batch_size=16,-3", "train.ema_decay=interval(0.5,1)", "device=cpu,cuda:97"],
         ["train.batch_size=1", "train.ema_decay=0.999", "device=cpu"],
     ),
-    "nothing to go on with": ([LR, "sweep.resume=last"], ["remove sweep.resume"]),
+    "nothing to resume": ([LR, "sweep.resume=last"], ["remove sweep.resume"]),
 }
 
 
 @pytest.mark.parametrize(("words", "mends"), MISTAKES.values(), ids=MISTAKES)
-def test_mistakes_are_told_before_anything_is_written(words, mends, own_folder, capfd):
+def test_errors_are_reported_before_anything_is_written(words, mends, own_folder, capfd):
+    words = [
+        re.sub(r"^(\+?)([A-Z_]+)=", lambda match: f"{match[1]}hydra.sweeper.{match[2].lower()}=", word)
+        for word in words
+    ]
     common = [word for word in COMMON if not any(word.split("=")[0] == other.split("=")[0] for other in words)]
     assert cli.main(["-m", *common, "hydra.sweep.dir=found", *words]) == 2
-    said = capfd.readouterr().err.replace("`", "")
-    writes = [problem.split("error:")[0] for problem in said.split("help:")[1:]]
-    for mend in mends:
-        assert any(mend in write for write in writes), said
-    assert "Traceback" not in said and not list(own_folder.iterdir())
+    error = capfd.readouterr().err.replace("`", "")
+    fixes = [problem.split("error:")[0] for problem in error.split("help:")[1:]]
+    assert all(any(mend in fix for fix in fixes) for mend in mends), error
+    assert "Traceback" not in error and not list(own_folder.iterdir())
 
 
 @pytest.mark.parametrize(

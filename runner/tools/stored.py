@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from runner.config.identity import NOT_CHOSEN
 from runner.errors import RunnerError
+from runner.sweep.mlflow_parent import MAX_SEEDS
 from runner.sweep.report.results import BestOfJob, JobResult, as_fold
 from runner.tasks.metric_names import is_rising
 from runner.tracking import mlflow_store, store_uri
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 STATES = {"FINISHED": "finished", "RUNNING": "running", "KILLED": "killed", "FAILED": "failed"}
 PARENT = "mlflow.parentRunId"
-MAX_SEEDS = "max_seeds"  # the tag of a sweep's run: see Sweep.max_seeds
 MOST_RUNS = 1000
 
 

@@ -5,7 +5,7 @@ import tarfile
 
 import pytest
 
-from runner.sweep.launchers.job_files import pack, unpack, variables_of
+from runner.sweep.launchers.ray_worker import pack, unpack, variables_of
 
 
 def test_a_folder_arrives_as_it_left_and_what_was_there_already_stays(tmp_path):
@@ -53,7 +53,7 @@ def test_nothing_is_unpacked_outside_the_folder(tmp_path):
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE])
 def test_nothing_but_files_is_unpacked(tmp_path, kind):
-    with pytest.raises(ValueError, match="no file"):
+    with pytest.raises(ValueError, match="not a file"):
         unpack(packed("way", kind), tmp_path / "inside")
     assert not (tmp_path / "inside/way").exists()
 

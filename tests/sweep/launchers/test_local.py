@@ -5,19 +5,8 @@ from refused import problems_of
 
 from runner.device import Gpu, Hardware, diagnose, parse
 from runner.device.unavailable import why_not
-from runner.errors import RunnerError
-from runner.sweep.jobs.slots import (
-    Slot,
-    choice_at,
-    devices_for,
-    environment_of,
-    groups_of,
-    num_groups,
-    pick,
-    places,
-    taking_turns,
-    threads_of,
-)
+from runner.sweep.launchers import local
+from runner.sweep.launchers.local import Slot, choice_at, devices_for, groups_of, num_groups, pick, slots_of
 
 GIB = 2**30
 ONE_EACH = {"cpu": 1, "cuda": 1, "mps": 1, "xpu": 1}
@@ -34,11 +23,11 @@ MAC = Hardware(system="darwin", machine="arm64", mps_built=True, mps=Gpu("M3", 1
 
 
 def names(found):
-    return [str(place) for place in found]
+    return [str(slot) for slot in found]
 
 
 @pytest.mark.parametrize(
-    ("hardware", "slots", "expected"),
+    ("hardware", "changes", "expected"),
     [
         (BARE, {}, ["cpu"]),
         (BARE, {"cpu": 3}, ["cpu", "cpu (2)", "cpu (3)"]),
@@ -47,8 +36,8 @@ def names(found):
         (MAC, {"cpu": 2}, ["mps", "cpu", "cpu (2)"]),
     ],
 )
-def test_slots_with_the_most_free_memory_come_first(hardware, slots, expected):
-    assert names(places(hardware, ONE_EACH | slots)) == expected
+def test_slots_with_the_most_free_memory_come_first(hardware, changes, expected):
+    assert names(slots_of(hardware, ONE_EACH | changes)) == expected
 
 
 @pytest.mark.parametrize(
@@ -72,30 +61,27 @@ def test_a_job_may_take_what_its_device_leaves_open(device, hardware, expected):
 
 
 @pytest.mark.parametrize(("device", "hardware"), [("cuda:7", BOX), ("mps", BARE), (["mps", "cuda:0"], BARE)])
-def test_a_missing_device_is_told(device, hardware):
-    with pytest.raises(RunnerError):
-        devices_for(parse(device), hardware)
+def test_missing_device_is_an_error(device, hardware):
+    assert problems_of(devices_for, parse(device), hardware)
 
 
-def test_a_missing_device_is_told_with_what_the_driver_says():
+def test_missing_device_is_explained_by_the_driver():
     machine = Hardware(**CUDA)
     (problem,) = problems_of(devices_for, ("cuda",), machine)
     assert problem.message == why_not("cuda", diagnose(machine)).cause
 
 
 def test_jobs_spread_over_the_devices_before_two_share_one():
-    free = places(BOX, ONE_EACH | {"cuda": 2})
+    free = slots_of(BOX, ONE_EACH | {"cuda": 2})
     taken = []
     for _ in range(6):
-        place = pick(["cuda:0", "cuda:1", "cuda:2"], free, taken)
-        free.remove(place)
-        taken.append(place)
-    assert [place.device for place in taken] == ["cuda:1", "cuda:2", "cuda:0"] * 2
+        slot = pick(["cuda:0", "cuda:1", "cuda:2"], free, taken)
+        free.remove(slot)
+        taken.append(slot)
+    assert [slot.device for slot in taken] == ["cuda:1", "cuda:2", "cuda:0"] * 2
     assert pick(["cuda:0", "cuda:1", "cuda:2"], free, taken) is None
     assert pick(["cpu"], free, taken) == Slot("cpu")
 
-
-def test_a_busy_device_is_left_for_one_that_is_not():
     free = [Slot("cuda:1", 1), Slot("cuda:0")]
     assert pick(["cuda:0", "cuda:1"], free, [Slot("cuda:1")]) == Slot("cuda:0")
 
@@ -113,8 +99,7 @@ def test_a_busy_device_is_left_for_one_that_is_not():
     ],
 )
 def test_a_cpu_takes_a_group_for_each_core(cpu, num_threads, gib, expected):
-    slots = ONE_EACH | {"cpu": cpu}
-    found = groups_of(BARE, slots, num_cpus=8, num_threads=num_threads, free_bytes=gib * 2**30)
+    found = groups_of(BARE, ONE_EACH | {"cpu": cpu}, num_cpus=8, num_threads=num_threads, free_bytes=gib * 2**30)
     assert found == {"cpu": expected}
 
 
@@ -134,34 +119,34 @@ def test_a_cpu_takes_a_group_for_each_core(cpu, num_threads, gib, expected):
     ],
 )
 def test_a_gpu_takes_as_many_groups_as_there_are_cores_and_memory_for(gpus, cuda, num_cpus, gib, expected):
-    machine, slots = Hardware(cuda=tuple(gpus), **CUDA), ONE_EACH | {"cuda": cuda}
-    found = groups_of(machine, slots, num_cpus=num_cpus, num_threads=None, free_bytes=gib * 2**30)
+    machine = Hardware(cuda=tuple(gpus), **CUDA)
+    found = groups_of(machine, ONE_EACH | {"cuda": cuda}, num_cpus=num_cpus, num_threads=None, free_bytes=gib * 2**30)
     assert [found[f"cuda:{index}"] for index in range(len(gpus))] == expected
 
 
 def test_what_one_job_leaves_of_a_device_is_for_groups_alone():
-    free = places(BARE, ONE_EACH, groups={"cpu": 3})
-    assert [place.for_groups for place in free] == [False, True, True]
+    free = slots_of(BARE, ONE_EACH, groups={"cpu": 3})
+    assert [slot.for_groups for slot in free] == [False, True, True]
     assert pick(["cpu"], free[1:], free[:1]) is None
     assert pick(["cpu"], free[1:], free[:1], is_group=True) == free[1]
-    assert places(BARE, ONE_EACH | {"cpu": 3}, groups={"cpu": 3}) == places(BARE, ONE_EACH | {"cpu": 3})
-    found = places(BOX, ONE_EACH, groups={"cuda:0": 1, "cuda:1": 3, "cuda:2": 2, "cpu": 2})
-    assert names(place for place in found if not place.for_groups) == ["cuda:1", "cuda:2", "cuda:0", "cpu"]
-    assert names(place for place in found if place.for_groups) == ["cuda:1 (2)", "cuda:2 (2)", "cpu (2)", "cuda:1 (3)"]
+    assert slots_of(BARE, ONE_EACH | {"cpu": 3}, groups={"cpu": 3}) == slots_of(BARE, ONE_EACH | {"cpu": 3})
+    found = slots_of(BOX, ONE_EACH, groups={"cuda:0": 1, "cuda:1": 3, "cuda:2": 2, "cpu": 2})
+    assert names(slot for slot in found if not slot.for_groups) == ["cuda:1", "cuda:2", "cuda:0", "cpu"]
+    assert names(slot for slot in found if slot.for_groups) == ["cuda:1 (2)", "cuda:2 (2)", "cpu (2)", "cuda:1 (3)"]
 
 
 def test_a_job_that_is_no_group_has_a_gpu_to_itself():
     """A single job takes the GPU memory that it needs, and a group takes its share."""
-    first, second = places(BOX, ONE_EACH, groups={"cuda:1": 2})[:: len(BOX.cuda) + 1]
+    first, second = slots_of(BOX, ONE_EACH, groups={"cuda:1": 2})[:: len(BOX.cuda) + 1]
     assert (first, second) == (Slot("cuda:1"), Slot("cuda:1", 1, for_groups=True))
     assert pick(["cuda:1"], [second], [first], is_group=True, alone=["cuda:1"]) is None
     assert pick(["cuda:1"], [second], [first], is_group=True, alone=["cuda:0"]) == second
     assert pick(["cuda:1"], [first], [second]) is None
     assert pick(["cuda:1"], [first], [second], is_group=True) == first
-    both = [place for place in places(BOX, ONE_EACH | {"cuda": 2}) if place.device == "cuda:1"]  # as set by the user
+    both = [slot for slot in slots_of(BOX, ONE_EACH | {"cuda": 2}) if slot.device == "cuda:1"]  # as set by the user
     assert pick(["cuda:1"], both[1:], both[:1], is_group=True, alone=["cuda:1"]) == both[1]
     assert pick(["cuda:1"], both[1:], both[:1]) == both[1]
-    cores = places(BARE, ONE_EACH, groups={"cpu": 2})
+    cores = slots_of(BARE, ONE_EACH, groups={"cpu": 2})
     assert pick(["cpu"], cores[1:], cores[:1], is_group=True, alone=["cpu"]) == cores[1]
     assert pick(["cpu"], cores[:1], cores[1:]) == cores[0]
 
@@ -180,12 +165,12 @@ def test_a_job_that_is_no_group_has_a_gpu_to_itself():
     ],
 )
 def test_several_groups_share_a_gpu_where_each_has_enough_jobs(devices, num_jobs, expected):
-    order = places(BOX, ONE_EACH, groups={"cuda:0": 1, "cuda:1": 4, "cuda:2": 1, "cpu": 3})
+    order = slots_of(BOX, ONE_EACH, groups={"cuda:0": 1, "cuda:1": 4, "cuda:2": 1, "cpu": 3})
     assert num_groups(order, devices, num_jobs) == expected
 
 
 @pytest.mark.parametrize(
-    ("place", "visible", "expected"),
+    ("slot", "visible", "expected"),
     [
         (Slot("cuda:1"), None, {"CUDA_VISIBLE_DEVICES": "1"}),
         (Slot("cuda:1"), "4,6", {"CUDA_VISIBLE_DEVICES": "6"}),
@@ -194,27 +179,26 @@ def test_several_groups_share_a_gpu_where_each_has_enough_jobs(devices, num_jobs
         (Slot("mps"), None, {}),
     ],
 )
-def test_a_job_sees_its_own_gpu_alone(place, visible, expected):
-    assert environment_of(place, visible=visible) == expected
+def test_a_job_sees_only_its_gpu(slot, visible, expected):
+    assert local.environment_of(slot, visible=visible) == expected
 
 
-def test_a_job_on_one_gpu_of_many_says_which_and_torch_gets_the_first():
+def test_choice_of_a_slot_is_torchs_first_gpu():
     choice = choice_at(Slot("cuda:2"), parse("cuda:2"))
     assert (choice.device, choice.here, choice.reason) == ("cuda:2", "cuda:0", "as asked")
-    choice = choice_at(Slot("cuda:2"), parse("auto"))
-    assert choice.reason.startswith("auto: ")
+    assert choice_at(Slot("cuda:2"), parse("auto")).reason.startswith("auto: ")
     assert choice_at(Slot("cpu"), parse("cpu")).here == "cpu"
 
 
 @pytest.mark.parametrize(("cpu", "num_cpus", "expected"), [(1, 8, None), (2, 8, 4), (3, 8, 2), (8, 4, 1)])
 def test_slots_of_the_cpu_share_its_cores(cpu, num_cpus, expected):
-    assert threads_of(ONE_EACH | {"cpu": cpu}, num_cpus=num_cpus) == expected
+    assert local.threads_of(ONE_EACH | {"cpu": cpu}, num_cpus=num_cpus) == expected
 
 
-def test_jobs_that_share_a_gpu_take_turns_unless_mps_runs(tmp_path):
+def test_jobs_on_a_gpu_take_turns_without_mps(tmp_path):
     shared, alone = [Slot("cuda:0"), Slot("cuda:0", 1)], [Slot("cuda:0"), Slot("cuda:1"), Slot("cpu"), Slot("cpu", 1)]
-    assert "nvidia-cuda-mps-control -d" in taking_turns(shared, pipes=tmp_path)
-    assert taking_turns(alone, pipes=tmp_path) == ""
-    assert taking_turns([*alone, Slot("cuda:0", 1, for_groups=True)], pipes=tmp_path) != ""
+    assert "nvidia-cuda-mps-control -d" in local.taking_turns(shared, pipes=tmp_path)
+    assert local.taking_turns(alone, pipes=tmp_path) == ""
+    assert local.taking_turns([*alone, Slot("cuda:0", 1, for_groups=True)], pipes=tmp_path) != ""
     (tmp_path / "control").touch()
-    assert taking_turns(shared, pipes=tmp_path) == ""
+    assert local.taking_turns(shared, pipes=tmp_path) == ""
