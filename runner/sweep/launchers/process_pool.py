@@ -24,7 +24,7 @@ from runner.version import python_path
 #: a fork copies locked locks, which Apple's libraries don't support; Windows has no fork
 FORKS = sys.platform == "linux"
 CLOSE_SECONDS = 10.0
-LAST_WORD_SECONDS = 1.0
+LAST_EVENT_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -51,25 +51,19 @@ class ProcessPool:
     Use it from one thread. `fileno()` is readable when `ended()` has news.
     """
 
-    def __init__(
-        self,
-        environment: Mapping[str, str],
-        *,
-        preload: Sequence[str] = (),
-        forks: bool = FORKS,
-    ) -> None:
+    def __init__(self, environment: Mapping[str, str], *, preload: Sequence[str] = (), forks: bool = FORKS) -> None:
         """Starts the warm process and returns at once.
 
-        environment: added to this process's.
+        environment: added to this process's. forks: Otherwise each job runs in a warm process of its own.
         """
         self._environment, self._preload, self._forks = dict(environment), tuple(preload), forks
         self._lifeline, self._alive = os.pipe()  # the jobs' end, and ours: it closes when we do
-        self._events, self._told = os.pipe()
+        self._events, self._reports = os.pipe()
         os.set_blocking(self._events, False)
-        self._pids: dict[int, int] = {}  # number → pid, of the running jobs
+        self._pids: dict[int, int] = {}  # number → pid, of the running jobs; 0: not known yet
         self._early: dict[int, tuple[signal.Signals, bool]] = {}  # signals for jobs without a process yet
-        self._singles: dict[int, subprocess.Popen[bytes]] = {}  # without fork: each process runs one job
-        self._found: list[Ended] = []  # for the next ended()
+        self._singles: dict[int, subprocess.Popen[bytes]] = {}  # without fork: the process of each job
+        self._ended: list[Ended] = []  # for the next ended()
         self._rest = b""
         self._warm = self._start_warm()
 
@@ -85,12 +79,12 @@ class ProcessPool:
     @property
     def running(self) -> list[int]:
         """The numbers of the running jobs."""
-        return [*self._pids, *(number for number in self._singles if number not in self._pids)]
+        return list(self._pids)
 
     def start(self, request: Request) -> None:
         """Queue a job; it starts when the preloaded process is ready."""
         if self._warm.poll() is not None:  # it was killed, or an import failed
-            self._found += self._news_of_ends()  # of its jobs, which the next process does not know
+            self._look()  # at its jobs, which the next process does not know
             _hang_up(self._warm)
             self._warm = self._start_warm()
         self._pids[request.number] = 0
@@ -105,8 +99,9 @@ class ProcessPool:
 
     def ended(self) -> list[Ended]:
         """Return the jobs that ended since the last call. Never waits."""
-        found, self._found = [*self._found, *self._news_of_ends()], []
-        return found
+        self._look()
+        jobs, self._ended = self._ended, []
+        return jobs
 
     def signal(self, number: int, what: signal.Signals, *, whole_group: bool = False) -> None:
         """Signal a running job, or one that is about to start. whole_group: also its child processes."""
@@ -132,26 +127,47 @@ class ProcessPool:
             if process.poll() is None:
                 process.kill()
                 process.wait()
-        for fd in (self._events, self._told, self._lifeline):
+        for fd in (self._events, self._reports, self._lifeline):
             os.close(fd)
 
     def _start_warm(self) -> subprocess.Popen[bytes]:
-        arguments = [
-            ",".join(self._preload),
-            "0",
-            str(self._told),
-            str(self._lifeline),
-            *(["fork"] if self._forks else []),
-        ]
-        environment = {**os.environ, "PYTHONPATH": python_path(own=True), **self._environment}
+        fds = (self._reports, self._lifeline)
+        arguments = [",".join(self._preload), "0", *map(str, fds), *(["fork"] if self._forks else [])]
         return subprocess.Popen(
             # -P: a user's directory `runner` must not replace this package
             [sys.executable, "-P", "-W", "ignore", "-m", "runner.sweep.launchers.worker", *arguments],
             stdin=subprocess.PIPE,
-            env=environment,
-            pass_fds=(self._told, self._lifeline),
+            env={**os.environ, "PYTHONPATH": python_path(own=True), **self._environment},
+            pass_fds=fds,
             start_new_session=True,
         )
+
+    def _look(self) -> None:
+        """Read the news, and add the jobs that have ended to `_ended`."""
+        is_gone = self._warm.poll() is not None  # read before its last news, else some jobs would count as lost
+        for event in self._news():
+            number = event["number"]
+            if process := self._singles.get(number):  # its last event: it ends at once
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(timeout=LAST_EVENT_SECONDS)
+            elif self._forks and "code" in event:
+                del self._pids[number]
+                self._ended.append(Ended(number, event["code"]))
+            elif self._forks:
+                self._pids[number] = event["pid"]
+                if early := self._early.pop(number, None):
+                    self.signal(number, early[0], whole_group=early[1])
+        for number, process in list(self._singles.items()):
+            if (code := process.poll()) is not None:
+                del self._singles[number], self._pids[number]
+                _hang_up(process)
+                self._ended.append(Ended(number, code))
+        if is_gone and self._forks:  # its jobs are lost
+            for number in self._pids:
+                self.signal(number, signal.SIGKILL, whole_group=True)
+                self._ended.append(Ended(number, None))
+            self._pids.clear()
+            self._early.clear()  # else the next job with that number would get it
 
     def _news(self) -> list[dict[str, Any]]:
         with suppress(BlockingIOError):
@@ -159,47 +175,6 @@ class ProcessPool:
                 self._rest += chunk
         *lines, self._rest = self._rest.split(b"\n")
         return [json.loads(line) for line in lines]
-
-    def _news_of_ends(self) -> list[Ended]:
-        return self._ended_forks() if self._forks else self._ended_singles()
-
-    def _ended_forks(self) -> list[Ended]:
-        is_gone = self._warm.poll() is not None  # read before its last news, else some would come after _lost()
-        found = []
-        for event in self._news():
-            if "code" in event:
-                del self._pids[event["number"]]
-                found.append(Ended(event["number"], event["code"]))
-            else:
-                self._pids[event["number"]] = event["pid"]
-                if early := self._early.pop(event["number"], None):
-                    self.signal(event["number"], early[0], whole_group=early[1])
-        if is_gone and self._pids:
-            found += self._lost()
-        return found
-
-    def _lost(self) -> list[Ended]:
-        lost = list(self._pids)
-        for number in lost:
-            self.signal(number, signal.SIGKILL, whole_group=True)
-        self._pids.clear()
-        self._early.clear()  # else the next job with that number would get it
-        return [Ended(number, None) for number in lost]
-
-    def _ended_singles(self) -> list[Ended]:
-        for event in self._news():
-            process = self._singles.get(event["number"])  # None: its end was seen before this was read
-            if process is not None:
-                with suppress(subprocess.TimeoutExpired):  # it ends at once
-                    process.wait(timeout=LAST_WORD_SECONDS)
-        found = []
-        for number, process in list(self._singles.items()):
-            code = process.poll()
-            if code is not None:
-                del self._singles[number], self._pids[number]
-                _hang_up(process)
-                found.append(Ended(number, code))
-        return found
 
 
 def _hang_up(process: subprocess.Popen[bytes]) -> None:
