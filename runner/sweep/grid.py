@@ -43,7 +43,7 @@ class Grid:
         """settings: Not used here: they are read from the composed configuration."""
 
     def sweep(self, arguments: list[str], context: Any, config: DictConfig) -> Any:
-        zipped, params = zips_of(config), grid_params(config)
+        params, zipped = grid_params(config), zips_of(config)
         jobs = combinations(arguments, context.config_loader, params=params, zipped=zipped)
         if config.sweep.until is None:
             return run_sweep(Plan(tuple(arguments), jobs, lambda each: Rounds(each.prepared)), context, config)

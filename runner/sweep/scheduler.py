@@ -22,7 +22,7 @@ from runner.sweep.jobs.prepare import PreparedJob
 from runner.sweep.jobs.run_job import ALONE, Assignment
 from runner.sweep.launchers.local import Capacity, DevicesFor
 from runner.sweep.launchers.process_pool import Ended, NotTakenError, ProcessPool
-from runner.sweep.progress_table import Table
+from runner.sweep.terminal import Table
 from runner.tracking.publisher import Publisher
 from runner.training.signals import Stop
 

@@ -23,7 +23,7 @@ from runner.device import Hardware, parse
 from runner.errors import Problem, RunnerError, is_full_disk, refuse
 from runner.experiment.summary import Summary
 from runner.experiment.terminal import row, short
-from runner.sweep import messages
+from runner.sweep import terminal
 from runner.sweep.hydra_plugins import open_launcher
 from runner.sweep.jobs import ledger
 from runner.sweep.jobs.ledger import Job, Ledger, Sweep
@@ -44,9 +44,9 @@ from runner.sweep.jobs.together import in_groups, in_words
 from runner.sweep.launchers.local import Capacity, DevicesFor
 from runner.sweep.launchers.process_pool import ProcessPool, call
 from runner.sweep.mlflow_parent import Parent
-from runner.sweep.progress_table import Table
 from runner.sweep.report import build, tables
 from runner.sweep.scheduler import JobSource, Launcher, Scheduler
+from runner.sweep.terminal import Table
 from runner.tracking import recipes
 from runner.tracking.journal import is_being_written
 from runner.training.signals import Stop, listening
@@ -145,7 +145,7 @@ def run_sweep(plan: Plan, hydra_context: Any, config: DictConfig) -> Sweep:
                 context.prepared = context.in_groups(to_start)
                 with _reporting_full_disk(sweep):
                     source = plan.source(context)
-                messages.plan(table, sweep, prepared, slots=capacity.words, search=plan.says)
+                terminal.plan(table, sweep, prepared, slots=capacity.words, search=plan.says)
                 with Parent.open(sweep, config, prepared, follows=launcher.follows) as parent:
                     publisher = parent.publisher if launcher.follows else None
                     scheduler = Scheduler(sweep, book, source, launcher, table, parent.assigned, publisher)
@@ -154,7 +154,7 @@ def run_sweep(plan: Plan, hydra_context: Any, config: DictConfig) -> Sweep:
                         scheduler.run(stop, **limits)
                         _end(sweep, parent, stop, table)
     build.write(sweep.folder)  # again: it names the jobs' runs in MLflow
-    messages.what_next(table, sweep, config)
+    terminal.what_next(table, sweep, config)
     if stop.signal is not None:
         raise SystemExit(stop.exit_code)
     return sweep
@@ -169,7 +169,7 @@ def _reporting_full_disk(sweep: Sweep) -> Iterator[None]:
             raise
         folder = short(sweep.folder)
         problem = f"the disk is full ({error}); everything saved before is kept"
-        fix = f"free some space, then run the same line with `{messages.to_resume(folder)}`"
+        fix = f"free some space, then run the same line with `{terminal.to_resume(folder)}`"
         raise RunnerError.of(f"sweep {folder}", problem, fix) from error
 
 
@@ -180,7 +180,7 @@ def _sweep_of(plan: Plan, config: DictConfig) -> tuple[Sweep, bool]:
         if (planned / ledger.FILE).exists():
             problem = "the directory has a sweep, which is never overwritten"
             folder = config.hydra.sweep.dir
-            raise RunnerError.suggest(f"hydra.sweep.dir={folder}", problem, [messages.to_resume(folder)])
+            raise RunnerError.suggest(f"hydra.sweep.dir={folder}", problem, [terminal.to_resume(folder)])
         config.hydra.sweep.dir = str(planned)
         of_hydra = [text for text in config.hydra.overrides.hydra if not text.startswith("hydra.mode=")]
         overrides = (*of_hydra, *plan.overrides)
@@ -194,7 +194,7 @@ def _sweep_of(plan: Plan, config: DictConfig) -> tuple[Sweep, bool]:
         raise RunnerError.of(f"sweep.resume={resumed}", f"there is no sweep in `{root}`", "remove `sweep.resume`")
     sweep = ledger.read(folder.absolute())
     if sweep.objectives != plan.objectives:
-        before, now = (messages.kind(objectives) for objectives in (sweep.objectives, plan.objectives))
+        before, now = (terminal.kind(objectives) for objectives in (sweep.objectives, plan.objectives))
         fix = f"use its arguments, `{' '.join(sweep.overrides)}`, or start a new sweep without `sweep.resume`"
         raise RunnerError.of(f"sweep.resume={resumed}, {now}", f"the sweep was {before}", fix)
     if config.tracking.enabled and not origin.is_own(sweep.folder):

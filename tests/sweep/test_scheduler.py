@@ -16,8 +16,8 @@ from runner.sweep.jobs import ledger
 from runner.sweep.jobs.ledger import Job, Ledger, Sweep
 from runner.sweep.jobs.prepare import PreparedJob
 from runner.sweep.launchers.process_pool import Ended, NotTakenError
-from runner.sweep.progress_table import Table
 from runner.sweep.scheduler import Rounds, Scheduler, settle
+from runner.sweep.terminal import Table
 from runner.training.signals import Stop
 
 ASSIGNED = {"sweep": "s", "uid": "u", "experiment": "e"}

@@ -28,8 +28,8 @@ from runner.experiment.summary import Summary
 from runner.sweep.jobs import ledger
 from runner.sweep.jobs.ledger import Job, Sweep
 from runner.sweep.launchers.local import Capacity
-from runner.sweep.progress_table import Table
 from runner.sweep.sweep import Plan, SweepContext, _end, _folder_problems, _jobs_to_run, _reporting_full_disk, _sweep_of
+from runner.sweep.terminal import Table
 from runner.tracking.journal import Journal, read_points
 from runner.tracking.journal_reader import read_events
 from runner.training.signals import Stop

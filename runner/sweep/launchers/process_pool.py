@@ -196,8 +196,8 @@ def call(process_pool: ProcessPool, function: Callable[..., Any], *arguments: An
         while not any(ended.number == -1 for ended in process_pool.ended()):
             select.select([process_pool], [], [], 0.2)
         if not answer.exists():
-            said = log.read_text() if log.exists() else ""
-            raise RuntimeError(f"a process ended without an answer\n{said}")
+            output = log.read_text() if log.exists() else ""
+            raise RuntimeError(f"a process ended without an answer\n{output}")
         is_error, value = pickle.loads(answer.read_bytes())
     if is_error:
         raise value

@@ -303,8 +303,10 @@ class RayCluster:
 
     def ended(self, seconds: float) -> list[Ended]:
         self._look(seconds)
-        is_over = lambda stay: stay.problem is not None or (stay.arrival is not None and stay.promise in self._ready)  # noqa: E731
-        return [self._end_of(number, stay) for number, stay in list(self._stays.items()) if is_over(stay)]
+        return [self._end_of(number, stay) for number, stay in list(self._stays.items()) if self._is_over(stay)]
+
+    def _is_over(self, stay: Stay) -> bool:
+        return stay.problem is not None or (stay.arrival is not None and stay.promise in self._ready)
 
     def stop(self, what: signal.Signals = signal.SIGTERM) -> None:
         for stay in self._stays.values():

@@ -78,9 +78,9 @@ def _fork_for_each(requests: int, events: int, lifeline: int) -> None:
     signal.set_wakeup_fd(wake)
     signal.signal(signal.SIGCHLD, _wake_up)
     running: dict[int, int] = {}  # pid → number
-    asked = [requests]
-    while asked or running:  # until the last job has ended, with its child processes
-        ready, _, _ = select.select([*asked, woken], [], [])
+    sources = [requests]
+    while sources or running:  # until the last job has ended, with its child processes
+        ready, _, _ = select.select([*sources, woken], [], [])
         if woken in ready:
             os.read(woken, 4096)
         for number, pid, code in _ended(running):
@@ -90,7 +90,7 @@ def _fork_for_each(requests: int, events: int, lifeline: int) -> None:
             continue
         request = _read(requests)
         if request is None:
-            asked = []
+            sources = []
             continue
         pid = os.fork()
         if pid == 0:
@@ -104,7 +104,7 @@ def _fork_for_each(requests: int, events: int, lifeline: int) -> None:
 
 
 def _ended(running: dict[int, int]) -> list[tuple[int, int, int]]:
-    found = []
+    ended = []
     while running:
         info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if info is None:
@@ -112,8 +112,8 @@ def _ended(running: dict[int, int]) -> list[tuple[int, int, int]]:
         pid = info.si_pid
         _end_group(pid)  # before waitpid(), while its id is not used again
         _, status = os.waitpid(pid, 0)
-        found.append((running.pop(pid), pid, os.waitstatus_to_exitcode(status)))
-    return found
+        ended.append((running.pop(pid), pid, os.waitstatus_to_exitcode(status)))
+    return ended
 
 
 def _do(request: Request, lifeline: int, events: int | None = None) -> NoReturn:

@@ -21,51 +21,43 @@ Goals = tuple[dict[str, str], ...]  # as the ledger has them: {"metric": ..., "d
 def read_goals(metric: Any, direction: Any) -> tuple[Goals, list[Problem]]:
     """Return the objectives and their problems; a missing direction follows from the metric's name."""
     metrics = [metric] if isinstance(metric, str) else list(metric)
-    given = [direction] if isinstance(direction, str) else [None] * len(metrics) if direction is None else direction
+    usual = ["maximize" if is_rising(name) else "minimize" for name in metrics]
+    directions = [direction] if isinstance(direction, str) else direction
+    directions = [None] * len(metrics) if directions is None else directions
     problems = []
-    if len(given) != len(metrics):
-        asked = f"hydra.sweeper.direction={_listed(given)}"
-        problem = f"there are {len(metrics)} metrics ({', '.join(metrics)}) and {len(given)} directions"
-        fix = f"use `hydra.sweeper.direction={_listed([_usual(name) for name in metrics])}`, or null"
-        problems.append(Problem(asked, problem, fix))
-        given = [None] * len(metrics)
+    if len(directions) != len(metrics):
+        problem = f"there are {len(metrics)} metrics ({', '.join(metrics)}) and {len(directions)} directions"
+        fix = f"use `hydra.sweeper.direction={_listed(usual)}`, or null"
+        problems.append(Problem(f"hydra.sweeper.direction={_listed(directions)}", problem, fix))
+        directions = usual
     for name in {name for name in metrics if metrics.count(name) > 1}:
-        problems.append(
-            Problem(f"hydra.sweeper.metric={_listed(metrics)}", f"`{name}` is listed twice", f"name `{name}` once")
-        )
-    goals = tuple({"metric": name, "direction": way or _usual(name)} for name, way in zip(metrics, given, strict=True))
-    return goals, problems
+        source = f"hydra.sweeper.metric={_listed(metrics)}"
+        problems.append(Problem(source, f"`{name}` is listed twice", f"name `{name}` once"))
+    each = zip(metrics, directions, usual, strict=True)
+    return tuple({"metric": name, "direction": way or default} for name, way, default in each), problems
 
 
 def goal_problems(goals: Goals, config: Any, swept: Collection[str]) -> list[Problem]:
     """Return the metrics that no job has. config: Common to all jobs. swept: The keys that differ between them."""
     task, data = (None if key in swept else str(config[key].get("_target_")) for key in ("task", "data"))
     reported = None if any(key.startswith("task.") for key in swept) else REPORTED.get(str(task))
-    known = [
-        *(
-            f"{split}/{name}"
-            for split in SPLITS
-            for name in metrics_of(config.task, reported or ("loss",), whole=split != "train") or ()
-        ),
-        *SPEEDS,
-    ]
+    names = {split: metrics_of(config.task, reported or ("loss",), whole=split != "train") or () for split in SPLITS}
+    known = [*(f"{split}/{name}" for split in SPLITS for name in names[split]), *SPEEDS]
     problems = []
     for name in (goal["metric"] for goal in goals):
         split, _, leaf = name.partition("/")
-        asked = f"hydra.sweeper.metric={name}"
+        source = f"hydra.sweeper.metric={name}"
         is_known = name in known or (split in ("val", "test") and is_of_a_class(leaf, config.task))
         if split not in (*SPLITS, "speed") or not leaf or ((split == "speed" or reported) and not is_known):
-            hits = dict.fromkeys(
-                [*(hit for hit in (f"val/{name}", f"val/{leaf}") if hit in known), *nearest(name, known, cutoff=0.6)]
-            )
+            likely = [hit for hit in (f"val/{name}", f"val/{leaf}") if hit in known]
+            hits = dict.fromkeys([*likely, *nearest(name, known, cutoff=0.6)])
             problem = f"no job has a metric `{name}`; there are {', '.join(known)}" + ("" if reported else ", ...")
             ways = [f"hydra.sweeper.metric={hit}" for hit in [*(hits or known)][:3]]
-            problems.append(Problem.suggest(asked, problem, ways))
+            problems.append(Problem.suggest(source, problem, ways))
         elif data in WITHOUT_SPLITS and split in ("val", "test") and config.data[f"{split}_fraction"] == 0:
             problem = f"`data.{split}_fraction=0` leaves no rows to measure `{name}`"
-            problems.append(
-                Problem(asked, problem, f"use `data.{split}_fraction=0.1`, or `hydra.sweeper.metric=train/{leaf}`")
-            )
+            fix = f"use `data.{split}_fraction=0.1`, or `hydra.sweeper.metric=train/{leaf}`"
+            problems.append(Problem(source, problem, fix))
     return problems
 
 
@@ -99,10 +91,6 @@ def kept_by(goals: Goals, config: Any) -> tuple[str, ...]:
         return ()
     mode = "max" if direction == "maximize" else "min"
     return f"train.early_stopping.metric={name}", f"train.early_stopping.mode={mode}"
-
-
-def _usual(name: str) -> str:
-    return "maximize" if is_rising(name) else "minimize"
 
 
 def _listed(words: Sequence[Any]) -> str:

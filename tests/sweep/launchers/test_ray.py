@@ -114,14 +114,6 @@ def test_the_same_sweep_on_two_nodes(cluster, tmp_path):
     assert not (tmp_path / "swept/.ray").exists()
 
 
-def test_strict_refuses_before_anything_runs(cluster, tmp_path):
-    address, _ = cluster
-    code, text = sweep(tmp_path, *on(address), "device=cpu,mps", "sweep.strict=true", *SMALL, **RAY)
-    assert code == 2
-    assert "--> device=mps on Ray" in text
-    assert not (tmp_path / "swept").exists()
-
-
 def test_the_device_decides_what_a_job_sees(cluster, tmp_path):
     address, _ = cluster
     words = ("device=cpu,cuda,auto", "model=dying", "train.num_epochs=1", "tracking.enabled=false", "data=arrays")

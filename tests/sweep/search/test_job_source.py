@@ -301,15 +301,6 @@ def test_a_kill_between_any_two_writes_loses_and_repeats_nothing(point, again, d
     assert len({job.overrides for job in second.jobs.values()}) == len(second.jobs)
 
 
-def test_all_points_one_after_the_other(search):
-    for point, _, _ in POINTS:
-        found = search(n_trials=30)
-        point(found)
-        found.leave()
-    found = search(n_trials=30).run()
-    assert len(good(found.trials)) == 30 and agrees(found)
-
-
 @pytest.mark.parametrize("store", ["sqlite:///here.db", "http://there"])
 def test_stopped_trial_continues_and_sends_to_the_current_store(search, store):
     first = search(words=("tracking.uri=http://there", *WORDS))
