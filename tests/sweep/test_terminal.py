@@ -24,7 +24,7 @@ SYNC = "sync     python -m runner sync 'a b' tracking.uri=http://there"
 
 
 @pytest.mark.parametrize(("state", "is_told"), [("interrupted", True), ("planned", True), ("finished", False)])
-def test_jobs_that_the_words_of_a_resumed_sweep_do_not_describe_are_told(tmp_path, state, is_told):
+def test_unfinished_jobs_of_other_overrides_are_noted(tmp_path, state, is_told):
     made, lines = Folder(tmp_path, ("train.num_epochs=9", "name=a b", "seed=1,2")), []
     for epochs, each in ((9, "finished"), (9, state), (5, "planned")):
         made.job((f"train.num_epochs={epochs}",), each)
@@ -64,7 +64,7 @@ def test_resume_command_is_complete(own_folder, monkeypatch, state, next_line):
     assert lines[-1] == next_line.format(command)
 
 
-def test_a_try_is_not_gone_on_with(own_folder):
+def test_a_try_has_no_command_to_resume(own_folder):
     lines, folder = [], own_folder / "multirun/tries/1"
     found = SimpleNamespace(folder=folder, jobs={"0": SimpleNamespace(state="interrupted")}, objectives=())
     off = SimpleNamespace(tracking=SimpleNamespace(enabled=False))

@@ -117,7 +117,7 @@ def pick(
 
     Args:
         is_group: Whether the job is a group.
-        alone: The devices on which a job runs by itself.
+        alone: The devices that run a single job.
     """
     jobs, wanted = Counter(slot.device for slot in busy), set(devices)
     shared = {slot.device for slot in busy if slot.for_groups and slot.kind != "cpu"}

@@ -54,7 +54,7 @@ class ProcessPool:
     def __init__(self, environment: Mapping[str, str], *, preload: Sequence[str] = (), forks: bool = FORKS) -> None:
         """Starts the warm process and returns at once.
 
-        environment: added to this process's. forks: Otherwise each job runs in a warm process of its own.
+        environment: added to this process's. forks: Otherwise each job takes a warm process.
         """
         self._environment, self._preload, self._forks = dict(environment), tuple(preload), forks
         self._lifeline, self._alive = os.pipe()  # the jobs' end, and ours: it closes when we do

@@ -110,7 +110,7 @@ def test_seed_and_fold_of_overrides_or_rerun(tmp_path, write, overrides, rerun, 
     assert (result.seed, result.fold) == (seed, fold)
 
 
-def test_values_that_are_no_numbers_have_no_value(tmp_path, write):
+def test_other_values_than_numbers_are_left_out(tmp_path, write):
     sweep = write.folder(tmp_path)
     best = {"metric": "val/loss", "value": NAN, "step": 1}
     sweep.job(("seed=1",), summary={"best": best, "metrics": {"test/loss": INF, "x": None, "y": "1"}})
@@ -253,7 +253,7 @@ def test_highest_mean_is_first_if_maximized():
         [make(0, "lr=1", val_loss=1.0), make(1, "lr=1", val_loss=1.0)],  # a search may choose the same values twice
     ],
 )
-def test_without_two_seeds_there_are_no_groups(results):
+def test_single_seeds_make_groups_empty(results):
     assert over_seeds(results, (LOSS,)) == []
 
 
@@ -302,7 +302,7 @@ def test_other_numbers_of_folds_are_other_configurations():
 
 
 @pytest.mark.parametrize("fold", [(), ("data.fold=2",)])
-def test_without_several_folds_there_is_no_interval(fold):
+def test_one_fold_has_no_interval(fold):
     groups = over_seeds([make(seed, f"seed={seed}", *fold, val_loss=float(seed)) for seed in range(4)], (LOSS,))
     assert (groups[0].means["val/loss"].low, in_words(groups)) == (None, "seeds")
 
@@ -386,7 +386,7 @@ def test_folds_are_printed_with_their_interval(tmp_path, write, seeds, over, mea
     assert f"best mean (95 %) over {over}" in page and mean in page
 
 
-def test_users_text_is_no_markup(tmp_path, write):
+def test_users_text_is_not_markup(tmp_path, write):
     sweep = write.folder(tmp_path)
     sweep.job(("a=[/red]",), "failed", name="model.hidden_sizes=[bold] [/red]", error="ValueError: [/nothing] [link=x]")
     text = printed(sweep.close(), 200)
