@@ -375,7 +375,7 @@ def test_custom_task_leaves_its_call_as_example(called, expected, own_folder):
 WITHOUT_COMPILER = """
 import sys
 from runner import cli
-more = ["train.num_epochs=2", "train.clip_grad_norm=1", "tracking.enabled=false"]
+more = ["train.num_epochs=2", "data.limit=300", "train.clip_grad_norm=1", "tracking.enabled=false"]
 for words in (["model=cnn", "scheduler=cosine"], ["model=vit", "model.patch_size=4", "optimizer=sgd", "train.ema_decay=0.9"]):
     assert cli.main([*words, *more, f"hydra.run.dir={words[0][6:]}"]) == 0
     assert cli.main(["resume", words[0][6:], "train.num_epochs=3"]) == 0

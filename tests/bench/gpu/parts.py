@@ -250,7 +250,7 @@ def graphs(asked: Asked) -> None:
 
     head("what", "result")
     gc.set_threshold(200, 2, 2)
-    for number in range(2 if asked.is_short else 4):
+    for number in range(1 if asked.is_short else 4):
         words = ["model=mlp", "train.num_epochs=2", *QUIET, f"seed={number}", f"device={asked.device}"]
         with tempfile.TemporaryDirectory() as folder, redirect_stdout(sys.stderr):
             found = run_here([*words, *([GRAPH] if asked.is_cuda else [])], folder=folder)
@@ -280,8 +280,9 @@ def several(asked: Asked) -> None:
     place = RankInfo(0, 1, 0, 1, "127.0.0.1", port, "torchrun")
     group = join(place, backend="nccl" if asked.is_cuda else "gloo", device=device)
     head("what", "precision", "result")
-    for precision in ("fp32", "bf16"):
+    for precision in ("fp32", "bf16")[asked.is_short :]:
         words = ["model=cnn", f"train.precision={precision}", *QUIET, "train.num_steps=20", f"device={device}"]
+        words += ["data.limit=100", "model.channels=[4]"] * asked.is_short
         losses: dict[str, Any] = {}
         for way in ("no group", "DDP", "FSDP2"):
             try:
@@ -321,7 +322,7 @@ def groups(asked: Asked) -> None:
         f"{few}, three at a time": [*apart, f"sweep.slots.{asked.device.partition(':')[0]}=3"],
     }
     if asked.is_short:
-        cases = {name: [*cases[name], *QUIET, "train.num_steps=5"] for name in list(cases)[:2]}
+        cases = {name: [*cases[name], *QUIET, "train.num_steps=5"] for name in list(cases)[:1]}
     head(
         "seeds",
         "exit code",
@@ -451,7 +452,8 @@ def evaluation(asked: Asked) -> None:
     num_rows, num_epochs = (600, 2) if asked.is_short else (60_000, 5)
     precision = ["train.precision=tf32"] if asked.is_cuda else []
     head("model", "way", "steps, s", "evaluations, s", "evaluations / steps")
-    for model, words in {"cnn": ["data=synthetic", "data.shape=[3,32,32]", "model=cnn"], "mlp": ROWS}.items():
+    models = {"cnn": ["data=synthetic", "data.shape=[3,32,32]", "model=cnn"], "mlp": ROWS}
+    for model, words in list(models.items())[asked.is_short :]:
         for way in ("graph", "eager")[not asked.is_cuda :]:
             more = [
                 *precision,
@@ -489,6 +491,7 @@ torch.nn.Conv2d(3, 8, 3).to(device)(torch.ones(2, 3, 9, 9, device=device)).sum()
     head("what", "s")
     subprocess.run([sys.executable, "-c", code, asked.device], cwd=ROOT, timeout=120, check=True)
     words = ["-u", "-m", "runner", "model=mlp", f"device={asked.device}", "tracking.enabled=false"]
+    words += ["train.num_steps=2", "task.plots=false"] * asked.is_short
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     with tempfile.TemporaryDirectory() as folder:
         began, command = time.perf_counter(), [sys.executable, *words]
