@@ -6,8 +6,8 @@ A plot is still built, and its file written. A test that reads the plot's pixels
 from __future__ import annotations
 
 import base64
-import copy
 import functools
+import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +20,7 @@ from runner.experiment.plots import style
 
 LOAD, SAVE = OmegaConf.load, style.save
 DOT = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGP4DwABAQEAsTj2FAAAAABJRU5ErkJggg=="
-_parsed: dict[tuple[str, str], Any] = {}
+_parsed: dict[tuple[str, str], bytes] = {}
 
 
 def parse_once() -> None:
@@ -35,8 +35,8 @@ def _load(file: Any) -> Any:
     key = (file.name, file.read())
     if key not in _parsed:
         file.seek(0)
-        _parsed[key] = LOAD(file)
-    return copy.deepcopy(_parsed[key])
+        _parsed[key] = pickle.dumps(LOAD(file))  # a seventh of the time of copy.deepcopy()
+    return pickle.loads(_parsed[key])
 
 
 def leave_undrawn() -> None:
