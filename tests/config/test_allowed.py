@@ -69,7 +69,7 @@ REVIEWED = {
     ("runner.models.external._settings", "from_pretrained"): "trust_remote_code is false",
     ("runner.models.external.timm_model", "create_model"): "a name that timm lists; no files, no addresses",
     ("runner.models.external._load_or_build", "from_pretrained"): "safetensors; trust_remote_code is false",
-    ("runner.tasks.metrics._module", "importlib.import_module"): "a module of torchmetrics, from our own table",
+    ("runner.tasks.metrics._make", "importlib.import_module"): "one of two modules of torchmetrics",
     ("torch.nn.functional.interpolate", "importlib.import_module"): "a name that is written there",
     ("torch.nn.functional.max_pool3d_with_indices", "importlib.import_module"): "a name that is written there",
     ("torch.nn.functional.pad", "importlib.import_module"): "a name that is written there",
