@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from runner.device.torch_private import foreach_copy_
+
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 STATELESS = (nn.Parameter, nn.Module, type, BuiltinFunctionType, FunctionType, MethodType, ModuleType, partial)
 #: attributes that every module has
@@ -127,6 +129,25 @@ def evaluating(*parts: object) -> Iterator[None]:
             module.training = is_training
         for parameter, gradient in gradients:
             parameter.grad = gradient
+
+
+class TensorCopies:
+    """Copies of tensors, to undo a step that failed or was only tried. Nothing waits for the device."""
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        self._tensors = list(tensors)
+        self._copies = [tensor.detach().clone() for tensor in self._tensors]
+
+    @torch.no_grad()
+    def take(self) -> None:
+        """Copy the tensors again, by one kernel."""
+        if self._tensors:
+            foreach_copy_(self._copies, self._tensors)
+
+    @torch.no_grad()
+    def put_back(self) -> None:
+        if self._tensors:
+            foreach_copy_(self._tensors, self._copies)
 
 
 def reset_state(model: nn.Module, task: object) -> None:

@@ -68,5 +68,10 @@ class Parts:
         return self.average.model if self.average else self.model
 
     @property
+    def loaders(self) -> list[Batches]:
+        """The batches of all splits."""
+        return [each for each in (self.train, self.val, self.test) if each is not None]
+
+    @property
     def num_parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.model.parameters())

@@ -18,7 +18,7 @@ from runner.training.metric_buffer import MetricBuffer
 from runner.training.optimizer import AveragedWeights
 from runner.training.schedule import Rates, Schedule
 from runner.training.signals import Stop
-from runner.training.step.on_device import OnDevice, Repeating
+from runner.training.step.on_device import OnDevice
 from runner.training.step.train_step import EagerSteps, StepOptions, make_step
 from runner.training.stopping import Limits, OwnStopCondition
 
@@ -85,7 +85,7 @@ def trained(
     half="fp32",
     init_scale=None,
     goes_on=False,
-    **options,
+    kind=None,
 ):
     """Return every window's rows and notes, the weights, and the steps at which a checkpoint was taken."""
     task = task or Classification()
@@ -123,15 +123,7 @@ def trained(
     )
     epochs = EagerSteps(make(), data, accumulate_steps=accumulate, rates=rates, buffer=buffer)
     if repeater is not None:
-        epochs = OnDevice(
-            make,
-            data,
-            first=make(),
-            accumulate_steps=accumulate,
-            rates=rates,
-            limits=bounds,
-            how=Repeating(repeater, instead=epochs if options.pop("has_instead", False) else None, **options),
-        )
+        epochs = OnDevice(make, make(), epochs, repeater=repeater, limits=bounds, kind=kind)
 
     def keep(_):
         kept.append((progress.step, {name: value.tolist() for name, value in model.state_dict().items()}))

@@ -6,7 +6,6 @@ fit.py calls it once, before the first step.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 from torch.utils.data import Dataset
@@ -24,9 +23,9 @@ from runner.training.optimizer import Turns
 from runner.training.parts import Parts
 from runner.training.schedule import Rates
 from runner.training.step.clock import STEP, ClockedEpochs, StepClock
-from runner.training.step.compiled import CompiledSteps, Compiling, make_compiled
-from runner.training.step.cuda_graphs import STEPS_A_REPLAY, GraphSteps, cuda_graphs
-from runner.training.step.on_device import MOST_AT_ONCE, OnDevice, Repeater, Repeating
+from runner.training.step.compiled import CompiledSteps, make_compiled
+from runner.training.step.cuda_graphs import GraphSteps, cuda_graphs
+from runner.training.step.on_device import Compiling, OnDevice, Repeater
 from runner.training.step.split_batch import SplitBatch
 from runner.training.step.train_step import EagerSteps, Step, StepOptions, make_step
 
@@ -67,36 +66,21 @@ def choose_steps(
             ),
         )
 
-    compiling = how_to_compile(parts, is_alone=several is None)
-    rates = Rates(parts.optimizer, parts.schedule, buffer=buffer, progress=progress)
-    repeater = _repeater(parts, settings, compiling, say=say) if several is None else None
+    kind = how_to_compile(parts, is_alone=several is None)
+    repeater = None if several else _repeater(parts, settings, kind, say=say)
     step = first = guard.on(make(), of_groups=True)
     if train.compile:
         is_first = progress.step == 0 and repeater is None  # a Repeater's first step is eager
-        step = make_compiled(make, optimizer=parts.optimizer, is_first=is_first, kind=compiling, say=say)
+        step = make_compiled(make, optimizer=parts.optimizer, is_first=is_first, kind=kind, say=say)
         step = step if repeater else guard.on(step, of_groups=True)
+    rates = Rates(parts.optimizer, parts.schedule, buffer=buffer, progress=progress)
     one_by_one = EagerSteps(
         step, parts.train, accumulate_steps=train.accumulate_steps, rates=rates, buffer=buffer, shard=shard
     )
-    epochs: Epochs = (
-        one_by_one
-        if repeater is None
-        else OnDevice(
-            make,
-            parts.train,
-            first=first,
-            accumulate_steps=train.accumulate_steps,
-            rates=rates,
-            limits=parts.limits,
-            how=Repeating(
-                repeater,
-                as_formula=train.compile,
-                usual_rows=compiling.usual_rows if train.compile else None,
-                times=MOST_AT_ONCE // STEPS_A_REPLAY if train.cuda_graph and rates.are_scheduled else 1,
-                instead=None if train.cuda_graph else one_by_one,
-            ),
-        )
-    )
+    epochs: Epochs = one_by_one
+    if repeater is not None:
+        compiling = kind if train.compile else None
+        epochs = OnDevice(make, first, one_by_one, repeater=repeater, limits=parts.limits, kind=compiling)
     if clock is None:
         return epochs
     is_whole = train.compile or settings.placement.guard == "always"
@@ -104,18 +88,13 @@ def choose_steps(
     return ClockedEpochs(epochs, clock, progress=progress, one_by_one=one_by_one, clocked=clocked)
 
 
-def _repeater(
-    parts: Parts, settings: Settings, compiling: Compiling, *, say: Callable[[str], None]
-) -> Callable[[OnDevice], Repeater] | None:
-    train, device = settings.train, parts.device
-    compiled = partial(CompiledSteps, say=say, options=compiling.options)
+def _repeater(parts: Parts, settings: Settings, kind: Compiling, *, say: Callable[[str], None]) -> Repeater | None:
+    train = settings.train
+    compiled = CompiledSteps(say=say, options=kind.options) if train.compile else None
     if train.cuda_graph:
-        return lambda steps: GraphSteps(
-            (compiled(steps) if train.compile else steps).take, cuda_graphs(), replaced=parts.carried.replaced
-        )
-    is_one = device.type == "cpu" and not isinstance(parts.optimizer, Turns) and not parts.precision.scaler.is_enabled()
-    can_repeat = is_one and train.on_oom != "split" and parts.train.indexed() is not None
-    return compiled if train.compile and can_repeat else None
+        return GraphSteps(cuda_graphs(), compiled=compiled, replaced=parts.carried.replaced)
+    is_on_cpu = parts.device.type == "cpu" and parts.train.indexed() is not None
+    return compiled if is_on_cpu and train.on_oom != "split" and not kind.in_part else None
 
 
 def _of_several(parts: Parts, settings: Settings, *, num: int) -> SharedGradients | ShardedGradients | None:

@@ -5,43 +5,25 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from runner.device import torch_private
 from runner.device.placement import num_rows
 from runner.errors import RunnerError, first_line
 from runner.training.step.fused_update import CannotTraceError, FixedUpdate
-from runner.training.step.on_device import OnDevice, Sizes, host_generators
+from runner.training.step.on_device import Compiling, OnDevice, Sizes, host_generators
+from runner.training.step.train_step import Step
 
-Step = Callable[[Sequence[Any]], Mapping[str, Tensor]]
 CPU = torch.device("cpu")
 #: that several steps of a call take, at most
 SECONDS_A_CALL = 0.02
 #: calls that test a function: torch compiles again at the second if a number of the host changed
 TESTED_CALLS = 2
-#: outputs of a layer that a CPU multiplies transposed, at most
-MOST_NARROW = 16
-
-
-@dataclass(frozen=True)
-class Compiling:
-    """How a step is compiled."""
-
-    fixed_shapes: bool = True  # batches differ only in their number of examples: a function for each number
-    usual_rows: int | None = None  # batches of other sizes are rare, and eager; None: all sizes are compiled
-    in_part: str = ""  # why the step can't be one function, if that is known before
-    keeps_layout: bool = False  # torch may not use channels last
-
-    @property
-    def options(self) -> dict[str, Any] | None:
-        return {"layout_optimization": False} if self.keeps_layout else None
 
 
 def make_compiled(
@@ -63,27 +45,24 @@ def make_compiled(
     """
     torch_compile = partial(torch.compile, dynamic=False if kind.fixed_shapes else None, options=kind.options)
     plain = make()
-    compiled: Step | _WholeStep | None = None
+    whole, in_part = _WholeStep(make, optimizer, torch_compile, say=say), kind.in_part
+    compiled: Step | None = None  # in part
 
     def step(batches: Sequence[Any]) -> Mapping[str, Tensor]:
-        nonlocal is_first, compiled
-        if is_first or (kind.usual_rows is not None and num_rows(batches[-1]) != kind.usual_rows):
+        nonlocal is_first, in_part, compiled
+        if is_first or kind.usual_rows not in (None, num_rows(batches[-1])):
             is_first = False
-            if isinstance(compiled, _WholeStep):
-                compiled.skip()
+            whole.skip()
             return plain(batches)
-        if compiled is not None and not isinstance(compiled, _WholeStep):
-            return compiled(batches)
-        why = kind.in_part
-        if not why:
+        if not in_part:
             try:
-                compiled = compiled or _WholeStep(make, optimizer, torch_compile, say=say)
-                return compiled(batches)
+                return whole(batches)
             except (CannotTraceError, _compiling_errors()) as error:
                 check_compiler(error)
-                why = f"the step can't be one function: {first_line(error)}"
-        say(f"compile: only the forward pass, as {why}")
-        compiled = make(compile_forward=torch_compile)
+                in_part = f"the step can't be one function: {first_line(error)}"
+        if compiled is None:
+            say(f"compile: only the forward pass, as {in_part}")
+            compiled = make(compile_forward=torch_compile)
         try:
             return compiled(batches)
         except _compiling_errors() as error:
@@ -103,24 +82,25 @@ class _WholeStep:
         *,
         say: Callable[[str], None],
     ) -> None:
-        """Raises: CannotTraceError if the optimizer, or this version of torch, can't be compiled with the step."""
-        _trace_backward()
-        self._update = FixedUpdate(optimizer, as_formula=True)
-        self._step = compile(make(update=self._update), fullgraph=True)
-        self._say, self._is_new = say, True
+        self._make, self._optimizer, self._compile, self._say = make, optimizer, compile, say
+        self._update: FixedUpdate | None = None
         self._taken = 0
 
     def skip(self) -> None:
         """Count an eager step."""
-        self._taken += 1
+        self._taken += self._update is not None
 
     def __call__(self, batches: Sequence[Any]) -> Mapping[str, Tensor]:
+        """Raises: CannotTraceError if the optimizer, or this version of torch, can't be compiled with the step."""
+        began, is_new = time.perf_counter(), self._update is None
+        if self._update is None:
+            _trace_backward()
+            self._update = FixedUpdate(self._optimizer, as_formula=True)
+            self._step = self._compile(self._make(update=self._update), fullgraph=True)
         self._taken += 1
         self._update.set_numbers(self._taken)
-        began = time.perf_counter()
         values: Mapping[str, Tensor] = self._step(batches)
-        if self._is_new:
-            self._is_new = False
+        if is_new:
             self._say(f"compile: the whole step is one function; made in {time.perf_counter() - began:.1f} s")
         return values
 
@@ -137,15 +117,17 @@ class CompiledSteps:
         compile_graph: Compiles a traced graph; tests replace it.
     """
 
+    is_required = False
+    most_calls = 1
+
     def __init__(
         self,
-        steps: OnDevice,
         *,
         say: Callable[[str], None],
         options: Mapping[str, Any] | None = None,
         compile_graph: Callable[..., Callable[..., Any]] | None = None,
     ) -> None:
-        self._steps, self._say = steps, say
+        self._say = say
         # torch checks the sizes at the first call only
         options = {**(options or {}), "size_asserts": False}
         self._compile_graph = compile_graph or partial(torch_private.compile_graph, options=options)
@@ -158,12 +140,12 @@ class CompiledSteps:
             return 1
         return max(1, min(room, int(SECONDS_A_CALL / function.seconds)))
 
-    def take(self, sizes: Sizes, num: int) -> None:
+    def take(self, steps: OnDevice, sizes: Sizes, num: int) -> None:
         """Raises: RunnerError without a compiler."""
         function = self._functions.get(sizes)
         if function is None:
             _trace_backward()
-            function = self._functions[sizes] = _Function(self._steps, sizes, self._compile_graph)
+            function = self._functions[sizes] = _Function(steps, sizes, self._compile_graph)
         if function.of_host:
             raise CannotTraceError(f"{function.of_host}, which a step that is repeated would not see")
         if not function.is_tested:
@@ -212,7 +194,6 @@ class _Function:
         self._made += 1
         if graph.graph.output_node().args[0]:  # attributes that torch sets after the call
             self.of_host = "an attribute is another tensor after each step"
-        multiply_narrow(graph)
         compiled = self._compile_graph(graph, inputs)
 
         def several(*args: Any) -> Any:
@@ -223,24 +204,6 @@ class _Function:
             return taken
 
         return several
-
-
-def multiply_narrow(graph: Any) -> None:
-    """Replace X @ W.T by (W @ X.T).T in a traced step if W has at most MOST_NARROW rows: MKL is faster on a CPU."""
-    for node in graph.graph.find_nodes(op="call_function", target=F.linear):
-        inputs, weight, bias = (*node.args, *node.kwargs.values(), None)[:3]
-        values = [each.meta.get("example_value") for each in (inputs, weight, node)]
-        is_plain = all(each is not None and each.dim() == 2 and each.dtype == torch.float32 for each in values)
-        if not is_plain or values[1].device.type != "cpu" or not 2 <= len(values[1]) <= MOST_NARROW:
-            continue
-        with graph.graph.inserting_before(node):
-            product = graph.graph.call_function(torch.mm, (weight, graph.graph.call_method("t", (inputs,))))
-            output = graph.graph.call_method("t", (product,))
-            if bias is not None:
-                output = graph.graph.call_function(torch.add, (output, bias))
-        node.replace_all_uses_with(output)
-        graph.graph.erase_node(node)
-    graph.recompile()
 
 
 def _trace_backward() -> None:

@@ -18,7 +18,7 @@ from runner.device.backends import is_out_of_memory
 from runner.errors import first_line
 from runner.inspection.call_site import UNKNOWN, line_of_error
 from runner.training.step.fused_update import CannotTraceError
-from runner.training.step.on_device import Sizes, host_generators
+from runner.training.step.on_device import MOST_AT_ONCE, OnDevice, Repeater, Sizes, host_generators
 
 #: steps of a graph of several steps
 STEPS_A_REPLAY = 8
@@ -36,27 +36,30 @@ class GraphSteps:
     a capture waits for the device.
 
     Args:
-        take: Takes the steps to capture, OnDevice.take or a compiled one.
+        compiled: Takes the steps to capture; None: they are not compiled.
         replaced: The names of what the model carries from step to step in new tensors or numbers: a graph would repeat the
             values of the capture.
     """
 
+    is_required = True
+    most_calls = MOST_AT_ONCE // STEPS_A_REPLAY
+
     def __init__(
         self,
-        take: Callable[[Sizes, int], None],
         capture: Capture,
         *,
+        compiled: Repeater | None = None,
         replaced: Callable[[], Sequence[str]] = lambda: (),
     ) -> None:
-        self._take, self._capture, self._replaced = take, capture, replaced
+        self._capture, self._compiled, self._replaced = capture, compiled, replaced
         self._taken: Counter[Sizes] = Counter()
         self._graphs: dict[tuple[Sizes, int], Run] = {}
 
     def at_once(self, sizes: Sizes, room: int) -> int:
         return STEPS_A_REPLAY if room >= STEPS_A_REPLAY and self._taken[sizes] >= WARM_UPS else 1
 
-    def take(self, sizes: Sizes, num: int) -> None:
-        run = partial(self._take, sizes, num)
+    def take(self, steps: OnDevice, sizes: Sizes, num: int) -> None:
+        run = partial(self._compiled.take, steps, sizes, num) if self._compiled else partial(steps.take, sizes, num)
         if self._taken[sizes] < WARM_UPS:
             self._capture.warm(run)
         else:

@@ -1,6 +1,6 @@
 """Takes an optimizer's steps with less Python than its step() (make_update), or so that they can be compiled (FixedUpdate).
 
-train_step.py and stacked/update.py call the first; compiled.py and on_device.py the second.
+train_step.py and stacked/step.py call the first; compiled.py and on_device.py the second.
 """
 
 from __future__ import annotations

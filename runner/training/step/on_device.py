@@ -16,12 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runner.data.loading.batches import Batches, sent
+from runner.data.loading.batches import sent
 from runner.errors import RunnerError
-from runner.training.loop import Epochs
 from runner.training.schedule import Rates
 from runner.training.step.fused_update import CannotTraceError, FixedUpdate
-from runner.training.step.train_step import Step
+from runner.training.step.train_step import EagerSteps, Step
 from runner.training.stopping import Limits
 
 #: the maximum number of steps at a time: their numbers are on the device
@@ -30,25 +29,31 @@ MOST_AT_ONCE = 64
 Sizes = tuple[int, ...]  # the examples in each batch of a step
 
 
+@dataclass(frozen=True)
+class Compiling:
+    """How a step is compiled."""
+
+    fixed_shapes: bool = True  # batches differ only in their number of examples: a function for each number
+    usual_rows: int | None = None  # steps whose last batch has another size are rare, and eager; None: all are compiled
+    in_part: str = ""  # why the step can't be one function, if that is known before
+    keeps_layout: bool = False  # torch may not use channels last
+
+    @property
+    def options(self) -> dict[str, Any] | None:
+        return {"layout_optimization": False} if self.keeps_layout else None
+
+
 class Repeater(Protocol):
     """Repeats steps without the host: GraphSteps or CompiledSteps."""
 
+    is_required: bool  # whether a step that can't be repeated is an error
+    most_calls: int  # with numbers that are copied together
+
     def at_once(self, sizes: Sizes, room: int) -> int:
-        """How many of the next `room` steps of these sizes to take at once."""
+        """How many of the next `room` steps of these sizes a call takes."""
 
-    def take(self, sizes: Sizes, num: int) -> None:
+    def take(self, steps: OnDevice, sizes: Sizes, num: int) -> None:
         """Take them. Raises: CannotTraceError, before anything has changed."""
-
-
-@dataclass(frozen=True)
-class Repeating:
-    """How steps are repeated."""
-
-    repeater: Callable[[OnDevice], Repeater]
-    as_formula: bool = False  # see FixedUpdate
-    usual_rows: int | None = None  # of a step's last batch, if steps of other sizes are rare, and eager
-    times: int = 1  # calls of the Repeater with numbers that were copied together, if rates change
-    instead: Epochs | None = None  # takes the steps that can't be repeated; None: they are an error
 
 
 class OnDevice:
@@ -59,87 +64,85 @@ class OnDevice:
 
     Args:
         make: train_step.make_step of the run, which takes StepOptions by name.
-        batches: Of a split on the device.
         first: An eager step, with the guard.
+        one_by_one: The steps of a split on the device. It takes those that can't be repeated, unless they must be.
         limits: Steps that are taken at once end there.
+        kind: How steps are compiled; None: they are not.
     """
 
     def __init__(
         self,
         make: Callable[..., Step],
-        batches: Batches,
-        *,
         first: Step,
-        accumulate_steps: int,
-        rates: Rates,
+        one_by_one: EagerSteps,
+        *,
+        repeater: Repeater,
         limits: Limits,
-        how: Repeating,
+        kind: Compiling | None = None,
     ) -> None:
-        data = batches.indexed()
-        assert data is not None
-        self._make, self._data, self._rates, self._limits = make, data, rates, limits
-        self._as_formula, self._usual_rows, self._instead = how.as_formula, how.usual_rows, how.instead
+        batches: Any = one_by_one.batches
+        data, rates = batches.indexed(), one_by_one.rates
+        assert isinstance(rates, Rates)
+        self._make, self._data, self._rates, self._limits, self._kind = make, data, rates, limits, kind
+        self._first = self._step = first
+        self._one_by_one, self._repeater = one_by_one, repeater
         self._optimizer, self._buffer, self._progress = rates.optimizer, rates.buffer, rates.progress
         self._device = device = rates.buffer.device
-        num_rows, batch_size = batches.num_rows, batches.batch_size
-        sizes = [min(batch_size, num_rows - start) for start in range(0, num_rows, batch_size)]
-        self._steps = [tuple(sizes[at : at + accumulate_steps]) for at in range(0, len(sizes), accumulate_steps)]
-        self._num_alike = self._steps.count(self._steps[0])  # all but a smaller last one
+        num_rows, batch_size, accumulate_steps = batches.num_rows, batches.batch_size, one_by_one.accumulate_steps
         self._rows_a_step = batch_size * accumulate_steps
+        self._num_usual, rest = divmod(num_rows, self._rows_a_step)
+        self._usual = (batch_size,) * accumulate_steps
+        self._last = tuple(min(batch_size, rest - start) for start in range(0, rest, batch_size))
         self._offsets = torch.arange(min(self._rows_a_step * MOST_AT_ONCE, num_rows), device=device)
         # of the next step's first example in the order
         self._position = torch.zeros((), dtype=torch.int64, device=device)
-        self._times = how.times
         self._table = torch.empty(0)  # (MOST_AT_ONCE, G, K) numbers of the next steps, see FixedUpdate
         self._now = self._table  # the numbers that steps read: the table, or a part of it
-        self._table_rows: list[Tensor] = []  # views
+        self._now_rows: list[Tensor] = []  # views
         self._gathers_before = device.type == "cpu" and data.has_images
         self._gathered: dict[Sizes, Any] = {}  # the examples of one step, always in the same memory
         self._sent: list[list[list[float]]] = []
         self._fixed_at = 0  # the step after which the update was fixed
         self._is_eager = False  # steps can't be repeated
         self._update: FixedUpdate | None = None
-        self._first = self._step = first
-        self._repeater = how.repeater(self)
 
     def epoch(self, number: int, *, first_step: int = 0) -> Iterator[int]:
-        """See loop.Epochs. Raises: RunnerError for a step that can't be repeated, without `instead`."""
+        """See loop.Epochs. Raises: RunnerError for a step that can't be repeated, if it must be."""
         at = first_step
         if not self._is_eager:
             self._data.begin(number)
             self._position.fill_(at * self._rows_a_step)
-        while not self._is_eager and at < len(self._steps):
-            sizes = self._steps[at]
-            alike = self._num_alike - at if sizes == self._steps[0] else 1
+        while not self._is_eager and at < self._num_usual + bool(self._last):
+            sizes, alike = (self._usual, self._num_usual - at) if at < self._num_usual else (self._last, 1)
             room = min(alike, self._buffer.room, self._limits.room(self._progress.step), MOST_AT_ONCE)
             try:
                 num = self._take(sizes, room)
             except CannotTraceError as error:
-                if self._instead is None:
+                if self._repeater.is_required:
                     raise self._refused(error) from error
                 self._is_eager = True
                 break
             self._buffer.wrote(num)
             at += num
             yield num
-        if self._is_eager and self._instead is not None:
-            yield from self._instead.epoch(number, first_step=at)
+        if self._is_eager:
+            yield from self._one_by_one.epoch(number, first_step=at)
 
     def _take(self, sizes: Sizes, room: int) -> int:
         if self._update is None and (self._progress.step or self._optimizer.state) and self._buffer.writes_on_device():
             self._fix_update()
-        is_rare = self._usual_rows is not None and sizes[-1] != self._usual_rows
+        is_rare = self._kind is not None and self._kind.usual_rows not in (None, sizes[-1])
         if self._update is None or is_rare:
             self._take_eagerly(sizes)
             return 1
         num = self._repeater.at_once(sizes, room)
-        times = min(self._times, room // num) if num > 1 else 1
-        num_steps = num * times
+        most_calls = self._repeater.most_calls if self._now is not self._table else 1
+        num_steps = num * min(most_calls, room // num) if num > 1 else 1
         self._bring_numbers(num_steps)
         for at in range(0, num_steps, num):
             if self._now is not self._table:
                 self._now[:num].copy_(self._table[at : at + num])
-            self._repeater.take(sizes, num)
+            self._repeater.take(self, sizes, num)
         self._rates.advance()
         return num_steps
 
@@ -156,7 +159,7 @@ class OnDevice:
         assert update is not None
         own, values = update.numbers, []
         for index, batches in enumerate(self._batches(sizes, num)):
-            update.numbers = self._table_rows[index]  # without a copy
+            update.numbers = self._now_rows[index]  # without a copy
             values.append(self._step(batches))
         update.numbers = own
         self._buffer.write_on_device(values)
@@ -167,7 +170,7 @@ class OnDevice:
         On a CPU compiled code is slow at indexing numbers, and at gathering images pixel by pixel.
         """
         assert self._update is not None
-        self._update.numbers.copy_(self._table_rows[index])
+        self._update.numbers.copy_(self._now_rows[index])
         if self._gathers_before:
             self._gathered[sizes] = self._gather(sizes, 1, out=self._gathered.get(sizes))
 
@@ -229,15 +232,16 @@ class OnDevice:
 
     def _fix_update(self) -> None:
         """Called when the optimizer has its state: after the first step, or in a resumed run."""
-        self._update = FixedUpdate(self._optimizer, as_formula=self._as_formula)
+        self._update = FixedUpdate(self._optimizer, as_formula=self._kind is not None)
         self._step = self._make(update=self._update)
         self._fixed_at = self._progress.step
         self._table = self._update.numbers.repeat(MOST_AT_ONCE, 1, 1)
-        self._now = self._table if self._times == 1 else self._table.clone()
-        self._table_rows = list(self._now)
+        has_parts = self._repeater.most_calls > 1 and self._rates.are_scheduled
+        self._now = self._table.clone() if has_parts else self._table
+        self._now_rows = list(self._now)
 
     def _refused(self, error: CannotTraceError) -> RunnerError:
-        key = "train.cuda_graph" if self._instead is None else "train.compile"
+        key = "train.cuda_graph" if self._repeater.is_required else "train.compile"
         fix = f"{error.fix}, or " if error.fix else ""
         return RunnerError.of(f"{key}=true", str(error), f"use {fix}`{key}=false`")
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from runner.config.settings import Settings
 from runner.device import backends
 from runner.device.placement import map_tensors, num_bytes, num_rows
-from runner.device.torch_private import foreach_copy_
 from runner.errors import RunnerError, first_line
+from runner.training.carried_state import TensorCopies
 from runner.training.loop import Progress
 from runner.training.parts import Parts
 
@@ -31,8 +31,7 @@ class SplitBatch:
     def __init__(self, parts: Parts, progress: Progress, *, say: Callable[[str], None]) -> None:
         self._device, self._optimizer, self._say = parts.device, parts.optimizer, say
         self._carried = parts.carried
-        self._progress, self._buffers = progress, list(parts.model.buffers())
-        self._before = [buffer.clone() for buffer in self._buffers]
+        self._progress, self._buffers = progress, TensorCopies(parts.model.buffers())
 
     def wrap(self, forward_backward: ForwardBackward) -> ForwardBackward:
         """Repeat forward and backward in smaller parts if memory runs out.
@@ -41,15 +40,13 @@ class SplitBatch:
         """
 
         def forward_backward_parts(batches: Sequence[Any]) -> Mapping[str, Tensor]:
-            if self._buffers:
-                foreach_copy_(self._before, self._buffers)
+            self._buffers.take()
             while True:
                 values = self._forward_backward(forward_backward, batches)
                 if values is not None:  # outside the except clause, whose error keeps the activations alive
                     return values
                 self._optimizer.zero_grad()
-                if self._buffers:
-                    foreach_copy_(self._buffers, self._before)
+                self._buffers.put_back()
                 backends.empty_cache(self._device)
                 self._progress.num_pieces *= 2
                 num = self._progress.num_pieces
@@ -102,7 +99,7 @@ def explain(error: BaseException, parts: Parts, settings: Settings, *, num_proce
         "weights": weights + (num_bytes(parts.average.model.state_dict()) if parts.average else 0),
         "gradients": sum(parameter.nbytes for parameter in parts.model.parameters() if parameter.requires_grad),
         "optimizer": num_bytes(dict(parts.optimizer.state)),
-        "data set": sum(loader.device_bytes for loader in (parts.train, parts.val, parts.test) if loader is not None),
+        "data set": sum(loader.device_bytes for loader in parts.loaders),
     }
     named = ", ".join(f"{name} {count / 2**20:,.0f} MiB" for name, count in taken.items() if count >= 2**20)
     batch_size = parts.train.batch_size

@@ -69,88 +69,71 @@ def make_step(
         steps = {name: make(_in_turn(task, name, optimizer), optimizer=one, options=own) for name, one in each}
         return _take_turns(optimizer, steps, averages=averages)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    scaler = precision.scaler
+    is_in_parts = any(hasattr(parameter, "full_tensor") for parameter in parameters)  # across processes
+    num_counted, own_batches = getattr(task, "num_counted", None), options.own_batches
+    scaler: Any = precision.scaler
     target: Any = options.update or optimizer
-    predict = _make_forward(model, task, precision, options)
-    forward_backward = _make_forward_backward(predict, scaler, parameters if options.is_a_turn else None)
-    compute_gradients = _make_gradients(forward_backward, getattr(task, "num_counted", None), options)
-    clip = _make_clip(parameters, clip_grad_norm, partial(scaler.unscale_, target))
-    if wants_closure(optimizer):
-        return _make_step_with_closure(optimizer, compute_gradients, clip, averages)
-    update = _scaled_update(optimizer, scaler, target) if scaler.is_enabled() else None
-    update = update or (options.update.update if options.update else make_update(optimizer))
+    inputs = parameters if options.is_a_turn else None  # what gets gradients; None: all that the loss depends on
+    clocked: Clocked = options.clocked or (lambda name, call: call)
 
-    def apply_update() -> Tensor | None:
-        norm = clip()
-        update()
-        averages.update()
-        return norm
-
-    if options.clocked:
-        apply_update = options.clocked("update", apply_update)
-
-    def step(batches: Sequence[Any]) -> Mapping[str, Tensor]:
-        values = compute_gradients(batches)
-        return _with_norm(values, apply_update())
-
-    return step
-
-
-def _make_forward(model: nn.Module, task: Task, precision: Precision, options: StepOptions) -> Forward:
     def forward(batch: Any) -> Mapping[str, Tensor]:
         with precision.autocast():
             return task(model, batch)
 
-    predict = options.compile_forward(forward) if options.compile_forward else forward
-    return options.clocked("forward", predict) if options.clocked else predict
-
-
-def _make_forward_backward(predict: Forward, scaler: Any, inputs: Sequence[Tensor] | None) -> ForwardBackward:
-    """inputs: what gets gradients; None: all that the loss depends on."""
+    predict = clocked("forward", options.compile_forward(forward) if options.compile_forward else forward)
 
     def forward_backward(batch: Any, share: Any) -> Mapping[str, Tensor]:
-        values = predict(batch)
+        values: Mapping[str, Tensor] = predict(batch)
         loss = next(iter(values.values()))
-        if share is not None:
-            loss = loss * share
-        loss = scaler.scale(loss)
+        loss = scaler.scale(loss if share is None else loss * share)
         if inputs is None:  # backward(inputs=None) would be an empty list for torch.compile (2.13)
             loss.backward()
         else:
             loss.backward(inputs=inputs)
         return values
 
-    return forward_backward
-
-
-def _make_gradients(
-    forward_backward: ForwardBackward, num_counted: Callable[[Any], Tensor] | None, options: StepOptions
-) -> Step:
     def accumulate(batches: Sequence[Any]) -> Mapping[str, Tensor]:
-        if options.own_batches is not None:
-            return mean_over(options.own_batches(batches), forward_backward)
+        if own_batches is not None:
+            return mean_over(own_batches(batches), forward_backward)
         if len(batches) == 1:
             values = forward_backward(batches[0], None).items()
             return {name: value.detach() if value.requires_grad else value for name, value in values}
         return mean_over(_shares(batches, num_counted), forward_backward)
 
-    compute = options.wrap_forward_backward(accumulate) if options.wrap_forward_backward else accumulate
-    return options.clocked("backward", compute) if options.clocked else compute
-
-
-def _make_clip(
-    parameters: list[Tensor], largest_norm: float | None, unscale: Callable[[], object]
-) -> Callable[[], Tensor | None]:
-    is_in_parts = any(hasattr(parameter, "full_tensor") for parameter in parameters)  # across processes
+    wrap = options.wrap_forward_backward
+    compute_gradients: Step = clocked("backward", wrap(accumulate) if wrap else accumulate)
 
     def clip() -> Tensor | None:
-        if largest_norm is None:
+        if clip_grad_norm is None:
             return None
-        unscale()
-        norm = nn.utils.clip_grad_norm_(parameters, largest_norm)
+        scaler.unscale_(target)
+        norm = nn.utils.clip_grad_norm_(parameters, clip_grad_norm)
         return norm.full_tensor() if is_in_parts else norm  # type: ignore[attr-defined]  # a DTensor
 
-    return clip
+    if wants_closure(optimizer):
+        return _make_step_with_closure(optimizer, compute_gradients, clip, averages)
+
+    def scaled_update() -> None:
+        scaler.step(target)
+        scaler.update()
+        optimizer.zero_grad()
+
+    update = options.update.update if options.update else make_update(optimizer)
+    update = scaled_update if scaler.is_enabled() else update
+
+    def clip_and_update() -> Tensor | None:
+        norm = clip()
+        update()
+        averages.update()
+        return norm
+
+    apply_update = clocked("update", clip_and_update)
+
+    def step(batches: Sequence[Any]) -> Mapping[str, Tensor]:
+        values = compute_gradients(batches)
+        return _with_norm(values, apply_update())
+
+    return step
 
 
 def _make_step_with_closure(
@@ -183,15 +166,6 @@ def _with_norm(values: Mapping[str, Tensor], norm: Tensor | None) -> Mapping[str
         return values
     loss = next(iter(values.values()))
     return {**values, "grad_norm": norm.to(loss.device)}  # it is made on the first weight's device
-
-
-def _scaled_update(optimizer: Optimizer, scaler: Any, target: Any) -> Callable[[], None]:
-    def update() -> None:
-        scaler.step(target)
-        scaler.update()
-        optimizer.zero_grad()
-
-    return update
 
 
 def _in_turn(task: Any, name: str, optimizer: Turns) -> Task:
@@ -271,19 +245,14 @@ class EagerSteps:
         buffer: MetricBuffer | SharedRows,
         shard: Shard | None = None,
     ) -> None:
-        self.step, self._batches, self._size, self._shard = step, batches, accumulate_steps, shard
-        self._rates, self._buffer = rates, buffer
+        self.step, self.batches, self.accumulate_steps, self.rates = step, batches, accumulate_steps, rates
+        self._buffer, self._shard = buffer, shard
 
     def epoch(self, number: int, *, first_step: int = 0) -> Iterator[int]:
-        batches = self._batches.epoch(number, first_batch=first_step * self._size, shard=self._shard)
-        for group in _groups(batches, self._size):
-            self._rates.note()
+        first_batch = first_step * self.accumulate_steps
+        batches = iter(self.batches.epoch(number, first_batch=first_batch, shard=self._shard))
+        while group := tuple(islice(batches, self.accumulate_steps)):
+            self.rates.note()
             self._buffer.write(self.step(group))
-            self._rates.advance()
+            self.rates.advance()
             yield 1
-
-
-def _groups(items: Iterable[Any], size: int) -> Iterator[tuple[Any, ...]]:
-    iterator = iter(items)
-    while group := tuple(islice(iterator, size)):
-        yield group

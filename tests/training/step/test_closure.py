@@ -83,9 +83,3 @@ def test_lbfgs_resumed_equals_the_hand_loop(batch_size, waves):
     assert [value for _, value in read_points(Path("run"))["train/loss"]] == losses
     state = torch.load("run/checkpoints/last.pt", weights_only=True)["model"]
     assert torch.equal(torch.cat([value.flatten() for value in state.values()]), weights)
-
-
-@pytest.mark.parametrize("word", ["train.compile=true", "train.num_processes=2"])
-def test_lbfgs_with_other_steps_is_refused(word, waves, capfd):
-    assert cli.main([*WORDS, "+data.batch_size=9", "train.num_steps=2", word]) == 2
-    assert "LBFGS computes the loss as often as it needs" in capfd.readouterr().err

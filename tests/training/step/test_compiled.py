@@ -24,8 +24,8 @@ from runner.models.gpt import GPT
 from runner.tasks.classification import Classification
 from runner.tracking.journal_reader import read_series
 from runner.training.optimizer import AveragedWeights
-from runner.training.step.compiled import Compiling, make_compiled, multiply_narrow
-from runner.training.step.on_device import OnDevice
+from runner.training.step.compiled import make_compiled
+from runner.training.step.on_device import Compiling, OnDevice
 from runner.training.step.train_step import StepOptions, make_step
 
 CPU = torch.device("cpu")
@@ -291,11 +291,6 @@ def test_a_step_that_is_no_one_function_goes_on_to_the_bit(traced, own_folder, m
     assert "compile: only the forward pass" in (own_folder / "whole" / "runner.log").read_text()
 
 
-def test_a_guard_on_every_step_is_refused():
-    with pytest.raises(RunnerError, match=r"placement\.guard=first_step"):
-        run([*WORDS, "placement.guard=always"])
-
-
 @pytest.mark.slow
 def test_gpt_is_one_function(traced):
     from runner.tasks.language import Language
@@ -309,26 +304,3 @@ def test_gpt_is_one_function(traced):
     for _ in range(3):
         step(((tokens, tokens),))
     assert "one function" in said[0] and "alone" not in said[0]
-
-
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize(
-    ("outputs", "dtype", "is_narrow"),
-    [(16, torch.float32, True), (17, torch.float32, False), (10, torch.float64, False)],
-)
-def test_narrow_layer_is_multiplied_transposed(outputs, dtype, is_narrow, bias):
-    targets = []
-
-    def backend(graph, inputs):
-        multiply_narrow(graph)
-        targets.extend(node.target for node in graph.graph.nodes if node.op == "call_function")
-        return graph
-
-    layer, examples = nn.Linear(32, outputs, bias=bias, dtype=dtype), torch.randn(20, 32, dtype=dtype)
-    torch._dynamo.reset()
-    expected, found = layer(examples), torch.compile(layer, backend=backend, fullgraph=True)(examples)
-    torch._dynamo.reset()
-    assert (torch.mm in targets, nn.functional.linear in targets) == (is_narrow, not is_narrow)
-    torch.testing.assert_close(found, expected)
-    gradients = [torch.autograd.grad(each.square().sum(), layer.weight)[0] for each in (found, expected)]
-    torch.testing.assert_close(*gradients)

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import random
-import time
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
 from steps_on_device import SETTINGS, trained
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 
-from runner.data.loading.batches import Resident
 from runner.errors import RunnerError
 from runner.tasks.classification import Classification
 from runner.training.step import compiled
 from runner.training.step.compiled import CompiledSteps
 from runner.training.step.cuda_graphs import Capture, GraphSteps
-from runner.training.step.on_device import OnDevice, Repeating
+from runner.training.step.on_device import Compiling
 
 CPU = torch.device("cpu")
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
@@ -34,19 +31,18 @@ def kernels_of_torch(graph, inputs):
 class Watched:
     """CompiledSteps that notes how many steps each call took."""
 
-    def __init__(self, **options):
-        self.said, self.nums, self._options = [], [], options
-        torch._dynamo.reset()
+    is_required, most_calls = False, 1
 
-    def __call__(self, steps):
-        self.repeated = CompiledSteps(steps, say=self.said.append, compile_graph=kernels_of_torch, **self._options)
-        return self
+    def __init__(self, **options):
+        self.said, self.nums = [], []
+        self.repeated = CompiledSteps(say=self.said.append, compile_graph=kernels_of_torch, **options)
+        torch._dynamo.reset()
 
     def at_once(self, sizes, room):
         return self.repeated.at_once(sizes, room)
 
-    def take(self, sizes, num):
-        self.repeated.take(sizes, num)
+    def take(self, steps, sizes, num):
+        self.repeated.take(steps, sizes, num)
         self.nums.append(num)
 
     @property
@@ -77,14 +73,14 @@ COMPILED = {name: settings for name, settings in SETTINGS.items() if "half" not 
 @pytest.mark.parametrize("settings", COMPILED.values(), ids=COMPILED)
 def test_the_same_as_step_by_step_but_for_rounding(settings):
     watched = Watched()
-    assert_close(trained(CPU, repeater=watched, as_formula=True, **settings), trained(CPU, **settings))
+    assert_close(trained(CPU, repeater=watched, kind=Compiling(), **settings), trained(CPU, **settings))
     assert max(watched.nums) > 5 and watched.of_host == {""}
     assert watched.said[0].startswith("compile: the whole step is one function") and len(watched.said) == 1
 
 
 @pytest.mark.parametrize("rates", ["a schedule", "adam"])
 def test_how_many_are_taken_at_a_time_does_not_change_a_bit(monkeypatch, rates):
-    settings = {"as_formula": True, **SETTINGS[rates]}
+    settings = {"kind": Compiling(), **SETTINGS[rates]}
     several = trained(CPU, repeater=Watched(), **settings)
     monkeypatch.setattr(compiled, "SECONDS_A_CALL", 0.0)
     single = Watched()
@@ -130,14 +126,13 @@ class Drawing(Classification):
 def test_a_step_with_something_of_the_host_is_not_repeated(task, reason):
     random.seed(0)
     watched = Watched()
-    ours = trained(CPU, repeater=watched, as_formula=True, has_instead=True, task=task())
+    ours = trained(CPU, repeater=watched, kind=Compiling(), task=task())
     random.seed(0)
     assert_close(ours, trained(CPU, task=task()))
     assert all(reason in found for found in watched.of_host) and set(watched.nums) == {1}
     random.seed(0)
     with pytest.raises(RunnerError) as caught:
-        captured = Watched()
-        trained(CPU, repeater=lambda steps: GraphSteps(captured(steps).take, AGAIN), as_formula=True, task=task())
+        trained(CPU, repeater=GraphSteps(AGAIN, compiled=Watched()), kind=Compiling(), task=task())
     assert reason in str(caught.value) and "train.cuda_graph=false" in str(caught.value)
 
 
@@ -148,9 +143,7 @@ AGAIN = Capture(lambda run: run, lambda run: run())
 @pytest.mark.parametrize("name", ["accumulated, clipped, averaged", "a schedule", "augmented"])
 def test_a_graph_of_a_compiled_step(name):
     watched = Watched()
-    ours = trained(
-        CPU, repeater=lambda steps: GraphSteps(watched(steps).take, AGAIN), as_formula=True, **SETTINGS[name]
-    )
+    ours = trained(CPU, repeater=GraphSteps(AGAIN, compiled=watched), kind=Compiling(), **SETTINGS[name])
     assert_close(ours, trained(CPU, **SETTINGS[name]))
     assert 8 in watched.nums
 
@@ -164,7 +157,7 @@ def test_a_graph_of_a_compiled_step(name):
 )
 def test_what_can_not_be_repeated_is_taken_step_by_step(settings):
     """No step, rate or row is lost at the change."""
-    ours = trained(CPU, repeater=Watched(), as_formula=True, has_instead=True, **settings)
+    ours = trained(CPU, repeater=Watched(), kind=Compiling(), **settings)
     assert_close(ours, trained(CPU, **settings))  # one step was compiled before the schedule changed its betas
 
 
@@ -183,13 +176,13 @@ class Late(LambdaLR):
 
 def test_schedule_that_moves_more_later_is_refused():
     with pytest.raises(RunnerError, match="the schedule moves weight_decay") as caught:
-        trained(CPU, repeater=Watched(), as_formula=True, has_instead=True, schedule=Late)
+        trained(CPU, repeater=Watched(), kind=Compiling(), schedule=Late)
     assert "`train.compile=false`" in str(caught.value)
 
 
 def test_no_rate_is_lost_where_a_step_turns_out_to_have_something_of_the_host():
     settings = SETTINGS["a schedule"]
-    ours = trained(CPU, repeater=Watched(), as_formula=True, has_instead=True, task=Counting(), **settings)
+    ours = trained(CPU, repeater=Watched(), kind=Compiling(), task=Counting(), **settings)
     assert_close(ours, trained(CPU, task=Counting(), **settings))
 
 
@@ -203,27 +196,12 @@ class Deciding(Classification):
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # from dynamo
 def test_a_step_that_reads_is_taken_step_by_step():
-    ours = trained(
-        CPU, repeater=Watched(), as_formula=True, has_instead=True, task=Deciding(), **SETTINGS["a schedule"]
-    )
+    ours = trained(CPU, repeater=Watched(), kind=Compiling(), task=Deciding(), **SETTINGS["a schedule"])
     assert ours == trained(CPU, task=Deciding(), **SETTINGS["a schedule"])
 
 
 def test_rare_smaller_batches_are_taken_as_they_are_written():
     watched = Watched()
-    ours = trained(CPU, repeater=watched, as_formula=True, usual_rows=4)
+    ours = trained(CPU, repeater=watched, kind=Compiling(usual_rows=4))
     assert_close(ours, trained(CPU))
     assert set(watched.repeated._functions) == {(4,)}
-
-
-def test_long_epoch_costs_no_search_per_step(monkeypatch):
-    """A search of the epoch's steps would take 2 ms in each of the 9,750 calls."""
-    monkeypatch.setattr(OnDevice, "_take", lambda self, sizes, room: min(8, room))
-    rows = Resident((torch.zeros(78_000, 1),), batch_size=1, device=CPU, seed=0, shuffle=False)
-    buffer = SimpleNamespace(device=CPU, room=64, wrote=lambda num: None)
-    rates = SimpleNamespace(buffer=buffer, optimizer=None, progress=SimpleNamespace(step=0))
-    how, limits = Repeating(lambda steps: None), SimpleNamespace(room=lambda step: 64)
-    epochs = OnDevice(None, rows, first=None, accumulate_steps=1, rates=rates, limits=limits, how=how)
-    began = time.process_time()
-    assert sum(epochs.epoch(0)) == 78_000
-    assert time.process_time() - began < 2

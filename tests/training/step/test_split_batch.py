@@ -115,9 +115,8 @@ def test_nothing_is_advised_that_the_check_refuses(on_oom, cuda_graph, num_proce
         model=model,
         average=None,
         optimizer=torch.optim.SGD(model.parameters()),
-        train=SimpleNamespace(batch_size=8, device_bytes=2**20),
-        val=None,
-        test=None,
+        train=SimpleNamespace(batch_size=8),
+        loaders=[SimpleNamespace(device_bytes=2**20)],
         device=CPU,
         precision=SimpleNamespace(name="bf16"),
     )
@@ -125,7 +124,7 @@ def test_nothing_is_advised_that_the_check_refuses(on_oom, cuda_graph, num_proce
     words = explain(torch.OutOfMemoryError("no memory"), parts, settings, num_processes=num_processes)
     assert "Write train.batch_size=4" in words
     assert ("train.on_oom=split" in words, "data.residency=stream" in words) == (split, stream)
-    parts.train = SimpleNamespace(batch_size=1, device_bytes=0)
+    parts.train, parts.loaders = SimpleNamespace(batch_size=1), []
     words = explain(torch.OutOfMemoryError("no memory"), parts, settings, num_processes=num_processes)
     assert words.endswith("Write train.on_oom=split (the same step, in parts)" if split else "Write a smaller model")
 

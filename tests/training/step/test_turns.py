@@ -11,7 +11,8 @@ from runner.models.gan import GAN
 from runner.tasks.adversarial import Adversarial
 from runner.tasks.custom import Own
 from runner.training.optimizer import AveragedWeights, Turns
-from runner.training.step.compiled import Compiling, make_compiled
+from runner.training.step.compiled import make_compiled
+from runner.training.step.on_device import Compiling
 from runner.training.step.train_step import StepOptions, make_step
 
 CPU = torch.device("cpu")
