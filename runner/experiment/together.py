@@ -43,9 +43,8 @@ from runner.training.observer import Observer
 from runner.training.parts import Parts
 from runner.training.result import Result
 from runner.training.signals import listening
-from runner.training.stacked.check import check_alike
+from runner.training.stacked.check import check_alike, free_bytes, most_members
 from runner.training.stacked.fit import Member, fit_together
-from runner.training.stacked.size import free_bytes, most_members
 from runner.training.stacked.stack import CannotStackError as CannotStackError
 
 #: files that each run has open (journal, two locks, two logs, one more at times), and other files of the process

@@ -96,14 +96,15 @@ class MetricBuffer:
         """
         if not self._rows:
             self._allocate(values)
+            self._rows = list(self._ring)  # the views, made once
         values = in_order(values, self._keys, of="a step")
         torch.stack(tuple(values.values()), out=self._rows[self._filled % len(self._rows)])
         self.wrote(1)
 
     def writes_on_device(self) -> bool:
         """Keep the number of the next row on the device from now on; False before the first step."""
-        if self._rows and self._next_row is None:
-            self._next_row = torch.tensor([self._filled % len(self._rows)], device=self.device)
+        if len(self._ring) and self._next_row is None:
+            self._next_row = torch.tensor([self._filled % len(self._ring)], device=self.device)
             self._offsets = torch.arange(self._half, device=self.device)
         return self._next_row is not None
 
@@ -112,8 +113,7 @@ class MetricBuffer:
 
         The caller calls wrote() afterwards, with at most `room` steps.
         """
-        if not self._rows:
-            self._allocate(steps[0])
+        self._allocate(steps[0])
         self.writes_on_device()
         assert self._next_row is not None
         ordered = [in_order(values, self._keys, of="a step") for values in steps]
@@ -121,7 +121,7 @@ class MetricBuffer:
         self._ring.index_copy_(
             0, self._next_row + self._offsets[: len(steps)], rows.view(len(steps), -1).to(self._ring.dtype)
         )
-        self._next_row.add_(len(steps)).remainder_(len(self._rows))
+        self._next_row.add_(len(steps)).remainder_(len(self._ring))
 
     def wrote(self, num_steps: int) -> None:
         """Count rows that were queued to be written. Raises errors of the background thread, at a pull."""
@@ -155,7 +155,7 @@ class MetricBuffer:
 
     def state(self) -> dict[str, Any]:
         """The rows that are not pulled yet, for a checkpoint. Copying them waits for the device."""
-        begin = self._pulled % max(1, len(self._rows))
+        begin = self._pulled % max(1, len(self._ring))
         rows = self._over_all(self._ring[begin : begin + self.num_unread])
         notes = {name: list(points) for name, points in self._notes.items()}
         return {"names": list(self._names), "rows": rows, "notes": notes}
@@ -167,6 +167,7 @@ class MetricBuffer:
             rows = state["rows"]
             # an earlier part with a longer window: they fill one half
             self._half = max(self._half, -(-(len(rows) + 1) // self._every) * self._every)
+            self._ring, self._rows = torch.empty(0), []
             self._allocate(dict.fromkeys(split_names, torch.zeros((), dtype=rows.dtype)))
             self._ring[: len(rows)].copy_(rows)  # the mean over processes already
             self._filled = len(rows)
@@ -187,7 +188,7 @@ class MetricBuffer:
         if num_steps == 0:
             self._background.raise_error()
             return
-        start = self._pulled % len(self._rows)
+        start = self._pulled % len(self._ring)
         half = start // self._half
         rows = self._ring[start : start + num_steps]  # never across a half: wrote() pulls at its end
         host, copied = self._copy(rows)
@@ -198,7 +199,7 @@ class MetricBuffer:
         if self._filled % self._half and not left:
             self._filled = self._pulled = (self._filled // self._half + 1) * self._half
             if self._next_row is not None:
-                self._next_row.fill_(self._filled % len(self._rows))
+                self._next_row.fill_(self._filled % len(self._ring))
         # sleep until the other half may be written again: the host is never more than two windows ahead of the device
         if (before := self._copied[1 - half]) is not None:
             before.synchronize()
@@ -207,12 +208,13 @@ class MetricBuffer:
         self._background.do(lambda: self._deliver(pull))
 
     def _allocate(self, values: Mapping[str, Tensor]) -> None:
+        if len(self._ring):
+            return
         self._keys = tuple(values)
         self._names = tuple(f"train/{name}" for name in values)
         is_double = any(value.dtype == torch.float64 for value in values.values())
         dtype = torch.float64 if is_double else torch.float32
         self._ring = torch.zeros(2 * self._half, len(self._names), dtype=dtype, device=self.device)
-        self._rows = list(self._ring)  # the views, made once
         self._filled = self._pulled = 0
 
     def _copy(self, rows: Tensor) -> tuple[Tensor, torch.Event | None]:
@@ -289,14 +291,13 @@ class SharedRows:
     def _move(self, values: Mapping[str, Tensor]) -> None:
         """Make each buffer's ring a part of one tensor (2 * half, k, M)."""
         for buffer in self._buffers:
-            if not buffer._rows:
-                buffer._allocate(values)
+            buffer._allocate(values)
             for copied in buffer._copied:  # from the old memory
                 if copied is not None:
                     copied.synchronize()
         ring = torch.stack([buffer._ring for buffer in self._buffers], dim=-1)
         for buffer, own in zip(self._buffers, ring.unbind(-1), strict=True):
-            buffer._ring, buffer._rows = own, list(own)
+            buffer._ring = own
         self._rows = list(ring)
 
 

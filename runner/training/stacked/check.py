@@ -6,9 +6,11 @@ Called by experiment/together.py. It takes forward and backward of the first bat
 from __future__ import annotations
 
 import math
+import time
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -16,15 +18,15 @@ import torch
 from torch import Tensor, nn
 
 from runner.device import backends
+from runner.device.host_memory import memory_left, size_in_words
+from runner.device.streams import wait_for
 from runner.errors import OF_CODE, first_line
-from runner.training.carried_state import CarriedState, restored
+from runner.training.carried_state import CarriedState, TensorCopies, restored
 from runner.training.parts import Parts
 from runner.training.stacked.compiled import Compiled
 from runner.training.stacked.fit import Member, stacked_batches, world
-from runner.training.stacked.size import WORTH, GroupSize, choose_size
 from runner.training.stacked.stack import CannotStackError, ModelStack
-from runner.training.stacked.step import StackedGradients
-from runner.training.stacked.update import check_optimizer
+from runner.training.stacked.step import StackedGradients, check_optimizer
 from runner.training.step.choose import how_to_compile
 
 #: members whose first step is compared with the same step on its own, besides one of each setting
@@ -40,6 +42,51 @@ TOLERANCE = 1e-3
 #: relative, of weights, to see what rounding does to a model's gradients: where one value of a ReLU or a maximum falls on
 #: the other side, it is 1e-2 of a layer's (a CNN of the digits, torch 2.13, 2026-11); and what is more than rounding
 NUDGE, MOST = 1e-4, 0.2
+#: per weight: itself, its gradient, an optimizer's two numbers, the best one so far and a copy for the disk
+NUMBERS_A_WEIGHT = 6
+#: of the free memory, what the members' weights may take, and what their activations may
+FOR_WEIGHTS, FOR_ACTIVATIONS = 0.4, 0.3
+#: twice as many are tried as long as a member's time falls to this part of it
+GAIN = 0.97
+#: the largest part of a member's time on its own that is worth computing together, as results are not bitwise identical then
+WORTH = 0.85
+MOST_SECONDS = 2.0
+#: of each step besides forward and backward (update, metrics): of a single run's, and once of all that compute together
+HOST_SECONDS = 3e-4
+#: seconds of a member's step in which nothing is left to gain: its kernels are long enough to fill the device
+LONG_STEP = 0.03
+REPEATS = 3
+
+
+@dataclass(frozen=True)
+class GroupSize:
+    """How many members compute together, why, and the seconds of a member's step, then and by its own model; with what, where
+    they do so compiled."""
+
+    num_together: int
+    words: str
+    seconds: float
+    seconds_alone: float
+    compiled: Compiled | None = None
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Of the device; on a CPU, of what this process may take."""
+    return memory_left()[0] if device.type == "cpu" else backends.free_memory_bytes(device)
+
+
+def most_members(parts: Parts, *, read_bytes: int) -> int:
+    """How many members the device has room for; 2**31 if that is unknown.
+
+    read_bytes: The size of the next member's data before they are shared.
+    """
+    free = free_bytes(parts.device)
+    weights = sum(value.nbytes for value in parts.model.state_dict().values())
+    rows = sum(each.device_bytes for each in parts.loaders)
+    room = (
+        2**31 if free is None else int((free - read_bytes) * FOR_WEIGHTS) // max(1, NUMBERS_A_WEIGHT * weights + rows)
+    )
+    return max(1, room)
 
 
 def check_alike(members: Sequence[Member], *, is_asked: bool) -> GroupSize:
@@ -63,24 +110,24 @@ def check_alike(members: Sequence[Member], *, is_asked: bool) -> GroupSize:
     if len(shapes) > 1:
         raise CannotStackError("their training splits have different numbers of rows")
     batches = [next(iter(each.train.epoch(0))) for each in parts]
-    before = [[buffer.clone() for buffer in each.model.buffers()] for each in parts]
+    buffers = TensorCopies(buffer for each in parts for buffer in each.model.buffers())
     for each in parts:
         each.model.train()
-    stack = ModelStack(parts)
+    numbers = list(ModelStack(parts).numbers)
     model, task = parts[0].model, parts[0].task  # through which all of them are computed
     carried = CarriedState(model, task, device=parts[0].device)
     with restored(model, task):
         try:
-            size, together = _together(stack, members, batches)
+            size, together = _together(members, batches, numbers)
         finally:
-            _put_back(parts, before)
+            buffers.put_back()
             if names := carried.replaced():  # the reason of whatever else went wrong
                 raise CannotStackError(f"forward replaces `{names[0]}`, which all of them would share")
     for number in _to_compare(members) if together else ():
         try:
             _compare(members[number], batches[number], together[number], whole=len(parts))
         finally:
-            _put_back(parts, before)
+            buffers.put_back()
     starting = START_SECONDS + (size.compiled.seconds if size.compiled else 0.0)
     gained = (size.seconds_alone - size.seconds) * parts[0].limits.num_steps + starting
     if not is_asked and gained < LEAST_GAIN * size.seconds_alone * parts[0].limits.num_steps:
@@ -98,39 +145,38 @@ def _to_compare(members: Sequence[Member]) -> list[int]:
 
 
 def _together(
-    stack: ModelStack, members: Sequence[Member], batches: Sequence[Any]
+    members: Sequence[Member], batches: Sequence[Any], numbers: Sequence[str]
 ) -> tuple[GroupSize, list[list[Tensor]]]:
     """Choose a size; returns it with the loss and the gradients of each member, none if they are trained one by one."""
     parts, states = members[0].parts, [member.generators for member in members]
     is_compiled = members[0].settings.train.compile  # once for all that compute together
     notes, each = list[str](), list[list[Tensor]]()
-    compiled = Compiled(how_to_compile(parts, is_alone=True), list(stack.numbers), notes.append)
+    compiled = Compiled(how_to_compile(parts, is_alone=True), numbers, notes.append)
+    buffers = TensorCopies(parts.model.buffers())
 
-    buffers = list(parts.model.buffers())
-    before = [buffer.clone() for buffer in buffers]
-
-    def undo_one() -> None:
-        parts.model.zero_grad()
-        for buffer, value in zip(buffers, before, strict=True):
-            buffer.copy_(value)
+    def stacked(some: slice, compiled: Compiled | None = None) -> tuple[ModelStack, StackedGradients]:
+        stack = ModelStack([member.parts for member in members[some]], numbers=numbers)
+        gradients = StackedGradients(stack, compiled=compiled)
+        gradients.draw_from(states[some])
+        return stack, gradients
 
     def prepare(num: int) -> tuple[Callable[[], object], Callable[[], object]]:
         if num == 1:
-            return partial(_loss_and_gradients, parts, batches[0]), undo_one
-        gradients, group = StackedGradients(stack, slice(0, num)), [stacked_batches(batches[:num])]
-        gradients.draw_from(states[:num])
-        return partial(gradients.compute, group), gradients.undo
+            return partial(_loss_and_gradients, parts, batches[0]), buffers.put_back
+        _, gradients = stacked(slice(0, num))
+        return partial(gradients.compute, [stacked_batches(batches[:num])]), gradients.undo
 
     try:
         with warnings.catch_warnings(), world(states[0], parts.device):
             warnings.filterwarnings("error", message="There is a performance drop")  # it would loop over the members
-            size = choose_size(prepare, whole=len(stack), device=parts.device, worth=math.inf if is_compiled else WORTH)
+            size = choose_size(
+                prepare, whole=len(members), device=parts.device, worth=math.inf if is_compiled else WORTH
+            )
             num = size.num_together
-            for some in (slice(at, at + num) for at in range(0, len(stack), num) if num > 1):
-                gradients = StackedGradients(stack, some, compiled=compiled if is_compiled else None)
-                gradients.draw_from(states[some])
+            for some in (slice(at, at + num) for at in range(0, len(members), num) if num > 1):
+                stack, gradients = stacked(some, compiled if is_compiled else None)
                 losses = next(iter(gradients.compute([stacked_batches(batches[some])]).values()))
-                each += [[loss, *_gradients(whole)] for loss, whole in zip(losses, gradients.wholes, strict=True)]
+                each += [[loss, *_gradients(whole)] for loss, whole in zip(losses, stack.wholes, strict=True)]
                 gradients.undo()
     except CannotStackError:
         raise
@@ -193,20 +239,12 @@ def _apart(alone: Sequence[Tensor], other: Sequence[Tensor]) -> list[float]:
 
 def _nudged(member: Member, batch: Any) -> list[Tensor]:
     weights, draw = [value.detach() for value in member.parts.model.parameters()], torch.Generator().manual_seed(0)
-    before = [weight.clone() for weight in weights]
+    before = TensorCopies(weights)
     for weight in weights:
         weight.mul_(1 + NUDGE * torch.randn(weight.shape, generator=draw).to(weight))
     found = _alone(member, batch)
-    for weight, value in zip(weights, before, strict=True):
-        weight.copy_(value)
+    before.put_back()
     return found
-
-
-def _put_back(parts: Sequence[Any], before: Sequence[Sequence[Tensor]]) -> None:
-    with torch.no_grad():
-        for each, buffers in zip(parts, before, strict=True):
-            for buffer, value in zip(each.model.buffers(), buffers, strict=True):
-                buffer.copy_(value)
 
 
 def _in_words(error: BaseException) -> str:
@@ -228,3 +266,97 @@ def _in_words(error: BaseException) -> str:
 def _operation(said: str) -> str:
     words = [word.strip("`'\".,;") for word in said.split() if "aten::" in word]
     return words[0] if words else "one of its operations"
+
+
+@contextmanager
+def _without_cudnn_trials() -> Iterator[None]:
+    """cuDNN would try its algorithms again for each size, which takes longer than the steps."""
+    before, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
+@_without_cudnn_trials()
+def choose_size(
+    prepare: Callable[[int], tuple[Callable[[], object], Callable[[], object]]],
+    *,
+    whole: int,
+    device: torch.device,
+    worth: float = WORTH,
+) -> GroupSize:
+    """Choose how many members compute together: one, unless a larger number clearly takes less time per member.
+
+    It times 1, 2, 4, 8, ... members, until more members gain nothing or the memory ends. The first call of a size is not
+    timed: it loads kernels.
+
+    Args:
+        prepare: Makes two functions: forward and backward of the first N members, of one by its own model; and its undoing.
+        worth: See WORTH.
+    """
+    began = time.monotonic()
+    times: dict[int, float] = {}
+    most, room = whole, ""
+    compute, undo = prepare(1)
+    saved = _saved_bytes(compute)
+    undo()
+    if (free := free_bytes(device)) is not None:
+        most = min(whole, max(1, int(free * FOR_ACTIVATIONS) // max(1, saved)))
+        room = f"; {size_in_words(free)} have room for {most}" if most < whole else ""
+    size = before = 1
+    while True:
+        try:
+            first = time.monotonic()
+            compute, undo = prepare(size)
+            compute()
+            wait_for(device)
+            undo()
+            began += time.monotonic() - first
+            times[size] = (_seconds(compute, undo, device) + HOST_SECONDS) / size
+        except RuntimeError as error:
+            if not times or not backends.is_out_of_memory(error):
+                raise
+            break
+        gains = size < 8 or times[size] < GAIN * times[before]
+        is_enough = not gains or times[1] > LONG_STEP or time.monotonic() - began > MOST_SECONDS
+        if size >= most or (is_enough and size > 1):  # a single one doesn't show whether two can compute together
+            break
+        before, num_groups = size, -(-whole // min(2 * size, most))
+        size = -(-whole // num_groups)  # of the first group: 12 of 23, not 16
+        if size == before:  # the memory has room for more, and not for all of a group less
+            break
+    if size not in times:
+        backends.empty_cache(device)
+    best = min((number for number in times if number > 1), key=lambda number: times[number], default=1)
+    if times[best] > worth * times[1]:
+        best = 1
+    tried = ", ".join(f"{1e6 * seconds:,.0f} us with {number}" for number, seconds in times.items())
+    words = f"{best} of {whole} jobs compute together (a step of each: {tried}{room})"
+    return GroupSize(best, words, times[best], times[1])
+
+
+def _seconds(compute: Callable[[], object], undo: Callable[[], object], device: torch.device) -> float:
+    least = float("inf")
+    for _ in range(REPEATS):
+        began = time.perf_counter()
+        compute()
+        wait_for(device)
+        least = min(least, time.perf_counter() - began)
+        undo()
+        if least > LONG_STEP:
+            break
+    return least
+
+
+def _saved_bytes(compute: Callable[[], object]) -> int:
+    seen: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        seen[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        compute()
+    return sum(seen.values())

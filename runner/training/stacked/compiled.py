@@ -7,7 +7,7 @@ call. So the masks are those of a run that is not compiled.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,8 +19,9 @@ from runner.device.placement import map_tensors, tensors
 from runner.device.torch_private import foreach_copy_
 from runner.errors import first_line
 from runner.training.stacked.functions import MembersFunctions
-from runner.training.stacked.stack import ModelStack, Weights
-from runner.training.step.compiled import Compiling, check_compiler
+from runner.training.stacked.stack import ModelStack
+from runner.training.step.compiled import check_compiler
+from runner.training.step.on_device import Compiling
 
 ATEN = torch.ops.aten
 
@@ -42,9 +43,7 @@ class Compiled:
     seconds: float = 0.0  # that making them has taken
     _functions: dict[tuple[int, str], Function] = field(default_factory=dict)
 
-    def function_for(
-        self, stack: ModelStack, weights: Weights, batch: Any, functions: MembersFunctions
-    ) -> Function | None:
+    def function_for(self, stack: ModelStack, batch: Any, functions: MembersFunctions) -> Function | None:
         """What takes forward and backward of such a batch, (m, B, ...); None where it is to be taken as it is written.
 
         Raises: RunnerError where there is nothing to compile with, RuntimeError where the memory ends.
@@ -58,7 +57,7 @@ class Compiled:
         if key not in self._functions:
             began = time.perf_counter()
             try:
-                self._functions[key] = Function(stack, weights, batch, functions, size=key[0], kind=self.kind)
+                self._functions[key] = Function(stack, batch, functions, options=self.kind.options)
             except Exception as error:
                 if backends.is_out_of_memory(error):
                     raise
@@ -89,22 +88,16 @@ class Mask:
 
 
 class Function:
-    """Forward and backward of `size` members, or fewer, for batches of one shape. Takes them three times to be made."""
+    """Forward and backward of as many members as a stack has, or fewer, for batches of one shape. Takes them three times to
+    be made."""
 
     def __init__(
-        self,
-        stack: ModelStack,
-        weights: Weights,
-        batch: Any,
-        functions: MembersFunctions,
-        *,
-        size: int,
-        kind: Compiling,
+        self, stack: ModelStack, batch: Any, functions: MembersFunctions, *, options: Mapping[str, Any] | None
     ) -> None:
-        self._size, self._masks, self._names = size, list[Mask](), list[str]()
+        self._size, self._masks, self._names = len(stack.wholes), list[Mask](), list[str]()
 
-        def compute(*given: Tensor) -> list[Tensor | None]:
-            each, self._masks = iter(given), []
+        def compute(*inputs: Tensor) -> list[Tensor | None]:
+            each, self._masks = iter(inputs), []
 
             def mask(like: Tensor, number: str, rate: float, of_what: str) -> Tensor:
                 of_one = torch.empty((), dtype=like.dtype, device=like.device).expand(like.shape[1:])
@@ -112,47 +105,47 @@ class Function:
                 return next(each, torch.ones_like(like))  # unknown in the first call
 
             parameters = {
-                name: next(each).detach().requires_grad_(own.requires_grad) for name, own in weights.parameters.items()
+                name: next(each).detach().requires_grad_(own.requires_grad) for name, own in stack.parameters.items()
             }
-            buffers = {name: next(each).clone() for name in weights.buffers}
-            numbers = {name: next(each) for name in weights.numbers}
+            buffers = {name: next(each).clone() for name in stack.buffers}
+            numbers = {name: next(each) for name in stack.tensors}
             own = map_tensors(batch, lambda _: next(each))
             with functions.given(mask):
-                values = stack.forward(Weights(parameters, buffers, numbers, weights.each), own)
+                values = stack.forward(parameters, buffers, numbers, own)
             self._names = list(values)
             trained = [parameter for parameter in parameters.values() if parameter.requires_grad]
             gradients = torch.autograd.grad(next(iter(values.values())).sum(), trained, allow_unused=True)
             return [*(value.detach() for value in values.values()), *buffers.values(), *gradients]
 
-        compute(*self._inputs(weights, batch, []))
-        none = [0.0] * len(tensors(batch)[0])
-        inputs = self._inputs(weights, batch, [functions.drawn(mask.like, none, mask.of_what) for mask in self._masks])
+        compute(*self._inputs(stack, batch, []))
+        none = [0.0] * self._size
+        inputs = self._inputs(stack, batch, [functions.drawn(mask.like, none, mask.of_what) for mask in self._masks])
         graph, again = (torch_private.make_fx(compute)(*inputs) for _ in range(2))
         if not _are_same(graph, again):
             raise HostStateError("the forward pass is another each time by something of the host's")
         turn_products(graph)
-        self._compute = torch_private.compile_graph(graph, inputs, options=kind.options)
+        self._compute = torch_private.compile_graph(graph, inputs, options=options)
 
     def __call__(
-        self, weights: Weights, batch: Any, functions: MembersFunctions
+        self, stack: ModelStack, batch: Any, functions: MembersFunctions
     ) -> tuple[dict[str, Tensor], list[Tensor | None]]:
         """The values, and the gradients of what trains. Buffers are as a forward pass leaves them."""
-        count = len(tensors(batch)[0])
+        count = len(stack.wholes)
         masks = [
-            functions.drawn(mask.like, weights.each.get(mask.number, [mask.rate] * count), mask.of_what)
+            functions.drawn(mask.like, stack.numbers.get(mask.number, [mask.rate] * count), mask.of_what)
             for mask in self._masks
         ]
         with torch.no_grad():
-            found = self._compute(*self._inputs(weights, batch, masks))
+            found = self._compute(*self._inputs(stack, batch, masks))
             own = [None if each is None else each[:count] for each in found] if count < self._size else found
             values, rest = own[: len(self._names)], own[len(self._names) :]
-            if weights.buffers:
-                foreach_copy_(list(weights.buffers.values()), rest[: len(weights.buffers)])
-        return dict(zip(self._names, values, strict=True)), rest[len(weights.buffers) :]
+            if stack.buffers:
+                foreach_copy_(list(stack.buffers.values()), rest[: len(stack.buffers)])
+        return dict(zip(self._names, values, strict=True)), rest[len(stack.buffers) :]
 
-    def _inputs(self, weights: Weights, batch: Any, masks: Sequence[Tensor]) -> list[Tensor]:
-        given = [weights.parameters, weights.buffers, weights.numbers]
-        each = [*(tensor.detach() for named in given for tensor in named.values()), *tensors(batch), *masks]
+    def _inputs(self, stack: ModelStack, batch: Any, masks: Sequence[Tensor]) -> list[Tensor]:
+        weights = [*stack.parameters.values(), *stack.buffers.values(), *stack.tensors.values()]
+        each = [*(tensor.detach() for tensor in weights), *tensors(batch), *masks]
         return each if len(each[-1]) == self._size else [_filled(tensor, self._size) for tensor in each]
 
 

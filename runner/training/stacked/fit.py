@@ -31,11 +31,11 @@ from runner.training.metric_buffer import SharedRows
 from runner.training.observer import Observer
 from runner.training.parts import Parts
 from runner.training.result import Result
+from runner.training.schedule import Rates
 from runner.training.signals import Stop
 from runner.training.stacked.compiled import Compiled
 from runner.training.stacked.stack import ModelStack
-from runner.training.stacked.step import StackedGradients, make_stacked_step
-from runner.training.stacked.update import Lane
+from runner.training.stacked.step import Lane, StackedGradients, make_stacked_step
 from runner.training.step.clock import STEP, ClockedEpochs, StepClock
 from runner.training.step.train_step import EagerSteps
 from runner.training.stopping import OwnStopCondition, StopCondition
@@ -293,22 +293,25 @@ def _fail(run: _MemberRun, *, error: BaseException) -> NoReturn:
 
 
 class _LaneRates:
-    """The rates of the lanes, see schedule.Rates: a lane has one schedule, and each member has its notes."""
+    """The rates of the lanes: a lane has the first one's schedule, and each member has its notes."""
 
     def __init__(self, lanes: Sequence[Sequence[_MemberRun]], rows: SharedRows) -> None:
-        self._lanes, self._rows = lanes, rows
+        self._rows, self._lanes = rows, [_rates(lane) for lane in lanes]
 
     def note(self) -> None:
         for lane in self._lanes:
-            rate = lane[0].member.parts.optimizer.param_groups[0]["lr"]
-            if rate != lane[0].training.progress.rate:
-                for run in lane:
-                    run.training.progress.rate = float(rate)
-                    run.training.buffer.note("train/lr", float(rate), ahead=self._rows.num_uncounted)
+            for rates in lane:
+                rates.note(ahead=self._rows.num_uncounted)
 
     def advance(self) -> None:
         for lane in self._lanes:
-            lane[0].member.parts.schedule.after_step()
+            lane[0].advance()
+
+
+def _rates(lane: Sequence[_MemberRun]) -> list[Rates]:
+    first = lane[0].member.parts
+    trainings = [run.training for run in lane]
+    return [Rates(first.optimizer, first.schedule, buffer=one.buffer, progress=one.progress) for one in trainings]
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -38,7 +37,7 @@ class ModelAndTask(nn.Module):
 class ModelStack:
     """The stacked weights and buffers of some members, and their forward pass.
 
-    parameters, buffers: By name, (M, ...). The weights are copied once.
+    parameters, buffers, tensors: By name, (M, ...). The weights are copied once. `tensors` are of `numbers`.
 
     Args:
         numbers: Names of floats that differed among more members. Floats of modules and tasks that differ among these members,
@@ -53,15 +52,18 @@ class ModelStack:
         self.parameters = _stacked([dict(whole.named_parameters()) for whole in self.wholes])
         self.buffers = _stacked([dict(whole.named_buffers()) for whole in self.wholes])
         self.numbers = _numbers(self.wholes, numbers)
-        self._on_device = {name: torch.tensor(each, device=members[0].device) for name, each in self.numbers.items()}
+        self.tensors = {name: torch.tensor(each, device=members[0].device) for name, each in self.numbers.items()}
         self._autocast = members[0].precision.autocast
         self.device, self.channels_last = members[0].device, members[0].layout.startswith("channels last")
 
-    def __len__(self) -> int:
-        return len(self.wholes)
-
-    def forward(self, weights: Weights, batch: Any) -> Mapping[str, Tensor]:
-        """The task's values of some members with these weights, (m,) each. batch: its tensors are (m, B, ...).
+    def forward(
+        self,
+        parameters: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        numbers: Mapping[str, Tensor],
+        batch: Any,
+    ) -> Mapping[str, Tensor]:
+        """The task's values of the members with these weights, (M,) each. batch: its tensors are (M, B, ...).
 
         Raises what the model raises with one more dimension; so do random operations that functions.py doesn't replace.
         """
@@ -71,34 +73,13 @@ class ModelStack:
             parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], numbers: Mapping[str, Tensor], own: Any
         ) -> Mapping[str, Tensor]:
             for name, number in numbers.items():
-                number.each, number.called = weights.each[name], name  # type: ignore[attr-defined]  # see functions.py
+                number.each, number.called = self.numbers[name], name  # type: ignore[attr-defined]  # see functions.py
             with self._autocast(), _with_numbers(whole, numbers):
                 values: Mapping[str, Tensor] = functional_call(whole, (dict(parameters), dict(buffers)), (own,))
                 return values
 
         each: Callable[..., Mapping[str, Tensor]] = vmap(of_one, randomness="error")
-        return each(weights.parameters, weights.buffers, weights.numbers, batch)
-
-    def weights(self, members: slice) -> Weights:
-        """The weights of some members: the stack's tensors for all members, else leaves that share their memory."""
-        each = {name: values[members] for name, values in self.numbers.items()}
-        numbers = {name: value[members] for name, value in self._on_device.items()}
-        if members == slice(0, len(self)):
-            return Weights(self.parameters, self.buffers, numbers, each)
-        parameters = {
-            name: value.detach()[members].requires_grad_(value.requires_grad) for name, value in self.parameters.items()
-        }
-        return Weights(parameters, {name: value[members] for name, value in self.buffers.items()}, numbers, each)
-
-
-@dataclass(frozen=True)
-class Weights:
-    """Stacked parameters, buffers and numbers by name, (m, ...); the numbers also as the host has them."""
-
-    parameters: dict[str, Tensor]
-    buffers: dict[str, Tensor]
-    numbers: dict[str, Tensor]
-    each: dict[str, list[float]]
+        return each(parameters, buffers, numbers, batch)
 
 
 def _stacked(each: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

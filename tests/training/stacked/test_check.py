@@ -14,8 +14,7 @@ from runner.device import backends
 from runner.tasks.language import Language
 from runner.training.schedule import Schedule
 from runner.training.stacked import check
-from runner.training.stacked.check import check_alike
-from runner.training.stacked.size import GroupSize
+from runner.training.stacked.check import GroupSize, check_alike
 from runner.training.stacked.stack import CannotStackError, ModelStack
 
 MLP = ["model=mlp", "model.hidden_sizes=[8]"]
@@ -260,7 +259,7 @@ def test_attention_without_dropout_has_a_size(tmp_path):
 
 
 def test_two_are_tried_however_long_a_step_takes(tmp_path, monkeypatch):
-    monkeypatch.setattr("runner.training.stacked.size.LONG_STEP", 0.0)
+    monkeypatch.setattr("runner.training.stacked.check.LONG_STEP", 0.0)
     with pytest.raises(CannotStackError, match="gru"):
         check_alike(members(tmp_path, GRU), is_asked=True)
 
@@ -269,8 +268,8 @@ def test_of_more_than_the_memory_takes_fewer_compute_at_a_time(tmp_path, monkeyp
     """All members are tried once together, to measure their memory."""
     forward, asked = ModelStack.forward, []
 
-    def limited(self, weights, batch):
-        values = forward(self, weights, batch)
+    def limited(*given):
+        values = forward(*given)
         asked.append(len(values["loss"]))
         if asked[-1] > 2:
             raise torch.OutOfMemoryError("out of memory")
@@ -278,7 +277,7 @@ def test_of_more_than_the_memory_takes_fewer_compute_at_a_time(tmp_path, monkeyp
 
     monkeypatch.setattr(ModelStack, "forward", limited)
     for name in ("LONG_STEP", "MOST_SECONDS"):  # independent of the machine's speed
-        monkeypatch.setattr(f"runner.training.stacked.size.{name}", float("inf"))
+        monkeypatch.setattr(f"runner.training.stacked.check.{name}", float("inf"))
     assert check_alike(members(tmp_path), is_asked=True).num_together <= 2 and asked.count(3) == 1
 
 
@@ -286,7 +285,7 @@ def test_what_not_even_one_has_room_for_is_named(tmp_path, monkeypatch):
     def limited(*given):
         raise torch.OutOfMemoryError("out of memory")
 
-    monkeypatch.setattr("runner.training.stacked.size._seconds", limited)
+    monkeypatch.setattr("runner.training.stacked.check._seconds", limited)
     with pytest.raises(CannotStackError, match="the memory is too small for a step of one"):
         check_alike(members(tmp_path), is_asked=True)
 

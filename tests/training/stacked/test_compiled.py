@@ -7,9 +7,8 @@ from torch import nn
 
 from runner.device import torch_private
 from runner.training.stacked import check, compiled, fit
-from runner.training.stacked.check import check_alike
+from runner.training.stacked.check import GroupSize, check_alike
 from runner.training.stacked.compiled import Compiled, Function
-from runner.training.stacked.size import GroupSize
 from runner.training.stacked.stack import ModelStack
 from runner.training.step.choose import how_to_compile
 
@@ -106,8 +105,8 @@ def test_where_the_memory_ends_fewer_compute_at_a_time(tmp_path, monkeypatch, ca
     wanted = trained_together(tmp_path / "wanted", words, SEEDS)
     made, call, taken = to_compile(tmp_path / "made", words, SEEDS), Function.__call__, []
 
-    def limited(self, weights, batch, functions):
-        found = call(self, weights, batch, functions)  # the masks have been drawn
+    def limited(self, *given):
+        found = call(self, *given)  # the masks have been drawn
         taken.append(self._size)
         if self._size > 2 and len(taken) > 3:
             raise torch.OutOfMemoryError("out of memory")

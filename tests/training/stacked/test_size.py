@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from runner.training.stacked import size
+from runner.training.stacked import check as size
 
 CPU = torch.device("cpu")
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from runner.training.optimizer import AveragedWeights
 from runner.training.schedule import Schedule
-from runner.training.stacked.update import Lane, clip
+from runner.training.stacked.step import Lane, clip
 
 
 class Scaled(nn.Module):
