@@ -175,9 +175,8 @@ def _train(cfg: DictConfig, parts: Parts, rates: Any) -> tuple[Any, Any]:
         buffer.pull()
     finally:
         background.close()
-        for split in (parts.train, parts.val, parts.test):
-            if split is not None:
-                split.close()
+        for split in parts.loaders:
+            split.close()
     losses = np.concatenate(windows)
     return np.asarray(rates[: len(losses)]), losses
 

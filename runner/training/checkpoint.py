@@ -251,7 +251,7 @@ class CheckpointWriter:
         keeping: Keeping | None = None,
         check: Callable[[dict[str, Any]], None] = lambda state: None,
     ) -> None:
-        self._folder, self._background, self._writes, self._keeping = folder, background, writes, keeping
+        self._folder, self._background, self._writes, self.keeping = folder, background, writes, keeping
         self._check = check
         self._lock = threading.Lock()
         self._waiting: dict[str, tuple[Snapshot, Mapping[str, Any] | None]] = {}
@@ -330,14 +330,14 @@ class CheckpointWriter:
         state = taken.wait()
         self._check(state)
         path = self._folder / f"{name}.pt"
-        if entry is None or self._keeping is None:
+        if entry is None or self.keeping is None:
             save(state, path)
         else:
             # listed before it exists: a resumed run takes one again that a kill prevented
             others = [other for other in read_kept(self._folder) if other["step"] != entry["step"]]
             _write_kept(self._folder, [*others, {"file": _file_of(entry["step"]), **entry}])
             save(state, path, self._folder / _file_of(entry["step"]))
-            prune(self._folder, self._keeping)
+            prune(self._folder, self.keeping)
         with self._lock:
             self._free[name] = state  # also the newest, until the next is taken
 

@@ -21,16 +21,17 @@ from runner.inspection.findings import merged
 from runner.inspection.guard import Guard, Watching
 from runner.training.background import Background
 from runner.training.carried_state import reset_state, unsaved_in_words
+from runner.training.checkpoint import CheckpointWriter, Keeping
 from runner.training.evaluate import Evaluation
 from runner.training.hooks import Hooks
-from runner.training.loop import Epochs, Loop, train
+from runner.training.loop import Loop, Progress, train
 from runner.training.metric_buffer import MetricBuffer, check_unread
 from runner.training.observer import EpochEnd, Observer
 from runner.training.parts import Parts
 from runner.training.profile import Profiled
 from runner.training.result import Result, fail
 from runner.training.signals import Stop, StoppedError
-from runner.training.state import Checkpoints
+from runner.training.state import best_state, check_losses, full_state, restore, restore_best
 from runner.training.step.choose import Watchers, choose_steps
 from runner.training.step.clock import StepClock
 from runner.training.step.split_batch import explain
@@ -64,7 +65,6 @@ class Training:
     """What exists as long as a run trains: its progress, metric buffer, checkpoints, guard and background thread."""
 
     loop: Loop
-    step_seconds = 0.0
     clock: StepClock | None = None  # of the steps; stacked/fit.py sets it for members
 
     def __init__(
@@ -94,11 +94,16 @@ class Training:
             mean=ranks.mean if ranks.num > 1 else None,
         )
         try:
-            experiment, keep = settings.experiment, settings.train.keep_checkpoints
-            self.checkpoints = Checkpoints(
-                parts, folder, self.background, ranks=ranks, experiment=experiment, keep=keep
+            best, keep = parts.best, settings.train.keep_checkpoints
+            self.checkpoints = CheckpointWriter(
+                folder / "checkpoints",
+                self.background,
+                writes=ranks.is_first,
+                device=parts.device,
+                keeping=Keeping.of(keep, metric=best.metric, mode=best.mode) if keep else None,
+                check=check_losses,
             )
-            self.progress = self.checkpoints.restore(self.buffer)
+            self.progress = self.restore()
         except BaseException:
             self.background.close()
             raise
@@ -119,15 +124,26 @@ class Training:
         self._display = ExitStack()
         self._other_seconds: defaultdict[str, float] = defaultdict(float)
         self._first_step, self._began = self.progress.step, time.perf_counter()
-        self._steps_began: float | None = None
+        self._steps_began, self._has_begun = 0.0, False
         self._left_out = 0.0
 
     def train(self) -> str:
         """Take steps until there is a reason to end; returns the reason."""
-        steps = self._choose_steps()
-        stop, limits, ranks = self.stop, self.parts.limits, self.ranks
+        parts, settings, limits, stop, ranks = self.parts, self.settings, self.parts.limits, self.stop, self.ranks
+        num_clocked, num_profiled = settings.train.clocked_steps, settings.train.profile
+        if num_clocked and ranks.is_first:
+            self.clock = StepClock(num_clocked, first=self.progress.step, limits=limits, device=parts.device)
+        watchers = Watchers(self.guard, self.clock, self.observer.say)
+        steps = choose_steps(
+            parts, settings, progress=self.progress, buffer=self.buffer, ranks=ranks, watchers=watchers
+        )
+        if num_profiled and ranks.is_first:
+            left, say = limits.num_steps - self.progress.step, self.observer.say
+            steps = self.profiled = Profiled(
+                steps, num_profiled, device=parts.device, folder=self.folder, say=say, left=left
+            )
         self.begin(OwnStopCondition(stop, limits) if ranks.num == 1 else CommonStopCondition(stop, limits, ranks))
-        return train(steps, self.loop, begin_epoch=partial(reset_state, self.parts.model, self.parts.task))
+        return train(steps, self.loop, begin_epoch=partial(reset_state, parts.model, parts.task))
 
     def begin(self, stop: StopCondition) -> None:
         """Make the loop, call the hooks and open the display."""
@@ -137,7 +153,7 @@ class Training:
         if not self.progress.step:
             self.call_hooks("start")
         self._display.enter_context(self.observer.progress(num_steps=limits.num_steps, num_epochs=limits.num_epochs))
-        self._steps_began = self._step_time()
+        self._steps_began, self._has_begun = self._step_time(), True
         self.buffer.skip(time.perf_counter() - self.buffer.seen_until)  # the start of the run
         self.loop = Loop(
             self.progress,
@@ -153,10 +169,9 @@ class Training:
         """Save the last checkpoint. Unless a signal stopped the training, also test with the best weights."""
         result = self.result
         result.ending = reason
-        self._end_steps()
-        if self.profiled is not None:
-            self.profiled.end()
         with self.timed("disk"):
+            if self.profiled is not None:
+                self.profiled.end()
             self.buffer.pull(is_end=reason != "stopped")
             self.background.wait()
         self._display.close()
@@ -168,8 +183,8 @@ class Training:
         with self.timed("checkpoints"):
             if self.settings.train.check and self.ranks.num == 1:
                 self.background.wait()
-                self.checkpoints.restore(self.buffer)
-            self.checkpoints.use_best(self.progress)
+                self.restore()
+            restore_best(self.checkpoints, self.parts, self.progress)
         with self.timed("test"):
             self.values = self.measure("test")
         self.call_hooks("end")
@@ -184,7 +199,6 @@ class Training:
         except StoppedError:  # in the test
             result.status = "killed"
         except BaseException as error:
-            self._end_steps()
             self._display.close()
             fail(result, error)
             if self.ranks.num > 1:
@@ -210,10 +224,11 @@ class Training:
             except Exception as error:
                 if result.error is None:
                     fail(result, error)
+        step_seconds = self._step_time() - self._steps_began if self._has_begun else 0.0
         if self.clock is None:
-            self._other_seconds["steps"] += self.step_seconds
+            self._other_seconds["steps"] += step_seconds
         else:
-            result.steps = self.clock.times(self.step_seconds, progress.step - self._first_step)
+            result.steps = self.clock.times(step_seconds, progress.step - self._first_step)
         result.other_seconds = dict(self._other_seconds)
         result.times["validation"] = self.evaluation.times
         result.pulls, result.findings = self.buffer.pulls, merged(self.guard.findings)
@@ -222,9 +237,8 @@ class Training:
         epochs, steps = divmod(progress.step, self.steps_per_epoch)
         step_size = batches.batch_size * self.settings.train.accumulate_steps
         result.num_samples = epochs * batches.num_rows + steps * step_size
-        for split in (batches, self.parts.val, self.parts.test):
-            if split is not None:
-                split.close()
+        for split in self.parts.loaders:
+            split.close()
 
     @property
     def seconds(self) -> float:
@@ -281,14 +295,33 @@ class Training:
             self.background.do(partial(self.observer.shown, shown, step=progress.step, time_ms=now))
         return self.ranks.broadcast_object(shown.numbers) if parts.hooks else {}
 
+    def restore(self) -> Progress:
+        """Restore the last checkpoint. Raises: RunnerError, see state.restore()."""
+        experiment = self.settings.experiment
+        return restore(self.checkpoints, self.parts, self.buffer, ranks=self.ranks, experiment=experiment)
+
     def save(self, name: str) -> None:
-        """Take a checkpoint: "best", "last" or "measured" (after an evaluation). The background thread writes it."""
-        if not self.result.times and (names := self.parts.carried.unsaved()):
+        """Take a checkpoint, which the background thread writes.
+
+        Args:
+            name: "best": the weights; "last": the complete state; "measured": the complete state after an evaluation, if
+                train.keep_checkpoints keeps any.
+        """
+        parts, progress, times = self.parts, self.progress, self.result.times
+        if name == "measured" and self.checkpoints.keeping is None:
+            return
+        if not times and (names := parts.carried.unsaved()):
             self.observer.say(f"checkpoint: {unsaved_in_words(names)}")
-        if name != "measured" or self.checkpoints.keeps_measured:
-            self.result.times[name] = self.result.times.get(name, 0) + 1
+        times[name] = times.get(name, 0) + 1
         with self.timed("checkpoints"):
-            self.checkpoints.keep(name, self.progress, self.buffer, seconds=self.seconds, values=self.values)
+            if name == "best":
+                self.checkpoints.keep("best", best_state(parts, progress))
+                return
+            experiment = self.settings.experiment
+            state = full_state(parts, progress, self.buffer, self.ranks, seconds=self.seconds, experiment=experiment)
+            entry = {"step": progress.step, "epoch": progress.epoch, "metrics": dict(self.values)}
+            if self.ranks.is_first:
+                self.checkpoints.keep("last", state, entry=entry if name == "measured" else None)
 
     def is_pruned(self, values: Mapping[str, float]) -> bool:
         """Whether the search ends this trial."""
@@ -317,31 +350,6 @@ class Training:
         finally:
             self._other_seconds[name] += time.perf_counter() - began
 
-    def _choose_steps(self) -> Epochs:
-        parts, train, is_first = self.parts, self.settings.train, self.ranks.is_first
-        if train.clocked_steps and is_first:
-            first = self.progress.step
-            self.clock = StepClock(train.clocked_steps, first=first, limits=parts.limits, device=parts.device)
-        steps = choose_steps(
-            parts,
-            self.settings,
-            progress=self.progress,
-            buffer=self.buffer,
-            ranks=self.ranks,
-            watchers=Watchers(self.guard, self.clock, self.observer.say),
-        )
-        if not train.profile or not is_first:
-            return steps
-        self.profiled = Profiled(
-            steps,
-            train.profile,
-            device=parts.device,
-            folder=self.folder,
-            say=self.observer.say,
-            left=parts.limits.num_steps - self.progress.step,
-        )
-        return self.profiled
-
     def _reached(self, values: Mapping[str, float]) -> str:
         """Return which hook or condition of train.stop_when ends the training, or an empty text."""
         if self.hooks.stopped_by:
@@ -361,8 +369,3 @@ class Training:
 
     def _step_time(self) -> float:
         return time.perf_counter() - sum(self._other_seconds.values()) - self._left_out
-
-    def _end_steps(self) -> None:
-        if self._steps_began is not None:
-            self.step_seconds = self._step_time() - self._steps_began
-        self._steps_began = None

@@ -1,4 +1,4 @@
-"""Collects the complete state of a run (weights, optimizer, schedule, generators, progress, unread metrics), and restores it.
+"""The complete state of a run (weights, optimizer, schedule, generators, progress, unread metrics): collect it, restore it.
 
 For fit.py; checkpoint.py writes it to files. All processes of a run make the same calls.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -20,8 +19,7 @@ from runner.data.loading.own_loader import Served
 from runner.device import backends
 from runner.distributed.group import Ranks
 from runner.errors import Problem, RunnerError, first_line, refuse
-from runner.training.background import Background
-from runner.training.checkpoint import CheckpointWriter, Keeping, snapshot
+from runner.training.checkpoint import CheckpointWriter, snapshot
 from runner.training.loop import Progress
 from runner.training.metric_buffer import MetricBuffer, check_unread
 from runner.training.parts import Parts
@@ -32,97 +30,41 @@ T = TypeVar("T")
 NUMBERS = ("step", "epoch", "measured", "epochs_without_best", "num_pieces")
 
 
-class Checkpoints:
-    """A run's checkpoints.
+def restore(
+    writer: CheckpointWriter, parts: Parts, buffer: MetricBuffer, *, ranks: Ranks, experiment: Mapping[str, Any]
+) -> Progress:
+    """Restore the last checkpoint, bitwise identical, or begin; returns the progress.
 
     Args:
         experiment: config.identity.chosen(), by which a checkpoint of another experiment is refused.
-        keep: train.keep_checkpoints: which evaluated steps keep their checkpoint.
+
+    Raises:
+        RunnerError: For a checkpoint of another experiment, or of another program.
     """
-
-    def __init__(
-        self,
-        parts: Parts,
-        folder: Path,
-        background: Background,
-        *,
-        ranks: Ranks,
-        experiment: Mapping[str, Any],
-        keep: str | None = None,
-    ) -> None:
-        self._parts, self._ranks, self._experiment = parts, ranks, experiment
-        best = parts.best
-        self.keeps_measured = keep is not None
-        self._writer = CheckpointWriter(
-            folder / "checkpoints",
-            background,
-            writes=ranks.is_first,
-            device=parts.device,
-            keeping=Keeping.of(keep, metric=best.metric, mode=best.mode) if keep else None,
-            check=_check_losses,
-        )
-
-    def restore(self, buffer: MetricBuffer) -> Progress:
-        """Restore the last checkpoint, bitwise identical, or begin; returns the progress.
-
-        Raises:
-            RunnerError: For a checkpoint of another experiment, or of another program.
-        """
-        progress = Progress(best=self._parts.best)
-        state = self._writer.last()
-        if state is None:
-            return progress
-        _check_experiment(state.get("experiment"), self._experiment)
-        try:
-            _restore(state, self._parts, progress, self._writer, buffer)
-            _restore_of_process(state, self._parts, self._ranks)
-        except Exception as error:  # a checkpoint may come from elsewhere, and hold anything
-            problem = f"the checkpoint is not of this model and optimizer, or no run wrote it: {type(error).__name__}: {first_line(error)}"
-            fix = "use a new directory, or the checkpoint that its own run wrote"
-            raise RunnerError.of("the folder's checkpoint", problem, fix) from error
+    progress = Progress(best=parts.best)
+    state = writer.last()
+    if state is None:
         return progress
+    _check_experiment(state.get("experiment"), experiment)
+    try:
+        _restore(state, parts, progress, writer, buffer)
+        _restore_of_process(state, parts, ranks)
+    except Exception as error:  # a checkpoint may come from elsewhere, and hold anything
+        problem = f"the checkpoint is not of this model and optimizer, or no run wrote it: {type(error).__name__}: {first_line(error)}"
+        fix = "use a new directory, or the checkpoint that its own run wrote"
+        raise RunnerError.of("the folder's checkpoint", problem, fix) from error
+    return progress
 
-    @property
-    def notes(self) -> list[str]:
-        """Problems of files that were read, and which files were used instead."""
-        return self._writer.notes
 
-    def keep(
-        self,
-        name: str,
-        progress: Progress,
-        buffer: MetricBuffer,
-        *,
-        seconds: float = 0.0,
-        values: Mapping[str, float] | None = None,
-    ) -> None:
-        """Take a checkpoint, which the background thread writes.
-
-        Args:
-            name: "best": the weights; "last": the complete state; "measured": the complete state after an evaluation with
-                these values, if train.keep_checkpoints keeps any.
-        """
-        if name == "best":
-            self._writer.keep("best", best_state(self._parts, progress))
-            return
-        if name == "measured" and not self.keeps_measured:
-            return
-        state = full_state(self._parts, progress, buffer, self._ranks, seconds=seconds, experiment=self._experiment)
-        if not self._ranks.is_first:
-            return
-        is_kept = name == "measured"
-        entry = {"step": progress.step, "epoch": progress.epoch, "metrics": dict(values or {})} if is_kept else None
-        self._writer.keep("last", state, entry=entry)
-
-    def use_best(self, progress: Progress) -> None:
-        """Restore the best weights; without a validation split the last ones."""
-        if progress.best.value is None:
-            progress.best.step = progress.step
-            self._writer.keep("best", best_state(self._parts, progress))
-        best = self._writer.newest("best")
-        assert best is not None
-        _load_model(self._parts, self._parts.kept_model, best["model"])
-        self._parts.carried.load_state(best.get("carried", {}))
+def restore_best(writer: CheckpointWriter, parts: Parts, progress: Progress) -> None:
+    """Restore the best weights; without a validation split the last ones."""
+    if progress.best.value is None:
+        progress.best.step = progress.step
+        writer.keep("best", best_state(parts, progress))
+    best = writer.newest("best")
+    assert best is not None
+    _load_model(parts, parts.kept_model, best["model"])
+    parts.carried.load_state(best.get("carried", {}))
 
 
 def best_state(parts: Parts, progress: Progress) -> dict[str, Any]:
@@ -181,7 +123,7 @@ def full_state(
     }
 
 
-def _check_losses(state: Mapping[str, Any]) -> None:
+def check_losses(state: Mapping[str, Any]) -> None:
     """Raise NotFiniteError for weights after a loss that is not finite. The buffer checks the rows that are pulled."""
     if "rows" in state:
         check_unread(state["rows"], step=state["step"])

@@ -159,16 +159,6 @@ def test_a_training_that_goes_on_measures_at_the_steps_that_were_not(background,
     assert next(waiting, None) is None and progress.best.value == 0.4
 
 
-def test_the_steps_taken_at_once_end_where_it_is_measured():
-    limits = Limits(num_epochs=4, num_steps=20, save_every_steps=7, evaluate_every_steps=3)
-    assert [limits.room(step) for step in (0, 2, 3, 6, 7, 18, 19)] == [3, 1, 3, 1, 2, 2, 1]
-
-
-def test_a_value_that_is_not_a_number_is_never_the_best(background):
-    _, progress, _, kept = run(background, values=[float("nan"), 3.0, float("nan"), 2.0])
-    assert (progress.best.value, kept["best"]) == (2.0, 2)
-
-
 def test_a_signal_ends_after_the_step(background):
     stop = Stop()
 
@@ -200,12 +190,10 @@ def test_checkpoints_by_time(monkeypatch):
     assert saved == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize(
-    ("step", "every", "room"),
-    [(0, 11, 11), (3, 11, 8), (11, 11, 11), (30, 11, 3), (98, 11, 1), (99, 11, 1), (3, None, 97)],
-)
-def test_steps_at_once_pass_no_checkpoint_and_no_end(step, every, room):
-    assert Limits(num_epochs=1, num_steps=100, save_every_steps=every).room(step) == room
+def test_steps_at_once_pass_no_checkpoint_evaluation_and_end():
+    limits = Limits(num_epochs=4, num_steps=20, save_every_steps=7, evaluate_every_steps=3)
+    assert [limits.room(step) for step in (0, 2, 3, 6, 7, 18, 19)] == [3, 1, 3, 1, 2, 2, 1]
+    assert Limits(num_epochs=1, num_steps=100).room(3) == 97
 
 
 def test_the_learning_rate_is_a_point_where_it_changes(background):

@@ -12,11 +12,11 @@ from runner.data.loading.order import mixed
 from runner.device.precision import make_precision
 from runner.distributed.group import Alone
 from runner.training.carried_state import CarriedState
-from runner.training.checkpoint import save
+from runner.training.checkpoint import CheckpointWriter, save
 from runner.training.loop import Best, Progress
 from runner.training.metric_buffer import MetricBuffer
 from runner.training.schedule import Schedule, warmup_cosine
-from runner.training.state import Checkpoints, _restore_parts, best_state, full_state
+from runner.training.state import _restore_parts, best_state, full_state, restore
 
 CPU = torch.device("cpu")
 
@@ -60,7 +60,8 @@ def taken_up(folder, parts, background, *, best=BEST, ranks=None):
     save(state | {"seconds": STOOD.seconds, "experiment": {}}, folder / "checkpoints/last.pt")
     save(best_state(parts, replace(STOOD, best=best)), folder / "checkpoints/best.pt")
     parts.best = Best("val/loss", "min")
-    return Checkpoints(parts, folder, background, ranks=ranks or Alone(), experiment={}).restore(buffer)
+    writer = CheckpointWriter(folder / "checkpoints", background)
+    return restore(writer, parts, buffer, ranks=ranks or Alone(), experiment={})
 
 
 def test_every_number_of_the_progress_comes_back(tmp_path, parts, background):
@@ -90,10 +91,11 @@ def test_a_best_that_is_gone_is_told(tmp_path, parts, background, left, taken, s
     for name in left:
         shutil.copyfile(tmp_path / "best.pt", tmp_path / "checkpoints" / name)
     parts.best = Best("val/loss", "min")
-    checkpoints = Checkpoints(parts, tmp_path, background, ranks=Alone(), experiment={})
-    best = checkpoints.restore(MetricBuffer(CPU, lambda window: None, background=background, pull_every=10)).best
+    writer = CheckpointWriter(tmp_path / "checkpoints", background)
+    buffer = MetricBuffer(CPU, print, background=background, pull_every=10)
+    best = restore(writer, parts, buffer, ranks=Alone(), experiment={}).best
     assert (best.value, best.step) == taken
-    assert checkpoints.notes == ([said] if said else [])
+    assert writer.notes == ([said] if said else [])
 
 
 def test_a_process_that_was_not_there_before_draws_numbers_of_its_own(tmp_path, parts, background):

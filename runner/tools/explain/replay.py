@@ -165,9 +165,8 @@ def untracked(cfg: DictConfig, device: torch.device, start: Start = Start(None))
             yield training
         finally:
             training.background.close()
-            for batches in (parts.train, parts.val, parts.test):
-                if batches is not None:
-                    batches.close()
+            for batches in parts.loaders:
+                batches.close()
 
 
 def _lay(file: Path, folder: Path) -> None:

@@ -99,8 +99,7 @@ class SimulatedRun:
         self.names.object(parts.task, "task")
         for batch in self.group:
             self.names.batch(batch)
-        splits = (parts.train, parts.val, parts.test)
-        costs.hold("data set", sum(split.device_bytes for split in splits if split is not None))
+        costs.hold("data set", sum(split.device_bytes for split in parts.loaders))
         if device.type == "cuda":
             costs.hold("libraries", CUBLAS_BYTES * 2 * (2 if cfg.train.cuda_graph else 1))
         costs.belongs((*parts.model.parameters(), *parts.model.buffers()), "weights")

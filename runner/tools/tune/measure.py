@@ -82,9 +82,8 @@ class Candidate:
 
     def close(self) -> None:
         self._background.close()
-        for batches in (self.parts.train, self.parts.val, self.parts.test):
-            if batches is not None:
-                batches.close()
+        for batches in self.parts.loaders:
+            batches.close()
         backends.empty_cache(self.parts.device)
 
     def _endless(self) -> Iterator[int]:
