@@ -86,11 +86,13 @@ def _check_length(command: str, cfg: DictConfig, overrides: list[str]) -> None:
 
 
 def reproduce(arguments: Arguments) -> int:
+    from runner.runs import find
     from runner.runs.reproduce import reproduce as repeating  # torch
     from runner.runs.reproduce.recorded import open_recorded
 
     results: list[bool] = []
-    uri = stores.named(arguments.overrides) or stores.USUAL
+    # of a run in a directory, the check of the configuration judges the store
+    uri = (stores.named(arguments.overrides) if find.is_in_store(arguments.run) else None) or stores.USUAL
     with open_recorded(arguments.run, uri=uri, trusted=arguments["--trust"]) as original:
 
         def run_again(cfg: DictConfig, folder: Path, start: RunStart) -> tuple[Summary, dict[str, Any]]:

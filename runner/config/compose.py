@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from hydra import version
 from hydra._internal.callbacks import Callbacks
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -29,6 +28,7 @@ from hydra.plugins.config_source import ConfigResult
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from runner.config import nodes, schema, secrets, trust, validate
 from runner.config.defaults import CONF as CONF
@@ -43,7 +43,7 @@ SHOWS = {"--cfg", "-c", "--info", "-i", "--shell-completion", "-sc"}
 INFOS = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 
 #: what Hydra, OmegaConf and YAML raise for an override or a file, and what their own code fails with
-COMPOSITION = (HydraException, OmegaConfBaseException, yaml.YAMLError)
+COMPOSITION = (HydraException, OmegaConfBaseException, YAMLError)
 FAILURES = (AssertionError, AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError)
 REFUSALS = (*COMPOSITION, RunnerError, *FAILURES)
 #: how Hydra reports an override that only a sweep takes

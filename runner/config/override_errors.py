@@ -178,7 +178,8 @@ def _problems(text: str, error: Exception, cfg: DictConfig | None) -> list[Probl
 
 def _problem(text: str, error: Exception, cfg: DictConfig) -> Problem:
     override, bare, value = _parsed(text), _bare_key(text), text.partition("=")[2]
-    known, option = [*validate.all_keys(cfg)], cfg.hydra.runtime.choices.get(bare)
+    known, choices = [*validate.all_keys(cfg)], cfg.hydra.runtime.choices
+    is_group = bare in choices  # perhaps without an option
     if override is None and PLAIN_KEY.fullmatch(bare):
         way = shlex.quote(f"{key_of(text)}={quoted(value, QUOTE)}")
         return Problem.suggest(text, "Hydra reads this value in quotes only", [way])
@@ -192,12 +193,13 @@ def _problem(text: str, error: Exception, cfg: DictConfig) -> Problem:
         return validate.unknown_key(text, bare, "leave it out")
     if override.is_delete() and validate.value(cfg, bare) is None:
         return Problem(text, f"`{bare}` is null already", "leave it out", code="bad-value")
-    if override.is_add() and (bare in known or option is not None):
+    if override.is_add() and (bare in known or is_group):
         way = shlex.quote(f"{bare}={value}")
         return Problem.suggest(text, f"`{bare}` exists already, and + only adds new keys", [way])
-    if option is not None and not (override.is_delete() or isinstance(override.value(), str | list)):
-        return Problem.suggest(text, f"`{bare}` needs the name of an option", [f"{bare}={option}"])
-    if bare not in known or override.package is not None:
+    if is_group and not (override.is_delete() or isinstance(override.value(), str | list)):
+        ways = [f"{bare}={name}" for name in [choices[bare] or next(iter(option_files(bare)), None)] if name]
+        return Problem.suggest(text, f"`{bare}` needs the name of an option", ways)
+    if (bare not in known and not is_group) or override.package is not None:
         return _unknown_key(text, bare, cfg)
     cause = f" {first_line(error.__cause__)}" if error.__cause__ is not None else ""
     return Problem(text, f"{first_line(error)}{cause}", f"set `{bare}` to another value", code="bad-value")

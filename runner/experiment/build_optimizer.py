@@ -260,7 +260,10 @@ def _is_no_number(value: Any) -> bool:
 
 def _with_stand_ins(cfg: DictConfig) -> tuple[DictConfig, frozenset[str]]:
     """Return a copy in which facts that are not known yet have some value, and their names."""
-    unknown, filled = [name for name in STAND_INS if OmegaConf.is_missing(cfg.facts, name)], copy.deepcopy(cfg)
+    unknown = [name for name in STAND_INS if OmegaConf.is_missing(cfg.facts, name)]
+    filled = OmegaConf.masked_copy(
+        cfg, [str(key) for key in cfg if key != "hydra"]
+    )  # as long as all the others together
     steps = validate.value(cfg, "train.num_steps")
     with read_write(filled.facts):
         for name in unknown:

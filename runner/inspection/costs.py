@@ -117,7 +117,7 @@ class Costs(OperationObserver):
             self.hold(*self._live[key])
 
     def _free(self, key: int) -> None:
-        part, size = self._live.pop(key)
+        part, size = self._live.pop(key, ("other", 0))  # no error in a finalizer
         self.hold(part, -size)
 
     def _record(self) -> None:

@@ -174,7 +174,14 @@ def _load_or_build(make: Any, settings: Any, pretrained: str | None, *, length: 
         )
     device = torch.get_default_device()
     before = backends.generator_states(device)
-    model = make.from_config(settings, trust_remote_code=False)
+    try:
+        model = make.from_config(settings, trust_remote_code=False)
+    except AssertionError:  # of torch: the padding token's number is no position
+        if length is None or settings.pad_token_id is None:
+            raise
+        settings.max_position_embeddings = length + settings.pad_token_id + 1
+        backends.set_generator_states(before, device)
+        return make.from_config(settings, trust_remote_code=False)
     for name, module in model.named_modules() if length is not None else ():
         if name.endswith("position_embeddings") and (padding := getattr(module, "padding_idx", None)) is not None:
             needed = length + padding + 1  # positions begin behind the padding token's number

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from runner.errors import RunnerError
 from runner.runs import find
 from runner.runs.output_files import check_output, write_file
 from runner.runs.store import open_stored
@@ -108,8 +110,12 @@ def table(series: Mapping[str, Series]) -> pandas.DataFrame:
 
 
 def folder_of(wanted: str) -> Path | None:
-    """Return the run directory; None for an id without a run here."""
-    return None if find.is_in_store(wanted) else find.locate(wanted, verb="history")
+    """Return the run directory; None for the id of a run whose points are read from the store."""
+    if not find.ID.fullmatch(wanted) or Path(wanted).is_dir():
+        return find.locate(wanted, verb="history")
+    with suppress(RunnerError):  # none here, several, or one that is refused
+        return find.locate(wanted, verb="history")
+    return None
 
 
 def _of_file(path: Path) -> dict[str, Series]:

@@ -45,7 +45,7 @@ def answering(asked: str, uri: str) -> Iterator[None]:
         problem = mlflow_store.explain(error, uri=uri)
         fix = "try again when the store answers, or use `tracking.uri=URI`"
         if getattr(error, "error_code", "") == "RESOURCE_DOES_NOT_EXIST":  # it did answer
-            fix = f"use `tracking.uri=URI` of the store that has it; this was {store_uri.shown(uri)}"
+            fix = f"name a run directory, or use `tracking.uri=URI` of the store that has it; this was {store_uri.shown(uri)}"
         raise RunnerError.of(asked, problem, fix) from error
 
 

@@ -18,9 +18,9 @@ from runner.device import Hardware
 from runner.errors import first_line
 from runner.experiment.summary import FILE, Summary
 from runner.sweep.jobs.ledger import Job, Ledger, Sweep
-from runner.sweep.jobs.prepare import PreparedJob
+from runner.sweep.jobs.prepare import DevicesFor, PreparedJob
 from runner.sweep.jobs.run_job import ALONE, Assignment
-from runner.sweep.launchers.local import Capacity, DevicesFor
+from runner.sweep.launchers.local import Capacity
 from runner.sweep.launchers.process_pool import Ended, NotTakenError, ProcessPool
 from runner.sweep.terminal import Table
 from runner.tracking.publisher import Publisher

@@ -31,6 +31,7 @@ from runner.sweep.jobs.prepare import (
     OF_THE_STORE,
     SEED,
     Composer,
+    DevicesFor,
     Overrides,
     PreparedJob,
     configurations,
@@ -41,7 +42,7 @@ from runner.sweep.jobs.prepare import (
     without,
 )
 from runner.sweep.jobs.together import in_groups, in_words
-from runner.sweep.launchers.local import Capacity, DevicesFor
+from runner.sweep.launchers.local import Capacity
 from runner.sweep.launchers.process_pool import ProcessPool, call
 from runner.sweep.mlflow_parent import Parent
 from runner.sweep.report import build, tables

@@ -38,6 +38,8 @@ model=mlp model.in_features=${facts.in_feature}
 data=arrays
 data=arrays data.path=good.npz
 data.augment={cutmix:1} train.batch_size=0
++experiment=digits_mlp experiment=3
+data=synthetic data.num_rows=0 placement.guard=on
 predct a/run --input x.csv --keep
 -m seed=1,2 --cfg job
 --info searchpath --multirun

@@ -234,6 +234,14 @@ def test_a_kind_that_mixes_padding_in_says_so(caplog):
     )
 
 
+@needs_transformers
+def test_padding_token_above_positions_gets_room():
+    config = {"model_type": "roberta", **TINY}  # 512 positions
+    model = external.transformers_model((7,), 3, config=config, vocab_size=601, padding_token=600)
+    assert model(torch.tensor([[1, 2, 3, 600, 600, 600, 600]])).shape == (1, 3)
+    assert model.made_anywhere["config"]["max_position_embeddings"] == 608
+
+
 LOCAL = {**TINY, "num_hidden_layers": 2, "local_attention": 4, "global_attn_every_n_layers": 2}
 
 

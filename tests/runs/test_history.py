@@ -13,7 +13,8 @@ from trained_runs import NO_PICTURES
 
 import runner
 from runner.cli.commands import show_history
-from runner.runs.history import of_store
+from runner.runs import find
+from runner.runs.history import folder_of, of_store
 from runner.tracking.journal import Journal
 
 WORDS = ["model=linear", "device=cpu", "train.num_epochs=40", "data.limit=200", NO_PICTURES, "tracking.points=100"]
@@ -75,11 +76,16 @@ def test_mistakes(run, words, problem):
     assert code == 2 and problem in err and not Path("nowhere.db").exists()
 
 
+def test_id_of_two_directories_is_read_from_the_store(monkeypatch, tmp_path):
+    monkeypatch.setattr(find, "with_id", lambda wanted: [tmp_path / "a", tmp_path / "b"])
+    assert folder_of("0" * 32) is None
+
+
 def test_a_store_that_has_not_the_run_has_answered(run, empty_store):
     Path("other.db").write_bytes(empty_store.read_bytes())
     code, _, err = run("history", "0" * 32, "tracking.uri=sqlite:///other.db")
     assert code == 2 and "not found" in err
-    assert "help: use `tracking.uri=URI` of the store that has it; this was sqlite:" in err and "answers" not in err
+    assert "use `tracking.uri=URI` of the store that has it; this was sqlite:" in err and "answers" not in err
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet", "feather"])

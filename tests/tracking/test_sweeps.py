@@ -110,6 +110,7 @@ def test_eight_jobs_at_once_arrive_through_one_process(folder, uri, client, writ
 
 def test_a_job_that_is_killed_is_marked_while_the_sweep_goes_on(folder, uri, client, write, jobs):
     with Publisher.start(folder, uri) as publisher, begin(folder, write) as journal:
+        wait_for(lambda: publisher.ack().run_id)  # else the link to the parent is sent later
         paths = {name: folder / name for name in ("dies", "lives", "never")}
         for path in paths.values():
             publisher.follow(path)

@@ -85,7 +85,7 @@ def test_a_run_that_stands_at_its_end(own_folder):
 
 
 def test_jobs_that_are_trained_together(own_folder):
-    assert cli.main(["-m", *WORDS, "train.num_epochs=2", "seed=1,2,3,4", "hydra.sweep.dir=sweep"]) == 0
+    assert cli.main(["-m", *WORDS, "train.num_epochs=2", "seed=1,2,3,4", "sweep.batch=4", "hydra.sweep.dir=sweep"]) == 0
     for number in range(4):
         found = summary(f"sweep/{number}")
         check(found, "data", "compute", "metrics")

@@ -205,7 +205,8 @@ def each(
     broken = [f"{names[i]}: {one}" for i, one in zip(indices, results, strict=True) if isinstance(one, ValueError)]
     if broken:
         more = [f"and {len(broken) - MOST_NAMED:,} more"] if len(broken) > MOST_NAMED else []
-        problem = f"{len(broken):,} of {len(indices):,} images can't be used:"
+        of_a_batch = " of a batch" if num_threads == 1 else ""
+        problem = f"{len(broken):,} of {len(indices):,} images{of_a_batch} can't be used:"
         problem = "\n".join([problem, *broken[:MOST_NAMED], *more])
         raise RunnerError.of(asked, problem, "replace these files, or remove them")
     return cast(list[T], results)

@@ -8,10 +8,10 @@ from __future__ import annotations
 import copy
 import itertools
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
@@ -24,9 +24,6 @@ from runner.errors import Problem, RunnerError, first_line, refuse, without_pass
 from runner.experiment.directory import Run
 from runner.experiment.terminal import say
 from runner.sweep.jobs.ledger import Job
-
-if TYPE_CHECKING:
-    from runner.sweep.launchers.local import DevicesFor
 
 #: keys of the sweep, not of a job
 OF_THE_SWEEP = ("sweep.", "hydra.", "hydra/")
@@ -42,6 +39,8 @@ OF_THE_STORE = ("tracking.uri", "tracking.enabled")
 THE_SAME_FOR_ALL = (*OF_THE_SWEEP, *OF_THE_STORE)
 
 Overrides = tuple[str, ...]
+#: from a policy and this machine to the devices that a job may use where it runs
+DevicesFor = Callable[[tuple[str, ...], Hardware], tuple[str, ...]]
 SEED = ("seed",)  # the difference between jobs of one configuration
 
 

@@ -37,8 +37,6 @@ MOST_ON_GPU, GPU_BYTES, HOST_BYTES = 4, 8 * 2**30, 4 * 2**30
 #: minimum number of jobs in each of several groups on one GPU: with fewer jobs, kernels are short, and more processes add more short
 #: kernels (an estimate, not measured on a GPU)
 FEWEST_ON_GPU = 16
-#: from a policy and this machine to the devices that a job may use where it runs
-DevicesFor = Callable[[tuple[str, ...], Hardware], tuple[str, ...]]
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,9 @@ from runner.config.packages import not_installed
 from runner.device import Hardware
 from runner.errors import Problem, RunnerError
 from runner.experiment.claim import CONSOLE
-from runner.sweep.jobs.prepare import PreparedJob
+from runner.sweep.jobs.prepare import DevicesFor, PreparedJob
 from runner.sweep.jobs.run_job import VARIABLE, Assignment
-from runner.sweep.launchers.local import Capacity, DevicesFor
+from runner.sweep.launchers.local import Capacity
 from runner.sweep.launchers.process_pool import Ended, ProcessPool
 from runner.sweep.launchers.ray_worker import Arrival, Home, Site, pack, unpack, variables_of
 from runner.sweep.launchers.worker import Request

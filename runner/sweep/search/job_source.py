@@ -95,6 +95,7 @@ class Suggestions:
         study = open_study(context.sweep.folder, jobs, space, goals, pruning, is_here=context.is_here)
         self._trials = Trials(study, space, settings)
         self._resumed: deque[Job] = deque()
+        self._interrupted: set[int] = set()  # jobs that ended here and are resumed later
         for trial in self._trials.all():
             self._take_up(trial)
         self._print_changes()
@@ -108,12 +109,14 @@ class Suggestions:
     def next(self, num_waiting: int) -> PreparedJob | None:
         """Return the next trial. It is made when a slot is free, so that it depends on all ended trials."""
         most = self._context.capacity.num_slots or self._settings.batch
-        num_running = sum(not job.is_done for job in self._jobs.values()) - len(self._resumed)
+        jobs = [job for job in self._jobs.values() if job.number not in self._interrupted]
+        num_running = sum(not job.is_done for job in jobs) - len(self._resumed)
         if self._is_over or num_waiting or num_running >= most:
             return None
         if self._resumed:
             return self._prepared(self._resumed.popleft())
-        while not self._is_over and sum(job.state not in BAD for job in self._jobs.values()) < self._settings.n_trials:
+        num_good = sum(job.state not in BAD for job in jobs)
+        while not self._is_over and num_good < self._settings.n_trials:
             job = self._new_job()
             if job is None:
                 break
@@ -128,8 +131,9 @@ class Suggestions:
 
     def ended(self, job: Job, summary: Summary) -> None:
         """Report to the study. A finished job without the metric counts as failed."""
-        if job.state == "interrupted":
-            return  # it is resumed later, as the same trial
+        if job.state == "interrupted":  # it is resumed later, as the same trial
+            self._interrupted.add(job.number)
+            return
         was_finished = job.state == "finished"
         self._conclude(job, summary)
         if job.state in GOOD:

@@ -22,6 +22,7 @@ from runner.config.settings import Settings
 from runner.data.loading.batches import Shard
 from runner.device import backends
 from runner.device.placement import map_tensors, tensors
+from runner.device.streams import wait_for
 from runner.distributed.group import Alone
 from runner.errors import OF_CODE, RunnerError, on_a_line
 from runner.training.carried_state import reset_state
@@ -188,7 +189,7 @@ class _Group:
         if backends.is_out_of_memory(failed) and len(self._runs) > 1:
             del failed  # it keeps the activations alive
             return self._halves()
-        self._each(partial(_fail, error=failed))
+        self._each(partial(_fail, num=self._rows.count(), error=failed))
         return []
 
     def _halves(self) -> list[list[_MemberRun]]:
@@ -209,10 +210,22 @@ class _Group:
 
     def after_steps(self, num: int) -> str | None:
         """Count the steps that were taken, also those of a call that failed."""
-        return self._each(partial(_after_steps, num=self._rows.count()))
+        step = self._rows.step
+        num = self._rows.count()
+        self._runs = [run for run in self._runs if run.goes_on(partial(_count, num=num))]
+        self._wait(is_device_read=self._limits.evaluates_at(step))
+        return self._each(partial(_after_steps, num=num))
 
     def end_of_epoch(self) -> str | None:
+        self._wait(is_device_read=True)
         return self._each(lambda run: run.training.loop.end_of_epoch())
+
+    def _wait(self, *, is_device_read: bool) -> None:
+        """Count the wait for the steps as time of all members. is_device_read: Whether the first one to evaluate would wait."""
+        if is_device_read:
+            wait_for(self._device)
+        for run in self._runs:
+            run.busy_until = time.perf_counter()
 
     def epoch(self, number: int, *, first_step: int = 0) -> Iterator[int]:
         at, end = first_step, self._runs[0].training.steps_per_epoch
@@ -283,12 +296,16 @@ def _begin(run: _MemberRun, *, stop: StopCondition) -> str | None:
     return run.training.loop.begin()
 
 
-def _after_steps(run: _MemberRun, *, num: int) -> str | None:
+def _count(run: _MemberRun, *, num: int) -> None:
     run.training.buffer.wrote(num)
+
+
+def _after_steps(run: _MemberRun, *, num: int) -> str | None:
     return run.training.loop.after_steps(num)
 
 
-def _fail(run: _MemberRun, *, error: BaseException) -> NoReturn:
+def _fail(run: _MemberRun, *, num: int, error: BaseException) -> NoReturn:
+    run.training.buffer.wrote(num)
     raise error
 
 

@@ -207,6 +207,7 @@ def test_mistakes(first, capfd):
     for words, mend in {
         ("nothing",): "reproduce last",
         ("last", "modle=mlp"): "there is no key `modle`",
+        ("last", "tracking.uri=${oc.env:NOT_SET}", "seed=-1"): "`seed` must be 0 or more",
         ("last", "-m", "seed=1"): "one run at a time",
         ("last", "device=cuda:97"): "device=cpu",
         ("0" * 32,): f"reproduce {'0' * 32} tracking.uri=URI",

@@ -205,6 +205,16 @@ def test_no_combination_is_run_twice_and_none_is_missed(sampler, search):
     assert found.said == ["search: every combination has been tried"]
 
 
+def test_interrupted_trials_leave_room_for_others(search):
+    found = search(num_slots=2, n_trials=3)
+    for job in (found.start(), found.start()):
+        job.state = "interrupted"  # e.g., by a queue's time limit
+        found.source.ended(job, Summary())
+        found.ledger.note(job)
+    found.run()
+    assert [job.state for job in found.jobs.values()] == ["interrupted"] * 2 + ["finished"] * 3
+
+
 def test_trials_come_as_places_get_free(search):
     found = search(num_slots=2, n_trials=6)
     slow, quick = found.start(), found.start()

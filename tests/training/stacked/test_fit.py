@@ -21,6 +21,7 @@ from runner.training.signals import Stop
 from runner.training.stacked import fit
 from runner.training.stacked.fit import fit_together
 from runner.training.stacked.stack import ModelStack
+from runner.training.stacked.step import StackedGradients
 from runner.training.stopping import Limits, OwnStopCondition
 
 SEEDS = [[f"seed={seed}"] for seed in (3, 0, 7)]
@@ -316,6 +317,21 @@ def test_group_is_halved_where_memory_ends_while_it_is_stacked(tmp_path, monkeyp
     runs = trained_together(tmp_path, MLP, [[f"seed={seed}"] for seed in range(4)])
     assert "out of memory: 2 of 4 members at a time now" in capsys.readouterr().out
     assert [run.result.status for run in runs] == ["finished"] * 4
+
+
+def test_group_that_fails_keeps_its_points(tmp_path, monkeypatch):
+    compute, calls = StackedGradients.compute, []
+
+    def fails_at_step_5(gradients, batches):
+        calls.append(batches)
+        if len(calls) == 5:
+            raise ValueError("unexpected pos")
+        return compute(gradients, batches)
+
+    monkeypatch.setattr(StackedGradients, "compute", fails_at_step_5)
+    for run in trained_together(tmp_path, MLP, SEEDS):
+        assert run.result.status == "failed" and "unexpected pos" in run.result.error
+        assert [step for name, step in run.heard.points if name == "train/loss"] == [1, 2, 3, 4]
 
 
 def test_members_get_same_answer_at_a_step():
