@@ -102,7 +102,7 @@ CASES_OF_A_MATRIX = {
 
 
 def pytest_collection_modifyitems(config, items):
-    if not any("::" in word for word in config.args):
+    if not config.option.keyword and not any("::" in word for word in config.args):
         matrices = {name: [item for item in items if _of(item, name)] for name in CASES_OF_A_MATRIX}
         left_out = {
             item

@@ -65,7 +65,7 @@ def test_every_option_is_in_one_of_the_runs():
     assert set(OPTIONS) - {word for words in RUNS for word in words.split()} == set()
 
 
-@pytest.mark.parametrize("words", RUNS)
+@pytest.mark.parametrize("words", RUNS, ids=str)
 def test_every_option_runs_a_few_steps(words, own_folder, monkeypatch, capsys):
     import numpy as np
     from PIL import Image
