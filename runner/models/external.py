@@ -176,7 +176,7 @@ def _load_or_build(make: Any, settings: Any, pretrained: str | None, *, length: 
     before = backends.generator_states(device)
     try:
         model = make.from_config(settings, trust_remote_code=False)
-    except AssertionError:  # of torch: the padding token's number is no position
+    except AssertionError:  # torch's, if there is no position for the padding token's number
         if length is None or settings.pad_token_id is None:
             raise
         settings.max_position_embeddings = length + settings.pad_token_id + 1
