@@ -65,111 +65,75 @@ def is_some(value: Any) -> bool:
 
 GRAPH, SPLIT = {"train.cuda_graph": True}, {"train.on_oom": "split"}
 COMPILE, RECOMPUTE = {"train.compile": True}, {"train.recompute": is_set}
-TURNS, FP16 = {"optimizer.turns": is_set}, {"train.precision": "fp16"}
-FP64 = {"train.precision": "fp64"}
-GUARDED = {"placement.guard": "always"}
+TURNS, GUARDED = {"optimizer.turns": is_set}, {"placement.guard": "always"}
+FP16, FP64 = {"train.precision": "fp16"}, {"train.precision": "fp64"}
 SEVERAL, FSDP = {"num_processes": is_several}, {"placement.strategy": "fsdp"}
 DIVIDED, MEMBER = {**FSDP, **SEVERAL}, {"is_member": True}
+CLOSURE, SHARED = {"closure_optimizer": is_set}, {**TURNS, "shares_tensors": True}
+ON_DEVICE, WORKERS = {"data.residency": "device"}, {"data.num_workers": is_some}
 NO_VALIDATION = {"has_validation": False}
 
-NO_GRAPH, ONE_PROCESS = "train.cuda_graph=false", "train.num_processes=1"
-FIRST_STEP, ALONE, VALIDATE = "placement.guard=first_step", "sweep.batch=off", "data.val_fraction=0.1"
+NO_GRAPH, EAGER, ONE_PROCESS = "train.cuda_graph=false", "train.compile=false", "train.num_processes=1"
+FIRST_STEP, DDP, ALONE = "placement.guard=first_step", "placement.strategy=ddp", "sweep.batch=off"
+VALIDATE = "data.val_fraction=0.1"
 
 REPLAYED = "the second forward pass restores the generators of the first, which only the host can do"
+CLOSES = "{closure_optimizer} computes the loss as often as it needs"
+SHARES = "the task's turns share tensors with their gradients"
+CUT = "parts are cut from weights as torch lays them out"
+
+# fmt: off
 RULES = (
     # CUDA graphs
-    Rule(
-        {**GRAPH, "device": lambda device: not device.startswith("cuda")},
-        "CUDA graphs need an NVIDIA GPU, and this run is on {device}",
-        f"{NO_GRAPH} device=cuda",
-    ),
+    Rule({**GRAPH, "device": lambda device: not device.startswith("cuda")},
+         "CUDA graphs need an NVIDIA GPU, and this run is on {device}", f"{NO_GRAPH} device=cuda"),
     Rule({**GRAPH, **SPLIT}, "a captured step is of one size", "train.on_oom=fail"),
-    Rule(
-        {**GRAPH, "data.residency": "stream"}, "a captured step reads its examples on the device", "data.residency=auto"
-    ),
-    Rule(
-        {**GRAPH, "is_on_device": False},
-        "a captured step reads its examples on the device, and they are streamed",
-        f"data.residency=device {NO_GRAPH}",
-    ),
+    Rule({**GRAPH, "data.residency": "stream"},
+         "a captured step reads its examples on the device", "data.residency=auto"),
+    Rule({**GRAPH, "is_on_device": False},
+         "a captured step reads its examples on the device, and they are streamed", f"data.residency=device {NO_GRAPH}"),
     Rule({**GRAPH, **GUARDED}, "the guard can't watch a captured step", FIRST_STEP),
     Rule({**GRAPH, **COMPILE, **FP16}, "a compiled update can't scale gradients", "train.precision=bf16"),
     Rule({**TURNS, **GRAPH}, "a graph holds one optimizer's step", f"{NO_GRAPH} train.compile=true"),
     Rule({**RECOMPUTE, **GRAPH}, REPLAYED, f"{NO_GRAPH} train.recompute=[]"),
     # compiled steps
-    Rule({**RECOMPUTE, **COMPILE}, REPLAYED, "train.compile=false train.recompute=[]"),
+    Rule({**RECOMPUTE, **COMPILE}, REPLAYED, f"{EAGER} train.recompute=[]"),
     Rule({**COMPILE, **GUARDED}, "the guard watches single operations, and a compiled step has none", FIRST_STEP),
     # float64
     Rule({**FP64, **GRAPH}, "a captured step reads its rates as 32-bit numbers", NO_GRAPH),
     Rule({**FP64, "data.augment": is_set}, "augmented images are float32", "data.augment=null"),
     # several optimizers
-    Rule(
-        {**TURNS, "optimizer.groups": is_set},
-        "each optimizer has its own parameters and settings",
-        "optimizer.groups=null",
-    ),
-    *(
-        Rule({**TURNS, **other, "shares_tensors": True}, "the task's turns share tensors with their gradients", fixes)
-        for other, fixes in ((COMPILE, "train.compile=false"), (SPLIT, "train.on_oom=fail"))
-    ),
+    Rule({**TURNS, "optimizer.groups": is_set},
+         "each optimizer has its own parameters and settings", "optimizer.groups=null"),
+    Rule({**SHARED, **COMPILE}, SHARES, EAGER),
+    Rule({**SHARED, **SPLIT}, SHARES, "train.on_oom=fail"),
     # an optimizer with a closure
-    *(
-        Rule(
-            {"closure_optimizer": is_set, **other}, "{closure_optimizer} computes the loss as often as it needs", fixes
-        )
-        for other, fixes in (
-            (COMPILE, "train.compile=false"),
-            (GRAPH, NO_GRAPH),
-            (FP16, "train.precision=fp32"),
-            (SEVERAL, ONE_PROCESS),
-        )
-    ),
+    Rule({**CLOSURE, **COMPILE}, CLOSES, EAGER),
+    Rule({**CLOSURE, **GRAPH}, CLOSES, NO_GRAPH),
+    Rule({**CLOSURE, **FP16}, CLOSES, "train.precision=fp32"),
+    Rule({**CLOSURE, **SEVERAL}, CLOSES, ONE_PROCESS),
     # several processes
-    Rule(
-        {**SPLIT, **SEVERAL},
-        "processes that wait for each other can't each repeat a step in parts",
-        f"train.on_oom=fail {ONE_PROCESS}",
-    ),
+    Rule({**SPLIT, **SEVERAL},
+         "processes that wait for each other can't each repeat a step in parts", f"train.on_oom=fail {ONE_PROCESS}"),
     Rule({**GRAPH, **SEVERAL}, "a captured step does not wait for other processes", f"{NO_GRAPH} {ONE_PROCESS}"),
-    Rule(
-        {**TURNS, **SEVERAL},
-        "gradients are exchanged once a step, and optimizers that take turns have several losses in one",
-        ONE_PROCESS,
-    ),
-    Rule(
-        {**SEVERAL, "has_pruner": True},
-        "a search asks one process whether its trial continues",
-        f"hydra.sweeper.pruner=none {ONE_PROCESS}",
-    ),
+    Rule({**TURNS, **SEVERAL},
+         "gradients are exchanged once a step, and optimizers that take turns have several losses in one", ONE_PROCESS),
+    Rule({**SEVERAL, "has_pruner": True},
+         "a search asks one process whether its trial continues", f"hydra.sweeper.pruner=none {ONE_PROCESS}"),
     Rule({**SEVERAL, "slot": lambda slot: slot != "cpu"}, "a sweep gives each of its jobs one device", ONE_PROCESS),
     # a model divided among processes
-    Rule(
-        {**FSDP, "train.hooks": is_set},
-        "a hook sees a whole model, and with fsdp each process has a part of it",
-        "placement.strategy=ddp train.hooks=[]",
-    ),
-    Rule({**DIVIDED, **COMPILE}, "the exchanges around each block can't be compiled", "train.compile=false"),
+    Rule({**FSDP, "train.hooks": is_set},
+         "a hook sees a whole model, and with fsdp each process has a part of it", f"{DDP} train.hooks=[]"),
+    Rule({**DIVIDED, **COMPILE}, "the exchanges around each block can't be compiled", EAGER),
     Rule({**DIVIDED, **FP16}, "fp16 scales by gradients that no process has whole", "train.precision=bf16"),
     Rule({**DIVIDED, "placement.init": "device"}, "it builds the whole model on each device", "placement.init=host"),
     Rule({**DIVIDED, **GUARDED}, "the guard would watch the exchanges", FIRST_STEP),
-    Rule(
-        {**DIVIDED, "optimizer._target_": "runner.training.Muon"},
-        "muon looks at whole matrices, and each process has a part of every weight",
-        "placement.strategy=ddp optimizer=adamw",
-    ),
-    *(
-        Rule(
-            {**DIVIDED, f"backends.{kind}.channels_last": True},
-            "parts are cut from weights as torch lays them out",
-            f"backends.{kind}.channels_last=null",
-        )
-        for kind in ("cpu", "cuda")
-    ),
-    Rule(
-        {**DIVIDED, "backends.cpu.onednn": True},
-        "a layer's weight comes in parts, and only torch multiplies these",
-        "backends.cpu.onednn=null",
-    ),
+    Rule({**DIVIDED, "optimizer._target_": "runner.training.Muon"},
+         "muon looks at whole matrices, and each process has a part of every weight", f"{DDP} optimizer=adamw"),
+    Rule({**DIVIDED, "backends.cpu.channels_last": True}, CUT, "backends.cpu.channels_last=null"),
+    Rule({**DIVIDED, "backends.cuda.channels_last": True}, CUT, "backends.cuda.channels_last=null"),
+    Rule({**DIVIDED, "backends.cpu.onednn": True},
+         "a layer's weight comes in parts, and only torch multiplies these", "backends.cpu.onednn=null"),
     # jobs of a sweep that are trained together
     Rule({**MEMBER, **TURNS}, "optimizer.turns has several optimizers", ALONE),
     Rule({**MEMBER, **FP16}, "train.precision=fp16 scales each loss separately", ALONE),
@@ -179,43 +143,25 @@ RULES = (
     Rule({**MEMBER, "train.max_seconds": is_set}, "train.max_seconds is the time of each", ALONE),
     Rule({**MEMBER, "train.num_processes": is_several}, "several processes", ALONE),
     # what the data allows
-    Rule(
-        {"data.residency": "device", "rows": "dataset"},
-        "a Dataset is read example by example and can't be moved to the device whole; return tensors for that",
-        "data.residency=stream",
-    ),
-    Rule(
-        {"data.residency": "device", "rows": lambda rows: rows in ("loader", "iterable")},
-        "your DataLoader is read batch by batch; return tensors for that",
-        "data.residency=auto",
-    ),
-    Rule(
-        {"data.num_workers": is_some, "rows": "loader"},
-        "your DataLoader has its own: DataLoader(..., num_workers=...)",
-        "data.num_workers=0",
-    ),
-    Rule(
-        {"data.num_workers": is_some, "rows": "iterable"},
-        "each process would read all of your IterableDataset, and an epoch would end before its other examples; return"
-        " DataLoader(dataset, num_workers=...), where __iter__ takes its part by get_worker_info()",
-        "data.num_workers=0",
-    ),
-    Rule(
-        {**NO_VALIDATION, "metric_schedule": is_set, "has_hook_metric": False},
-        "{metric_schedule} needs a validation split",
-        f"{VALIDATE} scheduler=cosine",
-    ),
-    Rule(
-        {**NO_VALIDATION, "train.early_stopping.patience": is_set, "has_hook_metric": False},
-        "early stopping needs a validation split",
-        f"{VALIDATE} train.early_stopping.patience=null",
-    ),
-    Rule(
-        {**NO_VALIDATION, "train.evaluate_every_steps": is_set, "train.hooks": is_empty, "train.stop_when": is_empty},
-        "evaluation during an epoch needs a validation split",
-        f"{VALIDATE} train.evaluate_every_steps=null",
-    ),
+    Rule({**ON_DEVICE, "rows": "dataset"},
+         "a Dataset is read example by example and can't be moved to the device whole; return tensors for that",
+         "data.residency=stream"),
+    Rule({**ON_DEVICE, "rows": lambda rows: rows in ("loader", "iterable")},
+         "your DataLoader is read batch by batch; return tensors for that", "data.residency=auto"),
+    Rule({**WORKERS, "rows": "loader"},
+         "your DataLoader has its own: DataLoader(..., num_workers=...)", "data.num_workers=0"),
+    Rule({**WORKERS, "rows": "iterable"},
+         "each process would read all of your IterableDataset, and an epoch would end before its other examples; return"
+         " DataLoader(dataset, num_workers=...), where __iter__ takes its part by get_worker_info()",
+         "data.num_workers=0"),
+    Rule({**NO_VALIDATION, "metric_schedule": is_set, "has_hook_metric": False},
+         "{metric_schedule} needs a validation split", f"{VALIDATE} scheduler=cosine"),
+    Rule({**NO_VALIDATION, "train.early_stopping.patience": is_set, "has_hook_metric": False},
+         "early stopping needs a validation split", f"{VALIDATE} train.early_stopping.patience=null"),
+    Rule({**NO_VALIDATION, "train.evaluate_every_steps": is_set, "train.hooks": is_empty, "train.stop_when": is_empty},
+         "evaluation during an epoch needs a validation split", f"{VALIDATE} train.evaluate_every_steps=null"),
 )
+# fmt: on
 
 
 def check(cfg: DictConfig, situation: Situation) -> None:
