@@ -1,6 +1,6 @@
 """Builds and places a run's parts from its checked configuration: data, model, task, optimizer. Fills cfg.facts on the way.
 
-For runs (processes.py, together.py), `plan`, `lr-find` and `evaluate`.
+For runs (processes.py, sweep/jobs/run_together.py), `plan`, `lr-find` and `evaluate`.
 """
 
 from __future__ import annotations

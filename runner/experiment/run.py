@@ -1,6 +1,6 @@
 """One run, from its configuration to its closed tracker: the main path, called by every command that makes a run.
 
-Jobs of a sweep that are trained together take together.py instead.
+Jobs of a sweep that are trained together take sweep/jobs/run_together.py instead.
 """
 
 from __future__ import annotations

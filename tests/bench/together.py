@@ -35,7 +35,7 @@ from runner.config.compose import composer
 from runner.device import Choice
 from runner.device.host_memory import _sizes
 from runner.experiment.context import RunContext
-from runner.experiment.together import PlannedRun, run_together
+from runner.sweep.jobs.run_together import PlannedRun, run_together
 from runner.tracking.journal_reader import read_series
 from runner.training.stacked.check import check_alike
 

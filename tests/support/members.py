@@ -12,7 +12,7 @@ from runner.device import backends
 from runner.device.placement import map_tensors
 from runner.distributed.group import Alone
 from runner.experiment.build import prepare
-from runner.experiment.together import lane_of
+from runner.sweep.jobs.run_together import lane_of
 from runner.training.fit import fit
 from runner.training.observer import Observer
 from runner.training.optimizer import AveragedWeights

@@ -1,4 +1,4 @@
-"""Run a job of a sweep in its process with experiment/run.py, or a group of jobs with experiment/together.py."""
+"""Run a job of a sweep in its process with experiment/run.py, or a group of jobs with run_together.py."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 import pickle
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,12 +20,11 @@ if TYPE_CHECKING:
 
     from runner.experiment.context import RunContext
     from runner.experiment.summary import Summary
-    from runner.experiment.together import PlannedRun
 
-#: environment variable with the Assignment, for launchers that pass only overrides
-VARIABLE = "RUNNER_JOB"
 #: status of a job that can't be trained together with its group
 ALONE = "alone"
+#: environment variable with the Assignment, for launchers that pass only overrides
+VARIABLE = "RUNNER_JOB"
 
 
 @dataclass(frozen=True)
@@ -61,13 +60,13 @@ def run_pickled(payload: bytes) -> int:
 
 
 def run_pickled_together(payload: bytes) -> int:
-    """In the process of a group: run its jobs together. The status is `ALONE` if they can't be trained together.
+    """In the process of a group: run its jobs together.
 
     payload: A configuration and Assignment.as_text() per job, the number of groups, and the threads for this one.
     """
     each, context, (num_groups, num_threads) = pickle.loads(payload)  # from the parent process
     from runner.device import backends, host_memory
-    from runner.experiment.together import PlannedRun
+    from runner.sweep.jobs.run_together import PlannedRun, in_turns
 
     backends.limit_threads(num_threads)
     host_memory.share(num_groups)
@@ -76,29 +75,6 @@ def run_pickled_together(payload: bytes) -> int:
         cfg, folder = run_composed(config, context, begun).return_value  # its folder and Hydra's files
         jobs.append(PlannedRun(cfg, folder, _context(Assignment.from_text(text))))
     return max((summary.code for summary in in_turns(jobs)), default=0)
-
-
-def in_turns(jobs: Sequence[PlannedRun]) -> list[Summary]:
-    """Train the jobs, as many together as possible; after a stop no others start. Returns their summaries."""
-    from runner.experiment.summary import Summary
-    from runner.experiment.together import CannotStackError, failed, run_together
-    from runner.training.signals import listening
-
-    summaries: list[Summary] = []
-    with listening() as stop:
-        while jobs and stop.signal is None:
-            try:
-                ended = run_together(jobs)
-            except CannotStackError as error:
-                for job in jobs:
-                    Summary(ALONE, str(error)).write(job.folder)
-                break
-            except OF_CODE as error:
-                reason = _print_error(error)
-                ended = {number: failed(job, reason) for number, job in enumerate(jobs)}
-            summaries += ended.values()
-            jobs = [job for number, job in enumerate(jobs) if number not in ended]
-    return summaries
 
 
 def begun(cfg: DictConfig) -> tuple[DictConfig, Path]:
@@ -142,12 +118,12 @@ def task(cfg: DictConfig) -> Summary:
     try:
         return run.run(cfg, folder, context=_context(assigned))
     except OF_CODE as error:
-        summary = Summary("failed", _print_error(error), exit_code=1)
+        summary = Summary("failed", print_error(error), exit_code=1)
     summary.write(folder)
     return summary
 
 
-def _print_error(error: BaseException) -> str:
+def print_error(error: BaseException) -> str:
     if isinstance(error, RunnerError):
         say(f"\n{error}")
         return on_a_line(error)

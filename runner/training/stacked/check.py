@@ -1,6 +1,6 @@
 """Finds out, before the first step, whether members can take their steps together, how many at a time, or why not.
 
-Called by experiment/together.py. It takes forward and backward of the first batch, and leaves all as it was.
+Called by sweep/jobs/run_together.py. It takes forward and backward of the first batch, and leaves all as it was.
 """
 
 from __future__ import annotations

@@ -7,9 +7,10 @@ from hydra.core.hydra_config import HydraConfig
 from runner.config import compose
 from runner.config.trust import check_folder
 from runner.device import Choice
-from runner.experiment import run, together
+from runner.experiment import run
 from runner.experiment.context import RunContext
-from runner.sweep.jobs.run_job import VARIABLE, Assignment, in_turns, task
+from runner.sweep.jobs import run_together
+from runner.sweep.jobs.run_job import VARIABLE, Assignment, task
 from runner.sweep.launchers.slurm import link_console
 
 
@@ -67,15 +68,17 @@ def test_a_mistake_that_only_the_job_can_find_is_its_summary(own_folder, monkeyp
 
 def test_after_a_word_to_end_no_other_jobs_begin(tmp_path, monkeypatch):
     """With folds of two sizes, those of the second size wait for the first."""
-    fit, jobs = together.fit_together, []
+    fit, jobs = run_together.fit_together, []
     compose_run = compose.composer([])
     for fold in range(4):
         words = ["data=iris", "data.limit=30", f"data.fold={fold}/4", "model=linear", "device=cpu", "sweep.batch=4"]
         cfg = compose_run([*words, "tracking.enabled=false", "task.plots=false", "train.num_steps=9"])
         del cfg.hydra
         (folder := tmp_path / str(fold)).mkdir()
-        jobs.append(together.PlannedRun(cfg, folder, RunContext(device=Choice("cpu", "as asked", "cpu"))))
-    monkeypatch.setattr(together, "fit_together", lambda *given, **more: signal.raise_signal(15) or fit(*given, **more))
-    assert [summary.code for summary in in_turns(jobs)] == [143, 143, 143]
+        jobs.append(run_together.PlannedRun(cfg, folder, RunContext(device=Choice("cpu", "as asked", "cpu"))))
+    monkeypatch.setattr(
+        run_together, "fit_together", lambda *given, **more: signal.raise_signal(15) or fit(*given, **more)
+    )
+    assert [summary.code for summary in run_together.in_turns(jobs)] == [143, 143, 143]
     assert [(tmp_path / str(fold) / "checkpoints").exists() for fold in range(4)].count(True) == 3
     assert [(tmp_path / str(fold) / "summary.json").exists() for fold in range(4)].count(True) == 3

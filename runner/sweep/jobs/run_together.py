@@ -1,7 +1,6 @@
-"""Trains runs together in one process that differ only in numbers: each has its session, directory and result.
+"""Train jobs that differ only in numbers together in one process: each has its session, directory and result.
 
-Called by sweep/jobs/run_job.py in the process of a group of jobs. What can't be trained together is found before any
-of them begins.
+Called by run_job.py in the process of a group. What can't be trained together is found before any of them begins.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from runner.data.split import Chosen, indices, split
 from runner.device import Hardware, backends, host_memory
 from runner.device.placement import map_tensors, move, num_bytes, num_rows, tensors
 from runner.distributed.group import Alone
-from runner.errors import RunnerError, on_a_line
+from runner.errors import OF_CODE, RunnerError, on_a_line
 from runner.experiment import claim
 from runner.experiment.build import prepare
 from runner.experiment.build_data import PreparedData
@@ -39,6 +38,7 @@ from runner.experiment.context import Checked, RunContext
 from runner.experiment.directory import Run
 from runner.experiment.session import Session, check_directory
 from runner.experiment.summary import Summary
+from runner.sweep.jobs.run_job import ALONE, print_error
 from runner.training.observer import Observer
 from runner.training.parts import Parts
 from runner.training.result import Result
@@ -72,8 +72,30 @@ class _Open:
     closing: ExitStack
 
 
+def in_turns(jobs: Sequence[PlannedRun]) -> list[Summary]:
+    """Train the jobs, as many together as possible; after a stop no others start. Returns their summaries.
+
+    The status is `ALONE` if they can't be trained together.
+    """
+    summaries: list[Summary] = []
+    with listening() as stop:
+        while jobs and stop.signal is None:
+            try:
+                ended = run_together(jobs)
+            except CannotStackError as error:
+                for job in jobs:
+                    Summary(ALONE, str(error)).write(job.folder)
+                break
+            except OF_CODE as error:
+                reason = print_error(error)
+                ended = {number: failed(job, reason) for number, job in enumerate(jobs)}
+            summaries += ended.values()
+            jobs = [job for number, job in enumerate(jobs) if number not in ended]
+    return summaries
+
+
 def run_together(jobs: Sequence[PlannedRun]) -> dict[int, Summary]:
-    """Runs as many of them as the memory has room for, and are of one size; returns their summaries by their places.
+    """Run as many jobs as the memory has room for and are of one size. Returns their summaries by index.
 
     A job fails separately if its data, its model or its end (logging the model, plots) fails.
     Raises: CannotStackError, before anything is tracked, where they can't be trained together.

@@ -15,12 +15,13 @@ from runner.data.split import indices, rows_of
 from runner.device import Choice, Gpu, Hardware, host_memory
 from runner.device.placement import map_tensors, tensors
 from runner.errors import Problem, RunnerError
-from runner.experiment import build, build_data, provenance, session, together
+from runner.experiment import build, build_data, provenance, session
 from runner.experiment.build import prepare
 from runner.experiment.context import RunContext
 from runner.experiment.reporter import Reporter
 from runner.experiment.summary import Summary
-from runner.experiment.together import CannotStackError, PlannedRun, run_together
+from runner.sweep.jobs import run_together as together
+from runner.sweep.jobs.run_together import CannotStackError, PlannedRun, run_together
 from runner.tracking.journal_reader import read_events
 
 CPU = torch.device("cpu")
