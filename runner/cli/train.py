@@ -60,7 +60,7 @@ def train(arguments: Arguments) -> int:
         return 0
     from runner.experiment.processes import follow
 
-    return follow(cfg, rank).code
+    return follow(cfg, rank, check(cfg).choice).code
 
 
 def train_composed(

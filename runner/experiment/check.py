@@ -26,12 +26,12 @@ from runner.config.nodes import USUAL, split_settings
 from runner.config.schema import PRECISIONS, SHARED
 from runner.data.vision.augment import strengths_of
 from runner.device import Choice, Hardware, check_precision, choose, parse, probe
-from runner.device.choose import devices_of_processes
+from runner.device.choose import device_of_process, devices_of_processes
 from runner.distributed.environment import rank_here
 from runner.errors import Problem, RunnerError, nearest, path_problems
 from runner.experiment import build, rules
 from runner.experiment.build_optimizer import try_settings, turn_problems
-from runner.experiment.context import Checked
+from runner.experiment.context import Checked, RunContext
 from runner.tasks.metric_names import NAMED, is_of_a_class, metrics_of
 from runner.training.stopping import KEY, missing_metric
 
@@ -40,10 +40,43 @@ OF_OPTIMIZER = re.compile(r"(^|\W)(optimizer|facts|~?train(?![.\w]))(\W|$)")
 OF_SCHEDULE = re.compile(r"(^|\W)(scheduler|early_stopping|train.num_(steps|epochs))(\W|$)")
 
 
-def check_here(cfg: DictConfig, *, choice: Choice | None = None) -> Checked:
-    """check(), on this machine."""
+def check_here(cfg: DictConfig, *, context: RunContext = RunContext()) -> Checked:
+    """Check a run that starts on this machine, and return the machine and the devices of its processes.
+
+    Raises: RunnerError with every error.
+    """
     hardware = probe()
-    return Checked(hardware, check(cfg, hardware, choice=choice))
+    choice, has_slot = check(cfg, hardware, choice=context.device), context.device is not None
+    devices, num = devices_of(cfg, hardware, choice, has_slot=has_slot)
+    slot = choice.device if has_slot and rank_here(os.environ) is None else None
+    has_pruner = context.trial is not None
+    rules.check(cfg, rules.Situation(device=choice.device, num_processes=num, slot=slot, has_pruner=has_pruner))
+    return Checked(hardware, devices)
+
+
+def devices_of(
+    cfg: DictConfig, hardware: Hardware, choice: Choice, *, has_slot: bool
+) -> tuple[tuple[Choice, ...], int]:
+    """Return a device for each process to start, or this process's own if it is one of several, and how many train.
+
+    has_slot: The device is fixed, by a sweep or by the process that started this one.
+    Raises: RunnerError for missing devices, and if another number of processes was started than is set.
+    """
+    policy, count = parse(validate.value(cfg, "device")), validate.value(cfg, "train.num_processes")
+    if (rank := rank_here(os.environ)) is not None:
+        if count not in ("auto", rank.num):
+            ways = ["train.num_processes=auto", f"train.num_processes={rank.num}"]
+            problem = f"{rank.by} has started {rank.num} processes"
+            raise RunnerError.suggest(f"train.num_processes={count}", problem, ways)
+        if not has_slot:
+            choice = device_of_process(policy, rank.local_rank, rank.local_num, hardware)
+        return (choice,), rank.num
+    if not has_slot or choice.device == "cpu":
+        devices = devices_of_processes(policy, count, hardware, choice=choice)
+        return devices, len(devices)
+    if count == "auto":
+        count = len(devices_of_processes(policy, "auto", hardware)) if policy == ("all",) else 1
+    return (choice,), count
 
 
 def check(cfg: DictConfig, hardware: Hardware | None, *, choice: Choice | None = None) -> Choice:
@@ -55,6 +88,7 @@ def check(cfg: DictConfig, hardware: Hardware | None, *, choice: Choice | None =
     Raises: RunnerError with every fault.
     """
     problems, precision = validate.problems(cfg), validate.value(cfg, "train.precision")
+    is_fixed = choice is not None
     try:
         if choice is None and hardware is not None:
             choice = choose(validate.value(cfg, "device"), hardware)
@@ -74,7 +108,7 @@ def check(cfg: DictConfig, hardware: Hardware | None, *, choice: Choice | None =
         + hook_problems(cfg)
         + turn_problems(cfg)
         + metric_problems(cfg)
-        + rules.clashes(cfg, _situation(cfg, hardware, choice))
+        + rules.clashes(cfg, _situation(cfg, hardware, choice, is_fixed=is_fixed))
         + _model_problems(cfg)
     )
     if not any(OF_OPTIMIZER.search(fault.source) for fault in problems):
@@ -87,17 +121,13 @@ def check(cfg: DictConfig, hardware: Hardware | None, *, choice: Choice | None =
     return choice
 
 
-def _situation(cfg: DictConfig, hardware: Hardware | None, choice: Choice | None) -> rules.Situation:
+def _situation(cfg: DictConfig, hardware: Hardware | None, choice: Choice | None, *, is_fixed: bool) -> rules.Situation:
     if choice is None:
         return rules.Situation()
-    num_processes = None
+    num = None
     with suppress(RunnerError, TypeError, ValueError):  # an error in these settings is reported by the checks of each
-        if (rank := rank_here(os.environ)) is not None:
-            num_processes = rank.num
-        elif hardware is not None:
-            policy, count = parse(validate.value(cfg, "device")), validate.value(cfg, "train.num_processes")
-            num_processes = len(devices_of_processes(policy, count, hardware, choice=choice))
-    return rules.Situation(device=choice.device, num_processes=num_processes)
+        num = devices_of(cfg, hardware, choice, has_slot=is_fixed)[1] if hardware is not None else None
+    return rules.Situation(device=choice.device, num_processes=num)
 
 
 def _path_problems(cfg: DictConfig) -> list[Problem]:

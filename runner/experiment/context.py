@@ -39,10 +39,14 @@ class Repetition:
 
 
 class Checked(NamedTuple):
-    """This machine, and the device for a configuration that was checked on it."""
+    """This machine, and the devices for a configuration that was checked on it."""
 
     hardware: Hardware
-    choice: Choice
+    devices: tuple[Choice, ...]  # one for each process to start; this process's own if it is one of several
+
+    @property
+    def choice(self) -> Choice:
+        return self.devices[0]
 
 
 @dataclass(frozen=True)

@@ -25,22 +25,19 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from runner.config import validate
 from runner.config.settings import Settings
 from runner.data.loading.order import mixed
-from runner.device import Choice, parse
+from runner.device import Choice
 from runner.device.backends import seed_everything
-from runner.device.choose import backend_of, device_of_process, devices_of_processes
+from runner.device.choose import backend_of
 from runner.distributed import messages
-from runner.distributed.environment import RankInfo, rank_here
+from runner.distributed.environment import RankInfo
 from runner.distributed.group import Alone, Ranks, distributed
 from runner.distributed.group import join as join_group
 from runner.errors import RunnerError
-from runner.experiment import rules
 from runner.experiment.build import prepare
-from runner.experiment.check import check_here
 from runner.experiment.console import Screen
-from runner.experiment.context import Checked, Repetition, RunContext
+from runner.experiment.context import Repetition, RunContext
 from runner.experiment.directory import Run
 from runner.experiment.summary import FILE, Summary
 from runner.training import signals
@@ -162,43 +159,6 @@ def _environment(more: Mapping[str, Any]) -> dict[str, str]:
     return environment
 
 
-def find_rank(cfg: DictConfig) -> RankInfo | None:
-    """Return this process's rank, if torchrun, srun or this program has started it as one of several.
-
-    Raises: RunnerError if `train.num_processes` is another number.
-    """
-    rank = rank_here(os.environ)
-    count = validate.value(cfg, "train.num_processes")
-    if rank is not None and count not in ("auto", rank.num):
-        problem = f"{rank.by} has started {rank.num} processes"
-        ways = ["train.num_processes=auto", f"train.num_processes={rank.num}"]
-        raise RunnerError.suggest(f"train.num_processes={count}", problem, ways)
-    return rank
-
-
-def choose_devices(cfg: DictConfig, checked: Checked, rank: RankInfo | None, context: RunContext) -> tuple[Choice, ...]:
-    """Return a device for each process to start, or this process's own if it has been started as one of several.
-
-    Raises: RunnerError for missing devices, and for settings that several processes exclude.
-    """
-    hardware, choice = checked
-    policy, count = parse(validate.value(cfg, "device")), cfg.train.num_processes
-    devices: tuple[Choice, ...] = (choice,)
-    slot, num = choice.device if context.device is not None else None, count
-    if rank is not None:
-        if not slot:
-            devices = (device_of_process(policy, rank.local_rank, rank.local_num, hardware),)
-        slot, num = None, rank.num
-    elif not slot or slot == "cpu":
-        devices = devices_of_processes(policy, count, hardware, choice=choice)
-        num = len(devices)
-    elif count == "auto":
-        num = len(devices_of_processes(policy, "auto", hardware)) if policy == ("all",) else 1
-    has_pruner = context.trial is not None
-    rules.check(cfg, rules.Situation(device=choice.device, num_processes=num, slot=slot, has_pruner=has_pruner))
-    return devices
-
-
 def join(rank: RankInfo | None, choice: Choice) -> Ranks:
     """Wait for the other processes of the run, if there are any."""
     if rank is None:
@@ -236,13 +196,11 @@ def prepare_in_turn(
     return parts
 
 
-def follow(cfg: DictConfig, rank: RankInfo, context: RunContext = RunContext()) -> Summary:
+def follow(cfg: DictConfig, rank: RankInfo, choice: Choice) -> Summary:
     """Train in a process that is not the first, and tracks nothing.
 
-    Raises: RunnerError for errors in the configuration, as in the first process.
+    Raises: RunnerError for errors in the data and the model, as in the first process.
     """
-    checked = context.checked or check_here(cfg, choice=context.device)
-    (choice,) = choose_devices(cfg, checked, rank, context)
     ranks = join(rank, choice)
     directory = Path(ranks.broadcast_object(""))
     settings = Settings.of(cfg)

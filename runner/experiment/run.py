@@ -5,23 +5,24 @@ Jobs of a sweep that are trained together take sweep/jobs/run_together.py instea
 
 from __future__ import annotations
 
+import os
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 from omegaconf import DictConfig
 
+from runner.distributed.environment import rank_here
 from runner.experiment import claim, processes
 from runner.experiment.check import check_here
-from runner.experiment.context import Checked, RunContext
+from runner.experiment.context import RunContext
 from runner.experiment.session import Session, check_directory
 from runner.experiment.summary import Summary
 from runner.training.fit import fit
 
 
 def run(cfg: DictConfig, directory: Path, *, context: RunContext = RunContext()) -> Summary:
-    """Run one experiment, or continue the one in its directory, as the caller has made sure (RunDirectory.begin, runs.find.check).
+    """Run one experiment, or continue the one in its directory, as the caller has made sure (directory.begin, runs.find.check).
 
     Returns:
         What is in summary.json. A training that fails is a `status` there, not an exception.
@@ -29,20 +30,19 @@ def run(cfg: DictConfig, directory: Path, *, context: RunContext = RunContext())
     Raises: RunnerError with every error in the configuration or the data, before anything is tracked.
     """
     check_directory(directory, cfg)
-    checked = context.checked or check_here(cfg, choice=context.device)  # every error at once; else the device, and why
-    rank = processes.find_rank(cfg)
+    checked = context.checked or check_here(cfg, context=context)  # every error at once; else the devices, and why
+    rank = rank_here(os.environ)
     if rank is not None and rank.rank:
-        return processes.follow(cfg, rank, replace(context, checked=checked))
-    choices = processes.choose_devices(cfg, checked, rank, context)
+        return processes.follow(cfg, rank, checked.choice)
     with nullcontext() if context.is_launched else claim.RunDirectory(directory, wait_seconds=10.0):
-        if len(choices) > 1:
+        if len(checked.devices) > 1:
             if context.publisher is not None:
                 context.publisher.close()  # the first of the processes starts its own
-            return processes.run_in_processes(cfg, directory, choices, context)
-        ranks = processes.join(rank, choices[0])  # one process, or the first of several
+            return processes.run_in_processes(cfg, directory, checked.devices, context)
+        device = torch.device(checked.choice.here)
+        ranks = processes.join(rank, checked.choice)  # one process, or the first of several
         processes.share_directory(ranks, directory, is_launched=context.is_launched)
-        device, machine = torch.device(choices[0].here), Checked(checked.hardware, choices[0])
-        with Session.open(cfg, directory, machine=machine, context=context) as session:
+        with Session.open(cfg, directory, machine=checked, context=context) as session:
             settings = session.settings  # training sees no cfg
             parts = processes.prepare_in_turn(cfg, ranks, device, directory=directory, rank=rank)
             session.begin(cfg, parts)

@@ -9,10 +9,9 @@ import pytest
 from runner.config.compose import composer
 from runner.device import Choice, Gpu, Hardware
 from runner.distributed import messages
-from runner.distributed.environment import RankInfo
 from runner.errors import RunnerError
-from runner.experiment import processes
-from runner.experiment.context import Checked, RunContext
+from runner.experiment import check, processes
+from runner.experiment.context import RunContext
 
 GIB = 2**30
 GPUS = Hardware(
@@ -21,58 +20,57 @@ GPUS = Hardware(
     torch_version="2.13",
     cuda=(Gpu("H100", 80 * GIB, 70 * GIB, (9, 0)), Gpu("H100", 80 * GIB, 60 * GIB, (9, 0))),
 )
-SECOND = RankInfo(1, 2, 1, 2, "node", 1234, "torchrun")
+SECOND = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
 
 
 def composed(*words):
     return composer([])(list(words))
 
 
-def devices(*words, choice=None, place=None, is_given=False, has_trial=False):
-    choice = choice or Choice("cuda:0", "as asked")
-    context = RunContext(device=choice if is_given else None, trial=SimpleNamespace() if has_trial else None)
-    found = processes.choose_devices(composed(*words), Checked(GPUS, choice), place, context)
-    return [each.device for each in found]
+@pytest.fixture
+def devices(monkeypatch):
+    monkeypatch.setattr(check, "probe", lambda: GPUS)
+
+    def of(*words, slot=None, environ=None, trial=None):
+        for name, value in (environ or {}).items():
+            monkeypatch.setenv(name, value)
+        context = RunContext(device=Choice(slot, "as asked") if slot else None, trial=trial)
+        return [each.device for each in check.check_here(composed(*words), context=context).devices]
+
+    return of
 
 
-def test_all_is_a_process_for_each_gpu():
-    assert devices("device=all") == ["cuda:0", "cuda:1"]
-
-
-def test_a_member_has_its_own():
-    assert devices("device=all", place=SECOND) == ["cuda:1"]
-    assert devices("device=all", place=SECOND, choice=Choice("cuda:7", "given"), is_given=True) == ["cuda:7"]
-
-
-def test_a_job_of_a_sweep_takes_what_its_slot_has():
-    assert devices("device=cuda", is_given=True) == ["cuda:0"]
-    cpu = Choice("cpu", "as asked")
-    assert devices("device=cpu", "train.num_processes=2", choice=cpu, is_given=True) == ["cpu", "cpu"]
+@pytest.mark.parametrize(
+    ("words", "more", "expected"),
+    [
+        (["device=all"], {}, ["cuda:0", "cuda:1"]),
+        (["device=all"], {"environ": SECOND}, ["cuda:1"]),
+        (["device=all"], {"environ": SECOND, "slot": "cuda:0"}, ["cuda:0"]),
+        (["device=cuda"], {"slot": "cuda:0"}, ["cuda:0"]),
+        (["device=cpu", "train.num_processes=2"], {"slot": "cpu"}, ["cpu", "cpu"]),
+        (["train.num_processes=2"], {"environ": SECOND}, ["cuda:1"]),
+    ],
+)
+def test_each_process_gets_its_device(devices, words, more, expected):
+    assert devices(*words, **more) == expected
 
 
 REFUSED = [
-    (["device=all"], {"is_given": True}, "a sweep gives each of its jobs one device"),
-    (["device=cuda", "train.num_processes=2"], {"is_given": True}, "a sweep gives each of its jobs one device"),
+    (["device=all"], {"slot": "cuda:0"}, "a sweep gives each of its jobs one device"),
+    (["device=cuda", "train.num_processes=2"], {"slot": "cuda:0"}, "a sweep gives each of its jobs one device"),
     (["device=all", "train.on_oom=split"], {}, "can't each repeat a step in parts"),
     (["device=all", "train.cuda_graph=true"], {}, "a captured step"),
-    (["device=all"], {"has_trial": True}, "hydra.sweeper.pruner=none"),
-    (["device=all", "train.on_oom=split"], {"place": SECOND}, "can't each repeat a step in parts"),
+    (["device=all"], {"trial": SimpleNamespace()}, "hydra.sweeper.pruner=none"),
+    (["device=all", "train.on_oom=split"], {"environ": SECOND}, "can't each repeat a step in parts"),
+    (["train.num_processes=4"], {"environ": SECOND}, "torchrun has started 2 processes"),
+    (["train.num_processes=3"], {}, "each process needs its own device"),
 ]
 
 
-@pytest.mark.parametrize(("words", "how", "told"), REFUSED)
-def test_what_several_can_not_do_is_refused(words, how, told):
-    with pytest.raises(RunnerError, match=told):
-        devices(*words, **how)
-
-
-def test_a_number_that_contradicts_the_launcher_is_refused(monkeypatch):
-    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(RunnerError, match="torchrun has started 2 processes"):
-        processes.find_rank(composed("train.num_processes=4"))
-    assert processes.find_rank(composed("train.num_processes=2")).num == 2
-    assert processes.find_rank(composed()).num == 2
+@pytest.mark.parametrize(("words", "more", "expected"), REFUSED)
+def test_unsupported_settings_of_several_are_refused(devices, words, more, expected):
+    with pytest.raises(RunnerError, match=expected):
+        devices(*words, **more)
 
 
 @pytest.mark.parametrize(

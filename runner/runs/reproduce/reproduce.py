@@ -61,16 +61,16 @@ def repeat(
     if original.store is not None:
         cfg.tracking.uri = original.store  # not the one in a downloaded file
     screen = Screen()
-    hardware, choice = checked or check_here(cfg)
+    checked = checked or check_here(cfg)
     before = recorded.of_run(original)
-    made = recorded.differing([before, recorded.of_now(choice, hardware, files=before.notes)])
+    made = recorded.differing([before, recorded.of_now(checked.choice, checked.hardware, files=before.notes)])
     values = recorded.of_values([original.chosen(), chosen(cfg)])
     code_lines = restoring_command(original, provenance.git_state())
     for line in lines_before(original, made, values, code_lines=code_lines):
         screen.say(line)
     check_data = data_check(original, anyway=anyway, say=screen.say)
     repetition = Repetition(original.run_id or original.name, check_data)
-    context = RunContext(checked=Checked(hardware, choice), repetition=repetition, owns_process=True)
+    context = RunContext(checked=checked, repetition=repetition, owns_process=True)
     summary = run.run(cfg, folder, context=context)
 
     now = _series(folder, spelled=original.store is not None)

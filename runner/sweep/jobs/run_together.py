@@ -103,7 +103,7 @@ def run_together(jobs: Sequence[PlannedRun]) -> dict[int, Summary]:
     gc.collect()  # an earlier group may be in reference cycles, with all of its weights
     summaries: dict[int, Summary] = {}
     most = _room_for_files(len(jobs))
-    hardware = check_here(jobs[0].cfg, choice=jobs[0].context.device).hardware  # the sweep has checked each of them
+    hardware = check_here(jobs[0].cfg, context=jobs[0].context).hardware  # the sweep has checked each of them
     grace_seconds = float(jobs[0].cfg.train.grace_seconds)
     with ExitStack() as all_open, listening(grace_seconds=grace_seconds) as stop:
         members, rows = dict[int, _Open](), CommonRows()
@@ -157,7 +157,7 @@ def _prepared(job: PlannedRun, hardware: Hardware, rows: CommonRows) -> _Open:
         check_directory(job.folder, job.cfg)
         own.enter_context(claim.RunDirectory(job.folder, wait_seconds=10.0))
         context = replace(job.context, screen=own.enter_context(Screen.into(job.folder)))
-        machine, device = Checked(hardware, choice), torch.device(choice.here)
+        machine, device = Checked(hardware, (choice,)), torch.device(choice.here)
         session = own.enter_context(Session.open(job.cfg, job.folder, machine=machine, context=context))
         try:
             is_resumed = Run(job.folder).is_resumable
