@@ -51,7 +51,7 @@ bench/test_peers sweep/test_sweep experiment/test_run cli/test_dispatch whole_ru
 whole_runs/test_readme sweep/search/test_sweeper distributed/test_training tools/plan/test_zoo training/step/test_compiled
 tracking/test_mlflow_model runs/test_serve runs/test_export whole_runs/test_resume whole_runs/test_stops
 tracking/test_sweeps whole_runs/test_taking_up whole_runs/test_several_processes data/tables/test_rows
-whole_runs/test_simulated experiment/test_claim sweep/report/test_page_in_a_browser
+whole_runs/test_simulated experiment/test_directory sweep/report/test_page_in_a_browser
 whole_runs/test_conf cli/test_answer tools/plan/test_models tools/plan/test_command whole_runs/test_secrets
 runs/reproduce/test_reproduce tracking/test_outages tracking/test_publisher whole_runs/test_metrics
 tasks/test_language models/test_every_model tracking/test_damage data/language/test_tokens

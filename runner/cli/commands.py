@@ -19,13 +19,14 @@ from omegaconf import DictConfig
 
 from runner.cli import answer
 from runner.cli.table import CFG, MULTIRUN
-from runner.cli.train import RunStart, check, refuse_check, train, train_composed
+from runner.cli.train import check, refuse_check, train, train_composed
 from runner.command import Arguments, Facts
 from runner.config import override_errors
 from runner.config.compose import CONF, CheckedLoader, Compose, composed_with, composer
 from runner.config.identity import key_of
 from runner.config.importing import loading, logging_to
 from runner.errors import Problem, RunnerError, nearest_files, refuse, without_password
+from runner.experiment.context import RunContext
 from runner.experiment.summary import Summary, length_key
 from runner.experiment.terminal import short
 from runner.tracking import stores
@@ -55,7 +56,6 @@ def resume(arguments: Arguments) -> tuple[int, Facts]:
         print(f"{run}: it has finished; for more of it: {command} {length_key(cfg)}=...")
         return 0, {"folder": str(folder), **vars(summary)}
     with loading():
-        from runner.experiment.context import RunContext
         from runner.experiment.run import run as run_experiment
 
     with logging_to(folder), answer.logged(folder):
@@ -95,10 +95,8 @@ def reproduce(arguments: Arguments) -> int:
     uri = (stores.named(arguments.overrides) if find.is_in_store(arguments.run) else None) or stores.USUAL
     with open_recorded(arguments.run, uri=uri, trusted=arguments["--trust"]) as original:
 
-        def run_again(cfg: DictConfig, folder: Path, start: RunStart) -> tuple[Summary, dict[str, Any]]:
-            summary, is_same = repeating.repeat(
-                original, cfg, folder, checked=start.checked, anyway=arguments["--anyway"]
-            )
+        def run_again(cfg: DictConfig, folder: Path, context: RunContext) -> tuple[Summary, dict[str, Any]]:
+            summary, is_same = repeating.repeat(original, cfg, folder, context=context, anyway=arguments["--anyway"])
             results.append(is_same)
             return summary, {"reproduced": original.run_id or original.name, "is_same": is_same}
 

@@ -21,8 +21,7 @@ from runner.config.compose import composer, name_data
 from runner.config.importing import loading, logging_to, make_own_code_importable, restored
 from runner.config.instantiate import ALLOW_VARIABLE
 from runner.errors import SECRETS, RunnerError, path_problems, refuse
-from runner.experiment import claim
-from runner.experiment.context import RunContext
+from runner.experiment.directory import OverError
 from runner.experiment.summary import Summary
 
 if TYPE_CHECKING:
@@ -84,15 +83,11 @@ def _run(flags: list[str], overrides: list[str], folder: Path | None) -> RunResu
         del cfg.hydra
         return RunResult(vars(run_experiment(cfg, folder)), folder)
     try:
-        with started(cfg, folder, publishes=False) as start, logging_to(folder):
+        with started(cfg, folder, publishes=False) as context, logging_to(folder):
             del cfg.hydra
-            try:
-                return RunResult(vars(run_experiment(cfg, folder, context=RunContext(checked=start.checked))), folder)
-            except (RunnerError, KeyboardInterrupt):  # before the training began
-                start.directory.leave_nothing()
-                raise
-    except claim.OverError as over:
-        print(claim.over_line(over))
+            return RunResult(vars(run_experiment(cfg, folder, context=context)), folder)
+    except OverError as over:
+        print(over)
         return RunResult(vars(Summary.read(folder)), folder)
 
 

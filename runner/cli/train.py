@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +30,14 @@ from runner.config.compose import (
     name_data,
 )
 from runner.config.importing import loading
-from runner.config.trust import RERUN
 from runner.distributed.environment import rank_here
 from runner.errors import RunnerError, first_line, in_words, path_problems, refuse
-from runner.experiment import claim
-from runner.experiment.claim import RunDirectory
+from runner.experiment import directory as directories
 from runner.experiment.context import Checked, RunContext
 from runner.experiment.summary import Summary
 from runner.tracking.ahead import Ahead
 
-RunOne = Callable[[DictConfig, Path, "RunStart"], tuple[Summary, dict[str, Any]]]  # with more values for --json
+RunOne = Callable[[DictConfig, Path, RunContext], tuple[Summary, dict[str, Any]]]  # with more values for --json
 
 
 def train(arguments: Arguments) -> int:
@@ -55,8 +53,8 @@ def train(arguments: Arguments) -> int:
         return train_composed(flags, overrides)
     cfg = composed_with(composer(flags), overrides)
     try:  # as the first process does, which then does not wait for this one
-        claim.refuse_used(Path(HydraConfig.get().run.dir), cfg)
-    except claim.OverError:
+        directories.refuse_used(Path(HydraConfig.get().run.dir), cfg)
+    except directories.OverError:
         return 0
     from runner.experiment.processes import follow
 
@@ -86,16 +84,16 @@ def train_composed(
             with override_errors.explained(overrides, compose=compose, check=check, errors=COMPOSITION):
                 return _sweep(cfg, loader)
         try:
-            with started(cfg, publishes=run_one is None) as start:
-                return _run(cfg, loader, start, run_one)
-        except claim.OverError as over:
-            print(claim.over_line(over))
+            with started(cfg, publishes=run_one is None) as context:
+                return _run(cfg, loader, replace(context, owns_process=True), run_one)
+        except directories.OverError as over:
+            print(over)
             folder = folder_of(cfg, "hydra.run.dir")
             answer.give({"folder": str(folder), **vars(Summary.read(folder))})
             return 0
 
 
-def _run(cfg: DictConfig, loader: CheckedLoader, start: RunStart, run_one: RunOne | None) -> int:
+def _run(cfg: DictConfig, loader: CheckedLoader, context: RunContext, run_one: RunOne | None) -> int:
     """Run one job as Hydra does: its directory, its logs, its callbacks."""
 
     def job(cfg: DictConfig) -> Summary:
@@ -105,7 +103,6 @@ def _run(cfg: DictConfig, loader: CheckedLoader, start: RunStart, run_one: RunOn
         name_data(cfg)
         folder = Path(HydraConfig.get().runtime.output_dir)
         more: dict[str, Any] = {}
-        context = RunContext(checked=start.checked, owns_process=True, publisher=start.publisher)
         with nullcontext() if cfg.train.check else answer.logged(folder):  # a check's directory is removed
             if cfg.train.check:
                 if run_one is not None:
@@ -114,7 +111,7 @@ def _run(cfg: DictConfig, loader: CheckedLoader, start: RunStart, run_one: RunOn
 
                 summary = check_run(cfg, folder, context=context)
             elif run_one is not None:
-                summary, more = run_one(cfg, folder, start)
+                summary, more = run_one(cfg, folder, context)
             else:
                 summary = run_experiment(cfg, folder, context=context)
         answer.give({"folder": None if cfg.train.check else str(folder), **vars(summary), **more})
@@ -124,20 +121,14 @@ def _run(cfg: DictConfig, loader: CheckedLoader, start: RunStart, run_one: RunOn
             print_what_fits(cfg)
         return summary
 
-    context, name = composing.context_of(loader, cfg), cfg.hydra.job.config_name
-    try:
-        with configured_log("hydra.hydra_logging"):
-            configure_log(cfg.hydra.hydra_logging, cfg.hydra.verbose)
-        context.callbacks.on_run_start(config=cfg, config_name=name)
-        with configured_log("hydra.job_logging"):  # the errors of the job are in what it returns
-            done = run_job(job, cfg, "hydra.run.dir", None, context)
-    except BaseException:  # Hydra's own, or a Ctrl-C before the training began
-        start.directory.leave_nothing()
-        raise
+    hydra, name = composing.context_of(loader, cfg), cfg.hydra.job.config_name
+    with configured_log("hydra.hydra_logging"):
+        configure_log(cfg.hydra.hydra_logging, cfg.hydra.verbose)
+    hydra.callbacks.on_run_start(config=cfg, config_name=name)
+    with configured_log("hydra.job_logging"):  # the errors of the job are in what it returns
+        done = run_job(job, cfg, "hydra.run.dir", None, hydra)
     result: Any = done._return_value  # Hydra's property prints a line before it raises
-    if isinstance(result, RunnerError):
-        start.directory.leave_nothing()
-    context.callbacks.on_run_end(config=cfg, config_name=name, job_return=done)
+    hydra.callbacks.on_run_end(config=cfg, config_name=name, job_return=done)
     if done.status == JobStatus.FAILED:
         raise result
     return int(result.code)
@@ -238,18 +229,9 @@ def _store_of(cfg: DictConfig) -> str | None:
     return uri if is_alone and is_on and isinstance(uri, str) else None
 
 
-@dataclass(frozen=True)
-class RunStart:
-    """A run that may begin: its directory is taken, its configuration checked."""
-
-    directory: RunDirectory
-    checked: Checked  # the machine and the run's device
-    publisher: Ahead | None  # the process that will publish
-
-
 @contextmanager
-def started(cfg: DictConfig, folder: Path | None = None, *, publishes: bool) -> Iterator[RunStart]:
-    """Check a run and take its directory, before anything is written there: an error leaves nothing.
+def started(cfg: DictConfig, folder: Path | None = None, *, publishes: bool) -> Iterator[RunContext]:
+    """Check a run and hold its directory, before anything is written there: an error before its journal leaves nothing.
 
     folder: Its directory (None: `hydra.run.dir`).
     publishes: whether the run has its own uploader process, which starts while the configuration is checked.
@@ -262,14 +244,19 @@ def started(cfg: DictConfig, folder: Path | None = None, *, publishes: bool) -> 
             publisher = Ahead(uri)
             stack.callback(publisher.close)
         checked = check(cfg)
-        folder = claim.spelled(folder or folder_of(cfg, "hydra.run.dir"))
+        folder = folder or folder_of(cfg, "hydra.run.dir")
         check_writable(folder, key="hydra.run.dir")
         name_data(cfg, cfg.hydra)
-        from_rerun = cfg.hydra.job.config_name == RERUN
         if cfg.train.check:
-            claim.refuse_used(folder, cfg, from_rerun=from_rerun)
-            folder = stack.enter_context(claim.temporary_folder(folder))
+            directories.refuse_used(folder, cfg)
+            folder = stack.enter_context(directories.temporary_folder(folder))
             with read_write(cfg.hydra):
                 cfg.hydra.run.dir = str(folder)
-        directory = stack.enter_context(RunDirectory.begin(folder, cfg, from_rerun=from_rerun))
-        yield RunStart(directory, checked, publisher)
+        directory = stack.enter_context(directories.begin(folder, cfg))
+        try:
+            yield RunContext(checked=checked, publisher=publisher)
+        except answer.UnexpectedError:  # its log stays
+            raise
+        except BaseException:
+            directory.leave_nothing()
+            raise

@@ -23,8 +23,7 @@ from runner.data.sampler import balance
 from runner.device import Choice
 from runner.device.precision import precision_note
 from runner.errors import harmless, without_password
-from runner.experiment.claim import CONSOLE, LOG
-from runner.experiment.directory import Run
+from runner.experiment.directory import CONSOLE, LOG, Run
 from runner.experiment.summary import Summary, time_in_words
 from runner.experiment.terminal import Terminal, labeled, readable, row, seconds, short, text_table
 from runner.tasks.metric_names import is_rate

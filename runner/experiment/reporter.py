@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from omegaconf import DictConfig, OmegaConf
 
 from runner.config import defaults
@@ -56,7 +57,6 @@ from runner.version import __version__
 if TYPE_CHECKING:
     from PIL import Image
 
-SPLITS = ("train/", "val/", "test/")
 IMAGES, TABLES = "images", "tables"
 NUM_EXAMPLE_ROWS = 4
 SMALL = 256  # pixels of the image that MLflow's charts show
@@ -88,12 +88,11 @@ class Reporter(Observer):
         self._last_steps: dict[str, int] = {}  # by name, the last step that the journal had at the start
         for name, (steps, _, values) in read_series(folder).items() if starts else ():
             self._last_steps[name], self.metrics[name] = int(steps.max()), float(values[-1])
-            self.points += len(values) if name.startswith(SPLITS) and not is_rate(name) else 0
+            self.points += len(values) * _is_measured(name)
         self._sums: dict[str, float] = {}
         self._num_rows = 0
         self._lock = threading.Lock()  # of the sums: means() is called while windows still arrive
         self._waiting: list[Points] = []
-        self._num_waiting = 0  # of the points that are counted
 
     def log_start(
         self, cfg: DictConfig, parts: Parts, *, machine: Checked, context: RunContext, num_together: int = 1
@@ -174,28 +173,15 @@ class Reporter(Observer):
 
     def window(self, window: Window) -> None:
         """The training's rows since the last window."""
-        new = window.steps > self._last_steps.get(window.names[0], 0)
-        blocks = []
-        if new.any():
-            values = window.values[new].astype(np.float64)
-            blocks.append(Points(window.names, window.steps[new], window.times_ms[new], values))
-        steps_per_second = window.num_steps / max(window.seconds, 1e-9)
-        last_step, now_ms = int(window.steps[-1]), int(window.times_ms[-1])
-        speed = {
-            "speed/steps_per_second": steps_per_second,
-            "speed/samples_per_second": steps_per_second * self._batch_size,
-        }
-        blocks += self._one_row(speed, last_step, now_ms)
+        self._add(window.names, window.steps, window.times_ms, window.values)
+        rate, now_ms = window.num_steps / max(window.seconds, 1e-9), int(window.times_ms[-1])
+        speed = {"speed/steps_per_second": rate, "speed/samples_per_second": rate * self._batch_size}
+        self.values(speed, step=int(window.steps[-1]), time_ms=now_ms)
         for name, noted in window.notes.items():
-            points = [(step, value) for step, value in noted if self._is_new(name, step)]
-            if not points:
-                continue
-            steps, values = np.array([step for step, _ in points]), np.array([[value] for _, value in points])
-            blocks.append(Points((name,), steps, np.full(len(points), now_ms), values))
-            self.metrics[name] = points[-1][1]
-        self._waiting += blocks
-        self._num_waiting += int(new.sum()) * len(window.names)
-        self.metrics |= dict(zip(window.names, map(float, window.values[-1]), strict=True)) | speed
+            steps, values = np.array([step for step, _ in noted]), np.array([[value] for _, value in noted])
+            self._add((name,), steps, np.full(len(noted), now_ms), values)
+            self.metrics[name] = noted[-1][1]
+        self.metrics |= dict(zip(window.names, map(float, window.values[-1]), strict=True))
         with self._lock:
             for name, total in zip(window.names, window.values.sum(0, dtype=np.float64), strict=True):
                 self._sums[name] = self._sums.get(name, 0.0) + float(total)
@@ -205,9 +191,9 @@ class Reporter(Observer):
     def values(self, values: Mapping[str, float], *, step: int, time_ms: int) -> None:
         """The values of a whole split, at `step`."""
         self.metrics |= values
-        blocks = self._one_row(values, step, time_ms)
-        self._waiting += blocks
-        self._num_waiting += sum(block.values.size for block in blocks)
+        new = {name: value for name, value in values.items() if step > self._last_steps.get(name, -1)}
+        if new:
+            self._add(tuple(new), np.array([step]), np.array([time_ms]), np.array([list(new.values())]))
 
     def settle(self) -> None:
         """Write what waits to the disk at once, and wake the publisher.
@@ -224,8 +210,8 @@ class Reporter(Observer):
         self._journaled()
 
     def _journaled(self) -> None:
-        self.points += self._num_waiting
-        self._waiting, self._num_waiting = [], 0
+        self.points += sum(len(block.steps) * sum(map(_is_measured, block.names)) for block in self._waiting)
+        self._waiting = []
         if self._publisher is not None:
             self._publisher.wake()
             if (problem := self._publisher.first_failure()) is not None:
@@ -255,13 +241,15 @@ class Reporter(Observer):
         if self._publisher is not None:
             self._publisher.wake()
 
-    def _one_row(self, values: Mapping[str, float], step: int, time_ms: int) -> list[Points]:
-        new = {name: value for name, value in values.items() if self._is_new(name, step)}
-        row = np.array([list(new.values())], dtype=np.float64)
-        return [Points(tuple(new), np.array([step]), np.array([time_ms]), row)] if new else []
+    def _add(self, names: tuple[str, ...], steps: NDArray[Any], times_ms: NDArray[Any], values: NDArray[Any]) -> None:
+        new = steps > self._last_steps.get(names[0], -1)
+        if new.any():
+            self._waiting.append(Points(names, steps[new], times_ms[new], values[new].astype(np.float64)))
 
-    def _is_new(self, name: str, step: int) -> bool:
-        return step > self._last_steps.get(name, -1)
+
+def _is_measured(name: str) -> bool:
+    """Whether it is a value of the run, and neither a speed nor a learning rate."""
+    return not name.startswith("speed/") and not is_rate(name)
 
 
 def _write_image(folder: Path, name: str, image: Image.Image, *, step: int, time_ms: int) -> list[Path]:
@@ -323,23 +311,18 @@ def data_digest(parts: Parts) -> str:
 
 def example_rows(parts: Parts) -> Any:
     """Return a few examples of the batches' inputs, on the device."""
-    batch = _example_batch(parts)
-    inputs = batch[0] if isinstance(batch, tuple | list) else batch
-    return map_tensors(inputs, _few)
+    _, few = _example_batches(parts)
+    return few[0] if isinstance(few, tuple | list) else few
 
 
-def _example_batch(parts: Parts) -> Any:
-    return next(iter((parts.val or parts.train).epoch(0)))
-
-
-def _few(tensor: torch.Tensor) -> torch.Tensor:
-    return (tensor[:NUM_EXAMPLE_ROWS] if tensor.dim() else tensor).detach()
+def _example_batches(parts: Parts) -> tuple[Any, Any]:
+    batch = next(iter((parts.val or parts.train).epoch(0)))
+    return batch, map_tensors(batch, lambda each: (each[:NUM_EXAMPLE_ROWS] if each.dim() else each).detach())
 
 
 def _called_with(parts: Parts) -> Any:
     """Return what a custom task calls the model with, for a few examples or else a whole batch; None if that fails."""
-    model, batch = parts.kept_model.eval(), _example_batch(parts)
-    few = map_tensors(batch, _few)
+    model, (batch, few) = parts.kept_model.eval(), _example_batches(parts)
     example = call_of(model, lambda: parts.task(model, few))
     return example if example is not None else call_of(model, lambda: parts.task(model, batch))
 

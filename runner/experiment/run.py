@@ -13,9 +13,10 @@ import torch
 from omegaconf import DictConfig
 
 from runner.distributed.environment import rank_here
-from runner.experiment import claim, processes
+from runner.experiment import processes
 from runner.experiment.check import check_here
 from runner.experiment.context import RunContext
+from runner.experiment.directory import RunDirectory
 from runner.experiment.session import Session, check_directory
 from runner.experiment.summary import Summary
 from runner.training.fit import fit
@@ -34,7 +35,7 @@ def run(cfg: DictConfig, directory: Path, *, context: RunContext = RunContext())
     rank = rank_here(os.environ)
     if rank is not None and rank.rank:
         return processes.follow(cfg, rank, checked.choice)
-    with nullcontext() if context.is_launched else claim.RunDirectory(directory, wait_seconds=10.0):
+    with nullcontext() if context.is_launched else RunDirectory(directory, wait_seconds=10.0):
         if len(checked.devices) > 1:
             if context.publisher is not None:
                 context.publisher.close()  # the first of the processes starts its own

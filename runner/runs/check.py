@@ -18,9 +18,8 @@ from omegaconf import DictConfig
 from runner.device.host_memory import size_in_words
 from runner.device.placement import tensors
 from runner.errors import RunnerError, without_password
-from runner.experiment.claim import LOG
 from runner.experiment.context import RunContext
-from runner.experiment.directory import BEST, LAST, Run
+from runner.experiment.directory import BEST, LAST, LOG, Run
 from runner.experiment.run import run
 from runner.experiment.summary import Summary
 from runner.experiment.terminal import say

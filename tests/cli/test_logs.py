@@ -12,7 +12,7 @@ from refused import problems_in, problems_of
 from runner import cli
 from runner.cli import train
 from runner.config.compose import composer
-from runner.experiment import claim
+from runner.experiment.directory import LOG
 
 
 @functools.cache
@@ -58,7 +58,7 @@ def test_log_that_fails_is_refused(word, own_folder, capfd):
 
 def test_a_runs_log_is_called_runner_whatever_the_job_is_called(tmp_path):
     hydra = hydra_with("job.name=a/b", f"runtime.output_dir={tmp_path}")
-    assert hydra.job_logging.handlers.file.filename == f"{tmp_path}/{claim.LOG}"
+    assert hydra.job_logging.handlers.file.filename == f"{tmp_path}/{LOG}"
 
 
 @pytest.mark.parametrize("word", ["output_subdir=../a", "output_subdir=/a"])

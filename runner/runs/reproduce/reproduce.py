@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,8 @@ from torch.utils.data import Dataset
 from runner.config.identity import chosen
 from runner.errors import RunnerError, harmless
 from runner.experiment import provenance, run
-from runner.experiment.check import check_here
 from runner.experiment.console import Screen
-from runner.experiment.context import Checked, Repetition, RunContext
+from runner.experiment.context import Repetition, RunContext
 from runner.experiment.directory import DIFF, Run
 from runner.experiment.reporter import data_digest
 from runner.experiment.summary import Summary
@@ -48,7 +48,7 @@ OF_LENGTH = ("train.num_epochs", "train.num_steps", "train.max_seconds", "train.
 
 
 def repeat(
-    original: RecordedRun, cfg: DictConfig, folder: Path, *, checked: Checked | None, anyway: bool
+    original: RecordedRun, cfg: DictConfig, folder: Path, *, context: RunContext, anyway: bool
 ) -> tuple[Summary, bool]:
     """Run the configuration as a new run in `folder`, and compare.
 
@@ -61,7 +61,8 @@ def repeat(
     if original.store is not None:
         cfg.tracking.uri = original.store  # not the one in a downloaded file
     screen = Screen()
-    checked = checked or check_here(cfg)
+    checked = context.checked
+    assert checked is not None  # cli.train.started() has checked the run
     before = recorded.of_run(original)
     made = recorded.differing([before, recorded.of_now(checked.choice, checked.hardware, files=before.notes)])
     values = recorded.of_values([original.chosen(), chosen(cfg)])
@@ -70,8 +71,7 @@ def repeat(
         screen.say(line)
     check_data = data_check(original, anyway=anyway, say=screen.say)
     repetition = Repetition(original.run_id or original.name, check_data)
-    context = RunContext(checked=checked, repetition=repetition, owns_process=True)
-    summary = run.run(cfg, folder, context=context)
+    summary = run.run(cfg, folder, context=replace(context, repetition=repetition))
 
     now = _series(folder, spelled=original.store is not None)
     is_other_end = _ends_elsewhere(original, cfg, summary, [each.what for each in values])

@@ -29,13 +29,12 @@ from runner.device import Hardware, backends, host_memory
 from runner.device.placement import map_tensors, move, num_bytes, num_rows, tensors
 from runner.distributed.group import Alone
 from runner.errors import OF_CODE, RunnerError, on_a_line
-from runner.experiment import claim
 from runner.experiment.build import prepare
 from runner.experiment.build_data import PreparedData
 from runner.experiment.check import check_here
 from runner.experiment.console import Screen
 from runner.experiment.context import Checked, RunContext
-from runner.experiment.directory import Run
+from runner.experiment.directory import Run, RunDirectory
 from runner.experiment.session import Session, check_directory
 from runner.experiment.summary import Summary
 from runner.sweep.jobs.run_job import ALONE, print_error
@@ -155,7 +154,7 @@ def _prepared(job: PlannedRun, hardware: Hardware, rows: CommonRows) -> _Open:
     assert choice is not None  # the sweep's slot
     with ExitStack() as own:
         check_directory(job.folder, job.cfg)
-        own.enter_context(claim.RunDirectory(job.folder, wait_seconds=10.0))
+        own.enter_context(RunDirectory(job.folder, wait_seconds=10.0))
         context = replace(job.context, screen=own.enter_context(Screen.into(job.folder)))
         machine, device = Checked(hardware, (choice,)), torch.device(choice.here)
         session = own.enter_context(Session.open(job.cfg, job.folder, machine=machine, context=context))

@@ -23,7 +23,7 @@ from runner.device.choose import explained
 from runner.device.hardware import num_usable_cpus
 from runner.device.host_memory import memory_left
 from runner.device.unavailable import why_not
-from runner.experiment.claim import CONSOLE
+from runner.experiment.directory import CONSOLE
 from runner.sweep.jobs.prepare import PreparedJob
 from runner.sweep.jobs.run_job import VARIABLE, Assignment
 from runner.sweep.launchers.process_pool import Ended, ProcessPool

@@ -25,7 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 from runner.config.packages import not_installed
 from runner.device import Hardware
 from runner.errors import Problem, RunnerError
-from runner.experiment.claim import CONSOLE
+from runner.experiment.directory import CONSOLE
 from runner.sweep.jobs.prepare import DevicesFor, PreparedJob
 from runner.sweep.jobs.run_job import VARIABLE, Assignment
 from runner.sweep.launchers.local import Capacity

@@ -24,7 +24,7 @@ from runner.config.importing import restored
 from runner.config.packages import not_installed
 from runner.device import Hardware
 from runner.errors import Problem, RunnerError
-from runner.experiment.claim import CONSOLE
+from runner.experiment.directory import CONSOLE
 from runner.experiment.summary import Summary
 from runner.sweep.jobs.prepare import PreparedJob
 from runner.sweep.jobs.run_job import VARIABLE, Assignment, run_composed, task

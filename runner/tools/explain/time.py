@@ -15,8 +15,8 @@ from runner.config import override_errors
 from runner.config.compose import composed_with, composer
 from runner.config.importing import loading
 from runner.errors import RunnerError
-from runner.experiment.claim import temporary_folder
 from runner.experiment.context import RunContext
+from runner.experiment.directory import temporary_folder
 from runner.experiment.summary import NAMES, OUTSIDE, Summary
 from runner.experiment.terminal import Terminal, short
 from runner.runs import find

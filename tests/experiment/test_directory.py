@@ -14,7 +14,7 @@ from waiting import LONGEST
 
 from runner import cli
 from runner.errors import RunnerError
-from runner.experiment import claim
+from runner.experiment import directory as directories
 from runner.tracking.ack import read_ack
 from runner.tracking.journal import read_points
 
@@ -32,7 +32,9 @@ OTHERS = {
 
 def content(folder="run"):
     """Return the bytes of every file of a directory, and its modification time."""
-    files = [path for path in sorted(Path(folder).rglob("*")) if path.is_file() and path.name != Path(claim.LOCK).name]
+    files = [
+        path for path in sorted(Path(folder).rglob("*")) if path.is_file() and path.name != Path(directories.LOCK).name
+    ]
     return {str(path): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
 
 
@@ -104,7 +106,7 @@ def test_a_folder_with_a_blank_is_whole_in_what_is_to_be_typed(trained, own_fold
     assert cli.main(["resume", "my run"]) == 0
     assert "for more of it: resume 'my run' train.num_steps=..." in capsys.readouterr().out
     with pytest.raises(RunnerError, match="python -m runner resume 'my run'"):
-        claim.refuse_used(Path("my run"), OmegaConf.create({"seed": 1}))
+        directories.refuse_used(Path("my run"), OmegaConf.create({"seed": 1}))
     assert cli.main(["resume", "my run", "train.num_epochs=2"]) == 2
     assert "`python -m runner resume 'my run' train" in capsys.readouterr().err
 
@@ -128,16 +130,9 @@ def test_a_process_beside_the_first_one_is_refused_as_that_one_is(used, monkeypa
     assert content() == before
 
 
-def test_a_run_again_from_its_own_papers_needs_another_folder(used, capsys):
-    before = content()
-    assert cli.main(["-cd", "run", "-cn", "rerun", "hydra.run.dir=run"]) == 2
-    assert "has finished" in capsys.readouterr().err
-    assert content() == before
-
-
 def test_a_folder_that_another_process_has_taken_is_refused_before_anything_is_written(own_folder, capsys):
     Path("run/journal").mkdir(parents=True)
-    with FileLock(Path("run") / claim.LOCK):
+    with FileLock(Path("run") / directories.LOCK):
         assert cli.main(SHORT) == 2
         assert "another run is writing there" in capsys.readouterr().err
         assert not content() and not Path("run/.hydra").exists()
@@ -170,12 +165,12 @@ def test_a_mistake_in_a_folder_with_files_of_the_persons_leaves_them(own_folder,
 
 def test_files_that_were_called_as_a_runs_own_before_it_are_left(tmp_path):
     folder = tmp_path / "own"
-    mine = [folder / name for name in (claim.LOG, ".hydra/mine.yaml", "journal/publish.log")]
+    mine = [folder / name for name in (directories.LOG, ".hydra/mine.yaml", "journal/publish.log")]
     for file in mine:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("mine: 1")
-    with claim.RunDirectory(folder) as directory:
-        for name in claim.HYDRAS:
+    with directories.RunDirectory(folder) as directory:
+        for name in directories.HYDRAS:
             (folder / name).write_text("Hydra's")
         (folder / "journal/journal.lock").touch()
         directory.leave_nothing()
@@ -186,7 +181,7 @@ def test_files_that_were_called_as_a_runs_own_before_it_are_left(tmp_path):
 def test_what_nobody_foresaw_before_a_run_begins_stops_it(used, monkeypatch, capsys):
     """Hydra turns the exception into a warning, writes to the directory and starts the run."""
     monkeypatch.setattr("tempfile.tempdir", str(used.parent))
-    monkeypatch.setattr(claim.RunDirectory, "begin", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(directories, "begin", lambda *_, **__: 1 / 0)
     before = content()
     assert cli.main([*SHORT, "seed=3"]) == 1
     assert "ZeroDivisionError" in capsys.readouterr().err
@@ -264,27 +259,27 @@ def test_two_at_once_and_a_folder_that_is_deleted_under_a_run(own_folder, warm, 
 
 
 def test_run_that_was_waited_for_is_in_the_way(own_folder, monkeypatch):
-    folder, refuse_used = own_folder / "run", claim.refuse_used
+    folder, refuse_used = own_folder / "run", directories.refuse_used
 
     def another_begins(*settings, **more):
         refuse_used(*settings, **more)
         (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
         (folder / "checkpoints/last.pt").touch()
 
-    monkeypatch.setattr(claim, "refuse_used", another_begins)
+    monkeypatch.setattr(directories, "refuse_used", another_begins)
     with pytest.raises(RunnerError, match="another experiment"):
-        claim.RunDirectory.begin(folder, OmegaConf.create({"seed": 1}))
-    with FileLock(folder / claim.LOCK, timeout=0):
+        directories.begin(folder, OmegaConf.create({"seed": 1})).__enter__()
+    with FileLock(folder / directories.LOCK, timeout=0):
         pass
 
 
 def test_run_directory_is_held_until_last_release(own_folder):
     folder = own_folder / "run"
-    with claim.RunDirectory(folder), claim.RunDirectory(folder):
+    with directories.RunDirectory(folder), directories.RunDirectory(folder):
         pass
-    with claim.RunDirectory(folder):
-        with claim.RunDirectory(own_folder / "other/../run"):
+    with directories.RunDirectory(folder):
+        with directories.RunDirectory(own_folder / "other/../run"):
             pass
         with pytest.raises(Timeout):
-            FileLock(folder / claim.LOCK).acquire(timeout=0)
-    FileLock(folder / claim.LOCK).acquire(timeout=0)
+            FileLock(folder / directories.LOCK).acquire(timeout=0)
+    FileLock(folder / directories.LOCK).acquire(timeout=0)
