@@ -314,7 +314,10 @@ def _merged(optimizers: Sequence[Optimizer]) -> Optimizer:
 
 
 def _try_schedule(cfg: DictConfig, optimizer: Optimizer, unknown: frozenset[str], mode: str) -> None:
-    """Advance the schedule a few times. Raises: RunnerError for what is wrong with its settings."""
+    """Advance the schedule a few times. Raises: RunnerError for what is wrong with its settings.
+
+    Also for one that gives all groups of the optimizer one rate in each of these steps, where they have their own.
+    """
     target = _target(cfg, "scheduler", unknown=unknown, mode=mode)
     if any(isinstance(value, list) for value in target.settings.values()):
         return  # only the model shows how many groups there are
@@ -324,19 +327,26 @@ def _try_schedule(cfg: DictConfig, optimizer: Optimizer, unknown: frozenset[str]
 
     def make(settings: Mapping[str, Any]) -> None:
         own = _merged([optimizer])
-        schedule = _make_schedule(target, settings, own, mode, cfg)
+        own_rates = _rates(own)
+        schedule: Any = _make_schedule(target, settings, own, mode, cfg)
+        rates = [_rates(own)]
         for _ in range(num_steps):
-            _advance(schedule)
-            for group in own.param_groups:
-                if not 0 <= group["lr"] < math.inf:
-                    raise ValueError(f"it makes the learning rate {group['lr']}")
+            schedule.step(1.0) if wants_metric(schedule) else schedule.step()
+            rates.append(_rates(own))
+            if wrong := [rate for rate in rates[-1] if not 0 <= rate < math.inf]:
+                raise ValueError(f"it makes the learning rate {wrong[0]}")
         schedule.state_dict()
+        if len(set(own_rates)) > 1 and num_steps > 1 and all(len(set(each)) == 1 for each in rates):
+            problem = f"{target.name} gives all groups of the optimizer one rate, and their own rates are "
+            ways = [f"scheduler.max_lr={as_text(own_rates)}"] if "max_lr" in settings else []
+            ways.append("scheduler=cosine")
+            raise RunnerError.suggest(f"scheduler._target_={target.path}", problem + as_text(own_rates), ways)
 
     refuse(_wrong_settings(target, make, target.settings))
 
 
-def _advance(schedule: Any) -> None:
-    schedule.step(1.0) if wants_metric(schedule) else schedule.step()
+def _rates(optimizer: Optimizer) -> list[float]:
+    return [float(group["lr"]) for group in optimizer.param_groups]
 
 
 def _interval(cfg: DictConfig) -> str:
@@ -350,17 +360,9 @@ def _interval(cfg: DictConfig) -> str:
 def _make_schedule(
     target: _Target, settings: Mapping[str, Any], optimizer: Optimizer, mode: str, cfg: DictConfig
 ) -> LRScheduler:
-    own_rates = [float(group["lr"]) for group in optimizer.param_groups]
-    is_one_rate = len(set(own_rates)) > 1 and _gives_one_rate(target, settings, optimizer)
     schedule = target.make(optimizer, **settings)
     if not all(callable(getattr(schedule, name, None)) for name in ("step", "state_dict", "load_state_dict")):
         raise TypeError(f"it makes {type(schedule).__name__}, which is not a schedule")
-    if is_one_rate:
-        problem = (
-            f"{target.name} gives all groups of the optimizer one rate, and their own rates are {as_text(own_rates)}"
-        )
-        fixes = [f"scheduler.max_lr={as_text(own_rates)}"] if "max_lr" in settings else []
-        raise RunnerError.suggest(f"scheduler._target_={target.path}", problem, [*fixes, "scheduler=cosine"])
     if wants_metric(schedule) and getattr(schedule, "mode", mode) != mode:
         better = "less" if mode == "min" else "more"
         problem = f"epochs are judged by a metric that is better when it is {better} (train.early_stopping.metric)"
@@ -369,18 +371,6 @@ def _make_schedule(
         problem = f"{type(schedule).__name__} follows a metric, so it advances after each evaluation"
         raise RunnerError.suggest(f"scheduler.interval={interval}", problem, ["scheduler.interval=null"])
     return schedule  # type: ignore[no-any-return]
-
-
-def _gives_one_rate(target: _Target, settings: Mapping[str, Any], optimizer: Optimizer) -> bool:
-    """Return whether all groups have the same rate in each of a schedule's first steps."""
-    own, are_equal = _merged([optimizer]), []
-    with warnings.catch_warnings(), suppress(*OF_CODE):  # a schedule may end after one step
-        warnings.simplefilter("ignore")
-        schedule = target.make(own, **settings)
-        for _ in range(NUM_STEPS):
-            are_equal.append(len({float(group["lr"]) for group in own.param_groups}) == 1)
-            _advance(schedule)
-    return bool(are_equal) and all(are_equal)
 
 
 def _wrong_settings(target: _Target, make: Make, among: Mapping[str, Any]) -> list[Problem]:
