@@ -13,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from runner.cli import answer, table
-from runner.command import Arguments, Command, Facts
+from runner.command import Command
 from runner.config.importing import make_own_code_importable, restored
 from runner.errors import MISTAKE, SECRETS, RunnerError, leave_unread, own_line
 from runner.version import __version__
@@ -81,34 +81,11 @@ def _call(words: list[str]) -> int:
         refuse_misspelt(rest)
     with trust.trusting(TRUST in rest):
         arguments = parse(command, [word for word in rest if word != TRUST or command.option(TRUST)])
-        result = _result(arguments)
+        result = command.find_function()(arguments)
     code, facts = result if isinstance(result, tuple) else (result, None) if isinstance(result, int) else (0, result)
     if facts is not None:
         answer.give(facts)
     return code
-
-
-def _result(arguments: Arguments) -> int | Facts | tuple[int, Facts]:
-    try:
-        return arguments.command.find_function()(arguments)
-    except RunnerError as error:
-        if "RUN" not in arguments.command.values:
-            raise
-        raise _at_home(error, arguments) from error
-
-
-def _at_home(error: RunnerError, arguments: Arguments) -> RunnerError:
-    """Reword an error about a file of the run that is only where the run was made: it says where."""
-    from runner.runs import find  # numpy
-
-    try:
-        folder = find.locate(arguments.run, verb=arguments.command.name)
-    except RunnerError:
-        return error
-    words = [word for word in arguments.words if word not in arguments.values]
-    for file in filter(None, map(arguments.options.get, ("--input", "--output"))):  # which are found from here
-        words = [word.replace(file, str(Path(file).absolute())) for word in words]
-    return find.from_home(error, folder, arguments.command.name, words)
 
 
 def complete(words: list[str]) -> int:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
-from itertools import product
 from pathlib import Path
 
-import yaml
 from omegaconf import DictConfig
 
 from runner.config.identity import changes, flat, may_change
@@ -100,37 +98,6 @@ def check(before: DictConfig, now: DictConfig) -> None:
             fix = f"use `{was}`, or start a new run: `python -m runner -cd DIRECTORY -cn rerun {asked}`"
             problems.append(Problem(asked, problem, fix, (was,), code="conflict"))
     refuse(problems)
-
-
-def from_home(error: RunnerError, folder: Path, verb: str, overrides: Sequence[str] = ()) -> RunnerError:
-    """Return the error with another help if a missing file or module is in the directory where the run was started.
-
-    verb, overrides: The command, and its other arguments without the run.
-    """
-    return RunnerError(*(_from_home(problem, folder.resolve(), verb, overrides) for problem in error.problems))
-
-
-def _from_home(error: Problem, folder: Path, verb: str, overrides: Sequence[str]) -> Problem:
-    key, _, value = error.source.partition("=")
-    names = [value] if key.startswith("data.") else []
-    if key.endswith("_target_"):
-        module = value.partition(".")[0]
-        names = [f"{module}.py", f"{module}/__init__.py"]
-    if value and not any(os.path.exists(name) for name in names):  # noqa: PTH110  # Path's own raises for 300 letters
-        for home, name in product(_homes(folder), names):
-            if os.path.exists(home / name):  # noqa: PTH110  # as above
-                run = folder.relative_to(home) if folder.is_relative_to(home) else folder
-                problem = f"`{name}` is in {home}, where the run was started, and not here"
-                again = shlex.join(["python", "-m", "runner", verb, str(run), *overrides])
-                return Problem(error.source, problem, f"run `cd {shlex.quote(str(home))} && {again}`")
-    return error
-
-
-def _homes(folder: Path) -> list[Path]:
-    noted: list[Path] = []
-    with suppress(OSError, ValueError, yaml.YAMLError, KeyError, TypeError):
-        noted = [Path(yaml.safe_load((folder / ".hydra/hydra.yaml").read_text())["hydra"]["runtime"]["cwd"])]
-    return [*noted, *folder.parents]
 
 
 def _folders() -> list[Path]:
