@@ -22,6 +22,10 @@ metrics.pull_every placement. tracking. backends. data.num_workers data.residenc
 """
 #: keys that earlier versions wrote to rerun.yaml
 REMOVED = ("placement.map",)
+#: arguments of parts that they wrote, with the value that changed nothing
+REMOVED_ARGUMENTS: dict[str, dict[str, Any]] = {
+    "runner.data.huggingface": {"data_dir": None, "streaming": False, "num_rows": None},
+}
 #: keys that describe the data or the command, and keys without a meaning now
 NOT_CHOSEN = ("defaults", "facts.", "hydra.", "plan.", "sweep.", *REMOVED)
 
@@ -42,7 +46,16 @@ def leaves(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 def chosen(cfg: DictConfig) -> dict[str, Any]:
     """Return the values of an experiment by dotted key, as a checkpoint has them."""
-    return {key: value for key, value in flat(cfg).items() if not key.startswith(NOT_CHOSEN)}
+    values = flat(cfg)
+    data = {key.removeprefix("data."): value for key, value in values.items() if key.startswith("data.")}
+    removed = {f"data.{name}" for name in removed_arguments(data)}
+    return {key: value for key, value in values.items() if not key.startswith(NOT_CHOSEN) and key not in removed}
+
+
+def removed_arguments(node: Mapping[str, Any]) -> list[str]:
+    """Return the arguments of a part in an earlier version's rerun.yaml that it no longer takes, and that change nothing."""
+    values = REMOVED_ARGUMENTS.get(str(node.get("_target_")), {})
+    return [name for name, value in values.items() if node.get(name, ...) == value]
 
 
 def key_of(override: str) -> str:

@@ -16,7 +16,7 @@ from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseExce
 
 from runner.config import validate
 from runner.config.allowed import exported_name
-from runner.config.identity import key_of
+from runner.config.identity import key_of, removed_arguments
 from runner.config.importing import loading
 from runner.config.instantiate import HYDRA_KEYS, arguments
 from runner.config.schema import SHARED, keys
@@ -73,7 +73,11 @@ def simplify(cfg: DictConfig) -> None:
         node: Any = cfg._get_node(group, validate_access=False)
         if OmegaConf.is_dict(node) and is_dataclass(OmegaConf.get_type(node)):
             cfg[group] = OmegaConf.to_container(node, enum_to_str=True)
-        _use_exported_names(cfg._get_node(group, validate_access=False))
+        _use_exported_names(node := cfg._get_node(group, validate_access=False))
+        if OmegaConf.is_dict(node) and not node._is_none() and not node._is_interpolation() and not node._is_missing():
+            with open_dict(node):
+                for name in removed_arguments(OmegaConf.to_container(node)):
+                    del node[name]
 
 
 def _use_exported_names(node: Any) -> None:

@@ -41,7 +41,7 @@ REVIEWED = {
     ("runner.data.hub.load._all_builders", "datasets.packaged_modules"): "lists their names",
     ("runner.data.hub.load._errors_of_the_user", "datasets.config"): "reads whether a network is allowed",
     ("runner.data.hub.load._errors_of_the_user", "datasets.exceptions"): "kinds of errors",
-    ("runner.data.hub.load._library", "datasets."): "of the Hub files of data, no code",
+    ("runner.data.hub.load.load_tables", "datasets."): "of the Hub files of data, no code",
     ("runner.data.hub.load.load_tables", "load_dataset"): "of the Hub files of data, no code",
     ("runner.data.vision.dataset._opened", "open"): "Pillow's, which reads",
     ("runner.data.vision.dataset.each", "concurrent.futures.thread.ThreadPoolExecutor"): "decodes images",

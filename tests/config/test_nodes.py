@@ -1,10 +1,12 @@
 """A group's settings for its target are removed if the command line names another target; all others remain."""
 
 import pytest
+from omegaconf import OmegaConf
 from refused import problems_in
 
 from runner import cli
 from runner.config import compose
+from runner.config.identity import chosen
 
 LINEAR = "model._target_=torch.nn.Linear"
 LINE = f"{LINEAR}: it takes no input_shape, channels, kernel_size, dropout, left out of model=cnn\n"
@@ -59,3 +61,13 @@ def test_only_what_is_missing_is_told(own_folder, capfd):
     for more, codes in (([], ["missing-value"] * 2), (["+model.width=1"], ["bad-argument", *["missing-value"] * 2])):
         assert cli.main(["model._target_=my_own_nets.Net", *more, "tracking.enabled=false", "--json"]) == 2
         assert [problem.code for problem in problems_in(capfd.readouterr().out)] == codes
+
+
+def test_arguments_of_earlier_versions_without_effect_are_left_out():
+    old = ["data=huggingface", "data.path=set", "+data.streaming=false", "+data.num_rows=null", "+data.data_dir=null"]
+    cfg, now = compose.composer([])(old), compose.composer([])(old[:2])
+    assert chosen(cfg) == chosen(now) and cfg.data == now.data
+    assert chosen(OmegaConf.create({"data": {**now.data, "streaming": False}})) == {
+        key: value for key, value in chosen(now).items() if key.startswith("data.")
+    }
+    assert "data.streaming" in chosen(compose.composer([])([*old[:2], "+data.streaming=true"]))

@@ -68,13 +68,11 @@ def test_images_of_bytes_are_normalised_before_the_model_by_the_training_split()
 def test_tokens_of_small_integers_are_taken_by_embeddings(kind):
     tokens, classes = np.arange(24, dtype=kind).reshape(6, 4), np.arange(6) % 2
     np.savez("tokens.npz", x_train=tokens, y_train=classes, x_test=tokens, y_test=classes)
-    np.save("table.npy", np.column_stack([tokens, classes]).astype(kind))
     source = arrays("tokens.npz", float_inputs=False)
     read = build(source.reader, key="reader")
     np.save("rows.npy", tokens)
     gru = Recurrent([4], 2, vocab_size=24)
-    table = arrays("table.npy", float_inputs=False)
-    for rows in (source.rows[0], source.given["test"][0], table.rows[0], next(iter(read("rows.npy")))):
+    for rows in (source.rows[0], source.given["test"][0], next(iter(read("rows.npy")))):
         assert rows.tolist() == tokens.tolist() and gru(rows).shape == (6, 2)
 
 
@@ -110,27 +108,6 @@ def test_two_npy_files():
 
 def test_targets_from_another_kind_of_file():
     assert arrays("x.npy", targets_path="good.npz", targets="labels").classes == ("5", "7", "9")
-
-
-@pytest.mark.parametrize(
-    ("last", "kind", "classes", "said"),
-    [
-        ([0, 1, 2, 0, 1, 2], "auto", ("0", "1", "2"), "3 classes in its last column"),
-        ([0.5, 1, 2, 0, 1, 2], "auto", (), "regression"),
-        ([0, 1, 2, 0, 1, 2], "regression", (), "t.npy"),
-    ],
-)
-def test_the_last_column_of_a_table(last, kind, classes, said):
-    np.save("t.npy", np.column_stack([X, last]))
-    source = arrays("t.npy", kind=kind)
-    assert source.rows[0].tolist() == X.tolist()
-    assert source.classes == classes
-    assert said in source.origin
-
-
-def test_many_whole_numbers_in_the_last_column_are_a_regression():
-    np.save("t.npy", np.arange(400.0).reshape(200, 2))
-    assert arrays("t.npy").facts["num_classes"] is None
 
 
 @pytest.mark.parametrize(
@@ -178,12 +155,6 @@ def test_a_split_that_lacks_its_targets(messages):
 def test_values_that_can_not_be_learned_from(arrays_of, messages):
     np.savez("bad.npz", **arrays_of)
     messages(problems("bad.npz"))
-
-
-@pytest.mark.parametrize("content", [np.zeros((0, 3)), np.array([["a", "b"]])], ids=["no rows", "texts"])
-def test_a_table_without_numbers_is_refused(content, messages):
-    np.save("t.npy", content)
-    messages(problems("t.npy"))
 
 
 def test_its_reader_reads_the_inputs_alone(monkeypatch, messages):

@@ -5,7 +5,7 @@ import pytest
 
 from runner.config.packages import install
 from runner.data import array_files
-from runner.data.array_files import TABLE, existing, opened
+from runner.data.array_files import UNNAMED, existing, opened
 from runner.errors import RunnerError
 
 X = np.arange(12.0).reshape(6, 2)
@@ -14,7 +14,7 @@ X = np.arange(12.0).reshape(6, 2)
 def problem(path, key="data.path", ask=()):
     with pytest.raises(RunnerError) as caught, opened(str(path), key=key) as found:
         for name in ask:
-            found[name]
+            found.read(name)
     (problem,) = caught.value.problems
     assert problem.source == f"{key}={path}"
     return problem
@@ -24,15 +24,15 @@ def problem(path, key="data.path", ask=()):
 def test_npz_reads_arrays_by_name(own_folder, save):
     save("a.npz", x=X, objects=np.array([{}, 1], dtype=object))
     with opened("a.npz", key="data.path") as found:
-        assert list(found) == ["x", "objects"] and "y" not in found and len(found) == 2
-        assert found["x"].tolist() == X.tolist()
+        assert found.names == ["x", "objects"]
+        assert found.read("x").tolist() == X.tolist()
 
 
 def test_npy_is_mapped_if_large(own_folder, monkeypatch):
     monkeypatch.setattr(array_files, "MAPPED_BYTES", 10)
     np.save("a.npy", X)
     with opened("a.npy", key="data.path") as found:
-        table = found[TABLE]
+        table = found.read(UNNAMED)
     assert isinstance(table, np.memmap)
     assert table.flags.writeable
     table += 1
@@ -43,8 +43,8 @@ def test_safetensors_outlive_their_file(own_folder):
     torch, saving = pytest.importorskip("torch"), pytest.importorskip("safetensors.torch")
     saving.save_file({"x": torch.tensor(X).bfloat16(), "y": torch.arange(6)}, "a.safetensors")
     with opened("a.safetensors", key="data.path") as found:
-        assert list(found) == ["x", "y"]
-        x = found["x"]
+        assert found.names == ["x", "y"]
+        x = found.read("x")
     assert x.tolist() == X.tolist()
 
 

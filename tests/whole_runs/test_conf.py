@@ -29,7 +29,7 @@ RUNS = [
     f"data=text data.path=text.txt {GPT} optimizer=adamw scheduler=cosine hydra/job_logging=file",
     f"data=tokens data.path=tokens.npy data.context_length=16 data.num_workers=0 {GPT} hydra/launcher=ray",
     f"data=arrays data.path=rows.npz model=linear optimizer=sgd hydra/launcher=slurm {QUIET}",
-    f"data=huggingface data.path=imagefolder data.data_dir=images model=cnn hydra/sweeper=optuna {QUIET}",
+    f"data=huggingface data.path=images model=cnn hydra/sweeper=optuna {QUIET}",
     f"data=images data.path=images model=resnet model.width=4 {QUIET}",
     f"data=breast_cancer model=mlp {QUIET}",
     f"data=diabetes model=mlp task=regression {QUIET}",

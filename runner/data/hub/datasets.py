@@ -16,7 +16,7 @@ from torch import Tensor
 
 from runner.config.checks import choice, count
 from runner.data.conversion import MOST_LOOKED_AT, BatchDataset, fall_together, to_floats, to_targets
-from runner.data.hub.load import IMAGE, NUMBER, TEXT, Files, HubColumns, Location, choose_columns, form_of, load_tables
+from runner.data.hub.load import IMAGE, NUMBER, TEXT, HubColumns, choose_columns, form_of, listed, load_tables
 from runner.data.language.text import TextRows, entries_of
 from runner.data.source import Source
 from runner.data.tables.cells import LIKE_A_DATE
@@ -46,6 +46,136 @@ MOST_NUMBERS = 2**22
 BETWEEN = "\n"
 
 
+def huggingface(
+    path: str,
+    subset: str | None = None,
+    *,
+    split: Mapping[str, str] | None = None,
+    data_files: str | Sequence[str] | Mapping[str, Any] | None = None,
+    inputs: str | Sequence[str] | None = None,
+    target: str | None = None,
+    kind: str = "auto",
+    size: int | Sequence[int] | None = None,
+    mode: str = "rgb",
+    tokenizer: str = "bytes",
+    context_length: int = 256,
+    decode: str = "auto",
+    augment: Mapping[str, Any] | Sequence[Any] | None = None,
+    like: Mapping[str, Any] | None = None,
+    dtype: str = "float32",
+) -> Source:
+    """Return rows of numbers (F,), of images (C, H, W) uint8 or of tokens (T,) int64.
+
+    Args:
+        path: A set of the Hub; or csv, json, parquet, arrow or text, with data_files; or a file or directory. The other
+            arguments are explained in conf/data/huggingface.yaml.
+        like: The reader of an earlier run, whose columns, classes and tokens hold.
+        dtype: Of numbers, float32 or float64 (train.precision=fp64).
+
+    Raises:
+        RunnerError: The set is missing, can't be read, or its columns are not clear.
+    """
+    tables = load_tables(path, subset, data_files, split)
+    known, setting = dict(like or {}), f"data.path={path}"
+    wanted: dict[str, Any] = {"inputs": inputs, "target": target, "kind": kind}
+    columns = choose_columns(
+        tables["train"].features, **{name: known.get(name, value) for name, value in wanted.items()}
+    )
+    mode = choice(known.get("mode", mode), CHANNELS, key="data.mode")
+    sides, dtype = checked_size(known.get("size", size)), known.get("dtype", dtype)
+    tokens = None
+    if columns.form == TEXT:
+        length = count(known.get("context_length", context_length), key="data.context_length", example=256)
+        entries = known["entries"] if known else entries_of(tokenizer)
+        # one more in a language, for what follows the last token
+        tokens = TextRows(entries, length + (columns.target is None), asked=f"data.tokenizer={tokenizer}")
+        if columns.target is None:
+            tables = _without_empty(tables, columns, setting)
+    elif columns.form == IMAGE:
+        sides = sides or _image_size(tables["train"], columns.inputs[0], setting)
+    reading = Reading(columns, setting, mode, sides, tokens, dtype)
+    shape = reading.row_shape(tables["train"])
+    number_bytes = {IMAGE: 1, TEXT: 8}.get(columns.form, np.dtype(dtype).itemsize)
+    once, reason = is_decoded_once(decode, num_bytes=sum(map(len, tables.values())) * math.prod(shape) * number_bytes)
+    targets, classes = _all_targets(tables, reading, classes=tuple(known.get("classes", ())))
+    is_guessed = kind == "auto" and not (known or columns.names)
+    if is_guessed and classes and all(re.match(LIKE_A_DATE, one) for one in classes):
+        raise RunnerError(holds_dates(str(columns.target), asked=f"data.target={columns.target}"))
+    notes: tuple[str, ...] = ()
+    if columns.form == NUMBER and dtype == "float32":
+        indices = spread(len(tables["train"]), min(MOST_LOOKED_AT, max(1, MOST_NUMBERS // shape[0])))
+        some = reading.numbers(tables["train"].with_format("arrow")[indices])
+        notes = fall_together(some, called=f"the columns {', '.join(columns.inputs)}")
+    if columns.target is not None and not classes and dtype == "float32":
+        values = _target_values(tables["train"], columns.target, setting)
+        notes += fall_together(values, called=f"column {columns.target}")
+    rows, marks = {}, []
+    for name in targets:
+        rows[name], mark = _rows(tables[name], reading, targets[name], once=once)
+        marks.append(mark)
+    if tokens is not None and (cut := tokens.what_was_cut()):
+        notes = (*notes, f"{cut}; a larger data.context_length takes more of them")
+    source = Source(
+        subset or path,
+        rows.pop("train"),
+        _facts(shape, targets["train"], classes, tokens),
+        labels=targets["train"] if classes else None,
+        given=rows,
+        origin=f"{path} (datasets): {len(tables['train']):,} rows, {reason}",
+        classes=classes,
+        around=normalised if columns.form == IMAGE else None,
+        told=f"{shape} {marks}",
+        notes=notes,
+        reader=reading.node(classes),
+    )
+    return augmented(source, augment)
+
+
+def read_rows(
+    path: Any,
+    *,
+    form: str,
+    inputs: Sequence[str],
+    target: str | None,
+    kind: str,
+    classes: Sequence[str] = (),
+    size: Sequence[int] | None = None,
+    mode: str = "rgb",
+    entries: str | None = None,
+    context_length: int | None = None,
+    dtype: str = "float32",
+) -> Iterator[Tensor]:
+    """Yield the inputs of a file for predictions, (n, ...), block by block. The other arguments are the run's.
+
+    Args:
+        path: csv, tsv, json, jsonl, parquet or arrow with the columns `inputs`; for one text also txt, a text per line;
+            for images see read_images().
+
+    Raises:
+        RunnerError: The file is missing, can't be read or lacks a column.
+    """
+    if form == IMAGE:
+        yield from read_images(path, size=size or (), mode=mode)
+        return
+    table, columns = load_tables(str(path))["train"], tuple(inputs)
+    there = list(table.column_names)
+    if len(columns) == 1 and there == ["text"]:  # a .txt has one column, of that name
+        columns = ("text",)
+    if missing := [name for name in columns if name not in there]:
+        hits = nearest(missing[0], there)
+        fix = f"add a column `{missing[0]}`" + (f", or rename `{hits[0]}`" if hits else "")
+        shown = listed({name: form_of(table.features[name]) for name in there})
+        problem = f"the file has no column {', '.join(missing)}, which the model was trained on; it has {shown}"
+        raise RunnerError.of(f"the file {path}", problem, fix)
+    tokens = None if context_length is None else TextRows(entries, context_length)
+    reading = Reading(HubColumns(form, columns, target, kind), f"the file {path}", tokens=tokens, dtype=dtype)
+    rows = table.with_format("arrow")
+    for start in range(0, len(rows), BLOCK):
+        yield reading.inputs(rows[start : start + BLOCK])
+    if tokens is not None and (cut := tokens.what_was_cut()):
+        log.warning("%s, as in the training", cut)
+
+
 @dataclass(frozen=True)
 class Reading:
     """How a table's columns become inputs. Worker processes get a copy."""
@@ -68,9 +198,8 @@ class Reading:
         if self.columns.form == IMAGE:
             images = _encoded_images(part, self.columns.inputs[0])
             names, threads = _row_names(range(len(images)) if rows is None else rows), None if rows is None else 1
-            return decoded_at_once(
-                images, names, mode=self.mode, size=self.size, asked=self.setting, num_threads=threads
-            )
+            how: dict[str, Any] = {"mode": self.mode, "size": self.size, "asked": self.setting}
+            return decoded_at_once(images, names, **how, num_threads=threads)
         called = f"the columns {', '.join(self.columns.inputs)}"
         return to_floats(self.numbers(part), asked=self.setting, called=called, dtype=getattr(torch, self.dtype))
 
@@ -86,13 +215,12 @@ class Reading:
         return self.tokens.next_tokens(inputs)
 
     def row_shape(self, table: Any) -> list[int]:
-        """Return the shape of a row's inputs."""
         if self.columns.form == IMAGE:
             assert self.size is not None
             return [CHANNELS[self.mode], *self.size]
         if self.tokens is not None:
             return [self.tokens.length - (self.columns.target is None)]
-        return list(self.inputs(table.with_format("arrow")[:1]).shape[1:])
+        return list(self.numbers(table.with_format("arrow")[:1]).shape[1:])
 
     def node(self, classes: Sequence[str]) -> dict[str, Any]:
         """Return the node of the reader of further files."""
@@ -113,51 +241,42 @@ class TableRows(BatchDataset):
     """Rows of a table that stays in its file. The process that needs a batch reads it in one piece."""
 
     def __init__(self, table: Any, reading: Reading, targets: Tensor | None) -> None:
-        self._table, self._reading, self._targets = table.with_format("arrow"), reading, targets
-        self.fingerprint = fingerprint_of(self._inputs(spread(len(self))), targets)
+        self._table, self._reading, self._targets = table, reading, targets
 
     def __len__(self) -> int:
         return len(self._table)
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         targets = None if self._targets is None else self._targets[torch.tensor(indices)]
-        return self._reading.batch(self._inputs(indices), targets)
-
-    def _inputs(self, indices: Sequence[int]) -> Tensor:
-        return self._reading.inputs(self._table[list(indices)], indices)
+        return self._reading.batch(self._reading.inputs(self._table[list(indices)], indices), targets)
 
 
-def fingerprint_of(some: Tensor, targets: Tensor | None) -> str:
-    """Return a digest of some rows as they are read, and of all targets."""
+def _rows(table: Any, reading: Reading, targets: Tensor | None, *, once: bool) -> tuple[Any, str]:
+    """Return the rows, and a digest of some of them and of all targets, which is the same wherever they are."""
+    table = table.with_format("arrow")
+    indices = spread(len(table), FINGERPRINT_ROWS)
+    rows: Any
+    if once:
+        inputs = reading.inputs(table[:])
+        rows, some = reading.batch(inputs, targets), inputs[indices]
+    else:
+        rows, some = TableRows(table, reading, targets), reading.inputs(table[indices], indices)
     digest = hashlib.sha256(some.contiguous().numpy().data)
     if targets is not None:
         digest.update(targets.contiguous().numpy().data)
-    return digest.hexdigest()
+    return rows, digest.hexdigest()
 
 
-def spread(count: int) -> list[int]:
-    indices: list[int] = torch.linspace(0, count - 1, min(count, FINGERPRINT_ROWS)).round().long().tolist()
+def spread(count: int, most: int) -> list[int]:
+    indices: list[int] = torch.linspace(0, count - 1, min(count, most)).round().long().tolist()
     return indices
 
 
-def image_size(table: Any, column: str, *, setting: str) -> tuple[int, int]:
-    """Return the size of all images of a column, by their headers. Raises: RunnerError if they differ."""
+def _image_size(table: Any, column: str, setting: str) -> tuple[int, int]:
     images = _encoded_images(table.select_columns([column]).with_format("arrow")[:], column)
     names = _row_names(range(len(images)))
     sizes = each(range(len(images)), lambda index: size_of(images[index]), names=names, asked=setting)
     return check_same(sizes, names=names, asked=setting)
-
-
-def target_values(table: Any, column: str, *, setting: str) -> Any:
-    """Return (N,) or (N, T) as a NumPy array. Raises: RunnerError for rows without a target."""
-    values = table.select_columns([column]).with_format("arrow")[:].column(column)
-    if values.null_count:
-        problem = f"{values.null_count:,} of {len(values):,} rows have no value in column `{column}`"
-        raise RunnerError.of(setting, problem, "remove these rows")
-    if _is_list(values.type):
-        return _numbers(values, column, setting)
-    array = values.to_numpy()
-    return array.astype(str) if array.dtype.kind == "O" else array
 
 
 def _encoded_images(part: Any, column: str) -> list[Encoded]:
@@ -178,8 +297,7 @@ def _numbers(column: Any, name: str, setting: str) -> Any:
             problem = f"the lists in column `{name}` differ in length, or some are missing"
             raise RunnerError.of(setting, problem, "use lists of the same length")
         values = values.flatten()
-    floats = values.cast("float64", safe=False).to_numpy(zero_copy_only=False)
-    return floats.reshape(count, -1)
+    return values.cast("float64", safe=False).to_numpy(zero_copy_only=False).reshape(count, -1)
 
 
 def _is_list(kind: Any) -> bool:
@@ -188,101 +306,15 @@ def _is_list(kind: Any) -> bool:
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
-def huggingface(
-    path: str,
-    subset: str | None = None,
-    *,
-    split: Mapping[str, str] | None = None,
-    data_files: Files | None = None,
-    data_dir: str | None = None,
-    inputs: str | Sequence[str] | None = None,
-    target: str | None = None,
-    kind: str = "auto",
-    size: int | Sequence[int] | None = None,
-    mode: str = "rgb",
-    tokenizer: str = "bytes",
-    context_length: int = 256,
-    decode: str = "auto",
-    streaming: bool = False,
-    num_rows: int | None = None,
-    augment: Mapping[str, Any] | Sequence[Any] | None = None,
-    like: Mapping[str, Any] | None = None,
-    dtype: str = "float32",
-) -> Source:
-    """Return rows of numbers (F,), of images (C, H, W) uint8 or of tokens (T,) int64.
-
-    Args:
-        path: A set of the Hub; or csv, json, parquet, arrow, text or imagefolder, with data_files or data_dir; or a file
-            or directory. The other arguments are explained in conf/data/huggingface.yaml.
-        like: The reader of an earlier run, whose columns, classes and tokens hold.
-        dtype: Of numbers, float32 or float64 (train.precision=fp64).
-
-    Raises:
-        RunnerError: The set is missing, can't be read, or its columns are not clear.
-    """
-    if streaming != (num_rows is not None):
-        problem = "`data.streaming` and `data.num_rows` need each other: a stream has no length"
-        ways = ["data.streaming=true data.num_rows=10000", "data.streaming=false data.num_rows=null"]
-        shown = "null" if num_rows is None else num_rows
-        raise RunnerError.suggest(f"data.streaming={streaming} data.num_rows={shown}".lower(), problem, ways)
-    tables = load_tables(Location(path, subset, data_files, data_dir), split, num_streamed=num_rows)
-    known, setting = dict(like or {}), f"data.path={path}"
-    wanted: dict[str, Any] = {"inputs": inputs, "target": target, "kind": kind}
-    columns = choose_columns(
-        tables["train"].features, **{name: known.get(name, value) for name, value in wanted.items()}
-    )
-    mode = choice(known.get("mode", mode), CHANNELS, key="data.mode")
-    sides, dtype = checked_size(known.get("size", size)), known.get("dtype", dtype)
-    tokens = _tokens(columns, tokenizer, context_length, known) if columns.form == TEXT else None
-    if columns.form == TEXT and columns.target is None:
-        tables = _without_empty(tables, columns, setting)
-    elif columns.form == IMAGE:
-        sides = sides or image_size(tables["train"], columns.inputs[0], setting=setting)
-    reading = Reading(columns, setting, mode, sides, tokens, dtype)
-    shape = reading.row_shape(tables["train"])
-    number_bytes = {IMAGE: 1, TEXT: 8}.get(columns.form, np.dtype(dtype).itemsize)
-    once, reason = is_decoded_once(decode, num_bytes=sum(map(len, tables.values())) * math.prod(shape) * number_bytes)
-    targets, classes = _all_targets(tables, reading, classes=tuple(known.get("classes", ())))
-    is_guessed = kind == "auto" and not (known or columns.names)
-    if is_guessed and classes and all(re.match(LIKE_A_DATE, one) for one in classes):
-        raise RunnerError(holds_dates(str(columns.target), asked=f"data.target={columns.target}"))
-    notes = _digits_notes(tables["train"], reading, is_regression=columns.target is not None and not classes)
-    read = {name: _rows(tables[name], reading, targets[name], once=once) for name in tables if name in targets}
-    rows = {name: some for name, (some, _) in read.items()}
-    if tokens is not None and (cut := tokens.what_was_cut()):
-        notes = (*notes, f"{cut}; a larger data.context_length takes more of them")
-    source = Source(
-        subset or path,
-        rows.pop("train"),
-        _facts(shape, targets["train"], classes, tokens),
-        labels=targets["train"] if classes else None,
-        given=rows,
-        origin=f"{path} (datasets): {len(tables['train']):,} rows, {reason}",
-        classes=classes,
-        around=normalised if columns.form == IMAGE else None,
-        told=f"{shape} {[mark for _, mark in read.values()]}",
-        notes=notes,
-        reader=reading.node(classes),
-    )
-    return augmented(source, augment)
-
-
-def _tokens(columns: HubColumns, tokenizer: str, context_length: int, known: Mapping[str, Any]) -> TextRows:
-    context_length = count(known.get("context_length", context_length), key="data.context_length", example=256)
-    entries = known["entries"] if known else entries_of(tokenizer)
-    is_language = columns.target is None  # one more, for what follows the last token
-    return TextRows(entries, context_length + is_language, asked=f"data.tokenizer={tokenizer}")
-
-
-def _without_empty(tables: dict[str, Any], columns: HubColumns, setting: str) -> dict[str, Any]:
-    found = {}
+def _without_empty(tables: Mapping[str, Any], columns: HubColumns, setting: str) -> dict[str, Any]:
+    texts = {}
     for name, table in tables.items():
-        texts = zip(*(table[column] for column in columns.inputs), strict=True)
-        full = [index for index, row in enumerate(texts) if any(row)]
-        found[name] = table if len(full) == len(table) else table.select(full)
-    if not len(found["train"]):
+        rows = zip(*(table[column] for column in columns.inputs), strict=True)
+        full = [index for index, row in enumerate(rows) if any(row)]
+        texts[name] = table if len(full) == len(table) else table.select(full)
+    if not len(texts["train"]):
         raise RunnerError.of(setting, "the files contain no text", "use files with text")
-    return found
+    return texts
 
 
 def _all_targets(
@@ -297,7 +329,7 @@ def _all_targets(
         return dict.fromkeys(tables), ()
     targets: dict[str, Tensor | None] = {}
     for name, table in tables.items():  # train comes first
-        values = target_values(table, columns.target, setting=setting)
+        values = _target_values(table, columns.target, setting)
         called = f"column {columns.target} of {name}"
         if columns.names and columns.kind != "regression":
             if name != "train" and (values == -1).all():
@@ -313,27 +345,15 @@ def _all_targets(
     return targets, classes
 
 
-def _digits_notes(train: Any, reading: Reading, *, is_regression: bool) -> tuple[str, ...]:
-    columns = reading.columns
-    notes: tuple[str, ...] = ()
-    if reading.dtype == "float64":
-        return notes
-    if columns.form == NUMBER:
-        step = -(-len(train) // min(MOST_LOOKED_AT, max(1, MOST_NUMBERS // reading.row_shape(train)[0])))
-        part = train.with_format("arrow")[list(range(0, len(train), step))]
-        notes = fall_together(reading.numbers(part), called=f"the columns {', '.join(columns.inputs)}")
-    if is_regression:
-        values = target_values(train, str(columns.target), setting=reading.setting)
-        notes += fall_together(values, called=f"column {columns.target}")
-    return notes
-
-
-def _rows(table: Any, reading: Reading, targets: Tensor | None, *, once: bool) -> tuple[Any, str]:
-    if once:
-        inputs = reading.inputs(table.with_format("arrow")[:])
-        return reading.batch(inputs, targets), fingerprint_of(inputs[spread(len(inputs))], targets)
-    rows = TableRows(table, reading, targets)
-    return rows, rows.fingerprint
+def _target_values(table: Any, column: str, setting: str) -> Any:  # (N,) or (N, T)
+    values = table.select_columns([column]).with_format("arrow")[:].column(column)
+    if values.null_count:
+        problem = f"{values.null_count:,} of {len(values):,} rows have no value in column `{column}`"
+        raise RunnerError.of(setting, problem, "remove these rows")
+    if _is_list(values.type):
+        return _numbers(values, column, setting)
+    array = values.to_numpy()
+    return array.astype(str) if array.dtype.kind == "O" else array
 
 
 def _facts(
@@ -346,51 +366,3 @@ def _facts(
         facts |= {"vocab_size": tokens.vocab_size, "context_length": shape[0], "padding_token": tokens.padding}
     outputs = facts["vocab_size"] if targets is None else len(classes) or math.prod(targets.shape[1:])
     return {**facts, "out_features": outputs}
-
-
-def read_rows(
-    path: Any,
-    *,
-    form: str,
-    inputs: Sequence[str],
-    target: str | None,
-    kind: str,
-    classes: Sequence[str] = (),
-    size: Sequence[int] | None = None,
-    mode: str = "rgb",
-    entries: str | None = None,
-    context_length: int | None = None,
-    dtype: str = "float32",
-) -> Iterator[Tensor]:
-    """Yield the inputs of a file for predictions, (n, ...), block by block. The other arguments are the run's.
-
-    Args:
-        path: csv, tsv, json, jsonl, parquet or arrow with the columns `inputs`; for one text also txt, a text per line;
-            for images see read_images().
-        size, mode: Of images.
-        entries, context_length: Of texts.
-        dtype: Of numbers.
-
-    Raises:
-        RunnerError: The file is missing, can't be read or lacks a column.
-    """
-    if form == IMAGE:
-        yield from read_images(path, size=size or (), mode=mode)
-        return
-    table, columns = load_tables(Location(str(path)))["train"], tuple(inputs)
-    there = list(table.column_names)
-    if len(columns) == 1 and there == ["text"]:  # a .txt has one column, of that name
-        columns = ("text",)
-    if missing := [name for name in columns if name not in there]:
-        forms = ", ".join(f"{name} ({form_of(table.features[name])})" for name in there)
-        hits = nearest(missing[0], there)
-        fix = f"add a column `{missing[0]}`" + (f", or rename `{hits[0]}`" if hits else "")
-        problem = f"the file has no column {', '.join(missing)}, which the model was trained on; it has {forms}"
-        raise RunnerError.of(f"the file {path}", problem, fix)
-    tokens = None if context_length is None else TextRows(entries, context_length)
-    reading = Reading(HubColumns(form, columns, target, kind), f"the file {path}", tokens=tokens, dtype=dtype)
-    rows = table.with_format("arrow")
-    for start in range(0, len(rows), BLOCK):
-        yield reading.inputs(rows[start : start + BLOCK])
-    if tokens is not None and (cut := tokens.what_was_cut()):
-        log.warning("%s, as in the training", cut)

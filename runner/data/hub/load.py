@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,111 +12,90 @@ from runner.config.checks import choice
 from runner.config.packages import not_installed
 from runner.errors import Problem, RunnerError, first_line, nearest, refuse
 
+KINDS = ("auto", "classification", "regression", "language")
 #: readers of files that data.path may name. The library has others, some of which read pickles, which can run code.
-BUILDERS = ("csv", "json", "parquet", "arrow", "text", "imagefolder")
+BUILDERS = ("csv", "json", "parquet", "arrow", "text")
 BY_ENDING = {".tsv": "csv", ".jsonl": "json", ".txt": "text"} | {f".{name}": name for name in BUILDERS[:4]}
 #: names of splits in data sets
 SPLITS = {"train": ("train", "training"), "val": ("validation", "valid", "val", "dev"), "test": ("test", "testing")}
 #: files of a directory that save_to_disk() wrote
 SAVED = ("dataset_dict.json", "state.json")
-Files = str | Sequence[str] | Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Location:
-    """The settings of data=huggingface that say where a set is; see runner.data.huggingface()."""
-
-    path: str
-    subset: str | None = None
-    data_files: Files | None = None
-    data_dir: str | None = None
-
-    @property
-    def setting(self) -> str:
-        return " ".join(f"data.{name}={value}" for name, value in asdict(self).items() if value is not None)
-
-    @property
-    def file(self) -> Path:
-        return Path(self.path).expanduser()
-
-    @property
-    def is_saved(self) -> bool:
-        return any((self.file / name).is_file() for name in SAVED)
-
-    def arguments(self) -> dict[str, Any]:
-        """Return the arguments of load_dataset(). Raises: RunnerError."""
-        is_complete = self.file.is_file() or self.is_saved
-        unused: tuple[str, ...] = ("subset", "data_files", "data_dir") if is_complete else ()
-        unused = ("subset",) if self.path in BUILDERS else unused
-        values = {name: getattr(self, name) for name in unused}
-        problem = f"`{self.path}` is read completely, as files without subsets"
-        refuse(
-            Problem.suggest(f"data.{name}={value}", problem, [f"data.{name}=null"])
-            for name, value in values.items()
-            if value is not None
-        )
-        if self.path in BUILDERS:
-            if self.data_files is None and self.data_dir is None:
-                fix = "use `data.data_files=FILE` or `data.data_dir=DIRECTORY`"
-                raise RunnerError.of(self.setting, f"`{self.path}` reads files, and `data.data_files` is not set", fix)
-            return {"path": self.path, "data_files": _expanded(self.data_files), "data_dir": _expanded(self.data_dir)}
-        file, ending = self.file, self.file.suffix.lower()
-        if file.is_file() and ending in BY_ENDING:
-            separator = {"sep": "\t"} if ending == ".tsv" else {}
-            return {"path": BY_ENDING[ending], "data_files": str(file), **separator}
-        if file.is_file():
-            ways = [f"data.path={name} data.data_files={self.path}" for name in BUILDERS[:3]]
-            raise RunnerError.suggest(self.setting, f"the format of `{file.name}` is not known from its ending", ways)
-        is_path = self.path.startswith((".", "/", "~")) or self.path.count("/") > 1 or ending in BY_ENDING
-        if is_path and not file.is_dir():
-            there = [item.name for item in file.parent.iterdir()] if file.parent.is_dir() else []
-            ways = [f"data.path={file.parent / hit}" for hit in nearest(file.name, there)]
-            fix = "use `data.path=FILE`, or a name from huggingface.co/datasets"
-            problem = f"there is no file or directory `{self.path}`, and the Hub has no such names"
-            raise RunnerError.suggest(self.setting, problem, ways, fix, code="missing-file")
-        if self.path in _all_builders():
-            problem = f"the reader `{self.path}` is not supported; {', '.join(BUILDERS)} are"
-            raise RunnerError.suggest(self.setting, problem, (f"data.path={name}" for name in BUILDERS))
-        files = _expanded(self.data_files) if file.is_dir() else self.data_files
-        path = str(file) if file.is_dir() else self.path
-        return {"path": path, "name": self.subset, "data_files": files, "data_dir": self.data_dir}
+#: usual names of targets, the likeliest first
+TARGETS = ("label", "labels", "target", "targets", "class", "y", "fine_label")
+#: columns that only number the rows
+NUMBERING = ("id", "idx", "index", "__index_level_0__")
+NUMBER, LIST, TEXT, IMAGE, CLASS, OTHER = "number", "list", "text", "image", "class", "other"
 
 
 def load_tables(
-    location: Location, split: Mapping[str, str] | None = None, *, num_streamed: int | None = None
+    path: str, subset: str | None = None, data_files: Any = None, split: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
     """Return {"train": a `datasets.Dataset`, ...} with "val" and "test" if the set has them. Images stay encoded.
 
-    Args:
-        split: The set's names of the splits; None to find them.
-        num_streamed: Fetch only this many examples of each split, in the stream's order, into memory.
+    split: the set's names of the splits; None to find them. Raises: RunnerError.
     """
-    datasets, arguments = _library(), location.arguments()
-    with _without_progress_bars(datasets), _errors_of_the_user(location.setting):
-        if location.is_saved:
-            found = datasets.load_from_disk(str(location.file))
-        else:
-            found = datasets.load_dataset(**arguments, streaming=num_streamed is not None)
-        found = found if isinstance(found, Mapping) else {"train": found}
-        tables = {}
-        for name, theirs in _choose_splits(dict(split or {}), list(found), location.setting).items():
-            table = found[theirs]
-            for column, feature in (table.features or {}).items():
-                if isinstance(feature, datasets.Image):
-                    table = table.cast_column(column, datasets.Image(decode=False))
-            if num_streamed is not None:
-                table = datasets.Dataset.from_list(list(table.take(num_streamed)), features=table.features)
-            tables[name] = table
-        return tables
-
-
-def _library() -> Any:
     try:
         import datasets  # an optional package, and a slow one
     except ImportError:
         problem = "reading Hugging Face data sets needs a package that is not installed"
         raise not_installed("data=huggingface", problem, "huggingface") from None
-    return datasets
+    settings = {"path": path, "subset": subset, "data_files": data_files}
+    setting = " ".join(f"data.{name}={value}" for name, value in settings.items() if value is not None)
+    arguments = _arguments(Path(path).expanduser(), settings, setting)
+    was_quiet = datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    try:
+        with _errors_of_the_user(setting):
+            saved = str(Path(path).expanduser())
+            loaded = datasets.load_dataset(**arguments) if arguments else datasets.load_from_disk(saved)
+            loaded = loaded if isinstance(loaded, Mapping) else {"train": loaded}
+            tables = {}
+            for name, theirs in _choose_splits(dict(split or {}), list(loaded), setting).items():
+                tables[name] = loaded[theirs]
+                for column, feature in tables[name].features.items():
+                    if isinstance(feature, datasets.Image):
+                        tables[name] = tables[name].cast_column(column, datasets.Image(decode=False))
+            return tables
+    finally:
+        if not was_quiet:
+            datasets.enable_progress_bars()
+
+
+def _arguments(file: Path, settings: Mapping[str, Any], setting: str) -> dict[str, Any] | None:
+    """Return the arguments of load_dataset(); None for a directory of save_to_disk(). Raises: RunnerError."""
+    path, ending, files = settings["path"], file.suffix.lower(), settings["data_files"]
+    is_saved = any((file / name).is_file() for name in SAVED)
+    unused = ("subset", "data_files") if file.is_file() or is_saved else ("subset",) if path in BUILDERS else ()
+    problem = f"`{path}` is read completely, as files without subsets"
+    refuse(
+        Problem.suggest(f"data.{name}={settings[name]}", problem, [f"data.{name}=null"])
+        for name in unused
+        if settings[name] is not None
+    )
+    if is_saved:
+        return None
+    if path in BUILDERS:
+        if files is None:
+            problem = f"`{path}` reads files, and `data.data_files` is not set"
+            raise RunnerError.of(setting, problem, "use `data.data_files=FILE`")
+        return {"path": path, "data_files": _expanded(files)}
+    if file.is_file() and ending in BY_ENDING:
+        return {"path": BY_ENDING[ending], "data_files": str(file), **({"sep": "\t"} if ending == ".tsv" else {})}
+    if file.is_file():
+        ways = [f"data.path={name} data.data_files={path}" for name in BUILDERS[:3]]
+        raise RunnerError.suggest(setting, f"the format of `{file.name}` is not known from its ending", ways)
+    if file.is_dir():
+        return {"path": str(file), "name": settings["subset"], "data_files": _expanded(files)}
+    if path.startswith((".", "/", "~")) or path.count("/") > 1 or ending in BY_ENDING:
+        there = [item.name for item in file.parent.iterdir()] if file.parent.is_dir() else []
+        ways = [f"data.path={file.parent / hit}" for hit in nearest(file.name, there)]
+        fix = "use `data.path=FILE`, or a name from huggingface.co/datasets"
+        problem = f"there is no file or directory `{path}`, and the Hub has no such names"
+        raise RunnerError.suggest(setting, problem, ways, fix, code="missing-file")
+    if path in _all_builders():
+        problem = f"the reader `{path}` is not supported; {', '.join(BUILDERS)} and directories are"
+        raise RunnerError.suggest(setting, problem, (f"data.path={name}" for name in BUILDERS))
+    return {"path": path, "name": settings["subset"], "data_files": files}
 
 
 def _all_builders() -> list[str]:
@@ -142,26 +121,15 @@ def _choose_splits(names: dict[str, str], there: list[str], setting: str) -> dic
             fix = "use `'data.split={train:...,val:...}'`"
             raise RunnerError.of(f"data.split.{name}={theirs}", problem, fix)
         choice(theirs, there, key=f"data.split.{name}")
-    found = names or {
+    chosen = names or {
         name: next(hit for hit in hits if hit in there) for name, hits in SPLITS.items() if set(hits) & set(there)
     }
-    if "train" not in found and len(there) == 1:
+    if "train" not in chosen and len(there) == 1:
         return {"train": there[0]}
-    if "train" not in found:
+    if "train" not in chosen:
         problem = f"the training split is not clear; the data set has {', '.join(there)}"
         raise RunnerError.suggest(setting, problem, (f"data.split={{train:{name}}}" for name in there))
-    return found
-
-
-@contextmanager
-def _without_progress_bars(datasets: Any) -> Iterator[None]:
-    was_quiet = datasets.are_progress_bars_disabled()
-    datasets.disable_progress_bars()
-    try:
-        yield
-    finally:
-        if not was_quiet:
-            datasets.enable_progress_bars()
+    return chosen
 
 
 @contextmanager
@@ -178,23 +146,14 @@ def _errors_of_the_user(setting: str) -> Iterator[None]:
         problem = f"the data can't be read: {reason}"
         fix = f"use complete files of that format ({', '.join(BUILDERS)})"
         if isinstance(error, ConnectionError | exceptions.DatasetNotFoundError):
-            why = (
-                "`HF_HUB_OFFLINE` is set" if config.HF_HUB_OFFLINE else "the name is wrong, or the Hub can't be reached"
-            )
+            is_offline = config.HF_HUB_OFFLINE
+            why = "`HF_HUB_OFFLINE` is set" if is_offline else "the name is wrong, or the Hub can't be reached"
             problem = f"the data set is not in {config.HF_DATASETS_CACHE} and not on the Hub: {why} ({reason})"
             fix = "use a name from huggingface.co/datasets (OWNER/NAME), or `data.path=csv data.data_files=FILE`"
-            fix = f"run `unset HF_HUB_OFFLINE`, or {fix}" if config.HF_HUB_OFFLINE else fix
+            fix = f"run `unset HF_HUB_OFFLINE`, or {fix}" if is_offline else fix
         elif "Config name is missing" in reason or "BuilderConfig" in reason:
             problem, fix = str(error).strip(), "use `data.subset=NAME` with one of these"
         raise RunnerError.of(setting, problem, fix) from error
-
-
-KINDS = ("auto", "classification", "regression", "language")
-#: usual names of targets, the likeliest first
-TARGETS = ("label", "labels", "target", "targets", "class", "y", "fine_label")
-#: columns that only number the rows
-NUMBERING = ("id", "idx", "index", "__index_level_0__")
-NUMBER, LIST, TEXT, IMAGE, CLASS, OTHER = "number", "list", "text", "image", "class", "other"
 
 
 @dataclass(frozen=True)
@@ -223,7 +182,7 @@ def choose_columns(features: Any, *, inputs: str | Sequence[str] | None, target:
     if target is None or kind == "language":
         if form != TEXT:
             ways = [f"data.target={name}" for name in forms if name not in columns]
-            problem = f"`data.target` is not set, and no column is called {' or '.join(TARGETS[:3])}; there are {_listed(forms)}"
+            problem = f"`data.target` is not set, and no column is called {' or '.join(TARGETS[:3])}; there are {listed(forms)}"
             raise RunnerError.suggest("data.target=null", problem, ways, "use a table with a target")
         return HubColumns(form, tuple(columns), None, "language")
     if forms[target] in (IMAGE, OTHER):
@@ -271,7 +230,7 @@ def _find_inputs(forms: dict[str, str], kind: str) -> list[str]:
         return numbers
     ways = [f"data.inputs={name}" for name in [*images, *texts]]
     ways += [f"data.inputs=[{','.join(numbers)}]"] * bool(numbers)
-    problem = f"the input columns are not clear: there are {_listed(forms)}"
+    problem = f"the input columns are not clear: there are {listed(forms)}"
     raise RunnerError.suggest("data.inputs=null", problem, ways, "use a table of numbers, texts or images")
 
 
@@ -279,12 +238,10 @@ def _shared_form(columns: Sequence[str], forms: dict[str, str]) -> str:
     found = {NUMBER if forms[name] in (LIST, CLASS) else forms[name] for name in columns}
     if len(found) == 1 and OTHER not in found and not (IMAGE in found and len(columns) > 1):
         return found.pop()
-    problem = (
-        f"inputs must be numbers, texts or one image; these are {_listed({name: forms[name] for name in columns})}"
-    )
+    problem = f"inputs must be numbers, texts or one image; these are {listed({name: forms[name] for name in columns})}"
     alike = [name for name in columns if forms[name] in (NUMBER, LIST)] or list(columns[:1])
     raise RunnerError.suggest(f"data.inputs=[{','.join(columns)}]", problem, [f"data.inputs=[{','.join(alike)}]"])
 
 
-def _listed(forms: dict[str, str]) -> str:
+def listed(forms: dict[str, str]) -> str:
     return ", ".join(f"{name} ({form})" for name, form in forms.items()) or "none"

@@ -1,7 +1,6 @@
 """Sets of the `datasets` library from generated files: nothing is downloaded."""
 
 import builtins
-import gc
 import json
 import pickle
 import re
@@ -115,7 +114,7 @@ def test_the_fingerprint_is_the_same_wherever_the_rows_lie(tmp_path, form):
     """decode=auto depends on the free memory at that moment."""
     how = {"path": "csv", "data_files": write_csv(tmp_path / "a.csv")}
     if form == "images":
-        how = {"path": "imagefolder", "data_dir": write_images(tmp_path / "set")}
+        how = {"path": write_images(tmp_path / "set")}
     elif form == "texts":
         (tmp_path / "t.csv").write_text("text,label\ngood bad,1\nwhat good,0\n")
         how = {"path": str(tmp_path / "t.csv"), "context_length": 5}
@@ -201,7 +200,7 @@ def test_what_is_missing_is_told_with_its_row(tmp_path, messages):
 
 @pytest.mark.parametrize("decode", ["once", "workers"])
 def test_a_folder_of_images(tmp_path, decode):
-    source = huggingface("imagefolder", data_dir=write_images(tmp_path / "set"), decode=decode)
+    source = huggingface(write_images(tmp_path / "set"), decode=decode)
     rows = source.rows if decode == "once" else batch(source.rows, range(12))
     assert (rows[0].shape, rows[0].dtype) == ((12, 3, 8, 8), torch.uint8)
     assert source.classes == ("dark", "light")
@@ -229,9 +228,9 @@ def test_images_that_lie_in_the_table(tmp_path):
 def test_images_of_many_sizes_and_broken_ones(tmp_path, messages):
     folder = write_images(tmp_path / "set")
     Image.new("RGB", (5, 9)).save(tmp_path / "set" / "dark" / "9.png")
-    messages(refused("imagefolder", data_dir=folder))
+    messages(refused(folder))
     (tmp_path / "set" / "dark" / "9.png").write_bytes(b"no image")
-    messages(refused("imagefolder", data_dir=folder, size=8))
+    messages(refused(folder, size=8))
 
 
 def test_texts_and_classes_become_tokens(tmp_path):
@@ -300,7 +299,7 @@ def test_a_reader_reads_the_same_columns(tmp_path, messages):
     (tmp_path / "t.txt").write_text("hello\nhi\n")
     texts = huggingface(str(tmp_path / "t.txt"), context_length=4)
     assert read_again(texts, str(tmp_path / "t.txt")).tolist() == [[*b"hell"], [*b"hi", 256, 256]]
-    images = huggingface("imagefolder", data_dir=write_images(tmp_path / "set"), size=4)
+    images = huggingface(write_images(tmp_path / "set"), size=4)
     assert read_again(images, tmp_path / "set" / "dark").shape == (6, 3, 4, 4)
 
 
@@ -333,7 +332,7 @@ def test_another_file_is_read_like_that_of_a_run(tmp_path):
     assert again.rows[0].tolist() == [[0.5]]
     assert again.rows[1].tolist() == [1]
     assert again.classes == ("small", "tall")
-    images = huggingface("imagefolder", data_dir=write_images(tmp_path / "set"), size=4)
+    images = huggingface(write_images(tmp_path / "set"), size=4)
     features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["light", "dark"])})
     more = {"image": [Image.new("RGB", (9, 9))] * 3, "label": [0, 1, 1]}
     datasets.Dataset.from_dict(more, features).save_to_disk(tmp_path / "more")
@@ -354,21 +353,8 @@ def test_classes_that_are_hidden_in_the_test_split(tmp_path, messages):
     messages(refused(str(tmp_path / "other")))
 
 
-# the library leaves the closing of a stream's file to the garbage collector
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.filterwarnings("ignore::ResourceWarning")  # datasets 5 leaves a stream's file open
-def test_of_a_stream_the_first_rows_are_fetched(tmp_path, messages):
-    source = huggingface(write_csv(tmp_path / "a.csv"), streaming=True, num_rows=10)
-    assert torch.equal(source.rows[0], huggingface(str(tmp_path / "a.csv")).rows[0][:10])
-    folder = write_images(tmp_path / "set")
-    streamed = huggingface("imagefolder", data_dir=folder, streaming=True, num_rows=8)
-    assert torch.equal(streamed.rows[0], huggingface("imagefolder", data_dir=folder).rows[0][:8])
-    messages(refused(str(tmp_path / "a.csv"), streaming=True))
-    gc.collect()
-
-
 def test_augmentation_is_for_images(tmp_path, messages):
-    source = huggingface("imagefolder", data_dir=write_images(tmp_path / "set"), augment=["flip"])
+    source = huggingface(write_images(tmp_path / "set"), augment=["flip"])
     assert source.finish is not None
     messages(refused(write_csv(tmp_path / "a.csv"), augment=["flip"]))
 
@@ -394,11 +380,10 @@ def test_columns_and_settings_that_are_none(tmp_path, table, settings, messages)
 
 def test_what_would_not_be_looked_at_is_a_problem(tmp_path, messages):
     file = write_csv(tmp_path / "a.csv")
-    messages(refused(file, num_rows=10))
     (tmp_path / "saved").mkdir()
     (tmp_path / "saved" / "state.json").write_text("{}")
     for path in (file, str(tmp_path / "saved")):
-        messages(problems_of(huggingface, path, "small", data_files="b.csv", data_dir="c"))
+        messages(problems_of(huggingface, path, "small", data_files="b.csv"))
 
 
 def test_sets_that_are_not_there(own_folder, messages):
@@ -460,7 +445,7 @@ def test_runs_on_a_csv_in_memory_and_from_the_mapped_file_are_the_same(own_folde
 
 def test_runs_on_a_folder_of_images_are_the_same(own_folder):
     write_images(own_folder / "set", count=20)
-    words = ["data.path=imagefolder", "data.data_dir=set", "model=cnn", "model.channels=[4]", "data.augment=[flip]"]
+    words = ["data.path=set", "model=cnn", "model.channels=[4]", "data.augment=[flip]"]
     words += ["train.num_epochs=8", "optimizer.lr=0.02"]
     resident = run("resident", *words)
     streamed = run("streamed", *words, "data.decode=workers", "data.num_workers=1")
