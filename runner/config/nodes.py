@@ -74,9 +74,9 @@ def simplify(cfg: DictConfig) -> None:
         if OmegaConf.is_dict(node) and is_dataclass(OmegaConf.get_type(node)):
             cfg[group] = OmegaConf.to_container(node, enum_to_str=True)
         _use_exported_names(node := cfg._get_node(group, validate_access=False))
-        if OmegaConf.is_dict(node) and not node._is_none() and not node._is_interpolation() and not node._is_missing():
+        if OmegaConf.is_dict(node) and not (node._is_none() or node._is_interpolation() or node._is_missing()):
             with open_dict(node):
-                for name in removed_arguments(OmegaConf.to_container(node)):
+                for name in removed_arguments(dict(node.items_ex(resolve=False))):
                     del node[name]
 
 
