@@ -14,8 +14,8 @@ from torch import Tensor
 
 from runner.config.checks import no_such_file
 from runner.config.packages import not_installed
-from runner.data.conversion import Conversion, to_inputs
-from runner.data.source import GIVEN, ArrayNames, Source, from_arrays
+from runner.data.conversion import Called, Conversion, to_inputs
+from runner.data.source import GIVEN, Source, from_arrays
 from runner.data.vision.augment import augmented
 from runner.data.vision.images import normalised
 from runner.errors import Problem, RunnerError, at_once, first_line, nearest
@@ -74,8 +74,8 @@ def arrays(
                 lambda: _array(file, "data.inputs", inputs, targets, suffix),
                 lambda: _array(others, "data.targets", targets, inputs, suffix),
             )
-            names = ArrayNames(setting, x_name, y_name)
-            return from_arrays(x, y, name=Path(path).stem, kind=kind, conversion=conversion, like=like, names=names)
+            how: dict[str, Any] = {"name": Path(path).stem, "kind": kind, "conversion": conversion, "like": like}
+            return from_arrays(x, y, **how, called=(Called(setting, x_name), Called(setting, y_name)))
 
         is_split = file is others and not {inputs, targets} & set(file.names) and f"{inputs}_train" in file.names
         source = split("_train" if is_split else "")
@@ -103,7 +103,7 @@ def array_inputs(
         for start in range(0, len(array), ROWS_A_CHUNK) if array.ndim else ():
             called = f"rows {start + 1:,} and on of {name}" if start else f"the rows of {name}"
             how: dict[str, Any] = {"keep_integers": not float_inputs, "dtype": getattr(torch, dtype)}
-            rows = to_inputs(array[start : start + ROWS_A_CHUNK], asked=setting, called=called, **how)
+            rows = to_inputs(array[start : start + ROWS_A_CHUNK], Called(setting, called), **how)
             yield _for_embeddings((rows,))[0]
 
 

@@ -17,6 +17,8 @@ from runner.device.placement import map_tensors, tensors
 from runner.errors import RunnerError, first_line
 
 KINDS = ("auto", "classification", "regression")
+#: what errors and notes call the parts of a pair
+PAIR = ("the inputs", "the targets")
 REGRESSION = "floats for a regression (`data.kind=regression` for a file)"
 #: tensors that hold more than float32 does
 WIDE = (torch.int32, torch.int64, torch.float64)
@@ -30,37 +32,42 @@ APART = 16
 WIDER = {"uint16": np.int32, "uint32": np.int64, "uint64": np.int64}
 
 
+@dataclass(frozen=True)
+class Called:
+    """An array in errors: the setting that it comes from, and its name."""
+
+    setting: str
+    name: str = "the data"
+
+    def error(self, problem: str, fix: str) -> RunnerError:
+        return RunnerError.of(self.setting, problem, fix)
+
+
 def to_inputs(
-    values: Any,
-    *,
-    asked: str,
-    called: str = "the inputs",
-    keep_integers: bool = False,
-    dtype: torch.dtype = torch.float32,
+    values: Any, called: Called, *, keep_integers: bool = False, dtype: torch.dtype = torch.float32
 ) -> Tensor:
     """Return (N, ...) of `dtype`, all finite; (N,) becomes (N, 1). keep_integers: for tokens and bytes. Raises: RunnerError.
 
     values: a tensor, an array or nested lists of numbers. Memory is shared if nothing has to change.
     """
-    array = _numbers(values, asked, called)
+    array = _numbers(values, called)
     if keep_integers and array.dtype.kind in "iu":
-        return to_tensor(array, asked=asked, called=called)
-    return _columns_of(array, asked, called, dtype)
+        return to_tensor(array, called)
+    return to_floats(array, called, dtype=dtype)
 
 
-def to_tensor(values: Any, *, asked: str, called: str) -> Tensor:
+def to_tensor(values: Any, called: Called) -> Tensor:
     """Make a tensor of the same shape and type, on the host. Raises: RunnerError for other values than numbers."""
     if isinstance(values, Tensor):
         return values.detach().cpu()
-    array = _numbers(values, asked, called)
+    array = _numbers(values, called)
     return _shared(array.astype(WIDER.get(array.dtype.name, array.dtype.newbyteorder("=")), copy=False))
 
 
 def to_targets(
     values: Any,
+    called: Called,
     *,
-    asked: str,
-    called: str = "the targets",
     kind: str = "auto",
     like: Sequence[str] | None = None,
     dtype: torch.dtype = torch.float32,
@@ -71,13 +78,22 @@ def to_targets(
     numbered from 0 in sorted order, or as in `like`, the names of another split.
     """
     choice(kind, KINDS, key="data.kind")
-    array = _rows_of(values, asked, called)
+    array = _rows_of(values, called)
     if kind == "regression" or (kind == "auto" and array.dtype.kind == "f"):
         if array.dtype.kind not in "fiub":
-            problem = f"there are {_kind_in_words(array.dtype)} in {called}, and a regression needs numbers"
-            raise RunnerError.of(asked, problem, "use `data.kind=classification`, or targets that are numbers")
-        return _columns_of(array, asked, called, dtype), ()
-    return _numbered(_one_column(array, asked, called), asked, called, like)
+            problem = f"there are {_kind_in_words(array.dtype)} in {called.name}, and a regression needs numbers"
+            raise called.error(problem, "use `data.kind=classification`, or targets that are numbers")
+        return to_floats(array, called, dtype=dtype), ()
+    values, indices = np.unique(_one_column(array, called), return_inverse=True)
+    names = tuple(item.decode(errors="replace") if isinstance(item, bytes) else str(item) for item in values.tolist())
+    numbers = torch.from_numpy(indices.astype(np.int64))
+    if like is None:
+        return numbers, names
+    number = {name: index for index, name in enumerate(like)}
+    if unknown := [name for name in names if name not in number]:
+        problem = f"there are classes in {called.name} that the training split lacks: {', '.join(unknown[:5])}"
+        raise called.error(problem, "add rows of each class to the training split, or leave these rows out")
+    return torch.tensor([number[name] for name in names])[numbers], tuple(like)
 
 
 def fall_together(values: Any, *, called: str) -> tuple[str, ...]:
@@ -122,8 +138,9 @@ def are_texts(values: Any) -> bool:
     return isinstance(first, str | bytes)
 
 
-def to_floats(array: Any, *, asked: str, called: str, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Make a tensor of float32 or float64. Raises: RunnerError for values that are infinite in it, or NaN."""
+def to_floats(array: Any, called: Called, *, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Make a tensor of float32 or float64, (N,) as (N, 1). Raises: RunnerError for values that are infinite in it, or NaN."""
+    array = array[:, None] if array.ndim == 1 else array
     with np.errstate(over="ignore"):  # what float32 can't hold becomes infinite
         tensor = _shared(array.astype(np.float64 if dtype == torch.float64 else np.float32, copy=False))
     low, high = torch.aminmax(tensor)  # one pass without extra memory; NaN comes through
@@ -131,76 +148,61 @@ def to_floats(array: Any, *, asked: str, called: str, dtype: torch.dtype = torch
         bad = ~torch.isfinite(tensor).flatten(1)
         rows, columns = bad.any(1).nonzero()[:, 0], bad.any(0).nonzero()[:, 0]
         problem = (
-            f"there are NaN or infinite values in {called}: {int(bad.sum()):,} in {_count(len(rows), 'row')} and "
+            f"there are NaN or infinite values in {called.name}: {int(bad.sum()):,} in {_count(len(rows), 'row')} and "
             f"{_count(len(columns), 'column')}; the first is in row {int(rows[0])}, column {int(columns[0])}"
         )
-        raise RunnerError.of(asked, problem, "correct those rows, or leave them out")
+        raise called.error(problem, "correct those rows, or leave them out")
     return tensor
 
 
-def _columns_of(array: Any, asked: str, called: str, dtype: torch.dtype) -> Tensor:
-    return to_floats(array[:, None] if array.ndim == 1 else array, asked=asked, called=called, dtype=dtype)
-
-
-def _rows_of(values: Any, asked: str, called: str) -> Any:
+def _rows_of(values: Any, called: Called) -> Any:
     if isinstance(values, Tensor):
         values = values.detach().cpu()
         values = values.float() if values.dtype == torch.bfloat16 else values  # NumPy has no such type
     try:
         array = np.asarray(values)
     except (TypeError, ValueError, RuntimeError) as error:
-        problem = f"no array can be made of {called}: {first_line(error)}"
-        raise RunnerError.of(asked, problem, "use rows of the same length, as an array or a tensor") from None
+        problem = f"no array can be made of {called.name}: {first_line(error)}"
+        raise called.error(problem, "use rows of the same length, as an array or a tensor") from None
     if array.ndim == 0:
-        problem = f"there is a single {type(values).__name__} for {called}, not an array with a row for each example"
-        raise RunnerError.of(asked, problem, "use an array or a tensor whose first dimension counts the examples")
-    if len(array) == 0:
-        raise RunnerError.of(asked, f"there are no rows in {called}", "use a file or a function with at least one row")
-    if array.size == 0:
-        raise RunnerError.of(
-            asked, f"there are no columns in {called}, whose shape is {array.shape}", "use at least one column"
+        problem = (
+            f"there is a single {type(values).__name__} for {called.name}, not an array with a row for each example"
         )
+        raise called.error(problem, "use an array or a tensor whose first dimension counts the examples")
+    if len(array) == 0:
+        problem = f"there are no rows in {called.name}"
+        raise called.error(problem, "use a file or a function with at least one row")
+    if array.size == 0:
+        problem = f"there are no columns in {called.name}, whose shape is {array.shape}"
+        raise called.error(problem, "use at least one column")
     return array
 
 
-def _numbers(values: Any, asked: str, called: str) -> Any:
-    array = _rows_of(values, asked, called)
+def _numbers(values: Any, called: Called) -> Any:
+    array = _rows_of(values, called)
     if array.dtype.kind not in "fiub":
-        problem = f"there are {_kind_in_words(array.dtype)} in {called}, and a model needs numbers"
-        raise RunnerError.of(asked, problem, "convert them to an array of numbers")
+        problem = f"there are {_kind_in_words(array.dtype)} in {called.name}, and a model needs numbers"
+        raise called.error(problem, "convert them to an array of numbers")
     return array
 
 
-def _one_column(array: Any, asked: str, called: str) -> Any:
+def _one_column(array: Any, called: Called) -> Any:
     if array.size != len(array):
-        problem = f"the shape of {called} is {array.shape}, and a class is one value per row"
-        raise RunnerError.of(asked, problem, f"use `targets.argmax(1)` if a 1 marks the class, or {REGRESSION}")
+        problem = f"the shape of {called.name} is {array.shape}, and a class is one value per row"
+        raise called.error(problem, f"use `targets.argmax(1)` if a 1 marks the class, or {REGRESSION}")
     column = array.reshape(len(array))
     if column.dtype.kind == "f":
-        to_floats(column[:, None], asked=asked, called=called)
-        if not np.array_equal(column, np.round(column)):
-            broken = column[column != np.round(column)][0]
-            problem = f"there is {broken} in {called}, and classes are whole numbers or texts"
-            raise RunnerError.of(asked, problem, f"use integers or texts as classes, or {REGRESSION}")
+        to_floats(column, called)
+        if (broken := column[column != np.round(column)]).size:
+            problem = f"there is {broken[0]} in {called.name}, and classes are whole numbers or texts"
+            raise called.error(problem, f"use integers or texts as classes, or {REGRESSION}")
         return column.astype(np.int64)
     if column.dtype.kind == "O" and all(isinstance(item, str) for item in column):  # texts, as pandas keeps them
         return column.astype(str)
     if column.dtype.kind not in "iubUST":
-        problem = f"there are {_kind_in_words(column.dtype)} in {called}, and classes are whole numbers or texts"
-        raise RunnerError.of(asked, problem, "use an array of integers, texts or floats as targets")
+        problem = f"there are {_kind_in_words(column.dtype)} in {called.name}, and classes are whole numbers or texts"
+        raise called.error(problem, "use an array of integers, texts or floats as targets")
     return column
-
-
-def _numbered(column: Any, asked: str, called: str, like: Sequence[str] | None) -> tuple[Tensor, tuple[str, ...]]:
-    found, indices = np.unique(column, return_inverse=True)
-    names = tuple(item.decode(errors="replace") if isinstance(item, bytes) else str(item) for item in found.tolist())
-    if like is None:
-        return torch.from_numpy(indices.astype(np.int64)), names
-    number = {name: index for index, name in enumerate(like)}
-    if unknown := [name for name in names if name not in number]:
-        problem = f"there are classes in {called} that the training split lacks: {', '.join(unknown[:5])}"
-        raise RunnerError.of(asked, problem, "add rows of each class to the training split, or leave these rows out")
-    return torch.tensor([number[name] for name in names])[torch.from_numpy(indices.astype(np.int64))], tuple(like)
 
 
 def _shared(array: Any) -> Tensor:
@@ -259,7 +261,7 @@ def is_pair(batch: Any) -> bool:
 
 def changes(before: Any, after: Any) -> tuple[str, ...]:
     """Describe what a conversion changed: "the targets, (N,) float64, are given as (N, 1) float32"."""
-    names: tuple[str, ...] = ("the inputs", "the targets")
+    names: tuple[str, ...] = PAIR
     if not is_pair(after):
         names, before, after = ("the data",), (before,), (after,)
     lines: dict[str, None] = {}

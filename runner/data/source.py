@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from runner.data.conversion import (
+    PAIR,
     STANDARD,
+    Called,
     Conversion,
     Rows,
     are_texts,
@@ -122,11 +124,12 @@ def _unconverted(found: Any, name: str, setting: str, conversion: Conversion, tr
     """Make a Source of nested tensors for a custom task. train: the training split of another split, whose classes hold."""
     classes: Sequence[str] = ()
     if isinstance(found, list):
-        found = tuple(found) if len(found) == 2 else to_tensor(found, asked=setting, called="the data")
+        found = tuple(found) if len(found) == 2 else to_tensor(found, Called(setting))
     if is_pair(found) and are_texts(found[1]):
-        targets, classes = to_targets(found[1], asked=setting, like=train.classes if train else None)
+        called = Called(setting, "the targets")
+        targets, classes = to_targets(found[1], called, like=train.classes if train else None)
         found = (found[0], targets)
-    rows = _tensors_of(found, setting, "the data")
+    rows = _tensors_of(found, Called(setting))
     _checked(Source(name, rows, {}), setting)
     pair = TensorDataset(*rows) if is_pair(rows) and all(isinstance(part, Tensor) for part in rows) else None
     source = _describe(name, rows, pair, conversion)
@@ -137,14 +140,14 @@ def _unconverted(found: Any, name: str, setting: str, conversion: Conversion, tr
     return replace(source, rows=conversion(rows), classes=tuple(classes), notes=notes, origin=Source.origin)
 
 
-def _tensors_of(found: Any, setting: str, called: str) -> Any:
-    if isinstance(found, Mapping):
-        return {key: _tensors_of(part, setting, f"`{key}`") for key, part in found.items()}
-    if isinstance(found, tuple):
-        names = ("the inputs", "the targets") if len(found) == 2 else [f"part {index}" for index in range(len(found))]
-        parts = [_tensors_of(part, setting, name) for part, name in zip(found, names, strict=True)]
-        return type(found)(*parts) if hasattr(found, "_fields") else tuple(parts)
-    return to_tensor(found, asked=setting, called=called)
+def _tensors_of(tree: Any, called: Called) -> Any:
+    if isinstance(tree, Mapping):
+        return {key: _tensors_of(part, Called(called.setting, f"`{key}`")) for key, part in tree.items()}
+    if isinstance(tree, tuple):
+        names = PAIR if len(tree) == 2 else [f"part {index}" for index in range(len(tree))]
+        parts = [_tensors_of(part, Called(called.setting, name)) for part, name in zip(tree, names, strict=True)]
+        return type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts)
+    return to_tensor(tree, called)
 
 
 def _renumbered(classes: Sequence[str]) -> tuple[str, ...]:
@@ -152,15 +155,6 @@ def _renumbered(classes: Sequence[str]) -> tuple[str, ...]:
         return ()
     shown = classes if len(classes) <= MOST_NAMED else (*classes[: MOST_NAMED - 1], "...", classes[-1])
     return (f"the classes {', '.join(shown)} are numbered from 0",)
-
-
-@dataclass(frozen=True)
-class ArrayNames:
-    """How errors call a setting and its two arrays."""
-
-    setting: str
-    inputs: str = "the inputs"
-    targets: str = "the targets"
 
 
 def from_arrays(
@@ -171,35 +165,33 @@ def from_arrays(
     kind: str = "auto",
     conversion: Conversion = STANDARD,
     like: Source | None = None,
-    names: ArrayNames | None = None,
+    called: tuple[Called, Called] | None = None,
 ) -> Source:
     """Make a Source of arrays, tensors or lists of equal length, in the conversion's types. Raises: RunnerError.
 
     targets: (N,) classes, any integers or texts, numbered from 0; or floats, of which (N,) becomes (N, 1). like: the training
     split of another split; its classes and shapes hold.
     """
-    names = names or ArrayNames(f"data={name}")
+    xs, ys = called or (Called(f"data={name}", PAIR[0]), Called(f"data={name}", PAIR[1]))
     if like is not None:
         kind = "classification" if like.classes else "regression"
     known, dtype = (like.classes or None if like else None), conversion.dtype
     x, (y, classes) = at_once(
-        lambda: to_inputs(
-            inputs, asked=names.setting, called=names.inputs, keep_integers=conversion.keeps_integers, dtype=dtype
-        ),
-        lambda: to_targets(targets, asked=names.setting, called=names.targets, kind=kind, like=known, dtype=dtype),
+        lambda: to_inputs(inputs, xs, keep_integers=conversion.keeps_integers, dtype=dtype),
+        lambda: to_targets(targets, ys, kind=kind, like=known, dtype=dtype),
     )
     if len(x) != len(y):
-        problem = f"there are {len(x):,} rows in {names.inputs}, and {len(y):,} in {names.targets}"
-        raise RunnerError.of(names.setting, problem, "give as many targets as inputs")
+        problem = f"there are {len(x):,} rows in {xs.name}, and {len(y):,} in {ys.name}"
+        raise xs.error(problem, "give as many targets as inputs")
     facts = facts_of(x, y, num_classes=len(classes) or None)
-    for key, part in (("input_shape", names.inputs), ("out_features", names.targets)):
+    for key, part in (("input_shape", xs), ("out_features", ys)):
         if like is not None and facts[key] != like.facts[key]:
-            problem = f"the `{key}` of {part} is {facts[key]}, and the training split has {like.facts[key]}"
-            raise RunnerError.of(names.setting, problem, "use splits of the same shape")
+            problem = f"the `{key}` of {part.name} is {facts[key]}, and the training split has {like.facts[key]}"
+            raise part.error(problem, "use splits of the same shape")
     notes: tuple[str, ...] = ()
     if dtype == torch.float32:
-        notes = () if conversion.keeps_integers else fall_together(inputs, called=names.inputs)
-        notes += () if classes else fall_together(targets, called=names.targets)
+        notes = () if conversion.keeps_integers else fall_together(inputs, called=xs.name)
+        notes += () if classes else fall_together(targets, called=ys.name)
     return Source(name, (x, y), facts, labels=y if classes else None, classes=classes, notes=notes)
 
 
@@ -273,8 +265,8 @@ def _given(found: Any, split: str, train: Source, setting: str, conversion: Conv
     if isinstance(arrays, list | tuple) and len(arrays) == 2 and not is_dataset:
         integers = not tensors(train.rows)[0].is_floating_point()
         conversion = replace(conversion, keeps_integers=integers)
-        names = ArrayNames(setting, f"the inputs of {split}", f"the targets of {split}")
-        return from_arrays(*arrays, name=split, conversion=conversion, like=train, names=names).rows
+        inputs, targets = (Called(setting, f"{part} of {split}") for part in PAIR)
+        return from_arrays(*arrays, name=split, conversion=conversion, like=train, called=(inputs, targets)).rows
     if isinstance(found, list | tuple) and len(found) == 2 and is_dataset and arrays is found:
         problem = f"{split} is (inputs, targets), and train is a `{train.origin}`"
         fix = f"return `TensorDataset(inputs, targets)` for {split}, of tensors like those of train"

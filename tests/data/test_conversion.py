@@ -7,19 +7,19 @@ import torch
 from refused import problems_of
 from torch.utils.data import Dataset, IterableDataset, Subset
 
-from runner.data.conversion import Conversion, collate, to_inputs, to_targets
+from runner.data.conversion import Called, Conversion, collate, to_inputs, to_targets
 from runner.data.loading.streamed import Streamed
 from runner.data.source import describe_dataset
 
 NAN, INF = float("nan"), float("inf")
 
 
-def inputs(values, **settings):
-    return to_inputs(values, asked="data=mine", **settings)
+def inputs(values, called="the inputs", **settings):
+    return to_inputs(values, Called("data=mine", called), **settings)
 
 
-def targets(values, **settings):
-    tensor, classes = to_targets(values, asked="data=mine", **settings)
+def targets(values, called="the targets", **settings):
+    tensor, classes = to_targets(values, Called("data=mine", called), **settings)
     return tensor.tolist(), classes
 
 
@@ -138,13 +138,13 @@ CLASSES = [
 @pytest.mark.parametrize(("values", "indices", "names"), CLASSES, ids=[str(case[2]) for case in CLASSES])
 def test_classes_are_numbered_in_sorted_order(values, indices, names):
     assert targets(values) == (indices, names)
-    assert to_targets(values, asked="")[0].dtype == torch.int64
+    assert to_targets(values, Called(""))[0].dtype == torch.int64
 
 
 def test_floats_are_a_regression():
     assert targets([1.0, 2.5]) == ([[1.0], [2.5]], ())
     assert targets(np.ones((2, 3))) == ([[1, 1, 1]] * 2, ())
-    assert to_targets([1.0], asked="")[0].dtype == torch.float32
+    assert to_targets([1.0], Called(""))[0].dtype == torch.float32
 
 
 def test_the_kind_can_be_told():

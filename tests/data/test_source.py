@@ -5,9 +5,9 @@ import torch
 from refused import problems_of
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from runner.data.conversion import STANDARD, Conversion
+from runner.data.conversion import STANDARD, Called, Conversion
 from runner.data.loading.loaders import Loading, load
-from runner.data.source import ArrayNames, Source, as_source, facts_of, from_arrays
+from runner.data.source import Source, as_source, facts_of, from_arrays
 
 X, Y = np.arange(24.0).reshape(6, 4), np.array([0, 1, 2, 0, 1, 2])
 
@@ -195,8 +195,8 @@ def test_what_is_wrong_on_both_sides_is_told_at_once(messages):
 
 
 def test_the_message_names_what_was_asked_for(messages):
-    names = ArrayNames("data.path=f.npz", "array x of f.npz", "array y of f.npz")
-    messages(problems_of(from_arrays, X, Y[:2], name="mine", names=names))
+    called = [Called("data.path=f.npz", f"array {name} of f.npz") for name in "xy"]
+    messages(problems_of(from_arrays, X, Y[:2], name="mine", called=called))
 
 
 def test_integers_may_stay_in_every_split():

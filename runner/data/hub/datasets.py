@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from runner.config.checks import choice, count
-from runner.data.conversion import MOST_LOOKED_AT, BatchDataset, fall_together, to_floats, to_targets
+from runner.data.conversion import MOST_LOOKED_AT, BatchDataset, Called, fall_together, to_floats, to_targets
 from runner.data.hub.load import IMAGE, NUMBER, TEXT, HubColumns, choose_columns, form_of, listed, load_tables
 from runner.data.language.text import TextRows, entries_of
 from runner.data.source import Source
@@ -200,8 +200,8 @@ class Reading:
             names, threads = _row_names(range(len(images)) if rows is None else rows), None if rows is None else 1
             how: dict[str, Any] = {"mode": self.mode, "size": self.size, "asked": self.setting}
             return decoded_at_once(images, names, **how, num_threads=threads)
-        called = f"the columns {', '.join(self.columns.inputs)}"
-        return to_floats(self.numbers(part), asked=self.setting, called=called, dtype=getattr(torch, self.dtype))
+        called = Called(self.setting, f"the columns {', '.join(self.columns.inputs)}")
+        return to_floats(self.numbers(part), called, dtype=getattr(torch, self.dtype))
 
     def numbers(self, part: Any) -> Any:  # (B, F) float64
         columns = [_numbers(part.column(name), name, self.setting) for name in self.columns.inputs]
@@ -340,7 +340,7 @@ def _all_targets(
             values = np.array(columns.names)[values]
             classes = classes or columns.names
         how: dict[str, Any] = {"kind": columns.kind, "like": classes or None, "dtype": dtype}
-        targets[name], names = to_targets(values, asked=setting, called=called, **how)
+        targets[name], names = to_targets(values, Called(setting, called), **how)
         classes = classes or names
     return targets, classes
 
