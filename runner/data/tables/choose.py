@@ -61,15 +61,16 @@ class ChosenColumns:
         return {"reader": reader, "num_rows": self.num_rows, "notes": list(self.notes), "is_cut": self.is_cut}
 
 
-def table_of(node: Mapping[str, Any]) -> ChosenColumns:
-    table = from_reader(node["reader"])
-    return ChosenColumns(table.columns, table.target, node["num_rows"], tuple(node["notes"]), node["is_cut"])
-
-
-def from_reader(node: Mapping[str, Any]) -> ChosenColumns:
-    """Return the columns and the target of an earlier run. node: its reader, as in model.json."""
-    columns, target, _ = parts_of(node)
-    return ChosenColumns(columns, target, notes=("columns and classes of an earlier run",))
+def from_reader(
+    reader: Mapping[str, Any],
+    *,
+    num_rows: int | None = None,
+    notes: Sequence[str] = ("columns and classes of an earlier run",),
+    is_cut: bool = False,
+) -> ChosenColumns:
+    """Return the columns and the target of a reader, as in model.json; with a whole `ChosenColumns.node()`, of that."""
+    columns, target, _ = parts_of(reader)
+    return ChosenColumns(columns, target, num_rows, tuple(notes), is_cut)
 
 
 def choose(files: Sequence[TableFile], names: Sequence[str], settings: ColumnSettings) -> ChosenColumns:
@@ -128,7 +129,9 @@ def choose(files: Sequence[TableFile], names: Sequence[str], settings: ColumnSet
     if keys:
         notes.append(f"left out, because nearly all their texts differ: {listed(keys)}")
     cut = [column.name for column in kept if len(tallies[column.name].texts) > len(column.categories) > 0]
-    notes += _column_notes(kept, tallies)
+    if gaps := [column.name for column in kept if column.has_missing]:
+        shares = [f"{name} {1 - tallies[name].present / tallies[name].rows:.0%}" for name in gaps]
+        notes.append(f"missing values: {listed(shares)}; numbers become the training mean")
     if cut:
         notes.append(f"the {settings.max_categories} most frequent categories of {listed(cut)}; others are as unknown")
     notes += [offset_note(column.name, column.offset) for column in kept if column.offset][:MOST_HINTS]
@@ -167,9 +170,8 @@ def find_target(tallies: Sequence[Tally], kind: str) -> tuple[TableTarget, str]:
     if tallies[0].is_cut:
         problem = f"column {names[0]!r} has more than 100,000 different values"
         raise RunnerError.suggest("data.kind=classification", problem, ["data.kind=regression"])
-    return TableTarget(
-        names, chosen, tuple(sorted(tallies[0].texts, key=_order))
-    ), f"{len(tallies[0].texts)} classes, {reason}"
+    classes = tuple(sorted(tallies[0].texts, key=_order))
+    return TableTarget(names, chosen, classes), f"{len(classes)} classes, {reason}"
 
 
 def holds_dates(name: str, *, asked: str, is_single: bool = True) -> Problem:
@@ -240,12 +242,11 @@ def _no_columns(targets: Sequence[str], keys: Sequence[str], tallies: Mapping[st
         return Problem(file.asked, f"{problem}: the table has no other column", "use another column as `data.target`")
     problem += f": {', '.join(keys)} {'is' if len(keys) == 1 else 'are'} left out, because nearly all the texts differ"
     name, texts = keys[0], _first_texts(tallies[keys[0]])
-    ways = suggested(texts)
-    if not ways and sum(" " in text.strip() for text in texts) * 2 > len(texts):
-        kind = "csv" if file.is_csv else "parquet"
-        settings = f"data.data_files={file.path} data.inputs={name} data.target={targets[0]} model=transformer"
-        ways = [f"data=huggingface data.path={kind} {settings}"]
-    return Problem.suggest(file.asked, problem, ways or [f"data.categorical=[{name}]"])
+    ways = suggested(texts) or [f"data.categorical=[{name}]"]
+    if ways[0].startswith("data.categorical") and sum(" " in text.strip() for text in texts) * 2 > len(texts):
+        settings = f"data.path={file.path} data.inputs={name} data.target={targets[0]} model=transformer"
+        ways = [f"data=huggingface {settings}"]
+    return Problem.suggest(file.asked, problem, ways)
 
 
 def _header_note(names: Sequence[str], file: TableFile) -> list[str]:
@@ -253,16 +254,6 @@ def _header_note(names: Sequence[str], file: TableFile) -> list[str]:
     if not file.is_csv or not file.form.header or len(numbers) * 2 <= len(names):
         return []
     return [f"the first line is taken as names: {listed(names[:5])}; data.header=false if it is a row"]
-
-
-def _column_notes(columns: Sequence[Column], tallies: Mapping[str, Tally]) -> list[str]:
-    notes = []
-    if gaps := [column.name for column in columns if column.has_missing]:
-        shares = [f"{name} {1 - tallies[name].present / tallies[name].rows:.0%}" for name in gaps]
-        notes.append(f"missing values: {listed(shares)}; numbers become the training mean")
-    if ids := [column.name for column in columns if column.kind == "number" and tallies[column.name].is_row_number()]:
-        notes.append(f"{listed(ids)} only counts the rows; data.drop=[{','.join(ids)}] leaves it out")
-    return notes
 
 
 def _digits_note(tally: Tally) -> str:

@@ -10,7 +10,6 @@ import glob
 import gzip
 import itertools
 import re
-import shlex
 import warnings
 import zlib
 from collections.abc import Iterator, Sequence
@@ -163,13 +162,8 @@ class TableFile:
         return None
 
     def _not_a_table(self, error: Exception) -> Problem:
-        if isinstance(error, csv.Error) and "new-line" in str(error):
-            quoted = shlex.quote(self.name)
-            problem = f"the lines of `{self.name}` end with a carriage return only, as from old Excel on a Mac"
-            converted = f"gunzip -c {quoted} | tr '\\r' '\\n'" if self._is_packed else f"tr '\\r' '\\n' < {quoted}"
-            return Problem(self.asked, problem, f"run `{converted} > unix.csv`")
         problem = f"`{self.name}` can't be read as a table: {first_line(error)}"
-        return Problem(self.asked, problem, "use a complete CSV file, saved as UTF-8")
+        return Problem(self.asked, problem, "use a complete CSV file in UTF-8, whose lines end with a line feed")
 
     @contextmanager
     def _lines(self) -> Iterator[Iterator[str]]:

@@ -75,8 +75,6 @@ class Tally:
         self.first_missing: tuple[Place, int] | None = None
         self.odd: dict[str, list[tuple[Place, int, Any]]] = {}  # by kind: the first values of another kind
         self._moments = Moments(1)  # of its numbers
-        self._next_number: int | None = None
-        self._counts_rows = True  # 0, 1, 2, ... or 1, 2, 3, ...
 
     def update(self, values: Any, place: Place) -> None:
         if values.null_count and self.first_missing is None:
@@ -109,9 +107,6 @@ class Tally:
         except RunnerError:
             return False
 
-    def is_row_number(self) -> bool:
-        return self._counts_rows and self.nums["number"] == self.rows > 2
-
     def column(self, kind: str, *, most: int) -> Column:
         ranked = sorted(self.texts.items(), key=lambda item: (-item[1], item[0]))[:most]
         texts = tuple(text for text, _ in ranked) if kind == "category" else ()
@@ -132,10 +127,6 @@ class Tally:
             numbers = values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
             fits = np.abs(numbers) <= np.finfo(np.float32).max  # the encoder reports the others
             self._moments.update(np.where(fits, numbers, np.nan)[:, None])
-            first = self._next_number
-            first = int(len(numbers) > 0 and numbers[0] == 1) if first is None else first
-            self._counts_rows = self._counts_rows and np.array_equal(numbers, first + np.arange(len(numbers)))
-            self._next_number = first + len(numbers)
 
     def _read_texts(self, values: Any, place: Place, num: int) -> None:
         import pyarrow as pa

@@ -26,7 +26,7 @@ from torch.utils.data import Dataset
 from runner.data.conversion import BatchDataset
 from runner.data.source import Preprocessing, Source
 from runner.data.tables.cells import form_of
-from runner.data.tables.choose import ChosenColumns, ColumnSettings, choose, from_reader, table_of
+from runner.data.tables.choose import ChosenColumns, ColumnSettings, choose, from_reader
 from runner.data.tables.encoder import AnyTable, Encoder, encode_target, parts_of, reader_node, tidy_batches
 from runner.data.tables.files import TableFile, TableFrame, shared_names, table_files
 from runner.data.tables.scan import Moments
@@ -229,7 +229,10 @@ def table(
     how = asdict(settings) if like is None else {"like": dict(like)}
     form_settings = form.node() | {"complete": drop_missing_targets}
     key = cache_key(files, how | form_settings)
-    chosen = _choose_or_remember(files, settings, like, key=None if in_memory is True else key)
+    if in_memory is not True and (plan := remembered_plan(key)) is not None:
+        chosen = from_reader(**plan)
+    else:
+        chosen = choose(files, shared_names(files), settings) if like is None else from_reader(like)
     read = partial(_rows, in_memory=in_memory, complete=drop_missing_targets)
     rows, reason = read(files, chosen, key=key)
     given = {}
@@ -246,7 +249,13 @@ def table(
     return Source(
         files[0].path.stem,
         rows,
-        _facts_of(chosen),
+        {
+            "input_shape": [chosen.columns.width],
+            "in_features": chosen.columns.width,
+            "num_classes": len(classes) or None,
+            "out_features": chosen.target.num_outputs,
+            "is_multilabel": chosen.target.kind == "multilabel",
+        },
         labels=labels,
         given=given,
         origin=f"{path} ({'; '.join([*chosen.notes, reason])})",
@@ -258,26 +267,6 @@ def table(
         columns=tuple(column.name for column in chosen.columns.columns for _ in column.sizes),
         place=partial(_place, files, chosen.target.names, complete=drop_missing_targets),
     )
-
-
-def _choose_or_remember(
-    files: Sequence[TableFile], settings: ColumnSettings, like: Mapping[str, Any] | None, *, key: str | None
-) -> ChosenColumns:
-    """Return the columns of cached rows, of an earlier run, or chosen from the files. key: of the cache; None to read the files."""
-    if key is not None and (plan := remembered_plan(key)) is not None:
-        return table_of(plan)
-    return from_reader(like) if like is not None else choose(files, shared_names(files), settings)
-
-
-def _facts_of(chosen: ChosenColumns) -> dict[str, Any]:
-    width = chosen.columns.width
-    return {
-        "input_shape": [width],
-        "in_features": width,
-        "num_classes": len(chosen.target.classes) or None,
-        "out_features": chosen.target.num_outputs,
-        "is_multilabel": chosen.target.kind == "multilabel",
-    }
 
 
 def _rows(
@@ -343,14 +332,11 @@ def fit(
         if scale_targets:
             targets = targets or Moments(some.shape[1])
             targets.update(some)
-    scaling = (
-        (inputs.mean.tolist(), inputs.spread().tolist()) if normalize else ([0.0] * len(numbers), [1.0] * len(numbers))
-    )
     before = {
         "_target_": COLUMNS,
         "sizes": list(sizes),
-        "means": scaling[0],
-        "spreads": scaling[1],
+        "means": inputs.mean.tolist() if normalize else [0.0] * len(numbers),
+        "spreads": inputs.spread().tolist() if normalize else [1.0] * len(numbers),
         "fills": inputs.mean.tolist(),
         "flagged": list(flagged),
         "seen": np.concatenate([*known, missing]).astype(int).tolist(),
