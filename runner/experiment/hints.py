@@ -26,7 +26,6 @@ from runner.training.result import Result
 ENOUGH_STEPS = 10  # after which a parameter without a gradient is systematic
 MAX_NAMES = 3
 MUCH_WORSE = 2.0  # times the loss of a constant prediction
-TINY_RATE, LATE = 1e-6, 0.75  # of the first learning rate, of all steps
 RANDOM = 1e-4  # difference of two forward passes, of the largest output
 WAITING, LEAST_SECONDS = 0.3, 1.0  # of a training that is long enough
 #: operations that change no values
@@ -58,7 +57,6 @@ def find(
         "random outputs": lambda: _random_outputs(parts, rows),
         "wrong outputs": lambda: _wrong_outputs(parts, rows),
         "no gradients": lambda: _without_gradients(parts, result.num_steps),
-        "the rate": lambda: _vanished_rate(parts, series, result.num_steps),
         "a high loss": lambda: _worse_than_constant(parts, series),
         "waiting": lambda: waiting(time),
     }
@@ -135,26 +133,6 @@ def _has_no_gradient(state: Mapping[str, Any] | None) -> bool:
     return any(square.dtype is not torch.float16 and not square.any() for square in squares)
 
 
-def _vanished_rate(parts: Parts, series: Mapping[str, Series], num_steps: int) -> str | None:
-    if parts.schedule.scheduler is None or "train/lr" not in series:
-        return None
-    steps, _, rates = series["train/lr"]
-    is_tiny = rates < TINY_RATE * _first_rate(parts)
-    if not len(rates) or not is_tiny[-1]:
-        return None
-    at = int(steps[len(rates) - int((~is_tiny[::-1]).argmax())]) if not is_tiny.all() else 1
-    if at > LATE * num_steps:
-        return None
-    fix = "stretch the schedule" if parts.schedule.every > 1 else "if it counts epochs, write scheduler.interval=epoch"
-    problem = f"the learning rate was below {TINY_RATE:g} of its start from step {at:,} of {num_steps:,} on"
-    return f"{problem} ({parts.schedule.words}); {fix}"
-
-
-def _first_rate(parts: Parts) -> float:
-    group = parts.optimizer.param_groups[0]
-    return float(group.get("initial_lr", group["lr"]))
-
-
 def _worse_than_constant(parts: Parts, series: Mapping[str, Series]) -> str | None:
     if "train/loss" not in series or len(losses := series["train/loss"][2]) < ENOUGH_STEPS:
         return None
@@ -169,9 +147,11 @@ def _worse_than_constant(parts: Parts, series: Mapping[str, Series]) -> str | No
         constant, reference = float(losses[0]), "it began at"
     if not last > MUCH_WORSE * constant:
         return None
+    group = parts.optimizer.param_groups[0]
+    rate = float(group.get("initial_lr", group["lr"]))
     return (
         f"train/loss is {last:.4g} at the end, and {reference} {constant:.4g}: the rate is too high; write "
-        f"optimizer.lr={_first_rate(parts) / 10:g}, or find one with python -m runner lr-find"
+        f"optimizer.lr={rate / 10:g}, or find one with python -m runner lr-find"
     )
 
 
