@@ -7,8 +7,8 @@ import platform
 import random
 import sys
 import warnings
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -119,6 +119,16 @@ def set_generator_states(states: Mapping[str, Any], device: torch.device) -> Non
     torch.set_rng_state(states["cpu"])
     if "device" in states and device.type != "cpu":
         getattr(torch, device.type).set_rng_state(states["device"], *_argument(device))
+
+
+@contextmanager
+def generators_restored(device: torch.device) -> Iterator[None]:
+    """Restore every generator after the block, which may draw."""
+    states = generator_states(device)
+    try:
+        yield
+    finally:
+        set_generator_states(states, device)
 
 
 def peak_memory(device: torch.device) -> tuple[int, str]:

@@ -271,9 +271,8 @@ def _choose_threads(cfg: DictConfig, parts: Parts) -> str:
     if parts.device.type != "cpu" or cfg.backends.cpu.num_threads or most == 1 or is_read:
         return ""
     batch = next(iter(parts.train.epoch(0)))
-    states = backends.generator_states(parts.device)
-    flops = flops_a_product(parts.task, parts.model, batch, autocast=parts.precision.autocast)
-    backends.set_generator_states(states, parts.device)
+    with backends.generators_restored(parts.device):
+        flops = flops_a_product(parts.task, parts.model, batch, autocast=parts.precision.autocast)
     if flops is None:
         return ""
     threads = threads_worth(flops, most=most)

@@ -31,7 +31,7 @@ from runner.experiment import rules
 from runner.inspection.costs import Costs
 from runner.inspection.operations import observe
 from runner.tasks.task import Task
-from runner.training.carried_state import restored
+from runner.training.carried_state import evaluating, restored
 
 #: examples that an accelerator evaluates at a time, and the part of its free memory that they may take
 MAX_EVAL_BATCH, FOR_EVALUATION = 2048, 0.25
@@ -190,20 +190,13 @@ def _evaluated_bytes(
     model: nn.Module, task: Any, batches: Batches, precision: Precision, device: torch.device
 ) -> int | None:
     """Return the peak memory of evaluating a batch; None if it fails, which the evaluation itself reports."""
-    costs, states = Costs(device), backends.generator_states(device)
-    modules = [part for part in (model, task) if isinstance(part, nn.Module)]
+    costs, draws = Costs(device), backends.generators_restored(device)
     try:
-        for module in modules:
-            module.eval()
         enabled = torch.set_grad_enabled(getattr(task, "needs_grad", False))
-        with enabled, restored(model, task), observe(costs), precision.autocast():
+        with enabled, draws, evaluating(model, task), restored(model, task), observe(costs), precision.autocast():
             task(model, next(iter(batches.epoch(0))))
     except Exception:  # of the user's model
         return None
-    finally:
-        for module in modules:
-            module.train()
-        backends.set_generator_states(states, device)
     return max(1, costs.peak.num_bytes)
 
 
@@ -219,20 +212,15 @@ def check_last_batch(model: nn.Module, task: Task, batches: Batches, device: tor
     if not any(isinstance(module, BATCH_NORMS) for module in model.modules()):
         return
     one = next(in_batches(next(iter(batches.epoch(0))), 1))
-    states = backends.generator_states(device)
     try:
-        probe_model, probe_task = copy.deepcopy((model, task))
-        if isinstance(probe_task, nn.Module):
-            probe_task = place(probe_task, device)
-        probe_model = place(probe_model, device)
-        probe_model.train()
-        with torch.no_grad():
-            probe_task(probe_model, one)
+        with backends.generators_restored(device), torch.no_grad():
+            probe_model, probe_task = copy.deepcopy((model, task))
+            if isinstance(probe_task, nn.Module):
+                probe_task = place(probe_task, device)
+            probe_task(place(probe_model, device).train(), one)
     except OF_CODE as error:  # other errors appear in the run, too; some models can't be copied
         if "more than 1 value per channel" in str(error):
             raise RunnerError(_last_batch_problem(rows, size, num_ranks)) from None
-    finally:
-        backends.set_generator_states(states, device)
 
 
 def _all_have_two(rows: int, size: int, num_ranks: int) -> bool:

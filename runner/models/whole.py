@@ -43,11 +43,11 @@ def know_shapes(model: nn.Module, call: Callable[[nn.Module, Any], Any], batch: 
     """
     lazy = [module for module in model.modules() if any(map(is_lazy, _own(module)))]
     device = next(iter(_own(lazy[0]))).device
-    states, was_training = backends.generator_states(device), model.training
+    was_training = model.training
     if isinstance(call, nn.Module):
         call.to(device)  # it may have tensors
     try:
-        with torch.no_grad():
+        with backends.generators_restored(device), torch.no_grad():
             call(model.eval(), map_tensors(batch(), lambda tensor: tensor.to(device)))
     except RunnerError:
         raise
@@ -59,7 +59,6 @@ def know_shapes(model: nn.Module, call: Callable[[nn.Module, Any], Any], batch: 
         raise RunnerError.of("model", problem, fix) from error
     finally:
         model.train(was_training)
-        backends.set_generator_states(states, device)
     for module in lazy:  # initialize again: the forward pass may have drawn numbers that depend on the rows
         if callable(reset := getattr(module, "reset_parameters", None)) and not any(map(is_lazy, _own(module))):
             reset()

@@ -96,12 +96,9 @@ def seed_host(seed: int) -> None:
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Seed the host's generators for the block."""
-    before = backends.generator_states(CPU)
-    seed_host(seed)
-    try:
+    with backends.generators_restored(CPU):
+        seed_host(seed)
         yield
-    finally:
-        backends.set_generator_states(before, CPU)
 
 
 def mixed(*numbers: int) -> int:

@@ -345,12 +345,9 @@ class _StackedBatches:
 @contextmanager
 def world(generators: Mapping[str, Any], device: torch.device) -> Iterator[None]:
     """Set the process's generators to these states in the block, and back afterwards."""
-    before = backends.generator_states(device)
-    backends.set_generator_states(generators, device)
-    try:
+    with backends.generators_restored(device):
+        backends.set_generator_states(generators, device)
         yield
-    finally:
-        backends.set_generator_states(before, device)
 
 
 def stacked_batches(batches: Sequence[Any]) -> Any:
