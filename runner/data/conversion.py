@@ -20,14 +20,6 @@ KINDS = ("auto", "classification", "regression")
 #: what errors and notes call the parts of a pair
 PAIR = ("the inputs", "the targets")
 REGRESSION = "floats for a regression (`data.kind=regression` for a file)"
-#: tensors that hold more than float32 does
-WIDE = (torch.int32, torch.int64, torch.float64)
-#: rows that show whether float32 has room for a column's digits
-MOST_LOOKED_AT = 10_000
-#: float32 rounds whole numbers from here on, and any number whose spread is this much smaller than its mean
-ROUNDED, FAR_OFF = 2.0**24, 2.0**12
-#: numbers whose mean is at most this many times their spread lose nothing that matters
-APART = 16
 #: torch's kernels have no other unsigned integers than uint8
 WIDER = {"uint16": np.int32, "uint32": np.int64, "uint64": np.int64}
 
@@ -94,40 +86,6 @@ def to_targets(
         problem = f"there are classes in {called.name} that the training split lacks: {', '.join(unknown[:5])}"
         raise called.error(problem, "add rows of each class to the training split, or leave these rows out")
     return torch.tensor([number[name] for name in names])[numbers], tuple(like)
-
-
-def fall_together(values: Any, *, called: str) -> tuple[str, ...]:
-    """Describe the first column of (N,) or (N, F) numbers with more digits than float32 has, by MOST_LOOKED_AT rows."""
-    array = values.detach().cpu().numpy() if isinstance(values, Tensor) and values.dtype in WIDE else values
-    array = np.asarray(array) if isinstance(array, list | np.ndarray) else np.empty(0)
-    if array.dtype.kind not in "iuf" or array.dtype.itemsize < 4 or array.ndim not in (1, 2) or not array.size:
-        return ()
-    some = array[:: -(-len(array) // MOST_LOOKED_AT)].astype(np.float64).reshape(-1, array[0].size)
-    for column, offset in enumerate(offsets_of(some)):
-        if offset:
-            where = f"column {column} of {called}" if array.ndim == 2 else called
-            spread, step = float(some[:, column].std()), float(np.spacing(np.float32(abs(offset))))
-            problem = f"{where}: {offset:,.6g}, and {spread:.3g} apart; float32, in which models compute, has steps of {step:.3g} there"
-            return (f"{problem}, and values fall together; less {offset:,.15g} they stay apart",)
-    return ()
-
-
-def offset_of(mean: float, spread: float) -> float:
-    """Return what to subtract from numbers so that float32 keeps them apart: their mean, or 0 if nothing is needed."""
-    far = APART if abs(mean) >= ROUNDED else FAR_OFF
-    if not (0 < spread * far < abs(mean) < float("inf")):
-        return 0.0
-    return float(round(mean)) if spread > 1 else mean
-
-
-def offsets_of(some: Any) -> list[float]:  # (n, F) float64
-    """Return what to subtract from each column so that float32 keeps its values apart; 0 if nothing is needed."""
-    found = []
-    with np.errstate(all="ignore"):  # NaN and infinity have no offset, and are an error later
-        for column, (mean, spread) in enumerate(zip(some.mean(0).tolist(), some.std(0).tolist(), strict=True)):
-            offset, values = offset_of(mean, spread), some[:, column]
-            found.append(0.0 if not offset or np.array_equal(values, values.astype(np.float32)) else offset)
-    return found
 
 
 def are_texts(values: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Makes what draws the rows of each epoch, from `data.sampler`; describes uneven classes."""
+"""Makes what draws the rows of each epoch, from `data.sampler`."""
 
 from __future__ import annotations
 
@@ -12,31 +12,7 @@ from runner.data.loading.order import ClassSampler
 from runner.data.source import Source
 from runner.errors import Problem, RunnerError, nearest, refuse
 
-#: classes are uneven if one has this many times the rows of another
-UNEVEN = 10
-MOST_NAMED = 4
 Weights = str | Sequence[float] | Mapping[Any, float]
-
-
-def balance(source: Source) -> str:
-    """Return the line about uneven classes; "" for a regression, or if each class has enough rows."""
-    if source.labels is None or not source.classes:
-        return ""
-    counts = torch.bincount(source.labels, minlength=len(source.classes))
-    total, most, least = int(counts.sum()), int(counts.max()), int(counts.min())
-    largest = source.classes[int(counts.argmax())]
-    if most == total:
-        return f"all {total:,} rows are of one class, {largest}: nothing can be learned of it"
-    if (alone := int((counts == 1).sum())) * 2 > len(counts):
-        return f"{len(counts):,} classes in {total:,} rows, and {alone:,} of them have 1 row: a number to predict, or a key?"
-    if most < UNEVEN * max(1, least):
-        return ""
-    order: list[Any] = counts.argsort(descending=True, stable=True).tolist()
-    half = MOST_NAMED // 2
-    shown = order if len(order) <= MOST_NAMED else [*order[:half], None, *order[-half:]]
-    rows = ", ".join("..." if at is None else f"{source.classes[at]} {int(counts[at]):,}" for at in shown)
-    share = f"always {largest} is right in {most / total:.1%} of them"
-    return f"uneven classes: {rows} rows; {share} (see task.metrics=[f1], data.sampler=balanced)"
 
 
 def sampler_of(

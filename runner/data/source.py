@@ -20,7 +20,6 @@ from runner.data.conversion import (
     are_texts,
     batch_of,
     changes,
-    fall_together,
     is_pair,
     labels_of,
     to_inputs,
@@ -188,11 +187,7 @@ def from_arrays(
         if like is not None and facts[key] != like.facts[key]:
             problem = f"the `{key}` of {part.name} is {facts[key]}, and the training split has {like.facts[key]}"
             raise part.error(problem, "use splits of the same shape")
-    notes: tuple[str, ...] = ()
-    if dtype == torch.float32:
-        notes = () if conversion.keeps_integers else fall_together(inputs, called=xs.name)
-        notes += () if classes else fall_together(targets, called=ys.name)
-    return Source(name, (x, y), facts, labels=y if classes else None, classes=classes, notes=notes)
+    return Source(name, (x, y), facts, labels=y if classes else None, classes=classes)
 
 
 def facts_of(inputs: Tensor, targets: Tensor, *, num_classes: int | None) -> dict[str, Any]:

@@ -19,7 +19,6 @@ from rich.table import Column
 from rich.text import Text
 
 from runner.config.settings import Settings
-from runner.data.sampler import balance
 from runner.device import Choice
 from runner.device.precision import precision_note
 from runner.errors import harmless, without_password
@@ -226,7 +225,7 @@ def describe_parts(settings: Settings, parts: Parts) -> Iterator[tuple[str, str]
     data = row("data", f"{parts.source.name}: {sizes} examples")
     at = "" if parts.device.type == "cpu" else ", in device memory"
     yield f"{data}{at if parts.residency.startswith('on the device') else ', streamed'}", f"{data}; {parts.residency}"
-    for note in filter(None, (*parts.source.notes, balance(parts.source))):
+    for note in parts.source.notes:
         yield (row("data", note),) * 2
     precision = settings.train.precision
     model = row("model", f"{settings.model}: {parts.num_parameters:,} parameters, {precision}")

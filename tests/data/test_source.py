@@ -210,25 +210,6 @@ def test_facts_of_tensors():
     assert facts_of(torch.ones(2, 3, 5), torch.ones(2), num_classes=4)["in_features"] == 15
 
 
-STAMPS = 1_700_000_000 + np.arange(40).reshape(20, 2)
-
-
-@pytest.mark.parametrize(
-    ("inputs", "targets", "told"),
-    [
-        (STAMPS, np.arange(20) % 2, "column 0 of the inputs: 1.7e+09, and 11.5 apart"),
-        (torch.from_numpy(STAMPS), np.arange(20) % 2, "column 0 of the inputs: 1.7e+09, and 11.5 apart"),
-        (np.ones((20, 2)), STAMPS[:, 1].astype(float), "the targets: 1.7e+09, and 11.5 apart"),
-        (np.float32(STAMPS), np.arange(20) % 2, ""),  # float32 rounds them to equal values
-        (STAMPS - STAMPS[0, 0], np.arange(20) % 2, ""),
-        (np.array([[2**31, 5]] * 20), STAMPS[:, 0], ""),  # equal values, and classes
-    ],
-)
-def test_numbers_that_fall_together_as_float32_are_told(inputs, targets, told):
-    notes = from_arrays(inputs, targets, name="mine").notes
-    assert len(notes) == bool(told) and all(told in note and "less 1,700,000,0" in note for note in notes)
-
-
 AS_THEY_ARE = Conversion(has_columns=False)
 
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from runner.config.checks import choice, count
-from runner.data.conversion import MOST_LOOKED_AT, BatchDataset, Called, fall_together, to_floats, to_targets
-from runner.data.hub.load import IMAGE, NUMBER, TEXT, HubColumns, choose_columns, form_of, listed, load_tables
+from runner.data.conversion import BatchDataset, Called, to_floats, to_targets
+from runner.data.hub.load import IMAGE, TEXT, HubColumns, choose_columns, form_of, listed, load_tables
 from runner.data.language.text import TextRows, entries_of
 from runner.data.source import Source
 from runner.data.tables.cells import LIKE_A_DATE
@@ -40,8 +40,6 @@ log = logging.getLogger("runner")
 READER = "runner.data.read_rows"
 #: evenly spread rows that a fingerprint reads, and rows that a prediction reads at a time
 FINGERPRINT_ROWS, BLOCK = 64, 4096
-#: numbers of the rows that show whether float32 has room for the digits
-MOST_NUMBERS = 2**22
 #: between the texts of several columns
 BETWEEN = "\n"
 
@@ -102,19 +100,12 @@ def huggingface(
     if is_guessed and classes and all(re.match(LIKE_A_DATE, one) for one in classes):
         raise RunnerError(holds_dates(str(columns.target), asked=f"data.target={columns.target}"))
     notes: tuple[str, ...] = ()
-    if columns.form == NUMBER and dtype == "float32":
-        indices = spread(len(tables["train"]), min(MOST_LOOKED_AT, max(1, MOST_NUMBERS // shape[0])))
-        some = reading.numbers(tables["train"].with_format("arrow")[indices])
-        notes = fall_together(some, called=f"the columns {', '.join(columns.inputs)}")
-    if columns.target is not None and not classes and dtype == "float32":
-        values = _target_values(tables["train"], columns.target, setting)
-        notes += fall_together(values, called=f"column {columns.target}")
     rows, marks = {}, []
     for name in targets:
         rows[name], mark = _rows(tables[name], reading, targets[name], once=once)
         marks.append(mark)
     if tokens is not None and (cut := tokens.what_was_cut()):
-        notes = (*notes, f"{cut}; a larger data.context_length takes more of them")
+        notes = (f"{cut}; a larger data.context_length takes more of them",)
     source = Source(
         subset or path,
         rows.pop("train"),
@@ -254,7 +245,7 @@ class TableRows(BatchDataset):
 def _rows(table: Any, reading: Reading, targets: Tensor | None, *, once: bool) -> tuple[Any, str]:
     """Return the rows, and a digest of some of them and of all targets, which is the same wherever they are."""
     table = table.with_format("arrow")
-    indices = spread(len(table), FINGERPRINT_ROWS)
+    indices: list[int] = torch.linspace(0, len(table) - 1, min(len(table), FINGERPRINT_ROWS)).round().long().tolist()
     rows: Any
     if once:
         inputs = reading.inputs(table[:])
@@ -265,11 +256,6 @@ def _rows(table: Any, reading: Reading, targets: Tensor | None, *, once: bool) -
     if targets is not None:
         digest.update(targets.contiguous().numpy().data)
     return rows, digest.hexdigest()
-
-
-def spread(count: int, most: int) -> list[int]:
-    indices: list[int] = torch.linspace(0, count - 1, min(count, most)).round().long().tolist()
-    return indices
 
 
 def _image_size(table: Any, column: str, setting: str) -> tuple[int, int]:

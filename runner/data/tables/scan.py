@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from runner.data.conversion import offset_of
 from runner.data.tables import cells
 from runner.data.tables.cells import DAY_MICROSECONDS, LIKE_A_DATE, LIKE_A_NUMBER, MOST_NAMED, NUMBER, BadValue
 from runner.data.tables.encoder import Column, Place, list_values, tidy_batches
@@ -19,6 +18,10 @@ from runner.errors import RunnerError
 
 #: texts of a column that are counted; of more, the rarer half is dropped, to limit the memory
 MOST_COUNTED = 200_000
+#: float32 rounds whole numbers from here on, and any number whose spread is this much smaller than its mean
+ROUNDED, FAR_OFF = 2.0**24, 2.0**12
+#: numbers whose mean is at most this many times their spread lose nothing that matters
+APART = 16
 
 
 @dataclass
@@ -114,7 +117,12 @@ class Tally:
         return Column(self.name, kind, texts, self.has_times and kind == "date", self.present < self.rows, offset)
 
     def offset(self) -> float:
-        return offset_of(float(self._moments.mean[0]), float(self._moments.deviation()[0]))
+        """Return what to subtract so that float32 keeps its numbers apart: their mean, or 0 if nothing is needed."""
+        mean, spread = float(self._moments.mean[0]), float(self._moments.deviation()[0])
+        far = APART if abs(mean) >= ROUNDED else FAR_OFF
+        if not (0 < spread * far < abs(mean) < float("inf")):
+            return 0.0
+        return float(round(mean)) if spread > 1 else mean
 
     def _add(self, kind: str, values: Any, num: int) -> None:
         import pyarrow as pa

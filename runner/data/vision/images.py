@@ -30,7 +30,7 @@ from runner.data.vision.dataset import (
     is_decoded_once,
     size_of,
 )
-from runner.errors import Problem, RunnerError, nearest
+from runner.errors import RunnerError, nearest
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".jfif", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
 #: directory names of splits
@@ -58,7 +58,14 @@ def find_splits(path: str, *, classes: Sequence[str] = ()) -> tuple[dict[str, Sp
     names = tuple(classes) or tuple(item.name for item in _directories(parts["train"], path))
     found = {name: _by_class(part, names, path, is_train=name == "train") for name, part in parts.items()}
     if len(names) == 1 and not classes:
-        raise RunnerError(_single_class(parts["train"] / names[0], found, path))
+        only, count = parts["train"] / names[0], len(found["train"].files)
+        inner = [item.name for item in _directories(only, path)]
+        problem = f"`{only.parent}` has one directory, `{only.name}`, so all {count:,} images have one class"
+        problem += f"; it contains {', '.join(inner[:MOST_NAMED])}" if inner else ""
+        ways = [f"data.path={only}"] * (len(inner) > 1 and len(found) == 1)
+        raise RunnerError.suggest(
+            f"data.path={path}", problem, ways, f"add a directory for each class next to `{only}`"
+        )
     return found, names
 
 
@@ -111,20 +118,6 @@ def _by_class(directory: Path, names: Sequence[str], path: str, *, is_train: boo
     files = [file for some in by_class.values() for file in some]
     labels = [number[name] for name, some in by_class.items() for _ in some]
     return SplitFiles(directory, files, torch.tensor(labels))
-
-
-def _single_class(only: Path, found: Mapping[str, SplitFiles], path: str) -> Problem:
-    inner, meant = [only], only
-    while len(inner) == 1:
-        meant, inner = inner[0], _directories(inner[0], path)
-    count = len(found["train"].files)
-    problem = f"`{only.parent}` has one directory, `{only.name}`, so all {count:,} images have one class"
-    fix = f"add a directory for each class next to `{only}`"
-    if inner:
-        problem += f"; `{meant}` contains {', '.join(item.name for item in inner[:MOST_NAMED])}"
-        fix = f"move the directories in `{meant}` up into `{only.parent}`, in each split"
-    ways = [f"data.path={meant}"] * (bool(inner) and len(found) == 1)
-    return Problem.suggest(f"data.path={path}", problem, ways, fix)
 
 
 def _directories(root: Path, path: str) -> list[Path]:

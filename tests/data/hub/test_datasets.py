@@ -173,17 +173,6 @@ def test_lists_of_numbers_are_taken_flat(tmp_path, messages):
     messages(refused(str(tmp_path / "b.jsonl")))
 
 
-def test_digits_that_float32_lacks_are_noted(tmp_path):
-    rows = [{"pair": [row, 1_700_000_000 + row], "y": 1_700_000_000 + row} for row in range(60)]
-    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    notes = huggingface(str(tmp_path / "a.jsonl"), kind="regression").notes
-    assert [note.split("; float32")[0] for note in notes] == [
-        "column 1 of the columns pair: 1.7e+09, and 17.3 apart",
-        "column y: 1.7e+09, and 17.3 apart",
-    ]
-    assert len(huggingface(str(tmp_path / "a.jsonl")).notes) == 1  # only the line about classes
-
-
 def test_dates_are_no_target(tmp_path, messages):
     file = tmp_path / "a.csv"
     file.write_text("x,when\n" + "".join(f"{day},2026-11-{day}\n" for day in range(10, 30)))
