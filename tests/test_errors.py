@@ -79,7 +79,7 @@ def test_suggestions_are_three_different_ones():
 def test_every_error_code_is_documented():
     sources = "".join(file.read_text() for file in HERE.rglob("*.py"))
     codes = set(re.findall(r'code="([\w-]+)"', sources)) | {Problem("", "", "").code}
-    assert codes <= set(re.findall(r"`([\w-]+)`", (HERE / "README.md").read_text()))
+    assert codes <= set(re.findall(r"`([\w-]+)`", (HERE / "docs/reference.md").read_text()))
 
 
 def test_the_files_that_a_path_may_have_meant(own_folder):

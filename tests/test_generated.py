@@ -23,6 +23,20 @@ def metrics(page):
     return part(page, "metrics", "\n".join(["| `task.metrics=[NAME]` | is | tasks |", "|---|---|---|", *rows]))
 
 
+def keys(page):
+    """One table per group: what every run has is in base.yaml and in the groups without options."""
+    docs = {}
+    for file in json_schema.conf_files(CONF):
+        if file.group in ("", *json_schema.WHOLE):
+            docs |= {f"{file.group}.{key}".lstrip("."): each for key, each in file.docs.items()}
+    rows = ["| key | default | meaning |", "|---|---|---|"]
+    for key, (comment, value) in docs.items():
+        if not isinstance(value, dict) and comment and not key.startswith(("hydra.", "defaults")):
+            default = "" if value == "???" else f"`{json.dumps(value)}`"
+            rows.append(f"| `{key}` | {default} | {comment.replace('|', chr(92) + '|')} |")
+    return part(page, "keys", "\n".join(rows))
+
+
 def part(page, name, text):
     return re.sub(rf"(<!-- {name} -->\n).*?(?=\n<!-- end -->)", lambda begin: begin[1] + text, page, flags=re.DOTALL)
 
@@ -45,8 +59,13 @@ def options(page):
 
 @pytest.mark.parametrize(
     ("page", "parts"),
-    [("README.md", [command_names]), ("conf/README.md", [options, metrics]), ("runner/README.md", [commands])],
-    ids=["README", "conf", "runner"],
+    [
+        ("README.md", [command_names]),
+        ("conf/README.md", [options, metrics]),
+        ("runner/docs/reference.md", [commands]),
+        ("runner/docs/configuration.md", [keys]),
+    ],
+    ids=["README", "conf", "reference", "configuration"],
 )
 def test_page_lists_what_the_code_has(page, parts, request):
     path = PACKAGES / page

@@ -126,6 +126,8 @@ _TABLE = (
             Option("--name", "NAME", "Name of the file that is written"),
             Option("--precision", help="Try other precisions too (other numbers)")),
         details="Writes an option of the group `tuned`, for `python -m runner ... tuned=NAME`."),
+    Command("docs", "Inspect", "Read a page of the documentation", "runner.cli.docs:show", values="[TOPIC]",
+        details="Without TOPIC: the pages."),
     Command("schema", "Tune", "Write a JSON schema of conf/ for editors", options=(_OUTPUT,),
         details="Covers your options and targets. Prints the line that names the schema to an editor."),
 )
@@ -188,7 +190,7 @@ def overview() -> str:
     lines += ["", "Options", *(f"  {name:<{width}}  {text}" for name, text in options.items())]
     lines += ["", "Examples", EXAMPLES, "", "Groups and their options", *_config_groups(), ""]
     lines.append(
-        "`COMMAND --help` explains a command, `--cfg job` prints every key with its value. Documentation: README.md"
+        "`COMMAND --help` explains a command, `--cfg job` prints every key with its value. Documentation: `docs`"
     )
     return "\n".join(lines)
 

@@ -64,7 +64,7 @@ def make(*own: Path) -> Json:
 
     own: Further directories like conf/, whose targets and options are described, too.
     """
-    files = [file for folder in (CONF, *own) for file in _files(folder)]
+    files = [file for folder in (CONF, *own) for file in conf_files(folder)]
     docs: dict[str, tuple[str, Any]] = {}
     for file in files[::-1]:  # of two files with one name, ours counts
         if file.group in ("", *WHOLE):
@@ -113,7 +113,8 @@ def _ref(name: str) -> Json:
     return {"$ref": f"#/definitions/{name}"}
 
 
-def _files(folder: Path) -> Iterator[ConfFile]:
+def conf_files(folder: Path) -> Iterator[ConfFile]:
+    """Yield the files of a directory like conf/ that can be read, with their comments."""
     for path in sorted(folder.rglob("*.yaml")):
         with suppress(OSError, UnicodeError, yaml.YAMLError):  # a run reports it
             text = path.read_text(encoding="utf-8")

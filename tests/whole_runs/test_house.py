@@ -9,7 +9,17 @@ from runner.version import HERE, PACKAGES
 
 TESTS = PACKAGES / "tests"
 ROOMS = {path.parent.name for path in HERE.glob("*/__init__.py")}
-LOOSE = {"__init__.py", "__main__.py", "command.py", "CHANGELOG.md", "README.md", "errors.py", "py.typed", "version.py"}
+LOOSE = {
+    "__init__.py",
+    "__main__.py",
+    "command.py",
+    "CHANGELOG.md",
+    "README.md",
+    "docs",
+    "errors.py",
+    "py.typed",
+    "version.py",
+}
 #: packages that do not read YAML
 PLAIN = ["training", "tracking", "distributed", "data", "models", "tasks", "inspection", "device"]
 HEAVY = {"torch", "mlflow", "optuna", "ray"}

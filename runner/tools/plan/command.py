@@ -39,11 +39,11 @@ class PlannedJob:
     cfg: DictConfig
 
 
-def plan(jobs: Sequence[PlannedJob], *, search_seconds: float = SECONDS_TO_SEARCH) -> dict[str, Any]:
+def plan(jobs: Sequence[PlannedJob], *, search_seconds: float | None = None) -> dict[str, Any]:
     """Plan, print and write; return the content of plan.json. Starts a process for each job.
 
     Args:
-        search_seconds: For the largest batch sizes.
+        search_seconds: For the largest batch sizes (None: SECONDS_TO_SEARCH).
 
     Raises:
         RunnerError: With the errors of all configurations.
@@ -57,7 +57,9 @@ def plan(jobs: Sequence[PlannedJob], *, search_seconds: float = SECONDS_TO_SEARC
         for job, target in zip(jobs, targets, strict=True):
             now, child = child, stack.enter_context(Child()) if job is not jobs[-1] else None
             assert now is not None
-            answer = now.ask(request(job.cfg, target, seconds=search_seconds))
+            answer = now.ask(
+                request(job.cfg, target, seconds=SECONDS_TO_SEARCH if search_seconds is None else search_seconds)
+            )
             plans.append(report(job.name, job.cfg, target, answer, seconds=time.monotonic() - began))
             began = time.monotonic()
     would_run = all(each["would_run"] for each in plans)
