@@ -39,7 +39,7 @@ def test_site_builds_without_dead_link(tmp_path):
     assert built.returncode == 0, built.stdout + built.stderr
     pages = {page.resolve() for page in topics().values()} | {PACKAGES / "README.md"}
     built_from = {page for page in pages if (tmp_path / _address(page)).is_file()}
-    assert pages == built_from
+    assert pages == built_from and list(tmp_path.glob("assets/stylesheets/*.css"))
 
 
 def _address(page):
