@@ -30,6 +30,7 @@ from runner.config.compose import (
     name_data,
 )
 from runner.config.importing import loading
+from runner.config.trust import RERUN
 from runner.distributed.environment import rank_here
 from runner.errors import RunnerError, first_line, in_words, path_problems, refuse
 from runner.experiment import directory as directories
@@ -87,6 +88,8 @@ def train_composed(
             with started(cfg, publishes=run_one is None) as context:
                 return _run(cfg, loader, replace(context, owns_process=True), run_one)
         except directories.OverError as over:
+            if cfg.hydra.job.config_name == RERUN:  # it was to be repeated
+                raise
             print(over)
             folder = folder_of(cfg, "hydra.run.dir")
             answer.give({"folder": str(folder), **vars(Summary.read(folder))})

@@ -26,16 +26,12 @@ class Membership:
     publishes: bool = True  # False: the sweep's own process sends the journal
 
 
-def accept(parts: Parts) -> None:
-    """Take any parts."""
-
-
 @dataclass(frozen=True)
 class Repetition:
     """The run that a run repeats."""
 
     of: str  # its id in MLflow, or its directory, as a tag
-    check: Callable[[Parts], None] = accept  # raises a RunnerError for other parts, before anything is tracked
+    check: Callable[[Parts], None] | None = None  # raises a RunnerError for other parts, before anything is tracked
 
 
 class Checked(NamedTuple):

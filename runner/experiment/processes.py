@@ -58,7 +58,7 @@ def run_in_processes(cfg: DictConfig, directory: Path, choices: Sequence[Choice]
 
     Raises: RunnerError for errors that they find before the training.
     """
-    if context.repetition is not None:
+    if context.repetition is not None and context.repetition.check is not None:
         context.repetition.check(prepare(copy.deepcopy(cfg), torch.device("cpu")))
         context = replace(context, repetition=Repetition(context.repetition.of))
     contexts = [

@@ -102,7 +102,7 @@ class Session:
     def begin(self, cfg: DictConfig, parts: Parts, *, num_together: int = 1) -> None:
         """Open the journal, listen to signals, and write what the run is. num_together: runs that take each step together."""
         context, folder, settings = self._context, self.folder, self.settings
-        if context.repetition is not None:
+        if context.repetition is not None and context.repetition.check is not None:
             context.repetition.check(parts)
         self._parts, self._result = parts, Result(best=parts.best)
         journal = self._open.enter_context(Journal(folder, say=self.say))

@@ -130,6 +130,13 @@ def test_a_process_beside_the_first_one_is_refused_as_that_one_is(used, monkeypa
     assert content() == before
 
 
+def test_repeated_run_needs_another_directory(used, capsys):
+    before = content()
+    assert cli.main(["-cd", "run", "-cn", "rerun", "hydra.run.dir=run"]) == 2
+    assert "has finished" in capsys.readouterr().err
+    assert content() == before
+
+
 def test_a_folder_that_another_process_has_taken_is_refused_before_anything_is_written(own_folder, capsys):
     Path("run/journal").mkdir(parents=True)
     with FileLock(Path("run") / directories.LOCK):
