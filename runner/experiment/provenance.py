@@ -20,9 +20,6 @@ from omegaconf import DictConfig, OmegaConf
 from runner.errors import without_password
 from runner.version import __version__
 
-#: suffixes of the user's code, and directories where runs write such files
-CODE = (".py", ".yaml", ".yml")
-OF_RUNS = (("outputs",), ("multirun",))
 NOTE = "mlflow.note.content"  # the tag that MLflow shows as a run's description, in Markdown
 #: the sweeps of `try`: `last` never means one of these
 TRIES = Path("multirun/tries")
@@ -49,18 +46,18 @@ class Git:
 
 def git_state() -> Git | None:
     """The commit that the current folder is at and what differs from it; None outside a repository. About 20 ms."""
-    commit = _git("rev-parse", "HEAD")
+    commit = run_git("rev-parse", "HEAD")
     if commit is None:
         return None
-    head, _, changed = (_git("status", "--porcelain", "--branch", "--untracked-files=no") or "").partition("\n")
+    head, _, changed = (run_git("status", "--porcelain", "--branch", "--untracked-files=no") or "").partition("\n")
     branch = head.removeprefix("## ").partition("...")[0]
-    diff = (_git("diff", "HEAD") or "") if changed else ""
+    diff = (run_git("diff", "HEAD") or "") if changed else ""
     return Git(commit.strip(), bool(changed), diff, branch if " " not in branch else None)
 
 
 def remote() -> str | None:
     """The URL of the repository that the current folder was cloned from, without credentials; None without one."""
-    url = (_git("config", "--get", "remote.origin.url") or "").strip()
+    url = (run_git("config", "--get", "remote.origin.url") or "").strip()
     return re.sub(r"://[^/@]*@", "://", url) or None
 
 
@@ -73,28 +70,10 @@ def diff_without_secrets(diff: str, uri: str = "") -> str:
 def _without_credentials(diff: str) -> str:
     title, _, body = diff.partition("\n")
     name = title.rpartition(" b/")[2].strip('"')
-    is_code = name.endswith(CODE[0])
+    is_code = name.endswith(".py")
     if CREDENTIAL_FILES.search(name) or CREDENTIALS.search(body) or (not is_code and ASSIGNED.search(body)):
         return f"# {name} is left out: it looks like credentials\n"
     return diff
-
-
-def code() -> dict[str, str | None]:
-    """Identify the state of this directory's code: the commit, a digest of the changes, and one of the files that git does
-    not track. None for what is missing."""
-    git = git_state()
-    root = Path.cwd()
-    listed = _git("ls-files", "--others", "--exclude-standard", "-z") if git is not None else None
-    names = (
-        listed.split("\0") if listed is not None else [*map(str, root.glob("*.py")), *map(str, root.glob("conf/**/*"))]
-    )
-    own = [root / name for name in sorted(names) if name.endswith(CODE) and Path(name).parts[:1] not in OF_RUNS]
-    texts = [f"{path.relative_to(root)}\0".encode() + path.read_bytes() for path in own if path.is_file()]
-    return {
-        "git_commit": git.commit if git is not None else None,
-        "diff": digest(diff_without_secrets(git.diff).encode()) if git is not None and git.diff else None,
-        "files": digest(b"\0".join(texts)) if texts else None,
-    }
 
 
 def digest(text: bytes) -> str:
@@ -169,7 +148,8 @@ def _version(name: str) -> str:
         return "not installed"
 
 
-def _git(*arguments: str) -> str | None:
+def run_git(*arguments: str) -> str | None:
+    """Return what git prints; None without git, or outside a repository."""
     try:
         done = subprocess.run(["git", *arguments], capture_output=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):

@@ -24,7 +24,7 @@ from runner.config import override_errors, validate
 from runner.config.compose import composed_with, composer, sweep_context
 from runner.config.identity import changes, chosen, key_of, quoted
 from runner.errors import Problem, RunnerError, refuse, without_password
-from runner.experiment.provenance import code, digest
+from runner.experiment import provenance
 from runner.experiment.terminal import say, short
 from runner.runs import find
 from runner.sweep import hydra_plugins
@@ -44,6 +44,8 @@ SWEEP_KEYS = (
 )
 #: keys that are not part of a kept configuration: each try has its own
 RUN_KEYS = ("seed", "hydra.run.", "hydra.sweep.", "sweep.")
+#: suffixes of the user's code, and directories where runs write such files
+CODE, RUN_FOLDERS = (".py", ".yaml", ".yml"), ("outputs", "multirun")
 #: keys that may differ in the same configuration
 FREE_KEYS = ("seed", "name", "device", "tracking.")
 
@@ -294,9 +296,29 @@ def _words_of(folder: Path) -> tuple[list[str], list[str]]:
     return (rerun, []) if any(not key.startswith(FREE_KEYS) for key in changes(then, now)) else ([], words)
 
 
+def code() -> dict[str, str | None]:
+    """Identify the state of this directory's code: the commit, a digest of the changes, and one of the files that git does
+    not track. None for what is missing."""
+    git, root = provenance.git_state(), Path.cwd()
+    listed = provenance.run_git("ls-files", "--others", "--exclude-standard", "-z") if git is not None else None
+    python_files, conf_files = map(str, root.glob("*.py")), map(str, root.glob("conf/**/*"))
+    names = listed.split("\0") if listed is not None else [*python_files, *conf_files]
+    own = [root / name for name in sorted(names) if name.endswith(CODE) and Path(name).parts[0] not in RUN_FOLDERS]
+    texts = [f"{path.relative_to(root)}\0".encode() + path.read_bytes() for path in own if path.is_file()]
+    diff = provenance.diff_without_secrets(git.diff) if git is not None else ""
+    return {
+        "git_commit": git.commit if git is not None else None,
+        "diff": provenance.digest(diff.encode()) if diff else None,
+        "files": provenance.digest(b"\0".join(texts)) if texts else None,
+    }
+
+
 def _code_of(folder: Path) -> dict[str, Any]:
-    """Return what a run has recorded of its code, as `provenance.code` does."""
+    """Return what a run has recorded of its code, as `code` does."""
     starts = [event for event in read_events(folder) if event["kind"] == "start"]
     diff = folder / "git.diff"
     commit = starts[-1]["tags"].get("git_commit") if starts else None
-    return {"git_commit": commit, "diff": digest(diff.read_bytes()) if diff.is_file() and diff.stat().st_size else None}
+    return {
+        "git_commit": commit,
+        "diff": provenance.digest(diff.read_bytes()) if diff.is_file() and diff.stat().st_size else None,
+    }
