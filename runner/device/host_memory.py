@@ -18,6 +18,8 @@ FILES = (
 #: glibc's parameters of mallopt() (malloc.h), and the size from which a block is mapped separately
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 LARGEST_KEPT = 2**30
+#: rows in memory take this many times their size: the splits are copies, and so is each chunk that is read
+COPIES = 2.5
 
 _num_processes = 1
 
@@ -55,6 +57,13 @@ def memory_left() -> tuple[int, str]:
         if soft != resource.RLIM_INFINITY:
             left.append((max(0, soft - now_bytes), f"left by {name}"))
     return min(left)
+
+
+def fits_in_memory(num_bytes: int) -> tuple[bool, str]:
+    """Return whether rows of this size may be kept in memory, with their copies in half of what is left, and why."""
+    left, limit = memory_left()
+    fits = num_bytes * COPIES <= left / 2
+    return fits, f"auto: {num_bytes / 2**20:,.1f} MiB of rows, {left / 2**20:,.0f} MiB {limit}"
 
 
 def left_in_groups(mount: Path, own: Path) -> list[tuple[int, str]]:

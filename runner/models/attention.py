@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from runner.config.checks import choice, count, probability
 from runner.errors import RunnerError, at_once
+from runner.models.shapes import nearest_divisors
 
 POSITIONS = ("learned", "rotary")
 #: of all weights but those that write into the residual stream (Radford et al. 2019, "Language Models are Unsupervised ...")
@@ -185,8 +186,6 @@ def check_heads(width: Any, num_heads: Any) -> None:
         lambda: count(width, key="model.width", example=4), lambda: count(num_heads, key="model.num_heads", example=4)
     )
     if width % num_heads:
-        fits = [heads for heads in range(1, width + 1) if width % heads == 0]
-        near = sorted(fits, key=lambda heads: abs(heads - num_heads))[:2]
         problem = f"`model.width={width}` can't be divided into {num_heads} equal heads"
-        ways = [f"model.num_heads={heads}" for heads in near]
+        ways = [f"model.num_heads={heads}" for heads in nearest_divisors(num_heads, width)]
         raise RunnerError.suggest(f"model.num_heads={num_heads}", problem, ways)

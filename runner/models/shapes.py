@@ -1,4 +1,4 @@
-"""Refuses inputs whose shape a model doesn't take."""
+"""Refuses inputs whose shape a model doesn't take, and finds sizes that divide them."""
 
 from __future__ import annotations
 
@@ -38,3 +38,9 @@ def check_shape(
     has_convolution = len(shape) in (SIGNALS, IMAGES)
     ways = ["model=cnn"] if has_convolution else ["model=mlp"]
     raise RunnerError.suggest(source, f"`{model}` needs {' or '.join(forms)}", ways)
+
+
+def nearest_divisors(number: int, *sizes: int) -> list[int]:
+    """Return the two whole numbers next to `number` that divide all sizes, in order."""
+    divisors = [each for each in range(1, min(sizes) + 1) if not any(size % each for size in sizes)]
+    return sorted(sorted(divisors, key=lambda each: abs(each - number))[:2])

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from runner.config.checks import choice
 from runner.errors import RunnerError, at_once
 from runner.models.attention import SPREAD, Stack, linear
-from runner.models.shapes import SIGNALS, check_shape
+from runner.models.shapes import SIGNALS, check_shape, nearest_divisors
 
 POOLINGS = ("mean", "cls")
 
@@ -112,7 +112,6 @@ def _check_patches(shape: Sequence[int], vocab_size: int | None, patch_size: int
         problem = f"`model.patch_size` must be 1 to {length}, the number of samples"
         raise RunnerError.suggest(setting, problem, ["model.patch_size=1"])
     if vocab_size is None and length % patch_size:
-        fits = [size for size in range(1, length + 1) if length % size == 0]
-        near = sorted(sorted(fits, key=lambda size: abs(size - patch_size))[:2])
         problem = f"the last {length % patch_size} of {length} samples would be in no patch"
-        raise RunnerError.suggest(setting, problem, [f"model.patch_size={size}" for size in near])
+        ways = [f"model.patch_size={size}" for size in nearest_divisors(patch_size, length)]
+        raise RunnerError.suggest(setting, problem, ways)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from runner.config.checks import count, probability
 from runner.errors import RunnerError
 from runner.models.attention import attend, check_heads
-from runner.models.shapes import IMAGES, check_shape
+from runner.models.shapes import IMAGES, check_shape, nearest_divisors
 
 #: initial standard deviation of position embeddings and weights (Touvron et al. 2021)
 SPREAD = 0.02
@@ -96,11 +96,7 @@ def _initialise(model: ViT) -> None:
 def _check_shape(shape: Sequence[int], patch_size: int) -> None:
     check_shape(shape, model="vit", takes=[IMAGES])
     if shape[1] % patch_size or shape[2] % patch_size:
-        fitting = [size for size in range(min(shape[1:]), 0, -1) if not shape[1] % size and not shape[2] % size]
-        best = min(fitting, key=lambda size: (abs(size - patch_size), size))
         problem = f"patches of {patch_size} pixels don't fill the image"
-        raise RunnerError.suggest(
-            f"model.patch_size={patch_size}, model=vit on inputs of shape {tuple(shape)}",
-            problem,
-            [f"model.patch_size={best}"],
-        )
+        source = f"model.patch_size={patch_size}, model=vit on inputs of shape {tuple(shape)}"
+        ways = [f"model.patch_size={size}" for size in nearest_divisors(patch_size, *shape[1:])]
+        raise RunnerError.suggest(source, problem, ways)

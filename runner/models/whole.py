@@ -113,13 +113,11 @@ def _parts(held: Any) -> list[Any]:
 
 
 def _instead(held: Any) -> tuple[str, str]:
+    """Return what an attribute with weights is, and what to write instead."""
     if isinstance(held, Tensor):
         return "a plain tensor", "nn.Parameter(...)"
-    values = _parts(held)
-    kind = "Parameter" if values and all(isinstance(value, Tensor) for value in values) else "Module"
-    if isinstance(held, Mapping):
-        return f"a plain {type(held).__name__}", f"nn.{kind}Dict(...)"
-    if isinstance(held, list | tuple):
-        return f"a plain {type(held).__name__}", f"nn.{kind}List(...)"
     name = type(held).__name__
-    return f"a `{name}`, which is not an `nn.Module`", f"{name}(...)` with `class {name}(nn.Module)"
+    if not isinstance(held, Mapping | list | tuple):
+        return f"a `{name}`, which is not an `nn.Module`", f"{name}(...)` with `class {name}(nn.Module)"
+    kind = "Parameter" if (parts := _parts(held)) and all(isinstance(part, Tensor) for part in parts) else "Module"
+    return f"a plain {name}", f"nn.{kind}{'Dict' if isinstance(held, Mapping) else 'List'}(...)"

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from runner.config.checks import choice
 from runner.data.conversion import BatchDataset
 from runner.data.source import Preprocessing, Source
 from runner.data.tables.cells import form_of
@@ -30,13 +31,11 @@ from runner.data.tables.choose import ChosenColumns, ColumnSettings, choose, fro
 from runner.data.tables.encoder import AnyTable, Encoder, encode_target, parts_of, reader_node, tidy_batches
 from runner.data.tables.files import TableFile, TableFrame, shared_names, table_files
 from runner.data.tables.scan import Moments
-from runner.device.host_memory import memory_left
+from runner.device.host_memory import fits_in_memory
 from runner.errors import RunnerError
 
 #: the variable that names the directory for large tables' rows (default: ~/.cache/runner)
 CACHE_VARIABLE = "RUNNER_CACHE"
-#: rows in memory take this many times their size: the splits are copies, and so is each chunk that is read
-COPIES = 2.5
 #: of the cache's files; increase it when rows are encoded differently
 FORMAT = 3
 INPUTS, TARGETS, SIZES = "inputs.f32", "targets.npy", "sizes.json"
@@ -76,18 +75,6 @@ class MappedRows(BatchDataset):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_maps": None}  # NumPy would pickle the whole file
-
-
-def fits_in_memory(num_bytes: int, asked: str | bool) -> tuple[bool, str]:
-    """Return whether rows of this size are kept in memory, and why. asked: auto, true or false. Raises: RunnerError."""
-    if isinstance(asked, bool):
-        return asked, "as asked"
-    if asked != "auto":
-        problem = "`data.in_memory` must be `auto`, `true` (memory) or `false` (a mapped file)"
-        raise RunnerError.of(f"data.in_memory={asked}", problem, "use `data.in_memory=auto`, `true` or `false`")
-    left, limit = memory_left()
-    is_small = num_bytes * COPIES <= left / 2
-    return is_small, f"auto: {num_bytes / 2**20:,.1f} MiB of rows, {left / 2**20:,.0f} MiB {limit}"
 
 
 def gathered(chunks: Chunks, *, num_rows: int | None = None, num_floats: int, dtype: str) -> tuple[Tensor, Tensor]:
@@ -277,7 +264,8 @@ def _rows(
     target_floats = 2 if chosen.target.classes else len(chosen.target.names)  # a class is one int64
     known_bytes = num_rows and num_rows * size * (num_floats + target_floats)
     num_bytes = known_bytes or sum(file.max_bytes(num_floats) for file in files) * size // 4
-    fits, reason = fits_in_memory(num_bytes, in_memory)
+    in_memory = choice(in_memory, ("auto", True, False), key="data.in_memory")
+    fits, reason = (in_memory, "as asked") if in_memory != "auto" else fits_in_memory(num_bytes)  # words: ok
     chunks = partial(_chunks, files, chosen, complete=complete)
     if not fits:
         rows = mapped(key, chunks, plan=chosen.node(), num_bytes=num_bytes, asked=files[0].asked)
@@ -381,7 +369,7 @@ class TableReader:
     def __call__(self, path: str, *, key: str = "--input") -> Tensor | Iterator[Tensor]:
         """Return all rows of the file, or an iterator of chunks if memory is too small. Raises: RunnerError."""
         files = table_files(path, key=key, form=self.form)
-        fits, _ = fits_in_memory(sum(file.max_bytes(self.columns.num_floats) for file in files), "auto")
+        fits, _ = fits_in_memory(sum(file.max_bytes(self.columns.num_floats) for file in files))
         if not fits:
             return self._chunks(files)
         rows = self._all(files)

@@ -18,6 +18,7 @@ from torch import Tensor
 from runner.config.checks import choice
 from runner.data.conversion import BatchDataset
 from runner.device.hardware import num_usable_cpus
+from runner.device.host_memory import fits_in_memory
 from runner.errors import RunnerError
 
 if TYPE_CHECKING:
@@ -27,8 +28,6 @@ CHANNELS = {"rgb": 3, "gray": 1}
 #: the EXIF tag of the orientation, and its values that swap width and height
 ORIENTATION, SWAPPED = 0x0112, (5, 6, 7, 8)
 DECODE = ("auto", "once", "workers")
-#: decoded images are kept in at most this part of the free memory: the splits are a copy of them
-MOST_OF_MEMORY = 0.25
 #: unreadable images that an error names, and images that a thread decodes at a time
 MOST_NAMED, BLOCK = 20, 32
 Encoded = str | Path | bytes
@@ -214,15 +213,9 @@ def each(
 
 def is_decoded_once(decode: str, *, num_bytes: int) -> tuple[bool, str]:
     """Return whether decoded examples of this size are kept in memory, and why. Raises: RunnerError."""
-    import psutil
-
     choice(decode, DECODE, key="data.decode")
-    if decode != "auto":
-        return decode == "once", f"decoded {'once' if decode == 'once' else 'by workers'} (as asked)"  # words: ok
-    free = psutil.virtual_memory().available
-    is_small = num_bytes <= free * MOST_OF_MEMORY
-    size = f"{num_bytes / 2**20:,.1f} MiB of {free / 2**20:,.0f} MiB free"
-    return is_small, f"decoded {'once' if is_small else 'by workers'} (auto: {size})"
+    once, reason = fits_in_memory(num_bytes) if decode == "auto" else (decode == "once", "as asked")  # words: ok
+    return once, f"decoded {'once' if once else 'by workers'} ({reason})"
 
 
 def fingerprint_of(files: Sequence[Path], root: Path) -> str:

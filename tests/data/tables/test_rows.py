@@ -17,7 +17,7 @@ from runner.data import split as data_split
 from runner.data.loading.loaders import Loading, load
 from runner.data.split import fingerprint, split
 from runner.data.tables import table as table_rows
-from runner.data.tables.table import MappedRows, fits_in_memory, table
+from runner.data.tables.table import MappedRows, table
 from runner.device import host_memory
 from runner.errors import RunnerError
 from runner.version import PACKAGES
@@ -124,11 +124,11 @@ def test_a_disk_without_room(monkeypatch, folder, messages):
 
 
 @pytest.mark.parametrize(
-    ("left", "asked", "fits"), [(10_000, "auto", True), (4_999, "auto", False), (0, True, True), (10**12, False, False)]
+    ("left", "asked", "fits"), [(10**9, "auto", True), (4_999, "auto", False), (0, True, True), (10**12, False, False)]
 )
 def test_memory_decides(left, asked, fits, monkeypatch):
-    monkeypatch.setattr(table_rows, "memory_left", lambda: (left, "free"))
-    assert fits_in_memory(1_000, asked)[0] is fits
+    monkeypatch.setattr(host_memory, "memory_left", lambda: (left, "free"))
+    assert isinstance(table("t.csv", in_memory=asked).rows, tuple) is fits
 
 
 @pytest.mark.parametrize(("target", "num_bytes"), [("c", 30 * 3 * 4), ("x", 30 * 2 * 4)])
@@ -137,13 +137,13 @@ def test_a_rows_size_is_that_of_its_numbers(folder, monkeypatch, target, num_byt
     rows = "".join(f"{row}.5,{row}\n" for row in range(30))
     (folder / "u.csv").write_text(f"x,c\n{rows}")
     asked = []
-    monkeypatch.setattr("runner.data.tables.table.fits_in_memory", lambda size, how: (asked.append(size) or True, "so"))
+    monkeypatch.setattr(table_rows, "fits_in_memory", lambda size: (asked.append(size) or True, "so"))
     source = table("u.csv", target=target)
     assert asked == [num_bytes] == [sum(part.nbytes for part in source.rows)]
 
 
 def test_auto_takes_the_disk_where_memory_is_short(monkeypatch):
-    monkeypatch.setattr(table_rows, "memory_left", lambda: (9_000, "left by ulimit -d"))
+    monkeypatch.setattr(host_memory, "memory_left", lambda: (9_000, "left by ulimit -d"))
     source = table("t.csv")
     assert isinstance(source.rows, MappedRows)
     assert "left by ulimit -d" in source.origin
