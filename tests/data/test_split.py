@@ -6,7 +6,7 @@ from torch.utils.data import Dataset
 from runner.data import split as room
 from runner.data.builtin.scikit import digits
 from runner.data.source import Source, as_source
-from runner.data.split import fingerprint, folds, indices, split, take
+from runner.data.split import fingerprint, folds, indices, split
 
 
 def numbered(count, classes=None, **settings):
@@ -93,10 +93,6 @@ def test_the_only_row_of_a_class_stays_in_train():
         assert {40, 41} <= set(numbers(splits.train))
 
 
-def test_labels_that_are_all_different_are_cut_all_the_same():
-    assert cut(numbered(100, list(range(100)))).sizes == {"train": 80, "val": 10, "test": 10}
-
-
 def test_no_split_where_the_fraction_is_zero():
     source = numbered(50)
     splits = cut(source, val=0, test=0)
@@ -162,13 +158,6 @@ def test_splits_that_would_be_empty(count, settings, messages):
 
 def test_both_empty_splits_at_once():
     assert [problem.source for problem in problems(numbered(3))] == ["data.test_fraction=0.1", "data.val_fraction=0.1"]
-
-
-def test_what_is_taken_and_what_is_left():
-    draw = torch.Generator().manual_seed(0)
-    taken, rest = take(torch.tensor([3, 5, 7, 9]), 2, labels=torch.arange(10) % 2, generator=draw)
-    assert sorted(taken.tolist() + rest.tolist()) == [3, 5, 7, 9]
-    assert len(taken) == 2
 
 
 def test_what_is_in_order_is_cut_into_blocks():

@@ -77,17 +77,6 @@ def test_the_spread_of_the_weights_and_the_tie():
     assert sum(p.numel() for p in untied.parameters()) == 8 * per_block + (2 * 500 + 12 + 2) * 128 + 500
 
 
-def test_the_same_seed_gives_the_same_weights():
-    assert all(map(torch.equal, small().parameters(), small().parameters()))
-
-
-def test_dropout_is_off_in_evaluation():
-    model, tokens = small(dropout=0.5), torch.randint(11, (2, 12))
-    assert not torch.equal(model(tokens), model(tokens))
-    model.eval()
-    assert torch.equal(model(tokens), model(tokens))
-
-
 @pytest.mark.parametrize("positions", POSITIONS)
 def test_it_learns_what_a_model_without_memory_can_not(positions):
     model = small(positions=positions, width=32)

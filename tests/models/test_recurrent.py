@@ -3,7 +3,6 @@ import types
 import pytest
 import torch
 from simulated import run_simulated
-from torch import nn
 from torch.nn import functional as F
 
 from runner.models.recurrent import Recurrent
@@ -93,13 +92,6 @@ def test_dropout_stands_between_layers_and_before_the_output():
     assert model.layers.dropout == 0.5
     # torch would warn: a single layer has no dropout in between
     assert Recurrent((2, 7), 3, "gru", 64, dropout=0.5).layers.dropout == 0
-
-
-def test_tokens_go_through_an_embedding():
-    model = Recurrent((7,), 3, "gru", 4, vocab_size=11)
-    assert isinstance(model.embedding, nn.Embedding)
-    assert model.embedding.weight.shape == (11, 4)
-    assert model(torch.randint(11, (5, 7))).shape == (5, 3)
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])

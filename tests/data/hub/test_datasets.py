@@ -432,17 +432,6 @@ def test_runs_on_a_csv_in_memory_and_from_the_mapped_file_are_the_same(own_folde
     assert resident["metrics"]["train/loss"] == streamed["metrics"]["train/loss"]
 
 
-def test_runs_on_a_folder_of_images_are_the_same(own_folder):
-    write_images(own_folder / "set", count=20)
-    words = ["data.path=set", "model=cnn", "model.channels=[4]", "data.augment=[flip]"]
-    words += ["train.num_epochs=8", "optimizer.lr=0.02"]
-    resident = run("resident", *words)
-    streamed = run("streamed", *words, "data.decode=workers", "data.num_workers=1")
-    assert resident["metrics"]["val/loss"] == streamed["metrics"]["val/loss"]
-    assert resident["metrics"]["test/accuracy"] > 0.7
-    assert json.loads(Path("resident/model.json").read_text())["classes"] == ["dark", "light"]
-
-
 def test_a_run_on_a_text(own_folder, monkeypatch):
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     (own_folder / "lines.txt").write_text("\n".join(["abababab", "babababa"] * 40))
