@@ -84,17 +84,17 @@ def _arguments(file: Path, settings: Mapping[str, Any], setting: str) -> dict[st
     if file.is_file():
         ways = [f"data.path={name} data.data_files={path}" for name in BUILDERS[:3]]
         raise RunnerError.suggest(setting, f"the format of `{file.name}` is not known from its ending", ways)
-    if file.is_dir():
-        return {"path": str(file), "name": settings["subset"], "data_files": _expanded(files)}
-    if path.startswith((".", "/", "~")) or path.count("/") > 1 or ending in BY_ENDING:
+    if not file.is_dir() and (path.startswith((".", "/", "~")) or path.count("/") > 1 or ending in BY_ENDING):
         there = [item.name for item in file.parent.iterdir()] if file.parent.is_dir() else []
         ways = [f"data.path={file.parent / hit}" for hit in nearest(file.name, there)]
         fix = "use `data.path=FILE`, or a name from huggingface.co/datasets"
         problem = f"there is no file or directory `{path}`, and the Hub has no such names"
         raise RunnerError.suggest(setting, problem, ways, fix, code="missing-file")
-    if path in _all_builders():
+    if path in _all_builders():  # before a directory of that name, which the library would not read
         problem = f"the reader `{path}` is not supported; {', '.join(BUILDERS)} and directories are"
         raise RunnerError.suggest(setting, problem, (f"data.path={name}" for name in BUILDERS))
+    if file.is_dir():  # absolute: the library takes `pandas` for its reader of pickles
+        return {"path": str(file.absolute()), "name": settings["subset"], "data_files": _expanded(files)}
     return {"path": path, "name": settings["subset"], "data_files": files}
 
 

@@ -382,8 +382,11 @@ def test_sets_that_are_not_there(own_folder, messages):
         messages(refused(name))
     messages(refused("csv", data_files="nothing.csv"))
     messages(refused("csv", "small", data_files="table.csv"))
+    (own_folder / "pandas").mkdir()
     for name in ("pandas", "sql"):
         messages(refused(name, data_files="table.csv"))
+    write_csv(own_folder / "pandas" / "a.csv")
+    assert len(huggingface("./pandas").rows[0]) == 40, "the directory, not the library's reader of pickles"
     (own_folder / "broken.csv").write_text("a,label\n1,2\n3,4,5\n")
     assert "Expected 2 fields in line 3" in refused("broken.csv").message
     (own_folder / "broken.parquet").write_text("words")
