@@ -5,8 +5,7 @@ import torch
 from refused import problems_of
 
 from runner.config.instantiate import build
-from runner.data.builtin.generated import SHAPES, TEMPLATES, Features, make_signals, mnist1d, playground, synthetic
-from runner.data.loading.order import generator
+from runner.data.builtin.generated import SHAPES, Features, mnist1d, playground, synthetic
 from runner.data.split import split
 
 
@@ -60,14 +59,6 @@ THEIRS = {
     6: [-3.50, -2.32, -0.18, 0.88, 1.76],
     9: [-2.86, -1.23, -0.06, 0.91, 1.78],
 }
-
-
-def test_the_shape_shows_through_the_noise():
-    signals = make_signals(torch.arange(10).repeat(200), generator(1))
-    assert signals.shape == (2000, 40)
-    means = signals.reshape(200, 10, 40).mean(0)
-    assert means[0].mean() > 0 > means[6].mean()  # 0 curves upwards, 6 downwards
-    assert len(TEMPLATES) == 10
 
 
 @pytest.mark.parametrize("settings", [{"num_rows": 9}, {"num_test_rows": 0}], ids=str)

@@ -135,7 +135,7 @@ def test_another_encoding(encoding, folder, messages):
     messages(problems("t.csv"))
 
 
-def test_lines_that_end_with_a_carriage_return_alone(folder, messages):
+def test_carriage_returns_as_line_ends_are_refused(folder, messages):
     (folder / "mac.csv").write_text(GOOD, newline="\r")
     messages(problems("mac.csv"))
     (folder / "t.csv").write_text(GOOD + "5,a\rb,1\n", newline="")
