@@ -1,48 +1,105 @@
-"""Checks of single values of the configuration, whose RunnerError has the key and a value that fits."""
+"""What the arguments of parts may be: `depth: Count = 4` in a signature. The values of a configuration are checked by it.
+
+`argument_problems()` finds every bad value before anything is built. A part that is called from Python is not checked.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import inspect
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_args
 
 from runner.config.identity import as_typed
-from runner.errors import Problem, RunnerError, nearest, nearest_files
+from runner.errors import Problem, nearest, nearest_files, refuse
 
 
-def widths(values: Any, *, key: str, example: str) -> list[int]:
-    """Return whole numbers, 1 or more each."""
-    if isinstance(values, str) or not isinstance(values, Sequence):
-        fix = f"{key}=[{values}]" if str(values).isdecimal() else f"{key}={example}"
-        problem = f"`{key}` must be a list of widths, one per layer"
-        raise RunnerError.suggest(f"{key}={values}", problem, [fix])
-    if bad := [value for value in values if type(value) is not int or value < 1]:
-        problem = f"a width must be a whole number, 1 or more, not {bad[0]!r}"
-        raise RunnerError.suggest(f"{key}=[{','.join(map(str, values))}]", problem, [f"{key}={example}"])
-    return list(values)
+@dataclass(frozen=True)
+class Check:
+    """Which values an argument takes."""
+
+    accepts: Callable[[Any], bool]
+    valid: str  # a sentence part: a whole number, 1 or more
+    example: str
+    #: values that a refused one may mean
+    near: Callable[[Any], Iterable[Any]] = lambda value: ()
+    choices: tuple[Any, ...] = ()
+
+    def problems(self, value: Any, key: str, usual: Any = None) -> list[Problem]:
+        """Return the error of a value, or nothing. usual: The argument's default, which is suggested if it is valid."""
+        if self.accepts(value):
+            return []
+        ways = [*self.near(value)] or [_typed(usual) if self.accepts(usual) else self.example]
+        return [
+            Problem.suggest(f"{key}={_typed(value)}", f"`{key}` must be {self.valid}", [f"{key}={way}" for way in ways])
+        ]
 
 
-def probability(value: Any, *, key: str) -> float:
-    """Return a number of 0 or more and less than 1."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-        raise RunnerError.suggest(f"{key}={value}", f"`{key}` must be 0 or more and less than 1", [f"{key}=0.1"])
-    return float(value)
+def _typed(value: Any) -> Any:
+    return f"[{','.join(map(str, value))}]" if isinstance(value, list | tuple) else value
 
 
-def count(value: Any, *, key: str, example: int = 64) -> int:
-    """Return a whole number, 1 or more."""
-    if type(value) is not int or value < 1:
-        raise RunnerError.suggest(f"{key}={value}", f"`{key}` must be a whole number, 1 or more", [f"{key}={example}"])
-    return value
+def one_of(choices: Iterable[Any]) -> Check:
+    """Return the check of an argument with a few values; the error has the nearest."""
+    known = {str(each): each for each in choices}
+
+    def near(value: Any) -> Iterable[str]:
+        return nearest(str(value), known) or known
+
+    return Check(lambda value: value in known.values(), f"one of {', '.join(known)}", "", near, tuple(known.values()))
 
 
-def choice(value: Any, choices: Iterable[Any], *, key: str) -> Any:
-    """Return one of the choices; the error has the nearest."""
-    known = {str(one): one for one in choices}
-    if str(value) not in known:
-        ways = [f"{key}={hit}" for hit in nearest(str(value), known) or known]
-        raise RunnerError.suggest(f"{key}={value}", f"`{key}` must be one of {', '.join(known)}", ways)
-    return known[str(value)]
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 1
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str) and all(map(_is_count, value))
+
+
+def _as_one(value: Any) -> list[str]:
+    return [f"[{value}]"] if str(value).isdecimal() else []
+
+
+COUNT = Check(_is_count, "a whole number, 1 or more", "64")
+Count = Annotated[int, COUNT]
+Positive = Annotated[float, Check(lambda value: _is_number(value) and value > 0, "more than 0", "1.0")]
+SHARE = Check(
+    lambda value: _is_number(value) and 0 <= value < 1, "0 or more and less than 1", "0.1", lambda value: ["0.1"]
+)
+#: a probability or another share
+Share = Annotated[float, SHARE]
+WIDTHS = Check(_is_list, "a list of widths, one per layer: whole numbers, 1 or more", "[64,64]", _as_one)
+Widths = Annotated[Sequence[int], WIDTHS]
+
+
+def argument_problems(target: Callable[..., Any], values: Mapping[str, Any], key: str) -> list[Problem]:
+    """Return an error for each value that the annotation of its argument refuses.
+
+    Args:
+        target: The class or function.
+        values: Its arguments. A `${...}` is checked when it is resolved, null where it is not the default.
+        key: The key above them.
+    """
+    problems: list[Problem] = []
+    for name, argument in inspect.signature(target, eval_str=True).parameters.items():
+        value = values.get(name)
+        is_unknown = name not in values or "${" in str(value) or (value is None and argument.default is None)
+        for check in checks_of(argument.annotation) if not is_unknown else ():
+            problems += check.problems(value, f"{key}.{name}", argument.default)
+    return problems
+
+
+def checks_of(annotation: Any) -> list[Check]:
+    """Return the checks of an annotation, also of `Count | None`."""
+    kinds = (annotation, *get_args(annotation))
+    return [each for kind in kinds for each in getattr(kind, "__metadata__", ()) if isinstance(each, Check)]
 
 
 def no_such_file(source: str, file: Path, key: str, is_wanted: Callable[[Path], bool], otherwise: str) -> Problem:
@@ -53,3 +110,15 @@ def no_such_file(source: str, file: Path, key: str, is_wanted: Callable[[Path], 
         problem = f"there is no directory `{folder}`"
         otherwise = f"use `{key}=FILE`, relative to the current directory ({Path.cwd()})"
     return Problem.suggest(source, problem, ways, otherwise, code="missing-file")
+
+
+def choice(value: Any, choices: Iterable[Any], *, key: str) -> Any:
+    """Return one of the choices. Raises: RunnerError with the nearest."""
+    refuse(one_of(choices).problems(value, key))
+    return value
+
+
+def count(value: Any, *, key: str, example: int = 64) -> int:
+    """Return a whole number, 1 or more. Raises: RunnerError."""
+    refuse(COUNT.problems(value, key, example))
+    return int(value)

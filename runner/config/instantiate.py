@@ -25,6 +25,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from runner.config.allowed import LIBRARIES, PARTS, homes, is_part, public_name, under
+from runner.config.checks import argument_problems
 from runner.config.identity import leaves
 from runner.config.other_names import keys_for, value_for
 from runner.config.packages import install
@@ -250,7 +251,7 @@ def _target_problems(path: str, node: dict[str, Any], own_code: bool) -> list[Pr
                     return [Problem.suggest(f"{path}._target_={target}", problem, ways)]
                 problem, fix = f"`{thing.__name__}` needs an argument `{name}`", f"set `{path}.{name}=...`"
                 errors.append(Problem(f"{path}._target_={target}", problem, fix, code="missing-value"))
-    return errors
+    return errors + (argument_problems(thing, node, path) if target in PARTS else [])
 
 
 def _refused_arguments(path: str, name: str, node: dict[str, Any], thing: Any, takes: list[str]) -> Iterator[Problem]:

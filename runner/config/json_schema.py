@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 import yaml
 
 from runner.config.allowed import is_part
+from runner.config.checks import checks_of
 from runner.config.compose import CONF
 from runner.config.instantiate import BUILT, HYDRA_KEYS, PARTIAL, locate
 from runner.config.run_files import MAX_ALIASED_VALUES, yaml_refusal
@@ -198,7 +199,7 @@ def _of_arguments(arguments: Sequence[inspect.Parameter], docs: Docs, shared: Js
             doc, value = docs.get(each.name, ("", ABSENT))
             said = _usual(value, "for example") if each.default is ABSENT else _usual(each.default)
             is_nullable = each.default is None or value is None
-            properties[each.name] = _value(_of_type(each.annotation), doc, said, is_nullable=is_nullable)
+            properties[each.name] = _value(_of_annotation(each.annotation), doc, said, is_nullable=is_nullable)
     takes_more = any(each.kind is each.VAR_KEYWORD for each in arguments)
     return {"type": "object", "properties": properties, "additionalProperties": takes_more}
 
@@ -222,10 +223,16 @@ def _of_key(key: Key, doc: str, value: Any) -> Json:
     return _value(kind, doc, said, is_nullable=value is None or NoneType in get_args(hint))
 
 
+def _of_annotation(hint: Any) -> Json:
+    choices = [each for check in checks_of(hint) for each in check.choices]
+    return {"enum": choices} if choices else _of_type(hint)
+
+
 def _of_type(hint: Any) -> Json:
     """Return the types of plain values; {} for lists and classes."""
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    plain = [each for each in kinds if getattr(each, "__name__", "") != "Tensor"]  # a number stands for a tensor
+    bare = (getattr(each, "__origin__", each) if checks_of(each) else each for each in kinds)
+    plain = [each for each in bare if getattr(each, "__name__", "") != "Tensor"]  # a number stands for a tensor
     names = [TYPES.get(kind) if inspect.isclass(kind) else None for kind in plain]
     return {} if None in names else {"type": names}
 

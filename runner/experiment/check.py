@@ -18,7 +18,6 @@ from omegaconf.errors import OmegaConfBaseException
 
 from runner.config import override_errors, validate
 from runner.config.allowed import PARTS
-from runner.config.checks import probability
 from runner.config.compose import composer, name_data
 from runner.config.instantiate import arguments
 from runner.config.instantiate import problems as target_problems
@@ -109,7 +108,6 @@ def check(cfg: DictConfig, hardware: Hardware | None, *, choice: Choice | None =
         + turn_problems(cfg)
         + metric_problems(cfg)
         + rules.clashes(cfg, _situation(cfg, hardware, choice, is_fixed=is_fixed))
-        + _model_problems(cfg)
     )
     if not any(OF_OPTIMIZER.search(fault.source) for fault in problems):
         has_schedule = not any(OF_SCHEDULE.search(fault.source) for fault in problems)
@@ -141,14 +139,6 @@ def _path_problems(cfg: DictConfig) -> list[Problem]:
         paths = [value] if isinstance(value, str) else value if OmegaConf.is_list(value) else []
         problems += [problem for path in paths for problem in path_problems(key, str(path))]
     return problems
-
-
-def _model_problems(cfg: DictConfig) -> list[Problem]:
-    """Report a dropout that the model would refuse when it is built."""
-    dropout = validate.value(cfg, "model.dropout")
-    if validate.value(cfg, "model._target_") not in PARTS or not isinstance(dropout, int | float | str):
-        return []
-    return _problems_of(probability, dropout, key="model.dropout")
 
 
 def _augment_problems(cfg: DictConfig) -> list[Problem]:

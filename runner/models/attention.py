@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from runner.config.checks import choice, count, probability
-from runner.errors import RunnerError, at_once
+from runner.config.checks import one_of
+from runner.errors import RunnerError
 from runner.models.shapes import nearest_divisors
 
-POSITIONS = ("learned", "rotary")
+Positions = Annotated[str, one_of(("learned", "rotary"))]
 #: of all weights but those that write into the residual stream (Radford et al. 2019, "Language Models are Unsupervised ...")
 SPREAD = 0.02
 ROTARY_BASE = 10_000.0
@@ -30,8 +30,7 @@ class Stack(nn.Module):
         self, length: int, *, width: int, depth: int, num_heads: int, dropout: float, positions: str, is_causal: bool
     ) -> None:
         super().__init__()
-        check_sizes(width=width, depth=depth, num_heads=num_heads, positions=positions)
-        dropout = probability(dropout, key="model.dropout")
+        check_heads(width, num_heads)
         self.positions = nn.Parameter(torch.empty(length, width)) if positions == "learned" else None
         if self.positions is not None:
             nn.init.normal_(self.positions, std=SPREAD)
@@ -171,20 +170,8 @@ def linear(inputs: int, outputs: int, *, spread: float) -> nn.Linear:
     return layer
 
 
-def check_sizes(*, width: Any, depth: Any, num_heads: Any, positions: Any) -> None:
-    """Raises: RunnerError for each size that is not a positive integer, or a width that the heads don't divide."""
-    at_once(
-        lambda: check_heads(width, num_heads),
-        lambda: count(depth, key="model.depth", example=4),
-        lambda: choice(positions, POSITIONS, key="model.positions"),
-    )
-
-
-def check_heads(width: Any, num_heads: Any) -> None:
-    """Raises: RunnerError for sizes of attention that are not positive integers, or don't divide."""
-    at_once(
-        lambda: count(width, key="model.width", example=4), lambda: count(num_heads, key="model.num_heads", example=4)
-    )
+def check_heads(width: int, num_heads: int) -> None:
+    """Raises: RunnerError for a width that the heads don't divide."""
     if width % num_heads:
         problem = f"`model.width={width}` can't be divided into {num_heads} equal heads"
         ways = [f"model.num_heads={heads}" for heads in nearest_divisors(num_heads, width)]

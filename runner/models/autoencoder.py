@@ -5,15 +5,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from runner.config.checks import choice, count, widths
+from runner.config.checks import Count, Widths, one_of
 from runner.errors import RunnerError
 from runner.models.cnn import LAYERS
-from runner.models.mlp import activation_class
+from runner.models.mlp import ACTIVATIONS, Activation
 
 
 class Autoencoder(nn.Module):
@@ -27,20 +27,18 @@ class Autoencoder(nn.Module):
     def __init__(
         self,
         input_shape: Sequence[int],
-        bottleneck: int = 32,
+        bottleneck: Count = 32,
         *,
-        kind: str = "auto",
-        channels: Sequence[int] = (32, 64),
-        hidden_sizes: Sequence[int] = (256,),
-        activation: str = "relu",
+        kind: Annotated[str, one_of(("auto", "conv", "mlp"))] = "auto",
+        channels: Widths = (32, 64),
+        hidden_sizes: Widths = (256,),
+        activation: Activation = "relu",
         vocab_size: int | None = None,
     ) -> None:
         super().__init__()
         if vocab_size is not None:
             problem = "an autoencoder needs numbers as inputs, and this data is tokens"
             raise RunnerError.of("model=autoencoder", problem, "use `model=gpt task=language`, or data that is numbers")
-        bottleneck = count(bottleneck, key="model.bottleneck", example=32)
-        kind = choice(kind, ("auto", "conv", "mlp"), key="model.kind")
         can_convolve = len(input_shape) - 1 in LAYERS
         if kind == "conv" and not can_convolve:
             problem = (
@@ -49,10 +47,8 @@ class Autoencoder(nn.Module):
             source = f"model.kind=conv on inputs of shape {tuple(input_shape)}"
             raise RunnerError.suggest(source, problem, ["model.kind=mlp"])
         if kind == "conv" or (kind == "auto" and can_convolve):
-            channels = widths(channels, key="model.channels", example="[32,64]")
             layers = _convolutional(input_shape, channels, bottleneck, activation)
         else:
-            hidden_sizes = widths(hidden_sizes, key="model.hidden_sizes", example="[256]")
             layers = _linear(input_shape, hidden_sizes, bottleneck, activation)
         self.encoder, self.decoder = (nn.Sequential(*part) for part in layers)
         _initialise(self)
@@ -89,7 +85,7 @@ def _linear(
 
 
 def _layers(sizes: Sequence[int], activation: str) -> list[nn.Module]:
-    make = activation_class(activation)
+    make = ACTIVATIONS[activation]
     layers = [layer for inputs, outputs in itertools.pairwise(sizes) for layer in (nn.Linear(inputs, outputs), make())]
     return layers[:-1]
 
@@ -97,7 +93,7 @@ def _layers(sizes: Sequence[int], activation: str) -> list[nn.Module]:
 def _convolutional(
     shape: Sequence[int], channels: Sequence[int], bottleneck: int, activation: str
 ) -> tuple[list[nn.Module], list[nn.Module]]:
-    make = activation_class(activation)
+    make = ACTIVATIONS[activation]
     convolution: Any = LAYERS[len(shape) - 1][0]
     encoder: list[nn.Module] = []
     sizes, size = [], list(shape)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from torch import Tensor, nn
 
-from runner.config.checks import probability, widths
+from runner.config.checks import Check, Share, Widths
 from runner.errors import RunnerError
 from runner.models.shapes import IMAGES, SIGNALS, check_shape
 
@@ -16,6 +16,7 @@ LAYERS: dict[int, tuple[Any, Any, Any]] = {
     1: (nn.Conv1d, nn.BatchNorm1d, nn.MaxPool1d),
     2: (nn.Conv2d, nn.BatchNorm2d, nn.MaxPool2d),
 }
+ODD = Check(lambda value: type(value) is int and value % 2 == 1 and value > 0, "an odd whole number, 1 or more", "3")
 
 
 class CNN(nn.Module):
@@ -32,17 +33,12 @@ class CNN(nn.Module):
         self,
         input_shape: Sequence[int],
         out_features: int,
-        channels: Sequence[int] = (32, 64),
+        channels: Widths = (32, 64),
         *,
-        kernel_size: int = 3,
-        dropout: float = 0.0,
+        kernel_size: Annotated[int, ODD] = 3,
+        dropout: Share = 0.0,
     ) -> None:
         super().__init__()
-        dropout = probability(dropout, key="model.dropout")
-        channels = widths(channels, key="model.channels", example="[32,64]")
-        if type(kernel_size) is not int or kernel_size < 1 or kernel_size % 2 == 0:
-            problem = "`model.kernel_size` must be an odd whole number, 1 or more"
-            raise RunnerError.suggest(f"model.kernel_size={kernel_size}", problem, ["model.kernel_size=3"])
         _check_shape(input_shape, least=2 ** len(channels))
         num_dims = len(input_shape) - 1
         blocks: list[nn.Module] = []

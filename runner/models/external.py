@@ -12,13 +12,13 @@ import json
 import logging
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from runner.config.checks import choice
+from runner.config.checks import one_of
 from runner.config.packages import not_installed
 from runner.device import backends
 from runner.errors import Problem, RunnerError, first_line, nearest, refuse
@@ -90,7 +90,7 @@ def transformers_model(
     *,
     config: Mapping[str, Any] | None = None,
     pretrained: str | None = None,
-    head: str = "auto",
+    head: Annotated[str, one_of(("auto", *HEADS))] = "auto",
     vocab_size: int | None = None,
     padding_token: int | None = None,
 ) -> nn.Module:
@@ -114,7 +114,7 @@ def transformers_model(
         is_language = vocab_size is not None and out_features == vocab_size
         head = "causal_lm" if is_language else "sequence_classification"
         head = "image_classification" if len(input_shape) == 3 else head
-    kind, argument = HEADS[choice(head, HEADS, key="model.head")]
+    kind, argument = HEADS[head]
     classifies_texts = head == "sequence_classification"
     defaults: dict[str, Any] = {} if head == "causal_lm" else {"num_labels": out_features}
     if head == "image_classification":

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 
-from runner.config.checks import count
-from runner.models.mlp import MLP
+from runner.config.checks import Count, Widths
+from runner.models.mlp import MLP, Activation
 
 
 class GAN(nn.Module):
@@ -20,13 +18,13 @@ class GAN(nn.Module):
     def __init__(
         self,
         in_features: int,
-        latent_size: int = 2,
+        latent_size: Count = 2,
         *,
-        hidden_sizes: Sequence[int] = (128, 128),
-        activation: str = "silu",
+        hidden_sizes: Widths = (128, 128),
+        activation: Activation = "silu",
     ) -> None:
         super().__init__()
-        self.latent_size = count(latent_size, key="model.latent_size", example=2)
+        self.latent_size = latent_size
         self.generator = MLP(self.latent_size, in_features, hidden_sizes, activation=activation)
         self.critic = MLP(in_features, 1, hidden_sizes, activation=activation)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from runner.config.checks import Count, Share
 from runner.errors import RunnerError
-from runner.models.attention import SPREAD, Stack, linear
+from runner.models.attention import SPREAD, Positions, Stack, linear
 
 #: maximum standard deviation of initial logits: a row of the embedding times a vector of length sqrt(width).
 #: With tied weights the input token gets more, so a larger value starts with a higher loss
@@ -24,12 +25,12 @@ class GPT(nn.Module):
         self,
         vocab_size: int | None,
         context_length: int | None,
-        width: int = 256,
-        depth: int = 6,
-        num_heads: int = 8,
+        width: Count = 256,
+        depth: Count = 6,
+        num_heads: Count = 8,
         *,
-        dropout: float = 0.0,
-        positions: str = "learned",
+        dropout: Share = 0.0,
+        positions: Positions = "learned",
         tie_weights: bool = True,
     ) -> None:
         super().__init__()

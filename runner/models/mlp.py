@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from typing import Annotated
 
 from torch import Tensor, nn
 
-from runner.config.checks import choice, probability, widths
+from runner.config.checks import Share, Widths, one_of
 from runner.models.linear import flat
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -18,6 +18,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "leaky_relu": nn.LeakyReLU,
     "elu": nn.ELU,
 }
+Activation = Annotated[str, one_of(ACTIVATIONS)]
 
 
 class MLP(nn.Module):
@@ -31,18 +32,17 @@ class MLP(nn.Module):
         self,
         in_features: int,
         out_features: int,
-        hidden_sizes: Sequence[int] = (256,),
+        hidden_sizes: Widths = (256,),
         *,
-        activation: str = "relu",
-        dropout: float = 0.0,
+        activation: Activation = "relu",
+        dropout: Share = 0.0,
     ) -> None:
         super().__init__()
-        make = activation_class(activation)
+        make = ACTIVATIONS[activation]
         gain = 5 / 3 if activation == "tanh" else math.sqrt(2)
-        dropout = probability(dropout, key="model.dropout")
         layers: list[nn.Module] = []
         size = in_features
-        for width in widths(hidden_sizes, key="model.hidden_sizes", example="[256,256]"):
+        for width in hidden_sizes:
             layers += [_linear(size, width, gain=gain), make()]
             if dropout:
                 layers.append(nn.Dropout(dropout))
@@ -53,11 +53,6 @@ class MLP(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:  # (B, ...) -> (B, out_features)
         output: Tensor = self.output(self.hidden(flat(inputs, self.output.weight.dtype)))
         return output
-
-
-def activation_class(name: str) -> type[nn.Module]:
-    """Return the module class of an activation. Raises: RunnerError with the nearest name."""
-    return ACTIVATIONS[choice(name, ACTIVATIONS, key="model.activation")]
 
 
 def _linear(inputs: int, outputs: int, *, gain: float) -> nn.Linear:

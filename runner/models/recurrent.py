@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from runner.config.checks import choice, count, probability
+from runner.config.checks import Count, Share, one_of
 from runner.models.shapes import SIGNALS, check_shape
 
 CELLS: dict[str, type[nn.GRU] | type[nn.LSTM]] = {"gru": nn.GRU, "lstm": nn.LSTM}
@@ -33,23 +34,19 @@ class Recurrent(nn.Module):
         self,
         input_shape: Sequence[int],
         out_features: int,
-        cell: str = "gru",
-        hidden_size: int = 128,
+        cell: Annotated[str, one_of(CELLS)] = "gru",
+        hidden_size: Count = 128,
         *,
-        num_layers: int = 1,
+        num_layers: Count = 1,
         bidirectional: bool = False,
-        pooling: str = "last",
-        dropout: float = 0.0,
+        pooling: Annotated[str, one_of(POOLINGS)] = "last",
+        dropout: Share = 0.0,
         vocab_size: int | None = None,
         padding_token: int | None = None,
     ) -> None:
         super().__init__()
         self.padding_token = padding_token
-        self.pooling = choice(pooling, POOLINGS, key="model.pooling")
-        cell = choice(cell, CELLS, key="model.cell")
-        hidden_size = count(hidden_size, key="model.hidden_size")
-        num_layers = count(num_layers, key="model.num_layers", example=2)
-        dropout = probability(dropout, key="model.dropout")
+        self.pooling = pooling
         check_shape(input_shape, model=cell, takes=[SIGNALS], vocab_size=vocab_size, takes_tokens=True)
         if vocab_size is not None:
             self.embedding: nn.Embedding | None = nn.Embedding(vocab_size, hidden_size)

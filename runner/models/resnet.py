@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Annotated, cast
 
 from torch import Tensor, nn
 
-from runner.config.checks import choice, count
-from runner.errors import RunnerError
+from runner.config.checks import Check, Count, one_of
 from runner.models.shapes import IMAGES, check_shape
 
 #: blocks in each stage of the networks for large images, and whether they are bottlenecks (He et al. 2015, table 1)
@@ -19,6 +18,11 @@ STAGES = {
     101: ((3, 4, 23, 3), True),
     152: ((3, 8, 36, 3), True),
 }
+DEPTH = Check(
+    lambda depth: depth in STAGES or (type(depth) is int and depth >= 8 and depth % 6 == 2),
+    "18, 34, 50, 101, 152, or 6n + 2 for small images: 20, 32, 44, 56, 110",
+    "18",
+)
 #: a bottleneck's outputs, in widths of its 3x3 convolution
 EXPANSION = 4
 #: images whose shorter side is below this many pixels keep their size at the stem
@@ -43,18 +47,17 @@ class ResNet(nn.Module):
         self,
         input_shape: Sequence[int],
         out_features: int,
-        depth: int = 18,
+        depth: Annotated[int, DEPTH] = 18,
         *,
-        width: int | None = None,
-        stem: str = "auto",
+        width: Count | None = None,
+        stem: Annotated[str, one_of(("auto", "cifar", "imagenet"))] = "auto",
     ) -> None:
         super().__init__()
         stages, is_bottleneck = _stages(depth)
-        stem = choice(stem, ("auto", "cifar", "imagenet"), key="model.stem")
         check_shape(input_shape, model="resnet", takes=[IMAGES])
         if stem == "auto":
             stem = "cifar" if min(input_shape[1:]) < SMALL_SIDE else "imagenet"
-        size = count(width or (64 if len(stages) == 4 else 16), key="model.width")
+        size = width or (64 if len(stages) == 4 else 16)
         self.stem = _stem(input_shape[0], size, stem)
         inputs = size
         blocks: list[nn.Module] = []
@@ -114,9 +117,4 @@ def _initialise(model: ResNet) -> None:
 
 
 def _stages(depth: int) -> tuple[tuple[int, ...], bool]:
-    if depth in STAGES:
-        return STAGES[depth]
-    if type(depth) is int and depth >= 8 and depth % 6 == 2:
-        return (depth // 6,) * 3, False
-    problem = "`model.depth` must be 18, 34, 50, 101, 152, or 6n + 2 for small images: 20, 32, 44, 56, 110"
-    raise RunnerError.suggest(f"model.depth={depth}", problem, ["model.depth=18"])
+    return STAGES[depth] if depth in STAGES else ((depth // 6,) * 3, False)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
-from runner.config.checks import choice
+from runner.config.checks import Count, Share, one_of
 from runner.errors import RunnerError, at_once
-from runner.models.attention import SPREAD, Stack, linear
+from runner.models.attention import SPREAD, Positions, Stack, linear
 from runner.models.shapes import SIGNALS, check_shape, nearest_divisors
 
 POOLINGS = ("mean", "cls")
@@ -29,24 +30,24 @@ class Transformer(nn.Module):
         self,
         input_shape: Sequence[int],
         out_features: int,
-        width: int = 128,
-        depth: int = 4,
-        num_heads: int = 4,
+        width: Count = 128,
+        depth: Count = 4,
+        num_heads: Count = 4,
         *,
         vocab_size: int | None = None,
         patch_size: int = 1,
-        pooling: str = "mean",
-        positions: str = "learned",
+        pooling: Annotated[str, one_of(POOLINGS)] = "mean",
+        positions: Positions = "learned",
         padding_token: int | None = None,
-        dropout: float = 0.0,
+        dropout: Share = 0.0,
     ) -> None:
         super().__init__()
-        _, _, self.pooling = at_once(
+        self.pooling = pooling
+        at_once(
             lambda: check_shape(
                 input_shape, model="transformer", takes=[SIGNALS], vocab_size=vocab_size, takes_tokens=True
             ),
             lambda: _check_patches(input_shape, vocab_size, patch_size),
-            lambda: choice(pooling, POOLINGS, key="model.pooling"),
         )
         self.padding_token = padding_token
         num_positions = input_shape[-1] // (patch_size if vocab_size is None else 1)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from runner.config.checks import count, probability
+from runner.config.checks import Count, Share
 from runner.errors import RunnerError
 from runner.models.attention import attend, check_heads
 from runner.models.shapes import IMAGES, check_shape, nearest_divisors
@@ -31,25 +31,22 @@ class ViT(nn.Module):
         self,
         input_shape: Sequence[int],
         out_features: int,
-        patch_size: int = 4,
+        patch_size: Count = 4,
         *,
-        width: int = 192,
-        depth: int = 6,
-        num_heads: int = 3,
-        mlp_ratio: int = 4,
-        dropout: float = 0.0,
+        width: Count = 192,
+        depth: Count = 6,
+        num_heads: Count = 3,
+        mlp_ratio: Count = 4,
+        dropout: Share = 0.0,
     ) -> None:
         super().__init__()
-        patch_size = count(patch_size, key="model.patch_size", example=4)
         _check_shape(input_shape, patch_size)
         check_heads(width, num_heads)
-        dropout = probability(dropout, key="model.dropout")
         channels, height, length = input_shape
         num_patches = (height // patch_size) * (length // patch_size)
         self.patches = nn.Conv2d(channels, width, patch_size, patch_size)
         self.positions = nn.Parameter(torch.empty(1, num_patches, width))
-        hidden = width * count(mlp_ratio, key="model.mlp_ratio", example=4)
-        depth = count(depth, key="model.depth", example=6)
+        hidden = width * mlp_ratio
         self.layers = nn.Sequential(*(Layer(width, num_heads, hidden, dropout) for _ in range(depth)))
         self.norm = nn.LayerNorm(width)
         self.output = nn.Linear(width, out_features)

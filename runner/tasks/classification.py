@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from runner.config.checks import choice, probability
+from runner.config.checks import Share, one_of
 from runner.device.precision import at_least_float32
 from runner.errors import RunnerError
 from runner.tasks.checks import UNKNOWN, described, wider
@@ -36,9 +36,9 @@ class Classification(BuiltinTask):
 
     def __init__(
         self,
-        label_smoothing: float = 0.0,
+        label_smoothing: Share = 0.0,
         *,
-        kind: str = "auto",
+        kind: Annotated[str, one_of(KINDS)] = "auto",
         num_classes: int | None = UNKNOWN,
         num_outputs: int = UNKNOWN,
         is_multilabel: bool = False,
@@ -53,7 +53,7 @@ class Classification(BuiltinTask):
         count = num_outputs if kind == "multilabel" else (num_classes or UNKNOWN)
         super().__init__(kind, metrics=metrics, plots=plots, num_outputs=count, output=output)
         self.num_classes = count
-        self.label_smoothing = probability(label_smoothing, key="task.label_smoothing")
+        self.label_smoothing = float(label_smoothing)
         weights = _weights(class_weights, class_counts, count, kind=kind)
         self.register_buffer("class_weights", weights, persistent=False)
 
@@ -100,8 +100,7 @@ class Classification(BuiltinTask):
         return total / (logits.numel() // logits.shape[1])
 
 
-def _kind(requested: str, num_classes: int | None, *, is_multilabel: bool) -> str:
-    kind = choice(requested, KINDS, key="task.kind")
+def _kind(kind: str, num_classes: int | None, *, is_multilabel: bool) -> str:
     if kind == "auto" and is_multilabel:
         return "multilabel"
     if kind == "multilabel" and num_classes not in (None, UNKNOWN):

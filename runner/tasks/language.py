@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from runner.config.checks import Count, Share
 from runner.device.precision import at_least_float32
 from runner.errors import RunnerError
 from runner.tasks.checks import inputs_of, output_of
@@ -35,9 +36,9 @@ class Language(BuiltinTask):
         *,
         num_classes: int | None = None,
         ignore_index: int = -100,
-        label_smoothing: float = 0.0,
+        label_smoothing: Share = 0.0,
         bytes_per_token: float | None = None,
-        sample_tokens: int = 200,
+        sample_tokens: Count = 200,
         output: int | str | None = None,
         metrics: Any = None,
     ) -> None:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from runner.config.checks import choice
+from runner.config.checks import Positive, one_of
 from runner.device.precision import at_least_float32
 from runner.errors import RunnerError
 from runner.tasks.checks import UNKNOWN, described, output_of
 from runner.tasks.task import BuiltinTask
 
-LOSSES = ("mse", "mae", "huber")
+Loss = Annotated[str, one_of(("mse", "mae", "huber"))]
 
 
 class _NumberTask(BuiltinTask):
@@ -26,12 +26,8 @@ class _NumberTask(BuiltinTask):
     spreads: Tensor | None
 
     def __init__(self, *, loss: str, huber_delta: Any = 1.0, **settings: Any) -> None:
-        checked_loss = choice(loss, LOSSES, key="task.loss")
-        if isinstance(huber_delta, bool) or not isinstance(huber_delta, int | float) or huber_delta <= 0:
-            source, problem = f"task.huber_delta={huber_delta}", "`task.huber_delta` must be more than 0"
-            raise RunnerError.suggest(source, problem, ["task.huber_delta=1.0"])
-        super().__init__(self.kind, loss=checked_loss, **settings)
-        self.loss, self.huber_delta = checked_loss, float(huber_delta)
+        super().__init__(self.kind, loss=loss, **settings)
+        self.loss, self.huber_delta = loss, float(huber_delta)
         self.register_buffer("spreads", None, persistent=False)
 
     def derived(self, values: Mapping[str, float], /) -> Mapping[str, float]:
@@ -76,8 +72,8 @@ class Regression(_NumberTask):
     def __init__(
         self,
         *,
-        loss: str = "mse",
-        huber_delta: float = 1.0,
+        loss: Loss = "mse",
+        huber_delta: Positive = 1.0,
         num_classes: int | None = UNKNOWN,
         num_outputs: int = UNKNOWN,
         is_multilabel: bool = False,
@@ -132,7 +128,7 @@ class Autoencoding(_NumberTask):
     def __init__(
         self,
         *,
-        loss: str = "mse",
+        loss: Loss = "mse",
         vocab_size: int | None = None,
         output: int | str | None = None,
         metrics: Any = None,

@@ -6,6 +6,8 @@ from refused import problems_of
 from torch import nn
 from torch.nn import functional as F
 
+from runner.config.checks import argument_problems
+from runner.errors import refuse
 from runner.tasks.regression import Autoencoding, Regression
 from runner.tasks.task import is_predicting
 
@@ -75,15 +77,14 @@ def test_an_autoencoder_is_compared_with_its_inputs():
     "make",
     [
         lambda: Regression(num_classes=3),
-        lambda: Regression(loss="msa"),
-        lambda: Regression(huber_delta=0),
+        lambda: refuse(argument_problems(Regression, {"loss": "msa", "huber_delta": 0}, "task")),
         lambda: Regression(plots=["roc"]),
         lambda: Autoencoding(vocab_size=50),
         lambda: Regression()(nn.Identity(), (torch.zeros(2, 3), torch.zeros(2, 2))),
         lambda: Autoencoding()(nn.Linear(4, 3), torch.zeros(2, 4)),
         lambda: Autoencoding()(nn.Identity(), torch.zeros(2, 4, dtype=torch.int64)),
     ],
-    ids=range(8),
+    ids=range(7),
 )
 def test_unsuitable_data_and_models_are_refused(make, messages):
     messages(problems_of(make))
