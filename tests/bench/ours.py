@@ -1,9 +1,7 @@
 """This project, by its command line, with the network and the data of all other peers.
 
---variant: any of compiled, graph, two (processes), parts (of two), unguarded, terminal (with a progress bar), paused (the
-publisher is paused during the training), busy (another process computes at the same time), joined with +. --words: more
-overrides for our command line. In addition to the fields of every peer: process_seconds (the whole command),
-publisher_cpu_seconds, seconds_after_last_step.
+--variant: any of all, compiled, graph, two (processes), joined with +. --words: more overrides for our command line. In addition
+to the fields of every peer: process_seconds (the whole command), publisher_cpu_seconds, seconds_after_last_step.
 """
 
 from __future__ import annotations
@@ -11,17 +9,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import pty
 import resource
-import select
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import psutil
@@ -38,11 +32,6 @@ SWITCHES = {
     "compiled": "train.compile=true",
     "graph": "train.cuda_graph=true",
     "two": "train.num_processes=2",
-    "parts": "placement.strategy=fsdp",
-    "unguarded": "placement.guard=off",
-    "terminal": "",
-    "paused": "",
-    "busy": "",
 }
 
 
@@ -53,7 +42,7 @@ def main() -> None:
         prepare(work, folder)
         command = [sys.executable, "-m", "runner", *words(work, folder)]
         began = time.time()
-        publisher_cpu_seconds = run(command, folder, variant=work.variant)
+        publisher_cpu_seconds = run(command, folder)
         ended = time.time()
         summary = json.loads((folder / "run" / "summary.json").read_text())
         steps, times = journal(folder / "run")
@@ -105,73 +94,30 @@ def words(work: Work, folder: Path) -> list[str]:
         "tracking.log_model=false",
         "tracking.system_metrics=false",
         f"hydra.run.dir={folder}/run",
-        *filter(None, switches),
+        *switches,
         *work.words,
     ]
 
 
-def run(command: list[str], folder: Path, *, variant: str = "") -> float:
+def run(command: list[str], folder: Path) -> float:
     """Run the command in the folder; return the publisher's CPU seconds. Its output is shown if it fails."""
-    in_terminal = "terminal" in variant
     environment = {**os.environ, "PYTHONPATH": str(HERE.parents[1])}
-    said = folder / "said.txt"
-    terminal, inside = pty.openpty() if in_terminal else (-1, -1)
-    with said.open("wb") as file:
-        output = inside if in_terminal else file
-        with (
-            busy() if "busy" in variant else contextlib.nullcontext(),
-            subprocess.Popen(command, stdout=output, stderr=output, env=environment, cwd=folder) as process,
-        ):
-            trained = folder / "run" / "checkpoints" / "last.pt" if "paused" in variant else None
-            cpu_seconds = _accompany(process, terminal, file, paused_until=trained)
-    if in_terminal:
-        os.close(terminal)
-        os.close(inside)
-    if process.returncode:
-        sys.exit(said.read_text(errors="replace"))
-    return cpu_seconds
-
-
-@contextlib.contextmanager
-def busy() -> Iterator[None]:
-    """Run another process that computes all the time, with the publisher's niceness."""
-    computes = "import os\nos.nice(5)\nwhile True: sum(range(1000))"
-    with subprocess.Popen([sys.executable, "-c", computes]) as process:
-        try:
-            yield
-        finally:
-            process.kill()
-
-
-def _accompany(
-    process: subprocess.Popen[bytes], terminal: int, file: BinaryIO, *, paused_until: Path | None = None
-) -> float:
-    """Wait for the end, read the terminal's output, and sample the publisher.
-
-    paused_until: The publisher is paused until this file exists (None: it runs).
-    """
-    publisher, cpu_seconds = None, 0.0
-    while process.poll() is None:
-        if terminal < 0:
+    output, publisher, cpu_seconds = folder / "output.txt", None, 0.0
+    with (
+        output.open("wb") as file,
+        subprocess.Popen(command, stdout=file, stderr=file, env=environment, cwd=folder) as process,
+    ):
+        while process.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(0.1)
-        _read(terminal, file, wait_seconds=0.1)
-        with contextlib.suppress(psutil.Error):
-            publisher = publisher or _publisher(process.pid)
-            if publisher is not None:
-                if paused_until is not None:
-                    publisher.resume() if paused_until.exists() else publisher.suspend()
-                times = publisher.cpu_times()
-                cpu_seconds = times.user + times.system
-    _read(terminal, file, wait_seconds=0.0)
+            with contextlib.suppress(psutil.Error):
+                publisher = publisher or _publisher(process.pid)
+                if publisher is not None:
+                    times = publisher.cpu_times()
+                    cpu_seconds = times.user + times.system
+    if process.returncode:
+        sys.exit(output.read_text(errors="replace"))
     return cpu_seconds
-
-
-def _read(terminal: int, file: BinaryIO, *, wait_seconds: float) -> None:
-    """Read the terminal's output, if there is one: a full buffer would block the writing process."""
-    while terminal >= 0 and select.select([terminal], [], [], wait_seconds)[0]:
-        file.write(os.read(terminal, 65536))
-        wait_seconds = 0.0
 
 
 def _publisher(pid: int) -> psutil.Process | None:

@@ -71,14 +71,9 @@ PEERS = {
     "lightning": Peer("Lightning", "with_lightning.py", "lightning"),
     "accelerate": Peer("Accelerate", "with_accelerate.py", "accelerate"),
     "transformers": Peer("Hugging Face Trainer", "with_transformers.py", "accelerate"),
-    "ignite": Peer("Ignite", "with_ignite.py", "ignite"),
-    "composer": Peer("Composer", "with_composer.py", "composer"),
-    "skorch": Peer("skorch", "with_skorch.py", "skorch"),
-    "keras": Peer("Keras on torch", "with_keras.py", "keras"),
 }
 #: the loops of README's table, and their logging intervals in steps
 SHORT, SHORT_EVERY = ("limit", "ours", "ours_all", "textbook", "lightning", "transformers"), (1, 50)
-DISTRIBUTIONS = {"ignite": "pytorch-ignite", "composer": "mosaicml"}
 
 NOTES = """A step is without the first 50 (of ours, 100), told apart as the first steps. Memory is of the process, its largest; of
 ours, of its larger one, as a second one publishes. The loss is of the first 2,048 rows, after the training."""
@@ -110,7 +105,7 @@ def environment(threads: int) -> dict[str, str]:
 def main() -> None:
     given = arguments()
     peers = [PEERS[name] for name in given.peers]
-    found = tuple(DISTRIBUTIONS.get(p.package, p.package) for p in peers if find_spec(p.package))
+    found = tuple(p.package for p in peers if find_spec(p.package))
     machine = header(given.repeats, given.threads, packages=(*PACKAGES, *found))
     for size in STEPS if given.size == "all" else (given.size,):
         rows = [row for every in given.log_every for row in rows_of(peers, every, given.device)]

@@ -34,10 +34,6 @@ PEERS = [
     ("with_lightning.py", "lightning", 3),  # also the epoch
     ("with_accelerate.py", "accelerate", 2),
     ("with_transformers.py", "accelerate", 3),  # also the epoch
-    ("with_ignite.py", "ignite", 2),
-    ("with_composer.py", "composer", 2),
-    ("with_skorch.py", "skorch", 2),
-    ("with_keras.py", "keras", 2),
 ]
 
 
@@ -196,8 +192,8 @@ def test_a_step_of_a_short_run_is_that_of_the_whole(bench):
 
 def test_rows_are_what_is_installed_and_fits_the_device_and_the_logging(bench, monkeypatch):
     table = bench("table")
-    monkeypatch.setattr(table, "find_spec", lambda package: package != "skorch")
-    peers = [table.PEERS[name] for name in ("limit_compiled", "ours_graph", "textbook", "skorch")]
+    monkeypatch.setattr(table, "find_spec", lambda package: package != "lightning")
+    peers = [table.PEERS[name] for name in ("limit_compiled", "ours_graph", "textbook", "lightning")]
     named = {
         (device, every): [peer.name for peer, _ in table.rows_of(peers, every, device)]
         for device in ("cpu", "cuda:0")

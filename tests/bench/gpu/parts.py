@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import gc
 import json
 import multiprocessing
@@ -395,117 +394,6 @@ def steps(asked: Asked) -> None:
             gc.collect()
 
 
-def host(asked: Asked) -> None:
-    """Calls from the host, and kernels of attention (forward and backward of 16x10x1024x64, bf16, causal)."""
-    from torch.nn import functional as F
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    device, number = torch.device(asked.device), 20 if asked.is_short else 500
-    x, weight, table = (torch.rand(shape, device=device) for shape in ((128, 64), (128, 64), (60_000, 64)))
-    places, bias = torch.arange(128, device=device), torch.zeros(128, device=device)
-    calls = {
-        "add_(1)": lambda: places.add_(0),
-        "F.linear": lambda: F.linear(x, weight),
-        "F.linear with a bias": lambda: F.linear(x, weight, bias),
-        "index_select": lambda: table.index_select(0, places),
-    }
-    if asked.is_cuda:
-        calls["a new pinned block of 4 KiB"] = lambda: kept.append(
-            torch.empty(4096, dtype=torch.uint8, pin_memory=True)
-        )
-    kept: list[torch.Tensor] = []
-    head("call", "us")
-    for name, call in calls.items():
-        row(name, f"{_microseconds(call, device, number):.1f}")
-    shape, dtype = ((1, 1, 64, 16), torch.float32) if asked.is_short else ((16, 10, 1024, 64), torch.bfloat16)
-    query = torch.randn(shape, device=device, dtype=dtype, requires_grad=True)
-    for name in ("default", "FLASH_ATTENTION", "CUDNN_ATTENTION", "EFFICIENT_ATTENTION"):
-        chosen = contextlib.nullcontext() if name == "default" else sdpa_kernel(getattr(SDPBackend, name))
-
-        def attend() -> None:
-            F.scaled_dot_product_attention(query, query, query, is_causal=True).sum().backward()
-
-        try:
-            with chosen:
-                row(f"attention, {name}", f"{_microseconds(attend, device, 10):.0f}")
-        except RuntimeError as error:
-            row(f"attention, {name}", first_line(error))
-
-
-def _microseconds(call, device: torch.device, number: int) -> float:
-    from runner.device.streams import wait_for
-
-    found = []
-    call()
-    for _ in range(5):
-        wait_for(device)
-        began = time.perf_counter()
-        for _ in range(number):
-            call()
-        wait_for(device)
-        found.append((time.perf_counter() - began) / number * 1e6)
-    return statistics.median(found)
-
-
-def evaluation(asked: Asked) -> None:
-    """Seconds of five epochs and of the evaluations after each; a tenth of the examples is for them. TF32 on a GPU."""
-    num_rows, num_epochs = (600, 2) if asked.is_short else (60_000, 5)
-    precision = ["train.precision=tf32"] if asked.is_cuda else []
-    head("model", "way", "steps, s", "evaluations, s", "evaluations / steps")
-    models = {"cnn": ["data=synthetic", "data.shape=[3,32,32]", "model=cnn"], "mlp": ROWS}
-    for model, words in list(models.items())[asked.is_short :]:
-        for way in ("graph", "eager")[not asked.is_cuda :]:
-            more = [
-                *precision,
-                f"data.num_rows={num_rows}",
-                f"train.num_epochs={num_epochs}",
-                "data.test_fraction=0",
-                *QUIET,
-            ]
-            try:
-                seconds = trained([*words, *more, *asked.ways[way]], asked)["seconds"]
-            except RuntimeError as error:
-                row(model, way, f"FAILED, {error}", "", "")
-                continue
-            share = seconds["evaluate"] / seconds["train"]
-            row(model, way, f"{seconds['train']:.2f}", f"{seconds['evaluate']:.3f}", f"{share:.1%}")
-
-
-def start(asked: Asked) -> None:
-    """Where the seconds before the first step go, in a new process."""
-    code = """
-import sys, time
-began, device = time.perf_counter(), sys.argv[1]
-def lap(name):
-    global began
-    print(f"| {name} | {time.perf_counter() - began:.2f} |", flush=True)
-    began = time.perf_counter()
-import torch; lap("import torch")
-import torch._dynamo; lap("import torch._dynamo")
-import runner.experiment.run; lap("import the rest")
-runner.device.probe(); lap("probe()")
-x = torch.ones(64, 64, device=device); x.sum().item(); lap("context and first kernel")
-(x @ x).sum().item(); lap("first product")
-torch.nn.Conv2d(3, 8, 3).to(device)(torch.ones(2, 3, 9, 9, device=device)).sum().backward(); lap("first convolution")
-"""
-    head("what", "s")
-    subprocess.run([sys.executable, "-c", code, asked.device], cwd=ROOT, timeout=120, check=True)
-    words = ["-u", "-m", "runner", "model=mlp", f"device={asked.device}", "tracking.enabled=false"]
-    words += ["train.num_steps=2", "task.plots=false"] * asked.is_short
-    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    with tempfile.TemporaryDirectory() as folder:
-        began, command = time.perf_counter(), [sys.executable, *words]
-        environment = {**os.environ, "PYTHONPATH": path}
-        with subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            for line in process.stdout:
-                if line.startswith("epoch"):
-                    row("a digits MLP, Enter to the first epoch's line", f"{time.perf_counter() - began:.2f}")
-                    break
-            process.stdout.read()
-        row("the same, Enter to prompt", f"{time.perf_counter() - began:.2f}")
-
-
 def syncs(asked: Asked) -> None:
     """Steps that wait for the device, as torch counts them on CUDA."""
     from runner import run as run_here
@@ -640,10 +528,7 @@ def cifar(asked: Asked) -> None:
             row(precision, way, *cells, f"{seconds / hand.seconds:.2f}, a step {step / hand.step_seconds:.2f}")
 
 
-PARTS = {
-    part.__name__: part
-    for part in (groups, graphs, smoke, several, steps, memory, gpt, cifar, syncs, host, evaluation, start)
-}
+PARTS = {part.__name__: part for part in (groups, graphs, smoke, several, steps, memory, gpt, cifar, syncs)}
 
 if __name__ == "__main__":
     main()

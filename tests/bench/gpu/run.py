@@ -28,9 +28,6 @@ SECONDS |= {
     "gpt": 240,
     "cifar": 240,
     "syncs": 30,
-    "host": 30,
-    "evaluation": 30,
-    "start": 60,
     "machine": 40,
 }
 PEERS = {"cpu": "limit,ours"}
