@@ -17,7 +17,6 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 import outlived
 import psutil
 import pytest
-import seeded
 import shortcuts
 import torch
 from snapshots import messages  # noqa: F401  # a fixture
@@ -39,7 +38,7 @@ def pytest_configure(config):
     if has_gpu and config.getoption("--device") == "cpu":  # tests without a device use the CPU there, too
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     outlived.start()
-    shortcuts.parse_once()
+    shortcuts.compose_once()
     shortcuts.leave_undrawn()
 
 
@@ -68,76 +67,15 @@ runs/test_of_tables sweep/report/test_page
 """
 
 
-#: how many cases of a large matrix run, the same ones each time; FUZZ_EXAMPLES runs all. Bitwise identical resumption, security,
-#: damage, splits, metrics and the step without reads are not among them
-CASES_OF_A_MATRIX = {
-    # a whole run per case, 1 to 5 s: tests/config always checks each file of conf against the schema
-    "tests/whole_runs/test_conf.py::test_every_option_runs_a_few_steps": 5,
-    "tests/experiment/test_run.py::test_every_setting_runs": 6,
-    "tests/experiment/test_hints.py::test_healthy_run_gets_no_hint": 5,
-    "tests/experiment/test_hints.py::test_hint_names_a_planted_cause": 5,
-    "tests/runs/test_check.py::test_recipes_and_settings_pass": 3,
-    "tests/runs/test_check.py::test_a_run_that_stays_is_not_checked": 1,
-    "tests/runs/test_check.py::test_a_problem_in_any_part_is_found": 5,
-    "tests/runs/test_export.py::test_another_process_without_this_package_computes_the_same": 1,
-    "tests/sweep/jobs/test_together.py::test_what_may_be_a_number_of_each": 7,
-    "tests/sweep/search/test_pruning.py::test_a_poor_trial_is_given_up_once_that_can_be_told": 4,
-    "tests/sweep/search/test_job_source.py::test_each_sampler_gives_as_many_trials_as_were_asked_for": 4,
-    "tests/sweep/search/test_sweeper.py::test_mistakes_are_told_before_anything_is_written": 5,
-    "tests/sweep/test_sweep.py::test_a_mistake_in_one_job_is_told_before_any_runs": 6,
-    "tests/cli/test_dispatch.py::test_wrong_command_exits_with_2_and_help": 40,
-    # kinds of nets and optimizers: 2 to 4 s each
-    "tests/training/stacked/test_fit.py::test_each_comes_to_what_it_comes_to_alone": 8,
-    "tests/training/step/test_on_device.py::test_the_same_as_step_by_step_but_for_rounding": 5,
-    # processes whose memory is measured, faults of a server, environments without this package: 4 to 10 s
-    "tests/tools/plan/test_memory.py::test_the_peak_is_within_15_percent_of_the_allocators": 1,
-    "tests/whole_runs/test_several_processes.py::test_killed_processes_start_again_from_the_last_checkpoint": 1,
-    "tests/sweep/test_sweep.py::test_a_signal_stops_the_jobs_with_a_checkpoint_and_leaves_no_process": 1,
-    "tests/training/step/test_compiled.py::test_the_same_but_for_rounding": 2,
-    "tests/tools/plan/test_memory.py::test_blocks_are_proposed_where_a_step_fits_with_them_alone": 1,
-    "tests/tracking/test_faults.py::test_everything_arrives_once_whatever_the_requests_meet": 2,
-    "tests/tracking/test_faults.py::test_everything_arrives_once_through_a_mix_of_all_faults": 1,
-    "tests/tracking/test_mlflow_model.py::test_a_model_loads_elsewhere_without_this_package_for_any_number_of_rows": 1,
-}
-
-
-def pytest_collection_modifyitems(config, items):
-    if not config.option.keyword and not any("::" in word for word in config.args):
-        matrices = {name: [item for item in items if _of(item, name)] for name in CASES_OF_A_MATRIX}
-        left_out = {
-            item
-            for name, num in CASES_OF_A_MATRIX.items()
-            if len(cases := matrices[name]) > num
-            for item in set(cases).difference(seeded.drawn(name, cases, num))
-        }
-        if left_out:
-            config.hook.pytest_deselected(items=[item for item in items if item in left_out])
-            items[:] = [item for item in items if item not in left_out]
+def pytest_collection_modifyitems(items):
     places = {f"tests/{name}.py": place for place, name in enumerate(LONGEST_FILES.split())}
     items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
-
-
-def _of(item: pytest.Item, name: str) -> bool:
-    """Return whether it is one of a file's tests, or a case of the test."""
-    return item.nodeid.partition("[" if "::" in name else "::")[0] == name
 
 
 def pytest_collection_finish():
     gc.collect()
     gc.freeze()  # excludes the imported objects from collections: 1.1 s each
     gc.set_threshold(700, 10, 50)  # also fewer collections of what a test leaves: 0.2 s each, thousands of times
-
-
-def pytest_report_header():
-    return seeded.AGAIN
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item, call):
-    report = yield
-    if report.failed and hasattr(getattr(item, "function", None), "hypothesis"):
-        report.sections.append(("seed", seeded.AGAIN))
-    return report
 
 
 def pytest_addoption(parser):

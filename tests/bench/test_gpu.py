@@ -55,7 +55,7 @@ def test_part_at_its_time_limit_keeps_output(gpu, monkeypatch, tmp_path, capfd):
     monkeypatch.setattr(run, "commands", lambda *given, **more: [[sys.executable, "-c", endless]])
     monkeypatch.setattr(run, "PLACE", tmp_path)
     monkeypatch.setenv("OUT", str(tmp_path / "out"))
-    for name in ("PYTHONPATH", "MLFLOW_DISABLE_TELEMETRY", "HF_HUB_OFFLINE", "FUZZ_EXAMPLES"):
+    for name in ("PYTHONPATH", "MLFLOW_DISABLE_TELEMETRY", "HF_HUB_OFFLINE"):
         monkeypatch.setenv(name, "")  # restored at the end
     monkeypatch.setitem(run.SECONDS, "smoke", 8)
     monkeypatch.setattr(sys, "argv", ["run.py", "smoke"])

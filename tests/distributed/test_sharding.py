@@ -3,7 +3,6 @@
 import copy
 import os
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -135,13 +134,13 @@ def work(rank, num, port, folder):
 
 
 @pytest.mark.slow
-def test_parts_learn_what_the_whole_learns_and_go_on_from_whole_states(tmp_path):
+def test_parts_learn_what_the_whole_learns_and_go_on_from_whole_states(tmp_path, warm):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     environment = {**os.environ, "PYTHONPATH": str(PACKAGES)}
     started = [
-        subprocess.Popen([sys.executable, __file__, str(rank), str(port), str(tmp_path)], env=environment)
+        warm.program([sys.executable, __file__, str(rank), str(port), str(tmp_path)], env=environment)
         for rank in range(2)
     ]
     try:

@@ -110,18 +110,12 @@ HEAVY = "data.num=200 data.noise=true optimizer.lr=0.03 data.val_fraction=0.4"
     ("words", "num_steps", "expected"),
     [
         ("model.last=softmax", 12, "ends in a Softmax, and the loss takes a softmax of its outputs again"),
-        ("model.last=module train.ema_decay=0.9 train.precision=bf16", 12, "ends in a Softmax"),
-        ("model.last=sigmoid", 12, "ends in a Sigmoid, and the loss takes a softmax or a sigmoid"),
         ("model.last=sigmoid data.labels=true task.kind=multilabel", 12, "ends in a Sigmoid"),
-        (f"{TEXT} model.last=true", 12, "ends in a Softmax"),
         ("model.last=over_rows", 12, "ends in a LogSoftmax"),
         ("model.last=relu", 12, "ends in a Relu, and no score is below 0; write the model without it"),
         ("model.unused=true", 12, "4 of 8 parameters never got a gradient other than 0 in 12 steps: unused.weight,"),
-        ("model.unused=true optimizer=sgd", 12, "aside.weight and 1 more; use them in forward() without detach(), or"),
         ("model.cut=true", 12, "inner.weight, inner.bias; use them in forward() without detach(), or write model.fr"),
         ("optimizer.lr=100", 12, "always predicting the same costs 1.099: the rate is too high; write optimizer.lr=10"),
-        (f"{NUMBERS} optimizer.lr=30", 12, "the rate is too high; write optimizer.lr=3"),
-        ("model.last=fresh", 12, "two passes over the same rows differ by up to"),
         ("model.last=dropout", 12, "two passes over the same rows differ by up to"),
     ],
 )
@@ -134,16 +128,11 @@ def test_hint_names_a_planted_cause(hints, words, num_steps, expected):
     ("words", "num_steps"),
     [
         ("", 60),
-        ("model.last=gate", 12),
-        ("model.last=between", 12),
         (f"model.last=null {TWO}", 12),
         ("data.labels=true task.kind=multilabel", 12),
         (TEXT, 12),
         ("model.unused=true model.freeze=[unused,aside]", 12),
-        ("model.unused=true optimizer.lr=1e-9", 5),
-        ("optimizer=sgd optimizer.momentum=0 optimizer.nesterov=false", 60),
         (NUMBERS, 60),
-        (HEAVY, 400),
     ],
 )
 def test_healthy_run_gets_no_hint(hints, words, num_steps):

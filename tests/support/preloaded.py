@@ -23,7 +23,7 @@ with mlflow_store.settings():  # MLflow reads its log level when it is imported
     import runner.tools.plan.worker
     import runner.tracking.__main__
 
-shortcuts.parse_once()
+shortcuts.compose_once()
 shortcuts.leave_undrawn()
 composer([])([])  # loads Hydra's files and its grammar
 logging.getLogger().handlers.clear()  # the handlers of MLflow's server are not for other programs

@@ -67,7 +67,7 @@ def main(root: Path) -> None:
     if "RANK" in os.environ:
         train(root / os.environ["WORLD_SIZE"])
         return
-    shortcuts.parse_once()
+    shortcuts.compose_once()
     for name in HEAVY:
         importlib.import_module(name)
     composer([])([])

@@ -20,7 +20,6 @@ from io import StringIO
 from pathlib import Path
 
 import torch
-from seeded import SEED
 
 from runner.config.compose import composed_with, composer
 from runner.experiment import run, session
@@ -77,7 +76,7 @@ def kill_after_each_step(cfg, root: Path) -> None:
 
 
 def kill_at_random(cfg, root: Path) -> None:
-    draw, num_kills, number = random.Random(SEED), 0, 0
+    draw, num_kills, number = random.Random(0), 0, 0
     while num_kills < NUM_KILLS:  # the number per run depends on the machine
         num_kills += kills_until_it_ends(cfg, root / f"run{number}", draw)
         number += 1

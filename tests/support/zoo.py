@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,43 +35,6 @@ def classify(model, batch):
 
 
 # ---- attention and recurrence
-
-
-class EncoderDecoder(nn.Module):
-    """torch's Transformer, complete: a causal mask, and padding on both sides."""
-
-    def __init__(self, width=64):
-        super().__init__()
-        self.embedding = nn.Embedding(100, width)
-        self.inner = nn.Transformer(width, 4, 2, 2, 4 * width, batch_first=True)
-        self.head = nn.Linear(width, CLASSES)
-
-    def forward(self, source, target):
-        causal = nn.Transformer.generate_square_subsequent_mask(target.shape[1], device=target.device)
-        h = self.inner(
-            self.embedding(source),
-            self.embedding(target),
-            tgt_mask=causal,
-            src_key_padding_mask=source == 0,
-            tgt_key_padding_mask=target == 0,
-            memory_key_padding_mask=source == 0,
-            tgt_is_causal=True,
-        )
-        return self.head(h.mean(1))
-
-
-class Recurrent(nn.Module):
-    def __init__(self, width=48):
-        super().__init__()
-        self.gru = nn.GRU(8, width, 2, batch_first=True, bidirectional=True, dropout=0.1)
-        self.lstm = nn.LSTM(2 * width, width, batch_first=True, bidirectional=True, proj_size=16)
-        self.plain = nn.RNN(32, width, batch_first=True)
-        self.cells = nn.ModuleList([nn.GRUCell(width, width), nn.LSTMCell(width, width)])
-        self.head = nn.Linear(width, CLASSES)
-
-    def forward(self, x):
-        h = self.plain(self.lstm(self.gru(x)[0])[0])[0][:, -1]
-        return self.head(self.cells[1](self.cells[0](h))[0])
 
 
 class Packed(nn.Module):
@@ -125,20 +87,6 @@ class Rotary(nn.Module):
 
 
 # ---- convolutions and norms
-
-
-class Volumes(nn.Module):
-    def __init__(self, width=8):
-        super().__init__()
-        self.convs = nn.ModuleList([nn.Conv3d(1, width, 3, padding=1), nn.Conv3d(width, 2 * width, 3, 2, 1, groups=2)])
-        self.norms = nn.ModuleList([nn.BatchNorm3d(width), nn.BatchNorm3d(2 * width)])
-        self.drop, self.act = nn.Dropout3d(0.2), nn.PReLU(width)
-        self.head = nn.Linear(2 * width, CLASSES)
-
-    def forward(self, x):
-        h = F.max_pool3d(self.act(self.norms[0](self.convs[0](x))), 2)
-        h = F.adaptive_avg_pool3d(self.drop(self.norms[1](self.convs[1](h))), 1)
-        return self.head(h.flatten(1))
 
 
 class Normed(nn.Module):
@@ -206,38 +154,6 @@ class Functional(nn.Module):
         return self.head(h - force)
 
 
-class Ensemble(nn.Module):
-    """Members of one shape, computed at once, and a slow copy as a teacher."""
-
-    def __init__(self):
-        super().__init__()
-        members = [nn.Linear(64, CLASSES) for _ in range(4)]
-        weights, _ = torch.func.stack_module_state(members)
-        self.weights = nn.ParameterDict({name: nn.Parameter(value.detach()) for name, value in weights.items()})
-        self.shape = [nn.Linear(64, CLASSES, device="meta")]
-        self.student = nn.Linear(64, CLASSES)
-
-    def forward(self, x):
-        outputs = torch.func.vmap(
-            lambda weights: torch.func.functional_call(self.shape[0], weights, (x,)), randomness="different"
-        )(dict(self.weights))
-        teacher = copy.deepcopy(self.student)
-        with torch.no_grad():
-            target = teacher(x)
-        return outputs.mean(0) + self.student(x) - target
-
-
-def penalised(model, batch):
-    """Double backward, as in a GAN's gradient penalty."""
-    inputs, targets = batch
-    with torch.enable_grad():
-        inputs = inputs.detach().requires_grad_()
-        logits = model(inputs)
-        (grad,) = torch.autograd.grad(logits.sum(), inputs, create_graph=True)
-    penalty = (grad.flatten(1).norm(2, 1) - 1).square().mean()
-    return {"loss": F.cross_entropy(logits, targets) + penalty, "penalty": penalty}
-
-
 class Dropping(nn.Module):
     def __init__(self):
         super().__init__()
@@ -256,16 +172,6 @@ class Dropping(nn.Module):
             x = x * keep / 0.9 + torch.randn_like(x) * 0.1 + torch.rand_like(x)
             x = x[torch.randperm(len(x), device=x.device)]
         return F.gumbel_softmax(self.head(F.glu(torch.cat((x, x), 1), 1).mean(-1)), tau=0.5)
-
-
-class Scripted(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body = torch.jit.script(nn.Sequential(nn.Linear(64, 64), nn.ReLU()))
-        self.head = nn.Linear(64, CLASSES)
-
-    def forward(self, x):
-        return self.head(self.body(x))
 
 
 class Mixture(nn.Module):
@@ -346,12 +252,6 @@ class Nonzero(Wide):
         return y + y.flatten()[torch.nonzero(y.flatten() > 0)].mean()  # <- nonzero
 
 
-class Unique(Wide):
-    def forward(self, x):
-        y = super().forward(x)
-        return y + torch.unique((y * 8).round().detach()).mean()  # <- unique
-
-
 class SizeOf(Wide):
     def forward(self, x):
         width = int(x[0, 0].abs() * 8) + 1  # <- size
@@ -371,29 +271,6 @@ class Ranging(Wide):
         for _ in range(x.argmax() % 3):  # <- range
             x = x / 2
         return super().forward(x)
-
-
-class Selecting(Wide):
-    def forward(self, x):
-        y = super().forward(x)
-        return y + torch.masked_select(y, y > 0).mean()  # <- masked_select
-
-
-class Repeating(Wide):
-    def forward(self, x):
-        counts = (x[:, 0] > 0).long() + 1
-        return super().forward(x) + x.repeat_interleave(counts, 0).mean()  # <- repeat
-
-
-class Counting(Wide):
-    def forward(self, x):
-        return super().forward(x) + torch.bincount(x.argmax(1)).float().mean()  # <- bincount
-
-
-class Where(Wide):
-    def forward(self, x):
-        rows, columns = torch.where(x > 0)  # <- where
-        return super().forward(x) + x[rows, columns].mean()
 
 
 class Experts(Wide):
@@ -448,21 +325,15 @@ class Case:
 
 
 SOUND = [
-    Case("encoder and decoder", EncoderDecoder, lambda: ((whole(100, 48), whole(100, 40)), classes())),
-    Case("recurrent", Recurrent, lambda: (numbers(32, 8), classes())),
     Case("packed", Packed, lambda: (whole(100, 32), classes()), waits=("packing", "unpacking")),
     Case("decoder", Rotary, lambda: (whole(100, 64), classes())),
-    Case("volumes", Volumes, lambda: (numbers(1, 16, 16, 16), classes())),
     Case("normed", Normed),
     Case("recomputed", Recomputed, lambda: (numbers(64, 64), classes())),
     Case("functional", Functional, lambda: (numbers(16), classes())),
-    Case("ensemble", Ensemble),
-    Case("penalty", Wide, task=penalised),
     Case("dropping", Dropping, lambda: (numbers(4, 64), classes())),
-    Case("scripted", Scripted),
     Case("mixture", Mixture),
     Case("scaled", Scaled, waits=("scaled",)),
-    *(Case(name, Wide, optimizer=name) for name in ("foreach", "nesterov", "rprop", "lion")),
+    Case("lion", Wide, optimizer="lion"),
     Case("adafactor", Wide, optimizer="adafactor", waits=("torch",)),
 ]
 
@@ -470,43 +341,18 @@ BY_VALUES = [
     Case("branch", Branching),
     Case("mask", Masking),
     Case("nonzero", Nonzero),
-    Case("unique", Unique),
     Case("size", SizeOf),
     Case("while", Waiting),
     Case("range", Ranging),
-    Case("masked_select", Selecting),
-    Case("repeat", Repeating),
-    Case("bincount", Counting),
-    Case("where", Where),
     Case("experts", Experts),
     Case("lengths", Padded),
 ]
 
 OPTIMIZERS = {
     "adam": "torch.optim.Adam",
-    "foreach": "torch.optim.AdamW, foreach: true, amsgrad: true",
-    "nesterov": "torch.optim.SGD, momentum: 0.9, nesterov: true, fused: true",
-    "rprop": "torch.optim.Rprop",
     "adafactor": "torch.optim.Adafactor",
     "lion": "zoo.Lion",
 }
-
-
-#: for device=cpu: operations are compared with a real step's, one by one, and memory with the allocator's
-COMPARED = [
-    ("encoder and decoder", "fp32"),
-    ("encoder and decoder", "bf16"),
-    ("decoder", "fp32"),
-    ("decoder", "bf16"),
-    ("volumes", "fp32"),
-    ("recomputed", "fp32"),
-    ("functional", "fp32"),
-    ("mixture", "fp32"),
-    ("rprop", "fp32"),
-]
-#: also tried in bf16
-IN_HALVES = ("encoder and decoder", "recurrent", "packed", "decoder", "recomputed", "ensemble", "mixture")
-ON_MPS = ("decoder", "recomputed", "functional", "dropping")
 
 
 def words(optimizer, precision):

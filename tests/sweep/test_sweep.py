@@ -15,7 +15,6 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-import seeded
 from omegaconf import OmegaConf
 from synthetic_sweep import Folder
 from waiting import wait_for
@@ -256,18 +255,14 @@ def test_jobs_whose_device_is_missing_are_announced_and_skipped(own_folder):
     ("words", "mends"),
     [
         (["device=cpu,cuda:7,mps", "sweep.strict=true"], ["device=cuda:7", "device=mps"]),
-        (["device=cpu,banana", "train.batch_size=0,3"], ["device=auto", "train.batch_size=1"]),
         (["model=liner,mlp", "seed=1,x"], ["model=linear", "seed=10"]),
         (["model=mlp", "model.hiden_sizes=[1],[2]"], ["model.hidden_sizes=[1]"]),
         (["device=cpu", "sweep.slots.cpu=1,2"], ["sweep.slots.cpu=... with one value"]),
         (["device=cpu", "sweep.slots.cpu=0"], ["sweep.slots.cpu=1"]),
         (["device=cpu", "sweep.zip={tracking.enabled:[true,false]}"], ["tracking.enabled=..."]),
-        (["device=cpu", "hydra.sweeper.params={tracking.enabled:'true,false'}"], ["or a sweep for each"]),
-        (["device=cpu", "sweep.resume=last"], ["remove sweep.resume"]),
         (["device=cpu", "sweep.resume=nowhere"], ["multirun/DATE/TIME"]),
         (["tracking.enabled=true,false", "device=cpu"], ["tracking.enabled=... with one value"]),
         (["device=glob(*)"], ["KEY=VALUE1,VALUE2"]),
-        (["device=cuda:0,1"], ["device=cuda:1"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -338,7 +333,7 @@ def test_a_sweep_that_is_killed_again_and_again_ends_as_one_that_was_not(
     """The first kill hits a running job, and also kills it; the others come at random moments."""
     write_faulty(own_folder)
     shutil.copy(empty_store, own_folder / "mlflow.db")  # one that is created during a kill stays incomplete
-    chance = random.Random(seeded.SEED)
+    chance = random.Random(0)
     for attempt in range(3):
         resume = [f"sweep.resume={the_sweep(own_folder)}"] if attempt else []
         process = warm.command(own_folder, "-m", *FAULTS, *resume)
@@ -429,24 +424,21 @@ def check_best(client, parent, found, runs):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("what", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_stops_the_jobs_with_a_checkpoint_and_leaves_no_process(own_folder, warm, sweep, what, code):
+def test_sigterm_stops_jobs_with_checkpoints(own_folder, warm, sweep):
     words = ("model=mlp", "seed=1,2,3,4", "sweep.slots.cpu=2", "sweep.batch=off", *UNTRACKED)
     process = warm.command(own_folder, "-m", *words, "train.num_epochs=100000")
     wait_for(lambda: len(journals(own_folder)) == 2)
     wait_for(lambda: all(read_points(path.parents[1]) for path in journals(own_folder)))
     found = tree(psutil.Process(process.pid))
     assert len(found) >= 4
-    process.send_signal(what)
+    process.send_signal(signal.SIGTERM)
     said, _ = process.communicate()
-    assert process.returncode == code, said
+    assert process.returncode == 143, said
     wait_for(lambda: all_gone(found))
     states = [job.state for job in ledger.read(the_sweep(own_folder)).jobs.values()]
     assert states == ["interrupted", "interrupted", "planned", "planned"]
     assert len(list(the_sweep(own_folder).glob("*/checkpoints/last.pt"))) == 2
     assert "sweep.resume=" in said
-    if what == signal.SIGINT:
-        return
     code, said = sweep(own_folder, "model=mlp", "seed=1,2", "train.num_steps=1", *UNTRACKED, "sweep.resume=last")
     assert code == 1, said  # other overrides: new jobs, in addition to those that still wait
     assert [job.state for job in ledger.read(the_sweep(own_folder)).jobs.values()] == states + ["finished"] * 2

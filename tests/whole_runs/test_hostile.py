@@ -147,16 +147,20 @@ HYDRAS = {
 }
 
 
-@pytest.mark.parametrize("hydra", HYDRAS.values(), ids=HYDRAS)
-def test_hydras_own_settings_call_nothing_from_a_file(elsewhere, capfd, hydra):
+@pytest.mark.parametrize(("number", "hydra"), enumerate(HYDRAS.values()), ids=HYDRAS)
+def test_settings_of_hydra_in_a_file_call_nothing(elsewhere, capfd, number, hydra):
+    """By a run, a sweep or a plan: each checks them in the same place."""
     conf = elsewhere / "conf"
     (conf / "experiment").mkdir(parents=True)
     (conf / "experiment" / "hostile.yaml").write_text(
         f"# @package _global_\nname: decode\nmodel: {{node: {{{CALL}}}, {LATE}}}\nhydra: {{{hydra}}}\n"
     )
-    refused([*SMALL, "experiment=hostile", "hydra.run.dir=run"], capfd, says="hydra.")
-    refused(["-m", *SMALL, "experiment=hostile", "seed=1,2", "hydra.sweep.dir=sweep"], capfd, says="hydra.")
-    refused(["plan", *SMALL, "experiment=hostile"], capfd, says="hydra.")
+    command = (
+        [*SMALL, "experiment=hostile", "hydra.run.dir=run"],
+        ["-m", *SMALL, "experiment=hostile", "seed=1,2", "hydra.sweep.dir=sweep"],
+        ["plan", *SMALL, "experiment=hostile"],
+    )[number % 3]
+    refused(command, capfd, says="hydra.")
 
 
 def test_a_sweep_over_a_hostile_file_calls_nothing(elsewhere, capfd):

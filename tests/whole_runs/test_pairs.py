@@ -1,15 +1,13 @@
 """Every data set with every model and every task: three steps are trained, or it is refused with a suggestion.
 
-A twelfth of all 720, the same one each time; FUZZ_EXAMPLES=40 tests all.
+A twelfth of all 720: each pair of a model and a task with some of the data.
 """
 
 import functools
 import itertools
-import random
 
 import numpy as np
 import pytest
-import seeded
 import torch
 from omegaconf import open_dict
 
@@ -125,11 +123,8 @@ def three_steps(whole, data):
 
 
 def some_of(data):
-    """Return the pairs of a model and a task that this commit tests."""
-    pairs = list(itertools.product(MODELS, TASKS))
-    return random.Random(f"{seeded.SEED} {data}").sample(
-        pairs, min(seeded.NUM_EXAMPLES or len(pairs) // 12, len(pairs))
-    )
+    """Return the pairs of a model and a task to test with the data."""
+    return list(itertools.product(MODELS, TASKS))[5 * list(DATA).index(data) % 12 :: 12]
 
 
 @pytest.mark.slow
@@ -158,7 +153,7 @@ def test_what_makes_sense_trains_and_the_rest_says_why_not(data, files):
             wrong.append(f"{model} {task}: {losses}, {values}")
     for batches in prepared.loaders.values():
         batches.close()
-    assert not wrong, "\n".join([*wrong, seeded.AGAIN])
+    assert not wrong, "\n".join(wrong)
 
 
 def test_each_data_set_model_and_task_is_among_them():

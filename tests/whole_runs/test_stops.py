@@ -1,14 +1,12 @@
 """A run that is killed after any of its steps, or repeatedly, ends bitwise identical to an uninterrupted one."""
 
 import hashlib
-import random
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import seeded
 import torch
 from stops import NUM_KILLS
 
@@ -30,7 +28,7 @@ WORDS = (
     "model.hidden_sizes=[16]",
     "model.dropout=0.2",
     "scheduler=cosine",
-    "data.limit=140",
+    "data.limit=60",
     "train.num_epochs=3",
     "train.batch_size=8",
     "train.accumulate_steps=2",
@@ -111,24 +109,19 @@ def in_mlflow(folders, store):
     return found
 
 
-#: where the rows are, and the steps between two checkpoints: one pair, with FUZZ_EXAMPLES=1 both
-KINDS = [("device", 4), ("stream", 1)]
-
-
-@pytest.mark.parametrize(
-    ("residency", "every"), KINDS if seeded.NUM_EXAMPLES else random.Random(seeded.SEED).sample(KINDS, 1)
-)
+#: where the rows are, and the steps between two checkpoints
+@pytest.mark.parametrize(("residency", "every"), [("device", 4), ("stream", 1)])
 def test_a_run_killed_after_each_of_its_steps_ends_as_if_it_had_never_stopped(
     residency, every, stopped, tmp_path, empty_store
 ):
     num_stops = stopped("each", f"data.residency={residency}", f"train.checkpoint_every_steps={every}")
-    assert num_stops == 20
+    assert num_stops == 8
     shutil.copy(empty_store, tmp_path / "store.db")
     expected = outcome(tmp_path / "whole")
     assert {name.partition("/")[0] for name in expected} >= {"train", "val", "test", "last model", "last optimizer"}
     folders = [tmp_path / str(number) for number in range(1, num_stops + 1)]
     assert [folder.name for folder in folders if outcome(folder) != expected] == []
-    sent = [folders[0], *random.Random(seeded.SEED).sample(folders[1:-1], 3), folders[-1]]
+    sent = [folders[0], folders[3], folders[-1]]
     tracked = in_mlflow([tmp_path / "whole", *sent], f"sqlite:///{tmp_path}/store.db")
     whole = tracked.pop(tmp_path / "whole")
     assert whole == values(read_points(tmp_path / "whole"))

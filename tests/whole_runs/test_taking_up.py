@@ -79,9 +79,8 @@ def assert_same(one, other):
         assert one == other
 
 
-@pytest.mark.parametrize("case", WORDS)
-@pytest.mark.parametrize("stop_at", [5, 11])
-def test_a_stopped_run_ends_as_one_that_was_not(case, stop_at, own_folder, monkeypatch):
+@pytest.mark.parametrize(("case", "stop_at"), zip(WORDS, (11, 5, 11, 5, 11), strict=True))
+def test_stopped_run_resumes_bitwise_identical(case, stop_at, own_folder, monkeypatch):
     whole = train(WORDS[case], "whole")
     steps = [0]
     original = OwnStopCondition.__call__

@@ -150,7 +150,7 @@ def test_lr_find_says_what_to_do_instead(own_folder, capsys):
     assert "optimizer.turns.critic.lr=" in capsys.readouterr().err
 
 
-def test_a_plan_simulates_all_turns(own_folder):
+def test_a_plan_simulates_all_turns(own_folder, warm_programs):
     assert cli.main(["plan", *SMALL]) == 0
     assert json.loads(Path("plan.json").read_text())
 

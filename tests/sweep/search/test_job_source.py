@@ -152,7 +152,7 @@ def agrees(search):
 @pytest.mark.parametrize(
     ("sampler", "words", "goals"),
     [
-        *((sampler, WORDS, goals) for sampler in ("tpe", "random", "nsga2") for goals in (LOSS, BOTH)),
+        *((sampler, WORDS, goals) for sampler, goals in (("tpe", BOTH), ("random", LOSS), ("nsga2", BOTH))),
         ("cmaes", (*WORDS, "momentum=interval(0,1)"), LOSS),
         (
             "tpe",

@@ -48,10 +48,8 @@ BAD = [9.0] * 9
     [
         (Pruning("median", 3, 2, 9), 3),
         (Pruning("median", 1, 2, 9), 1),
-        (Pruning("median", 0, 2, 9), 1),
         (Pruning("median", 3, 3, 9), None),  # too few trials have finished
         (Pruning("halving", 3, 2, 9), 3),
-        (Pruning("halving", 1, 2, 9), 1),
         (Pruning("halving", 1, 3, 9), None),
         (None, None),
     ],

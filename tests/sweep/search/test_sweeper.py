@@ -13,7 +13,6 @@ from types import SimpleNamespace
 import optuna
 import psutil
 import pytest
-import seeded
 from omegaconf import OmegaConf
 from optuna.trial import TrialState
 
@@ -157,7 +156,7 @@ def kill_after(process, num_lines, *, all_of_it):
 
 
 def test_a_search_that_is_killed_again_and_again_ends_as_one_that_was_not(warm, own_folder):
-    moments = random.Random(seeded.SEED)
+    moments = random.Random(0)
     num_trials, num_lines, codes = 6, 0, []
     words = ["-m", *COMMON, *SHORT, "hydra.sweep.dir=found", f"hydra.sweeper.n_trials={num_trials}"]
     words += ["hydra.sweeper.startup_trials=2", "sweep.grace_seconds=10"]

@@ -38,49 +38,51 @@ PLATEAU = [
 ]
 
 CASES = {
-    "mlp, everything": ([*MLP, *EVERYTHING], SEEDS),
-    "other rates, weight decay, clipping and averages": (
+    "everything, measured within epochs": ([*MLP, *EVERYTHING, "train.evaluate_every_steps=5"], SEEDS),
+    "other rates, weight decay, betas, clipping and averages": (
         [*MLP, "optimizer=adamw", "scheduler=cosine"],
         [
-            ["seed=0", "optimizer.lr=0.01", "optimizer.weight_decay=0.1", *clip, *mean]
-            for clip, mean in (
-                (["train.clip_grad_norm=0.1"], ["train.ema_decay=0.5"]),
-                (["train.clip_grad_norm=9"], ["train.ema_decay=0.99"]),
+            ["seed=0", "optimizer.lr=0.01", "optimizer.weight_decay=0.1", f"+optimizer.betas=[{beta},0.99]", *more]
+            for beta, more in (
+                (0.9, ["train.clip_grad_norm=0.1", "train.ema_decay=0.5"]),
+                (0.5, ["train.clip_grad_norm=9", "train.ema_decay=0.99"]),
             )
-        ]
-        + [["seed=0", "optimizer.lr=0.003", "train.clip_grad_norm=9", "train.ema_decay=0.99"]],
+        ],
     ),
-    "sgd, in lanes of two": ([*MLP, "optimizer=sgd"], RATES),
-    "several batches a step, the mean of two steps a point": (
-        [*MLP, "train.accumulate_steps=2", "metrics.every=2", "train.num_steps=5"],
+    "sgd, in lanes of two, several batches a step, the mean of two steps a point": (
+        [*MLP, "optimizer=sgd", "train.accumulate_steps=2", "metrics.every=2", "train.num_steps=5"],
+        RATES,
+    ),
+    "convolutions, a sampler": (
+        [
+            "model=cnn",
+            "model.channels=[4,4]",
+            "optimizer=sgd",
+            "backends.cpu.channels_last=false",
+            "data.sampler=balanced",
+        ],
         SEEDS,
     ),
-    "measured within epochs": ([*MLP, "train.evaluate_every_steps=5", "train.num_epochs=2"], SEEDS),
-    "convolutions": (["model=cnn", "model.channels=[4,4]", "optimizer=sgd", "backends.cpu.channels_last=false"], SEEDS),
-    "a sampler": ([*MLP, "data.sampler=balanced"], SEEDS),
-    "folds of equal size": ([*MLP, "data.test_fraction=0"], [[f"data.fold={k}", f"seed={k % 2}"] for k in range(3)]),
-    "other dropout": (MLP, [[f"seed={seed}", f"model.dropout={p}"] for seed, p in enumerate((0.1, 0.5, 0.3))]),
-    "other momentum and betas": (
-        [*MLP, "optimizer=adamw"],
-        [["seed=0", f"+optimizer.betas=[{a},0.99]"] for a in (0.9, 0.5, 0.8)],
+    "folds of equal size, other dropout": (
+        [*MLP, "data.test_fraction=0"],
+        [[f"data.fold={k}", f"seed={k % 2}", f"model.dropout=0.{k + 1}"] for k in range(3)],
     ),
-    "other milestones, other rates of a group": (
+    "other milestones, rates of a group, smoothing, weights of classes": (
         [
             *MLP,
+            "task.class_weights=[1,1,1,1,1,1,1,1,1,1]",
             "optimizer=sgd",
             "+scheduler._target_=torch.optim.lr_scheduler.MultiStepLR",
             "+scheduler._partial_=true",
         ],
         [
-            [f"+scheduler.milestones={milestones}", f"optimizer.groups=[{{match:output,lr:{rate}}}]"]
+            [
+                f"+scheduler.milestones={milestones}",
+                f"optimizer.groups=[{{match:output,lr:{rate}}}]",
+                f"task.label_smoothing={rate}",
+                f"task.class_weights=[{1 + rate},1,1,1,1,1,1,1,1,2]",
+            ]
             for milestones, rate in (([2], 0.1), ([3, 5], 0.1), ([3, 5], 0.01))
-        ],
-    ),
-    "other smoothing and weights of classes": (
-        [*MLP, "task.class_weights=[1,1,1,1,1,1,1,1,1,1]"],
-        [
-            ["seed=1", f"task.label_smoothing={smoothing}", f"task.class_weights=[{weight},1,1,1,1,1,1,1,1,2]"]
-            for smoothing, weight in ((0.0, 1.0), (0.1, 2.0), (0.3, 0.5))
         ],
     ),
     "other strengths of augmentation": (
