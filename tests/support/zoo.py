@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.nn.utils import parametrizations, rnn
-from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+from torch.nn.utils import rnn
 
 ROWS, CLASSES = 8, 10
 GENERATOR = torch.Generator().manual_seed(0)
@@ -86,45 +85,7 @@ class Rotary(nn.Module):
         return F.linear(x, self.embedding.weight).mean(1)
 
 
-# ---- convolutions and norms
-
-
-class Normed(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = parametrizations.weight_norm(nn.Linear(64, 64))
-        self.spectral = parametrizations.spectral_norm(nn.Linear(64, 64))
-        self.orthogonal = parametrizations.orthogonal(nn.Linear(64, 64), orthogonal_map="householder")
-        self.old_weight = nn.utils.weight_norm(nn.Linear(64, 64))
-        self.old_spectral = nn.utils.spectral_norm(nn.Linear(64, 64))
-        self.norm, self.head = nn.BatchNorm1d(64), nn.LazyLinear(CLASSES)
-        self.head(torch.zeros(1, 64))
-
-    def forward(self, x):
-        for layer in (self.weight, self.spectral, self.orthogonal, self.old_weight, self.old_spectral):
-            x = F.mish(layer(x))
-        return self.head(self.norm(x))
-
-
 # ---- functions
-
-
-class Recomputed(nn.Module):
-    def __init__(self, width=128):
-        super().__init__()
-        self.lift = nn.Linear(64, width)
-        self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Dropout(0.1), nn.Linear(4 * width, width))
-            for _ in range(4)
-        )
-        self.head = nn.Linear(width, CLASSES)
-
-    def forward(self, x):
-        x = self.lift(x)
-        for index, block in enumerate(self.blocks[:2]):
-            x = x + checkpoint(block, x, use_reentrant=index == 0)
-        x = checkpoint_sequential(list(self.blocks[2:]), 2, x, use_reentrant=False)
-        return self.head(x).mean(1)
 
 
 class Functional(nn.Module):
@@ -172,22 +133,6 @@ class Dropping(nn.Module):
             x = x * keep / 0.9 + torch.randn_like(x) * 0.1 + torch.rand_like(x)
             x = x[torch.randperm(len(x), device=x.device)]
         return F.gumbel_softmax(self.head(F.glu(torch.cat((x, x), 1), 1).mean(-1)), tau=0.5)
-
-
-class Mixture(nn.Module):
-    """Experts without routing: each expert sees all rows, weighted."""
-
-    def __init__(self, width=64, experts=4):
-        super().__init__()
-        self.router, self.head = nn.Linear(width, experts), nn.Linear(width, CLASSES)
-        self.up = nn.Parameter(torch.randn(experts, width, 2 * width) * 0.02)
-        self.down = nn.Parameter(torch.randn(experts, 2 * width, width) * 0.02)
-
-    def forward(self, x):
-        weights, chosen = self.router(x).softmax(-1).topk(2)
-        gates = torch.zeros(len(x), self.up.shape[0], device=x.device, dtype=weights.dtype).scatter(1, chosen, weights)
-        h = torch.bmm(x.expand(len(self.up), -1, -1), self.up).relu()
-        return self.head(torch.baddbmm(x.expand(len(self.up), -1, -1), h, self.down).mul(gates.T[..., None]).sum(0))
 
 
 # ---- optimizers
@@ -239,13 +184,6 @@ class Branching(Wide):
         return super().forward(x)
 
 
-class Masking(Wide):
-    def forward(self, x):
-        y = super().forward(x)
-        good = y[y[:, 0] > 0]  # <- mask
-        return y + good.mean()
-
-
 class Nonzero(Wide):
     def forward(self, x):
         y = super().forward(x)
@@ -256,21 +194,6 @@ class SizeOf(Wide):
     def forward(self, x):
         width = int(x[0, 0].abs() * 8) + 1  # <- size
         return super().forward(x) + torch.ones(width, device=x.device).mean()
-
-
-class Waiting(Wide):
-    def forward(self, x):
-        y = x
-        while y.norm() > 1:  # <- while
-            y = y / 2
-        return super().forward(y)
-
-
-class Ranging(Wide):
-    def forward(self, x):
-        for _ in range(x.argmax() % 3):  # <- range
-            x = x / 2
-        return super().forward(x)
 
 
 class Experts(Wide):
@@ -327,11 +250,8 @@ class Case:
 SOUND = [
     Case("packed", Packed, lambda: (whole(100, 32), classes()), waits=("packing", "unpacking")),
     Case("decoder", Rotary, lambda: (whole(100, 64), classes())),
-    Case("normed", Normed),
-    Case("recomputed", Recomputed, lambda: (numbers(64, 64), classes())),
     Case("functional", Functional, lambda: (numbers(16), classes())),
     Case("dropping", Dropping, lambda: (numbers(4, 64), classes())),
-    Case("mixture", Mixture),
     Case("scaled", Scaled, waits=("scaled",)),
     Case("lion", Wide, optimizer="lion"),
     Case("adafactor", Wide, optimizer="adafactor", waits=("torch",)),
@@ -339,11 +259,8 @@ SOUND = [
 
 BY_VALUES = [
     Case("branch", Branching),
-    Case("mask", Masking),
     Case("nonzero", Nonzero),
     Case("size", SizeOf),
-    Case("while", Waiting),
-    Case("range", Ranging),
     Case("experts", Experts),
     Case("lengths", Padded),
 ]

@@ -93,21 +93,21 @@ def test_group_of_jobs_equals_single_runs(own_folder, sweep, warm, empty_store):
 def test_jobs_that_cannot_be_stacked_run_singly(own_folder, sweep):
     """The message names the jobs, as the same sweep may have others."""
     words = ("model=gru", "model.hidden_size=8", "data=synthetic", "data.shape=[2,8]", "data.num_rows=100")
-    output = sweep(own_folder, *words, "seed=0,1", "train.num_steps=2", "device=cpu", *QUIET)
+    output = sweep(own_folder, *words, SEEDS, "train.num_steps=2", "device=cpu", *QUIET)
     reason = "torch can't take aten::gru.input for several models at once"
-    assert f"batch    2 jobs are trained one by one: {reason} (seed=0, ...)" in output
-    assert [job.state for job in ledger.read(own_folder / "swept").jobs.values()] == ["finished"] * 2
+    assert f"batch    4 jobs are trained one by one: {reason} (seed=0, ...)" in output
+    assert [job.state for job in ledger.read(own_folder / "swept").jobs.values()] == ["finished"] * 4
     report = json.loads((own_folder / "swept" / "report.json").read_text())
-    assert [job["state"] for job in report["jobs"]] == ["finished"] * 2
+    assert [job["state"] for job in report["jobs"]] == ["finished"] * 4
 
 
 def test_compiled_jobs_train_in_a_group(own_folder, sweep):
     """tests/training/stacked/test_compiled.py compares the numbers."""
-    words = (*SMALL, "seed=0,1", "train.compile=true", "train.batch_size=100", "data.limit=250", *QUIET)
+    words = (*SMALL, SEEDS, "train.compile=true", "train.batch_size=100", "data.limit=250", *QUIET)
     output = sweep(own_folder, *words)
-    assert "batch    2 jobs differ only in numbers: trained together, in one group" in output
-    assert [job.state for job in ledger.read(own_folder / "swept").jobs.values()] == ["finished"] * 2
-    log = (own_folder / "swept/1/console.log").read_text()
+    assert "batch    4 jobs differ only in numbers: trained together, in one group" in output
+    assert [job.state for job in ledger.read(own_folder / "swept").jobs.values()] == ["finished"] * 4
+    log = (own_folder / "swept/3/console.log").read_text()
     assert re.search(r"batch   .*; compile: forward and backward are one function; made in [\d.]+ s", log)
 
 
@@ -157,7 +157,7 @@ def test_one_whose_data_can_not_be_had_fails_alone(own_folder, warm):
 def test_group_killed_in_three_ways_loses_nothing(own_folder, sweep, warm):
     words = (
         *SMALL,
-        "seed=0,1",
+        SEEDS,
         "scheduler=cosine",
         "train.ema_decay=0.9",
         "train.num_epochs=40",
@@ -165,7 +165,7 @@ def test_group_killed_in_three_ways_loses_nothing(own_folder, sweep, warm):
     )
     words += ("train.checkpoint_every_steps=5", *QUIET)
     sweep(own_folder, *words, name="whole")
-    log, resumed = own_folder / "killed/1/console.log", ()
+    log, resumed = own_folder / "killed/3/console.log", ()
     for number, kill in enumerate(("the job", "the sweep", "SIGTERM"), 1):
         process = warm.command(own_folder, "-m", *words, *resumed, "hydra.sweep.dir=killed")
         wait_for(lambda process=process, number=number: process.poll() is not None or is_at_work(log, number))
@@ -180,7 +180,7 @@ def test_group_killed_in_three_ways_loses_nothing(own_folder, sweep, warm):
         resumed = ("sweep.resume=killed", "sweep.retry=true")
     sweep(own_folder, *words, *resumed, name="killed")
     jobs = ledger.read(own_folder / "killed").jobs.values()
-    assert [job.state for job in jobs] == ["finished"] * 2
+    assert [job.state for job in jobs] == ["finished"] * 4
     for number, job in enumerate(jobs):
         assert_near(own_folder / "whole" / str(number), own_folder / "killed" / job.folder_name)
 

@@ -147,7 +147,7 @@ HYDRAS = {
 }
 
 
-@pytest.mark.parametrize(("number", "hydra"), enumerate(HYDRAS.values()), ids=HYDRAS)
+@pytest.mark.parametrize(("number", "hydra"), list(enumerate(HYDRAS.values())), ids=HYDRAS)
 def test_settings_of_hydra_in_a_file_call_nothing(elsewhere, capfd, number, hydra):
     """By a run, a sweep or a plan: each checks them in the same place."""
     conf = elsewhere / "conf"

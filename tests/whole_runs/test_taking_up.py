@@ -79,7 +79,7 @@ def assert_same(one, other):
         assert one == other
 
 
-@pytest.mark.parametrize(("case", "stop_at"), zip(WORDS, (11, 5, 11, 5, 11), strict=True))
+@pytest.mark.parametrize(("case", "stop_at"), [*zip(WORDS, (11, 5, 11, 5, 11), strict=True)])
 def test_stopped_run_resumes_bitwise_identical(case, stop_at, own_folder, monkeypatch):
     whole = train(WORDS[case], "whole")
     steps = [0]
