@@ -52,7 +52,6 @@ PEERS = {
     "ours": Peer("runner", "ours.py", is_slow=False),
     "ours_all": Peer("runner, tracking.points=all", "ours.py", variant="all", is_slow=False),
     "ours_compiled": Peer("runner, train.compile=true", "ours.py", variant="compiled", only_logged=1, is_slow=False),
-    "jax": Peer("JAX, an epoch as one jitted scan", "with_jax.py", "jax", only_logged=0, only_on="cpu"),
     "ours_graph": Peer(
         "runner, train.cuda_graph=true", "ours.py", variant="graph", only_logged=1, only_on="cuda", is_slow=False
     ),
@@ -69,7 +68,6 @@ PEERS = {
     ),
     "textbook": Peer("textbook: DataLoader, item(), log_metrics", "textbook.py"),
     "lightning": Peer("Lightning", "with_lightning.py", "lightning"),
-    "accelerate": Peer("Accelerate", "with_accelerate.py", "accelerate"),
     "transformers": Peer("Hugging Face Trainer", "with_transformers.py", "accelerate"),
 }
 #: the loops of README's table, and their logging intervals in steps

@@ -32,7 +32,6 @@ PEERS = [
     ("limit.py", "torch", 2),
     ("limit.py --variant=graph", "torch", 2),
     ("with_lightning.py", "lightning", 3),  # also the epoch
-    ("with_accelerate.py", "accelerate", 2),
     ("with_transformers.py", "accelerate", 3),  # also the epoch
 ]
 
@@ -67,17 +66,6 @@ def test_a_peer_trains_logs_and_tells(file, package, points, told, device):
     assert result["peak_memory_bytes"] > 1e8
     # forked from a process that has already imported most modules: close to 0
     assert abs(result["import_seconds"]) < 300
-
-
-@pytest.mark.slow
-def test_jax_trains_the_same_network_and_tells(told):
-    if find_spec("jax") is None:
-        pytest.skip("jax is not installed here (pip install -c .constraints.txt -e '.[bench]')")
-    result = told("with_jax.py", "--steps=500", "--log-every=0")
-    assert set(result) == TOLD
-    assert (result["num_steps"], result["num_steps_steady"], result["points"]) == (500, 450, 0)
-    assert 0 < result["seconds_steady"] < result["seconds"]
-    assert result["loss"] < 0.3
 
 
 @pytest.mark.slow

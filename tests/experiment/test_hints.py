@@ -103,7 +103,6 @@ def hints(own_folder, monkeypatch):
 TEXT = "data=text data.path=text.txt data.context_length=8 task=language model=words"
 NUMBERS = "data=numbers task=regression model.outputs=1"
 TWO = "data.classes=2 model.outputs=1"
-HEAVY = "data.num=200 data.noise=true optimizer.lr=0.03 data.val_fraction=0.4"
 
 
 @pytest.mark.parametrize(

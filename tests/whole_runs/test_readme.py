@@ -310,7 +310,7 @@ def test_the_short_speed_table_is_of_the_long_one():
 
 def test_every_table_says_by_which_command():
     parts = re.findall(r"<!-- (\w+\.py)([^>]*) -->\n(.*?)<!-- end -->", BENCH.read_text(), re.DOTALL)
-    assert len(parts) == 16
+    assert len(parts) == 15
     for script, _, body in parts:
         command = re.match(rf"By `python tests/bench/{script}([^`]*)`, \d{{4}}-\d\d-\d\d, commit \w{{7}}", body)
         assert command, f"{script}: {body[:100]}"
