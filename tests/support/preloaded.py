@@ -15,11 +15,14 @@ with mlflow_store.settings():  # MLflow reads its log level when it is imported
     import mlflow.pytorch
     import mlflow.server.fastapi_app
     import mlflow.store.tracking.sqlalchemy_store
+    import plotly.graph_objects
     import torch._subclasses.fake_tensor
     import torch.fx.experimental.symbolic_shapes
     import torchmetrics
     import uvicorn.protocols.http.h11_impl
 
+    import runner.sweep.grid
+    import runner.sweep.report.figures
     import runner.tools.plan.worker
     import runner.tracking.__main__
 
