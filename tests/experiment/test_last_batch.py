@@ -63,7 +63,7 @@ def test_what_takes_no_mean_over_a_processs_rows_alone_is_not_told():
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_several_processes_are_told_at_once(own_folder, warm_programs, capfd, strategy):
+def test_several_processes_are_told_at_once(own_folder, capfd, strategy):
     words = ["model=resnet", "model.width=4", "device=cpu", "train.num_epochs=1", "tracking.enabled=false"]
     rows = ["data.limit=103", "train.batch_size=16", "train.num_processes=2", f"placement.strategy={strategy}"]
     assert cli.main([*words, *rows, "task.plots=false"]) == 2

@@ -348,10 +348,13 @@ def test_what_it_draws_moves_no_number_of_the_training(mine):
     assert trained("one", "data=own_generator", *words)[0] == trained("two", "data=own_generator_drawing", *words)[0]
 
 
-def test_two_processes_share_each_batch(mine, warm_programs):
+def test_two_processes_share_each_batch(mine, own_folder, warm):
     losses, _ = trained("alone", "data=weighted")
-    shared, _ = trained("shared", "data=weighted", "train.num_processes=2")
-    assert shared == pytest.approx(losses, rel=1e-5)
+    words = [*QUIET, "data=weighted", "train.num_processes=2", "hydra.run.dir=shared"]
+    with warm.command(own_folder, *words) as command:
+        output, _ = command.communicate()
+    assert command.returncode == 0, output
+    assert losses_of("shared") == pytest.approx(losses, rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,7 @@ def take(asked: Asked, streams: Sequence[int]) -> None:
 
 def popen_is(start: Callable[..., Any]) -> Iterator[tuple[str, types.SimpleNamespace]]:
     """Yield the replacements for `subprocess` in the modules that start Python for a run or a plan."""
-    for module in ("runner.tracking.ahead", "runner.tools.plan.command", "runner.experiment.processes"):
+    for module in ("runner.tracking.ahead", "runner.tools.plan.command"):
         yield f"{module}.subprocess", types.SimpleNamespace(**{**vars(subprocess), "Popen": start})
 
 

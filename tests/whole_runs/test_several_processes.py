@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -121,7 +122,8 @@ def assert_same_curves(expected, found):
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_sigterm_reaches_all_and_another_number_of_processes_goes_on(start, person, undisturbed, strategy):
+def test_sigterm_reaches_all_and_another_number_of_processes_goes_on(start, person, undisturbed, strategy, empty_store):
+    shutil.copy(empty_store, person / "mlflow.db")
     (person / "slow").touch()
     first = start(*WORDS, "train.num_processes=2", f"placement.strategy={strategy}", "hydra.run.dir=run")
     wait_for((person / "there").exists)

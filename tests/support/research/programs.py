@@ -312,7 +312,7 @@ class Waves(Seeded):
 
 def sines():
     shifts = torch.randint(-80, 80, (12, 1), generator=seeded())
-    waves = torch.sin((torch.arange(30) + shifts) / 4.0).double()
+    waves = torch.sin((torch.arange(12) + shifts) / 4.0).double()
     return DataLoader(TensorDataset(waves[:, :-1], waves[:, 1:]), 12)
 
 
@@ -331,12 +331,12 @@ def time_sequence_loop():
         loss.backward()
         return loss
 
-    for _ in range(4):
+    for _ in range(2):
         losses.append(optimizer.step(closure).item())
     return losses
 
 
 TIME_SEQUENCE = """
 model._target_=programs.Waves data._target_=programs.sines task=own task.function._target_=programs.squares
-optimizer._target_=torch.optim.LBFGS optimizer.lr=0.8 train.precision=fp64 train.num_epochs=4
+optimizer._target_=torch.optim.LBFGS optimizer.lr=0.8 train.precision=fp64 train.num_epochs=2
 """

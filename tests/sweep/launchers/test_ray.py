@@ -93,8 +93,9 @@ def on(address: str) -> tuple[str, str]:
     return "hydra/launcher=ray", f"hydra.launcher.address={address}"
 
 
-def test_the_same_sweep_on_two_nodes(cluster, tmp_path):
+def test_the_same_sweep_on_two_nodes(cluster, tmp_path, empty_store):
     address, _ = cluster
+    shutil.copy(empty_store, tmp_path / "mlflow.db")
     words = ("device=cpu,cuda:7,mps", "model=linear,mlp", "train.num_epochs=1", "task.plots=false")
     code, text = sweep(tmp_path, *on(address), *words, **RAY)
     assert code == 0, text
