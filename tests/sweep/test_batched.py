@@ -160,7 +160,7 @@ def test_group_killed_in_three_ways_loses_nothing(own_folder, sweep, warm):
         SEEDS,
         "scheduler=cosine",
         "train.ema_decay=0.9",
-        "train.num_epochs=40",
+        "train.num_epochs=15",
         "metrics.pull_every=7",
     )
     words += ("train.checkpoint_every_steps=5", *QUIET)
