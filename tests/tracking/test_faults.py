@@ -123,7 +123,7 @@ def test_the_model_is_there_once_where_the_first_answer_to_every_kind_of_request
     check_model(open_store(server.uri), check_page(server.uri))
 
 
-@pytest.mark.parametrize("faults", [("drop", "lost"), ("delay", "500", "503")], ids="-".join)
+@pytest.mark.parametrize("faults", [("drop", "lost"), ("delay", "slow"), ("500", "503")], ids="-".join)
 def test_everything_arrives_once_whatever_the_requests_meet(faults, own_folder, proxy, server):
     proxy.choose = at_random(1, *faults, share=0.3)
     train(proxy.uri)
