@@ -115,7 +115,7 @@ SHOWN = {
     "each experiment, for a moment": ([*QUIET[1:], "device=cuda:7"], swept(NUM_EXPERIMENTS, status="skipped")),
     "a sweep, for a moment": (SMALL, swept(2, num_steps=2)),
     "a sweep of runs with DDP": ([*SMALL, "train.num_epochs=1"], swept(3, num_processes=2)),
-    "Optuna": ([*SMALL, "hydra.sweeper.n_trials=4", "train.num_epochs=1"], swept(4)),
+    "Optuna": ([*SMALL, "hydra.sweeper.n_trials=2", "train.num_epochs=1"], swept(2)),
     "Optuna over runs with DDP, tracked": (
         [*SMALL[:-1], "tracking.log_model=false", "hydra.sweeper.n_trials=2", "train.num_epochs=1"],
         tracked,
