@@ -25,7 +25,7 @@ from runner.config.compose import composed_with, composer
 from runner.experiment import run, session
 from runner.training.stopping import OwnStopCondition
 
-NUM_KILLS = 6
+NUM_KILLS = 3
 #: the uninterrupted run writes its imported modules to this file
 MODULES = "modules.txt"
 
