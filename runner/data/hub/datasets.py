@@ -22,16 +22,7 @@ from runner.data.source import Source
 from runner.data.tables.cells import LIKE_A_DATE
 from runner.data.tables.choose import holds_dates
 from runner.data.vision.augment import augmented
-from runner.data.vision.dataset import (
-    CHANNELS,
-    Encoded,
-    check_same,
-    checked_size,
-    decoded_at_once,
-    each,
-    is_decoded_once,
-    size_of,
-)
+from runner.data.vision.dataset import CHANNELS, Encoded, checked_size, decoded_at_once, is_decoded_once, same_size
 from runner.data.vision.images import normalised, read_images
 from runner.errors import RunnerError, nearest
 
@@ -89,8 +80,10 @@ def huggingface(
         tokens = TextRows(entries, length + (columns.target is None), asked=f"data.tokenizer={tokenizer}")
         if columns.target is None:
             tables = _without_empty(tables, columns, setting)
-    elif columns.form == IMAGE:
-        sides = sides or _image_size(tables["train"], columns.inputs[0], setting)
+    elif columns.form == IMAGE and sides is None:
+        part = tables["train"].select_columns(list(columns.inputs)).with_format("arrow")[:]
+        images = _encoded_images(part, columns.inputs[0])
+        sides = same_size(images, _row_names(range(len(images))), None, asked=setting)
     reading = Reading(columns, setting, mode, sides, tokens, dtype)
     shape = reading.row_shape(tables["train"])
     number_bytes = {IMAGE: 1, TEXT: 8}.get(columns.form, np.dtype(dtype).itemsize)
@@ -256,13 +249,6 @@ def _rows(table: Any, reading: Reading, targets: Tensor | None, *, once: bool) -
     if targets is not None:
         digest.update(targets.contiguous().numpy().data)
     return rows, digest.hexdigest()
-
-
-def _image_size(table: Any, column: str, setting: str) -> tuple[int, int]:
-    images = _encoded_images(table.select_columns([column]).with_format("arrow")[:], column)
-    names = _row_names(range(len(images)))
-    sizes = each(range(len(images)), lambda index: size_of(images[index]), names=names, asked=setting)
-    return check_same(sizes, names=names, asked=setting)
 
 
 def _encoded_images(part: Any, column: str) -> list[Encoded]:

@@ -154,7 +154,7 @@ def decoded_at_once(
             images[index] = pixels
         return pixels.shape[1], pixels.shape[2]
 
-    sizes = each(range(len(encoded)), read, names=names, asked=asked, num_threads=num_threads)
+    sizes = each(read, names, asked=asked, num_threads=num_threads)
     check_same(sizes, names=names, asked=asked)
     return images
 
@@ -180,19 +180,12 @@ def check_same(sizes: Sequence[tuple[int, int]], *, names: Sequence[str], asked:
     return most
 
 
-def each(
-    indices: Sequence[int],
-    read: Callable[[int], T],
-    *,
-    names: Sequence[str],
-    asked: str,
-    num_threads: int | None = None,
-) -> list[T]:
-    """Return `read(index)` of each index, computed by threads. Raises: RunnerError with the names of all ValueErrors."""
+def each(read: Callable[[int], T], names: Sequence[str], *, asked: str, num_threads: int | None = None) -> list[T]:
+    """Return `read(index)` of each image, computed by threads. Raises: RunnerError with the names of all ValueErrors."""
 
     def read_block(start: int) -> list[T | ValueError]:
         results: list[T | ValueError] = []
-        for index in indices[start : start + BLOCK]:
+        for index in range(start, min(start + BLOCK, len(names))):
             try:
                 results.append(read(index))
             except ValueError as error:
@@ -200,15 +193,23 @@ def each(
         return results
 
     with ThreadPoolExecutor(num_threads or num_usable_cpus()) as threads:
-        results = [one for block in threads.map(read_block, range(0, len(indices), BLOCK)) for one in block]
-    broken = [f"{names[i]}: {one}" for i, one in zip(indices, results, strict=True) if isinstance(one, ValueError)]
+        results = [one for block in threads.map(read_block, range(0, len(names), BLOCK)) for one in block]
+    broken = [f"{name}: {one}" for name, one in zip(names, results, strict=True) if isinstance(one, ValueError)]
     if broken:
         more = [f"and {len(broken) - MOST_NAMED:,} more"] if len(broken) > MOST_NAMED else []
         of_a_batch = " of a batch" if num_threads == 1 else ""
-        problem = f"{len(broken):,} of {len(indices):,} images{of_a_batch} can't be used:"
+        problem = f"{len(broken):,} of {len(names):,} images{of_a_batch} can't be used:"
         problem = "\n".join([problem, *broken[:MOST_NAMED], *more])
         raise RunnerError.of(asked, problem, "replace these files, or remove them")
     return cast(list[T], results)
+
+
+def same_size(
+    encoded: Sequence[Encoded], names: Sequence[str], size: tuple[int, int] | None, *, asked: str
+) -> tuple[int, int]:
+    """Return `size`, or the one of all images. Reads their headers. Raises: RunnerError for unreadable or different ones."""
+    sizes = each(lambda index: size_of(encoded[index]), names, asked=asked)
+    return size or check_same(sizes, names=names, asked=asked)
 
 
 def is_decoded_once(decode: str, *, num_bytes: int) -> tuple[bool, str]:

@@ -21,14 +21,12 @@ from runner.data.vision.augment import augmented
 from runner.data.vision.dataset import (
     CHANNELS,
     ImageFiles,
-    check_same,
     checked_size,
     decoded_at_once,
-    each,
     fingerprint_of,
     first_size,
     is_decoded_once,
-    size_of,
+    same_size,
 )
 from runner.errors import RunnerError, nearest
 
@@ -178,8 +176,7 @@ def images(
         parts = zip(found, pixels.split([len(part.files) for part in found.values()]), strict=True)
         rows = {name: (some, found[name].labels) for name, some in parts}
     else:
-        sizes = each(range(len(files)), lambda index: size_of(files[index]), names=names, asked=setting)
-        sides = sides or check_same(sizes, names=names, asked=setting)
+        sides = same_size(files, names, sides, asked=setting)
         shape = [CHANNELS[mode], *sides]
         read = partial(ImageFiles, classes=classes, size=sides, mode=mode)
         rows = {name: read(part.files, part.labels, root=part.root) for name, part in found.items()}
