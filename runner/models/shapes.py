@@ -41,6 +41,6 @@ def check_shape(
 
 
 def nearest_divisors(number: int, *sizes: int) -> list[int]:
-    """Return the two whole numbers next to `number` that divide all sizes, in order."""
+    """Return the two whole numbers next to `number` that divide all sizes, the nearest first."""
     divisors = [each for each in range(1, min(sizes) + 1) if not any(size % each for size in sizes)]
-    return sorted(sorted(divisors, key=lambda each: abs(each - number))[:2])
+    return sorted(divisors, key=lambda each: abs(each - number))[:2]
