@@ -83,16 +83,14 @@ _TABLE = (
     Command("history", "Inspect", "Print or export all points of a run", values="[RUN]", options=(_OUTPUT, _URI),
         details="Counts the points of each metric, also of a run in progress. `--output` writes one row per point."),
     Command("evaluate", "Use", "Evaluate a run's best weights again", "runner.runs.evaluate:evaluate", values="[RUN]",
-        keys=(*COMPUTING, "data", "train.eval_batch_size", "tracking.uri"),
-        options=(Option("--track", help="Log the results to MLflow"),),
+        keys=(*COMPUTING, "data", "train.eval_batch_size"),
         details="`data=...` evaluates all of this data, or its splits if it has any. A checkpoint instead of a run:\n"
         "`evaluate DIRECTORY/checkpoints/step-120.pt`, also for `predict`, `export` and `serve`."),
     Command("predict", "Use", "Write predictions for new data", "runner.runs.predict:predict",
         values="[RUN]", keys=COMPUTING, options=(
             Option("--input", "FILE", "Data to predict for", input_path, is_required=True),
             Option("--output", "FILE", "Predictions: .csv .tsv .parquet .feather .jsonl .npz", output_path, is_required=True),
-            Option("--batch-size", "ROWS", "Examples at a time", number(), default=1024),
-            Option("--keep", help="Write the input columns too"))),
+            Option("--batch-size", "ROWS", "Examples at a time", number(), default=1024))),
     Command("export", "Use", "Export the model: safetensors, onnx, pt2 or mlflow", "runner.runs.export:export",
         values="[RUN]", keys=(), options=(
             Option("--format", "FORMAT", "`safetensors`, `onnx`, `pt2` or `mlflow`", is_required=True),

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import os
 import pickle
-import socket
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import torch
 from omegaconf import DictConfig
 
 from runner.device.host_memory import size_in_words
 from runner.device.placement import tensors
-from runner.errors import RunnerError, without_password
+from runner.errors import RunnerError
 from runner.experiment.context import RunContext
 from runner.experiment.directory import BEST, LAST, LOG, Run
 from runner.experiment.run import run
@@ -28,11 +26,8 @@ from runner.models.example import call
 from runner.runs.export import FOLDER, FORMS, export_to
 from runner.runs.inputs import example
 from runner.runs.load import Trained, open_on_cpu
-from runner.tracking.store_uri import sqlite_path
 from runner.training import checkpoint
 from runner.version import IMPORTED
-
-SECONDS_FOR_STORE = 2.0  # that a server may take to answer
 
 
 def check_run(cfg: DictConfig, folder: Path, *, context: RunContext) -> Summary:
@@ -44,7 +39,6 @@ def check_run(cfg: DictConfig, folder: Path, *, context: RunContext) -> Summary:
     Raises:
         RunnerError: as experiment.run, and for a model that can't be loaded again or exported.
     """
-    uri = str(cfg.tracking.uri) if cfg.tracking.enabled else None
     cfg.tracking.enabled, cfg.tracking.log_model = False, True  # it leaves a few rows to export by
     summary = run(cfg, folder, context=context)
     if summary.status != "finished":
@@ -58,8 +52,6 @@ def check_run(cfg: DictConfig, folder: Path, *, context: RunContext) -> Summary:
     _check_weights(trained)
     say(f"check:  model: loaded again from its run ({loading_seconds:.2f} s)")
     _export(trained)
-    if uri is not None:
-        say(f"check:  store {without_password(uri)}: {_reached(uri)}")
     say(f"check: everything works ({time.perf_counter() - IMPORTED:.1f} s)")
     return summary
 
@@ -135,27 +127,6 @@ def _pickled(trained: Trained) -> int:
         problem = f"the model can't be exported as a graph or pickled: {type(error).__name__}: {error}"
         fix = "use a model of modules and tensors only, or `tracking.log_model=false`"
         raise RunnerError.of("tracking.log_model=true", problem, fix) from error
-
-
-def _reached(uri: str) -> str:
-    path = sqlite_path(uri)
-    problem = "not writable"
-    try:
-        if path is not None:
-            if os.access(path if path.exists() else path.parent, os.W_OK):
-                return "writable"
-        else:
-            parts = urlsplit(uri)
-            if parts.scheme not in ("http", "https") or parts.hostname is None:
-                return "not asked"
-            port = parts.port or (443 if parts.scheme == "https" else 80)
-            socket.create_connection((parts.hostname, port), SECONDS_FOR_STORE).close()
-            return "answers"
-    except OSError as error:
-        problem = f"no answer ({error.strerror or error})"
-    except ValueError as error:
-        problem = f"not an address ({error})"
-    return f"{problem}: a run continues without it, and `sync` sends the points later"
 
 
 def _keep_log(folder: Path) -> None:

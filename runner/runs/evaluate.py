@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from runner.data.loading.own_loader import OwnLoader
 from runner.data.source import Source, as_source
 from runner.data.split import fingerprint, length, split
 from runner.device import layers, probe
-from runner.errors import Problem, RunnerError, at_once, first_line, refuse, without_password
+from runner.errors import Problem, RunnerError, at_once, refuse
 from runner.experiment import build_data
 from runner.experiment.check import check
 from runner.experiment.directory import BEST, Run
@@ -92,12 +91,7 @@ def evaluate(arguments: Arguments) -> dict[str, Any]:
     found = _measured(cfg, trained.card, other=other)
     report = _report(trained, found, _values(trained, found, cfg))
     _write(run, report)
-    if arguments["--track"]:
-        report["tracked"] = _track(run, report, overrides)
     _show(trained, report)
-    uris = [word for word in overrides if key_of(word) == "tracking.uri"]
-    if uris and not arguments["--track"]:
-        print(f"note: {without_password(uris[-1])} gets nothing of this: --track sends it there")
     return report
 
 
@@ -173,34 +167,6 @@ def _write(run: Run, report: dict[str, Any]) -> None:
         raise RunnerError.of(f"evaluate {short(folder)}", problem, fix) from None
 
 
-def _track(run: Run, report: dict[str, Any], overrides: list[str]) -> str:
-    from runner.runs.store import answering, store_of
-    from runner.tracking import mlflow_store, store_uri
-    from runner.tracking.mlflow_names import Names
-
-    asked, ack = "evaluate --track", run.ack
-    run_id, uri = ack.run_id, store_of(run.folder, overrides, asked=asked)
-    sync = f"python -m runner sync {shlex.quote(short(run.folder))}"
-    if run_id is None:
-        raise RunnerError.of(asked, "the run is not in MLflow", f"run `{sync}`, then the same command")
-    prefix = "eval/" if report["is_own_data"] else f"eval/{report['data']}/"
-    with answering(asked, uri):
-        from mlflow.entities import Metric
-
-        client, now, names = mlflow_store.open_store(uri), int(time.time() * 1000), Names()
-        metrics = report["metrics"].items()
-        points = [Metric(names.key(prefix + name), value, now, report["step"]) for name, value in metrics]
-        try:
-            client.log_batch(run_id, metrics=points)
-        except Exception as error:
-            if ack.uri in (None, "", where := store_uri.shown(uri)):
-                raise
-            problem = f"{first_line(error)}; the run went to {ack.uri} last"
-            fix = f"use `tracking.uri={ack.uri}`, or run `{sync} tracking.uri={where}` first"
-            raise RunnerError.of(asked, problem, fix) from error
-    return run_id
-
-
 def _show(trained: Trained, report: dict[str, Any]) -> None:
     sizes = ", ".join(f"{count:,} {name}" for name, count in report["rows"].items())
     say(f"run     {trained.title}")
@@ -220,7 +186,7 @@ def _show(trained: Trained, report: dict[str, Any]) -> None:
         rows.append([name, *("" if value is None else readable(value) for value in cells)])
     for line in aligned(rows, right=True):
         say(line)
-    say(f"written {report['written']}" + (f"; tracked in run {report['tracked']}" if "tracked" in report else ""))
+    say(f"written {report['written']}")
 
 
 def is_other(overrides: Sequence[str], *, target: str) -> bool:

@@ -138,10 +138,14 @@ def _read(trained: Trained, file: Path, reader: Callable[[str], Any] | None) -> 
 def table_rows(file: Path, *, width: int | None, dtype: str = "float32") -> Iterator[Any]:
     """Yield (n, columns) floats of a table for a run that has no reader for tables. width: The model's number of columns.
 
+    A CSV file whose first line has only numbers has no header.
+
     Raises:
         RunnerError: The table has another number of columns, or a value that is not a finite number.
     """
-    table, fix = table_file(file), "correct or remove those rows"
+    table, fix = TableFile(file, f"--input {file}", Form()), "correct or remove those rows"
+    if table.is_csv and all(re.match(NUMBER, name) for name in table.header()):
+        table = TableFile(file, table.asked, Form(header=False))
     names = table.names()
     if width is not None and len(names) != width:
         problem = f"the table has {len(names)} columns ({listed(names)}), and the run's model takes {width}"
@@ -153,14 +157,6 @@ def table_rows(file: Path, *, width: int | None, dtype: str = "float32") -> Iter
             problem = f"{place.of(int(row))}, column {names[column]!r}, is missing, and the run's model takes numbers"
             raise RunnerError.of(table.asked, problem, fix)
         yield rows
-
-
-def table_file(file: Path, form: Form | None = None) -> TableFile:
-    """Return a table for prediction. Without a form, a CSV file whose first line has only numbers has no header."""
-    table = TableFile(file, f"--input {file}", form or Form())
-    if form is None and table.is_csv and all(re.match(NUMBER, name) for name in table.header()):
-        return TableFile(file, table.asked, Form(header=False))
-    return table
 
 
 def _shaped(rows: Tensor, shape: Any) -> Tensor:

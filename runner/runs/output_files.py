@@ -1,7 +1,4 @@
-"""Write columns, a chunk at a time, as a file in the format of its ending, complete or not at all. For `predict` and `history`.
-
-A column is a NumPy array, or an Arrow ChunkedArray, whose type and missing values stay if the format has them.
-"""
+"""Write columns, a chunk at a time, as a file in the format of its ending, complete or not at all. For `predict` and `history`."""
 
 from __future__ import annotations
 
@@ -9,54 +6,17 @@ import csv
 import json
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from runner.errors import RunnerError, nearest
 
-Columns = Mapping[str, Any]
-
-
-def texts(values: Any) -> list[Any]:
-    """Return what csv.writer writes; None (empty) for a missing value, and float32 in its shortest exact form."""
-    if isinstance(values, np.ndarray):
-        return [str(value) for value in values] if values.dtype == np.float32 else values.tolist()
-    if str(values.type) == "float":
-        return [None if value is None else str(np.float32(value)) for value in plain(values)]
-    return [json.dumps(value, default=str) if isinstance(value, list | dict) else value for value in plain(values)]
-
-
-def plain(values: Any) -> list[Any]:
-    """Return Python values, None for a missing one."""
-    return values.tolist() if isinstance(values, np.ndarray) else values.to_pylist()  # type: ignore[no-any-return]
-
-
-def joined(parts: Sequence[Any]) -> Any:
-    """Return the parts of a column as one array that np.load reads without pickle.
-
-    A missing number or date becomes NaN or NaT. Types that NumPy lacks become strings, and so do integers with missing
-    values if float64 can't hold them exactly.
-    """
-    if isinstance(parts[0], np.ndarray):
-        whole = np.concatenate(parts)
-        return whole.astype(str) if whole.dtype == object else whole
-    import pyarrow as pa
-
-    column = pa.chunked_array([chunk for part in parts for chunk in part.chunks])
-    if pa.types.is_integer(column.type) and column.null_count:
-        known = column.drop_null()
-        if known.cast(pa.float64(), safe=False).cast(known.type, safe=False).equals(known):
-            column = column.cast(pa.float64(), safe=False)
-    is_date = pa.types.is_timestamp(column.type) or pa.types.is_date(column.type)
-    if not column.null_count or pa.types.is_floating(column.type) or is_date:
-        whole = column.to_numpy()
-        if whole.dtype != object:
-            return whole
-    return np.array(["" if value is None else str(value) for value in texts(column)])
+Columns = Mapping[str, NDArray[Any]]
 
 
 def check_output(path: str, *, inputs: Path) -> Path:
@@ -118,28 +78,26 @@ def _separated(file: Path, chunks: Iterator[Columns], suffix: str) -> None:
         for number, columns in enumerate(chunks):
             if not number:
                 rows.writerow(columns)
-            rows.writerows(zip(*map(texts, columns.values()), strict=True))
+            rows.writerows(zip(*map(_texts, columns.values()), strict=True))
+
+
+def _texts(values: NDArray[Any]) -> list[Any]:
+    # the shortest text that is exact in float32
+    return [str(value) for value in values] if values.dtype == np.float32 else values.tolist()  # type: ignore[no-any-return]
 
 
 def _json_lines(file: Path, chunks: Iterator[Columns], suffix: str) -> None:
     with file.open("w", encoding="utf-8") as stream:
         for columns in chunks:
-            for row in zip(*map(plain, columns.values()), strict=True):
-                line = dict(zip(columns, row, strict=True))
-                stream.write(json.dumps(line, ensure_ascii=False, default=str) + "\n")
+            for row in zip(*(values.tolist() for values in columns.values()), strict=True):
+                stream.write(json.dumps(dict(zip(columns, row, strict=True)), ensure_ascii=False) + "\n")
 
 
 def _arrow(file: Path, chunks: Iterator[Columns], suffix: str) -> None:
     import pyarrow
     from pyarrow.parquet import ParquetWriter
 
-    def typed(values: Any) -> Any:
-        if isinstance(values, np.ndarray):
-            return pyarrow.array(values)
-        is_coded = suffix == ".feather" and pyarrow.types.is_dictionary(values.type)
-        return values.cast(values.type.value_type) if is_coded else values
-
-    tables = (pyarrow.table({name: typed(values) for name, values in columns.items()}) for columns in chunks)
+    tables = (pyarrow.table(dict(columns)) for columns in chunks)
     first = next(tables)
     with (ParquetWriter if suffix == ".parquet" else pyarrow.ipc.new_file)(str(file), first.schema) as writer:
         for table in chain([first], tables):
@@ -147,7 +105,7 @@ def _arrow(file: Path, chunks: Iterator[Columns], suffix: str) -> None:
 
 
 def _npz(file: Path, chunks: Iterator[Columns], suffix: str) -> None:
-    parts: dict[str, list[Any]] = {}
+    parts: dict[str, list[NDArray[Any]]] = {}
     for columns in chunks:
         for name, values in columns.items():
             parts.setdefault(name, []).append(values)
@@ -155,7 +113,7 @@ def _npz(file: Path, chunks: Iterator[Columns], suffix: str) -> None:
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
         for name in parts:
             with archive.open(f"{name}.npy", "w", force_zip64=True) as stream:
-                np.lib.format.write_array(stream, joined(parts[name]), allow_pickle=False)
+                np.lib.format.write_array(stream, np.concatenate(parts[name]), allow_pickle=False)
 
 
 NESTED = (".jsonl", ".npz")  # which hold arrays of any shape

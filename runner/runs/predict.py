@@ -18,16 +18,14 @@ from torch import Tensor
 from runner.command import Arguments
 from runner.config import validate
 from runner.config.identity import key_of
-from runner.data.tables.encoder import READER, parts_of
-from runner.data.tables.files import ENDINGS, is_table
 from runner.device import backends, layers
 from runner.device.placement import map_tensors, move
 from runner.device.precision import at_least_float32
-from runner.errors import RunnerError, at_once, refuse
+from runner.errors import at_once, refuse
 from runner.experiment.terminal import say, short
 from runner.models.card import Card
 from runner.runs.find import find_trained
-from runner.runs.inputs import chunks, existing, files_of, pieces, table_file
+from runner.runs.inputs import chunks, existing, files_of, pieces
 from runner.runs.load import Trained, computing, configuration_of, open_run
 from runner.runs.output_files import check_output, write_file
 from runner.tasks.task import Task, is_predicting
@@ -87,20 +85,17 @@ def _numbered(values: Any, called: str, names: tuple[str, ...]) -> Columns:
 def predict(arguments: Arguments) -> dict[str, Any]:
     """Write the predictions; for images, each with its file. Memory holds a chunk and a batch; for .npz, all predictions.
 
-    `--keep` copies the columns of a table; one with the name of a prediction becomes input_NAME.
-
     Returns:
         The path, the number of rows, seconds, device, and counts of unknown and missing values.
 
     Raises:
         RunnerError: For a run without a model, or files that can't be read or written.
     """
-    wanted, overrides, keep = arguments.run, arguments.overrides, arguments["--keep"]
+    wanted, overrides = arguments.run, arguments.overrides
     inputs, output = arguments["--input"], arguments["--output"]
-    file, target, _, run, (device, precision) = at_once(
+    file, target, run, (device, precision) = at_once(
         partial(existing, inputs),
         partial(check_output, output, inputs=Path(inputs).expanduser()),
-        partial(_check_keep, keep, inputs),
         partial(find_trained, wanted, verb="predict"),
         partial(computing, overrides),
     )
@@ -117,31 +112,12 @@ def predict(arguments: Arguments) -> dict[str, Any]:
     began = time.perf_counter()
     counts: dict[str, dict[str, int]] = {}
     found = predicted_columns(trained, chunks(trained, file, counts), arguments["--batch-size"])
-    count = write_file(target, _with_inputs(found, trained, file, keep=keep))
+    if (files := files_of(trained, file)) is not None:
+        found = _with_files(found, files)
+    count = write_file(target, found)
     seconds = time.perf_counter() - began
     say(f"written {count:,} rows to {short(target.absolute())} in {seconds:.1f} s: {count / seconds:,.0f} rows/s")
     return {"path": str(target), "num_rows": count, "seconds": seconds, "device": trained.choice.device, **counts}
-
-
-def _with_inputs(found: Iterable[Columns], trained: Trained, file: Path, *, keep: bool) -> Iterator[Columns]:
-    """Put the columns of the input, or the file of each image, in front of the predictions."""
-    kept, files, count = Kept(file, trained) if keep else None, files_of(trained, file), 0
-    for answers in found:
-        num_rows = len(next(iter(answers.values())))
-        inputs: Columns = kept.take(num_rows, answers) if kept else {}
-        if files is not None:
-            inputs = {"file": np.array(files[count : count + num_rows])}
-        yield {**inputs, **answers}
-        count += num_rows
-    if kept is not None:
-        kept.finish()
-
-
-def _check_keep(keep: bool, inputs: str) -> None:
-    if keep and Path(inputs).expanduser().exists() and not is_table(Path(inputs)):
-        problem = "only tables have columns to keep"
-        fix = f"remove `--keep`, or use a table ({', '.join(ENDINGS)})"
-        raise RunnerError.of(f"--keep with {inputs}", problem, fix)
 
 
 def _backends(folder: Path, overrides: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -166,50 +142,13 @@ def predicted_columns(trained: Trained, found: Iterable[Any], batch_size: int) -
         yield _on_the_host(trained, waiting)
 
 
-class Kept:
-    """The unchanged columns of the input table, read in chunks of as many rows as the predictions."""
-
-    def __init__(self, file: Path, trained: Trained) -> None:
-        node = trained.card.reader
-        form = parts_of(node)[2] if node is not None and node.get("_target_") == READER else None
-        table = table_file(file, form)
-        self._file, self._batches = file, table.batches(table.names())
-        self._rest: Any = None
-
-    def take(self, count: int, answers: Columns) -> Columns:
-        """Return the next rows as Arrow columns with unique names. Raises: RunnerError if there are fewer."""
-        import pyarrow as pa
-
-        parts, missing = [], count
-        while missing:
-            batch = self._rest if self._rest is not None else next(self._batches, None)
-            if batch is None:
-                raise self._problem()
-            parts.append(batch.slice(0, missing))
-            missing -= len(parts[-1])
-            self._rest = batch.slice(len(parts[-1])) if len(parts[-1]) < len(batch) else None
-        whole = pa.Table.from_batches(parts)
-        return dict(zip(_unlike(answers, whole.column_names), whole.columns, strict=True))
-
-    def finish(self) -> None:
-        """Raises: RunnerError if rows are left."""
-        if self._rest is not None or next(self._batches, None) is not None:
-            raise self._problem()
-
-    def _problem(self) -> RunnerError:
-        problem = "the reader drops or splits rows, so the columns would not match the predictions"
-        return RunnerError.of(f"--keep with {self._file}", problem, "remove `--keep`")
-
-
-def _unlike(answers: Columns, names: Sequence[str]) -> list[str]:
-    taken, found = {*answers, *names}, []
-    for name in names:
-        unique = name
-        while name in answers and unique in taken:
-            unique = f"input_{unique}"
-        taken.add(unique)
-        found.append(unique)
-    return found
+def _with_files(found: Iterable[Columns], files: Sequence[str]) -> Iterator[Columns]:
+    """Put the file of each image in front of its predictions."""
+    count = 0
+    for answers in found:
+        num_rows = len(next(iter(answers.values())))
+        yield {"file": np.array(files[count : count + num_rows]), **answers}
+        count += num_rows
 
 
 def _on_the_host(trained: Trained, said: Any) -> Columns:

@@ -76,13 +76,14 @@ def test_wrong_arguments_get_help(words, refused, messages):
             ("--input no.csv", "--output out.cvs", "predict nowhere", "device=cud", "train.precision=fp8"),
         ),
         (
-            f"predict {RUN} --inptu x.csv --keep=1 -m seed=1 --batch-size 0 --output out.csv",
-            ("predict --inptu x.csv", "predict --keep 1", "--batch-size 0", "predict -m", "seed=1"),
+            f"predict {RUN} --inptu x.csv -m seed=1 --batch-size 0 --output out.csv",
+            ("predict --inptu x.csv", "--batch-size 0", "predict -m", "seed=1"),
         ),
         ("evaluate nowhere device=cud", ("evaluate nowhere", "device=cud")),
         ("explain nowhere device=cud", ("explain nowhere", "device=cud")),
         (f"explain {RUN} --time --stp 3", ("explain --stp 3",)),
         ("export nowhere --format onxx", ("export --format onxx", "export nowhere")),
+        (f"export {RUN} --format onnx --predictions=1", ("export --predictions 1",)),
         (f"serve {RUN} --port 0 --keep", ("--port 0", "serve --keep")),
         ("register nowhere --name a/b --alias v1", ("--name a/b", "--alias v1", "register nowhere")),
         ("lr-find --steps 3 --from x --to 0", ("--steps 3", "--from x", "--to 0")),
@@ -93,15 +94,11 @@ def test_every_wrong_argument_is_reported_at_once(words, asked, refused):
 
 
 def test_flags_and_overrides_may_be_anywhere(own_folder):
-    words = ["device=cpu", "--output=o.csv", "outputs/a", "--keep", "--input", "i.csv", "train.precision=bf16"]
+    words = ["device=cpu", "--output=o.csv", "outputs/a", "--input", "i.csv", "train.precision=bf16"]
     found = parse(COMMANDS["predict"], words)
     assert (found.run, found.overrides, found.flags) == ("outputs/a", ["device=cpu", "train.precision=bf16"], [])
-    assert (found["--output"], found["--keep"], found["--input"], found["--batch-size"]) == (
-        "o.csv",
-        True,
-        "i.csv",
-        1024,
-    )
+    assert (found["--output"], found["--input"], found["--batch-size"]) == ("o.csv", "i.csv", 1024)
+    assert parse(COMMANDS["export"], ["--predictions", "outputs/a", "--format", "onnx"])["--predictions"] is True
     assert parse(COMMANDS["evaluate"], []).run == "last"
     found = parse(COMMANDS["lr-find"], ["model=mlp", "-cn", "config", "--steps=20", "seed=2"])
     assert (found.flags, found.overrides, found["--steps"]) == (["-cn", "config"], ["model=mlp", "seed=2"], 20)

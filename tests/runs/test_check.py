@@ -8,7 +8,6 @@ import pytest
 
 from runner import cli, run
 from runner.errors import RunnerError
-from runner.runs.check import _reached
 
 PARTS = """
 import torch
@@ -108,18 +107,17 @@ def left(folder: Path) -> list[str]:
 
 def test_each_part_is_told_and_nothing_is_left(here, capsys):
     before = left(here)
-    assert cli.main([*WORDS, "model=net", "train.hooks=[my_parts.good_hook]", "tracking.uri=sqlite:///here.db"]) == 0
+    assert cli.main([*WORDS, "model=net", "train.hooks=[my_parts.good_hook]"]) == 0
     lines = capsys.readouterr().out.splitlines()
     told = [re.split(r"[:(]| of [0-9]", line[8:])[0].strip() for line in lines if line.startswith("check:  ")]
     assert told == [
         *("data, model, optimizer", "the last batch of train", "2 optimizer steps", "a batch of val"),
         *("a batch of test", "hooks", "checkpoint", "plots", "model"),
-        *("export as safetensors", "export as pt2", "store sqlite"),
+        *("export as safetensors", "export as pt2"),
     ]
     assert any("2 optimizer steps" in line and "all 40 take" in line for line in lines) and lines[-1].startswith(
         "check: everything works ("
     )
-    assert "store sqlite:///here.db: writable" in lines[-2]
     assert not any(line.startswith(("run", "resume", "rerun", "mlflow")) for line in lines)
     assert left(here) == before
 
@@ -205,21 +203,6 @@ def test_the_traceback_of_what_fails_before_the_first_step_is_kept(here, capsys)
     (here / "conf" / "data" / "mine.yaml").write_text("_target_: my_data.rows\n")
     assert cli.main(["train.check=true", "data=mine", "model=mlp", "tracking.enabled=false"]) != 0
     assert "no rows" in capsys.readouterr().err and not [*here.glob(".runner-check-*")]
-
-
-@pytest.mark.parametrize("uri", ["http://127.0.0.1:9", "sqlite:///none/here.db"])
-def test_a_store_that_is_not_there_is_told_and_no_problem(here, capsys, uri):
-    assert cli.main([*NET, f"tracking.uri={uri}"]) == 0
-    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("check:  store"))
-    assert line.endswith("a run continues without it, and `sync` sends the points later")
-
-
-@pytest.mark.parametrize("uri", ["http://127.0.0.1:50OO", "http://[::1"])
-def test_a_store_of_no_address_is_told(uri):
-    said = _reached(uri)
-    assert said.startswith("not an address (") and said.endswith(
-        "a run continues without it, and `sync` sends the points later"
-    )
 
 
 @pytest.mark.slow

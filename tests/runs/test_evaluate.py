@@ -17,7 +17,6 @@ from runner.experiment.directory import BEST, Run
 from runner.experiment.terminal import readable
 from runner.runs import evaluate
 from runner.runs.evaluate import _whole, is_other, leave_own_rows
-from runner.tracking.ack import Ack, write_ack
 from runner.tracking.journal import Journal
 from runner.training import checkpoint
 
@@ -177,11 +176,6 @@ def test_data_that_does_not_fit_is_refused(run):
         assert said in err
 
 
-def test_a_store_that_hears_nothing_of_it_is_told(run):
-    code, out, _ = run("evaluate", "outputs/digits/run", "tracking.uri=http://me:secret@nowhere", "device=cpu")
-    assert code == 0 and "http://me:***@nowhere gets nothing of this: --track" in out
-
-
 def test_data_that_changed_since_is_told(run, tmp_path):
     before = Path("train.csv").read_text()
     try:
@@ -274,30 +268,3 @@ def test_convolutions_are_laid_out_as_in_the_run(run, tmp_path):
     assert run("evaluate", f"{tmp_path}/run", "device=cpu")[0] == 0
     found = json.loads((tmp_path / "run/evaluation.json").read_text())
     assert found["metrics"] == found["in_the_run"]
-
-
-def test_values_whose_names_fall_together_are_tracked_apart(tmp_path, monkeypatch):
-    sent = []
-
-    class Client:
-        def log_batch(self, run_id, metrics):
-            sent.extend((metric.key, metric.value) for metric in metrics)
-
-    (tmp_path / "journal").mkdir()
-    write_ack(tmp_path, Ack(run_id="r"))
-    monkeypatch.setattr("runner.tracking.mlflow_store.open_store", lambda uri: Client())
-    report = {"is_own_data": True, "step": 3, "metrics": {"val/p>1": 1.0, "val/p<1": 2.0, "val/loss": 3.0}}
-    assert evaluate._track(Run(tmp_path), report, ["tracking.uri=sqlite:///mlflow.db"]) == "r"
-    assert [value for _, value in sent] == [1.0, 2.0, 3.0] and len(dict(sent)) == 3
-    assert sent[0][0] == "eval/val/p_1" and sent[2][0] == "eval/val/loss"
-
-
-def test_a_store_that_has_not_the_run_is_told_with_the_one_that_has(tmp_path, monkeypatch, messages):
-    class Client:
-        def log_batch(self, run_id, metrics):
-            raise ValueError(f"Run with id={run_id} not found")
-
-    monkeypatch.setattr("runner.tracking.mlflow_store.open_store", lambda uri: Client())
-    write_ack(folder := tmp_path / "a run", Ack(run_id="r", uri="sqlite:////elsewhere/q.db"))
-    report = {"is_own_data": True, "step": 3, "metrics": {"val/loss": 3.0}}
-    messages(problems_of(evaluate._track, Run(folder), report, ["tracking.uri=sqlite:////here/mlflow.db"]))

@@ -3,16 +3,12 @@
 import csv
 import json
 import sys
-from datetime import UTC, date, datetime
-from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
 import pandas
-import pyarrow as pa
 import pytest
 import torch
-from pyarrow import feather, parquet
 from trained_runs import model_of
 
 from runner.data.tables import files
@@ -84,13 +80,11 @@ def test_every_kind_of_file_is_read_and_written(kind, written, run):
 def test_the_preprocessing_travels(run, table):
     """The table's numbers are about 1000: without the layer that was fitted in training, all predictions would be wrong."""
     table(Path("new.csv"), 40, start=500)
-    code, _, _ = run("predict", "outputs/table/run", "--input", "new.csv", "--output", "out.csv", "--keep")
+    code, _, _ = run("predict", "outputs/table/run", "--input", "new.csv", "--output", "out.csv")
     assert code == 0
     found = pandas.read_csv("out.csv")
-    kept = ["a", "the b, in m", "c", "kind", "size"]
-    assert list(found.columns) == [*kept, "label", "probability", "p_low", "p_high"]
-    assert (found.label == found.kind).mean() > 0.9
-    assert found[kept].equals(pandas.read_csv("new.csv"))
+    assert list(found.columns) == ["label", "probability", "p_low", "p_high"]
+    assert (found.label == pandas.read_csv("new.csv").kind).mean() > 0.9
 
 
 def test_a_regressions_answers_have_its_targets_names_and_scale(run, table):
@@ -105,90 +99,6 @@ def test_a_regressions_answers_have_its_targets_names_and_scale(run, table):
     assert wanted.abs().max() > 3  # scaled back
 
 
-@pytest.mark.parametrize(
-    ("kind", "size", "kept"),
-    [("label", "size", ["input_label", "size"]), ("p_low", "input_p_low", ["input_input_p_low", "input_p_low"])],
-)
-def test_kept_columns_called_like_answers_are_renamed(kind, size, kept, run, table):
-    table(Path("new.csv"), 10)
-    Path("new.csv").write_text(Path("new.csv").read_text().replace("kind,size", f"{kind},{size}", 1))
-    assert run("predict", "outputs/table/run", "--input", "new.csv", "--output", "out.csv", "--keep")[0] == 0
-    found, given = pandas.read_csv("out.csv"), pandas.read_csv("new.csv")
-    assert list(found.columns)[3:6] == [*kept, "label"]
-    assert found[kept].to_numpy().tolist() == given[[kind, size]].to_numpy().tolist()
-
-
-#: types and values of columns that NumPy has no type for, at least with a missing value
-KEPT = {
-    "key": (pa.int64(), [9007199254740993, None]),
-    "at": (pa.timestamp("us", "UTC"), [datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC), None]),
-    "day": (pa.date32(), [date(2026, 1, 2), None]),
-    "is_new": (pa.bool_(), [None, True]),
-    "city": (pa.dictionary(pa.int32(), pa.string()), ["Bern", None]),
-    "price": (pa.decimal128(9, 2), [Decimal("1.50"), None]),
-    "parts": (pa.list_(pa.int64()), [[1, 2], None]),
-    "small": (pa.float32(), [0.1, None]),
-}
-
-
-@pytest.fixture
-def table_run(run, tmp_path):
-    """Return a function that trains a run of data=table on `a`, with optional overrides for the data."""
-
-    def trained(text="a,kind\n" + "1,x\n2,y\n" * 20, *words):
-        (tmp_path / "train.csv").write_text(text)
-        given = ["data=table", f"data.path={tmp_path}/train.csv", "model=linear", "device=cpu", "train.num_epochs=1"]
-        given += ["tracking.enabled=false", "task.plots=false", f"hydra.run.dir={tmp_path}/run", *words]
-        assert run(*given)[0] == 0
-        return f"{tmp_path}/run"
-
-    return trained
-
-
-@pytest.fixture
-def kept(run, table_run, tmp_path):
-    """Return a function for the columns KEPT in a Parquet file, and in the file that --keep writes, two rows at a time."""
-
-    def written(kind):
-        rows = [0, 0, 1, 0, 0, 1]
-        columns = {name: pa.array([values[row] for row in rows], type) for name, (type, values) in KEPT.items()}
-        parquet.write_table(pa.table({**columns, "a": [1.0] * 6}), tmp_path / "new.parquet", row_group_size=3)
-        given = ["--input", f"{tmp_path}/new.parquet", "--output", f"{tmp_path}/out.{kind}", "--batch-size", "2"]
-        code, _, err = run("predict", table_run(), *given, "--keep")
-        assert code == 0, err
-        return pa.table(columns), tmp_path / f"out.{kind}"
-
-    return written
-
-
-@pytest.mark.parametrize("kind", ["parquet", "feather"])
-def test_kept_columns_stay_what_they_are(kind, kept):
-    given, out = kept(kind)
-    found = parquet.read_table(out) if kind == "parquet" else feather.read_table(out)
-    assert found.column_names == [*KEPT, "a", "label", "probability", "p_x", "p_y"]
-    for name in KEPT:
-        assert found[name].to_pylist() == given[name].to_pylist()
-        assert found[name].type == given[name].type or (kind, name) == ("feather", "city")
-
-
-def test_kept_columns_are_texts_in_a_csv(kept):
-    _, out = kept("csv")
-    first, _, second, *_ = csv.DictReader(out.read_text().splitlines())
-    assert [first[name] for name in KEPT] == [
-        *["9007199254740993", "2026-01-02 03:04:05+00:00", "2026-01-02", "", "Bern", "1.50", "[1, 2]", "0.1"]
-    ]
-    assert [second[name] for name in KEPT] == ["", "", "", "True", "", "", "", ""]
-
-
-def test_kept_columns_are_null_and_texts_in_json_lines(kept):
-    _, out = kept("jsonl")
-    first, _, second, *_ = map(json.loads, out.read_text().splitlines())
-    assert [first[name] for name in KEPT][:-1] == [
-        *[9007199254740993, "2026-01-02 03:04:05+00:00", "2026-01-02", None, "Bern", "1.50", [1, 2]]
-    ]
-    assert [second[name] for name in KEPT] == [None, None, None, True, None, None, None, None]
-
-
 def test_columns_of_an_npz_may_be_called_as_they_like(tmp_path):
     """Also like an argument of np.savez."""
     parts = [{"file": np.array(["a"]), "allow_pickle": np.eye(2)[:1]}, {"file": np.array(["bc"]), "allow_pickle": np.eye(2)[1:]}]  # fmt: skip
@@ -197,42 +107,15 @@ def test_columns_of_an_npz_may_be_called_as_they_like(tmp_path):
         assert {name: found[name].tolist() for name in found} == {"file": ["a", "bc"], "allow_pickle": [[1, 0], [0, 1]]}
 
 
-def test_kept_columns_in_an_npz(kept):
-    _, out = kept("npz")
-    with np.load(out) as found:
-        assert list(found["key"][:3]) == ["9007199254740993"] * 2 + [""]
-        assert list(np.isnat(found["at"])) == [False, False, True] * 2
-        assert found["at"][0] == np.datetime64("2026-01-02T03:04:05") and found["day"][0] == np.datetime64("2026-01-02")
-        assert list(found["is_new"][:3]) == ["", "", "True"] and list(found["city"][:3]) == ["Bern", "Bern", ""]
-        assert found["small"].dtype == np.float32 and list(np.isnan(found["small"])) == [False, False, True] * 2
-
-
-@pytest.mark.parametrize(
-    ("text", "words", "new", "names"),
-    [
-        ("1,x\n2,y\n" * 20, ["data.header=false"], "3,x\n4,y\n5,x\n", ["c0", "c1"]),
-        ("2023,2024\n" + "1,x\n2,y\n" * 20, [], "2023,2024\n3,5\n4,5\n5,5\n", ["2023", "2024"]),
-    ],
-)
-def test_columns_are_kept_by_the_header_of_the_runs_reader(text, words, new, names, run, table_run, tmp_path):
-    (tmp_path / "new.csv").write_text(new)
-    given = ["--input", f"{tmp_path}/new.csv", "--output", f"{tmp_path}/out.csv", "--keep"]
-    code, _, err = run("predict", table_run(text, *words), *given)
-    assert code == 0, err
-    found = pandas.read_csv(tmp_path / "out.csv")
-    assert list(found.columns)[:2] == names and list(found[names[0]]) == [3, 4, 5]
-
-
 def test_one_row_and_more_rows_than_a_chunk(run, monkeypatch):
     monkeypatch.setattr(files, "LEAST_BLOCK", 2**14)
     monkeypatch.setattr(files, "COLUMN_BYTES", 1)
     for count in (1, 16, 17, 50):
         write_rows("rows.csv", rows_of(count))
-        assert (len(list(inputs.table_file(Path("rows.csv")).batches(['a "pixel", 0']))) > 1) == (count == 50)
-        assert run("predict", RUN, "--input", "rows.csv", "--output", "out.csv", "--keep", "--batch-size", "5")[0] == 0
+        assert (len(list(inputs.table_rows(Path("rows.csv"), width=64))) > 1) == (count == 50)
+        assert run("predict", RUN, "--input", "rows.csv", "--output", "out.csv", "--batch-size", "5")[0] == 0
         found = pandas.read_csv("out.csv")
         np.testing.assert_allclose(found[[f"p_{n}" for n in range(10)]], probabilities(rows_of(count)), rtol=1e-5)
-        np.testing.assert_allclose(found.iloc[:, :64], rows_of(count).reshape(count, -1), rtol=1e-6)
 
 
 def test_a_table_without_a_header(run):
@@ -347,18 +230,6 @@ def test_a_cell_without_a_value_is_the_readers_business(run, table):
     Path("new.csv").write_text("x,y\n1,2\n")
     code, _, err = run("predict", "outputs/table/run", "--input", "new.csv", "--output", "out.csv")
     assert code == 2 and "it has no column a" in err
-
-
-def test_a_reader_that_leaves_rows_out_keeps_no_columns(run, table, monkeypatch):
-    import my_rows
-
-    table(Path("new.csv"), 9)
-    read = my_rows.lines
-    for cut in (slice(0, 5), slice(None)):
-        monkeypatch.setattr(my_rows, "lines", lambda path, cut=cut: read(path)[cut] * (1 if cut.stop else 2))
-        code, _, err = run("predict", "outputs/table/run", "--input", "new.csv", "--output", "never.csv", "--keep")
-        assert code == 2 and "remove `--keep`" in err
-        assert not Path("never.csv").exists()
 
 
 def test_answers_of_many_dimensions_stay_arrays(tmp_path):

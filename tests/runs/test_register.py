@@ -105,8 +105,3 @@ def test_on_a_server(own_folder, run, versions, server):
         code, out, _ = run("register", "last", "--name", "digits", "--alias", "champion")
         assert code == 0 and expected in out
     assert versions(server.uri, "digits")[:2] == ([1], {"champion": 1})
-    code, _, _ = run("evaluate", "last", "--track")
-    assert code == 0
-    run_id = json.loads(Path("outputs/a/run/summary.json").read_text())["run_id"]
-    tracked = mlflow_store.open_store(server.uri).get_run(run_id).data.metrics
-    assert tracked["eval/test/loss"] == tracked["test/loss"]

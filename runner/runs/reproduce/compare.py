@@ -17,7 +17,7 @@ SMALLEST = 0.01
 LARGEST = float(np.finfo(np.float64).max)
 
 SAME, CLOSE, DIFFERENT, NEW, NOT_COMPARED = "bitwise identical", "within 1e-5", "different", "new", "not compared"
-#: metrics of the machine, which always differ, and those that `evaluate --track` adds later
+#: metrics of the machine, which always differ, and those that `evaluate` of an earlier version added later
 NOT_OF_THE_RUN = ("speed/", "system/", "eval/")
 
 AT_THE_END = "test/"
