@@ -6,17 +6,18 @@ This module runs in the sweep's process, and ray_worker.py in the actors. Each j
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import logging
 import os
 import pickle
+import re
 import signal
 import socket
 import sys
 import time
 import uuid
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,143 +31,234 @@ from runner.sweep.jobs.prepare import DevicesFor, PreparedJob
 from runner.sweep.jobs.run_job import VARIABLE, Assignment
 from runner.sweep.launchers.local import Capacity
 from runner.sweep.launchers.process_pool import Ended, ProcessPool
-from runner.sweep.launchers.ray_worker import Arrival, Home, Site, pack, unpack, variables_of
+from runner.sweep.launchers.ray_worker import Arrival, Home, Site, files_in, write_files
 from runner.sweep.launchers.worker import Request
 from runner.tracking import store_uri
 from runner.version import PACKAGES, python_path
 
+MARK = ".ray"  # in the sweep's directory while the sweep runs: a machine that can read it shares the user's files
+MAX_REQUESTED = 64  # maximum number of actors requested in advance, for the CPU and for GPUs separately
 SECONDS_TO_ANSWER = 5.0
-SECONDS_BETWEEN_NODES = 5.0  # minimum interval between two queries for the list of nodes
 
 
-class Lost(Exception):
-    """The result of a promise is lost: a worker or its machine failed. The message is one line with the reason."""
+@dataclass
+class Stay:
+    """A job and its actor, from the actor's request to the job's end."""
+
+    folder: Path
+    device: str
+    actor: Any
+    promise: Any  # Ray's, of an Arrival; of a running job: of its exit code and files
+    arrival: Arrival | None = None  # None: it does not run yet
+    problem: str | None = None  # why it did not start
 
 
-class Connection:
-    """This process's connection to the cluster, as a Ray driver."""
+class RayCluster:
+    """Ray decides when and where a job runs, and which GPU it gets; `device=` decides which resources it requests."""
 
-    def __init__(self, ray: Any, address: str, *, is_ours: bool) -> None:
-        """Use connect(). is_ours: Whether close() disconnects from the cluster, and stops it if it was started here."""
-        self._ray, self._address, self._is_ours = ray, address, is_ours
-        self._nodes: list[dict[str, Any]] = []
-        self._looked_at = float("-inf")
+    is_here = False
+    follows = False
+    preload = ("torch",)
+    environment: Mapping[str, str] = {}
 
-    def __str__(self) -> str:
-        nodes = [node for node in self.nodes() if node["Alive"]]
-        counts = [f"{len(nodes)} node{'s' * (len(nodes) != 1)}"]
-        counts += [f"{self.num(kind):g} {kind}{'s' * (self.num(kind) != 1)}" for kind in ("CPU", "GPU")]
-        return f"Ray {self._address}: {', '.join(counts)}"
+    def __init__(
+        self,
+        address: str | None = None,
+        num_cpus: float = 1,
+        num_gpus: float | None = None,
+        resources: Mapping[str, float] | None = None,
+        runtime_env: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._address, self._num_cpus, self._num_gpus = address, num_cpus, num_gpus
+        self._resources = dict(resources or {})
+        self._runtime_env: Any = OmegaConf.to_container(OmegaConf.create(dict(runtime_env or {})), resolve=True)
+        self._ray: Any = None  # the module, once it is connected
+        self._is_ours = True  # whether close() disconnects from the cluster, and stops it if it was started here
+        self._stays: dict[int, Stay] = {}
+        self._ready: set[Any] = set()  # fulfilled promises
+        self._is_killing = False
 
-    def num(self, kind: str) -> float:
-        """Return the amount of a resource in the cluster, busy or not."""
-        return float(sum(node["Resources"].get(kind, 0) for node in self.nodes() if node["Alive"]))
+    def setup(self, context: Any, config: DictConfig) -> None:
+        self._context = context
+        self._gpu_slots = int(config.sweep.slots.cuda)
+        self._grace_seconds = float(config.sweep.grace_seconds)
+        self._folder = Path(config.hydra.sweep.dir).absolute()
+        self._home = Home(str(Path.cwd()), str(self._folder / MARK), uuid.uuid4().hex)
 
-    def nodes(self) -> list[dict[str, Any]]:
-        if time.monotonic() - self._looked_at > SECONDS_BETWEEN_NODES:
-            self._nodes, self._looked_at = self._ray.nodes(), time.monotonic()
-        return self._nodes
+    @property
+    def devices_for(self) -> DevicesFor:
+        return functools.partial(devices_in, has_gpus=self._amount("GPU") > 0)
 
-    def name_of(self, node_id: str) -> str:
-        """Return the node's name if it has one, else its host name."""
-        node = next((node for node in self.nodes() if node["NodeID"] == node_id), None)
-        if node is None:
-            return node_id[:8]
-        named = node.get("NodeName") not in (None, "", node["NodeManagerAddress"])
-        return str(node["NodeName"] if named else node["NodeManagerHostname"])
+    def open(self, pool: ProcessPool, hardware: Hardware, devices: Collection[str]) -> Capacity:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        Path(self._home.mark).write_text(self._home.secret)
+        counts = [(len(self._nodes()), "node"), *((self._amount(kind), kind) for kind in ("CPU", "GPU"))]
+        cluster = ", ".join(f"{count:g} {name}{'s' * (count != 1)}" for count, name in counts)
+        demands = [f"; a job on {name} takes {in_words(self.demand(name))}" for name in sorted(devices)]
+        return Capacity(f"Ray {self._where}: {cluster}{''.join(demands)}")
 
-    def actor(self, kind: type, demand: Mapping[str, float], runtime_env: Any, *arguments: Any) -> Any:
+    def start(self, prepared: PreparedJob, assigned: Assignment) -> str | None:
+        """Request an actor from Ray, and start the job in it once it runs."""
+        number, folder = prepared.job.number, self._folder / prepared.job.folder_name
+        stay = self._stays.get(number)
+        if stay is None:
+            device = prepared.devices[0]
+            if sum(other.device == device and other.arrival is None for other in self._stays.values()) < MAX_REQUESTED:
+                self._stays[number] = self._request_actor(folder, device, prepared.job.name)
+            return None
+        if stay.promise not in self._ready:
+            return None
+        self._ready.remove(stay.promise)
+        try:
+            stay.arrival = self._ray.get(stay.promise)
+        except self._ray.exceptions.RayError as error:
+            stay.problem = f"Ray gave it no place: {_line_of(error)}"
+            return stay.device
+        files = {} if stay.arrival.folder is None else files_in(folder)
+        stay.promise = stay.actor.run.remote(self._request(prepared, assigned, stay.arrival), files)
+        return f"{stay.device} at {self._name_of(stay.arrival)}"
+
+    def ended(self, seconds: float) -> list[Ended]:
+        promises = [stay.promise for stay in self._stays.values() if stay.promise not in self._ready]
+        if promises:
+            self._ray.wait(promises, num_returns=1, timeout=seconds)
+            self._ready |= {*self._ray.wait(promises, num_returns=len(promises), timeout=0)[0]}
+        else:
+            time.sleep(0.0 if self._ready else seconds)
+        over = {number: stay for number, stay in self._stays.items() if self._is_over(stay)}
+        return [self._end_of(number, stay) for number, stay in over.items()]
+
+    def _is_over(self, stay: Stay) -> bool:
+        return stay.problem is not None or (stay.arrival is not None and stay.promise in self._ready)
+
+    def stop(self, what: signal.Signals = signal.SIGTERM) -> None:
+        for stay in self._stays.values():
+            if stay.arrival is not None:
+                stay.actor.stop.remote(int(what))
+                if self._is_killing:  # its machine no longer answers
+                    self._ray.kill(stay.actor)
+        self._is_killing = what == signal.SIGKILL
+
+    def close(self) -> None:
+        if self._ray is not None:
+            for stay in self._stays.values():
+                self._ray.kill(stay.actor)
+            if self._is_ours:
+                self._ray.shutdown()
+        Path(self._home.mark).unlink(missing_ok=True)
+
+    def demand(self, device: str) -> dict[str, float]:
+        """Return the resources that one job requests, by Ray's names. A job on a GPU takes num_gpus, or its slot's share."""
+        gpus = 0.0 if device == "cpu" else (1 / self._gpu_slots if self._num_gpus is None else self._num_gpus)
+        amounts = {"CPU": self._num_cpus, "GPU": gpus, **self._resources}
+        return {name: amount for name, amount in amounts.items() if amount}
+
+    def actor(self, kind: type, demand: Mapping[str, float], *arguments: Any) -> Any:
         """Request an actor of this class on a node with the demanded resources; returns immediately."""
-        own = {name: amount for name, amount in demand.items() if name not in ("CPU", "GPU")}
         # no upload: the package and the user's modules are installed there, or are in a directory that the machines share
-        variables = {"PYTHONPATH": python_path(own=True), **runtime_env.get("env_vars", {})}
+        variables = {"PYTHONPATH": python_path(own=True), **self._runtime_env.get("env_vars", {})}
         if sys.flags.safe_path:  # also for the processes that the actor starts
             variables["PYTHONSAFEPATH"] = "1"
         options = {
             "num_cpus": demand.get("CPU", 0),
             "num_gpus": demand.get("GPU", 0),
-            "resources": own,
+            "resources": {name: amount for name, amount in demand.items() if name not in ("CPU", "GPU")},
             "max_restarts": 0,
             "max_task_retries": 0,
-            "runtime_env": {**runtime_env, "env_vars": variables},
+            "runtime_env": {**self._runtime_env, "env_vars": variables},
         }
-        return self._ray.remote(kind).options(**options).remote(*arguments)
+        return self.connect().remote(kind).options(**options).remote(*arguments)
 
-    def wait(self, promises: Sequence[Any], seconds: float) -> set[Any]:
-        """Return the promises that are fulfilled or failed; waits at most `seconds` for the first one."""
-        if not promises:
-            time.sleep(seconds)
-            return set()
-        first, _ = self._ray.wait(list(promises), num_returns=1, timeout=seconds)
-        if not first:
-            return set()
-        ready, _ = self._ray.wait(list(promises), num_returns=len(promises), timeout=0)
-        return set(ready)
+    def connect(self) -> Any:
+        """Connect to the cluster, or start one on this machine that close() stops; return the module. Takes 1 to 5 s.
 
-    def get(self, promise: Any) -> Any:
-        """Return the result of a promise. Raises: Lost."""
-        try:
-            return self._ray.get(promise)
-        except self._ray.exceptions.RayError as error:
-            raise Lost(_line_of(error)) from None
+        Raises: RunnerError if Ray is not installed or does not answer.
+        """
+        if self._ray is None:
+            try:
+                import ray
+            except ImportError:
+                raise not_installed("hydra/launcher=ray", "Ray is not installed", "ray") from None
+            address = self._address or os.environ.get("RAY_ADDRESS") or "local"
+            self._is_ours = not ray.is_initialized()
+            if self._is_ours:
+                self._where = "started here" if address == "local" else f"at {address}"
+                _start(ray, address)
+            else:
+                self._where = "as it is connected here"  # in a notebook
+            self._ray = ray
+        return self._ray
 
-    def kill(self, actor: Any) -> None:
-        """Kill the actor, or cancel it if it has not started."""
-        self._ray.kill(actor, no_restart=True)
+    def _nodes(self) -> list[dict[str, Any]]:
+        return [node for node in self.connect().nodes() if node["Alive"]]
 
-    def close(self) -> None:
-        if self._is_ours:
-            self._ray.shutdown()
+    def _amount(self, kind: str) -> float:
+        return float(sum(node["Resources"].get(kind, 0) for node in self._nodes()))
+
+    def _name_of(self, arrival: Arrival) -> str:
+        node = next((node for node in self._ray.nodes() if node["NodeID"] == arrival.node_id), None)
+        if node is None:
+            return arrival.node_id[:8]
+        named = node.get("NodeName") not in (None, "", node["NodeManagerAddress"])
+        return str(node["NodeName"] if named else node["NodeManagerHostname"])
+
+    def _request_actor(self, folder: Path, device: str, name: str) -> Stay:
+        demand = self.demand(device)
+        if fits_nowhere(demand, self._nodes()):
+            print(f"waiting: no node of the cluster has {in_words(demand)}; it is needed for {name}", flush=True)
+        # a query would create a context of about 400 MB on a GPU
+        environment = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
+        actor = self.actor(Site, demand, self._home, environment)
+        return Stay(folder, device, actor, actor.arrived.remote())
+
+    def _request(self, prepared: PreparedJob, assigned: Assignment, arrival: Arrival) -> Request:
+        folder, config = self._folder / prepared.job.folder_name, prepared.config
+        if arrival.folder is not None:
+            folder, config = Path(arrival.folder), config.copy()
+            config.hydra.sweep.dir, config.hydra.sweep.subdir = arrival.folder, "."
+            # the study is in the user's files, which this machine does not share: no trial is pruned here
+            # the sweep publishes to a file of the user, once the job's files are back
+            is_file = config.tracking.enabled and store_uri.sqlite_path(str(config.tracking.uri))
+            assigned = replace(assigned, study=None, publishes=assigned.publishes and not is_file)
+        return Request(
+            prepared.job.number,
+            "runner.sweep.jobs.run_job:run_pickled",
+            pickle.dumps((config, self._context)),
+            str(folder / CONSOLE),
+            variables_of(OmegaConf.to_yaml(config), os.environ) | {VARIABLE: assigned.as_text()},
+            self._grace_seconds,
+        )
+
+    def _end_of(self, number: int, stay: Stay) -> Ended:
+        del self._stays[number]
+        self._ready.discard(stay.promise)
+        cause, code = stay.problem, None
+        if stay.arrival is not None:
+            try:
+                code, files = self._ray.get(stay.promise)
+                if stay.arrival.folder is not None:
+                    write_files(files, stay.folder)
+            except self._ray.exceptions.RayError as error:
+                cause = f"its place on {self._name_of(stay.arrival)} was lost: {_line_of(error)}"
+        self._ray.kill(stay.actor)
+        return Ended(number, code, cause)
 
 
-def connect(address: str | None) -> Connection:
-    """Connect to the cluster, or start one on this machine that close() stops. Takes 1 to 5 s.
-
-    address: None means RAY_ADDRESS; if that is not set, start a cluster for this sweep.
-    Raises: RunnerError if Ray is not installed or does not answer.
-    """
-    try:
-        import ray
-    except ImportError:
-        raise not_installed("hydra/launcher=ray", "Ray is not installed", "ray") from None
-    if ray.is_initialized():  # in a notebook
-        return Connection(ray, "as it is connected here", is_ours=False)
-    where = address or os.environ.get("RAY_ADDRESS") or "local"
-    if not _listens(where):  # Ray would retry for minutes
-        raise RunnerError(_no_answer(where, ConnectionError("nothing listens there")))
-    starts: dict[str, Any] = {"include_dashboard": False} if where == "local" else {}
+def _start(ray: Any, address: str) -> None:
+    host, _, port = address.removeprefix("ray://").rpartition(":")
     handler = signal.getsignal(signal.SIGTERM)
     try:
+        if port.isdigit():  # Ray would retry for minutes where nothing listens
+            socket.create_connection((host, int(port)), timeout=SECONDS_TO_ANSWER).close()
         with contextlib.chdir(PACKAGES):  # Ray's workers search the current directory for modules first
-            ray.init(where, logging_level=logging.ERROR, log_to_driver=False, **starts)
-    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        raise RunnerError(_no_answer(where, error)) from None
+            dashboard = {"include_dashboard": False} if address == "local" else {}
+            ray.init(address, logging_level=logging.ERROR, log_to_driver=False, **dashboard)
+    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        problem = f"Ray doesn't answer at {address}: {_line_of(error)}"
+        fix = "use the `hydra.launcher.address=HOST:PORT` that `ray start --head` printed, or null to start a cluster here"
+        raise RunnerError.of(f"hydra.launcher.address={address}", problem, fix) from None
     finally:
-        signal.signal(
-            signal.SIGTERM, handler
-        )  # Ray's handler would end the process while the sweep still has jobs to stop
-    return Connection(ray, "started here" if where == "local" else f"at {where}", is_ours=True)
-
-
-def _listens(where: str) -> bool:
-    host, colon, port = where.removeprefix("ray://").rpartition(":")
-    if not (colon and port.isdigit()):
-        return True  # auto, local
-    try:
-        socket.create_connection((host, int(port)), timeout=SECONDS_TO_ANSWER).close()
-    except OSError:
-        return False
-    return True
-
-
-def _no_answer(where: str, error: Exception) -> Problem:
-    text = _line_of(error)
-    source = f"hydra.launcher.address={where}"
-    if "token" in str(error).lower():
-        fix = "set `RAY_AUTH_MODE` and the cluster's token (docs.ray.io: token authentication)"
-        return Problem(source, text, fix)
-    fix = "use the `hydra.launcher.address=HOST:PORT` that `ray start --head` printed, or null to start a cluster here"
-    return Problem(source, f"Ray doesn't answer at {where}: {text}", fix)
+        signal.signal(signal.SIGTERM, handler)  # Ray's would end the process while the sweep still has jobs to stop
 
 
 def _line_of(error: Exception) -> str:
@@ -215,184 +307,9 @@ def _not_there(item: str, *, has_gpus: bool) -> Problem:
     return Problem(source, problem, fix)
 
 
-MARK = ".ray"  # in the sweep's directory while the sweep runs: a machine that can read it shares the user's files
-MAX_REQUESTED = 64  # maximum number of actors requested in advance, for the CPU and for GPUs separately
-BUSY_SECONDS = 30.0  # time without a running job or a new actor before a message is printed
-SECONDS_BETWEEN_LOOKS = 0.2
-
-
-@dataclasses.dataclass
-class Stay:
-    """A job and its actor, from the actor's request to the job's end."""
-
-    job_name: str
-    folder: Path
-    device: str
-    demand: dict[str, float]
-    actor: Any
-    promise: Any  # Ray's, of an Arrival; of a running job: of its exit code and directory
-    requested_at: float
-    arrival: Arrival | None = None  # None: it does not run yet
-    problem: str | None = None  # why it did not start
-
-
-class RayCluster:
-    """Ray decides when and where a job runs, and which GPU it gets; `device=` decides which resources it requests."""
-
-    is_here = False
-    follows = False
-    preload = ("torch",)
-    environment: Mapping[str, str] = {}
-
-    def __init__(
-        self,
-        address: str | None = None,
-        num_cpus: float = 1,
-        num_gpus: float | None = None,
-        resources: Mapping[str, float] | None = None,
-        runtime_env: Mapping[str, Any] | None = None,
-    ) -> None:
-        self._address, self._num_cpus, self._num_gpus = address, num_cpus, num_gpus
-        self._resources = dict(resources or {})
-        self._runtime_env = OmegaConf.to_container(OmegaConf.create(dict(runtime_env or {})), resolve=True)
-        self._connection: Connection | None = None
-        self._stays: dict[int, Stay] = {}
-        self._ready: set[Any] = set()  # fulfilled promises of arrivals and ends
-        self._looked_at = 0.0
-        self._printed: set[str] = set()
-        self._is_killing = False
-
-    def setup(self, context: Any, config: DictConfig) -> None:
-        self._context = context
-        self._gpu_slots = int(config.sweep.slots.cuda)
-        self._grace_seconds = float(config.sweep.grace_seconds)
-        self._folder = Path(config.hydra.sweep.dir).absolute()
-        self._home = Home(str(Path.cwd()), str(self._folder / MARK), uuid.uuid4().hex)
-
-    @property
-    def devices_for(self) -> DevicesFor:
-        return functools.partial(devices_in, has_gpus=self._connected().num("GPU") > 0)
-
-    def open(self, pool: ProcessPool, hardware: Hardware, devices: Collection[str]) -> Capacity:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        Path(self._home.mark).write_text(self._home.secret)
-        demands = [f"; a job on {name} takes {in_words(self.demand(name))}" for name in sorted(devices)]
-        return Capacity(f"{self._connected()}{''.join(demands)}")
-
-    def start(self, prepared: PreparedJob, assigned: Assignment) -> str | None:
-        """Request an actor from Ray, and start the job in it once it runs."""
-        stay = self._stays.get(prepared.job.number)
-        if stay is None:
-            device = prepared.devices[0]
-            if sum(other.device == device and other.arrival is None for other in self._stays.values()) < MAX_REQUESTED:
-                self._stays[prepared.job.number] = self._request_actor(prepared, device)
-            return None
-        self._look()
-        if stay.promise not in self._ready:
-            self._print_why_it_waits(stay)
-            return None
-        self._ready.remove(stay.promise)
-        try:
-            stay.arrival = self._connected().get(stay.promise)
-        except Lost as lost:
-            stay.problem = f"Ray gave it no place: {lost}"
-            return stay.device
-        job_files = pack(stay.folder) if stay.arrival.job_files is not None else b""
-        stay.promise = stay.actor.run.remote(self._request(prepared, assigned, stay.arrival), job_files)
-        return f"{stay.device} at {self._connected().name_of(stay.arrival.node_id)}"
-
-    def ended(self, seconds: float) -> list[Ended]:
-        self._look(seconds)
-        return [self._end_of(number, stay) for number, stay in list(self._stays.items()) if self._is_over(stay)]
-
-    def _is_over(self, stay: Stay) -> bool:
-        return stay.problem is not None or (stay.arrival is not None and stay.promise in self._ready)
-
-    def stop(self, what: signal.Signals = signal.SIGTERM) -> None:
-        for stay in self._stays.values():
-            if stay.arrival is not None:
-                stay.actor.stop.remote(int(what))
-                if self._is_killing:  # its machine no longer answers
-                    self._connected().kill(stay.actor)
-        self._is_killing = what == signal.SIGKILL
-
-    def close(self) -> None:
-        if self._connection is not None:
-            for stay in self._stays.values():
-                self._connection.kill(stay.actor)
-            self._connection.close()
-        Path(self._home.mark).unlink(missing_ok=True)
-        self._stays.clear()
-        self._connection = None
-
-    def _connected(self) -> Connection:
-        if self._connection is None:
-            self._connection = connect(self._address)
-        return self._connection
-
-    def demand(self, device: str) -> dict[str, float]:
-        """Return the resources that one job requests, by Ray's names. A job on a GPU takes num_gpus, or its slot's share."""
-        gpus = 0.0 if device == "cpu" else (1 / self._gpu_slots if self._num_gpus is None else self._num_gpus)
-        amounts = {"CPU": self._num_cpus, "GPU": gpus, **self._resources}
-        return {name: amount for name, amount in amounts.items() if amount}
-
-    def _request_actor(self, prepared: PreparedJob, device: str) -> Stay:
-        demand = self.demand(device)
-        # a query would create a context of about 400 MB on a GPU
-        environment = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
-        actor = self._connected().actor(Site, demand, self._runtime_env, self._home, environment)
-        folder = self._folder / prepared.job.folder_name
-        return Stay(prepared.job.name, folder, device, demand, actor, actor.arrived.remote(), time.monotonic())
-
-    def _request(self, prepared: PreparedJob, assigned: Assignment, arrival: Arrival) -> Request:
-        folder, config = self._folder / prepared.job.folder_name, prepared.config
-        if arrival.job_files is not None:
-            folder, config = Path(arrival.job_files), config.copy()
-            config.hydra.sweep.dir, config.hydra.sweep.subdir = arrival.job_files, "."
-            # the study is in the user's files, which this machine does not share: no trial is pruned here
-            # the sweep publishes to a file of the user, once the job's files are back
-            is_file = config.tracking.enabled and store_uri.sqlite_path(str(config.tracking.uri))
-            assigned = dataclasses.replace(assigned, study=None, publishes=assigned.publishes and not is_file)
-        return Request(
-            prepared.job.number,
-            "runner.sweep.jobs.run_job:run_pickled",
-            pickle.dumps((config, self._context)),
-            str(folder / CONSOLE),
-            variables_of(OmegaConf.to_yaml(config), os.environ) | {VARIABLE: assigned.as_text()},
-            self._grace_seconds,
-        )
-
-    def _look(self, seconds: float = 0.0) -> None:
-        if seconds == 0.0 and time.monotonic() - self._looked_at < SECONDS_BETWEEN_LOOKS:
-            return
-        promises = [stay.promise for stay in self._stays.values() if stay.promise not in self._ready]
-        self._ready |= self._connected().wait(promises, seconds)
-        self._looked_at = time.monotonic()
-
-    def _end_of(self, number: int, stay: Stay) -> Ended:
-        del self._stays[number]
-        self._ready.discard(stay.promise)
-        cause, code = stay.problem, None
-        if stay.problem is None:
-            try:
-                code, job_files = self._connected().get(stay.promise)
-                if stay.arrival is not None and stay.arrival.job_files is not None:
-                    unpack(job_files, stay.folder)
-            except Lost as lost:
-                where = self._connected().name_of(stay.arrival.node_id) if stay.arrival else "?"
-                cause = f"its place on {where} was lost: {lost}"
-        self._connected().kill(stay.actor)
-        return Ended(number, code, cause)
-
-    def _print_why_it_waits(self, stay: Stay) -> None:
-        what = in_words(stay.demand)
-        is_idle = all(other.arrival is None for other in self._stays.values())
-        if fits_nowhere(stay.demand, self._connected().nodes()):
-            self._print(f"waiting: no node of the cluster has {what}; it is needed for {stay.job_name}")
-        elif is_idle and time.monotonic() - stay.requested_at > BUSY_SECONDS:
-            self._print(f"waiting: others use the cluster; {what} is needed for {stay.job_name}")
-
-    def _print(self, text: str) -> None:
-        if text not in self._printed:
-            self._printed.add(text)
-            print(text, flush=True)
+def variables_of(config: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment variables that a job needs: those in its YAML, the runner's and MLflow's."""
+    named = set(re.findall(r"\$\{oc\.env:\s*([A-Za-z_]\w*)", config))
+    return {
+        name: value for name, value in environment.items() if name in named or name.startswith(("RUNNER_", "MLFLOW_"))
+    }

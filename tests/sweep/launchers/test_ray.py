@@ -217,17 +217,18 @@ def test_a_place_finds_this_package_first_and_the_persons_modules_where_the_swee
 ):
     asks = f"""
 import json, sys
-from runner.sweep.launchers.ray import connect
+from runner.sweep.launchers.ray import RayCluster
 
 class Place:
     def path(self):
         return sys.path
 
-connection = connect("{cluster[0]}")
-place = connection.actor(Place, {{"CPU": 1}}, {{}})
-print(json.dumps(connection.get(place.path.remote())))
-connection.kill(place)
-connection.close()
+cluster = RayCluster("{cluster[0]}")
+place = cluster.actor(Place, {{"CPU": 1}})
+ray = cluster.connect()
+print(json.dumps(ray.get(place.path.remote())))
+ray.kill(place)
+ray.shutdown()
 """
     ours, persons = str(sweeps_in_a_shell.ROOT), str(tmp_path)
     environment = {**os.environ, **RAY, "PYTHONPATH": ours}
