@@ -1,4 +1,4 @@
-"""Install sbatch, srun, sacct and scancel in a directory; they run arrays of jobs as processes of this machine."""
+"""Install sbatch, srun, sacct, scancel and scontrol in a directory; they run arrays of jobs as processes of this machine."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ ENDS = {0: "COMPLETED", -signal.SIGKILL: "OUT_OF_MEMORY"}
 def install(folder: Path) -> str:
     """Install the commands; return the PATH with which they are found."""
     folder.mkdir()
-    for name in ("sbatch", "srun", "sacct", "scancel"):
+    for name in ("sbatch", "srun", "sacct", "scancel", "scontrol"):
         script = folder / name
         script.write_text(
-            f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {shlex.quote(__file__)} {name} {folder} "$@"\n'
+            f'#!/bin/sh\nunset PYTHONSAFEPATH\nexec {shlex.quote(sys.executable)} {shlex.quote(__file__)} {name} {folder} "$@"\n'
         )
         script.chmod(0o755)
     return f"{folder}{os.pathsep}{os.environ['PATH']}"
@@ -66,10 +66,15 @@ def watch(folder: Path, name: str, line: str) -> None:
     command = words[words.index(sys.executable) + 1 :]
     Path(log).parent.mkdir(parents=True, exist_ok=True)
     os.environ |= exported((folder / f"{job}.sh").read_text())
+    again = folder / f"{name}.requeued"
     with Path(log).open("a") as output:
-        process = started(command, output)
-        note(folder, name, "RUNNING", process.pid)
-        code = process.wait()
+        while True:
+            process = started(command, output)
+            note(folder, name, "RUNNING", process.pid)
+            code = process.wait()
+            if not again.exists():
+                break
+            again.unlink()
     is_cancelled = (folder / f"{name}.cancelled").exists()
     note(folder, name, "CANCELLED by 0" if is_cancelled else ENDS.get(code, "FAILED"))
 
@@ -100,6 +105,10 @@ def scancel(folder: Path, *words: str) -> None:
             (folder / f"{path.stem}.cancelled").touch()
             with suppress(ProcessLookupError):
                 os.kill(json.loads(path.read_text())["pid"], signal.SIGTERM)
+
+
+def scontrol(folder: Path, requeue: str, name: str) -> None:
+    (folder / f"{name}.requeued").touch()
 
 
 def note(folder: Path, name: str, state: str, pid: int | None = None) -> None:

@@ -24,8 +24,8 @@ LAUNCHERS = "use `hydra/launcher=slots`, `hydra/launcher=ray` or `hydra/launcher
 SWEEPERS = "use `hydra/sweeper=grid` or `hydra/sweeper=optuna`"
 
 
-def test_launchers_of_conf_and_submitit_are_accepted(own_folder):
-    for launcher in ("slots", "ray", "slurm", "submitit_local", "submitit_slurm"):
+def test_launchers_of_conf_are_accepted(own_folder):
+    for launcher in ("slots", "ray", "slurm", "submitit_slurm"):
         for sweeper in ("grid", "optuna"):
             cfg = compose.composer([])([f"hydra/launcher={launcher}", f"hydra/sweeper={sweeper}"])
             assert not part_problems(cfg.hydra), (launcher, sweeper)
@@ -40,6 +40,32 @@ def test_other_launchers_and_sweepers_are_refused_together(own_folder, capfd):
     parts = {"launcher": {"_target_": joblib}, "sweeper": {"_target_": "runner.sweep.Grid"}}
     (problem,) = part_problems(OmegaConf.create(parts))
     assert (problem.source, problem.help) == (f"hydra.launcher._target_={joblib}", LAUNCHERS)
+
+
+OTHER = """
+from dataclasses import replace
+from runner.sweep import Slots
+
+class Mine(Slots):
+    def open(self, *given):
+        return replace(super().open(*given), words="a queue of another package")
+"""
+
+
+@pytest.mark.slow
+def test_launcher_of_another_package_runs_jobs(own_folder, warm_jobs, monkeypatch, capfd):
+    site = own_folder / "site/other-1.0.dist-info"
+    site.mkdir(parents=True)
+    (own_folder / "site/other_launchers.py").write_text(OTHER)
+    (site / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
+    monkeypatch.syspath_prepend(str(own_folder / "site"))
+    monkeypatch.setenv("RUNNER_ALLOW", "other_launchers")
+    command = ["-m", "hydra.launcher._target_=other_launchers.Mine", "model=linear,mlp", "data=iris", "device=cpu"]
+    command += ["train.num_epochs=1", "tracking.enabled=false", "task.plots=false"]
+    assert cli.main(command) == 2  # its package doesn't name it as a launcher
+    (site / "entry_points.txt").write_text("[runner.launchers]\nmine = other_launchers:Mine\n")
+    assert cli.main(command) == 0
+    assert "slots    a queue of another package" in capfd.readouterr().out
 
 
 MLP, CNN = ("model=mlp", "train.num_epochs=1"), ("model=cnn", "train.num_epochs=1")

@@ -1,4 +1,4 @@
-"""The launcher by submitit (hydra/launcher=slurm): jobs in Slurm's queue, or in processes on this machine.
+"""The launcher for Slurm by submitit (hydra/launcher=slurm): each job waits in Slurm's queue, and ends independently.
 
 It reads the settings of Hydra's plugin for submitit. Queue is in the sweep's process, and QueuedJob runs in a job's process.
 """
@@ -13,14 +13,12 @@ import shutil
 import signal
 import time
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from runner.config.importing import restored
 from runner.config.packages import not_installed
 from runner.device import Hardware
 from runner.errors import Problem, RunnerError
@@ -28,7 +26,7 @@ from runner.experiment.directory import CONSOLE
 from runner.experiment.summary import Summary
 from runner.sweep.jobs.prepare import PreparedJob
 from runner.sweep.jobs.run_job import VARIABLE, Assignment, run_composed, task
-from runner.sweep.launchers.local import Capacity, anywhere, devices_for
+from runner.sweep.launchers.local import Capacity, anywhere
 from runner.sweep.launchers.process_pool import Ended, NotTakenError, ProcessPool
 from runner.version import python_path
 
@@ -55,9 +53,11 @@ ENDED_BY_OTHERS = ("CANCELLED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL", "PREEMP
 
 
 class Queue:
-    """Jobs in a scheduler's queue. The scheduler decides when they run; each ends independently of the others."""
+    """Jobs in Slurm's queue. Slurm decides when they run; each ends independently of the others."""
 
+    is_here = False
     follows = False
+    devices_for = staticmethod(anywhere)
     preload = ("torch",)
     environment: Mapping[str, str] = {}
 
@@ -66,9 +66,8 @@ class Queue:
         check_installed(config)
         self._context, self._folder = context, Path(config.hydra.sweep.dir).absolute()
         settings: Any = OmegaConf.to_container(config.hydra.launcher, resolve=True)
+        del settings["_target_"]
         self._settings: dict[str, Any] = settings
-        self.is_here = not str(self._settings.pop("_target_")).endswith("SlurmLauncher")
-        self.devices_for = devices_for if self.is_here else anywhere
         self._batch: list[tuple[PreparedJob, Assignment]] = []
         self._jobs: dict[int, Any] = {}  # submitit's, by our number
         self._done_at: dict[int, float] = {}
@@ -77,7 +76,7 @@ class Queue:
         self._is_stopping = False
 
     def open(self, pool: ProcessPool, hardware: Hardware, devices: Collection[str]) -> Capacity:
-        return Capacity("processes on this machine, by submitit" if self.is_here else "Slurm's queue, by submitit")
+        return Capacity("Slurm's queue, by submitit")
 
     def start(self, prepared: PreparedJob, assigned: Assignment) -> str | None:
         self._batch.append((prepared, assigned))
@@ -99,35 +98,30 @@ class Queue:
     def stop(self, what: signal.Signals = signal.SIGTERM) -> None:
         self._is_stopping = True
         for job in self._jobs.values():
-            if self.is_here:
-                _signal_here(int(job.job_id), what)
-            else:
-                job.cancel(check=False)  # SIGTERM at once, SIGKILL after Slurm's KillWait
+            job.cancel(check=False)  # SIGTERM at once, SIGKILL after Slurm's KillWait
 
     def close(self) -> None:
         if self._jobs:
             self.stop(signal.SIGKILL)
 
     def _submit(self, batch: list[tuple[PreparedJob, Assignment]], *, on_cpu: bool) -> str:
-        """Submit an array of jobs. Returns why the queue refuses them, or ""."""
+        """Submit an array of jobs. Returns why Slurm refuses them, or ""."""
         import submitit  # an optional dependency, see check_installed()
         from submitit.core.utils import FailedJobError
 
-        kind, settings = "local" if self.is_here else "slurm", dict(self._settings)
+        settings = dict(self._settings)
         if on_cpu:
             settings |= {name: None for name in OF_GPUS if name in settings}
         # `python -m submitit` searches the current directory for modules first: a user's directory `runner` would shadow
         # this package, and a fractions.py Python's module, also if this process runs with -P
-        path = python_path(own=True)
-        if not self.is_here:  # not in sbatch's environment: at some sites sbatch is a custom script
-            setup = ["export PYTHONSAFEPATH=1", f'export PYTHONPATH={shlex.quote(path)}"${{PYTHONPATH:+:$PYTHONPATH}}"']
-            settings["setup"] = [*(settings.get("setup") or ()), *setup]
-        variables = {"PYTHONSAFEPATH": "1", "PYTHONPATH": path} if self.is_here else {}
-        limits = {f"{kind}_{name}": settings.pop(name) for name in ("max_num_timeout",) if name in settings}
+        # not in sbatch's environment: at some sites sbatch is a custom script
+        path = f'export PYTHONPATH={shlex.quote(python_path(own=True))}"${{PYTHONPATH:+:$PYTHONPATH}}"'
+        settings["setup"] = [*(settings.get("setup") or ()), "export PYTHONSAFEPATH=1", path]
+        limits = {f"slurm_{name}": settings.pop(name) for name in ("max_num_timeout",) if name in settings}
         try:
-            with _without_ctrl_c(), _environment(variables):
-                executor = submitit.AutoExecutor(settings.pop("submitit_folder"), cluster=kind, **limits)
-                parameters = {name if name in COMMON else f"{kind}_{name}": value for name, value in settings.items()}
+            with _without_ctrl_c():
+                executor = submitit.AutoExecutor(settings.pop("submitit_folder"), cluster="slurm", **limits)
+                parameters = {name if name in COMMON else f"slurm_{name}": value for name, value in settings.items()}
                 executor.update_parameters(**parameters)
                 payloads = [pickle.dumps((prepared.config, self._context)) for prepared, _ in batch]
                 jobs = executor.map_array(QueuedJob(), payloads, [assigned.as_text() for _, assigned in batch])
@@ -145,14 +139,14 @@ class Queue:
     def _is_done(self, number: int) -> bool:
         if number not in self._done_at:
             interval = 2.0 if self._is_stopping else SECONDS_BETWEEN_LOOKS
-            is_due = not self.is_here and time.monotonic() - self._looked_at > interval
+            is_due = time.monotonic() - self._looked_at > interval
             if is_due:
                 self._looked_at = time.monotonic()
             if not self._jobs[number].done(force_check=is_due):  # one query for all jobs
                 return False
             self._done_at[number] = time.monotonic()
         waited = time.monotonic() - self._done_at[number]
-        return self.is_here or waited > SECONDS_FOR_FILES or bool(Summary.read(self._folders[number]).status)
+        return waited > SECONDS_FOR_FILES or bool(Summary.read(self._folders[number]).status)
 
     def _end_of(self, number: int) -> Ended:
         job, folder = self._jobs.pop(number), self._folders[number]
@@ -163,9 +157,8 @@ class Queue:
         if Summary.read(folder).status == "killed" and not self._is_stopping:
             return Ended(number, None, is_interrupted=True)
         state = job.state.partition(" ")[0].upper()
-        reason = "its process ended" if self.is_here else f"Slurm says {state} of job {job.job_id}"
         code = None if state in ENDED_BY_OTHERS else 1
-        return Ended(number, code, f"{reason}, and it left no summary")
+        return Ended(number, code, f"Slurm says {state} of job {job.job_id}, and it left no summary")
 
 
 def link_console(log: Path, folder: Path) -> None:
@@ -183,7 +176,7 @@ def check_installed(config: DictConfig) -> None:
     source = f"hydra/launcher={config.hydra.runtime.choices.get('hydra/launcher')}"
     with suppress(ModuleNotFoundError):
         if importlib.util.find_spec(PLUGIN) is not None:
-            if str(config.hydra.launcher._target_).endswith("SlurmLauncher") and shutil.which("srun") is None:
+            if shutil.which("srun") is None:
                 problem = "there is no Slurm on this machine: `srun` is not found"
                 fix = "run the same line on the cluster's login node, or use `hydra/launcher=slots`"
                 raise RunnerError.of(source, problem, fix)
@@ -235,26 +228,9 @@ def queued_task(cfg: DictConfig) -> Summary:
 
 
 @contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    with ExitStack() as stack:
-        for name in variables:
-            stack.enter_context(restored(name))
-        os.environ |= variables
-        yield
-
-
-@contextmanager
 def _without_ctrl_c() -> Iterator[None]:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _signal_here(pid: int, what: signal.Signals) -> None:
-    with suppress(psutil.NoSuchProcess):
-        process = psutil.Process(pid)
-        for one in [process, *(process.children(recursive=True) if what == signal.SIGKILL else [])]:
-            with suppress(psutil.NoSuchProcess):
-                one.send_signal(what)

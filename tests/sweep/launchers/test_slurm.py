@@ -1,4 +1,4 @@
-"""Sweeps by submitit: in processes of this machine (its local executor), and in the queue of a simulated Slurm."""
+"""Sweeps in the queue of a simulated Slurm, by submitit."""
 
 from __future__ import annotations
 
@@ -13,23 +13,22 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
-import psutil
 import pytest
 import simulated_slurm
 import sweeps_in_a_shell
 from omegaconf import OmegaConf
 from refused import problems_of
 from sweeps_in_a_shell import finish, interrupt, jobs_in, person, read_until, start, states, summary, sweep
-from waiting import LONGEST, wait_for
+from waiting import wait_for
 from warm_door import DOOR
 
 from runner.config.packages import install
+from runner.sweep.hydra_plugins import SLURM as SLURM_LAUNCHER
 from runner.sweep.jobs.ledger import Job
 from runner.sweep.jobs.prepare import PreparedJob
 from runner.sweep.jobs.run_job import Assignment
 from runner.sweep.launchers import slurm
 from runner.sweep.launchers.process_pool import NotTakenError
-from runner.sweep.launchers.slurm import PLUGIN
 
 submitit = pytest.importorskip("submitit")
 from submitit.core.utils import FailedJobError  # noqa: E402
@@ -40,7 +39,6 @@ def slow(test):
     return pytest.mark.slow(pytest.mark.usefixtures("forked")(test))
 
 
-LOCAL = "hydra/launcher=submitit_local"
 SLURM = "hydra/launcher=slurm"
 LONG = ("device=cpu", "model=linear", "train.num_epochs=1000000", "tracking.enabled=false")
 LONG += ("train.checkpoint_every_steps=50", "train.max_seconds=60")
@@ -52,42 +50,10 @@ def forked(warm, warm_door, monkeypatch):
     monkeypatch.setenv(DOOR, warm_door)  # also for a cluster's jobs
 
 
-def settings(target: str):
+def settings():
     return OmegaConf.create(
-        {"hydra": {"launcher": {"_target_": target}, "runtime": {"choices": {"hydra/launcher": "slurm"}}}}
+        {"hydra": {"launcher": {"_target_": SLURM_LAUNCHER}, "runtime": {"choices": {"hydra/launcher": "slurm"}}}}
     )
-
-
-@slow
-def test_ctrl_c_lets_local_jobs_save_their_state_and_the_same_line_goes_on(tmp_path):
-    process = start(tmp_path, LOCAL, *LONG, "seed=1,2")
-    read_until(process, " started on", 2)
-    wait_for(lambda: all((tmp_path / f"swept/{number}/checkpoints/last.pt").exists() for number in (0, 1)))
-    interrupt(process)
-    code, text = finish(process)
-    assert code == 130, text
-    assert [state for state, _, _ in states(tmp_path).values()] == ["interrupted"] * 2
-    assert [summary(tmp_path, number)["status"] for number in (0, 1)] == ["killed"] * 2
-    wait_for(lambda: not jobs_in(tmp_path))
-
-
-@slow
-def test_a_job_whose_time_is_over_saves_its_state_and_is_started_again(tmp_path):
-    """Slurm sends SIGUSR2; submitit's local executor starts such a job again in the same process."""
-    process = start(tmp_path, LOCAL, *LONG)
-    read_until(process, " started on")
-    log = tmp_path / "swept/.submitit"
-    wait_for(lambda: (tmp_path / "swept/0/checkpoints/last.pt").exists())
-    (job,) = [one for one in jobs_in(tmp_path) if one.name().startswith("submitit.core._")]
-    job.send_signal(signal.SIGUSR2)
-    psutil.wait_procs([job], timeout=LONGEST)
-    stood = summary(tmp_path, 0)["num_steps"]
-    assert stood > 0
-    wait_for(lambda: any(path.read_text().count("run      ") == 2 for path in log.glob("*/*_log.out")))
-    interrupt(process)
-    code, text = finish(process)
-    assert code == 130, text
-    assert summary(tmp_path, 0)["num_steps"] >= stood
 
 
 @slow
@@ -130,12 +96,29 @@ def test_a_sweep_that_is_stopped_cancels_its_jobs_in_the_queue(tmp_path):
     wait_for(lambda: not jobs_in(home))
 
 
-def queue(monkeypatch, folder, kind, map_array, **settings):
+@slow
+def test_a_job_whose_time_is_over_saves_its_state_and_is_started_again(tmp_path):
+    home, slurm = person(tmp_path / "home"), tmp_path / "slurm"
+    process = start(home, SLURM, *LONG, PATH=simulated_slurm.install(slurm))
+    read_until(process, " started on")
+    wait_for(lambda: (home / "swept/0/checkpoints/last.pt").exists())
+    os.kill(json.loads((slurm / "100.json").read_text())["pid"], signal.SIGUSR2)
+    wait_for(lambda: (home / "swept/0/summary.json").exists())
+    stood = summary(home, 0)["num_steps"]
+    assert stood > 0
+    wait_for(lambda: any(path.read_text().count("run      ") == 2 for path in home.glob("swept/.submitit/*/*_log.out")))
+    interrupt(process)
+    code, text = finish(process)
+    assert code == 130, text
+    assert summary(home, 0)["num_steps"] >= stood
+
+
+def queue(monkeypatch, folder, map_array, **settings):
     """Return a queue of a launcher with these settings, whose executor calls map_array(parameters, jobs)."""
 
     class Executor:
         def __init__(self, folder, cluster, **limits):
-            assert (folder, cluster, limits) == ("out", kind, {f"{kind}_max_num_timeout": 2})
+            assert (folder, cluster, limits) == ("out", "slurm", {"slurm_max_num_timeout": 2})
 
         def update_parameters(self, **parameters):
             self.parameters = parameters
@@ -145,8 +128,7 @@ def queue(monkeypatch, folder, kind, map_array, **settings):
 
     monkeypatch.setattr(submitit, "AutoExecutor", Executor)
     monkeypatch.setattr(slurm, "check_installed", lambda config: None)
-    target = f"{PLUGIN}.submitit_launcher.{kind.capitalize()}Launcher"
-    launcher = {"_target_": target, "submitit_folder": "out", "max_num_timeout": 2, **settings}
+    launcher = {"_target_": SLURM_LAUNCHER, "submitit_folder": "out", "max_num_timeout": 2, **settings}
     config = OmegaConf.create({"hydra": {"launcher": launcher, "sweep": {"dir": str(folder)}}})
     return slurm.Queue(None, config)
 
@@ -170,7 +152,7 @@ def test_refused_jobs_are_an_error_and_not_started(tmp_path, monkeypatch):
         assert parameters["slurm_partition"] == "shrt"
         return [SimpleNamespace(cancel=lambda check: cancelled.append(1))]
 
-    queued = queue(monkeypatch, tmp_path, "slurm", map_array, partition="shrt", account=None, gpus_per_node=8)
+    queued = queue(monkeypatch, tmp_path, map_array, partition="shrt", account=None, gpus_per_node=8)
     configs = [start_job(queued, number, device) for number, device in enumerate(["cpu", "cuda", "cuda"])]
     with pytest.raises(NotTakenError) as caught:
         queued.ended(0.0)
@@ -182,9 +164,8 @@ def test_refused_jobs_are_an_error_and_not_started(tmp_path, monkeypatch):
     assert "sinfo" in problem.help and "sweep.resume=last" in problem.help
 
 
-@pytest.mark.parametrize("kind", ["local", "slurm"])
 @pytest.mark.parametrize("is_safe", [False, True])
-def test_submitted_jobs_find_this_package_before_a_users(is_safe, kind, tmp_path, monkeypatch):
+def test_submitted_jobs_find_this_package_before_a_users(is_safe, tmp_path, monkeypatch):
     (tmp_path / "runner").mkdir()
     (tmp_path / "runner/__init__.py").touch()
     monkeypatch.chdir(tmp_path)
@@ -199,27 +180,22 @@ def test_submitted_jobs_find_this_package_before_a_users(is_safe, kind, tmp_path
         paths.extend(json.loads(subprocess.check_output(["bash", "-c", script], text=True)))
         return [SimpleNamespace(cancel=lambda check: None, job_id=0)]
 
-    own = {"setup": ["export PYTHONPATH=/own"]} if kind == "slurm" else {}
-    queued, before = queue(monkeypatch, tmp_path, kind, map_array, **own), dict(os.environ)
+    queued = queue(monkeypatch, tmp_path, map_array, setup=["export PYTHONPATH=/own"])
+    before = dict(os.environ)
     start_job(queued, 0, "cpu")
     monkeypatch.setattr(queued, "_is_done", lambda number: False)
     assert queued.ended(0.0) == [] and dict(os.environ) == before
-    assert (str(tmp_path) in paths) != is_safe and ("/own" in paths) == (kind == "slurm")
+    assert (str(tmp_path) in paths) != is_safe and "/own" in paths
 
 
 def test_without_the_plugin_it_says_what_to_install(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    problems = problems_of(slurm.check_installed, settings(f"{PLUGIN}.submitit_launcher.SlurmLauncher"))
+    problems = problems_of(slurm.check_installed, settings())
     assert problems[0].source == "hydra/launcher=slurm"
     assert problems[0].help == f"run `{install('slurm')}`"
 
 
 def test_without_slurm_it_says_so(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    problems = problems_of(slurm.check_installed, settings(f"{PLUGIN}.submitit_launcher.SlurmLauncher"))
+    problems = problems_of(slurm.check_installed, settings())
     assert "there is no Slurm on this machine" in problems[0].message
-
-
-def test_local_launcher_needs_no_slurm(monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    slurm.check_installed(settings(f"{PLUGIN}.submitit_launcher.LocalLauncher"))
