@@ -362,7 +362,7 @@ class SearchKeys:
     )
     sampler: str = _one_of("tpe", "random", "grid", "cmaes", "nsga2")
     seed: int = _value("0 or more, below 2**31", 0, minimum=0, exclusiveMaximum=2**31)
-    pruner: str | None = _one_of("auto", "median", "hyperband", "halving", "none")
+    pruner: str | None = _one_of("auto", "median", "none")
     warmup_epochs: int = _at_least(0)
     startup_trials: int = _at_least(0)
     batch: int = _at_least(1)

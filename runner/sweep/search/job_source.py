@@ -21,7 +21,7 @@ from runner.sweep.jobs.prepare import OF_THE_STORE, PreparedJob, without
 from runner.sweep.scheduler import settle
 from runner.sweep.search.objectives import Goals, values_of
 from runner.sweep.search.space import Space
-from runner.sweep.search.study import FILE, Pruning, Trials, make_pruner, make_study, open_storage, patiently
+from runner.sweep.search.study import FILE, Pruning, Trials, make_study, open_storage, patiently
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -51,8 +51,6 @@ def open_study(
         raise RunnerError.of(source, problem, fix)
     storage = patiently(lambda: open_storage(path, is_new=not jobs, may_share_memory=is_here))
     study = patiently(lambda: make_study(storage, [goal["direction"] for goal in goals], pruning))
-    if pruning is not None:
-        study.pruner = make_pruner(pruning)  # the sampler reads hyperband's brackets
     trials = patiently(lambda: study.get_trials(deepcopy=False))
     if max((job.number for job in jobs), default=-1) >= len(trials):
         problem = f"`{FILE}` has {len(trials)} trials, and the ledger has more: the file is an older copy"

@@ -21,7 +21,6 @@ from runner.sweep.jobs.ledger import Job
 
 if TYPE_CHECKING:
     from optuna import Study
-    from optuna.pruners import BasePruner
     from optuna.samplers import BaseSampler
     from optuna.storages import RDBStorage
     from optuna.trial import FrozenTrial, Trial, TrialState
@@ -43,12 +42,10 @@ log = logging.getLogger("runner")
 
 @dataclass(frozen=True)
 class Pruning:
-    """Settings of the pruner; plain values, as the jobs read them from the study."""
+    """Settings of the median pruner; plain values, as the jobs read them from the study."""
 
-    kind: str  # median | hyperband | halving
     warmup_epochs: int
     startup_trials: int
-    num_epochs: int | None  # None: unknown; hyperband then uses the longest trial
 
 
 def open_storage(path: Path, *, is_new: bool, may_share_memory: bool = True) -> RDBStorage:
@@ -104,19 +101,6 @@ def make_sampler(settings: SearchKeys, *, num_trials: int) -> BaseSampler:
         # Optuna's default of 50 per generation exceeds a small search, and the first generation is random
         return samplers.NSGAIISampler(seed=seed, population_size=max(4, min(50, settings.n_trials // 5)))
     return samplers.RandomSampler(seed=seed)
-
-
-def make_pruner(pruning: Pruning) -> BasePruner:
-    """Return the pruner; epochs count from 1."""
-    from optuna import pruners
-
-    least = max(1, pruning.warmup_epochs)
-    if pruning.kind == "hyperband":
-        most = max(pruning.num_epochs, least) if pruning.num_epochs else "auto"
-        return pruners.HyperbandPruner(min_resource=least, max_resource=most)
-    if pruning.kind == "halving":
-        return pruners.SuccessiveHalvingPruner(min_resource=least, reduction_factor=3)
-    return pruners.MedianPruner(n_startup_trials=pruning.startup_trials, n_warmup_steps=pruning.warmup_epochs)
 
 
 def patiently(action: Callable[[], Value]) -> Value:
@@ -206,7 +190,6 @@ class StudyTrial:
         self.metric = metric
         self._path, self._number = Path(study), number
         self._opened: tuple[RDBStorage, Study, int] | None = None
-        self._startup_trials = 0
         self._reported: set[int] = set()  # epochs
 
     def gives_up(self, value: float, epoch: int) -> bool:
@@ -224,8 +207,6 @@ class StudyTrial:
             return False
 
     def _judge(self, value: float, epoch: int) -> bool:
-        from optuna.trial import TrialState
-
         storage, study, trial_id = self._open()
         if epoch < max(self._reported, default=0):
             return False  # a resumed run: this epoch was not pruned before
@@ -234,10 +215,7 @@ class StudyTrial:
             self._reported.add(epoch)
         if math.isnan(value):
             return True  # a run does not recover from NaN, and the median of such values warns
-        # call the pruner in any case: halving records the value at each rung
-        if not study.pruner.prune(study, storage.get_trial(trial_id)):
-            return False
-        return len(study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))) >= self._startup_trials
+        return study.pruner.prune(study, storage.get_trial(trial_id))
 
     def _open(self) -> tuple[RDBStorage, Study, int]:
         if self._opened is None:
@@ -245,10 +223,12 @@ class StudyTrial:
 
             storage = open_storage(self._path, is_new=False)
             study = optuna.load_study(study_name=NAME, storage=storage, sampler=optuna.samplers.RandomSampler())
-            stored = study.user_attrs.get(PRUNING)
-            pruning = Pruning(**stored) if stored else None
-            study.pruner = make_pruner(pruning) if pruning else optuna.pruners.NopPruner()
-            self._startup_trials = pruning.startup_trials if pruning else 0
+            settings, pruners = study.user_attrs.get(PRUNING), optuna.pruners
+            study.pruner = (
+                pruners.MedianPruner(settings["startup_trials"], settings["warmup_epochs"])
+                if settings
+                else pruners.NopPruner()
+            )
             study_id = storage.get_study_id_from_name(NAME)
             trial_id = storage.get_trial_id_from_study_id_trial_number(study_id, self._number)
             self._reported = {*storage.get_trial(trial_id).intermediate_values}

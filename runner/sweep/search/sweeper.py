@@ -56,14 +56,10 @@ class Search:
             problem, way = "a search names its directories by the trials' numbers", f"hydra.sweep.subdir='{BY_NUMBER}'"
             problems.append(Problem.suggest(f"hydra.sweep.subdir={subdir}", problem, [way]))
         problems += _sampler_problems(settings, space, goals)
-        kind, why, of_pruner = choose_pruner(settings.pruner, goals)
+        pruning, why, of_pruner = choose_pruning(settings, goals)
         problems += of_pruner + _missing_packages(settings)
         refuse(problems)
         space = Space((*kept_by(goals, config), *space.fixed), space.dimensions)
-        pruning = None
-        if kind is not None:
-            num_epochs = _num_epochs(config, space)
-            pruning = Pruning(kind, settings.warmup_epochs, settings.startup_trials, num_epochs)
         return Plan(
             tuple(arguments),
             [(space.overrides(values), space.name(values)) for values in space.corners()],
@@ -84,18 +80,18 @@ def read_settings(node: DictConfig) -> SearchKeys:
     return SearchKeys(**{name: value for name, value in values.items() if name != "_target_"})
 
 
-def choose_pruner(pruner: str | None, goals: Goals) -> tuple[str | None, str, list[Problem]]:
-    """Return the pruner's kind (None: no pruner), the reason for an automatic one, and a problem of the setting."""
+def choose_pruning(settings: SearchKeys, goals: Goals) -> tuple[Pruning | None, str, list[Problem]]:
+    """Return the settings of the pruner (None: no pruner), the reason for an automatic one, and a problem of the setting."""
     metric = goals[0]["metric"]
-    if pruner in ("none", None):
+    if settings.pruner in ("none", None):
         return None, "", []
     if len(goals) == 1 and metric.startswith(("train/", "val/")):
-        return ("median" if pruner == "auto" else pruner), "", []
+        return Pruning(settings.warmup_epochs, settings.startup_trials), "", []
     why = "pruning needs a single metric" if len(goals) > 1 else f"no epoch reports `{metric}`"
-    if pruner == "auto":
+    if settings.pruner == "auto":
         return None, why, []
     fix = f"use `{KEY}.pruner=none`, or `{KEY}.metric=val/loss`"
-    return None, "", [Problem(f"{KEY}.pruner={pruner}", why, fix)]
+    return None, "", [Problem(f"{KEY}.pruner={settings.pruner}", why, fix)]
 
 
 def _sampler_problems(settings: SearchKeys, space: Space, goals: Goals) -> list[Problem]:
@@ -124,14 +120,6 @@ def _missing_packages(settings: SearchKeys) -> list[Problem]:
     return [not_installed(source, f"the package `{name}` is not installed", "search").problems[0] for name in missing]
 
 
-def _num_epochs(config: DictConfig, space: Space) -> int | None:
-    if config.train.num_steps is not None or config.train.evaluate_every_steps is not None:
-        return None
-    if {"train.num_steps", "train.num_epochs"} & set(space.dimensions):
-        return None
-    return int(config.train.num_epochs)
-
-
 def _lines(
     settings: SearchKeys, space: Space, goals: Goals, pruning: Pruning | None, why: str
 ) -> list[tuple[str, str]]:
@@ -141,7 +129,7 @@ def _lines(
         trials = f"{min(count, settings.n_trials)} of {count} combinations"
     if pruning is not None:
         after = f"after {pruning.warmup_epochs} epochs, once {pruning.startup_trials} trials have run to their end"
-        pruner = f"{pruning.kind}, {after}"
+        pruner = f"median, {after}"
     width = max(map(len, space.dimensions))
     dimensions = [f"{key:<{width}}  {dimension}" for key, dimension in space.dimensions.items()]
     note = (

@@ -238,7 +238,7 @@ def test_launchers_that_take_all_at_once_get_batches(search):
 def test_a_job_knows_its_trial_only_where_it_may_be_pruned(search, tmp_path):
     assert search().source.next(0).assigned == {}
     (folder := tmp_path / "pruned").mkdir()
-    pruned = Search(folder, pruning=Pruning("median", 3, 5, 9))
+    pruned = Search(folder, pruning=Pruning(3, 5))
     prepared = pruned.source.next(0)
     assert prepared.assigned == {"study": str(folder / "optuna.db"), "trial": 0, "metric": "val/loss"}
     pruned.leave()

@@ -46,17 +46,14 @@ BAD = [9.0] * 9
 @pytest.mark.parametrize(
     ("pruning", "epoch"),
     [
-        (Pruning("median", 3, 2, 9), 3),
-        (Pruning("median", 1, 2, 9), 1),
-        (Pruning("median", 3, 3, 9), None),  # too few trials have finished
-        (Pruning("halving", 3, 2, 9), 3),
-        (Pruning("halving", 1, 3, 9), None),
+        (Pruning(3, 2), 3),
+        (Pruning(1, 2), 1),
+        (Pruning(3, 3), None),  # too few trials have finished
         (None, None),
     ],
 )
 def test_a_poor_trial_is_given_up_once_that_can_be_told(pruning, epoch, tmp_path):
     study = made(tmp_path, pruning)
-    # without other trials to compare with, halving would prune every trial that is second best
     whole(study, tmp_path, [GOOD[0]] * 2)
     number = study.ask(SPACE).number
     assert run(tmp_path, number, BAD) == epoch
@@ -65,24 +62,13 @@ def test_a_poor_trial_is_given_up_once_that_can_be_told(pruning, epoch, tmp_path
 
 
 def test_good_trial_continues_also_if_maximized(tmp_path):
-    study = made(tmp_path, Pruning("median", 1, 2, 9), "maximize")
+    study = made(tmp_path, Pruning(1, 2), "maximize")
     whole(study, tmp_path, GOOD)
     assert [run(tmp_path, study.ask(SPACE).number, values) for values in (BAD, [0.1] * 9)] == [None, 1]
 
 
-def test_hyperband_judges_by_brackets(tmp_path):
-    study = made(tmp_path, Pruning("hyperband", 1, 0, 9))
-    given_up = []
-    for index in range(12):
-        number = study.ask(SPACE).number
-        epoch = run(tmp_path, number, [1.0 + index] * 9)  # each worse than the previous ones
-        given_up.append(epoch)
-        study.tell(number, None if epoch else 1.0 + index, state=TrialState.PRUNED if epoch else None)
-    assert {1, 3, 9} >= set(given_up) - {None} and len(set(given_up) - {None}) >= 2
-
-
 def test_a_run_that_was_taken_up_reports_nothing_twice(tmp_path, recwarn):
-    study = made(tmp_path, Pruning("median", 3, 2, 9))
+    study = made(tmp_path, Pruning(3, 2))
     whole(study, tmp_path, GOOD)
     number = study.ask(SPACE).number
     assert run(tmp_path, number, [1.0, 1.0]) is None
@@ -100,7 +86,7 @@ def test_a_run_that_was_taken_up_reports_nothing_twice(tmp_path, recwarn):
 
 
 def test_a_value_that_is_not_a_number_is_poor(tmp_path):
-    study = made(tmp_path, Pruning("median", 3, 2, 9))
+    study = made(tmp_path, Pruning(3, 2))
     number = study.ask(SPACE).number
     assert run(tmp_path, number, [1.0, float("nan")]) == 2
     study.tell(number, state=TrialState.PRUNED)
@@ -108,7 +94,7 @@ def test_a_value_that_is_not_a_number_is_poor(tmp_path):
 
 
 def test_many_jobs_and_the_sweep_write_at_once(tmp_path):
-    study = made(tmp_path, Pruning("median", 20, 2, 20))
+    study = made(tmp_path, Pruning(20, 2))
     numbers = [study.ask(SPACE).number for _ in range(6)]
     with ThreadPoolExecutor(6) as threads:
         ends = [threads.submit(run, tmp_path, number, [1.0] * 15) for number in numbers]
@@ -122,7 +108,7 @@ def test_many_jobs_and_the_sweep_write_at_once(tmp_path):
 
 def test_a_locked_database_is_asked_again(tmp_path, monkeypatch):
     monkeypatch.setattr(studies, "WAIT_SECONDS", 0.01)
-    study = made(tmp_path, Pruning("median", 1, 2, 9))
+    study = made(tmp_path, Pruning(1, 2))
     whole(study, tmp_path, GOOD)
     number = study.ask(SPACE).number
     trial = StudyTrial(str(tmp_path / "optuna.db"), number, metric="val/loss")
@@ -141,7 +127,7 @@ def fill(engine):
 
 def test_a_full_disk_under_the_study_is_told_as_one_and_costs_a_trial_nothing(tmp_path, caplog):
     storage = open_storage(tmp_path / "optuna.db", is_new=True)
-    study = make_study(storage, ["minimize"], Pruning("median", 1, 2, 9))
+    study = make_study(storage, ["minimize"], Pruning(1, 2))
     whole(study, tmp_path, GOOD)
     trial = StudyTrial(str(tmp_path / "optuna.db"), study.ask(SPACE).number, metric="val/loss")
     fill(trial._open()[0].engine)
@@ -159,7 +145,7 @@ def test_a_full_disk_under_the_study_is_told_as_one_and_costs_a_trial_nothing(tm
 
 
 def test_a_study_that_is_not_there_costs_the_run_nothing(tmp_path, caplog):
-    study = made(tmp_path, Pruning("median", 1, 0, 9))
+    study = made(tmp_path, Pruning(1, 0))
     number = study.ask(SPACE).number
     study.tell(number, state=TrialState.FAIL)
     assert run(tmp_path, number, [9.0]) is None  # a trial that has already ended
@@ -172,7 +158,7 @@ def test_a_study_that_is_not_there_costs_the_run_nothing(tmp_path, caplog):
 def test_a_folder_may_have_any_name(tmp_path):
     folder = tmp_path / "a {b} c%20?d#e"
     folder.mkdir()
-    study = made(folder, Pruning("median", 1, 0, 9))
+    study = made(folder, Pruning(1, 0))
     assert run(folder, study.ask(SPACE).number, [1.0]) is None
     assert study.trials[0].intermediate_values == {1: 1.0}
     assert (folder / "optuna.db").exists()

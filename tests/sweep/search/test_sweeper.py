@@ -234,7 +234,7 @@ MISTAKES = {
         ["data.val_fraction=0.1", "sampler=tpe"],
     ),
     "a metric of the end, no number for cmaes": (
-        ["model=mlp,cnn", "METRIC=test/loss", "PRUNER=hyperband", "SAMPLER=cmaes"],
+        ["model=mlp,cnn", "METRIC=test/loss", "PRUNER=median", "SAMPLER=cmaes"],
         ["pruner=none", "sampler=tpe"],
     ),
     "two metrics": (
