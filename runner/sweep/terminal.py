@@ -5,7 +5,6 @@ While jobs run, it is a live table, or lines in a pipe. The table at the end is 
 
 from __future__ import annotations
 
-import math
 import shlex
 import sys
 import time
@@ -25,19 +24,16 @@ from runner.config.secrets import HIDDEN
 from runner.errors import without_password
 from runner.experiment.provenance import TRIES
 from runner.experiment.summary import Summary
-from runner.experiment.terminal import Terminal, labeled, readable, row, seconds, short
+from runner.experiment.terminal import Terminal, labeled, readable, row, short
 from runner.sweep.jobs.ledger import DEFAULTS, ENDS, Job, Sweep
 from runner.sweep.jobs.prepare import PreparedJob
 from runner.sweep.mlflow_parent import acks
-from runner.tasks.metric_names import is_rising
 from runner.tracking import stores
 from runner.tracking.journal_records import FILE, Points, scan
 
 MAX_LINES = 24  # of jobs that will run
 MAX_ROWS = 20  # of jobs that have ended
 MAX_ERROR = 40  # characters
-BAR = 8  # characters of a job's bar
-LEAST_SHARE = 0.02  # of a job, for an estimate of its time
 SECONDS_BETWEEN_FRAMES = 0.5
 COLORS = {"finished": "green", "failed": "red", "killed": "red", "pruned": "yellow"}
 
@@ -51,11 +47,6 @@ class Watch:
         self.step = 0
         self.num_steps = 0  # 0: not known yet
         self.values: dict[str, float] = {}
-
-    @property
-    def share(self) -> float | None:
-        """Steps taken, 0 to 1; None before it is known how many there are."""
-        return min(1.0, self.step / self.num_steps) if self.num_steps else None
 
     def look(self) -> None:
         with suppress(FileNotFoundError, ValueError):  # not written yet, or started again
@@ -75,10 +66,11 @@ class Table:
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Terminal()
         self._live: Live | None = None
-        self._watches: dict[tuple[int, str], Watch] = {}
-        self._began: dict[int, float] = {}
-        self._took: dict[int, float] = {}  # seconds of the jobs that have ended, the last one at the end
-        self._metrics: dict[int, Mapping[str, float]] = {}  # of those jobs
+        self._started: set[int] = set()  # numbers of jobs
+        self._watches: dict[tuple[int, str], Watch] = {}  # by number and directory
+        self._metrics: dict[
+            int, Mapping[str, float]
+        ] = {}  # by number; of the jobs that have ended, the last one is at the end
         self._drawn = 0.0
 
     def __enter__(self) -> Table:
@@ -101,97 +93,62 @@ class Table:
 
     def show(self, sweep: Sweep) -> None:
         """Draw the jobs, at most twice a second; in a pipe, print a line for each job that has started."""
-        now = time.monotonic()
         for job in sweep.jobs.values():
             if job.state == "planned":  # again, when its group was split
-                self._began.pop(job.number, None)
-            elif job.state == "running" and job.number not in self._began:
-                self._began[job.number] = now
+                self._started.discard(job.number)
+            elif job.state == "running" and job.number not in self._started:
+                self._started.add(job.number)
                 if self._live is None:
                     self.say(f"job {job.number} started on {job.device}: {job.name or DEFAULTS}")
+        now = time.monotonic()
         if self._live is not None and now - self._drawn >= SECONDS_BETWEEN_FRAMES:
             self._drawn = now
-            self._live.update(self._picture(sweep), refresh=True)
+            self._live.update(self._frame(sweep), refresh=True)
 
     def ended(self, job: Job, summary: Summary) -> None:
         """Take how a job ended; in a pipe, print it."""
-        self._took.pop(job.number, None)
-        self._took[job.number] = time.monotonic() - self._began.get(job.number, time.monotonic())
         best = summary.best
         known = {} if best.get("value") is None else {str(best["metric"]): float(best["value"])}
+        self._metrics.pop(job.number, None)
         self._metrics[job.number] = {**summary.metrics, **known}
         if self._live is None:
             error = f": {job.error}" if job.error else ""
             value = "".join(f"  {name} {readable(value)}" for name, value in known.items())
             self.say(f"job {job.number} {job.state}{error}{value}")
 
-    def _picture(self, sweep: Sweep) -> Group:
+    def _frame(self, sweep: Sweep) -> Group:
         running = [job for job in sweep.jobs.values() if job.state == "running"]
         for job in running:
             watch = self._watches.setdefault((job.number, job.folder_name), Watch(sweep.folder_of(job)))
             watch.look()
             self._metrics[job.number] = watch.values
-        metric, best = self._best(sweep)
+        names = {name for values in self._metrics.values() for name in values}
+        metric = "train/loss" if "train/loss" in names and "val/loss" not in names else "val/loss"
+        if sweep.objectives:
+            metric = sweep.objectives[0]["metric"]
         table = RichTable(box=None, pad_edge=False, header_style="bold")
-        for heading in ("#", "overrides", "device", "progress", metric, "elapsed"):
-            is_number = heading in ("#", metric, "elapsed")
+        for heading in ("#", "overrides", "device", "progress", metric):
+            is_number = heading in ("#", metric)
             table.add_column(Text(heading), no_wrap=heading != "overrides", justify="right" if is_number else "left")
-        ended = [job for number in reversed(self._took) if (job := sweep.jobs[number]).is_done]
+        ended = [job for number in reversed(self._metrics) if (job := sweep.jobs[number]).is_done]
         num_rows = max(1, min(MAX_ROWS, self.console.height - 4 - len(running)))
         for job in (*running, *ended[:num_rows]):
             name = Text(job.name or DEFAULTS, no_wrap=True, overflow="ellipsis")
             value = self._metrics[job.number].get(metric)
-            took = self._took.get(job.number, 0.0) if job.is_done else time.monotonic() - self._began[job.number]
-            cells = (name, job.device or "", self._progress(sweep, job), "" if value is None else readable(value))
-            table.add_row(str(job.number), *cells, _rounded(took), style="bold" if job.number == best else "")
+            cells = (name, job.device or "", self._progress(job), "" if value is None else readable(value))
+            table.add_row(str(job.number), *cells)
         counts = Counter(job.state for job in sweep.jobs.values())
         num_done = sum(counts[state] for state in ENDS) - counts["skipped"]
         total = "" if sweep.objectives else f"/{len(sweep.jobs) - counts['skipped']}"
         others = [f"{counts[state]} {state}" for state in ("failed", "killed", "pruned", "skipped") if counts[state]]
-        eta = self._seconds_left(sweep, running)
-        line = [f"{num_done}{total} done", *others, *([] if eta is None else [f"ETA {_rounded(eta)}"])]
-        return Group(table, Text(" · ".join(line), style="dim"))
+        return Group(table, Text(" · ".join([f"{num_done}{total} done", *others]), style="dim"))
 
-    def _best(self, sweep: Sweep) -> tuple[str, int | None]:
-        names = {name: None for values in self._metrics.values() for name in values}
-        usual = next((name for name in ("val/loss", "train/loss") if name in names), "val/loss")
-        metric = sweep.objectives[0]["metric"] if sweep.objectives else usual
-        is_max = sweep.objectives[0]["direction"] == "maximize" if sweep.objectives else is_rising(metric)
-        values = {number: values[metric] for number, values in self._metrics.items() if metric in values}
-        values = {number: value for number, value in values.items() if math.isfinite(value)}
-        return metric, (max if is_max else min)(values, key=values.__getitem__, default=None)
-
-    def _progress(self, sweep: Sweep, job: Job) -> Text:
+    def _progress(self, job: Job) -> Text:
         if job.is_done:
             text = f"{job.state}: {job.error}" if job.error else job.state
             return Text(text if len(text) <= MAX_ERROR else f"{text[: MAX_ERROR - 1]}…", COLORS.get(job.state, ""))
-        share = self._watches[job.number, job.folder_name].share
-        if share is None:
-            return Text("starting", "dim")
-        halves = round(2 * BAR * share)
-        bar = "━" * (halves // 2) + "╸" * (halves % 2)
-        return Text.assemble((bar, "green"), " " * (BAR - len(bar)), f" {share:>4.0%}")
-
-    def _seconds_left(self, sweep: Sweep, running: Sequence[Job]) -> float | None:
-        if sweep.objectives or not running:
-            return None
-        num_waiting = sum(job.state in ("planned", "interrupted") for job in sweep.jobs.values())
-        left, wholes = 0.0, list(self._took.values())
-        usual = sum(wholes) / len(wholes) if wholes else None
-        for job in running:
-            share = self._watches[job.number, job.folder_name].share or 0.0
-            passed = time.monotonic() - self._began[job.number]
-            if share < LEAST_SHARE and usual is None:
-                return None
-            whole = passed / share if share >= LEAST_SHARE else max(usual or 0.0, passed)
-            left, wholes = left + whole - passed, [*wholes, whole]
-        return (left + num_waiting * sum(wholes) / len(wholes)) / len(running)
-
-
-def _rounded(duration: float) -> str:
-    if duration < 90:
-        return f"{duration:.0f} s"
-    return f"{duration / 60:.0f} min" if duration < 5400 else seconds(duration)
+        watch = self._watches[job.number, job.folder_name]
+        return Text(f"{min(1.0, watch.step / watch.num_steps):.0%}" if watch.num_steps else "starting", "green")
 
 
 def kind(objectives: Sequence[Mapping[str, str]]) -> str:
