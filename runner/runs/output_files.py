@@ -83,7 +83,7 @@ def _separated(file: Path, chunks: Iterator[Columns], suffix: str) -> None:
 
 def _texts(values: NDArray[Any]) -> list[Any]:
     # the shortest text that is exact in float32
-    return [str(value) for value in values] if values.dtype == np.float32 else values.tolist()  # type: ignore[no-any-return]
+    return [str(value) for value in values] if values.dtype == np.float32 else values.tolist()
 
 
 def _json_lines(file: Path, chunks: Iterator[Columns], suffix: str) -> None:
