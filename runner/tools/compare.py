@@ -314,7 +314,7 @@ def _result(client: MlflowClient, number: int, run: Run, differing: list[str]) -
     best = None
     if known:
         found = (min if mode == "min" else max)(known, key=lambda point: point.value)
-        best = BestOfJob(metric, mode, found.value, found.step, None, None)
+        best = BestOfJob(metric, mode, found.value, found.step)
     metrics = {name: _as_sent(value) for name, value in run.data.metrics.items()}
     state = STATES.get(str(run.info.status), "running")
     return JobResult(

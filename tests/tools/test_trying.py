@@ -26,9 +26,7 @@ def tried(monkeypatch):
             seed, is_own = int(job.overrides[-1].partition("=")[2]), job.overrides[0] in own.words
             found = "finished" if is_own else state(seed)
             value = (0.9 + 0.3 * (seed % 2) if is_own else 1.0) if found == "finished" else None
-            return JobResult(
-                job.number, "", (), {}, found, "", seed, best=BestOfJob("val/loss", "min", value, 1, None, None)
-            )
+            return JobResult(job.number, "", (), {}, found, "", seed, best=BestOfJob("val/loss", "min", value, 1))
 
         def add(hands, jobs, swept):
             hands.sweep.jobs |= {

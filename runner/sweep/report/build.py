@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import csv
 import dataclasses
 import datetime
@@ -19,10 +18,8 @@ from runner.sweep.jobs import ledger
 from runner.sweep.report import figures, tables
 from runner.sweep.report.report import Report, as_values, read_report
 from runner.sweep.report.results import JobResult
-from runner.tasks.metric_names import PLOTS
 
 ROOT = Path("multirun")
-MOST_PICTURE_BYTES = 400_000
 #: columns of report.csv
 OF_A_JOB = ("job", "name", "state", "device")
 OF_ITS_END = ("num_steps", "num_epochs", "steps_per_second", "samples_per_second", "seconds_train", "run_id", "folder")
@@ -77,22 +74,12 @@ def draw(report: Report) -> str:
         sections=sections,
         with_curves=figures.with_curves(report),
         colors=figures.job_colors(report),
-        pictures=_pictures(report),
         # without "<" no text in it can end the script that holds it
         data=json.dumps(plots, cls=PlotlyJSONEncoder).replace("<", "\\u003c"),
         plotly_js=get_plotlyjs() if plots else "",
         css=(own / "page.css").read_text(),
         js=(own / "page.js").read_text(),
     )
-
-
-def _pictures(report: Report) -> list[tuple[str, str]]:
-    if report.best is None or not report.best.folder:
-        return []
-    names = dict.fromkeys(name for kind in PLOTS.values() for name in kind)
-    paths = [report.folder / report.best.folder / "plots" / f"{name}.png" for name in names]
-    shown = [path for path in paths if path.is_file() and path.stat().st_size <= MOST_PICTURE_BYTES]
-    return [(path.stem, base64.b64encode(path.read_bytes()).decode()) for path in shown]
 
 
 def _cards(report: Report) -> list[dict[str, str]]:
@@ -102,8 +89,7 @@ def _cards(report: Report) -> list[dict[str, str]]:
     goal = report.goals[0].metric
     note = [f"job {best.job}", best.device]
     if (kept := best.best) is not None and kept.metric == goal:
-        note += [f"step {kept.step:,}", f"epoch {kept.epoch}" if kept.epoch else None]
-        note.append(f"after {tables.seconds(kept.seconds)}" if kept.seconds is not None else None)
+        note.append(f"step {kept.step:,}")
     label = f"best of {len(report.front)} on the Pareto front" if report.front else "best job"
     number, words = tables.value(best.value(goal)), " · ".join(filter(None, note))
     cards = [{"label": f"{label}, {goal}", "number": number, "name": best.name, "note": words}]
@@ -176,7 +162,6 @@ def _line(result: JobResult, report: Report, metrics: list[str]) -> dict[str, An
         "best_metric": best and best.metric,
         "best_value": best and best.value,
         "best_step": best and best.step,
-        "seconds_to_best": best and best.seconds,
         **{name: result.metrics.get(name) for name in metrics},
         **{name: getattr(result, name) for name in (*OF_ITS_END, "error")},
     }

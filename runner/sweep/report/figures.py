@@ -1,11 +1,10 @@
-"""The page's plots: curves, the trials of a search, values by key, and time. Imports plotly: half a second."""
+"""The page's plots: curves, the trials of a search, and values by key. Imports plotly: half a second."""
 
 from __future__ import annotations
 
 import html
 import math
 import textwrap
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -54,7 +53,6 @@ def draw(report: Report) -> dict[str, list[Figure]]:
         "Search": draw_search(report),
         "Keys": draw_keys(report),
         "Curves": draw_curves(report),
-        "Time": draw_time(report),
     }
 
 
@@ -144,25 +142,6 @@ def draw_keys(report: Report) -> list[Figure]:
     left = f" {len(keys) - MOST_KEYS} more keys are in report.csv." if len(keys) > MOST_KEYS else ""
     note = f"A dot is a job: {metric} by the value of each key.{left}"
     return [_figure("keys", "Keys and what they reached", plot, note, height=90 + 260 * num_rows, margin_t=36)]
-
-
-def draw_time(report: Report) -> list[Figure]:
-    """Draw where the time of all jobs went, in seconds by name."""
-    spent: Counter[str] = Counter()
-    for result in report.results:
-        spent.update(result.time)
-    if not spent:
-        return []
-    names = list(spent)[::-1]  # plotly counts from below
-    bars: dict[str, Any] = {
-        "type": "bar",
-        "orientation": "h",
-        "x": [spent[name] for name in names],
-        "y": list(map(plain, names)),
-    }
-    bars |= {"texttemplate": "%{x:.2f}", "marker": {"color": ACCENT}}
-    layout: dict[str, Any] = {"xaxis_title_text": "seconds", "height": 90 + 32 * len(names)}
-    return [_figure("time", "Where the time of all jobs went", [bars], **layout)]
 
 
 def with_curves(report: Report) -> list[JobResult]:

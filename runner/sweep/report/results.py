@@ -7,7 +7,6 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,9 +17,7 @@ from runner.errors import without_password
 from runner.experiment.plots.curves import thin
 from runner.experiment.summary import Summary
 from runner.sweep.jobs.ledger import Job, Sweep
-from runner.tracking.journal_reader import Series, read_series
-from runner.tracking.journal_records import FILE as JOURNAL
-from runner.tracking.journal_records import scan
+from runner.tracking.journal_reader import read_series
 
 LOSS = "train/loss"
 #: maximum points of a curve; of one of many jobs; of all jobs' curves
@@ -53,14 +50,12 @@ class Goal:
 
 @dataclass(frozen=True)
 class BestOfJob:
-    """The best value of a job, and when it was reached."""
+    """The best value of a job, and the step at which it was reached."""
 
     metric: str
     mode: str  # min | max
     value: float | None  # None: nothing was measured
     step: int
-    epoch: int | None  # from 1; None: not in the journal
-    seconds: float | None  # from the training's start; None: not in the journal
 
 
 @dataclass(frozen=True)
@@ -94,7 +89,6 @@ class JobResult:
     seconds_train: float | None = None
     run_id: str | None = None
     diverged: bool = False  # ended by an infinite or NaN loss
-    time: dict[str, float] = field(default_factory=dict)  # seconds by name, from the run's summary
     curves: dict[str, MetricCurve] = field(default_factory=dict)
 
     def value(self, metric: str) -> float | None:
@@ -169,7 +163,7 @@ def _read(sweep: Sweep, job: Job, goals: set[str], most: int) -> JobResult:
     stored = Summary.read(folder) if folder else Summary()
     summary: dict[str, Any] = vars(stored) if stored.has_ended or stored.metrics else {}  # else its numbers are unknown
     series = read_series(folder) if folder else {}
-    best = _best(summary.get("best"), series, folder)
+    best = _best(summary.get("best"))
     names = [LOSS, *sorted(goals | ({best.metric} if best else set()))]
     overrides = tuple(map(without_password, job.overrides))
     keys = as_keys(overrides)
@@ -192,7 +186,6 @@ def _read(sweep: Sweep, job: Job, goals: set[str], most: int) -> JobResult:
         metrics=dict(sorted(_numbers(metrics).items())),
         best=best,
         diverged=summary.get("ending") == "not_finite",
-        time=_numbers(summary.get("time")),
         **{name: summary.get(name) for name in UNCHANGED},
         seconds_train=(summary.get("seconds") or {}).get("train"),
         curves={name: MetricCurve(*thin(series[name][0], series[name][2], most)) for name in names if name in series},
@@ -218,28 +211,12 @@ def _numbers(values: Mapping[str, Any] | None) -> dict[str, float]:
     return {name: float(value) for name, value in (values or {}).items() if isinstance(value, int | float)}
 
 
-def _best(best: Mapping[str, Any] | None, series: dict[str, Series], folder: Path | None) -> BestOfJob | None:
+def _best(best: Mapping[str, Any] | None) -> BestOfJob | None:
     if not best or not best.get("metric"):
         return None
-    metric, step = str(best["metric"]), int(best.get("step") or 0)
+    metric = str(best["metric"])
     mode = best.get("mode") or ("max" if "acc" in metric else "min")
-    epoch, seconds = None, None
-    if metric in series:
-        steps, times_ms, _ = series[metric]
-        (indices,) = np.nonzero(steps == step)
-        if len(indices):
-            epoch = int(indices[0]) + 1 if metric.startswith("val/") else None
-            began_ms = _began_ms(folder, series)
-            seconds = (int(times_ms[indices[0]]) - began_ms) / 1000 if began_ms is not None else None
-    return BestOfJob(metric, mode, best.get("value"), step, epoch, seconds)
-
-
-def _began_ms(folder: Path | None, series: dict[str, Series]) -> int | None:
-    if folder is not None and (folder / JOURNAL).is_file():
-        first = next(scan(folder / JOURNAL), None)
-        if first is not None and first.kind == "start" and isinstance(first.data, dict):
-            return int(first.data["start_ms"])
-    return min((int(times_ms[0]) for _, times_ms, _ in series.values() if len(times_ms)), default=None)
+    return BestOfJob(metric, mode, best.get("value"), int(best.get("step") or 0))
 
 
 def _plain(value: str) -> str:

@@ -9,8 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from runner.experiment.terminal import readable
-from runner.experiment.terminal import seconds as seconds
+from runner.experiment.terminal import readable, seconds
 from runner.sweep.jobs.ledger import DEFAULTS
 from runner.sweep.report.report import Comparison, Mean, Report
 from runner.sweep.report.results import JobResult
@@ -46,7 +45,6 @@ def jobs(report: Report) -> Columns:
         **{title: _cells(str, [getattr(each, title) for each in results]) for title in ("name", "state", "device")},
         **{name: _cells(value, [each.value(name) for each in results]) for name in goals},
         "step": _cells("{:,}".format, [best and best.step for best in kept]),
-        "epoch": _cells(str, [best and best.epoch for best in kept]),
         **{name: _cells(value, [each.metrics.get(name) for each in results]) for name in tests},
         "steps/s": _cells(speed, [each and each.steps_per_second for each in trained]),
         "samples/s": _cells(speed, [each and each.samples_per_second for each in trained]),
@@ -150,7 +148,7 @@ def _jobs_table(report: Report, width: int) -> Table:
         columns.pop("device", None)  # in the names already
     tests = [title for title in columns if title.startswith("test/")]
     # the first one leaves first; the page and report.csv have all columns
-    may_leave = ["steps/s", "epoch", "trained", "device", *tests[:0:-1], "samples/s", "state", "step", *tests[:1]]
+    may_leave = ["steps/s", "trained", "device", *tests[:0:-1], "samples/s", "state", "step", *tests[:1]]
     shown = _fit(columns, "name", may_leave, width)
     if "state" not in shown and "state" in columns and "name" in shown:
         states = [f" ({state})" if state != "finished" else "" for state in columns["state"]]

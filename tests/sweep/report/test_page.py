@@ -70,21 +70,6 @@ def test_a_search_shows_its_course_with_the_pruned_jobs(search_page):
     assert axes == ["log", "linear", "category"] and len(drawn["keys"]["data"][0]["x"]) == 40
 
 
-def test_the_best_jobs_pictures_are_in_the_page_and_nothing_else_of_its_folder(write, tmp_path):
-    report = build.read_report(write.grid(tmp_path / "grid"))
-    assert 'id="predictions"' not in build.draw(report)
-    plots = report.folder / report.best.folder / "plots"
-    plots.mkdir()
-    for name in ("roc", "confusion", "loss"):
-        (plots / f"{name}.png").write_bytes(name.encode())
-    (plots / "samples.png").write_bytes(b"x" * (build.MOST_PICTURE_BYTES + 1))
-    found = re.findall(r'<img src="data:image/png;base64,([^"]+)" alt="(\w+)"', build.draw(report))
-    assert [(base64.b64decode(content), name) for content, name in found] == [
-        (b"confusion", "confusion"),
-        (b"roc", "roc"),
-    ]
-
-
 def test_nothing_comes_over_the_network(grid_page):
     rest = without_scripts(grid_page)
     assert not re.search(r"""(?:src|href)\s*=\s*["']?\s*(?:https?:)?//|@import|url\(""", rest)
@@ -140,12 +125,3 @@ def test_odd_values_make_a_page(tmp_path, write, values, states):
         best = {"metric": "val/loss", "mode": "min", "value": value, "step": 1}
         sweep.job((f"lr={number}", f"seed={number}"), state, summary={"best": best, "num_steps": 1})
     assert "</html>" in build.draw(build.read_report(sweep.close()))
-
-
-def test_time_of_all_jobs_is_summed(tmp_path, write):
-    sweep = write.folder(tmp_path)
-    for number in range(3):
-        spent = {"start-up": 1.0, "compute": 2.0 + number} if number else {}
-        sweep.job((f"seed={number}",), summary={"time": spent})
-    (bars,) = figures(build.draw(build.read_report(sweep.close())))["time"]["data"]
-    assert dict(zip(bars["y"], bars["x"], strict=True)) == {"compute": 7.0, "start-up": 2.0}
