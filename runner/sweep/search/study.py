@@ -215,7 +215,7 @@ class StudyTrial:
             self._reported.add(epoch)
         if math.isnan(value):
             return True  # a run does not recover from NaN, and the median of such values warns
-        return study.pruner.prune(study, storage.get_trial(trial_id))
+        return bool(study.pruner.prune(study, storage.get_trial(trial_id)))
 
     def _open(self) -> tuple[RDBStorage, Study, int]:
         if self._opened is None:
