@@ -126,10 +126,10 @@ def plan(arguments: Arguments) -> int | tuple[int, Facts]:
 
 def planned_jobs(overrides: list[str], master: DictConfig) -> list[tuple[tuple[str, ...], str]]:
     """Return the overrides and the name of each job of a sweep. master: what its jobs have in common."""
-    from runner.sweep.jobs.prepare import combinations, zips_of
+    from runner.sweep.jobs.prepare import combinations, zip_of
 
     params = dict(master.hydra.sweeper.get("params") or {})
-    return combinations(overrides, CheckedLoader(), params=params, zipped=zips_of(master))
+    return combinations(overrides, CheckedLoader(), params=params, zipped=zip_of(master))
 
 
 def report(arguments: Arguments) -> int:

@@ -25,7 +25,7 @@ from runner.sweep.jobs.prepare import (
     name_of,
     used_problems,
     without,
-    zips_of,
+    zip_of,
 )
 from runner.sweep.report.report import against_best, looks, num_looks, words_of
 from runner.sweep.report.report import configurations as by_configuration
@@ -43,7 +43,7 @@ class Grid:
         """settings: Not used here: they are read from the composed configuration."""
 
     def sweep(self, arguments: list[str], context: Any, config: DictConfig) -> Any:
-        params, zipped = grid_params(config), zips_of(config)
+        params, zipped = grid_params(config), zip_of(config)
         jobs = combinations(arguments, context.config_loader, params=params, zipped=zipped)
         if config.sweep.until is None:
             return run_sweep(Plan(tuple(arguments), jobs, lambda each: Rounds(each.prepared)), context, config)

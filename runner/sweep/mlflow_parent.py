@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
@@ -35,11 +35,9 @@ from runner.version import __version__
 ARTIFACTS = ("report.html", "report.csv", "report.json")
 MAX_SEEDS = "max_seeds"  # the tag of a sweep's run: see Sweep.max_seeds
 UNKNOWN = "unknown"  # MLflow did not answer at the end of the sweep
-MOST_ROWS = 20  # of the table in MLflow; report.html has all
 RUN_SECONDS = 30.0  # wait for the best job's run: a short sweep ends before MLflow is imported
 QUIET_SECONDS = 2.0  # a longer wait for MLflow is printed
 STOPPED_SECONDS = 5.0  # wait for MLflow after a signal
-REMIND_SECONDS = 60.0
 
 
 class Parent:
@@ -59,9 +57,8 @@ class Parent:
     ) -> Iterator[Parent]:
         """Start or resume the sweep's run. follows: whether the uploader also sends the jobs' journals."""
         uri, is_tracked = str(config.tracking.uri), config.tracking.enabled
-        publishing: AbstractContextManager[Publisher | None] = (
-            nullcontext()
-        )  # as a run's journal, sync may send it later
+        # without tracking as a run's journal, which sync may send later
+        publishing: AbstractContextManager[Publisher | None] = nullcontext()
         if is_tracked:
             publishing = Publisher.start(sweep.folder, uri, grace_seconds=config.tracking.grace_seconds)
         with publishing as publisher, Journal(sweep.folder) as journal:
@@ -74,7 +71,9 @@ class Parent:
     def _begin(self, first: DictConfig) -> None:
         sweep, config = self._sweep, self._config
         starts = (event["experiment"] for event in read_events(sweep.folder) if event["kind"] == "start")
-        experiment = next(starts, None) or experiment_of(first)
+        # of a new sweep, that of its first job
+        own = OmegaConf.select(first, "tracking.experiment") or OmegaConf.select(first, "data.name")
+        experiment = next(starts, None) or str(own or first.hydra.runtime.choices.get("data"))
         directory = short(sweep.folder)
         self.assigned = {"sweep": directory, "uid": sweep.uid, "experiment": experiment, "publishes": not self._follows}
         overrides = " ".join(map(without_password, sweep.overrides))
@@ -119,9 +118,8 @@ class Parent:
             best = self._sweep.folder / report.best.folder
             seconds = 0.0 if status == "KILLED" else RUN_SECONDS
             run_id = self.publisher.wait_for_run(best, seconds=seconds, keeps_waiting=keeps_waiting).run_id
-        write_outcome(
-            self._journal, self._sweep.folder, report, run_id=run_id, note=described(self._config, note(report))
-        )
+        tags = tags_of(report, run_id=run_id, config=self._config)
+        write_outcome(self._journal, self._sweep.folder, report, tags=tags)
         for name in ARTIFACTS:
             if (self._sweep.folder / name).is_file():
                 self._journal.event("artifact", path=name, to="")
@@ -148,18 +146,17 @@ class Parent:
 
 
 def _waiting(sweep: Sweep, stop: Stop, say: Callable[[str], None]) -> Callable[[], bool]:
-    """Return a function that returns whether to wait for MLflow any longer, and prints why after a while."""
-    now = time.monotonic()
-    ends_at, prints_at = (now if stop.signal is None else now + STOPPED_SECONDS), now + QUIET_SECONDS
+    """Return a function that returns whether to wait for MLflow any longer, and prints once why."""
+    began, was_stopped, is_printed = time.monotonic(), stop.signal is not None, False
 
     def continues() -> bool:
-        nonlocal prints_at
-        now = time.monotonic()
+        nonlocal is_printed
+        waited = time.monotonic() - began
         if stop.signal is not None:
-            return now < ends_at
-        if now > prints_at and (num_left := sum(not ack.is_complete for ack in acks(sweep))):
-            prints_at = now + REMIND_SECONDS
-            whole = f"{num_left} of {len(acks(sweep))} runs"
+            return was_stopped and waited < STOPPED_SECONDS
+        if not is_printed and waited > QUIET_SECONDS and (left := [ack for ack in acks(sweep) if not ack.is_complete]):
+            is_printed = True
+            whole = f"{len(left)} of {len(acks(sweep))} runs"
             say(f"mlflow   {whole} are not complete there yet; Ctrl-C stops the wait, and `sync` sends the rest")
         return True
 
@@ -172,29 +169,19 @@ def acks(sweep: Sweep) -> list[Ack]:
     return [read_ack(folder) for folder in folders if has_records(folder / FILE)]
 
 
-def experiment_of(config: DictConfig) -> str:
-    """Return the experiment of a new sweep: that of its first job."""
-    name = OmegaConf.select(config, "tracking.experiment") or OmegaConf.select(config, "data.name")
-    return str(name or config.hydra.runtime.choices.get("data"))
-
-
-def write_outcome(
-    journal: Journal, folder: Path, report: Report, *, run_id: str | None, note: str | None = None
-) -> None:
+def write_outcome(journal: Journal, folder: Path, report: Report, *, tags: Mapping[str, str]) -> None:
     """Append what the sweep's journal does not have yet, as a resumed sweep may have another best job.
 
     The step of its metrics is the number of finished jobs, as MLflow shows the value of the highest step.
 
     Args:
         journal: The sweep's, in `folder`.
-        run_id: Of the best job (None: MLflow does not have it).
-        note: Instead of note().
+        tags: As tags_of() returns them.
     """
     known: dict[str, str] = {}
     for event in read_events(folder):
         known |= event.get("tags") or {}
-    tags = tags_of(report, run_id=run_id) | ({} if note is None else {NOTE: note})
-    if any(known.get(name) != value for name, value in tags.items()):
+    if not tags.items() <= known.items():
         journal.event("tags", tags=tags)
     if report.best is None:
         return
@@ -204,12 +191,21 @@ def write_outcome(
         journal.points(list(now), [report.counts["finished"]], [int(time.time() * 1000)], [list(now.values())])
 
 
-def tags_of(report: Report, *, run_id: str | None) -> dict[str, str]:
-    """Return tags with the table, the best job and its metric; for several objectives the table's first job."""
+def tags_of(report: Report, *, run_id: str | None, config: DictConfig) -> dict[str, str]:
+    """Return tags with the best job and its metric; for several objectives the table's first job.
+
+    run_id: Of the best job (None: MLflow does not have it).
+    """
+    parts = [
+        command(report.overrides),
+        f"{tables.counts(report)}. The table and the curves are in report.html, an artifact.",
+    ]
     if report.best is None:
-        return {NOTE: note(report)}
+        return {NOTE: described(config, "\n\n".join(parts))}
+    values = ", ".join(f"{goal.metric} {tables.value(report.best.value(goal.metric))}" for goal in report.goals)
+    parts.insert(0, f"**The best job is {report.best.job}, {report.best.name}**: {values}")
     return {
-        NOTE: note(report),
+        NOTE: described(config, "\n\n".join(parts)),
         "best_job": str(report.best.job),
         "best_job_name": report.best.name,
         "best_job_run_id": run_id or UNKNOWN,
@@ -220,21 +216,6 @@ def tags_of(report: Report, *, run_id: str | None) -> dict[str, str]:
 def command(overrides: Iterable[str]) -> str:
     """Return the command of the sweep in Markdown."""
     return f"A sweep: `python -m runner -m {' '.join(map(without_password, overrides))}`"
-
-
-def note(report: Report) -> str:
-    """Return the best job, the command, the number of jobs by state, and the table's first rows in Markdown."""
-    columns = tables.jobs(report) if report.results else {"job": []}
-    cells = zip(*([cell.text for cell in column[:MOST_ROWS]] for column in columns.values()), strict=True)
-    rows = [[text.replace("|", "\\|") for text in row] for row in (list(columns), *cells)]
-    table = "\n".join(f"| {' | '.join(row)} |" for row in [rows[0], ["---"] * len(columns), *rows[1:]])
-    more = len(report.results) - MOST_ROWS
-    rest = f"{more:,} more jobs are" if more > 0 else "Curves and comparisons are"
-    parts = [command(report.overrides), tables.counts(report), table, f"{rest} in report.html, an artifact."]
-    if report.best is not None:
-        values = ", ".join(f"{goal.metric} {tables.value(report.best.value(goal.metric))}" for goal in report.goals)
-        parts.insert(0, f"**The best job is {report.best.job}, {report.best.name}**: {values}")
-    return "\n\n".join(parts)
 
 
 def metrics_of(report: Report) -> dict[str, float]:

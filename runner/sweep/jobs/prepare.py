@@ -6,7 +6,6 @@ examine() runs in another process, as it queries the GPUs and imports the user's
 from __future__ import annotations
 
 import copy
-import itertools
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -70,15 +69,14 @@ def grid_params(config: DictConfig) -> Mapping[str, Any]:
     return dict(OmegaConf.to_container(node.params, resolve=True) or {}) if node.params else {}  # type: ignore[arg-type]
 
 
-def zips_of(config: DictConfig) -> list[Mapping[str, Any]]:
-    """Return sweep.zip as plain values: mappings of lists by key. Raises: RunnerError for other forms."""
+def zip_of(config: DictConfig) -> Mapping[str, Any]:
+    """Return sweep.zip as plain values, lists by key. Raises: RunnerError for other forms."""
     node = config.sweep.zip
     plain: Any = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
-    each = plain if isinstance(plain, list) else [] if plain is None else [plain]
-    if not all(isinstance(one, Mapping) for one in each):
-        problem = "`sweep.zip` must be lists of values by key, or a list of such mappings"
+    if not isinstance(plain, Mapping | None):
+        problem = "`sweep.zip` must be lists of values by key"
         raise RunnerError.suggest(f"{ZIP}={as_word(plain)}", problem, [ZIP_EXAMPLE])
-    return each
+    return plain or {}
 
 
 def parsed_params(parser: Any, params: Mapping[str, Any]) -> list[Any]:
@@ -107,7 +105,7 @@ def combinations(
     config_loader: Any,
     *,
     params: Mapping[str, Any] | None = None,
-    zipped: Sequence[Mapping[str, Any]] = (),
+    zipped: Mapping[str, Any] | None = None,
 ) -> list[tuple[Overrides, str]]:
     """Return every job's overrides and name: all combinations of the values, in order, each once.
 
@@ -115,7 +113,7 @@ def combinations(
         arguments: Of the command line.
         config_loader: Hydra's.
         params: `hydra.sweeper.params`; the command line's values of a key win.
-        zipped: `sweep.zip`: mappings of lists of values by key that are combined element by element.
+        zipped: `sweep.zip`: lists of values by key that are combined element by element.
     """
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
     from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -130,12 +128,12 @@ def combinations(
     # the last value of a key counts, as in Hydra
     own = {override.get_key_element(): override for override in parsed if not is_of_the_sweep(override)}
     swept = {key for key, override in own.items() if override.is_sweep_override()}
-    rows = _zip_rows(zipped, own)
+    rows = _zip_rows(zipped or {}, own)
     (jobs,) = BasicSweeper.split_arguments(list(own.values()), None)
     if not jobs:
         fix = "use `KEY=VALUE1,VALUE2` with at least one value"
         raise RunnerError.of(" ".join(arguments), "the arguments describe no job", fix)
-    swept |= {key for one in zipped for key in one}
+    swept |= {*(zipped or {})}
     whole = [(*overrides, *row) for overrides in jobs for row in rows]
     each = list(dict.fromkeys(whole))
     if len(each) < len(whole):
@@ -143,19 +141,11 @@ def combinations(
     return [(overrides, name_of(overrides, swept)) for overrides in each]
 
 
-def _zip_rows(zipped: Sequence[Mapping[str, Any]], others: Collection[str]) -> list[Overrides]:
-    """Return the overrides of each row of sweep.zip, for several mappings all combinations; one empty row without it.
-
-    others: The keys of the other overrides.
-    """
-    keys = [key_of(key) for one in zipped for key in one]
-    taken = {*map(key_of, others), *(key for key in keys if keys.count(key) > 1)}
-    refuse(dict.fromkeys(problem for one in zipped for problem in _zip_problems(one, taken)))
-    each = []
-    for one in filter(None, zipped):
-        columns = [[f"{key}={as_word(value)}" for value in values] for key, values in one.items()]
-        each.append(list(zip(*columns, strict=True)))
-    return [tuple(itertools.chain(*rows)) for rows in itertools.product(*each)]
+def _zip_rows(zipped: Mapping[str, Any], others: Collection[str]) -> list[Overrides]:
+    """Return the overrides of each row of sweep.zip; one empty row without it. others: The keys of the other overrides."""
+    refuse(_zip_problems(zipped, {*map(key_of, others)}))
+    columns = [[f"{key}={as_word(value)}" for value in values] for key, values in zipped.items()]
+    return list(zip(*columns, strict=True)) if columns else [()]
 
 
 def _zip_problems(zipped: Mapping[str, Any], taken: Collection[str]) -> list[Problem]:

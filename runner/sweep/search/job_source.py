@@ -5,6 +5,7 @@ scheduler.py requests the jobs, in the sweep's process.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,9 +18,8 @@ from runner.config.identity import key_of
 from runner.errors import Problem, RunnerError, refuse
 from runner.experiment.summary import Summary
 from runner.sweep.jobs.ledger import Job, kept
-from runner.sweep.jobs.prepare import OF_THE_STORE, PreparedJob, without
+from runner.sweep.jobs.prepare import OF_THE_STORE, PreparedJob
 from runner.sweep.scheduler import settle
-from runner.sweep.search.objectives import Goals, values_of
 from runner.sweep.search.space import Space
 from runner.sweep.search.study import FILE, Pruning, Trials, make_study, open_storage, patiently
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from runner.config.schema import SearchKeys
     from runner.sweep.sweep import SweepContext
 
+Goals = tuple[dict[str, str], ...]  # as the ledger has them: {"metric": ..., "direction": ...}
 GOOD, BAD = ("finished", "pruned"), ("failed", "killed", "skipped")
 #: failed trials in a row that end a search: at its start, and later
 FAILURES_AT_START, FAILURES_IN_A_ROW = 5, 10
@@ -96,7 +97,6 @@ class Suggestions:
         self._interrupted: set[int] = set()  # jobs that ended here and are resumed later
         for trial in self._trials.all():
             self._take_up(trial)
-        self._print_changes()
         self._num_failed_in_a_row = 0
         self._is_over = False
         if context.config.sweep.retry:
@@ -202,13 +202,20 @@ class Suggestions:
         self._conclude(job, summary)
         self._context.ledger.note(job)
 
-    def _print_changes(self) -> None:
-        if not self._jobs:
-            return
-        keys = {dimension.key for dimension in self._space.dimensions.values()}
-        fixed = set(without(OF_THE_STORE, kept(self._space.fixed)))
-        before = without(OF_THE_STORE, kept(self._jobs[max(self._jobs)].overrides))
-        last = {text for text in before if text.partition("=")[0] not in keys}
-        if last != fixed:
-            had, have = (" ".join(sorted(texts)) or "nothing of the kind" for texts in (last - fixed, fixed - last))
-            self._context.say(f"note:   trials had {had}, and have {have} from here on: their values may not compare")
+
+def values_of(summary: Summary, goals: Goals) -> tuple[list[float] | None, str]:
+    """Return the value of a finished job: of its best epoch if that was chosen by this metric, else the last value.
+
+    Returns None and the reason if it can't be compared.
+    """
+    best, metrics = summary.best, summary.metrics
+    values = []
+    for name in (goal["metric"] for goal in goals):
+        kept = best.get("value") if best.get("metric") == name else None
+        value = metrics.get(name) if kept is None else kept
+        if value is None:
+            return None, f"it has no metric {name}; it has {', '.join(sorted(metrics)) or 'none'}"
+        if math.isnan(value):
+            return None, f"its {name} is nan"
+        values.append(float(value))
+    return values, ""

@@ -6,6 +6,7 @@ It reads and checks the settings; space.py reads the dimensions, study.py makes 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -14,17 +15,19 @@ from omegaconf import DictConfig, OmegaConf
 from runner.config.packages import not_installed
 from runner.config.schema import SearchKeys
 from runner.config.validate import setting_problems, written
-from runner.errors import Problem, RunnerError, refuse
-from runner.sweep.search.job_source import Suggestions
-from runner.sweep.search.objectives import Goals, goal_problems, kept_by, read_goals
+from runner.errors import Problem, RunnerError, nearest, refuse
+from runner.sweep.search.job_source import Goals, Suggestions
 from runner.sweep.search.space import Choices, Space, read_space
 from runner.sweep.search.study import Pruning
 from runner.sweep.sweep import Plan, run_sweep
+from runner.tasks.metric_names import REPORTED, is_of_a_class, is_rising, metrics_of
 
 KEY = "hydra.sweeper"
 BY_NUMBER = "${hydra.job.num}"
-#: keys by which jobs differ randomly
-CHANCE = ("seed", "data.fold")
+SPLITS = ("train", "val", "test")
+#: data sets without their own val or test split
+WITHOUT_SPLITS = ("runner.data.digits", "runner.data.synthetic")
+SPEEDS = ("speed/samples_per_second", "speed/steps_per_second")
 
 
 class Search:
@@ -80,6 +83,68 @@ def read_settings(node: DictConfig) -> SearchKeys:
     return SearchKeys(**{name: value for name, value in values.items() if name != "_target_"})
 
 
+def read_goals(metric: Any, direction: Any) -> tuple[Goals, list[Problem]]:
+    """Return the objectives and their problems; a missing direction follows from the metric's name."""
+    metrics = [metric] if isinstance(metric, str) else list(metric)
+    usual = ["maximize" if is_rising(name) else "minimize" for name in metrics]
+    directions = [direction] if isinstance(direction, str) else direction
+    directions = [None] * len(metrics) if directions is None else directions
+    problems = []
+    if len(directions) != len(metrics):
+        problem = f"there are {len(metrics)} metrics ({', '.join(metrics)}) and {len(directions)} directions"
+        fix = f"use `hydra.sweeper.direction={_listed(usual)}`, or null"
+        problems.append(Problem(f"hydra.sweeper.direction={_listed(directions)}", problem, fix))
+        directions = usual
+    for name in {name for name in metrics if metrics.count(name) > 1}:
+        source = f"hydra.sweeper.metric={_listed(metrics)}"
+        problems.append(Problem(source, f"`{name}` is listed twice", f"name `{name}` once"))
+    each = zip(metrics, directions, usual, strict=True)
+    return tuple({"metric": name, "direction": way or default} for name, way, default in each), problems
+
+
+def goal_problems(goals: Goals, config: Any, swept: Collection[str]) -> list[Problem]:
+    """Return the metrics that no job has. config: Common to all jobs. swept: The keys that differ between them."""
+    task, data = (None if key in swept else str(config[key].get("_target_")) for key in ("task", "data"))
+    reported = None if any(key.startswith("task.") for key in swept) else REPORTED.get(str(task))
+    names = {split: metrics_of(config.task, reported or ("loss",), whole=split != "train") or () for split in SPLITS}
+    known = [*(f"{split}/{name}" for split in SPLITS for name in names[split]), *SPEEDS]
+    problems = []
+    for name in (goal["metric"] for goal in goals):
+        split, _, leaf = name.partition("/")
+        source = f"hydra.sweeper.metric={name}"
+        is_known = name in known or (split in ("val", "test") and is_of_a_class(leaf, config.task))
+        if split not in (*SPLITS, "speed") or not leaf or ((split == "speed" or reported) and not is_known):
+            likely = [hit for hit in (f"val/{name}", f"val/{leaf}") if hit in known]
+            hits = dict.fromkeys([*likely, *nearest(name, known, cutoff=0.6)])
+            problem = f"no job has a metric `{name}`; there are {', '.join(known)}" + ("" if reported else ", ...")
+            ways = [f"hydra.sweeper.metric={hit}" for hit in [*(hits or known)][:3]]
+            problems.append(Problem.suggest(source, problem, ways))
+        elif data in WITHOUT_SPLITS and split in ("val", "test") and config.data[f"{split}_fraction"] == 0:
+            problem = f"`data.{split}_fraction=0` leaves no rows to measure `{name}`"
+            fix = f"use `data.{split}_fraction=0.1`, or `hydra.sweeper.metric=train/{leaf}`"
+            problems.append(Problem(source, problem, fix))
+    return problems
+
+
+def kept_by(goals: Goals, config: Any) -> tuple[str, ...]:
+    """Return overrides that make a run choose its best epoch by the objective, unless the user set `train.best`.
+
+    The default is val/loss; the best epoch can't depend on a train/ or test/ metric.
+    """
+    name, direction = goals[0]["metric"], goals[0]["direction"]
+    stopping = config.train.early_stopping
+    is_default = (name, direction) == ("val/loss", "minimize")
+    if is_default or not name.startswith("val/") or stopping.metric or stopping.mode:
+        return ()
+    mode = "max" if direction == "maximize" else "min"
+    return f"train.early_stopping.metric={name}", f"train.early_stopping.mode={mode}"
+
+
+def _listed(words: Sequence[Any]) -> str:
+    texts = ["null" if word is None else str(word) for word in words]
+    return texts[0] if len(texts) == 1 else f"[{','.join(texts)}]"
+
+
 def choose_pruning(settings: SearchKeys, goals: Goals) -> tuple[Pruning | None, str, list[Problem]]:
     """Return the settings of the pruner (None: no pruner), the reason for an automatic one, and a problem of the setting."""
     metric = goals[0]["metric"]
@@ -132,14 +197,9 @@ def _lines(
         pruner = f"median, {after}"
     width = max(map(len, space.dimensions))
     dimensions = [f"{key:<{width}}  {dimension}" for key, dimension in space.dimensions.items()]
-    note = (
-        "{key} is a dimension like the others: each trial has one, and the best may be so only by its {key}; "
-        "for several of each, a grid: -m with the best trial's words and {key}=...,..."
-    )
     return [
         ("search", f"{settings.sampler}, {trials}, seed {settings.seed}"),
         ("goal", ", ".join(f"{goal['direction']} {goal['metric']}" for goal in goals)),
         ("pruner", pruner),
         ("space", f"\n{'':8}".join(dimensions)),
-        *(("note", note.format(key=key)) for key in CHANCE if key in space.dimensions),
     ]

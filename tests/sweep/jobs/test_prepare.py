@@ -23,7 +23,7 @@ from runner.sweep.jobs.prepare import (
     examine,
     folder_problems,
     grid_params,
-    zips_of,
+    zip_of,
 )
 from runner.sweep.launchers.local import anywhere, devices_for
 from runner.sweep.launchers.ray import devices_in
@@ -73,13 +73,13 @@ def test_values_that_go_together_are_rows_and_no_product(loader):
         "name": ["it's", "1"],
         "optimizer.lr": [1e-3, 3e-5],
     }
-    jobs = combinations(["seed=1,2", "train.compile=false"], loader, zipped=[zipped])
+    jobs = combinations(["seed=1,2", "train.compile=false"], loader, zipped=zipped)
     rows = ["model=mlp", "+model.sizes=[8,8]", r"name='it\'s'", "optimizer.lr=0.001"]
     others = ["model=cnn", "+model.sizes=null", "name='1'", "optimizer.lr=3e-05"]
     expected = [(f"seed={seed}", "train.compile=False", *row) for seed in (1, 2) for row in (rows, others)]
     assert [overrides for overrides, _ in jobs] == expected
     assert jobs[1][1] == "seed=1 model=cnn +model.sizes=null name='1' optimizer.lr=3e-05"
-    ((single, _),) = combinations(["seed=3"], loader, zipped=[{"name": [True]}])
+    ((single, _),) = combinations(["seed=3"], loader, zipped={"name": [True]})
     assert single == ("seed=3", "name=true")
     read = [override.value() for override in OverridesParser.create().parse_overrides(jobs[0][0])]
     assert [str(getattr(value, "text", value)) for value in read] == ["1", "False", "mlp", "[8, 8]", "it's", "0.001"]
@@ -91,14 +91,14 @@ def test_values_that_go_together_are_rows_and_no_product(loader):
 def test_a_text_of_a_row_is_read_back_as_it_is(text, loader):
     """In quotes, Hydra keeps a backslash as it is, except before a quote."""
     for value in (text, [text, {"key": text}]):
-        (((word,), _),) = combinations([], loader, zipped=[{"name": [value]}])
+        (((word,), _),) = combinations([], loader, zipped={"name": [value]})
         read = OmegaConf.to_container(OmegaConf.create([OverridesParser.create().parse_override(word).value()]))
         wanted = OmegaConf.to_container(OmegaConf.create([value]))
         assert read == wanted
 
 
 def test_a_backslash_stays_in_a_jobs_name(loader):
-    ((_, name),) = combinations([], loader, zipped=[{"name": [r"\d"]}])
+    ((_, name),) = combinations([], loader, zipped={"name": [r"\d"]})
     assert name == r"name='\d'"
 
 
@@ -112,24 +112,19 @@ def test_a_backslash_stays_in_a_jobs_name(loader):
     ],
 )
 def test_equal_jobs_run_once_and_that_is_said(words, zipped, names, said, loader, capsys):
-    assert [name for _, name in combinations(words, loader, zipped=[zipped])] == names
+    assert [name for _, name in combinations(words, loader, zipped=zipped)] == names
     out = capsys.readouterr().out
     assert said in out and bool(out) == bool(said)
 
 
-def test_several_zips_are_combined_with_each_other(loader, messages):
-    cfg = composed("sweep.zip=[{seed:[1,2],name:[a,'b,c']},{model:[mlp,linear],optimizer.lr:[0.1,0.2]}]")
-    found = [name for _, name in combinations(["train.compile=true,false"], loader, zipped=zips_of(cfg))]
-    rows = [f"{seed} {model}" for seed in ("seed=1 name=a", "seed=2 name='b,c'") for model in ("model=mlp optimizer.lr=0.1", "model=linear optimizer.lr=0.2")]  # fmt: skip
-    assert found == [f"train.compile={value} {row}" for value in (True, False) for row in rows]
-    assert zips_of(composed("seed=1")) == []
-    messages(problems_of(combinations, [], loader, zipped=[{"seed": [1]}, {"seed": [1]}]))
-    messages(problems_of(zips_of, OmegaConf.create({"sweep": {"zip": [1, 2]}})))
+def test_rows_of_other_forms_are_refused(messages):
+    assert zip_of(composed("seed=1")) == {}
+    messages(problems_of(zip_of, OmegaConf.create({"sweep": {"zip": [{"seed": [1]}]}})))
 
 
 def test_rows_that_can_not_be_are_refused_all_of_them(loader, messages):
     zipped = {"seed": [1, 2], "name": "a", "sweep.retry": [True, False], "optimizer.lr": [0.1]}
-    messages(problems_of(combinations, ["seed=3"], loader, zipped=[zipped]))
+    messages(problems_of(combinations, ["seed=3"], loader, zipped=zipped))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ import torch
 from omegaconf import OmegaConf
 
 from runner.experiment.summary import Summary
-from runner.sweep.search.objectives import goal_problems, kept_by, read_goals, values_of
+from runner.sweep.search.job_source import values_of
+from runner.sweep.search.sweeper import goal_problems, kept_by, read_goals
 from runner.tasks.metric_names import REPORTED
 
 LOSS = ({"metric": "val/loss", "direction": "minimize"},)

@@ -8,7 +8,6 @@ import signal
 import time
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 
 import optuna
 import psutil
@@ -19,8 +18,6 @@ from optuna.trial import TrialState
 from runner import cli
 from runner.config.packages import install
 from runner.sweep.jobs import ledger
-from runner.sweep.search.space import read_space
-from runner.sweep.search.sweeper import _lines
 from runner.tracking.journal_reader import read_series
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_jobs")]
@@ -123,22 +120,6 @@ def test_a_slow_trial_holds_nobody(own_folder):
     events = events_of("found")
     assert [events.index((number, "finished")) < events.index((0, "finished")) for number in (1, 2)] == [True] * 2
     assert len(agrees("found")) == 3
-
-
-@pytest.mark.parametrize(
-    ("words", "notes"),
-    [
-        (["optimizer.lr=0.1,0.2", "seed=1,2"], ["seed"]),
-        (["seed=range(3)", "data.fold=range(5)"], ["seed", "data.fold"]),
-        (["optimizer.lr=0.1,0.2", "seed=1"], []),
-    ],
-)
-def test_that_a_trial_has_one_of_the_seeds_is_said_before_it_begins(words, notes):
-    settings = SimpleNamespace(sampler="tpe", n_trials=5, seed=0)
-    goals = ({"metric": "val/loss", "direction": "minimize"},)
-    said = [text for heading, text in _lines(settings, read_space(words, None), goals, None, "") if heading == "note"]
-    assert [text.split(" is a dimension like the others")[0] for text in said] == notes
-    assert all(f"words and {key}=..." in text for key, text in zip(notes, said, strict=True))
 
 
 def kill_after(process, num_lines, *, all_of_it):
