@@ -147,13 +147,6 @@ def environment_of(slot: Slot, *, visible: str | None) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": seen[index] if seen else str(index)}
 
 
-def taking_turns(order: Iterable[Slot], *, pipes: Path) -> str:
-    """Return a hint if jobs or groups share an NVIDIA GPU without NVIDIA's MPS, else "". pipes: MPS's directory."""
-    if not any(slot.kind == "cuda" and slot.number for slot in order) or (pipes / "control").exists():
-        return ""
-    return "; jobs on one GPU take turns: nvidia-cuda-mps-control -d, before the sweep, lets them overlap"
-
-
 def threads_of(slots: Mapping[str, int], *, num_cpus: int) -> int | None:
     """Return the CPU threads of each job, so that slots don't compete; None for a single slot."""
     return max(1, num_cpus // slots["cpu"]) if slots["cpu"] > 1 else None
@@ -227,10 +220,8 @@ class Slots:
         )
         every = slots_of(hardware, self._slots, groups=self._groups)
         self._order = [slot for slot in every if slot.device in devices]
-        pipes = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"))  # the default of MPS
         of_jobs = [str(slot) for slot in self._order if not slot.for_groups]
-        words = (", ".join(of_jobs) or "none") + taking_turns(self._order, pipes=pipes)
-        return Capacity(words, len(of_jobs), partial(num_groups, self._order))
+        return Capacity(", ".join(of_jobs) or "none", len(of_jobs), partial(num_groups, self._order))
 
     def start(self, prepared: PreparedJob, assigned: Assignment) -> str | None:
         """Start the job and return its device, or None without a free slot."""

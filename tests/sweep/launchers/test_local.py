@@ -193,12 +193,3 @@ def test_choice_of_a_slot_is_torchs_first_gpu():
 @pytest.mark.parametrize(("cpu", "num_cpus", "expected"), [(1, 8, None), (2, 8, 4), (3, 8, 2), (8, 4, 1)])
 def test_slots_of_the_cpu_share_its_cores(cpu, num_cpus, expected):
     assert local.threads_of(ONE_EACH | {"cpu": cpu}, num_cpus=num_cpus) == expected
-
-
-def test_jobs_on_a_gpu_take_turns_without_mps(tmp_path):
-    shared, alone = [Slot("cuda:0"), Slot("cuda:0", 1)], [Slot("cuda:0"), Slot("cuda:1"), Slot("cpu"), Slot("cpu", 1)]
-    assert "nvidia-cuda-mps-control -d" in local.taking_turns(shared, pipes=tmp_path)
-    assert local.taking_turns(alone, pipes=tmp_path) == ""
-    assert local.taking_turns([*alone, Slot("cuda:0", 1, for_groups=True)], pipes=tmp_path) != ""
-    (tmp_path / "control").touch()
-    assert local.taking_turns(shared, pipes=tmp_path) == ""
